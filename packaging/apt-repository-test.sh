@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The repository of packaging/apt-repository.sh with packages of its own: apt takes it, sees an upgrade, refuses a changed list and a
-# stranger's signature. Touches nothing of this machine's apt: all its folders are in a temporary one.
+# Tests packaging/apt-repository.sh with its own packages: apt accepts the repository, offers an upgrade, refuses a modified list and an
+# unknown signature. Does not touch this machine's apt: all folders are temporary.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fail() { echo "apt-repository-test: $*" >&2; exit 1; }
@@ -9,7 +9,7 @@ for program in apt-get dpkg-deb dpkg-scanpackages gpg; do
 done
 work=$(mktemp -d)
 trap 'GNUPGHOME=$work/key gpgconf --kill all 2>/dev/null || true; GNUPGHOME=$work/other gpgconf --kill all 2>/dev/null || true; rm -rf "$work"' EXIT
-# apt reads as its own user.
+# apt reads as a user of its own.
 chmod 755 "$work"
 export BRAMBLE_APT_KEY=$work/key
 
@@ -38,33 +38,33 @@ apt update >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "apt refuses the rep
 apt -s upgrade | grep -q '^Inst' && fail "there is nothing to upgrade yet"
 packaging/apt-repository.sh "$work/repository" "$work/bramble-probe_1.1_all.deb"
 apt update >"$work/log" 2>&1 || { cat "$work/log" >&2; fail "apt refuses the second signature"; }
-apt -s upgrade | grep -q '^Inst bramble-probe \[1.0\] (1.1' || fail "apt sees no upgrade"
+apt -s upgrade | grep -q '^Inst bramble-probe \[1.0\] (1.1' || fail "apt offers no upgrade"
 (cd "$work" && apt download bramble-probe=1.1 >"$work/log" 2>&1) || { cat "$work/log" >&2; fail "apt does not get the package"; }
 echo "an upgrade is seen and loaded"
 
-# The bytes of a version never change.
+# The bytes of a published version never change.
 echo changed >>"$work/root-1.1/usr/share/bramble-probe/version"
 dpkg-deb --root-owner-group --build "$work/root-1.1" "$work/bramble-probe_1.1_all.deb" >/dev/null
 packaging/apt-repository.sh "$work/repository" "$work/bramble-probe_1.1_all.deb" 2>"$work/log" && fail "a version changed its bytes"
-grep -q "raise the version" "$work/log" || fail "it does not say why"
+grep -q "raise the version" "$work/log" || fail "the reason is not reported"
 
-# A list that was changed after it was signed.
+# A list that was modified after it was signed.
 cp -r "$work/repository" "$work/good"
 sed -i 's/^Version: 1.1/Version: 6.6/' "$work/repository/Packages"
 gzip -9nkf "$work/repository/Packages"
 rm -rf "$work"/apt/var/lib/apt/lists/* && mkdir -p "$work/apt/var/lib/apt/lists/partial"
-apt update >"$work/log" 2>&1 && ! grep -q "^[EW]:" "$work/log" && fail "apt takes a changed list"
-apt -s upgrade 2>/dev/null | grep -q '6\.6' && fail "apt believes a changed list"
-# A list that is over: an attacker who holds back the new one.
+apt update >"$work/log" 2>&1 && ! grep -q "^[EW]:" "$work/log" && fail "apt accepts a modified list"
+apt -s upgrade 2>/dev/null | grep -q '6\.6' && fail "apt uses a modified list"
+# An expired list: an attacker withholds the new one.
 rm -rf "$work/repository" && cp -r "$work/good" "$work/repository"
 BRAMBLE_APT_DAYS=-1 packaging/apt-repository.sh "$work/repository"
 rm -rf "$work"/apt/var/lib/apt/lists/* && mkdir -p "$work/apt/var/lib/apt/lists/partial"
-apt update >"$work/log" 2>&1 && ! grep -q "^[EW]:" "$work/log" && fail "apt takes a list that is over"
-grep -qi "expired" "$work/log" || { cat "$work/log" >&2; fail "apt does not say that the list is over"; }
-# A good list signed by somebody else.
+apt update >"$work/log" 2>&1 && ! grep -q "^[EW]:" "$work/log" && fail "apt accepts an expired list"
+grep -qi "expired" "$work/log" || { cat "$work/log" >&2; fail "apt does not report that the list has expired"; }
+# A valid list with a different signature.
 rm -rf "$work/repository" && cp -r "$work/good" "$work/repository"
 BRAMBLE_APT_KEY=$work/other packaging/apt-repository.sh "$work/repository" 2>/dev/null
 rm -rf "$work"/apt/var/lib/apt/lists/* && mkdir -p "$work/apt/var/lib/apt/lists/partial"
-apt update >"$work/log" 2>&1 && ! grep -q "^[EW]:" "$work/log" && fail "apt takes a stranger's signature"
-grep -qi "NO_PUBKEY\|not signed\|couldn't be verified" "$work/log" || { cat "$work/log" >&2; fail "apt does not name the signature"; }
+apt update >"$work/log" 2>&1 && ! grep -q "^[EW]:" "$work/log" && fail "apt accepts an unknown signature"
+grep -qi "NO_PUBKEY\|not signed\|couldn't be verified" "$work/log" || { cat "$work/log" >&2; fail "apt does not report the signature"; }
 echo "apt-repository-test: passed"

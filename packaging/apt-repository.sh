@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A signed flat apt repository: packaging/apt-repository.sh FOLDER FILE.deb.. adds the packages to FOLDER and signs it anew.
-# GPG_KEY names the signing key (fingerprint, in GNUPGHOME); without it one is made and kept in ~/.config/bramble/apt-key.
-# BRAMBLE_APT_DAYS is how long apt believes the list (default 180): run it again, with no FILE.deb, before they are over.
+# A signed flat apt repository: packaging/apt-repository.sh FOLDER FILE.deb.. adds the packages to FOLDER and signs it again.
+# GPG_KEY names the signing key (fingerprint, in GNUPGHOME); without it, a key is created in ~/.config/bramble/apt-key.
+# BRAMBLE_APT_DAYS is the validity of the list in days (default 180): run this again, without FILE.deb, before it expires.
 set -euo pipefail
 fail() { echo "apt-repository: $*" >&2; exit 1; }
 [ $# -ge 1 ] || fail "usage: apt-repository.sh FOLDER FILE.deb.."
@@ -26,17 +26,17 @@ if [ -z "${GPG_KEY:-}" ]; then
 fi
 
 for file; do
-    dpkg-deb --info "$file" >/dev/null || fail "$file is no package"
+    dpkg-deb --info "$file" >/dev/null || fail "$file is not a package"
     to=$folder/$(basename "$file")
-    # A version that somebody may have installed never changes its bytes.
+    # The bytes of a published version must never change.
     if [ -e "$to" ] && ! cmp -s "$file" "$to"; then
-        fail "$(basename "$file") is there with other bytes: raise the version"
+        fail "$(basename "$file") already exists with different content: raise the version"
     fi
     install -m 644 "$file" "$to"
 done
 
 cd "$folder"
-# Everything new beside the old, then one rename after the other, the signature last: a reader sees the old or the new.
+# Writes all new files next to the old ones, then renames them, the signature last: a reader sees either state.
 new=$(mktemp -d .new.XXXXXX)
 trap 'rm -rf "$folder/$new"' EXIT
 dpkg-scanpackages --multiversion . /dev/null >"$new/Packages" 2>"$new/log" || { cat "$new/log" >&2; fail "dpkg-scanpackages"; }
@@ -48,7 +48,7 @@ gzip -9nk "$new/Packages"
     echo "Suite: stable"
     echo "Architectures: $(sed -n 's/^Architecture: //p' "$new/Packages" | sort -u | tr '\n' ' ' | sed 's/ $//')"
     echo "Date: $(date -Ru)"
-    # Whoever carries an old list on cannot keep nodes on it for longer.
+    # Limits how long an attacker can keep nodes on an old list.
     echo "Valid-Until: $(date -Ru -d "$days days")"
     echo "SHA256:"
     for name in Packages Packages.gz; do
@@ -65,11 +65,11 @@ On each node, once, with the address under which this folder is served (or file:
     echo 'deb [signed-by=/usr/share/keyrings/bramble.gpg] ADDRESS ./' | sudo tee /etc/apt/sources.list.d/bramble.list
     sudo apt update && sudo apt install bramble-daemon bramble-console
 
-Is it the right key? Over http the network decides what you get. Compare the fingerprint with the one that you were told by another way:
+Over http an attacker could replace the key. Compare its fingerprint with the one that you received over another channel:
 
     gpg --show-keys /usr/share/keyrings/bramble.gpg
 
-From then on: sudo apt update && sudo apt upgrade on each node, then console restart, which brings the new version in node by node.
+From then on: sudo apt update && sudo apt upgrade on each node, then \`console restart\`, which restarts one node after another with the new version.
 Key: $GPG_KEY
 TEXT
 chmod 644 "$new"/*

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the packages of one architecture under a real systemd and asserts what a node must do:
+# Installs the packages of one architecture under a real systemd and asserts the behaviour of a node:
 # packaging/boot-test.sh amd64|arm64 [FOLDER with the .deb, default target/debian]. Root; Debian's debootstrap and
 # systemd-container; for arm64 also qemu-user-static. Leaves no process and no mount behind. Exit code 77: no base system
-# could be made here, or none boots.
+# can be created here, or it does not boot.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 arch=${1:?amd64 or arm64}
@@ -36,12 +36,12 @@ ctr() {
         /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin TERM=dumb LC_ALL=C DEBIAN_FRONTEND=noninteractive "$@"
 }
 property() { ctr systemctl show brambled -p "$1" --value; }
-# Waits until a command says yes: within SECONDS WHAT COMMAND..
+# Waits until a command succeeds: within SECONDS WHAT COMMAND..
 within() {
     local end=$((SECONDS + $1 * slow)) what=$2
     shift 2
     until "$@" >/dev/null 2>&1; do
-        [ $SECONDS -lt $end ] || fail "waited in vain: $what"
+        [ $SECONDS -lt $end ] || fail "timeout: $what"
         sleep 0.2
     done
 }
@@ -63,7 +63,7 @@ make_base() {
     touch "$base.ready"
 }
 
-# arm64 programs run in an amd64 system through qemu; the unit's filters are for the processor's own code.
+# arm64 programs run in an amd64 system under qemu; the unit's system call filters are for native code.
 prepare_arm64() {
     if ! mountpoint -q $binfmt; then mount -t binfmt_misc none $binfmt && mounted=yes; fi
     if [ ! -e $binfmt/qemu-aarch64 ]; then
@@ -103,11 +103,11 @@ within 60 "the system is up" booted
 step "install"
 ctr sh -c 'apt-get install -y /opt/bramble-*.deb' >"target/boot/$arch.install.log" 2>&1 || fail "apt-get install"
 within 15 "it is active" is ActiveState active
-[ "$(ctr systemctl is-enabled brambled)" = enabled ] || fail "it is not enabled"
-[ "$(ctr systemctl is-enabled bramble-governor || true)" = disabled ] || fail "the governor's unit is not there, or not off"
-# A container has no frequency scaling: the unit starts, does nothing, and is no failure.
-ctr systemctl start bramble-governor || fail "the governor's unit fails where there is nothing to set"
-is NRestarts 0 || fail "it was restarted by itself"
+[ "$(ctr systemctl is-enabled brambled)" = enabled ] || fail "brambled is not enabled"
+[ "$(ctr systemctl is-enabled bramble-governor || true)" = disabled ] || fail "the governor's unit is missing, or not disabled"
+# A container has no frequency scaling: the unit does nothing, and does not fail.
+ctr systemctl start bramble-governor || fail "the governor's unit fails on a machine without frequency scaling"
+is NRestarts 0 || fail "it restarted unexpectedly"
 is User bramble || fail "it does not run as bramble"
 within 5 "a status text" is_not StatusText ""
 [ "$(ctr stat -c '%a %U:%G' /etc/bramble/bramble.toml)" = "640 root:bramble" ] || fail "others can read the settings"
@@ -140,7 +140,7 @@ pid=$(property MainPID)
 [ "$pid" -gt 1 ] || fail "no process to stop"
 ctr kill -STOP "$pid"
 within 30 "the watchdog restarts it" is NRestarts 2
-ctr journalctl -u brambled --no-pager -o cat | grep -i watchdog >/dev/null || fail "the journal does not say why"
+ctr journalctl -u brambled --no-pager -o cat | grep -i watchdog >/dev/null || fail "the journal does not show the reason"
 within 15 "port 9999 answers" answers
 # A node that still brings its topology up is not restarted.
 within 60 "it serves again" sh -c "$(declare -f property ctr); init=$init; property StatusText | grep ready >/dev/null"
@@ -156,10 +156,10 @@ pid=$(property MainPID)
 ctr sh -c 'echo "drain_ms = 15000" >>/etc/bramble/bramble.toml'
 ctr systemctl reload brambled || fail "reload"
 said() { ctr journalctl -u brambled --no-pager -o cat | grep "$1" >/dev/null; }
-within 5 "settings are read anew" said "settings are read anew"
+within 5 "the settings are reloaded" said "settings reloaded"
 ctr sh -c 'cp /etc/bramble/bramble.toml /tmp/good && sed -i "s/^drain_ms.*/drain_ms = long/" /etc/bramble/bramble.toml'
 ctr systemctl reload brambled || fail "reload"
-within 5 "bad settings are refused" said "settings are not read anew"
+within 5 "bad settings are refused" said "cannot reload the settings"
 ctr sh -c 'cat /tmp/good >/etc/bramble/bramble.toml'
 is MainPID "$pid" || fail "a reload restarted it"
 is ActiveState active || fail "it is not active"
@@ -171,12 +171,12 @@ while IFS= read -r line; do
     printf '   %s\n' "$line"
     ctr sh -c "cd /opt && $line" >"target/boot/$arch.command.log" 2>&1 </dev/null || {
         cat "target/boot/$arch.command.log" >&2
-        fail "as written in the RUNBOOK it fails: $line"
+        fail "the command of the RUNBOOK fails: $line"
     }
 done <"$work/opt/node.sh"
 within 15 "port 9999 answers" answers
 
-# Under qemu the unit has fewer filters: the score is amd64's.
+# Under qemu the unit has fewer filters, so the score is only checked on amd64.
 if [ "$arch" = amd64 ]; then
     step "security"
     score=$(ctr systemd-analyze security brambled --no-pager | awk '/Overall exposure level/ {print $(NF - 2)}')
@@ -194,7 +194,7 @@ step "a crash loop ends"
 ctr systemctl reset-failed brambled
 ctr sh -c 'echo nonsense >/etc/bramble/bramble.toml && systemctl restart brambled || true'
 within 60 "it gives up" is ActiveState failed
-said "nonsense\|bramble.toml is refused" || fail "the journal does not say why"
+said "nonsense\|bramble.toml is invalid" || fail "the journal does not show the reason"
 
 step "purge"
 ctr apt-get purge -y bramble-daemon bramble-console >"target/boot/$arch.purge.log" 2>&1 || fail "purge"

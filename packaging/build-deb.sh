@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Builds bramble-daemon and bramble-console for amd64 and arm64: packaging/build-deb.sh [FOLDER], default target/debian.
-# As root it installs what is missing; otherwise it says what that is. Needs Rust (cargo) and Debian 12 or later on amd64.
+# As root it installs missing dependencies; otherwise it lists them. Needs Rust (cargo) and Debian 12 or later on amd64.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-target/debian}")
 tools=$PWD/target/tools
 arm=aarch64-unknown-linux-gnu
-# The time of the commit, not of the build, is what goes into the packages.
+# The packages contain the time of the commit, not of the build.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s)
 export SOURCE_DATE_EPOCH
 
@@ -30,7 +30,8 @@ need dpkg-dev gcc libc6-dev rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linu
 
 cargo run --locked -p bramble-tests --bin manual -- target/packaging
 cargo build --release --locked -p bramble-daemon -p bramble-console
-# Debian's compiler has the standard library for arm64; its own folder, because two compilers evict each other's work.
+# Debian's compiler has the standard library for arm64. It uses its own target folder, because two compilers would invalidate each
+# other's builds.
 RUSTC=/usr/bin/rustc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
     cargo build --release --locked -p bramble-daemon -p bramble-console --target $arm --target-dir target/cross
 

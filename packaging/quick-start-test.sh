@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# From three fresh machines to the first answer with the commands of the RUNBOOK as they stand there, and the time they take:
+# Runs the unmodified commands of the RUNBOOK, from three fresh machines to the first answer, and measures their time:
 # packaging/quick-start-test.sh [FOLDER with the .deb, default target/debian]. Three containers under a real systemd on a bridge of
 # their own, 192.168.1.11 to 13. Root; Debian's debootstrap and systemd-container. Leaves no process and no network behind. Exit code
-# 77: no base system could be made here, or none boots.
+# 77: no base system can be created here, or it does not boot.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 debs=${1:-target/debian}
@@ -49,11 +49,11 @@ for node in $nodes; do
     cp "$debs"/bramble-*_amd64.deb "$root/opt/"
     echo "pi$node" >"$root/etc/hostname"
     echo 'APT::Get::Assume-Yes "true";' >"$root/etc/apt/apt.conf.d/yes"
-    # The base is minimal: who runs the lines is root already.
+    # The base is minimal, and the commands run as root already.
     printf '#!/bin/sh\nexec "$@"\n' >"$root/usr/bin/sudo"
     chmod +x "$root/usr/bin/sudo"
     rm -f "$root/etc/machine-id"
-    # Not `ip netns exec`: it hides the control groups.
+    # `ip netns exec` would hide the control groups.
     nsenter --net="/run/netns/$space" systemd-nspawn -q -D "$root" --machine="quick$$-$node" --network-bridge=br0 --register=no --keep-unit --capability=CAP_IPC_LOCK --boot \
         --console=read-only </dev/null >"target/boot/quick-$node.log" 2>&1 &
     nspawn[$node]=$!
@@ -84,7 +84,7 @@ while IFS= read -r line; do
         ctr "$node" sh -c "cd /opt && $line" </dev/null >"target/boot/quick-command.log" 2>&1 || { cat target/boot/quick-command.log >&2; exit 1; }
         case $line in
             *pair*)
-                # The words of a code are joined by dashes.
+                # A code consists of words joined by dashes.
                 code=$(grep -oE -- '--code [A-Za-z0-9-]+' target/boot/quick-command.log | head -1 | cut -d' ' -f2)
                 [ -n "$code" ] || { cat target/boot/quick-command.log >&2; exit 1; }
                 codes=${codes:+$codes,}$code

@@ -1,5 +1,5 @@
-//! Clusters that are kept by name, so that nobody types addresses: `~/.config/bramble/clusters.toml`. Read whole, checked whole, written whole
-//! and at once, for its owner alone.
+//! Named clusters, so that operators need not type addresses: `~/.config/bramble/clusters.toml`. The file is read and
+//! validated as a whole and replaced atomically; only its owner can access it.
 use std::{
     collections::BTreeMap,
     fs::{self, DirBuilder},
@@ -12,97 +12,97 @@ use serde::{Deserialize, Serialize};
 
 use crate::client::with_port;
 
-/// Most bytes of the file.
+/// Maximum size of the file in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 10;
-/// Most clusters.
+/// Maximum number of clusters.
 const CLUSTERS_MAX: usize = 256;
-/// Most nodes of a cluster.
+/// Maximum number of nodes of a cluster.
 const NODES_MAX: usize = 256;
-/// Longest name in bytes.
+/// Maximum length of a name in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
 /// A cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kept {
-    /// Its nodes as ADDRESS[:PORT], in the order replica, stage, rank.
+    /// Its nodes as `ADDRESS[:PORT]`, in order of replica, stage and rank.
     pub nodes: Vec<String>,
-    /// File with its key, where that is not the usual one.
+    /// File with its cluster key, unless it is the default one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
 }
 
-/// All of them.
+/// All named clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Clusters {
-    /// The one that is used where none is named: an operator said so.
+    /// The cluster used if none is named, chosen explicitly by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default: Option<String>,
-    /// Release 0.1 wrote this whenever a cluster was named. It was not a choice of the operator, so it is ignored.
+    /// Release 0.1 wrote this whenever a cluster was named. It was not an operator's choice, so it is ignored.
     #[serde(default, skip_serializing)]
     pub last: Option<String>,
-    /// By name.
+    /// Clusters by name.
     #[serde(default, rename = "cluster")]
     pub all: BTreeMap<String, Kept>,
 }
 
-/// Why clusters cannot be read or kept.
+/// Why the cluster file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ClustersError {
     /// The file cannot be read or written.
-    #[error("cannot use {}: {error}", path.display())]
+    #[error("cannot access {}: {error}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system error.
         error: io::Error,
     },
-    /// The file says what it must not.
+    /// The file has invalid content.
     #[error("{}: {reason}", path.display())]
     Refused {
         /// The file.
         path: PathBuf,
-        /// What and where.
+        /// The problem, with its location.
         reason: String,
     },
-    /// There is no such cluster.
-    #[error("no cluster {name:?} is kept; there is {}", if known.is_empty() { "none".into() } else { known.join(", ") })]
+    /// There is no cluster of that name.
+    #[error("unknown cluster {name:?}; known: {}", if known.is_empty() { "none".into() } else { known.join(", ") })]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// Those that there are.
+        /// The names that exist.
         known: Vec<String>,
     },
 }
 
-/// The usual file: below `XDG_CONFIG_HOME` or `~/.config`; `None` without a home.
+/// The default path: below `XDG_CONFIG_HOME` or `~/.config`; `None` without a home folder.
 pub fn default_path() -> Option<PathBuf> {
     Some(config_folder()?.join("clusters.toml"))
 }
 
-/// Where the console's settings are: `XDG_CONFIG_HOME/bramble` or `~/.config/bramble`; `None` without a home.
+/// Folder of the console's settings: `XDG_CONFIG_HOME/bramble` or `~/.config/bramble`; `None` without a home folder.
 pub fn config_folder() -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let folder = folder("XDG_CONFIG_HOME").or_else(|| folder("HOME").map(|home| home.join(".config")))?;
     Some(folder.join("bramble"))
 }
 
-/// Whether a name can be one of a cluster.
+/// Checks that a name is valid for a cluster.
 ///
 /// # Errors
-/// What a name is.
+/// The name has invalid characters or an invalid length; the message describes a valid name.
 pub fn check_name(name: &str) -> Result<(), String> {
     let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_good);
-    if fits { Ok(()) } else { Err(format!("a name has 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.'")) }
+    if fits { Ok(()) } else { Err(format!("a name must have 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.'")) }
 }
 
 impl Clusters {
-    /// Reads the file; without one there are none.
+    /// Reads the file; a missing file holds no clusters.
     ///
     /// # Errors
-    /// It cannot be read, or says what it must not: with line and key.
+    /// The file cannot be read, or has invalid content; the message names line and key.
     pub fn read(path: &Path) -> Result<Self, ClustersError> {
         let refused = |reason: String| ClustersError::Refused { path: path.into(), reason };
         let file = match fs::File::open(path) {
@@ -114,7 +114,7 @@ impl Clusters {
         let read = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text);
         read.map_err(|error| ClustersError::Io { path: path.into(), error })?;
         if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(refused(format!("it is longer than {FILE_BYTES_MAX} bytes")));
+            return Err(refused(format!("the file is longer than {FILE_BYTES_MAX} bytes")));
         }
         Self::parse(&text).map_err(refused)
     }
@@ -131,22 +131,22 @@ impl Clusters {
         }
         match &found.default {
             Some(default) if !found.all.contains_key(default) => {
-                Err(format!("line {}, default: no cluster {default:?} is here", line_of(text, "default")))
+                Err(format!("line {}, default: cluster {default:?} is not in this file", line_of(text, "default")))
             }
             _ => Ok(Self { last: None, ..found }),
         }
     }
 
-    /// Writes the file: whole and on the disk before it has its name, for its owner alone.
+    /// Writes the file atomically, with mode 0600: it is complete and synced to disk before it gets its name.
     ///
     /// # Errors
-    /// The folder cannot be made or written.
+    /// The folder cannot be created, or the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), ClustersError> {
-        let text = toml::to_string(self).expect("names, texts and paths are TOML");
+        let text = toml::to_string(self).expect("names, strings and paths are valid TOML");
         let written = || -> io::Result<()> {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-            // Such files have mode 0600.
+            // `NamedTempFile` creates files with mode 0600.
             let mut file = tempfile::NamedTempFile::new_in(folder)?;
             file.write_all(text.as_bytes())?;
             file.as_file().sync_all()?;
@@ -156,11 +156,11 @@ impl Clusters {
         written().map_err(|error| ClustersError::Io { path: path.into(), error })
     }
 
-    /// Changes the nodes of a cluster: `add` stands behind the others, `remove` is gone. A cluster keeps at least one node. Returns
-    /// whether that changed anything.
+    /// Updates the nodes of a cluster: appends `add` and removes `remove`, but keeps at least one node. Returns whether
+    /// the list changed.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// There is no cluster of that name.
     pub fn follow(&mut self, name: &str, add: &[String], remove: &[String]) -> Result<bool, ClustersError> {
         let known = || self.all.keys().cloned().collect();
         let unknown = ClustersError::Unknown { name: name.into(), known: known() };
@@ -179,16 +179,16 @@ impl Clusters {
         Ok(kept.nodes != before)
     }
 
-    /// A cluster by its name.
+    /// Looks up a cluster by name.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// There is no cluster of that name.
     pub fn named(&self, name: &str) -> Result<&Kept, ClustersError> {
         let known = || self.all.keys().cloned().collect();
         self.all.get(name).ok_or_else(|| ClustersError::Unknown { name: name.into(), known: known() })
     }
 
-    /// The one that is used where none is named: the one that was chosen, or the only one.
+    /// The cluster used if none is named: the chosen default, or the only one.
     pub fn default_cluster(&self) -> Option<(&str, &Kept)> {
         let only = || self.all.keys().next().filter(|_| self.all.len() == 1);
         let name = self.default.as_ref().or_else(only)?;
@@ -198,7 +198,7 @@ impl Clusters {
 
 fn check_nodes(nodes: &[String]) -> Result<(), String> {
     if nodes.is_empty() || nodes.len() > NODES_MAX {
-        return Err(format!("{} nodes, from 1 to {NODES_MAX}", nodes.len()));
+        return Err(format!("{} nodes, expected 1 to {NODES_MAX}", nodes.len()));
     }
     let bad = nodes
         .iter()
@@ -206,7 +206,7 @@ fn check_nodes(nodes: &[String]) -> Result<(), String> {
     bad.map_or(Ok(()), |bad| Err(format!("{bad:?} is not ADDRESS[:PORT]")))
 }
 
-/// The line, from 1, on which a cluster or a key is named.
+/// Line number, starting at 1, of a cluster or key.
 fn line_of(text: &str, name: &str) -> usize {
     text.lines().position(|line| line.contains(name)).map_or(1, |index| index + 1)
 }
@@ -225,20 +225,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again_and_only_the_owner_may() {
+    fn file_round_trips_and_only_its_owner_can_read_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("new/bramble/clusters.toml");
-        assert_eq!(Clusters::read(&path).expect("none is no error"), Clusters::default());
-        home().write(&path).expect("it can be written");
-        assert_eq!(Clusters::read(&path).expect("it is good"), home());
-        let mode = fs::metadata(&path).expect("it is there").permissions().mode() & 0o777;
+        assert_eq!(Clusters::read(&path).expect("a missing file is no error"), Clusters::default());
+        home().write(&path).expect("file is written");
+        assert_eq!(Clusters::read(&path).expect("valid file"), home());
+        let mode = fs::metadata(&path).expect("file exists").permissions().mode() & 0o777;
         assert_eq!(mode, 0o600);
-        let beside = fs::read_dir(path.parent().expect("a folder")).expect("it can be read").count();
-        assert_eq!(beside, 1, "nothing is left beside it");
+        let beside = fs::read_dir(path.parent().expect("path has a folder")).expect("folder is listed").count();
+        assert_eq!(beside, 1, "no temporary file remains");
     }
 
     #[test]
-    fn the_chosen_or_the_only_one_is_used_where_none_is_named() {
+    fn default_is_the_chosen_or_the_only_cluster() {
         assert_eq!(home().default_cluster().map(|(name, _)| name), Some("lab"));
         let none = Clusters { default: None, ..home() };
         let of_0_1 = "last = \"lab\"\n[cluster.home]\nnodes = [\"a\"]\n[cluster.lab]\nnodes = [\"b\"]\n";
@@ -247,27 +247,27 @@ mod tests {
             Ok(true),
             "the cluster used last is not a choice"
         );
-        assert_eq!(none.default_cluster(), None, "of two, none is meant");
+        assert_eq!(none.default_cluster(), None, "two clusters have no default");
         let mut one = none.clone();
         one.all.remove("lab");
         assert_eq!(one.default_cluster().map(|(name, _)| name), Some("home"));
-        let error = one.named("office").expect_err("it is not there").to_string();
+        let error = one.named("office").expect_err("unknown name").to_string();
         assert!(error.contains("office") && error.contains("home"), "{error}");
     }
 
     #[test]
-    fn nodes_of_a_cluster_follow_what_joins_and_leaves() {
+    fn cluster_nodes_follow_joins_and_leaves() {
         let mut kept = home();
         let (new, gone) = (["pi3".to_owned()], ["pi1:9999".to_owned()]);
-        assert!(kept.follow("home", &new, &[]).expect("it is kept"));
-        assert!(!kept.follow("home", &["pi3:9999".to_owned()], &[]).expect("it is kept"), "it is there already");
-        assert!(kept.follow("home", &[], &gone).expect("it is kept"));
+        assert!(kept.follow("home", &new, &[]).expect("known cluster"));
+        assert!(!kept.follow("home", &["pi3:9999".to_owned()], &[]).expect("known cluster"), "listed already");
+        assert!(kept.follow("home", &[], &gone).expect("known cluster"));
         assert_eq!(kept.all["home"].nodes, ["pi2:1", "pi3"]);
         assert!(kept.follow("office", &new, &[]).is_err());
     }
 
     #[test]
-    fn a_file_that_is_wrong_is_refused_by_line_and_key() {
+    fn invalid_file_is_rejected_with_line_and_key() {
         for (text, parts) in [
             ("[cluster.a]\nnodes = [\"x\"]\nnode = 1\n", ["line 3", "node"]),
             ("[cluster.a]\nnodes = 1\n", ["line 2", "nodes"]),

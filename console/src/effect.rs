@@ -1,60 +1,60 @@
-//! What an update wants done outside of the state. Plain values; `run` performs them.
-use shared::protocol::message::Generate;
+//! Side effects that an update requests: plain values that `run` executes.
+use protocol::message::Generate;
 
 pub use crate::{order::Order, wanted::Wanted};
 use crate::{planned::PlanAsk, state::command::Format};
 
-/// Something to be done.
+/// A requested side effect.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// What is on the screen changed.
+    /// Render a frame: the screen content changed.
     Draw,
-    /// Make nodes hold this.
+    /// Assign a topology to nodes.
     Assign {
-        /// What.
+        /// The topology request.
         wanted: Wanted,
-        /// Places of the nodes in the list, by rank.
+        /// Indices of the nodes in the list, by rank.
         members: Vec<usize>,
     },
-    /// Complete a text.
+    /// Start a generation.
     Generate {
-        /// Place of the head in the list.
+        /// Index of the head in the list.
         head: usize,
         /// The request.
         generate: Box<Generate>,
     },
-    /// Ask the planner.
+    /// Query the planner.
     Plan(Box<PlanAsk>),
-    /// Do what an operator ordered.
+    /// Execute an operator command.
     Operate(Order),
     /// Read a node's log.
     Log {
-        /// Place of the node in the list.
+        /// Index of the node in the list.
         node: usize,
-        /// Only lines after this number.
+        /// Return only lines after this number.
         after: u64,
     },
     /// Cancel the running generation.
     Cancel,
-    /// End with this exit code.
+    /// Quit with this exit code.
     Quit(i32),
-    /// Take the mouse, or leave it to the terminal.
+    /// Capture the mouse, or release it to the terminal.
     TakeMouse(bool),
-    /// Write the session to a file from now on; without a name to one named by the time.
+    /// Start recording the session to a file; `None` = a file named by the time.
     Record(Option<String>),
-    /// End that.
+    /// Stop recording.
     StopRecording,
-    /// Write the page's data or the screen to a file that does not exist.
+    /// Write the page's data or the screen to a new file.
     Export {
-        /// In which form.
+        /// The file format.
         format: Format,
-        /// The file; `None`: named by page and time.
+        /// The file; `None` = named by page and time.
         file: Option<String>,
     },
 }
 
 impl Effect {
-    /// Whether it reaches the cluster.
+    /// Whether the effect reaches the cluster.
     pub fn acts(&self) -> bool {
         match self {
             Self::Assign { .. } | Self::Generate { .. } | Self::Operate(_) | Self::Cancel => true,

@@ -1,4 +1,5 @@
-//! Everything that can happen to the dashboard. Plain values: keys are our own, time is the time since the start.
+//! Everything that can happen to the dashboard, as plain values: keys use the console's own type, times count from the
+//! start.
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -6,38 +7,38 @@ use serde::{Deserialize, Serialize};
 pub use crate::client::event::{AssignEvent, ClientEvent, GenerateEvent, OperateEvent, RestartStep};
 use crate::{keymap::Key, state::Extent};
 
-/// Something that happened.
+/// An input of the dashboard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// A key was pressed.
     Key(Key),
-    /// The terminal has another size; the next frame is laid out anew.
+    /// The terminal was resized; the next frame is laid out again.
     Resize,
-    /// A frame was drawn: how much of what scrolls was on it.
+    /// A frame was rendered; the extent of its scrollable parts.
     Drawn(Extent),
     /// Something arrived from the nodes.
     Client(ClientEvent),
-    /// Time went on. Sent before any other event, so that what follows happens at `now`.
+    /// Time advanced. Sent before any other event, so that the events after it happen at `now`.
     Tick {
         /// Time since the dashboard started.
         now: Duration,
     },
     /// Text was pasted.
     Paste(String),
-    /// The process was asked to end.
+    /// The process received a signal.
     Signal(Signal),
     /// The mouse was used.
     Mouse(Mouse),
-    /// What became of a recording of this session.
+    /// Progress of a recording of this session.
     Recording(RecordingEvent),
-    /// What became of something else that was asked for, in words.
+    /// The outcome of another request, as a message.
     Said(String),
 }
 
 /// A use of the mouse, in cells from the top left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mouse {
-    /// What was done.
+    /// The kind of use.
     pub kind: MouseKind,
     /// Cells from the left.
     pub x: u16,
@@ -45,54 +46,54 @@ pub struct Mouse {
     pub y: u16,
 }
 
-/// What a mouse does.
+/// A mouse action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MouseKind {
     /// The left button is pressed.
     Click,
-    /// The wheel goes a step up.
+    /// The wheel moved one step up.
     WheelUp,
-    /// The wheel goes a step down.
+    /// The wheel moved one step down.
     WheelDown,
 }
 
-/// What became of a recording.
+/// Progress of a recording.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RecordingEvent {
-    /// The session is written.
+    /// The recording started.
     Began {
-        /// To this file.
+        /// The file.
         file: String,
     },
-    /// It was ended.
+    /// The recording ended.
     Ended {
         /// The file.
         file: String,
         /// Events in it.
         events: u64,
-        /// Events that were left out.
+        /// Events dropped because the disk was too slow.
         lost: u64,
     },
-    /// It cannot begin, or go on.
+    /// The recording could not start or continue.
     Failed {
         /// Why.
         reason: String,
     },
 }
 
-/// What asked the process to end.
+/// The signal that the process received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Signal {
     /// SIGHUP, or the terminal is gone.
     HangUp,
-    /// SIGINT from outside (Ctrl-C is a key).
+    /// SIGINT sent by another process (Ctrl-C arrives as a key).
     Interrupt,
     /// SIGTERM.
     Terminate,
 }
 
 impl Signal {
-    /// The exit code of a process that ends by it: 128 and the signal's number.
+    /// The exit code after this signal: 128 plus its number.
     pub fn exit_code(self) -> i32 {
         match self {
             Self::HangUp => 129,

@@ -1,33 +1,31 @@
-//! The data behind a page as a table for other programs: one row a thing, units in the titles, figures as figures. What is shown as
-//! a graph is its points. Pure.
+//! A page's data as a table for other programs: one row per item, units in the column titles, numeric values as
+//! numbers. A graph is exported as its data points. Pure.
+use common::latency::ratio;
 use serde_json::{Map, Value, json};
-use shared::{
-    latency::ratio,
-    telemetry::{LayerSync, Severity, SyncKind},
-};
+use telemetry::{LayerSync, Severity, SyncKind};
 
 use crate::state::{
     Page, State,
     command::Format,
     lateness::ranks,
     node::{Node, Standing},
-    table::Cell,
+    row::Cell,
     tables,
 };
 
-/// Titles and rows.
+/// A table of values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grid {
-    /// Titles of the columns.
+    /// Column titles.
     pub columns: Vec<&'static str>,
-    /// Rows, a value for each column; null where nothing is known.
+    /// Rows with one value per column; null = unknown.
     pub rows: Vec<Vec<Value>>,
 }
 
-/// The data of the page that is shown, as CSV or JSON.
+/// The data of the current page as CSV or JSON.
 ///
 /// # Errors
-/// Why there are none.
+/// The page has no data yet; the message names the page.
 pub fn data(state: &State, format: Format) -> Result<String, String> {
     let page = state.spot.page;
     let grid = grid(state);
@@ -43,7 +41,7 @@ pub fn data(state: &State, format: Format) -> Result<String, String> {
     })
 }
 
-/// The data of the page that is shown.
+/// The data of the current page.
 pub fn grid(state: &State) -> Grid {
     match state.spot.page {
         Page::Cluster | Page::Topology => nodes(state),
@@ -99,7 +97,7 @@ fn nodes(state: &State) -> Grid {
             json!(clock.map(|clock| clock.governor.clone())),
             json!(health.and_then(|health| health.firmware).map(|bits| bits.0)),
             json!(health.map(|health| {
-                health.warnings().iter().map(shared::telemetry::Warning::short).collect::<Vec<_>>().join(", ")
+                health.warnings().iter().map(telemetry::Warning::short).collect::<Vec<_>>().join(", ")
             })),
             json!(report.map(|report| report.requests)),
             json!((all > 0.0).then(|| ratio(network, all))),
@@ -109,7 +107,7 @@ fn nodes(state: &State) -> Grid {
     Grid { columns, rows: state.nodes.iter().enumerate().map(row).collect() }
 }
 
-/// The rows of a table as they are arranged on the screen.
+/// The rows of a table, sorted and filtered as on the screen.
 fn arranged(state: &State) -> Grid {
     let page = state.spot.page;
     let Some(table) = tables::table(state, page) else { return Grid { columns: Vec::new(), rows: Vec::new() } };
@@ -119,7 +117,7 @@ fn arranged(state: &State) -> Grid {
     Grid { columns: table.columns.iter().map(|column| column.title).collect(), rows }
 }
 
-/// A temperature as it is read: a float of 32 bits has no tenths.
+/// Rounds a temperature to tenths: converting an `f32` directly would add digits.
 fn tenth(celsius: f32) -> f64 {
     (f64::from(celsius) * 10.0).round() / 10.0
 }
@@ -215,7 +213,7 @@ fn field(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => {
-            // Names come from outside: a spreadsheet must not take one for a formula.
+            // Names come from outside: a spreadsheet must not interpret one as a formula.
             let text = if text.starts_with(['=', '+', '-', '@']) { format!("'{text}") } else { text.clone() };
             let quotes = text.contains([',', '"', '\n', '\r']);
             if quotes { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
@@ -230,14 +228,14 @@ mod tests {
     use crate::{fixtures::Story, state::Spot};
 
     #[test]
-    fn every_page_has_its_data_in_both_forms_with_a_value_for_each_title() {
-        // Heads tell of their requests; the last one here told of none.
+    fn every_page_exports_both_formats_with_a_value_per_column() {
+        // Heads report their requests; the last head here has reported none.
         for page in Page::ALL.into_iter().filter(|page| *page != Page::Requests) {
             let mut story = Story::finished();
             story.state.spot = Spot::first_of(page);
             let grid = grid(&story.state);
             assert!(!grid.rows.is_empty() && grid.rows.iter().all(|row| row.len() == grid.columns.len()), "{page:?}");
-            let csv = data(&story.state, Format::Csv).expect("there are data");
+            let csv = data(&story.state, Format::Csv).expect("page has data");
             assert!(csv.starts_with(&(grid.columns.join(",") + "\r\n")), "{csv}");
             let json: Value = serde_json::from_str(&data(&story.state, Format::Json).expect("data")).expect("JSON");
             assert_eq!(json["rows"].as_array().map(Vec::len), Some(grid.rows.len()));
@@ -245,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_figures_and_texts_from_outside_stay_texts() {
+    fn numbers_stay_numbers_and_outside_text_stays_text() {
         let story = Story::finished();
         let csv = data(&story.state, Format::Csv).unwrap_or_default();
         assert!(Story::finished().state.spot.page != Page::Generate || csv.contains("torches"), "{csv}");
@@ -255,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_without_data_says_so() {
+    fn page_without_data_returns_an_error() {
         let mut story = Story::begin();
         story.state.spot = Spot::first_of(Page::Sync);
         assert!(data(&story.state, Format::Csv).is_err_and(|reason| reason.contains("Sync")));

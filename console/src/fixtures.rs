@@ -1,26 +1,28 @@
-//! A cluster that tests talk about, told to the state through events alone, as the real one is.
+//! A cluster for tests, built by sending events to the state, as a real cluster does.
 use std::time::Duration;
 
-use shared::{
+use collectives::Choice;
+use common::{
+    chat::FinishReason,
+    fault::{Fault, FaultKind, Loss},
     ids::{Epoch, LayerIndex, MemberIndex, ModelIdentity, Rank},
     latency::RequestTimes,
-    protocol::{
-        error::{Fault, FaultKind, Loss},
-        handshake::Identity,
-        message::{FinishReason, Finished, ModelCard, TokenEvent},
-    },
+    precision::{Exchange, KvFormat},
     sampling::SamplingParameters,
-    schedule::Choice,
-    telemetry::{
-        Health, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, RequestReport,
-        RequestStage, SyncKind,
-        health::{Clock, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits},
-    },
-    topology::{
-        Exchange, Exclusions, KvFormat, Layout, Member, Topology,
-        sizes::{ModelSizes, Quantisation},
-    },
     units::{Bytes, Celsius, Megahertz, Nanoseconds},
+};
+use protocol::{
+    handshake::Identity,
+    message::{Finished, ModelCard, TokenEvent},
+};
+use telemetry::{
+    Health, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, RequestReport,
+    RequestStage, SyncKind,
+    health::{Clock, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits},
+};
+use topology::{
+    Exclusions, Layout, Member, Topology,
+    sizes::{ModelSizes, Quantisation},
 };
 
 use crate::{
@@ -31,27 +33,27 @@ use crate::{
     update::update,
 };
 
-/// Nodes of the cluster.
+/// Number of nodes.
 pub(crate) const NODES: usize = 4;
-/// Layers of its model.
+/// Number of layers of the model.
 pub(crate) const LAYERS: u32 = 6;
 
-/// A state with four nodes and what was wanted of them.
+/// A state with four nodes and a requested topology.
 pub(crate) struct Story {
     /// The state.
     pub(crate) state: State,
-    /// Effects of all events so far, frames left out.
+    /// Effects of all events so far, without rendered frames.
     pub(crate) effects: Vec<Effect>,
 }
 
 impl Story {
-    /// The start: `tp4` is wanted, a prompt is filled in.
+    /// The start: `tp4` is requested, and the prompt box has a text.
     pub(crate) fn begin() -> Self {
         let addresses: Vec<String> = (0..NODES).map(address).collect();
         Self::with(State::new(&addresses, Some(wanted()), "ROMEO:", defaults()))
     }
 
-    /// Another start.
+    /// Starts from this state.
     pub(crate) fn with(mut state: State) -> Self {
         state.extent = Extent {
             text_lines: 9,
@@ -67,7 +69,7 @@ impl Story {
         Self { state, effects: Vec::new() }
     }
 
-    /// Something happens.
+    /// Sends an event.
     pub(crate) fn on(&mut self, event: Event) -> &mut Self {
         let effects = update(&mut self.state, event);
         self.effects.extend(effects.into_iter().filter(|effect| *effect != Effect::Draw));
@@ -86,7 +88,7 @@ impl Story {
         self.arrives(ClientEvent::Generate(event))
     }
 
-    /// Time goes on to this many milliseconds after the start.
+    /// Advances the time to this many milliseconds after the start.
     pub(crate) fn at(&mut self, milliseconds: u64) -> &mut Self {
         self.on(Event::Tick { now: Duration::from_millis(milliseconds) })
     }
@@ -99,7 +101,7 @@ impl Story {
         self.arrives(ClientEvent::Report { node, report: Box::new(report) })
     }
 
-    /// All nodes answer and are idle.
+    /// All nodes connect and are idle.
     pub(crate) fn all_connected(&mut self) -> &mut Self {
         for node in 0..NODES {
             self.connected(node).report(node, idle(node));
@@ -107,7 +109,7 @@ impl Story {
         self
     }
 
-    /// All nodes load, the first ones faster.
+    /// All nodes load, the first ones fastest.
     pub(crate) fn all_loading(&mut self) -> &mut Self {
         for node in 0..NODES {
             let progress = LoadProgress { done: Bytes((NODES - node) as u64 * (2 << 20)), total: Bytes(10 << 20) };
@@ -130,14 +132,14 @@ impl Story {
         self
     }
 
-    /// Ready for a prompt.
+    /// The cluster is ready for a prompt.
     pub(crate) fn ready() -> Self {
         let mut story = Self::begin();
         story.at(10).all_connected().all_loading().running();
         story
     }
 
-    /// The prompt was sent and tokens arrive.
+    /// The prompt has been sent and tokens arrive.
     pub(crate) fn generating() -> Self {
         let mut story = Self::ready();
         story.at(1000).key(KeyCode::Enter);
@@ -153,7 +155,7 @@ impl Story {
         self.generate(GenerateEvent::Token(TokenEvent { id: Some(7), text: text.into(), logprobs: Vec::new() }))
     }
 
-    /// The end came.
+    /// The generation has finished.
     pub(crate) fn finished() -> Self {
         let mut story = Self::generating();
         story.generate(GenerateEvent::Finished(Box::new(finished()))).all_report(NodeState::Ready, false);
@@ -176,7 +178,8 @@ impl Story {
 }
 
 impl Story {
-    /// Text is generated, and much is not as it should be: pi1 is throttled, pi2 late, pi3 out, and pi0 fell silent.
+    /// A degraded cluster while text is generated: pi1 is throttled, pi2 is the straggler, pi3 is excluded, and pi0 is
+    /// silent.
     pub(crate) fn degraded() -> Self {
         let mut story = Self::generating();
         let mut exclusions = Exclusions::default();
@@ -199,7 +202,7 @@ impl Story {
         story
     }
 
-    /// Requests ran, wait and are over while nodes reported for a minute.
+    /// Requests are running, queued and finished, and nodes have reported for a minute.
     pub(crate) fn busy() -> Self {
         let mut story = Self::finished();
         for second in 1..=60 {
@@ -220,7 +223,7 @@ impl Story {
     }
 }
 
-/// Three requests under way and three that are over.
+/// Three requests under way and three finished ones.
 fn traces() -> Vec<RequestReport> {
     let trace = |number, stage, age_ms, prompt_tokens, tokens| RequestReport {
         number,
@@ -248,7 +251,7 @@ pub(crate) fn assign_all() -> Effect {
     Effect::Assign { wanted: wanted(), members: (0..NODES).collect() }
 }
 
-/// What a model of Shakespeare's would say.
+/// Sample output of a Shakespeare model.
 pub(crate) const VERSE: &str = "\nO, she doth teach the torches to burn bright!\nIt seems she hangs upon the cheek of night\n\
     Like a rich jewel in an Ethiope's ear; beauty too rich for use, for earth too dear.";
 
@@ -278,7 +281,7 @@ pub(crate) fn wanted() -> Wanted {
     }
 }
 
-/// What its layers cost: a small model whose heads four ranks can share.
+/// Sizes of a small model whose attention heads divide among four ranks.
 pub(crate) fn sizes() -> ModelSizes {
     let mut sizes = ModelSizes::known("llama-3.2-1b", Quantisation::Q8_0).expect("a known shape");
     sizes.layers.truncate(6);
@@ -286,7 +289,7 @@ pub(crate) fn sizes() -> ModelSizes {
     sizes
 }
 
-/// A model of six equal layers whose output costs half of one.
+/// A model of six equal layers; its output layer costs half as much as one of them.
 pub(crate) fn card() -> ModelCard {
     ModelCard {
         model: "bard-q8_0.gguf".to_owned(),
@@ -399,7 +402,7 @@ pub(crate) fn running(node: usize, state: NodeState, with_layers: bool) -> NodeR
     }
 }
 
-/// A Raspberry Pi 5 that is well.
+/// A healthy Raspberry Pi 5.
 pub(crate) fn health() -> Health {
     let clock = Clock {
         governor: "ondemand".into(),
@@ -422,7 +425,7 @@ pub(crate) fn health() -> Health {
     }
 }
 
-/// Node 2 comes last, late by what the others wait for it; the parts of the others are there when it enters.
+/// Node 2 arrives last, by the time that the others wait for it; the other parts have arrived when it enters.
 fn lateness(node: usize, layers: &[LayerSync]) -> Vec<Lateness> {
     let time = Nanoseconds(layers.iter().map(|sync| sync.wait.0 * u64::from(sync.count)).sum());
     let heard = layers.iter().map(|sync| sync.count).sum();

@@ -1,4 +1,5 @@
-//! The one table of keys: what update obeys, what the help page and the footer show. Knows no terminal library.
+//! The table of key bindings: `update` executes it, the help page and the footer display it. Independent of the
+//! terminal library.
 mod custom;
 
 use std::{borrow::Cow, fmt};
@@ -30,7 +31,7 @@ pub enum KeyCode {
     Function(u8),
 }
 
-/// A key press. A shifted letter is its capital; shift counts only for keys that print nothing.
+/// A key press. A shifted letter is its capital; `shift` is used only with keys that produce no character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Key {
     /// The key.
@@ -66,7 +67,7 @@ impl Key {
         Self { control: true, ..Self::plain(code) }
     }
 
-    /// Whether it writes a letter where text is typed.
+    /// Whether the key enters a character in a text field.
     pub fn types(self) -> bool {
         matches!(self.code, KeyCode::Char(_)) && !self.control && !self.alt
     }
@@ -99,7 +100,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// What a key asks for.
+/// What a key does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each binding says in words what its action does")]
 pub enum Action {
@@ -168,27 +169,27 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether it does more than look: a dashboard that only looks refuses it.
+    /// Whether the action affects the cluster; a read-only dashboard refuses it.
     pub fn acts(self) -> bool {
         use Action::{AbortAssignment, AssignAgain, CancelRequest, Cordon, Drain, Exclude, Restart, Submit};
         matches!(self, Submit | CancelRequest | AssignAgain | AbortAssignment | Restart | Exclude | Cordon | Drain)
     }
 }
 
-/// Where a binding holds.
+/// The context in which a binding applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Everywhere.
     Anywhere,
-    /// Everywhere but in the prompt box.
+    /// Everywhere except in the prompt box.
     Panels,
-    /// On pages with a table that is sorted and filtered.
+    /// On pages with a sortable, filterable table.
     Tables,
-    /// While a filter is typed.
+    /// While a filter is being typed.
     Filter,
     /// In the prompt box.
     Prompt,
-    /// On one page, outside of the prompt box.
+    /// On one page, outside the prompt box.
     On(Page),
 }
 
@@ -209,7 +210,7 @@ impl Place {
         Self::On(Page::Node),
     ];
 
-    /// Its name in a key file.
+    /// The section name in a key file.
     pub fn section(self) -> String {
         match self {
             Self::On(page) => page.title().to_lowercase(),
@@ -229,7 +230,7 @@ impl Place {
         }
     }
 
-    /// Whether a binding of this place holds there.
+    /// Whether a binding of this context applies at `spot`.
     pub fn holds(self, spot: Spot) -> bool {
         match self {
             Self::Anywhere => true,
@@ -243,7 +244,7 @@ impl Place {
 }
 
 impl Action {
-    /// The name by which key files and the command line know it: `page-next`, `show-sync`.
+    /// The name in key files and on the command line: `page-next`, `show-sync`.
     pub fn name(self) -> String {
         let mut name = String::new();
         for letter in format!("{self:?}").chars().filter(|letter| *letter != ')') {
@@ -256,28 +257,28 @@ impl Action {
     }
 }
 
-/// A row of the table.
+/// A row of the key table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Binding {
-    /// Where it holds.
+    /// The context in which it applies.
     pub place: Place,
-    /// Keys that mean the same.
+    /// Equivalent keys.
     pub keys: Cow<'static, [Key]>,
-    /// What they ask for.
+    /// The action that the keys trigger.
     pub action: Action,
-    /// What it does, in words.
+    /// Description for the help page.
     pub what: &'static str,
     /// Two words for the footer; empty = not shown there.
     pub short: &'static str,
 }
 
 impl Binding {
-    /// Whether it edits a text.
+    /// Whether the binding edits text.
     pub fn is_typing(&self) -> bool {
         matches!(self.place, Place::Prompt | Place::Filter)
     }
 
-    /// The keys as people read them.
+    /// The keys for display.
     pub fn keys_text(&self) -> String {
         self.keys.iter().map(Key::to_string).collect::<Vec<_>>().join(" ")
     }
@@ -295,7 +296,7 @@ const fn key(code: KeyCode) -> Key {
     Key::plain(code)
 }
 
-/// All bindings. The first that holds for a key wins.
+/// The built-in bindings. The first match for a key wins.
 pub const BINDINGS: &[Binding] = &{
     use KeyCode::*;
     use Place::{Anywhere, On, Panels, Prompt, Tables};
@@ -457,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn no_key_means_two_things_in_one_place() {
+    fn no_key_is_bound_twice_in_one_context() {
         for spot in spots() {
             let keys: Vec<Key> = Keymap::default().bindings(spot).flat_map(|binding| binding.keys.to_vec()).collect();
             for (index, key) in keys.iter().enumerate() {
@@ -467,18 +468,14 @@ mod tests {
     }
 
     #[test]
-    fn no_letter_means_anything_but_itself_in_the_prompt_box() {
+    fn letters_are_unbound_in_the_prompt_box() {
         for key in BINDINGS.iter().flat_map(|binding| binding.keys.iter()).filter(|key| key.types()) {
-            assert_eq!(
-                Keymap::default().action(Spot::first_of(Page::Generate), *key),
-                None,
-                "{key} could not be typed"
-            );
+            assert_eq!(Keymap::default().action(Spot::first_of(Page::Generate), *key), None, "{key} cannot be typed");
         }
     }
 
     #[test]
-    fn keys_read_as_people_write_them() {
+    fn keys_display_in_common_notation() {
         assert_eq!(Key::control('c').to_string(), "Ctrl-C");
         assert_eq!(Key::with_alt(KeyCode::Enter).to_string(), "Alt-Enter");
         assert_eq!(Key::with_shift(KeyCode::Tab).to_string(), "Shift-Tab");

@@ -1,4 +1,5 @@
-//! console: the operator's terminal of a bramble. See ARCHITECTURE.md for the rooms and who may import whom.
+//! console: the operator's terminal for a bramble cluster. See ARCHITECTURE.md for the modules and their allowed
+//! dependencies.
 pub mod bench;
 pub mod cli;
 pub mod client;
@@ -12,6 +13,7 @@ pub mod http;
 pub mod keymap;
 pub mod order;
 mod outlet;
+pub mod page;
 pub mod planned;
 pub mod proxy;
 pub mod recording;

@@ -1,4 +1,4 @@
-//! console: the operator's terminal of a bramble.
+//! console: the operator's terminal for a bramble cluster.
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

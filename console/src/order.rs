@@ -1,55 +1,55 @@
-//! What an operator orders to be done to nodes, requests and assignments: plain values that `update` makes and the client performs.
+//! Operator commands on nodes, requests and assignments: plain values that `update` creates and the client executes.
 
-/// An order. Nodes are named by their place in the list of the dashboard.
+/// An operator command. Nodes are identified by their index in the dashboard's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// About the rolling restart that the nodes drive among themselves.
+    /// Control the rolling restart, which the nodes drive themselves.
     Roll(Roll),
-    /// A node takes nothing new, or leaves.
+    /// Cordon, drain or exclude a node.
     Out {
-        /// Which.
+        /// Index of the node.
         node: usize,
-        /// Why, for whoever looks later.
+        /// The reason, stored with the exclusion.
         reason: String,
-        /// How far it goes.
+        /// How far the node is removed from service.
         how: How,
     },
-    /// A node that is out, or takes nothing new, is in again.
+    /// Include a node that is excluded, drained or cordoned.
     In {
-        /// Which.
+        /// Index of the node.
         node: usize,
     },
-    /// What is being prepared is forgotten by all nodes.
+    /// Abort the assignment that the nodes are preparing.
     AbortAssignment,
-    /// A head ends a request, whoever sent it.
+    /// Cancel a request on its head, regardless of the client that sent it.
     CancelRequest {
-        /// The head.
+        /// Index of the head.
         node: usize,
-        /// The request's number there.
+        /// The request's number on that head.
         number: u64,
     },
 }
 
-/// What becomes of the rolling restart.
+/// Control of the rolling restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Roll {
-    /// These nodes are restarted in this order.
+    /// Restart these nodes in this order.
     Begin(Vec<usize>),
-    /// The node under way is the last for now.
+    /// Pause after the current node.
     Pause,
-    /// A paused one goes on.
+    /// Resume a paused restart.
     Resume,
-    /// The node under way is the last.
+    /// End the restart after the current node.
     Abort,
 }
 
-/// How far a node is taken out.
+/// How far a node is removed from service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// Nothing new begins on its replica; what runs goes on.
+    /// Stop scheduling new requests on the node's replica; running ones finish.
     Cordon,
-    /// As [`Self::Cordon`], and it is waited until nothing runs there.
+    /// As [`Self::Cordon`], then wait until no request is running there.
     Drain,
-    /// The rest is assigned anew without it, if there is a rest.
+    /// Remove the node from the topology and assign the rest without it, if any nodes remain.
     Exclude,
 }

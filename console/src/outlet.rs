@@ -1,5 +1,5 @@
-//! The way of bytes to the terminal: a thread that writes what it is given, one frame at a time. A terminal that takes bytes
-//! slowly, over ssh, holds up this thread alone; while it does, no frame is drawn, and so none is queued.
+//! Terminal output on its own thread, one frame at a time. A terminal that accepts bytes slowly, over ssh, delays only
+//! this thread; meanwhile no frame is rendered, and so none is queued.
 use std::{
     fs::File,
     io::{self, Write},
@@ -15,15 +15,15 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// Bytes that are written at once: between two of them the thread sees that the terminal was given back.
+/// Bytes per write; between two writes the thread checks whether the terminal has been given back.
 const CHUNK_BYTES: usize = 4096;
 
-/// What the drawing writes into until the frame is whole.
+/// The buffer that a frame is rendered into until it is complete.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Frame(Arc<Mutex<Vec<u8>>>);
 
 impl Frame {
-    /// The bytes of a frame, which is empty afterwards.
+    /// Takes the bytes of the frame and leaves it empty.
     fn take(&self) -> Vec<u8> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -35,7 +35,7 @@ impl Write for Frame {
         Ok(bytes.len())
     }
 
-    /// A frame goes out as a whole, when it is drawn.
+    /// Does nothing: a frame is sent as a whole once it is rendered.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -49,7 +49,7 @@ struct Shared {
     bytes: std::sync::atomic::AtomicU64,
 }
 
-/// The thread's other side.
+/// The handle to the writer thread.
 #[derive(Debug)]
 pub(crate) struct Outlet {
     frames: SyncSender<Vec<u8>>,
@@ -60,9 +60,9 @@ impl Outlet {
     /// Starts the thread on standard output. It stops writing as soon as `is_ours` is false.
     ///
     /// # Errors
-    /// The system has no descriptor or no thread left.
+    /// No file descriptor or thread is available.
     pub(crate) fn start(is_ours: &'static AtomicBool) -> io::Result<Self> {
-        // Not the locked one of std: whoever restores the terminal must not wait for a write that hangs.
+        // Not the locked `Stdout` of std: restoring the terminal must not wait for a write that hangs.
         let terminal = File::from(io::stdout().as_fd().try_clone_to_owned()?);
         Self::on(terminal, is_ours)
     }
@@ -75,19 +75,19 @@ impl Outlet {
         Ok(Self { frames, shared })
     }
 
-    /// Whether the last frame is on the terminal.
+    /// Whether the last frame has been written to the terminal.
     pub(crate) fn is_idle(&self) -> bool {
         !self.shared.is_busy.load(Ordering::Acquire)
     }
 
-    /// Waits until the last frame is on the terminal.
+    /// Waits until the last frame has been written to the terminal.
     pub(crate) async fn idle(&self) {
         while !self.is_idle() {
             self.shared.idle.notified().await;
         }
     }
 
-    /// Waits for that without a runtime, not longer than this. Returns whether it is so.
+    /// As [`Self::idle`] without a runtime, for at most `most`. Returns whether the frame has been written.
     pub(crate) fn wait_idle(&self, most: Duration) -> bool {
         let deadline = Instant::now() + most;
         while !self.is_idle() && Instant::now() < deadline {
@@ -96,10 +96,10 @@ impl Outlet {
         self.is_idle()
     }
 
-    /// Sends a frame's bytes. Only while idle.
+    /// Sends a frame's bytes. Call it only while idle.
     ///
     /// # Errors
-    /// An earlier one could not be written.
+    /// An earlier frame could not be written.
     pub(crate) fn send(&self, frame: &Frame) -> io::Result<()> {
         if let Some(error) = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(error);
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// A terminal that takes a chunk only when it is let.
+    /// A terminal that accepts a chunk only when the test permits it.
     struct Slow(Arc<(Mutex<usize>, Condvar)>, mpsc::Sender<usize>);
 
     impl Write for Slow {
@@ -152,7 +152,7 @@ mod tests {
                 room = changed.wait(room).expect("no panic while locked");
             }
             *room -= 1;
-            self.1.send(bytes.len()).expect("the test listens");
+            self.1.send(bytes.len()).expect("test receives");
             Ok(bytes.len())
         }
 
@@ -162,27 +162,27 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_is_not_written_yet_is_seen_and_the_next_one_goes_out_after_it() {
+    fn pending_frame_is_reported_and_the_next_one_follows() {
         static OURS: AtomicBool = AtomicBool::new(true);
         let (sender, written) = mpsc::channel();
         let room = Arc::new((Mutex::new(1), Condvar::new()));
         let outlet = Outlet::on(Slow(Arc::clone(&room), sender), &OURS).expect("a thread");
         let mut frame = Frame::default();
         assert!(outlet.is_idle());
-        frame.write_all(&[b'x'; CHUNK_BYTES + 10]).expect("memory takes it");
-        outlet.send(&frame).expect("nothing failed");
+        frame.write_all(&[b'x'; CHUNK_BYTES + 10]).expect("writing to memory succeeds");
+        outlet.send(&frame).expect("no earlier error");
         assert_eq!(written.recv().expect("a chunk"), CHUNK_BYTES);
         assert!(!outlet.is_idle() && !outlet.wait_idle(Duration::from_millis(1)));
         *room.0.lock().expect("no panic while locked") += 2;
         room.1.notify_all();
         assert_eq!(written.recv().expect("the rest"), 10);
         assert!(outlet.wait_idle(Duration::from_secs(10)));
-        frame.write_all(b"next").expect("memory takes it");
-        outlet.send(&frame).expect("nothing failed");
+        frame.write_all(b"next").expect("writing to memory succeeds");
+        outlet.send(&frame).expect("no earlier error");
         assert_eq!(written.recv().expect("the next frame"), 4);
         assert!(outlet.wait_idle(Duration::from_secs(10)));
         assert_eq!(outlet.bytes(), CHUNK_BYTES as u64 + 14);
-        outlet.send(&frame).expect("nothing failed");
-        assert!(outlet.is_idle(), "a frame without a difference has no bytes");
+        outlet.send(&frame).expect("no earlier error");
+        assert!(outlet.is_idle(), "an unchanged frame has no bytes");
     }
 }

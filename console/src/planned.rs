@@ -1,83 +1,84 @@
 //! The planner's input and its result, as the dashboard and the client use them. Pure.
-use shared::{
+use collectives::Choice;
+use common::{
     latency::ratio,
-    schedule::Choice,
-    simulate::{Link, NodeProfile},
-    telemetry::{KnownLink, Measured, NodeReport, PACED},
-    topology::{
-        Exchange, KvFormat, Layout,
-        cost::{Demand, PlanNode, PlanStage},
-        memory::PANEL_ROWS,
-        planner::{ANSWER_TOKENS, Candidate, Goal, Plan, plan},
-        sizes::ModelSizes,
-    },
+    precision::{Exchange, KvFormat},
 };
+use planner::{
+    cost::{ANSWER_TOKENS, Demand, PlanNode, PlanStage},
+    holding::PANEL_ROWS,
+    search::{Candidate, Goal, Plan, plan},
+    simulate::{Link, NodeProfile},
+};
+use telemetry::{KnownLink, Measured, NodeReport, PACED};
+use topology::{Layout, sizes::ModelSizes};
 
 use crate::wanted::Wanted;
 
-/// Tokens of the prompt that times are predicted for.
+/// Prompt length in tokens that times are predicted for.
 pub const PROMPT: u32 = 512;
-/// Longest context that is planned for where no topology says one.
+/// Maximum planned context in tokens if no topology sets one.
 const CONTEXT: u32 = 4096;
-/// Half of a small message's round trip and the bits a second of links that were not measured: cables of 1 Gb/s.
+/// Assumed latency (half the round trip of a small message) and bandwidth of unmeasured links: 1 Gbit/s Ethernet.
 pub const LINK: Link = Link { alpha_ns: 60_000, bits_per_second: 1_000_000_000, packets: Link::ETHERNET };
-/// Cores of the machines whose profiles are built in.
+/// Cores of the machines with built-in profiles.
 const PROFILE_CORES: usize = 4;
-/// Minimum speed-up with fewer nodes before a layout counts as past the knee: predictions are not more accurate than this.
+/// Minimum speed-up with fewer nodes before a layout counts as past the knee; predictions are not more accurate than
+/// this.
 const KNEE_MIN: f64 = 0.03;
 
-/// A node as it is planned with.
+/// A node as input of the planner.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AskNode {
-    /// Its place in the caller's list.
+    /// Its index in the caller's list.
     pub place: usize,
     /// Its name.
     pub name: String,
-    /// Which machine it runs on.
+    /// The machine that it runs on.
     pub machine: String,
-    /// Cores that it may use; 0: unknown.
+    /// Cores that it may use; 0 = unknown.
     pub cores: usize,
     /// Its kernel table.
     pub kernels: String,
-    /// Bytes to spare for a shard.
+    /// Bytes available for a shard.
     pub memory: u64,
-    /// What it has measured since its start.
+    /// Its measurements since its start.
     pub measured: Measured,
 }
 
-/// What a planner is asked.
+/// A planner query.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanAsk {
     /// File name of the model.
     pub model: String,
     /// The nodes.
     pub nodes: Vec<AskNode>,
-    /// What layouts are ranked by.
+    /// The goal that layouts are ranked by.
     pub goal: Goal,
-    /// Longest sequence; `None` = what the model was trained for, at most 4096.
+    /// Maximum sequence length in tokens; `None` = the model's training context, capped at 4096.
     pub context: Option<u32>,
-    /// Sequences at the same time.
+    /// Maximum number of concurrent sequences.
     pub slots: u16,
     /// Format of the KV cache.
     pub kv: KvFormat,
     /// Format of partial sums.
     pub exchange: Exchange,
-    /// Which all-reduce.
+    /// All-reduce algorithm, or automatic choice.
     pub choice: Choice,
-    /// The latest timestamp in the nodes' reports: milliseconds since 1970.
+    /// The latest timestamp in the nodes' reports, in milliseconds since 1970.
     pub now_unix_ms: u64,
 }
 
-/// What the planner said.
+/// The planner's answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Planned {
-    /// The question.
+    /// The query.
     pub ask: PlanAsk,
-    /// The model.
+    /// Sizes of the model.
     pub sizes: ModelSizes,
-    /// Candidates, the best first, and what does not fit.
+    /// Candidates, best first, and the layouts that do not fit.
     pub plan: Plan,
-    /// The longest sequence that was planned for.
+    /// The sequence length that was planned for, in tokens.
     pub context: u32,
 }
 
@@ -96,7 +97,7 @@ impl AskNode {
         }
     }
 
-    /// Its speed: from its own bench of this model, otherwise the built-in profile with the same instruction set.
+    /// Its speed: from its own benchmark of this model, otherwise the built-in profile with the same instruction set.
     pub fn profile(&self, sizes: &ModelSizes, model: &str) -> NodeProfile {
         // A paced node reports its profile in place of its kernels.
         let is_pi4 = self.kernels == "neon" || self.kernels.strip_prefix(PACED).is_some_and(|of| of.starts_with("pi4"));
@@ -105,25 +106,26 @@ impl AskNode {
         let base = NodeProfile {
             macs_per_second: base.macs_per_second * cores,
             attention_macs_per_second: base.attention_macs_per_second * cores,
-            // Two cores are enough to be as fast as the memory.
+            // Two cores saturate the memory bandwidth.
             read_bytes_per_second: base.read_bytes_per_second * (2.0 * cores).min(1.0),
             ..base
         };
         match &self.measured.speed {
-            // Equal nodes must have equal profiles: names are not part of them.
+            // Equal nodes must have equal profiles, so names are not part of them.
             Some((found, _)) if found.model == model => NodeProfile::measured(&base.name, found, sizes, &base),
             _ => base,
         }
     }
 }
 
-/// Whether two of these nodes share a machine. Such ranks share its cores, so predictions for separate machines do not apply.
+/// Whether two of these nodes share a machine. Ranks on one machine share its cores, so predictions for separate
+/// machines do not apply.
 pub fn share_a_machine(nodes: &[AskNode]) -> bool {
     nodes.iter().enumerate().any(|(index, node)| nodes[..index].iter().any(|other| other.machine == node.machine))
 }
 
-/// Each node's link, derived from all measurements. The best value over its peers counts, because a slow peer slows down only the
-/// traffic to that peer. `None` if no measurement involves the node.
+/// Derives each node's link from all measurements. The best value over its peers counts, because a slow peer slows down
+/// only the traffic to that peer. `None` if no measurement involves the node.
 pub fn links<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> + Clone) -> Vec<Option<Link>> {
     let of = |name: &str| {
         let own = nodes.clone().filter(|(receiver, _)| *receiver == name).flat_map(|(_, known)| known);
@@ -131,7 +133,7 @@ pub fn links<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> + Clone
         let others = nodes.clone().filter(|(receiver, _)| *receiver != name).flat_map(|(_, known)| known);
         let to_others = || others.clone().filter(|link| link.peer == name);
         let alpha = own.clone().chain(to_others()).map(|link| link.round_trip.0 / 2).min()?;
-        // What it sends and what it receives, the slower of both.
+        // The slower of its two directions, sending and receiving.
         let received = own.map(|link| link.bits_per_second).max();
         let sent = to_others().map(|link| link.bits_per_second).max();
         let payload = received.into_iter().chain(sent).min()?;
@@ -142,7 +144,7 @@ pub fn links<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> + Clone
 }
 
 impl Planned {
-    /// Plans; takes a while with many nodes.
+    /// Runs the planner; slow with many nodes.
     pub fn new(ask: PlanAsk, sizes: ModelSizes) -> Self {
         let links = links(ask.nodes.iter().map(|node| (node.name.as_str(), node.measured.links.as_slice())));
         let node = |(node, link): (&AskNode, Option<Link>)| PlanNode {
@@ -168,18 +170,18 @@ impl Planned {
         Self { ask, sizes, plan, context }
     }
 
-    /// The candidate of a row.
+    /// Looks up a candidate by its row key.
     pub fn candidate(&self, key: &str) -> Option<&Candidate> {
         self.plan.ranked.iter().find(|candidate| candidate.layout.to_string() == key)
     }
 
-    /// Places of the nodes of a candidate in the list, in the order replica, stage, rank.
+    /// Indices of a candidate's nodes in the caller's list, in order of replica, stage and rank.
     pub fn members(&self, candidate: &Candidate) -> Vec<usize> {
         let ranks = candidate.replicas.iter().flatten().flat_map(|stage| &stage.ranks);
         ranks.filter_map(|rank| self.ask.nodes.get(rank.node)).map(|node| node.place).collect()
     }
 
-    /// What to assign for a candidate.
+    /// The topology request for a candidate.
     pub fn wanted(&self, candidate: &Candidate) -> Wanted {
         let weights: Vec<u32> =
             candidate.replicas.iter().flatten().flat_map(|stage| &stage.ranks).map(|rank| rank.weight).collect();
@@ -199,14 +201,15 @@ impl Planned {
         }
     }
 
-    /// What is predicted of a candidate, in words.
+    /// A one-line summary of a candidate's prediction.
     pub fn figures(candidate: &Candidate) -> String {
         let (layout, prediction) = (candidate.layout, &candidate.prediction);
         let rate = ratio(1e9, prediction.tpot.0 as f64);
         format!("{layout}: {rate:.1} tokens/s, TTFT {}", prediction.ttft)
     }
 
-    /// Warns if fewer nodes would answer faster than this layout. `None` if nodes share a machine or the layout is not a candidate.
+    /// Warns if fewer nodes would answer faster than this layout. `None` if nodes share a machine or the layout is not
+    /// a candidate.
     pub fn past_knee(&self, layout: Layout) -> Option<String> {
         let asked = self.candidate(&layout.to_string()).filter(|_| !share_a_machine(&self.ask.nodes))?;
         let fewer = self.plan.ranked.iter().filter(|other| {
@@ -258,7 +261,8 @@ pub fn links_known<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> +
 
 #[cfg(test)]
 mod tests {
-    use shared::{topology::sizes::Quantisation, units::Nanoseconds};
+    use common::units::Nanoseconds;
+    use topology::sizes::Quantisation;
 
     use super::*;
 
@@ -291,12 +295,12 @@ mod tests {
     }
 
     fn planned(ask: PlanAsk, model: &str) -> Planned {
-        Planned::new(ask, ModelSizes::known(model, Quantisation::Q4KM).expect("it is known"))
+        Planned::new(ask, ModelSizes::known(model, Quantisation::Q4KM).expect("known model"))
     }
 
     #[test]
-    fn nodes_links_are_those_to_their_best_neighbours() {
-        // pi2 has 100 Mb/s and 2 ms; the others must not be taken for as slow.
+    fn node_link_is_the_one_to_its_best_peer() {
+        // pi2 has 100 Mb/s and 2 ms; the other nodes must not be rated as slow because of it.
         let of = [
             vec![known(1, 200, 941), known(2, 2000, 94)],
             vec![known(0, 220, 930), known(2, 2000, 94)],
@@ -316,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_links_move_the_knee_and_a_layout_beyond_it_is_warned_of() {
+    fn layout_past_the_knee_of_slow_links_is_warned_about() {
         let mut slow = ask(4, |place| format!("boot {place}"));
         for node in &mut slow.nodes {
             let peers = (0..4).filter(|peer| format!("pi{peer}") != node.name);
@@ -325,17 +329,17 @@ mod tests {
         let tp4: Layout = "tp4".parse().expect("a layout");
         let far = planned(slow.clone(), "llama-3.2-1b");
         assert!(far.plan.ranked[0].layout.ranks < 4, "{}", far.plan.ranked[0].layout);
-        let warning = far.past_knee(tp4).expect("tp4 is past it");
+        let warning = far.past_knee(tp4).expect("tp4 is past the knee");
         assert!(warning.contains("4 nodes answer slower than 1") && warning.contains("tp4: "), "{warning}");
         let near = planned(ask(4, |place| format!("boot {place}")), "llama-3.1-8b");
         assert_eq!((near.plan.ranked[0].layout, near.past_knee(tp4)), (tp4, None));
-        assert_eq!(planned(slow.clone(), "llama-3.2-1b").plan, far.plan, "the same question has the same answer");
+        assert_eq!(planned(slow.clone(), "llama-3.2-1b").plan, far.plan, "planning is deterministic");
         slow.nodes.iter_mut().for_each(|node| node.machine = "one".into());
-        assert_eq!(planned(slow, "llama-3.2-1b").past_knee(tp4), None, "ranks of one machine share its cores");
+        assert_eq!(planned(slow, "llama-3.2-1b").past_knee(tp4), None, "ranks on one machine share its cores");
     }
 
     #[test]
-    fn nodes_that_run_on_one_machine_are_told_by_its_name() {
+    fn nodes_on_one_machine_are_recognised_by_its_name() {
         assert!(!share_a_machine(&ask(3, |place| place.to_string()).nodes));
         assert!(share_a_machine(&ask(3, |place| (place % 2).to_string()).nodes));
     }

@@ -1,6 +1,6 @@
-//! Relays connections to the HTTP API of the first node that answers: bytes as they come, so that streams are not held up. Heads of requests
-//! are read, and those that a web page may have caused are refused. What answers is asked for all the time; a client hears of nodes that are
-//! all away as an error of the OpenAI API.
+//! Relays connections to the HTTP API of the first node that answers, byte by byte, so that streams are not delayed.
+//! Request heads are parsed, and requests that a web page may have caused are rejected. Nodes are health-checked
+//! continuously; if none is reachable, the client receives an error in the format of the OpenAI API.
 use std::{
     convert::Infallible,
     io,
@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
+use common::browser::{self, BrowserPolicy};
 use serde_json::json;
-use shared::browser::{self, BrowserPolicy};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::{
@@ -26,31 +26,31 @@ use tokio::{
 
 use crate::http::{Api, BodyReader, Request, RequestLines, Url};
 
-/// A node must take a connection within this.
+/// Timeout for connecting to a node.
 const CONNECT: Duration = Duration::from_secs(2);
-/// A node must say how it is within this.
+/// Timeout of a health check.
 const PROBE: Duration = Duration::from_secs(1);
-/// Between two questions of how nodes are.
+/// Pause between two rounds of health checks.
 const PROBE_PAUSE: Duration = Duration::from_secs(2);
-/// The first request's head must be there within this.
+/// Timeout for the first request's head.
 const HEAD: Duration = Duration::from_secs(20);
-/// A client that is refused may send its request for so long.
+/// Maximum time for receiving and discarding a rejected request.
 const REFUSAL: Duration = Duration::from_secs(2);
-/// What of such a request is read and thrown away.
+/// Maximum bytes of a rejected request that are read and discarded.
 const REFUSED_BYTES_MAX: usize = 16 << 20;
-/// Bytes that are relayed at once.
+/// Buffer size of one read, in bytes.
 const PART_BYTES: usize = 32 << 10;
 
-/// Bounds of a proxy.
+/// Limits of a proxy.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at the same time; more are refused.
+    /// Maximum number of concurrent connections; more are rejected.
     pub connections: usize,
-    /// A connection on which nothing moves for so long is closed.
+    /// A connection without data for this long is closed.
     pub idle: Duration,
 }
 
-/// An answer of the proxy itself.
+/// An error response of the proxy itself.
 #[derive(Debug)]
 struct Refused {
     status: u16,
@@ -58,7 +58,7 @@ struct Refused {
     message: String,
 }
 
-/// Why there is no further request.
+/// Why there is no next request.
 #[derive(Debug)]
 enum NoRequest {
     Broken(io::Error),
@@ -71,12 +71,12 @@ impl From<io::Error> for NoRequest {
     }
 }
 
-/// The nodes, `HOST:PORT`, with whether each answered when it was asked last.
+/// The nodes as `HOST:PORT`, with the result of each one's last health check.
 #[derive(Debug)]
 struct Nodes(Vec<(String, AtomicBool)>);
 
 impl Nodes {
-    /// Those that answered first, each part in the order in which they were named.
+    /// Nodes that answered their last health check first, otherwise in the configured order.
     fn in_order(&self) -> Vec<&str> {
         let part = |answers: bool| {
             let is_it = move |(_, answered): &&(String, AtomicBool)| answered.load(Ordering::Relaxed) == answers;
@@ -85,7 +85,7 @@ impl Nodes {
         part(true).chain(part(false)).collect()
     }
 
-    /// Opens a connection to the first node that takes one.
+    /// Connects to the first reachable node.
     async fn dial(&self) -> Result<TcpStream, String> {
         let mut reasons = Vec::new();
         for node in self.in_order() {
@@ -95,11 +95,12 @@ impl Nodes {
                 Err(_) => reasons.push(format!("{node}: no answer within {} s", CONNECT.as_secs())),
             }
         }
-        Err(format!("no node can be reached: {}", reasons.join("; ")))
+        Err(format!("cannot reach any node: {}", reasons.join("; ")))
     }
 }
 
-/// Relays until it is dropped. `nodes` are `HOST:PORT`; `policy` tells which requests pass; `tell` hears when a node begins or ceases to answer.
+/// Relays connections until the future is dropped. `nodes` are `HOST:PORT`; `policy` decides which requests pass;
+/// `tell` is called when a node starts or stops answering.
 pub async fn run(
     listener: TcpListener,
     nodes: Vec<String>,
@@ -109,7 +110,7 @@ pub async fn run(
 ) -> Infallible {
     let nodes = Arc::new(Nodes(nodes.into_iter().map(|node| (node, AtomicBool::new(true))).collect()));
     let (places, policy) = (Arc::new(Semaphore::new(limits.connections)), Arc::new(policy));
-    // What is dropped ends with this function.
+    // Tasks in this set are aborted when this function is dropped.
     let mut tasks = JoinSet::new();
     let probed = Arc::clone(&nodes);
     tasks.spawn(async move { probe(&probed, tell).await });
@@ -118,13 +119,13 @@ pub async fn run(
         let client = match listener.accept().await {
             Ok((client, _)) => client,
             Err(error) => {
-                // Too many open files: some connection must end first.
-                tracing::warn!("cannot accept: {error}");
+                // Too many open files: another connection must end first.
+                tracing::warn!("cannot accept a connection: {error}");
                 sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
-        // Refusals are bounded, too: they have a deadline of seconds.
+        // Rejections are bounded too: they have a deadline of seconds.
         if tasks.len() > 2 * limits.connections + 64 {
             continue;
         }
@@ -133,12 +134,12 @@ pub async fn run(
             let result = match place {
                 Ok(_place) => serve(client, &nodes, &policy, limits.idle).await,
                 Err(_) => {
-                    let message = format!("the proxy has {} connections already", limits.connections);
+                    let message = format!("the proxy is at its limit of {} connections", limits.connections);
                     refuse(client, Refused { status: 503, code: "proxy_full", message }, 0).await
                 }
             };
             if let Err(error) = result {
-                tracing::info!("a connection ended: {error}");
+                tracing::info!("connection ended: {error}");
             }
         });
     }
@@ -159,7 +160,7 @@ async fn serve(mut client: TcpStream, nodes: &Nodes, policy: &BrowserPolicy, idl
     };
     client.set_nodelay(true)?;
     node.set_nodelay(true)?;
-    // A node is asked by its address: what name this proxy goes by is checked here.
+    // Requests carry the node's address as host; the name of this proxy was checked here.
     let address = node.peer_addr()?.to_string();
     let (client_reader, client_writer) = client.into_split();
     let (node_reader, node_writer) = node.into_split();
@@ -169,22 +170,22 @@ async fn serve(mut client: TcpStream, nodes: &Nodes, policy: &BrowserPolicy, idl
     let both = async {
         tokio::pin!(up, down);
         tokio::select! {
-            // The answer to a request whose sender said all it has to say is still to come.
+            // The client has sent everything; the answer is still to come.
             result = &mut up => {
                 result?;
                 down.await
             }
-            // Nobody answers any more: what else the client says is lost on the node.
+            // The node has closed its side; it would ignore anything more from the client.
             result = &mut down => result,
         }
     };
     tokio::select! {
         result = both => result,
-        () = stillness(last, idle) => Err(io::Error::new(io::ErrorKind::TimedOut, "nothing moved for too long")),
+        () = stillness(last, idle) => Err(io::Error::new(io::ErrorKind::TimedOut, "no data for too long")),
     }
 }
 
-/// Ends when nothing has moved in either direction for so long.
+/// Returns when no data has moved in either direction for `idle`.
 async fn stillness(last: watch::Receiver<Instant>, idle: Duration) {
     loop {
         let until = *last.borrow() + idle;
@@ -195,7 +196,7 @@ async fn stillness(last: watch::Receiver<Instant>, idle: Duration) {
     }
 }
 
-/// Reads the head of the next request into `buffer` and takes it out; `None`: the client said all.
+/// Parses the next request head from `reader` and removes it from `buffer`; `None`: the client has closed its side.
 async fn next_request(
     reader: &mut (impl AsyncRead + Unpin),
     buffer: &mut Vec<u8>,
@@ -214,7 +215,7 @@ async fn next_request(
                 return Ok(Some(head));
             }
             Ok(None) => {}
-            Err(why) => return refused(400, "malformed_request", format!("{why}; send a request of HTTP/1.1")),
+            Err(why) => return refused(400, "malformed_request", format!("{why}; send an HTTP/1.1 request")),
         }
         if reader.read_buf(buffer).await? == 0 {
             return Ok(None);
@@ -222,7 +223,7 @@ async fn next_request(
     }
 }
 
-/// Passes requests on one after the other, each for the node's own address.
+/// Forwards requests one after another, each with the node's own address as host.
 async fn requests(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -237,7 +238,7 @@ async fn requests(
         loop {
             let taken = body.feed(&buffer, &mut Vec::new()).map_err(wrong)?;
             part.extend(buffer.drain(..taken));
-            // A node that takes nothing is as still as a client that says nothing.
+            // A node that accepts no data counts as idle, like a client that sends none.
             timeout(idle, to.write_all(&part)).await.map_err(|_| io::ErrorKind::TimedOut)??;
             moved.send_replace(Instant::now());
             part.clear();
@@ -253,7 +254,7 @@ async fn requests(
             Ok(Some(head)) => head,
             Ok(None) => return to.shutdown().await,
             Err(NoRequest::Broken(error)) => return Err(error),
-            // An answer may be under way: the connection ends instead.
+            // An answer may be under way, so the connection is closed instead.
             Err(NoRequest::Refused(refused)) => return Err(wrong(refused.message)),
         };
     }
@@ -272,19 +273,19 @@ async fn pump(
             return to.shutdown().await;
         }
         moved.send_replace(Instant::now());
-        // A reader that takes nothing is as still as a writer that says nothing.
+        // A reader that accepts no data counts as idle, like a writer that sends none.
         timeout(idle, to.write_all(&part[..count])).await.map_err(|_| io::ErrorKind::TimedOut)??;
         moved.send_replace(Instant::now());
     }
 }
 
-/// Answers with an error, of whatever was asked `read` bytes were read. What the client sends meanwhile is read: a connection closed over
-/// unread bytes is reset, and the client would not see the answer.
+/// Answers with an error. `read` is the number of bytes already read from the client. The rest of the client's data is
+/// read as well: closing a connection with unread data resets it, and the client would not see the answer.
 async fn refuse(mut client: TcpStream, refused: Refused, mut read: usize) -> io::Result<()> {
     let deadline = Instant::now() + REFUSAL;
     let mut part = vec![0; PART_BYTES];
     if read == 0 {
-        // Clients read an answer once they have sent something.
+        // Clients read an answer only after they have sent something.
         read = timeout_at(deadline, client.read(&mut part)).await.map_err(|_| io::ErrorKind::TimedOut)??;
     }
     let Refused { status, code, message } = refused;
@@ -315,7 +316,7 @@ async fn refuse(mut client: TcpStream, refused: Refused, mut read: usize) -> io:
     Ok(())
 }
 
-/// Asks every node again and again whether it answers. One that is stopped takes connections and says nothing.
+/// Checks continuously whether every node answers. A stopped process still accepts connections but never answers.
 async fn probe(nodes: &Nodes, tell: impl Fn(String)) {
     let parse = |(node, _): &(String, AtomicBool)| node.parse::<Url>().ok().map(|url| Api::new(url, None));
     let apis: Vec<Option<Api>> = nodes.0.iter().map(parse).collect();
@@ -323,7 +324,7 @@ async fn probe(nodes: &Nodes, tell: impl Fn(String)) {
         for ((node, answers), api) in nodes.0.iter().zip(&apis) {
             let Some(api) = api else { continue };
             let request = Request { path: "/health", ..Request::default() };
-            // A status of any kind is an answer: a node that holds no shard relays to one that serves.
+            // Any status counts as an answer: a node without a shard relays requests to one that serves.
             let answer = match timeout(PROBE, api.send(&request, PROBE)).await {
                 Ok(Ok(response)) => response.whole(PROBE).await.map(drop),
                 Ok(Err(error)) => Err(error),

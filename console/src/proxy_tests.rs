@@ -1,4 +1,4 @@
-//! The proxy between a client and servers that do what they are told.
+//! Tests of the proxy between a client and scripted servers.
 use std::time::Instant as Clock;
 
 use super::*;
@@ -9,11 +9,11 @@ use crate::http::{
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A proxy to these nodes; what it told, and its URL. It ends with the runtime.
+/// A proxy to these nodes, as a client of its URL. It ends with the runtime.
 async fn proxy(nodes: &[String], limits: Limits) -> Api {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
-    let url = format!("http://{}", listener.local_addr().expect("it is bound"));
-    let policy = BrowserPolicy::new(&["laptop".into()], &[], &["https://chat.example".into()]).expect("it is good");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback binds");
+    let url = format!("http://{}", listener.local_addr().expect("listener is bound"));
+    let policy = BrowserPolicy::new(&["laptop".into()], &[], &["https://chat.example".into()]).expect("valid policy");
     tokio::spawn(run(listener, nodes.to_vec(), limits, policy, drop));
     Api::new(url.parse().expect("a URL"), None)
 }
@@ -25,7 +25,7 @@ fn get(path: &str) -> Request<'_> {
 }
 
 #[tokio::test]
-async fn the_first_node_that_answers_is_asked_and_its_stream_is_not_held_up() {
+async fn first_reachable_node_is_used_and_its_stream_is_not_delayed() {
     let server = FakeServer::start(|_, request| {
         if request.line.contains("/health") {
             return vec![Step::Bytes(answer(200, "", "{}"))];
@@ -36,16 +36,16 @@ async fn the_first_node_that_answers_is_asked_and_its_stream_is_not_held_up() {
     });
     let api = proxy(&["127.0.0.1:1".into(), server.address()], LIMITS).await;
     let begun = Clock::now();
-    let mut response = api.send(&get("/v1/x"), PATIENCE).await.expect("it is relayed");
-    let first = response.chunk(PATIENCE).await.expect("it comes").expect("it is not the end");
+    let mut response = api.send(&get("/v1/x"), PATIENCE).await.expect("request is relayed");
+    let first = response.chunk(PATIENCE).await.expect("chunk arrives").expect("stream continues");
     assert!(String::from_utf8_lossy(&first).contains("\"a\""));
-    assert!(begun.elapsed() < Duration::from_millis(500), "held up for {:?}", begun.elapsed());
-    let rest = response.whole(PATIENCE).await.expect("it comes");
+    assert!(begun.elapsed() < Duration::from_millis(500), "delayed by {:?}", begun.elapsed());
+    let rest = response.whole(PATIENCE).await.expect("rest arrives");
     assert!(String::from_utf8_lossy(&rest).ends_with("data: [DONE]\n\n"));
 }
 
 #[tokio::test]
-async fn where_no_node_is_there_or_no_place_the_client_hears_it_in_the_shape_of_the_api() {
+async fn missing_node_or_capacity_is_reported_as_an_api_error() {
     let api = proxy(&["127.0.0.1:1".into()], LIMITS).await;
     let body = "x".repeat(1 << 20);
     let error = api.json(&Request { path: "/v1/x", body: Some(&body), request_id: None }, PATIENCE).await;
@@ -60,11 +60,11 @@ async fn where_no_node_is_there_or_no_place_the_client_hears_it_in_the_shape_of_
     let error = api.json(&get("/v1/x"), PATIENCE).await;
     let Err(HttpError::Refused { status: 503, code, retry_after_seconds, .. }) = error else { panic!("{error:?}") };
     assert_eq!((code.as_str(), retry_after_seconds), ("proxy_full", Some(1)));
-    assert!(held.await.expect("nobody panics").is_ok());
+    assert!(held.await.expect("task does not panic").is_ok());
 }
 
 #[tokio::test]
-async fn a_connection_on_which_nothing_moves_is_closed() {
+async fn idle_connection_is_closed() {
     let server = FakeServer::start(|_, _| vec![Step::Pause(4000), Step::Bytes(answer(200, "", "{}"))]);
     let api = proxy(&[server.address()], Limits { idle: Duration::from_millis(100), ..LIMITS }).await;
     let error = api.json(&get("/v1/x"), Duration::from_secs(3)).await;
@@ -72,11 +72,11 @@ async fn a_connection_on_which_nothing_moves_is_closed() {
 }
 
 #[tokio::test]
-async fn a_node_that_takes_connections_and_says_nothing_comes_after_those_that_answer() {
+async fn hung_node_is_tried_after_responsive_ones() {
     let silent = FakeServer::start(|_, _| vec![Step::Pause(60_000)]);
     let server = FakeServer::start(|_, _| vec![Step::Bytes(answer(200, "", "{\"who\":2}"))]);
     let api = proxy(&[silent.address(), server.address()], LIMITS).await;
-    // The first question of how nodes are takes a second.
+    // The first health check of all nodes takes a second.
     let deadline = Clock::now() + Duration::from_secs(20);
     loop {
         match api.json(&get("/v1/x"), Duration::from_millis(300)).await {
@@ -88,22 +88,22 @@ async fn a_node_that_takes_connections_and_says_nothing_comes_after_those_that_a
 
 /// Sends requests over one connection and reads until the proxy closes it or falls silent.
 async fn raw(address: &str, text: &str) -> String {
-    let mut stream = TcpStream::connect(address).await.expect("the proxy listens");
-    stream.write_all(text.as_bytes()).await.expect("it is sent");
+    let mut stream = TcpStream::connect(address).await.expect("proxy accepts");
+    stream.write_all(text.as_bytes()).await.expect("request is sent");
     let mut answer = Vec::new();
-    // One that is kept open says no more.
+    // A connection that is kept open sends no more data.
     let _ = timeout(Duration::from_millis(700), stream.read_to_end(&mut answer)).await;
-    String::from_utf8(answer).expect("it is text")
+    String::from_utf8(answer).expect("answer is UTF-8")
 }
 
 #[tokio::test]
-async fn what_a_web_page_may_have_caused_never_reaches_a_node() {
+async fn cross_site_requests_never_reach_a_node() {
     let (told, heard) = std::sync::mpsc::channel();
     let told = std::sync::Mutex::new(told);
     let server = FakeServer::start(move |_, request| {
         if !request.line.contains("/health") {
             let seen = (request.line.clone(), request.header("host").map(str::to_owned), request.body.clone());
-            told.lock().expect("no test panics").send(seen).expect("the test listens");
+            told.lock().expect("no test thread panics").send(seen).expect("test receives");
         }
         vec![Step::Bytes(answer(200, "", "{}"))]
     });
@@ -123,7 +123,7 @@ async fn what_a_web_page_may_have_caused_never_reaches_a_node() {
         let refused = raw(&address, &post(&headers)).await;
         assert!(refused.starts_with(&format!("HTTP/1.1 {status} ")), "{headers}: {refused}");
     }
-    // The second request of a connection is looked at, too.
+    // The second request of a connection is checked, too.
     let good = post(&format!("Host: laptop.local:9980\r\n{json}"));
     let answers = raw(&address, &format!("{good}{}", post(&format!("Host: evil.example\r\n{json}")))).await;
     assert!(answers.matches("HTTP/1.1 200").count() <= 1, "{answers}");

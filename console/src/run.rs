@@ -1,5 +1,6 @@
-//! The dashboard's driver: waits for an event, updates, performs the effects, draws if something changed.
-//! Decides nothing; the only place of the dashboard that knows tokio and the time.
+//! The dashboard's driver: waits for an event, updates the state, performs the effects and renders a frame if something
+//! changed. Makes no decisions; the only module of the dashboard that uses tokio and the clock.
+use crate::client::Nodes;
 mod files;
 mod input;
 pub mod replay;
@@ -7,7 +8,6 @@ pub mod replay;
 use std::{future::pending, io, path::PathBuf, time::Duration};
 
 use crossterm::event::EventStream;
-use shared::protocol::message::Generate;
 use tokio::{
     select,
     signal::unix::{self, SignalKind},
@@ -17,9 +17,8 @@ use tokio::{
 
 use self::{files::Files, input::next_input};
 use crate::{
-    effect::{Effect, Order, Wanted},
+    effect::Effect,
     event::{ClientEvent, Event, GenerateEvent, Signal},
-    planned::PlanAsk,
     recording::rounded,
     state::{GenerateDefaults, State, desk::Desk},
     terminal::{Screen, TerminalError},
@@ -28,62 +27,47 @@ use crate::{
     wanted::Asked,
 };
 
-/// Events from nodes that wait for the dashboard; a client waits when there are more.
+/// Maximum number of queued client events; the client blocks while the queue is full.
 const CLIENT_EVENTS_MAX: usize = 1024;
-/// Time between ticks.
+/// Interval between ticks.
 const TICK: Duration = Duration::from_millis(250);
-/// Shortest time between two frames.
+/// Minimum interval between two frames.
 const FRAME: Duration = Duration::from_millis(33);
-/// Shortest time between a frame and the next one that only shows newer figures of nodes: nobody reads them faster.
+/// Minimum interval before a frame that only updates node figures: they cannot be read faster.
 const FIGURES_FRAME: Duration = Duration::from_millis(125);
-/// Longest wait for the end of a generation that was cancelled by quitting.
+/// Maximum wait for the end of a generation that quitting cancelled.
 const CANCEL_WAIT: Duration = Duration::from_secs(1);
 
-/// What a dashboard is started with.
+/// Options of the dashboard.
 #[derive(Clone, Debug)]
 pub struct DashboardOptions {
-    /// Addresses of the nodes, in the order replica, stage, rank.
+    /// Addresses of the nodes, in order of replica, stage and rank.
     pub nodes: Vec<String>,
-    /// What is to run as soon as all nodes are connected: assigned where nothing does, asked about where something else does; `None` =
-    /// whatever runs.
+    /// The topology to run once all nodes are connected: assigned if no topology runs, confirmed by the operator if
+    /// another one does; `None` = use any running topology.
     pub asked: Option<Asked>,
-    /// What stands in the prompt box at first.
+    /// Initial text of the prompt box.
     pub prompt: String,
-    /// What each generation asks for.
+    /// Default parameters of generations.
     pub defaults: GenerateDefaults,
-    /// How the screen is arranged.
+    /// Screen preferences.
     pub desk: Desk,
-    /// The file that the session is written to.
+    /// File to record the session to.
     pub record: Option<PathBuf>,
-    /// It only looks: nothing is ever ordered.
+    /// Read-only: no operator command is ever issued.
     pub readonly: bool,
 }
 
-/// The nodes as the dashboard commands them. Commands return at once; what comes of them arrives as events.
-pub trait Nodes {
-    /// Makes the nodes at these places of the list hold this, in this order.
-    fn assign(&self, wanted: Wanted, members: Vec<usize>);
-    /// Completes a text on the head.
-    fn generate(&self, head: usize, generate: Generate);
-    /// Cancels the running generation.
-    fn cancel(&self);
-    /// Asks the planner.
-    fn plan(&self, ask: PlanAsk);
-    /// Reads the lines of a node's log after this number.
-    fn log(&self, node: usize, after: u64);
-    /// Does what an operator ordered.
-    fn operate(&self, order: Order);
-}
-
-/// Runs the dashboard until it is quit; returns the exit code. `connect` starts the client that sends to the channel.
+/// Runs the dashboard until it quits; returns the exit code. `connect` starts the client, which sends its events to the
+/// channel.
 ///
 /// # Errors
-/// The terminal cannot be used. It is as before in every case.
+/// The terminal cannot be used. The terminal is restored in every case.
 pub async fn dashboard<N: Nodes>(
     options: DashboardOptions,
     connect: impl FnOnce(Vec<String>, mpsc::Sender<ClientEvent>) -> N,
 ) -> Result<i32, TerminalError> {
-    // Before the terminal is taken: a signal in between must not leave it raw.
+    // Before entering the terminal: a signal in between must not leave it in raw mode.
     let signals = Signals::listen()?;
     let asked = options.asked.filter(|_| !options.readonly);
     let wanted = asked.as_ref().map(|asked| asked.wanted(options.nodes.len()));
@@ -94,7 +78,7 @@ pub async fn dashboard<N: Nodes>(
     state.desk = options.desk;
     let started = Instant::now();
     let mut files = Files::new(&state);
-    // Before the terminal is taken: a file that cannot be written is told where it can be read.
+    // Before entering the terminal, so that the error for an unwritable file stays readable.
     let began =
         options.record.map(|file| files.record(Some(file), &state)).transpose().map_err(TerminalError::Recording)?;
     let mut screen = Screen::enter()?;
@@ -123,7 +107,7 @@ struct Driver<N> {
 }
 
 impl<N: Nodes> Driver<N> {
-    /// The loop. Takes the screen, so that the terminal is back before anything after the loop is awaited.
+    /// The event loop. Owns the screen, so that the terminal is restored before anything after the loop is awaited.
     async fn run(&mut self, mut screen: Screen, mut signals: Signals) -> Result<i32, TerminalError> {
         let mut keys = EventStream::new();
         let mut ticks = interval(TICK);
@@ -147,7 +131,7 @@ impl<N: Nodes> Driver<N> {
                 }
             };
             screen.check()?;
-            // Whole microseconds, so that a recording has the times that were.
+            // Whole microseconds, the resolution of recorded times.
             let now = rounded(self.started.elapsed());
             self.files.happens(&self.state, now, event.as_ref());
             self.handle(Event::Tick { now }, drawn_at, &mut screen);
@@ -187,7 +171,7 @@ impl<N: Nodes> Driver<N> {
         }
     }
 
-    /// Gives a cancel that was sent with the end a moment to reach the head.
+    /// Waits briefly for a cancel sent while quitting to reach the head.
     async fn wait_for_cancel(&mut self) {
         let ended = async {
             while let Some(event) = self.events.recv().await {
@@ -197,7 +181,7 @@ impl<N: Nodes> Driver<N> {
             }
         };
         if self.state.request.is_sent() {
-            // Without an answer the session closes, and the head cancels for that.
+            // Without an answer the session closes, and the head cancels the request because of that.
             let _ = timeout(CANCEL_WAIT, ended).await;
         }
     }
@@ -228,8 +212,8 @@ impl Signals {
     }
 }
 
-/// The moment to draw: something changed, the last frame is long enough ago, and the terminal has taken all of it. On a slow
-/// terminal frames are left out, none waits.
+/// Resolves when a frame is due: something changed, the last frame is old enough, and the terminal has accepted all of
+/// it. On a slow terminal frames are skipped, not queued.
 async fn frame(due: Option<Instant>, screen: &Screen) {
     match due {
         Some(due) => sleep_until(due).await,
@@ -238,7 +222,7 @@ async fn frame(due: Option<Instant>, screen: &Screen) {
     screen.ready().await;
 }
 
-/// The next event of a client; never returns when the client is gone.
+/// The next client event; never resolves once the client is gone.
 async fn next_client(events: &mut mpsc::Receiver<ClientEvent>) -> ClientEvent {
     match events.recv().await {
         Some(event) => event,

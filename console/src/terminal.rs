@@ -1,5 +1,5 @@
-//! Owns the terminal while the dashboard is on it, and gives it back as it was on every way out: return, error, panic.
-//! Signals end the run loop, and so come to the same door. Draws nothing by itself.
+//! Owns the terminal while the dashboard runs, and restores it on every exit: return, error, panic. Signals end the run
+//! loop and therefore take the same path. Renders nothing itself.
 use std::{
     fs::File,
     io::{self, IsTerminal, Write},
@@ -29,37 +29,37 @@ use crate::{
     recording::RecordingError,
 };
 
-/// Whether the terminal is ours. There is one terminal a process, so there is one of these.
+/// Whether the terminal is ours. A process has one terminal, so this is a global.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 static PANIC_HOOK: Once = Once::new();
-/// Longest wait at the end for a terminal that takes its last frame slowly.
+/// Maximum wait at the end for a terminal that accepts its last frame slowly.
 const LAST_FRAME: Duration = Duration::from_millis(500);
-/// Presses and the wheel, with places beyond column 223. Not motion: over a slow link that would be most of the input.
+/// Reports presses and the wheel, also beyond column 223. Not motion: over a slow link that would be most of the input.
 const MOUSE_ON: &[u8] = b"\x1b[?1000h\x1b[?1006h";
-/// The terminal selects text again.
+/// Lets the terminal select text again.
 const MOUSE_OFF: &[u8] = b"\x1b[?1006l\x1b[?1000l";
 
 /// Why the terminal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TerminalError {
-    /// Nobody would see the dashboard or could type.
-    #[error("stdin and stdout are no terminal; use console generate or console demo --once")]
+    /// stdin or stdout is not a terminal.
+    #[error("stdin and stdout must be terminals; use console generate or console demo --once")]
     NotATerminal,
-    /// Another dashboard of this process has it.
-    #[error("the terminal is in use by another dashboard of this process; end that one first")]
+    /// Another dashboard of this process uses it.
+    #[error("the terminal is in use by another dashboard of this process; quit that one first")]
     InUse,
-    /// A panic elsewhere gave it back.
-    #[error("a part of the console panicked; its message is above, report it")]
+    /// A panic elsewhere has restored it.
+    #[error("a thread of the console panicked; please report the message above")]
     GivenBack,
-    /// The session cannot be written.
+    /// The session cannot be recorded.
     #[error("{0}")]
     Recording(RecordingError),
-    /// The terminal said no.
-    #[error("the terminal cannot be used: {0}; check TERM, or use console generate")]
+    /// A terminal operation failed.
+    #[error("cannot use the terminal: {0}; check TERM, or use console generate")]
     Io(#[from] io::Error),
 }
 
-/// The terminal in raw mode with the alternate screen and bracketed paste. Dropping it restores what was before.
+/// The terminal in raw mode with the alternate screen and bracketed paste. Dropping it restores the previous state.
 #[derive(Debug)]
 pub struct Screen {
     terminal: Terminal<CrosstermBackend<outlet::Frame>>,
@@ -68,10 +68,10 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Takes the terminal over.
+    /// Takes over the terminal.
     ///
     /// # Errors
-    /// [`TerminalError::NotATerminal`] before anything was changed; after any other error all is as it was.
+    /// [`TerminalError::NotATerminal`] before any change; after any other error the terminal is restored.
     pub fn enter() -> Result<Self, TerminalError> {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
             return Err(TerminalError::NotATerminal);
@@ -82,54 +82,54 @@ impl Screen {
         if ENTERED.swap(true, Ordering::SeqCst) {
             return Err(TerminalError::InUse);
         }
-        // From here on there is a guard: an error below drops it.
+        // From here on the guard exists: an error below drops it.
         let outlet = Outlet::start(&ENTERED).inspect_err(|_| ENTERED.store(false, Ordering::SeqCst))?;
         let screen = Self { terminal, frame, outlet };
         enable_raw_mode()?;
-        // Not Terminal::clear: it asks the terminal for the cursor's place, and not every terminal answers in time.
+        // Not `Terminal::clear`, which queries the cursor position: not every terminal answers in time.
         execute!(io::stdout(), EnterAlternateScreen, EnableBracketedPaste, Clear(ClearType::All))?;
         Ok(screen)
     }
 
-    /// Draws a frame and returns what the drawing returned. Only what differs from the last frame goes to the terminal. To be
-    /// called when the last one is there ([`Self::ready`]): a frame has no place to wait.
+    /// Renders a frame and returns the result of `draw`. Only the differences to the last frame are sent to the
+    /// terminal. Call it only after the last frame has been written ([`Self::ready`]): frames are not queued.
     ///
     /// # Errors
-    /// The terminal was given back by a panic elsewhere, or cannot be written.
+    /// A panic elsewhere restored the terminal, or it cannot be written.
     pub fn draw<T>(&mut self, draw: impl FnOnce(&mut Frame) -> T) -> Result<T, TerminalError> {
         self.check()?;
         let mut drawn = None;
         self.terminal.draw(|frame| drawn = Some(draw(frame)))?;
         self.outlet.send(&self.frame)?;
-        Ok(drawn.expect("the terminal calls the drawing once"))
+        Ok(drawn.expect("the terminal calls the closure once"))
     }
 
-    /// Waits until the terminal has taken the last frame.
+    /// Waits until the terminal has accepted the last frame.
     pub async fn ready(&self) {
         self.outlet.idle().await;
     }
 
-    /// Whether it has.
+    /// Whether the terminal has accepted the last frame.
     pub fn is_ready(&self) -> bool {
         self.outlet.is_idle()
     }
 
-    /// Takes the mouse, or leaves it to the terminal for selecting text. It goes out with the next frame.
+    /// Captures the mouse, or releases it to the terminal for selecting text. Takes effect with the next frame.
     pub fn take_mouse(&mut self, takes: bool) {
         let bytes = if takes { MOUSE_ON } else { MOUSE_OFF };
-        self.frame.write_all(bytes).expect("a frame is memory");
+        self.frame.write_all(bytes).expect("writing to memory succeeds");
     }
 
-    /// Cells across and down, as they were last drawn on.
+    /// Columns and rows of the last rendered frame.
     ///
     /// # Errors
-    /// The terminal does not say.
+    /// The size of the terminal is unavailable.
     pub fn size(&self) -> Result<(u16, u16), TerminalError> {
         let size = self.terminal.size()?;
         Ok((size.width, size.height))
     }
 
-    /// Bytes that went to the terminal.
+    /// Bytes sent to the terminal.
     pub fn bytes(&self) -> u64 {
         self.outlet.bytes()
     }
@@ -137,7 +137,7 @@ impl Screen {
     /// Whether the terminal is still ours.
     ///
     /// # Errors
-    /// It was given back by a panic elsewhere.
+    /// A panic elsewhere restored the terminal.
     pub fn check(&self) -> Result<(), TerminalError> {
         if ENTERED.load(Ordering::SeqCst) { Ok(()) } else { Err(TerminalError::GivenBack) }
     }
@@ -146,7 +146,7 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         if !self.outlet.wait_idle(LAST_FRAME) {
-            // What the terminal has not taken by now would stand between it and its restoring.
+            // Discard output that the terminal has not accepted yet: it would delay the restoring sequences.
             let _ = tcflush(io::stdout(), FlushArg::TCOFLUSH);
             self.outlet.wait_idle(LAST_FRAME);
         }
@@ -154,14 +154,14 @@ impl Drop for Screen {
     }
 }
 
-/// Gives the terminal back if it is ours. A terminal that is gone cannot be restored: errors are of no use here.
+/// Restores the terminal if it is ours. Ignores errors: a terminal that is gone cannot be restored.
 fn restore() {
     if !ENTERED.swap(false, Ordering::SeqCst) {
         return;
     }
     let mut bytes = MOUSE_OFF.to_vec();
     let queued = queue!(bytes, DisableBracketedPaste, LeaveAlternateScreen, Show);
-    queued.expect("memory takes bytes");
+    queued.expect("writing to memory succeeds");
     if let Ok(terminal) = io::stdout().as_fd().try_clone_to_owned()
         && takes_bytes(&terminal)
     {
@@ -170,7 +170,7 @@ fn restore() {
     let _ = disable_raw_mode();
 }
 
-/// Whether writing to it would not wait for somebody.
+/// Whether a write to the terminal would not block.
 fn takes_bytes(terminal: &OwnedFd) -> bool {
     let mut waits = [PollFd::new(terminal.as_fd(), PollFlags::POLLOUT)];
     let most = PollTimeout::from(200u8);

@@ -1,25 +1,28 @@
-//! Topology files: which nodes hold which layers and shares of a model, as TOML that people write and `topology show` prints.
-use serde::{Deserialize, Serialize};
-use shared::{
-    schedule::Choice,
-    topology::{Exchange, Group, KvFormat, Layout, Role, Topology, spec::NODES_MAX},
+//! Topology files: which nodes hold which layers and shares of a model, as hand-written TOML and as printed by
+//! `topology show`.
+use collectives::Choice;
+use common::{
+    limits::NODES_MAX,
+    precision::{Exchange, KvFormat},
 };
+use serde::{Deserialize, Serialize};
+use topology::{Group, Layout, Role, Topology};
 
 use crate::{client::assign::SLOTS_DEFAULT, wanted::Wanted};
 
-/// Longest file that is read.
+/// Maximum size of a topology file in bytes.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// A topology file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopologyFile {
-    /// File name of the model below the nodes' model folders.
+    /// File name of the model, relative to the nodes' model folders.
     pub model: String,
-    /// Longest sequence in tokens; without it the model's, at most 4096.
+    /// Maximum sequence length in tokens; defaults to the model's, capped at 4096.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context_length: Option<u32>,
-    /// Sequences at the same time.
+    /// Maximum number of concurrent sequences.
     #[serde(default = "slots")]
     pub slots: u16,
     /// Format of the KV cache: f16, q8_0 or f32.
@@ -28,7 +31,7 @@ pub struct TopologyFile {
     /// Format of the partial sums between nodes.
     #[serde(default)]
     pub exchange: Exchange,
-    /// How partial sums are summed: auto, or the name of one algorithm.
+    /// All-reduce algorithm: auto, or the name of one algorithm.
     #[serde(default = "collective")]
     pub collective: String,
     /// The stages of all replicas.
@@ -39,63 +42,63 @@ pub struct TopologyFile {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stage {
-    /// Which replica, from 0.
+    /// Index of the replica, starting at 0.
     #[serde(default)]
     pub replica: u16,
-    /// What its replica does: prefill or decode; without it on all stages every replica does both.
+    /// Role of the replica: prefill or decode; if no stage sets it, every replica does both.
     #[serde(default, skip_serializing_if = "does_both")]
     pub role: Role,
-    /// How many layers; without it on all stages they are balanced.
+    /// Number of layers; if no stage sets it, layers are balanced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<u32>,
-    /// `ADDRESS[:PORT]` of its ranks.
+    /// `ADDRESS[:PORT]` of each rank.
     pub nodes: Vec<String>,
-    /// Relative shares of its ranks; without it equal.
+    /// Relative shares of the ranks; equal if absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<u32>,
 }
 
-/// Why a file describes no topology.
+/// Why a file does not describe a valid topology.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
-    /// Not TOML, or not of this form.
+    /// Invalid TOML, or an unknown or mistyped field.
     #[error("{0}")]
     Toml(String),
     /// No stage, or a stage without nodes.
-    #[error("it has no [[stage]] with nodes; write one with nodes = [\"ADDRESS\", ..] for each stage")]
+    #[error("no [[stage]] lists any nodes; add nodes = [\"ADDRESS\", ..] to each stage")]
     Empty,
     /// Stages or replicas of different sizes.
-    #[error("{what} has {found}, the first has {first}; give every {each} as many")]
+    #[error("{what} has {found}, the first has {first}; every {each} needs the same number")]
     Uneven {
-        /// Which one.
+        /// The stage or replica that differs.
         what: String,
-        /// What it has.
+        /// Its size, with the unit.
         found: String,
-        /// What the first has.
+        /// The size of the first one.
         first: String,
-        /// Of what every one must have as many.
+        /// The kind of group that must match in size: `stage` or `replica`.
         each: &'static str,
     },
     /// Replicas are not numbered from 0 without gaps.
     #[error("replica {0} has stages, but replica {1} has none; number replicas from 0")]
     Gap(u16, u16),
-    /// Another number of weights than nodes.
-    #[error("stage {stage} has {weights} weights for {nodes} nodes; give one for each, or none")]
+    /// The number of weights differs from the number of nodes.
+    #[error("stage {stage} has {weights} weights for {nodes} nodes; give one per node, or none")]
     Weights {
-        /// Number of the stage in the file, from 1.
+        /// Number of the stage in the file, starting at 1.
         stage: usize,
-        /// Its weights.
+        /// Number of weights.
         weights: usize,
-        /// Its nodes.
+        /// Number of nodes.
         nodes: usize,
     },
-    /// Layers on some stages only, or replicas cut differently.
-    #[error("{0}; give layers to every stage, the same in every replica, or to none")]
+    /// Only some stages set their layers, or replicas are split differently.
+    #[error("{0}; set layers on every stage, the same in every replica, or on none")]
     Layers(String),
-    /// Too many nodes.
-    #[error("{0} nodes, at most {NODES_MAX} can be in a topology")]
+    /// More nodes than a topology can have.
+    #[error("{0} nodes listed, a topology can have at most {NODES_MAX}")]
     Nodes(usize),
-    /// A value that cannot be.
+    /// An invalid value.
     #[error("{0}")]
     Value(String),
 }
@@ -117,22 +120,22 @@ fn collective() -> String {
 }
 
 impl TopologyFile {
-    /// Reads a file's text.
+    /// Parses the text of a topology file.
     ///
     /// # Errors
-    /// Not of the form; the message names line and column.
+    /// The text is not a valid topology file; the message names line and column.
     pub fn parse(text: &str) -> Result<Self, FileError> {
         toml::from_str(text).map_err(|error| FileError::Toml(error.to_string().trim_end().to_owned()))
     }
 
-    /// A running topology as a file that makes it again.
+    /// Describes a running topology; assigning the result recreates it.
     pub fn of(topology: &Topology) -> Self {
         let layout = topology.layout;
         let replicas = (0..layout.replicas).flat_map(|replica| {
             let stages = topology.replica(replica).chunks(usize::from(layout.ranks_of(replica)));
             stages.map(move |members| (replica, members))
         });
-        let stage = |(replica, members): (u16, &[shared::topology::Member])| Stage {
+        let stage = |(replica, members): (u16, &[topology::Member])| Stage {
             replica,
             role: layout.role(replica),
             layers: Some(members[0].layers.end - members[0].layers.start),
@@ -150,15 +153,15 @@ impl TopologyFile {
         }
     }
 
-    /// The file's text.
+    /// The file as TOML.
     pub fn text(&self) -> String {
-        toml::to_string(self).expect("a topology file holds only what TOML can say")
+        toml::to_string(self).expect("a topology file holds only TOML values")
     }
 
-    /// The nodes in the order replica, stage, rank, and what is wanted of them.
+    /// The nodes in order of replica, stage and rank, and the topology requested on them.
     ///
     /// # Errors
-    /// The stages make no layout.
+    /// The stages do not form a layout.
     pub fn wanted(&self) -> Result<(Vec<String>, Wanted), FileError> {
         let stages = self.ordered()?;
         let layout = layout(&stages)?;
@@ -182,7 +185,7 @@ impl TopologyFile {
         Ok((nodes, wanted))
     }
 
-    /// The stages, those of a replica behind one another.
+    /// The stages sorted by replica; the order within a replica is kept.
     fn ordered(&self) -> Result<Vec<&Stage>, FileError> {
         let nodes = self.stage.iter().map(|stage| stage.nodes.len()).sum::<usize>();
         if nodes == 0 || self.stage.iter().any(|stage| stage.nodes.is_empty()) {
@@ -205,7 +208,7 @@ impl TopologyFile {
 
 fn layout(stages: &[&Stage]) -> Result<Layout, FileError> {
     let has_roles = stages.iter().any(|stage| stage.role != Role::Both);
-    // Replicas may have different numbers of ranks, the stages of one may not.
+    // Replicas may differ in their number of ranks; the stages of one replica may not.
     let unlike = |stage: &&&Stage| {
         let first = stages.iter().find(|other| other.replica == stage.replica).unwrap_or(&stages[0]);
         stage.nodes.len() != first.nodes.len() || stage.role != first.role
@@ -236,14 +239,14 @@ fn layout(stages: &[&Stage]) -> Result<Layout, FileError> {
     Layout::of_replicas(&groups, count as u16).map_err(|error| FileError::Value(error.to_string()))
 }
 
-/// The layers of each stage; none if they are to be balanced.
+/// The layers of each stage; empty = balance them.
 fn layers(stages: &[&Stage], count: usize) -> Result<Vec<u32>, FileError> {
     let given: Vec<u32> = stages.iter().filter_map(|stage| stage.layers).collect();
     match given.len() {
         0 => Ok(Vec::new()),
-        some if some < stages.len() => Err(FileError::Layers(format!("only {some} of {} stages", stages.len()))),
+        some if some < stages.len() => Err(FileError::Layers(format!("{some} of {} stages set layers", stages.len()))),
         _ if given.chunks(count).any(|replica| replica != &given[..count]) => {
-            Err(FileError::Layers("replicas have different layers".into()))
+            Err(FileError::Layers("replicas are split into different layers".into()))
         }
         _ => Ok(given[..count].to_vec()),
     }
@@ -251,7 +254,7 @@ fn layers(stages: &[&Stage], count: usize) -> Result<Vec<u32>, FileError> {
 
 #[cfg(test)]
 mod tests {
-    use shared::topology::Member;
+    use topology::Member;
 
     use super::*;
 
@@ -269,25 +272,25 @@ mod tests {
 
     fn error(text: &str) -> FileError {
         let file = TopologyFile::parse(text);
-        file.and_then(|file| file.wanted()).expect_err("it makes no topology")
+        file.and_then(|file| file.wanted()).expect_err("file is rejected")
     }
 
     #[test]
-    fn a_file_says_nodes_layout_and_shares_and_a_running_topology_is_written_as_one_that_makes_it_again() {
-        let (nodes, wanted) = TopologyFile::parse(FILE).and_then(|file| file.wanted()).expect("it is good");
+    fn running_topology_round_trips_through_its_file() {
+        let (nodes, wanted) = TopologyFile::parse(FILE).and_then(|file| file.wanted()).expect("valid file");
         assert_eq!(nodes, ["pi1", "pi2:9998", "pi5", "pi6"]);
         assert_eq!((wanted.layout.to_string(), wanted.weights.as_slice()), ("dp2-tp2".into(), &[3, 1, 1, 1][..]));
         assert_eq!((wanted.kv, wanted.exchange, wanted.layers.len()), (KvFormat::Q8, Exchange::Q80, 0));
         let running = crate::fixtures::topology();
-        let again = TopologyFile::parse(&TopologyFile::of(&running).text()).expect("what is printed can be read");
-        let (nodes, wanted) = again.wanted().expect("what is printed makes a topology");
+        let again = TopologyFile::parse(&TopologyFile::of(&running).text()).expect("printed file parses");
+        let (nodes, wanted) = again.wanted().expect("printed file forms a topology");
         let addresses: Vec<&String> = running.members.iter().map(|member| &member.address).collect();
         assert_eq!(nodes.iter().collect::<Vec<_>>(), addresses);
         assert_eq!(wanted, Wanted::again(&running, running.members.len()));
     }
 
     #[test]
-    fn groups_with_roles_may_have_different_ranks_and_are_printed_with_their_roles() {
+    fn groups_with_roles_may_differ_in_ranks_and_keep_their_roles() {
         let text = r#"
             model = "m.gguf"
             [[stage]]
@@ -298,7 +301,7 @@ mod tests {
             role = "decode"
             nodes = ["c"]
         "#;
-        let (nodes, wanted) = TopologyFile::parse(text).and_then(|file| file.wanted()).expect("it is good");
+        let (nodes, wanted) = TopologyFile::parse(text).and_then(|file| file.wanted()).expect("valid file");
         assert_eq!((nodes.len(), wanted.layout.to_string()), (3, "prefill:tp2+decode:tp1".into()));
         assert!(error(&text.replace("decode", "prefill")).to_string().contains("no group has the role decode"));
         assert!(error(&text.replace("role = \"decode\"", "")).to_string().contains("no role"));
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_layout_is_refused_with_the_reason() {
+    fn invalid_layouts_are_rejected_with_a_reason() {
         let stage = |rest: &str| format!("[[stage]]\n{rest}\n");
         let model = "model = \"m\"\n";
         assert!(matches!(error("model = "), FileError::Toml(_)));

@@ -1,4 +1,4 @@
-//! What each event changes, and what it wants done: the whole behaviour of the dashboard, without a terminal or a clock.
+//! Changes and effects of each event: the complete behaviour of the dashboard, without a terminal or a clock.
 mod assign;
 mod desk;
 mod frozen;
@@ -10,9 +10,8 @@ mod table;
 
 use std::time::Duration;
 
-use shared::telemetry::NodeReport;
-
 use assign::{assign, on_planned};
+use telemetry::NodeReport;
 
 use crate::{
     effect::Effect,
@@ -31,7 +30,7 @@ use crate::{
     },
 };
 
-/// Handles an event. Everything but ticks that change nothing asks for a frame.
+/// Handles an event. Every event except a tick without changes requests a frame.
 pub fn update(state: &mut State, event: Event) -> Vec<Effect> {
     if state.frozen.is_some() { frozen::update_frozen(state, event) } else { update_live(state, event) }
 }
@@ -69,7 +68,7 @@ fn update_live(state: &mut State, event: Event) -> Vec<Effect> {
     effects
 }
 
-/// Whether nothing on the screen can differ after a report. Only the node's clock goes on by itself.
+/// Whether a report changes nothing on the screen. Only the node's clock advances by itself.
 fn says_nothing_new(state: &State, node: usize, report: &NodeReport) -> bool {
     let Some(node) = state.nodes.get(node) else { return true };
     let Some(before) = &node.report else { return false };
@@ -77,11 +76,11 @@ fn says_nothing_new(state: &State, node: usize, report: &NodeReport) -> bool {
     is_heard && report.layers.is_empty() && before.is_same_but_for_the_time(report) && node.load == report.load
 }
 
-/// Time alone changes the screen when a node falls silent, while it stays silent or something is done to nodes, and when layers stop to
-/// arrive.
+/// Advances the time. Time alone changes the screen when a node falls silent, during an operation, and when all-reduces
+/// stop arriving.
 fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
     let seen = |state: &State| -> (Vec<Standing>, bool, Option<u64>) {
-        // The footer counts the seconds of what is under way.
+        // The footer counts the seconds of the operation.
         let seconds = state.is_operating().then_some(state.now.as_secs());
         (state.nodes.iter().map(|node| node.standing(state.now)).collect(), state.layers_move(), seconds)
     };
@@ -92,7 +91,7 @@ fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
     read_log(state).into_iter().chain(draw).collect()
 }
 
-/// The log of the node whose page is looked at is read on.
+/// Continues reading the log of the node whose page is open.
 fn read_log(state: &mut State) -> Option<Effect> {
     let (node, now) = (state.selected, state.now);
     let is_seen = state.spot.page == Page::Node && state.nodes.get(node).is_some_and(|node| node.is_open());
@@ -126,7 +125,7 @@ fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     Vec::new()
 }
 
-/// The help page scrolls; Ctrl-C and q mean what they mean everywhere; any other key closes it.
+/// Keys on the help page: some scroll, Ctrl-C and q have their usual effect, any other key closes it.
 fn on_key_in_help(state: &mut State, key: Key) -> Vec<Effect> {
     let action = state.desk.keys.action(Spot { page: Page::Generate, focus: Focus::Text }, key);
     let (last, page) = (state.extent.help_lines.saturating_sub(state.extent.help_height), state.extent.help_height);
@@ -137,7 +136,7 @@ fn on_key_in_help(state: &mut State, key: Key) -> Vec<Effect> {
                 action @ (Action::Up | Action::Down | Action::PageUp | Action::PageDown | Action::Top | Action::Bottom),
             ),
             Some(at),
-        ) => state.help = Some(show::scrolled(at, action, page, last)),
+        ) => state.help = Some(table::scrolled(at, action, page, last)),
         _ => state.help = None,
     }
     Vec::new()
@@ -159,7 +158,7 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
         }
         Action::Plan => plan::ask(state),
         _ if operate::ask(state, action) => match state.dialog.as_ref().map(|dialog| dialog.question.clone()) {
-            // The question says what is predicted as soon as that is known.
+            // The dialog shows the prediction as soon as it is available.
             Some(Question::Assign { wanted, .. }) => plan::ask_before(state, &wanted),
             _ => Vec::new(),
         },
@@ -174,7 +173,7 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
     }
 }
 
-/// Actions in the prompt box.
+/// Handles actions in the prompt box.
 fn edit(state: &mut State, action: Action) {
     match action {
         Action::NewLine => insert(state, "\n"),
@@ -202,7 +201,7 @@ fn edit_in(editor: &mut Editor, action: Action) {
     }
 }
 
-/// Text typed into the prompt box or a filter.
+/// Inserts text into the prompt box or a filter.
 fn type_text(state: &mut State, text: &str) {
     if state.spot.focus == Focus::Filter { table::type_text(state, text) } else { insert(state, text) }
 }
@@ -233,7 +232,7 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
         return Vec::new();
     }
     state.spot = Spot::first_of(Page::Generate);
-    // Terminals send a return for each new line of a paste.
+    // Terminals send a carriage return for each new line of a paste.
     insert(state, &text.replace("\r\n", "\n").replace('\r', "\n"));
     Vec::new()
 }
@@ -280,7 +279,7 @@ fn submit(state: &mut State) -> Vec<Effect> {
         return Vec::new();
     }
     let is_ready = state.is_ready();
-    // What an operator holds back is not assigned anew behind his back.
+    // A node that the operator cordoned is not worked around without confirmation.
     if let (false, false, Cluster::Cordoned(_)) = (is_ready, state.is_operating(), cluster(state)) {
         state.notice = Some(hint(state));
         return Vec::new();
@@ -297,7 +296,7 @@ fn submit(state: &mut State) -> Vec<Effect> {
     if state.is_assigning() || state.is_operating() { Vec::new() } else { assign(state) }
 }
 
-/// A prompt that waited: it is sent as soon as a topology runs, and assigns one when nobody else does.
+/// Sends a held prompt once a topology runs, or assigns one if no assignment is under way.
 fn release_held(state: &mut State) -> Vec<Effect> {
     if state.request.phase != Phase::Held || state.is_assigning() {
         return Vec::new();
@@ -308,7 +307,7 @@ fn release_held(state: &mut State) -> Vec<Effect> {
     if state.is_operating() || state.assignment == Assignment::WaitsForNodes { Vec::new() } else { assign(state) }
 }
 
-/// Sends the request that is held.
+/// Sends the held request.
 fn send(state: &mut State) -> Vec<Effect> {
     let mut generate = state.defaults.request(&state.request.prompt, state.requests_sent);
     generate.sampling.seed = generate::seed(state, &state.request.prompt);
@@ -317,7 +316,7 @@ fn send(state: &mut State) -> Vec<Effect> {
     state.requests_sent += 1;
     state.request_epoch = state.topology().map(|(_, epoch)| epoch);
     if matches!(state.assignment, Assignment::Failed(_)) {
-        // The topology of before still runs: the failure was seen, the text takes its place.
+        // The previous topology still runs: the failure has been shown, and the text replaces it.
         state.assignment = Assignment::Nothing;
     }
     state.request.send(state.now);
@@ -325,7 +324,7 @@ fn send(state: &mut State) -> Vec<Effect> {
     vec![Effect::Generate { head, generate: Box::new(generate) }]
 }
 
-/// What arrived from the nodes, and what of it is worth an entry among the events.
+/// Handles a client event and adds notable changes to the events.
 fn observed(state: &mut State, event: ClientEvent) -> Vec<Effect> {
     let place = match &event {
         ClientEvent::Connected { node, .. }
@@ -342,7 +341,7 @@ fn observed(state: &mut State, event: ClientEvent) -> Vec<Effect> {
 fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
     let now = state.now;
     match event {
-        // Taken in before: it may change nothing that is seen.
+        // Handled earlier, because it may change nothing on the screen.
         ClientEvent::Log { .. } => Vec::new(),
         ClientEvent::Connected { node, identity } => {
             let Some(known) = state.nodes.get_mut(node) else { return Vec::new() };
@@ -367,7 +366,7 @@ fn client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
             if state.assignment == Assignment::WaitsForNodes {
                 effects.extend(assign(state));
             }
-            // While nodes restart, the moments in which a topology runs are known from reports alone.
+            // During a rolling restart only reports show that a topology runs.
             if state.is_operating() && state.is_ready() {
                 effects.extend(release_held(state));
             }

@@ -1,11 +1,11 @@
-//! Tests of what events do. A `Story` tells the state what happened and collects what it wants done.
+//! Tests of events and their effects. A `Story` sends events to the state and collects the effects that it requests.
 use std::time::Duration;
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::Epoch,
-    protocol::error::{Fault, FaultKind},
-    telemetry::NodeState,
 };
+use telemetry::NodeState;
 
 use super::*;
 use crate::{
@@ -21,21 +21,21 @@ fn prompt_of(effect: &Effect) -> Option<&str> {
 }
 
 #[test]
-fn the_assignment_starts_when_the_last_node_answers() {
+fn assignment_starts_when_the_last_node_answers() {
     let mut story = Story::begin();
     for node in 0..NODES {
         assert_eq!(story.effects, []);
         story.connected(node);
-        assert_eq!(story.effects, [], "who is out is known from its report");
+        assert_eq!(story.effects, [], "its report carries the exclusions");
         story.report(node, idle(node));
     }
     assert_eq!(story.effects, [assign_all()]);
     story.connected(0).report(0, idle(0));
-    assert_eq!(story.effects.len(), 1, "a node that comes again does not start it again");
+    assert_eq!(story.effects.len(), 1, "a reconnecting node does not start another assignment");
 }
 
 #[test]
-fn without_a_wish_nothing_is_assigned() {
+fn nothing_is_assigned_without_a_requested_topology() {
     let addresses: Vec<String> = (0..NODES).map(address).collect();
     let mut story = Story::with(State::new(&addresses, None, "x", defaults()));
     story.all_connected().key(KeyCode::Enter);
@@ -45,7 +45,7 @@ fn without_a_wish_nothing_is_assigned() {
 }
 
 #[test]
-fn a_running_topology_is_used_by_a_console_that_asked_for_none() {
+fn console_without_a_request_uses_the_running_topology() {
     let addresses: Vec<String> = (0..NODES).map(address).collect();
     let mut story = Story::with(State::new(&addresses, None, "x", defaults()));
     story.all_connected().all_report(NodeState::Ready, false).key(KeyCode::Enter);
@@ -53,7 +53,7 @@ fn a_running_topology_is_used_by_a_console_that_asked_for_none() {
 }
 
 #[test]
-fn a_prompt_goes_to_the_head_and_each_has_its_own_seed() {
+fn prompt_goes_to_the_head_with_its_own_seed() {
     let mut story = Story::finished();
     story.on(Event::Paste("again".to_owned())).key(KeyCode::Enter);
     let sent: Vec<(&str, u64)> = (story.effects.iter())
@@ -67,7 +67,7 @@ fn a_prompt_goes_to_the_head_and_each_has_its_own_seed() {
 }
 
 #[test]
-fn a_prompt_sent_while_nodes_load_is_kept_until_they_run() {
+fn prompt_sent_while_nodes_load_is_held_until_they_run() {
     let mut story = Story::begin();
     story.all_connected().all_loading().key(KeyCode::Enter);
     assert_eq!(story.state.request.phase, Phase::Held);
@@ -78,7 +78,7 @@ fn a_prompt_sent_while_nodes_load_is_kept_until_they_run() {
 }
 
 #[test]
-fn a_kept_prompt_fails_with_the_assignment_and_can_be_withdrawn() {
+fn held_prompt_fails_with_the_assignment_or_is_withdrawn() {
     let mut story = Story::begin();
     story.all_connected().key(KeyCode::Enter).arrives(ClientEvent::Assign(AssignEvent::Failed(lost_fault())));
     assert_eq!(story.state.request.phase, Phase::Failed(lost_fault()));
@@ -89,12 +89,12 @@ fn a_kept_prompt_fails_with_the_assignment_and_can_be_withdrawn() {
 }
 
 #[test]
-fn escape_cancels_and_the_answer_ends_it() {
+fn escape_cancels_until_the_answer_ends() {
     let mut story = Story::generating();
     story.effects.clear();
     story.key(KeyCode::Esc);
     assert_eq!(story.effects, [Effect::Cancel]);
-    assert_eq!(story.state.spot.focus, Focus::Prompt, "the first Esc cancels, nothing else");
+    assert_eq!(story.state.spot.focus, Focus::Prompt, "the first Esc only cancels");
     story.token("late").key(KeyCode::Esc);
     assert_eq!(story.state.request.phase, Phase::Cancelling);
     assert_eq!((story.effects.len(), story.state.spot.focus), (1, Focus::Text));
@@ -105,7 +105,7 @@ fn escape_cancels_and_the_answer_ends_it() {
 }
 
 #[test]
-fn one_generation_runs_at_a_time() {
+fn only_one_generation_runs_at_a_time() {
     let mut story = Story::generating();
     story.effects.clear();
     story.on(Event::Paste("next".to_owned())).key(KeyCode::Enter);
@@ -115,7 +115,7 @@ fn one_generation_runs_at_a_time() {
 }
 
 #[test]
-fn control_c_cancels_first_and_quits_then() {
+fn control_c_cancels_first_and_then_quits() {
     let mut story = Story::generating();
     story.effects.clear();
     let interrupt = Event::Key(Key::control('c'));
@@ -130,7 +130,7 @@ fn control_c_cancels_first_and_quits_then() {
 }
 
 #[test]
-fn q_is_a_letter_in_the_prompt_box_and_the_end_elsewhere() {
+fn q_is_a_letter_in_the_prompt_box_and_quits_elsewhere() {
     let mut story = Story::ready();
     story.effects.clear();
     story.key(KeyCode::Char('q'));
@@ -140,7 +140,7 @@ fn q_is_a_letter_in_the_prompt_box_and_the_end_elsewhere() {
 }
 
 #[test]
-fn whoever_ends_the_console_ends_its_generation() {
+fn quitting_the_console_cancels_its_generation() {
     for (event, code) in [
         (Event::Signal(Signal::Terminate), 143),
         (Event::Signal(Signal::Interrupt), 130),
@@ -155,7 +155,7 @@ fn whoever_ends_the_console_ends_its_generation() {
 }
 
 #[test]
-fn a_silent_node_is_stale_after_two_seconds_and_time_alone_draws_it() {
+fn tick_marks_a_silent_node_stale_after_two_seconds() {
     let mut story = Story::ready();
     let standing = |story: &Story| story.state.nodes[1].standing(story.state.now);
     assert_eq!(standing(story.at(2010)), Standing::Reports(NodeState::Ready));
@@ -165,7 +165,7 @@ fn a_silent_node_is_stale_after_two_seconds_and_time_alone_draws_it() {
     let effects = update(&mut story.state, Event::Tick { now: Duration::from_millis(2250) });
     assert_eq!(standing(&story), Standing::Stale(2));
     assert_eq!(effects, [Effect::Draw]);
-    assert_eq!(update(&mut story.state, Event::Tick { now: Duration::from_millis(2500) }), [], "nothing new to see");
+    assert_eq!(update(&mut story.state, Event::Tick { now: Duration::from_millis(2500) }), [], "nothing changed");
     assert_eq!(update(&mut story.state, Event::Tick { now: Duration::from_millis(3010) }), [Effect::Draw]);
     assert_eq!(story.state.nodes[0].standing(story.state.now), Standing::Reports(NodeState::Ready));
     story.report(1, running(1, NodeState::Ready, false));
@@ -173,7 +173,7 @@ fn a_silent_node_is_stale_after_two_seconds_and_time_alone_draws_it() {
 }
 
 #[test]
-fn time_draws_nothing_while_nothing_changes() {
+fn tick_renders_nothing_while_nothing_changes() {
     let mut story = Story::ready();
     for now in (20..2000).step_by(10) {
         assert_eq!(update(&mut story.state, Event::Tick { now: Duration::from_millis(now) }), []);
@@ -181,16 +181,16 @@ fn time_draws_nothing_while_nothing_changes() {
 }
 
 #[test]
-fn after_a_lost_node_is_back_the_next_prompt_assigns_and_runs() {
+fn next_prompt_assigns_after_a_lost_node_is_back() {
     let mut story = Story::lost();
     assert_eq!(story.state.request.phase, Phase::Failed(lost_fault()));
     assert!(!story.state.is_ready());
     story.effects.clear();
     story.on(Event::Paste("once more".to_owned())).key(KeyCode::Enter);
     assert_eq!((story.effects.len(), &story.state.assignment), (0, &Assignment::WaitsForNodes));
-    // A node that was started again keeps its epoch and holds nothing.
+    // A restarted node keeps its epoch and holds no shard.
     let back = crate::fixtures::idle(2);
-    story.connected(2).report(2, shared::telemetry::NodeReport { epoch: Epoch(3), ..back });
+    story.connected(2).report(2, telemetry::NodeReport { epoch: Epoch(3), ..back });
     assert_eq!(story.effects, [assign_all()]);
     let assigned = AssignEvent::Running { epoch: Epoch(4), topology: Box::new(topology()), reused: false };
     story.arrives(ClientEvent::Assign(assigned));
@@ -198,7 +198,7 @@ fn after_a_lost_node_is_back_the_next_prompt_assigns_and_runs() {
 }
 
 #[test]
-fn r_assigns_again_but_never_twice_at_a_time() {
+fn r_assigns_again_but_only_once_at_a_time() {
     let mut story = Story::lost();
     story.connected(2).report(2, idle(2)).key(KeyCode::Esc);
     story.effects.clear();
@@ -208,11 +208,11 @@ fn r_assigns_again_but_never_twice_at_a_time() {
 }
 
 #[test]
-fn layers_of_an_older_epoch_are_forgotten_and_the_newest_are_shown() {
+fn layers_of_an_older_epoch_are_dropped() {
     let mut story = Story::generating();
     assert_eq!(story.state.nodes[0].layers.len(), 6);
     story.report(0, running(0, NodeState::Serving, false));
-    assert_eq!(story.state.nodes[0].layers.len(), 6, "a report without layers leaves the last ones");
+    assert_eq!(story.state.nodes[0].layers.len(), 6, "a report without layers keeps the previous ones");
     let mut next = running(0, NodeState::Ready, false);
     next.epoch = Epoch(4);
     story.report(0, next);
@@ -220,10 +220,10 @@ fn layers_of_an_older_epoch_are_forgotten_and_the_newest_are_shown() {
 }
 
 #[test]
-fn hostile_reports_change_nothing_but_their_own_row() {
+fn hostile_report_changes_only_its_own_row() {
     let mut story = Story::ready();
     let mut report = running(1, NodeState::Serving, true);
-    report.layers[0].layer = shared::ids::LayerIndex(u32::MAX);
+    report.layers[0].layer = common::ids::LayerIndex(u32::MAX);
     report.name = "\u{1b}[2Jevil\nname".to_owned();
     story.report(1, report).connected(99).report(99, idle(0));
     story.arrives(ClientEvent::Disconnected { node: 99, fault: Fault::new("x", FaultKind::NotHead) });
@@ -233,7 +233,7 @@ fn hostile_reports_change_nothing_but_their_own_row() {
 }
 
 #[test]
-fn the_text_is_bounded_and_its_end_is_kept() {
+fn text_is_bounded_and_keeps_its_end() {
     let mut story = Story::generating();
     for _ in 0..70 {
         story.token(&"é\u{7}".repeat(4000));
@@ -247,7 +247,7 @@ fn the_text_is_bounded_and_its_end_is_kept() {
 fn times_on_the_console_clock_follow_their_definitions() {
     let story = Story::generating();
     assert_eq!(story.state.request.ttft_ms(), Some(100.0));
-    let tpot = story.state.request.tpot_ms().expect("there are many tokens");
+    let tpot = story.state.request.tpot_ms().expect("several tokens arrived");
     assert!((tpot - 20.0).abs() < 1e-9, "{tpot}");
     let story = Story::finished();
     assert_eq!(story.state.request.ttft_ms(), Some(98.0));
@@ -255,7 +255,7 @@ fn times_on_the_console_clock_follow_their_definitions() {
 }
 
 #[test]
-fn a_paste_arrives_as_text_and_its_returns_as_new_lines() {
+fn paste_arrives_as_text_with_returns_as_new_lines() {
     let mut story = Story::ready();
     story.key(KeyCode::Esc).on(Event::Paste("q\rr\r\n?\u{3}".to_owned()));
     assert_eq!(story.state.editor.text(), "ROMEO:q\nr\n?");
@@ -263,7 +263,7 @@ fn a_paste_arrives_as_text_and_its_returns_as_new_lines() {
 }
 
 #[test]
-fn the_help_page_scrolls_and_any_other_key_closes_it() {
+fn help_page_scrolls_and_other_keys_close_it() {
     let mut story = Story::ready();
     story.key(KeyCode::Function(1)).key(KeyCode::Down);
     assert_eq!(story.state.help, Some(1));

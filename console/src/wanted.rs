@@ -1,23 +1,24 @@
-//! The topology that an operator asks for: what commands, dashboard and client speak of.
+//! The topology that an operator requests, shared by the commands, the dashboard and the client.
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
-use shared::{
+use collectives::Choice;
+use common::{
     ids::MemberIndex,
-    protocol::message::ModelCard,
-    schedule::Choice,
-    topology::{Exchange, KvFormat, Layout, SpecError, Topology, planner::Goal, split_layers},
+    precision::{Exchange, KvFormat},
 };
+use planner::search::Goal;
+use protocol::message::ModelCard;
+use serde::{Deserialize, Serialize};
+use topology::{Layout, SpecError, Topology, split_layers};
 
-/// What an operator wants the nodes to hold; identity, epoch and members are found out while it is assigned.
+/// A requested topology. Identity, epoch and members are determined by the assignment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wanted {
-    /// Replicas, stages, ranks.
+    /// Replicas, stages and ranks.
     pub layout: Layout,
-    /// Relative shares: one for each rank of a stage, or one for each node; empty = equal.
+    /// Relative shares: one per rank of a stage, or one per node; empty = equal shares.
     pub weights: Vec<u32>,
-    /// Layers of each stage; empty = balanced by what they cost.
+    /// Layers of each stage; empty = balanced by cost.
     pub layers: Vec<u32>,
     /// File name of the model.
     pub model: String,
@@ -25,16 +26,17 @@ pub struct Wanted {
     pub kv: KvFormat,
     /// Format of the partial sums on the wire.
     pub exchange: Exchange,
-    /// How all-reduces go.
+    /// All-reduce algorithm, or automatic choice.
     pub collective: Choice,
-    /// Longest sequence; `None` = what the model was trained for.
+    /// Maximum sequence length in tokens; `None` = the model's training context.
     pub context_length: Option<u32>,
-    /// Sequences at the same time.
+    /// Maximum number of concurrent sequences.
     pub slots: u16,
 }
 
 impl Wanted {
-    /// What a topology held, on so many nodes: the same where they are as many, else the nearest layout with equal shares.
+    /// Rebuilds the request for `topology` on `nodes` nodes: identical if the node count matches, otherwise the nearest
+    /// layout with equal shares.
     pub fn again(topology: &Topology, nodes: usize) -> Self {
         let is_same = nodes == topology.members.len();
         let weights = topology.members.iter().map(|member| member.weight);
@@ -52,7 +54,7 @@ impl Wanted {
         }
     }
 
-    /// The same on so many nodes: what does not fit these is left to be chosen anew.
+    /// The same request on `nodes` nodes. If the node count differs, layers and weights are left open.
     pub fn on(&self, nodes: usize) -> Self {
         if self.layout.node_count() == nodes {
             return self.clone();
@@ -63,13 +65,13 @@ impl Wanted {
     /// The relative share of each member.
     ///
     /// # Errors
-    /// Neither one for each rank of a stage nor one for each node.
+    /// The number of shares is neither the ranks of a stage nor the number of nodes.
     pub fn shares(&self) -> Result<Vec<u32>, SpecError> {
         let (layout, given, nodes) = (self.layout, self.weights.len(), self.layout.node_count());
         if given == 0 {
             return Ok(vec![1; nodes]);
         }
-        // Ranks of groups that differ cannot be given once for all.
+        // Groups of different sizes cannot share one list of weights per rank.
         let is_for_stage = given == usize::from(layout.ranks) && layout.groups.is_empty();
         if given != nodes && !is_for_stage {
             return Err(SpecError::Weights { given, layout, ranks: layout.ranks, nodes });
@@ -80,7 +82,7 @@ impl Wanted {
     /// The layers of each stage.
     ///
     /// # Errors
-    /// More stages than layers, or other layers than the model has.
+    /// There are more stages than layers, or the layer counts do not add up to the model's.
     pub fn stages(&self, card: &ModelCard) -> Result<Vec<Range<u32>>, SpecError> {
         let (layout, block_count) = (self.layout, card.block_count);
         if !self.layers.is_empty() {
@@ -96,7 +98,7 @@ impl Wanted {
             };
             return Ok(self.layers.iter().map(stage).collect());
         }
-        // Shares compare the ranks of one stage; stages of unlike nodes are given their layers.
+        // Shares compare ranks within a stage; stages on unequal nodes need explicit layers instead.
         let speeds = vec![1; usize::from(layout.stages)];
         let layers: Vec<u64> = card.layer_bytes.iter().map(|bytes| bytes.0).collect();
         let suggestion = Layout { stages: block_count.min(u32::from(layout.stages)).max(1) as u16, ..layout };
@@ -104,13 +106,13 @@ impl Wanted {
     }
 }
 
-/// What was asked of a topology. What was left open is free: a running topology of the model that agrees with the rest is as good as a
-/// new one.
+/// A topology request in which open fields match anything: a running topology of the same model that agrees on the
+/// other fields is as good as a new one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
     /// File name of the model.
     pub model: String,
-    /// Replicas, stages, ranks.
+    /// Replicas, stages and ranks; `None` = open.
     pub layout: Option<Layout>,
     /// As in [`Wanted`]; empty = open.
     pub weights: Vec<u32>,
@@ -120,19 +122,19 @@ pub struct Asked {
     pub kv: Option<KvFormat>,
     /// Format of the partial sums on the wire.
     pub exchange: Option<Exchange>,
-    /// How all-reduces go.
+    /// All-reduce algorithm; `None` = open.
     pub collective: Option<Choice>,
-    /// Longest sequence.
+    /// Maximum sequence length in tokens; `None` = open.
     pub context_length: Option<u32>,
-    /// Sequences at the same time, of a new one.
+    /// Maximum number of concurrent sequences of a new topology; not compared with a running one.
     pub slots: u16,
-    /// What to optimise an open layout for.
+    /// Optimisation goal for an open layout.
     #[serde(default)]
     pub goal: Goal,
 }
 
 impl From<&Wanted> for Asked {
-    /// Exactly this: nothing but an unset context length is left open.
+    /// Leaves nothing open except an unset context length.
     fn from(wanted: &Wanted) -> Self {
         Self {
             model: wanted.model.clone(),
@@ -155,7 +157,7 @@ impl Asked {
         self.layout.is_none() && self.weights.is_empty() && self.layers.is_empty()
     }
 
-    /// A new topology on `nodes` nodes; without a requested layout, tensor-parallel on all of them.
+    /// Builds a new topology request for `nodes` nodes; without a requested layout, tensor-parallel on all of them.
     pub fn wanted(&self, nodes: usize) -> Wanted {
         let all = Layout::tensor_parallel(u16::try_from(nodes).unwrap_or(u16::MAX));
         Wanted {
@@ -171,7 +173,7 @@ impl Asked {
         }
     }
 
-    /// Whether a topology is what was asked for.
+    /// Whether `topology` satisfies this request.
     pub fn is_met_by(&self, topology: &Topology) -> bool {
         fn is_open_or<T: PartialEq>(asked: Option<T>, found: &T) -> bool {
             asked.is_none_or(|asked| asked == *found)
@@ -189,7 +191,8 @@ impl Asked {
     }
 }
 
-/// The head of a topology that has the least to do, by its place among the members: `requests` of each member.
+/// The member index of the least loaded head. `requests` returns the number of requests of a member, `None` if it is
+/// unavailable.
 pub fn least_loaded(topology: &Topology, requests: impl Fn(MemberIndex) -> Option<u32>) -> Option<MemberIndex> {
     let loads = topology.layout.heads().filter_map(|head| requests(head).map(|requests| (requests, head)));
     loads.min().map(|(_, head)| head)
@@ -206,17 +209,17 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_balanced_by_bytes_unless_they_are_given() {
+    fn layers_are_balanced_by_bytes_unless_given() {
         let stages = |wanted: Wanted| wanted.stages(&card()).map_err(|error| error.to_string());
         assert_eq!(stages(of("pp2-tp2", &[], &[])), Ok(vec![0..3, 3..6]));
         assert_eq!(stages(of("pp2-tp2", &[2, 2, 1, 1], &[])), Ok(vec![0..3, 3..6]));
         assert_eq!(stages(of("pp2-tp2", &[], &[1, 5])), Ok(vec![0..1, 1..6]));
-        assert!(stages(of("pp2-tp2", &[], &[1, 4])).is_err_and(|error| error.contains("2 numbers that make 6")));
+        assert!(stages(of("pp2-tp2", &[], &[1, 4])).is_err_and(|error| error.contains("2 numbers that add up to 6")));
         assert!(stages(of("pp8", &[], &[])).is_err_and(|error| error.contains("use pp6-tp1")));
     }
 
     #[test]
-    fn running_topology_of_the_model_meets_what_was_left_open() {
+    fn running_topology_satisfies_open_fields() {
         let topology = crate::fixtures::topology();
         let model = topology.model.clone();
         let (weights, layers) = (Vec::new(), Vec::new());
@@ -233,7 +236,7 @@ mod tests {
             slots: 4,
             goal: Goal::Balanced,
         };
-        assert!(open.is_met_by(&topology), "whatever its layout");
+        assert!(open.is_met_by(&topology), "any layout matches");
         assert!(Asked { layout: Some(topology.layout), kv: Some(topology.kv), ..open.clone() }.is_met_by(&topology));
         let other = "pp2-tp2".parse().expect("a layout");
         for asked in [
@@ -249,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_for_the_ranks_of_each_stage_or_for_each_node() {
+    fn weights_are_per_rank_of_a_stage_or_per_node() {
         let shares = |wanted: Wanted| wanted.shares().map_err(|_| ());
         assert_eq!(shares(of("dp2-tp2", &[], &[])), Ok(vec![1; 4]));
         assert_eq!(shares(of("dp2-tp2", &[3, 1], &[])), Ok(vec![3, 1, 3, 1]));

@@ -1,4 +1,5 @@
-//! `brambled check`: reads this machine as a running daemon does, and says what is wrong and what cures it. Changes nothing.
+//! `brambled check`: reads this machine like a running daemon and reports problems with their remedies. Changes
+//! nothing.
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -7,15 +8,13 @@ use std::{
 
 use anyhow::Context;
 use clap::Args;
+use protocol::{BUILD, PORT};
 use serde_json::json;
-use shared::{
-    protocol::{BUILD, PORT},
-    telemetry::{Health, finding::exit_code},
-};
+use telemetry::{Health, finding::exit_code};
 
 use crate::{config::Config, health::Monitor, print::line_out};
 
-/// Between the two readings that rates need.
+/// Time between the two readings from which rates are computed.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Options of `brambled check`.
@@ -29,15 +28,15 @@ pub struct Check {
     json: bool,
 }
 
-/// Checks the machine for a daemon with these settings (`None`: with the defaults, at the interface of the default route). Returns the
-/// exit code: 0, or that of the worst finding.
+/// Checks the machine for a daemon with these settings (`None`: the defaults, and the interface of the default route).
+/// Returns the exit code: 0, or that of the worst finding.
 ///
 /// # Errors
-/// The root is no folder, or nothing can be written.
+/// The root is not a folder, or the output cannot be written.
 pub fn run(check: &Check, config: Option<&Config>) -> anyhow::Result<u8> {
     std::fs::read_dir(&check.root).with_context(|| format!("cannot read {}", check.root.display()))?;
     let anywhere = SocketAddr::from((IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT));
-    // A daemon on loopback serves nobody yet; what matters is the link that it will serve on.
+    // A daemon on loopback does not serve other machines yet; the check is about the link that it will use.
     let listen = config.map(|config| config.listen).filter(|address| !address.ip().is_loopback()).unwrap_or(anywhere);
     let models =
         config.and_then(|config| config.models.first()).map_or(Path::new("/var/lib/bramble"), PathBuf::as_path);
@@ -60,18 +59,18 @@ pub fn run(check: &Check, config: Option<&Config>) -> anyhow::Result<u8> {
             finding.lines().iter().try_for_each(|line| line_out(line))?;
         }
         if findings.is_empty() {
-            line_out("ok       nothing found")?;
+            line_out("ok       no problems found")?;
         }
     }
     Ok(exit_code(&findings))
 }
 
-/// What was read, and what was not.
+/// One line per reading, and one for those that are unavailable.
 fn summary(health: &Health) -> Vec<String> {
     let unread = health.unread();
     let mut lines = health.readings();
     if !unread.is_empty() {
-        lines.push(format!("cannot be read here: {}", unread.join(", ")));
+        lines.push(format!("not available here: {}", unread.join(", ")));
     }
     lines
 }

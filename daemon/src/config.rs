@@ -1,4 +1,4 @@
-//! The daemon's settings: command line over file over defaults, every one checked before anything is opened.
+//! The daemon's settings: command line over file over defaults, all checked before anything is opened.
 mod paced;
 mod shown;
 mod supervised;
@@ -6,31 +6,23 @@ mod supervised;
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail, ensure};
-use clap::{Parser, Subcommand};
+use common::limits::NAME_LENGTH_MAX;
 pub use paced::Paced;
+use protocol::{PORT, seal::Protection};
 use serde::Deserialize;
-use shared::{
-    protocol::{PORT, seal::Protection},
-    topology::spec::NAME_LENGTH_MAX,
-};
 
 use crate::{
-    bench::Bench,
-    check::Check,
     gateway,
     health::{machine::host_name, memory},
-    pair,
 };
 
-/// Where a packaged daemon keeps its state.
+/// State folder of a packaged daemon.
 const STATE_DEFAULT: &str = "/var/lib/bramble";
-/// Where its settings are.
+/// Configuration file of a packaged daemon.
 const FILE_DEFAULT: &str = "/etc/bramble/bramble.toml";
 
-/// brambled holds one shard of a GGUF model and computes it in step with the other nodes of its topology.
-/// An operator assigns topologies from `console`.
-#[derive(Clone, Debug, Default, Parser)]
-#[command(name = "brambled", version, after_help = "Example: brambled --listen 192.168.1.11:9999 --models /srv/models")]
+/// Settings on the command line; they win over the file's.
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct Arguments {
     /// Address and port to listen on [default: 127.0.0.1:9999]
     #[arg(long, value_name = "ADDR:PORT")]
@@ -38,69 +30,53 @@ pub struct Arguments {
     /// Name of this node [default: the host name]
     #[arg(long)]
     name: Option<String>,
-    /// Folder with GGUF files; may be given several times [default: STATE/models and /usr/share/bramble]
+    /// Folder with GGUF files; repeatable [default: STATE/models and /usr/share/bramble]
     #[arg(long, value_name = "DIR")]
     models: Vec<PathBuf>,
-    /// Folder for what must survive a restart [default: /var/lib/bramble]
+    /// Folder for data that must survive a restart [default: /var/lib/bramble]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Compute threads [default: what the assignment says]
+    /// Compute threads [default: set by the assignment]
     #[arg(long, value_name = "N")]
     threads: Option<u16>,
-    /// Address and port of the OpenAI API, or off [default: 127.0.0.1:9980, or the loopback address of --listen]
+    /// Address and port of the OpenAI API, or `off` [default: 127.0.0.1:9980, or the loopback address of --listen]
     #[arg(long, value_name = "ADDR:PORT|off")]
     http: Option<String>,
-    /// Node that knows a topology, for one without a shard; may be given several times
+    /// Node that knows a topology, for a node without a shard; repeatable
     #[arg(long, value_name = "ADDR:PORT")]
     peer: Vec<String>,
     /// TOML file with the same settings and more
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Write the process id here once the port is open; removed at the end
+    /// Write the process id to this file once the port is open; removed at exit
     #[arg(long, value_name = "FILE")]
     pid_file: Option<PathBuf>,
-    /// Let everyone who reaches this node use it while it has no key: only on a network that nobody else is in
+    /// Accept everyone who can reach this node while it has no key; use only on a private network
     #[arg(long)]
     insecure: bool,
-    /// Something starts brambled again when it ends with code 75 (systemd's unit does): lets consoles restart it
+    /// Exit with code 75 to be restarted by the supervisor, which lets consoles restart this node (automatic under
+    /// systemd)
     #[arg(long)]
     supervised: bool,
-    /// Read the machine's health below this folder instead of / (for tests)
+    /// Read the machine's health below this folder instead of `/` (for tests)
     #[arg(long, value_name = "DIR", hide = true)]
     health_root: Option<PathBuf>,
-    /// Leave all all-reduces out: what nodes compute is worth nothing, only its time (for benchmarks)
+    /// Skip all all-reduces; results are meaningless, only timings are valid (for benchmarks)
     #[arg(long, hide = true)]
     omit_exchange: bool,
-    /// For benchmarks: keys and values leave a prefill group only when a prompt is computed
+    /// Send keys and values from a prefill group only when the prompt is complete (for benchmarks)
     #[arg(long, hide = true)]
     transfer_at_end: bool,
-    /// Draft no tokens and compute every prompt anew (for benchmarks)
+    /// Disable speculative decoding and the prefix cache (for benchmarks)
     #[arg(long, hide = true)]
     plain: bool,
-    /// End when standard input closes
+    /// Exit when standard input closes
     #[arg(long)]
     pub exit_with_parent: bool,
-    /// Instead of serving
-    #[command(subcommand)]
-    pub command: Option<Command>,
 }
 
-/// What brambled can do instead of serving.
-#[derive(Clone, Debug, Subcommand)]
-pub enum Command {
-    /// Measure this machine
-    #[command(subcommand)]
-    Bench(Bench),
-    /// Say what is wrong with this machine, and what cures it; exit code 6: warnings, 7: errors
-    Check(Check),
-    /// Show a code by which this node can be adopted (as root: sudo brambled pair)
-    Pair(pair::Arguments),
-    /// Prepare requests for the daemon that starts this
-    #[command(hide = true)]
-    Text,
-}
-
-/// Prompts of at least so many tokens are computed elsewhere: a chunk of a step, below which the way costs more than it spares.
+/// Prompts with at least this many tokens are computed by a prefill group: one chunk of a step. For shorter ones, the
+/// transfer costs more than it saves.
 const ELSEWHERE_FROM: u32 = 128;
 
 /// The keys of the configuration file.
@@ -147,28 +123,28 @@ struct File {
 /// When a peer counts as lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Liveness {
-    /// Between two heartbeats.
+    /// Interval of heartbeats.
     pub heartbeat: Duration,
-    /// Without a heartbeat for this long: lost.
+    /// A peer without a heartbeat for this long is lost.
     pub silent: Duration,
-    /// Heartbeats, but no progress for this long: stalled.
+    /// A peer with heartbeats but without progress for this long is stalled.
     pub stall: Duration,
 }
 
-/// How a topology comes back by itself.
+/// Automatic recovery of a topology.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Whether it does.
+    /// Whether it is enabled.
     pub enabled: bool,
-    /// A member that is away for longer is taken out; `None`: never.
+    /// A member that is away for longer is excluded; `None`: never.
     pub exclude_after: Option<Duration>,
     /// A rank that delays its peers for this long, by more than its work is worth, is excluded; `None`: never.
     pub exclude_slow: Option<Duration>,
     /// Ranks of a stage whose compute times differ for this long get new shares; `None`: never.
     pub rebalance_after: Option<Duration>,
-    /// A slow rank is tried again after this, if nothing slows its machine down; `None`: never.
+    /// A straggler is tried again after this time if nothing slows its machine down; `None`: never.
     pub retry_slow: Option<Duration>,
-    /// A third daemon that votes where a topology has two members; both must name the same.
+    /// Address of a third daemon that votes if a topology has two members; the same on both.
     pub witness: Option<String>,
 }
 
@@ -211,43 +187,43 @@ pub struct Config {
     pub models: Vec<PathBuf>,
     /// State folder.
     pub state: PathBuf,
-    /// File for the process id.
+    /// PID file.
     pub pid_file: Option<PathBuf>,
-    /// Whether something starts the daemon again when it ends to be restarted.
+    /// Whether a supervisor restarts the daemon after it exits with code 75.
     pub supervised: bool,
-    /// Whether all-reduces are left out, for benchmarks.
+    /// Whether all-reduces are omitted, for benchmarks.
     pub omit_exchange: bool,
-    /// Tokens from which on the head of a decode group has a prompt computed by a prefill group.
+    /// Number of prompt tokens from which the head of a decode group uses a prefill group.
     pub prefill_elsewhere_from: u32,
-    /// Whether keys and values leave a prefill group only when a prompt is computed, for benchmarks.
+    /// Whether keys and values leave a prefill group only when the prompt is complete, for benchmarks.
     pub transfer_at_end: bool,
-    /// Whether heads draft no tokens and compute every prompt anew, for benchmarks.
+    /// Whether heads use neither speculative tokens nor the prefix cache, for benchmarks.
     pub plain: bool,
     /// For benchmarks: the node waits instead of computing.
     pub paced: Option<Paced>,
-    /// Where /proc and /sys are.
+    /// Root of /proc and /sys.
     pub health_root: PathBuf,
-    /// Compute threads, if they are not left to the assignment.
+    /// Compute threads, unless the assignment sets them.
     pub threads: Option<u16>,
     /// Folder for log files; `None`: standard error only.
     pub log_dir: Option<PathBuf>,
-    /// Most memory that a shard may take.
+    /// Maximum memory of a shard.
     pub memory_max: Option<u64>,
-    /// Whether packed shards are kept in the state folder for the next start.
+    /// Whether packed shards are kept in the state folder, to speed up the next start.
     pub packed_shards: bool,
-    /// Whether the node announces itself to the local network.
+    /// Whether the node announces itself on the local network.
     pub mdns: bool,
     /// When a peer counts as lost.
     pub liveness: Liveness,
-    /// Longest drain.
+    /// Time limit of a drain.
     pub drain: Duration,
-    /// A prepared assignment is forgotten after this.
+    /// A prepared assignment expires after this time.
     pub lease: Duration,
-    /// How a topology comes back by itself.
+    /// Automatic recovery of a topology.
     pub recovery: Recovery,
     /// File with the cluster's key.
     pub key_file: PathBuf,
-    /// Protection of data links between nodes with a key; the stronger wish of two nodes counts.
+    /// Protection of data links between nodes with a key; of two nodes' settings, the stronger applies.
     pub data_links: Protection,
     /// Whether everyone may use the node while it has no key.
     pub insecure: bool,
@@ -256,11 +232,11 @@ pub struct Config {
 }
 
 impl Config {
-    /// Settings for a check of the machine: those of the file that is named, else of the packaged one where there is one that can be read,
-    /// else none.
+    /// Settings for a check of the machine: those of the named file, otherwise of the packaged file if it is readable,
+    /// otherwise none.
     ///
     /// # Errors
-    /// The file that is named cannot be read or is refused.
+    /// The named file cannot be read or is invalid.
     pub fn for_check(arguments: Arguments) -> anyhow::Result<Option<Self>> {
         if arguments.config.is_some() || arguments.listen.is_some() {
             return Self::load(arguments).map(Some);
@@ -269,17 +245,17 @@ impl Config {
         Ok(Self::load(packaged).ok())
     }
 
-    /// Reads the file that the arguments name, and lets the arguments win.
+    /// Reads the configuration file that the arguments name; arguments override it.
     ///
     /// # Errors
-    /// A file that cannot be read or has an unknown key, or a value out of bounds.
+    /// The file cannot be read, or has an unknown key or an invalid value.
     pub fn load(arguments: Arguments) -> anyhow::Result<Self> {
         let file = match &arguments.config {
             Some(path) => {
                 let reading = || format!("cannot read {}", path.display());
                 let text = fs::read_to_string(path).with_context(reading)?;
                 let file: File =
-                    toml::from_str(&text).with_context(|| format!("{} is refused; correct it", path.display()))?;
+                    toml::from_str(&text).with_context(|| format!("{} is invalid; correct it", path.display()))?;
                 if file.api_keys.as_ref().is_some_and(|keys| !keys.is_empty()) {
                     gateway::check_mode(path, &fs::metadata(path).with_context(reading)?)?;
                 }
@@ -290,7 +266,8 @@ impl Config {
         Self::merge(arguments, file)
     }
 
-    /// As [`Self::load`], from the packaged file where no other is named: for commands beside a daemon that systemd runs.
+    /// Like [`Self::load`], but with the packaged file as the default: for commands on a machine where systemd runs the
+    /// daemon.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -310,7 +287,7 @@ impl Config {
         let name = arguments.name.or(file.name).unwrap_or_else(host_name);
         ensure!(
             !name.is_empty() && name.len() <= NAME_LENGTH_MAX && !name.chars().any(|c| c.is_control() || c == ','),
-            "name {name:?} is empty, too long or has control characters or commas; give another"
+            "name {name:?} is empty, too long or contains control characters or commas; choose another one"
         );
         let state = arguments.state.or(file.state).unwrap_or_else(|| STATE_DEFAULT.into());
         let mut models = arguments.models;
@@ -327,7 +304,7 @@ impl Config {
         };
         ensure!(liveness.silent >= 2 * liveness.heartbeat, "silent_ms must be at least twice heartbeat_ms");
         let http = gateway::Wanted {
-            // The output of a paced node must not reach a client as an answer.
+            // The output of a paced node must not reach a client.
             http: if paced.is_some() { Some("off".into()) } else { arguments.http.or(file.http) },
             keys: file.api_keys.unwrap_or_default(),
             key_file: file.api_key_file,
@@ -385,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_refused_with_its_line() {
+    fn unknown_key_is_refused_with_its_line() {
         let error = check("listen = \"127.0.0.1:1\"\nlisten_adress = 1\n").expect_err("the key does not exist");
         assert!(error.contains("line 2") && error.contains("listen_adress"), "{error}");
     }
@@ -412,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn the_packaged_file_shows_every_key_and_each_is_accepted() {
+    fn packaged_file_lists_every_key_and_each_is_accepted() {
         let text = include_str!("../../packaging/bramble.toml");
         let is_setting = |line: &&str| line.contains(" = ") && !line.starts_with("# ");
         let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| line.trim_start_matches('#')).collect();
@@ -420,15 +397,11 @@ mod tests {
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         let shipped = check(text).expect("every line is known");
-        assert_eq!(
-            shipped.listen.to_string(),
-            "0.0.0.0:9999",
-            "as shipped, other machines reach it, and nothing else is said"
-        );
+        assert_eq!(shipped.listen.to_string(), "0.0.0.0:9999", "as shipped, only the listen address is set");
     }
 
     #[test]
-    fn files_with_api_keys_that_others_read_are_refused() {
+    fn readable_files_with_api_keys_are_refused() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder can be made");
         let [keys, config] = ["keys", "bramble.toml"].map(|name| folder.path().join(name));
@@ -455,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_wins_over_the_file() {
+    fn command_line_overrides_the_file() {
         let config = check("name = \"other\"\nmemory_max_mib = 2").expect("the file is good");
         assert_eq!((config.name.as_str(), config.memory_max), ("pi1", Some(2 << 20)));
     }

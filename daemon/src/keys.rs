@@ -2,40 +2,40 @@
 use std::{path::Path, time::SystemTime};
 
 use anyhow::ensure;
-use shared::protocol::{
-    error::FaultKind,
+use common::fault::FaultKind;
+use protocol::{
     noise::{
         key::{Key, Role},
-        keyring::{self, Held, Keyring},
+        keyring::{self, GRACE_SECONDS_MAX, Held, Keyring},
     },
-    pairing::{GRACE_SECONDS_MAX, NextKey, Rekeying},
+    pairing::{NextKey, Rekeying},
 };
 
 use crate::config::Config;
 
-/// Reads the key file that the settings name; without one the node has no key.
+/// Reads the key file that the settings name; without one, the node has no key.
 ///
 /// # Errors
-/// Others can read it, it is no key file, or it holds what is not for nodes.
+/// Other users can read it, it is not a key file, or it holds a key that is not for nodes.
 pub fn load(config: &Config) -> anyhow::Result<Keyring> {
     let held = keyring::read_if_there(&config.key_file)?;
     let is_secret = |held: &Held| matches!(held.key, Key::Secret(_));
     ensure!(
         held.iter().all(is_secret),
-        "key file {} holds a role's key; a node needs the secret of its cluster: console adopt gives it",
+        "key file {} holds a role's key; a node needs the secret of its cluster: run `console adopt` to give it one",
         config.key_file.display()
     );
     Ok(keyring_of(held, config))
 }
 
-/// What this node does with these keys.
+/// The keyring of a node with these keys.
 fn keyring_of(held: Vec<Held>, config: &Config) -> Keyring {
     let mut keyring = Keyring::with(Role::Node, held);
     keyring.data_links = config.data_links;
     keyring
 }
 
-/// Keeps keys on the disk and uses them from now on.
+/// Writes keys to the disk and uses them from now on.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -46,10 +46,10 @@ pub fn keep(held: Vec<Held>, config: &Config) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Takes the cluster's next key from a console that knows the one before; its fingerprint.
+/// Accepts the cluster's next key from a console that has the current one; returns its fingerprint.
 ///
 /// # Errors
-/// The node has no key, the console does not know it, or the file cannot be written.
+/// The node has no key, the console does not have it, or the file cannot be written.
 pub fn take(rekey: &Rekeying, config: &Config) -> Result<String, FaultKind> {
     let (keyring, refused) = (keyring::own(), |reason: &str| FaultKind::KeyRefused { reason: reason.into() });
     let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_secs());
@@ -64,26 +64,26 @@ pub fn take(rekey: &Rekeying, config: &Config) -> Result<String, FaultKind> {
     Ok(fingerprint)
 }
 
-/// The next key, if a holder of the present one sent it. One that the node has already may be sent under the key before: by a console that
-/// continues a rotation.
+/// The next key, if a holder of the current one sent it. A key that the node already has may be sent under the previous
+/// key, by a console that continues a rotation.
 fn next(rekey: &Rekeying, keyring: &Keyring) -> Result<NextKey, &'static str> {
-    let current = keyring.current().ok_or("it has none yet; console adopt gives the first one")?;
+    let current = keyring.current().ok_or("it has no key yet; run `console adopt` to give it the first one")?;
     let is_current = |next: &NextKey| *current == Key::Secret(next.secret);
     match rekey {
         Rekeying::Bare(rekey) => {
             let next = NextKey { secret: rekey.secret, grace_seconds: rekey.grace_seconds };
             let is_good = is_current(&next) || rekey.is_vouched_by(current);
-            is_good.then_some(next).ok_or("the new key is not vouched for by the present one")
+            is_good.then_some(next).ok_or("the new key is not authenticated by the current one")
         }
         Rekeying::Wrapped(wrapped) => {
             let before = keyring.held().iter().skip(1).find_map(|held| wrapped.open(&held.key));
             let next = wrapped.open(current).or_else(|| before.filter(is_current));
-            next.ok_or("the new key is not wrapped under the present one")
+            next.ok_or("the new key is not wrapped under the current one")
         }
     }
 }
 
-/// Says which key counts.
+/// Logs the current key's fingerprint.
 pub fn tell(key: Option<&Key>, path: &Path) {
     match key {
         Some(key) => tracing::info!(fingerprint = key.fingerprint(), file = %path.display(), "cluster key"),
@@ -93,12 +93,12 @@ pub fn tell(key: Option<&Key>, path: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use shared::protocol::pairing::{Rekey, WrappedKey};
+    use protocol::pairing::{Rekey, WrappedKey};
 
     use super::*;
 
     #[test]
-    fn next_key_comes_only_from_a_holder_of_the_present_one() {
+    fn next_key_comes_only_from_a_holder_of_the_current_one() {
         let [old, new, other] = [1, 2, 3].map(|byte| Key::Secret([byte; 32]));
         let held = |key: &Key, until| Held { key: key.clone(), until };
         let keyring = Keyring::with(Role::Node, vec![held(&old, None)]);
@@ -110,7 +110,7 @@ mod tests {
         assert!(taken(&Rekeying::Bare(Box::new(Rekey::new(&other, &new, 60))), &keyring).is_err());
         let rotated = Keyring::with(Role::Node, vec![held(&new, None), held(&old, Some(5))]);
         assert_eq!(taken(&wrapped(&old, &new), &rotated), Ok([2; 32]), "a rotation that continues");
-        assert!(taken(&wrapped(&old, &other), &rotated).is_err(), "the key before gives no other");
+        assert!(taken(&wrapped(&old, &other), &rotated).is_err(), "the previous key gives no other");
         assert!(taken(&wrapped(&old, &new), &Keyring::empty(Role::Node)).is_err());
     }
 }

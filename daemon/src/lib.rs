@@ -1,15 +1,12 @@
-//! brambled: one node of a bramble. See ARCHITECTURE.md for the rooms and who may import whom.
+//! brambled: one node of a bramble. ARCHITECTURE.md lists the modules and the allowed imports between them.
 pub mod bench;
 pub mod check;
-pub mod collective;
+pub mod command_line;
 pub mod config;
-pub mod engine;
 pub mod gateway;
 pub mod health;
-pub mod kernels;
 pub mod keys;
 pub mod log;
-pub mod model;
 pub mod node;
 pub mod pair;
 mod print;

@@ -1,13 +1,12 @@
-//! brambled: flags -> checked settings -> serve -> exit code. Nothing else.
+//! brambled: flags -> checked settings -> serve -> exit code.
 use std::{path::Path, process::ExitCode};
 
 use clap::Parser;
 use daemon::{
     bench, check,
-    config::{Arguments, Command, Config},
-    gateway,
-    kernels::Kernels,
-    keys,
+    command_line::{Command, CommandLine},
+    config::Config,
+    gateway, keys,
     log::{self, OneLineEach},
     node::driver::{
         pacemaker,
@@ -17,13 +16,14 @@ use daemon::{
     serve::{self, PidFile, Signals},
     text,
 };
+use kernels::Kernels;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use shared::protocol::noise::keyring;
+use protocol::noise::keyring;
 use tracing_subscriber::{
     EnvFilter, Layer as _, filter::filter_fn, fmt, layer::SubscriberExt, util::SubscriberInitExt,
 };
 
-/// Descriptors for all connections of both ports, links and files.
+/// Limit of file descriptors, for connections of both ports, links and files.
 const DESCRIPTORS: u64 = 65_536;
 
 fn main() -> ExitCode {
@@ -37,13 +37,13 @@ fn main() -> ExitCode {
 }
 
 fn run() -> anyhow::Result<i32> {
-    let arguments = Arguments::parse();
-    if matches!(arguments.command, Some(Command::Text)) {
+    let CommandLine { settings: arguments, command } = CommandLine::parse();
+    if matches!(command, Some(Command::Text)) {
         return text::child::run().map(|()| 0);
     }
     let forced = std::env::var("BRAMBLE_KERNELS").ok();
     let kernels = Kernels::choose(forced.as_deref())?;
-    match arguments.command.clone() {
+    match command {
         Some(Command::Bench(bench)) => {
             if arguments.exit_with_parent {
                 bench::end_with_parent();
@@ -72,28 +72,29 @@ fn run() -> anyhow::Result<i32> {
         let http = gateway::bind(&config.http).await?;
         let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
         let (state, kept) = StateFolder::open(&config.state)?;
-        // It is from before this start; one that cannot be removed counts for its minutes.
+        // A code from before this start; if it cannot be removed, it expires after its minutes.
         let _ = pair::forget(&config.state);
         tracing::info!(
             name = config.name, listen = %config.listen, epoch = %kept.epoch, kernels = kernels.name, "brambled {}", env!("CARGO_PKG_VERSION")
         );
         if let Some(paced) = &config.paced {
-            tracing::warn!("{}: this node computes nothing, it only waits: its answers are meaningless and its HTTP API is off; remove [paced] from its settings to use it", paced.kernels());
+            tracing::warn!("{}: this node is paced and computes nothing: its answers are meaningless and its HTTP \
+             API is off; remove [paced] from its settings to use it", paced.kernels());
         }
         keys::tell(keyring.current(), &config.key_file);
         if config.insecure && !keyring.has_key() && !config.listen.ip().is_loopback() {
-            tracing::warn!("insecure: everyone who reaches {} may use this node", config.listen);
+            tracing::warn!("insecure: everyone who can reach {} may use this node", config.listen);
         }
         keyring::set_own(keyring);
         anyhow::Ok(serve::serve(config, arguments, (signals, listener, http), kernels, (state, kept), beating).await)
     })?;
-    // Blocking tasks (a read of standard input, an engine that still computes) must not hold up the exit.
+    // Blocking tasks (a read of standard input, an engine that still computes) must not delay the exit.
     runtime.shutdown_background();
     heartbeats.shutdown_background();
     Ok(code)
 }
 
-/// Lets the process have as many connections as it serves: shells allow 1024 descriptors, and more to those who ask.
+/// Raises the limit of open descriptors to the number that this process needs; shells set it to 1024 by default.
 fn allow_descriptors() {
     if let Ok((soft, most)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < DESCRIPTORS
@@ -103,7 +104,8 @@ fn allow_descriptors() {
     }
 }
 
-/// Logs to the ring that consoles read, to standard error (without time and colour under journald), and to daily files where the settings name a folder.
+/// Logs to the ring that consoles read, to standard error (without time and colour under journald), and to daily files
+/// if the settings name a folder.
 fn write_log(config: &Config) -> anyhow::Result<Option<tracing_appender::non_blocking::WorkerGuard>> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let journald = log::is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref(), Path::new("/proc/self/fd/2"));

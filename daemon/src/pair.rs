@@ -1,5 +1,5 @@
-//! `brambled pair`: a code by which this node can be adopted for some minutes. It lies in a file of the state folder that only root and the
-//! daemon can read; the running daemon looks for it when somebody wants to adopt it.
+//! `brambled pair`: a code by which this node can be adopted for some minutes. It is stored in a file of the state
+//! folder that only root and the daemon can read; the running daemon reads it when a console adopts the node.
 use std::{
     fs::{self, File},
     io::{self, ErrorKind, Write},
@@ -17,36 +17,36 @@ use nix::{
     sys::stat::Mode,
     unistd::{UnlinkatFlags, unlinkat},
 };
+use protocol::noise::pake::Code;
 use serde_json::json;
-use shared::protocol::noise::pake::Code;
 
 use crate::{config::Config, keys};
 
-/// Wrong codes that a node bears from one address (of IPv6: from one network of 64 bits): others can still adopt it.
+/// Wrong codes that a node accepts from one address (IPv6: from one /64 network), so that others can still adopt it.
 pub const ATTEMPTS_MAX: u32 = 5;
-/// Wrong codes that it bears in all; then it shows none any more.
+/// Wrong codes that it accepts in total; then the code is removed.
 pub const ATTEMPTS_IN_ALL_MAX: u32 = 50;
 /// Name of the file in the state folder.
 const FILE: &str = "pairing";
-/// Longest time that a code counts, in seconds.
+/// Maximum lifetime of a code in seconds.
 const SECONDS_MAX: u64 = 60 * 60;
-/// Longest such file.
+/// Maximum size of the file.
 const FILE_BYTES_MAX: u64 = 256;
 
 /// Options of `brambled pair`.
 #[derive(Clone, Debug, Args)]
 pub struct Arguments {
-    /// How long the code counts
+    /// Lifetime of the code in minutes
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=60))]
     minutes: u32,
-    /// Print an object
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// A code that counts until a time since the machine's start, in seconds: the clock on the wall may be wrong before the first NTP answer.
-/// A daemon forgets at its start what it finds: the code may be from before the machine's. (The kernel's id of the start is no help: a
-/// container shows it to some of its programs.)
+/// A code with its expiry in seconds since boot, because the wall clock may be wrong before the first NTP answer. A
+/// daemon removes any code that it finds at startup: it may be from before the boot. (The kernel's boot id does not
+/// help: in a container, only some programs see it.)
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
     /// The code.
@@ -54,22 +54,22 @@ pub struct Shown {
     until: u64,
 }
 
-/// Shows a code.
+/// Creates and prints a code.
 ///
 /// # Errors
-/// The node has a key already, or the state folder cannot be written.
+/// The node already has a key, or the state folder cannot be written.
 pub fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     if let Some(key) = keys::load(config)?.current() {
         let file = config.key_file.display();
         bail!(
-            "{} belongs to cluster {} already; to claim it anew, remove {file} and restart it",
+            "{} already belongs to cluster {}; to adopt it again, remove {file} and restart it",
             config.name,
             key.fingerprint()
         );
     }
     let code = Code::random().map_err(|error| anyhow!(error))?;
     let seconds = 60 * u64::from(arguments.minutes);
-    let now = since_start().context("cannot read how long the machine runs")?;
+    let now = since_start().context("cannot read the time since boot")?;
     let shown = Shown { code: code.clone(), until: now + seconds };
     let help = || format!("cannot write below {}; run it as root: sudo brambled pair", config.state.display());
     write(&config.state, &shown).with_context(help)?;
@@ -82,22 +82,24 @@ pub fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     }
     println!(
         "node {name} at {listen}\ncode {code} (for {} minutes, {ATTEMPTS_MAX} attempts from one address, \
-         {ATTEMPTS_IN_ALL_MAX} in all)",
+         {ATTEMPTS_IN_ALL_MAX} in total)",
         arguments.minutes
     );
-    let port = if listen.port() == shared::protocol::PORT { String::new() } else { format!(":{}", listen.port()) };
+    let port = if listen.port() == protocol::PORT { String::new() } else { format!(":{}", listen.port()) };
     let host =
         if listen.is_ipv6() && !port.is_empty() { format!("[{}]", listen.ip()) } else { listen.ip().to_string() };
-    println!("next: console adopt {host}{port} --code {code}");
+    println!("next: run `console adopt {host}{port} --code {code}` on the operator's machine");
     if listen.ip().is_loopback() {
         println!(
-            "note: it listens on {listen}, which only this machine reaches; set listen in /etc/bramble/bramble.toml"
+            "note: the node listens on {listen}, which only this machine can reach; set listen in \
+             /etc/bramble/bramble.toml"
         );
     }
     Ok(())
 }
 
-/// Where others reach a daemon that listens on an address; on all: the machine's first that is not loopback, else as it is.
+/// The address at which other machines reach a daemon that listens on `listen`: for a wildcard address, the machine's
+/// first address that is not loopback, if any; otherwise `listen`.
 fn reached(listen: SocketAddr) -> SocketAddr {
     if !listen.ip().is_unspecified() {
         return listen;
@@ -107,7 +109,7 @@ fn reached(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(found.unwrap_or(listen.ip()), listen.port())
 }
 
-/// The code that this node shows, if it still counts.
+/// The code of this node, if it has not expired.
 pub fn shown(state: &Path) -> Option<Shown> {
     let path = path(state);
     let text = match fs::metadata(&path) {
@@ -119,7 +121,7 @@ pub fn shown(state: &Path) -> Option<Shown> {
     (now + 1..=now + SECONDS_MAX).contains(&shown.until).then_some(shown)
 }
 
-/// The code counts no more.
+/// Removes the code.
 ///
 /// # Errors
 /// The file cannot be removed.
@@ -134,8 +136,9 @@ fn path(state: &Path) -> PathBuf {
     state.join(FILE)
 }
 
-/// Writes the code as root or as the daemon's user. The folder belongs to that user, who may put a link at any name in it at any moment:
-/// root touches nothing by name but within the open folder, follows no link there, and gives away only the file that it has open itself.
+/// Writes the code as root or as the daemon's user. The folder belongs to that user, who may place a link at any name
+/// in it at any time. Therefore root opens names only relative to the open folder, follows no link there, and changes
+/// the owner only of the file that it has opened itself.
 fn write(state: &Path, shown: &Shown) -> io::Result<()> {
     let folder = File::from(open(state, OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?);
     let beside = format!("{FILE}.new");
@@ -146,7 +149,7 @@ fn write(state: &Path, shown: &Shown) -> io::Result<()> {
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let mut file = File::from(openat(&folder, beside.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR)?);
     file.write_all(format(shown).as_bytes())?;
-    // Root shows the code, the daemon's user reads it.
+    // Root writes the code, the daemon's user reads it.
     let owner = folder.metadata()?;
     if owner.uid() != file.metadata()?.uid() {
         fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
@@ -164,7 +167,7 @@ fn parse(text: &str) -> Option<Shown> {
     Some(Shown { code: code.parse().ok()?, until: until.parse().ok()? })
 }
 
-/// Seconds since the machine's start.
+/// Seconds since boot.
 fn since_start() -> io::Result<u64> {
     let uptime = fs::read_to_string("/proc/uptime")?;
     let seconds = uptime.split('.').next().and_then(|seconds| seconds.parse().ok());
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_counts_for_its_time_and_no_longer_than_any_may() {
+    fn code_expires_and_cannot_exceed_the_maximum() {
         let folder = std::env::temp_dir().join(format!("bramble-pair-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder can be made");
         assert_eq!(shown(&folder), None);
@@ -190,18 +193,18 @@ mod tests {
         assert_eq!(fs::metadata(path(&folder)).expect("it is there").mode() & 0o777, 0o600);
         assert_eq!(shown(&folder), Some(good.clone()));
         write(&folder, &shown_for(0)).expect("the folder can be written");
-        assert_eq!(shown(&folder), None, "its time is over");
+        assert_eq!(shown(&folder), None, "it has expired");
         write(&folder, &shown_for(SECONDS_MAX + 60)).expect("the folder can be written");
-        assert_eq!(shown(&folder), None, "nobody shows a code for so long");
+        assert_eq!(shown(&folder), None, "no code lasts that long");
         write(&folder, &good).expect("the folder can be written");
         forget(&folder).expect("it is there");
         assert_eq!(shown(&folder), None);
-        forget(&folder).expect("what is gone is gone");
+        forget(&folder).expect("a missing file is removed already");
         fs::remove_dir_all(folder).expect("it is ours");
     }
 
     #[test]
-    fn link_at_the_files_name_is_not_followed() {
+    fn link_at_the_file_name_is_not_followed() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let victim = folder.path().join("victim");
         fs::write(&victim, "mine").expect("the folder can be written");
@@ -215,12 +218,13 @@ mod tests {
         assert!(fs::symlink_metadata(path(&state)).expect("it is there").is_file());
     }
 
-    /// The folder's owner swaps the file for a link to another's while root writes: nothing of another changes hands.
+    /// The folder's owner replaces the file with a link to another user's file while root writes: no other file changes
+    /// its owner.
     #[test]
     fn racing_link_gives_no_file_away() {
         const OTHER: u32 = 65534;
         if !nix::unistd::geteuid().is_root() {
-            return eprintln!("SKIPPED: only root gives files away");
+            return eprintln!("SKIPPED: only root can change owners");
         }
         let folder = tempfile::tempdir().expect("a folder can be made");
         let (victim, state) = (folder.path().join("victim"), folder.path().join("state"));
@@ -240,7 +244,7 @@ mod tests {
             });
             let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
             while std::time::Instant::now() < until && fs::metadata(&victim).is_ok_and(|file| file.uid() == 0) {
-                // Losing the race is an error; winning it, too, where the name was taken away.
+                // Losing the race is an error, and so is winning it if the name was removed meanwhile.
                 let _ = write(&state, &shown_for(60));
             }
             ended.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -249,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_code_is_none() {
+    fn malformed_codes_are_rejected() {
         for text in ["", "1234-5678", "1234-567 9", "1234-5678 x"] {
             assert_eq!(parse(text), None, "{text:?}");
         }

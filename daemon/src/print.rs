@@ -1,9 +1,9 @@
 //! Standard output of the commands that run instead of serving.
 
-/// Prints a line; a reader that left had enough.
+/// Prints a line. A closed pipe is not an error.
 ///
 /// # Errors
-/// Standard output takes nothing more for another reason.
+/// Standard output cannot be written for another reason.
 pub(crate) fn line_out(line: &str) -> anyhow::Result<()> {
     use std::io::{ErrorKind, Write};
     match writeln!(std::io::stdout(), "{line}") {

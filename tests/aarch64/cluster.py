@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""One cluster of two kinds of machines: a daemon of this one and one for arm64 under qemu-user share a model over loopback and give the
-ids of one node of each kind. Shows correctness, never speed.
+"""A cluster of two kinds of machines: one native daemon and one for arm64 under qemu-user share a model over loopback
+and must give the ids of a single node of each kind. Tests correctness, not speed.
 
 usage: tests/aarch64/cluster.py BRAMBLED_FOR_ARM64 [--cpu cortex-a72] [--topologies tp2,pp2] [--model FILE] [--tokens N]
 """
@@ -26,7 +26,7 @@ def main():
     if not shutil.which("qemu-aarch64"):
         sys.exit("qemu-aarch64 is missing; apt install qemu-user")
     name = os.path.basename(arguments.model)
-    # Emulated, a node is slow to answer; that is no loss.
+    # An emulated node answers slowly; it must not count as lost.
     settings = "heartbeat_ms = 1000\nsilent_ms = 120000\nstall_ms = 240000\n"
     with bramble.Cluster(os.path.dirname(os.path.abspath(arguments.model))) as cluster:
         here, there = bramble.loopback(2)
@@ -38,7 +38,7 @@ def main():
             return [each(prompt) for prompt in bramble.PROMPTS]
 
         expected = texts([native])
-        # Either may be the head, which samples and schedules.
+        # Either node may be the head, which schedules and samples.
         runs = [("emulated alone", [emulated], [])]
         for topology in arguments.topologies.split(","):
             runs.append((f"{topology}, head native", [native, emulated], ["--topology", topology]))
@@ -46,8 +46,8 @@ def main():
         for what, nodes, more in runs:
             ids = sum(bramble.agreement(one, other, what) for one, other in zip(expected, texts(nodes, *more)))
             if ids < IDS_MIN:
-                sys.exit(f"{what}: only {ids} ids were clear enough to compare, {IDS_MIN} are wanted")
-            print(f"{what}: {ids} ids as the native node's alone", flush=True)
+                sys.exit(f"{what}: only {ids} ids were clear enough to compare; at least {IDS_MIN} are needed")
+            print(f"{what}: {ids} ids equal to those of the native node alone", flush=True)
 
 
 if __name__ == "__main__":

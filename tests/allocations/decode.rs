@@ -1,5 +1,5 @@
-//! Decoding allocates nothing: the forward pass of one rank and of two over sockets, on the engine's and the pool's threads,
-//! after 16 tokens that let the buffers grow.
+//! Decoding allocates nothing: the forward pass of one rank and of two over sockets, on the engine's and the pool's
+//! threads, after 16 tokens during which the buffers grow.
 use std::{
     net::TcpStream,
     sync::{
@@ -9,19 +9,21 @@ use std::{
     thread,
 };
 
-use daemon::{
+use collectives::{Algorithm, Choice};
+use common::{
+    ids::{Epoch, Rank, Slot, TopologyHash},
+    limits::KV_BLOCK_LENGTH,
+    precision::{Exchange, KvFormat},
+};
+use engine::{
     collective::{Abort, Accounting, Group, Links, Seat, Settings, Socket, SyncRing},
-    kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
+use gguf::{Architecture, BlockFormat, GgufFile, Shape};
 use harness::{ranks::sockets, tiny_model::TinyModel};
-use shared::{
-    gguf::{Architecture, BlockFormat, GgufFile, Shape},
-    ids::{Epoch, Rank, Slot, TopologyHash},
-    protocol::seal::{Cipher, Protection, Seals},
-    schedule::{Algorithm, Choice},
-    topology::{Exchange, KvFormat, cut, spec::KV_BLOCK_LENGTH},
-};
+use kernels::{Compute, Kernels, Pool, PoolOptions};
+use protocol::seal::{Cipher, Protection, Seals};
+use topology::cut;
 
 use crate::CALLS;
 
@@ -30,7 +32,7 @@ const WARM_UP: u32 = 16;
 const TOKENS: u32 = 48;
 const BLOCKS: usize = 3;
 
-/// Allocations so far of all threads of a pool, the caller included.
+/// Allocations so far on all threads of a pool, including the caller.
 fn calls(pool: &Pool) -> usize {
     let all = AtomicUsize::new(0);
     pool.run(&|_| _ = all.fetch_add(CALLS.get(), Ordering::Relaxed));
@@ -46,7 +48,7 @@ fn protected(rank: usize, streams: Vec<Option<TcpStream>>, protection: Protectio
     streams.into_iter().enumerate().map(|(other, stream)| stream.map(|stream| (stream, seals(other)))).collect()
 }
 
-/// Allocations of the tokens after the warm-up on each rank.
+/// Allocations per rank during the tokens after the warm-up.
 fn decode(
     world: usize,
     exchange: Exchange,
@@ -54,28 +56,28 @@ fn decode(
     (architecture, format): (Architecture, BlockFormat),
 ) -> Vec<usize> {
     let model = TinyModel::new(architecture).with_format(format);
-    let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good"));
-    let shape = Shape::read(&file).expect("the model is good");
+    let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid"));
+    let shape = Shape::read(&file).expect("the model is valid");
     let plans = cut(&shape, &vec![1; world]).expect("the model can be cut");
     let (file, shape) = (&file, &shape);
     thread::scope(|scope| {
         let rank = |(rank, (plan, streams))| {
             scope.spawn(move || {
-                let kernels = Kernels::choose(None).expect("a table is there");
+                let kernels = Kernels::choose(None).expect("this machine has a kernel table");
                 let source =
                     Source { file, shape, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
                 let shard = Shard::load(source).expect("the shard can be loaded");
                 let kv = plan.heads_kv.len();
                 let cache = KvCache::new(KvFormat::F16, shape.block_count, BLOCKS, kv, shape.head_length);
                 let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
-                let mut model = Model::new(shard, cache.expect("there is memory"), Compute { kernels, pool });
+                let mut model = Model::new(shard, cache.expect("enough memory"), Compute { kernels, pool });
                 let number = Rank(rank as u16);
                 let accounting = Accounting::new(number, Arc::new(SyncRing::new(number, 0..world as u16)));
-                let abort = Arc::new(Abort::new().expect("the system has descriptors"));
+                let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
                 let seat = Seat { own: number, stage: 0..world as u16, epoch: Epoch(1), hash: TopologyHash(2) };
                 let links = (world > 1).then(|| {
                     let sockets = protected(rank, streams, protection);
-                    Links::sealed(seat, sockets, abort, false).expect("sockets are good")
+                    Links::sealed(seat, sockets, abort, false).expect("the sockets are valid")
                 });
                 let settings = Settings { exchange, columns: shape.embedding_length, choice, kernels };
                 let mut group = Group::new(links, settings, accounting);
@@ -89,7 +91,7 @@ fn decode(
                     group.accounting.begin_step(false, 1);
                     let token = BatchToken { slot: Slot(0), position, token: 3 + position, wants_logits: true };
                     let batch = Batch { tokens: &[token], blocks: &tables };
-                    model.forward(batch, &mut group).expect("all ranks go on");
+                    model.forward(batch, &mut group).expect("all ranks run");
                 }
                 calls(&model.compute().pool) - before
             })
@@ -101,7 +103,7 @@ fn decode(
 }
 
 #[test]
-fn a_decoded_token_allocates_nothing_on_one_rank_and_on_two() {
+fn decoded_token_allocates_nothing_on_one_rank_or_two() {
     assert!(TOKENS as usize <= BLOCKS * KV_BLOCK_LENGTH);
     for format in [BlockFormat::Q4K, BlockFormat::Q8_0, BlockFormat::F16] {
         for architecture in [Architecture::Llama, Architecture::Qwen3Moe] {
@@ -135,7 +137,7 @@ fn no_collective_allocates_for_a_token() {
 }
 
 #[test]
-fn an_allocation_on_a_thread_of_the_pool_is_seen() {
+fn allocation_on_a_pool_thread_is_counted() {
     let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
     let before = calls(&pool);
     pool.run(&|thread| {

@@ -1,5 +1,6 @@
-//! A token from plan to text allocates nothing: scheduling, plans over sockets, layers, candidates, drawing, detokenizing and
-//! the hand-over to the driver, on all threads of one rank and of two, after 16 tokens that let the buffers grow.
+//! A token allocates nothing on its way from step plan to text: scheduling, plans over sockets, layers, candidates,
+//! sampling, detokenising and the hand-over to the driver, on all threads of one rank and of two, after 16 tokens
+//! during which the buffers grow.
 use std::{
     process::Command,
     sync::{
@@ -10,20 +11,17 @@ use std::{
     thread,
 };
 
-use daemon::{
-    engine::{self, RequestKey, port::EngineOrder},
-    node::Progress,
+use common::{chat::ToolFormat, limits::KV_BLOCK_LENGTH, sampling::SamplingParameters};
+use engine::{
+    self, RequestKey,
+    port::{EngineOrder, Progress},
 };
+use gguf::{Architecture, BlockFormat, GgufFile};
 use harness::{
     engines::{Replica, begin},
     tiny_model::TinyModel,
 };
-use shared::{
-    gguf::{Architecture, BlockFormat, GgufFile},
-    protocol::message::{Generate, ToolFormat},
-    sampling::SamplingParameters,
-    topology::spec::KV_BLOCK_LENGTH,
-};
+use protocol::message::Generate;
 
 use crate::ALL_CALLS;
 
@@ -32,37 +30,38 @@ const TOKENS: usize = 216;
 const BLOCKS: usize = 8;
 const QUEUE: usize = 64;
 
-/// Allocations of all threads between the tokens `WARM_UP` and `TOKENS` of an answer; `at_token` runs on the engine's thread.
+/// Allocations on all threads between the tokens `WARM_UP` and `TOKENS` of an answer; `at_token` runs on the engine's
+/// thread.
 fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Sync)) -> usize {
     let bytes = TinyModel::new(Architecture::Llama).with_format(BlockFormat::Q4K).bytes();
-    let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is good"));
+    let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is valid"));
     let context_length = BLOCKS * KV_BLOCK_LENGTH;
     let replica = Replica { slots: 1, blocks: BLOCKS, context_length, threads: 2, ..Replica::of(world as u16) };
     let mut ranks = replica.setups(&file).into_iter();
     let head = ranks.next().expect("a world has a head");
-    // No token ends the answer.
+    // Prevents any token from ending the answer.
     let ends: Vec<(u32, f32)> = [0, 1, 2].map(|id| (id, -1e9)).to_vec();
     let sampling = SamplingParameters { logit_bias: ends, ..sampling };
-    // As long as a step with drafts, and more: buffers by row have grown.
+    // At least as long as a step with speculative tokens, so that the per-row buffers have grown.
     let prompt = "abcdefghijklmnopqrstuvwxyzabcdefgh".to_owned();
     let generate = Generate::new(prompt, TOKENS as u32 + 1, sampling, vec!["\u{1}".into()]);
     let (orders, of_head) = mpsc::channel();
-    let order = begin(&mut replica.preparer(&file), RequestKey(1), &generate).expect("the request is good");
-    orders.send(order).expect("the engine listens");
+    let order = begin(&mut replica.preparer(&file), RequestKey(1), &generate).expect("the request is valid");
+    orders.send(order).expect("the engine holds the receiver");
     thread::scope(|scope| {
         for follower in ranks {
             let (stop, orders) = mpsc::channel();
-            stop.send(EngineOrder::Stop).expect("the receiver is there");
-            // The head's end closes the links: the follower ends by that.
+            stop.send(EngineOrder::Stop).expect("the engine holds the receiver");
+            // The follower ends when the head closes the links.
             scope.spawn(move || engine::run(follower, &orders, &|_| {}));
         }
-        // As the driver takes them.
+        // A queue like the driver's.
         let (sender, mut receiver) = tokio::sync::mpsc::channel::<Progress>(QUEUE);
-        // The daemon's queue has turned over long before: it carries everything that happens to a node.
+        // In a daemon this queue has wrapped around long before, because it carries all events of a node.
         for _ in 0..8 {
             for _ in 0..QUEUE {
                 let started = Progress::Started(RequestKey(0), Vec::new(), ToolFormat::None);
-                sender.blocking_send(started).expect("the receiver is there");
+                sender.blocking_send(started).expect("this thread holds the receiver");
             }
             (0..QUEUE).for_each(|_| drop(receiver.blocking_recv()));
         }
@@ -77,19 +76,19 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
                 }
                 at_token();
             }
-            sender.blocking_send(progress).expect("somebody listens");
+            sender.blocking_send(progress).expect("the receiver is open");
         };
         thread::scope(|scope| {
             scope.spawn(move || engine::run(head, &of_head, &sink));
             while let Some(progress) = receiver.blocking_recv() {
                 match progress {
-                    Progress::Finished(..) => orders.send(EngineOrder::Stop).expect("the engine listens"),
+                    Progress::Finished(..) => orders.send(EngineOrder::Stop).expect("the engine holds the receiver"),
                     Progress::Started(..) | Progress::Dispatched(_) | Progress::Token(..) | Progress::Kv(_) => {}
                     other => panic!("{other:?}"),
                 }
             }
         });
-        assert!(count.into_inner() > TOKENS, "the answer is as long as was asked for");
+        assert!(count.into_inner() > TOKENS, "the answer must have the requested length");
         after.into_inner() - before.into_inner()
     })
 }
@@ -100,29 +99,30 @@ fn sampling(change: impl FnOnce(&mut SamplingParameters)) -> SamplingParameters 
     sampling
 }
 
-/// Runs a test in a process of its own: what it counts are the allocations of all threads.
+/// Runs a test in a separate process, because it counts the allocations of all threads.
 fn alone(name: &str, test: impl FnOnce()) {
     const IS_ALONE: &str = "BRAMBLE_TEST_IS_ALONE";
     if std::env::var_os(IS_ALONE).is_some() {
         return test();
     }
     let own = std::env::current_exe().expect("the test runs from a file");
-    let run = Command::new(own).args(["--exact", name]).env(IS_ALONE, "1").output().expect("the test can run itself");
+    let run =
+        Command::new(own).args(["--exact", name]).env(IS_ALONE, "1").output().expect("run the test in a new process");
     let printed = String::from_utf8_lossy(&run.stdout);
     assert!(run.status.success() && printed.contains("1 passed"), "{printed}");
 }
 
 #[test]
-fn a_token_allocates_nothing() {
+fn token_allocates_nothing_in_the_whole_engine() {
     let ways = [
         SamplingParameters::default(),
         sampling(|way| way.temperature = 0.0),
         sampling(|way| (way.top_k, way.top_p, way.min_p) = (40, 0.9, 0.05)),
-        // Further rounds between the ranks.
+        // These parameters need further rounds between the ranks.
         sampling(|way| (way.temperature, way.top_p) = (1.5, 0.95)),
         sampling(|way| (way.repeat_penalty, way.frequency_penalty) = (1.2, 0.1)),
     ];
-    alone("engine::a_token_allocates_nothing", || {
+    alone("engine::token_allocates_nothing_in_the_whole_engine", || {
         for world in [1, 2] {
             for way in &ways {
                 assert_eq!(answer(world, way.clone(), &|| {}), 0, "{world} ranks, {way:?}");
@@ -132,8 +132,8 @@ fn a_token_allocates_nothing() {
 }
 
 #[test]
-fn an_allocation_for_each_token_is_seen() {
-    alone("engine::an_allocation_for_each_token_is_seen", || {
+fn allocation_for_each_token_is_counted() {
+    alone("engine::allocation_for_each_token_is_counted", || {
         let wasteful = || drop(std::hint::black_box(Box::new(1)));
         assert_eq!(answer(2, SamplingParameters::default(), &wasteful), TOKENS - WARM_UP);
     });

@@ -1,34 +1,36 @@
-//! Messages and frames cut at every byte and mutated: no panic, and no allocation by a number that was read.
-use daemon::engine::plan::{Limits, Opened, Plan, PlanEntry, Sequences};
-use harness::random::Random;
-use serde::de::DeserializeOwned;
-use shared::{
+//! Messages and frames cut at every byte and mutated: no panic, and no allocation of a size that was read from them.
+use collectives::Choice;
+use common::{
+    chat::FinishReason,
     ids::{Epoch, LayerIndex, MemberIndex, ModelIdentity, Rank, RequestId, Slot, TopologyHash},
     latency::RequestTimes,
-    protocol::{
-        frame::{FrameHeader, HEADER_BYTES},
-        handshake::{self, Between, Hello, Identity, PREAMBLE_BYTES, Preamble, Purpose, Welcome},
-        message::{
-            self, Beat, FinishReason, Finished, Generate, ModelCard, Prepare, Previous, Request, RequestBody, Response,
-            ResponseBody, TokenEvent, TokenLogprob,
-        },
-    },
+    precision::{Exchange, KvFormat},
     sampling::SamplingParameters,
-    schedule::Choice,
-    telemetry::{Arrival, RankTotals, SyncKind, SyncRecord},
-    topology::{
-        Exchange, Exclusions, KvFormat, Layout, Member, Topology,
-        sizes::{ModelSizes, Quantisation},
-    },
     units::{Bytes, Nanoseconds},
+};
+use engine::plan::{Limits, Opened, Plan, PlanEntry, Sequences};
+use harness::random::Random;
+use protocol::{
+    frame::{FrameHeader, HEADER_BYTES},
+    handshake::{self, Between, Hello, Identity, PREAMBLE_BYTES, Preamble, Purpose, Welcome},
+    message::{
+        self, Beat, Finished, Generate, ModelCard, Prepare, Previous, Request, RequestBody, Response, ResponseBody,
+        TokenEvent, TokenLogprob,
+    },
+};
+use serde::de::DeserializeOwned;
+use telemetry::{Arrival, RankTotals, SyncKind, SyncRecord};
+use topology::{
+    Exclusions, Layout, Member, Topology,
+    sizes::{ModelSizes, Quantisation},
 };
 
 use crate::peak_of;
 
-/// A list element of a few bytes on the wire is a structure of a hundred in memory: what is taken grows with the bytes
-/// that came, never with a number in them. Texts of errors add a length of their own.
+/// A list element of a few bytes on the wire becomes a structure of a hundred bytes in memory: memory must grow with
+/// the bytes received, never with a number in them. Error texts add their own length.
 const SPREAD: usize = 128;
-/// Mutants of each message.
+/// Mutants per message.
 const MUTANTS: usize = 10_000;
 
 fn topology() -> Topology {
@@ -60,7 +62,7 @@ fn identity() -> Identity {
     Identity { name, build, numeric: 1, machine, cores: vec![0, 1, 2, 3] }
 }
 
-/// Decodes every cut and many mutants; what comes out is dropped.
+/// Decodes every prefix and many mutants, and drops the results.
 #[track_caller]
 fn check(name: &str, bytes: &[u8], decode: impl Fn(&[u8])) {
     let mut random = Random::named(1, name);
@@ -173,7 +175,7 @@ fn handshakes_and_frame_headers_survive_cuts_and_mutants() {
 }
 
 #[test]
-fn plans_survive_cuts_and_mutants_and_what_is_applied_is_within_the_limits() {
+fn plans_survive_cuts_and_mutants_and_stay_within_limits() {
     let limits = Limits { slots: 4, blocks: 16, context_length: 512, vocabulary_length: 2048 };
     let (slot, sampling) = (Slot(1), SamplingParameters::default());
     let opened = Opened { slot, sampling, cached: 0, prompt: vec![1, 2, 3, 4], grammar: None };

@@ -1,4 +1,5 @@
-//! A small GGUF file cut at every byte and 10 000 mutants of it: no panic, and never more memory than 4 times the file.
+//! A small GGUF file cut at every byte, and 10 000 mutants of it: no panic, and never more memory than 4 times the file
+//! size.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -6,14 +7,14 @@ use std::mem::Discriminant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
 use harness::gguf_writer::{GgufWriter, Value};
 use harness::random::Random;
 use harness::tiny_model::TinyModel;
-use shared::gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
 
 use crate::peak_of;
 
-/// Memory that no file size bounds: paths and the names in an error message.
+/// Memory that does not depend on the file size: paths and names in error messages.
 const MESSAGE_MAX: usize = 512;
 const MUTANTS: u64 = 10_000;
 
@@ -32,20 +33,20 @@ fn small_file() -> Vec<u8> {
     model.bytes()
 }
 
-/// Opens a file and reads everything that can be read without arithmetic on weights.
+/// Opens a file and reads everything except the dequantised weights.
 fn read_all(path: &Path) -> Result<Shape, GgufError> {
     let file = GgufFile::open(path)?;
     for tensor in file.tensors() {
         assert_eq!(tensor.byte_length, tensor.rows() * tensor.row_bytes());
-        // Both ends are inside the file.
+        // The first and the last byte must be inside the file.
         let mut ends = [0; 1];
         for at in [tensor.offset, tensor.offset + tensor.byte_length - 1] {
-            file.read(tensor.split, at, &mut ends).expect("every byte of a tensor is in the file");
+            file.read(tensor.split, at, &mut ends).expect("every byte of a tensor must be in the file");
         }
     }
     let metadata = file.metadata();
     for key in metadata.keys() {
-        // Most are of another type; none may panic or cost more than its bytes.
+        // Most keys have another type; no read may panic or allocate more than its bytes.
         let _ = metadata.text(key);
         let _ = metadata.unsigned(key);
         let _ = metadata.float(key);
@@ -59,7 +60,7 @@ fn read_all(path: &Path) -> Result<Shape, GgufError> {
     Shape::read(&file)
 }
 
-/// Reads a file under the counter; `case` names it where it fails.
+/// Reads a file under the counter; `case` names it in messages.
 #[track_caller]
 fn check(path: &Path, length: usize, case: &str) -> Result<Shape, GgufError> {
     let run = || peak_of(|| read_all(path));
@@ -69,7 +70,7 @@ fn check(path: &Path, length: usize, case: &str) -> Result<Shape, GgufError> {
     result
 }
 
-/// Which error it is, past the name of the file.
+/// The kind of the error, regardless of the file name.
 fn kind(error: &GgufError) -> Discriminant<GgufError> {
     match error {
         GgufError::InFile { source, .. } => kind(source),
@@ -78,14 +79,14 @@ fn kind(error: &GgufError) -> Discriminant<GgufError> {
 }
 
 #[test]
-fn a_file_cut_at_any_byte_is_refused_within_four_times_its_size() {
+fn truncated_file_is_refused_within_four_times_its_size() {
     let bytes = small_file();
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let path = folder.path().join("cut.gguf");
-    std::fs::write(&path, &bytes).expect("the folder can be written");
-    check(&path, bytes.len(), "the whole file").expect("the whole file is right");
+    std::fs::write(&path, &bytes).expect("write to the folder");
+    check(&path, bytes.len(), "the whole file").expect("the complete file is valid");
     let file = OpenOptions::new().write(true).open(&path).expect("it was just written");
-    // The last byte is one of a tensor: the writer pads between tensors only.
+    // The last byte belongs to a tensor: the writer pads only between tensors.
     for length in (0..bytes.len()).rev() {
         file.set_len(length as u64).expect("a file can be cut");
         let result = check(&path, length, &format!("cut at byte {length}"));
@@ -95,9 +96,9 @@ fn a_file_cut_at_any_byte_is_refused_within_four_times_its_size() {
 
 /// Damages a file in one to four places.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
-    // 2^16 is the largest count that is believed at all.
+    // 2^16 is the largest count that the reader accepts.
     const NUMBERS: [u64; 6] = [0, 1, u64::MAX, 1 << 31, (1 << 63) - 1, 1 << 16];
-    // The header is where the numbers are; it is less than half of the file.
+    // The numbers are in the header, which is less than half of the file.
     let header = 9_000.min(bytes.len());
     for _ in 0..=random.below(4) {
         let length = bytes.len();
@@ -113,7 +114,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
                 let number = NUMBERS[random.below(NUMBERS.len())];
                 bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
             }
-            // Splices: a piece copied over another place, put in twice, or cut out.
+            // Splices: a piece copied over another place, inserted twice, or removed.
             4 => {
                 let from = random.below(length - 64);
                 let piece = bytes[from..from + random.below(64)].to_vec();
@@ -129,53 +130,54 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
 }
 
 #[test]
-fn ten_thousand_mutants_neither_panic_nor_take_four_times_their_size() {
+fn ten_thousand_mutants_neither_panic_nor_use_much_memory() {
     let original = small_file();
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let path = folder.path().join("mutant.gguf");
     let mut accepted = 0;
     let mut refused: HashMap<Discriminant<GgufError>, u64> = HashMap::new();
     for seed in 0..MUTANTS {
         let mut bytes = original.clone();
         mutate(&mut bytes, &mut Random::new(seed));
-        std::fs::write(&path, &bytes).expect("the folder can be written");
+        std::fs::write(&path, &bytes).expect("write to the folder");
         match check(&path, bytes.len(), &format!("mutant {seed}")) {
             Ok(_) => accepted += 1,
             Err(error) => *refused.entry(kind(&error)).or_default() += 1,
         }
     }
-    println!("{accepted} accepted, {} refused in {} ways", MUTANTS - accepted, refused.len());
-    // Else the mutants miss what the reader checks.
-    assert!(accepted > 100, "only {accepted} mutants still are models");
-    assert!(refused.len() >= 15, "mutants are refused in {} ways only", refused.len());
+    println!("{accepted} accepted, {} refused with {} kinds of errors", MUTANTS - accepted, refused.len());
+    // Otherwise the mutants would not reach the reader's checks.
+    assert!(accepted > 100, "only {accepted} mutants are still valid models");
+    assert!(refused.len() >= 15, "mutants are refused with only {} kinds of errors", refused.len());
 }
 
-/// Numbers at the places where they are believed: the counts, the lengths and types of lists, dimensions and offsets.
+/// Extreme numbers in the places where they matter: counts, lengths and types of lists, dimensions and offsets.
 #[test]
-fn every_number_of_the_header_replaced_by_extremes_costs_no_more_than_the_file() {
+fn extreme_header_numbers_cost_no_more_than_the_file() {
     let original = small_file();
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let path = folder.path().join("number.gguf");
     for at in 0..2_000.min(original.len() - 8) {
         for number in [0, u64::MAX, 1 << 16] {
             let mut bytes = original.clone();
             bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
-            std::fs::write(&path, &bytes).expect("the folder can be written");
-            // Some are right all the same: a name may be of any letters.
+            std::fs::write(&path, &bytes).expect("write to the folder");
+            // Some are valid nevertheless: a name may consist of any letters.
             let _ = check(&path, bytes.len(), &format!("{number} at byte {at}"));
         }
     }
 }
 
-/// The index is largest beside the file where every entry is as short as it can be and the bytes of all tensors are one.
+/// The index is largest relative to the file if every entry is as short as possible and all tensors share the same
+/// bytes.
 #[test]
-fn nothing_but_the_shortest_entries_costs_no_more_than_four_times_the_file() {
+fn shortest_entries_cost_no_more_than_four_times_the_file() {
     let name = |number: usize| String::from_utf8(vec![33 + (number / 90) as u8, 33 + (number % 90) as u8]);
     let names: Vec<String> = (0..5_000).map(|n| name(n).expect("ASCII")).collect();
     let flags = |writer: GgufWriter, name: &String| writer.flag(name, true);
     let tensors = |writer: GgufWriter, name: &String| writer.tensor(name, &[1], BlockFormat::F32, vec![]).at_offset(0);
     let numbers = Value::Array(4, vec![Value::U32(u32::MAX); 10_000]);
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let path = folder.path().join("dense.gguf");
     for (case, writer) in [
         ("flags", names.iter().fold(GgufWriter::new(3), flags)),
@@ -184,8 +186,8 @@ fn nothing_but_the_shortest_entries_costs_no_more_than_four_times_the_file() {
     ] {
         let mut bytes = writer.finish();
         bytes.resize(bytes.len() + 64, 0);
-        std::fs::write(&path, &bytes).expect("the folder can be written");
-        let refusal = check(&path, bytes.len(), case).expect_err("no model");
+        std::fs::write(&path, &bytes).expect("write to the folder");
+        let refusal = check(&path, bytes.len(), case).expect_err("the file is not a model");
         assert!(refusal.to_string().contains("general.architecture is missing"), "{case}: {refusal}");
     }
 }

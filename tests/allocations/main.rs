@@ -1,30 +1,24 @@
-//! What hostile input may cost: an allocator that counts the bytes of each thread, and readers under it.
-//! A binary of its own, because an allocator is one per program.
+//! Memory cost of hostile input and of hot paths, measured by an allocator that counts the bytes of each thread. A
+//! separate binary, because a program has a single allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-// GGUF files cut at every byte and mutated.
-mod gguf;
-// Messages and frames, the same.
-mod frames;
-
-// The dashboard's state after an hour.
 mod dashboard;
-// The forward pass of decoded tokens.
 mod decode;
-// The whole engine, from the plan to the text.
 mod engine;
+mod frames;
+mod gguf;
 
-/// Allocations of all threads so far: for tests that run alone in a process.
+/// Allocations so far on all threads, for tests that run alone in a process.
 static ALL_CALLS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Allocations of this thread so far.
+    /// Allocations so far on this thread.
     static CALLS: Cell<usize> = const { Cell::new(0) };
-    /// Bytes this thread holds and the most it held. Per thread, so that tests run beside each other undisturbed; what
-    /// a measured closure lets other threads allocate is not counted.
+    /// Bytes that this thread holds, and their maximum. Per thread, so that concurrent tests do not disturb each other;
+    /// what a measured closure allocates on other threads is not counted.
     static HELD: Cell<[isize; 2]> = const { Cell::new([0; 2]) };
 }
 
@@ -39,7 +33,7 @@ impl Counting {
             ALL_CALLS.fetch_add(1, Ordering::Relaxed);
             let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
         }
-        // A thread that ends frees after its cell is gone.
+        // A thread that ends frees memory after its cell is gone.
         let _ = HELD.try_with(|held| {
             let [now, most] = held.get();
             let now = now + bytes;
@@ -49,37 +43,37 @@ impl Counting {
 }
 
 #[expect(unsafe_code, reason = "an allocator is an unsafe trait")]
-// SAFETY: every call goes to the system allocator unchanged; counting touches only a cell of this thread that needs no
-// allocation and no destructor.
+// SAFETY: every call is forwarded to the system allocator unchanged; counting touches only a cell of this thread that
+// needs no allocation and no destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.count(layout.size() as isize);
-        // SAFETY: the caller's promise on `layout` is passed on.
+        // SAFETY: the caller's guarantee for `layout` is passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         self.count(layout.size() as isize);
-        // SAFETY: the caller's promise on `layout` is passed on.
+        // SAFETY: the caller's guarantee for `layout` is passed on.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Old and new may exist at once while bytes are copied.
+        // The old and the new block may exist at once while bytes are copied.
         self.count(size as isize);
         self.count(-(layout.size() as isize));
-        // SAFETY: the caller's promises are passed on; the pointer is the system allocator's.
+        // SAFETY: the caller's guarantees are passed on; the pointer is the system allocator's.
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         self.count(-(layout.size() as isize));
-        // SAFETY: the caller's promises are passed on; the pointer is the system allocator's.
+        // SAFETY: the caller's guarantees are passed on; the pointer is the system allocator's.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
-/// What a closure gives, and the most bytes that this thread held while it ran beyond those held before.
+/// The result of a closure, and the peak of the bytes that this thread held during it, relative to the start.
 fn peak_of<T>(run: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.with(|held| {
         let [now, _] = held.get();
@@ -92,7 +86,7 @@ fn peak_of<T>(run: impl FnOnce() -> T) -> (T, usize) {
 }
 
 #[test]
-fn the_counter_sees_what_is_allocated() {
+fn counter_records_allocations() {
     let (_, peak) = peak_of(|| drop(vec![0u8; 1000]));
     assert!((1000..2000).contains(&peak), "{peak}");
     let (_, peak) = peak_of(|| {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The OpenAI API as its clients use it: openai, litellm and langchain-openai, as PyPI has them, against two daemons. Run by .ci/clients in
-an environment that has them.
+"""The OpenAI API with its common clients: openai, litellm and langchain-openai from PyPI, against two daemons. Run by
+.ci/clients in an environment that has them.
 
-    cargo build --release --locked --workspace && tests/clients/check.py
+cargo build --release --locked --workspace && tests/clients/check.py
 """
 import asyncio
 import json
@@ -47,7 +47,7 @@ def check(function):
 
 
 class Served:
-    """The API of two daemons, and its clients."""
+    """The API of two daemons, and clients for it."""
 
     def __init__(self, url, other):
         self.url, self.other = url, other
@@ -100,7 +100,7 @@ def openai_streams_what_it_answers_whole(served):
     assert chunks[-1].usage.completion_tokens == 16 and not chunks[-1].choices, chunks[-1]
     reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
     assert reasons == ["length"], reasons
-    assert all(chunk.usage is None for chunk in chat(served, stream=True)), "usage only where it was asked for"
+    assert all(chunk.usage is None for chunk in chat(served, stream=True)), "usage must only be sent on request"
 
 
 @check
@@ -115,7 +115,7 @@ def openai_stops_at_a_string(served):
 def openai_gets_logprobs(served):
     content = chat(served, logprobs=True, top_logprobs=3).choices[0].logprobs.content
     assert len(content) == 16 and all(len(token.top_logprobs) == 3 and token.logprob <= 0 for token in content), content
-    assert all(token.logprob == token.top_logprobs[0].logprob for token in content), "the most probable tokens were taken"
+    assert all(token.logprob == token.top_logprobs[0].logprob for token in content), "the chosen tokens must be the most probable ones"
     answer = served.openai.completions.create(model=MODEL, prompt="ROMEO:", max_tokens=4, temperature=0, logprobs=2)
     assert len(answer.choices[0].logprobs.token_logprobs) == 4, answer
 
@@ -138,7 +138,7 @@ def openai_gets_several_choices(served):
 
 @check
 def openai_gets_json(served):
-    # The demo model would write plays into its strings for ever: of some seeds the object ends in time.
+    # The demo model writes endless strings of verse; with some seeds the object is complete in time.
     ended = 0
     for seed in range(24):
         answer = chat(served, max_tokens=200, temperature=1.0, seed=seed, response_format={"type": "json_object"})
@@ -204,19 +204,19 @@ def openai_says_what_is_wrong(served):
     except openai.NotFoundError as found:
         assert found.code == "model_not_found" and "other.gguf" in str(found), found
     else:
-        raise AssertionError("another model was served")
+        raise AssertionError("a request for another model was served")
     try:
         served.openai.responses.create(model=MODEL, input="x")
     except openai.NotFoundError:
         pass
     else:
-        raise AssertionError("an API that is not served was answered")
+        raise AssertionError("an unsupported API answered")
     try:
         served.openai.completions.create(model=MODEL, prompt="a b c " * 4000, max_tokens=4)
     except openai.BadRequestError as found:
         assert "context" in str(found), found
     else:
-        raise AssertionError("a prompt beyond the context was taken")
+        raise AssertionError("a prompt beyond the context was accepted")
 
 
 @check
@@ -226,7 +226,7 @@ def openai_cancels_by_closing_the_stream(served):
     stream.close()
     deadline = time.monotonic() + 20
     while served.metric("bramble_requests_running") > 0:
-        assert time.monotonic() < deadline, "the request goes on without its client"
+        assert time.monotonic() < deadline, "the request continues without its client"
         time.sleep(0.05)
 
 
@@ -239,7 +239,7 @@ def openai_names_its_request(served):
         model=MODEL, prompt="ROMEO:", max_tokens=4, temperature=1.0, extra_headers={"X-Request-Id": "a-name-of-mine"}
     )
     assert raw.headers["x-request-id"] == "a-name-of-mine"
-    assert raw.parse().choices[0].text == again.parse().choices[0].text, "a retry gives the same text"
+    assert raw.parse().choices[0].text == again.parse().choices[0].text, "a retry must give the same text"
 
 
 @check
@@ -274,7 +274,7 @@ def litellm_chats_and_streams(served):
     except litellm.BadRequestError as found:
         assert "temperature" in str(found), found
     else:
-        raise AssertionError("a negative temperature was taken")
+        raise AssertionError("a negative temperature was accepted")
 
 
 @check
@@ -300,7 +300,7 @@ def health_and_metrics_speak_for_the_node(served):
 
 
 def bramble_tokenize(text):
-    """What `console tokenize` prints of a text."""
+    """The tokens that `console tokenize` prints for a text."""
     command = [bramble.program("console"), "tokenize", "--model", os.path.join(MODELS, MODEL), "--text", text, "--json"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -310,7 +310,7 @@ def main():
         addresses = bramble.loopback(2)
         urls = [f"http://{address.rsplit(':', 1)[0]}:9980" for address in addresses]
         daemons = [cluster.add(f"pi{index + 1}", address, settings=bramble.QUIET) for index, address in enumerate(addresses)]
-        # The assignment: two ranks of one replica.
+        # Assigns the topology: two ranks of one replica.
         bramble.generate(daemons, MODEL, "ROMEO:", 2, "--topology", "tp2")
         served = Served(*urls)
         wanted = sys.argv[1:]

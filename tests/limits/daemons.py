@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Real daemons on one machine, each with less memory than the model's file has: what they read from the disk, how long they take
-until they are ready, and how much memory they hold, for the first load, for a restart with a cold and one with a warm page cache.
+"""Real daemons on one machine, each with less memory than the size of the model file: bytes read from disk, time until
+ready and peak memory, for the first load and for restarts with a cold and with a warm page cache.
 
 usage: tests/limits/daemons.py [--shape NAME] [--format NAME] [--nodes N] [--limit-mb MB] [--prompt-tokens N] [--json]
 
-Makes the model under target/limits with make_model (random weights, real shapes). The limits are memory control
-groups, which need root; without it everything else is done and the limit is said to be missing. Nothing is left behind but the model.
+Makes the model under target/limits with make_model (random weights, real shapes). The limits are memory control groups,
+which need root; without root everything else runs and a message reports the missing limit. Leaves only the model
+behind.
 """
 import argparse
 import json
@@ -53,7 +54,7 @@ class Node:
         return int(found.group(1))
 
     def loading(self):
-        """Seconds from the assignment to the loaded shard, and to ready, as the log has them."""
+        """Seconds from the assignment until the shard is loaded and until the node is ready, from the log."""
         stamps = {}
         with open(self.log) as lines:
             for line in lines:
@@ -66,7 +67,7 @@ class Node:
         return stamps["loading -> prepared"] - begin, stamps["connecting -> ready"] - begin
 
     def packed(self):
-        """The size of the packed shard once it is whole, `None` while it is not."""
+        """The size of the packed shard once it is complete, otherwise `None`."""
         folder = os.path.join(self.state, "packed")
         files = [name for name in os.listdir(folder)] if os.path.isdir(folder) else []
         whole = [name for name in files if name.endswith(".shard")]
@@ -84,12 +85,12 @@ def wait_for(what, condition):
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:
-            sys.exit(f"waited in vain: {what}")
+            sys.exit(f"timed out waiting until {what}")
         time.sleep(0.05)
 
 
 def forget_pages():
-    """Drops the page cache; says whether that could be done."""
+    """Drops the page cache; returns whether that was possible."""
     os.sync()
     try:
         with open("/proc/sys/vm/drop_caches", "w") as out:
@@ -115,7 +116,7 @@ def round_of(name, nodes, model, arguments, cold):
         wait_for(f"{node.name} listens", lambda: listens(node))
     before = [node.of_proc("io", "read_bytes") for node in nodes]
     addresses = ",".join(node.address for node in nodes)
-    # Every letter of the made-up vocabulary's text is a token.
+    # Every letter is one token in the synthetic vocabulary.
     prompt = "a" * (arguments.prompt_tokens - 2)
     context = str(arguments.prompt_tokens + arguments.tokens + 8)
     answer = console("generate", "--yes", "--nodes", addresses, "--model", model, "--prompt", prompt, "--max-tokens", str(arguments.tokens),
@@ -140,7 +141,7 @@ def round_of(name, nodes, model, arguments, cold):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="qwen2.5-7b", help="as make_model takes it")
+    parser.add_argument("--shape", default="qwen2.5-7b", help="shape name of make_model")
     parser.add_argument("--format", default="q4_k_m")
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--limit-mb", type=int, default=0, help="memory of each daemon, file pages included; 0: no limit")

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Compares the memory that `console topology check` predicts for each node with the peak that the kernel reports (VmHWM). Real daemons
-serve prompts that fill the KV cache, then one request per slot with repetitive text, so that steps are full of speculative tokens.
+"""Compares the memory that `console topology check` predicts for each node with the peak that the kernel reports
+(VmHWM). Real daemons serve prompts that fill the KV cache, then one request per slot with repetitive text, so that
+steps are full of speculative tokens.
 
 usage: tests/limits/memory.py [--short] [--json]
 
-Exit code 1 if the prediction for a node is off by more than 5 %, or by more than 8 MiB for a node below 100 MB. The models are made
-under target/limits with make_model (random weights, real shapes); the daemons are release builds.
+Exit code 1 if the prediction for a node is off by more than 5 %, or by more than 8 MiB for a node below 100 MB. The
+models are made under target/limits with make_model (random weights, real shapes); the daemons are release builds.
 """
 import os
 import random
@@ -43,7 +44,7 @@ TOLERANCE, SMALL, ABSOLUTE = 0.05, 100_000_000, 8 << 20
 
 
 def made(shape, form, layers):
-    """The model's file, made once."""
+    """The path of the model file, which is made only once."""
     if layers is None:
         return bramble.model(shape, form, FOLDER)
     path = os.path.join(FOLDER, f"{shape}-{layers}-{form}.gguf")
@@ -61,7 +62,7 @@ def peak(daemon):
 
 
 def topology(path, model, layout, daemons, context, slots):
-    """Writes a topology file: the number of slots can only be set there."""
+    """Writes a topology file, the only way to set the number of slots."""
     stages = [daemons] if layout.startswith("tp") else [[daemon] for daemon in daemons]
     with open(path, "w") as file:
         file.write(f'model = "{model}"\ncontext_length = {context}\nslots = {slots}\n')
@@ -71,7 +72,7 @@ def topology(path, model, layout, daemons, context, slots):
 
 
 def load(daemons, model, context, slots):
-    """Fills the KV cache with prompts of the whole context, then runs as many answers as there are slots."""
+    """Fills the KV cache with prompts of the full context, then runs as many answers as there are slots."""
     def ask(prompt, tokens):
         try:
             bramble.generate(daemons, model, prompt, tokens)
@@ -79,7 +80,7 @@ def load(daemons, model, context, slots):
             failed.append(str(error))
 
     failed, chance = [], random.Random(1)
-    # The first prompt fills all blocks but one for each further slot; a second, different prompt takes those.
+    # The first prompt fills all blocks except one per further slot; a second, different prompt takes those.
     for _ in range(2):
         ask("".join(chance.choice(string.ascii_lowercase) for _ in range(context - 12)), 8)
     letters = string.ascii_lowercase + string.ascii_uppercase

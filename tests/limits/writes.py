@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What nodes write to their disks (SD cards wear out by it): two daemons with a topology, first idle, then under requests over HTTP; bytes
-by /proc/PID/io, each daemon's log included. Exit code 1 beyond 1 MB a day idle, or at any byte for the requests.
+"""Bytes that nodes write to storage, which wears out SD cards: two daemons with a topology, first idle, then with
+requests over HTTP. Bytes come from /proc/PID/io and include each daemon's log. Exit code 1 above 1 MB a day when idle,
+or if the requests cause any write.
 
 usage: tests/limits/writes.py [--idle-seconds N] [--heartbeat-ms N] [--requests N] [--programs DIR] [--json]
 
-Heartbeats that are faster than the usual 250 ms make an hour's worth of them short: 150 s at 10 ms are an hour of beats. All else (the
-look after lost members, reading the machine's health) keeps its own pace. Nothing is left behind.
+Heartbeats faster than the default of 250 ms compress time: 150 s at 10 ms have as many beats as an hour. Everything
+else (the check for lost members, reading the machine's health) keeps its usual interval. Leaves nothing behind.
 """
 import argparse
 import asyncio
@@ -33,7 +34,7 @@ def wait_for(what, condition):
     deadline = time.monotonic() + bramble.PATIENCE
     while not condition():
         if time.monotonic() > deadline:
-            sys.exit(f"waited in vain: {what}")
+            sys.exit(f"timed out waiting until {what}")
         time.sleep(0.05)
 
 
@@ -44,7 +45,7 @@ def has_packed(daemon):
 
 
 async def ask_all(host, count):
-    """`count` short completions, eight at a time."""
+    """Requests `count` short completions, eight at a time."""
     body = {"prompt": "ROMEO:", "max_tokens": 2, "temperature": 0}
     for begin in range(0, count, 8):
         asked = [client.ask(host, "POST", "/v1/completions", body) for _ in range(min(8, count - begin))]
@@ -58,7 +59,7 @@ def main():
     parser.add_argument("--idle-seconds", type=float, default=3600)
     parser.add_argument("--heartbeat-ms", type=int, default=250)
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--programs", default=bramble.RELEASE, help="where brambled and console are")
+    parser.add_argument("--programs", default=bramble.RELEASE, help="folder of brambled and console")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     bramble.RELEASE = arguments.programs

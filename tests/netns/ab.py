@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""One tensor-parallel group against two stages of half the ranks and against two replicas: `console bench ab` on paced daemons (pacing.py)
-behind links of 1 Gb/s, next to what `console plan` predicts for the same nodes.
+"""Compares one tensor-parallel group with two stages of half the ranks and with two replicas: `console bench ab` on
+paced daemons (pacing.py) behind links of 1 Gb/s, next to the predictions of `console plan` for the same nodes.
 
-usage: tests/netns/ab.py [--nodes 2,4] [--at-once 1,8] [--shape llama-3.1-8b] [--prompt 256] [--tokens 16] [--rounds 3] [--json]
+usage: tests/netns/ab.py [--nodes 2,4] [--at-once 1,8] [--shape llama-3.1-8b] [--prompt 256] [--tokens 16] [--rounds 3]
+[--json]
 
-All times are those of the paced nodes: measured times divided by the slow motion. `end` marks a layout whose TTFT p95 is more than 1.3 times that
-of the tensor-parallel group, which ends the experiment. Exit code 1 if a request failed.
+All times are those of the paced nodes: measured times divided by the slow-motion factor. `end` marks a layout whose
+TTFT p95 is more than 1.3 times that of the tensor-parallel group, which ends the experiment. Exit code 1 if a request
+failed.
 """
 import os
 import re
@@ -23,7 +25,7 @@ def layouts_of(nodes):
 
 
 def predictions(model, nodes, alpha, arguments):
-    """What the planner predicts for each layout of equal nodes."""
+    """The planner's predictions for each layout of equal nodes."""
     plan = bramble.console("plan", "--model", model, "--count", str(nodes), "--profile", arguments.profile, "--memory", "8G", "--prompt", str(arguments.prompt),
                            "--context", str(context(arguments)), "--exchange", arguments.exchange, "--alpha-us", str(round(alpha)), "--bandwidth-mbit", str(MBIT), "--all")
     return {one["topology"]: one for one in plan["ranked"]}

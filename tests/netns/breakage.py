@@ -1,5 +1,6 @@
-"""What is done to nodes in network namespaces and their links: processes that end or hang, links that are cut or slow, connections that are
-reset, state folders that are damaged. Each fault ends by itself; what it did is undone before it returns."""
+"""Faults of nodes in network namespaces and of their links: processes that end or hang, links that are cut or slow,
+connections that are reset, state folders that are damaged. Each fault ends by itself and undoes its effects before it
+returns."""
 import contextlib
 import os
 import random
@@ -12,18 +13,18 @@ import time
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
 import bramble
 
-# Frames to this address reach no node: its receiver is cut off from the sender, which notices nothing.
+# No node has this address: frames to it are lost, which cuts the receiver off without the sender noticing.
 NOWHERE = "02:00:00:00:00:99"
-# As in the unit: RestartSec.
+# RestartSec of the systemd unit.
 RESTART_SECONDS = 1.0
-# A daemon that is told to end drains for 20 s at most.
+# A daemon that receives SIGTERM drains for at most 20 s.
 DRAIN_SECONDS = 30
-# The state folder is a mount of its own in the daemon's view, so that it can become read-only there alone.
+# Makes the state folder a separate mount in the daemon's view, so that it can become read-only only there.
 MOUNT = 'mount --bind "$0" "$0" && exec "$@"'
 
 
 class Rig:
-    """The members of a topology and a node in front of them; `downs`: see Streams."""
+    """The members of a topology and a gateway node in front of them; `downs`: see Streams."""
 
     def __init__(self, network, members, front, seed, downs, tell):
         self.network, self.members, self.front, self.downs, self.tell = network, members, front, downs, tell
@@ -32,7 +33,7 @@ class Rig:
     # Processes
 
     def down(self, node):
-        """Notes that a node's process ends now: it is missed by nothing that looks for crashes."""
+        """Records that a node's process ends now, so that the crash detection ignores it."""
         self.away.add(node)
         self.downs.append((node, time.monotonic(), None))
 
@@ -41,7 +42,7 @@ class Rig:
         begin = max(index for index, down in enumerate(self.downs) if down[0] == node)
         self.downs[begin] = (node, self.downs[begin][1], time.monotonic())
         self.away.discard(node)
-        self.tell(f"pi{node + 1} is started again")
+        self.tell(f"pi{node + 1} is restarted")
 
     def end(self, node, number=signal.SIGKILL):
         """Ends a node's process and waits for it."""
@@ -76,7 +77,7 @@ class Rig:
             self.up(node)
 
     def kill_again(self):
-        """Once more, of it or of another, when the topology is being brought up."""
+        """Kills a node again, or another one, while the topology is being restored."""
         one, other = self.any(), self.any()
         marks = [os.path.getsize(daemon.log) for daemon in self.members]
         self.end(one)
@@ -100,7 +101,7 @@ class Rig:
         for node in nodes:
             self.down(node)
             self.members[node].process.kill()
-        self.tell("power fails at all nodes")
+        self.tell("all nodes lose power")
         for node in nodes:
             self.members[node].stop()
         self.random.shuffle(nodes)
@@ -119,7 +120,7 @@ class Rig:
     # State folders
 
     def damage(self):
-        """A file of the state is changed while its node is away."""
+        """Changes a file of the state while its node is down."""
         node = self.any()
         self.end(node)
         files = [os.path.join(folder, name) for folder, _, names in os.walk(self.members[node].state) for name in names]
@@ -142,7 +143,7 @@ class Rig:
             file.write(bytes(byte ^ 4 for byte in old) if how == "flip" else bytes(len(old)))
 
     def wipe(self):
-        """A new SD card."""
+        """Empties the state folder, as a new SD card does."""
         node = self.any()
         self.end(node)
         shutil.rmtree(self.members[node].state)
@@ -152,7 +153,7 @@ class Rig:
         self.up(node)
 
     def read_only(self):
-        """The state folder only reads for some seconds, in which the node, or another, may also be killed."""
+        """Makes the state folder read-only for some seconds, during which the node or another may also be killed."""
         node = self.any()
         self.remount(node, "ro")
         if self.random.random() < 0.5:
@@ -163,7 +164,8 @@ class Rig:
         self.remount(node, "rw")
 
     def remount(self, node, how):
-        """A mount that only reads covers the folder: one in which a file is open for writing, such as a lock, cannot become read-only."""
+        """Covers the folder with a read-only mount: a mount in which a file is open for writing, such as a lock, cannot
+        become read-only."""
         daemon = self.members[node]
         cover = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"' if how == "ro" else 'umount --lazy "$0"'
         run(["nsenter", "-t", str(daemon.process.pid), "-m", "--", "sh", "-c", cover, daemon.state])
@@ -172,7 +174,7 @@ class Rig:
     # Links
 
     def cut(self):
-        """All that a node sends and receives is lost; its card may notice."""
+        """All packets to and from a node are lost; its interface may report the lost link."""
         node, is_noticed = self.any(), self.random.random() < 0.5
         away, back = (["down"], ["up"]) if is_noticed else (["nomaster"], ["master", "br0"])
         with self.undone(f"pi{node + 1} is {'unplugged' if is_noticed else 'cut off'}", lambda: self.port(node, *back)):
@@ -180,7 +182,7 @@ class Rig:
             self.sleep(1, 5)
 
     def cut_one_way(self):
-        """All that a node sends is lost."""
+        """All packets that a node sends are lost."""
         node = self.any()
         others = [other for other in range(len(self.members) + 1) if other != node]
         with self.undone(f"all frames of pi{node + 1} are lost", lambda: [self.reach(node, other) for other in others]):
@@ -189,7 +191,7 @@ class Rig:
             self.sleep(1, 5)
 
     def cut_pair(self):
-        """Two nodes are cut from each other and from nothing else; one of them may be the node in front."""
+        """Two nodes cannot reach each other but all others; one of them may be the gateway node."""
         one, other = self.random.sample(range(len(self.members) + 1), 2)
         pair = [one, other]
         with self.undone(f"{self.name(one)} and {self.name(other)} are cut from each other", lambda: [self.isolate(node, "off") for node in pair]):
@@ -206,7 +208,7 @@ class Rig:
     def flap(self):
         """A loose contact."""
         node = self.any()
-        with self.undone(f"the link of pi{node + 1} comes and goes", lambda: self.port(node, "up")):
+        with self.undone(f"the link of pi{node + 1} flaps", lambda: self.port(node, "up")):
             for _ in range(self.random.randrange(3, 8)):
                 self.port(node, "down")
                 self.sleep(0.02, 0.5)
@@ -214,7 +216,7 @@ class Rig:
                 self.sleep(0.02, 0.3)
 
     def slow(self):
-        """The link is slow, and slower from time to time: frames are late by up to 200 ms and some are dropped."""
+        """Slows a link, and sometimes more: frames are delayed by up to 200 ms and some are dropped."""
         node = self.any()
         with self.undone(f"the link of pi{node + 1} is slow", lambda: self.network.limit(node, self.network.rate, both=True)):
             end = time.monotonic() + self.random.uniform(1, 5)
@@ -223,7 +225,8 @@ class Rig:
                 self.sleep(0.1, 0.5)
 
     def reset(self):
-        """One TCP connection between two members is reset, or each: those of their ranks, of their gateways and of who brings topologies back."""
+        """Resets one TCP connection between two members, or all of them: those of their ranks, of their gateways and of
+        their stewards."""
         one, other = self.pair()
         found = [connection for connection in self.connections(one) if connection[1].startswith(f"{self.address(other)}:")]
         if not found:
@@ -232,7 +235,7 @@ class Rig:
             self.kill_connection(one, *connection)
 
     def reset_all(self):
-        """Every TCP connection of a node to others is reset."""
+        """Resets every TCP connection between a node and the others."""
         node = self.any()
         for connection in self.connections(node):
             self.kill_connection(node, *connection)
@@ -246,7 +249,7 @@ class Rig:
         return self.random.sample(range(len(self.members)), 2)
 
     def name(self, node):
-        return "the node in front" if node == len(self.members) else f"pi{node + 1}"
+        return "the gateway node" if node == len(self.members) else f"pi{node + 1}"
 
     @staticmethod
     def address(node):
@@ -281,12 +284,12 @@ class Rig:
 
     def kill_connection(self, node, local, peer):
         self.tell(f"the connection {local} - {peer} is reset")
-        # It complains of kinds of sockets that cannot be ended, after it has ended this one.
+        # ss reports kinds of sockets that cannot be killed, but only after killing this one.
         subprocess.run([*self.network.enter(node), "ss", "-K", "-t", "src", local, "dst", peer], capture_output=True)
 
 
 class Stuck(Exception):
-    """A node that does not end when it is told to."""
+    """A node that does not end on request."""
 
 
 def run(command):
@@ -295,7 +298,7 @@ def run(command):
         sys.exit(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-# How often each is drawn beside the others.
+# Relative frequency of each kind.
 KINDS = {
     "kill": 5, "kill_two": 2, "kill_again": 2, "terminate": 2, "power": 1, "hang": 4,
     "damage": 2, "wipe": 1, "read_only": 1,

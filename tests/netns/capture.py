@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes down every TCP segment with a payload that passes an interface, as JSON lines, until standard input closes: when the kernel saw it,
-whether it left, its ports, sequence number, length, and the first bytes of the payload. One line "ready" first.
+"""Captures every TCP segment with a payload on an interface as JSON lines until standard input closes: the kernel's
+time stamp, direction, ports, sequence number, length, and the first bytes of the payload. Prints a line "ready" first.
 
 usage: tests/netns/capture.py [INTERFACE]
 """
@@ -36,7 +36,7 @@ def note(frame, ancillary, address):
     source, target, sequence = struct.unpack_from("!HHI", frame, at)
     begin = at + 4 * (frame[at + 12] >> 4)
     end = 14 + struct.unpack_from("!H", frame, 16)[0]
-    # A segment of more than 64 kB says 0: what is behind the header is its payload.
+    # A segment of more than 64 kB has length 0 in its header: everything after the header is payload.
     end = end if end > 14 else len(frame)
     if end <= begin:
         return

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Daemons on machines of their own, as far as the network goes: network namespaces with a switch between them, each with one link of
-1 Gb/s (or --rate) in both directions, and with --delay-ms a delay each way. Runs a command beside them, or waits for Ctrl-C.
+"""Daemons in network namespaces that behave like machines on a network: a switch between them, one link of 1 Gb/s (or
+--rate) for each in both directions, and with --delay-ms a delay each way. Runs a command next to them, or waits for
+Ctrl-C.
 
 usage: tests/netns/cluster.py --models DIR [--nodes N] [--rate 1gbit] [--delay-ms D] [--threads T] [--pin] [COMMAND ..]
 
 The command runs at the switch with BRAMBLE_NODES set, for example
-    tests/netns/cluster.py --models packaging/demo --nodes 2 target/release/console generate --model bard-q8_0.gguf --prompt ROMEO:
+target/release/console generate --model bard-q8_0.gguf --prompt ROMEO: with --models packaging/demo --nodes 2.
 
-Needs root, ip and tc. The namespaces have no names: they are gone with the processes in them, and these end with this script,
-also when it is killed. Two runs do not see each other, and all have the addresses 10.77.0.x.
+Needs root, ip and tc. The namespaces have no names: they disappear with their processes, which end with this script
+even if it is killed. Concurrent runs are isolated from each other; all use the addresses 10.77.0.x.
 """
 import argparse
 import os
@@ -23,11 +24,11 @@ from network import Network
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--rate", default="1gbit", help="as tc takes it; 0: as fast as it goes")
+    parser.add_argument("--rate", default="1gbit", help="link rate in the notation of tc; 0: no limit")
     parser.add_argument("--delay-ms", type=float, default=0, help="each way; frames then go through a switch in userspace")
     parser.add_argument("--models", required=True, metavar="DIR")
-    parser.add_argument("--threads", type=int, help="of each daemon")
-    parser.add_argument("--pin", action="store_true", help="each daemon on one core, in turns")
+    parser.add_argument("--threads", type=int, help="compute threads of each daemon")
+    parser.add_argument("--pin", action="store_true", help="pin each daemon to one core, round-robin")
     parser.add_argument("--settings", default="", help="lines of each daemon's configuration file")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""All-reduces beside a bare exchange of the same bytes, through links of 1 Gb/s (or --rate): each rank's sockets are in a network namespace of
-its own. Needs root, ip and tc.
+"""All-reduces next to a bare exchange of the same bytes, through links of 1 Gb/s (or --rate): each rank's sockets are
+in a separate network namespace. Needs root, ip and tc.
 
 usage: tests/netns/collectives.py [--ranks N] [--rate 1gbit] [OPTIONS OF brambled bench collectives ..]
 """
@@ -17,7 +17,7 @@ from network import Network
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rate", default="1gbit", help="as tc takes it; 0: as fast as it goes")
+    parser.add_argument("--rate", default="1gbit", help="link rate in the notation of tc; 0: no limit")
     arguments, more = parser.parse_known_args()
     bramble.favour()
     with Network(arguments.ranks, arguments.rate) as network:

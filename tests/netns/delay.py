@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""What a long way between the stages of a pipeline costs: daemons behind a switch that delays every frame. A token should take what it
-takes on one node and one delay a stage (the hidden state goes forward, the token's id goes back), a prompt not one delay a chunk.
+"""The cost of a long delay between the stages of a pipeline: daemons behind a switch that delays every frame. A token
+should take as long as on one node plus one delay per stage (the hidden state goes forward, the token id goes back); a
+prompt should not pay one delay per chunk.
 
 usage: tests/netns/delay.py [--delay-ms 50] [--topologies pp2] [--model FILE] [--rounds 3] [--json]
 
-Fails where a token takes 5 % more than that, where the first token takes more than one node's and a round trip a stage, or where a deadline fires.
-Nodes have net.ipv4.tcp_slow_start_after_idle=0, as such a way needs: with --slow-start a message of 150 kB waits for three round trips more.
+Fails if a token takes 5 % more than that, if the first token takes more than one node's plus a round trip per stage, or
+if a deadline expires. Nodes have net.ipv4.tcp_slow_start_after_idle=0, as such a network needs: with --slow-start a
+message of 150 kB waits for three more round trips.
 """
 import argparse
 import json
@@ -28,15 +30,15 @@ def main():
     parser.add_argument("--model", default=os.path.join(bramble.ROOT, "packaging", "demo", "bard-q8_0.gguf"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--slow-start", action="store_true", help="connections that were idle begin slowly, as kernels have it")
+    parser.add_argument("--slow-start", action="store_true", help="idle connections fall back to slow start, the kernel's default")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     topologies = arguments.topologies.split(",")
     stages = {topology: parts(topology)[1] for topology in topologies}
     if any(parts(topology) != (1, stages[topology], 1) for topology in topologies):
-        sys.exit("only pipelines (ppN) pay one delay a stage")
+        sys.exit("only pipelines (ppN) pay one delay per stage")
     model, found = os.path.abspath(arguments.model), {}
-    # As shipped: no deadline may fire because of the way.
+    # The default settings: no deadline may expire because of the delay.
     network = Network(max(stages.values()), arguments.rate, arguments.delay_ms, arguments.slow_start)
     with network, bramble.Cluster(os.path.dirname(model)) as cluster:
         network.add_daemons(cluster, pin=True)
@@ -66,8 +68,8 @@ def main():
         is_good &= row["holds"]
         rows.append(row)
         if not arguments.json:
-            print(f"{topology}: a token {row['tpot_ms']:.1f} ms, one node's and {count} delays {row['tpot_expected_ms']:.1f}; first token "
-                  f"{row['ttft_ms']:.1f} ms, one node's and {count} round trips {row['ttft_at_most_ms']:.1f}{'' if row['holds'] else '  BEYOND'}")
+            print(f"{topology}: a token {row['tpot_ms']:.1f} ms, one node's plus {count} delays {row['tpot_expected_ms']:.1f}; first token "
+                  f"{row['ttft_ms']:.1f} ms, one node's plus {count} round trips {row['ttft_at_most_ms']:.1f}{'' if row['holds'] else '  BEYOND'}")
     if arguments.json:
         print(json.dumps(rows))
     sys.exit(not is_good)

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""What a prefill group costs and spares, on machines of their own as far as the network goes (1 Gb/s): how much of the transfer of keys and
-values is hidden behind the computing of a prompt, and what running answers notice while a long prompt is computed.
+"""The cost and the benefit of a prefill group, in network namespaces with links of 1 Gb/s: how much of the KV transfer
+is hidden behind the prefill, and how much a long prefill slows down running answers.
 
-usage: tests/netns/disaggregation.py [--prefill 2] [--decode 1] [--tokens 512,1024] [--long 4096] [--rounds 3] [--shape qwen3-0.6b] [--json]
+usage: tests/netns/disaggregation.py [--prefill 2] [--decode 1] [--tokens 512,1024] [--long 4096] [--rounds 3]
+[--shape qwen3-0.6b] [--json]
 
-       tests/netns/disaggregation.py --bench 1,3 [--prompts 128,512,..] [--rounds 3]
+tests/netns/disaggregation.py --bench 1,3 [--prompts 128,512,..] [--rounds 3]
 
-Hidden: the visible part of the transfer beside that of a run in which nothing leaves before all is computed. The tokens of both runs must
-be those of the decode group alone. Fails below 90 % hidden, or where the p95 of the time between tokens grows by more than 10 %. --bench prints the
-tables of `console bench disagg` on two nodes, each with so many answers that run meanwhile.
+Hidden: the visible part of the transfer compared with that of a run which transfers nothing until the prefill is
+complete. The tokens of both runs must be those of the decode group alone. Fails below 90 % hidden, or if the p95 of the
+time between tokens grows by more than 10 %. --bench prints the tables of `console bench disagg` on two nodes, for each
+given number of concurrently running answers.
 """
 import argparse
 import json
@@ -25,10 +27,11 @@ SETTINGS = bramble.QUIET + "prefill_elsewhere_from = 32\n"
 
 
 def transfers(arguments, model, at_end):
-    """For each number of tokens the median of the visible part in ms, of the whole computing in ms, the bytes, and the tokens drawn."""
+    """For each number of tokens: the medians of the visible part and of the whole prefill in ms, the bytes, and the
+    sampled tokens."""
     topology = f"prefill:tp{arguments.prefill}+decode:tp{arguments.decode}"
     found = {}
-    # What is kept of a prompt would not be asked for again.
+    # A prompt in the prefix cache would not be requested again.
     more = [bramble.PLAIN, *(["--transfer-at-end"] if at_end else [])]
     with Network(arguments.prefill + arguments.decode, arguments.rate) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         cores = sorted(os.sched_getaffinity(0))
@@ -51,8 +54,9 @@ def transfers(arguments, model, at_end):
 
 
 def answer(network, common, room, wait, long):
-    """Times between the tokens of an answer in ms. With `long`, a command that computes a prompt, it is started after `wait` tokens and the
-    answer is left when it ends: also the number of the token at which it began, and its object. Otherwise the answer is left after `wait`."""
+    """Times between the tokens of an answer in ms. With `long`, a command that computes a prompt, it is started after
+    `wait` tokens and the answer is cancelled when it ends; also returns the index of the token at which it began, and
+    its object. Without it the answer is cancelled after `wait`."""
     command = [*network.enter(), bramble.program("console"), *common, "--prompt", "ab", "--max-tokens", str(room)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
     found, prompt, last = [], None, None
@@ -79,15 +83,15 @@ def answer(network, common, room, wait, long):
 
 
 def gaps(arguments, model, topology, nodes):
-    """Times between the tokens of an answer in ms, p95: while a long prompt is computed, and of the same tokens of the same answer without it:
-    a token costs more the more there are before it."""
+    """Times between the tokens of an answer in ms, p95: during a long prefill, and for the same tokens of the same
+    answer without it, because a token costs more the longer its context is."""
     with Network(nodes, arguments.rate) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         network.add_daemons(cluster, SETTINGS, pin=True)
         addresses = ",".join(daemon.address for daemon in cluster.daemons)
         common = ["generate", "--yes", "--nodes", addresses, "--model", os.path.basename(model), "--topology", topology, "--temperature", "0"]
         common += ["--context", str(arguments.context)]
         bramble.console(*common, "--prompt", "ab", "--max-tokens", "2", enter=network.enter())
-        # Beside it there is room for the long prompt.
+        # Leaves room for the long prompt in the KV cache.
         room = arguments.context - arguments.long - 128
         long = [*network.enter(), bramble.program("console"), *common, "--prompt", bramble.letters(arguments.long), "--max-tokens", "1", "--json"]
         beside, begin, timings = answer(network, common, room, 150, long)
@@ -97,13 +101,13 @@ def gaps(arguments, model, topology, nodes):
 
 
 def bench(arguments, model):
-    """Prints the tables; the exit code is that of the commands."""
+    """Prints the tables; returns the exit code of the commands."""
     codes = []
     with Network(2, arguments.rate) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         network.add_daemons(cluster, bramble.QUIET + "mdns = false\nthreads = 1\n", pin=True)
         nodes = ",".join(daemon.address for daemon in cluster.daemons)
         for running in arguments.bench:
-            print(f"{running} answers run meanwhile:", flush=True)
+            print(f"{running} answers run concurrently:", flush=True)
             command = [bramble.program("console"), "bench", "disagg", "--nodes", nodes, "--model", os.path.basename(model), "--yes"]
             command += ["--prompts", arguments.prompts, "--running", str(running), "--repeats", str(arguments.rounds)]
             codes.append(subprocess.run([*network.enter(), *command], stdin=subprocess.DEVNULL).returncode)
@@ -127,7 +131,7 @@ def main():
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     bramble.favour()
-    # The longest prompt of the tables has room beside running answers.
+    # The longest prompt of the tables must fit next to the running answers.
     context = 16384 if arguments.bench else None
     model = os.path.abspath(bramble.model(arguments.shape, "q4_0", arguments.models, context))
     if arguments.bench:
@@ -137,7 +141,7 @@ def main():
     for tokens in arguments.tokens:
         one, other = streamed[tokens], at_end[tokens]
         if one["ids"] != other["ids"]:
-            sys.exit(f"{tokens} tokens: other ids when they are sent at the end")
+            sys.exit(f"{tokens} tokens: different ids if the KV cache is sent at the end")
         hidden = 1 - one["visible_ms"] / other["visible_ms"]
         is_good &= hidden >= 0.9 or tokens < 512
         row = {"tokens": tokens, "mb": one["bytes"] / 1e6, "compute_ms": one["compute_ms"], "visible_ms": one["visible_ms"],

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Faults that strike a cluster while it streams: processes that are killed, stopped and restarted, links that are cut (wholly, one way, between
-two nodes alone), slow or loose, connections that are reset, state folders that are damaged, emptied or only read. Every node is a brambled with
-default settings in a network namespace of its own; one more, which no process fault touches, stands in front with most of the streams.
+"""Faults that strike a cluster while it streams: processes that are killed, stopped and restarted, links that are cut
+(completely, in one direction, or only between two nodes), slow or loose, connections that are reset, state folders that
+are damaged, emptied or read-only. Every node is a brambled with default settings in a separate network namespace. One
+more node, to which no process fault applies, is in front and carries most of the streams.
 
-usage: tests/netns/faults.py [--layouts tp3,tp4,pp2-tp2,dp2-tp2,prefill:tp1+decode:tp2] [--faults 200] [--seed S] [--streams 4] [--kinds cut,reset,..]
-                             [--keep DIR] [--stop] [--json]
+usage: tests/netns/faults.py [--layouts tp3,tp4,pp2-tp2,dp2-tp2,prefill:tp1+decode:tp2] [--faults 200] [--seed S]
+[--streams 4] [--kinds cut,reset,..] [--keep DIR] [--stop] [--json]
 
-A violation: a text that differs from the one of the undisturbed cluster in any token, or has more; a request that hangs, ends with two errors,
-without a typed one, or as internal; a process that ends by itself; not all members serve, or a fresh request is not answered, 15 s after the
-end of a fault. With a violation the logs of its nodes and its story are kept below --keep, and the exit code is 1.
-Needs root, ip, tc and ss, and: cargo build --release --locked --workspace
+Violations: a text that differs from that of the undisturbed cluster in any token, or is longer; a request that hangs,
+ends with two errors, without a typed error, or with an internal one; a process that ends by itself; 15 s after the end
+of a fault, a member that does not serve or a fresh request without an answer. After a violation the logs of the nodes
+and the story of the fault are kept below --keep, and the exit code is 1.
+
+Needs root, ip, tc and ss.
+cargo build --release --locked --workspace
 """
 import argparse
 import asyncio
@@ -30,19 +34,19 @@ from network import Network
 LAYOUTS = "tp3,tp4,pp2-tp2,dp2-tp2,prefill:tp1+decode:tp2"
 MODEL = os.path.join(bramble.ROOT, "packaging", "demo", "bard-q8_0.gguf")
 RECOVERY_SECONDS = 15
-# What is noticed late must not look like nothing.
+# A state must last this long, so that a delayed fault does not look like recovery.
 STABLE_SECONDS = 0.5
-# After that an operator helps, and the campaign continues.
+# After this time the operator intervenes, and the campaign continues.
 OPERATOR_SECONDS = 60
-# After recovery a request that ran has so long for its next token.
+# After recovery, each request that was running must produce its next token within this time.
 PROGRESS_SECONDS = 20
 STORY_LINES = 400
-# A busy machine is no slow rank. All else is as it comes.
+# A busy machine must not count as a straggler. Everything else has its default.
 SETTINGS = "exclude_slow_ms = 0\n"
 
 
 def nodes_of(layout):
-    """Members of a layout."""
+    """Number of members of a layout."""
     total = 0
     for group in re.split(r"\+", layout):
         count = 1
@@ -53,7 +57,7 @@ def nodes_of(layout):
 
 
 class Campaign:
-    """One layout's faults."""
+    """The faults of one layout."""
 
     def __init__(self, layout, arguments):
         self.layout, self.arguments = layout, arguments
@@ -66,7 +70,7 @@ class Campaign:
             print(f"   {stamp[11:23]} {line}", file=sys.stderr, flush=True)
 
     def start(self, network, cluster):
-        """Daemons of the members, and one in front."""
+        """Daemons for the members, and one in front."""
         count = len(network.nodes) - 1
         addresses = [f"10.77.0.{node + 1}:9999" for node in range(count)]
         for node, address in enumerate(addresses):
@@ -88,7 +92,8 @@ class Campaign:
         return all(is_whole) and len(found) == len(self.members) and all(node.get("state") in ("ready", "serving") for node in found)
 
     async def until_serving(self, since, patience):
-        """Seconds since then until all serve and a fresh request is answered, and still do when they are asked again; `None` if that takes longer."""
+        """Seconds from `since` until all serve and a fresh request is answered, confirmed by a second check; `None` if
+        that takes longer than `patience`."""
         prompt, found = streams.Prompt("Fresh:", 4), None
         while time.monotonic() < since + patience:
             is_good = False
@@ -108,7 +113,7 @@ class Campaign:
         return None
 
     async def watch(self):
-        """Processes that end by themselves."""
+        """Detects processes that end by themselves."""
         while True:
             for node, daemon in enumerate([*self.members, self.front]):
                 process = daemon.process
@@ -126,7 +131,7 @@ class Campaign:
         print(f"{self.layout}, fault {self.number}: {line}", file=sys.stderr, flush=True)
 
     async def fault(self, kind):
-        """One fault, and the way back."""
+        """Runs one fault and waits for the recovery."""
         self.story.clear()
         marks = [os.path.getsize(daemon.log) for daemon in [*self.members, self.front]]
         before, answers = len(self.violations) + len(self.streams.violations), len(self.streams.ended)
@@ -164,7 +169,7 @@ class Campaign:
               f"{'-' if seconds is None else f'{seconds:.1f}'} s, {row['codes']}{'  VIOLATION' if row['violations'] else ''}", flush=True)
 
     async def help(self):
-        """What an operator would do."""
+        """Intervenes as an operator would."""
         self.tell("the operator assigns again")
         try:
             await asyncio.to_thread(self.assign)
@@ -179,7 +184,7 @@ class Campaign:
                 await asyncio.to_thread(self.assign)
 
     async def progress(self, ran):
-        """Every request that ran at the end of the fault ends or has another token."""
+        """Every request that was running at the end of the fault must end or get another token."""
         deadline = time.monotonic() + PROGRESS_SECONDS
         waiting = [stream for stream, heard in ran if stream.ended is None and stream.heard == heard]
         while waiting and time.monotonic() < deadline:
@@ -189,7 +194,7 @@ class Campaign:
             self.violation(f"{stream} had no token for {PROGRESS_SECONDS} s after all served again")
 
     def keep(self, marks):
-        """The story of the fault between the lines of its nodes."""
+        """Keeps the story of the fault, merged with the logs of its nodes."""
         name = re.sub(r"[:+]", "-", f"{self.layout}-{self.arguments.seed}")
         folder = os.path.join(self.arguments.keep, name, str(self.number))
         os.makedirs(folder, exist_ok=True)
@@ -230,7 +235,7 @@ class Campaign:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def run(self):
-        """All faults; what came of them."""
+        """Runs all faults; returns the results."""
         count = nodes_of(self.layout)
         with Network(count + 1) as network, bramble.Cluster(os.path.dirname(MODEL)) as cluster:
             self.network, doors = network, streams.Doors(network)
@@ -244,7 +249,7 @@ class Campaign:
             try:
                 asyncio.run(self.strike())
             except KeyboardInterrupt:
-                # What is known so far is told.
+                # Still reports the results so far.
                 self.arguments.layouts.clear()
             finally:
                 doors.close()
@@ -265,7 +270,7 @@ class Campaign:
 
 
 def figures(rows):
-    """Counts and recovery times of some faults."""
+    """Counts and recovery times of a list of faults."""
     times = sorted(row["recovery_seconds"] for row in rows if row["recovery_seconds"] is not None)
     at = lambda share: round(times[min(len(times) - 1, int(share * len(times)))], 1) if times else None
     codes = collections.Counter()
@@ -276,7 +281,7 @@ def figures(rows):
 
 
 def show(found):
-    print(f"\n{found['layout']}, seed {found['seed']}: {found['faults']} faults in {found['minutes']} minutes, {found['answers']} answers, {found['right']} whole and "
+    print(f"\n{found['layout']}, seed {found['seed']}: {found['faults']} faults in {found['minutes']} minutes, {found['answers']} answers, {found['right']} complete and "
           f"right ({found['tied']} with another of two equal tokens), {found['hangs']} hangs, {found['wrong']} wrong, {len(found['violations'])} violations")
     print(f"{'kind':17} {'faults':>6} {'p50 s':>6} {'p95 s':>6} {'max s':>6} {'late':>5} {'operator':>8}  answers that ended otherwise")
     for kind, one in [*found["kinds"].items(), ("all", found["all"])]:
@@ -292,13 +297,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     listed = lambda text: text.split(",")
     parser.add_argument("--layouts", "--layout", type=listed, default=LAYOUTS.split(","))
-    parser.add_argument("--faults", type=int, default=200, help="of each layout")
+    parser.add_argument("--faults", type=int, default=200, help="number of faults per layout")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--streams", type=int, default=4, help="at any time; one of them through members")
+    parser.add_argument("--streams", type=int, default=4, help="number of concurrent streams, one of them through members")
     parser.add_argument("--kinds", type=listed, default=list(breakage.KINDS))
     parser.add_argument("--first", type=listed, default=[], help="kinds of the first faults, in order")
     parser.add_argument("--keep", default=os.path.join(bramble.ROOT, "target", "faults"), metavar="DIR")
-    parser.add_argument("--stop", action="store_true", help="at the first violation")
+    parser.add_argument("--stop", action="store_true", help="stop at the first violation")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--programs", help="folder of brambled and console [default: target/release]", metavar="DIR")
@@ -307,7 +312,7 @@ def main():
         bramble.RELEASE = os.path.abspath(arguments.programs)
     unknown = [kind for kind in [*arguments.kinds, *arguments.first] if kind not in breakage.KINDS]
     if unknown:
-        sys.exit(f"no kinds of faults: {', '.join(unknown)}; there are {', '.join(breakage.KINDS)}")
+        sys.exit(f"unknown kinds of faults: {', '.join(unknown)}; choose from {', '.join(breakage.KINDS)}")
     print(f"seed {arguments.seed}", flush=True)
     found = []
     while arguments.layouts:

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""What nodes say of their hand-overs against what the kernel saw: a pipeline of two stages in network namespaces, each packet noted with its
-time at both ends of the link. For each direction the median hop that `console sync` shows is compared with the median time between the
-first packet of a message at its sender and its last one at its receiver; and what the ranks say that they sent with the payloads of
-their connection.
+"""Compares the hand-overs that nodes report with packet captures: a pipeline of two stages in network namespaces, each
+packet captured with its time at both ends of the link. For each direction, the median hop in `console sync` is compared
+with the median time between the first packet of a message at its sender and its last one at its receiver, and the bytes
+that ranks report as sent with the payloads of their connection.
 
 usage: tests/netns/hops.py [--rate 1gbit] [--delay-ms D] [--model FILE] [--prompt-words N] [--tokens N] [--attempts N]
 
-Wanted: hops within 10 % or 50 us of the packets', bytes within 1 %. Other work on this machine holds heartbeats up, by which clocks are
-compared: --attempts N measures again, N times in all, while something is missed. Exit code 1 where something is missed in all.
+Wanted: hops within 10 % or 50 us of the captured ones, bytes within 1 %. Other work on this machine delays heartbeats,
+which compare the clocks: --attempts N repeats the measurement while a target is missed, up to N times in all. Exit code
+1 if every attempt misses a target.
 """
 import argparse
 import collections
@@ -23,21 +24,21 @@ import bramble
 from network import Network
 
 CAPTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "capture.py")
-# Kinds of frames (shared/src/protocol/frame.rs), and where their header has its length and its step.
+# Kinds of frames (shared/protocol/src/frame.rs), and the size of their header, which holds length and step.
 HAND_OVER, DRAWN, HEADER = 6, 7, 64
 HOP_SHARE, HOP_NS, BYTES_SHARE = 0.10, 50_000, 0.01
-# Clocks are compared by heartbeats: four exchanges, and a few more to have a quick one among them.
+# Heartbeats compare the clocks: four exchanges, and a few more so that a fast one is among them.
 HEARTBEAT_MS, BEATS = 100, 20
 
 
 class Tap:
-    """The packets of one node."""
+    """The captured packets of one node."""
 
     def __init__(self, network, node):
         command = [*network.enter(node), sys.executable, CAPTURE]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         if self.process.stdout.readline() != "ready\n":
-            sys.exit("packets cannot be noted here")
+            sys.exit("packets cannot be captured on this machine")
 
     def end(self):
         out, _ = self.process.communicate("", timeout=60)
@@ -45,7 +46,7 @@ class Tap:
 
 
 def frames(packets, kind):
-    """The messages of a kind: by connection, sequence number of the first byte and number of bytes."""
+    """The messages of a kind: connection, sequence number of the first byte, number of bytes."""
     for at, leaves, source, target, sequence, length, head in packets:
         head = bytes.fromhex(head)
         if len(head) == HEADER and head[0] == kind and head[1] == 0:
@@ -54,8 +55,9 @@ def frames(packets, kind):
 
 
 def hops(sent, received, kind):
-    """Nanoseconds from the first packet of each message at its sender to the last at its receiver, and its connection."""
-    # By connection, the end of each segment that came.
+    """Nanoseconds from the first packet of each message at its sender to the last one at its receiver, and its
+    connection."""
+    # End of each received segment, by connection.
     ends = collections.defaultdict(list)
     for at, leaves, source, target, sequence, length, _ in received:
         if not leaves:
@@ -72,7 +74,7 @@ def hops(sent, received, kind):
 
 
 def payload_bytes(packets, connection):
-    """Bytes that left on a connection, each once."""
+    """Bytes sent on a connection, without retransmissions."""
     return sum(length for length in {sequence: length for _, leaves, source, target, sequence, length, _ in packets if leaves and (source, target) == connection}.values())
 
 
@@ -95,8 +97,8 @@ def main():
 
 
 def measure(arguments, wrong):
-    """Runs a pipeline once and prints the reported and the captured figures. Returns the times that are off; what no other program can disturb is
-    appended to `wrong`."""
+    """Runs a pipeline once and prints the reported and the captured figures. Returns the times that are off; deviations
+    that no other program can cause are appended to `wrong`."""
     models, name = os.path.split(os.path.abspath(arguments.model))
     prompt = " ".join(["now is the winter of our discontent"] * (1 + arguments.prompt_words // 7))
     with Network(2, arguments.rate, arguments.delay_ms) as network, bramble.Cluster(models) as cluster:
@@ -115,7 +117,7 @@ def measure(arguments, wrong):
     for node in range(2):
         seen = sum(length for _, leaves, _, _, _, length, _ in packets[node] if leaves)
         bytes_, count = (after[node]["tx"][field] - before[node]["tx"][field] for field in (0, 1))
-        print(f"pi{node + 1}: the interface sent {bytes_} bytes in {count} packets, noted were {seen} of payload")
+        print(f"pi{node + 1}: the interface sent {bytes_} bytes in {count} packets, captured were {seen} of payload")
     return missed
 
 
@@ -127,18 +129,18 @@ def compare(packets, shown, answer, wrong):
         found, connection = hops(packets[sender], packets[receiver], kind)
         hop = by_names.get(names)
         if not found or not hop or not hop["timed"]:
-            wrong.append(f"{names[0]} > {names[1]}: {len(found)} hand-overs among the packets, shown: {hop}")
+            wrong.append(f"{names[0]} > {names[1]}: {len(found)} captured hand-overs, reported: {hop}")
             continue
         ours, theirs = hop["p50_ns"], bramble.median(found)
         is_near = abs(ours - theirs) <= max(HOP_NS, HOP_SHARE * theirs)
         sent, counted = sum(answer["ranks"][sender][phase]["bytes_sent"] for phase in ("prefill", "decode")), payload_bytes(packets[sender], connection)
         share = sent / max(1, counted)
-        print(f"{names[0]} > {names[1]}: {len(found)} hand-overs, hop p50 {ours / 1e3:.1f} us shown, {theirs / 1e3:.1f} us between packets; "
-              f"{sent} bytes told, {counted} on the connection ({share:.4f})")
+        print(f"{names[0]} > {names[1]}: {len(found)} hand-overs, hop p50 {ours / 1e3:.1f} us reported, {theirs / 1e3:.1f} us captured; "
+              f"{sent} bytes reported, {counted} on the connection ({share:.4f})")
         if not is_near:
-            missed.append(f"{names[0]} > {names[1]}: hop {ours / 1e3:.1f} us, packets say {theirs / 1e3:.1f}")
+            missed.append(f"{names[0]} > {names[1]}: hop {ours / 1e3:.1f} us, captured {theirs / 1e3:.1f}")
         if abs(share - 1) > BYTES_SHARE:
-            wrong.append(f"{names[0]} > {names[1]}: {sent} bytes told, {counted} on the connection")
+            wrong.append(f"{names[0]} > {names[1]}: {sent} bytes reported, {counted} on the connection")
     return missed
 
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Compares the link measurements of nodes with the configured links: daemons behind a switch with a rate, and behind one with a delay. `console
-bench links` should report the payload that TCP carries at that rate (1448 of 1538 bytes on the wire) and a round trip of two delays. A link
-that is slowed down in one direction should show as slow in that direction only.
+"""Compares the link measurements of nodes with the configured links: daemons behind a switch with a rate, and behind
+one with a delay. `console bench links` should report the payload that TCP carries at that rate (1448 of 1538 bytes on
+the wire) and a round trip of two delays. A link that is slowed down in one direction should show as slow in that
+direction only.
 
 usage: tests/netns/links.py [--nodes 3] [--rate 100mbit] [--delay-ms 5] [--attempts N] [--json]
 
-Exit code 1 if a throughput is off by more than 10 % or a round trip by more than 20 %, or if a short measurement of all links (as
-`console plan` runs it) takes longer than two seconds. --attempts N measures again, N times in all, while one is off.
+Exit code 1 if a throughput is off by more than 10 % or a round trip by more than 20 %, or if a short measurement of all
+links (as `console plan` runs it) takes longer than two seconds. --attempts N measures again, N times in all, while one
+is off.
 """
 import os
 import sys
@@ -23,7 +25,8 @@ SHORT_SECONDS = 2
 
 
 def measure(network, cluster, *more):
-    """Runs `console bench links`; returns the links by (sender, receiver) and the incast by receiver. Ends the script if one is missing."""
+    """Runs `console bench links`; returns the links by (sender, receiver) and the incast by receiver. Ends the script
+    if one is missing."""
     nodes, count = ",".join(daemon.address for daemon in cluster.daemons), len(cluster.daemons)
     found = bramble.console("bench", "links", "--nodes", nodes, *more, enter=network.enter())["nodes"]
     links = {(link["peer"], node["node"]): link for node in found for link in node["links"]}

@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""1 to 16 paced daemons in network namespaces (pacing.py): real sockets, schedules, plans and all-reduces through links of 1 Gb/s; only the
-computation is replaced by a wait from a machine profile. Reports TTFT, TPOT and the network share for each number of nodes, compared with what
-`console simulate` predicts for the same nodes and links.
+"""1 to 16 paced daemons in network namespaces (pacing.py): real sockets, schedules, plans and all-reduces through links
+of 1 Gb/s; only the computation is replaced by a wait from a machine profile. Reports TTFT, TPOT and the network share
+for each number of nodes, compared with what `console simulate` predicts for the same nodes and links.
 
-usage: tests/netns/paced.py [--shape llama-3.1-8b] [--nodes 1,2,4,8,16] [--prompt 512] [--tokens 32] [--requests N] [--short] [--baselines]
+usage: tests/netns/paced.py [--shape llama-3.1-8b] [--nodes 1,2,4,8,16] [--prompt 512] [--tokens 32] [--requests N]
+[--short] [--baselines]
 
-       tests/netns/paced.py --layouts tp4,pp2-tp2,dp2-tp2 [--at-once 8]
+tests/netns/paced.py --layouts tp4,pp2-tp2,dp2-tp2 [--at-once 8]
 
---layouts compares layouts (only one replica is simulated). --at-once N also sends N concurrent requests and reports their total tokens/s and the
-p95 of their TTFT. --short takes less than a minute: a small model on 2 and 4 nodes. --baselines runs the models, node counts and prompts of
-baselines.toml and prints both figures.
+--layouts compares layouts (only one replica is simulated). --at-once N also sends N concurrent requests and reports
+their total tokens/s and the p95 of their TTFT. --short takes less than a minute: a small model on 2 and 4 nodes.
+--baselines runs the models, node counts and prompts of baselines.toml and prints both figures.
 
-Exit code 1 if TTFT with 8 nodes exceeds 0.65 of that with 4, if more nodes increase TPOT, if the p99/p50 ratio of TTFT is worse with 8 nodes
-than with 4, or if the simulator is off by more than 10 %. All times are those of the paced nodes: measured times divided by the slow-motion
-factor (`motion`).
+Exit code 1 if TTFT with 8 nodes exceeds 0.65 of that with 4, if more nodes increase TPOT, if the p99/p50 ratio of TTFT
+is worse with 8 nodes than with 4, or if the simulator is off by more than 10 %. All times are those of the paced nodes:
+measured times divided by the slow-motion factor (`motion`).
 """
 import argparse
 import concurrent.futures
@@ -71,7 +72,7 @@ def measure(arguments, layout, model):
 
 
 def many(ask, prompt, arguments):
-    """Requests at the same time: how long all of them took, their times to the first token, their tokens."""
+    """Sends concurrent requests; returns their total duration, their times to the first token, and their tokens."""
     begin = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(arguments.at_once) as pool:
         answers = list(pool.map(lambda _: ask(prompt, arguments.tokens), range(arguments.at_once)))
@@ -95,7 +96,7 @@ def line(found):
     ttft, tpot, simulated, off = found["ttft_ms"], found["tpot_ms"], found["simulated"], found["off"]
     at_once = found.get("at_once")
     tail = f"  bubble {100 * found['bubble']:.0f} %" if found["bubble"] > 0.005 else ""
-    tail += f"  {found['sent_again']} segments sent again, {found['dropped']} frames dropped per request" if found["dropped"] else ""
+    tail += f"  {found['sent_again']} segments retransmitted, {found['dropped']} frames dropped per request" if found["dropped"] else ""
     tail += f"  {at_once['requests']} at once: {at_once['tokens_per_second']:.2f} tokens/s, TTFT p95 {at_once['ttft_p95_ms']:.0f}" if at_once else ""
     return (f"{found['layout']:<8}  {found['motion']:>6g}  {ttft['p50']:>9.1f}  {ttft['p95']:>9.1f}  {ttft['p99']:>9.1f}  {simulated['ttft_ms']:>9.1f}  {off['ttft']:>5.2f}  "
             f"{tpot['p50']:>8.2f}  {tpot['p99']:>8.2f}  {simulated['tpot_ms']:>8.2f}  {off['tpot']:>5.2f}  "
@@ -114,7 +115,7 @@ def knee(rows):
 
 
 def missed(rows):
-    """What the rows do not reach compared with each other, a line each."""
+    """A line for each target that the rows miss when compared with each other."""
     tensor = {found["nodes"]: found for found in rows if found["layout"] == f"tp{found['nodes']}"}
     lines = []
     if 4 in tensor and 8 in tensor:
@@ -125,17 +126,17 @@ def missed(rows):
         if eight["p99"] / eight["p50"] > four["p99"] / four["p50"] + SPREAD:
             lines.append(f"p99/p50 of TTFT is {eight['p99'] / eight['p50']:.3f} with 8 nodes and {four['p99'] / four['p50']:.3f} with 4")
     if found := knee(list(tensor.values())):
-        lines.append(f"more than {found} nodes do not make a token faster")
+        lines.append(f"TPOT increases with more than {found} nodes")
     return lines
 
 
 def off(found):
-    """Where a row differs too much from the simulator, a line each."""
-    return [f"{found['layout']}: {what.upper()} is {off:.2f} of what the simulator predicts" for what, off in found["off"].items() if abs(off - 1) > SIMULATED]
+    """A line for each figure of a row that differs too much from the simulator."""
+    return [f"{found['layout']}: {what.upper()} is {off:.2f} of the simulator's prediction" for what, off in found["off"].items() if abs(off - 1) > SIMULATED]
 
 
 def run(arguments):
-    """Measures all layouts; returns their rows, and what is missed."""
+    """Measures all layouts; returns their rows and the missed targets."""
     model = os.path.abspath(pacing.model(arguments.shape, "q4_0", arguments.models))
     tell = (lambda text: None) if arguments.json else (lambda text: print(text, flush=True))
     tell(f"{arguments.shape} q4_0 on {arguments.profile}, prompt of {arguments.text or arguments.prompt}, {arguments.tokens} tokens, {arguments.requests} requests, "

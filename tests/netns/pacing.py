@@ -1,8 +1,9 @@
-"""Paced daemons in network namespaces: everything is real except the computation, which is a wait as long as the profile predicts.
+"""Paced daemons in network namespaces: everything is real except the computation, which is a wait as long as the
+profile predicts.
 
-A machine with few cores cannot handle the messages of many nodes in real time. All times are therefore stretched by the factor `motion`: waits by a
-setting of the daemons, transfers by the rate of the links. Measured times are divided by it. The CPU cost of a message also comes from the profile:
-a rank waits for the part of it that was not spent here."""
+A machine with few cores cannot handle the messages of many nodes in real time. All times are therefore stretched by the
+factor `motion`: waits by a setting of the daemons, transfers by the rate of the links. Measured times are divided by
+it. The CPU cost of a message also comes from the profile: a rank waits for the part of it that was not spent here."""
 import contextlib
 import os
 import subprocess
@@ -14,14 +15,15 @@ from network import QUEUE, Network
 
 # Frequent heartbeats of many nodes would take CPU time, and nothing here depends on them.
 SETTINGS = "heartbeat_ms = 2000\nsilent_ms = 60000\nstall_ms = 600000\nmdns = false\nthreads = 1\nrecover = false\nexclude_slow_ms = 0\n"
-# The bucket of a link holds the bytes that pass in this time, so that a late timer does not reduce the rate. A bucket of the usual size would let
-# whole messages pass at the machine's speed: those of a decoded token are no larger.
+# The bucket of a link holds the bytes that pass in this time, so that a late timer does not reduce the rate. A bucket
+# of the usual size would let whole messages pass at the machine's speed: those of a decoded token are no larger.
 BURST_S, BURST_LEAST = 120e-6, 1600
 
 
 def motion_of(nodes):
-    """The slow-motion factor: on a machine with two cores each node gets the time of a whole core, half of it spare. A single node waits for
-    no peer; with a smaller factor two nodes would need links that are faster than the timers here."""
+    """The slow-motion factor: on a machine with two cores each node gets the time of a whole core, half of it spare. A
+    single node waits for no peer; with a smaller factor two nodes would need links that are faster than the timers
+    here."""
     return float(max(4, nodes)) if nodes > 1 else 1.0
 
 
@@ -50,7 +52,8 @@ def settings(profile, motion, seed, jitter_ppm=0, speed=1.0, memory_mib=None, ba
 
 @contextlib.contextmanager
 def network(mbits, motion, queue=QUEUE):
-    """A node behind each of these links, whose rates are slowed down. `queue`: the longest time that a frame waits for its link, not slowed down."""
+    """A node behind each of these links, whose rates are slowed down. `queue`: the longest time that a frame waits for
+    its link, not slowed down."""
     rate = lambda mbit: f"{round(mbit * 1000 / motion)}kbit"
     with Network(len(mbits), rate(mbits[0]), slow_start=False, burst=burst(mbits[0], motion)) as found:
         for node, mbit in enumerate(mbits):
@@ -61,7 +64,7 @@ def network(mbits, motion, queue=QUEUE):
 def parser(doc, shape, prompt, tokens, requests):
     """The options that benches of paced nodes share."""
     options = bramble.parser(doc)
-    options.add_argument("--shape", default=shape, help="as make_model takes it")
+    options.add_argument("--shape", default=shape, help="shape name of make_model")
     options.add_argument("--profile", default="pi5")
     options.add_argument("--prompt", type=int, default=prompt)
     options.add_argument("--tokens", type=int, default=tokens)

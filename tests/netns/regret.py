@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""The regret of taking the planner's first choice, on random clusters of 2 to 8 paced nodes (pacing.py) whose speeds, memory and links depend
-on the seed. `console plan` ranks the layouts for these nodes; the daemons then run them.
+"""The regret of taking the planner's first choice, on random clusters of 2 to 8 paced nodes (pacing.py) whose speeds,
+memory and links depend on the seed. `console plan` ranks the layouts for these nodes; the daemons then run them.
 
-usage: tests/netns/regret.py [--clusters 100] [--seed 1] [--shape tinyllama-1.1b] [--prompt 64] [--layouts 6] [--minutes M] [--json]
+usage: tests/netns/regret.py [--clusters 100] [--seed 1] [--shape tinyllama-1.1b] [--prompt 64] [--layouts 6]
+[--minutes M] [--json]
 
-For each cluster and each goal (ttft, tpot) the regret is the relative extra time of the first choice over the fastest layout that was run. Only
-layouts of one replica are run: replicas do not change the time of a single request. A cluster runs the layouts predicted within --within of the
-first (any other could only win if a prediction were that wrong) and one other at random, at most --layouts; the number left out is printed.
+For each cluster and each goal (ttft, tpot) the regret is the relative extra time of the first choice over the fastest
+layout that was run. Only layouts of one replica are run: replicas do not change the time of a single request. A cluster
+runs the layouts predicted within --within of the first (any other could only win if a prediction were that wrong) and
+one other at random, at most --layouts; the number left out is printed.
 
-Exit code 1 if the first choice is more than 5 % behind in more than 5 % of the clusters, or if the median error of the predictions for a kind of
-layout (tp, pp, pp-tp) exceeds 10 %.
+Exit code 1 if the first choice is more than 5 % behind in more than 5 % of the clusters, or if the median error of the
+predictions for a kind of layout (tp, pp, pp-tp) exceeds 10 %.
 """
 import os
 import random
@@ -24,10 +26,11 @@ REGRET, SHARE, OFF = 0.05, 0.95, 0.10
 KEYS = (("ttft", "ttft_ms"), ("tpot", "tpot_ms"))
 # Exit code of `console plan` if no layout fits.
 NOTHING_FITS = 8
-# Clusters drawn that the model does not fit into, for each cluster wanted.
+# Number of generated clusters into which the model does not fit, per cluster wanted.
 EMPTY_MAX = 10
 SPEEDS, MBITS = [0.5, 0.6, 0.75, 0.9, 1.0, 1.0, 1.0], [250, 500, 1000, 1000, 1000]
-# For the 1.1B shape, which needs about 650 MiB in all: some layouts do not fit, and some nodes get less than their share.
+# For the 1.1B shape, which needs about 650 MiB in all: some layouts do not fit, and some nodes get less than their
+# share.
 MEMORY_MIB = [160, 256, 400, 800, 2000, 2000]
 CONTEXT = 256
 
@@ -57,8 +60,8 @@ def plan(model, nodes, alpha, goal, arguments, folder):
 
 
 def chosen(ranked, arguments, chance):
-    """The ranked layouts of one replica by goal, the layouts to run, and the number left out. Layouts are compared by their assignment: the same
-    topology can have another head for another goal."""
+    """The ranked layouts of one replica by goal, the layouts to run, and the number left out. Layouts are compared by
+    their assignment: the same topology can have another head for another goal."""
     single = {goal: [one for one in found if not one["topology"].startswith("dp")] for goal, found in ranked.items()}
     per_goal, wanted = max(1, (arguments.layouts - 1) // 2), {}
     for goal, key in KEYS:
@@ -72,7 +75,7 @@ def chosen(ranked, arguments, chance):
 
 
 def run(network, cluster, model, layout, motion, arguments):
-    """Time to the first token and per token of a layout: medians of what was asked."""
+    """Time to the first token and per token of a layout: medians over the requests."""
     parts = layout["assign"].split()
     options = dict(zip(parts[::2], parts[1::2]))
     by_name = {daemon.name: daemon for daemon in cluster.daemons}
@@ -114,7 +117,7 @@ def cluster_of(seed, model, arguments):
 
 
 def errors(clusters):
-    """How far predictions are off, by kind of layout: relative, each with its sign."""
+    """Relative errors of the predictions with their signs, by kind of layout."""
     found = {}
     for one in clusters:
         for layout in one["layouts"].values():
@@ -151,7 +154,7 @@ def main():
     parser.add_argument("--clusters", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layouts", type=int, default=6)
-    parser.add_argument("--collective", default="auto", help="as console generate takes it")
+    parser.add_argument("--collective", default="auto", help="all-reduce algorithm, as in console generate --collective")
     parser.add_argument("--within", type=float, default=0.3)
     parser.add_argument("--minutes", type=float, default=1e6, help="start no further cluster after this time")
     arguments = parser.parse_args()
@@ -168,7 +171,7 @@ def main():
             regrets = ", ".join(line(goal, one, found["layouts"]) for goal, one in found["regret"].items())
             print(f"seed {found['seed']}: {len(found['nodes'])} nodes, {len(found['layouts'])} layouts run, {found['left_out']} left out; {regrets}", flush=True)
     if not clusters:
-        sys.exit("the model fits into none of these clusters")
+        sys.exit("the model does not fit into any of these clusters")
     lines, missed = judge(clusters)
     if not arguments.json:
         print(f"{len(clusters)} clusters of seeds {arguments.seed} to {seed - 1}; the model did not fit into {empty} others")

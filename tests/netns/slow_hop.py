@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Checks that a hop over a link of 100 Mb/s is reported as slow: a pipeline of single nodes in network namespaces, first with links of 1 Gb/s, then
-with a slower link of the first node, whose bucket is smaller than a message of a decoded token.
+"""Checks that a hop over a link of 100 Mb/s is reported as slow: a pipeline of single nodes in network namespaces,
+first with links of 1 Gb/s, then with a slower link of the first node, whose bucket is smaller than a message of a
+decoded token.
 
-usage: tests/netns/slow_hop.py [--topology pp2] [--runs 20] [--tokens 64] [--shape tinyllama-1.1b] [--format q8_0] [--rate 100mbit]
-                               [--attempts N] [--json]
+usage: tests/netns/slow_hop.py [--topology pp2] [--runs 20] [--tokens 64] [--shape tinyllama-1.1b] [--format q8_0]
+[--rate 100mbit] [--attempts N] [--json]
 
-Expected: `console sync --json` (hops and verdict) and `/metrics` report the hop after each answer of --tokens tokens while the link is slow, and
-no hop and no node while it is not. Another program that takes time from one node makes that node slow indeed: --attempts N repeats a run that
-differs, up to N times in all. Exit code 1 if a run differs in all its attempts.
+Expected: `console sync --json` (hops and verdict) and `/metrics` report the hop after each answer of --tokens tokens
+while the link is slow, and no hop and no node while it is not. Another program that takes time from one node makes that
+node slow indeed: --attempts N repeats a run that differs, up to N times in all. Exit code 1 if a run differs in all its
+attempts.
 """
 import os
 import sys
@@ -17,7 +19,7 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 import bramble
 from network import BURST, Network
 
-# One frame: what is longer waits for the rate.
+# Size of one frame; longer messages wait for the rate.
 SMALL_BURST = "2kb"
 # Clock offsets are estimated from heartbeats: four exchanges, and more so that a fast one is among them.
 HEARTBEAT_MS, BEATS = 100, 20
@@ -62,7 +64,7 @@ def main():
     parser.add_argument("--topology", default="pp2")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="shape name of make_model")
     parser.add_argument("--format", default="q8_0")
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--attempts", type=int, default=1)
@@ -75,7 +77,7 @@ def main():
         network.add_daemons(cluster, settings, pin=True)
         model = os.path.basename(path)
         bramble.generate(cluster.daemons, model, "abcdefgh", 8, "--topology", arguments.topology, enter=network.enter(), context=512)
-        # From the first scrape on the gateway watches all nodes.
+        # The gateway watches all nodes from the first scrape on.
         bramble.blamed(HTTP, network.enter(0))
         time.sleep(BEATS * HEARTBEAT_MS / 1e3)
         for name, rate, burst, expected in (("1gbit", "1gbit", BURST, []), (arguments.rate, arguments.rate, SMALL_BURST, [("pi1", "pi2")])):
@@ -83,7 +85,7 @@ def main():
             wrong[name] = runs(network, cluster, model, arguments, expected)
             missed += [f"pi1's link at {name}: {one}" for one in wrong[name]]
             if not arguments.json:
-                print(f"pi1's link has {name}: {arguments.runs - len(wrong[name])} of {arguments.runs} runs as wanted", flush=True)
+                print(f"pi1's link has {name}: {arguments.runs - len(wrong[name])} of {arguments.runs} runs as expected", flush=True)
     bramble.finish({"wrong": wrong}, missed, arguments.json)
 
 

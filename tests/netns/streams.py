@@ -1,4 +1,5 @@
-"""Continuous streams over the HTTP API of nodes in network namespaces, each compared with its known text while it arrives."""
+"""Continuous streams over the HTTP API of nodes in network namespaces, each compared with its known text while it
+arrives."""
 import asyncio
 import contextlib
 import ctypes
@@ -14,9 +15,9 @@ import bramble
 import client
 
 CLONE_NEWNET = 0x40000000
-# Longest time of any request: the gateway waits 60 s at most for a lost head, and the longest fault lasts 5 s.
+# Longest duration of any request: the gateway waits at most 60 s for a lost head, and the longest fault lasts 5 s.
 REQUEST_SECONDS = 90
-# Codes that no fault of these may end in: they say that the program is wrong, not that a node is away.
+# Codes that none of these faults may cause: they mean a bug, not a lost node.
 FORBIDDEN = ("internal", "malformed_message", "message_forged", "message_replayed", "message_missing")
 LONG = (
     "KING HENRY:\nNow is the winter of our discontent made glorious summer by this sun of York, and all the clouds that lowered upon our "
@@ -35,7 +36,7 @@ class Doors:
 
     @contextlib.contextmanager
     def inside(self, node):
-        """This thread is in a node's namespace within the block, which must not wait for anything."""
+        """Puts this thread into a node's namespace for the block, which must not await anything."""
         if self.libc.setns(self.places[node], CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter the network namespace of node {node + 1}")
         try:
@@ -45,7 +46,7 @@ class Doors:
                 os._exit(1)
 
     def to(self, node):
-        """What opens a connection to a node's HTTP port."""
+        """A function that opens a connection to a node's HTTP port."""
 
         async def connect():
             with self.inside(node):
@@ -66,8 +67,8 @@ class Doors:
 
 
 class Prompt:
-    """A prompt with the one text that a greedy answer to it has. `ties`: offsets in the text from which on another computing of the same
-    prompt (by another number of ranks) may differ, as two tokens are equally good there."""
+    """A prompt with the one text of its greedy answer. `ties`: offsets in the text from which on another computation of
+    the same prompt (with another number of ranks) may differ, because two tokens are equally good there."""
 
     def __init__(self, text, tokens):
         self.text, self.tokens = text, tokens
@@ -75,7 +76,7 @@ class Prompt:
 
 
 def prompts(is_long):
-    """Short ones, and where a prefill group exists also such as it computes."""
+    """Short prompts; if there is a prefill group, also prompts long enough for it."""
     found = [Prompt(f"{text} {index}", 60 + 45 * index) for index, text in enumerate(bramble.PROMPTS)]
     if is_long:
         found += [Prompt(LONG * 2 + text, 50 + 20 * index) for index, text in enumerate(bramble.PROMPTS[:6])]
@@ -83,7 +84,7 @@ def prompts(is_long):
 
 
 class Stream:
-    """One request while it runs, and what came of it."""
+    """A running request and its outcome."""
 
     def __init__(self, number, node, prompt):
         self.number, self.node, self.prompt = number, node, prompt
@@ -100,12 +101,13 @@ class Stream:
             if self.prompt.tie is not None and same >= self.prompt.tie:
                 self.tied = True
             else:
-                self.wrong = f"other text from character {same} on: {answer.text[max(0, same - 20):same + 40]!r} instead of {self.prompt.expected[max(0, same - 20):same + 40]!r}"
+                self.wrong = f"text differs from character {same} on: {answer.text[max(0, same - 20):same + 40]!r} instead of {self.prompt.expected[max(0, same - 20):same + 40]!r}"
 
     def judge(self, may_break):
-        """What is wrong with it; sets the code that it ended with. `may_break`: its node was ended meanwhile."""
+        """Returns what is wrong with the request, if anything, and sets the code with which it ended. `may_break`: its
+        node was ended meanwhile."""
         answer = self.answer
-        # Until it is found to be anything better.
+        # Until a better outcome is established.
         self.code = "wrong"
         if self.wrong:
             return f"{self}: {self.wrong}"
@@ -125,7 +127,7 @@ class Stream:
         if not answer.whole:
             self.code = "connection"
             return None if may_break else f"{self}: its connection broke after {self.characters} characters: {answer.error}"
-        # The other of two equal tokens may also have the same letters, in more or fewer tokens.
+        # The other of two equal tokens may also give the same letters, in more or fewer tokens.
         same_letters = answer.text.startswith(self.prompt.expected) or self.prompt.expected.startswith(answer.text)
         if self.prompt.tie is not None and same_letters and self.prompt.tie <= min(len(answer.text), len(self.prompt.expected)):
             self.tied = self.tied or answer.text != self.prompt.expected
@@ -138,8 +140,8 @@ class Stream:
 
 
 class Streams:
-    """So many streams at any time: all but one through a node that no fault touches, one through members. `downs`: when nodes were ended,
-    as (node, from, to or None)."""
+    """Keeps a number of streams running: all but one through a node to which no fault applies, one through members.
+    `downs`: when nodes were down, as (node, from, to or None)."""
 
     def __init__(self, doors, model, front, members, count, seed, is_long, tell):
         self.doors, self.model, self.front, self.members, self.count = doors, model, front, members, count
@@ -152,7 +154,7 @@ class Streams:
         return client.complete("127.0.0.1", prompt.text, prompt.tokens, on_text, connect=self.doors.to(node), **options)
 
     async def expect(self):
-        """The texts of an undisturbed cluster."""
+        """Records the texts of an undisturbed cluster."""
         for prompt in self.prompts:
             body = {"model": self.model, "prompt": prompt.text, "max_tokens": prompt.tokens, "temperature": 0, "logprobs": 2}
             whole = await asyncio.wait_for(client.ask("127.0.0.1", "POST", "/v1/completions", body, connect=self.doors.to(self.front)), REQUEST_SECONDS)
@@ -188,14 +190,14 @@ class Streams:
         return stream
 
     def was_down(self, node, since):
-        """Whether a node was ended since then."""
+        """Whether a node was down at any time since then."""
         return any(down == node and (until is None or until >= since) for down, _, until in self.downs)
 
     async def lane(self, lane):
         while not self.stop.is_set():
             node = self.random.choice(self.members) if lane == 0 else self.front
             stream = await self.one(node, self.random.choice(self.prompts))
-            # A node that is away refuses at once.
+            # A node that is down refuses at once.
             await asyncio.sleep(0.1 if stream.code == "right" else 0.4)
 
     async def run(self):
@@ -203,7 +205,7 @@ class Streams:
 
 
 def first_tie(logprobs):
-    """The offset in the text of the first token that is not clearly the best; behind the text if there is none."""
+    """The offset in the text of the first token that is not clearly the best; beyond the end if there is none."""
     for offset, best in zip(logprobs["text_offset"], logprobs["top_logprobs"]):
         values = sorted(best.values(), reverse=True)
         if len(values) > 1 and values[0] - values[1] < bramble.TIE:

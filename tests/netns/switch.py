@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A switch with delay in userspace: a tap device e0 in the network namespace of each process that is named; a frame takes the wire of its
-sender (at --rate), the delay, and the wire of its receiver. Ends when standard input closes; says "up" once the devices are there.
+"""A userspace switch with delay: a tap device e0 in the network namespace of each given process. A frame passes the
+wire of its sender (at --rate), the delay, and the wire of its receiver. Ends when standard input closes; prints "up"
+once the devices exist.
 
 usage: switch.py --delay-ms D --rate 1gbit PID ..
 """
@@ -18,21 +19,21 @@ TUNSETIFF = 0x400454CA
 IFF_TAP_NO_PI = 0x0002 | 0x1000
 CLONE_NEWNET = 0x40000000
 FRAME_MAX = 1600
-# Preamble, checksum and gap of a frame on the wire.
+# Preamble, checksum and inter-frame gap on the wire.
 FRAME_GAP = 24
-# Frames on their way to a port; beyond it the switch drops, as real ones do.
+# Maximum number of frames queued for a port; the switch drops more, as real ones do.
 QUEUE_MAX = 65536
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def bits_per_second(text):
-    """What tc calls a rate; `None` for 0."""
+    """Bits per second of a rate in the notation of tc; `None` for 0."""
     if text == "0":
         return None
     for unit, factor in UNITS.items():
         if text.endswith(unit):
             return float(text[: -len(unit)]) * factor
-    sys.exit(f"{text!r} is no rate; for example 1gbit or 100mbit")
+    sys.exit(f"{text!r} is not a rate; write for example 1gbit or 100mbit")
 
 
 def tap(pid, libc):
@@ -46,20 +47,20 @@ def tap(pid, libc):
 
 
 class Port:
-    """One device: its wires in both directions, each free again at a time, and the frames on their way to it."""
+    """One device: for each direction of its wire the time at which it is free again, and the frames queued for it."""
 
     def __init__(self, device):
         self.device, self.up_free, self.down_free = device, 0.0, 0.0
         self.queue = collections.deque()
 
     def deliver(self, now):
-        """Hands over what is due."""
+        """Delivers the frames that are due."""
         while self.queue and self.queue[0][0] <= now:
             frame = self.queue.popleft()[1]
             try:
                 os.write(self.device, frame)
             except OSError:
-                # The device is down, or its queue full: the frame is lost, as on a wire.
+                # The device is down or its queue full: the frame is lost, as on a wire.
                 continue
 
 
@@ -70,7 +71,7 @@ class Switch:
         self.places = {}
 
     def forward(self, port, frame):
-        """Takes a frame from a port and puts it on its way."""
+        """Takes a frame from a port and queues it for its receiver."""
         self.places[frame[6:12]] = port
         wire = (len(frame) + FRAME_GAP) * self.seconds_per_byte
         port.up_free = max(port.up_free, time.monotonic()) + wire
@@ -82,7 +83,7 @@ class Switch:
             other.queue.append((other.down_free, frame))
 
     def run(self):
-        # Its timeout is exact to microseconds, that of epoll to milliseconds.
+        # The timeout of select is exact to microseconds, that of epoll to milliseconds.
         selector = selectors.SelectSelector()
         selector.register(sys.stdin, selectors.EVENT_READ, None)
         for port in self.ports:
@@ -95,7 +96,7 @@ class Switch:
             for key, _ in selector.select(None if due is None else max(0.0, due - time.monotonic())):
                 if key.data is None:
                     return
-                # A bounded number of frames, then what is due goes first.
+                # After a bounded number of frames, deliver what is due.
                 for _ in range(64):
                     try:
                         self.forward(key.data, os.read(key.fd, FRAME_MAX))

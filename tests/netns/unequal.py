@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""How near unequal nodes come to their ideal: paced daemons (pacing.py) of unlike speeds with the shares that `console plan` gives them, next
-to equal shares. The ideal is the speed of a lone node times the sum of the speeds: no time for messages, and work in parts of any size.
+"""How close unequal nodes come to their ideal: paced daemons (pacing.py) of different speeds with the shares that
+`console plan` assigns, compared with equal shares. The ideal is the speed of a single node times the sum of the speeds:
+no time for messages, and work divisible into parts of any size.
 
-usage: tests/netns/unequal.py [--sets 0.85,0.15 0.4,0.4,0.2] [--slows 1.0,1.0] [--to 0.6] [--shape llama-3.1-8b] [--json]
+usage: tests/netns/unequal.py [--sets 0.85,0.15 0.4,0.4,0.2] [--slows 1.0,1.0] [--to 0.6] [--shape llama-3.1-8b]
+[--json]
 
---slows: the speeds of nodes that serve two clients while the last of them slows down to a share (--to) of its speed. With
-`rebalance_after_ms` the nodes take other shares by themselves: printed are the seconds until these are in force, and how near the new
-ideal they come.
+--slows: the speeds of nodes that serve two clients while the last of them slows down to a share (--to) of its speed.
+With `rebalance_after_ms` the nodes change the shares automatically; the script prints the seconds until the new shares
+are in force, and how close they come to the new ideal.
 
-Exit code 1 below 0.9 of an ideal, after more than 60 s until the new shares, or with an answer that failed.
+Exit code 1 below 0.9 of an ideal, after more than 60 s until the new shares, or if an answer failed.
 """
 import os
 import subprocess
@@ -22,7 +24,7 @@ from pacing import bramble
 
 WANTED, IN_FORCE_S = 0.9, 60
 CONTEXT, MBIT = 256, 1000
-# Before the node slows down: for loading and a first measurement.
+# Time before the node slows down: for loading and a first measurement.
 SLOWS_AFTER_S = 45
 REBALANCES = pacing.SETTINGS.replace("recover = false", "recover = true\nrebalance_after_ms = 15000")
 
@@ -35,13 +37,13 @@ def asker(network, model, arguments):
 
 
 def tpot(ask, daemons, motion, arguments, *more):
-    """Milliseconds for a token, without the slow motion."""
+    """Milliseconds per token, without the slow motion."""
     ask(daemons, 2, *more)
     return bramble.median([ask(daemons, arguments.tokens, *more)["timings"]["tpot_ms"] for _ in range(arguments.requests)]) / motion
 
 
 def alone(model, arguments):
-    """A lone node of speed 1."""
+    """Measures a single node of speed 1."""
     with pacing.network([MBIT], 1.0) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         network.add_daemons(cluster, pacing.settings(arguments.profile, 1.0, seed=1))
         return tpot(asker(network, model, arguments), cluster.daemons, 1.0, arguments, "--topology", "tp1")
@@ -60,7 +62,7 @@ def planned(model, speeds, alpha, arguments, folder):
 
 
 def still(model, speeds, base_ms, arguments):
-    """Nodes whose speeds stay as they are."""
+    """Measures nodes of constant speed."""
     motion = pacing.motion_of(len(speeds)) * arguments.slower
     settings = [pacing.settings(arguments.profile, motion, seed=index + 1, speed=speed) for index, speed in enumerate(speeds)]
     with pacing.network([MBIT] * len(speeds), motion) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
@@ -69,23 +71,23 @@ def still(model, speeds, base_ms, arguments):
         shares = planned(model, speeds, alpha, arguments, cluster.folder)
         layout, ask = ("--topology", f"tp{len(speeds)}"), asker(network, model, arguments)
         ours = tpot(ask, cluster.daemons, motion, arguments, *layout, "--weights", ",".join(map(str, shares)))
-        # Without weights what serves would be used as it is.
+        # Without --weights the running topology would be used unchanged.
         equal = tpot(ask, cluster.daemons, motion, arguments, *layout, "--weights", ",".join("1" for _ in speeds))
     ideal = base_ms / sum(speeds)
     return {"speeds": speeds, "shares": shares, "tpot_ms": ours, "equal_ms": equal, "ideal_ms": ideal, "of_ideal": ideal / ours, "equal_of_ideal": ideal / equal}
 
 
 def shown(network, daemon):
-    """The shares of the ranks, as the topology of a node has them."""
+    """The shares of the ranks in the topology of a node."""
     command = [*network.enter(), bramble.program("console"), "topology", "show", "--nodes", daemon.address]
     run = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=bramble.PATIENCE)
     if run.returncode:
-        sys.exit(f"no topology is shown: {run.stderr.strip()}")
+        sys.exit(f"the node shows no topology: {run.stderr.strip()}")
     return [weight for stage in tomllib.loads(run.stdout)["stage"] for weight in stage.get("weights", [1] * len(stage["nodes"]))]
 
 
 def slowing(model, speeds, base_ms, arguments):
-    """Nodes of which the last slows down while they serve."""
+    """Measures nodes of which the last slows down while they serve."""
     motion = pacing.motion_of(len(speeds)) * arguments.slower
     settings = [pacing.settings(arguments.profile, motion, seed=index + 1, speed=speed, base=REBALANCES) for index, speed in enumerate(speeds)]
     settings[-1] += f"slows_after_s = {SLOWS_AFTER_S}\nslows_to = {arguments.to!r}\n"
@@ -132,18 +134,18 @@ def main():
     tell = (lambda text: None) if arguments.json else (lambda text: print(text, flush=True))
     speeds_of = lambda text: [float(part) for part in text.split(",") if part]
     base_ms, rows, missed = alone(model, arguments), [], []
-    tell(f"{arguments.shape} q4_0 on {arguments.profile}: a lone node takes {base_ms:.1f} ms for a token")
+    tell(f"{arguments.shape} q4_0 on {arguments.profile}: a single node takes {base_ms:.1f} ms per token")
     for speeds in map(speeds_of, arguments.sets):
         row = still(model, speeds, base_ms, arguments)
         rows.append(row)
-        tell(f"{speeds}: shares {row['shares']}, {row['tpot_ms']:.1f} ms for a token, {row['of_ideal']:.2f} of the ideal; equal shares {row['equal_ms']:.1f} ms, {row['equal_of_ideal']:.2f}")
+        tell(f"{speeds}: shares {row['shares']}, {row['tpot_ms']:.1f} ms per token, {row['of_ideal']:.2f} of the ideal; equal shares {row['equal_ms']:.1f} ms, {row['equal_of_ideal']:.2f}")
         if row["of_ideal"] < WANTED:
             missed.append(f"{speeds}: {row['of_ideal']:.2f} of the ideal, wanted {WANTED}")
     if speeds := speeds_of(arguments.slows):
         row = slowing(model, speeds, base_ms, arguments)
         rows.append(row)
-        tell(f"{speeds}, the last at {arguments.to} of its speed: shares {row['shares']} after {row['in_force_s']:.0f} s; {row['before_ms']:.1f} ms for a token before, "
-             f"{row['after_ms']:.1f} then, {row['of_ideal']:.2f} of the new ideal; {row['answers']} answers, {len(row['failed'])} failed")
+        tell(f"{speeds}, the last at {arguments.to} of its speed: shares {row['shares']} after {row['in_force_s']:.0f} s; {row['before_ms']:.1f} ms per token before, "
+             f"{row['after_ms']:.1f} afterwards, {row['of_ideal']:.2f} of the new ideal; {row['answers']} answers, {len(row['failed'])} failed")
         if row["of_ideal"] < WANTED or not 0 <= row["in_force_s"] <= IN_FORCE_S or row["failed"]:
             missed.append(f"slowing: {row['of_ideal']:.2f} of the ideal after {row['in_force_s']:.0f} s, failed: {row['failed']}")
     bramble.finish({"alone_ms": base_ms, "rows": rows}, missed, arguments.json)

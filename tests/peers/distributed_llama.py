@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""brambled beside distributed-llama on this machine: the same shape in 4 bits (Q4_0 here, q40 there), one-thread ranks on one core each, over
-loopback, in turns; medians of the rounds and ratios beside the wanted ones. With four ranks two share a core.
+"""Compares brambled with distributed-llama on this machine: the same shape in 4 bits (Q4_0 and q40), ranks with one
+thread on one core each, over loopback, alternating; prints medians of the rounds and ratios with their targets. With
+four ranks, two share a core.
 
-    cargo build --release --locked --workspace && tests/peers/distributed_llama.py --dllama PROGRAM [--ranks 1,2,4] [--rounds 5] [--json]
+cargo build --release --locked --workspace && tests/peers/distributed_llama.py --dllama PROGRAM [--ranks 1,2,4]
+[--rounds 5] [--json]
 
-PROGRAM is distributed-llama's `dllama`, built for this machine as its own README says. Models with random weights are made below
-target/peers, in its format as well. Its speeds are those that it prints; they leave sampling and tokenising out, ours do not. As root the
-script asks the kernel to prefer it.
+PROGRAM is distributed-llama's `dllama`, built for this machine according to its README. Models with random weights are
+made below target/peers, also in its format. Its speeds are those that it prints; they exclude sampling and tokenising,
+ours include them. As root, the script raises its scheduling priority.
 """
 import argparse
 import json
@@ -28,24 +30,24 @@ LAYERS, EMBEDDING, FEED_FORWARD, HEADS, HEADS_KV, VOCABULARY = 22, 2048, 5632, 3
 CONTEXT = 2048
 MODEL_MAGIC, TOKENIZER_MAGIC = 0xA00ABCD, 0x567124
 LLAMA, SILU, Q40 = 0xABCD00, 1, 2
-# Values of the header by their keys.
+# Values of the header by key.
 MODEL_HEADER = {
     0: 1, 1: LLAMA, 2: EMBEDDING, 3: FEED_FORWARD, 4: LAYERS, 5: HEADS, 6: HEADS_KV, 7: 0, 8: 0, 9: VOCABULARY, 10: CONTEXT, 11: SILU,
     12: 10000, 13: Q40,
 }
-# Ratios that are wanted at these numbers of ranks.
+# Target ratios by number of ranks.
 WANTED = {1: {"decode": 3, "prefill": 2}, 2: {"decode": 3, "prefill": 2}}
 SECONDS_MAX = 600
 
 
 def header(magic, values):
-    """A header of keys and values, as both of its files begin."""
+    """A header of keys and values, with which both of its file formats begin."""
     pairs = b"".join(struct.pack("<ii", key, value) for key, value in values.items())
     return struct.pack("<ii", magic, 8 + len(pairs)) + pairs
 
 
 class Weights:
-    """Random bytes of tensors: parts of one pool, which is much faster to make and as much work to compute with."""
+    """Random tensor bytes: slices of one pool, which is much faster to make and equally expensive to compute with."""
 
     POOL = 1 << 16
 
@@ -87,11 +89,12 @@ def write_model(path):
 
 
 def write_tokenizer(path):
-    """Letters, pieces that no text has, and two special tokens at the end: every letter of a prompt is one token."""
+    """Writes a vocabulary of letters, pieces that no text contains, and two special tokens at the end, so that every
+    letter of a prompt is one token."""
     letters = [chr(ord("a") + number) for number in range(26)]
     pieces = letters + [f"Z{number}" for number in range(VOCABULARY - 2 - len(letters))] + ["<s>", "</s>"]
     start, end = VOCABULARY - 2, VOCABULARY - 1
-    # Version, tokens, longest, start of text, ends of text, and whether a text begins with its start.
+    # Version, number of tokens, longest token, BOS, EOS ids, and whether a text begins with BOS.
     values = {0: 1, 1: VOCABULARY, 2: max(map(len, pieces)), 3: start, 9: 1, 10: 1}
     with open(path, "wb") as file:
         file.write(header(TOKENIZER_MAGIC, values) + struct.pack("<i", end))
@@ -114,7 +117,7 @@ def listens(port):
 
 
 class Peer:
-    """distributed-llama with its files."""
+    """distributed-llama and its files."""
 
     def __init__(self, program):
         os.makedirs(FOLDER, exist_ok=True)
@@ -130,7 +133,7 @@ class Peer:
         return process, port
 
     def measure(self, ranks, cores, arguments):
-        """The speeds that it prints, in tokens per second."""
+        """Its printed speeds, in tokens per second."""
         workers = [self.worker(cores[rank % len(cores)]) for rank in range(1, ranks)]
         try:
             for process, port in workers:
@@ -140,7 +143,7 @@ class Peer:
                         sys.exit(f"a worker of {self.program} does not listen on port {port}")
                     time.sleep(0.02)
             command = ["taskset", "-c", str(cores[0]), self.program, "inference", "--model", self.model, "--tokenizer", self.tokenizer]
-            # The start of the text is a token more.
+            # BOS is an additional token.
             steps = arguments.prompt_tokens + arguments.decode_tokens
             command += ["--buffer-float-type", "q80", "--nthreads", "1", "--temperature", "0", "--max-seq-len", "1024"]
             command += ["--prompt", "a" * arguments.prompt_tokens, "--steps", str(steps)]
@@ -158,7 +161,7 @@ class Peer:
 
 
 def ours(daemons, model, arguments):
-    """The same of our daemons."""
+    """Measures our daemons in the same way."""
 
     def run(prompt, tokens):
         return bramble.generate(daemons, os.path.basename(model), "a" * prompt, tokens, context=1024)
@@ -171,7 +174,7 @@ def ours(daemons, model, arguments):
 
 
 def measure(peer, model, counts, cores, arguments):
-    """All rounds: by ranks what both did in each."""
+    """All rounds: by number of ranks, the speeds of both programs in each round."""
     found = {count: [] for count in counts}
     settings = bramble.QUIET
     with bramble.Cluster(FOLDER) as cluster:
@@ -191,7 +194,7 @@ def ratio(what, numerators, denominators, wanted):
 
 
 def report(found):
-    """Medians and ratios of all that was measured."""
+    """Medians and ratios of all measurements."""
     rows = []
     of = lambda count, whose: [one[whose] for one in found[count]]
     for count in found:
@@ -227,11 +230,11 @@ def main():
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if not os.access(arguments.dllama, os.X_OK):
-        sys.exit(f"{arguments.dllama} is no program; build distributed-llama as its README says and name its dllama")
+        sys.exit(f"{arguments.dllama} is not a program; build distributed-llama according to its README and pass the path of its dllama")
     if arguments.prompt_tokens + arguments.decode_tokens >= 1024:
-        sys.exit("prompt and text must have less than 1024 tokens")
+        sys.exit("prompt and text must have fewer than 1024 tokens")
     if not bramble.favour():
-        print("this script is not preferred to others on the machine: needs root", file=sys.stderr)
+        print("running without a raised scheduling priority: needs root", file=sys.stderr)
     counts = [int(count) for count in arguments.ranks.split(",")]
     cores = sorted(os.sched_getaffinity(0))[:2]
     model = bramble.model("tinyllama-1.1b", "q4_0", FOLDER)

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""brambled beside llama.cpp on this machine: the same files, threads and prompt lengths, in turns; medians, ratios and whether the most
-probable tokens are the same. llama.cpp runs with its repacked weights and with plain ones; the faster of both counts, row by row.
+"""Compares brambled with llama.cpp on this machine: the same files, threads and prompt lengths, alternating; prints
+medians, ratios and whether the most probable tokens are equal. llama.cpp runs with repacked and with plain weights; the
+faster of the two counts, row by row.
 
-    cargo build --release --locked && tests/peers/llama_cpp.py [--threads 1,2] [--rounds 3] MODEL.gguf ..
+cargo build --release --locked && tests/peers/llama_cpp.py [--threads 1,2] [--rounds 3] MODEL.gguf ..
 
-Installs llama-cpp-python (built for this machine, without AMX, which no Raspberry Pi has) below target/peers. Without a model
-it makes six of the TinyLlama-1.1B and Llama-3.2-1B shapes there. Nothing else should run on the machine meanwhile.
+Installs llama-cpp-python (built for this machine, without AMX, which no Raspberry Pi has) below target/peers. Without a
+model it makes six of the TinyLlama-1.1B and Llama-3.2-1B shapes there. Run it on an otherwise idle machine.
 """
 import argparse
 import json
@@ -22,14 +23,14 @@ PREFILL = [128, 512]
 TOKENS = 24
 IDS = 32
 CLEAR = 0.02
-# Decodes of a turn; their median counts.
+# Decode runs per turn; their median counts.
 DECODES = 3
 
 
 def install():
     if os.path.exists(PYTHON) and subprocess.run([PYTHON, "-c", "import llama_cpp"], capture_output=True).returncode == 0:
         return
-    print("installing llama-cpp-python; it is compiled here, which takes minutes", file=sys.stderr)
+    print("installing llama-cpp-python; compiling it takes minutes", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", os.path.join(PEERS, "venv")], check=True)
     flags = "-DGGML_NATIVE=ON -DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF -DGGML_AMX_BF16=OFF"
     subprocess.run(
@@ -52,8 +53,8 @@ def models():
 
 
 def worker(path, threads, plain):
-    """In the peer's own process: one measurement a line of input. `plain`: without repacked weights."""
-    # This file has the module's name.
+    """Runs in the peer's process: one measurement per line of input. `plain`: without repacked weights."""
+    # This file has the same name as the module.
     sys.path = [folder for folder in sys.path if folder != os.path.dirname(os.path.abspath(__file__))]
     import llama_cpp
     from llama_cpp import Llama
@@ -86,7 +87,8 @@ def worker(path, threads, plain):
         return TOKENS / (time.perf_counter() - begin)
 
     def greedy():
-        """Ids of the prompt and of 32 more, the most probable ones, and by how much of the largest logit each won."""
+        """Ids of the prompt and of the 32 most probable tokens after it, and the margin by which each won, relative to
+        the largest logit."""
         model.reset()
         ids, wins = list(range(3, 11)), []
         model.eval(ids)
@@ -149,7 +151,7 @@ def compare(path, threads, rounds):
             f"{last['kernels']}, peer {best}",
             flush=True,
         )
-    # Where the two best are nearer than what int8 activations change, either may win.
+    # If the two best logits are closer than the error of int8 activations, either token may win.
     clear = [at for at, win in enumerate(greedy["wins"]) if win > CLEAR]
     first = len(greedy["ids"]) - IDS
     equal = sum(last["ids"][first - 1 + at] == greedy["ids"][first + at] for at in clear)

@@ -1,5 +1,5 @@
-"""Real daemons and consoles for the measuring scripts. A daemon ends with the script that started it, however that ends: its
-standard input is a pipe of the script."""
+"""Real daemons and consoles for the measuring scripts. A daemon always ends with the script that started it, because
+its standard input is a pipe of the script."""
 import argparse
 import atexit
 import json
@@ -17,17 +17,17 @@ import time
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 RELEASE = os.path.join(ROOT, "target", "release")
-# Seconds for anything that is waited for.
+# Limit of every wait, in seconds.
 PATIENCE = 300
-# Settings of daemons whose speed is measured: a busy machine is no lost node, and no shard is written to the disk beside the first
-# requests, which halved the speed of a node with one core.
+# Settings of daemons whose speed is measured: a busy machine must not look like a lost node, and no shard is written to
+# disk during the first requests, which halved the speed of a node with one core.
 QUIET = "silent_ms = 30000\nstall_ms = 60000\npacked_shards = false\n"
 
-# What other programs may take of a core while times are measured.
+# Share of a core that other programs may use during a measurement.
 FOREIGN_SHARE = 0.03
 TICKS = os.sysconf("SC_CLK_TCK")
 
-# For daemons whose steps are measured: no drafts, and every prompt computed anew although the last one was the same.
+# For daemons whose steps are measured: no speculative decoding and no prefix cache.
 PLAIN = "--plain"
 
 
@@ -40,12 +40,13 @@ def program(name):
 
 
 def model(shape, form, folder, context=None):
-    """The path of a model of a real shape with random weights, made once; `context`: another context length than the usual 8192."""
+    """The path of a model with a real shape and random weights, made only once; `context`: a context length other than
+    the default of 8192."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"{shape}-{form}{f'-{context}' if context else ''}.gguf")
     if not os.path.exists(path):
         print(f"making {os.path.basename(path)}", file=sys.stderr)
-        # A file that was not finished must not look like one.
+        # An incomplete file must not look like a complete one.
         more = ["--context", str(context)] if context else []
         subprocess.run([program("make_model"), shape, form, path + ".part", *more], check=True, stdout=sys.stderr)
         os.rename(path + ".part", path)
@@ -61,7 +62,7 @@ def shape(path):
             return struct.unpack("<" + form, file.read(struct.calcsize("<" + form)))[0]
 
         def skip(kind):
-            """Passes over a value; the length of a list."""
+            """Skips a value; returns the length of a list."""
             if kind == 8:
                 file.seek(number("Q"), os.SEEK_CUR)
             elif kind == 9:
@@ -76,8 +77,8 @@ def shape(path):
                 file.seek(sizes[kind], os.SEEK_CUR)
 
         if file.read(4) != b"GGUF":
-            sys.exit(f"{path} is no GGUF file")
-        # The version, and how many tensors there are.
+            sys.exit(f"{path} is not a GGUF file")
+        # Skip the version and the number of tensors.
         file.seek(4 + 8, os.SEEK_CUR)
         found = {}
         for _ in range(number("Q")):
@@ -103,7 +104,8 @@ def quantile(values, share):
 
 
 def favour():
-    """Tells the kernel to prefer this session to others of the machine while the script runs, where it groups by session; needs root."""
+    """Raises the scheduling priority of this session while the script runs, if the kernel groups by session; needs
+    root."""
     path = "/proc/self/autogroup"
 
     def write(nice):
@@ -113,27 +115,27 @@ def favour():
     try:
         with open(path) as file:
             told = file.read().split()
-        # The file is empty for a process in a control group of its own, which is then what the kernel schedules.
+        # The file is empty for a process in a control group of its own, which the kernel then schedules as a unit.
         if not told:
             return False
         write("-20")
     except OSError:
         return False
-    # The session may be that of a shell, which runs on after this script.
+    # The session may be that of a shell, which outlives this script.
     atexit.register(write, told[-1])
     return True
 
 
 def end_on_signals():
-    """SIGTERM and SIGHUP end the script as Ctrl-C does, so that everything is taken down on the way out. A shell's background job
-    would ignore Ctrl-C."""
+    """Makes SIGTERM and SIGHUP end the script like Ctrl-C, so that everything is cleaned up. A background job of a
+    shell would ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 class Daemon:
-    """One brambled. `enter`: what its command is run by, for example taskset or nsenter (which become the daemon); `run`: another
+    """One brambled. `enter`: command prefix, for example taskset or nsenter (which become the daemon); `run`: another
     program; `more`: further arguments."""
 
     def __init__(self, name, address, state, models, enter=(), settings="", run=(), more=()):
@@ -147,7 +149,7 @@ class Daemon:
     def start(self):
         command = [*self.enter, *(self.run or [program("brambled")]), "--listen", self.address, "--name", self.name, "--exit-with-parent"]
         command += ["--config", self.config, "--state", self.state, "--models", self.models, *self.more]
-        # Namespaces are networks that nobody else is in. Another program may not know the option.
+        # Network namespaces are isolated networks. A program given by `run` may not have the option.
         if not self.run and not self.address.startswith("127."):
             command.append("--insecure")
         with open(self.log, "a") as log:
@@ -181,7 +183,7 @@ class Cluster:
     def __init__(self, models):
         self.models, self.daemons = models, []
         self.folder = tempfile.mkdtemp(prefix="bramble-")
-        # Also where this script is killed: its daemons are gone two seconds after it.
+        # Cleans up even if this script is killed: its daemons are gone two seconds later.
         remove = 'cat >/dev/null; sleep 2; rm -rf -- "$0"'
         self.guard = subprocess.Popen(["sh", "-c", remove, self.folder], stdin=subprocess.PIPE, start_new_session=True)
 
@@ -205,7 +207,7 @@ class Cluster:
 
 
 def loopback(count):
-    """Free loopback addresses of a network of their own."""
+    """Free loopback addresses of an unused network."""
     for number in range(os.getpid(), os.getpid() + 1000):
         hosts = [f"127.{64 + number // 250 % 120}.{1 + number % 250}.{index + 1}" for index in range(count)]
         try:
@@ -218,7 +220,7 @@ def loopback(count):
 
 
 class Failed(Exception):
-    """A console that failed: its exit code and the object that it printed."""
+    """A console that failed, with its exit code and the object that it printed."""
 
     def __init__(self, code, out, err):
         super().__init__(f"console ended with {code}: {out or err}")
@@ -226,7 +228,7 @@ class Failed(Exception):
 
 
 def console(*arguments, enter=(), patience=PATIENCE, is_good=(0,)):
-    """What `console ... --json` prints, as an object. `is_good`: exit codes with which it does."""
+    """The JSON object that `console ... --json` prints. `is_good`: exit codes that count as success."""
     environment = {name: value for name, value in os.environ.items() if name != "BRAMBLE_NODES"}
     command = [*enter, program("console"), *arguments, "--json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment, stdin=subprocess.DEVNULL)
@@ -243,7 +245,7 @@ def generate(daemons, model, prompt, tokens, *more, enter=(), context=None):
 
 
 def blamed(address, enter=()):
-    """The slow hops and the nodes that /metrics names at an HTTP address."""
+    """The slow hops and slow nodes in /metrics at an HTTP address."""
     script = f"import urllib.request as u; print(u.urlopen('http://{address}/metrics', timeout=10).read().decode())"
     text = subprocess.run([*enter, sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     hops = re.findall(r'^bramble_slow_hop\{from="(.+?)",to="(.+?)"\} 1$', text, re.M)
@@ -251,21 +253,21 @@ def blamed(address, enter=()):
 
 
 def letters(count):
-    """A prompt of about so many tokens for models of make_model: every letter is one."""
+    """A prompt of about `count` tokens for models of make_model, in which every letter is a token."""
     return ("abcdefghijklmnopqrstuvwxyz" * (count // 26 + 1))[:count]
 
 
-# Two best tokens whose log-probabilities are nearer than this may change places between rank counts, cuts and machines: what int8
-# activations move the logits of the demo model by (up to 1.2e-2 of the largest, docs/measurements.md).
+# Two best tokens whose log-probabilities are closer than this may swap between rank counts, cuts and machines: int8
+# activations change the logits of the demo model by that much (up to 1.2e-2 of the largest, docs/measurements.md).
 TIE = 0.2
 PROMPTS = ["ROMEO:", "JULIET:\nO", "KING HENRY:\nWhat", "To be, or", "Now is the winter", "Enter the", "My lord, I", "FIRST CITIZEN:\nWe are"]
 
 
 def agreement(one, other, what):
-    """How many ids of a prompt are equal where the two best tokens are far enough apart to call. Where they are not, either id is good;
-    with different ids the texts part, and nothing after it is compared. Ends the script where a clear id differs."""
+    """The number of equal ids of a prompt up to the first tie. At a tie of the two best tokens either id is correct;
+    once the ids differ the texts diverge, and the rest is not compared. Ends the script if a clear id differs."""
     if one["prompt_token_ids"] != other["prompt_token_ids"]:
-        sys.exit(f"{what}: the prompt has other tokens")
+        sys.exit(f"{what}: the prompt has different tokens")
     clear = 0
     for step, (expected, found) in enumerate(zip(one["token_ids"], other["token_ids"])):
         best = sorted((candidate["logprob"] for candidate in one["logprobs"][step]), reverse=True)
@@ -281,7 +283,7 @@ def agreement(one, other, what):
 
 
 def tell(found, as_json):
-    """Prints ratios beside the wanted ones: objects with what, ratio, wanted, at_least."""
+    """Prints ratios with their targets: objects with what, ratio, wanted, at_least."""
     if as_json:
         return print(json.dumps(found))
     for one in found:
@@ -291,14 +293,14 @@ def tell(found, as_json):
 
 
 def parser(text):
-    """A parser whose help is the text as it is written, with --json."""
+    """A parser with --json, whose help text is printed verbatim."""
     found = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--json", action="store_true")
     return found
 
 
 def busy_seconds():
-    """Seconds that the processors of this machine were in use since it started, and those that its host took from it."""
+    """Seconds for which the processors of this machine were busy since boot, and those that its host stole."""
     with open("/proc/stat") as file:
         user, nice, system, _, _, irq, softirq, steal = (int(part) for part in file.readline().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / TICKS
@@ -315,14 +317,15 @@ def processor_seconds(pid):
 
 
 def own_seconds(running):
-    """Processor seconds of this script, of its children that ended, and of those with the given process ids."""
+    """Processor seconds of this script, of its children that have ended, and of the given processes."""
     return sum(os.times()[:4]) + sum(processor_seconds(process) for process in running)
 
 
 def repeated(attempts, measure, running=()):
-    """Measures again, up to `attempts` times in all, while something is missed: other programs of the machine disturb times. `measure` returns a
-    sequence whose last item is the list of what is missed. Returns the last such sequence; that list is then empty if every attempt was
-    disturbed (a line on stderr says so), unless there was only one. `running` are the process ids of the daemons that run before and after."""
+    """Repeats a measurement, up to `attempts` times in all, while it misses a target, because other programs disturb
+    times. `measure` returns a sequence whose last item is the list of missed targets. Returns the last such sequence;
+    the list is then empty if every attempt was disturbed (reported on stderr), unless there was only one attempt.
+    `running` are the process ids of the daemons that run before and after."""
     is_disturbed = True
     for attempt in range(attempts):
         begin, others = time.monotonic(), busy_seconds() - own_seconds(running)
@@ -331,15 +334,16 @@ def repeated(attempts, measure, running=()):
             return found
         share = (busy_seconds() - own_seconds(running) - others) / (time.monotonic() - begin)
         is_disturbed &= share > FOREIGN_SHARE
-        print(f"attempt {attempt + 1} of {attempts}, other programs took {100 * share:.0f} % of a core:", *found[-1], sep="\n  ", file=sys.stderr, flush=True)
+        print(f"attempt {attempt + 1} of {attempts}, other programs used {100 * share:.0f} % of a core:", *found[-1], sep="\n  ", file=sys.stderr, flush=True)
     if is_disturbed and attempts > 1:
-        print("SKIPPED: no attempt was undisturbed by other programs", file=sys.stderr, flush=True)
+        print("SKIPPED: other programs disturbed every attempt", file=sys.stderr, flush=True)
         found[-1].clear()
     return found
 
 
 def finish(found, missed, as_json):
-    """Ends a script: prints the figures as JSON if asked for and the missed targets on stderr; exit code 1 if there are any."""
+    """Ends a script: prints the figures as JSON if asked for and the missed targets on stderr; exit code 1 if there are
+    any."""
     if as_json:
         print(json.dumps({**found, "missed": missed}))
     for line in missed:
@@ -348,7 +352,7 @@ def finish(found, missed, as_json):
 
 
 def command(main):
-    """Runs a script's main function; a console that fails ends it with what it said."""
+    """Runs a script's main function; a console that fails ends the script with the console's message."""
     end_on_signals()
     try:
         main()

@@ -1,4 +1,4 @@
-"""GGUF files that differ from another one: other metadata, and its layers several times over."""
+"""GGUF files derived from another one: with other metadata, or with its layers repeated."""
 import struct
 
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -7,13 +7,13 @@ TEMPLATE = "tokenizer.chat_template"
 
 
 class File:
-    """What a GGUF file says before its weights: `metadata` as (type, bytes) by key, `tensors` as (name, dimensions, type, offset)."""
+    """The header of a GGUF file: `metadata` as (type, bytes) by key, `tensors` as (name, dimensions, type, offset)."""
 
     def __init__(self, path):
         with open(path, "rb") as file:
             self.bytes = file.read()
         if self.bytes[:4] != b"GGUF":
-            raise ValueError(f"{path} is no GGUF file")
+            raise ValueError(f"{path} is not a GGUF file")
         self.version, tensors, keys = struct.unpack_from("<IQQ", self.bytes, 4)
         self.at, self.metadata, self.tensors = 24, {}, []
         for _ in range(keys):
@@ -54,20 +54,20 @@ class File:
             self.at += SIZES[kind]
 
     def weights(self, index):
-        """The bytes of a tensor, up to the next one's."""
+        """The bytes of a tensor, up to the beginning of the next one."""
         offset = self.tensors[index][3]
         later = [other[3] for other in self.tensors if other[3] > offset]
         return self.bytes[self.data + offset:self.data + min(later) if later else len(self.bytes)]
 
     def number_of(self, key):
-        """The architecture's number under a key, such as block_count."""
+        """The number under a key of the architecture, such as block_count."""
         return struct.unpack("<I", self.metadata[self.key(key)][1])[0]
 
     def key(self, key):
         return f"{text_of(self.metadata['general.architecture'])}.{key}"
 
     def write(self, path, metadata=None, times=1):
-        """With other metadata, and the layers so many times one after the other."""
+        """Writes the file with other metadata and its layers repeated `times` times."""
         layers = self.number_of("block_count")
         changed = {**self.metadata, **(metadata or {}), self.key("block_count"): (UINT32, struct.pack("<I", layers * times))}
         tensors = []

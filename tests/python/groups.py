@@ -1,10 +1,12 @@
-"""Memory control groups, so that each of several daemons on one machine has as little memory as a small node."""
+"""Control groups, so that each of several daemons on one machine has as little memory or processor time as a small
+node."""
 import os
 import sys
 
 
 class Group:
-    """A memory control group of one daemon, of version 1 or 2. Without root there is none: `reason` says why, `folder` is None."""
+    """A memory control group of one daemon, version 1 or 2. Without root there is none: `reason` explains why, `folder`
+    is None."""
 
     def __init__(self, name, limit):
         self.folder, self.reason = None, "no memory control group"
@@ -22,7 +24,7 @@ class Group:
                     os.rmdir(folder)
 
     def enter(self):
-        """What a daemon is run by, so that it is in the group with all its children."""
+        """Command prefix that starts a daemon, with all its children, in the group."""
         if not self.folder:
             return []
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', os.path.join(self.folder, "cgroup.procs")]
@@ -34,7 +36,7 @@ class Group:
             return [int(line) for line in file]
 
     def kills(self):
-        """Processes that the kernel has ended for lack of memory."""
+        """Number of processes that the kernel has killed for lack of memory."""
         for name in ("memory.oom_control", "memory.events"):
             try:
                 with open(os.path.join(self.folder or "", name)) as file:
@@ -52,7 +54,8 @@ class Group:
 
 
 class Processor:
-    """A control group that limits the processor time of one daemon, of version 1 or 2. Without root there is none: `reason` says why."""
+    """A control group that limits the processor time of one daemon, version 1 or 2. Without root there is none:
+    `reason` explains why."""
 
     def __init__(self, name):
         self.folder, self.reason = None, "no control group for processors"
@@ -68,11 +71,11 @@ class Processor:
                 self.reason = f"{folder}: {error.strerror}"
 
     def enter(self):
-        """What a daemon is run by, so that it is in the group."""
+        """Command prefix that starts a daemon in the group."""
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', os.path.join(self.folder, "cgroup.procs")]
 
     def limit(self, share, period_us):
-        """So much of one core from now on; `None`: all."""
+        """Limits the group to a share of one core from now on; `None`: no limit."""
         quota = int(share * period_us) if share else None
         if self.file == "cpu.max":
             self.write("cpu.max", f"{quota or 'max'} {period_us}")

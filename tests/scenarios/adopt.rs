@@ -1,4 +1,5 @@
-//! Nodes without a key: what they answer, how they get one by a code or over ssh, and how all get another.
+//! Nodes without a key: what they answer, how they are adopted by a pairing code or over ssh, and how the cluster key
+//! is rotated.
 use std::{
     fs,
     net::{TcpListener, UdpSocket},
@@ -10,15 +11,15 @@ use std::{
 use harness::programs::{Cluster, Ended, console, demo_models, programs};
 use tempfile::TempDir;
 
-/// A new key in a folder of its own.
+/// Creates a key in a new folder.
 fn key() -> (TempDir, String) {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let path = folder.path().join("cluster.key").into_os_string().into_string().expect("tempfile's names are ASCII");
     assert_eq!(console(&["key", "new", "--key", &path, "--json"]).code, Some(0));
     (folder, path)
 }
 
-/// `brambled pair` beside a running node.
+/// Runs `brambled pair` next to a running node; returns the code.
 fn pair(cluster: &Cluster, index: usize) -> String {
     let mut brambled = Command::new(programs().join("brambled"));
     brambled.args(["--listen", &cluster.addresses[index], "--name", "pi1", "--state"]).arg(cluster.state(index));
@@ -33,16 +34,16 @@ fn adopt(address: &str, code: &str, key: &str) -> Ended {
     console(&["adopt", address, "--code", code, "--key", key, "--json"])
 }
 
-/// A code that is not this one.
+/// A different code.
 fn another(code: &str, number: u32) -> String {
     let digits: u32 = code.replace('-', "").parse().expect("eight digits");
     let other = format!("{:08}", (digits + number) % 100_000_000);
     format!("{}-{}", &other[..4], &other[4..])
 }
 
-/// `console` without a key of its own in the usual place.
+/// Runs `console` with an empty home, so that no key is found in the default place.
 fn keyless(arguments: &[&str]) -> Ended {
-    let home = tempfile::tempdir().expect("a folder can be made");
+    let home = tempfile::tempdir().expect("create a temporary folder");
     let mut command = Command::new(programs().join("console"));
     command.args(arguments).env("XDG_CONFIG_HOME", home.path()).env_remove("BRAMBLE_KEY_FILE");
     let ended = command.env_remove("BRAMBLE_NODES").output().expect("console runs");
@@ -67,7 +68,7 @@ fn generate(address: &str) -> [&str; 11] {
     ]
 }
 
-/// A free address of this machine that is not a loopback one; no packet is sent to find it.
+/// An address of this machine other than loopback; found without sending a packet.
 fn own_address() -> Option<String> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.1:9").ok()?;
@@ -77,7 +78,7 @@ fn own_address() -> Option<String> {
 }
 
 #[test]
-fn an_unclaimed_node_on_the_network_answers_nothing_but_pairing_until_it_has_a_key() {
+fn unclaimed_node_answers_only_pairing_until_it_has_a_key() {
     let Some(address) = own_address() else {
         return eprintln!("SKIPPED: this machine has only loopback addresses");
     };
@@ -86,9 +87,9 @@ fn an_unclaimed_node_on_the_network_answers_nothing_but_pairing_until_it_has_a_k
     let status = keyless(&["status", "--nodes", &address, "--json"]).json();
     assert_eq!(status["nodes"][0]["error"]["code"], "unclaimed", "{status}");
     let (_folder, key) = key();
-    // Whoever has a key is not talked out of using it.
+    // A console that has a key must still use it.
     console(&[&generate(&address)[..], &["--key", &key]].concat()).assert_error(4, "unclaimed", &[]);
-    adopt(&address, "1234-5678", &key).assert_error(4, "not_pairing", &["shows no code"]);
+    adopt(&address, "1234-5678", &key).assert_error(4, "not_pairing", &["shows no pairing code"]);
     let code = pair(&cluster, 0);
     adopt(&address, &another(&code, 1), &key).assert_error(4, "code_wrong", &["pi1", "4 more"]);
     let adopted = adopt(&address, &code, &key).json();
@@ -102,7 +103,7 @@ fn an_unclaimed_node_on_the_network_answers_nothing_but_pairing_until_it_has_a_k
 }
 
 #[test]
-fn an_insecure_node_on_the_network_serves_everyone_and_says_so() {
+fn insecure_node_on_the_network_serves_everyone_and_reports_it() {
     let Some(address) = own_address() else {
         return eprintln!("SKIPPED: this machine has only loopback addresses");
     };
@@ -112,7 +113,7 @@ fn an_insecure_node_on_the_network_serves_everyone_and_says_so() {
 }
 
 #[test]
-fn after_five_wrong_codes_an_address_has_no_more_and_others_have() {
+fn after_five_wrong_codes_only_that_address_is_blocked() {
     let cluster = Cluster::of(1);
     let (_folder, key) = key();
     let (address, code) = (&cluster.addresses[0], pair(&cluster, 0));
@@ -121,18 +122,18 @@ fn after_five_wrong_codes_an_address_has_no_more_and_others_have() {
         adopt(address, &another(&code, number), &key).assert_error(4, "code_wrong", &[&left]);
     }
     adopt(address, &code, &key).assert_error(4, "not_pairing", &[]);
-    assert!(cluster.log(0).contains("a wrong code"), "{}", cluster.log(0));
+    assert!(cluster.log(0).contains("wrong code"), "{}", cluster.log(0));
     let again = pair(&cluster, 0);
     assert_eq!(adopt(address, &again, &key).code, Some(0));
 }
 
 #[test]
-fn nodes_are_adopted_over_ssh_and_get_another_key_together() {
+fn nodes_are_adopted_over_ssh_and_rotate_their_key_together() {
     let cluster = Cluster::with(2, &demo_models(), "");
     let (folder, key) = key();
-    // What ssh would do on those hosts.
+    // A fake ssh that runs the commands for those hosts on this machine.
     let bin = folder.path().join("bin");
-    fs::create_dir(&bin).expect("the folder can be written");
+    fs::create_dir(&bin).expect("write to the folder");
     let hosts: Vec<&str> = cluster.addresses.iter().filter_map(|a| a.split(':').next()).collect();
     let script = format!(
         "#!/bin/sh\ncase \"$*\" in\n*' {} sudo brambled pair --json') state={} ;;\n*' {} sudo brambled pair --json') state={} ;;\n\
@@ -144,8 +145,8 @@ fn nodes_are_adopted_over_ssh_and_get_another_key_together() {
         programs().display()
     );
     let ssh = bin.join("ssh");
-    fs::write(&ssh, script).expect("the folder can be written");
-    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    fs::write(&ssh, script).expect("write to the folder");
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).expect("this process owns the file");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
     let mut command = Command::new(programs().join("console"));
     command.arg("adopt").args(&cluster.addresses).args(["--ssh", "--json", "--key", &key]).env("PATH", path);
@@ -171,6 +172,6 @@ fn nodes_are_adopted_over_ssh_and_get_another_key_together() {
 }
 
 fn copy(from: &Path, to: &Path) {
-    fs::copy(from, to).expect("the folder can be written");
-    fs::set_permissions(to, fs::Permissions::from_mode(0o600)).expect("it is ours");
+    fs::copy(from, to).expect("write to the folder");
+    fs::set_permissions(to, fs::Permissions::from_mode(0o600)).expect("this process owns the file");
 }

@@ -1,19 +1,20 @@
-//! What cannot work gets one clear error with the next step, in the console and in --json, and the daemons stay up.
+//! Requests that cannot work get one clear error with the next step, on the console and in --json, and the daemons stay
+//! up.
 use std::{
     io::Write,
     net::TcpListener,
     process::{Command, Stdio},
 };
 
+use gguf::Architecture;
 use harness::{
     programs::{Cluster, console, demo_models, folder_with, programs},
     tiny_model::TinyModel,
 };
-use shared::gguf::Architecture;
 
 const RUN: [&str; 6] = ["--prompt", "x", "--max-tokens", "2", "--temperature", "0"];
 
-/// Generates on all nodes with a model and asserts how it fails; the nodes answer afterwards.
+/// Generates on all nodes with a model and asserts how it fails; the nodes must answer afterwards.
 #[track_caller]
 fn check_refused(cluster: &Cluster, model: &str, more: &[&str], exit: i32, code: &str, parts: &[&str]) {
     let mut arguments = vec!["--model", model];
@@ -48,21 +49,22 @@ fn broken_model_files_are_refused_by_name() {
 }
 
 #[test]
-fn a_file_outside_the_model_folders_is_never_opened() {
+fn file_outside_the_model_folders_is_never_opened() {
     let cluster = Cluster::of(1);
-    // The console strips folders; a hostile one would not. Either way only names below the folders count.
+    // The console strips folders, which a hostile client would not do. Only names below the model folders count in
+    // either case.
     check_refused(&cluster, "/etc/passwd", &[], 4, "model_missing", &["passwd"]);
     check_refused(&cluster, "..", &[], 4, "model_missing", &[".."]);
 }
 
 #[test]
-fn a_model_that_does_not_fit_in_memory_is_refused_before_it_is_loaded() {
+fn model_that_does_not_fit_in_memory_is_refused_before_loading() {
     let cluster = Cluster::with(2, &demo_models(), "memory_max_mib = 10\n");
     check_refused(&cluster, "bard-q8_0.gguf", &[], 4, "memory_short", &["node pi", "needs", "free"]);
 }
 
 #[test]
-fn a_topology_that_leaves_a_rank_with_nothing_names_one_that_works() {
+fn topology_with_an_empty_rank_is_refused_with_one_that_works() {
     let mut model = TinyModel::new(Architecture::Llama);
     (model.head_count, model.head_count_kv, model.feed_forward_length) = (1, 1, 32);
     // 300 vocabulary rows are ten units of 32: with one head and one unit of columns, twelve ranks are too many.
@@ -73,27 +75,27 @@ fn a_topology_that_leaves_a_rank_with_nothing_names_one_that_works() {
 }
 
 #[test]
-fn layouts_that_cannot_work_are_refused_by_name_with_the_nearest_that_does() {
+fn invalid_layouts_are_refused_with_the_nearest_valid_one() {
     let cluster = Cluster::of(2);
     let refused = |arguments: &[&str], parts: &[&str]| {
         check_refused(&cluster, "bard-q8_0.gguf", arguments, 4, "topology_invalid", parts);
     };
-    refused(&["--topology", "pp2-tp2"], &["needs 4 nodes, 2 were given", "ask for pp2-tp1"]);
-    refused(&["--topology", "pp2", "--layers", "2,9"], &["2,9", "2 numbers that make 6"]);
+    refused(&["--topology", "pp2-tp2"], &["needs 4 nodes, but 2 were given", "use pp2-tp1"]);
+    refused(&["--topology", "pp2", "--layers", "2,9"], &["2,9", "2 numbers that add up to 6"]);
     refused(&["--topology", "tp2", "--weights", "3,2,1"], &["3 weights", "give 2"]);
     let deep = console(&["demo", "--once", "--topology", "pp8-tp1", "--json"]);
     deep.assert_error(4, "topology_invalid", &["more stages than the model has layers (6)", "use pp6-tp1"]);
     check_refused(&cluster, "bard-q8_0.gguf", &["--topology", "tp3"], 4, "topology_invalid", &["tp3", "3", "2"]);
     let wrong = console(&["generate", "--nodes", "a", "--model", "m", "--prompt", "x", "--topology", "four"]);
     assert_eq!(wrong.code, Some(2));
-    assert!(wrong.err.contains("tp4"), "an example helps: {}", wrong.err);
+    assert!(wrong.err.contains("tp4"), "the error must show an example: {}", wrong.err);
     let twice = format!("{0},{0}", cluster.addresses[0]);
     let ended = console(&["generate", "--nodes", &twice, "--model", "bard-q8_0.gguf", "--prompt", "x", "--json"]);
     ended.assert_error(4, "topology_invalid", &["pi1", "twice"]);
 }
 
 #[test]
-fn a_prompt_longer_than_the_context_is_refused_with_both_numbers() {
+fn prompt_longer_than_the_context_is_refused_with_both_numbers() {
     let cluster = Cluster::of(2);
     let long = "to be or not to be, ".repeat(200);
     let prompt = ["--prompt", &long];
@@ -106,7 +108,7 @@ fn a_prompt_longer_than_the_context_is_refused_with_both_numbers() {
 }
 
 #[test]
-fn nodes_with_different_files_under_one_name_are_refused_with_both_identities() {
+fn different_files_under_one_name_are_refused_with_identities() {
     let one = folder_with(&[("same.gguf", &TinyModel::new(Architecture::Llama).bytes())]);
     let mut other = TinyModel::new(Architecture::Llama);
     other.feed_forward_length *= 2;
@@ -119,7 +121,7 @@ fn nodes_with_different_files_under_one_name_are_refused_with_both_identities() 
 }
 
 #[test]
-fn a_node_that_is_away_is_named() {
+fn unreachable_node_is_named() {
     let cluster = Cluster::of(1);
     let nodes = format!("{},127.0.0.1:1", cluster.addresses[0]);
     let ended = console(&["generate", "--nodes", &nodes, "--model", "bard-q8_0.gguf", "--prompt", "x", "--json"]);
@@ -131,9 +133,9 @@ fn a_node_that_is_away_is_named() {
     cluster.assert_alive();
 }
 
-/// Answers every connection with `bytes`, reads what comes, and closes.
+/// A server that answers every connection with `bytes`, reads the request and closes.
 fn answering(bytes: Vec<u8>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind to loopback");
     let address = listener.local_addr().expect("a bound listener has an address").to_string();
     std::thread::spawn(move || {
         for stream in listener.incoming().take(4) {
@@ -146,7 +148,7 @@ fn answering(bytes: Vec<u8>) -> String {
 }
 
 #[test]
-fn a_peer_of_another_version_or_another_kind_is_named() {
+fn peer_of_another_version_or_protocol_is_named() {
     let version = |nodes: &str| console(&["generate", "--nodes", nodes, "--model", "m", "--prompt", "x", "--json"]);
     let mut newer = b"BRAMBLE\n".to_vec();
     newer.extend([7, 0, 9, 0, 0, 0, 0, 0]);
@@ -159,7 +161,7 @@ fn a_peer_of_another_version_or_another_kind_is_named() {
 }
 
 #[test]
-fn garbage_on_the_port_harms_nobody() {
+fn garbage_on_the_port_does_no_harm() {
     let cluster = Cluster::of(1);
     let mut seed = 1_u64;
     for round in 0..200_usize {
@@ -170,7 +172,7 @@ fn garbage_on_the_port_harms_nobody() {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             bytes.push((seed >> 56) as u8);
         }
-        // The daemon may have closed already.
+        // The daemon may have closed the connection already.
         let _ = stream.write_all(&bytes);
     }
     cluster.assert_alive();
@@ -184,7 +186,7 @@ fn brambled(arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn an_unknown_config_key_is_refused_with_its_line() {
+fn unknown_config_key_is_refused_with_its_line() {
     let folder = folder_with(&[("brambled.toml", b"name = \"pi1\"\nlisten_adress = \"127.0.0.1:1\"\n")]);
     let path = folder.path().join("brambled.toml");
     let (code, err) = brambled(&["--config", path.to_str().expect("a UTF-8 path")]);
@@ -193,9 +195,9 @@ fn an_unknown_config_key_is_refused_with_its_line() {
 }
 
 #[test]
-fn a_busy_port_names_the_process_that_holds_it() {
+fn busy_port_error_names_the_process_that_holds_it() {
     let cluster = Cluster::of(1);
-    let state = tempfile::tempdir().expect("a folder can be made");
+    let state = tempfile::tempdir().expect("create a temporary folder");
     let state = state.path().to_str().expect("a UTF-8 path");
     let (code, err) = brambled(&["--listen", &cluster.addresses[0], "--state", state]);
     assert_eq!(code, Some(1));
@@ -204,7 +206,7 @@ fn a_busy_port_names_the_process_that_holds_it() {
 }
 
 #[test]
-fn a_state_folder_that_cannot_be_used_is_named() {
+fn unusable_state_folder_is_named() {
     let folder = folder_with(&[("file", b"")]);
     let state = folder.path().join("file/state");
     let (code, err) = brambled(&["--listen", "127.77.0.1:0", "--state", state.to_str().expect("a UTF-8 path")]);

@@ -1,4 +1,5 @@
-//! Measuring: nodes by their daemons, this machine without one; what ends a bench, and that it leaves nothing behind.
+//! Benchmarks of nodes through their daemons and of this machine without one; how a benchmark is cancelled, and that it
+//! leaves nothing behind.
 use std::{
     fs,
     path::Path,
@@ -16,7 +17,7 @@ use nix::{
 use serde_json::{Value, json};
 
 const MODEL: &str = "bard-q8_0.gguf";
-/// Little work; what it gives is no figure of the machine.
+/// A minimal workload; its results are not representative of the machine.
 const SMALL: &[&str] = &["--read-mib", "4", "--tokens", "2", "--repeats", "1", "--product-tokens", "1,4"];
 
 /// Runs `console bench` on all nodes.
@@ -25,7 +26,7 @@ fn measure(cluster: &Cluster, more: &[&str]) -> harness::programs::Ended {
     console(&[&["bench", "--nodes", &nodes], SMALL, more].concat())
 }
 
-/// Starts a bench that takes minutes and returns with its process when it computes.
+/// Starts a benchmark that takes minutes; returns once its process is running.
 fn start_long(cluster: &Cluster) -> (Child, Pid) {
     let nodes = cluster.nodes();
     let long = ["--model", DEEP, "--read-mib", "1", "--prefill", "8000", "--repeats", "99", "--json"];
@@ -43,7 +44,7 @@ fn stat(process: &Path) -> Option<(i32, char)> {
     Some((fields.next()?.parse().ok()?, state))
 }
 
-/// Living processes that a process has started.
+/// Live child processes.
 fn children(parent: Pid) -> Vec<Pid> {
     let of = |entry: fs::DirEntry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
@@ -62,19 +63,19 @@ fn assert_positive(values: &[&Value]) {
     values.iter().for_each(|value| assert!(value.as_f64().is_some_and(|value| value > 0.0), "{value} in {values:?}"));
 }
 
-/// Every section of what was found is there, with figures that can be.
+/// Asserts that every section of the results is present and has plausible figures.
 #[track_caller]
 fn check(found: &Value) {
     let (node, kernels) = (&found["node"], &found["kernels"]);
     let list = |value: &Value| value.as_array().expect("a list").clone();
     assert_eq!(node["model"], MODEL);
     assert_positive(&[&node["threads"], &node["weight_bytes"], &node["resident_peak"], &node["load"]["warm_seconds"]]);
-    // Where the folder is in memory nothing can be dropped, which is said.
+    // If the folder is in memory the page cache cannot be dropped, which is reported.
     let load = &node["load"];
     assert!(load["cold_seconds"].as_f64().is_some_and(|cold| cold > 0.0) || load["cold_note"].is_string(), "{load}");
     let bandwidth = list(&node["bandwidth"]);
     assert_eq!(bandwidth[0]["threads"], 1);
-    assert_eq!(bandwidth.last().expect("one at least")["threads"], node["threads"]);
+    assert_eq!(bandwidth.last().expect("at least one measurement")["threads"], node["threads"]);
     bandwidth.iter().for_each(|one| assert_positive(&[&one["bytes_per_second"]]));
     let lengths = |list: &[Value], key: &str| list.iter().filter_map(|one| one[key].as_u64()).collect::<Vec<_>>();
     let (prefill, decode) = (list(&node["prefill"]), list(&node["decode"]));
@@ -92,7 +93,7 @@ fn check(found: &Value) {
 }
 
 #[test]
-fn nodes_are_measured_one_by_one_or_at_once_and_one_that_is_away_is_named() {
+fn nodes_are_measured_singly_or_together_and_lost_ones_named() {
     let mut cluster = Cluster::with(2, &demo_models(), "");
     let both = measure(&cluster, &["--model", MODEL, "--json"]);
     assert_eq!(both.code, Some(0), "{} {}", both.out, both.err);
@@ -118,7 +119,7 @@ fn nodes_are_measured_one_by_one_or_at_once_and_one_that_is_away_is_named() {
 }
 
 #[test]
-fn a_bench_never_disturbs_a_topology_and_bad_ones_are_refused_by_name() {
+fn bench_never_disturbs_a_topology_and_bad_options_are_refused() {
     let cluster = Cluster::of(1);
     let refused = |more: &[&str]| measure(&cluster, &[more, &["--json"]].concat());
     let error = |ended: &harness::programs::Ended| ended.json()["nodes"][0]["error"].clone();
@@ -139,29 +140,29 @@ fn a_bench_never_disturbs_a_topology_and_bad_ones_are_refused_by_name() {
 }
 
 #[test]
-fn a_cancelled_bench_leaves_no_process_and_a_second_one_waits_for_none() {
+fn cancelled_bench_leaves_no_process_and_does_not_block_another() {
     let models = deep_models();
     let mut cluster = Cluster::with(1, models.path(), "");
     let (bench, process) = start_long(&cluster);
     let second = measure(&cluster, &["--model", DEEP, "--json"]);
     assert_eq!((second.code, &second.json()["nodes"][0]["error"]["code"]), (Some(4), &"bench_runs".into()));
-    kill(Pid::from_raw(bench.id().cast_signed()), Signal::SIGINT).expect("the console runs");
+    kill(Pid::from_raw(bench.id().cast_signed()), Signal::SIGINT).expect("the console is running");
     finish(bench).assert_error(130, "interrupted", &[]);
     wait_until("its process is gone", || is_gone(process));
     assert_eq!(cluster.status(0)["state"], "idle");
-    // A console that dies cancels, too.
+    // A console that dies cancels the benchmark as well.
     let (mut bench, process) = start_long(&cluster);
-    bench.kill().expect("the console runs");
+    bench.kill().expect("the console is running");
     bench.wait().expect("it was killed");
     wait_until("its process is gone", || is_gone(process) && cluster.status(0)["state"] == "idle");
-    // A node that drains.
+    // Drain the node.
     let (bench, process) = start_long(&cluster);
     cluster.signal(0, Signal::SIGTERM);
     assert_eq!(cluster.wait(0), Some(0));
-    assert!(is_gone(process), "it is gone before the node is");
+    assert!(is_gone(process), "the benchmark must end before the node");
     let ended = finish(bench);
     assert_eq!((ended.code, &ended.json()["nodes"][0]["error"]["code"]), (Some(5), &"drain_ended".into()));
-    // A node that is killed.
+    // Kill the node.
     cluster.start(0);
     let (bench, process) = start_long(&cluster);
     cluster.signal(0, Signal::SIGKILL);
@@ -171,20 +172,23 @@ fn a_cancelled_bench_leaves_no_process_and_a_second_one_waits_for_none() {
 }
 
 #[test]
-fn an_assignment_goes_before_a_bench() {
+fn assignment_takes_precedence_over_a_bench() {
     let models = deep_models();
     let cluster = Cluster::with(1, models.path(), "");
     let (bench, process) = start_long(&cluster);
     let text = cluster.generate(1, &["--model", DEEP, "--prompt", "ab", "--max-tokens", "2"]);
     assert_eq!(text.completion()["token_ids"].as_array().map(Vec::len), Some(2));
-    assert!(is_gone(process), "its memory is back before anything is loaded");
+    assert!(is_gone(process), "its memory must be free before anything is loaded");
     let ended = finish(bench);
     let error = &ended.json()["nodes"][0]["error"];
     assert_eq!((ended.code, &error["code"]), (Some(5), &"bench_superseded".into()), "{}", ended.out);
-    assert!(error["message"].as_str().is_some_and(|said| said.contains('@')), "it says who assigned: {error}");
+    assert!(
+        error["message"].as_str().is_some_and(|said| said.contains('@')),
+        "the error must name the console that assigned: {error}"
+    );
 }
 
-/// A row for each size and algorithm in their order, with figures that can be.
+/// Asserts one row per size and algorithm, in order, with plausible figures.
 #[track_caller]
 fn check_collectives(found: &Value, ranks: f64, kinds: &[(u64, u64, &str)]) {
     let rows = found["rows"].as_array().expect("a list");
@@ -202,7 +206,7 @@ fn check_collectives(found: &Value, ranks: f64, kinds: &[(u64, u64, &str)]) {
 }
 
 #[test]
-fn all_reduces_are_timed_on_the_links_of_a_topology_and_what_runs_goes_on_as_before() {
+fn bench_collectives_times_a_topology_without_disturbing_it() {
     let cluster = Cluster::of(2);
     let two = cluster.nodes();
     let asked = |more: &[&str]| {
@@ -218,21 +222,21 @@ fn all_reduces_are_timed_on_the_links_of_a_topology_and_what_runs_goes_on_as_bef
     assert_eq!((&found["nodes"], &found["topology"]), (&json!(["pi1", "pi2"]), &json!("tp2")));
     let rows = found["rows"].as_array().expect("a list");
     assert!(rows.iter().all(|row| row["count"] == 40 && (row["algorithm"] != "ring" || row["is_used"] == false)));
-    // The same topology goes on: its steps come after those of the bench, and another one gives the same text.
+    // The same topology continues: its steps follow those of the benchmark, and another generation gives the same text.
     let generate = |more: &[&str]| {
         let fixed = ["--prompt", "ROMEO:", "--max-tokens", "8", "--temperature", "0"];
         cluster.generate(2, &[&fixed[..], more].concat()).completion()
     };
     let text = generate(&[]);
-    assert_eq!(text["epoch"], found["epoch"], "nothing was assigned anew");
+    assert_eq!(text["epoch"], found["epoch"], "nothing may be assigned again");
     let text_ids = text["token_ids"].clone();
     let again = asked(&["--sizes", "1", "--repeats", "3", "--collective", "ring"]);
     assert_eq!(again.code, Some(0), "{} {}", again.out, again.err);
     let of = |name: &str| again.out.lines().find(|line| line.contains(&format!(" {name} "))).expect(name).to_owned();
     assert!(of("ring").ends_with("used") && !of("direct").ends_with("used"), "{}", again.out);
     assert!(again.out.contains("busbw MB/s") && again.out.contains("between pi1, pi2"), "{}", again.out);
-    // Behind a stage nothing is timed, and a stage of one rank has nothing to time.
-    asked(&["--topology", "pp2-tp1", "--json"]).assert_error(4, "no_links", &["pi1", "sums with nobody"]);
+    // The links of later stages are not timed, and a stage with one rank has no all-reduce to time.
+    asked(&["--topology", "pp2-tp1", "--json"]).assert_error(4, "no_links", &["pi1", "single rank"]);
     assert_eq!(generate(&["--topology", "pp2-tp1"])["token_ids"], text_ids);
     for bad in [&["--sizes", "129"][..], &["--sizes", "1x256"], &["--ranks", "2"], &["--repeats", "1001"]] {
         asked(&[bad, &["--json"]].concat()).assert_error(2, "usage", &[]);
@@ -242,26 +246,26 @@ fn all_reduces_are_timed_on_the_links_of_a_topology_and_what_runs_goes_on_as_bef
 }
 
 #[test]
-fn all_reduces_are_not_timed_beside_requests_and_a_node_that_is_lost_meanwhile_is_named() {
+fn bench_collectives_refuses_a_busy_head_and_names_a_lost_node() {
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), "");
     let nodes = cluster.nodes();
     let bench = ["bench", "collectives", "--nodes", &nodes, "--model", DEEP, "--json"];
     let busy = cluster.start_generation("4000");
     console(&bench).assert_error(4, "requests_run", &["pi1"]);
-    kill(Pid::from_raw(busy.id().cast_signed()), Signal::SIGINT).expect("the console runs");
+    kill(Pid::from_raw(busy.id().cast_signed()), Signal::SIGINT).expect("the console is running");
     finish(busy);
-    wait_until("it is free", || cluster.status(0)["state"] == "ready");
+    wait_until("the head is idle", || cluster.status(0)["state"] == "ready");
     let long = ["--sizes", "128,127,126,125,124,123,122,121", "--repeats", "1000"];
     let child = spawn_console(&[&bench[..], &long].concat());
-    wait_until("links are timed", || cluster.status(0)["state"] == "serving");
+    wait_until("the benchmark times links", || cluster.status(0)["state"] == "serving");
     cluster.signal(1, Signal::SIGKILL);
     cluster.wait(1);
     finish(child).assert_error(5, "node_lost", &["pi2"]);
 }
 
 #[test]
-fn all_reduces_of_threads_are_timed_without_a_daemon() {
+fn bench_collectives_runs_on_threads_without_a_daemon() {
     let few = ["--sizes", "1x64,3x96", "--algorithms", "star,rs-ag", "--repeats", "5", "--exchange", "q80"];
     let local = [&["bench", "collectives", "--local", "--ranks", "3"], &few[..]].concat();
     let ended = console(&[&local[..], &["--json"]].concat());
@@ -296,20 +300,20 @@ fn this_machine_is_measured_without_a_daemon() {
     console(&["bench", "pi1", "--kernels", "--json"]).assert_error(2, "usage", &["no nodes"]);
     let missing = console(&[&["bench", "--model", "none.gguf", "--json"], SMALL].concat());
     missing.assert_error(1, "failed", &["none.gguf"]);
-    // Who watches sees what goes on.
+    // A terminal shows the progress.
     let mut watched = Command::new(programs().join("console"));
     watched.args(["bench", "--local", "--model", file]).args(SMALL);
     let mut terminal = Terminal::run(watched, 120, 40);
     terminal.wait_for(" prefill of 128 tokens");
     terminal.wait_for("of peak");
     assert_eq!(terminal.ended(), Some(0));
-    // Both programs print the same table, and brambled tells of its progress where it is asked to.
+    // Both programs print the same table, and brambled reports its progress if asked to.
     let text = console(&[&["bench", "--model", file], SMALL].concat()).out;
     let mut brambled = Command::new(programs().join("brambled"));
     brambled.args(["bench", "node", "--model", file, "--progress"]).args(&SMALL[..6]);
     let output = brambled.output().expect("brambled runs");
     let words = |text: &str| {
-        // Another test may read the same file meanwhile: then one load is cold and the other is not.
+        // Another test may read the same file in the meantime: then only one of the two loads is cold.
         let lines = text.lines().filter(|line| !line.starts_with("load cold"));
         let known = |word: &&str| !word.contains(|letter: char| letter.is_ascii_digit());
         lines.flat_map(str::split_whitespace).filter(known).map(str::to_owned).collect::<Vec<_>>()

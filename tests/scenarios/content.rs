@@ -1,5 +1,5 @@
-//! Files of one name and header with other weights: refused by name before anything is served, whatever their times say; named by doctor;
-//! one process per state folder.
+//! Files with the same name and header but different weights: refused by name before anything is served, whatever their
+//! modification times; reported by doctor. One process per state folder.
 use std::{
     fs::{self, File},
     os::unix::fs::FileExt,
@@ -17,13 +17,13 @@ use tempfile::TempDir;
 const NAME: &str = "bard.gguf";
 const PROMPT: &[&str] = &["--model", NAME, "--prompt", "ROMEO:", "--max-tokens", "4", "--temperature", "0"];
 
-/// Nodes with a copy of the demo model each, in a folder of its own.
+/// Nodes with a copy of the demo model each, in separate folders.
 fn nodes(count: usize, settings: &str) -> (Cluster, TempDir, Vec<PathBuf>) {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let folders: Vec<PathBuf> = (1..=count).map(|index| folder.path().join(format!("models{index}"))).collect();
     let mut cluster = Cluster::with(count, folder.path(), settings);
     for (index, models) in folders.iter().enumerate() {
-        fs::create_dir(models).expect("a folder can be made");
+        fs::create_dir(models).expect("create a temporary folder");
         fs::copy(demo_models().join("bard-q8_0.gguf"), models.join(NAME)).expect("the demo model is there");
         cluster.signal(index, Signal::SIGKILL);
         cluster.wait(index);
@@ -32,7 +32,7 @@ fn nodes(count: usize, settings: &str) -> (Cluster, TempDir, Vec<PathBuf>) {
     (cluster, folder, folders)
 }
 
-/// Changes the last weights in place and sets the time of modification back, as `rsync -t --inplace` does.
+/// Changes the last weights in place and restores the modification time, as `rsync -t --inplace` does.
 fn overwrite(folder: &Path) {
     let file = File::options().read(true).write(true).open(folder.join(NAME)).expect("it opens");
     let before = file.metadata().expect("it is there");
@@ -43,7 +43,11 @@ fn overwrite(folder: &Path) {
     file.write_all_at(&bytes, at).expect("it is written");
     file.set_modified(before.modified().expect("it has one")).expect("it is set back");
     let after = file.metadata().expect("it is there");
-    assert_eq!((before.len(), before.modified().ok()), (after.len(), after.modified().ok()), "it looks the same");
+    assert_eq!(
+        (before.len(), before.modified().ok()),
+        (after.len(), after.modified().ok()),
+        "size and modification time must be unchanged"
+    );
 }
 
 fn serves(cluster: &Cluster, index: usize) -> bool {
@@ -51,20 +55,20 @@ fn serves(cluster: &Cluster, index: usize) -> bool {
 }
 
 #[test]
-fn other_weights_under_one_header_are_refused_by_name() {
+fn different_weights_under_one_header_are_refused_by_name() {
     let (cluster, _folder, folders) = nodes(3, "");
     overwrite(&folders[1]);
     let all = cluster.nodes();
     let refused = cluster.generate(3, PROMPT);
     refused.assert_error(4, "content_differs", &["pi2", NAME, "on pi1, pi3"]);
     let expected = refused.err.split("expected ").nth(1).and_then(|rest| rest.get(..16)).expect("a hash").to_owned();
-    assert!((0..3).all(|index| cluster.status(index)["topology"].is_null()), "nothing was prepared");
+    assert!((0..3).all(|index| cluster.status(index)["topology"].is_null()), "nothing may be prepared");
     let doctor = cluster.console(&["doctor", "--nodes", &all, "--json"]).json();
     let finding = doctor["between"].as_array().and_then(|all| all.iter().find(|one| one["code"] == "model_differs"));
     let meaning = finding.expect("doctor names the node")["meaning"].as_str().expect("a text").to_owned();
     assert!(meaning.contains(&format!("content {expected} on pi1, pi3")) && meaning.contains("on pi2"), "{meaning}");
 
-    // The way that the error shows.
+    // The remedy that the error proposes.
     let remove = ["model", "remove", NAME, "--nodes", &all, "--node", "pi2", "--yes"];
     assert_eq!(cluster.console(&remove).code, Some(0));
     let fetched = cluster.console(&["model", "fetch", NAME, "--from", "pi1", "--nodes", &all]);
@@ -75,7 +79,7 @@ fn other_weights_under_one_header_are_refused_by_name() {
 }
 
 #[test]
-fn weights_overwritten_in_place_do_not_serve_after_a_power_cycle() {
+fn weights_overwritten_in_place_do_not_serve_after_a_restart() {
     let (mut cluster, _folder, folders) = nodes(2, "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n");
     let before = cluster.generate(2, PROMPT).completion()["token_ids"].clone();
     let cycle = |cluster: &mut Cluster| {
@@ -84,7 +88,7 @@ fn weights_overwritten_in_place_do_not_serve_after_a_power_cycle() {
         (0..2).for_each(|index| cluster.start_with(index, &folders[index]));
     };
     let logged = |cluster: &Cluster, text: &str| (0..2).any(|index| cluster.log(index).contains(text));
-    // Unchanged, it comes back without hashing anything again.
+    // An unchanged model returns to service without being hashed again.
     cycle(&mut cluster);
     wait_until("the topology is back", || (0..2).all(|index| serves(&cluster, index)));
     for index in 0..2 {
@@ -94,19 +98,19 @@ fn weights_overwritten_in_place_do_not_serve_after_a_power_cycle() {
     overwrite(&folders[1]);
     cycle(&mut cluster);
     wait_until("the other weights are refused by name", || {
-        logged(&cluster, "does not come back yet: node pi2: has other weights in bard.gguf")
+        logged(&cluster, "cannot bring the topology back yet: node pi2: bard.gguf has different weights")
     });
     assert!(!serves(&cluster, 0) && !serves(&cluster, 1));
     cluster.generate(2, PROMPT).assert_error(4, "content_differs", &["pi2"]);
 
-    // The good weights again, and nobody has to do anything.
+    // The original weights are back; no further action is needed.
     overwrite(&folders[1]);
     wait_until("the topology is back", || (0..2).all(|index| serves(&cluster, index)));
     assert_eq!(cluster.generate(2, PROMPT).completion()["token_ids"], before);
 }
 
 #[test]
-fn a_second_daemon_on_one_state_folder_is_refused() {
+fn second_daemon_on_one_state_folder_is_refused() {
     let cluster = Cluster::of(1);
     let mut second = Command::new(programs().join("brambled"));
     second.args(["--listen", "127.0.0.1:0", "--http", "off", "--state"]).arg(cluster.state(0));
@@ -118,18 +122,18 @@ fn a_second_daemon_on_one_state_folder_is_refused() {
     cluster.assert_alive();
 }
 
-/// Bytes that a node has made the system write to a disk, its log included.
+/// Bytes that a node has caused to be written to storage, including its log.
 fn written(cluster: &Cluster) -> u64 {
     let io = fs::read_to_string(format!("/proc/{}/io", cluster.pid(0))).expect("the node runs");
-    let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")).expect("the kernel counts");
+    let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: ")).expect("the kernel counts it");
     line.parse().expect("a number")
 }
 
 #[test]
-fn an_idle_node_and_its_requests_write_nothing() {
+fn idle_node_and_its_requests_write_nothing() {
     let cluster = Cluster::with(1, &demo_models(), "recover = true\nhttp_queue = 8\n");
     cluster.generate(1, &["--prompt", "a", "--max-tokens", "1"]).completion();
-    // The packed shard is written while the shard is used.
+    // The packed shard is written while the shard is in use.
     wait_until("the packed shard is on the disk", || {
         fs::read_dir(cluster.state(0).join("packed"))
             .is_ok_and(|files| files.flatten().any(|file| file.path().extension().is_some_and(|kind| kind == "shard")))

@@ -1,5 +1,4 @@
-//! Nodes that are taken out, and replicas that are kept from taking requests: what clients and operators see of it, and a node whose own
-//! disk is full.
+//! Excluded nodes and cordoned replicas as clients and operators see them, and a node whose disk is full.
 use std::{fs, time::Instant};
 
 use harness::{
@@ -15,7 +14,7 @@ fn order(cluster: &Cluster, words: &[&str]) -> Ended {
     cluster.console(&[words, &["--nodes", &nodes, "--yes", "--json"]].concat())
 }
 
-/// A file cannot take the place of a folder that holds something: writing the list fails, also for root.
+/// A file cannot replace a non-empty folder: writing the list fails, even for root.
 fn break_list(cluster: &Cluster, index: usize) {
     let list = cluster.state(index).join("exclusions.toml");
     fs::create_dir_all(list.join("in the way")).expect("the state folder can be written");
@@ -31,7 +30,7 @@ fn node_whose_disk_is_full_is_excluded_and_the_rest_serves() {
     assert!(out.err.contains("pi2 cannot store the list"), "{}", out.err);
     let two = cluster.generate(3, PROMPT).completion();
     assert_eq!((two["topology"].as_str(), &two["token_ids"]), (Some("tp2"), &ids));
-    // The others keep it out, also when it is dead and was not named.
+    // The others keep it excluded, even if it is dead and was not named.
     cluster.signal(1, nix::sys::signal::Signal::SIGKILL);
     cluster.wait(1);
     let named = format!("{},{}", cluster.addresses[0], cluster.addresses[2]);
@@ -41,13 +40,13 @@ fn node_whose_disk_is_full_is_excluded_and_the_rest_serves() {
 }
 
 #[test]
-fn exclusion_that_too_few_keep_leaves_service_as_it_was() {
+fn exclusion_stored_by_too_few_nodes_changes_nothing() {
     let cluster = Cluster::with(3, &demo_models(), "");
     let epoch = cluster.generate(3, PROMPT).completion()["epoch"].clone();
     [0, 2].into_iter().for_each(|index| break_list(&cluster, index));
     order(&cluster, &["exclude", "pi2", "--reason", "fan"]).assert_error(4, "state_unwritable", &[]);
     let after = cluster.generate(3, PROMPT).completion();
-    assert_eq!((after["topology"].as_str(), &after["epoch"]), (Some("tp3"), &epoch), "heads serve on");
+    assert_eq!((after["topology"].as_str(), &after["epoch"]), (Some("tp3"), &epoch), "the heads must keep serving");
     for index in 0..3 {
         let said = cluster.status(index)["exclusions"].clone();
         let out = said.as_array().into_iter().flatten().filter(|entry| !entry["reason"].is_null()).count();
@@ -56,7 +55,7 @@ fn exclusion_that_too_few_keep_leaves_service_as_it_was() {
 }
 
 #[test]
-fn cordon_of_the_only_replica_is_told_to_operators_and_clients() {
+fn cordon_of_the_only_replica_is_reported_to_everyone() {
     let cluster = Cluster::with(2, &demo_models(), "");
     cluster.generate(2, PROMPT).completion();
     let nodes = cluster.nodes();
@@ -65,20 +64,20 @@ fn cordon_of_the_only_replica_is_told_to_operators_and_clients() {
     wait_until("the gateway serves", || post(&api, "/v1/completions", &body).status == 200);
     let words = ["node", "cordon", "pi2", "--reason", "fan", "--nodes", &nodes];
     let tried = cluster.console(&[&words[..], &["--dry-run"]].concat());
-    assert!(tried.code == Some(0) && tried.out.contains("No other replica takes requests"), "{}", tried.out);
+    assert!(tried.code == Some(0) && tried.out.contains("No other replica accepts requests"), "{}", tried.out);
     let done = cluster.console(&[&words[..], &["--yes"]].concat());
     assert_eq!(done.code, Some(0), "{} {}", done.out, done.err);
     assert!(done.err.contains("new ones are refused") && done.out.contains("node uncordon pi2"), "{done:?}");
-    wait_until("the gateway knows it", || get(&api, "/health").status == 503);
+    wait_until("the gateway reports it", || get(&api, "/health").status == 503);
     let health = get(&api, "/health").json();
     assert_eq!(health["status"], "cordoned", "{health}");
     assert!(health["message"].as_str().is_some_and(|text| text.contains("pi2") && text.contains("fan")), "{health}");
     let begun = Instant::now();
     let refused = post(&api, "/v1/completions", &body);
     assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (503, Some("cordoned")));
-    assert!(begun.elapsed() < PATIENCE / 20, "it is refused at once");
+    assert!(begun.elapsed() < PATIENCE / 20, "the request must be refused at once");
     let status = cluster.console(&["status", "--nodes", &nodes]);
-    assert!(status.out.contains("cordoned: fan") && !status.out.contains("is out"), "{}", status.out);
+    assert!(status.out.contains("cordoned: fan") && !status.out.contains("excluded:"), "{}", status.out);
     let other = order(&cluster, &["node", "uncordon", "pi1"]);
     other.assert_error(8, "state", &["pi1 is not cordoned"]);
     assert_eq!(order(&cluster, &["node", "uncordon", "pi2"]).code, Some(0));

@@ -1,13 +1,13 @@
-//! Links without a key that flip bits: no wrong token, and a broken frame is a lost link.
+//! Links without a key that flip bits: no wrong tokens, and a damaged frame is treated as a lost link.
 use harness::{
     faults::{Rig, error_code, ids},
     http::{beside, get, post},
     programs::{finish, wait_until},
 };
 use serde_json::json;
-use shared::topology::Layout;
+use topology::Layout;
 
-/// What a damaged link may end a request with: a loss, or that damage was noticed.
+/// Error codes allowed on a damaged link: a loss, or detected damage.
 const LOST: &[&str] = &[
     "node_lost",
     "session_lost",
@@ -26,7 +26,7 @@ fn damaged_bytes_give_no_wrong_token_and_no_internal_fault() {
     for round in 0..6 {
         let before = rig.cluster.status(0)["tokens"].as_u64();
         let child = rig.start("60", true);
-        wait_until("tokens come", || rig.cluster.status(0)["tokens"].as_u64() > before);
+        wait_until("tokens arrive", || rig.cluster.status(0)["tokens"].as_u64() > before);
         rig.damage(round % 3, Some(3_001 + 5_003 * round));
         let ended = finish(child);
         if ended.code == Some(0) {
@@ -38,17 +38,17 @@ fn damaged_bytes_give_no_wrong_token_and_no_internal_fault() {
         }
         rig.mend();
         let (found, _) = rig.works("8");
-        assert_eq!(found, expected[..found.len()], "the next request has wrong tokens");
+        assert_eq!(found, expected[..found.len()], "wrong tokens in the next request");
     }
-    assert!(lost > 0, "none of the damage was felt");
+    assert!(lost > 0, "no request was affected by the damage");
 }
 
 #[test]
-fn an_answer_outlives_a_damaged_link() {
+fn answer_survives_a_damaged_link() {
     let rig = Rig::new(Layout::tensor_parallel(2), "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n");
     rig.works("4");
     let address = beside(&rig.cluster.addresses[0]);
-    wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
+    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
     let body = json!({"prompt": "abab", "max_tokens": 200, "temperature": 0.9, "seed": 5});
     let expected = post(&address, "/v1/completions", &body).good();
     let running = std::thread::spawn({
@@ -56,7 +56,7 @@ fn an_answer_outlives_a_damaged_link() {
         move || post(&address, "/v1/completions", &body)
     });
     let before = rig.cluster.status(0)["tokens"].as_u64();
-    wait_until("tokens come", || rig.cluster.status(0)["tokens"].as_u64() > before);
+    wait_until("tokens arrive", || rig.cluster.status(0)["tokens"].as_u64() > before);
     rig.damage(1, Some(2_003));
     wait_until("a link is lost", || {
         rig.cluster.log(0).contains("was damaged") || rig.cluster.log(1).contains("was damaged")

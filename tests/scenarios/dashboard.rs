@@ -29,7 +29,7 @@ fn four_nodes_stream_text_show_latencies_and_escape_cancels() {
         terminal.keys("iROMEO:\r");
         terminal.wait_for("decoding, ");
         terminal.keys("\x1b7");
-        // Latencies of the first layer move: three different pictures of its line.
+        // The latencies of the first layer change: its line takes three different values.
         let mut seen = std::collections::BTreeSet::new();
         wait_until("latencies move", || {
             let screen = terminal.screen();
@@ -50,17 +50,17 @@ fn four_nodes_stream_text_show_latencies_and_escape_cancels() {
 }
 
 #[test]
-fn a_dead_node_is_shown_fails_the_request_by_name_and_the_dashboard_lives_on() {
+fn dead_node_is_shown_by_name_and_the_dashboard_keeps_running() {
     let folder = deep_models();
     let mut cluster = Cluster::with(3, folder.path(), "");
     let model = ["--model", DEEP, "--max-tokens", "4000", "--temperature", "0"];
     let mut terminal = with_model(&cluster, &model, 120, 40);
     terminal.wait_for("Ready. i to type a prompt");
     terminal.keys("iROMEO:\r");
-    wait_until("tokens come", || cluster.status(0)["tokens"].as_u64() > Some(3));
+    wait_until("tokens arrive", || cluster.status(0)["tokens"].as_u64() > Some(3));
     cluster.signal(1, Signal::SIGKILL);
     cluster.wait(1);
-    terminal.wait_for("pi2: was lost");
+    terminal.wait_for("pi2: lost");
     cluster.start(1);
     terminal.keys("\x1b1");
     terminal.wait_for("3 of 3 connected");
@@ -74,7 +74,7 @@ fn a_dead_node_is_shown_fails_the_request_by_name_and_the_dashboard_lives_on() {
 }
 
 #[test]
-fn the_terminal_is_restored_after_signals() {
+fn terminal_is_restored_after_signals() {
     let cluster = Cluster::of(1);
     for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130), (Signal::SIGHUP, 129)] {
         let mut terminal = dashboard(&cluster, 80, 24);
@@ -86,7 +86,7 @@ fn the_terminal_is_restored_after_signals() {
 }
 
 #[test]
-fn the_terminal_is_restored_after_a_panic() {
+fn terminal_is_restored_after_a_panic() {
     let command = Command::new(env!("CARGO_BIN_EXE_panicking"));
     let mut terminal = Terminal::run(command, 80, 24);
     assert_ne!(terminal.ended(), Some(0));

@@ -1,4 +1,4 @@
-//! The default layout when none is requested, and the warning about a layout past the knee.
+//! The default layout if none is requested, and the warning about a layout beyond the optimum.
 use std::fs;
 
 use harness::programs::{Cluster, console, wait_until};
@@ -11,10 +11,10 @@ fn apart() -> (Cluster, Vec<TempDir>) {
     let mut cluster = Cluster::of(2);
     let mut roots = Vec::new();
     for index in 0..2 {
-        let root = tempfile::tempdir().expect("a folder can be made");
+        let root = tempfile::tempdir().expect("create a temporary folder");
         let random = root.path().join("proc/sys/kernel/random");
-        fs::create_dir_all(&random).expect("the folder can be written");
-        fs::write(random.join("boot_id"), format!("boot-{index}\n")).expect("the folder can be written");
+        fs::create_dir_all(&random).expect("write to the folder");
+        fs::write(random.join("boot_id"), format!("boot-{index}\n")).expect("write to the folder");
         fs::copy("/proc/meminfo", root.path().join("proc/meminfo")).expect("Linux has it");
         cluster.signal(index, nix::sys::signal::Signal::SIGTERM);
         cluster.wait(index);
@@ -25,7 +25,7 @@ fn apart() -> (Cluster, Vec<TempDir>) {
 }
 
 #[test]
-fn default_layout_is_planned_and_layout_past_knee_warns() {
+fn default_layout_is_planned_and_slower_layout_warns() {
     let (cluster, _roots) = apart();
     let nodes = cluster.nodes();
     let generate = |more: &[&str]| {
@@ -35,26 +35,26 @@ fn default_layout_is_planned_and_layout_past_knee_warns() {
         assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
         (cluster.status(0)["topology"].to_string(), ended)
     };
-    // For the small demo model a second rank costs more time than it saves: two replicas have the higher throughput.
+    // For the small demo model a second rank costs more time than it saves, so two replicas have the higher throughput.
     let (topology, ended) = generate(&[]);
     assert!(topology.contains("dp2"), "{topology}");
     assert!(ended.err.contains("predicted for balanced: dp2") && ended.err.contains("links assumed"), "{}", ended.err);
     let ids = ended.completion()["token_ids"].clone();
-    // What serves is used, whatever its layout.
+    // A running topology is used whatever its layout.
     assert!(!generate(&[]).1.err.contains("predicted"));
     let (topology, ended) = generate(&["--topology", "tp2"]);
     assert!(topology.contains("tp2") && ended.completion()["token_ids"] == ids, "{topology}");
     assert!(ended.err.contains("warning: 2 nodes answer slower than 1"), "{}", ended.err);
-    // A file with that layout is warned about as well.
+    // A topology file with that layout causes the same warning.
     let file = cluster.state(0).join("tp2.toml");
-    fs::write(&file, console(&["topology", "show", "--nodes", &nodes]).out).expect("the folder can be written");
+    fs::write(&file, console(&["topology", "show", "--nodes", &nodes]).out).expect("write to the folder");
     let checked = console(&["topology", "check", &file.to_string_lossy(), "--json"]);
     assert_eq!(checked.code, Some(0), "{} {}", checked.out, checked.err);
     assert!(checked.json()["warning"].as_str().is_some_and(|warning| warning.contains("tp2: ")), "{}", checked.out);
     assert!(checked.json()["links"].as_str().is_some_and(|links| links.contains("links assumed")), "{}", checked.out);
-    // Once the links are measured, predictions use what was measured.
+    // Once the links are measured, predictions use the measurements.
     let links = ["bench", "links", "--nodes", &nodes, "--pings", "5", "--stream-ms", "5", "--no-incast"];
-    wait_until("the engines rest", || console(&links).code == Some(0));
+    wait_until("the engines are idle", || console(&links).code == Some(0));
     let checked = console(&["topology", "check", &file.to_string_lossy(), "--json"]);
     assert!(checked.json()["links"].as_str().is_some_and(|links| links.contains("links measured")), "{}", checked.out);
 }

@@ -1,4 +1,4 @@
-//! `console demo`: one text without a terminal, the dashboard with one, and no process left behind.
+//! `console demo`: generates one text without a terminal, opens the dashboard with one, and leaves no process behind.
 use std::process::Command;
 
 use harness::{
@@ -10,7 +10,7 @@ use nix::{
     unistd::Pid,
 };
 
-/// brambled processes whose parent is `pid`, or that were started by a demo with this folder.
+/// brambled processes whose parent is `pid`, or that a demo with this folder started.
 fn daemons_of(pid: u32) -> Vec<u32> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").expect("/proc is there").flatten() {
@@ -32,7 +32,7 @@ fn is_running(pid: u32) -> bool {
 }
 
 #[test]
-fn without_a_terminal_the_demo_prints_a_text_and_a_profile_and_exits_with_0() {
+fn demo_without_a_terminal_prints_text_and_profile() {
     let ended = console(&["demo"]);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     for part in
@@ -56,7 +56,7 @@ fn once_takes_prompt_length_nodes_and_layout() {
 }
 
 #[test]
-fn no_daemon_outlives_a_demo_that_is_killed() {
+fn no_daemon_outlives_a_killed_demo() {
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
         let child = spawn_console(&["demo", "--once", "--max-tokens", "400"]);
         let mut daemons = Vec::new();
@@ -64,14 +64,14 @@ fn no_daemon_outlives_a_demo_that_is_killed() {
             daemons = daemons_of(child.id());
             daemons.len() == 4
         });
-        kill(Pid::from_raw(child.id().cast_signed()), signal).expect("the console runs");
+        kill(Pid::from_raw(child.id().cast_signed()), signal).expect("the console is running");
         finish(child);
         wait_until("none is left", || !daemons.iter().any(|pid| is_running(*pid)));
     }
 }
 
 #[test]
-fn with_a_terminal_the_demo_opens_the_dashboard_and_quitting_ends_all() {
+fn demo_with_a_terminal_opens_the_dashboard_and_quit_ends_all() {
     let mut command = Command::new(programs().join("console"));
     command.args(["demo", "--temperature", "0", "--max-tokens", "16"]).env_remove("BRAMBLE_LOG_DIR");
     let mut terminal = Terminal::run(command, 80, 24);
@@ -87,7 +87,7 @@ fn with_a_terminal_the_demo_opens_the_dashboard_and_quitting_ends_all() {
 }
 
 #[test]
-fn the_tour_sees_every_step_by_real_processes_and_leaves_none_behind() {
+fn tour_shows_every_step_with_real_processes_and_leaves_none() {
     let child = spawn_console(&["demo", "--tour", "--json"]);
     let mut daemons = Vec::new();
     wait_until("four daemons run", || {
@@ -103,7 +103,7 @@ fn the_tour_sees_every_step_by_real_processes_and_leaves_none_behind() {
         (0, "52.6"),
         (1, "tp4"),
         (3, "THROTTLED"),
-        (4, "pi2 holds the others up"),
+        (4, "pi2 is the straggler"),
         (5, "pi4"),
         (6, "the text is the same"),
     ] {

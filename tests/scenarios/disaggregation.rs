@@ -1,15 +1,17 @@
-//! Prefill groups that compute prompts for decode groups: the same tokens whatever the ranks of both, and what happens when either dies.
+//! Prefill groups that compute prompts for decode groups: the same tokens for any number of ranks on both sides, and
+//! the behaviour when either group dies.
+use gguf::Architecture;
 use harness::{
     programs::{Cluster, DEEP, deep_models, finish, folder_with, spawn_console, wait_until},
     tiny_model::TinyModel,
 };
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use shared::{gguf::Architecture, topology::Layout};
+use topology::Layout;
 
 const SETTINGS: &str = "prefill_elsewhere_from = 16\n";
 
-/// Four layers, eight heads over four KV heads: three ranks hold some of these twice.
+/// Four layers, eight heads over four KV heads: three ranks hold some KV heads twice.
 fn model() -> TinyModel {
     let mut model = TinyModel::new(Architecture::Qwen3);
     (model.block_count, model.head_count, model.head_count_kv, model.context_length) = (4, 8, 4, 1024);
@@ -34,12 +36,12 @@ fn generate(cluster: &Cluster, topology: &str, prompt: &str, more: &[&str]) -> V
 }
 
 #[test]
-fn a_prompt_that_another_group_computes_gives_the_same_tokens_whatever_the_ranks_of_both_groups() {
+fn remote_prefill_gives_the_same_tokens_for_any_rank_counts() {
     let folder = folder_with(&[("tiny.gguf", &model().bytes())]);
     let cluster = Cluster::with(6, folder.path(), SETTINGS);
     let sampled: [&[&str]; 2] =
         [&["--temperature", "0"], &["--temperature", "0.9", "--top-p", "0.8", "--logprobs", "2"]];
-    // Within a block, at the end of one, over several chunks.
+    // Prompts that end within a block, at the end of a block, and that span several chunks.
     let prompts = ["ab ".repeat(8), "abcdefgh".repeat(4), "xyz ".repeat(100)];
     for (sampling, kv) in sampled.into_iter().zip(["f32", "f16"]) {
         for prompt in &prompts {
@@ -58,10 +60,10 @@ fn a_prompt_that_another_group_computes_gives_the_same_tokens_whatever_the_ranks
                 let (tokens, transfer) =
                     (found["prompt_token_ids"].as_array().expect("ids").len(), &found["timings"]["transfer"]);
                 assert_eq!(transfer["tokens"].as_u64(), Some(tokens as u64 - 1), "{topology} {found}");
-                // No rank of the decode group saw the prompt; it holds what came.
+                // No rank of the decode group computed the prompt; each holds the transferred KV cache.
                 for rank in found["ranks"].as_array().expect("ranks") {
                     assert_eq!(rank["prefill"]["tokens"].as_u64(), Some(0));
-                    // Drafts that are taken save steps.
+                    // Accepted speculative tokens save steps.
                     assert!((1..=24).contains(&rank["decode"]["steps"].as_u64().expect("a number")), "{rank}");
                 }
             }
@@ -71,8 +73,8 @@ fn a_prompt_that_another_group_computes_gives_the_same_tokens_whatever_the_ranks
 }
 
 #[test]
-fn ranks_that_are_cut_alike_hold_the_same_bits_as_after_their_own_prefill() {
-    let folder = folder_with(&[("tiny.gguf", &model().with_format(shared::gguf::BlockFormat::Q4_0).bytes())]);
+fn equally_cut_ranks_hold_the_same_bits_as_after_local_prefill() {
+    let folder = folder_with(&[("tiny.gguf", &model().with_format(gguf::BlockFormat::Q4_0).bytes())]);
     let cluster = Cluster::with(4, folder.path(), SETTINGS);
     for kv in ["f32", "f16", "q8_0"] {
         let more = ["--temperature", "0.8", "--logprobs", "5", "--kv", kv];
@@ -85,7 +87,7 @@ fn ranks_that_are_cut_alike_hold_the_same_bits_as_after_their_own_prefill() {
 }
 
 #[test]
-fn short_prompts_are_computed_where_they_are_answered_and_a_prefill_group_takes_no_requests() {
+fn short_prompts_are_local_and_prefill_groups_take_no_requests() {
     let folder = folder_with(&[("tiny.gguf", &model().bytes())]);
     let cluster = Cluster::with(2, folder.path(), SETTINGS);
     let found = generate(&cluster, "prefill:tp1+decode:tp1", "ab", &["--temperature", "0"]);
@@ -97,11 +99,11 @@ fn short_prompts_are_computed_where_they_are_answered_and_a_prefill_group_takes_
 }
 
 #[test]
-fn eight_requests_through_one_prefill_group_and_two_decode_groups_are_each_what_they_are_alone() {
+fn eight_requests_through_one_prefill_group_equal_single_ones() {
     let folder = folder_with(&[("tiny.gguf", &model().bytes())]);
     let cluster = Cluster::with(6, folder.path(), SETTINGS);
     let topology = "prefill:tp2+decode:tp1+decode:tp3";
-    // No two begin alike: what is shared would not be asked for.
+    // Different beginnings: a shared prefix would not be requested from the prefill group.
     let prompt = |index: usize| format!("{index}{}", "ab ".repeat(20 + 35 * (index % 4)));
     let prompts: Vec<String> = (0..8).map(prompt).collect();
     let more = ["--temperature", "0.7", "--kv", "f32"];
@@ -122,10 +124,10 @@ fn eight_requests_through_one_prefill_group_and_two_decode_groups_are_each_what_
     }
     replicas.sort_unstable();
     replicas.dedup();
-    assert_eq!(replicas, [Some(1), Some(2)], "both groups answer");
+    assert_eq!(replicas, [Some(1), Some(2)], "both groups must answer");
 }
 
-/// Starts a request with a long prompt, so that the prefill group is at it for a while.
+/// Starts a request with a long prompt, which keeps the prefill group busy for a while.
 fn start_long(cluster: &Cluster, topology: &str, prompt: &str) -> std::process::Child {
     let nodes = nodes(cluster, topology);
     let more = ["--max-tokens", "8", "--temperature", "0", "--context", "8192"];
@@ -133,7 +135,7 @@ fn start_long(cluster: &Cluster, topology: &str, prompt: &str) -> std::process::
 }
 
 #[test]
-fn a_prefill_group_that_dies_amid_a_transfer_costs_nothing_but_time() {
+fn killed_prefill_group_costs_only_time() {
     let models = deep_models();
     let mut cluster = Cluster::with(4, models.path(), SETTINGS);
     let prompt = "ab ".repeat(300);
@@ -149,15 +151,15 @@ fn a_prefill_group_that_dies_amid_a_transfer_costs_nothing_but_time() {
         cluster.wait(victim);
         let found = finish(child).completion();
         assert_eq!(found["token_ids"], expected, "node {victim} was killed");
-        assert!(found["timings"]["transfer"].is_null(), "it was computed anew: {}", found["timings"]);
-        // Without a prefill group the decode group goes on alone.
-        assert!(cluster.log(2).contains("a prompt is computed here"), "{}", cluster.log(2));
+        assert!(found["timings"]["transfer"].is_null(), "the prompt must be computed again: {}", found["timings"]);
+        // Without a prefill group the decode group continues alone.
+        assert!(cluster.log(2).contains("computing the prompt locally"), "{}", cluster.log(2));
         cluster.start(victim);
     }
 }
 
 #[test]
-fn when_a_decode_group_dies_amid_a_transfer_its_answer_goes_on_at_the_other_one_and_the_prefill_group_stands() {
+fn killed_decode_group_moves_its_answer_and_keeps_prefill_alive() {
     let models = deep_models();
     let mut cluster = Cluster::with(3, models.path(), SETTINGS);
     let expected = finish(start_long(&cluster, "tp1", &"ab ".repeat(300))).completion()["token_ids"].clone();
@@ -165,7 +167,7 @@ fn when_a_decode_group_dies_amid_a_transfer_its_answer_goes_on_at_the_other_one_
     let warm = finish(start_long(&cluster, topology, &"ab ".repeat(40))).completion();
     assert_eq!(warm["replica"].as_u64(), Some(1));
     let prompt = "ab ".repeat(300);
-    // The first goes to the first decode group, the second to the other.
+    // The first request goes to the first decode group, the second to the other.
     let lost = start_long(&cluster, topology, &prompt);
     wait_until("the first is at work", || cluster.status(1)["requests"].as_u64() == Some(1));
     let kept = start_long(&cluster, topology, &prompt);
@@ -175,6 +177,10 @@ fn when_a_decode_group_dies_amid_a_transfer_its_answer_goes_on_at_the_other_one_
     assert_eq!(finish(lost).completion()["token_ids"], expected);
     let kept = finish(kept).completion();
     assert_eq!(kept["token_ids"], expected);
-    assert!(kept["timings"]["transfer"]["tokens"].as_u64() > Some(0), "the prefill group stands: {}", kept["timings"]);
+    assert!(
+        kept["timings"]["transfer"]["tokens"].as_u64() > Some(0),
+        "the prefill group must survive: {}",
+        kept["timings"]
+    );
     assert_eq!(cluster.status(0)["state"], "ready");
 }

@@ -2,7 +2,7 @@
 use harness::programs::{Cluster, console, demo_models};
 
 #[test]
-fn nodes_that_announce_themselves_are_found_and_leave_with_a_goodbye() {
+fn announced_nodes_are_found_and_leave_with_a_goodbye() {
     let mut cluster = Cluster::with(2, &demo_models(), "mdns = true\n");
     let found = console(&["discover", "--seconds", "30", "--count", "2", "--json"]);
     assert_eq!(found.code, Some(0), "{} {}", found.out, found.err);
@@ -20,7 +20,7 @@ fn nodes_that_announce_themselves_are_found_and_leave_with_a_goodbye() {
         cluster.signal(index, nix::sys::signal::Signal::SIGTERM);
         assert_eq!(cluster.wait(index), Some(0));
     }
-    // On loopback nobody announces himself unless he is told to.
+    // On loopback a node announces itself only if configured to.
     let _quiet = Cluster::with(1, &demo_models(), "");
     let none = console(&["discover", "--seconds", "1", "--json"]);
     assert_eq!((none.code, none.json()["nodes"].as_array().map(Vec::len)), (Some(1), Some(0)), "{}", none.out);

@@ -1,8 +1,9 @@
-//! Mixtures of experts on n ranks against the oracle and against one rank. A quantised model is compared on seeds with which no
-//! expert is chosen narrowly: int8 activations may turn a choice around where two logits are close.
+//! Mixtures of experts on n ranks against the oracle and against one rank. A quantised model is compared on seeds for
+//! which no routing decision is close: int8 activations may flip a decision between two close logits.
 use std::sync::Arc;
 
-use daemon::kernels::Kernels;
+use common::precision::{Exchange, KvFormat};
+use gguf::{Architecture, BlockFormat, Experts, GgufFile};
 use harness::{
     oracle::{Oracle, Route},
     quantise::quantise,
@@ -10,12 +11,9 @@ use harness::{
     ranks::{Run, max_error, rms_error, run},
     tiny_model::TinyModel,
 };
-use shared::{
-    gguf::{Architecture, BlockFormat, Experts, GgufFile},
-    topology::{Exchange, KvFormat},
-};
+use kernels::Kernels;
 
-/// An expert of three super-blocks, as Qwen3-30B-A3B has them: one of them is cut by two ranks, all by more.
+/// An expert of three super-blocks, as in Qwen3-30B-A3B: two ranks cut one of them, more ranks cut all.
 fn model(experts: Experts) -> TinyModel {
     let mut model = TinyModel { experts, ..TinyModel::new(Architecture::Qwen3Moe) };
     (model.head_count, model.head_count_kv, model.head_length) = (8, 2, 32);
@@ -25,18 +23,18 @@ fn model(experts: Experts) -> TinyModel {
 
 const EXPERTS: Experts = Experts { count: 8, used_count: 3 };
 
-/// Logits of routers are about 2; int8 activations move them by a hundredth of that.
+/// Router logits are about 2; int8 activations change them by a hundredth of that.
 const MARGIN: f64 = 0.06;
 
 fn open(model: &TinyModel) -> Arc<GgufFile> {
-    Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good"))
+    Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid"))
 }
 
 fn tokens(count: usize) -> Vec<u32> {
     (0..count as u32).map(|index| (index * 37 + 5) % 300).collect()
 }
 
-/// A model of which no choice for these tokens is narrow, and its exact logits.
+/// A model whose routing decisions for these tokens are all clear, and its exact logits.
 #[track_caller]
 fn clear(model: &TinyModel, tokens: &[u32]) -> (Arc<GgufFile>, Vec<Vec<f32>>) {
     let of_seed = |seed| {
@@ -45,7 +43,7 @@ fn clear(model: &TinyModel, tokens: &[u32]) -> (Arc<GgufFile>, Vec<Vec<f32>>) {
         let is_clear = routes.iter().flatten().all(|route| route.margin > MARGIN);
         is_clear.then_some((file, logits))
     };
-    (1..60).find_map(of_seed).expect("some seed has no narrow choice")
+    (1..60).find_map(of_seed).expect("some seed has only clear routing decisions")
 }
 
 fn bits(logits: &[Vec<f32>]) -> Vec<u32> {
@@ -53,7 +51,7 @@ fn bits(logits: &[Vec<f32>]) -> Vec<u32> {
 }
 
 #[test]
-fn experts_agree_with_the_oracle_on_1_to_8_ranks_and_with_unequal_shares() {
+fn experts_match_the_oracle_on_1_to_8_ranks_and_unequal_shares() {
     let file = open(&model(EXPERTS));
     let tokens = tokens(24);
     let exact = Oracle::new(&file).logits(&tokens);
@@ -68,7 +66,7 @@ fn experts_agree_with_the_oracle_on_1_to_8_ranks_and_with_unequal_shares() {
 }
 
 #[test]
-fn experts_of_several_formats_agree_with_the_oracle_and_with_one_rank_wherever_blocks_are_cut() {
+fn experts_in_several_formats_match_oracle_and_one_rank() {
     let tokens = tokens(6);
     let mixed = TinyModel {
         finer_format: Some(BlockFormat::Q6K),
@@ -92,7 +90,7 @@ fn experts_of_several_formats_agree_with_the_oracle_and_with_one_rank_wherever_b
 }
 
 #[test]
-fn logits_are_bit_equal_in_any_chunking_and_on_any_number_of_threads() {
+fn expert_logits_are_bit_equal_for_any_chunking_and_threads() {
     for table in Kernels::available() {
         for (format, exchange) in
             [(BlockFormat::Q4K, Exchange::F32), (BlockFormat::Q8_0, Exchange::Q80), (BlockFormat::F16, Exchange::F32)]
@@ -128,7 +126,7 @@ fn every_kernel_table_agrees_on_experts() {
     }
 }
 
-/// Whether two tokens of a layer share an expert, and whether some expert is chosen by nobody.
+/// Whether two tokens of a layer share an expert, and whether some expert is not chosen at all.
 fn spread(routes: &[Route], count: usize) -> (bool, bool) {
     let mut uses = vec![0; count];
     routes.iter().flat_map(|route| &route.experts).for_each(|expert| uses[*expert] += 1);
@@ -136,7 +134,7 @@ fn spread(routes: &[Route], count: usize) -> (bool, bool) {
 }
 
 #[test]
-fn tokens_may_all_choose_different_experts_or_all_experts_and_nobody_some() {
+fn tokens_may_share_no_expert_or_leave_some_expert_unused() {
     let small = |count, used_count| TinyModel {
         embedding_length: 128,
         feed_forward_length: 96,
@@ -149,7 +147,7 @@ fn tokens_may_all_choose_different_experts_or_all_experts_and_nobody_some() {
             let (exact, routes) = Oracle::new(&file).routed_logits(tokens);
             (spread(&routes[0], model.experts.count) == wanted).then_some((file, exact))
         };
-        let (file, exact) = (1..60).find_map(of_seed).expect("some seed spreads tokens so");
+        let (file, exact) = (1..60).find_map(of_seed).expect("some seed has such a routing");
         for world in [1, 3] {
             let error = max_error(&run(&file, tokens, &Run::exact(world)).logits, &exact);
             assert!(error <= 1e-4, "{:?} on {world} ranks: {error}", model.experts);
@@ -165,14 +163,14 @@ fn tokens_may_all_choose_different_experts_or_all_experts_and_nobody_some() {
 
 #[test]
 fn equal_logits_choose_the_lower_experts_on_every_rank() {
-    // A router of zeros: the first three experts, a third each.
+    // A router of zeros: the first three experts get a third each.
     let zeros = |model: &TinyModel| {
         let router = |writer: harness::gguf_writer::GgufWriter, layer| {
             let name = format!("blk.{layer}.ffn_gate_inp.weight");
             writer.without_tensor(&name).tensor(&name, &[256, 8], BlockFormat::F32, vec![0; 4 * 256 * 8])
         };
         let bytes = (0..model.block_count).fold(model.writer(), router).finish();
-        Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is good"))
+        Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is valid"))
     };
     let (file, tokens) = (zeros(&model(EXPERTS)), tokens(5));
     let (exact, routes) = Oracle::new(&file).routed_logits(&tokens);
@@ -183,7 +181,7 @@ fn equal_logits_choose_the_lower_experts_on_every_rank() {
 }
 
 #[test]
-fn a_token_without_numbers_makes_no_other_token_wrong_and_no_expert_out_of_range() {
+fn nan_token_affects_no_other_token_and_no_expert_index() {
     let model = model(EXPERTS);
     let with = |name: &str, dimensions: [u64; 2], change: &dyn Fn(&mut [f32])| {
         let count = (dimensions[0] * dimensions[1]) as usize;
@@ -191,7 +189,7 @@ fn a_token_without_numbers_makes_no_other_token_wrong_and_no_expert_out_of_range
         change(&mut weights);
         let bytes = quantise(BlockFormat::F32, &weights);
         let writer = model.writer().without_tensor(name).tensor(name, &dimensions, BlockFormat::F32, bytes);
-        Arc::new(GgufFile::from_bytes(vec![writer.finish()]).expect("the model is good"))
+        Arc::new(GgufFile::from_bytes(vec![writer.finish()]).expect("the model is valid"))
     };
     for bad in [f32::NAN, f32::INFINITY] {
         let router = with("blk.1.ffn_gate_inp.weight", [256, 8], &|weights| weights[256 * 5 + 3] = bad);
@@ -199,7 +197,7 @@ fn a_token_without_numbers_makes_no_other_token_wrong_and_no_expert_out_of_range
             let found = run(&router, &tokens(4), &Run::exact(world)).logits;
             assert!(found.iter().flatten().all(|logit| logit.is_nan()), "{bad} in the router on {world} ranks");
         }
-        // The last token is the bad one: attention shows it to none of the others.
+        // The bad token is last: causal attention hides it from all others.
         let embedding = with("token_embd.weight", [256, 300], &|weights| weights[256 * 299] = bad);
         let (mut all, good) = (tokens(7), tokens(7));
         all.push(299);

@@ -1,4 +1,4 @@
-//! The OpenAI API of real daemons: answers as a whole and in streams, options, errors, cancel.
+//! The OpenAI API of real daemons: complete and streamed answers, options, errors, cancellation.
 use std::{io::Write, net::TcpStream};
 
 use harness::{
@@ -13,7 +13,7 @@ fn serving(count: usize) -> (Cluster, Vec<String>) {
     cluster.generate(count, &["--prompt", "ROMEO:\n", "--max-tokens", "1"]).completion();
     let addresses: Vec<String> = cluster.addresses.iter().map(|address| beside(address)).collect();
     for address in &addresses {
-        wait_until("the gateway knows the topology", || get(address, "/health").status == 200);
+        wait_until("the gateway has the topology", || get(address, "/health").status == 200);
     }
     (cluster, addresses)
 }
@@ -26,7 +26,7 @@ fn prompt(more: Value) -> Value {
 }
 
 #[test]
-fn a_completion_is_the_same_from_the_console_whole_and_streamed_on_both_nodes() {
+fn completion_is_equal_from_console_whole_and_streamed() {
     let (cluster, addresses) = serving(2);
     let run = &["--prompt", "ROMEO:\n", "--max-tokens", "24", "--temperature", "0"];
     let expected = cluster.generate(2, run).completion()["text"].clone();
@@ -44,7 +44,7 @@ fn a_completion_is_the_same_from_the_console_whole_and_streamed_on_both_nodes() 
         assert_eq!(answer.status, 200);
         let events = answer.events();
         assert_eq!(text_of(&events, 0), expected.as_str().expect("a text"));
-        let last = events.last().expect("events came");
+        let last = events.last().expect("events arrived");
         assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &whole["usage"]));
         let end = &events[events.len() - 2];
         assert_eq!(end["choices"][0]["finish_reason"], "length");
@@ -68,7 +68,7 @@ fn a_completion_is_the_same_from_the_console_whole_and_streamed_on_both_nodes() 
 }
 
 #[test]
-fn models_and_health_speak_of_what_serves() {
+fn models_and_health_reflect_the_running_topology() {
     let cluster = Cluster::of(2);
     let address = beside(&cluster.addresses[1]);
     wait_until("the node has reported", || get(&address, "/health").json()["status"] == "unavailable");
@@ -93,7 +93,7 @@ fn models_and_health_speak_of_what_serves() {
 }
 
 #[test]
-fn a_client_that_goes_away_cancels_its_request_streamed_or_not() {
+fn disconnected_client_cancels_its_request() {
     let models = deep_models();
     let cluster = Cluster::with(2, models.path(), "");
     cluster.generate(2, &["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--context", "8192"]).completion();
@@ -103,16 +103,16 @@ fn a_client_that_goes_away_cancels_its_request_streamed_or_not() {
         .assert_error(400, "no_template", "instruct");
     let body = |is_streamed: bool| json!({"prompt": "ab", "max_tokens": 8000, "temperature": 0, "stream": is_streamed});
     let mut answer: Stream = stream(&address, "/v1/completions", &body(true));
-    (0..3).for_each(|_| drop(answer.event().expect("tokens come")));
+    (0..3).for_each(|_| drop(answer.event().expect("tokens arrive")));
     assert_eq!(cluster.status(0)["requests"], 1);
     drop(answer);
-    wait_until("the head is free again", || cluster.status(0)["requests"] == 0);
+    wait_until("the head is idle again", || cluster.status(0)["requests"] == 0);
     let mut socket = TcpStream::connect(&address).expect("it listens");
     let request = bytes("POST", "/v1/completions", &[], Some(&body(false).to_string()));
     socket.write_all(&request).expect("it is sent");
     wait_until("it runs", || cluster.status(0)["requests"] == 1);
     drop(socket);
-    wait_until("the head is free again", || cluster.status(0)["requests"] == 0);
+    wait_until("the head is idle again", || cluster.status(0)["requests"] == 0);
     let metrics = get(&address, "/metrics").body;
     assert!(metrics.contains("bramble_cancelled_total 1"), "{metrics}");
     let id = raw(&address, &bytes("GET", "/health", &[("X-Request-Id", "mine-1")], None)).rest();

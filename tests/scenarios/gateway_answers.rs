@@ -1,4 +1,5 @@
-//! What becomes of an answer whose head is lost, serves another model, or is told to end it: seen by clients of the OpenAI API.
+//! What happens to an answer whose head is lost, serves another model, or is ordered to end it, as seen by clients of
+//! the OpenAI API.
 use std::fs;
 
 use harness::{
@@ -8,7 +9,7 @@ use harness::{
 };
 use serde_json::{Value, json};
 
-/// A gateway on a node without a shard, before these heads.
+/// A gateway on a node without a shard, in front of these heads.
 fn gateway(heads: &FakeHeads) -> (Cluster, String) {
     let peers = format!("peers = [\"{}\"]\n", heads.addresses[0]);
     let cluster = Cluster::with(1, &demo_models(), &peers);
@@ -25,17 +26,17 @@ fn body(max_tokens: u32, is_streamed: bool) -> Value {
 }
 
 #[test]
-fn a_request_that_ends_two_heads_is_not_given_to_a_third() {
+fn request_that_kills_two_heads_is_not_given_to_a_third() {
     let heads = FakeHeads::start(&[Script::DiesAfter(0); 3]);
     let (_cluster, address) = gateway(&heads);
     let answer = post(&address, "/v1/completions", &body(5, false));
-    answer.assert_error(500, "request_ends_heads", "not tried again");
-    assert_eq!(answer.header("x-should-retry"), Some("false"), "clients send 5xx again by themselves");
+    answer.assert_error(500, "request_ends_heads", "not retried");
+    assert_eq!(answer.header("x-should-retry"), Some("false"), "clients retry 5xx by default");
     assert_eq!(heads.asked().len(), 2);
 }
 
 #[test]
-fn an_answer_that_moves_on_with_every_head_is_continued() {
+fn answer_that_loses_every_head_is_continued() {
     let scripts = [Script::DiesAfter(2), Script::DiesAfter(2), Script::Answers];
     let heads = FakeHeads::start(&scripts);
     let (_cluster, address) = gateway(&heads);
@@ -43,11 +44,11 @@ fn an_answer_that_moves_on_with_every_head_is_continued() {
     assert_eq!(answer["choices"][0]["text"], "t0 t1 t2 t3 t4 t5 ", "{answer}");
     let asked = heads.asked();
     assert!(asked.len() > 1, "{} heads ran it", asked.len());
-    assert!(asked.iter().all(|generate| generate.model.is_some()), "heads are told whose answer it is");
+    assert!(asked.iter().all(|generate| generate.model.is_some()), "a resumed request must name its model");
 }
 
 #[test]
-fn a_cancelled_answer_ends_as_an_error_and_never_as_whole() {
+fn cancelled_answer_ends_as_an_error_and_never_as_complete() {
     let heads = FakeHeads::start(&[Script::IsCancelledAfter(3)]);
     let (_cluster, address) = gateway(&heads);
     let answer = post(&address, "/v1/completions", &body(50, false));
@@ -64,7 +65,7 @@ fn a_cancelled_answer_ends_as_an_error_and_never_as_whole() {
 }
 
 #[test]
-fn a_request_that_comes_with_a_new_assignment_is_answered_by_the_new_model() {
+fn request_during_a_new_assignment_is_answered_by_the_new_model() {
     const OTHER: &str = "bard-q8_0.gguf";
     let models = deep_models();
     fs::copy(demo_models().join(OTHER), models.path().join(OTHER)).expect("the folder has room");
@@ -73,7 +74,7 @@ fn a_request_that_comes_with_a_new_assignment_is_answered_by_the_new_model() {
     for model in [OTHER, DEEP, OTHER, DEEP, OTHER] {
         let run = ["--model", model, "--prompt", "ab", "--max-tokens", "1", "--topology", "dp2", "--context", "512"];
         cluster.generate(2, &run).completion();
-        // Both replicas are asked, and the gateway knows of the assignment only from the next reports.
+        // Both replicas receive requests, and the gateway learns of the assignment only from the next reports.
         for _ in 0..4 {
             let answer = post(&address, "/v1/completions", &body(2, false)).good();
             assert_eq!(answer["model"], model, "{answer}");
@@ -82,7 +83,7 @@ fn a_request_that_comes_with_a_new_assignment_is_answered_by_the_new_model() {
 }
 
 #[test]
-fn an_answer_is_never_continued_by_another_model() {
+fn answer_is_never_continued_by_another_model() {
     let models = deep_models();
     fs::copy(demo_models().join("bard-q8_0.gguf"), models.path().join("bard-q8_0.gguf")).expect("the folder has room");
     let cluster = Cluster::with(2, models.path(), "");
@@ -92,7 +93,7 @@ fn an_answer_is_never_continued_by_another_model() {
     };
     assign(DEEP);
     let address = beside(&cluster.addresses[0]);
-    wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
+    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
     let mut answer = stream(&address, "/v1/completions", &body(400, true));
     assert_eq!(answer.status, 200);
     let mut events: Vec<Value> = Vec::new();
@@ -101,16 +102,16 @@ fn an_answer_is_never_continued_by_another_model() {
         events.push(serde_json::from_str(&event).unwrap_or_else(|_| json!({"done": event})));
         Some(())
     };
-    take(&mut answer).expect("tokens come");
+    take(&mut answer).expect("tokens arrive");
     assign("bard-q8_0.gguf");
     while take(&mut answer).is_some() {}
     let last = events.pop().expect("it ends");
     assert_eq!(last["error"]["code"], "model_replaced", "{last}");
-    assert!(events.iter().all(|event| event["model"] == DEEP), "every chunk names the model that computed it");
+    assert!(events.iter().all(|event| event["model"] == DEEP), "every chunk must name the model that computed it");
     let text = text_of(&events, 0);
     assign(DEEP);
-    wait_until("the gateway knows it", || get(&address, "/v1/models").json()["data"][0]["id"] == DEEP);
+    wait_until("the gateway reports it", || get(&address, "/v1/models").json()["data"][0]["id"] == DEEP);
     let whole = post(&address, "/v1/completions", &body(400, false)).good();
     let whole = whole["choices"][0]["text"].as_str().expect("a text");
-    assert!(whole.starts_with(&text), "{text:?} is no beginning of {whole:?}");
+    assert!(whole.starts_with(&text), "{text:?} is not a prefix of {whole:?}");
 }

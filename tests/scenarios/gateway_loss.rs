@@ -1,4 +1,4 @@
-//! Overload, lost nodes and nodes without a shard, seen by clients of the OpenAI API.
+//! Overload, lost nodes and nodes without a shard, as seen by clients of the OpenAI API.
 use harness::{
     http::{Stream, beside, get, post, stream, text_of},
     programs::{Cluster, DEEP, deep_models, wait_until},
@@ -13,7 +13,7 @@ fn assign(cluster: &Cluster, count: usize, topology: &str, more: &[&str]) {
 }
 
 fn serving(address: &str) {
-    wait_until("the gateway knows who serves", || get(address, "/health").status == 200);
+    wait_until("the gateway has the topology", || get(address, "/health").status == 200);
 }
 
 fn body(index: usize, max_tokens: u32) -> Value {
@@ -24,18 +24,18 @@ fn body(index: usize, max_tokens: u32) -> Value {
 fn begin(address: &str, body: &Value) -> (Stream, Vec<Value>) {
     let mut answer = stream(address, "/v1/completions", body);
     assert_eq!(answer.status, 200);
-    let first = answer.event().expect("tokens come");
+    let first = answer.event().expect("tokens arrive");
     (answer, vec![serde_json::from_str(&first).expect("JSON")])
 }
 
 fn rest((answer, mut events): (Stream, Vec<Value>)) -> (String, Value) {
     events.extend(answer.events());
-    let end = events.last().expect("events came");
+    let end = events.last().expect("events arrived");
     (text_of(&events, 0), end["timings"]["trace"].clone())
 }
 
 #[test]
-fn answers_of_a_killed_replica_go_on_at_the_other_with_the_same_text() {
+fn answers_of_a_killed_replica_continue_at_the_other_one() {
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), "");
     assign(&cluster, 2, "dp2-tp1", &["--context", "2048"]);
@@ -47,19 +47,19 @@ fn answers_of_a_killed_replica_go_on_at_the_other_with_the_same_text() {
     cluster.wait(0);
     let found: Vec<(String, Value)> = running.into_iter().map(rest).collect();
     let resumed = found.iter().filter(|(_, trace)| trace["resumed"].as_u64() > Some(0)).count();
-    println!("{resumed} of 4 went on elsewhere");
+    println!("{resumed} of 4 continued on the other replica");
     for ((text, trace), expected) in found.iter().zip(&expected) {
         assert_eq!(text, expected, "{trace}");
     }
-    assert!(resumed > 0, "the killed node ran some of them");
+    assert!(resumed > 0, "the killed node must have run some of them");
     let health = get(&address, "/health");
-    wait_until("it says so", || get(&address, "/health").json()["status"] == "degraded");
+    wait_until("the gateway reports it", || get(&address, "/health").json()["status"] == "degraded");
     assert_eq!(health.status, 200);
     assert!(get(&address, "/metrics").body.contains(&format!("bramble_resumed_total {resumed}")));
 }
 
 #[test]
-fn answers_of_a_head_that_hangs_go_on_at_the_other() {
+fn answers_of_a_hung_head_continue_at_the_other_one() {
     let models = deep_models();
     let cluster = Cluster::with(2, models.path(), "silent_ms = 1000\nstall_ms = 60000\n");
     assign(&cluster, 2, "dp2-tp1", &["--context", "2048"]);
@@ -71,14 +71,14 @@ fn answers_of_a_head_that_hangs_go_on_at_the_other() {
     let found: Vec<(String, Value)> = running.into_iter().map(rest).collect();
     cluster.signal(0, Signal::SIGCONT);
     let resumed = found.iter().filter(|(_, trace)| trace["resumed"].as_u64() > Some(0)).count();
-    assert!(resumed > 0, "the stopped node ran some of them");
+    assert!(resumed > 0, "the stopped node must have run some of them");
     for ((text, trace), expected) in found.iter().zip(&expected) {
         assert_eq!(text, expected, "{trace}");
     }
 }
 
 #[test]
-fn an_answer_waits_for_its_replica_to_be_assigned_again() {
+fn answer_waits_until_its_replica_is_assigned_again() {
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), "");
     assign(&cluster, 2, "tp2", &["--context", "2048"]);
@@ -98,7 +98,7 @@ fn an_answer_waits_for_its_replica_to_be_assigned_again() {
 }
 
 #[test]
-fn beyond_the_queue_requests_are_refused_at_once_and_the_others_come_to_their_end() {
+fn requests_beyond_the_queue_are_refused_and_others_complete() {
     let models = deep_models();
     let cluster = Cluster::with(1, models.path(), "http_queue = 2\nhttp_queue_ms = 60000\n");
     assign(&cluster, 1, "tp1", &["--context", "2048"]);
@@ -132,7 +132,7 @@ fn beyond_the_queue_requests_are_refused_at_once_and_the_others_come_to_their_en
 }
 
 #[test]
-fn a_node_without_a_shard_hands_requests_to_those_that_have_one() {
+fn node_without_a_shard_forwards_requests_to_the_heads() {
     let models = deep_models();
     let mut cluster = Cluster::with(3, models.path(), "");
     assign(&cluster, 2, "tp2", &["--context", "2048"]);
@@ -152,7 +152,7 @@ fn a_node_without_a_shard_hands_requests_to_those_that_have_one() {
 }
 
 #[test]
-fn a_draining_node_lets_its_streams_end() {
+fn draining_node_finishes_its_streams() {
     let models = deep_models();
     let mut cluster = Cluster::with(1, models.path(), "drain_ms = 300000\n");
     assign(&cluster, 1, "tp1", &["--context", "2048"]);
@@ -166,7 +166,7 @@ fn a_draining_node_lets_its_streams_end() {
 }
 
 #[test]
-fn a_stream_that_outlives_the_drain_of_its_gateway_is_told_why_it_ends() {
+fn stream_cut_by_the_drain_of_its_gateway_ends_with_a_reason() {
     let models = deep_models();
     let cluster = Cluster::with(1, models.path(), "");
     assign(&cluster, 1, "tp1", &["--context", "2048"]);
@@ -177,8 +177,8 @@ fn a_stream_that_outlives_the_drain_of_its_gateway_is_told_why_it_ends() {
     let (mut answer, _) = begin(&address, &body(1, 1900));
     front.signal(0, Signal::SIGTERM);
     let last = std::iter::from_fn(|| answer.event()).last().expect("it has events");
-    let last: Value = serde_json::from_str(&last).expect("an error, and no end as if all were well");
+    let last: Value = serde_json::from_str(&last).expect("the stream must end with an error");
     assert_eq!(last["error"]["code"], "shutting_down", "{last}");
-    assert!(last["error"]["message"].as_str().is_some_and(|text| text.contains("ask another node")), "{last}");
+    assert!(last["error"]["message"].as_str().is_some_and(|text| text.contains("use another node")), "{last}");
     assert_eq!(front.wait(0), Some(0));
 }

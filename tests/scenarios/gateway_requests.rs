@@ -1,4 +1,4 @@
-//! What clients ask the OpenAI API for, option by option, and what it refuses: every refusal is a 4xx that names the field.
+//! Requests to the OpenAI API, option by option, and the refusals: every refusal is a 4xx that names the field.
 use harness::{
     http::{beside, bytes, get, post, raw, stream, text_of},
     programs::{Cluster, demo_models, wait_until},
@@ -12,7 +12,7 @@ fn serving(settings: &str) -> (Cluster, String) {
     let cluster = Cluster::with(1, &demo_models(), settings);
     cluster.generate(1, &["--prompt", "ROMEO:\n", "--max-tokens", "1"]).completion();
     let address = beside(&cluster.addresses[0]);
-    wait_until("the gateway knows the topology", || get(&address, "/health").status == 200);
+    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
     (cluster, address)
 }
 
@@ -24,7 +24,7 @@ fn prompt(more: Value) -> Value {
 }
 
 #[test]
-fn options_do_what_they_say() {
+fn options_take_effect() {
     let (_cluster, address) = serving("");
     let ask = |more: Value| post(&address, "/v1/completions", &prompt(more)).good();
     let text = |object: &Value, index: usize| object["choices"][index]["text"].as_str().expect("a text").to_owned();
@@ -48,7 +48,7 @@ fn options_do_what_they_say() {
     for (index, seed) in [7, 8, 9].into_iter().enumerate() {
         assert_eq!(text(&three, index), text(&hot(json!({"seed": seed})), 0), "choice {index}");
     }
-    assert_eq!(three["usage"]["prompt_tokens"], whole["usage"]["prompt_tokens"], "a prompt counts once");
+    assert_eq!(three["usage"]["prompt_tokens"], whole["usage"]["prompt_tokens"], "a prompt must count once");
 
     let ids = json!([1, 2, 3]);
     let two = ask(json!({"prompt": [[1, 2, 3], [4, 5]]}));
@@ -71,14 +71,14 @@ fn options_do_what_they_say() {
         &address,
         &bytes("POST", "/v1/completions", &[], Some(&prompt(json!({"logit_bias": {"1": 0.0}})).to_string())),
     );
-    assert_eq!(text(&ids.rest().good(), 0), plain, "a bias of nothing does nothing to {first:?}");
+    assert_eq!(text(&ids.rest().good(), 0), plain, "a zero bias changed {first:?}");
     assert_eq!(ask(json!({"max_tokens": null, "max_completion_tokens": 3}))["usage"]["completion_tokens"], 3);
-    assert_eq!(ask(json!({"max_tokens": null}))["usage"]["completion_tokens"], 16, "as OpenAI has it");
+    assert_eq!(ask(json!({"max_tokens": null}))["usage"]["completion_tokens"], 16, "the default of OpenAI's API");
     ask(json!({"user": "me", "top_k": 5, "top_p": 0.9, "min_p": 0.1, "presence_penalty": 1, "unknown": {"a": []}}));
 }
 
 #[test]
-fn the_same_request_id_gives_the_same_text_and_comes_back() {
+fn same_request_id_gives_the_same_text_and_is_returned() {
     let (_cluster, address) = serving("");
     let body = json!({"prompt": "ROMEO:\n", "max_tokens": 20, "temperature": 1.5}).to_string();
     let ask = |id: &str| {
@@ -93,14 +93,14 @@ fn the_same_request_id_gives_the_same_text_and_comes_back() {
     assert_ne!(ask("another").1, first.1);
     let (own, other) = (ask(""), ask(""));
     assert_ne!(own.0, other.0);
-    assert_ne!(ask("\u{e9}").0, "\u{e9}", "an id that cannot be printed is replaced");
+    assert_ne!(ask("\u{e9}").0, "\u{e9}", "an unprintable id must be replaced");
     let traces = get(&address, "/traces?limit=50").good();
     let has = |id: &str| traces["data"].as_array().expect("a list").iter().any(|trace| trace["request_id"] == id);
     assert!(has("retry-me") && has("another") && has(&own.0), "{traces}");
 }
 
 #[test]
-fn every_bad_request_is_a_4xx_that_names_what_is_wrong() {
+fn every_bad_request_is_a_4xx_that_names_the_field() {
     let (_cluster, address) = serving("");
     for (more, part) in [
         (json!({"prompt": null}), "prompt"),
@@ -134,7 +134,7 @@ fn every_bad_request_is_a_4xx_that_names_what_is_wrong() {
         (json!([]), "messages"),
         (json!([{"content": "x"}]), "messages[0].role"),
         (json!([{"role": "user", "content": 1}]), "messages[0].content"),
-        (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "no text"),
+        (json!([{"role": "user", "content": [{"type": "image_url"}]}]), "not text"),
     ] {
         let answer = post(&address, "/v1/chat/completions", &json!({"messages": messages}));
         answer.assert_error(400, "invalid_value", part);
@@ -160,7 +160,7 @@ fn every_bad_request_is_a_4xx_that_names_what_is_wrong() {
 }
 
 #[test]
-fn without_the_key_nothing_but_health_is_told() {
+fn only_health_answers_without_the_key() {
     let (_cluster, address) = serving(&format!("api_keys = [\"sk-another-key\", \"{KEY}\"]\n"));
     let ask = |path: &str, key: Option<&str>| {
         let value = key.map(|key| format!("Bearer {key}"));
@@ -178,7 +178,7 @@ fn without_the_key_nothing_but_health_is_told() {
 }
 
 #[test]
-fn ten_thousand_malformed_requests_get_only_4xx_and_a_running_answer_does_not_notice() {
+fn ten_thousand_malformed_requests_get_4xx_and_disturb_nobody() {
     let (cluster, address) = serving("");
     let body = json!({"prompt": "ROMEO:\n", "max_tokens": 200, "temperature": 0.9, "seed": 3, "stream": true});
     let expected = text_of(&stream(&address, "/v1/completions", &body).events(), 0);

@@ -1,4 +1,5 @@
-//! What web pages, slow clients and clients with too much to say may take of the HTTP API: nothing from the others.
+//! Web pages, slow clients and clients that send too much: none of them may take resources of the HTTP API from the
+//! others.
 use std::{
     fs,
     io::Write,
@@ -18,7 +19,7 @@ fn serving(settings: &str) -> (Cluster, String) {
     let cluster = Cluster::with(1, &demo_models(), settings);
     cluster.generate(1, &["--prompt", "ROMEO:\n", "--max-tokens", "1"]).completion();
     let address = beside(&cluster.addresses[0]);
-    wait_until("the gateway knows the topology", || get(&address, "/health").status == 200);
+    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
     (cluster, address)
 }
 
@@ -26,7 +27,7 @@ fn good() -> String {
     json!({"prompt": "ROMEO:\n", "max_tokens": 4, "temperature": 0}).to_string()
 }
 
-/// Sends a head and nothing more, although it promises a body.
+/// Sends only the head of a request that declares a body.
 fn head_only(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
     let mut text = format!("{method} {path} HTTP/1.1\r\n");
     headers.iter().for_each(|(name, value)| text.push_str(&format!("{name}: {value}\r\n")));
@@ -92,7 +93,7 @@ fn web_pages_get_403_before_a_body_and_no_token_is_computed() {
 }
 
 #[test]
-fn a_page_that_is_allowed_gets_the_headers_that_browsers_want() {
+fn allowed_page_gets_the_headers_that_browsers_need() {
     let (_cluster, address) = serving("http_origins = [\"https://chat.example.org\"]\n");
     let page = "https://chat.example.org";
     let preflight = [
@@ -114,22 +115,27 @@ fn a_page_that_is_allowed_gets_the_headers_that_browsers_want() {
         "origin_refused",
         "http_origins",
     );
-    assert_eq!(get(&address, "/health").header("access-control-allow-origin"), None, "no page asks");
+    assert_eq!(
+        get(&address, "/health").header("access-control-allow-origin"),
+        None,
+        "no CORS headers without an origin"
+    );
 }
 
-/// Bytes of memory of a process, by the name of a line in its status.
+/// A memory figure in bytes from a process's status, by the name of its line.
 fn memory(pid: i32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the daemon runs");
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).expect("the kernel tells it");
+    let line =
+        status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).expect("the kernel reports it");
     line.split_whitespace().next().and_then(|number| number.parse::<u64>().ok()).expect("a number") * 1024
 }
 
 #[test]
-fn prompts_that_can_never_fit_take_neither_memory_nor_a_replica() {
+fn oversized_prompts_take_neither_memory_nor_a_replica() {
     let (cluster, address) = serving("");
     let pid = cluster.pid(0).as_raw();
     let idle = memory(pid, "VmRSS");
-    // The highest reading from now on.
+    // Reset the peak of resident memory.
     fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("the daemon is ours");
     let tokens = format!("{{\"prompt\":[{}1],\"n\":16,\"max_tokens\":1}}", "1,".repeat((8 << 20) / 2 - 40));
     let request = bytes("POST", "/v1/completions", &[], Some(&tokens));
@@ -161,7 +167,7 @@ fn prompts_that_can_never_fit_take_neither_memory_nor_a_replica() {
     raw(&address, &bytes("POST", "/v1/completions", &[], Some(&good()))).rest().good();
 }
 
-/// Opens connections that send `begin` and then nothing.
+/// Opens connections that send `begin` and nothing more.
 fn silent(address: &str, count: usize, begin: &[u8]) -> Vec<TcpStream> {
     let open = |_| {
         let mut stream = TcpStream::connect(address).expect("the node listens");
@@ -173,8 +179,8 @@ fn silent(address: &str, count: usize, begin: &[u8]) -> Vec<TcpStream> {
 
 #[test]
 fn idle_connections_and_stalled_bodies_delay_no_other() {
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the kernel tells it");
-    setrlimit(Resource::RLIMIT_NOFILE, most.min(8192), most).expect("less than the most may be had");
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the kernel reports it");
+    setrlimit(Resource::RLIMIT_NOFILE, most.min(8192), most).expect("the limit may be lowered");
     let (_cluster, address) = serving("");
     let within = |what: &str, work: &dyn Fn() -> Answer| {
         let begun = Instant::now();
@@ -183,14 +189,14 @@ fn idle_connections_and_stalled_bodies_delay_no_other() {
     };
     let body: Value = serde_json::from_str(&good()).expect("it is JSON");
     let idle = silent(&address, 1100, b"");
-    within("health beside idle connections", &|| get(&address, "/health"));
-    within("an answer beside idle connections", &|| post(&address, "/v1/completions", &body));
+    within("health with idle connections open", &|| get(&address, "/health"));
+    within("an answer with idle connections open", &|| post(&address, "/v1/completions", &body));
     let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     let stalled = silent(&address, 40, format!("{head}5\r\n{{\"pro\r\n").as_bytes());
     let chunked =
         format!("{head}{:x}\r\n{}\r\n0\r\n\r\n", good().len(), good()).replacen("\r\n", "\r\nConnection: close\r\n", 1);
-    within("a body in chunks beside stalled ones", &|| raw(&address, chunked.as_bytes()).rest());
-    within("metrics beside stalled bodies", &|| {
+    within("a chunked body with stalled ones open", &|| raw(&address, chunked.as_bytes()).rest());
+    within("metrics with stalled bodies open", &|| {
         let answer = get(&address, "/metrics");
         Answer { body: "{}".into(), ..answer }
     });

@@ -1,4 +1,5 @@
-//! A text from one daemon or several: the same ids, the fields of --json, cancel, limits.
+//! A text from one daemon or several: the same ids, the fields of --json, cancellation, limits.
+use gguf::Architecture;
 use harness::{
     programs::{Cluster, deep_models, finish, folder_with, wait_until},
     tiny_model::TinyModel,
@@ -8,13 +9,12 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
-use shared::gguf::Architecture;
 
-/// Two ranks round differently; where the two best tokens are nearer than this (natural logarithm), either may win. The
-/// demo file's own error in llama.cpp is 0.8 % of a largest logit of some 16.
+/// Two ranks round differently: if the two best tokens are closer than this (natural logarithm), either may win. The
+/// demo file's own error in llama.cpp is 0.8 % of a largest logit of about 16.
 const NEAR: f64 = 0.13;
 
-/// Ids up to the first step whose two best tokens are near.
+/// The ids up to the first step whose two best tokens are close.
 fn sure_ids(completion: &Value) -> Vec<u64> {
     let gap = |list: &Value| {
         let logprob = |index: usize| list[index]["logprob"].as_f64().expect("two logprobs a token");
@@ -27,7 +27,7 @@ fn sure_ids(completion: &Value) -> Vec<u64> {
 }
 
 #[test]
-fn one_two_three_and_four_daemons_write_the_same_text() {
+fn one_to_four_daemons_write_the_same_text() {
     let cluster = Cluster::of(4);
     let prompts = [
         "ROMEO:\n",
@@ -53,7 +53,7 @@ fn one_two_three_and_four_daemons_write_the_same_text() {
     };
     let alone: Vec<Vec<u64>> = prompts.iter().map(|prompt| sure_ids(&complete(1, prompt))).collect();
     let count: usize = alone.iter().map(Vec::len).sum();
-    println!("{count} ids are compared");
+    println!("{count} ids compared");
     assert!(count >= 32, "only {count} ids can be compared");
     for world in 2..=4 {
         for (prompt, expected) in prompts.iter().zip(&alone) {
@@ -66,8 +66,8 @@ fn one_two_three_and_four_daemons_write_the_same_text() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_ids_twice_and_on_one_and_four_ranks() {
-    // Without quantised weights ranks differ by a millionth, and no draw is that near.
+fn same_seed_gives_the_same_ids_on_one_and_four_ranks() {
+    // Without quantised weights ranks differ by a millionth, and no sample is that close to a boundary.
     let model = TinyModel::new(Architecture::Qwen3).bytes();
     let folder = folder_with(&[("tiny.gguf", &model)]);
     let cluster = Cluster::with(4, folder.path(), "");
@@ -93,16 +93,16 @@ fn the_same_seed_gives_the_same_ids_twice_and_on_one_and_four_ranks() {
         assert_eq!(ids(1, seed, temperature), first, "twice");
         assert_eq!(ids(4, seed, temperature), first, "on four ranks");
     }
-    assert_ne!(ids(1, "1", "1.5"), ids(1, "2", "1.5"), "the seed matters");
+    assert_ne!(ids(1, "1", "1.5"), ids(1, "2", "1.5"), "another seed must give another text");
 }
 
 #[test]
-fn the_json_object_has_every_field_and_a_running_topology_is_used_again() {
+fn json_object_has_every_field_and_topology_is_reused() {
     let cluster = Cluster::of(2);
     let run = &["--prompt", "JULIET:\n", "--max-tokens", "4", "--seed", "3", "--logprobs", "2"];
     let first = cluster.generate(2, run).completion();
     let second = cluster.generate(2, run).completion();
-    assert_eq!(first["epoch"], second["epoch"], "nothing was assigned anew");
+    assert_eq!(first["epoch"], second["epoch"], "nothing may be assigned again");
     for field in ["text", "prompt_token_ids", "token_ids", "finish_reason", "seed", "topology", "epoch", "ranks"] {
         assert!(!first[field].is_null(), "{field}");
     }
@@ -146,15 +146,15 @@ fn stop_strings_end_the_text_before_them() {
 }
 
 #[test]
-fn an_interrupted_console_cancels_on_the_head_and_exits_with_130() {
+fn interrupted_console_cancels_on_the_head_and_exits_with_130() {
     let models = deep_models();
     let cluster = Cluster::with(2, models.path(), "");
     let child = cluster.start_generation("4000");
-    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).expect("the console runs");
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).expect("the console is running");
     let ended = finish(child);
     assert_eq!(ended.code, Some(130), "{}", ended.err);
     assert_eq!(ended.json()["finish_reason"], "cancelled");
-    wait_until("the head is free again", || cluster.status(0)["state"] == "ready");
+    wait_until("the head is idle again", || cluster.status(0)["state"] == "ready");
 }
 
 #[test]
@@ -168,15 +168,15 @@ fn bytes_and_messages_equal_the_formula() {
         for rank in object["ranks"].as_array().expect("ranks") {
             let decode = &rank["decode"];
             let number = |field: &str| decode[field].as_u64().expect("a count");
-            // Drafts are tokens, too.
+            // Speculative tokens count as tokens as well.
             assert!((16..=16 * 16).contains(&number("tokens")), "{decode}");
-            // NUMBERS section 2, direct exchange: N-1 messages of the hidden vector, twice a layer.
+            // NUMBERS section 2, direct exchange: N-1 messages of the hidden vector, twice per layer.
             let payload = 2 * 6 * (count - 1) * 256 * 4;
             let bytes = number("bytes_sent") / number("tokens");
             assert!(bytes >= payload && bytes as f64 <= payload as f64 * 1.02 + 4096.0, "{bytes} for {payload}");
             let messages = number("messages_sent") as f64 / number("steps") as f64;
             let all_reduces = (2 * 6 * (count - 1)) as f64;
-            // Beyond the all-reduces: the head's plans, the other ranks' candidates.
+            // In addition to the all-reduces: the head's step plans and the other ranks' candidates.
             assert!(messages >= all_reduces && messages <= all_reduces + count as f64, "{messages}");
         }
     }

@@ -1,16 +1,16 @@
-//! GGUF files with every defect are refused, by an error that names the defect.
+//! Every kind of defect in a GGUF file is refused with an error that names the defect.
 
 use std::path::Path;
 
+use gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
 use harness::gguf_writer::{GgufWriter, Value};
 use harness::tiny_model::TinyModel;
-use shared::gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
 
 pub(crate) fn open_bytes(splits: Vec<Vec<u8>>) -> Result<Shape, GgufError> {
     Shape::read(&GgufFile::from_bytes(splits)?)
 }
 
-/// The bytes are refused and the message says all of `words`.
+/// Asserts that the bytes are refused with a message that contains all of `words`.
 #[track_caller]
 fn refused(bytes: Vec<u8>, words: &[&str]) {
     said(open_bytes(vec![bytes]).map(drop), words);
@@ -28,13 +28,13 @@ pub(crate) fn llama() -> GgufWriter {
     TinyModel::new(Architecture::Llama).writer()
 }
 
-/// A file of one F32 tensor that is right.
+/// A valid file with one F32 tensor.
 pub(crate) fn one_tensor() -> GgufWriter {
     GgufWriter::new(3).tensor("t", &[4, 2], BlockFormat::F32, vec![0; 32])
 }
 
 #[test]
-fn what_is_no_gguf_file_is_told_what_it_looks_like() {
+fn non_gguf_file_is_reported_as_what_it_resembles() {
     refused(vec![], &["empty", "download it again"]);
     refused(b"hello\nworld\n".to_vec(), &["a text file"]);
     refused(b"<!DOCTYPE html><html>".to_vec(), &["a web page"]);
@@ -55,9 +55,9 @@ fn other_versions_are_refused_by_name() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_named() {
+fn unopenable_file_is_named() {
     let open = |path: &Path| GgufFile::open(path).map(drop);
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let path = |name: &str| folder.path().join(name);
     said(open(folder.path()), &["not a regular file", folder.path().to_str().unwrap()]);
     said(open(&path("absent.gguf")), &["cannot open", "absent.gguf", "check the path"]);
@@ -109,7 +109,7 @@ fn damaged_metadata_are_refused_with_their_key() {
     let mut flag = GgufWriter::new(3).flag("k", true).finish();
     *flag.last_mut().unwrap() = 2;
     refused(flag, &["key k", "flag"]);
-    // A list of 2^61 u64 is 2^64 bytes, which is 0 to who multiplies carelessly.
+    // A list of 2^61 u64 has 2^64 bytes, which an unchecked multiplication turns into 0.
     let mut long = GgufWriter::new(3).value("k", array(10, vec![])).finish();
     let at = long.len() - 8;
     long[at..].copy_from_slice(&(1u64 << 61).to_le_bytes());
@@ -119,10 +119,10 @@ fn damaged_metadata_are_refused_with_their_key() {
 }
 
 #[test]
-fn a_senseless_alignment_is_refused() {
+fn invalid_alignment_is_refused() {
     for alignment in [0, 1, 4, 24, 1 << 21, u32::MAX] {
         let bytes = one_tensor().u32("general.alignment", alignment).finish();
-        refused(bytes, &["general.alignment", &alignment.to_string(), "powers of two"]);
+        refused(bytes, &["general.alignment", &alignment.to_string(), "a power of two"]);
     }
     refused(one_tensor().text("general.alignment", "32").finish(), &["general.alignment is a text"]);
 }
@@ -163,7 +163,7 @@ fn bytes_after_the_last_tensor_are_allowed() -> Result<(), GgufError> {
 }
 
 #[test]
-fn a_model_without_a_key_is_refused_with_it() {
+fn model_without_a_required_key_is_refused_with_it() {
     for key in [
         "general.architecture",
         "llama.block_count",
@@ -178,7 +178,7 @@ fn a_model_without_a_key_is_refused_with_it() {
 }
 
 #[test]
-fn a_senseless_hyper_parameter_is_refused_with_its_key_and_value() {
+fn invalid_hyper_parameter_is_refused_with_its_key_and_value() {
     let number = |key: &str, value: u32, words: &[&str]| {
         let key = format!("llama.{key}");
         let shown = value.to_string();
@@ -186,12 +186,12 @@ fn a_senseless_hyper_parameter_is_refused_with_its_key_and_value() {
         refused(llama().replace(&key, Value::U32(value)).finish(), &words);
     };
     for key in ["block_count", "context_length", "embedding_length", "feed_forward_length"] {
-        number(key, 0, &["allowed are 1 to"]);
-        number(key, u32::MAX, &["allowed are 1 to"]);
+        number(key, 0, &["it must be 1 to"]);
+        number(key, u32::MAX, &["it must be 1 to"]);
     }
     for value in [0, 1025] {
-        number("attention.head_count", value, &["allowed are 1 to 1024"]);
-        number("attention.head_count_kv", value, &["allowed are 1 to 1024"]);
+        number("attention.head_count", value, &["it must be 1 to 1024"]);
+        number("attention.head_count_kv", value, &["it must be 1 to 1024"]);
     }
     number("attention.head_count_kv", 3, &["does not divide the 4 heads"]);
     number("attention.key_length", 31, &["even length"]);
@@ -213,7 +213,7 @@ fn a_senseless_hyper_parameter_is_refused_with_its_key_and_value() {
 }
 
 #[test]
-fn what_bramble_does_not_compute_is_refused_by_name() {
+fn unsupported_features_are_refused_by_name() {
     let other = llama().replace("general.architecture", Value::Text(b"gemma3".into()));
     refused(other.finish(), &["gemma3", "llama, qwen2, qwen3 and qwen3moe"]);
     for kind in ["yarn", "longrope"] {
@@ -241,19 +241,19 @@ fn what_bramble_does_not_compute_is_refused_by_name() {
 }
 
 #[test]
-fn a_mixture_of_experts_that_does_not_fit_together_is_refused_with_what_does_not() {
+fn inconsistent_mixture_of_experts_is_refused_by_name() {
     let moe = || TinyModel::new(Architecture::Qwen3Moe).writer();
     for key in ["expert_count", "expert_used_count", "expert_feed_forward_length"] {
         let key = format!("qwen3moe.{key}");
         refused(moe().without(&key).finish(), &[&key, "is missing"]);
         for value in [0, u32::MAX] {
-            refused(moe().replace(&key, Value::U32(value)).finish(), &[&key, "allowed are 1 to"]);
+            refused(moe().replace(&key, Value::U32(value)).finish(), &[&key, "it must be 1 to"]);
         }
     }
     let used = "qwen3moe.expert_used_count";
     refused(moe().replace(used, Value::U32(9)).finish(), &[used, "is 9", "8 experts"]);
     refused(moe().replace(used, Value::F32(2.0)).finish(), &[used, "an integer"]);
-    // Of the experts' tensors, the router is the first that does not fit.
+    // Among the experts' tensors, the router is the first that does not fit.
     let router = "blk.0.ffn_gate_inp.weight";
     refused(moe().replace("qwen3moe.expert_count", Value::U32(7)).finish(), &[router, "[128, 8]", "[128, 7]"]);
     let narrow = moe().replace("qwen3moe.expert_feed_forward_length", Value::U32(128));
@@ -269,7 +269,7 @@ fn a_mixture_of_experts_that_does_not_fit_together_is_refused_with_what_does_not
     let scaled = moe().f32("qwen3moe.expert_weights_scale", 2.5);
     refused(scaled.finish(), &["qwen3moe.expert_weights_scale", "2.5"]);
     let usual = moe().u32("qwen3moe.expert_gating_func", 1).f32("qwen3moe.expert_weights_scale", 1.0);
-    open_bytes(vec![usual.finish()]).expect("softmax without a scale is what is computed");
+    open_bytes(vec![usual.finish()]).expect("softmax without a scale is supported");
     let experts = llama().tensor("blk.0.ffn_gate_inp.weight", &[128, 8], BlockFormat::F32, vec![0; 4096]);
     refused(experts.finish(), &["blk.0.ffn_gate_inp.weight", "not part of the llama architecture"]);
 }
@@ -301,7 +301,7 @@ fn every_tensor_of_another_size_is_named() {
         let file = GgufFile::from_bytes(vec![writer.finish()]).expect("a whole model");
         for tensor in file.tensors() {
             for (index, length) in tensor.dimensions.iter().enumerate() {
-                // Rows of the embedding are the vocabulary, which may be longer than its list.
+                // The embedding's rows are the vocabulary, which may be longer than the token list.
                 if (tensor.name, index) == ("token_embd.weight", 1) {
                     continue;
                 }

@@ -1,12 +1,12 @@
-//! What the writer writes, the reader reads: both versions, single files and splits, in memory and mapped.
+//! The reader returns what the writer wrote: both versions, single files and splits, in memory and mapped.
 
 use std::path::PathBuf;
 
+use gguf::{Architecture, BlockFormat, Experts, GgufError, GgufFile, Shape};
 use harness::gguf_writer::{GgufWriter, Value};
 use harness::quantise::quantise;
 use harness::random::Random;
 use harness::tiny_model::TinyModel;
-use shared::gguf::{Architecture, BlockFormat, Experts, GgufError, GgufFile, Shape};
 
 fn every_value(version: u32) -> GgufWriter {
     let nested = Value::Array(9, vec![Value::Array(5, vec![Value::I32(-7), Value::I32(8)]), Value::Array(8, vec![])]);
@@ -73,7 +73,7 @@ fn every_metadata_type_comes_back_in_both_versions() -> Result<(), GgufError> {
 }
 
 #[test]
-fn a_key_of_another_type_is_an_error_and_a_missing_one_is_none() -> Result<(), GgufError> {
+fn key_of_another_type_is_an_error_and_a_missing_one_is_none() -> Result<(), GgufError> {
     let file = GgufFile::from_bytes(vec![every_value(3).finish()])?;
     let metadata = file.metadata();
     let wrong = |result: Result<(), GgufError>, name: &str| match result {
@@ -101,7 +101,7 @@ fn a_key_of_another_type_is_an_error_and_a_missing_one_is_none() -> Result<(), G
     Ok(())
 }
 
-/// A tensor in each format with the bytes it was written with.
+/// A tensor in each format, with the bytes that were written.
 fn every_format(alignment: usize) -> (GgufWriter, Vec<(String, BlockFormat, Vec<u8>)>) {
     let mut writer = GgufWriter::new(3).text("general.name", "formats").alignment(alignment);
     let mut wanted = Vec::new();
@@ -169,7 +169,7 @@ fn splits_are_mapped_by_the_name_of_the_first() -> anyhow::Result<()> {
 }
 
 #[test]
-fn the_identity_names_metadata_table_and_sizes_but_not_weights() -> Result<(), GgufError> {
+fn identity_covers_metadata_table_and_sizes_but_not_weights() -> Result<(), GgufError> {
     let identity = |bytes: Vec<u8>| GgufFile::from_bytes(vec![bytes]).map(|file| file.identity());
     let model = TinyModel::new(Architecture::Llama);
     let plain = identity(model.bytes())?;
@@ -184,7 +184,7 @@ fn the_identity_names_metadata_table_and_sizes_but_not_weights() -> Result<(), G
 }
 
 #[test]
-fn tiny_models_of_every_architecture_and_format_have_the_shape_they_were_made_with() -> Result<(), GgufError> {
+fn tiny_models_of_every_architecture_and_format_keep_shape() -> Result<(), GgufError> {
     for architecture in Architecture::ALL {
         for format in BlockFormat::ALL {
             let model = TinyModel {
@@ -222,7 +222,7 @@ fn tiny_models_of_every_architecture_and_format_have_the_shape_they_were_made_wi
             let used = |name: &str| file.tensor(name).map(|tensor| tensor.format);
             let up = if architecture.has_experts() { "blk.1.ffn_up_exps.weight" } else { "blk.1.ffn_up.weight" };
             assert_eq!(used(up), Some(format));
-            // 4 heads of 48 are no super-block.
+            // 4 heads of 48 do not fill a super-block.
             let fallback = match format {
                 BlockFormat::Q2K | BlockFormat::Q3K | BlockFormat::Iq4Xs => BlockFormat::Iq4Nl,
                 BlockFormat::Q4K => BlockFormat::Q5_0,
@@ -237,7 +237,7 @@ fn tiny_models_of_every_architecture_and_format_have_the_shape_they_were_made_wi
 }
 
 #[test]
-fn what_a_file_leaves_out_has_its_default() -> Result<(), GgufError> {
+fn omitted_keys_have_their_defaults() -> Result<(), GgufError> {
     let writer = TinyModel { head_count_kv: 4, ..TinyModel::new(Architecture::Llama) }.writer();
     let writer = writer
         .without("general.type")
@@ -267,7 +267,7 @@ fn llama_files_may_have_biases() -> Result<(), GgufError> {
 }
 
 #[test]
-fn a_factor_without_a_type_is_linear_scaling_and_the_type_none_is_no_scaling() -> Result<(), GgufError> {
+fn scaling_factor_without_type_is_linear_and_type_none_is_none() -> Result<(), GgufError> {
     let scale = |writer: GgufWriter| -> Result<f32, GgufError> {
         let file = GgufFile::from_bytes(vec![writer.finish()])?;
         Ok(Shape::read(&file)?.rope_scale_linear)

@@ -1,7 +1,7 @@
-//! Split GGUF files that are incomplete or do not belong together are refused by name.
+//! Incomplete or mismatched splits of GGUF files are refused by name.
 
+use gguf::{BlockFormat, GgufFile};
 use harness::gguf_writer::{GgufWriter, Value};
-use shared::gguf::{BlockFormat, GgufFile};
 
 use crate::gguf_hostile::{llama, one_tensor, open_bytes, said};
 
@@ -29,7 +29,7 @@ fn splits_that_do_not_belong_together_are_refused() {
 
 #[test]
 fn splits_on_disk_that_are_missing_or_misnamed_are_refused() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let path = |name: &str| folder.path().join(name);
     let splits = llama().finish_splits(3);
     for (part, bytes) in splits.iter().enumerate() {

@@ -1,38 +1,37 @@
-//! Answers that must have a form: JSON, a schema, on one rank and on several, resumed in the middle; schemas that are hostile.
+//! Structured output: JSON or a schema, on one rank and on several, resumed in the middle; hostile schemas.
 use std::{
     sync::Arc,
     thread::Builder,
     time::{Duration, Instant},
 };
 
-use daemon::engine::{
-    grammar::{Constraint, Grammars, PieceSource, check},
-    plan::{Opened, Plan},
+use common::{
+    chat::{Chat, FinishReason, Grammar},
+    fault::{Fault, FaultKind},
+    ids::Slot,
+    precision::KvFormat,
+    sampling::SamplingParameters,
 };
+use engine::{
+    grammar::{Grammars, PieceSource, check},
+    plan::{Constraint, Opened, Plan},
+};
+use gguf::{Architecture, GgufFile};
 use harness::{
     engines::{self, Replica},
     programs::{Cluster, root},
     tiny_model::TinyModel,
 };
+use protocol::message::{Generate, Prompt, RequestBody, ResponseBody};
 use serde_json::Value;
-use shared::{
-    gguf::{Architecture, GgufFile},
-    ids::Slot,
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{Chat, FinishReason, Generate, Grammar, Prompt, RequestBody, ResponseBody},
-    },
-    sampling::SamplingParameters,
-    tokenizer::Tokenizer,
-    topology::KvFormat,
-};
+use tokenizer::Tokenizer;
 
 const SCHEMA: &str = r##"{"type": "object", "additionalProperties": false, "required": ["count", "colour", "tags"], "properties": {
     "count": {"type": "integer", "minimum": 3, "maximum": 250}, "colour": {"enum": ["red", "green"]},
     "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "minItems": 1, "maxItems": 2}},
     "$defs": {"tag": {"type": "string", "minLength": 1, "maxLength": 3}}}"##;
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Answer {
     prompt: Vec<u32>,
@@ -41,12 +40,12 @@ struct Answer {
     reason: Option<FinishReason>,
 }
 
-/// Stages of ranks.
+/// A replica of `stages` stages with `ranks` ranks each.
 fn replica(stages: u16, ranks: u16) -> Replica {
     Replica { stages, kv: KvFormat::F32, context_length: 512, ..Replica::of(ranks) }
 }
 
-/// The answers to requests that all come at once.
+/// The answers to requests that are submitted together.
 fn answers(file: &Arc<GgufFile>, how: Replica, requests: &[Generate]) -> Vec<Result<Answer, Fault>> {
     let of = |answer: engines::Answer| match answer.refused {
         Some(fault) => Err(fault),
@@ -61,7 +60,7 @@ fn answers(file: &Arc<GgufFile>, how: Replica, requests: &[Generate]) -> Vec<Res
 fn tiny(architecture: Architecture) -> Arc<GgufFile> {
     let mut model = TinyModel::new(architecture);
     (model.block_count, model.context_length) = (4, 512);
-    Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good"))
+    Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid"))
 }
 
 fn bard() -> Arc<GgufFile> {
@@ -75,10 +74,10 @@ fn request(seed: u64, max_tokens: u32, sampling: SamplingParameters, grammar: Op
 
 fn one(file: &Arc<GgufFile>, how: Replica, request: &Generate) -> Answer {
     let found = answers(file, how, std::slice::from_ref(request)).remove(0);
-    found.expect("the request is good")
+    found.expect("the request is valid")
 }
 
-/// Ways of drawing: greedy, the plain draw, and those that need further rounds.
+/// Sampling parameters: greedy, plain sampling, and those that need further rounds.
 fn samplings() -> [SamplingParameters; 4] {
     let plain = SamplingParameters { temperature: 1.0, top_p: 1.0, min_p: 0.0, top_k: 0, ..Default::default() };
     [
@@ -89,7 +88,7 @@ fn samplings() -> [SamplingParameters; 4] {
     ]
 }
 
-/// A whole answer is an object; one that was cut is the beginning of one.
+/// Asserts that a complete answer is an object, and that a truncated one is the beginning of an object.
 #[track_caller]
 fn assert_object(answer: &Answer) -> Option<Value> {
     match (serde_json::from_str::<Value>(&answer.text), answer.reason) {
@@ -98,7 +97,7 @@ fn assert_object(answer: &Answer) -> Option<Value> {
             Some(value)
         }
         (Err(error), Some(FinishReason::Length | FinishReason::Context)) => {
-            // A cut character or surrogate is no defect of the form.
+            // A truncated character or surrogate at the end is not an error.
             let text = answer.text.trim_end_matches('\u{fffd}');
             assert!(text.is_empty() || text.starts_with('{'), "{answer:?}");
             assert!(error.is_eof() || answer.text.ends_with('\u{fffd}'), "{error}: {answer:?}");
@@ -109,14 +108,14 @@ fn assert_object(answer: &Answer) -> Option<Value> {
 }
 
 #[test]
-fn every_answer_in_json_is_an_object_or_the_beginning_of_one() {
+fn every_json_answer_is_an_object_or_its_beginning() {
     let mut whole = 0;
     for (file, seeds) in [(tiny(Architecture::Llama), 3), (tiny(Architecture::Qwen3), 3), (bard(), 2)] {
         let requests: Vec<Generate> = (0..seeds)
             .flat_map(|seed| samplings().map(|sampling| request(seed, 120, sampling, Some(Grammar::Json))))
             .collect();
         for answer in answers(&file, replica(1, 1), &requests) {
-            let answer = answer.expect("the request is good");
+            let answer = answer.expect("the request is valid");
             assert!(!answer.ids.is_empty());
             whole += usize::from(assert_object(&answer).is_some());
         }
@@ -125,12 +124,12 @@ fn every_answer_in_json_is_an_object_or_the_beginning_of_one() {
 }
 
 #[test]
-fn an_answer_by_a_schema_has_its_keys_and_values() {
+fn answer_by_a_schema_has_its_keys_and_values() {
     for file in [tiny(Architecture::Llama), bard()] {
         let grammar = Grammar::JsonSchema(SCHEMA.into());
         let requests = samplings().map(|sampling| request(11, 450, sampling, Some(grammar.clone())));
         for answer in answers(&file, replica(1, 1), &requests) {
-            let answer = answer.expect("the request is good");
+            let answer = answer.expect("the request is valid");
             assert_eq!(answer.reason, Some(FinishReason::Stop), "{answer:?}");
             let value = assert_object(&answer).expect("it is whole");
             let object = value.as_object().expect("it is an object");
@@ -145,7 +144,7 @@ fn an_answer_by_a_schema_has_its_keys_and_values() {
 }
 
 #[test]
-fn ranks_and_stages_and_a_resumption_in_the_middle_give_the_same_answer() {
+fn ranks_stages_and_resumption_give_the_same_json_answer() {
     let file = tiny(Architecture::Qwen3);
     for sampling in samplings() {
         let wanted = request(5, 80, sampling, Some(Grammar::JsonSchema(SCHEMA.into())));
@@ -163,14 +162,14 @@ fn ranks_and_stages_and_a_resumption_in_the_middle_give_the_same_answer() {
 }
 
 #[test]
-fn a_constrained_answer_leaves_those_beside_it_as_they_are() {
+fn constrained_answer_does_not_change_concurrent_ones() {
     let file = tiny(Architecture::Llama);
     let [_, plain, ..] = samplings();
     let free = request(3, 40, plain.clone(), None);
     let alone = one(&file, replica(1, 2), &free);
     let beside = request(3, 40, plain, Some(Grammar::Json));
     let mut found = answers(&file, replica(1, 2), &[beside.clone(), free.clone(), beside]).into_iter();
-    let mut next = || found.next().expect("an answer each").expect("it is good");
+    let mut next = || found.next().expect("an answer each").expect("it is valid");
     let (first, middle, last) = (next(), next(), next());
     assert_eq!(middle, alone);
     assert_eq!(first, last);
@@ -178,7 +177,7 @@ fn a_constrained_answer_leaves_those_beside_it_as_they_are() {
 }
 
 #[test]
-fn probabilities_that_are_told_are_those_of_tokens_that_may_follow() {
+fn reported_probabilities_are_those_of_permitted_tokens() {
     let file = tiny(Architecture::Llama);
     let schema = Grammar::JsonSchema(r#"{"const": {"a": 1}}"#.into());
     let [_, _, sampling, _] = samplings();
@@ -194,21 +193,21 @@ fn probabilities_that_are_told_are_those_of_tokens_that_may_follow() {
 }
 
 #[test]
-fn where_nothing_may_follow_the_answer_ends() {
+fn answer_ends_where_nothing_may_follow() {
     let file = tiny(Architecture::Llama);
     let how = Replica { knows_pieces: false, ..replica(1, 2) };
     let [greedy, ..] = samplings();
     let free = request(1, 10, greedy.clone(), None);
     let expected = one(&file, how, &free);
     let mut found = answers(&file, how, &[request(1, 10, greedy, Some(Grammar::Json)), free]).into_iter();
-    let mut next = || found.next().expect("an answer each").expect("it is good");
+    let mut next = || found.next().expect("an answer each").expect("it is valid");
     let (stopped, other) = (next(), next());
     assert_eq!((stopped.ids.len(), stopped.reason), (0, Some(FinishReason::Stop)));
     assert_eq!(other, expected);
 }
 
 #[test]
-fn a_schema_that_cannot_be_followed_is_refused_before_the_answer_begins() {
+fn unsupported_schema_is_refused_before_the_answer_begins() {
     let file = tiny(Architecture::Llama);
     let [greedy, ..] = samplings();
     let schemas = [
@@ -224,11 +223,11 @@ fn a_schema_that_cannot_be_followed_is_refused_before_the_answer_begins() {
         let Err(Fault { kind: FaultKind::ParameterInvalid { reason }, .. }) = found else {
             panic!("{schema:?} gives {found:?}");
         };
-        assert!(reason.starts_with("the answer's form: ") && reason.len() < 400, "{schema:?}: {reason}");
+        assert!(reason.starts_with("response format: ") && reason.len() < 400, "{schema:?}: {reason}");
     }
 }
 
-/// What a daemon answers to a request.
+/// A daemon's answer to a request.
 fn ask(cluster: &Cluster, generate: Generate) -> Result<Answer, Fault> {
     let address = cluster.nodes().split(',').next().expect("there is a node").to_owned();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -244,14 +243,14 @@ fn ask(cluster: &Cluster, generate: Generate) -> Result<Answer, Fault> {
                     answer.text.push_str(&event.text);
                 }
                 ResponseBody::Finished(finished) => return Ok(Answer { reason: Some(finished.reason), ..answer }),
-                other => panic!("the node says {other:?}"),
+                other => panic!("the node answers {other:?}"),
             }
         }
     })
 }
 
 #[test]
-fn daemons_in_a_pipeline_answer_conversations_in_the_form_that_was_asked_for() {
+fn pipelines_of_daemons_answer_chats_in_the_requested_form() {
     let cluster = Cluster::of(4);
     let begun = cluster.generate(4, &["--topology", "pp2-tp2", "--prompt", "ROMEO:", "--max-tokens", "2"]);
     assert_eq!(begun.code, Some(0), "{}", begun.err);
@@ -261,7 +260,7 @@ fn daemons_in_a_pipeline_answer_conversations_in_the_form_that_was_asked_for() {
         prompt: chat(r#"[{"role": "system", "content": "Verona."}, {"role": "user", "content": "But soft!"}]"#),
         ..request(3, 450, plain, Some(Grammar::JsonSchema(SCHEMA.into())))
     };
-    let answer = ask(&cluster, wanted.clone()).expect("the conversation is good");
+    let answer = ask(&cluster, wanted.clone()).expect("the conversation is valid");
     let tokenizer = Tokenizer::from_metadata(bard().metadata()).expect("the demo's model has one");
     assert_eq!(answer.prompt, tokenizer.encode("Chorus:\nVerona.\n\nROMEO:\nBut soft!\n\nJULIET:\n", true, true));
     let value = assert_object(&answer).expect("it is whole");
@@ -274,7 +273,7 @@ fn daemons_in_a_pipeline_answer_conversations_in_the_form_that_was_asked_for() {
     cluster.assert_alive();
 }
 
-/// Schemas that are large in one way each: what must be refused, and what may be.
+/// Schemas that are each large in one respect; `Some(false)` must be refused, `Some(true)` accepted.
 fn hostile() -> Vec<(String, Option<bool>)> {
     let chain = |count: usize, link: &dyn Fn(usize) -> String| {
         let links: String = (0..count).map(|index| format!(r#""d{index}": {},"#, link(index + 1))).collect();
@@ -325,7 +324,7 @@ fn hostile() -> Vec<(String, Option<bool>)> {
 }
 
 #[test]
-fn a_hostile_schema_takes_neither_long_nor_the_stack() {
+fn hostile_schema_is_bounded_in_time_and_stack() {
     let run = || {
         for (schema, expected) in hostile() {
             let begin = Instant::now();
@@ -337,13 +336,13 @@ fn a_hostile_schema_takes_neither_long_nor_the_stack() {
             }
         }
     };
-    // As the child has it that tries schemas.
-    let thread = Builder::new().stack_size(24 << 20).spawn(run).expect("a thread");
+    // The stack of the child process that checks schemas.
+    let thread = Builder::new().stack_size(24 << 20).spawn(run).expect("start a thread");
     thread.join().expect("no schema breaks the child");
 }
 
 #[test]
-fn tokens_that_were_proposed_and_not_taken_leave_no_trace() {
+fn rejected_speculative_tokens_leave_no_trace() {
     let file = tiny(Architecture::Llama);
     let tokenizer = Tokenizer::from_metadata(file.metadata()).expect("the model has one");
     let opened = || {

@@ -1,4 +1,4 @@
-//! A machine's health on its way from the files of /proc and /sys to the operator.
+//! A machine's health, from the files of /proc and /sys to the operator.
 use std::process::Command;
 
 use harness::{
@@ -11,7 +11,7 @@ fn fixture(name: &str) -> String {
 }
 
 #[test]
-fn a_throttled_pi_shows_as_throttled_in_status_log_and_dashboard() {
+fn throttled_pi_is_shown_in_status_log_and_dashboard() {
     let mut cluster = Cluster::of(3);
     for (index, name) in ["pi4", "pi4-throttled", "pi5"].into_iter().enumerate() {
         cluster.signal(index, nix::sys::signal::Signal::SIGTERM);
@@ -40,7 +40,7 @@ fn a_throttled_pi_shows_as_throttled_in_status_log_and_dashboard() {
 }
 
 #[test]
-fn what_changes_is_logged_once_and_reported_within_seconds() {
+fn health_changes_are_logged_once_and_reported_within_seconds() {
     let mut cluster = Cluster::with(1, &demo_models(), "");
     let copy = cluster.state(0).with_extension("health");
     let copied = Command::new("cp").args(["-r", &fixture("pi4")]).arg(&copy).status().expect("cp runs");
@@ -62,12 +62,12 @@ fn what_changes_is_logged_once_and_reported_within_seconds() {
 }
 
 #[test]
-fn a_reading_that_hangs_holds_up_neither_the_beginning_nor_the_end_of_a_daemon() {
+fn hung_health_reading_delays_neither_start_nor_exit() {
     let mut cluster = Cluster::with(1, &demo_models(), "");
     let copy = cluster.state(0).with_extension("health");
     let copied = Command::new("cp").args(["-r", &fixture("pi4")]).arg(&copy).status().expect("cp runs");
     assert!(copied.success());
-    // Whoever opens a pipe that nobody writes to waits.
+    // Opening a pipe without a writer blocks.
     let temperature = copy.join("sys/class/thermal/thermal_zone0/temp");
     std::fs::remove_file(&temperature).expect("the copy can be changed");
     assert!(Command::new("mkfifo").arg(&temperature).status().expect("mkfifo runs").success());
@@ -76,15 +76,15 @@ fn a_reading_that_hangs_holds_up_neither_the_beginning_nor_the_end_of_a_daemon()
     cluster.start_with_arguments(0, &["--health-root", &copy.to_string_lossy()]);
     let status = cluster.status(0);
     assert!(status["state"].is_string() && status["health"]["memory"].is_null(), "{status}");
-    assert!(cluster.log(0).contains("health cannot be read within"), "{}", cluster.log(0));
-    // The reading goes on once the pipe says something; there is only ever one that waits.
+    assert!(cluster.log(0).contains("cannot read the machine's health within"), "{}", cluster.log(0));
+    // The reading continues once the pipe has a writer; at most one reading is ever pending.
     std::fs::write(&temperature, "44000\n").expect("the pipe has its reader");
     wait_until("it reports the reading", || cluster.status(0)["health"]["temperature"] == 44.0);
     cluster.signal(0, nix::sys::signal::Signal::SIGTERM);
     assert_eq!(cluster.wait(0), Some(0));
 }
 
-/// `brambled check --json` of a fixture: its exit code and its findings' codes.
+/// Runs `brambled check --json` on a fixture; returns its exit code and the codes of its findings.
 fn check(fixture: &str) -> (Option<i32>, Vec<String>) {
     let output = Command::new(programs().join("brambled")).args(["check", "--json", "--root", fixture]).output();
     let output = output.expect("brambled runs");
@@ -120,7 +120,8 @@ fn check_doctor_and_status_find_the_same() {
         cluster.start_with_arguments(0, &["--health-root", &fixture(name)]);
         let doctor = cluster.console(&["doctor", "--nodes", &cluster.nodes(), "--json"]);
         assert_eq!(doctor.code, Some(exit), "{name}: {} {}", doctor.out, doctor.err);
-        // A daemon compares two readings after a second; the fixture stands still, but it has a load by others then.
+        // A daemon compares two readings one second apart. The fixture is static, but it shows a load by other
+        // programs.
         assert_eq!(codes(&doctor.json()["nodes"][0]["findings"]), checked, "{name}");
         assert_eq!(codes(&cluster.status(0)["findings"]), checked, "{name}");
     }
@@ -128,7 +129,7 @@ fn check_doctor_and_status_find_the_same() {
     for part in [
         "error    / is mounted read-only",
         "fix: sudo dmesg",
-        "note     models lie on an SD card",
+        "note     models are stored on an SD card",
         "cannot be read there: ",
     ] {
         assert!(words.out.contains(part), "{part}: {}", words.out);
@@ -156,13 +157,13 @@ fn doctor_compares_nodes() {
 }
 
 #[test]
-fn check_says_what_it_cannot_read_and_refuses_a_root_that_is_none() {
+fn check_reports_unreadable_sources_and_refuses_an_invalid_root() {
     let run = |root: &str| {
         Command::new(programs().join("brambled")).args(["check", "--root", root]).output().expect("it runs")
     };
     let bare = run(&fixture("pi4-bare"));
     let text = String::from_utf8_lossy(&bare.stdout);
-    assert!(text.contains("cannot be read here: temperature, clock and governor"), "{text}");
+    assert!(text.contains("not available here: temperature, clock and governor"), "{text}");
     assert!(text.contains("disk         / on mmcblk0 (SD card), writable, 20.0 GiB of 29.1 GiB free"), "{text}");
     let nowhere = run("/no/such/folder");
     assert_eq!(nowhere.status.code(), Some(1));

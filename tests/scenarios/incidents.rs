@@ -1,4 +1,5 @@
-//! Incidents on one of two replicas while clients stream, and layout changes of a single replica; the program `incidents` runs more of them.
+//! Incidents on one of two replicas while clients stream, and layout changes of a single replica. The program
+//! `incidents` runs more of them.
 use std::time::Duration;
 
 use harness::incidents::{change_layout, strike};

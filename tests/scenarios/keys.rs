@@ -1,4 +1,4 @@
-//! Nodes with a cluster key: the same texts, and everyone without the right key refused by name.
+//! Nodes with a cluster key: they generate the same texts, and refuse peers without the right key by name.
 use std::{
     fs,
     io::{Read, Write},
@@ -10,12 +10,12 @@ use std::{
 use harness::programs::{Cluster, Ended, console, demo_models, programs, wait_until};
 use tempfile::TempDir;
 
-/// A folder with a key of its own.
+/// A folder with a new key.
 pub(crate) struct Keys(TempDir);
 
 impl Keys {
     pub(crate) fn new() -> Self {
-        let keys = Self(tempfile::tempdir().expect("a folder can be made"));
+        let keys = Self(tempfile::tempdir().expect("create a temporary folder"));
         let made = console(&["key", "new", "--key", keys.text(), "--json"]);
         assert_eq!(made.code, Some(0), "{}", made.err);
         keys
@@ -26,17 +26,17 @@ impl Keys {
     }
 
     pub(crate) fn text(&self) -> &str {
-        // The folder is named by tempfile, in ASCII.
+        // tempfile creates folders with ASCII names.
         Box::leak(self.path().into_os_string().into_string().expect("ASCII").into_boxed_str())
     }
 
-    /// A file with what is derived from the key for a role.
+    /// A file with the key derived for a role.
     pub(crate) fn role(&self, role: &str) -> String {
         let shown = console(&["key", "show", "--role", role, "--key", self.text()]);
         assert_eq!(shown.code, Some(0), "{}", shown.err);
         let path = self.0.path().join(format!("{role}.key"));
-        fs::write(&path, shown.out).expect("the folder can be written");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is ours");
+        fs::write(&path, shown.out).expect("write to the folder");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("this process owns the file");
         path.into_os_string().into_string().expect("ASCII")
     }
 
@@ -56,7 +56,7 @@ fn with_key(cluster: &Cluster, count: usize, key: &str) -> Ended {
 }
 
 #[test]
-fn four_nodes_with_a_key_say_the_same_as_without() {
+fn four_nodes_with_a_key_generate_the_same_text_as_without() {
     let open = Cluster::of(4);
     let expected = open.generate(4, PROMPT).completion();
     drop(open);
@@ -71,7 +71,7 @@ fn four_nodes_with_a_key_say_the_same_as_without() {
 }
 
 #[test]
-fn stages_and_groups_with_roles_say_the_same_over_links_with_a_key() {
+fn stages_and_roles_generate_the_same_text_over_keyed_links() {
     let keys = Keys::new();
     let cluster = keys.cluster(3, "prefill_elsewhere_from = 16");
     let prompt = "to be or not to be ".repeat(6);
@@ -89,12 +89,12 @@ fn stages_and_groups_with_roles_say_the_same_over_links_with_a_key() {
 }
 
 #[test]
-fn another_key_and_no_key_are_refused_by_name() {
+fn wrong_or_missing_key_is_refused_by_name() {
     let (keys, others) = (Keys::new(), Keys::new());
     let cluster = keys.cluster(1, "");
-    with_key(&cluster, 1, others.text()).assert_error(4, "key_differs", &["pi1", "another cluster key"]);
-    // An empty folder: no key in the usual place either.
-    let home = tempfile::tempdir().expect("a folder can be made");
+    with_key(&cluster, 1, others.text()).assert_error(4, "key_differs", &["pi1", "cluster key differs"]);
+    // An empty folder: no key in the default place either.
+    let home = tempfile::tempdir().expect("create a temporary folder");
     let mut bare = std::process::Command::new(programs().join("console"));
     bare.args(["status", "--json", "--nodes", &cluster.addresses[0]]).env("XDG_CONFIG_HOME", home.path());
     let ended = bare.env_remove("BRAMBLE_KEY_FILE").output().expect("console runs");
@@ -104,15 +104,15 @@ fn another_key_and_no_key_are_refused_by_name() {
 }
 
 #[test]
-fn nodes_with_different_keys_do_not_link_and_say_why() {
+fn nodes_with_different_keys_refuse_links_and_report_why() {
     let (keys, others) = (Keys::new(), Keys::new());
     let mut cluster = keys.cluster(2, "");
     cluster.signal(1, nix::sys::signal::Signal::SIGKILL);
     cluster.wait(1);
-    let key = fs::read(others.path()).expect("it is ours");
+    let key = fs::read(others.path()).expect("this process owns the file");
     let own = cluster.state(1).join("cluster.key");
-    fs::write(&own, key).expect("the folder can be written");
-    fs::set_permissions(&own, fs::Permissions::from_mode(0o600)).expect("it is ours");
+    fs::write(&own, key).expect("write to the folder");
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o600)).expect("this process owns the file");
     cluster.set_settings(&format!("key_file = \"{}\"\n", own.display()));
     cluster.start(1);
     with_key(&cluster, 2, keys.text()).assert_error(4, "key_differs", &["pi2"]);
@@ -120,7 +120,7 @@ fn nodes_with_different_keys_do_not_link_and_say_why() {
 }
 
 #[test]
-fn a_viewer_reads_and_may_not_act() {
+fn viewer_can_read_but_not_act() {
     let keys = Keys::new();
     let cluster = Cluster::supervised(1, &demo_models(), &keys.settings(""));
     let (viewer, operator) = (keys.role("viewer"), keys.role("operator"));
@@ -140,30 +140,30 @@ fn a_viewer_reads_and_may_not_act() {
         let has = |end: &&str| lines.iter().any(|line| line.contains(*end));
         ["prepare: ok", "commit: ok"].iter().all(has)
     });
-    // Requests that succeed are told to consoles and not written.
+    // Successful requests are shown to consoles but not written to disk.
     let told = || console(&["logs", "pi1", "--nodes", &cluster.addresses[0], "--key", &operator]).out;
     wait_until("the request is in the log that consoles read", || told().contains("generate: ok, 12 tokens"));
     assert!(!cluster.log(0).contains("generate: ok"));
 }
 
 #[test]
-fn a_key_file_that_others_can_read_is_refused_with_its_cure() {
+fn key_file_readable_by_others_is_refused_with_a_fix() {
     let keys = Keys::new();
-    fs::set_permissions(keys.path(), fs::Permissions::from_mode(0o644)).expect("it is ours");
+    fs::set_permissions(keys.path(), fs::Permissions::from_mode(0o644)).expect("this process owns the file");
     let cure = format!("chmod 600 {}", keys.text());
     console(&["status", "--nodes", "127.0.0.1:1", "--json", "--key", keys.text()]).assert_error(1, "failed", &[&cure]);
-    let state = tempfile::tempdir().expect("a folder can be made");
+    let state = tempfile::tempdir().expect("create a temporary folder");
     let config = state.path().join("bramble.toml");
-    fs::write(&config, keys.settings("")).expect("the folder can be written");
+    fs::write(&config, keys.settings("")).expect("write to the folder");
     let mut daemon = std::process::Command::new(programs().join("brambled"));
     let ended = daemon.arg("--config").arg(&config).arg("--state").arg(state.path()).output().expect("it runs");
     let err = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(!ended.status.success() && err.contains(&cure), "{err}");
 }
 
-/// Relays one connection to `to` and returns what the dialling side sent.
+/// Relays one connection to `to` and returns the bytes that the dialling side sent.
 fn recording(to: &str) -> (String, std::thread::JoinHandle<Vec<u8>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind to loopback");
     let address = listener.local_addr().expect("a bound listener has an address").to_string();
     let to = to.to_owned();
     let thread = std::thread::spawn(move || {
@@ -184,21 +184,21 @@ fn recording(to: &str) -> (String, std::thread::JoinHandle<Vec<u8>>) {
 }
 
 #[test]
-fn a_recorded_session_cannot_be_played_again() {
+fn recorded_session_cannot_be_replayed() {
     let keys = Keys::new();
     let cluster = keys.cluster(1, "");
     let (relay, recorded) = recording(&cluster.addresses[0]);
     let status = console(&["status", "--nodes", &relay, "--json", "--key", keys.text()]);
     assert_eq!(status.code, Some(0), "{}", status.err);
     let recorded = recorded.join().expect("the relay ends");
-    assert!(!contains(&recorded, b"status") && recorded.len() > 100, "what goes over the wire is not readable");
+    assert!(!contains(&recorded, b"status") && recorded.len() > 100, "the recorded bytes must be encrypted");
     let mut stream = TcpStream::connect(&cluster.addresses[0]).expect("the node accepts");
     stream.write_all(&recorded).expect("the node reads");
-    // The preamble and an answer to the handshake come, then the end: not a Welcome.
+    // The preamble and a handshake answer arrive, then the connection ends without a Welcome.
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     assert!(answer.len() <= 16 + 2 + 48, "{} bytes", answer.len());
-    wait_until("it is told", || cluster.log(0).contains("changed on the way"));
+    wait_until("the node logs it", || cluster.log(0).contains("modified in transit"));
     with_key(&cluster, 1, keys.text()).completion();
 }
 

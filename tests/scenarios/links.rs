@@ -1,14 +1,14 @@
-//! Link measurements between nodes: refused while requests run, to consoles and to clients without a key.
+//! Link measurements between nodes; refused while requests run, and to consoles and clients without a key.
 use std::{path::Path, time::Duration};
 
+use common::fault::{Fault, FaultKind};
 use harness::programs::{Cluster, console, deep_models, finish, wait_until};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use shared::protocol::{
+use protocol::{
     connection::{Connection, dial_with},
-    error::{Fault, FaultKind},
     handshake::{Hello, Identity, Purpose},
     network::{PING_BYTES, Probe},
     noise::{
@@ -24,7 +24,7 @@ use tokio::{
 
 use crate::keys::Keys;
 
-/// A node must answer, or end a connection, within this.
+/// Deadline for a node to answer or to close a connection.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 async fn dialled(address: &str, keyring: &Keyring) -> Result<Connection, Fault> {
@@ -81,7 +81,7 @@ fn link_bench_is_refused_while_requests_run() {
     let bench = ["bench", "links", "--nodes", &nodes, "--pings", "5", "--stream-ms", "5", "--json"];
     let busy = cluster.start_generation("4000");
     console(&bench).assert_error(4, "requests_run", &["pi1"]);
-    kill(Pid::from_raw(busy.id().cast_signed()), Signal::SIGINT).expect("the console runs");
+    kill(Pid::from_raw(busy.id().cast_signed()), Signal::SIGINT).expect("the console is running");
     finish(busy);
     let epoch = cluster.status(0)["epoch"].clone();
     wait_until("links are measured", || console(&bench).code == Some(0));
@@ -129,7 +129,7 @@ fn link_probe_rejects_other_roles_and_malformed_frames() {
             let ended = timeout(PATIENCE, socket.read_to_end(&mut rest)).await.expect("the node hangs up");
             assert!(rest.is_empty(), "{ended:?}: {} bytes for {bytes:?}", rest.len());
         }
-        // The number of connections at the same time is limited.
+        // The number of concurrent connections is limited.
         let mut held = Vec::new();
         let full = loop {
             match dialled(address, &Keyring::empty(Role::Node)).await {

@@ -1,12 +1,12 @@
-//! Nodes that die, hang, drain and come back while a request runs.
+//! Nodes that die, hang, drain and return while a request runs.
 use harness::{
     faults::strike_all,
     programs::{Cluster, DEEP, Ended, deep_models, finish, wait_until},
 };
 use nix::sys::signal::Signal;
-use shared::topology::Layout;
+use topology::Layout;
 
-/// Starts a long generation on all nodes, does something while it runs, and returns how it ended.
+/// Starts a long generation on all nodes, runs `disturbance` during it, and returns how it ended.
 fn disturb(cluster: &mut Cluster, max_tokens: &str, disturbance: impl FnOnce(&mut Cluster)) -> Ended {
     let child = cluster.start_generation(max_tokens);
     disturbance(cluster);
@@ -20,7 +20,7 @@ fn generates_again(cluster: &Cluster) {
 }
 
 #[test]
-fn a_killed_rank_ends_the_request_by_its_name_and_the_next_one_works_after_its_restart() {
+fn killed_rank_fails_the_request_by_name_and_can_restart() {
     let models = deep_models();
     let mut cluster = Cluster::with(4, models.path(), "");
     let ended = disturb(&mut cluster, "4000", |cluster| {
@@ -29,20 +29,24 @@ fn a_killed_rank_ends_the_request_by_its_name_and_the_next_one_works_after_its_r
     });
     ended.assert_error(5, "node_lost", &["pi3"]);
     for index in [0, 1, 3] {
-        wait_until("the survivors say what broke", || cluster.status(index)["state"] == "faulted");
+        wait_until("the survivors report the fault", || cluster.status(index)["state"] == "faulted");
         let fault = cluster.status(index)["fault"].clone();
         assert!(fault.as_str().is_some_and(|fault| fault.contains("pi3")), "pi{}: {fault}", index + 1);
     }
     let before = cluster.status(0)["epoch"].as_u64();
     cluster.start(2);
     let back = cluster.status(2);
-    assert_eq!((back["state"].as_str(), back["epoch"].as_u64()), (Some("idle"), before), "it keeps its epoch");
+    assert_eq!(
+        (back["state"].as_str(), back["epoch"].as_u64()),
+        (Some("idle"), before),
+        "a restarted node must keep its epoch"
+    );
     generates_again(&cluster);
     assert!(cluster.status(0)["epoch"].as_u64() > before);
 }
 
 #[test]
-fn a_killed_head_ends_the_request_as_lost() {
+fn killed_head_ends_the_request_as_lost() {
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), "");
     let ended = disturb(&mut cluster, "4000", |cluster| {
@@ -55,18 +59,18 @@ fn a_killed_head_ends_the_request_as_lost() {
 }
 
 #[test]
-fn a_stopped_rank_is_silent_and_is_lost_by_name() {
+fn stopped_rank_is_silent_and_lost_by_name() {
     let models = deep_models();
     let mut cluster = Cluster::with(3, models.path(), "heartbeat_ms = 50\nsilent_ms = 1500\n");
     let ended = disturb(&mut cluster, "4000", |cluster| cluster.signal(1, Signal::SIGSTOP));
     ended.assert_error(5, "node_lost", &["pi2", "heartbeat"]);
     cluster.signal(1, Signal::SIGCONT);
-    wait_until("it notices that the others went on", || cluster.status(1)["state"] == "faulted");
+    wait_until("it notices that the others continued without it", || cluster.status(1)["state"] == "faulted");
     generates_again(&cluster);
 }
 
 #[test]
-fn a_draining_head_finishes_its_request_and_exits_with_0() {
+fn draining_head_finishes_its_request_and_exits_with_0() {
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), "");
     let ended = disturb(&mut cluster, "60", |cluster| {
@@ -80,25 +84,27 @@ fn a_draining_head_finishes_its_request_and_exits_with_0() {
 }
 
 #[test]
-fn a_draining_rank_waits_for_the_heads_request_and_exits_with_0() {
+fn draining_rank_waits_for_the_heads_request_and_exits_with_0() {
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), "");
     let ended = disturb(&mut cluster, "60", |cluster| cluster.signal(1, Signal::SIGTERM));
     assert_eq!(ended.completion()["finish_reason"], "length");
     assert_eq!(cluster.wait(1), Some(0));
-    wait_until("the head knows", || cluster.status(0)["fault"].as_str().is_some_and(|fault| fault.contains("pi2")));
+    wait_until("the head has noticed", || {
+        cluster.status(0)["fault"].as_str().is_some_and(|fault| fault.contains("pi2"))
+    });
     cluster.start(1);
     generates_again(&cluster);
 }
 
 #[test]
-fn all_nodes_that_are_told_to_end_at_once_end_with_0() {
+fn nodes_that_are_stopped_together_all_exit_with_0() {
     let models = deep_models();
     let mut cluster = Cluster::with(3, models.path(), "");
     generates_again(&cluster);
     (0..3).for_each(|index| cluster.signal(index, Signal::SIGTERM));
     (0..3).for_each(|index| assert_eq!(cluster.wait(index), Some(0), "pi{}", index + 1));
-    // And one that is left behind in a broken topology ends as well.
+    // A node left behind in a broken topology exits with 0 as well.
     (0..3).for_each(|index| cluster.start(index));
     generates_again(&cluster);
     cluster.signal(0, Signal::SIGKILL);
@@ -109,7 +115,7 @@ fn all_nodes_that_are_told_to_end_at_once_end_with_0() {
 }
 
 #[test]
-fn a_drain_that_takes_too_long_fails_the_request_by_name_and_exits_with_0() {
+fn drain_timeout_fails_the_request_by_name_and_exits_with_0() {
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), "drain_ms = 1\n");
     let ended = disturb(&mut cluster, "4000", |cluster| cluster.signal(0, Signal::SIGTERM));
@@ -118,10 +124,10 @@ fn a_drain_that_takes_too_long_fails_the_request_by_name_and_exits_with_0() {
 }
 
 #[test]
-fn ten_random_faults_in_a_row_leave_no_hang_and_no_wrong_token() {
+fn ten_random_faults_leave_no_hang_and_no_wrong_token() {
     let seed = 3;
     println!("seed {seed}");
     let endings = strike_all(Layout::tensor_parallel(3), 10, seed, &mut |line| println!("{line}"));
     println!("{endings}");
-    assert!(endings.right() < 10, "some of the faults are felt");
+    assert!(endings.right() < 10, "some of the faults must affect a request");
 }

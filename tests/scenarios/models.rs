@@ -1,4 +1,4 @@
-//! Model files on their way: from a server to a node, from node to node, from a console, and away.
+//! Transfers of model files: from a server to a node, from node to node, from a console; and their removal.
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
@@ -15,13 +15,13 @@ fn bytes() -> Vec<u8> {
     fs::read(demo_models().join("bard-q8_0.gguf")).expect("the demo model is there")
 }
 
-/// Nodes with a model folder of their own each.
+/// Nodes with separate model folders.
 fn nodes(count: usize) -> (Cluster, TempDir, Vec<PathBuf>) {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let folders: Vec<PathBuf> = (1..=count).map(|index| folder.path().join(format!("models{index}"))).collect();
     let mut cluster = Cluster::with(count, folder.path(), "");
     for (index, models) in folders.iter().enumerate() {
-        fs::create_dir(models).expect("a folder can be made");
+        fs::create_dir(models).expect("create a temporary folder");
         cluster.signal(index, nix::sys::signal::Signal::SIGTERM);
         assert_eq!(cluster.wait(index), Some(0));
         cluster.start_with(index, models);
@@ -29,10 +29,10 @@ fn nodes(count: usize) -> (Cluster, TempDir, Vec<PathBuf>) {
     (cluster, folder, folders)
 }
 
-/// A server that breaks every connection off after a megabyte. Ends with the test's process.
+/// A server that breaks off every connection after a megabyte. Ends with the test process.
 fn breaking_server() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
-    let url = format!("http://{}/{NAME}", listener.local_addr().expect("it is bound"));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind to loopback");
+    let url = format!("http://{}/{NAME}", listener.local_addr().expect("the listener is bound"));
     std::thread::spawn(move || {
         let bytes = bytes();
         for mut stream in listener.incoming().flatten() {
@@ -46,7 +46,7 @@ fn breaking_server() -> String {
                 rest.len(),
                 size - 1
             );
-            // Whoever heard enough closes.
+            // The client may close the connection early.
             let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&rest[..rest.len().min(1 << 20)]));
         }
     });
@@ -62,7 +62,7 @@ fn listed(cluster: &Cluster, index: usize) -> Vec<(String, String)> {
 }
 
 #[test]
-fn one_node_downloads_the_others_copy_and_then_they_serve() {
+fn one_node_downloads_the_others_copy_and_all_serve() {
     let (cluster, _folder, folders) = nodes(3);
     let all = cluster.nodes();
     let pulled = cluster.console(&["model", "pull", &breaking_server(), "--nodes", &all, "--json"]);
@@ -71,7 +71,7 @@ fn one_node_downloads_the_others_copy_and_then_they_serve() {
     assert_eq!(stored.as_array().map(Vec::len), Some(3), "{stored}");
     assert!(folders.iter().all(|folder| fs::read(folder.join(NAME)).expect("it is there") == bytes()));
     assert!(
-        pulled.err.contains("pi1: bard.gguf downloads") && pulled.err.contains("pi3: bard.gguf copies"),
+        pulled.err.contains("pi1: bard.gguf downloading") && pulled.err.contains("pi3: bard.gguf copying"),
         "{}",
         pulled.err
     );
@@ -79,7 +79,7 @@ fn one_node_downloads_the_others_copy_and_then_they_serve() {
         .generate(3, &["--model", NAME, "--prompt", "ROMEO:", "--max-tokens", "2", "--temperature", "0"])
         .completion();
     assert_eq!(text["token_ids"].as_array().map(Vec::len), Some(2));
-    // What a topology holds stays.
+    // A file in use by a topology cannot be removed.
     let refused = cluster.console(&["model", "remove", NAME, "--nodes", &all, "--yes", "--json"]);
     refused.assert_error(4, "model_in_use", &["pi1", NAME]);
     let verified = cluster.console(&["model", "verify", NAME, "--nodes", &all, "--json"]).json();
@@ -89,19 +89,19 @@ fn one_node_downloads_the_others_copy_and_then_they_serve() {
 }
 
 #[test]
-fn a_copy_that_was_damaged_half_way_is_thrown_away_and_comes_anew() {
+fn damaged_partial_copy_is_discarded_and_copied_again() {
     let (cluster, _folder, folders) = nodes(2);
     fs::write(folders[0].join(NAME), bytes()).expect("it can be written");
     let all = cluster.nodes();
     let verified = cluster.console(&["model", "verify", NAME, "--node", "pi1", "--nodes", &all, "--json"]).json();
     let hash = verified["stored"][0]["file"]["sha256"].as_str().expect("a hash").to_owned();
-    // What an interrupted copy leaves, with bytes that a disk lost.
+    // The rest of an interrupted copy, with bytes damaged on disk.
     let part = folders[1].join(format!("{NAME}.part"));
     fs::write(&part, vec![0; 2_000_000]).expect("it can be written");
     fs::write(part.with_extension("part.from"), format!("size = {}\nsha256 = \"{hash}\"\n", bytes().len()))
         .expect("it can be written");
     assert_eq!(listed(&cluster, 1), [(NAME.to_owned(), "partial".to_owned())]);
-    // It serves nobody, under neither name.
+    // The partial file is offered to no peer, under either name.
     for name in [NAME, "bard.gguf.part"] {
         let one = cluster.console(&[
             "generate",
@@ -121,13 +121,13 @@ fn a_copy_that_was_damaged_half_way_is_thrown_away_and_comes_anew() {
     let fetched = cluster.console(&fetch);
     assert_eq!(fetched.code, Some(0), "{} {}", fetched.out, fetched.err);
     assert_eq!(fs::read(folders[1].join(NAME)).expect("it is there"), bytes());
-    // The undamaged beginning of a copy is not copied again: the file there may even be gone by then.
+    // Checks doctor. An intact beginning of a copy is not copied again, and its file may be gone by now.
     let doctor = cluster.console(&["doctor", "--nodes", &all, "--json"]).json();
     assert!(!doctor["between"].to_string().contains("model_"), "{doctor}");
 }
 
 #[test]
-fn a_console_sends_a_file_and_doctor_names_nodes_with_other_ones() {
+fn console_sends_a_file_and_doctor_names_differing_copies() {
     let (cluster, folder, folders) = nodes(2);
     let all = cluster.nodes();
     let local = folder.path().join(NAME);
@@ -148,7 +148,7 @@ fn a_console_sends_a_file_and_doctor_names_nodes_with_other_ones() {
         assert_eq!(found.expect(wanted)["severity"], severity, "{doctor}");
     };
     between("model_missing", "note");
-    // A file of the same name that is another: a text in the metadata differs.
+    // A different file of the same name: one string in the metadata differs.
     let mut other = bytes();
     let place = other.windows(7).position(|window| window == b"general").expect("it has a key");
     other[place] = b'G';
@@ -159,7 +159,7 @@ fn a_console_sends_a_file_and_doctor_names_nodes_with_other_ones() {
         refused.assert_error(2, "usage", &["NAME.gguf"]);
     }
     let removed = cluster.console(&["model", "remove", NAME, "--nodes", &all, "--node", "pi2", "--yes"]);
-    assert_eq!((removed.code, removed.out.trim()), (Some(0), "bard.gguf removed on pi2"));
+    assert_eq!((removed.code, removed.out.trim()), (Some(0), "removed bard.gguf on pi2"));
     assert_eq!(listed(&cluster, 1), []);
     assert_eq!(listed(&cluster, 0), [(NAME.to_owned(), "complete".to_owned())]);
     let away = cluster.console(&["model", "pull", "http://127.0.0.1:1/x.gguf", "--nodes", &all, "--json"]);

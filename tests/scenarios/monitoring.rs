@@ -1,4 +1,4 @@
-//! Alerts and the dashboard for Grafana that come with the packages: they parse, and every metric that they use is one that daemons print.
+//! The alerts and the Grafana dashboard in the packages: they parse, and daemons print every metric that they use.
 use std::{collections::BTreeSet, fs};
 
 use harness::{
@@ -7,7 +7,7 @@ use harness::{
 };
 use serde_json::{Value, json};
 
-/// A line of the rules: how far it is indented, whether it begins an entry of a list, key and value.
+/// A line of the rules: its indentation, whether it starts a list entry, its key and value.
 #[derive(Debug, PartialEq)]
 struct Line {
     indent: usize,
@@ -16,8 +16,8 @@ struct Line {
     value: String,
 }
 
-/// Reads the part of YAML that the rules are written in: block mappings and lists, plain or single-quoted values, comments on lines of their
-/// own. Anything else is refused, so that no parser can see something else in it.
+/// Reads the subset of YAML in which the rules are written: block mappings and lists, plain or single-quoted values,
+/// comments on separate lines. Anything else is refused, so that no other parser can read it differently.
 fn lines(text: &str) -> Vec<Line> {
     let is_said = |line: &&str| !line.trim_start().starts_with('#') && !line.trim().is_empty();
     let read = |line: &str| {
@@ -37,7 +37,7 @@ fn lines(text: &str) -> Vec<Line> {
     text.lines().filter(is_said).map(read).collect()
 }
 
-/// The alerts with their expressions; asserts that each has what Prometheus wants.
+/// The alerts with their expressions; asserts that each has the fields that Prometheus requires.
 fn alerts(text: &str) -> Vec<(String, String)> {
     let lines = lines(text);
     let head: Vec<(&str, usize)> = lines.iter().take(3).map(|line| (line.key.as_str(), line.indent)).collect();
@@ -66,7 +66,7 @@ fn alerts(text: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The names of metrics in an expression; brackets must close.
+/// The metric names in an expression; asserts that brackets are balanced.
 fn names(expression: &str) -> BTreeSet<String> {
     for (open, close) in [('(', ')'), ('[', ']'), ('{', '}')] {
         let count = |letter| expression.chars().filter(|other| *other == letter).count();
@@ -86,7 +86,8 @@ fn expressions(dashboard: &Value) -> Vec<String> {
     of_panels.chain(of_variables).collect()
 }
 
-/// What daemons print after a request: one whose machine is a Raspberry Pi's by its files (which stand still), and one on this machine.
+/// Metrics that daemons print after a request: one daemon with the (static) files of a Raspberry Pi, and one on this
+/// machine.
 fn printed() -> BTreeSet<String> {
     let mut cluster = Cluster::of(2);
     cluster.signal(0, nix::sys::signal::Signal::SIGTERM);
@@ -96,20 +97,20 @@ fn printed() -> BTreeSet<String> {
     cluster.generate(2, &["--prompt", "ROMEO:", "--max-tokens", "3"]).completion();
     let http = beside(&cluster.addresses[0]);
     let mut text = String::new();
-    wait_until("the gateway knows the topology", || {
+    wait_until("the gateway has the topology", || {
         let answer = post(&http, "/v1/completions", &json!({"prompt": "ROMEO:", "max_tokens": 3}));
         text = get(&http, "/metrics").body + &get(&beside(&cluster.addresses[1]), "/metrics").body;
         let parts = ["bramble_replica_serving{", "bramble_node_others_cores", "bramble_straggler"];
         answer.status == 200 && parts.iter().all(|part| text.contains(part))
     });
-    // A healthy cluster has no row of some gauges, only their heads.
+    // Some gauges have no sample in a healthy cluster, only their TYPE line.
     let gauge = |line: &str| line.strip_prefix("# TYPE ")?.strip_suffix(" gauge").map(str::to_owned);
     let row = |line: &str| line.split([' ', '{']).next().filter(|name| *name != "#").map(str::to_owned);
     text.lines().filter_map(|line| gauge(line).or_else(|| row(line))).collect()
 }
 
 #[test]
-fn every_metric_of_the_alerts_and_of_the_dashboard_is_printed_by_a_daemon() {
+fn every_metric_of_alerts_and_dashboard_is_printed_by_a_daemon() {
     let read = |path: &str| fs::read_to_string(root().join("packaging").join(path)).expect("the file is there");
     let alerts = alerts(&read("prometheus/bramble.rules.yml"));
     let distinct: BTreeSet<&str> = alerts.iter().map(|(name, _)| name.as_str()).collect();
@@ -118,19 +119,19 @@ fn every_metric_of_the_alerts_and_of_the_dashboard_is_printed_by_a_daemon() {
     let expressions = expressions(&dashboard);
     let ids: BTreeSet<u64> =
         dashboard["panels"].as_array().expect("panels").iter().filter_map(|panel| panel["id"].as_u64()).collect();
-    assert!(ids.len() >= 20, "panels have numbers of their own");
+    assert!(ids.len() >= 20, "panels must have unique ids");
     let printed = printed();
     for expression in alerts.iter().map(|(_, expression)| expression).chain(&expressions) {
         let names = names(expression);
-        assert!(!names.is_empty() || expression.contains("up{"), "{expression} asks for nothing of ours");
+        assert!(!names.is_empty() || expression.contains("up{"), "{expression} uses no metric of Bramble");
         for name in names {
-            assert!(printed.contains(&name), "{name} of {expression} is none of {printed:?}");
+            assert!(printed.contains(&name), "{name} of {expression} is not among {printed:?}");
         }
     }
 }
 
 #[test]
-fn what_is_no_yaml_of_ours_is_refused() {
+fn yaml_outside_the_subset_is_refused() {
     let is_refused = |text: &'static str| std::panic::catch_unwind(|| lines(text)).is_err();
     assert!(!is_refused("groups:\n  - name: bramble\n"));
     for text in ["a: [1]\n", "a: 'b\n", "a: b c\n", "\ta: b\n", " a: b\n", "a\n", "a: 'it's'\n", "a: b: c\n"] {

@@ -1,4 +1,5 @@
-//! An operator at work: rolling restart, nodes taken out and in, the straggler named; by commands and in the dashboard.
+//! An operator's work by commands and in the dashboard: rolling restarts, excluding and including nodes, finding the
+//! straggler.
 use std::process::Command;
 
 use harness::{
@@ -28,7 +29,7 @@ fn operate(cluster: &Cluster, command: &[&str]) -> harness::programs::Ended {
 }
 
 #[test]
-fn a_rolling_restart_restarts_every_node_and_the_topology_serves_again() {
+fn rolling_restart_restarts_every_node_and_serves_again() {
     let cluster = Cluster::supervised(3, &demo_models(), "");
     let before = generates(&cluster, 3);
     let pids = |cluster: &Cluster| (0..3).map(|index| cluster.pid(index)).collect::<Vec<_>>();
@@ -37,20 +38,24 @@ fn a_rolling_restart_restarts_every_node_and_the_topology_serves_again() {
     assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
     assert_eq!(ended.json()["restarted"], serde_json::json!(["pi1", "pi2", "pi3"]));
     for (index, (before, now)) in first.iter().zip(pids(&cluster)).enumerate() {
-        assert_ne!(*before, now, "pi{} is another process", index + 1);
+        assert_ne!(*before, now, "pi{} was not restarted", index + 1);
         assert!(cluster.log(index).contains("-> draining"), "pi{} drained", index + 1);
     }
     let after = cluster.status(0);
-    assert_eq!((after["state"].as_str(), after["epoch"].as_u64()), (Some("ready"), Some(4)), "one assignment a node");
+    assert_eq!(
+        (after["state"].as_str(), after["epoch"].as_u64()),
+        (Some("ready"), Some(4)),
+        "one assignment per restarted node"
+    );
     let again = generates(&cluster, 3);
     assert_eq!((&again["token_ids"], again["epoch"].as_u64()), (&before["token_ids"], Some(4)));
 }
 
 #[test]
-fn a_restart_stops_at_the_first_trouble_and_says_what_remains() {
+fn restart_stops_at_the_first_failure_and_reports_the_rest() {
     let mut cluster = Cluster::supervised(3, &demo_models(), "");
     generates(&cluster, 3);
-    // Nothing would start pi2 again: it refuses, and pi3 is left alone.
+    // No supervisor would restart pi2: it refuses, and pi3 is not restarted.
     cluster.signal(1, Signal::SIGTERM);
     assert_eq!(cluster.wait(1), Some(0));
     cluster.start_with_arguments(1, &[]);
@@ -61,18 +66,18 @@ fn a_restart_stops_at_the_first_trouble_and_says_what_remains() {
     assert_eq!(ended.json()["error"]["remaining"], serde_json::json!(["pi2", "pi3"]));
     assert_eq!(cluster.pid(2), third);
     generates(&cluster, 3);
-    // A node that is away: nothing is begun.
+    // If a node is unreachable, nothing is started.
     cluster.signal(1, Signal::SIGKILL);
     cluster.wait(1);
     operate(&cluster, &["restart"]).assert_error(3, "node_unreachable", &[]);
     let unknown = operate(&cluster, &["restart", "pi9"]);
     unknown.assert_error(2, "usage", &["pi9"]);
     let nodes = cluster.nodes();
-    cluster.console(&["restart", "--nodes", &nodes, "--json"]).assert_error(2, "usage", &["yes"]);
+    cluster.console(&["restart", "--nodes", &nodes, "--json"]).assert_error(2, "usage", &["confirmation"]);
 }
 
 #[test]
-fn a_node_is_taken_out_stays_out_and_is_taken_in_again() {
+fn excluded_node_stays_out_until_it_is_included() {
     let mut cluster = Cluster::with(4, &demo_models(), "");
     let ids = generates(&cluster, 4)["token_ids"].clone();
     let out = operate(&cluster, &["exclude", "pi3", "--reason", "fan stuck"]);
@@ -80,7 +85,7 @@ fn a_node_is_taken_out_stays_out_and_is_taken_in_again() {
     assert_eq!((out.json()["topology"].as_str(), out.json()["out"].as_bool()), (Some("tp3"), Some(true)));
     wait_until("it lets its shard go", || cluster.status(2)["state"] == "idle");
     assert_eq!(topology(&cluster, 3), "tp3");
-    // All four are named, three are used; also when the one that is out is dead, and after all have been restarted.
+    // All four nodes are named and three are used, even if the excluded one is dead and after all were restarted.
     assert_eq!(generates(&cluster, 4)["topology"], "tp3");
     for index in 0..4 {
         cluster.signal(index, Signal::SIGKILL);
@@ -89,12 +94,16 @@ fn a_node_is_taken_out_stays_out_and_is_taken_in_again() {
     [0, 1, 3].into_iter().for_each(|index| cluster.start(index));
     let nodes = cluster.nodes();
     let status = cluster.console(&["status", "--nodes", &nodes]);
-    assert!(status.code == Some(0) && status.out.contains("is out: fan stuck"), "it is not missed: {}", status.out);
+    assert!(
+        status.code == Some(0) && status.out.contains("excluded: fan stuck"),
+        "the excluded node must not count as lost: {}",
+        status.out
+    );
     let three = cluster.generate(4, PROMPT);
-    assert!(three.err.contains("pi3 is out: fan stuck"), "{}", three.err);
+    assert!(three.err.contains("pi3 is excluded: fan stuck"), "{}", three.err);
     assert_eq!((three.completion()["topology"].as_str(), &three.completion()["token_ids"]), (Some("tp3"), &ids));
     operate(&cluster, &["include", "pi3"]).assert_error(3, "node_unreachable", &[]);
-    // What is asked for by name is refused, not changed silently.
+    // An explicitly requested layout is refused, not silently changed.
     let more = [PROMPT, &["--topology", "tp4"]].concat();
     assert_ne!(cluster.generate(4, &more).code, Some(0));
     cluster.start(2);
@@ -106,37 +115,41 @@ fn a_node_is_taken_out_stays_out_and_is_taken_in_again() {
 }
 
 #[test]
-fn the_head_is_taken_out_like_any_other_and_the_last_node_is_not() {
+fn head_can_be_excluded_but_not_the_last_node() {
     let cluster = Cluster::with(2, &demo_models(), "");
     generates(&cluster, 2);
     let out = operate(&cluster, &["exclude", "pi1", "--reason", "sd card"]);
     assert_eq!((out.code, out.json()["topology"].as_str()), (Some(0), Some("tp1")), "{} {}", out.out, out.err);
     assert_eq!(generates(&cluster, 2)["topology"], "tp1");
-    operate(&cluster, &["exclude", "pi2", "--reason", "why not"]).assert_error(4, "parameter_invalid", &["last node"]);
+    operate(&cluster, &["exclude", "pi2", "--reason", "why not"]).assert_error(
+        4,
+        "parameter_invalid",
+        &["last included node"],
+    );
     operate(&cluster, &["exclude", "pi9", "--reason", "x"]).assert_error(2, "usage", &["pi9", "pi1", "pi2"]);
-    // A console that names only the node that is out hears why.
+    // A console that names only the excluded node gets the reason.
     let refused = cluster.generate(1, PROMPT);
     refused.assert_error(4, "excluded", &["pi1", "sd card"]);
 }
 
 #[test]
-fn running_requests_finish_before_a_node_leaves_and_new_ones_are_refused() {
+fn running_requests_finish_before_a_node_is_excluded() {
     let models = deep_models();
     let cluster = Cluster::with(3, models.path(), "");
     let child = cluster.start_generation("150");
     let nodes = cluster.nodes();
     let excluding = spawn_console(&["exclude", "pi2", "--reason", "hot", "--nodes", &nodes, "--yes", "--json"]);
-    wait_until("the head knows", || !cluster.status(0)["exclusions"].as_array().is_none_or(Vec::is_empty));
+    wait_until("the head has the exclusion", || !cluster.status(0)["exclusions"].as_array().is_none_or(Vec::is_empty));
     let more = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--topology", "tp3"];
-    assert_ne!(cluster.generate(3, &more).code, Some(0), "nothing new begins on it");
+    assert_ne!(cluster.generate(3, &more).code, Some(0), "no new request may start on it");
     let ended = finish(child);
-    assert_eq!(ended.completion()["token_ids"].as_array().map(Vec::len), Some(150), "what runs finishes");
+    assert_eq!(ended.completion()["token_ids"].as_array().map(Vec::len), Some(150), "the running request must finish");
     let out = finish(excluding);
     assert_eq!((out.code, out.json()["topology"].as_str()), (Some(0), Some("tp2")), "{} {}", out.out, out.err);
 }
 
 #[test]
-fn the_dashboard_restarts_all_takes_one_out_and_in_and_generates_after_each() {
+fn dashboard_restarts_all_excludes_and_includes_a_node() {
     let settings = "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n";
     let cluster = Cluster::supervised(4, &demo_models(), settings);
     let mut command = Command::new(programs().join("console"));
@@ -145,8 +158,8 @@ fn the_dashboard_restarts_all_takes_one_out_and_in_and_generates_after_each() {
     terminal.wait_for("Ready. i to type a prompt");
     let generate = |terminal: &mut Terminal, count: u64| {
         terminal.keys("iROMEO:\r");
-        // A head that was restarted counts anew.
-        wait_until("tokens come", || cluster.status(0)["tokens"].as_u64() == Some(count));
+        // A restarted head counts from 0.
+        wait_until("tokens arrive", || cluster.status(0)["tokens"].as_u64() == Some(count));
         terminal.wait_for("8 tokens, as long as asked");
         terminal.keys("\x1b");
         terminal.wait_for("q quit");
@@ -156,9 +169,9 @@ fn the_dashboard_restarts_all_takes_one_out_and_in_and_generates_after_each() {
     terminal.wait_for("each of pi1, pi2, pi3, pi4");
     terminal.keys("\r");
     terminal.wait_for("all 4 nodes are restarted");
-    assert_eq!(topology(&cluster, 0), "tp4", "as before");
+    assert_eq!(topology(&cluster, 0), "tp4", "the layout must be restored");
     generate(&mut terminal, 8);
-    // The third node: two down on the page of the cluster.
+    // The third node: two rows down on the page of the cluster.
     terminal.keys("1jjx");
     terminal.wait_for("Take pi3 out");
     terminal.keys("fan stuck\r");
@@ -176,7 +189,7 @@ fn the_dashboard_restarts_all_takes_one_out_and_in_and_generates_after_each() {
 }
 
 #[test]
-fn a_rank_that_is_stopped_2_ms_in_every_10_is_the_first_of_the_ranks() {
+fn rank_stopped_2_ms_in_every_10_is_listed_first() {
     let models = deep_models();
     let cluster = Cluster::with(3, models.path(), "");
     let mut command = Command::new(programs().join("console"));
@@ -188,9 +201,9 @@ fn a_rank_that_is_stopped_2_ms_in_every_10_is_the_first_of_the_ranks() {
     terminal.keys("iROMEO:\r");
     terminal.wait_for("tokens/s");
     terminal.keys("\x1b3");
-    // A machine that is busy with other tests delays every rank at random: the slowed one stays first all the same.
+    // Other tests on the machine delay every rank at random; the slowed one must still be first.
     let (mut pictures, mut last) = (0, String::new());
-    wait_until("pi2 is the first of the ranks in ten pictures in a row", || {
+    wait_until("pi2 is the first rank in ten consecutive screens", || {
         let screen = terminal.screen();
         let first =
             screen.lines().skip_while(|line| !line.contains("late    own")).nth(1).unwrap_or_default().to_owned();
@@ -206,15 +219,15 @@ fn a_rank_that_is_stopped_2_ms_in_every_10_is_the_first_of_the_ranks() {
 }
 
 #[test]
-fn settings_are_read_anew_on_a_hang_up_and_bad_ones_leave_the_old_in_force() {
+fn settings_are_reloaded_on_sighup_and_bad_ones_are_ignored() {
     let mut cluster = Cluster::with(1, &demo_models(), "");
     let config = cluster.state(0).with_extension("toml");
-    std::fs::write(&config, "drain_ms = 1\n").expect("the folder can be written");
+    std::fs::write(&config, "drain_ms = 1\n").expect("write to the folder");
     cluster.signal(0, Signal::SIGHUP);
-    wait_until("it has read them", || cluster.log(0).contains("settings are read anew"));
-    std::fs::write(&config, "drain_ms = \"long\"\n").expect("the folder can be written");
+    wait_until("it has read them", || cluster.log(0).contains("settings reloaded"));
+    std::fs::write(&config, "drain_ms = \"long\"\n").expect("write to the folder");
     cluster.signal(0, Signal::SIGHUP);
-    wait_until("it refuses", || cluster.log(0).contains("settings are not read anew"));
+    wait_until("it refuses", || cluster.log(0).contains("cannot reload the settings"));
     assert!(cluster.is_running(0));
     cluster.assert_alive();
 }

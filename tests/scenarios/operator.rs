@@ -1,5 +1,6 @@
-//! An operator's work in the real dashboard, in tmux, against four real daemons; and the terminal as it was however the dashboard ends.
-//! Where there is no tmux the tests of `dashboard` and `operate` in an emulated terminal are what is left.
+//! An operator's work in the real dashboard, in tmux, against four real daemons, and the restoration of the terminal
+//! however the dashboard ends. Without tmux only the tests of `dashboard` and `operate` in an emulated terminal cover
+//! this.
 use std::process::Command;
 
 use harness::{
@@ -9,7 +10,7 @@ use harness::{
 };
 use nix::sys::signal::Signal;
 
-/// Nodes bring their topology back by themselves, and take out nobody by themselves.
+/// Nodes restore their topology automatically, and never exclude a node automatically.
 const SETTINGS: &str =
     "recover = true\nsilent_ms = 30000\nstall_ms = 60000\nexclude_after_ms = 0\nexclude_slow_ms = 0\n";
 
@@ -20,16 +21,16 @@ fn dashboard(cluster: &Cluster, more: &[&str], columns: u16, rows: u16) -> Tmux 
     Tmux::run(&command, columns, rows)
 }
 
-/// The node of the first row of the page of all ranks.
+/// The node in the first row of the page of all ranks.
 fn first_rank(screen: &str) -> String {
     let rows = screen.lines().skip_while(|line| !line.trim_start().starts_with("node "));
     let first = rows.skip(1).find(|line| line.contains('%')).unwrap_or_default();
     first.trim_start_matches([' ', '▸']).split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// A short answer on the page Generate, from its first to its last token.
+/// Generates a short answer on the page Generate and waits for its last token.
 fn generates(screen: &mut Tmux, text: &str) {
-    // Alt-4, where an escape and a letter in one read are meant.
+    // Alt-4, sent as an escape and a letter in one read.
     screen.keys("\x1b4");
     screen.wait_for(" Prompt ");
     if !screen.screen().contains("━━ Prompt") {
@@ -50,7 +51,7 @@ fn pids(cluster: &Cluster, which: &[usize]) -> Vec<i32> {
 }
 
 #[test]
-fn an_operator_finds_the_slow_rank_takes_it_out_restarts_all_and_sees_a_killed_node_come_back() {
+fn operator_excludes_the_straggler_and_restarts_the_rest() {
     if !Tmux::is_installed() {
         return eprintln!("no tmux here: not run");
     }
@@ -60,18 +61,19 @@ fn an_operator_finds_the_slow_rank_takes_it_out_restarts_all_and_sees_a_killed_n
     let mut screen = dashboard(&cluster, &model, 110, 36);
     screen.wait_for("4 of 4");
     screen.wait_for("Ready. i to type a prompt");
-    // Start, generate.
+    // Start and generate.
     screen.keys("i");
     screen.wait_for("type a prompt, Enter generates");
     screen.keys("ROMEO:\r");
     screen.wait_for("decoding");
-    // The slowed rank is first on the page Sync. Four ranks on two cores fill short stops with the work of others: half of the time is stopped.
-    // A busy machine delays any rank now and then: ten pictures in a row.
+    // The slowed rank is first on the page Sync. Four ranks on two cores fill short stops with the work of others, so
+    // the rank is stopped half of the time. A busy machine delays any rank occasionally, so ten consecutive screens are
+    // required.
     let slowed = Slowed::begin(cluster.pid(1), (5, 10));
     screen.keys("\x1b3");
     screen.wait_for("Ranks, the latest first");
     let (mut pictures, mut last) = (0, String::new());
-    wait_until("pi2 is the first of the ranks in ten pictures in a row", || {
+    wait_until("pi2 is the first rank in ten consecutive screens", || {
         let picture = screen.screen();
         if picture != last {
             pictures = if first_rank(&picture) == "pi2" { pictures + 1 } else { 0 };
@@ -83,14 +85,14 @@ fn an_operator_finds_the_slow_rank_takes_it_out_restarts_all_and_sees_a_killed_n
     screen.keys("<");
     screen.wait_for("s ago; 0 shows now");
     screen.keys("0");
-    // Out with it: the first of the ranks is selected and asked about, as long as it is the slowed one.
-    wait_until("the first of the ranks is asked about, and it is pi2", || {
+    // Exclude it: the first rank is selected and the dialog opened, provided that it is the slowed one.
+    wait_until("the dialog asks about the first rank, and it is pi2", || {
         screen.keys("gx");
         screen.wait_for("━━ Take pi");
         let is_it = screen.screen().contains("Take pi2 out");
         if !is_it {
             screen.keys("\x1b");
-            wait_until("the question is gone", || !screen.screen().contains("━━ Take pi"));
+            wait_until("the dialog is closed", || !screen.screen().contains("━━ Take pi"));
         }
         is_it
     });
@@ -98,24 +100,24 @@ fn an_operator_finds_the_slow_rank_takes_it_out_restarts_all_and_sees_a_killed_n
     drop(slowed);
     screen.keys("slow\r");
     screen.wait_for("A aborts it");
-    // What runs would be waited for: it is cancelled.
+    // A running request would delay the exclusion: cancel it.
     screen.keys("\x1b");
     screen.wait_for("pi2 is out; tp3 serves");
-    // All others are restarted by themselves.
+    // Restart all other nodes.
     let before = pids(&cluster, &[0, 2, 3]);
     screen.keys("R");
     screen.wait_for("One after the other, each of pi1, pi3, pi4");
     screen.keys("\r");
     screen.wait_for("all 3 nodes are restarted");
     assert!(before.iter().zip(pids(&cluster, &[0, 2, 3])).all(|(before, now)| *before != now));
-    // A killed node is missed, and when it is back so is the topology.
+    // A killed node is shown as lost, and when it is back the topology is restored.
     screen.keys("1");
     cluster.signal(2, Signal::SIGKILL);
     cluster.wait(2);
     screen.wait_for("broken: pi3");
     cluster.start(2);
     wait_until("it serves again", || cluster.status(0)["state"] == "ready");
-    wait_until("and is seen to", || !screen.screen().contains("broken") && screen.screen().contains("3 of 3"));
+    wait_until("the screen shows it", || !screen.screen().contains("broken") && screen.screen().contains("3 of 3"));
     assert_eq!(cluster.status(0)["topology"]["layout"], "tp3");
     screen.keys("q");
     assert_eq!(screen.ended(), 0);
@@ -123,7 +125,7 @@ fn an_operator_finds_the_slow_rank_takes_it_out_restarts_all_and_sees_a_killed_n
 }
 
 #[test]
-fn a_rolling_restart_goes_on_without_its_dashboard_and_another_pauses_and_resumes_it() {
+fn rolling_restart_outlives_its_dashboard_and_can_be_resumed() {
     if !Tmux::is_installed() {
         return eprintln!("no tmux here: not run");
     }
@@ -140,7 +142,7 @@ fn a_rolling_restart_goes_on_without_its_dashboard_and_another_pauses_and_resume
     screen.keys("q");
     assert_eq!(screen.ended(), 0);
     screen.assert_restored();
-    // This one was never told of it.
+    // This dashboard did not start the restart.
     let mut screen = dashboard(&cluster, &[], 80, 24);
     screen.wait_for("restart: ");
     screen.keys("R");
@@ -162,7 +164,7 @@ fn a_rolling_restart_goes_on_without_its_dashboard_and_another_pauses_and_resume
 }
 
 #[test]
-fn the_terminal_is_as_it_was_after_quitting_signals_and_a_panic_and_a_terminal_that_goes_away_ends_the_dashboard() {
+fn terminal_is_restored_after_quit_signals_panic_and_hang_up() {
     if !Tmux::is_installed() {
         return eprintln!("no tmux here: not run");
     }

@@ -1,4 +1,4 @@
-//! Packed shards: a second load reads the cache, gives the same weights, and what is broken is made again.
+//! Packed shards: a second load reads the cache and gives the same weights, and a damaged shard is rebuilt.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -9,42 +9,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::{
-    kernels::Kernels,
-    model::{Cached, PackedCache, Shard, Source},
-    store::Contents,
-};
+use daemon::store::Contents;
+use engine::model::{Cached, PackedCache, Shard, Source};
+use gguf::{Architecture, BlockFormat, GgufFile, Shape};
 use harness::tiny_model::TinyModel;
-use shared::{
-    gguf::{Architecture, BlockFormat, GgufFile, Shape},
-    topology::cut,
-};
+use kernels::Kernels;
+use topology::cut;
 
 struct Loaded {
     matrices: Vec<Vec<u8>>,
     norms: Vec<Vec<f32>>,
     told: u64,
-    /// A shard that is dropped is not written any more.
+    /// Kept alive, because a dropped shard is no longer written.
     shard: Shard,
 }
 
 /// Loads one rank's shard.
 fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
-    let file = Arc::new(GgufFile::open(model).expect("the model is good"));
-    let shape = Shape::read(&file).expect("the model is good");
+    let file = Arc::new(GgufFile::open(model).expect("the model is valid"));
+    let shape = Shape::read(&file).expect("the model is valid");
     let plan = cut(&shape, &vec![1; world]).expect("the model can be cut").swap_remove(rank);
     let (told, cache) = (AtomicU64::new(0), PackedCache::new(state));
     let progress = |bytes| {
         told.fetch_add(bytes, Ordering::Relaxed);
         true
     };
-    let kernels = Kernels::choose(None).expect("a table is there");
+    let kernels = Kernels::choose(None).expect("this machine has a kernel table");
     let content = Contents::new(state).of(&file, &mut |_, _| true).expect("the model can be read");
     let cache = Some(Cached { cache: Some(&cache), content: &content });
     let source =
         Source { file: &file, shape: &shape, plan: &plan, kernels, cache, is_hollow: false, progress: &progress };
     let shard = Shard::load(source).expect("the shard can be loaded");
-    let of_layer = |layer: &daemon::model::Layer| {
+    let of_layer = |layer: &engine::model::Layer| {
         [&layer.query, &layer.key, &layer.attention_output, &layer.gate, &layer.down].map(|m| m.view().bytes.to_vec())
     };
     Loaded {
@@ -55,7 +51,7 @@ fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
     }
 }
 
-/// The packed shards of a state folder, once there are so many; writing goes on beside the work.
+/// Waits until a state folder has `count` packed shards, which are written in the background.
 fn shards(state: &Path, count: usize) -> Vec<PathBuf> {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -80,8 +76,8 @@ fn model(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_second_load_reads_the_packed_shard_and_gives_the_same_weights() {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+fn second_load_reads_the_packed_shard_with_equal_weights() {
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let model = model(folder.path());
     for (world, rank) in [(1, 0), (2, 1)] {
         let state = folder.path().join(format!("state{world}"));
@@ -89,15 +85,15 @@ fn a_second_load_reads_the_packed_shard_and_gives_the_same_weights() {
         let [shard] = shards(&state, 1).try_into().expect("one");
         let second = load(&model, &state, world, rank);
         assert_eq!((&first.matrices, &first.norms), (&second.matrices, &second.norms));
-        assert!(first.told > 0 && second.told > 0, "progress is told");
+        assert!(first.told > 0 && second.told > 0, "progress must be reported");
         let before = fs::metadata(&shard).expect("it is there").len();
         assert!(before >= first.matrices.iter().map(Vec::len).sum::<usize>() as u64);
     }
 }
 
 #[test]
-fn a_broken_packed_shard_is_made_again() {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+fn damaged_packed_shard_is_rebuilt() {
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let (model, state) = (model(folder.path()), folder.path().join("state"));
     let first = load(&model, &state, 2, 0);
     let [shard] = shards(&state, 1).try_into().expect("one");
@@ -110,35 +106,35 @@ fn a_broken_packed_shard_is_made_again() {
         fs::write(&shard, broken).expect("it is written");
         let again = load(&model, &state, 2, 0);
         assert_eq!(first.matrices, again.matrices);
-        // It is removed at once, and written anew beside the work.
+        // It is removed at once and rebuilt in the background.
         shards(&state, 1);
         let deadline = Instant::now() + Duration::from_secs(30);
         while fs::read(&shard).ok().as_ref() != Some(&good) {
-            assert!(Instant::now() < deadline, "the shard is not made again");
+            assert!(Instant::now() < deadline, "the shard was not rebuilt");
             std::thread::yield_now();
         }
     }
 }
 
 #[test]
-fn another_file_of_the_same_shape_is_not_taken_for_the_first() {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+fn other_file_of_the_same_shape_does_not_use_the_packed_shard() {
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let (path, state) = (model(folder.path()), folder.path().join("state"));
     let first = load(&path, &state, 1, 0);
     shards(&state, 1);
     let mut bytes = fs::read(&path).expect("it can be read");
     let modified = fs::metadata(&path).and_then(|file| file.modified()).expect("it is there");
-    // The last weights of the file; metadata, tensor table and time of modification stay.
+    // The last weights of the file; metadata, tensor table and modification time stay.
     bytes.iter_mut().rev().take(4096).for_each(|byte| *byte ^= 0x11);
     fs::write(&path, bytes).expect("it is written");
     fs::File::options().write(true).open(&path).and_then(|file| file.set_modified(modified)).expect("it is set back");
     let second = load(&path, &state, 1, 0);
-    assert!((&first.matrices, &first.norms) != (&second.matrices, &second.norms), "the new weights are used");
+    assert!((&first.matrices, &first.norms) != (&second.matrices, &second.norms), "the new weights must be used");
 }
 
 #[test]
-fn a_copy_of_the_model_is_served_from_the_same_packed_shard() {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+fn copy_of_the_model_uses_the_same_packed_shard() {
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let (path, state) = (model(folder.path()), folder.path().join("state"));
     let first = load(&path, &state, 1, 0);
     let [shard] = shards(&state, 1).try_into().expect("one");
@@ -152,8 +148,8 @@ fn a_copy_of_the_model_is_served_from_the_same_packed_shard() {
 }
 
 #[test]
-fn a_file_that_is_cut_short_under_a_loaded_shard_is_an_error_and_no_signal() {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+fn truncated_file_under_a_loaded_shard_is_an_error_not_a_signal() {
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let (path, state) = (model(folder.path()), folder.path().join("state"));
     let mut loaded = load(&path, &state, 1, 0);
     let mut row = vec![0.0; loaded.shard.shape.embedding_length];
@@ -164,9 +160,9 @@ fn a_file_that_is_cut_short_under_a_loaded_shard_is_an_error_and_no_signal() {
 }
 
 #[test]
-fn rows_of_a_file_overwritten_under_a_loaded_shard_are_not_used() {
+fn overwritten_rows_under_a_loaded_shard_are_not_used() {
     use std::os::unix::fs::FileExt;
-    let folder = tempfile::tempdir().expect("a folder can be made");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let (path, state) = (model(folder.path()), folder.path().join("state"));
     let mut loaded = load(&path, &state, 1, 0);
     let mut row = vec![0.0; loaded.shard.shape.embedding_length];
@@ -175,13 +171,13 @@ fn rows_of_a_file_overwritten_under_a_loaded_shard_are_not_used() {
     let before = file.metadata().expect("it is there");
     file.write_all_at(&[1], before.len() - 1).expect("it is written");
     file.set_modified(before.modified().expect("it has one")).expect("it is set back");
-    let error = loaded.shard.embed(5, &mut row).expect_err("the weights may be others");
-    assert!(error.to_string().contains("was changed while it serves"), "{error}");
+    let error = loaded.shard.embed(5, &mut row).expect_err("the weights may have changed");
+    assert!(error.to_string().contains("changed while in use"), "{error}");
 }
 
 #[test]
 fn only_the_latest_packed_shards_are_kept() {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let (model, state) = (model(folder.path()), folder.path().join("state"));
     for (count, rank) in [(1, 0), (2, 1), (3, 2), (3, 3)] {
         let _loaded = load(&model, &state, 4, rank);

@@ -1,15 +1,15 @@
-//! The planner's arithmetic against the daemon's: bytes of every rank's shard, without loading any.
-use daemon::{kernels::Kernels, model::weights::shard_bytes};
+//! The planner's memory estimate against the daemon's preflight: bytes of every rank's shard, without loading any.
+use engine::model::weights::shard_bytes;
+use gguf::{Architecture, BlockFormat, GgufFile, Shape};
 use harness::tiny_model::TinyModel;
-use shared::{
-    gguf::{Architecture, BlockFormat, GgufFile, Shape},
-    topology::{cut_stages, memory::Holding, sizes::ModelSizes},
-};
+use kernels::Kernels;
+use planner::holding::Holding;
+use topology::{cut_stages, sizes::ModelSizes};
 
 #[track_caller]
 fn check(model: &TinyModel, stages: &[(std::ops::Range<usize>, Vec<u32>)]) {
-    let file = GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good");
-    let shape = Shape::read(&file).expect("the model is good");
+    let file = GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid");
+    let shape = Shape::read(&file).expect("the model is valid");
     let sizes = ModelSizes::of_file(&file, &shape);
     let plans = cut_stages(&shape, stages).expect("it can be cut");
     for kernels in [&Kernels::SCALAR, Kernels::choose(None).expect("this machine has kernels")] {
@@ -22,7 +22,7 @@ fn check(model: &TinyModel, stages: &[(std::ops::Range<usize>, Vec<u32>)]) {
 }
 
 #[test]
-fn the_planner_expects_the_bytes_that_the_preflight_asks_for() {
+fn planner_expects_the_bytes_of_the_preflight() {
     for architecture in Architecture::ALL {
         for format in [BlockFormat::F16, BlockFormat::Q8_0, BlockFormat::Q4K] {
             let model =

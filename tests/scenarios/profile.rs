@@ -1,12 +1,13 @@
-//! What `console profile` says of a run on two daemons: when each other's parts came, and that the parts of the time are all of it.
+//! The output of `console profile` for a run on two daemons: arrival times of the peers' partial sums, and a breakdown
+//! that accounts for all of the time.
 use std::fs;
 
 use harness::programs::{Cluster, folder_with};
 use serde_json::Value;
-use shared::telemetry::SyncRecord;
+use telemetry::SyncRecord;
 
 #[test]
-fn a_profile_says_when_the_parts_of_each_node_came_and_where_all_of_the_time_went() {
+fn profile_shows_peer_arrivals_and_accounts_for_all_time() {
     let cluster = Cluster::of(2);
     let (nodes, folder) = (cluster.nodes(), folder_with(&[]));
     let file = |name: &str| folder.path().join(name).display().to_string();
@@ -40,12 +41,13 @@ fn a_profile_says_when_the_parts_of_each_node_came_and_where_all_of_the_time_wen
     assert_eq!(lists.len(), 2);
     for (rank, list) in lists.iter().enumerate() {
         for step in list.chunk_by(|one, two| one.step == two.step) {
-            // From the end of one all-reduce to that of the last of the step nothing else is accounted.
+            // From the end of one all-reduce to the end of the step's last one, these three parts account for all of
+            // the time.
             let sum: u64 = step[1..].iter().map(|record| record.compute.0 + record.wait.0 + record.wire.0).sum();
             assert_eq!(sum, step[step.len() - 1].exit.0 - step[0].exit.0, "rank {rank}: {step:?}");
         }
         for record in list {
-            let [arrival] = record.arrivals[..] else { panic!("one other rank sends its part: {record:?}") };
+            let [arrival] = record.arrivals[..] else { panic!("exactly one arrival expected: {record:?}") };
             assert_eq!(arrival.rank.index(), 1 - rank);
             assert!(arrival.first <= arrival.whole && arrival.whole.0 <= record.exit.0 - record.enter.0, "{record:?}");
         }
@@ -55,7 +57,7 @@ fn a_profile_says_when_the_parts_of_each_node_came_and_where_all_of_the_time_wen
     let tracks: Vec<&str> = events.iter().filter_map(|event| event["args"]["name"].as_str()).collect();
     assert_eq!(tracks, ["rank 0 pi1", "rank 1 pi2", "rank 0 pi1 hears pi2", "rank 1 pi2 hears pi1"]);
     let until = events.iter().filter(|event| event["name"] == "until its first byte").count();
-    assert!(until > 0, "somebody waits for a first byte now and then");
+    assert!(until > 0, "some rank must have waited for a first byte");
     let ended = cluster.console(&common);
     let said = ended.out.lines().find(|line| line.starts_with("phase    parts of"));
     assert!(said.is_some_and(|line| line.contains("first p50") && line.contains("way p50")), "{}", ended.out);

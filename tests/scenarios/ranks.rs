@@ -1,20 +1,20 @@
 //! n ranks against the oracle and against one rank: every architecture, every format, 1 to 8 ranks, any chunking.
 use std::sync::Arc;
 
+use collectives::{Algorithm, Choice, Class, cost};
+use common::{
+    ids::Rank,
+    precision::{Exchange, KvFormat},
+};
+use gguf::{Architecture, BlockFormat, GgufFile};
 use harness::{
     oracle::{Oracle, kl_divergence},
     ranks::{Run, max_error, rms_error, run},
     tiny_model::TinyModel,
 };
-use shared::{
-    gguf::{Architecture, BlockFormat, GgufFile},
-    ids::Rank,
-    schedule::{Algorithm, Choice, Class, cost},
-    topology::{Exchange, KvFormat},
-};
 
 fn file(model: &TinyModel) -> Arc<GgufFile> {
-    Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good"))
+    Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid"))
 }
 
 fn tokens(count: usize) -> Vec<u32> {
@@ -31,7 +31,7 @@ fn model(architecture: Architecture) -> TinyModel {
 }
 
 #[test]
-fn every_architecture_agrees_with_the_oracle_on_1_to_8_ranks() {
+fn every_architecture_matches_the_oracle_on_1_to_8_ranks() {
     for architecture in Architecture::ALL {
         let file = file(&model(architecture));
         let tokens = tokens(40);
@@ -44,20 +44,20 @@ fn every_architecture_agrees_with_the_oracle_on_1_to_8_ranks() {
 }
 
 #[test]
-fn every_format_agrees_with_the_oracle_and_with_one_rank_wherever_blocks_are_cut() {
+fn every_format_matches_oracle_and_one_rank_wherever_cut() {
     for (index, format) in BlockFormat::ALL.into_iter().enumerate() {
         let architecture = Architecture::ALL[index % 3];
         let file = file(&model(architecture).with_format(format));
         let tokens = tokens(12);
         let exact = Oracle::new(&file).logits(&tokens);
         let alone = run(&file, &tokens, &Run::exact(1)).logits;
-        // int8 activations of a random model: about one percent, as llama.cpp's.
+        // Error of int8 activations on a random model: about one percent, as in llama.cpp.
         let bound = if format.is_quantised() { 0.03 } else { 1e-4 };
         for world in 1..=8 {
             let found = run(&file, &tokens, &Run::exact(world)).logits;
             let error = rms_error(&found, &exact);
             assert!(error <= bound, "{} on {world} ranks: {error}", format.name());
-            // A flipped rounding of one activation is all that summing in another order may do.
+            // Summing in another order may at most flip the rounding of single activations.
             let change = rms_error(&found, &alone);
             assert!(change <= bound / 2.0, "{} on {world} ranks against one: {change}", format.name());
         }
@@ -79,7 +79,7 @@ fn unequal_shares_give_the_same_logits() {
 }
 
 #[test]
-fn logits_are_bit_equal_in_any_chunking_and_on_any_number_of_threads() {
+fn logits_are_bit_equal_for_any_chunking_and_threads() {
     for (format, exchange) in [(BlockFormat::Q4K, Exchange::F32), (BlockFormat::F16, Exchange::Q80)] {
         let file = file(&model(Architecture::Llama).with_format(format));
         let tokens = tokens(70);
@@ -94,8 +94,8 @@ fn logits_are_bit_equal_in_any_chunking_and_on_any_number_of_threads() {
 }
 
 #[test]
-fn a_context_of_several_parts_gives_the_same_bits_however_it_is_computed() {
-    // Attention goes through 512 positions at a time: parts apart for a few tokens, one after the other for many.
+fn long_context_gives_the_same_bits_however_it_is_computed() {
+    // Attention processes 512 positions at a time: in parallel for a few tokens, one part after another for many.
     let model = TinyModel { context_length: 2048, ..model(Architecture::Qwen3) };
     let file = file(&model.with_format(BlockFormat::Q8_0));
     let tokens = tokens(1100);
@@ -115,9 +115,9 @@ fn bits(logits: &[Vec<f32>]) -> Vec<u32> {
 }
 
 #[test]
-fn rounded_exchanges_stay_within_the_bound_of_divergence() {
+fn rounded_exchanges_stay_within_the_divergence_bound() {
     let demo = harness::programs::demo_models().join("bard-q8_0.gguf");
-    let file = Arc::new(GgufFile::open(&demo).expect("the demo model is good"));
+    let file = Arc::new(GgufFile::open(&demo).expect("the demo model is valid"));
     let tokens: Vec<u32> = vec![1, 367, 561, 378, 594, 304, 1760, 332, 328, 1536, 266, 2013, 1995, 1999, 799, 280];
     let exact = run(&file, &tokens, &Run::exact(4)).logits;
     for (world, exchange) in [(2, Exchange::Q80), (4, Exchange::Q80), (8, Exchange::Q80), (8, Exchange::F16)] {
@@ -131,15 +131,15 @@ fn rounded_exchanges_stay_within_the_bound_of_divergence() {
     }
     let halves = run(&file, &tokens, &Run { kv: KvFormat::F16, ..Run::exact(1) }).logits;
     let divergence = kl_divergence(&exact, &halves);
-    assert!(divergence <= 1e-3, "a cache of halves: {divergence}");
+    assert!(divergence <= 1e-3, "KV cache in f16: {divergence}");
     let bytes = run(&file, &tokens, &Run { kv: KvFormat::Q8, ..Run::exact(1) }).logits;
     let divergence = kl_divergence(&exact, &bytes);
-    assert!(divergence <= 1e-3, "a cache in q8_0: {divergence}");
-    assert!(rms_error(&bytes, &exact) > rms_error(&halves, &exact), "q8_0 rounds more than halves");
+    assert!(divergence <= 1e-3, "KV cache in q8_0: {divergence}");
+    assert!(rms_error(&bytes, &exact) > rms_error(&halves, &exact), "q8_0 must round more than f16");
 }
 
 #[test]
-fn every_collective_agrees_with_the_oracle_and_a_class_has_one_result() {
+fn collectives_match_the_oracle_and_a_class_has_one_result() {
     let file = file(&model(Architecture::Qwen2));
     let tokens = tokens(6);
     let exact = Oracle::new(&file).logits(&tokens);
@@ -156,7 +156,7 @@ fn every_collective_agrees_with_the_oracle_and_a_class_has_one_result() {
 }
 
 #[test]
-fn logits_are_bit_equal_in_any_chunking_with_every_collective_and_format() {
+fn logits_are_bit_equal_with_every_collective_and_format() {
     for algorithm in Algorithm::ALL {
         for (world, exchange) in [(3, Exchange::F32), (4, Exchange::F16), (5, Exchange::Q80)] {
             let file = file(&model(Architecture::Llama).with_format(BlockFormat::Q8_0));
@@ -177,7 +177,7 @@ fn every_kernel_table_agrees() {
         let file = file(&model(Architecture::Qwen2).with_format(format));
         let tokens = tokens(20);
         let scalar = run(&file, &tokens, &Run { kernels: Some("scalar"), ..Run::exact(2) }).logits;
-        for table in daemon::kernels::Kernels::available() {
+        for table in kernels::Kernels::available() {
             let found = run(&file, &tokens, &Run { kernels: Some(table.name), ..Run::exact(2) }).logits;
             let error = rms_error(&found, &scalar);
             assert!(error <= 0.01, "{} {}: {error}", table.name, format.name());
@@ -186,25 +186,25 @@ fn every_kernel_table_agrees() {
 }
 
 #[test]
-fn what_a_rank_sends_equals_the_formula() {
+fn sent_bytes_and_messages_equal_the_formula() {
     let file = file(&model(Architecture::Llama));
     for algorithm in Algorithm::ALL {
         for (world, exchange) in [(2, Exchange::F32), (5, Exchange::F16), (4, Exchange::Q80), (7, Exchange::F32)] {
             let collective = Choice::Forced(algorithm);
             let run = run(&file, &tokens(9), &Run { exchange, collective, chunks: vec![1], ..Run::exact(world) });
             for (rank, totals) in run.totals.iter().enumerate() {
-                // Nine tokens through two layers of two all-reduces each, of 256 columns.
+                // Nine tokens through two layers with two all-reduces each, of 256 columns.
                 let one = cost(algorithm, exchange, Rank(rank as u16), world, (1, 256));
                 assert_eq!(totals.messages_sent, 36 * one.messages, "{algorithm} on {world} ranks, rank {rank}");
                 let bytes = 36 * (one.bytes + 64 * one.messages);
-                assert_eq!(totals.bytes_sent, bytes, "payload and header of each, {algorithm}");
+                assert_eq!(totals.bytes_sent, bytes, "payload and headers, {algorithm}");
             }
         }
     }
 }
 
 #[test]
-fn a_message_costs_no_more_than_two_and_a_half_calls_of_the_system() {
+fn message_costs_at_most_two_and_a_half_system_calls() {
     let file = file(&model(Architecture::Llama));
     for algorithm in Algorithm::ALL {
         for world in [2, 3, 4, 8] {
@@ -215,10 +215,10 @@ fn a_message_costs_no_more_than_two_and_a_half_calls_of_the_system() {
                 let calls: u64 = run.calls.iter().map(|calls| calls.total()).sum();
                 calls as f64 / messages as f64
             };
-            // How often a rank wakes for less than all that it waits for depends on what else the machine does.
+            // How often a rank wakes before all expected data has arrived depends on the load of the machine.
             let each = (0..3).map(|_| measure()).fold(f64::INFINITY, f64::min);
-            println!("{algorithm} on {world} ranks: {each:.2} calls a message");
-            assert!(each <= 2.5, "{algorithm} on {world} ranks: {each} calls a message");
+            println!("{algorithm} on {world} ranks: {each:.2} calls per message");
+            assert!(each <= 2.5, "{algorithm} on {world} ranks: {each} calls per message");
         }
     }
 }

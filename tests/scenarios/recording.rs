@@ -1,4 +1,4 @@
-//! A session with real daemons is written to a file, and the file is played: text and JSON, without a node.
+//! A session with real daemons is recorded to a file, and the file is played back as text and JSON, without a node.
 use std::process::Command;
 
 use harness::{
@@ -8,8 +8,8 @@ use harness::{
 use serde_json::Value;
 
 #[test]
-fn a_recorded_session_is_played_without_its_nodes_and_nothing_can_be_done_in_it() {
-    let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+fn recorded_session_plays_without_nodes_and_is_read_only() {
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     let file = folder.path().join("session.bramble").to_string_lossy().into_owned();
     let cluster = Cluster::of(2);
     let model = ["--model", "bard-q8_0.gguf", "--max-tokens", "16", "--temperature", "0"];
@@ -30,7 +30,7 @@ fn a_recorded_session_is_played_without_its_nodes_and_nothing_can_be_done_in_it(
     command.args(["replay", &file]);
     let mut terminal = Terminal::run(command, 100, 30);
     terminal.wait_for("REPLAY");
-    // The end, where the session stood in the prompt box: keys mean pages all the same.
+    // The end of the session, which was in the prompt box; keys still switch pages.
     terminal.keys("\x1b[F");
     terminal.wait_for("16 tokens, as long as asked");
     terminal.wait_for(text.trim());
@@ -47,7 +47,7 @@ fn a_recorded_session_is_played_without_its_nodes_and_nothing_can_be_done_in_it(
     let events: Vec<Value> = ended.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert!(events.len() > 20, "{} events", events.len());
     let broken = folder.path().join("broken.bramble");
-    std::fs::write(&broken, "no recording\n").expect("the folder can be written");
+    std::fs::write(&broken, "no recording\n").expect("write to the folder");
     let ended = console(&["replay", &broken.to_string_lossy()]);
     assert!(ended.code == Some(2) || ended.code == Some(1), "{:?}", ended.code);
     assert!(ended.err.contains("line 1") || ended.err.contains("recording"), "{}", ended.err);

@@ -1,4 +1,5 @@
-//! Topologies that come back by themselves: after all nodes died, after one did, on those that are left, on full and broken disks.
+//! Topologies that recover automatically: after all nodes died, after one died, on the remaining nodes, and with full
+//! or broken disks.
 use std::fs;
 
 use harness::{
@@ -8,7 +9,7 @@ use harness::{
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-/// Nodes bring their topology up again; a lost one is noticed soon.
+/// Nodes restore their topology.
 const RECOVER: &str = "recover = true\nsilent_ms = 30000\nstall_ms = 60000\n";
 const PROMPT: &[&str] = &["--prompt", "ROMEO:", "--max-tokens", "6", "--temperature", "0"];
 
@@ -30,12 +31,12 @@ fn kill(cluster: &mut Cluster, index: usize) {
     cluster.wait(index);
 }
 
-/// A stream over a gateway, and its events.
+/// Starts a stream through a gateway; returns it with its first events.
 fn begin(address: &str, max_tokens: u32) -> (Stream, Vec<Value>) {
     let body = json!({"prompt": "abab", "max_tokens": max_tokens, "temperature": 0.9, "seed": 5, "stream": true});
     let mut answer = stream(address, "/v1/completions", &body);
     assert_eq!(answer.status, 200);
-    let first = answer.event().expect("tokens come");
+    let first = answer.event().expect("tokens arrive");
     (answer, vec![serde_json::from_str(&first).expect("JSON")])
 }
 
@@ -45,7 +46,7 @@ fn rest((answer, mut events): (Stream, Vec<Value>)) -> String {
 }
 
 #[test]
-fn four_nodes_killed_at_once_and_started_in_any_order_serve_again_without_a_console() {
+fn four_killed_nodes_serve_again_without_a_console() {
     let mut cluster = Cluster::with(4, &demo_models(), RECOVER);
     let before = cluster.generate(4, PROMPT).completion()["token_ids"].clone();
     let written = || {
@@ -61,14 +62,18 @@ fn four_nodes_killed_at_once_and_started_in_any_order_serve_again_without_a_cons
         serves(&cluster, &[0, 1, 2, 3], 1);
     }
     let after = cluster.generate(4, PROMPT).completion();
-    assert_eq!((&after["token_ids"], after["epoch"].as_u64()), (&before, Some(1)), "the same, nothing was assigned");
+    assert_eq!(
+        (&after["token_ids"], after["epoch"].as_u64()),
+        (&before, Some(1)),
+        "same text and epoch, nothing may be assigned"
+    );
     let of = |index: usize| fs::metadata(cluster.state(index).join("topology.toml")).and_then(|file| file.modified());
     let last: Vec<_> = (0..4).map(|index| of(index).expect("it is there")).collect();
-    assert_eq!(first, last, "what did not change is not written");
+    assert_eq!(first, last, "unchanged state must not be written again");
 }
 
 #[test]
-fn each_node_killed_in_turn_comes_back_and_the_stream_goes_on_with_the_same_text() {
+fn each_killed_node_returns_and_the_stream_continues() {
     let mut cluster = Cluster::with(4, &demo_models(), RECOVER);
     let gateway = Cluster::with(
         1,
@@ -78,7 +83,7 @@ fn each_node_killed_in_turn_comes_back_and_the_stream_goes_on_with_the_same_text
     let run = ["--prompt", "ab", "--max-tokens", "1", "--topology", "tp3"];
     cluster.generate(3, &run).completion();
     let address = beside(&gateway.addresses[0]);
-    wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
+    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
     let expected = rest(begin(&address, 400));
     for victim in 0..3 {
         let running = begin(&address, 400);
@@ -87,12 +92,12 @@ fn each_node_killed_in_turn_comes_back_and_the_stream_goes_on_with_the_same_text
         assert_eq!(rest(running), expected, "pi{} was killed", victim + 1);
         serves(&cluster, &[0, 1, 2], 1);
     }
-    assert_eq!(state(&cluster, 3).0, "idle", "it has no part in it");
+    assert_eq!(state(&cluster, 3).0, "idle", "the fourth node must not take part");
 }
 
 #[test]
-fn an_answer_of_console_generate_goes_on_after_its_head_or_a_rank_was_killed() {
-    // The answer takes seconds: it still runs when a node is killed.
+fn console_generate_continues_after_a_head_or_rank_is_killed() {
+    // The answer takes seconds, so it still runs when a node is killed.
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), RECOVER);
     let run = [
@@ -130,12 +135,12 @@ fn lost_node_is_excluded_and_included_again_when_back() {
         let run = ["--prompt", "ab", "--max-tokens", "1"];
         cluster.generate(3, &run).completion();
         let address = beside(&cluster.addresses[1]);
-        wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
+        wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
         let running = begin(&address, 400);
         kill(&mut cluster, victim);
         let rest_of: Vec<usize> = (0..3).filter(|index| *index != victim).collect();
         let text = rest(running);
-        assert!(text.len() > 100, "the answer continues on the remaining nodes: {text:?}");
+        assert!(text.len() > 100, "the answer must continue on the remaining nodes: {text:?}");
         serves(&cluster, &rest_of, 2);
         let status = cluster.status(rest_of[0]);
         assert_eq!(status["topology"]["layout"], "tp2");
@@ -148,22 +153,22 @@ fn lost_node_is_excluded_and_included_again_when_back() {
         let status = cluster.status(victim);
         assert_eq!((&status["topology"]["layout"], &status["desired"]), (&json!("tp3"), &Value::Null));
         assert!(status["exclusions"][0]["reason"].is_null(), "{status}");
-        assert!(rest(running).len() > 100, "a running answer continues meanwhile");
+        assert!(rest(running).len() > 100, "a running answer must continue");
     }
 }
 
 #[test]
-fn of_two_nodes_the_one_that_is_left_goes_on_with_the_witness_or_with_an_operator_and_not_alone() {
+fn one_of_two_nodes_continues_only_with_witness_or_operator() {
     let settings = format!("{RECOVER}exclude_after_ms = 500\n");
     let mut cluster = Cluster::with(2, &demo_models(), &settings);
     cluster.generate(2, PROMPT).completion();
     kill(&mut cluster, 0);
-    wait_until("it sees that it is alone", || cluster.log(1).contains("1 of 2 votes"));
+    wait_until("it detects that it has no majority", || cluster.log(1).contains("1 of 2 votes"));
     assert_ne!(state(&cluster, 1).0, "ready");
     let ended = cluster.console(&["topology", "take-over", "--nodes", &cluster.addresses[1], "--yes", "--json"]);
     assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
     serves(&cluster, &[1], 2);
-    // Its third node is named like neither of the two.
+    // Its third node has a name that neither of the two has.
     let witness = Cluster::with(3, &demo_models(), "");
     let mut pair = Cluster::with(2, &demo_models(), &format!("{settings}witness = \"{}\"\n", witness.addresses[2]));
     pair.generate(2, PROMPT).completion();
@@ -172,26 +177,26 @@ fn of_two_nodes_the_one_that_is_left_goes_on_with_the_witness_or_with_an_operato
 }
 
 #[test]
-fn broken_and_unwritable_state_is_survived_by_name() {
+fn damaged_and_unwritable_state_is_survived_and_named() {
     let mut cluster = Cluster::with(3, &demo_models(), RECOVER);
     cluster.generate(3, PROMPT).completion();
     (0..3).for_each(|index| kill(&mut cluster, index));
     let text = fs::read(cluster.state(0).join("topology.toml")).expect("it was written");
     fs::write(cluster.state(0).join("topology.toml"), &text[..text.len() / 2]).expect("it can be cut");
     fs::write(cluster.state(1).join("epoch.toml"), [0xff, 0x00]).expect("it can be broken");
-    // As on a full disk: nothing can be written where a folder is in the way.
-    fs::create_dir(cluster.state(2).join("topology.toml.new")).expect("a folder can be made");
+    // As on a full disk: a folder is in the way, so the file cannot be written.
+    fs::create_dir(cluster.state(2).join("topology.toml.new")).expect("create a temporary folder");
     (0..3).for_each(|index| cluster.start(index));
     serves(&cluster, &[0, 1, 2], 1);
     assert!(cluster.log(0).contains("topology.toml in the state folder was damaged"), "{}", cluster.log(0));
     assert!(cluster.log(1).contains("epoch.toml in the state folder was damaged"), "{}", cluster.log(1));
-    // A topology that cannot be kept is served all the same, and the log says what that means.
+    // A topology that cannot be stored is served nevertheless, and the log reports the consequence.
     cluster.generate(3, &[PROMPT, &["--context", "128"]].concat()).completion();
-    wait_until("it says so", || cluster.log(2).contains("knows less than it does now"));
+    wait_until("the log reports it", || cluster.log(2).contains("a restart would lose this record"));
 }
 
 #[test]
-fn two_nodes_that_changed_addresses_are_voted_in_where_they_answer() {
+fn two_nodes_with_changed_addresses_are_voted_in() {
     let mut cluster = Cluster::with(3, &demo_models(), RECOVER);
     cluster.generate(3, PROMPT).completion();
     (0..3).for_each(|index| kill(&mut cluster, index));
@@ -201,12 +206,12 @@ fn two_nodes_that_changed_addresses_are_voted_in_where_they_answer() {
 }
 
 #[test]
-fn a_member_that_has_just_restarted_holds_requests_until_its_topology_is_back() {
+fn restarted_member_holds_requests_until_its_topology_returns() {
     let mut cluster = Cluster::with(2, &demo_models(), RECOVER);
     cluster.generate(2, PROMPT).completion();
     let address = beside(&cluster.addresses[1]);
-    wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
-    // The other member stays away meanwhile: nothing but its own disk tells this node what it is to serve.
+    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
+    // The other member stays down meanwhile: this node reads its topology from its own disk.
     kill(&mut cluster, 0);
     kill(&mut cluster, 1);
     cluster.start(1);
@@ -214,7 +219,7 @@ fn a_member_that_has_just_restarted_holds_requests_until_its_topology_is_back() 
         let address = address.clone();
         move || post(&address, "/v1/completions", &json!({"prompt": "ab", "max_tokens": 3}))
     });
-    // It waits in the queue; before, it was refused after 0.6 s.
+    // The request waits in the queue; earlier releases refused it after 0.6 s.
     wait_until("the request waits", || get(&address, "/health").json()["queue"] == 1);
     cluster.start(0);
     asked.join().expect("no panic").good();

@@ -20,7 +20,7 @@ fn assert_holds(kernels: Option<&'static str>, worlds: &[usize]) {
 }
 
 #[test]
-fn every_file_and_prompt_is_within_its_bound_on_any_number_of_ranks() {
+fn every_file_and_prompt_is_within_its_bound_on_any_ranks() {
     assert_holds(None, &WORLDS);
 }
 

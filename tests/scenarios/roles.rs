@@ -1,26 +1,28 @@
-//! What the holder of a role's key can take of a node: no more than its share, and nothing that is another's.
+//! Resource limits for the holder of a role's key: no more than its share of a node, and nothing that belongs to
+//! others.
 use std::{path::Path, time::Duration};
 
-use harness::programs::{Cluster, console, wait_until};
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::RequestId,
-    protocol::{
-        connection::{Arrived, Connection, Door, MessageReader, MessageWriter, dial_with, receive_hello, split},
-        error::{Fault, FaultKind},
-        handshake::{Hello, Identity, Purpose},
-        message::{Request, RequestBody, Response, ResponseBody},
-        models::ModelsRequest,
-        noise::{
-            key::Role,
-            keyring::{self, Held, Keyring},
-        },
+};
+use harness::programs::{Cluster, console, wait_until};
+use protocol::{
+    connection::{Arrived, Connection, Door, dial_with, receive_hello},
+    handshake::{Hello, Identity, Purpose},
+    message::{Request, RequestBody, Response, ResponseBody},
+    messages::{MessageReader, MessageWriter, split},
+    models::ModelsRequest,
+    noise::{
+        key::Role,
+        keyring::{self, Held, Keyring},
     },
 };
 use tokio::{net::TcpListener, runtime::Runtime, time::timeout};
 
 use crate::keys::Keys;
 
-/// A node must answer, or end a session, within this.
+/// Deadline for a node to answer or to end a session.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn keyring_in(path: impl AsRef<Path>) -> Keyring {
@@ -58,7 +60,7 @@ fn failure(body: &ResponseBody) -> Option<&FaultKind> {
 /// Resident memory of a node in MiB.
 fn resident_mib(cluster: &Cluster) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", cluster.pid(0))).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("Linux says so");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("Linux reports it");
     line.split_whitespace().next().and_then(|text| text.parse::<u64>().ok()).expect("a number") / 1024
 }
 
@@ -103,10 +105,10 @@ fn viewer_gets_no_model_and_forges_no_line_of_the_log() {
         let answer = next(&mut reader).await;
         assert!(matches!(failure(&answer), Some(FaultKind::RoleRefused { .. })), "{answer:?}");
         for name in ["a\n2026-11-22T16:00:00Z  INFO audit: operator root: model-remove: ok", &"x".repeat(8000)] {
-            let refused = dialled(address, name, &viewer).await.expect_err("it is no name");
+            let refused = dialled(address, name, &viewer).await.expect_err("the name must be refused");
             assert!(matches!(refused.kind, FaultKind::Malformed { .. }), "{refused}");
         }
-        // Refusals are told, but do not fill the disk.
+        // Refusals are reported but do not fill the disk.
         for id in 0..2000 {
             writer.send(&request(id, RequestBody::Restart)).await.expect("the node reads");
             let answer = next(&mut reader).await;
@@ -131,7 +133,7 @@ fn reader_that_does_not_read_costs_bounded_memory() {
         let mut deaf = Vec::new();
         for _ in 0..8 {
             let (reader, mut writer) = session(address, &operator).await;
-            // One after the other, as fast as jobs end: at first each finds room.
+            // One after another, as fast as jobs end: each finds a free slot at first.
             for id in 0..230 {
                 if timeout(PATIENCE, writer.send(&read(id))).await.is_err() {
                     break;
@@ -158,12 +160,12 @@ fn reader_that_does_not_read_costs_bounded_memory() {
 }
 
 #[test]
-fn sessions_of_a_key_that_was_taken_back_end() {
+fn sessions_of_a_revoked_key_end() {
     let keys = Keys::new();
     let cluster = keys.cluster(1, "");
     let own = cluster.state(0).join("cluster.key");
-    // The node writes the file that its settings name, the console its own.
-    std::fs::copy(keys.path(), &own).expect("the folder can be written");
+    // The node writes the file that its settings name; the console writes its own copy.
+    std::fs::copy(keys.path(), &own).expect("write to the folder");
     let mut cluster = cluster;
     cluster.signal(0, nix::sys::signal::Signal::SIGKILL);
     cluster.wait(0);
@@ -184,17 +186,17 @@ fn sessions_of_a_key_that_was_taken_back_end() {
     let ends = async { while let Ok(Some(_)) = reader.receive::<Response>().await {} };
     runtime
         .block_on(async { timeout(PATIENCE, ends).await })
-        .expect("the session ends though the viewer asks for nothing");
+        .expect("the session must end although the viewer sends no request");
 }
 
 #[test]
-fn rotation_tells_nothing_to_who_plays_the_node() {
+fn rotation_reveals_nothing_to_an_impostor_of_the_node() {
     let keys = Keys::new();
     let operator = keyring::read(Path::new(&keys.role("operator"))).expect("it is a key file");
     let runtime = Runtime::new().expect("a runtime");
     for (held, code) in [(operator, "key_differs"), (Vec::<Held>::new(), "unclaimed")] {
-        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("loopback can be bound");
-        let address = listener.local_addr().expect("it is bound").to_string();
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("bind to loopback");
+        let address = listener.local_addr().expect("the listener is bound").to_string();
         let playing = runtime.spawn(async move {
             let keyring = Keyring::with(Role::Node, held);
             let mut sessions = 0;
@@ -209,7 +211,7 @@ fn rotation_tells_nothing_to_who_plays_the_node() {
         });
         let rotate = ["key", "rotate", "--nodes", &address, "--yes", "--json", "--key", keys.text()];
         console(&rotate).assert_error(4, code, &[]);
-        assert!(!playing.is_finished(), "no session was opened with it");
+        assert!(!playing.is_finished(), "no session may be opened with it");
         playing.abort();
     }
 }

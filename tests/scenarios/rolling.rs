@@ -1,4 +1,5 @@
-//! Rolling restarts that nodes drive themselves, nodes that join and leave, consoles that are stopped in the middle of an assignment.
+//! Rolling restarts that the nodes drive themselves, nodes that join and leave, and consoles that are stopped in the
+//! middle of an assignment.
 use std::time::Duration;
 
 use harness::{
@@ -27,40 +28,45 @@ fn good(ended: Ended) -> Value {
 }
 
 #[test]
-fn a_rolling_restart_goes_on_when_its_console_is_gone_and_streams_continue() {
-    // The answer takes seconds: it still runs when the first node is restarted.
+fn rolling_restart_outlives_its_console_and_streams_continue() {
+    // The answer takes seconds, so it still runs when the first node is restarted.
     let models = deep_models();
     let cluster = Cluster::supervised(3, models.path(), RECOVER);
     let front = Cluster::with(1, models.path(), &format!("{RECOVER}peers = [\"{}\"]\n", cluster.addresses[0]));
     let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--context", "2048"];
     cluster.generate(3, &run).completion();
     let address = beside(&front.addresses[0]);
-    wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
+    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
     let body = json!({"prompt": "abab", "max_tokens": 400, "temperature": 0.9, "seed": 5, "stream": true});
     let whole = || text_of(&stream(&address, "/v1/completions", &body).events(), 0);
     let expected = whole();
     let pids: Vec<_> = (0..3).map(|index| cluster.pid(index)).collect();
     let mut running = stream(&address, "/v1/completions", &body);
-    assert!(running.event().is_some(), "tokens come");
+    assert!(running.event().is_some(), "tokens arrive");
     good(operate(&cluster, &["restart", "--rolling", "--all", "--drain-ms", "100", "--yes", "--detach"]));
-    // The two ranks that serve while the third restarts round sums differently: a sampled text may change from there on.
+    // The two ranks that serve while the third restarts round sums differently, so a sampled text may change from there
+    // on.
     let events = running.events();
-    let end = events.last().expect("it comes to its end");
+    let end = events.last().expect("the stream has events");
     assert_eq!(end["choices"][0]["finish_reason"], "length", "{end}");
     assert!(end["timings"]["trace"]["resumed"].as_u64() > Some(0), "{end}");
     let done = good(operate(&cluster, &["restart", "--watch"]));
     assert_eq!((done["phase"].as_str(), done["done"].as_u64()), (Some("done"), Some(3)));
-    (0..3).for_each(|index| assert_ne!(cluster.pid(index), pids[index], "pi{} is another process", index + 1));
+    (0..3).for_each(|index| assert_ne!(cluster.pid(index), pids[index], "pi{} was not restarted", index + 1));
     let status = cluster.status(0);
-    assert_eq!((&status["topology"]["layout"], &status["desired"]), (&json!("tp3"), &Value::Null), "as before");
+    assert_eq!(
+        (&status["topology"]["layout"], &status["desired"]),
+        (&json!("tp3"), &Value::Null),
+        "the layout must be restored"
+    );
     assert_eq!(whole(), expected);
 }
 
 #[test]
-fn a_rolling_restart_pauses_by_itself_at_trouble_and_another_console_ends_it() {
+fn rolling_restart_pauses_at_a_failure_and_can_be_ended() {
     let mut cluster = Cluster::supervised(3, &demo_models(), RECOVER);
     cluster.generate(3, PROMPT).completion();
-    // Nothing would start pi2 again.
+    // No supervisor would restart pi2.
     cluster.signal(1, Signal::SIGTERM);
     assert_eq!(cluster.wait(1), Some(0));
     cluster.start_with_arguments(1, &[]);
@@ -74,35 +80,35 @@ fn a_rolling_restart_pauses_by_itself_at_trouble_and_another_console_ends_it() {
         "{paused}"
     );
     assert!(paused["reason"].as_str().is_some_and(|reason| reason.contains("pi2")), "{paused}");
-    assert_eq!(cluster.pid(2), third, "those behind it are left alone");
+    assert_eq!(cluster.pid(2), third, "the nodes after it must not be restarted");
     assert_eq!(good(operate(&cluster, &["restart", "--abort"]))["phase"], "aborted");
-    assert_eq!(operate(&cluster, &["restart", "--resume"]).code, Some(4), "it is over");
-    // One node alone is restarted by those around it.
+    assert_eq!(operate(&cluster, &["restart", "--resume"]).code, Some(4), "the restart must be over");
+    // A single node is restarted by its peers.
     let first = cluster.pid(0);
     assert_eq!(good(operate(&cluster, &["restart", "pi1", "--rolling", "--yes"]))["phase"], "done");
     assert_ne!(cluster.pid(0), first);
 }
 
 #[test]
-fn a_node_joins_and_leaves_what_serves_and_a_running_answer_goes_on() {
+fn nodes_join_and_leave_while_an_answer_continues() {
     let models = deep_models();
     let cluster = Cluster::with(4, models.path(), RECOVER);
     let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--context", "2048"];
     cluster.generate(3, &run).completion();
     let address = beside(&cluster.addresses[0]);
-    wait_until("the gateway knows who serves", || get(&address, "/health").status == 200);
+    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
     let three = cluster.addresses[..3].join(",");
     let stop = cluster.console(&["ok-to-stop", "pi2", "--nodes", &three, "--json"]);
     let outlook = good(stop);
     assert_eq!((outlook["ok"].as_bool(), outlook["topology"].as_str()), (Some(true), Some("tp2")), "{outlook}");
     let body = json!({"prompt": "abab", "max_tokens": 400, "temperature": 0.9, "seed": 5, "stream": true});
     let mut running = stream(&address, "/v1/completions", &body);
-    assert!(running.event().is_some(), "tokens come");
+    assert!(running.event().is_some(), "tokens arrive");
     let joined = cluster.console(&["node", "add", &cluster.addresses[3], "--nodes", &three, "--yes", "--json"]);
     assert_eq!(good(joined)["topology"], "tp4");
     let events = running.events();
-    let end = events.last().expect("it comes to its end");
-    assert!(end["timings"]["trace"]["resumed"].as_u64() > Some(0), "it went on after the switch: {end}");
+    let end = events.last().expect("the stream has events");
+    assert!(end["timings"]["trace"]["resumed"].as_u64() > Some(0), "the answer must continue after the switch: {end}");
     assert_eq!(good(operate(&cluster, &["node", "remove", "pi2", "--yes"]))["topology"], "tp3");
     assert_eq!(cluster.status(0)["topology"]["layout"], "tp3");
     let last = operate(&cluster, &["node", "drain", "pi3", "--reason", "fan", "--yes"]);
@@ -110,7 +116,7 @@ fn a_node_joins_and_leaves_what_serves_and_a_running_answer_goes_on() {
 }
 
 #[test]
-fn a_console_that_is_stopped_in_the_middle_of_an_assignment_changes_nothing_when_it_goes_on() {
+fn console_stopped_during_an_assignment_changes_nothing_later() {
     let cluster = Cluster::with(2, &demo_models(), "");
     let nodes = cluster.nodes();
     let (mut lost, mut seed) = (0, 7_u64);
@@ -137,7 +143,8 @@ fn a_console_that_is_stopped_in_the_middle_of_an_assignment_changes_nothing_when
         let _ = kill(pid, Signal::SIGSTOP);
         let second = (128 + run).to_string();
         let mut assigned = None;
-        // While the first one's sessions are open, what it prepared is open, too: its lease is what the second waits for.
+        // While the first console's sessions are open, so is its prepared assignment; the second console waits for its
+        // lease.
         for _ in 0..3 {
             let ended = cluster.generate(2, &["--context", &second, "--prompt", "a", "--max-tokens", "1"]);
             if ended.code == Some(0) {
@@ -157,7 +164,8 @@ fn a_console_that_is_stopped_in_the_middle_of_an_assignment_changes_nothing_when
             let serves = (status["topology"]["hash"].clone(), status["topology"]["layout"].clone());
             (status["epoch"].as_u64(), serves)
         };
-        // One of them may have promised an epoch to a console that the other refused: that is a number, nothing is served by it.
+        // One node may have promised an epoch to a console that the other refused. The promise is only a number; no
+        // node serves it.
         wait_until("both nodes serve the same", || at(0).1 == at(1).1);
         let latest = at(0).0.min(at(1).0);
         assert!(
@@ -165,5 +173,5 @@ fn a_console_that_is_stopped_in_the_middle_of_an_assignment_changes_nothing_when
             "a stale assignment came after a later one: {latest:?} {assigned:?} {own:?}"
         );
     }
-    println!("{lost} of 20 stopped consoles heard that they were outdone");
+    println!("{lost} of 20 stopped consoles were refused for a later assignment");
 }

@@ -1,4 +1,4 @@
-//! Every command of the RUNBOOK for a console runs as it stands there. Those for a node run in packaging/boot-test.sh.
+//! Runs every console command of the RUNBOOK as written. Commands for a node run in packaging/boot-test.sh.
 use std::process::{Command, Stdio};
 
 use harness::programs::{Cluster, demo_models, programs, root};
@@ -18,31 +18,31 @@ fn commands(text: &str, kind: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_command_for_a_console_runs_as_written() {
+fn every_console_command_of_the_runbook_runs_as_written() {
     let text = std::fs::read_to_string(root().join("RUNBOOK.md")).expect("the runbook is there");
     let on_console = commands(&text, "sh on-console");
     let on_node = commands(&text, "sh on-node");
     assert!(on_console.len() >= 8 && on_node.len() >= 5, "{on_console:?} {on_node:?}");
     let fences = text.lines().filter(|line| line.starts_with("```sh")).count();
-    // Those of the quick start run in packaging/quick-start-test.sh.
+    // The quick start's commands run in packaging/quick-start-test.sh.
     let kinds = ["```sh on-console", "```sh on-node", "```sh quick-start-node", "```sh quick-start"];
     let known = text.lines().filter(|line| kinds.contains(line)).count();
-    assert_eq!(fences, known, "a block of commands says where it runs");
+    assert_eq!(fences, known, "a block of commands must state where it runs");
 
     let cluster = Cluster::supervised(4, &demo_models(), "recover = true\n");
-    let home = tempfile::tempdir().expect("a folder can be made");
+    let home = tempfile::tempdir().expect("create a temporary folder");
     let path = std::env::var("PATH").unwrap_or_default();
     for command in on_console {
         let mut shell = Command::new("sh");
         shell.args(["-c", &command]).env("BRAMBLE_NODES", cluster.nodes()).env_remove("BRAMBLE_LOG_DIR");
         shell.env("XDG_CONFIG_HOME", home.path()).env_remove("BRAMBLE_KEY_FILE");
-        // One command makes a key; these nodes have none.
+        // One of the commands creates a key; these nodes have none.
         shell.env("BRAMBLE_INSECURE", "true");
         shell.env("PATH", format!("{}:{path}", programs().display()));
         let output = shell.stdin(Stdio::null()).output().expect("sh runs");
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{command}: {out} {err}");
-        assert!(!out.trim().is_empty(), "{command} says nothing");
+        assert!(!out.trim().is_empty(), "{command} prints nothing");
     }
 }
 
@@ -61,6 +61,6 @@ fn every_link_of_the_runbook_leads_to_a_heading() {
     let links: Vec<&str> = text.split("](#").skip(1).filter_map(|rest| rest.split(')').next()).collect();
     assert!(links.len() > 5);
     for link in links {
-        assert!(headings.iter().any(|heading| heading == link), "{link} is none of {headings:?}");
+        assert!(headings.iter().any(|heading| heading == link), "{link} is not among {headings:?}");
     }
 }

@@ -1,35 +1,33 @@
-//! Requests on one engine: answers that go on elsewhere, beside each other and from what was computed before, are the same.
+//! Requests on one engine: answers are the same when resumed elsewhere, when run concurrently, and when taken from the
+//! prefix cache.
 use std::sync::Arc;
 
+use common::{chat::FinishReason, latency::RequestTimes, sampling::SamplingParameters};
+use gguf::{Architecture, BlockFormat, GgufFile};
 use harness::{
     engines::{Answer, Replica},
     tiny_model::TinyModel,
 };
-use shared::{
-    gguf::{Architecture, BlockFormat, GgufFile},
-    latency::RequestTimes,
-    protocol::message::{FinishReason, Generate, Prompt},
-    sampling::SamplingParameters,
-};
+use protocol::message::{Generate, Prompt};
 
 fn file() -> Arc<GgufFile> {
     let model = TinyModel { context_length: 1024, ..TinyModel::new(Architecture::Llama) };
     let bytes = model.with_format(BlockFormat::Q8_0).bytes();
-    Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is good"))
+    Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is valid"))
 }
 
-/// Token 2 ends an answer: never drawn here.
+/// Token 2 ends an answer: it is never sampled here.
 fn sampling(temperature: f32, seed: u64) -> SamplingParameters {
     SamplingParameters { temperature, seed, logit_bias: vec![(2, -1e9)], ..SamplingParameters::default() }
 }
 
-/// `count` ids that a seed chooses.
+/// `count` ids chosen by a seed.
 fn tokens(seed: u32, count: usize) -> Vec<u32> {
     (0..count as u32).map(|index| 3 + (index * (2 * seed + 7) + seed * 31 + index * index / 3) % 290).collect()
 }
 
 #[test]
-fn an_answer_that_was_cut_goes_on_elsewhere_with_the_same_ids_and_text() {
+fn cut_answer_resumed_elsewhere_has_the_same_ids_and_text() {
     let file = file();
     for (ranks, temperature) in [(1, 0.0), (1, 0.9), (2, 0.9)] {
         let replica = Replica::of(ranks);
@@ -47,29 +45,33 @@ fn an_answer_that_was_cut_goes_on_elsewhere_with_the_same_ids_and_text() {
             assert_eq!(rest.end().reason, FinishReason::Length);
         }
         if temperature == 0.0 {
-            // A small model repeats itself: no text can be told apart.
+            // The text of a small model repeats itself, so some stop strings are ambiguous.
             continue;
         }
-        // A stop string that the token before the cut begins and a token after it ends.
+        // A stop string that begins in the token before the cut and ends in a token after it.
         let span = |cut: usize| whole.told[cut - 2]..whole.told[cut + 1];
         let is_good = |cut: &usize| {
             let (span, middle) = (span(*cut), whole.told[cut - 1]);
             let fits = span.start < middle && middle < span.end;
             fits && whole.text.get(span.clone()).is_some_and(|stop| whole.text.find(stop) == Some(span.start))
         };
-        let cut = (8..40).find(is_good).expect("some text can be told apart");
+        let cut = (8..40).find(is_good).expect("some text is unique");
         let stop = [whole.text[span(cut)].to_owned()];
         let stopped = one(generate(&[], &stop));
         assert_eq!((stopped.end().reason, stopped.text.as_str()), (FinishReason::Stop, &whole.text[..span(cut).start]));
         let rest = one(generate(&whole.ids[..cut], &stop));
         assert_eq!((rest.end().reason, rest.ids.as_slice()), (FinishReason::Stop, &stopped.ids[cut..]));
-        assert_eq!(rest.text, stopped.text[stopped.told[cut - 1]..], "what was held back at the cut");
+        assert_eq!(rest.text, stopped.text[stopped.told[cut - 1]..], "text held back at the cut");
         let over = one(generate(&stopped.ids, &stop));
-        assert_eq!((over.end().reason, over.ids.len(), over.text.as_str()), (FinishReason::Stop, 0, ""), "it was over");
+        assert_eq!(
+            (over.end().reason, over.ids.len(), over.text.as_str()),
+            (FinishReason::Stop, 0, ""),
+            "the answer was already complete"
+        );
     }
 }
 
-/// What must not depend on what else an engine does or knows.
+/// The parts of an answer that must not depend on concurrent requests or the prefix cache.
 fn told(answer: &Answer) -> (&[u32], &str, FinishReason) {
     (&answer.ids, &answer.text, answer.end().reason)
 }
@@ -83,7 +85,7 @@ fn check(found: &[Answer], alone: &[Answer], what: &str) {
     }
 }
 
-/// Prompts of 5 to 300 tokens; every third begins as others do, with 200 tokens or fewer.
+/// Prompts of 5 to 300 tokens; every third shares a prefix of up to 200 tokens with others.
 fn requests() -> Vec<Generate> {
     let request = |number: u32| {
         let mut prompt = if number.is_multiple_of(3) { tokens(99, 200 - number as usize * 7) } else { Vec::new() };
@@ -96,7 +98,7 @@ fn requests() -> Vec<Generate> {
 }
 
 #[test]
-fn sixteen_requests_at_once_are_what_each_is_alone_also_where_blocks_are_short_and_from_what_is_cached() {
+fn concurrent_requests_equal_single_ones_even_cached() {
     let (file, requests) = (file(), requests());
     for replica in [Replica::of(1), Replica::of(2), Replica::pipeline()] {
         let alone = replica.each_alone(&file, &requests);
@@ -117,7 +119,7 @@ fn sixteen_requests_at_once_are_what_each_is_alone_also_where_blocks_are_short_a
 }
 
 #[test]
-fn a_conversation_goes_on_from_its_own_answer_and_equal_prompts_wait_for_the_first() {
+fn equal_prompts_share_the_prefix_cache_and_chats_continue() {
     let file = file();
     let replica = Replica::of(2);
     let ask = |prompt: &[u32]| Generate::new(Prompt::Tokens(prompt.to_vec()), 50, sampling(0.8, 3), Vec::new());
@@ -130,8 +132,8 @@ fn a_conversation_goes_on_from_its_own_answer_and_equal_prompts_wait_for_the_fir
     let copies = SamplingParameters { seed: 9, ..sampling(0.8, 3) };
     let same = Generate { sampling: copies, ..ask(&tokens(8, 300)) };
     let found = replica.answers(&file, &[vec![begin], vec![ask(&prompt)], vec![same; 6]]);
-    check(&found[1], &alone, "the second turn");
-    // Of the answer all but its last token went through the layers.
+    check(&found[1], &alone, "second turn");
+    // All of the answer but its last token is in the KV cache.
     assert_eq!(found[1][0].end().times.cached_tokens, 70 + 50 - 1);
     let cached: Vec<u32> = found[2].iter().map(|one| one.end().times.cached_tokens).collect();
     assert_eq!(cached[0], 0);
@@ -140,9 +142,9 @@ fn a_conversation_goes_on_from_its_own_answer_and_equal_prompts_wait_for_the_fir
 }
 
 #[test]
-fn drafts_change_no_token_whatever_is_asked_for() {
+fn speculative_decoding_changes_no_token() {
     let file = file();
-    // A few tokens that may be drawn at all: what stood before is likely to come again.
+    // Only a few tokens can be sampled, so earlier sequences are likely to recur.
     let few = |temperature: f32, seed: u64| {
         let logit_bias = (40..46).map(|id| (id, 60.0)).collect();
         SamplingParameters { logit_bias, ..sampling(temperature, seed) }
@@ -157,7 +159,7 @@ fn drafts_change_no_token_whatever_is_asked_for() {
     };
     let mut requests: Vec<Generate> = ways.iter().map(|way| ask(way, &[])).collect();
     let plain = Replica { is_plain: true, ..Replica::of(1) }.each_alone(&file, &requests);
-    // Until the context is full, and until texts that lie across several tokens.
+    // Until the context is full, and until stop strings that span several tokens.
     requests.push(Generate { max_tokens: 4000, ..ask(&ways[1], &[]) });
     for answer in &plain[..3] {
         let stop = answer.text.chars().skip(90).take(7).collect();
@@ -173,7 +175,7 @@ fn drafts_change_no_token_whatever_is_asked_for() {
         check(&replica.answers(&file, &[requests.clone()])[0], &without, &format!("at once, {what}"));
         let sum = |count: fn(&RequestTimes) -> u32| with.iter().map(|one| count(&one.end().times)).sum::<u32>();
         let (drafted, accepted) = (sum(|times| times.drafted_tokens), sum(|times| times.accepted_tokens));
-        println!("{accepted} of {drafted} drafts accepted, {what}");
+        println!("{accepted} of {drafted} speculative tokens accepted, {what}");
         assert!(replica.stages > 1 || (accepted >= 40 && accepted < drafted), "{accepted} of {drafted}, {what}");
     }
 }

@@ -1,20 +1,21 @@
-//! Whom the rule names in what `tests/speed/straggler.py --record` kept of real runs: all-reduces, and how times strayed.
+//! The ranks that the straggler rule names in recordings of real runs by `tests/speed/straggler.py --record`:
+//! all-reduces, and jitter.
 use std::fs;
 
-use harness::programs::root;
-use shared::{
+use common::{
     ids::{LayerIndex, Rank},
-    simulate::{Link, NodeProfile, Noise, Replica, Request, Setup, watch},
-    telemetry::{SyncKind, SyncRecord, WINDOW_STEPS, judge},
-    topology::sizes::{ModelSizes, Quantisation},
     units::Nanoseconds,
 };
+use harness::programs::root;
+use planner::simulate::{Link, NodeProfile, Noise, Replica, Request, Setup, watch};
+use telemetry::{SyncKind, SyncRecord, WINDOW_STEPS, judge};
+use topology::sizes::{ModelSizes, Quantisation};
 
 fn recorded(name: &str) -> String {
     fs::read_to_string(root().join("tests/fixtures/straggler").join(name)).expect("the recording is there")
 }
 
-/// The all-reduces of two ranks. A line of the file is a sum over several; each gets an equal part.
+/// The all-reduces of two ranks. A line of the file is a sum over several; each gets an equal share.
 fn all_reduces(name: &str) -> Vec<Vec<SyncRecord>> {
     let mut lists = vec![Vec::new(); 2];
     for line in recorded(name).lines().filter(|line| !line.starts_with('#')) {
@@ -42,7 +43,7 @@ fn all_reduces(name: &str) -> Vec<Vec<SyncRecord>> {
 }
 
 #[test]
-fn a_rank_that_was_stopped_2_ms_in_every_10_is_named_within_64_tokens_with_its_share() {
+fn rank_stopped_2_ms_in_every_10_is_named_within_64_tokens() {
     for rank in 0..2 {
         let lists = all_reduces(&format!("rank{rank}-stopped.txt"));
         assert_eq!(lists[0].len(), 64 * 44, "64 tokens, 22 layers");
@@ -54,11 +55,11 @@ fn a_rank_that_was_stopped_2_ms_in_every_10_is_named_within_64_tokens_with_its_s
 }
 
 #[test]
-fn nobody_is_named_in_a_run_in_which_nobody_was_stopped() {
+fn no_rank_is_named_in_a_run_without_a_straggler() {
     assert_eq!(judge(0, &all_reduces("quiet.txt")), [None]);
 }
 
-/// Tokens of a replica of so many ranks whose times stray as recorded; whom the rule names.
+/// Simulates many tokens of a replica with the recorded jitter and asserts that the rule names no rank.
 fn watched(name: &str, ranks: usize) {
     let times: Vec<u64> = recorded(name).lines().map(|line| line.parse().expect("a time")).collect();
     let noise = Noise::recorded(&times).expect("enough times");
@@ -69,15 +70,15 @@ fn watched(name: &str, ranks: usize) {
     let request = Request { noise, seed: 1, ..Request::quiet(512, 1_000_000) };
     let watched = watch(&replica, &request).expect("it fits together");
     assert_eq!((watched.windows, watched.named.iter().sum::<u64>()), (15_625, 0), "{watched:?}");
-    assert!(watched.latest_share > 0.005, "the jitter is seen: {watched:?}");
+    assert!(watched.latest_share > 0.005, "the jitter must be visible: {watched:?}");
 }
 
 #[test]
-fn nobody_is_named_in_a_million_tokens_whose_times_stray_as_in_a_run_of_two_ranks() {
+fn no_rank_is_named_in_a_million_tokens_on_two_ranks() {
     watched("jitter-tp2.txt", 2);
 }
 
 #[test]
-fn nobody_is_named_in_a_million_tokens_whose_times_stray_as_in_a_run_of_three_ranks_on_two_cores() {
+fn no_rank_is_named_in_a_million_tokens_on_three_ranks() {
     watched("jitter-tp3.txt", 3);
 }

@@ -1,18 +1,16 @@
-//! Chat templates against Python's jinja2, over files, and hostile ones.
+//! Chat templates against Python's jinja2, on fixture files, and hostile templates.
 use std::{collections::BTreeMap, fs};
 
+use common::chat::{Chat, ToolFormat};
+use gguf::GgufFile;
 use harness::programs::root;
 use serde_json::Value;
-use shared::{
-    gguf::GgufFile,
-    protocol::message::{Chat, ToolFormat},
-    tokenizer::{
-        Tokenizer,
-        template::{CONVERSATION_BYTES_MAX, ChatTemplate, TEMPLATE_BYTES_MAX, TemplateError},
-    },
+use tokenizer::{
+    Tokenizer,
+    template::{CONVERSATION_BYTES_MAX, ChatTemplate, TEMPLATE_BYTES_MAX, TemplateError},
 };
 
-/// As in `render.py`: 2025-11-22 02:08:38 UTC.
+/// The time in `render.py`: 2025-11-22 02:08:38 UTC.
 const NOW: u64 = 1_763_777_318;
 
 fn fixture(name: &str) -> String {
@@ -29,7 +27,7 @@ fn render(text: &str, messages: &str) -> Result<String, TemplateError> {
 }
 
 #[test]
-fn every_template_gives_the_text_that_python_gives() {
+fn every_template_renders_the_text_that_python_renders() {
     let conversations: BTreeMap<String, Value> =
         serde_json::from_str(&fixture("conversations.json")).expect("conversations");
     let rendered: BTreeMap<String, BTreeMap<String, Value>> =
@@ -51,7 +49,7 @@ fn every_template_gives_the_text_that_python_gives() {
 }
 
 #[test]
-fn templates_say_how_their_models_call_tools() {
+fn templates_report_how_their_models_call_tools() {
     let format = |name: &str| template(&fixture(name)).tool_format();
     assert_eq!(format("marks.jinja"), ToolFormat::Hermes);
     assert_eq!(format("thinking.jinja"), ToolFormat::Hermes);
@@ -61,7 +59,7 @@ fn templates_say_how_their_models_call_tools() {
 }
 
 #[test]
-fn a_conversation_with_tools_takes_the_template_for_tools() {
+fn conversation_with_tools_uses_the_tool_template() {
     let template = ChatTemplate::new("plain", Some("{{ tools | length }} <tool_call>"), String::new(), String::new());
     let template = template.expect("both can be compiled");
     let messages = r#"[{"role": "user", "content": "x"}]"#;
@@ -74,7 +72,7 @@ fn a_conversation_with_tools_takes_the_template_for_tools() {
 }
 
 #[test]
-fn parts_of_text_are_joined_and_what_is_no_conversation_is_refused_by_name() {
+fn text_parts_are_joined_and_invalid_conversations_are_refused() {
     let all = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
     let parts = r#"[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]"#;
     assert_eq!(render(all, parts), Ok("user:a\nb;".into()));
@@ -87,9 +85,9 @@ fn parts_of_text_are_joined_and_what_is_no_conversation_is_refused_by_name() {
     for (messages, word) in [
         (image, "image_url"),
         ("[]", "0 messages"),
-        ("{}", "no array"),
-        ("[", "no JSON"),
-        ("[7]", "messages[0] is no object"),
+        ("{}", "not an array"),
+        ("[", "not valid JSON"),
+        ("[7]", "messages[0] is not an object"),
         (r#"[{"content": "x"}]"#, "no role"),
         (r#"[{"role": "user"}]"#, "messages[0].content"),
         (r#"[{"role": "user", "content": null}]"#, "messages[0].content"),
@@ -123,10 +121,11 @@ fn hostile_templates_end_with_an_error() {
 }
 
 #[test]
-fn a_template_of_a_file_knows_its_tokens_and_bos_is_not_doubled() {
+fn template_of_a_file_has_its_tokens_and_bos_is_not_doubled() {
     let file = GgufFile::open(&root().join("packaging/demo/bard-q8_0.gguf")).expect("the demo's model");
     let tokenizer = Tokenizer::from_metadata(file.metadata()).expect("its tokenizer");
-    let template = ChatTemplate::from_metadata(file.metadata(), &tokenizer).expect("it is good").expect("there is one");
+    let template =
+        ChatTemplate::from_metadata(file.metadata(), &tokenizer).expect("it is valid").expect("there is one");
     let messages = r#"[{"role": "system", "content": "Verona."}, {"role": "user", "content": " But soft! "}]"#;
     let text = template.render(&Chat { messages: messages.into(), tools: None }, NOW).expect("a text");
     assert_eq!(text, "<s>Chorus:\nVerona.\n\nROMEO:\nBut soft!\n\nJULIET:\n");

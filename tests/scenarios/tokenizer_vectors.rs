@@ -1,11 +1,11 @@
-//! The tokenizers on real vocabularies: the ids that llama.cpp gives, and the text back from them.
-//! Reads tests/fixtures/vocab and the model of the demo.
+//! The tokenizers on real vocabularies: the same ids as llama.cpp, and the text decoded from them. Reads
+//! tests/fixtures/vocab and the demo model.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use shared::gguf::GgufFile;
-use shared::tokenizer::Tokenizer;
+use gguf::GgufFile;
+use tokenizer::Tokenizer;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are a folder of the repository").to_owned()
@@ -31,7 +31,7 @@ fn bard() -> Tokenizer {
     Tokenizer::from_metadata(file.metadata()).expect("the model has a tokenizer")
 }
 
-/// Steps of a linear congruential generator; the upper bits are good enough for test texts.
+/// A linear congruential generator; its upper bits are random enough for test texts.
 struct Random(u64);
 
 impl Random {
@@ -40,7 +40,7 @@ impl Random {
         ((self.0 >> 33) as usize) % bound
     }
 
-    /// A text of words, spaces, scripts and any characters at all.
+    /// A random text of words, spaces, several scripts and arbitrary characters.
     fn text(&mut self) -> String {
         const PARTS: &[&str] = &[
             " ",
@@ -90,7 +90,7 @@ fn check_vectors(name: &str) -> Tokenizer {
     let tokenizer = vocabulary(name);
     let texts = String::from_utf8(fixture(&format!("ggml-vocab-{name}.gguf.inp"))).expect("UTF-8");
     let ids = String::from_utf8(fixture(&format!("ggml-vocab-{name}.gguf.out"))).expect("UTF-8");
-    // The last text is empty, and its line has no end.
+    // The last text is empty, and its line has no newline.
     let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
     let lines: Vec<&str> = ids.split('\n').collect();
     assert_eq!((texts.len(), lines.len()), (47, 47));
@@ -102,7 +102,7 @@ fn check_vectors(name: &str) -> Tokenizer {
     tokenizer
 }
 
-/// Text back from the ids of random texts, whole and token by token.
+/// Decodes the ids of random texts, whole and token by token.
 #[track_caller]
 fn check_round_trip(tokenizer: &Tokenizer, prefix: &str) {
     let mut random = Random(7);
@@ -128,7 +128,7 @@ fn llama_bpe_gives_the_ids_of_llama_cpp_and_the_text_back() {
     check_round_trip(&tokenizer, "");
     assert_eq!(tokenizer.vocabulary_length(), 128_256);
     assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(128_000), Some(128_001)));
-    // The file does not say so, its pre-tokenizer does.
+    // Implied by the pre-tokenizer, not by the file.
     assert_eq!(tokenizer.encode("", true, false), [128_000]);
 }
 
@@ -136,7 +136,7 @@ fn llama_bpe_gives_the_ids_of_llama_cpp_and_the_text_back() {
 fn qwen2_gives_the_ids_of_llama_cpp_and_the_text_back() {
     let tokenizer = check_vectors("qwen2");
     check_round_trip(&tokenizer, "");
-    // It has a BOS, which the model does not want before a text.
+    // It has a BOS, which the model does not expect before a text.
     assert_eq!(tokenizer.bos(), Some(151_643));
     assert_eq!(tokenizer.encode("", true, true), [0; 0]);
 }
@@ -144,7 +144,7 @@ fn qwen2_gives_the_ids_of_llama_cpp_and_the_text_back() {
 #[test]
 fn llama_spm_gives_the_ids_of_llama_cpp_and_the_text_back() {
     let tokenizer = check_vectors("llama-spm");
-    // U+2581 is how SPM writes a space, so it comes back as one: the texts of the round trip avoid it.
+    // SPM writes a space as U+2581, so U+2581 decodes to a space; the round-trip texts avoid it.
     let text = "a▁b";
     assert_eq!(tokenizer.decode(&tokenizer.encode(text, false, false), false), "a b");
     assert_eq!(tokenizer.encode("", true, false), [1]);
@@ -233,7 +233,7 @@ fn special_tokens_are_parsed_on_demand_only() {
 }
 
 #[test]
-fn generation_ends_at_every_token_that_ends_a_turn() {
+fn generation_ends_at_every_end_of_turn_token() {
     let llama = vocabulary("llama-bpe");
     let ends: Vec<u32> = (0..128_256).filter(|&id| llama.is_end(id)).collect();
     // <|end_of_text|>, <|eot_id|>
@@ -246,13 +246,13 @@ fn generation_ends_at_every_token_that_ends_a_turn() {
 }
 
 #[test]
-fn a_text_of_a_megabyte_is_encoded_whole() {
+fn text_of_a_megabyte_is_encoded_completely() {
     let mut random = Random(3);
     let mut text = String::new();
     while text.len() < 1 << 20 {
         text += &random.text().replace('▁', "_");
     }
-    // One word of a megabyte, too: the pre-tokenizer cuts letters nowhere.
+    // A single word of a megabyte as well: the pre-tokenizer never splits letters.
     for text in [text, "ab".repeat(1 << 19)] {
         for tokenizer in [bard(), vocabulary("qwen2")] {
             let ids = tokenizer.encode(&text, false, false);

@@ -1,7 +1,9 @@
-//! Pipelines, replicas and unequal shares: the same logits as one rank's in threads, the same text from daemons, and what cannot
-//! work refused by name before anything is loaded.
+//! Pipelines, replicas and unequal shares: the same logits as one rank in threads, the same text from daemons, and
+//! impossible layouts refused by name before anything is loaded.
 use std::sync::Arc;
 
+use common::precision::{Exchange, KvFormat};
+use gguf::{Architecture, BlockFormat, GgufFile};
 use harness::{
     oracle::kl_divergence,
     programs::{Cluster, finish, folder_with, spawn_console},
@@ -9,10 +11,6 @@ use harness::{
     tiny_model::TinyModel,
 };
 use serde_json::Value;
-use shared::{
-    gguf::{Architecture, BlockFormat, GgufFile},
-    topology::{Exchange, KvFormat},
-};
 
 /// Four layers that cut badly on purpose: super-blocks of 256 across cuts, more ranks than KV heads.
 fn model(architecture: Architecture) -> TinyModel {
@@ -23,7 +21,7 @@ fn model(architecture: Architecture) -> TinyModel {
 }
 
 fn file(model: &TinyModel) -> Arc<GgufFile> {
-    Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is good"))
+    Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid"))
 }
 
 fn bits(logits: &[Vec<f32>]) -> Vec<u32> {
@@ -31,13 +29,13 @@ fn bits(logits: &[Vec<f32>]) -> Vec<u32> {
 }
 
 #[test]
-fn a_pipeline_gives_the_bits_of_its_tensor_parallel_group_and_agrees_with_one_rank() {
+fn pipeline_has_the_bits_of_its_group_and_matches_one_rank() {
     let tokens: Vec<u32> = (0..20).map(|index| (index * 37 + 5) % 300).collect();
     for architecture in [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3] {
         for format in [BlockFormat::Q4K, BlockFormat::Q8_0, BlockFormat::F16] {
             let file = file(&model(architecture).with_format(format));
             let alone = run(&file, &tokens, &Run::exact(1)).logits;
-            // A flipped rounding of one activation is all that summing in another order may do.
+            // Summing in another order may at most flip the rounding of single activations.
             let bound = if format.is_quantised() { 0.015 } else { 1e-4 };
             let groups = [vec![1], vec![1; 2], vec![1; 3], vec![1; 4], vec![3, 2, 1]];
             for weights in groups {
@@ -56,7 +54,7 @@ fn a_pipeline_gives_the_bits_of_its_tensor_parallel_group_and_agrees_with_one_ra
 }
 
 #[test]
-fn a_long_prompt_in_chunks_through_many_stages_with_a_cache_of_halves_gives_the_same_bits() {
+fn long_prompt_through_many_stages_gives_the_same_bits() {
     let mut model = model(Architecture::Qwen3);
     model.block_count = 7;
     let file = file(&model.with_format(BlockFormat::Q4_0));
@@ -68,7 +66,7 @@ fn a_long_prompt_in_chunks_through_many_stages_with_a_cache_of_halves_gives_the_
     }
 }
 
-/// What `console generate` writes on a topology.
+/// The completion of `console generate` on a topology.
 fn generate(cluster: &Cluster, topology: &str, more: &[&str]) -> Value {
     let nodes = cluster.nodes();
     let nodes: Vec<&str> = nodes.split(',').take(nodes_of(topology)).collect();
@@ -81,8 +79,8 @@ fn generate(cluster: &Cluster, topology: &str, more: &[&str]) -> Value {
 }
 
 #[test]
-fn daemons_in_pipelines_and_replicas_with_unequal_shares_write_what_one_writes() {
-    // Without quantised weights ranks differ by a millionth, and no draw is that near.
+fn pipelines_replicas_and_unequal_shares_write_the_same_text() {
+    // Without quantised weights ranks differ by a millionth, and no sample is that close to a boundary.
     let mut model = TinyModel::new(Architecture::Qwen3);
     model.block_count = 4;
     let folder = folder_with(&[("tiny.gguf", &model.bytes())]);
@@ -107,8 +105,7 @@ fn daemons_in_pipelines_and_replicas_with_unequal_shares_write_what_one_writes()
             let replicas = if topology.starts_with("dp2") { 2 } else { 1 };
             assert_eq!(ranks.len(), nodes_of(topology) / replicas);
             for rank in ranks {
-                // Every rank tells where its time went, whatever its stage.
-                // Drafts that are taken save steps.
+                // Every rank reports where its time went, in any stage. Accepted speculative tokens save steps.
                 assert!((1..=23).contains(&rank["decode"]["steps"].as_u64().expect("a number")), "{topology} {rank}");
                 assert!(rank["compute_ms"].as_f64().is_some_and(|time| time > 0.0), "{topology} {rank}");
             }
@@ -122,7 +119,7 @@ fn nodes_of(topology: &str) -> usize {
 }
 
 #[test]
-fn daemons_write_the_same_with_every_collective_and_show_which_they_use() {
+fn daemons_write_the_same_text_with_every_collective() {
     let folder = folder_with(&[("tiny.gguf", &TinyModel::new(Architecture::Llama).bytes())]);
     let cluster = Cluster::with(3, folder.path(), "");
     let greedy: &[&str] = &["--temperature", "0"];
@@ -130,7 +127,10 @@ fn daemons_write_the_same_with_every_collective_and_show_which_they_use() {
     let table = || {
         let status = cluster.console(&["status", "--nodes", &cluster.nodes(), "--json"]).json();
         let nodes = status["nodes"].as_array().expect("nodes").clone();
-        assert!(nodes.iter().all(|node| node["collectives"] == nodes[0]["collectives"]), "ranks hold one table");
+        assert!(
+            nodes.iter().all(|node| node["collectives"] == nodes[0]["collectives"]),
+            "all ranks must hold the same table"
+        );
         nodes[0]["collectives"]["rows"].clone()
     };
     for collective in ["direct", "rs-ag", "doubling", "ring", "star", "two-level"] {
@@ -147,7 +147,7 @@ fn daemons_write_the_same_with_every_collective_and_show_which_they_use() {
 }
 
 #[test]
-fn a_topology_file_is_checked_assigned_and_printed_again() {
+fn topology_file_is_checked_assigned_and_printed_again() {
     let cluster = Cluster::of(4);
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cluster.toml");
@@ -178,13 +178,13 @@ fn a_topology_file_is_checked_assigned_and_printed_again() {
     write("layers = 3");
     let refused = cluster.console(&["topology", "check", path]);
     assert_eq!(refused.code, Some(2));
-    assert!(refused.err.contains("only 1 of 2 stages"), "{}", refused.err);
+    assert!(refused.err.contains("1 of 2 stages set layers"), "{}", refused.err);
 }
 
 #[test]
-fn stages_that_hand_over_halves_stay_within_the_bound_of_divergence() {
+fn f16_hand_over_stays_within_the_divergence_bound() {
     let demo = harness::programs::demo_models().join("bard-q8_0.gguf");
-    let file = Arc::new(GgufFile::open(&demo).expect("the demo model is good"));
+    let file = Arc::new(GgufFile::open(&demo).expect("the demo model is valid"));
     let tokens: Vec<u32> = vec![1, 367, 561, 378, 594, 304, 1760, 332, 328, 1536, 266, 2013, 1995, 1999, 799, 280];
     let exact = run(&file, &tokens, &Run::exact(1)).logits;
     for (exchange, weights) in [(Exchange::F16, vec![1]), (Exchange::F16, vec![1; 2]), (Exchange::Q80, vec![1; 3])] {
@@ -196,13 +196,13 @@ fn stages_that_hand_over_halves_stay_within_the_bound_of_divergence() {
 }
 
 #[test]
-fn several_answers_at_once_take_turns_in_a_pipeline_and_each_is_what_it_is_alone() {
+fn concurrent_answers_in_a_pipeline_equal_single_ones() {
     let mut model = TinyModel::new(Architecture::Qwen3);
     model.block_count = 4;
     let folder = folder_with(&[("tiny.gguf", &model.bytes())]);
     let cluster = Cluster::with(4, folder.path(), "");
     let nodes = cluster.nodes();
-    // Long prompts go through in chunks while short ones are answered already.
+    // Long prompts run in chunks while short ones already generate.
     let prompts: Vec<String> = (0..6).map(|index| "ab ".repeat(1 + 30 * (index % 3)) + &"c".repeat(index)).collect();
     let start = |prompt: &String, topology: &str| {
         let arguments = [
@@ -223,7 +223,7 @@ fn several_answers_at_once_take_turns_in_a_pipeline_and_each_is_what_it_is_alone
     let ids = |child| finish(child).completion()["token_ids"].clone();
     let alone: Vec<Value> = prompts.iter().map(|prompt| ids(start(prompt, "tp4"))).collect();
     for topology in ["pp2-tp2", "pp4"] {
-        // The first assigns; the others find it running.
+        // The first request assigns the topology; the others find it running.
         assert_eq!(ids(start(&prompts[0], topology)), alone[0], "{topology}");
         let running: Vec<_> = prompts.iter().map(|prompt| start(prompt, topology)).collect();
         for (child, expected) in running.into_iter().zip(&alone) {

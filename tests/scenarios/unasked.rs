@@ -1,5 +1,5 @@
-//! Every command of the console that changes something, tried and refused: nothing changes unasked on a cluster that serves. A command that
-//! is not in the list below fails the test: it has to be said what it does.
+//! Tries and refuses every console command that changes something: nothing changes on a serving cluster without
+//! confirmation. A command missing from the list below fails the test: its effect must be declared.
 use std::{
     collections::BTreeMap,
     fs,
@@ -7,6 +7,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use gguf::{Architecture, BlockFormat};
 use harness::{
     programs::{CONFIG_HOME, Cluster, DEEP, Ended, finish, folder_with, programs, wait_until},
     tiny_model::TinyModel,
@@ -16,25 +17,25 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
-use shared::gguf::{Architecture, BlockFormat};
 
-/// What a command does.
+/// The effect of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Does {
-    /// It changes nothing that stays.
+    /// Changes nothing permanently.
     Reads,
-    /// It adds something where nothing was, as its words say: it can be tried with `--dry-run`.
+    /// Only adds something new, as its arguments state; supports `--dry-run`.
     Adds,
-    /// It changes or ends something: it asks, and can be tried.
+    /// Changes or ends something: asks for confirmation and supports `--dry-run`.
     Changes,
 }
 use Does::{Adds, Changes, Reads};
 
-/// Another model than the one that serves.
+/// A model other than the one that is served.
 const OTHER: &str = "tiny.gguf";
 
-/// All commands, and the words behind those that change something. ALL are the nodes, SERVE those that serve, NEW one that does not,
-/// FILE a model on this machine, TOPOLOGY a topology file, OUT a file that does not exist, REQUEST one that runs.
+/// All commands, and the arguments of those that change something. ALL are all nodes, SERVE those that serve, NEW one
+/// that does not, FILE a model on this machine, TOPOLOGY a topology file, OUT a file that does not exist, REQUEST a
+/// running request.
 const COMMANDS: &[(&str, Does, &str)] = &[
     ("adopt", Adds, "NEW --code 1234-5678"),
     ("bench", Reads, ""),
@@ -109,7 +110,7 @@ fn leaves(at: &clap::Command, path: &str, found: &mut BTreeMap<String, clap::Com
 }
 
 #[test]
-fn every_command_says_whether_it_changes_something() {
+fn every_command_declares_whether_it_changes_something() {
     let mut found = BTreeMap::new();
     leaves(&console::cli::command(), "", &mut found);
     let known: Vec<&str> = COMMANDS.iter().map(|(path, ..)| *path).collect();
@@ -125,7 +126,7 @@ fn every_command_says_whether_it_changes_something() {
     }
 }
 
-/// Five nodes: pi1 to pi3 are replicas, of which pi3 is cordoned; pi4 is out, pi5 knows of nothing.
+/// Five nodes: pi1 to pi3 are replicas, of which pi3 is cordoned; pi4 is excluded, pi5 has no topology.
 struct Served {
     cluster: Cluster,
     models: tempfile::TempDir,
@@ -141,7 +142,7 @@ impl Served {
         let deep = deep.with_format(BlockFormat::Q8_0).bytes();
         let models = folder_with(&[(DEEP, &deep), (OTHER, &TinyModel::new(Architecture::Llama).bytes())]);
         let cluster = Cluster::supervised(5, models.path(), "");
-        let home = tempfile::tempdir().expect("a folder can be made");
+        let home = tempfile::tempdir().expect("create a temporary folder");
         let served = Self { cluster, models, home, running: None };
         let four = served.cluster.addresses[..4].join(",");
         let good = |line: &str| {
@@ -157,7 +158,7 @@ impl Served {
         served
     }
 
-    /// A console without a terminal; its line with the words of [`COMMANDS`].
+    /// Starts a console without a terminal; replaces the placeholders of [`COMMANDS`] in its line.
     fn spawn(&self, line: &str) -> Child {
         let nodes = &self.cluster.addresses;
         let path = |name: &str| self.models.path().join(name).display().to_string();
@@ -189,7 +190,7 @@ impl Served {
         finish(self.spawn(line))
     }
 
-    /// Lets a request run on a head that is not cordoned.
+    /// Starts a request on a head that is not cordoned.
     fn begin_request(&mut self) {
         let asked = self.spawn(&format!(
             "generate --nodes SERVE --model {DEEP} --prompt ab --max-tokens 8000 --temperature 0 --json"
@@ -206,12 +207,13 @@ impl Served {
 
     fn end_request(&mut self) {
         let Some((asked, name)) = self.running.take() else { return };
-        kill(Pid::from_raw(asked.id().cast_signed()), Signal::SIGINT).expect("the console runs");
+        kill(Pid::from_raw(asked.id().cast_signed()), Signal::SIGINT).expect("the console is running");
         let ended = finish(asked);
-        assert_eq!(ended.code, Some(130), "{name} ran until its own console ended it: {}", ended.err);
+        assert_eq!(ended.code, Some(130), "{name} must run until its own console ends it: {}", ended.err);
     }
 
-    /// All that a command could change: what nodes hold and say, the files of nodes and of the console, processes.
+    /// Everything that a command could change: state and reports of the nodes, files of the nodes and the console,
+    /// processes.
     fn picture(&self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let status = self.console("status --nodes ALL --json").json();
@@ -228,7 +230,7 @@ impl Served {
     }
 }
 
-/// The content of all files below a folder, by their paths.
+/// The contents of all files below a folder, by path.
 fn files(folder: &Path, found: &mut BTreeMap<String, String>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for path in entries.map(|entry| entry.expect("it can be read").path()) {
@@ -250,7 +252,7 @@ fn write_topology(served: &Served) -> PathBuf {
 }
 
 #[test]
-fn nothing_changes_unasked_on_a_cluster_that_serves() {
+fn nothing_changes_without_confirmation_on_a_serving_cluster() {
     let mut served = Served::start();
     write_topology(&served);
     let mut before = served.picture();
@@ -261,29 +263,29 @@ fn nothing_changes_unasked_on_a_cluster_that_serves() {
         }
         let tried = served.console(&format!("{path} {words} --dry-run"));
         assert_eq!(tried.code, Some(0), "{path} --dry-run: {} {}", tried.out, tried.err);
-        assert!(tried.out.contains("would do"), "{path} says what it would do: {}", tried.out);
+        assert!(tried.out.contains("would do"), "{path} must print what it would do: {}", tried.out);
         assert_eq!(served.picture(), before, "{path} --dry-run");
         if *does == Changes {
             let refused = served.console(&format!("{path} {words}"));
             assert_eq!(refused.code, Some(2), "{path}: {} {}", refused.out, refused.err);
-            assert!(refused.err.contains("--yes"), "{path} says how: {}", refused.err);
+            assert!(refused.err.contains("--yes"), "{path} must mention --yes: {}", refused.err);
             assert_eq!(served.picture(), before, "{path} without --yes");
         }
         served.end_request();
     }
-    // What serves is used, whatever its layout, and nothing is asked.
+    // A running topology is used whatever its layout, without a question.
     let again = served.console(&format!("generate --nodes ALL --model {DEEP} --prompt ab --max-tokens 1 --json"));
     assert_eq!(again.completion()["topology"], "dp3-tp1");
     assert_eq!(served.picture(), before);
-    // What would be lost is named.
+    // The question names everything that would be lost.
     let refused = served.console(&format!("generate --nodes ALL --model {OTHER} --prompt a"));
-    for part in ["dp3-tp1", DEEP, "no request runs", OTHER] {
+    for part in ["dp3-tp1", DEEP, "no running requests", OTHER] {
         assert!(refused.err.contains(part), "{part} is not in {}", refused.err);
     }
 }
 
 #[test]
-fn the_kept_cluster_follows_nodes_that_join_and_leave() {
+fn saved_cluster_follows_nodes_that_join_and_leave() {
     let served = Served::start();
     let kept = || served.console("clusters list --json").json()["clusters"][0]["nodes"].clone();
     assert_eq!(kept().as_array().map(Vec::len), Some(4));
@@ -297,7 +299,7 @@ fn the_kept_cluster_follows_nodes_that_join_and_leave() {
     let names = kept();
     assert_eq!(names.as_array().map(Vec::len), Some(5), "{names}");
     let run = good(&format!("generate --model {DEEP} --prompt ab --max-tokens 1 --json"));
-    assert_eq!(run.completion()["topology"], "tp4", "the node that joined stays");
+    assert_eq!(run.completion()["topology"], "tp4", "the node that joined must stay");
     good("node remove pi5 --yes");
     assert_eq!(kept().as_array().map(Vec::len), Some(4));
 }

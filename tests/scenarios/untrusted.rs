@@ -1,26 +1,21 @@
-//! Input that breaks libraries: schemas, chat templates, vocabularies and prompts of strangers, against real daemons.
+//! Untrusted input that breaks libraries: schemas, chat templates, vocabularies and prompts, against real daemons.
 use std::{fs, sync::Arc};
 
+use common::{chat::FinishReason, fault::FaultKind, sampling::SamplingParameters};
+use gguf::{Architecture, GgufFile};
 use harness::{
     engines::Replica,
     http::{beside, get, post},
     programs::{Cluster, folder_with, wait_until},
     tiny_model::TinyModel,
 };
+use protocol::message::{Generate, Prompt};
 use serde_json::{Value, json};
-use shared::{
-    gguf::{Architecture, GgufFile},
-    protocol::{
-        error::FaultKind,
-        message::{FinishReason, Generate, Prompt},
-    },
-    sampling::SamplingParameters,
-};
 
-/// Waits until the API of a node serves.
+/// Waits until the API of a node serves; returns its address.
 fn api(cluster: &Cluster) -> String {
     let address = beside(&cluster.addresses[0]);
-    wait_until("the gateway knows the topology", || get(&address, "/health").status == 200);
+    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
     address
 }
 
@@ -31,7 +26,7 @@ fn complete(address: &str, more: Value) -> harness::http::Answer {
 }
 
 #[test]
-fn a_schema_that_overflows_the_stack_is_refused_and_all_stay() {
+fn stack_overflowing_schema_is_refused_and_all_keep_running() {
     let mut cluster = Cluster::of(1);
     cluster.generate(1, &["--prompt", "ROMEO:", "--max-tokens", "1"]).completion();
     let (address, process) = (api(&cluster), cluster.pid(0));
@@ -45,7 +40,7 @@ fn a_schema_that_overflows_the_stack_is_refused_and_all_stay() {
         json!({"enum": ["v".repeat(100_000)]}),
     ] {
         let answer = complete(&address, form(&schema));
-        answer.assert_error(400, "parameter_invalid", "the answer's form: ");
+        answer.assert_error(400, "parameter_invalid", "response format: ");
     }
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"const": least}}}}});
     let chat = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "tools": [tool], "tool_choice": "required"});
@@ -53,10 +48,10 @@ fn a_schema_that_overflows_the_stack_is_refused_and_all_stay() {
     let good =
         complete(&address, form(&json!({"type": "integer", "minimum": -5, "maximum": 9_007_199_254_740_991_i64})));
     assert_eq!(good.status, 200, "{}", good.body);
-    assert!(cluster.is_running(0) && cluster.pid(0) == process, "it is the same daemon");
+    assert!(cluster.is_running(0) && cluster.pid(0) == process, "the daemon must not restart");
 }
 
-/// Templates that end the process that runs them, or take all its memory or time, with a word of the refusal.
+/// Templates that crash the process that runs them, or use all its memory or time, each with a word of the refusal.
 fn bombs() -> Vec<(String, &'static str)> {
     vec![
         ("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".into(), "stack"),
@@ -73,32 +68,32 @@ fn bombs() -> Vec<(String, &'static str)> {
 /// A figure of a process's status in kB.
 fn kilobytes(process: nix::unistd::Pid, field: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("the process runs");
-    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("the kernel tells it");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("the kernel reports it");
     line.trim_matches(|c: char| !c.is_ascii_digit()).parse().expect("a number")
 }
 
 #[test]
-fn template_bombs_are_faults_of_their_chats() {
+fn template_bombs_fail_only_their_chats() {
     let model = TinyModel::new(Architecture::Llama);
     for (template, word) in bombs() {
         let file = model.writer().text("tokenizer.chat_template", &template).finish();
         let folder = folder_with(&[("bomb.gguf", &file)]);
         let mut cluster = Cluster::with(1, folder.path(), "");
         let process = cluster.pid(0);
-        // It loads, and serves texts.
+        // The model loads and serves plain prompts.
         cluster.generate(1, &["--model", "bomb.gguf", "--prompt", "a", "--max-tokens", "1"]).completion();
         let (address, idle) = (api(&cluster), kilobytes(process, "VmRSS:"));
         let chat = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1});
         let answer = post(&address, "/v1/chat/completions", &chat);
         answer.assert_error(400, "parameter_invalid", word);
-        assert_eq!(complete(&address, json!({})).status, 200, "texts need no template");
-        assert!(cluster.is_running(0) && cluster.pid(0) == process, "it is the same daemon");
+        assert_eq!(complete(&address, json!({})).status, 200, "plain prompts need no template");
+        assert!(cluster.is_running(0) && cluster.pid(0) == process, "the daemon must not restart");
         let most = kilobytes(process, "VmHWM:");
         assert!(most < idle * 5 / 4 + (64 << 10), "{idle} kB before, {most} kB at most");
     }
 }
 
-/// Token 2 ends an answer: never drawn here.
+/// Token 2 ends an answer: it is never sampled here.
 fn sampling() -> SamplingParameters {
     SamplingParameters { temperature: 0.0, logit_bias: vec![(2, -1e9)], ..SamplingParameters::default() }
 }
@@ -109,9 +104,9 @@ fn tokens(ids: &[u32], max_tokens: u32, resumed: &[u32]) -> Generate {
 }
 
 #[test]
-fn an_answer_resumed_at_the_end_of_its_context_is_over() {
+fn answer_resumed_at_the_end_of_its_context_is_complete() {
     let bytes = TinyModel::new(Architecture::Llama).bytes();
-    let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is good"));
+    let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is valid"));
     let replica = Replica { context_length: 64, ..Replica::of(1) };
     let one = |generate: Generate| replica.each_alone(&file, &[generate]).remove(0);
     for length in [40, 63, 64] {
@@ -130,29 +125,29 @@ fn an_answer_resumed_at_the_end_of_its_context_is_over() {
 }
 
 #[test]
-fn the_last_token_brings_all_text_that_was_held_back() {
+fn last_token_flushes_all_text_that_was_held_back() {
     let bytes = TinyModel::new(Architecture::Llama).bytes();
-    let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is good"));
+    let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is valid"));
     let one = |generate: Generate| Replica::of(1).each_alone(&file, &[generate]).remove(0);
     let plain = one(tokens(&[5, 6, 7], 12, &[]));
-    // The answer's last character may begin this.
+    // The answer's last character may begin this stop string.
     let last = plain.text.chars().last().expect("it has text");
     let stop = vec![format!("{last}\u{1}")];
     let held = one(Generate { stop: stop.clone(), ..tokens(&[5, 6, 7], 12, &[]) });
     assert_eq!((&held.text, held.told.last()), (&plain.text, Some(&plain.text.len())));
     let again = one(Generate { stop, ..tokens(&[5, 6, 7], 12, &held.ids) });
-    assert_eq!((again.end().reason, again.text.as_str()), (FinishReason::Length, ""), "nothing comes twice");
+    assert_eq!((again.end().reason, again.text.as_str()), (FinishReason::Length, ""), "no text may be sent twice");
 }
 
 #[test]
-fn a_logit_that_is_no_number_fails_its_request_alone() {
+fn nan_logit_fails_only_its_request() {
     let model = TinyModel { tied: false, ..TinyModel::new(Architecture::Llama) };
     let mut bytes = model.bytes();
-    let whole = GgufFile::from_bytes(vec![bytes.clone()]).expect("the model is good");
+    let whole = GgufFile::from_bytes(vec![bytes.clone()]).expect("the model is valid");
     let embedding = whole.tensor("token_embd.weight").expect("a model has one");
     let row = embedding.offset + 77 * model.embedding_length * 4;
     bytes[row..row + 4].copy_from_slice(&f32::NAN.to_le_bytes());
-    let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is good"));
+    let file = Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is valid"));
     let good = tokens(&[5, 6, 7], 12, &[]);
     for replica in [Replica::of(1), Replica::of(2), Replica::pipeline()] {
         let alone = replica.each_alone(&file, std::slice::from_ref(&good)).remove(0);
@@ -160,7 +155,7 @@ fn a_logit_that_is_no_number_fails_its_request_alone() {
         let mut answers =
             replica.answers(&file, &[vec![good.clone(), tokens(&[5, 77], 12, &[]), good.clone()]]).remove(0);
         let broken = answers.remove(1).refused.map(|fault| fault.kind);
-        assert!(matches!(&broken, Some(FaultKind::Internal { reason }) if reason.contains("no number")), "{broken:?}");
+        assert!(matches!(&broken, Some(FaultKind::Internal { reason }) if reason.contains("not finite")), "{broken:?}");
         answers.iter().for_each(|answer| assert_eq!((&answer.ids, &answer.text), (&alone.ids, &alone.text)));
     }
 }

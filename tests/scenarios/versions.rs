@@ -1,20 +1,20 @@
-//! Programs of release 0.1 (wire version 4) next to this one: sessions work, links between ranks are refused by name.
+//! Programs of release 0.1 (wire version 4) with this release: sessions work, links between ranks are refused by name.
 use std::{
     io::{Read, Write},
     net::TcpStream,
 };
 
-use harness::programs::{Cluster, PATIENCE};
-use serde::{Serialize, de::DeserializeOwned};
-use shared::{
+use common::{
     ids::{Epoch, MemberIndex, RequestId, TopologyHash},
-    protocol::{
-        handshake::{Between, Hello, Identity, PREAMBLE_BYTES, Preamble, Purpose, Welcome},
-        message::{Request, RequestBody, Response, ResponseBody, decode, encode},
-        recovery::{RecoveryAnswer, RecoveryAsk},
-        version::speaking,
-    },
+    version::speaking,
 };
+use harness::programs::{Cluster, PATIENCE};
+use protocol::{
+    handshake::{Between, Hello, Identity, PREAMBLE_BYTES, Preamble, Purpose, Welcome},
+    message::{Request, RequestBody, Response, ResponseBody, decode, encode},
+    recovery::{RecoveryAnswer, RecoveryAsk},
+};
+use serde::{Serialize, de::DeserializeOwned};
 
 /// A connection of a program of release 0.1.
 struct Old(TcpStream);
@@ -29,7 +29,7 @@ impl Old {
         stream.read_exact(&mut theirs).expect("the daemon answers");
         assert!(Preamble::decode(theirs).is_some_and(|theirs| theirs.lowest <= 4));
         let (name, build, machine) = ("old".into(), "0.1.0".into(), "m".into());
-        let identity = Identity { name, build, numeric: shared::protocol::NUMERIC_VERSION, machine, cores: Vec::new() };
+        let identity = Identity { name, build, numeric: protocol::NUMERIC_VERSION, machine, cores: Vec::new() };
         let mut old = Self(stream);
         old.send(&Hello { identity, purpose });
         let welcome = old.receive();
@@ -52,7 +52,7 @@ impl Old {
 }
 
 #[test]
-fn a_console_of_release_0_1_has_its_session() {
+fn console_of_release_0_1_gets_its_session() {
     let cluster = Cluster::of(1);
     let (mut old, welcome) = Old::dial(&cluster.addresses[0], Purpose::Console);
     assert!(matches!(welcome, Welcome::Accepted(identity) if identity.name == "pi1"));
@@ -70,7 +70,7 @@ fn a_console_of_release_0_1_has_its_session() {
 }
 
 #[test]
-fn a_rank_of_release_0_1_is_refused_with_both_versions() {
+fn rank_of_release_0_1_is_refused_with_both_versions() {
     let cluster = Cluster::of(1);
     let (epoch, hash) = (Epoch(1), TopologyHash(1));
     let between = Between { epoch, hash, from: MemberIndex(0), to: MemberIndex(1) };

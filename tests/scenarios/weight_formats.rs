@@ -1,12 +1,12 @@
-//! The formats of weights: there and back, and against bytes worked out by hand.
+//! The weight formats: round trips, and comparison with bytes worked out by hand.
 
+use gguf::BlockFormat;
 use half::f16;
 use harness::dequantise::dequantise;
 use harness::quantise::quantise;
 use harness::random::Random;
-use shared::gguf::BlockFormat;
 
-/// Largest error of a weight relative to the largest weight of its block that plain rounding may leave.
+/// Largest error that plain rounding may leave, relative to the largest weight of the block.
 fn tolerance(format: BlockFormat) -> f32 {
     match format {
         BlockFormat::F32 => 0.0,
@@ -18,14 +18,15 @@ fn tolerance(format: BlockFormat) -> f32 {
         BlockFormat::Q5_0 => 1.0 / 16.0 + 0.001,
         BlockFormat::Q4_1 => 1.0 / 15.0 + 0.002,
         BlockFormat::Q5_1 => 1.0 / 31.0 + 0.002,
-        // Half a step of a range of twice the largest; the scale wrong by half of its own step three times, the minimum once.
+        // Half a step of a range of twice the largest weight; the scale is off by half of its step three times, the
+        // minimum once.
         BlockFormat::Q2K => 1.0 / 3.0 + 1.0 / 15.0 + 0.5 / 15.0,
         BlockFormat::Q3K => 1.0 / 4.0 + 0.5 / 31.0,
-        // Half of the widest step, and the end that is nearer to 0.
+        // Half of the widest step, plus the end that is nearer to 0.
         BlockFormat::Iq4Nl => 14.0 / 127.0 + 0.001,
         BlockFormat::Iq4Xs => 14.0 / 127.0 + 1.0 / 31.0,
         BlockFormat::Mxfp4 => 1.0 / 4.0,
-        // As above, and scale and minimum are rounded to 63 levels.
+        // Like the previous one, with scale and minimum rounded to 63 levels.
         BlockFormat::Q4K => 1.0 / 15.0 + 3.0 / 63.0,
         BlockFormat::Q5K => 1.0 / 31.0 + 3.0 / 63.0,
         BlockFormat::Q6K => 1.0 / 32.0 + 1.0 / 127.0,
@@ -64,7 +65,7 @@ fn every_format_gives_weights_back_within_its_rounding() {
     }
 }
 
-/// Every element is told apart: one weight that is not 0 comes back at its own place and nowhere else.
+/// Distinguishes every element: a single non-zero weight comes back in its place and nowhere else.
 #[test]
 fn a_single_weight_comes_back_at_its_place() {
     for format in BlockFormat::ALL {
@@ -112,7 +113,7 @@ fn a_q5_1_block_is_read_as_described() {
 #[test]
 fn a_q5_k_block_is_read_as_described() {
     let mut block = [half(0.5), half(0.25)].concat();
-    // Scales 1 to 8 and minima 40 to 47: the last four of each are cut in two.
+    // Scales 1 to 8 and minima 40 to 47: the last four of each are split in two.
     block.extend([1, 2, 3, 4, 40 | 2 << 6, 41 | 2 << 6, 42 | 2 << 6, 43 | 2 << 6]);
     block.extend([5 | 12 << 4, 6 | 13 << 4, 7 | 14 << 4, 8 | 15 << 4]);
     // Fifth bits of sub-blocks 0 and 7.

@@ -1,5 +1,6 @@
-"""What a hostile tenant sends: requests that cost much, fill memory or hold places, and chat templates that are programs. As a command (of
-hostile_tenant.py): attacks.py NAME --hosts A,B --seconds S attacks the HTTP ports of these hosts and prints how often which status came.
+"""The requests of a hostile tenant: requests that are expensive, fill memory or hold slots, and chat templates that are
+programs. As a command (used by hostile_tenant.py): attacks.py NAME --hosts A,B --seconds S attacks the HTTP ports of
+these hosts and prints the number of responses by status.
 """
 import argparse
 import asyncio
@@ -15,7 +16,7 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 import client
 
 LEAST = -(1 << 63)
-# A request that has no answer after this is left.
+# A request without an answer is abandoned after this.
 PATIENCE = 40
 MIB = 1 << 20
 
@@ -35,14 +36,14 @@ def tool(schema):
 
 
 def numbers():
-    """S1: numbers at the end of 64 bits in schemas."""
+    """S1: numbers near the end of the 64-bit range in schemas."""
     schemas = [{"const": LEAST}, {"enum": [LEAST, 1]}, {"const": LEAST + 1}, {"const": LEAST + 2}, {"type": "integer", "minimum": LEAST, "maximum": LEAST + 1},
                {"type": "array", "items": {"const": LEAST}}, {"type": "integer", "minimum": LEAST}, {"type": "number", "maximum": -1e308}]
     return [constrained(schema) for schema in schemas] + [tool(schema) for schema in schemas]
 
 
 def work():
-    """S3: work before the length is looked at, many times over."""
+    """S3: expensive work before the length is checked, many times."""
     return [completion(prompt="a b" * (2 * MIB // 3), n=16), constrained({"enum": ["v" * 260_000]}, n=16), completion(prompt="z" * (2 * MIB - 100)),
             constrained({"const": "w" * 250_000})]
 
@@ -53,7 +54,7 @@ def lists():
 
 
 def long_prompts():
-    """S9: longer than a message between nodes, shorter than a body may be."""
+    """S9: longer than a message between nodes, shorter than the largest body."""
     return [completion(prompt="a" * (7 * MIB + MIB // 2), n=16), completion(prompt="b " * (9 * MIB // 4)), completion(prompt="c" * (7 * MIB + MIB // 2))]
 
 
@@ -62,7 +63,7 @@ def chats():
     return [("/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}).encode())]
 
 
-# Bodies, how many are sent at a time, and the pause of a lane between two: as a client in a loop.
+# Bodies, number of concurrent senders, and the pause of a sender between two: like a client in a loop.
 REQUESTS = {"S1": (numbers, 2, 0.02), "S3": (work, 2, 0.02), "S6": (lists, 24, 0.1), "S9": (long_prompts, 4, 0.05), "S4": (chats, 2, 0.02)}
 
 IDLE_CONNECTIONS = 1030
@@ -70,7 +71,7 @@ STALLED_BODIES = 24
 
 
 async def send(host, path, body, found):
-    """One request; counts its status or how it ended."""
+    """Sends one request; counts its status or how it ended."""
     try:
         answer = await asyncio.wait_for(client.ask(host, "POST", path, body), PATIENCE)
         found[str(answer.status or "broken")] += 1
@@ -88,7 +89,7 @@ async def flood(name, hosts, end, found):
         while time.monotonic() < end:
             number = next(numbers)
             path, body = bodies[number % len(bodies)]
-            # Every body meets every host.
+            # Every body is sent to every host.
             await send(hosts[(number // len(bodies) + number) % len(hosts)], path, body, found)
             await asyncio.sleep(pause)
 
@@ -96,7 +97,8 @@ async def flood(name, hosts, end, found):
 
 
 async def hold(host, head, drip, end, found, what):
-    """A connection that says its beginning and then nothing, or a byte now and then; opened again when it is closed."""
+    """A connection that sends a beginning and then nothing, or a byte from time to time; opened again when it is
+    closed."""
     while time.monotonic() < end:
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_connection(host, client.PORT), 10)
@@ -120,7 +122,7 @@ async def hold(host, head, drip, end, found, what):
 
 
 async def places(hosts, end, found):
-    """S10: connections that hold places."""
+    """S10: connections that hold slots."""
     chunked = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n8\r\n{\"prompt"
     slow = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4000000\r\n\r\n{"
     jobs = [hold(hosts[0], b"", b"", end, found, "idle") for _ in range(IDLE_CONNECTIONS)]
@@ -129,7 +131,8 @@ async def places(hosts, end, found):
     await asyncio.gather(*jobs)
 
 
-# Chat templates. Each that is written for the end of a load is refused or survived there; the others are harmless until a chat.
+# Chat templates. Those that attack the end of a load are refused or survived at load; the others are harmless until a
+# chat.
 
 LENGTH = 250_000
 
@@ -174,7 +177,7 @@ def main():
     arguments = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2)
     print(json.dumps(asyncio.run(run(arguments.name, arguments.hosts, arguments.seconds))))
-    # Connections that are held are left as they are.
+    # Held connections are left open.
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Web pages against a node: browser.py [--chromium PATH].
 
-brambled serves the demo model on loopback without a key, as by default. A page of another origin, opened in a real browser without a window,
-tries what pages can: fetch with and without no-cors, form posts, text/plain, beacons, images, and DNS rebinding (the browser is told that
-evil.example is the node's address, as an attacker's name server would say). Each must get 403 (415 where the browser sends no origin), no
-page may read an answer, and the node must have computed no token. Then the same for a page that the settings allow, which must get its text.
-Installs nothing: without a browser it prints SKIPPED. Needs: cargo build --release --locked --workspace
+brambled serves the demo model on loopback without a key, as by default. A page of another origin, opened in a real
+headless browser, tries everything that pages can do: fetch with and without no-cors, form posts, text/plain, beacons,
+images, and DNS rebinding (the browser resolves evil.example to the node's address, as an attacker's name server would).
+Each attempt must get 403 (415 if the browser sends no origin), no page may read an answer, and the node must have
+computed no token. Then the same for a page that the settings allow, which must get its text. Installs nothing: without
+a browser it prints SKIPPED.
+
+cargo build --release --locked --workspace
 """
 import argparse
 import functools
@@ -25,11 +28,11 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "python"))
 import bramble
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# Seconds for a page to try everything.
+# Time limit in seconds for a page to try everything.
 PATIENCE = 120
 BODY = json.dumps({"prompt": "ROMEO:", "max_tokens": 8, "temperature": 0})
 
-# Each attempt ends with what the page saw; the last request is the report.
+# Each attempt records the result that the page sees; the last request is the report.
 PAGE = """<!doctype html><meta charset=utf-8><title>page</title>
 <iframe name=sink></iframe>
 <script>
@@ -75,7 +78,7 @@ addEventListener("load", run);
 
 
 class Attacker(http.server.BaseHTTPRequestHandler):
-    """Serves the page and takes its report."""
+    """Serves the page and receives its report."""
 
     def do_GET(self):
         self.send_response(200)
@@ -101,12 +104,12 @@ def attacker(host, port):
 
 
 def visit(browser, url, server, page, rebound="127.0.0.1"):
-    """Opens the page and returns what it saw; rebound.example leads to `rebound`."""
+    """Opens the page and returns its report; rebound.example resolves to `rebound`."""
     server.page, server.report = page, None
     server.reported.clear()
     with tempfile.TemporaryDirectory() as profile:
         rules = f"MAP evil.example 127.0.0.1, MAP rebound.example {rebound}"
-        # A browser is to be as careless as it can be: only the node defends itself.
+        # The browser is made as permissive as possible: only the node defends itself.
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
         command += ["--disable-features=BlockInsecurePrivateNetworkRequests,PrivateNetworkAccessSendPreflights,LocalNetworkAccessChecks"]
         command += [f"--user-data-dir={profile}", f"--host-resolver-rules={rules}", "--remote-debugging-port=0", url]
@@ -125,20 +128,20 @@ def visit(browser, url, server, page, rebound="127.0.0.1"):
 
 
 def metrics(node):
-    """Numbers of /metrics by name and labels."""
+    """Values of /metrics by name and labels."""
     with urllib.request.urlopen(node + "/metrics", timeout=30) as answer:
         lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
 def counts(before, after):
-    """Answers by path and status between two readings."""
+    """Number of responses by path and status between two readings."""
     requests = {name: value - before.get(name, 0) for name, value in after.items() if name.startswith("bramble_requests_total")}
     return {name: int(value) for name, value in requests.items() if value}
 
 
 def serving(cluster, name, address, settings):
-    """Starts a node with the demo model on it; its URL."""
+    """Starts a node that serves the demo model; returns its URL."""
     cluster.add(name, address, settings=settings)
     command = [bramble.program("console"), "generate", "--nodes", address, "--topology", "tp1", "--model", "bard-q8_0.gguf"]
     subprocess.run([*command, "--prompt", "ROMEO:", "--max-tokens", "1"], check=True, stdout=subprocess.DEVNULL, timeout=bramble.PATIENCE)
@@ -165,8 +168,9 @@ def check(what, is_so, detail):
 
 
 class Relay:
-    """DNS rebinding: a name leads to the attacker's server while its page is loaded, and to the node from then on. Here one address answers
-    the first request with the page and hands all further connections to the node as they are."""
+    """DNS rebinding: a name resolves to the attacker's server while its page is loaded, and to the node from then on.
+    Here one address answers the first request with the page and relays all further connections to the node unchanged.
+    """
 
     def __init__(self, host, node, text):
         self.host, self.text = host, text
@@ -191,7 +195,7 @@ class Relay:
                     return
                 with socket.create_connection(self.node) as node:
                     node.sendall(head)
-                    # Requests of the page are short: head and body come in one piece or two.
+                    # Requests of the page are short: head and body arrive in one or two pieces.
                     client.settimeout(0.2)
                     try:
                         node.sendall(client.recv(65536))
@@ -201,7 +205,7 @@ class Relay:
                     while part := node.recv(65536):
                         client.sendall(part)
             except OSError:
-                # The browser is gone, or the node has said all.
+                # The browser is gone, or the node has closed the connection.
                 pass
 
 
@@ -243,8 +247,8 @@ def main():
         node = serving(cluster, "opened", opened, f'http_origins = ["{origin}"]\n')
         seen = visit(options.chromium, origin, server, page(node, origin))
         text = seen["cors json"]
-        good &= check("a page that is allowed gets its text", text["status"] == 200 and "choices" in text["text"], text["status"])
-        good &= check("but none that is not declared as JSON", seen["cors text"]["status"] == 415, seen["cors text"]["status"])
+        good &= check("an allowed page gets its text", text["status"] == 200 and "choices" in text["text"], text["status"])
+        good &= check("but only if declared as JSON", seen["cors text"]["status"] == 415, seen["cors text"]["status"])
     return 0 if good else 1
 
 

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""A flood of strangers against one node that generates: flood.py [--seconds 60] [--rate 1000].
+"""A flood of unauthenticated connections against one node that generates: flood.py [--seconds 60] [--rate 1000].
 
-brambled is pinned to core 0, the flooder to core 1. The flood opens so many connections a second: a third says nothing (half-open), a
-third sends garbage, a third a good preamble and a handshake with a wrong key. Three runs of the same completion: in quiet, with the same
-flood at a bare listener on core 0 that accepts and closes, with the flood at the node. Printed: tokens (must be equal), time per token, its
-ratio to the flood at the bare listener, memory before and after. Needs two cores and: cargo build --release --locked --workspace
+brambled is pinned to core 0, the flooder to core 1. The flood opens --rate connections per second: a third sends
+nothing (half-open), a third sends garbage, a third sends a valid preamble and a handshake with a wrong key. Three runs
+of the same completion: without a flood, with the same flood against a bare listener on core 0 that accepts and closes,
+and with the flood against the node. Prints the tokens (must be equal), the time per token, its ratio to the flood
+against the bare listener, and memory before and after. Needs two cores.
+
+cargo build --release --locked --workspace
 """
 import argparse
 import json
@@ -20,17 +23,17 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "python"))
 import bramble
 
-# Flooding connections that are open at the same time; the oldest is closed for the next.
+# Maximum number of open connections of the flood; the oldest is closed for the next.
 OPEN_MAX = 2000
-# Addresses that it comes from: with fewer, the node turns most of it away at once.
+# Source addresses of the flood: with fewer, the node rejects most of it at once.
 SOURCES = 4
-# Of linux/in.h; Python has no name for it.
+# From linux/in.h; Python has no constant for it.
 BIND_ADDRESS_NO_PORT = 24
 PREAMBLE = b"BRAMBLE\n\x04\x00\x04\x00\x01\x00\x02\x00"
 
 
 def words(number):
-    """What a connection of the flood says."""
+    """The bytes that a connection of the flood sends."""
     kind = number % 3
     if kind == 0:
         return b""
@@ -41,7 +44,7 @@ def words(number):
 
 
 def flood(address, rate, seconds):
-    """Runs on core 1 until its time is over; prints how many connections it opened."""
+    """Runs on core 1 until its time is over; prints the number of connections that it opened."""
     os.sched_setaffinity(0, {1})
     host, port = address.rsplit(":", 1)
     sockets, opened, failed, begin = [], 0, 0, time.monotonic()
@@ -53,7 +56,7 @@ def flood(address, rate, seconds):
         try:
             one = socket.socket()
             one.setblocking(False)
-            # Not the console's address, as in life; the port is chosen with the whole connection in view.
+            # Uses another address than the console, as in practice; the port is chosen at connect time.
             one.setsockopt(socket.IPPROTO_IP, BIND_ADDRESS_NO_PORT, 1)
             one.bind((f"127.9.9.{1 + opened % SOURCES}", 0))
             one.connect_ex((host, int(port)))
@@ -61,7 +64,7 @@ def flood(address, rate, seconds):
         except OSError:
             failed += 1
         opened += 1
-        # What was opened a moment ago is connected now.
+        # A connection opened a moment ago is established now.
         if len(sockets) > 20 and sockets[-20][1]:
             late, said = sockets[-20]
             sockets[-20] = (late, b"")
@@ -97,7 +100,8 @@ def resident(pid):
 
 
 def run(daemon, key, tokens, target, options):
-    """One completion after the other while the flood lasts (one without a flood): ids of the first and the median time per token."""
+    """Generates one completion after another during the flood (a single one without a flood); returns the ids of the
+    first and the median time per token."""
     flooder = itself("--flood", target, "--rate", str(options.rate), "--seconds", str(options.seconds)) if target else None
     if flooder:
         time.sleep(1)
@@ -141,9 +145,9 @@ def main():
         before = resident(daemon.process.pid)
         under, under_ms, answers, said = run(daemon, key, options.tokens, node, options)
         after = resident(daemon.process.pid)
-        print(f"flood: {said['opened']} connections in {said['seconds']:.0f} s ({said['failed']} failed), {answers} answers meanwhile")
+        print(f"flood: {said['opened']} connections in {said['seconds']:.0f} s ({said['failed']} failed), {answers} answers during the flood")
         print(f"tokens: {'unchanged' if quiet == beside == under else 'CHANGED'}")
-        print(f"time per token: {quiet_ms:.3f} ms quiet, {beside_ms:.3f} ms beside the bare listener, {under_ms:.3f} ms under the flood")
+        print(f"time per token: {quiet_ms:.3f} ms quiet, {beside_ms:.3f} ms with the bare listener flooded, {under_ms:.3f} ms under the flood")
         print(f"ratio to the bare listener: {under_ms / beside_ms:.3f}")
         print(f"memory: {before} kB before, {after} kB after")
         if quiet != under:

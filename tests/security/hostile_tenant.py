@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""A well-behaved client next to a hostile one: the requests, sessions and files of the security review (S1, S3, S4, S6, S7, S9, S10) against four
-daemons with a cluster key, each in a memory control group of 512 MB.
+"""A well-behaved client next to a hostile one: the requests, sessions and files of the security review (S1, S3, S4, S6,
+S7, S9, S10) against four daemons with a cluster key, each in a memory control group of 512 MB.
 
-usage: tests/security/hostile_tenant.py [--attacks S1,S3,S4,S6,S7,S9,S10] [--requests 200] [--short] [--topology dp2-tp2] [--json]
+usage: tests/security/hostile_tenant.py [--attacks S1,S3,S4,S6,S7,S9,S10] [--requests 200] [--short]
+[--topology dp2-tp2] [--json]
 
-Wanted: no daemon ends; none has more than 1.25 times its idle memory and 128 MB; no request of the client fails, and the p99 of its time to the first
-token is at most twice that next to processes that are busy for as long as the attack kept daemons and attacker busy. --requests are the client's during
-each attack; with --short (for .ci/run, 2 minutes) each attack has a few seconds, and all are judged together and by 3 times. The model is the demo model with its
-layers several times over, so many that the first token takes at least 50 ms. Exit code 1 where something is missed.
+Wanted: no daemon ends; none exceeds 1.25 times its idle memory plus 128 MB; no request of the client fails, and the p99
+of its TTFT is at most twice that next to busy processes that use as much processor time as the attack cost daemons and
+attacker. --requests is the number of the client's requests during each attack. With --short (for .ci/run, 2 minutes)
+each attack lasts a few seconds, and all are judged together with a factor of 3. The model is the demo model with its
+layers repeated until the first token takes at least 50 ms. Exit code 1 if a target is missed.
 
-    cargo build --release --locked --workspace
+cargo build --release --locked --workspace
 """
 import argparse
 import asyncio
@@ -34,23 +36,24 @@ import tenancy
 
 DEMO = os.path.join(bramble.ROOT, "packaging", "demo", "bard-q8_0.gguf")
 LIMIT, NODES = 512 << 20, 4
-# Of the client: its prompt is nearly the context of 512, another one each time.
+# The client's minimum TTFT, prompt length (nearly the context of 512, different each time) and time limit.
 TTFT_MIN, PROMPT_WORDS, REQUEST_SECONDS = 0.050, 230, 60
 MEMORY_FACTOR, MEMORY_MORE, TTFT_FACTOR = 1.25, 128 << 20, 2.0
-# Of some 20 requests an attack the p99 is nearly the slowest one: the short form only finds a client that is shut out.
+# With about 20 requests per attack the p99 is nearly the maximum: the short form only detects a client that is locked
+# out.
 SHORT_TTFT_FACTOR = 3.0
-# How many times the demo model's layers at most.
+# Maximum number of repetitions of the demo model's layers.
 TIMES_MAX = 64
 SHORT_SECONDS, PHASE_SECONDS_MAX = 5, 240
 WORDS = "now is the winter of our discontent made glorious summer by this sun of York and all clouds that lowered upon house in deep bosom ocean".split()
 ALL = ["S1", "S3", "S4", "S6", "S7", "S9", "S10"]
-# Of the bombs in templates, in the short form.
+# The template bombs of the short form.
 SHORT_LOAD, SHORT_CHAT = ["not", "elif", "1+1"], ["itself", "x ~ x", "sort"]
 SETTINGS = "exclude_slow_ms = 0\nmdns = false\n"
 
 
 class Tenants:
-    """The daemons, and what has happened to them."""
+    """The daemons, and the record of their failures."""
 
     def __init__(self, cluster, key, models, arguments):
         self.cluster, self.key, self.models, self.arguments = cluster, key, models, arguments
@@ -63,30 +66,31 @@ class Tenants:
         self.daemons = cluster.daemons
         self.hosts = [client.place(daemon) for daemon in self.daemons]
         if not all(group.folder for group in self.groups):
-            print(f"SKIPPED the limit of {LIMIT >> 20} MB: {self.groups[0].reason}; memory is watched without it", flush=True)
+            print(f"SKIPPED the limit of {LIMIT >> 20} MB: {self.groups[0].reason}; memory is only monitored", flush=True)
 
     def assign(self, model):
         bramble.generate(self.daemons, model, "ROMEO:", 2, "--topology", self.arguments.topology, "--key", self.key)
 
     def deepen(self):
-        """A model whose first token takes long enough, assigned."""
+        """Makes and assigns a model whose first token takes long enough."""
         times = 1
         while True:
             self.model = f"deep-{times}.gguf"
             gguf.File(DEMO).write(os.path.join(self.models, self.model), times=times)
             self.assign(self.model)
             alone = asyncio.run(self.requests(seconds=None, count=20))
-            # The quickest: a busy machine must not make a small model look large enough.
+            # The minimum, so that a busy machine does not make a small model look large enough.
             quickest = min(alone)
             if quickest >= TTFT_MIN:
                 return alone
             os.remove(os.path.join(self.models, self.model))
             times = max(times + 1, min(4 * times, int(1.2 * times * TTFT_MIN / quickest)))
             if times > TIMES_MAX:
-                sys.exit(f"the first token takes {1e3 * quickest:.1f} ms; at least {1e3 * TTFT_MIN:.0f} ms are wanted, and {TIMES_MAX} times the layers are no more enough")
+                sys.exit(f"the first token takes {1e3 * quickest:.1f} ms; at least {1e3 * TTFT_MIN:.0f} ms are needed, and repeating the layers {TIMES_MAX} times is not enough")
 
     async def requests(self, seconds, count, until=None):
-        """The client's times to the first token, one request after the other: for so many seconds or until so many are there."""
+        """The client's times to the first token, one request after another, for `seconds` or until there are `count`.
+        """
         times, begin = [], time.monotonic()
         is_over = lambda: time.monotonic() - begin >= (seconds or PHASE_SECONDS_MAX) or (count and len(times) >= count) or (until and until())
         while not is_over():
@@ -96,20 +100,20 @@ class Tenants:
             try:
                 answer = await asyncio.wait_for(client.complete(self.hosts[0], prompt, 2, temperature=0), REQUEST_SECONDS)
             except asyncio.TimeoutError:
-                self.failed.append(f"a request of the client has no end after {REQUEST_SECONDS} s")
+                self.failed.append(f"a request of the client did not end within {REQUEST_SECONDS} s")
                 times.append(REQUEST_SECONDS)
                 continue
             if answer.error or not answer.whole:
-                self.failed.append(f"a request of the client: status {answer.status}, {answer.error or answer.body[:200] or 'it ended without its end'}")
+                self.failed.append(f"a request of the client: status {answer.status}, {answer.error or answer.body[:200] or 'the stream broke off'}")
                 times.append(max(answer.end, REQUEST_SECONDS))
                 await asyncio.sleep(0.2)
             else:
-                # An answer may have no text: then its end is its first token.
+                # An answer may have no text: then its end counts as its first token.
                 times.append(answer.first_token or answer.end)
         return times
 
     def look(self):
-        """Daemons that have ended are noted, and started again; whether there are any."""
+        """Records daemons that have ended and restarts them; returns whether there were any."""
         ended = [daemon for daemon in self.daemons if daemon.process.poll() is not None]
         for daemon in ended:
             last = [line for line in daemon.text().splitlines() if line.strip()][-1:]
@@ -119,7 +123,7 @@ class Tenants:
         return bool(ended)
 
     def mend(self):
-        """All daemons run and serve the client's model again."""
+        """Waits until all daemons run and serve the client's model again."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             self.look()
@@ -132,28 +136,28 @@ class Tenants:
         sys.exit("the daemons do not serve again after an attack")
 
     def memory(self):
-        """The largest memory of each daemon since the peak was forgotten."""
+        """Updates the peak memory of each daemon since the last reset."""
         for daemon in self.daemons:
             self.peak[daemon.name] = max(self.peak.get(daemon.name, 0), tenancy.status(daemon.process.pid, "VmHWM"))
 
     def rest(self):
-        """Idle memory, from which on peaks count."""
+        """Resets the peaks and records the idle memory."""
         for daemon in self.daemons:
             tenancy.forget_peak(daemon.process.pid)
             self.idle.setdefault(daemon.name, tenancy.status(daemon.process.pid, "VmRSS"))
 
     def used(self):
-        """Seconds of the processors that daemons and their children have used."""
+        """Processor seconds used by the daemons and their children."""
         return sum(bramble.processor_seconds(daemon.process.pid) for daemon in self.daemons)
 
     def children(self):
-        """Memory of the daemons' children together, for each group."""
+        """The largest memory of a daemon's children, over the groups."""
         own = {daemon.process.pid for daemon in self.daemons}
         return max((sum(tenancy.status(pid, "VmRSS") for pid in group.processes() if pid not in own) for group in self.groups), default=0)
 
 
 def attackers(tenants, name, seconds):
-    """The processes of an attack."""
+    """Starts the process of an attack."""
     if name == "S7":
         nodes = ",".join(daemon.address for daemon in tenants.daemons)
         command = [bramble.program("hostile_viewer"), "--key", tenants.viewer, "--nodes", nodes, "--model", tenants.model, "--seconds", f"{seconds}"]
@@ -163,7 +167,7 @@ def attackers(tenants, name, seconds):
 
 
 async def watched(tenants, process, row):
-    """Daemons and memory, until the attack is over."""
+    """Monitors daemons and memory until the attack is over."""
     while process.poll() is None:
         tenants.look()
         tenants.memory()
@@ -172,9 +176,9 @@ async def watched(tenants, process, row):
 
 
 def attack(tenants, name, model=None, what=None):
-    """The client during an attack, and next to busy processes of the same time; a row of the table."""
+    """Measures the client during an attack, and next to processes that are equally busy; appends a row of the table."""
     arguments = tenants.arguments
-    # An attack ends when the client has its requests: it is started for longer than that takes.
+    # An attack ends when the client has finished its requests: it is started for longer than that takes.
     count, most = (None, SHORT_SECONDS) if arguments.short else (arguments.requests, PHASE_SECONDS_MAX)
     row = {"attack": what or name, "children": 0}
     dead, failed = len(tenants.dead), len(tenants.failed)
@@ -184,7 +188,7 @@ def attack(tenants, name, model=None, what=None):
     async def both():
         process = attackers(tenants, name, most)
         watching = asyncio.create_task(watched(tenants, process, row))
-        # It is on its way.
+        # Lets the attack start.
         await asyncio.sleep(0.5)
         row["ttft"] = await tenants.requests(most - 0.5, count, until=lambda: process.poll() is not None or len(tenants.dead) > dead + 8)
         if not arguments.short:
@@ -196,7 +200,7 @@ def attack(tenants, name, model=None, what=None):
     asyncio.run(both())
     tenants.memory()
     seconds, now = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-    # What the client's own requests cost the daemons alone is not the attack's.
+    # The cost of the client's own requests is not part of the attack.
     own = len(row["ttft"]) * tenants.cost
     row["rate"] = max(0.0, (max(0, tenants.used() - used - own) + (now.ru_utime + now.ru_stime - ours.ru_utime - ours.ru_stime)) / seconds)
     row["dead"], row["failed"] = tenants.dead[dead:], tenants.failed[failed:]
@@ -221,12 +225,12 @@ def tell(row):
 
 
 def code(error):
-    """The code that a console ended with."""
+    """The error code of a failed console."""
     return (re.findall(r'"code": ?"(\w+)"', error.out or "") or [str(error)[:100]])[0]
 
 
 def load_bombs(tenants, names):
-    """S4, at load: every node is asked to load a file whose template is a bomb; it is refused, or loaded."""
+    """S4, at load: every node loads a file whose template is a bomb; it must be refused or load."""
     source, dead = gguf.File(DEMO), len(tenants.dead)
     for name in names:
         path = os.path.join(tenants.models, "bomb.gguf")
@@ -239,7 +243,7 @@ def load_bombs(tenants, names):
             ending = code(error)
         except subprocess.TimeoutExpired:
             ending = "no answer"
-            tenants.failed.append(f"the template {name!r} at load: the console has no answer")
+            tenants.failed.append(f"the template {name!r} at load: the console got no answer")
         tenants.memory()
         tenants.look()
         print(f"S4 at load, {name:12} {ending}; {len(tenants.dead) - dead} daemons ended", flush=True)
@@ -272,14 +276,14 @@ def chat_bombs(tenants, names):
 
 
 def judge(tenants):
-    """What is missed."""
+    """The missed targets."""
     missed = [*tenants.dead, *tenants.failed]
     for daemon, group in zip(tenants.daemons, tenants.groups):
         idle, peak = tenants.idle[daemon.name], tenants.peak.get(daemon.name, 0)
         bound = int(MEMORY_FACTOR * idle) + MEMORY_MORE
-        print(f"{daemon.name}: {idle >> 20} MB idle, at most {peak >> 20} MB, bound {bound >> 20} MB{'' if peak <= bound else '  MISSED'}; {group.kills()} ended by the kernel")
+        print(f"{daemon.name}: {idle >> 20} MB idle, at most {peak >> 20} MB, bound {bound >> 20} MB{'' if peak <= bound else '  MISSED'}; {group.kills()} killed by the kernel")
         missed += [] if peak <= bound else [f"{daemon.name} had {peak >> 20} MB, its bound is {bound >> 20}"]
-        missed += [f"the kernel ended {group.kills()} processes of {daemon.name} for lack of memory"] if group.kills() else []
+        missed += [f"the kernel killed {group.kills()} processes of {daemon.name} for lack of memory"] if group.kills() else []
     pools = [("all", tenants.rows)] if tenants.arguments.short else [(name, [row for row in tenants.rows if row["attack"].split()[0] == name]) for name in ALL]
     for name, rows in pools:
         if not rows:
@@ -293,9 +297,9 @@ def judge(tenants):
         most = SHORT_TTFT_FACTOR if tenants.arguments.short else TTFT_FACTOR
         print(f"{name}: {len(ttft)} requests, p99 of TTFT {1e3 * slowest:.1f} ms, next to busy processes "
               f"{1e3 * usual:.1f} ms ({len(busy)} requests): {ratio:.2f}x{'' if ratio <= most else '  MISSED'}")
-        missed += [] if ratio <= most else [f"{name}: p99 of TTFT is {ratio:.2f}x, at most {most:.0f}x is wanted"]
+        missed += [] if ratio <= most else [f"{name}: p99 of TTFT is {ratio:.2f}x, wanted at most {most:.0f}x"]
         if len(ttft) < tenants.arguments.requests and not tenants.arguments.short:
-            missed.append(f"{name}: only {len(ttft)} requests of the client, {tenants.arguments.requests} are wanted")
+            missed.append(f"{name}: only {len(ttft)} requests of the client, wanted {tenants.arguments.requests}")
     return missed
 
 
@@ -304,10 +308,11 @@ def campaign(tenants, arguments):
     used = tenants.used()
     alone += asyncio.run(tenants.requests(None, 30))
     tenants.cost = (tenants.used() - used) / 30
-    # The vocabulary of constrained answers is read once, and a chat has been answered: idle is what a used daemon has.
+    # The vocabulary for structured output has been read and a chat answered, so that idle memory is that of a used
+    # daemon.
     for host in tenants.hosts:
         asyncio.run(client.ask(host, "POST", "/v1/completions", attacks.constrained({"enum": ["yes", "no"]})[1]))
-    print(f"{tenants.model}: TTFT alone p50 {1e3 * bramble.median(alone):.1f} ms, p99 {1e3 * bramble.quantile(alone, 0.99):.1f} ms, {1e3 * tenants.cost:.0f} ms of processors a request", flush=True)
+    print(f"{tenants.model}: TTFT alone p50 {1e3 * bramble.median(alone):.1f} ms, p99 {1e3 * bramble.quantile(alone, 0.99):.1f} ms, {1e3 * tenants.cost:.0f} ms of processor time per request", flush=True)
     tenants.rest()
     for name in arguments.attacks:
         if name == "S4":
@@ -330,7 +335,7 @@ def main():
     if arguments.programs:
         bramble.RELEASE = os.path.abspath(arguments.programs)
     if set(arguments.attacks) - set(ALL):
-        parser.error(f"no attack {', '.join(sorted(set(arguments.attacks) - set(ALL)))}; there are {', '.join(ALL)}")
+        parser.error(f"unknown attack {', '.join(sorted(set(arguments.attacks) - set(ALL)))}; choose from {', '.join(ALL)}")
     with tempfile.TemporaryDirectory(prefix="bramble-tenant-") as folder, bramble.Cluster(folder) as cluster:
         key = os.path.join(folder, "cluster.key")
         bramble.console("key", "new", "--key", key)

@@ -1,4 +1,5 @@
-"""What the campaign of hostile tenants measures: memory and processor time of daemons, and processes that are busy for a share of the time."""
+"""Measurements for the campaign of hostile tenants: memory and processor time of daemons, and processes that are busy
+for a share of the time."""
 import os
 import subprocess
 import sys
@@ -6,7 +7,7 @@ import sys
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
 import bramble
 
-# Busy for a share of each period, until standard input closes.
+# Is busy for a share of each period, until standard input closes.
 BUSY = """
 import select, sys, time
 share, period = float(sys.argv[1]), 0.02
@@ -18,7 +19,7 @@ while not select.select([sys.stdin], [], [], period * (1 - share))[0]:
 
 
 def status(pid, key):
-    """Bytes that a process's status names, such as VmRSS; 0 if it is gone."""
+    """A figure of a process's status in bytes, such as VmRSS; 0 if the process is gone."""
     try:
         with open(f"/proc/{pid}/status") as file:
             return next((int(line.split()[1]) << 10 for line in file if line.startswith(key + ":")), 0)
@@ -27,13 +28,13 @@ def status(pid, key):
 
 
 def forget_peak(pid):
-    """From here on VmHWM is the largest memory since now."""
+    """Resets the peak, so that VmHWM counts from now on."""
     with open(f"/proc/{pid}/clear_refs", "w") as file:
         file.write("5")
 
 
 class Busy:
-    """Processes that together use so many seconds of the processors a second, one for each processor."""
+    """Processes, one per processor, that together use the given processor seconds per second."""
 
     def __init__(self, rate):
         count = os.cpu_count() or 1

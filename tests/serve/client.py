@@ -1,4 +1,5 @@
-"""A small asynchronous HTTP/1.1 client for the scripts of this folder: one connection a request, so that a script sees what each costs."""
+"""A small asynchronous HTTP/1.1 client for the scripts of this folder: one connection per request, so that a script
+sees the cost of each."""
 import asyncio
 import json
 import os
@@ -8,17 +9,17 @@ PORT = 9980
 
 
 def place(daemon):
-    """Where a daemon's HTTP is: at its own address."""
+    """Host of a daemon's HTTP API: its own address."""
     return daemon.address.rsplit(":", 1)[0]
 
 
 class Answer:
-    """What came of a request: `status` 0 if the connection broke. Times are seconds since it was sent."""
+    """The outcome of a request; `status` is 0 if the connection broke. Times are seconds since the request was sent."""
 
     def __init__(self):
         self.status, self.headers, self.body = 0, {}, b""
         self.text, self.finish, self.whole, self.error = "", None, False, None
-        # Error objects of the body in order, what the end counts, and lines that came after the end.
+        # Error objects of the body in order, the usage at the end, and the number of lines after the end.
         self.faults, self.usage, self.after_end = [], None, 0
         self.first_byte = self.first_token = self.end = None
         self.tokens = []
@@ -35,7 +36,7 @@ def request_bytes(host, method, path, body, headers):
 
 
 async def lines_of(reader, headers):
-    """The body's lines, of a chunked body or a whole one."""
+    """The lines of the body, chunked or not."""
     if headers.get("transfer-encoding") != "chunked":
         while line := await reader.readline():
             yield line
@@ -53,7 +54,8 @@ async def lines_of(reader, headers):
 
 
 async def ask(host, method, path, body=None, headers=None, on_text=None, connect=None):
-    """One request; of a stream of events the text, as it came. `connect`: opens the connection instead, for example in a namespace."""
+    """Sends one request; collects the text of an event stream as it arrives. `connect`: alternative way to open the
+    connection, for example in a namespace."""
     answer, began = Answer(), time.monotonic()
     writer = None
     try:
@@ -81,7 +83,7 @@ async def ask(host, method, path, body=None, headers=None, on_text=None, connect
 
 
 def take(answer, line, began, on_text):
-    """One line of a stream of events."""
+    """Handles one line of an event stream."""
     if not line.startswith(b"data:"):
         return
     payload = line[5:].strip()
@@ -106,13 +108,13 @@ def take(answer, line, began, on_text):
 
 
 def complete(host, prompt, tokens, on_text=None, headers=None, connect=None, **more):
-    """A completion as a stream."""
+    """Requests a completion as a stream."""
     body = {"prompt": prompt, "max_tokens": tokens, "stream": True, **more}
     return ask(host, "POST", "/v1/completions", body, headers, on_text, connect)
 
 
 async def until_healthy(hosts):
-    """Waits until each host serves: what was assigned a moment ago is known everywhere with the next report."""
+    """Waits until each host serves: a new assignment is known everywhere with the next report."""
     for host in hosts:
         for _ in range(100):
             if (await ask(host, "GET", "/health")).status == 200:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Four nodes lose power at once and come back in random order, up to 60 s apart, with clocks in 1970, two of them at each other's address,
-one with a disk that only reads. No console speaks to them. Prints how long after the last of them all serve; wanted: at most 10 s.
+"""Four nodes lose power at once and return in random order, up to 60 s apart, with clocks in 1970, two of them with
+swapped addresses and one with a read-only disk. No console talks to them. Prints how long after the last node all
+serve; wanted: at most 10 s.
 
-    cargo build --release --locked --workspace && tests/serve/cold_start.py [--rounds 3] [--apart 60] [--seed 1]
+cargo build --release --locked --workspace && tests/serve/cold_start.py [--rounds 3] [--apart 60] [--seed 1]
 
-Clocks need the package faketime, the disk needs root; what is missing is said to be SKIPPED.
+The clocks need the package faketime, the disk needs root; missing parts are reported as SKIPPED.
 """
 import argparse
 import os
@@ -18,26 +19,26 @@ import bramble
 
 MODEL = "bard-q8_0.gguf"
 MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
-# The product's own settings, except that a node which is away for a minute is not yet given up.
+# Default settings, except that a node which is away for a minute is not excluded yet.
 SETTINGS = "packed_shards = false\nthreads = 1\nexclude_after_ms = 600000\n"
 BACK_SECONDS = 10
-# Mounts the folder over itself, readable only, where nobody else sees it.
+# Mounts the folder read-only over itself, visible only to the daemon.
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
 
 
 def in_1970():
-    """What a daemon is run by for a clock of 1970."""
+    """Command prefix for a clock in 1970."""
     if not shutil.which("faketime"):
         print("SKIPPED clocks in 1970: the package faketime is missing", file=sys.stderr)
         return []
-    # As a machine without a clock of its own: time since the start runs as ever.
+    # As on a machine without a real-time clock: the monotonic clock runs normally.
     return ["env", "FAKETIME_DONT_FAKE_MONOTONIC=1", "faketime", "-f", "@1970-01-01 00:00:10"]
 
 
 def read_only(daemon):
-    """What a daemon is run by for a state folder that only reads."""
+    """Command prefix for a read-only state folder."""
     if os.geteuid() != 0:
-        print("SKIPPED the disk that only reads: needs root", file=sys.stderr)
+        print("SKIPPED the read-only disk: needs root", file=sys.stderr)
         return []
     return ["unshare", "--mount", "sh", "-c", READ_ONLY, daemon.state]
 
@@ -48,7 +49,7 @@ def states(daemons):
 
 
 def all_serve(daemons):
-    """Seconds until all serve."""
+    """Returns the seconds until all nodes serve."""
     begin = time.monotonic()
     while time.monotonic() < begin + 60:
         try:
@@ -57,13 +58,13 @@ def all_serve(daemons):
         except bramble.Failed:
             pass
         time.sleep(0.1)
-    sys.exit(f"not all serve after 60 s: {states(daemons)}")
+    sys.exit(f"not all nodes serve after 60 s: {states(daemons)}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--apart", type=float, default=60, help="most seconds between the first and the last")
+    parser.add_argument("--apart", type=float, default=60, help="maximum seconds between the first and the last node")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
@@ -87,10 +88,10 @@ def main():
                 daemon.start()
             seconds = all_serve(daemons)
             names = ", ".join(f"{daemon.name} at {moment:.0f} s" for daemon, moment in zip(order, moments))
-            print(f"round {number + 1}: {names}; {swapped[0].name} and {swapped[1].name} swapped, {broken.name} only reads: all serve {seconds:.1f} s after the last", flush=True)
+            print(f"round {number + 1}: {names}; {swapped[0].name} and {swapped[1].name} swapped, {broken.name} is read-only: all serve {seconds:.1f} s after the last", flush=True)
             failed += [] if seconds <= BACK_SECONDS else [f"round {number + 1}: {seconds:.1f} s"]
         after = bramble.generate(sorted(daemons, key=lambda daemon: daemon.name), MODEL, "ROMEO:", 16)["token_ids"]
-        failed += [] if after == before else ["other ids than before"]
+        failed += [] if after == before else ["different ids than before"]
     for line in failed:
         print(line, file=sys.stderr)
     sys.exit(1 if failed else 0)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Many requests in a row over four daemons, of all kinds: none may fail, and memory, open files and threads of the daemons stay as they are.
+"""Many requests of all kinds over four daemons: none may fail, and memory, open files and threads of the daemons must
+stay constant.
 
-    cargo build --release --locked --workspace && tests/serve/endurance.py [--requests 1000]
+cargo build --release --locked --workspace && tests/serve/endurance.py [--requests 1000]
 """
 import argparse
 import asyncio
@@ -18,7 +19,7 @@ MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
 
 
 async def one(hosts, number, chance):
-    """A request of some kind; what was wrong with it."""
+    """Sends a request of a random kind; returns its error, if any."""
     host, kind = chance.choice(hosts), chance.randrange(5)
     prompt = f"{chance.choice(bramble.PROMPTS)} {number % 50}"
     body = {"model": MODEL, "max_tokens": chance.randrange(1, 24), "temperature": chance.choice([0, 1.0]), "seed": number}
@@ -63,7 +64,7 @@ def main():
         daemons = [cluster.add(f"pi{index + 1}", address, settings=bramble.QUIET + "threads = 1\n") for index, address in enumerate(bramble.loopback(4))]
         bramble.generate(daemons, MODEL, "ROMEO:", 2, "--topology", arguments.topology)
         seen, failed = asyncio.run(run(daemons, arguments))
-    # What is allocated once (buffers, traces, cached prefixes) is there after the first third.
+    # After the first third, everything that is allocated once (buffers, traces, cached prefixes) exists.
     middle, last = seen[len(seen) // 3], seen[-1]
     for name, then, now in zip((daemon.name for daemon in daemons), middle, last):
         print(f"{name}: resident {then['resident'] / 1e6:.1f} -> {now['resident'] / 1e6:.1f} MB, files {then['files']} -> {now['files']}, threads {then['threads']} -> {now['threads']}")

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Requests of all lengths, eight at a time, on every kind of layout: none may fail, and every greedy answer is the one that the same
-layout gives to the request alone.
+"""Requests of all lengths, eight at a time, on every kind of layout: none may fail, and every greedy answer must equal
+the one that the same layout gives to the request alone.
 
 usage: tests/serve/layouts.py [--topologies tp1,pp2,..] [--requests 1000] [--at-a-time 8] [--seed 1] [--short]
 
-Prompts have 1 to 400 tokens, answers 1 to 64. --short (for .ci/run): 150 requests on four layouts. Exit code 1 where a request failed or
-an answer differs.
+Prompts have 1 to 400 tokens, answers 1 to 64. --short (for .ci/run): 150 requests on four layouts. Exit code 1 if a
+request failed or an answer differs.
 
-    cargo build --release --locked --workspace
+cargo build --release --locked --workspace
 """
 import argparse
 import asyncio
@@ -25,12 +25,12 @@ MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
 ALL = "tp1,tp3,tp4,pp2,pp3,pp4,pp2-tp2,pp2-tp4,dp2-pp2,dp2-tp2,dp2-tp4,prefill:tp1+decode:tp1"
 SHORT = "pp2,pp4,dp2-tp2,prefill:tp1+decode:tp1"
 PROMPT_TOKENS, ANSWER_TOKENS, WISHES = 400, 64, 100
-# Ids of whole words; special tokens come before them.
+# Ids of whole words; special tokens have lower ids.
 IDS = range(300, 900)
 
 
 def count(topology):
-    """Nodes of a layout."""
+    """Number of nodes of a layout."""
     nodes = 0
     for group in topology.split("+"):
         product = 1
@@ -41,7 +41,7 @@ def count(topology):
 
 
 def wishes(chance):
-    """Prompts and how long their answers are: half of them short, where sequences share steps."""
+    """Prompts and lengths of their answers; half of them are short, so that sequences share steps."""
     lengths = [chance.randint(1, 128 if index % 2 else PROMPT_TOKENS) for index in range(WISHES)]
     return [([chance.choice(IDS) for _ in range(length)], chance.randint(1, ANSWER_TOKENS)) for length in lengths]
 
@@ -60,7 +60,7 @@ class Lost(Exception):
 
 
 async def load(hosts, arguments):
-    """Failures, and answers that differ from those alone."""
+    """Returns failed requests, and answers that differ from those of the request alone."""
     chance = random.Random(arguments.seed)
     all_wishes = wishes(chance)
     alone = [await ask(hosts[0], wish) for wish in all_wishes]
@@ -101,7 +101,7 @@ def main():
             asyncio.run(client.until_healthy(hosts))
             begin = time.monotonic()
             failed, differ = asyncio.run(load(hosts, arguments))
-            faults = [line for daemon in daemons for line in daemon.text().splitlines() if "cannot go on" in line]
+            faults = [line for daemon in daemons for line in daemon.text().splitlines() if "the engine failed" in line]
         print(f"{topology:24} {arguments.requests} requests in {time.monotonic() - begin:.1f} s: {len(failed)} failed, {len(differ)} differ, {len(faults)} engines ended", flush=True)
         for line in [*failed[:3], *differ[:3], *faults[:3]]:
             print(f"   {line}", file=sys.stderr)

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Two replicas, streams through every node, and one node after the other killed (kill -9) while they run: every stream whose client is
-connected to a surviving node goes on to the text that it would have had. Others are asked for again with the same X-Request-Id.
+"""Kills (kill -9) one node after another of two replicas during streams through every node: every stream whose client
+is connected to a surviving node must continue to the same text as without the loss. The other streams are requested
+again with the same X-Request-Id.
 
-    cargo build --release --locked --workspace && tests/serve/lost_node.py [--topology dp2-tp2] [--streams 100] [--tokens 48]
+cargo build --release --locked --workspace && tests/serve/lost_node.py [--topology dp2-tp2] [--streams 100]
+[--tokens 48]
 """
 import argparse
 import asyncio
@@ -15,7 +17,7 @@ import client
 
 MODEL = "bard-q8_0.gguf"
 MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
-# The loss is known after silent_ms at most; these are the product's own settings.
+# With the default settings a loss is detected after at most silent_ms.
 SETTINGS = "packed_shards = false\n"
 
 
@@ -37,7 +39,7 @@ async def expected(host, arguments):
 
 
 async def run(cluster, daemons, victim, texts, arguments):
-    """Streams through all nodes; the victim is killed once a part of them has begun."""
+    """Streams through all nodes; kills the victim once some of the streams have begun."""
     hosts, killed = [client.place(daemon) for daemon in daemons], asyncio.Event()
     begun = set()
 
@@ -72,10 +74,10 @@ async def run(cluster, daemons, victim, texts, arguments):
         if not answer.whole or answer.error:
             wrong.append(f"request {index} ended with status {answer.status}, {answer.error or answer.body[:200]} after {len(answer.text)} of {len(texts[index])} bytes")
         elif answer.text != texts[index]:
-            wrong.append(f"request {index}{' asked for again' if again else ''} has another text: {answer.text!r} instead of {texts[index]!r}")
+            wrong.append(f"request {index}{' requested again' if again else ''} has a different text: {answer.text!r} instead of {texts[index]!r}")
     pauses = [max((later - now for now, later in zip(answer.tokens, answer.tokens[1:])), default=0) for _, again, answer in answers if not again]
     print(
-        f"{victim.name} killed: {len(answers) - len(wrong)} of {len(answers)} streams have their text, {sum(again for _, again, _ in answers)} asked for again, "
+        f"{victim.name} killed: {len(answers) - len(wrong)} of {len(answers)} streams have their text, {sum(again for _, again, _ in answers)} requested again, "
         f"longest pause of the others {max(pauses, default=0):.2f} s",
         flush=True,
     )

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""An operator's day without a screen, on four real daemons: every step a console command with --json (and --yes where it acts), its exit code
-checked. Prints a line a step; ends with 1 at the first that is not as it must be.
+"""An operator's day without a screen, on four real daemons: every step is a console command with --json (and --yes if
+it acts), whose exit code is checked. Prints a line per step; exits with 1 at the first step that fails.
 
-    cargo build --release --locked --workspace && tests/serve/operators_day.py [--programs target/debug]
+cargo build --release --locked --workspace && tests/serve/operators_day.py [--programs target/debug]
 """
 import argparse
 import json
@@ -24,7 +24,7 @@ SECRET = "a prompt that no log may have"
 
 
 class Day:
-    """Runs console in a home of its own, and tells what it did."""
+    """Runs console in a separate home folder and logs each command."""
 
     def __init__(self, home):
         self.home, self.environment = home, {**os.environ, "XDG_CONFIG_HOME": home, "HOME": home}
@@ -36,7 +36,7 @@ class Day:
         return subprocess.run(command, capture_output=True, text=True, env=self.environment, stdin=subprocess.DEVNULL, timeout=bramble.PATIENCE, cwd=self.home)
 
     def do(self, *arguments, code=0):
-        """The object that a command prints; it must end with this code."""
+        """The object that a command prints; the command must exit with `code`."""
         run = self.raw(*arguments, "--json")
         if run.returncode != code:
             sys.exit(f"console {' '.join(arguments)}: exit code {run.returncode} instead of {code}\n{run.stdout}{run.stderr}")
@@ -51,22 +51,22 @@ class Day:
 
 def want(is_so, what):
     if not is_so:
-        sys.exit(f"not so: {what}")
+        sys.exit(f"expectation failed: {what}")
 
 
 def until(what, look):
-    """What `look` gives once it gives something."""
+    """Polls `look` until it returns something; returns that."""
     deadline = time.monotonic() + bramble.PATIENCE / 5
     while time.monotonic() < deadline:
         found = look()
         if found:
             return found
         time.sleep(0.05)
-    sys.exit(f"never came: {what}")
+    sys.exit(f"timed out waiting until {what}")
 
 
 class Slowed(threading.Thread):
-    """A process that is stopped for 5 ms in every 10."""
+    """Stops a process for 5 ms in every 10 ms."""
 
     def __init__(self, pid):
         super().__init__(daemon=True)
@@ -88,7 +88,7 @@ class Slowed(threading.Thread):
 
 
 class Busy(threading.Thread):
-    """One text after the other, so that there are all-reduces to look at."""
+    """Generates one text after another, so that there are all-reduces to observe."""
 
     def __init__(self, day):
         super().__init__(daemon=True)
@@ -107,7 +107,7 @@ class Busy(threading.Thread):
 
 
 def straggler(day, pid):
-    """The node that sync names while one is slowed."""
+    """The straggler that sync names while one node is slowed."""
     with Slowed(pid), Busy(day):
 
         def named():
@@ -119,13 +119,13 @@ def straggler(day, pid):
 
 
 def running(day):
-    """What runs, as the heads tell."""
+    """The running requests, as reported by the heads."""
     heads = json.loads(day.raw("requests", "--json").stdout)["heads"]
     return [one for head in heads for one in head["running"]]
 
 
 def hanging(day, rank):
-    """Somebody's request that hangs because a rank stands still; a text that was quicker is asked for again."""
+    """Starts a request that hangs because a rank is stopped; tries again if the text was faster."""
 
     def hangs():
         asked = day.start("generate", "--model", MODEL, "--prompt", SECRET, "--max-tokens", "450")
@@ -143,25 +143,25 @@ def hanging(day, rank):
 
 
 def cancelled(day, daemons):
-    """Somebody's request, ended by another console."""
+    """Starts a request and cancels it from another console."""
     rank = daemons[3].process.pid
     asked, request = hanging(day, rank)
     try:
         day.do("requests", "cancel", request, "--dry-run")
-        want(running(day), "a dry run ends nothing")
+        want(running(day), "a dry run cancels nothing")
         day.do("requests", "cancel", request, "--yes")
     finally:
         os.kill(rank, signal.SIGCONT)
     out, err = asked.communicate(timeout=bramble.PATIENCE)
-    want(json.loads(out)["finish_reason"] == "cancelled", f"its owner hears that it was cancelled: {out}{err}")
+    want(json.loads(out)["finish_reason"] == "cancelled", f"its owner is notified of the cancellation: {out}{err}")
     return request
 
 
 def morning(day, addresses, folder):
-    """Where am I, is it well, what would fit, run it."""
+    """Check the cluster, its health and what would fit, then run it."""
     day.do("status", code=2)
     day.do("clusters", "add", "home", *addresses)
-    want(day.do("clusters", "list")["clusters"][0]["used"], "the cluster that was added is used")
+    want(day.do("clusters", "list")["clusters"][0]["used"], "the added cluster is in use")
     want([node["state"] for node in day.do("cluster")["nodes"]] == ["idle"] * 4, "all nodes are idle")
     found = day.raw("doctor", "--json").returncode
     want(found in (0, 6, 7), f"doctor ended with {found}")
@@ -177,14 +177,14 @@ def morning(day, addresses, folder):
     want(day.do("topology", "assign", path, "--yes")["topology"] == "tp4", "tp4 runs")
     want(day.do("topology", "show")["serving"], "it serves")
     text = day.do("generate", "--model", MODEL, "--prompt", "ROMEO:", "--max-tokens", "30", "--temperature", "0")["text"]
-    want(day.do("requests")["heads"][0]["ended"][-1]["tokens"] == 30, "the request is remembered")
+    want(day.do("requests")["heads"][0]["ended"][-1]["tokens"] == 30, "the request is listed as ended")
     return text
 
 
 def noon(day, daemons):
-    """It is slow: who, why, out with it; then in again, and everything restarted."""
+    """Find the slow node and the cause, exclude it, include it again, and restart everything."""
     found = straggler(day, daemons[1].process.pid)
-    want(found["straggler"]["node"] == "pi2" and found["ranks"][0]["node"] == "pi2", f"pi2 is named and first: {found['straggler']}")
+    want(found["straggler"]["node"] == "pi2" and found["ranks"][0]["node"] == "pi2", f"pi2 is named and listed first: {found['straggler']}")
     day.do("ok-to-stop", "pi2")
     day.do("exclude", "pi2", "--reason", "slow", code=2)
     want(day.do("exclude", "pi2", "--reason", "slow", "--yes")["topology"] == "tp3", "the rest serves")
@@ -192,7 +192,7 @@ def noon(day, daemons):
     want(day.do("include", "pi2", "--yes")["topology"] == "tp4", "all serve again")
     pids = [daemon.process.pid for daemon in daemons]
     want(day.do("restart", "--rolling", "--yes")["phase"] == "done", "all are restarted")
-    want(all(daemon.process.pid != pid for daemon, pid in zip(daemons, pids)), "all are other processes")
+    want(all(daemon.process.pid != pid for daemon, pid in zip(daemons, pids)), "all processes were replaced")
     until("it serves again", lambda: json.loads(day.raw("topology", "show", "--json").stdout or "{}").get("serving"))
     day.do("node", "cordon", "pi3", "--reason", "new fan", "--yes")
     want(day.do("node", "drain", "pi3", "--reason", "new fan", "--yes")["state"] == "drained", "nothing runs on it")
@@ -200,14 +200,14 @@ def noon(day, daemons):
 
 
 def evening(day, daemons, folder, text):
-    """Somebody's request hangs; then what happened today, for whoever helps."""
+    """Cancel a hanging request, then review the day's events and make a support bundle."""
     again = day.do("generate", "--model", MODEL, "--prompt", "ROMEO:", "--max-tokens", "30", "--temperature", "0")
-    want(again["text"] == text, "the text is the one of the morning")
+    want(again["text"] == text, "the text is the same as in the morning")
     request = cancelled(day, daemons)
     ended = [one for head in day.do("requests")["heads"] for one in head["ended"]]
-    want(any(one["id"] == request and one["reason"] == "cancelled" for one in ended), "the end is remembered")
+    want(any(one["id"] == request and one["reason"] == "cancelled" for one in ended), "the cancellation is recorded")
     events = day.do("events", "--since", "1d")["events"]
-    want(any("cancel-running: ok" in event["text"] for event in events), "who ended it is an event")
+    want(any("cancel-running: ok" in event["text"] for event in events), "the cancellation is an event")
     day.do("logs", "pi1", "--level", "info")
     bundle = os.path.join(folder, "day.tar.gz")
     want(not day.do("support-bundle", "-o", bundle)["missing"], "nothing is missing")
@@ -216,7 +216,7 @@ def evening(day, daemons, folder, text):
             content = archive.extractfile(member).read().decode()
             want(SECRET not in content, f"no prompt is in {member.name}")
     daemons[3].process.kill()
-    until("a node that is away is seen", lambda: day.raw("cluster", "--json").returncode == 3 or daemons[3].process.poll() is None)
+    until("a lost node is shown", lambda: day.raw("cluster", "--json").returncode == 3 or daemons[3].process.poll() is None)
     day.do("doctor", code=day.raw("doctor", "--json").returncode)
 
 
@@ -238,7 +238,7 @@ def main():
             text = morning(day, addresses, cluster.folder)
             noon(day, cluster.daemons)
             evening(day, cluster.daemons, cluster.folder, text)
-            print(f"{day.count} commands as they must be")
+            print(f"{day.count} commands succeeded as expected")
         finally:
             supervisor.ended.set()
             supervisor.join()

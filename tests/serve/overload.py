@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Ten times the load that a daemon can serve, for a minute: what is refused is refused at once, what is taken is served as fast as ever, and
-memory stays. The engine has one thread, this script keeps to the last core, which it shares with the daemon's sockets. Then sockets that read slowly, and requests that are none.
+"""Offers a daemon ten times the load that it can serve, for a minute: excess requests must be refused at once, accepted
+ones served as fast as ever, and memory must stay constant. The engine has one thread; this script runs on the last
+core, which it shares with the daemon's sockets. Afterwards: sockets that read slowly, and malformed requests.
 
-    cargo build --release --locked --workspace && tests/serve/overload.py [--seconds 60] [--factor 10] [--shape qwen3-0.6b | --shape demo]
+cargo build --release --locked --workspace && tests/serve/overload.py [--seconds 60] [--factor 10]
+[--shape qwen3-0.6b | --shape demo]
 
-The demo model is so small that on two cores this script and the sockets take the time, not the engine: goodput then says little.
+The demo model is so small that on two cores this script and the sockets take the time, not the engine; goodput is then
+not meaningful.
 """
 import argparse
 import asyncio
@@ -38,7 +41,7 @@ def serve(host, number):
 
 
 async def saturation(host, seconds, concurrency=32):
-    """Tokens a second with as many requests as are served at a time, and no more."""
+    """Completed requests per second with a fixed number of concurrent requests."""
     deadline, done = time.monotonic() + seconds, 0
 
     async def worker(number):
@@ -58,7 +61,7 @@ async def saturation(host, seconds, concurrency=32):
 
 
 async def overload(host, rate, seconds):
-    """An open loop of requests at a rate; all their answers."""
+    """Sends requests at a fixed rate (open loop); returns all answers."""
     chance, tasks, began, number = random.Random(1), [], time.monotonic(), 0
     following = began
     while following < began + seconds:
@@ -70,7 +73,7 @@ async def overload(host, rate, seconds):
 
 
 async def slow_readers(host, count):
-    """Sockets that ask for a stream and never read it."""
+    """Opens sockets that request a stream and never read it."""
     body = {"prompt": "JULIET:", "max_tokens": 200, "stream": True, "logprobs": 5}
     opened = []
     for _ in range(count):
@@ -85,7 +88,7 @@ async def slow_readers(host, count):
 
 
 async def malformed(host, count):
-    """Requests that are none: how often which status came."""
+    """Sends malformed requests; returns the number of responses by status."""
     found, lock = {}, asyncio.Semaphore(32)
 
     async def one(number):
@@ -96,7 +99,7 @@ async def malformed(host, count):
                 payload = MALFORMED[number % len(MALFORMED)]
                 writer.write(payload)
                 if payload is UNFINISHED:
-                    # No head: an end is all that can be waited for.
+                    # Without a complete head the server can only close the connection.
                     writer.write_eof()
                 first = await asyncio.wait_for(reader.readline(), 30)
                 status = int(first.split()[1]) if first else "closed"
@@ -125,7 +128,7 @@ async def run(daemon, arguments):
     refused = [answer.end * 1e3 for answer in answers if answer.status == 429]
     others = {answer.status for answer in answers} - {200, 429}
     print(f"{len(answers)} requests in {seconds:.0f} s: {len(good)} served, {len(refused)} refused")
-    wanted("statuses beside 200 and 429", others or "none", not others)
+    wanted("statuses other than 200 and 429", others or "none", not others)
     wanted("goodput of saturation (95 %)", f"{len(good) / seconds / before:.1%}", len(good) / seconds >= 0.95 * before)
     wanted("requests refused (some)", len(refused), refused)
     for share, most in ((0.5, 10), (0.99, 50)) if refused else ():
@@ -142,7 +145,7 @@ async def run(daemon, arguments):
         if beside.status == 200:
             break
         await asyncio.sleep(0.2)
-    wanted("a stream beside slow readers and malformed requests", "has its text" if beside.text == alone.text else f"{beside.status} {beside.text!r}", beside.text == alone.text)
+    wanted("a stream during slow readers and malformed requests", "has its text" if beside.text == alone.text else f"{beside.status} {beside.text!r}", beside.text == alone.text)
     found = await found
     bad = {status: count for status, count in found.items() if not (isinstance(status, int) and 400 <= status < 500) and status not in ("closed", "ConnectionResetError")}
     wanted(f"statuses of {arguments.malformed} malformed requests", found, not bad)
@@ -155,7 +158,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--factor", type=float, default=10)
-    parser.add_argument("--shape", default="qwen3-0.6b", help="as make_model takes it, or demo")
+    parser.add_argument("--shape", default="qwen3-0.6b", help="shape name of make_model, or demo")
     parser.add_argument("--malformed", type=int, default=10000)
     arguments = parser.parse_args()
     bramble.favour()

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Four nodes with four fifths of their places taken, a fifth one without a shard in front of them: a rolling restart of all, then kill -9
-of each in turn, and one that is kept down. Prints errors, wrong texts, the longest pause of a stream and the
-seconds of each node; fails on any error, on a wrong text while the rank layout is the same, and on figures that miss what is wanted.
+"""Four nodes with four fifths of their slots in use, and a fifth node without a shard in front of them: a rolling
+restart of all, then kill -9 of each one after another, then one that stays down. Prints errors, wrong texts, the
+longest pause of a stream and the seconds per node; fails on any error, on a wrong text while the rank layout is the
+same, and on missed targets.
 
-    cargo build --release --locked --workspace && tests/serve/rolling.py [--topology tp4|dp2-tp2] [--tokens 400] [--only restart,kill,down]
+cargo build --release --locked --workspace && tests/serve/rolling.py [--topology tp4|dp2-tp2] [--tokens 400]
+[--only restart,kill,down]
 """
 import argparse
 import asyncio
@@ -24,21 +26,21 @@ MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
 GRACE_SECONDS = 8
 SETTINGS = f"packed_shards = true\nthreads = 1\nexclude_after_ms = {GRACE_SECONDS * 1000}\n"
 SLOTS = 4
-# Wanted: seconds of a node in a rolling restart, of a node's kill until all serve, of the rest after the grace period of one that is kept
-# down; of a stream's pause with two replicas.
+# Targets in seconds: per node in a rolling restart; from a kill until all serve; for the rest after the grace period of
+# a node that stays down; for the pause of a stream with two replicas.
 NODE_SECONDS, BACK_SECONDS, REST_SECONDS, PAUSE_SECONDS = 10, 10, 10, 2
-# As in the unit: RestartSec.
+# RestartSec of the systemd unit.
 RESTART_SECONDS = 1.0
 DIFFERENT = 12
 
 
 class Supervisor(threading.Thread):
-    """Starts daemons again that ended, as systemd does."""
+    """Restarts daemons that ended, as systemd does."""
 
     def __init__(self, daemons):
         super().__init__(daemon=True)
         self.daemons, self.ended = list(daemons), threading.Event()
-        # Runs of each.
+        # Number of starts of each daemon.
         self.starts = {daemon.name: 0 for daemon in daemons}
 
     def run(self):
@@ -53,7 +55,7 @@ class Supervisor(threading.Thread):
 
 
 class Load:
-    """So many streams at any time, each with the text that it must have."""
+    """Keeps a number of streams running, each with a known expected text."""
 
     def __init__(self, host, streams, tokens):
         self.host, self.streams, self.tokens = host, streams, tokens
@@ -66,7 +68,7 @@ class Load:
         return client.complete(self.host, prompt, self.tokens, model=MODEL, temperature=0.7, seed=which)
 
     async def expect(self):
-        """The texts of an undisturbed cluster."""
+        """Records the texts of an undisturbed cluster."""
         for begin in range(0, DIFFERENT, self.streams):
             part = range(begin, min(begin + self.streams, DIFFERENT))
             for index, answer in zip(part, await asyncio.gather(*(self.ask(index) for index in part))):
@@ -80,7 +82,7 @@ class Load:
         if not answer.whole or answer.error:
             self.errors.append(f"{begin}, {answer.error or answer.body[:200]} after {len(answer.text)} bytes")
         elif answer.text != self.texts[index % DIFFERENT]:
-            self.other_texts.append(f"{begin}, another text: {answer.text!r} instead of {self.texts[index % DIFFERENT]!r}")
+            self.other_texts.append(f"{begin}, a different text: {answer.text!r} instead of {self.texts[index % DIFFERENT]!r}")
         self.pauses.append(max((later - now for now, later in zip(answer.tokens, answer.tokens[1:])), default=0))
         self.first_tokens.append(answer.first_token or 0)
         self.done += 1
@@ -92,10 +94,10 @@ class Load:
             index += self.streams
 
     def report(self, what, seconds, pause_max=None, same_layout=True):
-        """Prints what happened since the last report; what is wrong with it."""
+        """Prints the results since the last report; returns what is wrong with them."""
         pause, first = max(self.pauses, default=0), max(self.first_tokens, default=0)
         print(
-            f"{what}: {seconds:.1f} s, {self.done} answers, {len(self.errors)} failed, {len(self.other_texts)} with another text, "
+            f"{what}: {seconds:.1f} s, {self.done} answers, {len(self.errors)} failed, {len(self.other_texts)} with a different text, "
             f"longest pause {pause:.2f} s, longest wait for a first token {first:.2f} s",
             flush=True,
         )
@@ -111,7 +113,7 @@ def nodes(daemons):
 
 
 def serve_all(daemons):
-    """Whether those of these nodes that a topology has serve it, and are all that it has."""
+    """Whether all given nodes that belong to the topology serve it, and the topology has no others."""
     found = bramble.console("status", "--nodes", nodes(daemons))["nodes"]
     members = [node for node in found if node.get("topology")]
     serve = members and all(node["state"] in ("ready", "serving") for node in members)
@@ -119,7 +121,7 @@ def serve_all(daemons):
 
 
 async def until_serving(daemons, patience=60):
-    """Seconds until these serve, as all that the topology has."""
+    """Returns the seconds until these nodes serve a topology that has no others."""
     begin = time.monotonic()
     while time.monotonic() < begin + patience:
         try:
@@ -132,7 +134,7 @@ async def until_serving(daemons, patience=60):
 
 
 async def rolling(daemons, arguments):
-    """A rolling restart that the nodes drive; each node's seconds as this console sees them."""
+    """Runs a rolling restart driven by the nodes; prints the seconds per node as this console sees them."""
     command = [bramble.program("console"), "restart", "--rolling", "--all", "--nodes", nodes(daemons), "--drain-ms", str(arguments.drain), "--yes", "--json"]
     watching = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     begin, times = time.monotonic(), []
@@ -143,14 +145,14 @@ async def rolling(daemons, arguments):
     out = (await watching.stdout.read()).decode()
     code = await watching.wait()
     total = time.monotonic() - begin
-    # A node that is back before the console asks again shares its line with the next.
-    print(f"rolling restart: {total:.1f} s, {total / len(daemons):.1f} s a node; seen going from node to node after " + ", ".join(f"{at - begin:.1f}" for at in times) + " s")
+    # A node that is back before the console polls again shares its line with the next node.
+    print(f"rolling restart: {total:.1f} s, {total / len(daemons):.1f} s per node; moved to the next node after " + ", ".join(f"{at - begin:.1f}" for at in times) + " s")
     failed = [] if code == 0 else [f"the rolling restart ended with {code}: {out}"]
     return failed + ([] if total <= NODE_SECONDS * len(daemons) else [f"the rolling restart took {total:.1f} s"])
 
 
 async def kept_down(daemons, supervisor, load):
-    """The last node is killed and stays away: the rest serve without it."""
+    """Kills the last node, which stays down: the rest must serve without it."""
     victim, rest = daemons[-1], daemons[:-1]
     supervisor.daemons.remove(victim)
     begin = time.monotonic()
@@ -199,7 +201,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topology", default="tp4")
     parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--drain", type=int, default=1000, help="milliseconds that a node drains")
+    parser.add_argument("--drain", type=int, default=1000, help="drain timeout of a node in milliseconds")
     parser.add_argument("--only", type=lambda text: text.split(","), default=["restart", "kill", "down"])
     parser.add_argument("--programs", help="folder of brambled and console [default: target/release]")
     arguments = parser.parse_args()

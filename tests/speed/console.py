@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The dashboard beside sixteen idle nodes of this machine at four reports a second: share of a core that it takes on each page while nobody
-types, and milliseconds from a key to the first bytes on the screen.
+"""The dashboard next to sixteen idle nodes on this machine at four reports per second: its share of a core on each page
+without input, and the milliseconds from a key to the first bytes on the screen.
 
-    cargo build --release --locked --workspace && tests/speed/console.py [--nodes 16] [--seconds 20] [--keys 200] [--json]
+cargo build --release --locked --workspace && tests/speed/console.py [--nodes 16] [--seconds 20] [--keys 200] [--json]
 
-Wanted: at most 5 % of a core, and 50 ms for 99 of 100 keys. As root the script asks the kernel to prefer it.
+Wanted: at most 5 % of a core, and at most 50 ms for 99 of 100 keys. As root, the script raises its scheduling priority.
 """
 import argparse
 import fcntl
@@ -25,12 +25,13 @@ MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
 PAGES = {"1": "cluster", "2": "topology", "3": "sync", "5": "requests", "6": "events", "7": "node"}
 SIZE = (40, 120)
 CORE_SHARE, KEY_MS = 0.05, 50
-# No key is answered by a frame that was due anyway: keys come when the screen has been still for so long.
+# A key is sent only after the screen has been still for this long, so that a frame that was due anyway does not count
+# as its answer.
 STILL_SECONDS = 0.04
 
 
 class Screen:
-    """A dashboard in a terminal of its own."""
+    """A dashboard in a pseudo-terminal."""
 
     def __init__(self, nodes):
         command = [bramble.program("console"), "--nodes", ",".join(nodes)]
@@ -42,7 +43,7 @@ class Screen:
         self.bytes = 0
 
     def read(self, seconds):
-        """Bytes that come within a time; nothing: it stayed as it was."""
+        """The bytes that arrive within a time; empty if the screen did not change."""
         if not select.select([self.terminal], [], [], max(0, seconds))[0]:
             return b""
         chunk = os.read(self.terminal, 1 << 16)
@@ -50,13 +51,13 @@ class Screen:
         return chunk
 
     def rest(self, seconds):
-        """Reads for a time."""
+        """Reads and discards for a time."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.read(left)
 
     def cpu(self):
-        """Seconds on a core, of all its threads."""
+        """Processor seconds of all its threads."""
         total = 0
         for thread in os.listdir(f"/proc/{self.pid}/task"):
             with open(f"/proc/{self.pid}/task/{thread}/schedstat") as file:
@@ -64,7 +65,7 @@ class Screen:
         return total / 1e9
 
     def press(self, key):
-        """Milliseconds until the screen answers."""
+        """Milliseconds until the screen responds to a key."""
         while self.read(STILL_SECONDS):
             pass
         begin = time.monotonic()
@@ -85,7 +86,7 @@ class Screen:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=20, help="on each page")
+    parser.add_argument("--seconds", type=float, default=20, help="seconds on each page")
     parser.add_argument("--keys", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--programs", help="folder of brambled and console [default: target/release]")
@@ -122,7 +123,7 @@ def main():
     else:
         for page, share in shares.items():
             print(f"{page:10} {share['core']:6.2%} of a core, {share['bytes_per_second']:7.0f} bytes/s to the terminal")
-        print(f"key to screen: p50 {p50:.1f} ms, p99 {p99:.1f} ms, most {times[-1]:.1f} ms (wanted {KEY_MS}); {resident:.0f} MB resident")
+        print(f"key to screen: p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {times[-1]:.1f} ms (wanted {KEY_MS}); {resident:.0f} MB resident")
     sys.exit(1 if worst > CORE_SHARE or p99 > KEY_MS else 0)
 
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What an attached dashboard costs a node: decode on one core without and with a dashboard on the other core that watches it, in pairs whose
-order alternates. The slow-down with the 95 % interval of its mean, and the CPU time that the daemon's reporting threads take a token.
+"""The cost of an attached dashboard for a node: decode on one core with and without a dashboard on the other core that
+watches it, in pairs of alternating order. Prints the slow-down with the 95 % interval of its mean, and the CPU time per
+token of the daemon's reporting threads.
 
-    cargo build --release --locked --workspace && tests/speed/console_cost.py [--pairs 30] [--json]
+cargo build --release --locked --workspace && tests/speed/console_cost.py [--pairs 30] [--json]
 
-Wanted: reporting threads at most 0.5 % of a token's CPU time, and the lower end of the slow-down's interval at most 0.5 %. As root the script
-asks the kernel to prefer it.
+Wanted: reporting threads use at most 0.5 % of a token's CPU time, and the lower end of the slow-down's interval is at
+most 0.5 %. As root, the script raises its scheduling priority.
 """
 import argparse
 import fcntl
@@ -29,7 +30,7 @@ SIZE = struct.pack("HHHH", 40, 120, 0, 0)
 
 
 class Dashboard:
-    """A dashboard in a terminal that nobody looks at, on a core."""
+    """A dashboard in a pseudo-terminal, pinned to a core."""
 
     def __init__(self, daemon, core):
         self.terminal, inner = pty.openpty()
@@ -41,7 +42,7 @@ class Dashboard:
         threading.Thread(target=self.read, daemon=True).start()
         if not self.seen.wait(10):
             sys.exit("the dashboard shows nothing")
-        # The first report is on the screen.
+        # Wait until the first report is on the screen.
         time.sleep(0.5)
 
     def read(self):
@@ -60,7 +61,7 @@ class Dashboard:
 
 
 def cpu(daemon):
-    """Nanoseconds on a core of each of the daemon's threads, by its id and name."""
+    """Processor nanoseconds of each of the daemon's threads, by id and name."""
     folder, found = f"/proc/{daemon.process.pid}/task", {}
     for thread in os.listdir(folder):
         with open(f"{folder}/{thread}/schedstat") as file, open(f"{folder}/{thread}/comm") as name:
@@ -69,19 +70,19 @@ def cpu(daemon):
 
 
 def run(daemon, model, arguments):
-    """Seconds a token, and CPU nanoseconds a token of the engine's threads and of the others."""
+    """Seconds per token, and processor nanoseconds per token of the engine's threads and of the others."""
     before = cpu(daemon)
     answer = bramble.generate([daemon], os.path.basename(model), "a" * 8, arguments.tokens, context=arguments.tokens + 64, enter=["taskset", "-c", str(arguments.cores[1])])
     spent = {thread: after - before.get(thread, 0) for thread, after in cpu(daemon).items()}
     tokens = len(answer["token_ids"])
-    # The thread that computes takes nearly all.
+    # The computing thread uses nearly all of it.
     engine = max(spent.values())
     return 1 / answer["timings"]["decode_tokens_per_second"], engine / tokens, (sum(spent.values()) - engine) / tokens
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="shape name of make_model")
     parser.add_argument("--format", default="q4_0")
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=128)

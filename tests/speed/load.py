@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Serving under load: two replicas of one core each beside one process with two threads, and the first token at 80 % of saturation beside
-that of an unloaded server.
+"""Serving under load: two replicas of one core each compared with one process of two threads, and the TTFT at 80 % of
+saturation compared with an idle server.
 
-    cargo build --release --locked --workspace && tests/speed/load.py [--rounds 3] [--only replicas,saturation] [--json]
+cargo build --release --locked --workspace && tests/speed/load.py [--rounds 3] [--only replicas,saturation] [--json]
 
-Saturation is what sixteen requests at a time reach; at 80 % of it requests come at random, and more than sixteen are under way at times:
-there are twice as many slots, and memory for them. Ratios beside the wanted ones; medians of the rounds. Nothing else should run
-meanwhile. As root the script asks the kernel to prefer it.
+Saturation is the rate that sixteen concurrent requests reach. At 80 % of it requests arrive at random, and at times
+more than sixteen are running: there are twice as many slots, and memory for them. Prints ratios with their targets;
+medians of the rounds. Run it on an otherwise idle machine. As root, the script raises its scheduling priority.
 """
 import argparse
 import os
@@ -37,7 +37,7 @@ class Server:
         bramble.console("topology", "assign", file, "--yes")
 
     def load(self, arguments, *more):
-        """The only point of a load."""
+        """The single load point of a benchmark."""
         lengths = ["--prompt-tokens", str(arguments.prompt_tokens), "--max-tokens", str(arguments.tokens)]
         seed = str(next(arguments.seeds))
         return bramble.console("bench", "serve", "--url", self.url, *lengths, "--seed", seed, *more, patience=900)["points"][0]
@@ -88,18 +88,18 @@ def measure(cluster, arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="qwen3-0.6b", help="as make_model takes it")
+    parser.add_argument("--shape", default="qwen3-0.6b", help="shape name of make_model")
     parser.add_argument("--format", default="q4_0")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=64, help="of a saturated load")
+    parser.add_argument("--requests", type=int, default=64, help="requests of a saturated load")
     parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=128, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
     parser.add_argument("--only", default="replicas,saturation")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     arguments.seeds = iter(range(1, 1 << 16))
     if not bramble.favour():
-        print("this script is not preferred to others on the machine: needs root", file=sys.stderr)
+        print("running without a raised scheduling priority: needs root", file=sys.stderr)
     with bramble.Cluster(FOLDER) as cluster:
         found = measure(cluster, arguments)
     bramble.tell(found, arguments.json)

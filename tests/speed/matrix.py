@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""The reduced matrix of `console bench matrix` on daemons with one core each: how long it takes, that the same build measured again is no
-regression to `console bench compare`, and that a slowed one is: the same daemons with an older kernel table.
+"""The reduced matrix of `console bench matrix` on daemons with one core each: its duration, and that `console bench
+compare` reports no regression for a second measurement of the same build, but one for a slowed build: the same daemons
+with an older kernel table.
 
-    cargo build --release --locked --workspace && tests/speed/matrix.py [--nodes 2] [--shape qwen3-0.6b] [--slow avx2] [--out FOLDER]
+cargo build --release --locked --workspace && tests/speed/matrix.py [--nodes 2] [--shape qwen3-0.6b] [--slow avx2]
+[--out FOLDER]
 
-The three results, their tables and the report of the first stay in the folder. Nothing else should run meanwhile. As root the script asks
-the kernel to prefer it.
+The three results, their tables and the report of the first stay in the folder. Run it on an otherwise idle machine. As
+root, the script raises its scheduling priority.
 """
 import argparse
 import os
@@ -21,7 +23,7 @@ LONGEST_S = 600
 
 
 def measure(arguments, model, name, kernels=None):
-    """Runs the matrix on fresh daemons: the result's file and the seconds it took."""
+    """Runs the matrix on fresh daemons; returns the result's file and the seconds it took."""
     out = os.path.join(arguments.out, name + ".json")
     for old in (out, out[:-5] + ".csv"):
         if os.path.exists(old):
@@ -48,13 +50,13 @@ def compare(one, two):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--shape", default="qwen3-0.6b", help="as make_model takes it")
+    parser.add_argument("--shape", default="qwen3-0.6b", help="shape name of make_model")
     parser.add_argument("--format", default="q4_0")
     parser.add_argument("--slow", default="avx2", help="kernel table of the slowed build")
     parser.add_argument("--out", default=os.path.join(bramble.ROOT, "target", "matrix"), metavar="FOLDER")
     arguments = parser.parse_args()
     if not bramble.favour():
-        print("this script is not preferred to others on the machine: needs root", file=sys.stderr)
+        print("running without a raised scheduling priority: needs root", file=sys.stderr)
     os.makedirs(arguments.out, exist_ok=True)
     model = os.path.basename(bramble.model(arguments.shape, arguments.format, FOLDER))
     before, seconds = measure(arguments, model, "before")

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What `console plan` predicts beside what the same daemons then do: two one-core daemons, every layout of one replica. The two share one
-memory, which two machines do not: where both read weights at once (decode of tp2) the prediction is that of two machines.
+"""Compares the predictions of `console plan` with the same daemons' measurements: two one-core daemons, every layout of
+one replica. The two share one memory, which two machines do not: where both read weights at once (decode of tp2) the
+prediction is that of two machines.
 
-    cargo build --release --locked --workspace && tests/speed/planner.py [--formats q4_0,q8_0] [--rounds 3] [--json]
+cargo build --release --locked --workspace && tests/speed/planner.py [--formats q4_0,q8_0] [--rounds 3] [--json]
 """
 import argparse
 import json
@@ -20,7 +21,7 @@ def measure(form, arguments):
     name, context = os.path.basename(model), arguments.prompt_tokens + 128
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
-        sys.exit("two cores are needed, this process may use one")
+        sys.exit("needs two cores; this process may use only one")
     found = []
     with bramble.Cluster(FOLDER) as cluster:
         addresses = bramble.loopback(2)
@@ -48,11 +49,11 @@ def measure(form, arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="shape name of make_model")
     parser.add_argument("--formats", default="q4_0,q8_0")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--alpha-us", type=float, default=10, help="of loopback, as console bench collectives shows it")
+    parser.add_argument("--alpha-us", type=float, default=10, help="latency of loopback, as reported by console bench collectives")
     parser.add_argument("--bandwidth-mbit", type=float, default=20000)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What protected data links cost: ranks as one-core processes on this machine, with a cluster key and links that are plain, authenticated
-and encrypted, in turns. Medians of the rounds; a protected rate beside the plain one of the same round.
+"""The cost of protected data links: ranks as one-core processes on this machine, with a cluster key and links that are
+plain, authenticated and encrypted, alternating. Prints medians of the rounds, and the ratio of each protected rate to
+the plain one of the same round.
 
-    cargo build --release --locked --workspace && tests/speed/protection.py [--rounds 15] [--ranks 2] [--chacha] [--json]
+cargo build --release --locked --workspace && tests/speed/protection.py [--rounds 15] [--ranks 2] [--chacha] [--json]
 
-Wanted: at most 3 % of decode. As root the script asks the kernel to prefer it.
+Wanted: at most 3 % of decode. As root, the script raises its scheduling priority.
 """
 import argparse
 import os
@@ -46,7 +47,7 @@ def rounds(arguments):
                 daemon = cluster.add(name, addresses.pop(), enter=enter, settings=settings, more=[bramble.PLAIN])
                 set_ups.setdefault(protection, []).append(daemon)
         for number in range(arguments.rounds):
-            # Each begins a round once in three.
+            # Each protection is first in every third round.
             for place in range(len(PROTECTIONS)):
                 protection = PROTECTIONS[(number + place) % len(PROTECTIONS)]
                 found[protection].append(measure(set_ups[protection], key, model, arguments))
@@ -56,7 +57,7 @@ def rounds(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="shape name of make_model")
     parser.add_argument("--format", default="q4_0")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--ranks", type=int, default=2)

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Ranks as one-core processes on this machine, a shape of 1.1B: one process, two ranks of a tensor-parallel group and the same two with
-the exchange left out, four ranks on two cores, two stages of a pipeline. All in turns; medians of the rounds, and ratios beside the wanted ones.
+"""Ranks as one-core processes on this machine, a shape of 1.1B: one process, two ranks of a tensor-parallel group, the
+same two without the exchange, four ranks on two cores, and two stages of a pipeline, alternating. Prints medians of the
+rounds, and ratios with their targets.
 
-    cargo build --release --locked --workspace && tests/speed/ranks.py [--rounds 5] [--formats q4_0,q4_k_m] [--exchange f16] [--json]
+cargo build --release --locked --workspace && tests/speed/ranks.py [--rounds 5] [--formats q4_0,q4_k_m] [--exchange f16]
+[--json]
 
-What this build does not know (a topology, brambled's --omit-exchange) is said to be SKIPPED. Nothing else should run meanwhile. As root
-the script asks the kernel to prefer it.
+Features that this build does not have (a topology, brambled's --omit-exchange) are reported as SKIPPED. Run it on an
+otherwise idle machine. As root, the script raises its scheduling priority.
 """
 import argparse
 import json
@@ -22,7 +24,7 @@ READ_SECONDS = 0.3
 
 
 class Reader:
-    """A process on one core that reads memory when it is told to."""
+    """A process on one core that reads memory on request."""
 
     def __init__(self, core):
         command = ["taskset", "-c", str(core), bramble.program("read_bandwidth")]
@@ -45,7 +47,7 @@ class Reader:
 
 
 def bandwidth(readers):
-    """GB/s that one process reads, and both at once."""
+    """Read bandwidth in GB/s of one process, and of two at once."""
     readers[0].ask()
     one = float(readers[0].line())
     for reader in readers:
@@ -54,7 +56,7 @@ def bandwidth(readers):
 
 
 class SetUp:
-    """A way to run the model: on which daemons, and what console is told."""
+    """A configuration: the daemons, and the options of console."""
 
     def __init__(self, name, daemons, *more):
         self.name, self.daemons, self.more = name, daemons, list(more)
@@ -70,7 +72,7 @@ class SetUp:
             return answer["timings"]
 
         context = max(arguments.prompt_tokens, arguments.long_tokens, arguments.decode_tokens) + 64
-        # Assigned, and every page touched.
+        # Assigns the model and touches every page.
         run(32, 8)
         each = range(arguments.repeats)
         rates = {"prefill": bramble.median([run(arguments.prompt_tokens, 1)["prefill_tokens_per_second"] for _ in each])}
@@ -83,7 +85,7 @@ class SetUp:
 
 
 def refused(error):
-    """Whether console does not know this topology or option; then the reason."""
+    """The reason, if console does not support this topology or option."""
     try:
         found = json.loads(error.out)["error"]
     except ValueError:
@@ -92,7 +94,7 @@ def refused(error):
 
 
 def set_ups(cluster, cores):
-    """Everything that this build may know, on daemons of one core each."""
+    """All configurations that this build may support, on daemons of one core each."""
     addresses, names = bramble.loopback(6), (f"pi{index + 1}" for index in range(6))
     settings = bramble.QUIET
 
@@ -101,7 +103,7 @@ def set_ups(cluster, cores):
 
     four = [daemon(index) for index in range(4)]
     found = [SetUp("one", four[:1]), SetUp("tp2", four[:2]), SetUp("tp4", four), SetUp("pp2", four[:2], "--topology", "pp2")]
-    # Its help does not name it.
+    # The option is hidden from the help.
     if subprocess.run([bramble.program("brambled"), OMIT, "--version"], capture_output=True).returncode == 0:
         found.insert(2, SetUp("tp2 without exchange", [daemon(index, OMIT) for index in (4, 5)]))
     else:
@@ -110,7 +112,7 @@ def set_ups(cluster, cores):
 
 
 def rounds(kept, readers, model, arguments):
-    """All rounds: per set-up a list of what was found, and the bandwidths."""
+    """All rounds: a list of results per configuration, and the bandwidths."""
     found, read = {}, []
     for number in range(arguments.rounds):
         read.append(bandwidth(readers))
@@ -130,7 +132,7 @@ def rounds(kept, readers, model, arguments):
 
 
 def ratios(found, read):
-    """What is compared: name, the median over the rounds, least, most, and what is wanted."""
+    """The comparisons: name, median over the rounds, minimum, maximum, and target."""
     share = bramble.median([one["two"] / one["one"] for one in read])
 
     def ratio(what, over, under, wanted):
@@ -153,7 +155,7 @@ def measure(form, arguments):
     model = bramble.model(arguments.shape, form, FOLDER)
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
-        sys.exit("two cores are needed, this process may use one")
+        sys.exit("needs two cores; this process may use only one")
     readers = [Reader(core) for core in cores]
     try:
         with bramble.Cluster(FOLDER) as cluster:
@@ -188,18 +190,18 @@ def show(report):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="shape name of make_model")
     parser.add_argument("--formats", default="q4_0,q4_k_m")
-    parser.add_argument("--exchange", default="f32", help="how partial sums travel: f32, f16 or q80")
+    parser.add_argument("--exchange", default="f32", help="format of partial sums: f32, f16 or q80")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=3, help="of each prompt and each answer in a round")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of each prompt and each answer in a round")
     parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--long-tokens", type=int, default=1536, help="of the prompt that two stages are compared with; 0: none")
+    parser.add_argument("--long-tokens", type=int, default=1536, help="length of the prompt for the comparison with two stages; 0: none")
     parser.add_argument("--decode-tokens", type=int, default=64)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if not bramble.favour():
-        print("this script is not preferred to others on the machine: needs root", file=sys.stderr)
+        print("running without a raised scheduling priority: needs root", file=sys.stderr)
     for form in arguments.formats.split(","):
         report = measure(form, arguments)
         print(json.dumps(report), flush=True) if arguments.json else show(report)

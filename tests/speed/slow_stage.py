@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Which node `console sync` and `/metrics` name in pipelines of one rank a stage while one node has four fifths of its core, and while none is held back: daemons
-on cores of their own, the limit a cpu control group with periods of 1.25 ms.
+"""The node that `console sync` and `/metrics` name in pipelines of one rank per stage while one node is limited to four
+fifths of its core, and while no node is limited: daemons on separate cores, limited by a cpu control group with periods
+of 1.25 ms.
 
-usage: tests/speed/slow_stage.py [--topologies pp2,pp4] [--runs 20] [--tokens 64] [--shape tinyllama-1.1b] [--format q8_0] [--limit 0.8] [--json]
+usage: tests/speed/slow_stage.py [--topologies pp2,pp4] [--runs 20] [--tokens 64] [--shape tinyllama-1.1b]
+[--format q8_0] [--limit 0.8] [--json]
 
-Expected: both name the node after each answer of --tokens tokens while it is limited, and no node otherwise. Needs root; without a control
-group for processors it says SKIPPED. Exit code 1 where something is missed.
+Expected: both name the node after each answer of --tokens tokens while it is limited, and no node otherwise. Needs
+root; prints SKIPPED without a control group for processors. Exit code 1 if a run differs.
 """
 import argparse
 import json
@@ -27,7 +29,7 @@ def main():
     parser.add_argument("--topologies", default="pp2,pp4")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="shape name of make_model")
     parser.add_argument("--format", default="q8_0")
     parser.add_argument("--limit", type=float, default=0.8)
     parser.add_argument("--json", action="store_true")
@@ -55,7 +57,7 @@ def main():
                     group.remove()
     for row in rows:
         missed += row["wrong"]
-        print(f"{row['topology']} {row['limited'] or 'no node'} limited: {row['runs'] - row['wrong']} of {row['runs']} named rightly; factors {row['factors']}")
+        print(f"{row['topology']} {row['limited'] or 'no node'} limited: {row['runs'] - row['wrong']} of {row['runs']} correct; factors {row['factors']}")
     if arguments.json:
         print(json.dumps(rows))
     sys.exit(missed > 0)
@@ -71,7 +73,7 @@ def runs(cluster, held, model, topology, arguments):
     generate = lambda tokens: bramble.generate(cluster.daemons, model, "abcdefgh", tokens, "--topology", topology, context=512)
     generate(8)
     rows = []
-    # From the first scrape on the gateway watches all nodes.
+    # The gateway watches all nodes from the first scrape on.
     bramble.blamed(http(cluster.daemons[0].address))
     for limited in [None, *cluster.daemons]:
         row = {"topology": topology, "limited": limited and limited.name, "runs": arguments.runs, "wrong": 0, "factors": []}

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Whom `console profile` names: ranks as one-core processes, a shape of 1.1B. In turns one rank is stopped for 2 ms in every 10 (SIGSTOP and
-SIGCONT; which one alternates) and none is. Beside each name stands what the kernel counted of every rank: the share of the run in which its
-engine was ready and did not run.
+"""The straggler that `console profile` names: ranks as one-core processes, a shape of 1.1B. Alternates between stopping
+one rank for 2 ms in every 10 (SIGSTOP and SIGCONT; the rank alternates) and stopping none. Next to each result it
+prints a kernel figure for every rank: the share of the run in which its engine was ready but did not run.
 
-    cargo build --release --locked --workspace && tests/speed/straggler.py [--rounds 6] [--record FOLDER] [--json]
+cargo build --release --locked --workspace && tests/speed/straggler.py [--rounds 6] [--record FOLDER] [--json]
 
---record also writes what tests/scenarios/straggler.rs judges: the all-reduces of a run with a stopped rank, and the computing times of
-runs of two and of three ranks (two of which share a core) without one. As root the script asks the kernel to prefer it.
+--record also writes the input of tests/scenarios/straggler.rs: the all-reduces of a run with a stopped rank, and the
+compute times of runs of two and of three ranks (two of which share a core) without one. As root, the script raises its
+scheduling priority.
 """
 import argparse
 import json
@@ -20,12 +21,13 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 import bramble
 
 FOLDER = os.path.join(bramble.ROOT, "target", "peers")
-# Of the times of a run that are kept as jitter, over all ranks.
+# Number of times of a run that are kept as jitter, over all ranks.
 JITTER_TIMES = 2048
 
 
 class Stopper(threading.Thread):
-    """Stops a process for so many milliseconds in every so many, until it is told to end; `share` is what came of it."""
+    """Stops a process for `stop_ms` of every `every_ms` milliseconds until `end`, which returns the share of time that
+    it was stopped."""
 
     def __init__(self, process, stop_ms, every_ms):
         super().__init__()
@@ -40,7 +42,7 @@ class Stopper(threading.Thread):
             time.sleep(self.stop_s)
             self.process.send_signal(signal.SIGCONT)
             self.stopped += time.monotonic() - begin
-            # A beat that is late is not made up for.
+            # A missed period is not made up for.
             following = max(following + self.every_s, time.monotonic())
             time.sleep(max(0.0, following - time.monotonic()))
 
@@ -51,7 +53,7 @@ class Stopper(threading.Thread):
 
 
 def waited(daemon):
-    """Nanoseconds that each thread of the engine was ready and did not run, by the folder of its number."""
+    """Nanoseconds that each thread of the engine was ready but did not run, by thread id."""
     folder, found = f"/proc/{daemon.process.pid}/task", {}
     for thread in os.listdir(folder):
         with open(f"{folder}/{thread}/comm") as comm, open(f"{folder}/{thread}/schedstat") as schedstat:
@@ -61,14 +63,15 @@ def waited(daemon):
 
 
 def huge(daemon):
-    """The share of a daemon's memory that lies in huge pages: without them weights are read more slowly, which no thread's delay tells."""
+    """The share of a daemon's memory in huge pages: without them weights are read more slowly, which no scheduling
+    delay shows."""
     with open(f"/proc/{daemon.process.pid}/smaps_rollup") as file:
         sizes = {line.split()[0]: int(line.split()[1]) for line in file if line.split()[-1] == "kB"}
     return sizes["AnonHugePages:"] / sizes["Rss:"]
 
 
 def profile(daemons, model, tokens, slowed, arguments):
-    """One run of so many decoded tokens; what was said, the records, and what the kernel counted meanwhile."""
+    """One run with a number of decoded tokens; returns the console's result, the records, and the kernel's figures."""
     records = os.path.join(os.path.dirname(daemons[0].state), "records.json")
     nodes = ",".join(daemon.address for daemon in daemons)
     before, began = [waited(daemon) for daemon in daemons], time.monotonic()
@@ -76,7 +79,7 @@ def profile(daemons, model, tokens, slowed, arguments):
     if stopper:
         stopper.start()
     try:
-        # The first token is the prompt's.
+        # The first token belongs to the prefill.
         command = ["profile", "--yes", "--nodes", nodes, "--model", model, "--prompt", bramble.letters(8), "--max-tokens", str(tokens + 1)]
         answer = bramble.console(*command, "--temperature", "0", "--context", "512", "--records", records)
     finally:
@@ -103,7 +106,7 @@ def profile(daemons, model, tokens, slowed, arguments):
 def show(found):
     delays = ", ".join(f"{name} {share:.1%} ({found['huge_pages'][name]:.0%} huge pages)" for name, share in found["run_queue"].items())
     slowed = f"{found['slowed']} stopped {found['stopped_share']:.0%}" if found["slowed"] else "none stopped"
-    named = "nobody named"
+    named = "no rank named"
     if found["straggler"]:
         one = found["straggler"]
         named = f"{one['node']} named after {one['after_tokens']} tokens: late {one['late']:.0%}, last {one['last']:.0%}; cause: {one['cause']}"
@@ -111,7 +114,7 @@ def show(found):
 
 
 def write_exchanges(path, lists):
-    """The all-reduces of a run, those of a step with the same last rank as one line."""
+    """Writes the all-reduces of a run; those of a step with the same last rank form one line."""
     with open(path, "w") as file:
         file.write("# rank step last count time_ns late_ns: sums over the all-reduces of a step that ended with the same rank\n")
         for rank, records in enumerate(lists):
@@ -125,8 +128,9 @@ def write_exchanges(path, lists):
 
 
 def write_jitter(path, runs):
-    """What each rank computed before its feed-forward all-reduces, in its order, rank by rank: the times that `console simulate
-    --jitter-file` takes. The first layer's are left out, and so are ranks' different shares: every time is per 1 ms of its rank's median."""
+    """Writes the compute time of each rank before its feed-forward all-reduces, in order, rank by rank, as input for
+    `console simulate --jitter-file`. Omits the first layer and normalises different shares: every time is scaled to a
+    median of 1 ms for its rank."""
     ranks = len(runs[0])
     with open(path, "w") as file:
         for rank in range(ranks):
@@ -142,7 +146,7 @@ def measure(arguments):
     folder, model = os.path.split(os.path.abspath(model))
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
-        sys.exit("two cores are needed, this process may use one")
+        sys.exit("needs two cores; this process may use only one")
     addresses, all_found = bramble.loopback(3), []
     with bramble.Cluster(folder) as cluster:
 
@@ -178,17 +182,17 @@ def measure(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a GGUF file instead of a shape")
-    parser.add_argument("--shape", default="tinyllama-1.1b", help="as make_model takes it")
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="shape name of make_model")
     parser.add_argument("--format", default="q4_0")
-    parser.add_argument("--rounds", type=int, default=6, help="of a run with a stopped rank and one without")
-    parser.add_argument("--tokens", type=int, default=64, help="decoded in a run")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds, each a run with a stopped rank and one without")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens decoded in a run")
     parser.add_argument("--stop-ms", type=float, default=2)
     parser.add_argument("--every-ms", type=float, default=10)
     parser.add_argument("--record", metavar="FOLDER")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if not bramble.favour():
-        print("this script is not preferred to others on the machine: needs root", file=sys.stderr)
+        print("running without a raised scheduling priority: needs root", file=sys.stderr)
     all_found = measure(arguments)
     slowed = [one for one in all_found if one["slowed"]]
     right = [one for one in slowed if one["straggler"] and one["straggler"]["node"] == one["slowed"]]
@@ -197,7 +201,7 @@ def main():
     if arguments.json:
         print(json.dumps({"runs": all_found, **summary}))
     else:
-        print(f"{len(right)} of {len(slowed)} stopped ranks named; a name in {len(quiet)} of {summary['quiet']} runs without one")
+        print(f"{len(right)} of {len(slowed)} stopped ranks named; a rank named in {len(quiet)} of {summary['quiet']} runs without one")
 
 
 if __name__ == "__main__":

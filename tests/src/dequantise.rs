@@ -1,21 +1,21 @@
-//! What a weight in each format is worth, element by element from the description of the format: slow, and the oracle
-//! for kernels. Shares no code with `quantise` or the daemon.
+//! Dequantises every weight format, element by element from the format's description: slow, and the oracle for the
+//! kernels. Shares no code with `quantise` or the daemon.
 
+use gguf::BlockFormat;
 use half::{bf16, f16};
-use shared::gguf::BlockFormat;
 
-/// All weights of whole blocks.
+/// Dequantises whole blocks.
 ///
 /// # Panics
-/// If the bytes do not end with a block.
+/// If the bytes do not end at a block boundary.
 pub fn dequantise(format: BlockFormat, bytes: &[u8]) -> Vec<f32> {
     let size = format.block_bytes();
-    assert!(bytes.len().is_multiple_of(size), "bytes end with a block of {size}");
+    assert!(bytes.len().is_multiple_of(size), "the bytes must be whole blocks of {size}");
     let blocks = bytes.chunks_exact(size);
     blocks.flat_map(|block| (0..format.block_length()).map(move |i| weight(format, block, i))).collect()
 }
 
-/// Weight `i` of a block.
+/// Value of weight `i` of a block.
 fn weight(format: BlockFormat, block: &[u8], i: usize) -> f32 {
     match format {
         BlockFormat::F32 => f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
@@ -73,7 +73,7 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Of 16 bytes for 32 levels: the first 16 levels are the low nibbles.
+/// Level `i` of 32 in 16 bytes: the first 16 levels are the low nibbles.
 fn nibble_of_32(bytes: &[u8], i: usize) -> u8 {
     bytes[i % 16] >> (i / 16 * 4) & 15
 }
@@ -82,30 +82,30 @@ fn nibble_of_32(bytes: &[u8], i: usize) -> u8 {
 const IQ4: [f32; 16] =
     [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
 
-/// Sign, two bits of exponent, one of mantissa (OCP Microscaling Formats v1.0, E2M1).
+/// FP4 E2M1: sign, two exponent bits, one mantissa bit (OCP Microscaling Formats v1.0).
 fn four_bit_float(bits: u8) -> f32 {
     let (exponent, mantissa) = (bits >> 1 & 3, f32::from(bits & 1));
     let size = if exponent == 0 { 0.5 * mantissa } else { (1.0 + 0.5 * mantissa) * f32::from(1_u8 << (exponent - 1)) };
     if bits & 8 == 0 { size } else { -size }
 }
 
-/// Of 32 bytes for every 128 levels: two bits of each quarter of them.
+/// Level `i`: 32 bytes per 128 levels; each quarter of the levels occupies two bits of every byte.
 fn two_bits(bytes: &[u8], i: usize) -> u8 {
     bytes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3
 }
 
-/// Of 32 fifth bits and then 16 bytes of nibbles.
+/// Level `i` of 32: 32 fifth bits, then 16 bytes of nibbles.
 fn five_bits(bytes: &[u8], i: usize) -> u8 {
     let fifth = bytes[i / 8] >> (i % 8) & 1;
     nibble_of_32(&bytes[4..], i) + 16 * fifth
 }
 
-/// Of 32 bytes for every 64 levels: the first 32 levels are the low nibbles.
+/// Level `i`: 32 bytes per 64 levels; the first 32 levels are the low nibbles.
 fn nibble_of_64(bytes: &[u8], i: usize) -> u8 {
     bytes[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15
 }
 
-/// Q4_K and Q5_K: scale * level - minimum, each a 6-bit number times an f16 at the start of the block.
+/// Q4_K and Q5_K: scale * level - minimum; both factors are a 6-bit number times an f16 at the start of the block.
 fn super_block(block: &[u8], i: usize, level: u8) -> f32 {
     let packed = &block[4..16];
     let sub = i / 32;

@@ -1,5 +1,5 @@
-//! Engines of a replica as threads of this process over loopback sockets: requests in, answers out. The same code that brambled
-//! runs, without its processes and its queue.
+//! Runs the engines of a replica as threads of this process over loopback sockets: requests in, answers out. The engine
+//! code is that of brambled, without its processes and its queue.
 use std::{
     collections::BTreeMap,
     net::TcpStream,
@@ -12,80 +12,76 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::{
-    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
-    engine::{
-        self, RequestKey, Setup,
-        grammar::PieceSource,
-        plan::Limits,
-        port::{EngineOrder, Prepared},
-    },
-    kernels::{Compute, Kernels, Pool, PoolOptions},
-    model::{KvCache, Model, Shard, Source},
-    node::Progress,
-    text::{ModelText, Preparer, Unprepared, inline::Inline},
-};
-use shared::{
-    gguf::{GgufFile, Shape},
+use collectives::Choice;
+use common::{
+    fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{Finished, Generate, TokenLogprob},
-    },
-    schedule::Choice,
-    tokenizer::Tokenizer,
-    topology::{Exchange, KvFormat, Layout, ShardPlan, cut_stages, split_layers},
+    precision::{Exchange, KvFormat},
 };
+use daemon::text::{ModelText, Preparer, Unprepared, inline::Inline};
+use engine::{
+    self, RequestKey, Setup,
+    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
+    grammar::PieceSource,
+    model::{KvCache, Model, Shard, Source},
+    plan::Limits,
+    port::{EngineOrder, Prepared, Progress},
+};
+use gguf::{GgufFile, Shape};
+use kernels::{Compute, Kernels, Pool, PoolOptions};
+use protocol::message::{Finished, Generate, TokenLogprob};
+use tokenizer::Tokenizer;
+use topology::{Layout, ShardPlan, cut_stages, split_layers};
 
 use crate::ranks::sockets;
 
-/// Longest time without any progress.
+/// Longest time without progress.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How a replica runs.
+/// Configuration of a replica.
 #[derive(Clone, Copy, Debug)]
 pub struct Replica {
-    /// Stages of the pipeline.
+    /// Pipeline stages.
     pub stages: u16,
-    /// Ranks of each stage.
+    /// Ranks per stage.
     pub ranks: u16,
-    /// Sequences at the same time.
+    /// Maximum number of concurrent sequences.
     pub slots: usize,
-    /// KV blocks of each rank.
+    /// KV blocks per rank.
     pub blocks: usize,
-    /// Longest sequence.
+    /// Maximum sequence length.
     pub context_length: usize,
-    /// Threads of each rank.
+    /// Threads per rank.
     pub threads: usize,
-    /// Whether the head drafts no tokens and computes every prompt anew.
+    /// Disables speculative decoding and the prefix cache.
     pub is_plain: bool,
     /// Format of the KV cache.
     pub kv: KvFormat,
-    /// Whether ranks can read the vocabulary, which constrained answers need.
+    /// Whether ranks can read the vocabulary, which structured output needs.
     pub knows_pieces: bool,
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     /// The prompt's tokens.
     pub prompt: Vec<u32>,
-    /// Tokens that were told.
+    /// Reported tokens.
     pub ids: Vec<u32>,
     /// Their text.
     pub text: String,
-    /// Bytes of text that were told with each token and those before it.
+    /// Bytes of text reported up to and including each token.
     pub told: Vec<usize>,
-    /// Of each token.
+    /// Log-probabilities of each token.
     pub logprobs: Vec<Vec<TokenLogprob>>,
-    /// The end.
+    /// The end of the answer, once it has ended.
     pub finished: Option<Finished>,
-    /// Why it never began.
+    /// Why the request was refused, if it was.
     pub refused: Option<Fault>,
 }
 
 impl Replica {
-    /// One stage of so many ranks with a context of 1024 tokens, room for four times that in 16 slots.
+    /// One stage of `ranks` ranks with a context of 1024 tokens, and KV blocks for four such sequences in 16 slots.
     pub fn of(ranks: u16) -> Self {
         Self {
             stages: 1,
@@ -108,9 +104,9 @@ impl Replica {
     /// The setups of all ranks, the head first.
     ///
     /// # Panics
-    /// The model cannot be cut or loaded.
+    /// If the model cannot be cut or loaded.
     pub fn setups(&self, file: &Arc<GgufFile>) -> Vec<Setup> {
-        let shape = Shape::read(file).expect("the model is good");
+        let shape = Shape::read(file).expect("the model is valid");
         let weights = vec![1; usize::from(self.stages)];
         let layers = split_layers(&vec![1; shape.block_count], 0, &weights).expect("a layer for each stage");
         let ranks = vec![1; usize::from(self.ranks)];
@@ -129,19 +125,20 @@ impl Replica {
         (number, plan): (usize, ShardPlan),
         streams: Vec<Option<TcpStream>>,
     ) -> Setup {
-        let kernels = Kernels::choose(None).expect("a table is there");
+        let kernels = Kernels::choose(None).expect("this machine has a kernel table");
         let source = Source { file, shape, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
         let shard = Shard::load(source).expect("the shard can be loaded");
         let heads = plan.heads_kv.len();
         let kv = KvCache::new(self.kv, plan.layers.len(), self.blocks, heads, shape.head_length);
-        let kv = kv.expect("there is memory");
-        let abort = Arc::new(Abort::new().expect("the system has descriptors"));
+        let kv = kv.expect("enough memory");
+        let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
         let rank = Rank(number as u16);
         let layout = Layout::alike(1, self.stages, self.ranks);
         let place = layout.place(MemberIndex(number as u16));
         let seat = Seat { own: rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
         let has_links = streams.len() > 1;
-        let links = has_links.then(|| Links::new(seat, streams, Arc::clone(&abort), false).expect("sockets are good"));
+        let links =
+            has_links.then(|| Links::new(seat, streams, Arc::clone(&abort), false).expect("the sockets are valid"));
         let threads = self.threads;
         let model = Box::new(move || {
             let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
@@ -172,21 +169,22 @@ impl Replica {
         }
     }
 
-    /// Prepares requests for the head where it is called.
+    /// Prepares requests on the calling thread.
     ///
     /// # Panics
-    /// The model has no tokenizer.
+    /// If the model has no tokenizer.
     pub fn preparer(&self, file: &Arc<GgufFile>) -> Preparer<Inline> {
-        let (tokenizer, shape) = (tokenizer(file), Shape::read(file).expect("the model is good"));
+        let (tokenizer, shape) = (tokenizer(file), Shape::read(file).expect("the model is valid"));
         let text = ModelText::new("m".into(), PathBuf::new(), file, Arc::clone(&tokenizer), self.limits(&shape));
         let source = text.template.clone().expect("its template can be read");
         Preparer::new(Arc::new(text), Inline::new(source, PathBuf::new(), Some(tokenizer)))
     }
 
-    /// Runs requests in batches: those of one are submitted together, the next batch when all of them are done.
+    /// Runs requests in batches: the requests of a batch are submitted together, the next batch once all of them are
+    /// done.
     ///
     /// # Panics
-    /// An engine fails, or nothing happens for two minutes.
+    /// If an engine fails, or nothing happens for two minutes.
     pub fn answers(&self, file: &Arc<GgufFile>, batches: &[Vec<Generate>]) -> Vec<Vec<Answer>> {
         let mut setups = self.setups(file).into_iter();
         let head = setups.next().expect("a replica has a head");
@@ -196,8 +194,8 @@ impl Replica {
         thread::scope(|scope| {
             for follower in setups {
                 let (stop, orders) = mpsc::channel();
-                stop.send(EngineOrder::Stop).expect("the receiver is there");
-                // The head's end closes the links: the follower ends by that.
+                stop.send(EngineOrder::Stop).expect("the engine holds the receiver");
+                // The follower ends when the head closes the links.
                 scope.spawn(move || engine::run(follower, &orders, &|_| {}));
             }
             scope.spawn(move || {
@@ -207,10 +205,10 @@ impl Replica {
             let mut submit = |(number, generate): (usize, &Generate)| {
                 let key = RequestKey(number as u64);
                 match begin(&mut preparer, key, generate) {
-                    Ok(order) => orders.send(order).expect("the engine listens"),
+                    Ok(order) => orders.send(order).expect("the engine holds the receiver"),
                     Err(kind) => {
                         let refused = Progress::Refused(key, Fault::new("pi0", kind));
-                        refuse.send(refused).expect("this thread listens");
+                        refuse.send(refused).expect("this thread holds the receiver");
                     }
                 }
             };
@@ -219,12 +217,12 @@ impl Replica {
                 collect(&receiver, batch.len())
             };
             let answers = batches.iter().map(&mut run).collect();
-            orders.send(EngineOrder::Stop).expect("the engine listens");
+            orders.send(EngineOrder::Stop).expect("the engine holds the receiver");
             answers
         })
     }
 
-    /// Runs requests one after the other on engines that know nothing of the ones before.
+    /// Runs requests one after another, each on new engines without any state of earlier requests.
     pub fn each_alone(&self, file: &Arc<GgufFile>, requests: &[Generate]) -> Vec<Answer> {
         let alone = |generate: &Generate| self.answers(file, &[vec![generate.clone()]]).remove(0).remove(0);
         requests.iter().map(alone).collect()
@@ -232,13 +230,13 @@ impl Replica {
 }
 
 fn tokenizer(file: &GgufFile) -> Arc<Tokenizer> {
-    Arc::new(Tokenizer::from_metadata(file.metadata()).expect("the model has one"))
+    Arc::new(Tokenizer::from_metadata(file.metadata()).expect("the model has a tokenizer"))
 }
 
-/// What the engine is told of a request.
+/// Prepares a request for the engine.
 ///
 /// # Errors
-/// The request cannot be run.
+/// If the request cannot be run.
 pub fn begin(preparer: &mut Preparer<Inline>, key: RequestKey, generate: &Generate) -> Result<EngineOrder, FaultKind> {
     let (received, generate) = (Instant::now(), Arc::new(generate.clone()));
     match preparer.prepare(&generate, 0) {
@@ -247,11 +245,11 @@ pub fn begin(preparer: &mut Preparer<Inline>, key: RequestKey, generate: &Genera
             Ok(EngineOrder::Begin(key, Box::new(Prepared { received, generate, prompt, tool_format })))
         }
         Err(Unprepared::Refused(kind)) => Err(kind),
-        Err(Unprepared::Elsewhere) => unreachable!("all of it is done here"),
+        Err(Unprepared::Elsewhere) => unreachable!("`Inline` runs every job on this thread"),
     }
 }
 
-/// Takes in the progress of requests 0 to `count` until all are done.
+/// Collects the progress of requests 0 to `count` until all are done.
 fn collect(receiver: &mpsc::Receiver<Progress>, count: usize) -> Vec<Answer> {
     let mut answers: BTreeMap<u64, Answer> = BTreeMap::new();
     let mut done = 0;
@@ -261,14 +259,14 @@ fn collect(receiver: &mpsc::Receiver<Progress>, count: usize) -> Vec<Answer> {
                 answers.insert(key, Answer { prompt, ..Answer::default() });
             }
             Ok(Progress::Token(RequestKey(key), event)) => {
-                let answer = answers.get_mut(&key).expect("it has started");
+                let answer = answers.get_mut(&key).expect("the request has started");
                 answer.text.push_str(&event.text);
                 answer.ids.extend(event.id);
                 answer.told.extend(event.id.map(|_| answer.text.len()));
                 answer.logprobs.extend(event.id.map(|_| event.logprobs));
             }
             Ok(Progress::Finished(RequestKey(key), finished)) => {
-                answers.get_mut(&key).expect("it has started").finished = Some(*finished);
+                answers.get_mut(&key).expect("the request has started").finished = Some(*finished);
                 done += 1;
             }
             Ok(Progress::Refused(RequestKey(key), fault)) => {
@@ -277,7 +275,7 @@ fn collect(receiver: &mpsc::Receiver<Progress>, count: usize) -> Vec<Answer> {
             }
             Ok(Progress::Kv(_) | Progress::Dispatched(_)) => {}
             Ok(other) => panic!("{other:?}"),
-            Err(RecvTimeoutError::Timeout) => panic!("nothing happens for {PATIENCE:?}, {done} of {count} are done"),
+            Err(RecvTimeoutError::Timeout) => panic!("no progress for {PATIENCE:?}; {done} of {count} are done"),
             Err(RecvTimeoutError::Disconnected) => panic!("the engine ended"),
         }
     }
@@ -285,11 +283,11 @@ fn collect(receiver: &mpsc::Receiver<Progress>, count: usize) -> Vec<Answer> {
 }
 
 impl Answer {
-    /// The end.
+    /// The end of the answer.
     ///
     /// # Panics
-    /// There was none.
+    /// If the request did not end.
     pub fn end(&self) -> &Finished {
-        self.finished.as_ref().expect("it has ended")
+        self.finished.as_ref().expect("the request has ended")
     }
 }

@@ -1,49 +1,49 @@
-//! Heads for a gateway under test: they speak the protocol, report one topology and treat requests as their script says. They compute
-//! nothing.
+//! Fake heads for a gateway under test: they speak the protocol, report one topology and treat requests according to a
+//! script. They compute nothing.
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use shared::{
+use common::{
+    chat::{FinishReason, ToolFormat},
     ids::{Epoch, MemberIndex, ModelIdentity},
     latency::RequestTimes,
-    protocol::{
-        NUMERIC_VERSION,
-        connection::{Arrived, Door, MessageWriter, receive_hello, send_welcome, split},
-        handshake::{Identity, Welcome},
-        message::{
-            FinishReason, Finished, Generate, Request, RequestBody, Response, ResponseBody, TokenEvent, ToolFormat,
-        },
-        noise::{key::Role, keyring::Keyring},
-    },
-    telemetry::{Health, NodeReport, NodeState},
-    topology::{Exclusions, Layout, Member, Topology},
     units::Bytes,
 };
+use protocol::{
+    NUMERIC_VERSION,
+    connection::{Arrived, Door, receive_hello, send_welcome},
+    handshake::{Identity, Welcome},
+    message::{Finished, Generate, Request, RequestBody, Response, ResponseBody, TokenEvent},
+    messages::{MessageWriter, split},
+    noise::{key::Role, keyring::Keyring},
+};
+use telemetry::{Health, NodeReport, NodeState};
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Runtime,
 };
+use topology::{Exclusions, Layout, Member, Topology};
 
-/// What a head does with a request.
+/// How a head treats a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Script {
-    /// It sends so many tokens and closes the connection, as a process that dies.
+    /// Sends this many tokens and closes the connection, like a process that dies.
     DiesAfter(u32),
-    /// It sends so many tokens, then an operator cancels the request.
+    /// Sends this many tokens, then reports that an operator cancelled the request.
     IsCancelledAfter(u32),
-    /// It sends all tokens.
+    /// Sends all tokens.
     Answers,
 }
 
-/// The heads of one topology, each a replica of its own.
+/// The heads of one topology, one per replica.
 #[derive(Debug)]
 pub struct FakeHeads {
-    /// `ADDRESS:PORT` of each.
+    /// `ADDRESS:PORT` of each head.
     pub addresses: Vec<String>,
     asked: Arc<Mutex<Vec<Generate>>>,
     _runtime: Runtime,
 }
 
-/// One of them.
+/// One fake head.
 #[derive(Debug)]
 struct Head {
     name: String,
@@ -53,16 +53,16 @@ struct Head {
 }
 
 impl FakeHeads {
-    /// A head for each script, on free loopback ports.
+    /// Starts a head for each script on free loopback ports.
     ///
     /// # Panics
-    /// No port is free.
+    /// If no port is free.
     pub fn start(scripts: &[Script]) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.expect("a runtime can be made");
-        let bind = || runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("loopback can be bound");
+        let runtime = runtime.expect("create a runtime");
+        let bind = || runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("bind to loopback");
         let listeners: Vec<TcpListener> = scripts.iter().map(|_| bind()).collect();
-        let address = |listener: &TcpListener| listener.local_addr().expect("it is bound").to_string();
+        let address = |listener: &TcpListener| listener.local_addr().expect("the listener is bound").to_string();
         let addresses: Vec<String> = listeners.iter().map(address).collect();
         let (topology, asked) = (topology(&addresses), Arc::<Mutex<Vec<Generate>>>::default());
         for (index, (listener, script)) in listeners.into_iter().zip(scripts).enumerate() {
@@ -110,7 +110,7 @@ fn topology(addresses: &[String]) -> Topology {
         context_length: 256,
         slots: 4,
     };
-    topology.check().expect("gateways take only topologies that can be");
+    topology.check().expect("gateways accept only valid topologies");
     topology
 }
 
@@ -168,12 +168,12 @@ impl Head {
     /// Answers one request; `None` ends the session.
     async fn answer(&self, Request { id, body }: Request, writer: &mut MessageWriter) -> Option<()> {
         let bodies = match body {
-            // Watched nodes report again and again; one report each time it is asked for is as good.
+            // Watched nodes report repeatedly; one report per request is enough here.
             RequestBody::Watch { .. } => {
-                let reason = "it is asked".into();
-                vec![ResponseBody::Failed(shared::protocol::error::Fault::new(
+                let reason = "watches".into();
+                vec![ResponseBody::Failed(common::fault::Fault::new(
                     &self.name,
-                    shared::protocol::error::FaultKind::Full { what: reason, limit: 0 },
+                    common::fault::FaultKind::Full { what: reason, limit: 0 },
                 ))]
             }
             RequestBody::Report => vec![ResponseBody::Report(Box::new(self.report.clone()))],

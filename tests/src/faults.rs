@@ -1,5 +1,6 @@
-//! Faults on a real cluster: a topology that generates the same text again and again while its nodes are killed and stopped and its
-//! wires are reset and held back. Every request must end with the right tokens or with one typed error, and the next one must work.
+//! Faults on a real cluster: a topology generates the same text repeatedly while its nodes are killed and stopped and
+//! its connections are reset and blocked. Every request must end with the right tokens or with one typed error, and the
+//! next one must work.
 use std::{
     collections::BTreeMap,
     fmt,
@@ -9,8 +10,8 @@ use std::{
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use shared::topology::Layout;
 use tempfile::TempDir;
+use topology::Layout;
 
 use crate::{
     programs::{Cluster, DEEP, Ended, console, deep_models, finish, spawn_console_with},
@@ -18,16 +19,16 @@ use crate::{
     random::Random,
 };
 
-/// Letters of the prompt: some steps of prefill.
+/// Letters of the prompt, enough for several prefill steps.
 const PROMPT_LETTERS: usize = 200;
-/// Tokens of a request that is disturbed.
+/// Tokens of a disturbed request.
 const TOKENS: &str = "60";
-/// A silent peer is lost after this, in the runs of random faults.
+/// Silence after which a peer is lost, in the runs of random faults.
 const SILENT_MS: u64 = 600;
-/// A topology must work again within this after its nodes are back.
+/// Deadline for a topology to work again after its nodes are back.
 const RECOVERY: Duration = Duration::from_secs(20);
 
-/// Daemons that hold a topology, each behind a wire.
+/// The daemons of a topology, each behind a proxied connection.
 #[derive(Debug)]
 pub struct Rig {
     /// The daemons.
@@ -38,7 +39,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// As many daemons as the topology has nodes.
+    /// Starts one daemon per node of the topology.
     pub fn new(layout: Layout, settings: &str) -> Self {
         let models = deep_models();
         let cluster = Cluster::with(layout.node_count(), models.path(), settings);
@@ -46,12 +47,12 @@ impl Rig {
         Self { cluster, proxies, layout, _models: models }
     }
 
-    /// Nodes of the topology.
+    /// Number of nodes of the topology.
     pub fn node_count(&self) -> usize {
         self.layout.node_count()
     }
 
-    /// Starts a generation; the console assigns first where nothing runs.
+    /// Starts a generation; the console assigns the topology first if none is running.
     pub fn start(&self, tokens: &str, is_json: bool) -> Child {
         let (nodes, prompt) = (self.proxies.addresses.join(","), "a".repeat(PROMPT_LETTERS));
         let topology = self.layout.to_string();
@@ -62,12 +63,12 @@ impl Rig {
         spawn_console_with(&arguments, None)
     }
 
-    /// Flips one bit of so many bytes on the connections to a node, or no more.
+    /// Flips one bit per `every` bytes on the connections to a node; `None` stops it.
     pub fn damage(&self, index: usize, every: Option<usize>) {
         self.proxies.damage(index, every);
     }
 
-    /// Every node runs, and every wire carries, again.
+    /// Restarts all nodes and restores all connections.
     pub fn mend(&mut self) {
         for index in 0..self.node_count() {
             self.proxies.hold(index, false);
@@ -83,7 +84,7 @@ impl Rig {
     /// Generates until it works; returns the ids and how many requests were refused before.
     ///
     /// # Panics
-    /// It does not work within the time, or an error has no code and no next step.
+    /// If it does not work in time, or an error has no code or no next step.
     pub fn works(&self, tokens: &str) -> (Vec<u64>, usize) {
         let begun = Instant::now();
         for refused in 0.. {
@@ -98,7 +99,7 @@ impl Rig {
         unreachable!("the loop ends with a result or a panic")
     }
 
-    /// What a node says of the topology, if it answers: its state, and the fault where there is one.
+    /// The state that a node reports, and its fault (empty if none); `None` if it does not answer.
     pub fn state(&self, index: usize) -> Option<(String, String)> {
         let ended = console(&["status", "--nodes", &self.cluster.addresses[index], "--json"]);
         let status = (ended.code == Some(0)).then(|| ended.json()["nodes"][0].clone())?;
@@ -107,45 +108,45 @@ impl Rig {
     }
 }
 
-/// The ids of a completion.
+/// The token ids of a completion.
 pub fn ids(completion: &Value) -> Vec<u64> {
     completion["token_ids"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
 }
 
-/// The code of the one typed error that a console ended with.
+/// The code of the single typed error with which a console ended.
 ///
 /// # Panics
-/// It hung, or said anything else.
+/// If the console hung or ended in another way.
 #[track_caller]
 pub fn error_code(ended: &Ended) -> String {
     let context = format!("{:?} {} {}", ended.code, ended.out, ended.err);
-    assert!(matches!(ended.code, Some(3..=5)), "no typed error of a node, session or request: {context}");
+    assert!(matches!(ended.code, Some(3..=5)), "not a typed error of a node, session or request: {context}");
     let error = &ended.json()["error"];
     assert!(error["next"].as_str().is_some_and(|next| !next.is_empty()), "no next step: {context}");
     error["code"].as_str().unwrap_or_else(|| panic!("no code: {context}")).to_owned()
 }
 
-/// What is done to one node.
+/// A fault of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// kill -9.
     Kill,
-    /// SIGSTOP until its peers have given it up.
+    /// SIGSTOP until the peers have declared the node lost.
     Stop,
-    /// SIGSTOP for less than that.
+    /// SIGSTOP for a shorter time than that.
     Pause,
-    /// Its connections are reset.
+    /// Resets the node's connections.
     Reset,
-    /// Its connections carry nothing until its peers have given it up.
+    /// Blocks the node's connections until the peers have declared it lost.
     BlackHole,
-    /// Its connections carry nothing for less than that.
+    /// Blocks the node's connections for a shorter time than that.
     Hold,
 }
 
 const FAULTS: [Fault; 6] = [Fault::Kill, Fault::Stop, Fault::Pause, Fault::Reset, Fault::BlackHole, Fault::Hold];
 
 impl Fault {
-    /// Does it to a node and undoes what is meant to pass.
+    /// Applies the fault to a node and undoes it if it is temporary.
     fn strike(self, rig: &mut Rig, node: usize, random: &mut Random) {
         let short = Duration::from_millis(5 + random.below(SILENT_MS as usize / 4) as u64);
         let wait = match self {
@@ -172,18 +173,18 @@ impl Fault {
     }
 }
 
-/// How requests ended, by fault.
+/// Counts of how requests ended, by fault.
 #[derive(Clone, Debug, Default)]
 pub struct Endings {
     by_fault: BTreeMap<Fault, BTreeMap<String, usize>>,
-    /// Requests after a fault that were refused before one worked, at most.
+    /// Maximum number of requests refused after a fault before one worked.
     pub refused_max: usize,
-    /// Longest time from a fault's end to a request's.
+    /// Longest time from the end of a fault to the end of a request.
     pub slowest: Duration,
 }
 
 impl Endings {
-    /// Requests that ended with all their tokens.
+    /// Number of requests that ended with all their tokens.
     pub fn right(&self) -> usize {
         self.by_fault.values().filter_map(|endings| endings.get(RIGHT)).sum()
     }
@@ -204,22 +205,22 @@ impl fmt::Display for Endings {
     }
 }
 
-/// A request that ended with all its tokens, whatever was done meanwhile.
+/// Key of requests that ended with all their tokens despite the fault.
 const RIGHT: &str = "right";
 
-/// So many random faults in a row; `tell` hears of each.
+/// Applies `count` random faults one after another; `tell` receives a line about each.
 ///
 /// # Panics
-/// A request hangs, has a wrong token or ends without a typed error, or the next one does not work.
+/// If a request hangs, has a wrong token or ends without a typed error, or if the next request fails.
 pub fn strike_all(layout: Layout, count: usize, seed: u64, tell: &mut dyn FnMut(&str)) -> Endings {
     let mut random = Random::new(seed);
     let mut rig = Rig::new(layout, &format!("heartbeat_ms = 50\nsilent_ms = {SILENT_MS}\n"));
     let begun = Instant::now();
     let (expected, _) = rig.works(TOKENS);
     let text = finish(rig.start(TOKENS, false)).out;
-    // From an assignment to the last token: a fault may fall on any of it.
+    // The whole time from an assignment to the last token: the fault may fall on any moment of it.
     let span = begun.elapsed().as_millis() as usize / 2;
-    assert!(expected.len() > 8 && !text.is_empty(), "the model generates");
+    assert!(expected.len() > 8 && !text.is_empty(), "the model must generate text");
     let mut endings = Endings::default();
     for number in 0..count {
         let (fault, node) = (FAULTS[random.below(FAULTS.len())], random.below(rig.node_count()));
@@ -236,13 +237,13 @@ pub fn strike_all(layout: Layout, count: usize, seed: u64, tell: &mut dyn FnMut(
         *endings.by_fault.entry(fault).or_default().entry(ending).or_default() += 1;
         rig.mend();
         let (found, refused) = rig.works("8");
-        assert_eq!(found, expected[..found.len()], "the next request has wrong tokens");
+        assert_eq!(found, expected[..found.len()], "wrong tokens in the next request");
         endings.refused_max = endings.refused_max.max(refused);
     }
     endings
 }
 
-/// How a request ended: right, or the error's code (its class, where the console printed the text as it came).
+/// How a request ended: `RIGHT`, or the error's code (its exit code if the console printed the text as it arrived).
 fn ending(ended: &Ended, is_json: bool, expected: &[u64], text: &str) -> String {
     if ended.code == Some(0) && is_json {
         assert_eq!(ids(&ended.json()), expected, "wrong tokens");
@@ -252,7 +253,7 @@ fn ending(ended: &Ended, is_json: bool, expected: &[u64], text: &str) -> String 
         return error_code(ended);
     }
     let came = if ended.code == Some(0) { &ended.out } else { ended.out.trim_end_matches('\n') };
-    assert!(text.starts_with(came), "wrong tokens before the end: {came:?} is no beginning of {text:?}");
+    assert!(text.starts_with(came), "wrong tokens before the end: {came:?} is not a prefix of {text:?}");
     if ended.code == Some(0) {
         assert_eq!(came, text, "tokens are missing");
         return RIGHT.into();

@@ -1,5 +1,5 @@
-//! Writes GGUF files for tests: every metadata type, both versions, single files and splits. It checks nothing, so that
-//! it can also write what the reader must refuse.
+//! Writes GGUF files for tests: every metadata type, both versions, single files and splits. It validates nothing, so
+//! that it can also write files that the reader must refuse.
 
 use std::{
     fmt,
@@ -7,9 +7,9 @@ use std::{
     sync::Arc,
 };
 
-use shared::gguf::BlockFormat;
+use gguf::BlockFormat;
 
-/// Alignment where `alignment` was not called.
+/// Alignment unless `alignment` is called.
 const ALIGNMENT_DEFAULT: usize = 32;
 
 /// A metadata value.
@@ -25,7 +25,7 @@ pub enum Value {
     F32(f32),
     Flag(bool),
     Text(Vec<u8>),
-    /// Type number of the elements and the elements, which may belie it.
+    /// Declared type number of the elements, and the elements, whose types may differ from it.
     Array(u32, Vec<Value>),
     U64(u64),
     I64(i64),
@@ -33,7 +33,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// The type number in a file.
+    /// The GGUF type number.
     pub fn type_number(&self) -> u32 {
         match self {
             Self::U8(_) => 0,
@@ -75,7 +75,7 @@ impl Value {
     }
 }
 
-/// Collects metadata and tensors, then gives the bytes of one file or of several splits.
+/// Collects metadata and tensors, then writes one file or several splits.
 #[derive(Clone, Debug)]
 pub struct GgufWriter {
     version: u32,
@@ -90,14 +90,14 @@ struct WrittenTensor {
     dimensions: Vec<u64>,
     type_number: u32,
     contents: Contents,
-    /// Instead of the place where the bytes are put.
+    /// Overrides the offset in the tensor table.
     offset: Option<u64>,
 }
 
 /// Writes the bytes of a tensor.
 type Make = dyn Fn(&mut dyn Write) -> io::Result<()>;
 
-/// The bytes of a tensor, or what makes them when they are written.
+/// The bytes of a tensor, or a function that writes them.
 #[derive(Clone)]
 enum Contents {
     Bytes(Vec<u8>),
@@ -120,7 +120,7 @@ impl Contents {
 }
 
 impl GgufWriter {
-    /// An empty file of this version.
+    /// An empty file of a GGUF version.
     pub fn new(version: u32) -> Self {
         Self { version, alignment: ALIGNMENT_DEFAULT, metadata: Vec::new(), tensors: Vec::new() }
     }
@@ -131,19 +131,19 @@ impl GgufWriter {
         self
     }
 
-    /// Puts a value in the place of the one with that key, or adds it.
+    /// Replaces the value of a key, or adds it.
     pub fn replace(mut self, key: &str, value: Value) -> Self {
         self = self.without(key);
         self.value(key, value)
     }
 
-    /// Takes a metadata entry out.
+    /// Removes a metadata entry.
     pub fn without(mut self, key: &str) -> Self {
         self.metadata.retain(|(known, _)| known != key);
         self
     }
 
-    /// Adds a text.
+    /// Adds a string.
     pub fn text(self, key: &str, text: &str) -> Self {
         self.value(key, Value::Text(text.into()))
     }
@@ -158,30 +158,30 @@ impl GgufWriter {
         self.value(key, Value::F32(value))
     }
 
-    /// Adds a flag.
+    /// Adds a bool.
     pub fn flag(self, key: &str, value: bool) -> Self {
         self.value(key, Value::Flag(value))
     }
 
-    /// Adds a list of texts.
+    /// Adds an array of strings.
     pub fn texts<T: AsRef<[u8]>>(self, key: &str, texts: &[T]) -> Self {
         let texts = texts.iter().map(|text| Value::Text(text.as_ref().to_vec()));
         self.value(key, Value::Array(8, texts.collect()))
     }
 
-    /// Adds a list of f32.
+    /// Adds an array of f32.
     pub fn floats(self, key: &str, floats: &[f32]) -> Self {
         let floats = floats.iter().map(|&float| Value::F32(float));
         self.value(key, Value::Array(6, floats.collect()))
     }
 
-    /// Adds a list of i32.
+    /// Adds an array of i32.
     pub fn integers(self, key: &str, integers: &[i32]) -> Self {
         let integers = integers.iter().map(|&integer| Value::I32(integer));
         self.value(key, Value::Array(5, integers.collect()))
     }
 
-    /// Aligns tensors to `alignment` bytes and says so in `general.alignment`.
+    /// Aligns tensors to `alignment` bytes and writes `general.alignment`.
     pub fn alignment(mut self, alignment: usize) -> Self {
         self.alignment = alignment;
         self.u32("general.alignment", alignment as u32)
@@ -192,12 +192,13 @@ impl GgufWriter {
         self.tensor_of_type(name, dimensions, format.ggml_type(), bytes)
     }
 
-    /// As `tensor` with any ggml type number.
+    /// Like `tensor`, with any ggml type number.
     pub fn tensor_of_type(self, name: &str, dimensions: &[u64], type_number: u32, bytes: Vec<u8>) -> Self {
         self.push(name, dimensions, type_number, Contents::Bytes(bytes))
     }
 
-    /// Adds a tensor that is made when it is written: `write` writes as many bytes as its dimensions ask for.
+    /// Adds a tensor whose bytes `write` generates when the file is written; it must write as many as `dimensions`
+    /// require.
     pub fn made_tensor(
         self,
         name: &str,
@@ -206,7 +207,7 @@ impl GgufWriter {
         write: impl Fn(&mut dyn Write) -> io::Result<()> + 'static,
     ) -> Self {
         let weights = dimensions.iter().product::<u64>() as usize;
-        let length = format.row_bytes(weights).expect("rows end with a block");
+        let length = format.row_bytes(weights).expect("rows are whole blocks");
         self.push(name, dimensions, format.ggml_type(), Contents::Made { length, write: Arc::new(write) })
     }
 
@@ -216,43 +217,44 @@ impl GgufWriter {
         self
     }
 
-    /// Lets the table say that the tensor added last is at `offset`; its bytes stay where they are.
+    /// Overrides the offset of the last added tensor in the tensor table; its bytes stay in place.
     pub fn at_offset(mut self, offset: u64) -> Self {
         let last = self.tensors.last_mut().expect("a tensor was added before");
         last.offset = Some(offset);
         self
     }
 
-    /// Takes a tensor out.
+    /// Removes a tensor.
     pub fn without_tensor(mut self, name: &str) -> Self {
         self.tensors.retain(|tensor| tensor.name != name);
         self
     }
 
-    /// The bytes of one file.
+    /// The bytes of a single file.
     pub fn finish(&self) -> Vec<u8> {
         in_memory(|out| self.write_to(out))
     }
 
-    /// Writes one file, without ever holding more than a part of it.
+    /// Writes a single file without holding all of it in memory.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     pub fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         self.write(&self.metadata, &self.tensors, out)
     }
 
-    /// Writes everything before the tensor data and returns the length of the whole file: for a file with a hole in place of the weights.
+    /// Writes everything before the tensor data and returns the length of the whole file, for a file with a hole in
+    /// place of the weights.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Errors of `out`.
     pub fn write_header(&self, out: &mut dyn Write) -> io::Result<u64> {
         let header = self.header(&self.metadata, &self.tensors);
         out.write_all(&header)?;
         Ok(self.tensors.iter().fold(header.len(), |length, tensor| self.end(length, tensor)) as u64)
     }
 
-    /// The bytes of `count` splits: all metadata in the first, the tensors shared out in order.
+    /// The bytes of `count` splits: all metadata in the first, the tensors distributed in order.
     pub fn finish_splits(&self, count: usize) -> Vec<Vec<u8>> {
         let total = self.tensors.len();
         (0..count)
@@ -308,7 +310,7 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Where the bytes of a tensor end in a file that is `begin` bytes long without it.
+    /// End offset of a tensor's bytes in a file that is `begin` bytes long without it.
     fn end(&self, begin: usize, tensor: &WrittenTensor) -> usize {
         begin.next_multiple_of(self.alignment) + tensor.contents.len()
     }
@@ -330,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn header_comes_with_the_length_of_the_whole_file() {
+    fn header_returns_length_of_the_whole_file() {
         let writer = GgufWriter::new(3).text("general.architecture", "llama");
         let writer =
             writer.tensor("a", &[3], BlockFormat::F32, vec![1; 12]).tensor("b", &[1], BlockFormat::F32, vec![2; 4]);

@@ -1,4 +1,4 @@
-//! A plain HTTP/1.1 client over a socket: what it sends and gets is what is on the wire.
+//! A plain HTTP/1.1 client over a socket, so that tests see the exact bytes on the wire.
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
@@ -7,30 +7,30 @@ use std::{
 
 use serde_json::Value;
 
-/// A response.
+/// A complete response.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// The status.
+    /// Status code.
     pub status: u16,
-    /// Names in lower case.
+    /// Headers; names in lower case.
     pub headers: Vec<(String, String)>,
-    /// The body, chunks joined.
+    /// The body, with chunks joined.
     pub body: String,
 }
 
-/// A response whose body still comes.
+/// A response whose body is still arriving.
 #[derive(Debug)]
 pub struct Stream {
-    /// The status.
+    /// Status code.
     pub status: u16,
-    /// Names in lower case.
+    /// Headers; names in lower case.
     pub headers: Vec<(String, String)>,
     reader: BufReader<TcpStream>,
     is_chunked: bool,
 }
 
 impl Answer {
-    /// A header's value.
+    /// The value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
@@ -38,26 +38,26 @@ impl Answer {
     /// The body as JSON.
     ///
     /// # Panics
-    /// It is none.
+    /// If it is not JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {} {:?}", self.status, self.body))
     }
 
-    /// The body of a success as JSON.
+    /// The body of a successful response as JSON.
     ///
     /// # Panics
-    /// It is none.
+    /// If the request failed or the body is not JSON.
     #[track_caller]
     pub fn good(&self) -> Value {
         assert_eq!(self.status, 200, "{}", self.body);
         self.json()
     }
 
-    /// Asserts a status and an error in OpenAI's shape with this code, whose message has `part`.
+    /// Asserts the status and an error in OpenAI's format with this code, whose message contains `part`.
     ///
     /// # Panics
-    /// It is not so.
+    /// If the response differs.
     #[track_caller]
     pub fn assert_error(&self, status: u16, code: &str, part: &str) {
         assert_eq!(self.status, status, "{}", self.body);
@@ -68,28 +68,28 @@ impl Answer {
     }
 }
 
-/// The address of the API of a node that listens on `ADDRESS:9999`.
+/// The HTTP address of the node that listens on `ADDRESS:9999`.
 pub fn beside(node: &str) -> String {
     node.replace(":9999", ":9980")
 }
 
-/// Sends bytes as they are and reads the head of the response.
+/// Sends raw bytes and reads the head of the response.
 ///
 /// # Panics
-/// There is no response.
+/// If there is no response.
 #[track_caller]
 pub fn raw(address: &str, bytes: &[u8]) -> Stream {
     try_raw(address, bytes).expect("the node answers")
 }
 
-/// As [`raw`], for a node that may not answer.
+/// Like [`raw`], for a node that may not answer.
 ///
 /// # Errors
-/// It does not.
+/// If the node does not answer.
 pub fn try_raw(address: &str, bytes: &[u8]) -> std::io::Result<Stream> {
     let mut socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(Duration::from_secs(60)))?;
-    // A server may refuse before it has read all.
+    // A server may refuse before it has read everything.
     let _ = socket.write_all(bytes);
     let mut reader = BufReader::new(socket);
     let mut line = String::new();
@@ -107,7 +107,7 @@ pub fn try_raw(address: &str, bytes: &[u8]) -> std::io::Result<Stream> {
     Ok(Stream { status, headers, reader, is_chunked })
 }
 
-/// The bytes of a request with a JSON body, or without one.
+/// The bytes of a request, with or without a JSON body.
 pub fn bytes(method: &str, path: &str, headers: &[(&str, &str)], body: Option<&str>) -> Vec<u8> {
     let mut text = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
     headers.iter().for_each(|(name, value)| text.push_str(&format!("{name}: {value}\r\n")));
@@ -119,19 +119,19 @@ pub fn bytes(method: &str, path: &str, headers: &[(&str, &str)], body: Option<&s
     text.into_bytes()
 }
 
-/// GET.
+/// Sends a GET request.
 #[track_caller]
 pub fn get(address: &str, path: &str) -> Answer {
     raw(address, &bytes("GET", path, &[], None)).rest()
 }
 
-/// POST of a JSON body.
+/// Sends a POST request with a JSON body.
 #[track_caller]
 pub fn post(address: &str, path: &str, body: &Value) -> Answer {
     raw(address, &bytes("POST", path, &[], Some(&body.to_string()))).rest()
 }
 
-/// POST whose answer is read event by event.
+/// Sends a POST request whose response is read event by event.
 #[track_caller]
 pub fn stream(address: &str, path: &str, body: &Value) -> Stream {
     raw(address, &bytes("POST", path, &[], Some(&body.to_string())))
@@ -141,7 +141,7 @@ impl Stream {
     /// Reads to the end.
     ///
     /// # Panics
-    /// The connection breaks.
+    /// If the connection breaks.
     pub fn rest(mut self) -> Answer {
         let mut body = Vec::new();
         if self.is_chunked {
@@ -149,7 +149,7 @@ impl Stream {
                 body.extend(chunk);
             }
         } else {
-            // A length is given or the connection is closed at the end: both end here.
+            // The response has a length or ends with the connection; both cases end here.
             let length = self.headers.iter().find(|(name, _)| name == "content-length");
             match length.and_then(|(_, length)| length.parse::<u64>().ok()) {
                 Some(length) => drop(self.reader.by_ref().take(length).read_to_end(&mut body)),
@@ -169,7 +169,7 @@ impl Stream {
         Some(chunk)
     }
 
-    /// The next event's data; `None` at the end. Events come one in a chunk.
+    /// The next event's data; `None` at the end. Each chunk is one event.
     pub fn event(&mut self) -> Option<String> {
         loop {
             let chunk = self.chunk()?;
@@ -180,10 +180,10 @@ impl Stream {
         }
     }
 
-    /// All further events as JSON; asserts that `[DONE]` is the last.
+    /// All remaining events as JSON; asserts that `[DONE]` is the last.
     ///
     /// # Panics
-    /// It is not, or one is no JSON.
+    /// If it is not, or if an event is not JSON.
     #[track_caller]
     pub fn events(mut self) -> Vec<Value> {
         let mut all = Vec::new();
@@ -197,7 +197,7 @@ impl Stream {
     }
 }
 
-/// The text of a stream's events, of the choice with this index.
+/// The joined text of the events of the choice with this index.
 pub fn text_of(events: &[Value], index: u64) -> String {
     let choices = events.iter().filter_map(|event| event["choices"].as_array()).flatten();
     let own = choices.filter(|choice| choice["index"] == index);

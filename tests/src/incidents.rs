@@ -1,5 +1,6 @@
-//! Incidents on two replicas while clients stream: nodes of one replica are excluded, included, killed and restarted. Streams on the
-//! other replica must not be affected, and the requested layout must be restored soon after the last incident.
+//! Incidents on two replicas while clients stream: nodes of one replica are excluded, included, killed and restarted.
+//! Streams on the other replica must not be affected, and the requested layout must be restored soon after the last
+//! incident.
 use std::{
     fmt,
     sync::{
@@ -23,7 +24,7 @@ use crate::{
 const SETTINGS: &str = "recover = true\nsilent_ms = 1000\nstall_ms = 20000\nexclude_after_ms = 1500\n";
 const LAYOUT: &str = "dp2-tp2";
 const NODES: usize = 4;
-/// Streams at the same time, and tokens of each.
+/// Number of concurrent streams, and tokens of each.
 const STREAMS: usize = 3;
 const TOKENS: u32 = 60;
 /// The longest pause allowed for a stream on the untouched replica, also before its first token.
@@ -33,15 +34,15 @@ const STALLS: u32 = 4;
 /// Deadline for the requested layout to serve again.
 const BACK: Duration = Duration::from_secs(15);
 
-/// What is done to a node.
+/// An action on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     Exclude,
     Include,
     Kill,
-    /// Killed if it lives, and started.
+    /// Killed if it is alive, and started.
     Restart,
-    /// As after an upgrade: by the nodes themselves.
+    /// Restarted by the nodes themselves, as after an upgrade.
     Roll,
 }
 
@@ -57,12 +58,12 @@ impl fmt::Display for Action {
     }
 }
 
-/// How one stream went.
+/// The result of one stream.
 #[derive(Clone, Debug)]
 struct Streamed {
-    /// The head that ended it.
+    /// The head that completed it.
     head: String,
-    /// How often it was resumed, on another replica or on the same.
+    /// Number of resumptions, on another replica or on the same one.
     resumed: u64,
     /// The longest pause before one of its events: since the previous one, before the first since the request was sent.
     gap: Duration,
@@ -84,7 +85,8 @@ pub struct Found {
 }
 
 impl Found {
-    /// Adds streams. Returns the longest pause of those that only the replica with this head served; `None` if there are none.
+    /// Adds streams. Returns the longest pause of those that only the replica with this head served; `None` if there
+    /// are none.
     fn add(&mut self, streams: &[Streamed], head: &str) -> Option<Duration> {
         let stayed = streams.iter().filter(|one| one.resumed == 0 && one.head == head);
         let longest = stayed.map(|one| one.gap).max();
@@ -99,8 +101,8 @@ impl Found {
 /// Runs `sequences` sequences of 5 to 10 actions on one cluster.
 ///
 /// # Panics
-/// If a stream fails or has another text, no stream is on the untouched replica or one pauses there for longer than a second, an engine
-/// of that replica is replaced, or the requested layout does not serve again within 15 s.
+/// If a stream fails or has another text, no stream is on the untouched replica or one pauses there for longer than a
+/// second, an engine of that replica is replaced, or the requested layout does not serve again within 15 s.
 pub fn strike(sequences: usize, seed: u64, tell: &mut dyn FnMut(&str)) -> Found {
     let (mut random, models) = (Random::new(seed), deep_models());
     let mut cluster = Cluster::with(NODES, models.path(), SETTINGS);
@@ -144,8 +146,8 @@ fn of(replica: usize) -> std::ops::Range<usize> {
     2 * replica..2 * replica + 2
 }
 
-/// Performs 5 to 10 random actions on the nodes of a replica, then starts and includes all of them. Returns the actions, and when the
-/// restoration began.
+/// Performs 5 to 10 random actions on the nodes of a replica, then starts and includes all of them. Returns the
+/// actions, and when the restoration began.
 fn act(cluster: &mut Cluster, replica: usize, random: &mut Random) -> (String, Instant) {
     let (mut lives, mut is_out) = ([true; NODES], [false; NODES]);
     let mut story = Vec::new();
@@ -228,7 +230,7 @@ fn changes(cluster: &Cluster, node: usize) -> usize {
     cluster.log(node).lines().filter(is_change).count()
 }
 
-/// Streams an answer: its text, and how it went.
+/// Streams an answer; returns its text and statistics.
 fn text(address: &str, kind: usize) -> (String, Streamed) {
     text_with(address, kind, &|_| {})
 }
@@ -260,12 +262,12 @@ fn text_with(address: &str, kind: usize, tell: &dyn Fn(Duration)) -> (String, St
     panic!("a stream ended without [DONE] after {:?}", events.last());
 }
 
-/// Changes the layout of one replica of three nodes at least `count` times while clients stream: a node is excluded and included, restarted
-/// by the others as after an upgrade, or killed, and started again once the others continue without it. Returns the longest pause of any
-/// stream at each change; a kill does not count as one.
+/// Changes the layout of one replica of three nodes at least `count` times while clients stream: a node is excluded and
+/// included, restarted by the others as after an upgrade, or killed, and started again once the others continue without
+/// it. Returns the longest pause of any stream at each change; a kill does not count as one.
 ///
 /// # Panics
-/// A stream failed or had another text, or a layout did not come.
+/// If a stream fails or has another text, or a layout does not serve in time.
 pub fn change_layout(count: usize, tell: &mut dyn FnMut(&str)) -> Vec<Duration> {
     let models = deep_models();
     let mut cluster = Cluster::supervised(3, models.path(), SETTINGS);
@@ -352,7 +354,8 @@ impl Clients {
         std::array::from_fn(|kind| self.events[kind].load(Ordering::Acquire))
     }
 
-    /// Waits until each client has received more than 20 further events: a pause is known only once the event after it has come.
+    /// Waits until each client has received more than 20 further events: a pause is known only once the event after it
+    /// has come.
     fn move_on(&self) {
         let before = self.counts();
         wait_until("each stream continues", || self.counts().iter().zip(before).all(|pair| *pair.0 > pair.1 + 20));
@@ -361,7 +364,7 @@ impl Clients {
     /// Waits for the running streams; returns the results of all, and the longest scheduling delay of a thread.
     ///
     /// # Panics
-    /// One failed.
+    /// If a stream failed.
     fn stop(mut self) -> (Vec<Streamed>, Duration) {
         self.end.store(true, Ordering::Release);
         for thread in std::mem::take(&mut self.threads) {
@@ -375,7 +378,7 @@ impl Clients {
 }
 
 impl Drop for Clients {
-    /// Ends the threads also where a check failed: the cluster that they ask is about to end.
+    /// Ends the threads even if a check failed, because their cluster is about to end.
     fn drop(&mut self) {
         self.end.store(true, Ordering::Release);
     }

@@ -1,4 +1,5 @@
-//! What the scenarios share: writers of GGUF files and small models, weights in every format, seeded numbers.
+//! Shared code of the scenarios: writers of GGUF files and small models, weights in every format, seeded random
+//! numbers.
 pub mod dequantise;
 pub mod engines;
 pub mod fake_heads;
@@ -6,6 +7,7 @@ pub mod faults;
 pub mod gguf_writer;
 pub mod http;
 pub mod incidents;
+pub mod modules;
 pub mod oracle;
 pub mod programs;
 pub mod proxy;

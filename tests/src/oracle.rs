@@ -1,6 +1,6 @@
-//! An independent forward pass in f64, straight from the papers: slow, one token at a time, whole matrices, no cache
-//! format, no cut. Shares the GGUF reader and its shape with the product, and no arithmetic.
-use shared::gguf::{Architecture, Experts, GgufFile, Shape};
+//! An independent forward pass in f64, straight from the papers: one token at a time with whole matrices, no cache
+//! format and no sharding; slow. Shares the GGUF reader and its model shape with the product, but no arithmetic.
+use gguf::{Architecture, Experts, GgufFile, Shape};
 
 use crate::dequantise::dequantise;
 
@@ -10,12 +10,12 @@ pub struct Oracle<'a> {
     shape: Shape,
 }
 
-/// The experts that a token went through in a layer.
+/// The experts chosen for a token in a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
-    /// Their indices, the most probable first.
+    /// Indices of the experts, the most probable first.
     pub experts: Vec<usize>,
-    /// How far the logit of the last of them is above that of the first that was not chosen.
+    /// Difference between the logit of the last chosen expert and the best logit of an expert that was not chosen.
     pub margin: f64,
 }
 
@@ -35,12 +35,12 @@ impl Matrix {
 }
 
 impl<'a> Oracle<'a> {
-    /// Takes a model's file.
+    /// Opens a model.
     ///
     /// # Panics
-    /// The file is no model.
+    /// If the file is not a valid model.
     pub fn new(file: &'a GgufFile) -> Self {
-        Self { file, shape: Shape::read(file).expect("the model is good") }
+        Self { file, shape: Shape::read(file).expect("the model is valid") }
     }
 
     fn matrix(&self, name: &str) -> Option<Matrix> {
@@ -69,14 +69,14 @@ impl<'a> Oracle<'a> {
     }
 
     fn project(&self, layer: usize, name: &str, x: &[f64]) -> Vec<f64> {
-        let mut out = self.matrix(&format!("blk.{layer}.{name}.weight")).expect("the weight is there").times(x);
+        let mut out = self.matrix(&format!("blk.{layer}.{name}.weight")).expect("the weight exists").times(x);
         if let Some(bias) = self.vector(&format!("blk.{layer}.{name}.bias")) {
             out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
         }
         out
     }
 
-    /// Norms of each head (Qwen3) and rotation.
+    /// Norms of each head (Qwen3) and RoPE.
     fn turn(&self, layer: usize, norm: &str, position: usize, heads: Vec<f64>) -> Vec<f64> {
         let shape = &self.shape;
         let factors = self.vector("rope_freqs.weight");
@@ -107,10 +107,10 @@ impl<'a> Oracle<'a> {
         self.routed_logits(tokens).0
     }
 
-    /// As `logits`, with the routes `[layer, token]` of a model with experts.
+    /// Like `logits`, with the routes `[layer, token]` of a model with experts.
     pub fn routed_logits(&self, tokens: &[u32]) -> (Vec<Vec<f32>>, Vec<Vec<Route>>) {
         let shape = &self.shape;
-        let embedding = self.matrix("token_embd.weight").expect("the embedding is there");
+        let embedding = self.matrix("token_embd.weight").expect("the embedding exists");
         let row = |token: &u32| embedding.values[*token as usize * embedding.columns..][..embedding.columns].to_vec();
         let mut hidden: Vec<Vec<f64>> = tokens.iter().map(row).collect();
         let mut routes = vec![Vec::new(); shape.block_count];
@@ -158,7 +158,7 @@ impl<'a> Oracle<'a> {
         }
     }
 
-    /// The weights and outputs of the experts that a token goes through (Qwen3-MoE with `norm_topk_prob`).
+    /// The weights and outputs of a token's experts (Qwen3-MoE with `norm_topk_prob`).
     fn mixture(&self, layer: usize, experts: Experts, x: &[f64], routes: &mut Vec<Route>) -> Vec<(f64, Vec<f64>)> {
         let logits = self.project(layer, "ffn_gate_inp", x);
         let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
@@ -173,7 +173,7 @@ impl<'a> Oracle<'a> {
         let of_expert = |expert: &usize| {
             let project = |name: &str, x: &[f64]| {
                 let name = format!("blk.{layer}.{name}_exps.weight");
-                self.part(&name, *expert).expect("the weight is there").times(x)
+                self.part(&name, *expert).expect("the weight exists").times(x)
             };
             (probabilities[*expert] / sum, gated(x, project))
         };
@@ -181,7 +181,7 @@ impl<'a> Oracle<'a> {
     }
 }
 
-/// A gated feed-forward network whose products `project` computes.
+/// A gated feed-forward network; `project` computes the products.
 fn gated(x: &[f64], project: impl Fn(&str, &[f64]) -> Vec<f64>) -> Vec<f64> {
     let (gate, up) = (project("ffn_gate", x), project("ffn_up", x));
     let inner: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect();

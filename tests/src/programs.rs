@@ -1,4 +1,4 @@
-//! Both programs as real processes: builds them once, starts daemons on free loopback addresses, ends all of them.
+//! Both programs as real processes: builds them once, starts daemons on free loopback addresses and ends all of them.
 use std::{
     ffi::OsString,
     fs,
@@ -14,31 +14,31 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gguf::{Architecture, BlockFormat};
 use nix::unistd::Pid;
 use serde_json::Value;
-use shared::gguf::{Architecture, BlockFormat};
 use tempfile::TempDir;
 
 use crate::tiny_model::TinyModel;
 
-/// Everything that a test waits for must come within this; only a test that fails waits as long.
+/// Limit of every wait; only a failing test waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The repository's root.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests package lies in the repository").into()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests package is in the repository").into()
 }
 
-/// Folder of the programs, built anew if their sources changed: no test runs a stale daemon.
+/// Folder of the programs, rebuilt if their sources changed so that no test runs a stale daemon.
 ///
 /// # Panics
-/// They do not compile.
+/// If they do not compile.
 pub fn programs() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
-        // What cargo tells a test of its own package would look to build scripts like a change, and they would run again.
+        // Build scripts would see the variables that cargo sets for a test's own package as a change and run again.
         let is_of_test = |name: &OsString| {
             let name = name.to_string_lossy();
             ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_"].iter().any(|prefix| name.starts_with(prefix))
@@ -48,9 +48,9 @@ pub fn programs() -> &'static Path {
         });
         build.args(["build", "--locked", "-p", "bramble-daemon", "-p", "bramble-console"]).current_dir(root());
         let built = build.stdin(Stdio::null()).status().expect("cargo runs");
-        assert!(built.success(), "both programs compile");
+        assert!(built.success(), "both programs must compile");
         let own = std::env::current_exe().expect("a process has a program");
-        // A test lies in target/debug/deps, a command in target/debug.
+        // A test is in target/debug/deps, a command in target/debug.
         let folder = own.ancestors().skip(1).find(|folder| folder.join("brambled").is_file());
         folder.expect("the programs were built just now").into()
     })
@@ -64,15 +64,15 @@ pub fn demo_models() -> PathBuf {
 /// File name of the slow model.
 pub const DEEP: &str = "deep.gguf";
 
-/// A folder with a model of many thin layers: small, and each of its tokens takes milliseconds for its all-reduces, so that
-/// a test can do something while it runs.
+/// A folder with a model of many thin layers. The model is small, but each of its tokens takes milliseconds because of
+/// its all-reduces, so that a test can act while a request runs.
 pub fn deep_models() -> TempDir {
     let mut model = TinyModel::new(Architecture::Llama);
     (model.block_count, model.context_length) = (96, 8192);
     folder_with(&[(DEEP, &model.with_format(BlockFormat::Q8_0).bytes())])
 }
 
-/// A loopback network of its own for each cluster of this process: 127.x.y.*, and a port that is free there.
+/// A loopback network (127.x.y.*) for each cluster of this process, and a port that is free on it.
 fn network(count: usize) -> (String, u16) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -85,7 +85,7 @@ fn network(count: usize) -> (String, u16) {
     }
 }
 
-/// Daemons of one test.
+/// The daemons of one test.
 #[derive(Debug)]
 pub struct Cluster {
     /// `ADDRESS:PORT` of each.
@@ -97,7 +97,7 @@ pub struct Cluster {
     folder: TempDir,
 }
 
-/// A daemon and how it is started again.
+/// A daemon and the command that restarts it.
 #[derive(Debug)]
 struct Node {
     child: Child,
@@ -114,7 +114,7 @@ impl Node {
     }
 }
 
-/// What systemd does on a node: starts daemons again that ended with 75. Ends with its cluster.
+/// Restarts daemons that exit with 75, as systemd does on a node. Ends with its cluster.
 fn supervise(nodes: &Weak<Mutex<Vec<Option<Node>>>>) {
     while let Some(nodes) = nodes.upgrade() {
         for node in lock(&nodes).iter_mut().flatten() {
@@ -128,23 +128,23 @@ fn supervise(nodes: &Weak<Mutex<Vec<Option<Node>>>>) {
 }
 
 fn lock(nodes: &Mutex<Vec<Option<Node>>>) -> MutexGuard<'_, Vec<Option<Node>>> {
-    // A test that failed elsewhere still ends its daemons.
+    // Daemons must end even if a test failed elsewhere and poisoned the lock.
     nodes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Cluster {
-    /// `count` daemons with the demo model, named pi1 and up.
+    /// Starts `count` daemons with the demo model, named pi1 and up.
     pub fn of(count: usize) -> Self {
         Self::with(count, &demo_models(), "")
     }
 
-    /// `count` daemons with a model folder and lines for their configuration files. Liveness is set long: a busy machine
-    /// must not look like a lost node.
+    /// Starts `count` daemons with a model folder and lines for their configuration files. Liveness timeouts are long:
+    /// a busy machine must not look like a lost node.
     pub fn with(count: usize, models: &Path, settings: &str) -> Self {
         Self::start_all(count, models, settings, &[])
     }
 
-    /// As [`Self::with`], under a supervisor that starts a daemon again when it asks for it, as systemd does.
+    /// Like [`Self::with`], under a supervisor that restarts a daemon when it exits with 75, as systemd does.
     pub fn supervised(count: usize, models: &Path, settings: &str) -> Self {
         let cluster = Self::start_all(count, models, settings, &["--supervised"]);
         let watched = Arc::downgrade(&cluster.nodes);
@@ -152,7 +152,7 @@ impl Cluster {
         cluster
     }
 
-    /// One daemon with the demo model at an address.
+    /// Starts one daemon with the demo model at an address.
     pub fn at(address: &str, arguments: &[&str]) -> Self {
         Self::start_at(vec![address.into()], &demo_models(), "", arguments)
     }
@@ -165,7 +165,7 @@ impl Cluster {
 
     fn start_at(addresses: Vec<String>, models: &Path, settings: &str, arguments: &[&str]) -> Self {
         let count = addresses.len();
-        let folder = tempfile::tempdir().expect("a folder can be made");
+        let folder = tempfile::tempdir().expect("create a temporary folder");
         let nodes = Arc::new(Mutex::new((0..count).map(|_| None).collect()));
         let arguments = vec![arguments.iter().map(|argument| (*argument).to_owned()).collect(); count];
         let mut cluster =
@@ -174,18 +174,18 @@ impl Cluster {
         cluster
     }
 
-    /// Starts a node again with further arguments.
+    /// Restarts a node with additional arguments.
     pub fn start_with_arguments(&mut self, index: usize, arguments: &[&str]) {
         self.arguments[index] = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         self.start(index);
     }
 
-    /// Lines of the configuration files of nodes that are started from now on.
+    /// Sets the lines of the configuration files of nodes that start from now on.
     pub fn set_settings(&mut self, settings: &str) {
         self.settings = settings.into();
     }
 
-    /// The addresses as `--nodes` takes them.
+    /// The addresses in the form of `--nodes`.
     pub fn nodes(&self) -> String {
         self.addresses.join(",")
     }
@@ -204,27 +204,27 @@ impl Cluster {
         self.folder.path().join(format!("pi{}.log", index + 1))
     }
 
-    /// Starts a node (again) and waits until it listens.
+    /// Starts or restarts a node and waits until it listens.
     ///
     /// # Panics
-    /// It does not.
+    /// If it does not listen in time.
     pub fn start(&mut self, index: usize) {
         let models = self.models.clone();
         self.start_with(index, &models);
     }
 
-    /// As [`Self::start`], with a model folder of its own.
+    /// Like [`Self::start`], with another model folder.
     ///
     /// # Panics
-    /// It does not listen in time.
+    /// If the node does not listen in time.
     pub fn start_with(&mut self, index: usize, models: &Path) {
         let config = self.folder.path().join(format!("pi{}.toml", index + 1));
         let liveness = if self.settings.contains("silent_ms") { "" } else { "silent_ms = 30000\nstall_ms = 60000\n" };
-        // Tests that are about something else assign anew by themselves.
+        // Tests of other topics assign topologies themselves.
         let recover = if self.settings.contains("recover") { "" } else { "recover = false\n" };
-        fs::write(&config, format!("{liveness}{recover}{}", self.settings)).expect("the folder can be written");
-        // It may hold API keys.
-        fs::set_permissions(&config, fs::Permissions::from_mode(0o600)).expect("it is ours");
+        fs::write(&config, format!("{liveness}{recover}{}", self.settings)).expect("write the configuration");
+        // The file may contain API keys.
+        fs::set_permissions(&config, fs::Permissions::from_mode(0o600)).expect("this process owns the file");
         let name = format!("pi{}", index + 1);
         let fixed = ["--listen", &self.addresses[index], "--name", &name, "--exit-with-parent", "--config"];
         let mut command: Vec<OsString> = vec![programs().join("brambled").into()];
@@ -239,7 +239,7 @@ impl Cluster {
         });
     }
 
-    /// Whether a node's process lives.
+    /// Whether a node's process is alive.
     pub fn is_running(&mut self, index: usize) -> bool {
         let mut nodes = lock(&self.nodes);
         nodes[index].as_mut().is_some_and(|node| node.child.try_wait().is_ok_and(|ended| ended.is_none()))
@@ -248,29 +248,29 @@ impl Cluster {
     /// Sends a signal to a node.
     ///
     /// # Panics
-    /// The node does not run.
+    /// If the node is not running.
     pub fn signal(&self, index: usize, signal: nix::sys::signal::Signal) {
-        nix::sys::signal::kill(self.pid(index), signal).expect("the node runs");
+        nix::sys::signal::kill(self.pid(index), signal).expect("the node is running");
     }
 
-    /// A node's process.
+    /// A node's process id.
     ///
     /// # Panics
-    /// The node does not run.
+    /// If the node is not running.
     pub fn pid(&self, index: usize) -> Pid {
         let id = lock(&self.nodes)[index].as_ref().expect("the node was started").child.id();
         Pid::from_raw(id.cast_signed())
     }
 
-    /// Waits for a node's end; returns its exit code (`None` if a signal ended it).
+    /// Waits until a node ends; returns its exit code (`None` if a signal ended it).
     ///
     /// # Panics
-    /// It does not end in time.
+    /// If it does not end in time.
     pub fn wait(&mut self, index: usize) -> Option<i32> {
         let mut child = lock(&self.nodes)[index].take().expect("the node was started").child;
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(status) = child.try_wait().expect("a child can be waited for") {
+            if let Some(status) = child.try_wait().expect("wait for the child") {
                 return status.code();
             }
             if Instant::now() > deadline {
@@ -290,7 +290,7 @@ impl Cluster {
     /// `console generate --json` on the first `count` nodes.
     pub fn generate(&self, count: usize, more: &[&str]) -> Ended {
         let nodes = self.addresses[..count].join(",");
-        // What runs may be replaced: tests of the question ask for themselves.
+        // `--yes` permits replacing the running topology; the confirmation has its own tests.
         let mut arguments = vec!["generate", "--nodes", &nodes, "--json", "--yes"];
         if !more.contains(&"--model") {
             arguments.extend(["--model", "bard-q8_0.gguf"]);
@@ -299,10 +299,10 @@ impl Cluster {
         console(&arguments)
     }
 
-    /// Starts a `console generate --json` of the slow model on all nodes and returns when tokens come.
+    /// Starts a `console generate --json` of the slow model on all nodes and returns once it generates tokens.
     ///
     /// # Panics
-    /// None come.
+    /// If no tokens arrive.
     pub fn start_generation(&self, max_tokens: &str) -> Child {
         let nodes = self.nodes();
         let child = spawn_console(&[
@@ -320,14 +320,14 @@ impl Cluster {
             "--json",
             "--yes",
         ]);
-        wait_until("tokens come", || self.status(0)["tokens"].as_u64() > Some(3));
+        wait_until("tokens arrive", || self.status(0)["tokens"].as_u64() > Some(3));
         child
     }
 
-    /// A node's state, as `console status --json` says.
+    /// A node's state according to `console status --json`.
     ///
     /// # Panics
-    /// It does not answer.
+    /// If the node does not answer.
     pub fn status(&self, index: usize) -> Value {
         let ended = console(&["status", "--nodes", &self.addresses[index], "--json"]);
         assert_eq!(ended.code, Some(0), "pi{} answers: {}", index + 1, ended.err);
@@ -337,7 +337,7 @@ impl Cluster {
     /// Asserts that all nodes answer.
     ///
     /// # Panics
-    /// One does not.
+    /// If a node does not answer.
     pub fn assert_alive(&self) {
         (0..self.addresses.len()).for_each(|index| drop(self.status(index)));
     }
@@ -357,7 +357,7 @@ impl Drop for Cluster {
     }
 }
 
-/// A console that ended.
+/// The result of a console that ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
     /// Exit code; `None` if a signal ended it.
@@ -372,7 +372,7 @@ impl Ended {
     /// Standard output as one JSON object.
     ///
     /// # Panics
-    /// It is not.
+    /// If it is not one.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {:?} {}", self.out, self.err))
@@ -381,17 +381,17 @@ impl Ended {
     /// The object of a completion.
     ///
     /// # Panics
-    /// It failed.
+    /// If the command failed.
     #[track_caller]
     pub fn completion(&self) -> Value {
         assert_eq!(self.code, Some(0), "{} {}", self.out, self.err);
         self.json()
     }
 
-    /// Asserts an exit code and an error object with this code, whose message has all of `parts`.
+    /// Asserts an exit code and an error object with this code, whose message contains all of `parts`.
     ///
     /// # Panics
-    /// It is not so.
+    /// If the result differs.
     #[track_caller]
     pub fn assert_error(&self, exit: i32, code: &str, parts: &[&str]) {
         let context = format!("{} {}", self.out, self.err);
@@ -400,40 +400,40 @@ impl Ended {
         assert_eq!(object["error"]["code"], code, "{context}");
         let message = object["error"]["message"].as_str().expect("an error has a message");
         parts.iter().for_each(|part| assert!(message.contains(part), "{part:?} is not in {message:?}"));
-        assert!(object["error"]["next"].as_str().is_some_and(|next| !next.is_empty()), "a next step: {context}");
-        assert!(self.err.contains(message), "the message is on standard error too: {context}");
+        assert!(object["error"]["next"].as_str().is_some_and(|next| !next.is_empty()), "no next step: {context}");
+        assert!(self.err.contains(message), "the message is missing on standard error: {context}");
     }
 }
 
 /// Starts `console` with pipes for all standard streams.
 ///
 /// # Panics
-/// It cannot be started.
+/// If it cannot be started.
 pub fn spawn_console(arguments: &[&str]) -> Child {
     spawn_console_with(arguments, Some("10000"))
 }
 
-/// Where consoles look for clusters, keys and a keymap.
+/// Where consoles look for saved clusters, keys and a keymap.
 pub const CONFIG_HOME: &str = "XDG_CONFIG_HOME";
-/// Nothing is there: what whoever runs the tests has saved is no part of them.
+/// A folder that does not exist, so that the settings of the user who runs the tests have no effect.
 pub const NO_FOLDER: &str = "/nonexistent";
 
-/// As [`spawn_console`]; a node that is silent for so many milliseconds is lost, as shipped for `None`.
+/// Like [`spawn_console`]; a node that is silent for this many milliseconds is lost (`None`: the default).
 ///
 /// # Panics
-/// It cannot be started.
+/// If the console cannot be started.
 pub fn spawn_console_with(arguments: &[&str], silent_ms: Option<&str>) -> Child {
     let mut command = Command::new(programs().join("console"));
     command.args(arguments).env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR").env_remove("BRAMBLE_KEY_FILE");
     command.envs(silent_ms.map(|silent| ("BRAMBLE_SILENT_MS", silent))).env(CONFIG_HOME, NO_FOLDER);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().expect("console starts")
+    command.spawn().expect("start the console")
 }
 
 /// Waits for a started console.
 ///
 /// # Panics
-/// It does not end in time.
+/// If it does not end in time.
 pub fn finish(child: Child) -> Ended {
     let pid = Pid::from_raw(child.id().cast_signed());
     let (done, watch) = std::sync::mpsc::channel::<()>();
@@ -442,7 +442,7 @@ pub fn finish(child: Child) -> Ended {
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
     });
-    let Output { status, stdout, stderr } = child.wait_with_output().expect("console can be waited for");
+    let Output { status, stdout, stderr } = child.wait_with_output().expect("wait for the console");
     drop(done);
     watchdog.join().expect("the watchdog ends");
     let text = |bytes| String::from_utf8(bytes).expect("console prints UTF-8");
@@ -454,28 +454,28 @@ pub fn console(arguments: &[&str]) -> Ended {
     finish(spawn_console(arguments))
 }
 
-/// Waits until something is so, looking often; fails the test when it does not come.
+/// Polls until a condition holds; fails the test at the deadline.
 ///
 /// # Panics
-/// It does not come in time.
+/// If the condition does not hold in time.
 #[track_caller]
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         std::thread::park_timeout(Duration::from_millis(5));
     }
 }
 
-/// Writes a file into a fresh folder and returns both.
+/// Writes files into a new temporary folder and returns the folder.
 ///
 /// # Panics
-/// The folder cannot be written.
+/// If the folder cannot be written.
 pub fn folder_with(files: &[(&str, &[u8])]) -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder can be made");
+    let folder = tempfile::tempdir().expect("create a temporary folder");
     for (name, bytes) in files {
-        let mut file = fs::File::create(folder.path().join(name)).expect("the folder can be written");
-        file.write_all(bytes).expect("the folder can be written");
+        let mut file = fs::File::create(folder.path().join(name)).expect("create a file");
+        file.write_all(bytes).expect("write a file");
     }
     folder
 }

@@ -1,4 +1,4 @@
-//! A wire that can be cut: relays the TCP connections to a daemon, resets them, holds back what they carry, or damages it.
+//! A proxy for the TCP connections to a daemon that can reset them, block them, or damage the data.
 use std::{io, net::SocketAddr};
 
 use tokio::{
@@ -11,41 +11,41 @@ use tokio::{
     sync::watch,
 };
 
-/// Bytes that a direction of a connection carries at once.
+/// Buffer size of one direction of a connection.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// What a wire does.
+/// State of the connections to one daemon.
 #[derive(Clone, Copy, Debug, Default)]
 struct Wire {
-    /// Counts resets: a connection of an earlier number ends.
+    /// Number of resets; connections with a lower number end.
     resets: u64,
-    /// Nothing gets through.
+    /// Blocks all data.
     is_held: bool,
-    /// One bit of so many bytes is flipped.
+    /// Flips one bit per this many bytes.
     damaged_every: Option<usize>,
 }
 
-/// Wires to some daemons.
+/// Proxies for several daemons.
 #[derive(Debug)]
 pub struct Proxies {
-    /// `ADDRESS:PORT` of each, in the order of the daemons.
+    /// `ADDRESS:PORT` of each proxy, in the order of the daemons.
     pub addresses: Vec<String>,
     wires: Vec<watch::Sender<Wire>>,
     _runtime: Runtime,
 }
 
 impl Proxies {
-    /// A wire to each daemon, at the same port 100 addresses further on.
+    /// Starts a proxy for each daemon, on the same port 100 addresses higher.
     ///
     /// # Panics
-    /// An address is taken.
+    /// If an address is in use.
     pub fn to(daemons: &[String]) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let runtime = runtime.expect("a runtime can be made");
+        let runtime = runtime.expect("create a runtime");
         let (mut addresses, mut wires) = (Vec::new(), Vec::new());
         for daemon in daemons {
             let SocketAddr::V4(behind) = daemon.parse().expect("daemons have addresses") else {
-                panic!("{daemon} is no address of IPv4")
+                panic!("{daemon} is not an IPv4 address")
             };
             let [a, b, c, d] = behind.ip().octets();
             let address = SocketAddr::from(([a, b, c, d + 100], behind.port()));
@@ -63,12 +63,12 @@ impl Proxies {
         self.wires[index].send_modify(|wire| wire.resets += 1);
     }
 
-    /// Holds back what the connections to a daemon carry, or lets it through again.
+    /// Blocks the data of all connections to a daemon, or unblocks it.
     pub fn hold(&self, index: usize, is_held: bool) {
         self.wires[index].send_modify(|wire| wire.is_held = is_held);
     }
 
-    /// Flips one bit of so many bytes that the connections to a daemon carry, in either direction, or no more.
+    /// Flips one bit per `every` bytes of the connections to a daemon, in both directions; `None` stops it.
     pub fn damage(&self, index: usize, every: Option<usize>) {
         self.wires[index].send_modify(|wire| wire.damaged_every = every);
     }
@@ -78,7 +78,7 @@ async fn relay_all(listener: TcpListener, behind: SocketAddr, wire: watch::Recei
     while let Ok((outer, _)) = listener.accept().await {
         let wire = wire.clone();
         tokio::spawn(async move {
-            // A daemon that does not listen looks as it would without the wire: the connection is closed at once.
+            // If the daemon does not listen, the connection is closed at once, as without the proxy.
             if let Ok(inner) = TcpStream::connect(behind).await {
                 let _ = relay(outer, inner, wire).await;
             }
@@ -99,7 +99,7 @@ async fn relay(outer: TcpStream, inner: TcpStream, mut wire: watch::Receiver<Wir
         _ = wire.wait_for(|wire| wire.resets != begun) => true,
     };
     if was_reset {
-        // Closed with this, a socket sends a reset and drops what it had.
+        // Makes the close send a reset and discard unsent data.
         there.1.as_ref().set_zero_linger()?;
         back.1.as_ref().set_zero_linger()?;
     }

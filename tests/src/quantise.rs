@@ -1,18 +1,18 @@
-//! Encodes f32 rows in every weight format: plain rounding, not the search that llama.cpp does, but its exact layouts.
-//! The way back is `dequantise`, which is written element by element and shares no code with this.
+//! Encodes f32 rows in every weight format: plain rounding in place of llama.cpp's search, but its exact layouts. The
+//! inverse is `dequantise`, which is written element by element and shares no code with this.
 
 mod few_bits;
 
+use gguf::BlockFormat;
 use half::{bf16, f16};
-use shared::gguf::BlockFormat;
 
 /// Encodes rows of whole blocks.
 ///
 /// # Panics
-/// If the rows do not end with a block.
+/// If the rows are not whole blocks.
 pub fn quantise(format: BlockFormat, weights: &[f32]) -> Vec<u8> {
     let length = format.block_length();
-    assert!(weights.len().is_multiple_of(length), "rows end with a block of {length}");
+    assert!(weights.len().is_multiple_of(length), "rows must be whole blocks of {length}");
     let mut out = Vec::with_capacity(weights.len() / length * format.block_bytes());
     for block in weights.chunks_exact(length) {
         let before = out.len();
@@ -34,19 +34,19 @@ pub fn quantise(format: BlockFormat, weights: &[f32]) -> Vec<u8> {
             BlockFormat::Q5K => q45_k(&mut out, block, 5),
             BlockFormat::Q6K => q6_k(&mut out, block),
         }
-        assert_eq!(out.len() - before, format.block_bytes(), "bytes of a block of {format:?}");
+        assert_eq!(out.len() - before, format.block_bytes(), "size of a block of {format:?}");
     }
     out
 }
 
-/// Writes a scale as f16 and gives the value that a reader sees.
+/// Writes a scale as f16 and returns the rounded value that a reader sees.
 fn write_scale(out: &mut Vec<u8>, scale: f32) -> f32 {
     let stored = f16::from_f32(scale);
     out.extend(stored.to_le_bytes());
     stored.to_f32()
 }
 
-/// `weight / scale` rounded and kept in `low..=high`; 0 where the scale is.
+/// `weight / scale`, rounded and clamped to `low..=high`; 0 if the scale is 0.
 fn level(weight: f32, scale: f32, low: i32, high: i32) -> i32 {
     if scale == 0.0 {
         return 0i32.clamp(low, high);
@@ -54,12 +54,12 @@ fn level(weight: f32, scale: f32, low: i32, high: i32) -> i32 {
     ((weight / scale).round() as i32).clamp(low, high)
 }
 
-/// The weight farthest from 0, with its sign.
+/// The weight with the largest magnitude, with its sign.
 fn extreme(weights: &[f32]) -> f32 {
     weights.iter().fold(0.0, |most: f32, &w| if w.abs() > most.abs() { w } else { most })
 }
 
-/// Nibbles of 32 levels: the first 16 low, the last 16 high. Fifth bits, if any, as a u32 before them.
+/// Nibbles of 32 levels: the first 16 low, the last 16 high. Fifth bits, if any, precede them as a u32.
 fn write_levels(out: &mut Vec<u8>, levels: &[u8], bits: u32) {
     if bits == 5 {
         let fifth = (0..32).fold(0u32, |all, i| all | u32::from(levels[i] >> 4) << i);
@@ -93,13 +93,13 @@ fn with_minimum(out: &mut Vec<u8>, block: &[f32], bits: u32) {
     write_levels(out, &levels, bits);
 }
 
-/// Q4_K and Q5_K: 8 sub-blocks of 32, weight = scale * level - minimum, both in 6 bits of a scale of their own.
+/// Q4_K and Q5_K: 8 sub-blocks of 32; weight = scale * level - minimum, both quantised to 6 bits with a common scale.
 fn q45_k(out: &mut Vec<u8>, block: &[f32], bits: u32) {
     let top = (1 << bits) - 1;
     let mut scales = [0.0f32; 8];
     let mut minima = [0.0f32; 8];
     for (sub, weights) in block.chunks_exact(32).enumerate() {
-        // A minimum is stored as a number to subtract, so it cannot lie above 0.
+        // A minimum is stored as the number to subtract, so it cannot be above 0.
         let low = weights.iter().copied().fold(0.0, f32::min);
         let high = weights.iter().copied().fold(low, f32::max);
         scales[sub] = (high - low) / top as f32;
@@ -120,14 +120,14 @@ fn q45_k(out: &mut Vec<u8>, block: &[f32], bits: u32) {
         // Byte l holds the fifth bits of element l of all 8 sub-blocks.
         out.extend((0..32).map(|l| (0..8).fold(0, |all, sub| all | (levels[sub * 32 + l] >> 4) << sub)));
     }
-    // Two sub-blocks share 32 bytes: the first has the low nibbles.
+    // Two sub-blocks share 32 bytes; the first has the low nibbles.
     for pair in levels.chunks_exact(64) {
         out.extend((0..32).map(|l| pair[l] & 15 | pair[l + 32] << 4));
     }
 }
 
-/// 8 scales and 8 minima of 6 bits in 12 bytes: four scales and four minima in the low 6 bits of bytes 0 to 7, the low
-/// nibbles of the other four in bytes 8 to 11, their upper two bits on top of bytes 0 to 7.
+/// Packs 8 scales and 8 minima of 6 bits into 12 bytes: four scales and four minima in the low 6 bits of bytes 0 to 7,
+/// the low nibbles of the other four in bytes 8 to 11, and their upper two bits on top of bytes 0 to 7.
 fn pack_6_bits(scales: &[u8; 8], minima: &[u8; 8]) -> [u8; 12] {
     let mut packed = [0; 12];
     for i in 0..4 {
@@ -151,7 +151,8 @@ fn q6_k(out: &mut Vec<u8>, block: &[f32]) {
         let scale = d.to_f32() * f32::from(scales[i / 16]);
         levels[i] = (level(weight, scale, -32, 31) + 32) as u8;
     }
-    // Each half of 128 is four quarters of 32: the low nibbles of quarters 0 and 2 share bytes, so do 1 and 3.
+    // Each half of 128 has four quarters of 32: the low nibbles of quarters 0 and 2 share bytes, as do those of 1 and
+    // 3.
     for half in levels.chunks_exact(128) {
         out.extend((0..64).map(|l| half[l] & 15 | half[l + 64] << 4));
     }

@@ -1,4 +1,4 @@
-//! Seeded numbers for tests: the same on every machine and in every version.
+//! Seeded random numbers for tests: the same on every machine and in every version.
 
 /// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 #[derive(Clone, Debug)]
@@ -7,12 +7,12 @@ pub struct Random {
 }
 
 impl Random {
-    /// The sequence of a seed.
+    /// A generator with a seed.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// The sequence of a seed and a name, so that a tensor's weights do not depend on the tensors before it.
+    /// A generator with a seed and a name, so that a tensor's weights do not depend on the tensors before it.
     pub fn named(seed: u64, name: &str) -> Self {
         // FNV-1a.
         let hash = name
@@ -30,7 +30,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number from 0 to `end` - 1; slightly uneven, which no test here minds.
+    /// A number from 0 to `end` - 1; slightly biased, which does not matter in these tests.
     pub fn below(&mut self, end: usize) -> usize {
         assert!(end > 0, "there is no number below 0");
         (self.next_u64() % end as u64) as usize
@@ -41,7 +41,7 @@ impl Random {
         (self.next_u64() >> 40) as f32 / (1u64 << 24) as f32
     }
 
-    /// Nearly normal with mean 0 and variance 1: four uniform numbers of 16 bits, summed. Never beyond 3.47.
+    /// Nearly normal with mean 0 and variance 1: the sum of four uniform 16-bit numbers. Never beyond 3.47.
     pub fn normal(&mut self) -> f32 {
         let bits = self.next_u64();
         let sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
@@ -49,7 +49,7 @@ impl Random {
         (sum as f32 - 131_070.0) * (3f32.sqrt() / 65_536.0)
     }
 
-    /// `count` numbers as of `normal`, times `scale`.
+    /// `count` numbers like those of `normal`, times `scale`.
     pub fn normals(&mut self, count: usize, scale: f32) -> Vec<f32> {
         (0..count).map(|_| self.normal() * scale).collect()
     }
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sequence_of_a_seed_never_changes() {
+    fn seed_always_gives_the_same_sequence() {
         // The first numbers of SplitMix64 for seed 1234567.
         let mut random = Random::new(1_234_567);
         assert_eq!(random.next_u64(), 6_457_827_717_110_365_317);

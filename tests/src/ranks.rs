@@ -1,5 +1,5 @@
-//! A model on n ranks as threads of this process over loopback sockets: logits of every rank's vocabulary slice put
-//! together. The same code that brambled runs, without its processes.
+//! Runs a model on n ranks as threads of this process over loopback sockets and joins the logits of every rank's
+//! vocabulary slice. The model code is that of brambled, without its processes.
 use std::{
     net::{TcpListener, TcpStream},
     ops::Range,
@@ -7,42 +7,44 @@ use std::{
     thread,
 };
 
-use daemon::{
+use collectives::Choice;
+use common::{
+    ids::{Epoch, MemberIndex, Slot, TopologyHash},
+    limits::KV_BLOCK_LENGTH,
+    precision::{Exchange, KvFormat},
+};
+use engine::{
     collective::{Abort, Accounting, Calls, Group, Links, Seat, Settings, SyncRing},
-    kernels::{Compute, Kernels, Pool, PoolOptions},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
-use shared::{
-    gguf::{GgufFile, Shape},
-    ids::{Epoch, MemberIndex, Slot, TopologyHash},
-    schedule::Choice,
-    telemetry::{PhaseTotals, SyncRecord},
-    topology::{Exchange, KvFormat, Layout, Place, ShardPlan, cut_stages, spec::KV_BLOCK_LENGTH, split_layers},
-};
+use gguf::{GgufFile, Shape};
+use kernels::{Compute, Kernels, Pool, PoolOptions};
+use telemetry::{PhaseTotals, SyncRecord};
+use topology::{Layout, Place, ShardPlan, cut_stages, split_layers};
 
 /// How a model is run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Relative share of each rank of a stage; its length is the size of the tensor-parallel group.
+    /// Relative share of each rank of a stage; the length is the size of the tensor-parallel group.
     pub weights: Vec<u32>,
-    /// Stages of the pipeline, as equal as they can be.
+    /// Pipeline stages, as equal as possible.
     pub stages: usize,
-    /// Format of the partial sums.
+    /// Format in which partial sums are exchanged.
     pub exchange: Exchange,
-    /// How the ranks sum.
+    /// All-reduce algorithm.
     pub collective: Choice,
     /// Format of the KV cache.
     pub kv: KvFormat,
-    /// Tokens of each step, the last repeated until the sequence is through.
+    /// Tokens of each step; the last number repeats until the sequence is complete.
     pub chunks: Vec<usize>,
-    /// Threads of each rank.
+    /// Threads per rank.
     pub threads: usize,
-    /// Kernel table, by name; `None`: the best of this machine.
+    /// Name of the kernel table; `None`: the best one for this machine.
     pub kernels: Option<&'static str>,
 }
 
 impl Run {
-    /// `world` equal ranks, exact exchange and cache, the whole sequence in one step.
+    /// `world` equal ranks, exact exchange and KV cache, the whole sequence in one step.
     pub fn exact(world: usize) -> Self {
         Self {
             weights: vec![1; world],
@@ -57,30 +59,30 @@ impl Run {
     }
 }
 
-/// Logits after each token `[token, vocabulary]`, and what each rank counted.
+/// Logits after each token, and the counters of each rank.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// One row a token.
+    /// Logits `[token, vocabulary]`.
     pub logits: Vec<Vec<f32>>,
     /// Bytes, messages and times of each rank.
     pub totals: Vec<PhaseTotals>,
     /// System calls of each rank's links.
     pub calls: Vec<Calls>,
-    /// The latest all-reduces of each rank, as many as a ring holds.
+    /// The latest all-reduces of each rank, as many as its log holds.
     pub records: Vec<Vec<SyncRecord>>,
 }
 
 /// Connected sockets between all pairs of `world` ranks on a loopback address.
 ///
 /// # Panics
-/// Loopback cannot be used.
+/// If loopback cannot be used.
 pub fn sockets(world: usize) -> Vec<Vec<Option<TcpStream>>> {
     let mut links: Vec<Vec<Option<TcpStream>>> = (0..world).map(|_| (0..world).map(|_| None).collect()).collect();
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind to loopback");
     let address = listener.local_addr().expect("a bound listener has an address");
     for (low, high) in (0..world).flat_map(|low| (low + 1..world).map(move |high| (low, high))) {
-        let dialled = TcpStream::connect(address).expect("loopback accepts");
-        let (accepted, _) = listener.accept().expect("somebody dialled");
+        let dialled = TcpStream::connect(address).expect("connect over loopback");
+        let (accepted, _) = listener.accept().expect("accept over loopback");
         links[low][high] = Some(dialled);
         links[high][low] = Some(accepted);
     }
@@ -90,9 +92,9 @@ pub fn sockets(world: usize) -> Vec<Vec<Option<TcpStream>>> {
 /// Runs a sequence through all ranks and returns the logits after each token.
 ///
 /// # Panics
-/// The model cannot be cut or loaded, or a rank fails.
+/// If the model cannot be cut or loaded, or a rank fails.
 pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
-    let shape = Shape::read(file).expect("the model is good");
+    let shape = Shape::read(file).expect("the model is valid");
     let layers = split_layers(&vec![1; shape.block_count], 0, &vec![1; how.stages]).expect("a layer for each stage");
     let stage = |layers: &Range<u32>| (layers.start as usize..layers.end as usize, how.weights.clone());
     let stages: Vec<_> = layers.iter().map(stage).collect();
@@ -101,7 +103,7 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     let vocabulary = shape.vocabulary_length;
     let logits = vec![vec![f32::NAN; vocabulary]; tokens.len()];
     let mut outcome = Outcome { logits, totals: Vec::new(), calls: Vec::new(), records: Vec::new() };
-    // A rank that is done keeps its links until all are: the others would take it for lost.
+    // A rank that is done keeps its links open until all are; the others would otherwise declare it lost.
     let ranks: Vec<RankResult> = thread::scope(|scope| {
         let shape = &shape;
         let spawn = |(rank, (plan, streams)): (usize, (ShardPlan, Vec<Option<TcpStream>>))| {
@@ -126,7 +128,7 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     outcome
 }
 
-/// Vocabulary rows, their logits, the group, the latest all-reduces.
+/// Vocabulary rows, their logits, the group, and the latest all-reduces.
 type RankResult = (Range<usize>, Vec<f32>, Group, Vec<SyncRecord>);
 
 fn rank_of(
@@ -142,22 +144,23 @@ fn rank_of(
     let source = Source { file, shape, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
     let shard = Shard::load(source).expect("the shard can be loaded");
     let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
-    let cache = KvCache::new(how.kv, plan.layers.len(), blocks, plan.heads_kv.len(), shape.head_length)
-        .expect("there is memory");
+    let cache =
+        KvCache::new(how.kv, plan.layers.len(), blocks, plan.heads_kv.len(), shape.head_length).expect("enough memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
     let mut model = Model::new(shard, cache, Compute { kernels, pool });
     let ring = Arc::new(SyncRing::new(place.rank, place.group.clone()));
     let accounting = Accounting::new(place.rank, Arc::clone(&ring));
     let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
-    let abort = Arc::new(Abort::new().expect("the system has descriptors"));
-    let links = (streams.len() > 1).then(|| Links::new(seat, streams, abort, false).expect("sockets are good"));
+    let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
+    let links = (streams.len() > 1).then(|| Links::new(seat, streams, abort, false).expect("the sockets are valid"));
     let settings =
         Settings { exchange: how.exchange, columns: shape.embedding_length, choice: how.collective, kernels };
     let mut group = Group::new(links, settings, accounting);
-    // Blocks in reverse: a sequence is never assumed to be contiguous.
+    // Blocks in reverse order: code must not assume that a sequence is contiguous.
     let tables = vec![(0..blocks as u32).rev().collect::<Vec<u32>>()];
     let mut logits = Vec::new();
-    let mut chunks = how.chunks.iter().copied().chain(std::iter::repeat(*how.chunks.last().expect("a chunk length")));
+    let mut chunks =
+        how.chunks.iter().copied().chain(std::iter::repeat(*how.chunks.last().expect("at least one chunk length")));
     let mut begin = 0;
     let mut step = 0;
     while begin < tokens.len() {
@@ -173,22 +176,22 @@ fn rank_of(
         group.begin_step(step);
         group.accounting.begin_step(false, batch.len() as u32);
         if let Some(before) = place.before() {
-            group.take_over(before, model.hidden(batch.len()), |_| ()).expect("the stage before goes on");
+            group.take_over(before, model.hidden(batch.len()), |_| ()).expect("receive from the previous stage");
         }
-        let part = model.forward(Batch { tokens: &batch, blocks: &tables }, &mut group).expect("all ranks go on");
+        let part = model.forward(Batch { tokens: &batch, blocks: &tables }, &mut group).expect("all ranks run");
         logits.extend_from_slice(part);
         if let Some(next) = place.next() {
-            group.hand_over(next, model.hidden(batch.len()), &[]).expect("the next stage goes on");
+            group.hand_over(next, model.hidden(batch.len()), &[]).expect("hand over to the next stage");
         }
         begin = end;
     }
-    group.links().map_or(Ok(()), Links::flush).expect("the others are there");
+    group.links().map_or(Ok(()), Links::flush).expect("the peers are connected");
     let mut records = Vec::new();
     ring.read_since(&mut 0, |record| records.push(record.clone()));
     (vocabulary, logits, group, records)
 }
 
-/// Largest difference relative to the largest logit, over all rows; NaN if anything is.
+/// Largest error relative to the largest logit, over all rows; NaN if any value is NaN.
 pub fn max_error(found: &[Vec<f32>], exact: &[Vec<f32>]) -> f64 {
     let largest = exact.iter().flatten().fold(0.0_f64, |largest, value| largest.max(f64::from(value.abs())));
     let differences = found.iter().flatten().zip(exact.iter().flatten()).map(|(a, b)| f64::from((a - b).abs()));
@@ -196,7 +199,7 @@ pub fn max_error(found: &[Vec<f32>], exact: &[Vec<f32>]) -> f64 {
         / largest
 }
 
-/// Root mean square of the difference relative to that of the exact logits.
+/// Root mean square of the error relative to that of the exact logits.
 pub fn rms_error(found: &[Vec<f32>], exact: &[Vec<f32>]) -> f64 {
     let square = |value: f32| f64::from(value) * f64::from(value);
     let differences: f64 = found.iter().flatten().zip(exact.iter().flatten()).map(|(a, b)| square(a - b)).sum();

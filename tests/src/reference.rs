@@ -1,41 +1,42 @@
-//! Reference outputs: the logits of a file on n ranks against the exact ones, within the bounds that hold for its format.
+//! Reference outputs: compares the logits of a file on n ranks with the exact ones, within the bounds of its format.
 use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use gguf::GgufFile;
 use serde_json::Value;
-use shared::{gguf::GgufFile, tokenizer::Tokenizer};
+use tokenizer::Tokenizer;
 
 use crate::ranks::{Run, max_error, rms_error, run};
 
 /// Unquantised files: largest error relative to the largest logit.
 const MAX_ERROR: f64 = 1e-3;
-/// Quantised files: rms error as a multiple of llama.cpp's on the same file and prompt.
+/// Quantised files: rms error as a multiple of llama.cpp's error on the same file and prompt.
 const RMS_RATIO: f64 = 1.25;
 
-/// What was found for one prompt.
+/// The result for one prompt.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// Number of the prompt.
+    /// Index of the prompt.
     pub prompt: usize,
-    /// Ranks.
+    /// World size.
     pub world: usize,
     /// Largest error relative to the largest logit.
     pub max_error: f64,
     /// rms error relative to the rms of the logits, as a multiple of llama.cpp's; `None` for unquantised files.
     pub rms_ratio: Option<f64>,
-    /// Whether the bound of the format holds.
+    /// Whether the bound of the format is met.
     pub holds: bool,
-    /// Greedy ids that were compared with the reference's, all equal.
+    /// Number of greedy ids that were compared with the reference; all are equal.
     pub greedy_ids: usize,
 }
 
 /// Checks one model (`model` is its file, `json` its references) on each world size.
 ///
 /// # Panics
-/// A file cannot be read, the prompt's ids or a greedy id differ.
+/// If a file cannot be read, or the prompt's ids or a greedy id differ.
 pub fn check(model: &Path, json: &Path, worlds: &[usize], kernels: Option<&'static str>) -> Vec<Finding> {
     let file = Arc::new(GgufFile::open(model).expect("the model can be opened"));
     let tokenizer = Tokenizer::from_metadata(file.metadata()).expect("the model has a tokenizer");
@@ -66,7 +67,7 @@ pub fn check(model: &Path, json: &Path, worlds: &[usize], kernels: Option<&'stat
     findings
 }
 
-/// Asserts that the best id of each row is the reference's; returns their number.
+/// Asserts that the best id of each row is the reference's; returns the number of rows.
 fn greedy_ids(rows: &[Vec<f32>], expected: &[u32]) -> usize {
     for (row, id) in rows.iter().zip(expected) {
         let best = row.iter().enumerate().fold(0, |best, (index, logit)| if *logit > row[best] { index } else { best });
@@ -81,10 +82,10 @@ fn logits(path: &Path, tokens: usize) -> Vec<Vec<f32>> {
     all.chunks(all.len() / tokens).map(<[f32]>::to_vec).collect()
 }
 
-/// The models of a folder that have references beside them: (name, file, references).
+/// The models of a folder that have references next to them: (name, file, references).
 ///
 /// # Panics
-/// The folder cannot be read.
+/// If the folder cannot be read.
 pub fn models(folder: &Path) -> Vec<(String, PathBuf, PathBuf)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("the folder can be read").flatten() {

@@ -1,4 +1,4 @@
-//! A process that is slowed down: stopped again and again for a moment.
+//! Slows a process down by stopping it repeatedly for a moment.
 use std::{
     sync::{
         Arc,
@@ -21,7 +21,7 @@ pub struct Slowed {
 }
 
 impl Slowed {
-    /// Stops the process for so many of every so many milliseconds.
+    /// Stops the process for `stopped_ms` of every `of_ms` milliseconds.
     pub fn begin(pid: Pid, (stopped_ms, of_ms): (u64, u64)) -> Self {
         let end = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&end);

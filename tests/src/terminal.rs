@@ -1,4 +1,4 @@
-//! A program in a terminal of its own: a pseudo-terminal, and an emulator that keeps the screen.
+//! Runs a program in its own pseudo-terminal; an emulator keeps the screen.
 use std::{
     fs::File,
     io::{Read, Write},
@@ -32,7 +32,7 @@ impl Terminal {
     /// Runs a command on a screen of this size.
     ///
     /// # Panics
-    /// The system has no pseudo-terminal, or the program cannot be started.
+    /// If the system has no pseudo-terminals, or the program cannot be started.
     pub fn run(mut command: Command, columns: u16, rows: u16) -> Self {
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let pair = openpty(Some(&size), None).expect("the system has pseudo-terminals");
@@ -45,8 +45,8 @@ impl Terminal {
         let child = command.spawn().expect("the program starts");
         let keys = File::from(pair.master.try_clone().expect("a descriptor"));
         let parser = Arc::new(Mutex::new(vt100::Parser::new(
-            rows.try_into().expect("a screen has rows"),
-            columns.try_into().expect("a screen has columns"),
+            rows.try_into().expect("the number of rows is positive"),
+            columns.try_into().expect("the number of columns is positive"),
             0,
         )));
         let screen = Arc::clone(&parser);
@@ -55,7 +55,7 @@ impl Terminal {
             let mut bytes = [0; 4096];
             while let Ok(count @ 1..) = output.read(&mut bytes) {
                 screen.lock().unwrap_or_else(PoisonError::into_inner).process(&bytes[..count]);
-                // Where is the cursor? Every terminal answers.
+                // Query of the cursor position, which every terminal answers.
                 if bytes[..count].windows(4).any(|asked| asked == b"\x1b[6n") {
                     let _ = output.write_all(b"\x1b[1;1R");
                 }
@@ -64,20 +64,20 @@ impl Terminal {
         Self { child, keys, line: pair.slave, before, parser }
     }
 
-    /// The program's process.
+    /// The program's process id.
     pub fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// What is on the screen.
+    /// The text on the screen.
     pub fn screen(&self) -> String {
         self.parser.lock().unwrap_or_else(PoisonError::into_inner).screen().contents()
     }
 
-    /// Types.
+    /// Types keys.
     ///
     /// # Panics
-    /// The terminal is gone.
+    /// If the terminal is gone.
     pub fn keys(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
@@ -85,7 +85,7 @@ impl Terminal {
     /// Waits until a text is on the screen.
     ///
     /// # Panics
-    /// It does not come, or the program ends before.
+    /// If the text does not appear, or the program ends before.
     #[track_caller]
     pub fn wait_for(&mut self, text: &str) {
         let deadline = Instant::now() + PATIENCE;
@@ -99,15 +99,15 @@ impl Terminal {
     /// Sends a signal.
     ///
     /// # Panics
-    /// The program does not run.
+    /// If the program is not running.
     pub fn signal(&self, signal: Signal) {
-        kill(self.pid(), signal).expect("the program runs");
+        kill(self.pid(), signal).expect("the program is running");
     }
 
     /// Waits for the end; returns the exit code.
     ///
     /// # Panics
-    /// It does not come.
+    /// If the program does not end in time.
     #[track_caller]
     pub fn ended(&mut self) -> Option<i32> {
         let mut status = None;
@@ -122,11 +122,11 @@ impl Terminal {
     /// Asserts that the terminal is as it was before the program: settings, screen, cursor, paste mode.
     ///
     /// # Panics
-    /// It is not.
+    /// If it is not.
     #[track_caller]
     pub fn assert_restored(&self) {
         let after = tcgetattr(self.line.as_fd()).expect("a terminal has settings");
-        assert_eq!(after, self.before, "stty -a is as before");
+        assert_eq!(after, self.before, "stty -a differs");
         wait_until("the last bytes are on the screen", || {
             let parser = self.parser.lock().unwrap_or_else(PoisonError::into_inner);
             let screen = parser.screen();

@@ -1,49 +1,50 @@
-//! Small models with seeded random weights for every architecture and format, as GGUF bytes.
-//! A weight depends only on the seed and the name of its tensor: two models that differ in format differ by rounding.
+//! Small models with seeded random weights for every architecture and format, as GGUF bytes. A weight depends only on
+//! the seed and its tensor's name, so two models that differ only in format differ by rounding.
 
-use shared::gguf::{Architecture, BlockFormat, Experts};
-use shared::topology::sizes::{fitting, has_more_bits};
+use gguf::{Architecture, BlockFormat, Experts};
+use topology::sizes::{fitting, has_more_bits};
 
 use crate::gguf_writer::GgufWriter;
 use crate::quantise::quantise;
 use crate::random::Random;
 
-/// Fewest tokens: unknown, start, end, a byte each, and some pieces.
+/// Minimum vocabulary: unknown, start, end, 256 bytes, and some pieces.
 pub const VOCABULARY_LENGTH_MIN: usize = 300;
 
-/// How far apart the logits lie: their standard deviation is about this.
+/// Approximate standard deviation of the logits.
 const LOGIT_SPREAD: f32 = 3.0;
 
-/// A model to be written. `new` gives one of a few hundred kB; change what a test is about.
+/// A model to be written. `new` gives one of a few hundred kB; tests change the fields that they are about.
 #[derive(Clone, Debug)]
 pub struct TinyModel {
     /// Family.
     pub architecture: Architecture,
-    /// Of every weight.
+    /// Seed of every weight.
     pub seed: u64,
     /// GGUF version, 2 or 3.
     pub version: u32,
-    /// `token_embd.weight`.
+    /// Format of `token_embd.weight`.
     pub embedding_format: BlockFormat,
-    /// `attn_q`, `attn_k`, `attn_v`, `attn_output`.
+    /// Format of `attn_q`, `attn_k`, `attn_v` and `attn_output`.
     pub attention_format: BlockFormat,
-    /// `ffn_gate`, `ffn_up`.
+    /// Format of `ffn_gate` and `ffn_up`.
     pub feed_forward_format: BlockFormat,
-    /// `ffn_down`.
+    /// Format of `ffn_down`.
     pub feed_forward_down_format: BlockFormat,
-    /// `output.weight`.
+    /// Format of `output.weight`.
     pub output_format: BlockFormat,
-    /// `attn_v` and `ffn_down` of the layers that llama.cpp's Q4_K_M gives more bits; `None`: as the others.
+    /// Format of `attn_v` and `ffn_down` in the layers to which llama.cpp's Q4_K_M gives more bits; `None`: as in the
+    /// others.
     pub finer_format: Option<BlockFormat>,
-    /// Layers.
+    /// Number of layers.
     pub block_count: usize,
-    /// Positions.
+    /// Context length in tokens.
     pub context_length: usize,
     /// Elements of a hidden state.
     pub embedding_length: usize,
     /// Columns of the feed-forward network, or of an expert.
     pub feed_forward_length: usize,
-    /// Experts of a layer, and those that a token goes through; only of architectures that have them.
+    /// Experts per layer and experts used per token; only for architectures with experts.
     pub experts: Experts,
     /// Query heads.
     pub head_count: usize,
@@ -51,13 +52,13 @@ pub struct TinyModel {
     pub head_count_kv: usize,
     /// Elements of a head.
     pub head_length: usize,
-    /// Elements of a head that are rotated.
+    /// Elements of a head to which RoPE applies.
     pub rope_dimension_count: usize,
-    /// Base of the rotation angles.
+    /// Base of the RoPE frequencies.
     pub rope_freq_base: f32,
-    /// 1 for no scaling; otherwise written as linear scaling.
+    /// 1 for no scaling; any other value is written as linear scaling.
     pub rope_scale_linear: f32,
-    /// Tokens, at least [`VOCABULARY_LENGTH_MIN`].
+    /// Size of the vocabulary, at least [`VOCABULARY_LENGTH_MIN`].
     pub vocabulary_length: usize,
     /// Whether `output.weight` is left out.
     pub tied: bool,
@@ -68,7 +69,7 @@ pub struct TinyModel {
 }
 
 impl TinyModel {
-    /// Two layers in F32, four heads over two KV heads of 32, 300 tokens, context 256.
+    /// Two layers in F32, four heads over two KV heads of length 32, 300 tokens, context 256.
     pub fn new(architecture: Architecture) -> Self {
         Self {
             architecture,
@@ -98,7 +99,7 @@ impl TinyModel {
         }
     }
 
-    /// All matrices in one format; rows that do not end with a block fall back as in real files.
+    /// Sets one format for all matrices; rows that are not whole blocks fall back as in real files.
     pub fn with_format(mut self, format: BlockFormat) -> Self {
         self.embedding_format = format;
         self.attention_format = format;
@@ -118,7 +119,7 @@ impl TinyModel {
         self.writer().finish_splits(count)
     }
 
-    /// Everything written but not yet finished, for a test to change.
+    /// The unfinished file, for a test to change.
     pub fn writer(&self) -> GgufWriter {
         let mut writer = self.hyper_parameters(GgufWriter::new(self.version));
         writer = vocabulary(writer, self.vocabulary_length);
@@ -207,7 +208,7 @@ impl TinyModel {
             writer = self.stack(writer, &part, format, dimensions, unit_scale(columns));
         }
         if self.architecture.has_experts() {
-            // Logits far apart, as trained routers make them: the experts of a token do not weigh the same.
+            // Widely spread logits, as trained routers have: the experts of a token get different weights.
             let (part, scale) = (name("ffn_gate_inp.weight"), 2.0 * unit_scale(embedding));
             writer = self.matrix(writer, &part, BlockFormat::F32, [embedding, experts], scale);
         }
@@ -235,7 +236,7 @@ impl TinyModel {
         self.stack(writer, name, format, [columns, rows, 1], scale)
     }
 
-    /// Matrices of one tensor, each with weights of its own.
+    /// Matrices of one tensor, each with different weights.
     fn stack(
         &self,
         writer: GgufWriter,
@@ -258,7 +259,7 @@ impl TinyModel {
         })
     }
 
-    /// An F32 vector of numbers near `mean`.
+    /// An F32 vector with values near `mean`.
     fn vector(&self, writer: GgufWriter, name: &str, length: usize, mean: f32) -> GgufWriter {
         let mut weights = Random::named(self.seed, name).normals(length, 0.1);
         weights.iter_mut().for_each(|weight| *weight += mean);
@@ -266,7 +267,7 @@ impl TinyModel {
         writer.tensor(name, &[length as u64], BlockFormat::F32, bytes)
     }
 
-    /// From 1 for the fastest pairs to 8 for the slowest, as Llama 3.1 divides them.
+    /// Frequency factors from 1 for the fastest pairs to 8 for the slowest, as in Llama 3.1.
     fn rope_freqs(&self, writer: GgufWriter) -> GgufWriter {
         let length = self.rope_dimension_count / 2;
         let last = length.saturating_sub(1).max(1) as f32;
@@ -281,7 +282,7 @@ fn unit_scale(columns: usize) -> f32 {
     1.0 / (columns as f32).sqrt()
 }
 
-/// An SPM vocabulary: the special tokens, all bytes, letters, some words and as many made-up pieces as are missing.
+/// An SPM vocabulary: the special tokens, all bytes, letters, some words, and made-up pieces up to `length`.
 fn vocabulary(writer: GgufWriter, length: usize) -> GgufWriter {
     const NORMAL: i32 = 1;
     const UNKNOWN: i32 = 2;
@@ -289,12 +290,12 @@ fn vocabulary(writer: GgufWriter, length: usize) -> GgufWriter {
     const BYTE: i32 = 6;
     const WORDS: [&str; 10] =
         ["\u{2581}", "th", "he", "\u{2581}th", "\u{2581}the", "an", "\u{2581}an", "nd", "\u{2581}and", "in"];
-    assert!(length >= VOCABULARY_LENGTH_MIN, "a vocabulary holds {VOCABULARY_LENGTH_MIN} tokens or more");
+    assert!(length >= VOCABULARY_LENGTH_MIN, "a vocabulary needs at least {VOCABULARY_LENGTH_MIN} tokens");
     let mut tokens = vec![("<unk>".to_owned(), UNKNOWN), ("<s>".to_owned(), CONTROL), ("</s>".to_owned(), CONTROL)];
     tokens.extend((0..=255).map(|byte| (format!("<0x{byte:02X}>"), BYTE)));
     tokens.extend(WORDS.map(|word| (word.to_owned(), NORMAL)));
     tokens.extend(('a'..='z').map(|letter| (letter.to_string(), NORMAL)));
-    // Upper case and digits, so that none is a word from above.
+    // Upper case and digits: none equals a word from above.
     tokens.extend((0..length).map(|number| (format!("Z{number}"), NORMAL)));
     tokens.truncate(length);
     let pieces: Vec<&str> = tokens.iter().map(|(piece, _)| piece.as_str()).collect();

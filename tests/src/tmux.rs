@@ -1,5 +1,5 @@
-//! A program in tmux, as an operator has it: keys go in as they are typed, the screen comes back as text. Its terminal's settings are
-//! read by `stty -a` before and after. Each program has a server of its own, which ends with it.
+//! Runs a program in tmux, as an operator would: sends keys as they are typed and reads the screen as text. `stty -a`
+//! reads the terminal's settings before and after. Each program has its own tmux server, which ends with it.
 use std::{
     fs,
     path::PathBuf,
@@ -15,11 +15,11 @@ use tempfile::TempDir;
 
 use crate::programs::{PATIENCE, wait_until};
 
-/// What the server is told before the program starts: nothing of its own on the screen, no wait behind an escape.
+/// tmux settings before the program starts: no status line, no delay after an escape.
 const SETTINGS: &str =
     "set -g status off\nset -g escape-time 0\nset -g exit-empty off\nset -g default-terminal screen-256color\n";
 
-/// Runs the program between two looks at the terminal; its process is the one that the shell becomes.
+/// Runs the program between two readings of the terminal's settings; the shell process becomes the program.
 const SCRIPT: &str = r#"
 folder=$1; shift
 stty -a > "$folder/before"
@@ -36,7 +36,7 @@ pub struct Tmux {
 }
 
 impl Tmux {
-    /// Whether there is a tmux to run in.
+    /// Whether tmux is installed.
     pub fn is_installed() -> bool {
         let asked = Command::new("tmux").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
         asked.is_ok_and(|status| status.success())
@@ -45,11 +45,11 @@ impl Tmux {
     /// Runs a command in a window of this size.
     ///
     /// # Panics
-    /// tmux says no.
+    /// If tmux fails.
     pub fn run(command: &Command, columns: u16, rows: u16) -> Self {
-        let folder = tempfile::tempdir().expect("a folder can be made");
-        fs::write(folder.path().join("settings"), SETTINGS).expect("the folder can be written");
-        fs::write(folder.path().join("script"), SCRIPT).expect("the folder can be written");
+        let folder = tempfile::tempdir().expect("create a temporary folder");
+        fs::write(folder.path().join("settings"), SETTINGS).expect("write the settings");
+        fs::write(folder.path().join("script"), SCRIPT).expect("write the script");
         let own = Self { folder };
         let (columns, rows) = (columns.to_string(), rows.to_string());
         let mut start = own.tmux(&["new-session", "-d", "-x", &columns, "-y", &rows, "-s", "t", "--", "sh"]);
@@ -60,7 +60,7 @@ impl Tmux {
                 None => start.env_remove(key),
             };
         }
-        let done = start.env_remove("TMUX").env_remove("NO_COLOR").output().expect("tmux starts");
+        let done = start.env_remove("TMUX").env_remove("NO_COLOR").output().expect("start tmux");
         assert!(done.status.success(), "tmux: {}", String::from_utf8_lossy(&done.stderr));
         own
     }
@@ -76,28 +76,28 @@ impl Tmux {
     }
 
     fn ask(&self, arguments: &[&str]) -> String {
-        let done = self.tmux(arguments).output().expect("tmux answers");
+        let done = self.tmux(arguments).output().expect("run tmux");
         String::from_utf8_lossy(&done.stdout).into_owned()
     }
 
-    /// What is on the screen.
+    /// The text on the screen.
     pub fn screen(&self) -> String {
         self.ask(&["capture-pane", "-p", "-t", "t"])
     }
 
-    /// Types.
+    /// Types keys.
     ///
     /// # Panics
-    /// The terminal is gone.
+    /// If the terminal is gone.
     pub fn keys(&mut self, keys: &str) {
-        let done = self.tmux(&["send-keys", "-t", "t", "-l", "--", keys]).output().expect("tmux answers");
-        assert!(done.status.success(), "tmux takes {keys:?}: {}", String::from_utf8_lossy(&done.stderr));
+        let done = self.tmux(&["send-keys", "-t", "t", "-l", "--", keys]).output().expect("run tmux");
+        assert!(done.status.success(), "tmux rejects {keys:?}: {}", String::from_utf8_lossy(&done.stderr));
     }
 
     /// Waits until a text is on the screen.
     ///
     /// # Panics
-    /// It does not come, or the program ends before.
+    /// If the text does not appear, or the program ends before.
     #[track_caller]
     pub fn wait_for(&self, text: &str) {
         let deadline = Instant::now() + PATIENCE;
@@ -112,41 +112,41 @@ impl Tmux {
         }
     }
 
-    /// The program's process, once it has one.
+    /// The program's process id, once it has started.
     ///
     /// # Panics
-    /// It was not started in time.
+    /// If it did not start in time.
     pub fn pid(&self) -> Pid {
         let mut pid = None;
         wait_until("the program starts", || {
             pid = fs::read_to_string(self.path("pid")).ok().and_then(|text| text.trim().parse().ok());
             pid.is_some()
         });
-        Pid::from_raw(pid.expect("it was waited for"))
+        Pid::from_raw(pid.expect("the file with the process id exists"))
     }
 
     /// Sends a signal.
     ///
     /// # Panics
-    /// The program does not run.
+    /// If the program is not running.
     pub fn signal(&self, signal: Signal) {
-        kill(self.pid(), signal).expect("the program runs");
+        kill(self.pid(), signal).expect("the program is running");
     }
 
-    /// Takes the terminal away, as a broken ssh connection does, and waits until the program has ended.
+    /// Removes the terminal, as a broken ssh connection does, and waits until the program has ended.
     ///
     /// # Panics
-    /// It does not end.
+    /// If the program does not end.
     pub fn hang_up(&self) {
         let pid = self.pid();
         self.ask(&["kill-session", "-t", "t"]);
         wait_until("the program ends without its terminal", || kill(pid, None).is_err());
     }
 
-    /// Waits for the end; returns the exit code, 128 and the signal's number where a signal ended it.
+    /// Waits for the end; returns the exit code, or 128 plus the number of the signal that ended the program.
     ///
     /// # Panics
-    /// It does not come.
+    /// If the program does not end in time.
     #[track_caller]
     pub fn ended(&self) -> i32 {
         let mut code = None;
@@ -154,17 +154,18 @@ impl Tmux {
             code = fs::read_to_string(self.path("code")).ok().and_then(|text| text.trim().parse().ok());
             code.is_some()
         });
-        code.expect("it was waited for")
+        code.expect("the file with the exit code exists")
     }
 
-    /// Asserts that the program, which has ended, left the terminal as it was: `stty -a`, the screen, the cursor, no paste mode.
+    /// Asserts that the program, which has ended, left the terminal as it was: `stty -a`, the screen, the cursor, no
+    /// paste mode.
     ///
     /// # Panics
-    /// It did not.
+    /// If it did not.
     #[track_caller]
     pub fn assert_restored(&self) {
-        let read = |name: &str| fs::read_to_string(self.path(name)).expect("stty said something");
-        assert_eq!(read("after"), read("before"), "stty -a is as before");
+        let read = |name: &str| fs::read_to_string(self.path(name)).expect("read the output of stty");
+        assert_eq!(read("after"), read("before"), "stty -a differs");
         wait_until("the main screen is back, with its cursor", || {
             let flags = self.ask(&[
                 "display-message",

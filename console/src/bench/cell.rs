@@ -1,44 +1,44 @@
-//! The cells of the measurement matrix: which layout, how long a prompt, how long an answer, how many at once. An experiment changes
-//! either the ranks of a layer or the replicas, never both; prefill alone and steady decode are cells of their own. Pure.
+//! The cells of the measurement matrix: layout, prompt length, output length and concurrency. An experiment varies
+//! either the tensor-parallel ranks or the replicas, never both. Prefill and steady decode are separate cells. Pure.
 use serde::{Deserialize, Serialize};
-use shared::topology::Layout;
+use topology::Layout;
 
-/// What an experiment changes.
+/// The quantity that an experiment varies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Experiment {
-    /// The ranks that share a layer, in one replica of one stage.
+    /// Tensor-parallel ranks, with one replica and one stage.
     Tp,
-    /// The replicas, each with as many ranks as the others.
+    /// Replicas, each with the same number of ranks.
     Replicas,
-    /// Layouts as they were named, one against the other.
+    /// The given layouts, compared with each other.
     Layouts,
 }
 
-/// What a cell measures.
+/// The phase that a cell measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Prompts, with an answer of one token.
+    /// Prefill: prompts with one output token.
     Prefill,
-    /// Answers, all of a cell at once.
+    /// Decode, with all requests of a cell in flight.
     Decode,
 }
 
-/// One cell.
+/// A cell.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Cell {
-    /// What its experiment changes.
+    /// Its experiment.
     pub experiment: Experiment,
     /// `dpR-ppS-tpN`.
     pub layout: String,
-    /// What it measures.
+    /// The phase that it measures.
     pub phase: Phase,
-    /// Tokens of a prompt.
+    /// Prompt length in tokens.
     pub input: u32,
-    /// Tokens of an answer.
+    /// Output length in tokens.
     pub output: u32,
-    /// Requests at the same time.
+    /// Concurrent requests.
     pub concurrency: u16,
 }
 
@@ -53,33 +53,33 @@ impl std::fmt::Display for Cell {
 }
 
 impl Cell {
-    /// Its layout.
+    /// Its parsed layout; `None` if the text is not valid.
     pub fn layout(&self) -> Option<Layout> {
         self.layout.parse().ok()
     }
 }
 
-/// What a matrix is made of.
+/// The dimensions of a matrix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Ranks that share a layer.
+    /// Tensor-parallel ranks of the first experiment.
     pub tp: Vec<u16>,
-    /// Replicas of `replica_ranks` ranks.
+    /// Replicas of the second experiment, each of `replica_ranks` ranks.
     pub replicas: Vec<u16>,
-    /// Ranks of a replica of that experiment.
+    /// Ranks of each replica in the second experiment.
     pub replica_ranks: u16,
-    /// Layouts of their own.
+    /// Layouts of the third experiment.
     pub layouts: Vec<Layout>,
-    /// Tokens of prompts.
+    /// Prompt lengths in tokens.
     pub inputs: Vec<u32>,
-    /// Tokens of answers; 1 = prefill alone.
+    /// Output lengths in tokens; 1 = prefill only.
     pub outputs: Vec<u32>,
-    /// Requests at the same time.
+    /// Concurrent requests.
     pub concurrencies: Vec<u16>,
 }
 
 impl Plan {
-    /// All cells, those of a layout together: it is assigned once.
+    /// All cells. Those of a layout are consecutive, so that it is assigned once.
     pub fn cells(&self) -> Vec<Cell> {
         let tp = self.tp.iter().map(|ranks| (Experiment::Tp, Layout::tensor_parallel(*ranks)));
         let replica = |replicas: &u16| Layout::alike(*replicas, 1, self.replica_ranks);
@@ -100,7 +100,7 @@ impl Plan {
         cells
     }
 
-    /// Nodes that the largest layout needs.
+    /// Number of nodes of the largest layout.
     pub fn node_count(&self) -> usize {
         let layouts = self.layouts.iter().map(|layout| layout.node_count());
         let tp = self.tp.iter().map(|ranks| usize::from(*ranks));
@@ -109,7 +109,7 @@ impl Plan {
     }
 }
 
-/// Powers of two up to so many nodes, and that number itself.
+/// Powers of two below `nodes`, then `nodes` itself.
 pub fn degrees(nodes: usize) -> Vec<u16> {
     let most = u16::try_from(nodes).unwrap_or(u16::MAX);
     let mut degrees: Vec<u16> = (0..16).map(|power| 1 << power).take_while(|degree| *degree < most).collect();
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_experiment_changes_ranks_or_replicas_and_never_both() {
+    fn experiment_varies_ranks_or_replicas_but_not_both() {
         let plan = Plan {
             tp: vec![1, 2, 4],
             replicas: vec![1, 2],
@@ -135,11 +135,11 @@ mod tests {
         let cells = plan.cells();
         assert_eq!((cells.len(), plan.node_count()), ((3 + 2) * 2 * 2 * 2, 4));
         for cell in &cells {
-            let layout = cell.layout().expect("it was written by us");
+            let layout = cell.layout().expect("the plan creates valid layouts");
             match cell.experiment {
                 Experiment::Tp => assert_eq!((layout.replicas, layout.stages), (1, 1), "{cell}"),
                 Experiment::Replicas => assert_eq!((layout.ranks, layout.stages), (2, 1), "{cell}"),
-                Experiment::Layouts => panic!("{cell} was not asked for"),
+                Experiment::Layouts => panic!("{cell} is not in the plan"),
             }
             assert_eq!(cell.phase == Phase::Prefill, cell.output == 1, "{cell}");
         }
@@ -147,7 +147,7 @@ mod tests {
         sorted.sort();
         sorted.dedup();
         assert_eq!(sorted.len(), cells.len());
-        // A layout is assigned once an experiment.
+        // A layout is assigned once per experiment.
         let switches = cells.windows(2).filter(|two| two[0].layout != two[1].layout).count();
         assert_eq!(switches, 4);
     }

@@ -1,74 +1,76 @@
-//! Two runs of a matrix against each other: what became worse by more than chance. Many figures are judged at once, each from few
-//! repeats: so figures of a kind learn from each other how far repeats lie apart, and the bound grows with their number. Pure.
+//! Compares two runs of a matrix and finds the figures that became worse by more than chance. Many figures are tested
+//! at once, each from few repeats, so the deviation of repeats is estimated from all figures of a metric, and the bound
+//! grows with the number of figures. Pure.
 use super::{
     cell::Cell,
     run::{Measured, Metric, Run},
     stats::{deviation, median, middle_mean, spread},
 };
 
-/// Cells of one figure that are enough to judge all of them together.
+/// Least number of cells with a metric to judge them together.
 const CELLS_MIN: usize = 4;
-/// Chance that two runs of the same build are taken for different, if repeats deviate as they would by chance.
+/// Probability that two runs of the same build are reported as different, if repeats deviate only by chance.
 const FALSE_ALARMS: f64 = 0.05;
-/// A cell whose own repeats lie further apart than those of others is judged by them; of so few they say little, hence the factor.
+/// A cell whose own repeats deviate more than those of other cells is judged by its own deviation times this factor,
+/// because the estimate from few repeats is uncertain.
 const OWN: f64 = 1.3;
-/// The mean of all cells is surer than one of them: it counts from this share of the floor on.
+/// The floor for the mean of all cells, relative to the floor for one cell: the mean is more certain.
 const TOGETHER: f64 = 0.5;
 
-/// A figure of a cell in both runs.
+/// The change of a metric of a cell between two runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// The cell; `None`: all cells together (mean of their changes, without the outer fifths).
+    /// The cell; `None` for all cells (mean of their changes without the outer fifths).
     pub cell: Option<Cell>,
-    /// The figure.
+    /// The metric.
     pub metric: Metric,
-    /// Its medians over the repeats; of all cells together 1 and the mean ratio.
+    /// Median of the repeats in the first run. For all cells: 1.
     pub before: f64,
-    /// See `before`.
+    /// Median of the repeats in the second run. For all cells: the mean ratio.
     pub after: f64,
-    /// Share by which it became worse; below 0: better.
+    /// Relative deterioration; negative if it improved.
     pub worse_by: f64,
-    /// What chance may do, at least the floor.
+    /// Largest relative change that chance explains, at least the floor.
     pub noise: f64,
 }
 
 impl Change {
-    /// Whether it became worse by more than the noise.
+    /// Whether the metric became worse by more than the noise.
     pub fn is_regression(&self) -> bool {
         self.worse_by > self.noise
     }
 
-    /// Whether it became better by more than the noise.
+    /// Whether the metric improved by more than the noise.
     pub fn is_improvement(&self) -> bool {
         -self.worse_by > self.noise
     }
 }
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// All figures that both have.
+    /// All metrics of cells that both runs measured.
     pub changes: Vec<Change>,
-    /// Cells that only the first has, or that failed in the second alone.
+    /// Cells that only the first run measured, or that have failed requests only in the second run.
     pub lost: Vec<Cell>,
 }
 
 impl Comparison {
-    /// Whether something became worse.
+    /// Whether a cell was lost or a metric became worse.
     pub fn is_regression(&self) -> bool {
         !self.lost.is_empty() || self.changes.iter().any(Change::is_regression)
     }
 }
 
-/// A figure of a cell before it is judged. Logarithms: of ratios, the same up and down.
+/// A metric of a cell before it is judged. Uses logarithms, which treat a ratio and its inverse alike.
 #[derive(Debug)]
 struct Figure {
     change: Change,
-    /// Logarithm of how much worse it became.
+    /// Logarithm of the deterioration.
     log: f64,
-    /// Variance of the repeats' logarithms within the runs; `None` with single repeats.
+    /// Variance of the logarithms of the repeats within the runs; `None` with single repeats.
     variance: Option<f64>,
-    /// What a change of medians deviates by, in deviations of a repeat.
+    /// Standard deviation of a change of medians, in standard deviations of a repeat.
     share: f64,
 }
 
@@ -85,13 +87,13 @@ impl Figure {
         };
         let degrees = before.len() + after.len() - 2;
         let variance = (degrees > 0).then(|| (squares(logs(&before)) + squares(logs(&after))) / degrees as f64);
-        // The variance of a median of few is at most pi / 2 of that of their mean.
+        // The variance of a median of few values is at most pi / 2 times that of their mean.
         let share = (0.5 * std::f64::consts::PI * (1.0 / before.len() as f64 + 1.0 / after.len() as f64)).sqrt();
         Some(Self { change, log, variance, share })
     }
 }
 
-/// Compares what both runs measured; `floor` is the share that counts as noise in any case.
+/// Compares two runs. `floor` is the relative change that always counts as noise.
 pub fn compare(before: &Run, after: &Run, floor: f64) -> Comparison {
     let mut comparison = Comparison::default();
     let mut figures = Vec::new();
@@ -120,18 +122,18 @@ pub fn compare(before: &Run, after: &Run, floor: f64) -> Comparison {
     comparison
 }
 
-/// How many deviations a normal variable exceeds in one of `count` with no more than the chance of a false alarm: Chernoff's bound,
-/// a little more than the quantile, as deviations are estimated.
+/// The number of standard deviations that any of `count` normal variables exceeds with at most the probability
+/// [`FALSE_ALARMS`]: Chernoff's bound, which is slightly above the quantile because deviations are estimated.
 fn deviations(count: usize) -> f64 {
     (2.0 * (count.max(1) as f64 / FALSE_ALARMS).ln()).sqrt()
 }
 
-/// What changes of one metric deviate by: by their repeats, or by each other where runs differ more than the repeats within them.
-/// Medians: a few cells that really changed, or were disturbed, do not widen it.
+/// The standard deviation of the changes of one metric: that of the repeats, or that between the cells if runs differ
+/// more than the repeats within them. Medians, so that a few cells that changed or were disturbed do not widen it.
 fn common_deviation(figures: &[&mut Figure]) -> f64 {
     let within = |figure: &&mut Figure| figure.variance.map(|variance| figure.share * figure.share * variance);
     let variances: Vec<f64> = figures.iter().filter_map(within).collect();
-    // The median of a variance from four degrees of freedom is 0.84 of its mean.
+    // The median of a variance with four degrees of freedom is 0.84 of its mean.
     let within = median(&variances).map_or(0.0, |variance| (variance / 0.84).sqrt());
     if figures.len() < CELLS_MIN {
         return within;
@@ -139,7 +141,7 @@ fn common_deviation(figures: &[&mut Figure]) -> f64 {
     within.max(deviation(&figures.iter().map(|figure| figure.log).collect::<Vec<_>>()))
 }
 
-/// Judges values of repeats against each other.
+/// Compares the repeats of two measurements; `None` if either has no values.
 pub fn judge(before: &[f64], after: &[f64], metric: Metric, floor: f64) -> Option<Change> {
     let noise = spread(before).max(spread(after)).max(floor);
     let (before, after) = (median(before)?, median(after)?);
@@ -147,13 +149,13 @@ pub fn judge(before: &[f64], after: &[f64], metric: Metric, floor: f64) -> Optio
     Some(Change { cell: None, metric, before, after, worse_by: ratio - 1.0, noise })
 }
 
-/// All cells together: single ones may hide a small loss in their noise, of which the mean of many has less.
+/// The change of all cells together: the mean has less noise, so it shows small losses that single cells hide.
 fn all_together(figures: &[&mut Figure], metric: Metric, common: f64, floor: f64) -> Option<Change> {
     if figures.len() < CELLS_MIN {
         return None;
     }
     let after = middle_mean(&figures.iter().map(|figure| figure.log).collect::<Vec<_>>())?.exp();
-    // Three means are judged; one without the outer fifths deviates by a tenth more than one of all.
+    // Three means are judged. Without the outer fifths, a mean deviates by a tenth more.
     let noise = deviations(3) * 1.1 * common / (figures.len() as f64).sqrt();
     let noise = noise.exp_m1().max(TOGETHER * floor);
     Some(Change { cell: None, metric, before: 1.0, after, worse_by: after - 1.0, noise })
@@ -170,25 +172,26 @@ mod tests {
 
     const FLOOR: f64 = 0.05;
 
-    /// Repeats that lie so far apart.
+    /// A run whose repeats have the spread `apart`.
     fn noisy(apart: f64, slower: impl Fn(&Cell) -> f64) -> Run {
         run(|cell, repeat| 10.0 * slower(cell) * (1.0 + apart * (f64::from(repeat) - 1.0) / 2.0))
     }
 
-    /// How repeats deviate by chance.
+    /// Random deviation of repeats.
     #[derive(Clone, Copy, Debug)]
     enum Noise {
-        /// All alike, normally, by so much.
+        /// Normal with this standard deviation in all cells.
         Even(f64),
-        /// Some cells by more than others: from a half to twice as much.
+        /// Normal, with half to twice this standard deviation, depending on the cell.
         Uneven(f64),
-        /// Alike, and one repeat in ten takes up to a half longer.
+        /// Normal, and one repeat in ten takes up to a half longer.
         Disturbed(f64),
-        /// Alike, and all repeats of a cell in a run by as much again: what runs beside differs from run to run.
+        /// Normal, with a second deviation of the same size that all repeats of a cell in a run share, as from other
+        /// load on the machine.
         Shifted(f64),
     }
 
-    /// A matrix of 64 figures and three means. `slower` is by how much each cell is.
+    /// A matrix of 64 figures and three means. `slower`: factor of each cell.
     fn measured(noise: Noise, random: &mut Random, slower: impl Fn(&Cell) -> f64) -> Run {
         let mut values: Vec<f64> = Vec::new();
         let normal =
@@ -211,7 +214,8 @@ mod tests {
         run_of(vec![64, 256], |cell, _| 10.0 * slower(cell) * next().exp())
     }
 
-    /// The share of 1000 seeded pairs of matrices, of which the second is slower by so much, that are taken for a regression.
+    /// The share of 1000 seeded pairs of matrices that are reported as a regression if the second is slower by
+    /// `slower`.
     fn found(noise: Noise, slower: impl Fn(&Cell) -> f64) -> f64 {
         let is_found = |seed: &u64| {
             let mut random = Random::new(*seed);
@@ -235,7 +239,7 @@ mod tests {
     ];
 
     #[test]
-    fn of_a_thousand_runs_of_the_same_build_at_most_fifty_are_taken_for_slower() {
+    fn at_most_five_percent_of_equal_builds_are_reported_as_slower() {
         for noise in ALL {
             let share = found(noise, |_| 1.0);
             assert!(share <= 0.05, "{noise:?}: {share}");
@@ -243,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_that_is_a_tenth_slower_is_found_out() {
+    fn build_that_is_a_tenth_slower_is_detected() {
         for noise in ALL {
             let share = found(noise, |_| 1.1);
             assert!(share >= 0.95, "{noise:?}: {share}");
@@ -252,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_cell_that_takes_half_longer_is_found_out() {
+    fn single_cell_that_is_a_half_slower_is_detected() {
         let is_slow = |cell: &Cell| {
             cell.layout == "tp2" && cell.phase == Phase::Prefill && (cell.input, cell.concurrency) == (256, 4)
         };
@@ -263,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_no_regression_and_a_slower_cell_is_one_that_is_named() {
+    fn equal_run_is_no_regression_and_slower_cell_is_named() {
         let before = noisy(0.04, |_| 1.0);
         assert!(!compare(&before, &noisy(0.02, |_| 1.02), FLOOR).is_regression());
         let is_slow = |cell: &Cell| cell.layout == "tp2" && cell.phase == Phase::Prefill && cell.concurrency == 4;
@@ -275,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn within_the_noise_of_its_repeats_a_cell_is_no_regression_but_all_together_are() {
+    fn loss_within_noise_of_each_cell_is_a_regression_of_all() {
         let before = noisy(0.1, |_| 1.0);
         let slower = compare(&before, &noisy(0.1, |_| 1.12), FLOOR);
         let worse: Vec<_> = slower.changes.iter().filter(|change| change.is_regression()).collect();
@@ -286,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_that_is_missing_or_fails_is_a_regression() {
+    fn missing_or_failing_cell_is_a_regression() {
         let before = noisy(0.0, |_| 1.0);
         let mut after = before.clone();
         let missing = after.cells.pop().map(|measured| measured.cell);
@@ -294,7 +298,7 @@ mod tests {
         let found = compare(&before, &after, FLOOR);
         assert_eq!(found.lost, [after.cells[0].cell.clone(), missing.expect("there are cells")]);
         assert!(found.is_regression());
-        // What was left out for a reason in both is compared in neither.
+        // Cells that both runs skipped are not compared.
         let mut skipped = before.clone();
         skipped.cells[0].skipped = crate::bench::run::ContextShort::of(&skipped.cells[0].cell, 1);
         assert!(!compare(&skipped, &skipped, FLOOR).is_regression());

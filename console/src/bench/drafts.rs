@@ -1,4 +1,4 @@
-//! What drafts are worth: a fixed set of prompts, each answered with drafts and without in turns, and what the ratios say. Pure.
+//! Compares speculative decoding on and off: a fixed set of prompts, and the evaluation of their answers. Pure.
 use serde::Serialize;
 
 use super::stats::median;
@@ -8,18 +8,18 @@ use super::stats::median;
 pub struct Prompt {
     /// Its name in the table.
     pub name: String,
-    /// What is completed.
+    /// The text to complete.
     pub text: String,
-    /// Whether its continuation is likely to repeat it: drafts should pay here.
+    /// Whether the continuation is likely to repeat the prompt, so that speculative decoding should help.
     pub is_repetitive: bool,
 }
 
-/// Drafts must not slow down anything by more than this: what is beyond the noise of a median.
+/// Smallest acceptable ratio of speeds: a slowdown below it is beyond the noise of a median.
 pub const WORST: f64 = 0.95;
-/// What a repetitive text should gain.
+/// Expected ratio of speeds for a repetitive text.
 pub const REPETITIVE: f64 = 1.9;
 
-/// The set: a text that repeats itself, and others of several kinds.
+/// The fixed set: a repetitive text, and others of several kinds.
 pub fn prompts() -> Vec<Prompt> {
     let prompt = |name: &str, text: String, is_repetitive| Prompt { name: name.into(), text, is_repetitive };
     let verse = "ROMEO:\nTo be, or not to be.\n".repeat(8) + "ROMEO:\nTo be, or";
@@ -37,36 +37,36 @@ pub fn prompts() -> Vec<Prompt> {
     all
 }
 
-/// What came of a prompt.
+/// The result of a prompt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Found {
     /// The prompt's name.
     pub name: String,
-    /// Whether drafts should pay here.
+    /// Whether speculative decoding should help.
     pub is_repetitive: bool,
-    /// Median time per token in milliseconds, with drafts and without.
+    /// Median time per token with speculative decoding, in milliseconds.
     pub with_ms: f64,
-    /// See `with_ms`.
+    /// Median time per token without speculative decoding, in milliseconds.
     pub without_ms: f64,
-    /// Tokens that were drafted, and those of them that were drawn, over all repeats.
+    /// Number of speculative tokens, over all repeats.
     pub drafted: u64,
-    /// See `drafted`.
+    /// Number of accepted speculative tokens, over all repeats.
     pub accepted: u64,
 }
 
-/// One answer's figures.
+/// The timings of one answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Answered {
     /// Milliseconds per token.
     pub token_ms: f64,
-    /// Tokens drafted.
+    /// Number of speculative tokens.
     pub drafted: u64,
-    /// Tokens accepted.
+    /// Number of accepted speculative tokens.
     pub accepted: u64,
 }
 
 impl Found {
-    /// The figures of a prompt's answers.
+    /// The result of a prompt from the timings of its answers.
     pub fn of(prompt: &Prompt, with: &[Answered], without: &[Answered]) -> Self {
         let middle = |answers: &[Answered]| {
             let times: Vec<f64> = answers.iter().map(|answer| answer.token_ms).collect();
@@ -82,18 +82,18 @@ impl Found {
         }
     }
 
-    /// Tokens per second with drafts over those without.
+    /// Tokens per second with speculative decoding, relative to those without.
     pub fn ratio(&self) -> f64 {
         if self.with_ms > 0.0 { self.without_ms / self.with_ms } else { 0.0 }
     }
 
-    /// Whether drafts slow it down.
+    /// Whether speculative decoding slows the prompt down.
     pub fn is_slower(&self) -> bool {
         self.ratio() < WORST
     }
 }
 
-/// The table and the sentence below it.
+/// The table, and the summary below it.
 pub fn table(found: &[Found]) -> Vec<String> {
     let mut lines = vec![format!(
         "{:12} {:>9} {:>9} {:>7} {:>8} {:>9}",

@@ -1,45 +1,47 @@
-//! What is asked for and when: arrivals at random (open loop), from a trace, or as soon as the one before is done (closed loop). Pure.
+//! The requests of a load and their times: random arrivals (open loop), a trace, or each request as soon as the
+//! previous one is done (closed loop). Pure.
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::stats::Random;
 
-/// Most requests of one load.
+/// Largest number of requests of a load.
 pub const REQUESTS_MAX: usize = 1_000_000;
-/// Longest trace file in bytes.
+/// Maximum size of a trace file in bytes.
 pub const TRACE_BYTES_MAX: u64 = 256 << 20;
-/// Longest prompt that is made up, in tokens.
+/// Largest length of a random prompt in tokens.
 pub const PROMPT_TOKENS_MAX: u32 = 1 << 17;
-/// Tokens that every vocabulary has and none treats as special: bytes (llama's stand behind three special ones).
+/// Token ids that every vocabulary has and none treats as special: bytes (in Llama, after three special tokens).
 const TOKENS: std::ops::Range<u32> = 3..256;
 
-/// What a request says.
+/// The prompt of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
     /// A text.
     Text(String),
-    /// So many tokens at random, which no other request has.
+    /// This many random tokens, different for each request.
     Made(u32),
 }
 
-/// A request to come.
+/// A request to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// Its prompt.
     pub prompt: Prompt,
-    /// Most tokens of the answer.
+    /// Largest number of tokens to generate.
     pub max_tokens: u32,
 }
 
-/// Tokens of a made-up prompt: the same for the same seed, another for another, so that no prefix is found in a cache.
+/// The tokens of a random prompt, determined by the seed. Different seeds give different prefixes, so that no prefix
+/// is in a cache.
 pub fn tokens(count: u32, seed: u64) -> Vec<u32> {
     let mut random = Random::new(seed);
     let span = u64::from(TOKENS.end - TOKENS.start);
     (0..count.min(PROMPT_TOKENS_MAX)).map(|_| TOKENS.start + (random.bits() % span) as u32).collect()
 }
 
-/// When requests come that know nothing of each other: a Poisson process of `rate` a second, up to `until` or `count` of them.
+/// Arrival times of independent requests: a Poisson process with `rate` per second, until `until` or `count` requests.
 pub fn arrivals(rate: f64, until: Duration, count: usize, seed: u64) -> Vec<Duration> {
     let mut random = Random::new(seed);
     let mut at = 0.0;
@@ -59,10 +61,11 @@ struct TraceLine {
     max_tokens: u32,
 }
 
-/// Reads a trace: a JSON object a line with `at_ms`, `prompt` or `prompt_tokens`, and `max_tokens`; in the order of time.
+/// Parses a trace with one JSON object per line: `at_ms`, `prompt` or `prompt_tokens`, and `max_tokens`. Returns the
+/// requests ordered by time.
 ///
 /// # Errors
-/// The first line that is wrong, with its number.
+/// The first invalid line, with its number.
 pub fn trace(text: &str) -> Result<Vec<(Duration, Job)>, String> {
     let mut jobs = Vec::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -72,7 +75,7 @@ pub fn trace(text: &str) -> Result<Vec<(Duration, Job)>, String> {
         }
     }
     if jobs.is_empty() {
-        return Err("it holds no request".into());
+        return Err("the file has no requests".into());
     }
     jobs.sort_by_key(|(at, _)| *at);
     Ok(jobs)
@@ -81,15 +84,15 @@ pub fn trace(text: &str) -> Result<Vec<(Duration, Job)>, String> {
 fn trace_line(line: &str) -> Result<(Duration, Job), String> {
     let line: TraceLine = serde_json::from_str(line).map_err(|error| error.to_string())?;
     if !(0.0..=86_400_000.0).contains(&line.at_ms) {
-        return Err("at_ms is from 0 to 86400000, a day".into());
+        return Err("at_ms must be 0 to 86400000 (a day)".into());
     }
     let prompt = match (line.prompt, line.prompt_tokens) {
         (Some(text), None) if !text.is_empty() => Prompt::Text(text),
         (None, Some(count)) if (1..=PROMPT_TOKENS_MAX).contains(&count) => Prompt::Made(count),
-        _ => return Err(format!("either prompt, a text, or prompt_tokens, from 1 to {PROMPT_TOKENS_MAX}")),
+        _ => return Err(format!("expected either prompt, a text, or prompt_tokens, 1 to {PROMPT_TOKENS_MAX}")),
     };
     if line.max_tokens == 0 {
-        return Err("max_tokens is at least 1".into());
+        return Err("max_tokens must be at least 1".into());
     }
     Ok((Duration::from_secs_f64(line.at_ms / 1e3), Job { prompt, max_tokens: line.max_tokens }))
 }
@@ -99,27 +102,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrivals_are_as_many_as_the_rate_says_and_as_irregular_as_chance() {
+    fn arrivals_have_the_rate_and_exponential_gaps() {
         let found = arrivals(50.0, Duration::from_secs(200), usize::MAX, 1);
         assert!((found.len() as f64 / 10_000.0 - 1.0).abs() < 0.03, "{}", found.len());
         assert!(found.is_sorted());
         let gaps: Vec<f64> = found.windows(2).map(|two| (two[1] - two[0]).as_secs_f64()).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
-        // An exponential distribution deviates by its mean.
+        // The standard deviation of an exponential distribution is its mean.
         assert!((variance.sqrt() / mean - 1.0).abs() < 0.05, "{}", variance.sqrt() / mean);
         assert_eq!(arrivals(50.0, Duration::from_secs(200), 7, 1), found[..7]);
         assert_ne!(arrivals(50.0, Duration::from_secs(200), 7, 2), found[..7]);
     }
 
     #[test]
-    fn a_trace_is_read_in_the_order_of_time_and_a_wrong_line_is_named() {
+    fn trace_is_ordered_by_time_and_invalid_line_is_named() {
         let text = "{\"at_ms\":20,\"prompt\":\"x\",\"max_tokens\":2}\n\n{\"at_ms\":1.5,\"prompt_tokens\":9,\"max_tokens\":1}\n";
         let made = (Duration::from_micros(1500), Job { prompt: Prompt::Made(9), max_tokens: 1 });
         let said = (Duration::from_millis(20), Job { prompt: Prompt::Text("x".into()), max_tokens: 2 });
         assert_eq!(trace(text), Ok(vec![made, said]));
         for (wrong, part) in [
-            ("", "no request"),
+            ("", "no requests"),
             ("\n{\"at_ms\":-1,\"prompt\":\"x\",\"max_tokens\":2}", "line 2: at_ms"),
             ("{\"at_ms\":1,\"max_tokens\":2}", "either prompt"),
             ("{\"at_ms\":1,\"prompt_tokens\":999999999,\"max_tokens\":2}", "either prompt"),
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_prompts_differ_from_their_first_tokens_on() {
+    fn random_prompts_differ_from_their_first_tokens_on() {
         let (one, other) = (tokens(64, 1), tokens(64, 2));
         assert!(one.len() == 64 && one[..8] != other[..8] && one == tokens(64, 1));
         assert!(one.iter().all(|token| TOKENS.contains(token)));

@@ -1,5 +1,6 @@
-//! Measurements: what is run (`load.rs`, `cell.rs`), what came of it (`sample.rs`, `run.rs`), what it says (`compare.rs`, `svg.rs`,
-//! `report.rs`). Pure: no socket, clock or file here; `client/target.rs` and the commands drive it.
+//! Measurements: work (`load.rs`, `cell.rs`), results (`sample.rs`, `run.rs`, `drafts.rs`) and their evaluation
+//! (`compare.rs`, `svg.rs`, `report.rs`). Pure: no sockets, clocks or files; `client/target.rs` and the commands drive
+//! it.
 pub mod cell;
 pub mod compare;
 pub mod drafts;

@@ -1,4 +1,5 @@
-//! One page about a matrix: three graphs, where the time to first token goes, and what limits it, in a sentence. Pure.
+//! The report about a matrix: three graphs, the stages of the time to first token, and its bottleneck in a sentence.
+//! Pure.
 use std::fmt::Write;
 
 use super::{
@@ -9,7 +10,7 @@ use super::{
     svg::{Chart, Point, Series, escaped, number},
 };
 
-/// The three graphs, with the names of their files.
+/// The three graphs, each with the name of its file.
 pub fn charts(run: &Run) -> [(&'static str, Chart); 3] {
     let least = run.configuration.plan.concurrencies.iter().min().copied().unwrap_or(1);
     let most = run.configuration.plan.concurrencies.iter().max().copied().unwrap_or(1);
@@ -32,10 +33,13 @@ pub fn charts(run: &Run) -> [(&'static str, Chart); 3] {
     [
         (
             "ttft-tp",
-            title(format!("TTFT p95 by ranks that share a layer, {least} at a time"), "layout", "TTFT p95, ms", tp),
+            title(format!("TTFT p95 by tensor-parallel ranks, concurrency {least}"), "layout", "TTFT p95, ms", tp),
         ),
-        ("ttft-replicas", title(format!("TTFT p95 by replicas, {most} at a time"), "layout", "TTFT p95, ms", replicas)),
-        ("tokens", title("Tokens a second by requests at a time".into(), "requests at a time", "tokens/s", tokens)),
+        (
+            "ttft-replicas",
+            title(format!("TTFT p95 by replicas, concurrency {most}"), "layout", "TTFT p95, ms", replicas),
+        ),
+        ("tokens", title("Tokens per second by concurrency".into(), "concurrent requests", "tokens/s", tokens)),
     ]
 }
 
@@ -48,7 +52,7 @@ fn chart(
 ) -> Chart {
     let mut chart =
         Chart { title: String::new(), x: String::new(), y: String::new(), categories: Vec::new(), series: Vec::new() };
-    // A layout may stand in two experiments: the first counts.
+    // If a layout is in two experiments, the first one is used.
     let mut seen = Vec::new();
     for measured in run.cells.iter().filter(|measured| is_part(&measured.cell)) {
         let (values, place) = (measured.values(metric), (category(&measured.cell), series(&measured.cell)));
@@ -77,7 +81,8 @@ fn index_of(names: &mut Vec<String>, name: &str) -> usize {
     })
 }
 
-/// Where the time to first token went: a cell of each layout with the longest prompts, one at a time as far as there is such a cell.
+/// The stages of the time to first token, of one cell per layout: the one with the longest prompts, and among those the
+/// lowest concurrency.
 fn stages(run: &Run) -> Vec<(&Measured, Stages)> {
     let mut rows: Vec<(&Measured, Stages)> = Vec::new();
     for measured in run.cells.iter().filter(|measured| measured.cell.phase == Phase::Prefill) {
@@ -95,7 +100,8 @@ fn stages(run: &Run) -> Vec<(&Measured, Stages)> {
     rows
 }
 
-/// What limits the time to first token, what more ranks do to it, and where more requests at a time stop to pay.
+/// Sentences about the bottleneck of the time to first token, the effect of more ranks on it, and the concurrency above
+/// which throughput hardly increases.
 pub fn bottleneck(run: &Run) -> String {
     let mut sentences = Vec::new();
     let rows = stages(run);
@@ -108,7 +114,7 @@ pub fn bottleneck(run: &Run) -> String {
         {
             let share = 100.0 * time / all;
             sentences.push(format!(
-                "With {} the time to first token is limited by {}: {share:.0} % of it.",
+                "With {}, the time to first token is limited by {} ({share:.0} %).",
                 measured.cell.layout,
                 meaning(name)
             ));
@@ -126,7 +132,7 @@ pub fn bottleneck(run: &Run) -> String {
                 format!("More ranks than {name} do not make it shorter ({}).", series.name)
             } else {
                 format!(
-                    "It is shortest with {name} ({}), {gain:.2} times as short as with {}.",
+                    "It is shortest with {name} ({}), by a factor of {gain:.2} compared with {}.",
                     series.name, tp.categories[first.at]
                 )
             });
@@ -138,19 +144,19 @@ pub fn bottleneck(run: &Run) -> String {
         let pays = series.points.windows(2).take_while(|two| two[1].value > 1.1 * two[0].value).last();
         let last = pays.map_or(&series.points[0], |two| &two[1]);
         sentences.push(format!(
-            "{} decodes {} tokens/s with {} requests at a time{}.",
+            "{} decodes {} tokens/s with {} concurrent requests{}.",
             series.name,
             number(last.value),
             tokens.categories[last.at],
             if Some(last.at) == series.points.last().map(|point| point.at) {
                 ""
             } else {
-                ", and no tenth more with more"
+                ", and gains less than 10 % from more"
             }
         ));
     }
     if sentences.is_empty() {
-        "Too few cells were measured to tell what limits it.".into()
+        "Too few cells were measured to find the bottleneck.".into()
     } else {
         sentences.join(" ")
     }
@@ -158,15 +164,15 @@ pub fn bottleneck(run: &Run) -> String {
 
 fn meaning(stage: &str) -> &'static str {
     match stage {
-        "queue" => "the queue",
+        "queue" => "queueing",
         "compute" => "computing",
-        "threads" => "the threads of a node waiting for each other",
+        "threads" => "threads of a node waiting for each other",
         "wait" => "waiting for the slowest rank",
-        "wire" => "the wire between ranks",
-        "bubble" => "stages that wait for each other",
+        "wire" => "transfers between ranks",
+        "bubble" => "pipeline stages waiting for each other",
         "sampling" => "sampling the first token",
         "flush" => "writing the first token to the socket",
-        _ => "what happens outside of the ranks' steps",
+        _ => "work outside the steps of the ranks",
     }
 }
 
@@ -174,7 +180,7 @@ fn facts(run: &Run) -> Vec<String> {
     let (configuration, machine) = (&run.configuration, &run.machine);
     let mut facts = vec![
         format!(
-            "model {}; {} repeats; requests by {}; {}",
+            "model {}; {} repeats; requests to {}; {}",
             configuration.model, configuration.repeats, configuration.door, configuration.settings
         ),
         format!(
@@ -183,7 +189,7 @@ fn facts(run: &Run) -> Vec<String> {
             machine.host,
             machine.cpu,
             machine.cores,
-            run.commit.as_deref().unwrap_or("not told")
+            run.commit.as_deref().unwrap_or("unknown")
         ),
     ];
     facts.extend(
@@ -198,7 +204,7 @@ fn facts(run: &Run) -> Vec<String> {
     facts
 }
 
-/// Tables as rows of cells, the first is the head.
+/// The tables as rows of cells; the first row is the head.
 fn tables(run: &Run) -> [(&'static str, Vec<Vec<String>>); 2] {
     let mut by_stage = vec![["cell", "TTFT p50, ms"].map(str::to_owned).to_vec()];
     by_stage[0].extend(Stages::default().named().map(|(name, _)| name.to_owned()));
@@ -234,7 +240,7 @@ fn tables(run: &Run) -> [(&'static str, Vec<Vec<String>>); 2] {
     [("Time to first token by stage (medians, ms)", by_stage), ("All cells", all)]
 }
 
-/// The page as HTML, with everything in it.
+/// The report as a single HTML file, including the graphs.
 pub fn html(run: &Run) -> String {
     let mut page = String::from(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>bramble: measurement matrix</title>\n<style>body{font-family:\
@@ -259,7 +265,7 @@ pub fn html(run: &Run) -> String {
     page + "</html>\n"
 }
 
-/// The page as Markdown; its graphs are files beside it, `STEM-NAME.svg`.
+/// The report as Markdown; its graphs are separate files `STEM-NAME.svg` in the same folder.
 pub fn markdown(run: &Run, stem: &str) -> String {
     let mut page = format!("# Measurement matrix\n\n**{}**\n\n", bottleneck(run));
     facts(run).iter().for_each(|fact| page.push_str(&format!("- {fact}\n")));
@@ -285,7 +291,7 @@ mod tests {
     use super::*;
     use crate::bench::run::tests::run;
 
-    /// Two ranks are 1.6 times as fast, four requests at a time take twice as long.
+    /// Two ranks are 1.6 times as fast as one; four concurrent requests take twice as long as one.
     fn figures(cell: &Cell, repeat: u32) -> f64 {
         let ranks = if cell.layout.ends_with("tp2") { 1.6 } else { 1.0 };
         let together = if cell.phase == Phase::Prefill && cell.concurrency == 4 { 2.0 } else { 1.0 };
@@ -308,22 +314,22 @@ mod tests {
     }
 
     #[test]
-    fn the_sentence_names_stage_layout_and_concurrency() {
+    fn summary_names_stage_layout_and_concurrency() {
         let sentence = bottleneck(&run(figures));
-        assert!(sentence.contains("limited by computing: 70 %"), "{sentence}");
-        assert!(sentence.contains("shortest with tp2 (in 64), 1.60 times"), "{sentence}");
-        assert!(sentence.contains("with 1 requests at a time, and no tenth more"), "{sentence}");
+        assert!(sentence.contains("limited by computing (70 %)"), "{sentence}");
+        assert!(sentence.contains("shortest with tp2 (in 64), by a factor of 1.60"), "{sentence}");
+        assert!(sentence.contains("with 1 concurrent requests, and gains less than 10 %"), "{sentence}");
         let mut empty = run(figures);
         empty.cells.clear();
         assert!(bottleneck(&empty).contains("Too few cells"));
     }
 
     #[test]
-    fn a_page_holds_three_graphs_and_every_cell_and_marks_the_unstable() {
+    fn report_has_three_graphs_and_all_cells_and_marks_unstable_ones() {
         let noisy = run(|cell, repeat| figures(cell, if cell.layout == "tp2" { 20 * repeat } else { repeat }));
         let page = html(&noisy);
         assert_eq!((page.matches("<svg").count(), page.matches("<table>").count()), (3, 2));
-        assert_eq!(page.matches(">unstable<").count(), 4, "prefill and decode of tp2, one and four at a time");
+        assert_eq!(page.matches(">unstable<").count(), 4, "prefill and decode of tp2 with concurrency 1 and 4");
         assert!(page.contains("m.gguf") && page.contains("bench, &quot;1&quot;"));
         noisy.cells.iter().for_each(|measured| assert!(page.contains(&measured.cell.to_string())));
         let text = markdown(&noisy, "out");

@@ -1,4 +1,5 @@
-//! A matrix as it is kept: who measured what on which machines, and the cells done so far. JSON to go on from, CSV to look at. Pure.
+//! The stored form of a matrix: configuration, machines, and the cells measured so far. Saved as JSON, from which a run
+//! resumes, and as CSV. Pure.
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -7,97 +8,97 @@ use super::{
     stats::{median, spread},
 };
 
-/// The form of the file.
+/// Version of the file format.
 pub const VERSION: u32 = 1;
-/// Largest file that is read, in bytes.
+/// Maximum size of a file to read, in bytes.
 pub const FILE_BYTES_MAX: u64 = 256 << 20;
-/// From here on the p95 TTFT of a cell's repeats lies too far apart to be relied on.
+/// A cell is unstable if the spread of the p95 TTFT of its repeats is at least this.
 pub const UNSTABLE: f64 = 0.1;
 
-/// The machine that measured.
+/// The machine on which the console ran.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Its name.
+    /// Host name.
     pub host: String,
-    /// Its processor, as the kernel names it.
+    /// Processor, as reported by the kernel.
     pub cpu: String,
-    /// Its cores.
+    /// Number of cores.
     pub cores: usize,
 }
 
-/// A node that was measured.
+/// A measured node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
     /// `ADDRESS:PORT`.
     pub address: String,
-    /// Version of its brambled.
+    /// Release of its brambled.
     pub build: String,
     /// Its kernel table.
     pub kernels: String,
 }
 
-/// What must be the same to go on with a matrix.
+/// The configuration, which must be equal to resume a matrix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configuration {
-    /// The model's file name.
+    /// File name of the model.
     pub model: String,
-    /// The cells.
+    /// The dimensions of the matrix.
     pub plan: Plan,
-    /// Repeats of each.
+    /// Repeats of each cell.
     pub repeats: u32,
-    /// Requests of a prefill cell, at least as many as run at once.
+    /// Requests of a prefill cell; at least its concurrency.
     pub requests: u32,
-    /// Requests before each, not counted.
+    /// Warm-up requests before each repeat, not measured.
     pub warmup: u32,
-    /// Seed of prompts.
+    /// Seed of the prompts.
     pub seed: u64,
-    /// How requests go: `9999` or a URL.
+    /// Destination of the requests: `9999` for the heads, or a URL.
     pub door: String,
-    /// KV cache, exchange and collective, as they were asked for.
+    /// Requested KV cache format, exchange format, all-reduce algorithm and context length.
     pub settings: String,
 }
 
-/// A whole matrix.
+/// A run of a matrix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// [`VERSION`].
     pub version: u32,
-    /// Version of the console.
+    /// Release of the console.
     pub build: String,
-    /// The commit that was measured, as it was told.
+    /// The commit that was measured, as given by the operator.
     pub commit: Option<String>,
-    /// When it began, in seconds since 1970.
+    /// Start time in seconds since 1970.
     pub begun: u64,
-    /// Where the console ran.
+    /// The machine of the console.
     pub machine: Machine,
     /// The nodes.
     pub nodes: Vec<Node>,
-    /// What was to be measured.
+    /// The configuration.
     pub configuration: Configuration,
-    /// What was measured so far.
+    /// The cells measured so far.
     pub cells: Vec<Measured>,
 }
 
-/// A cell that was measured.
+/// The result of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Which.
+    /// The cell.
     pub cell: Cell,
-    /// Why it was left out.
+    /// Why it was skipped.
     pub skipped: Option<ContextShort>,
-    /// Its repeats.
+    /// The results of its repeats.
     pub repeats: Vec<Summary>,
 }
 
-/// A cell that needs more context than its topology has. Files hold it as it is shown.
+/// The reason to skip a cell: it needs more context than its topology has. Serialized in its displayed form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct ContextShort {
-    /// Tokens of its prompts and answers.
+    /// Context length that the cell needs, in tokens.
     pub needed: u32,
-    /// Tokens that the topology has room for.
+    /// Context length of the topology, in tokens.
     pub context: u32,
 }
 
@@ -108,14 +109,14 @@ impl ContextShort {
         (needed > context).then_some(Self { needed, context })
     }
 
-    /// As an error's reason.
+    /// The reason in an error message.
     pub fn reason(&self) -> String {
         format!("needs a context of {} tokens, the topology has {}", self.needed, self.context)
     }
 }
 
 impl std::fmt::Display for ContextShort {
-    /// In place of a table cell's figures.
+    /// Replaces the figures in a table.
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "-- (context {}; --context {})", self.context, self.needed)
     }
@@ -134,24 +135,24 @@ impl TryFrom<String> for ContextShort {
         let parts = text.strip_prefix("-- (context ").and_then(|rest| rest.strip_suffix(')'));
         let parsed = parts.and_then(|parts| parts.split_once("; --context "));
         let numbers = parsed.and_then(|(context, needed)| Some((context.parse().ok()?, needed.parse().ok()?)));
-        let (context, needed) = numbers.ok_or_else(|| format!("{text:?} is no reason to leave out a cell"))?;
+        let (context, needed) = numbers.ok_or_else(|| format!("{text:?} is not a valid reason to skip a cell"))?;
         Ok(Self { needed, context })
     }
 }
 
-/// A figure of a cell that is compared.
+/// A metric of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// p95 of the time to first token (prefill), in ms.
+    /// p95 of the time to first token in ms (prefill).
     Ttft,
-    /// p95 of the time per token (decode), in ms.
+    /// p95 of the time per output token in ms (decode).
     Tpot,
-    /// Tokens of prompts a second (prefill), or of answers (decode, their prompts' time included).
+    /// Prompt tokens per second (prefill), or output tokens per second including the time of their prompts (decode).
     Throughput,
 }
 
 impl Metric {
-    /// The figures that a phase has.
+    /// The metrics of a phase.
     pub fn of(phase: Phase) -> [Self; 2] {
         match phase {
             Phase::Prefill => [Self::Ttft, Self::Throughput],
@@ -159,7 +160,7 @@ impl Metric {
         }
     }
 
-    /// As tables name it.
+    /// The name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ttft => "TTFT p95",
@@ -168,7 +169,7 @@ impl Metric {
         }
     }
 
-    /// Whether more of it is better.
+    /// Whether higher values are better.
     pub fn is_more_better(self) -> bool {
         self == Self::Throughput
     }
@@ -178,60 +179,60 @@ impl Metric {
             (Self::Ttft, _) => summary.ttft_ms.p95,
             (Self::Tpot, _) => summary.tpot_ms.p95,
             (Self::Throughput, Phase::Prefill) => summary.prompt_tokens_per_second,
-            // Not the steady rate: a repeat in which never all decoded has none, and unlike figures would be compared.
+            // Not the steady rate: it is missing in repeats in which the requests never all decoded at the same time.
             (Self::Throughput, Phase::Decode) => summary.tokens_per_second,
         }
     }
 }
 
 impl Measured {
-    /// A figure in each repeat in which every request came to its end; a figure of 0 is none.
+    /// The values of a metric in the repeats in which every request was completed, without zeros.
     pub fn values(&self, metric: Metric) -> Vec<f64> {
         let whole = self.repeats.iter().filter(|summary| summary.completed == summary.requests);
         whole.map(|summary| metric.read(self.cell.phase, summary)).filter(|value| *value > 0.0).collect()
     }
 
-    /// The median of a figure.
+    /// The median of a metric.
     pub fn median(&self, metric: Metric) -> Option<f64> {
         median(&self.values(metric))
     }
 
-    /// How far the repeats lie apart in the p95 TTFT.
+    /// The relative spread of the p95 TTFT of the repeats.
     pub fn ttft_spread(&self) -> f64 {
         spread(&self.values(Metric::Ttft))
     }
 
-    /// Whether they lie too far apart.
+    /// Whether the spread is at least [`UNSTABLE`].
     pub fn is_unstable(&self) -> bool {
         self.ttft_spread() >= UNSTABLE
     }
 
-    /// Requests that have no whole answer.
+    /// Number of requests without a complete answer.
     pub fn failed(&self) -> u64 {
         self.repeats.iter().map(|summary| summary.requests - summary.completed.min(summary.requests)).sum()
     }
 }
 
 impl Run {
-    /// Reads a file's text.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// It is none of ours, or of another version.
+    /// The text is not a run, or has another version.
     pub fn parse(text: &str) -> Result<Self, String> {
         let run: Self =
-            serde_json::from_str(text).map_err(|error| format!("no result of console bench matrix: {error}"))?;
+            serde_json::from_str(text).map_err(|error| format!("not a result of console bench matrix: {error}"))?;
         if run.version != VERSION {
-            return Err(format!("written in form {}, this console reads {VERSION}", run.version));
+            return Err(format!("the file has format version {}, this console reads version {VERSION}", run.version));
         }
         Ok(run)
     }
 
-    /// A cell's result.
+    /// The result of a cell.
     pub fn of(&self, cell: &Cell) -> Option<&Measured> {
         self.cells.iter().find(|measured| measured.cell == *cell)
     }
 
-    /// The cells of which a repeat is still to be measured.
+    /// The cells with repeats that are not measured yet.
     pub fn remaining(&self) -> Vec<Cell> {
         let last = self.configuration.repeats.saturating_sub(1);
         self.configuration.plan.cells().into_iter().filter(|cell| self.is_left(cell, last)).collect()
@@ -241,8 +242,8 @@ impl Run {
         self.of(cell).is_none_or(|known| known.skipped.is_none() && known.repeats.len() <= repeat as usize)
     }
 
-    /// What is to be measured one after the other: cells and which repeat of each. All cells of a layout take turns, so that what
-    /// disturbs the machine for a while shows as a spread of repeats, not as a slower cell.
+    /// The outstanding measurements in order: cells with the index of the repeat. The cells of a layout alternate, so
+    /// that a temporary disturbance of the machine increases the spread of repeats instead of slowing down one cell.
     pub fn turns(&self) -> Vec<(Cell, u32)> {
         let mut turns = Vec::new();
         for cells in self.configuration.plan.cells().chunk_by(|one, other| one.layout == other.layout) {
@@ -254,7 +255,7 @@ impl Run {
         turns
     }
 
-    /// Adds what was measured of a cell; all that is known of it now.
+    /// Adds a measurement of a cell and returns the combined result of that cell.
     pub fn add(&mut self, measured: Measured) -> &Measured {
         let place = self.cells.iter().position(|known| known.cell == measured.cell).unwrap_or(self.cells.len());
         match self.cells.get_mut(place) {
@@ -267,7 +268,7 @@ impl Run {
         &self.cells[place]
     }
 
-    /// Why another run's cells cannot be added to these: the first thing that differs.
+    /// The first property that differs from `other`, which prevents adding its cells; `None` if they are compatible.
     pub fn differs(&self, other: &Self) -> Option<&'static str> {
         let (one, two) = (&self.configuration, &other.configuration);
         let same = [
@@ -276,7 +277,7 @@ impl Run {
             (one.repeats == two.repeats, "the repeats"),
             (one.requests == two.requests && one.warmup == two.warmup, "the requests of a cell"),
             (one.seed == two.seed, "the seed"),
-            (one.door == two.door, "the way of the requests"),
+            (one.door == two.door, "the destination of the requests"),
             (one.settings == two.settings, "the settings of the topology"),
             (self.nodes == other.nodes, "the nodes or their builds"),
             (self.machine == other.machine, "the machine"),
@@ -285,7 +286,7 @@ impl Run {
         same.into_iter().find_map(|(is_same, what)| (!is_same).then_some(what))
     }
 
-    /// A table of all repeats, a line each.
+    /// A CSV table with one line per repeat.
     pub fn csv(&self) -> String {
         let mut csv = String::from(
             "experiment,layout,phase,input,output,concurrency,repeat,requests,completed,seconds,ttft_p50_ms,ttft_p95_ms,\
@@ -339,12 +340,12 @@ pub(super) mod tests {
     use super::*;
     use crate::bench::{cell::Experiment, stats::Percentiles};
 
-    /// A run of tp1 and tp2, whose figures are those of `figure` for each cell and repeat.
+    /// A run of tp1 and tp2 with the value of `figure` for each cell and repeat.
     pub(in crate::bench) fn run(figure: impl Fn(&Cell, u32) -> f64) -> Run {
         run_of(vec![64], figure)
     }
 
-    /// The same with prompts of these lengths.
+    /// The same with these prompt lengths.
     pub(in crate::bench) fn run_of(inputs: Vec<u32>, figure: impl Fn(&Cell, u32) -> f64) -> Run {
         let plan = Plan {
             tp: vec![1, 2],
@@ -398,11 +399,11 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_run_goes_on_with_what_is_missing_and_only_with_the_same() {
+    fn run_resumes_with_missing_repeats_of_equal_configuration() {
         let mut half = run(|_, _| 10.0);
         let whole = half.clone();
         half.cells.truncate(5);
-        let again = Run::parse(&serde_json::to_string(&half).expect("it is data")).expect("it was written by us");
+        let again = Run::parse(&serde_json::to_string(&half).expect("it is data")).expect("it is a run");
         assert_eq!(again, half);
         let left: Vec<&Cell> = whole.cells[5..].iter().map(|measured| &measured.cell).collect();
         assert_eq!(again.remaining().iter().collect::<Vec<_>>(), left);
@@ -425,12 +426,12 @@ pub(super) mod tests {
         let later = Run { version: 2, ..whole };
         assert!(
             Run::parse(&serde_json::to_string(&later).expect("it is data"))
-                .is_err_and(|error| error.contains("form 2"))
+                .is_err_and(|error| error.contains("version 2"))
         );
     }
 
     #[test]
-    fn a_cell_whose_repeats_lie_a_tenth_apart_is_unstable() {
+    fn cell_with_spread_of_a_tenth_is_unstable() {
         let measured = run(|_, repeat| 10.0 + f64::from(repeat) * 0.6).cells.remove(0);
         assert!(measured.is_unstable(), "{}", measured.ttft_spread());
         let measured = run(|_, repeat| 10.0 + f64::from(repeat) * 0.4).cells.remove(0);
@@ -438,7 +439,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_line_of_the_table_has_as_many_fields_as_its_head() {
+    fn every_csv_line_has_as_many_fields_as_the_head() {
         let mut run = run(|_, _| 10.0);
         run.cells[0].repeats.clear();
         run.cells[0].skipped = Some(ContextShort { needed: 8193, context: 4096 });
@@ -446,7 +447,7 @@ pub(super) mod tests {
         assert!(text.contains(r#""skipped":"-- (context 4096; --context 8193)""#), "{text}");
         assert_eq!(Run::parse(&text), Ok(run.clone()));
         let csv = run.csv();
-        // The machine's name has a comma and quotes.
+        // The host name has a comma and quotes.
         let fields = |line: &str| line.replace("\"bench, \"\"1\"\"\"", "bench").matches(',').count();
         let mut lines = csv.lines();
         let count = fields(lines.next().expect("a head"));

@@ -1,69 +1,69 @@
-//! One request as whoever sent it saw it, and what many of them come to. TTFT and TPOT are those of `shared::latency`. Pure.
+//! Requests as observed by the sender, and their summary. TTFT and TPOT are defined in `common::latency`. Pure.
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-use shared::{
+use common::{
     latency::{RequestTimes, ratio},
     units::Nanoseconds,
 };
+use serde::{Deserialize, Serialize};
 
 use super::stats::{Percentiles, median};
 
-/// What became of a request.
+/// How a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The answer is whole.
+    /// The answer is complete.
     Done,
-    /// The server said at once that it takes no more (429 or 503), with this code.
+    /// The server refused it because of overload (429 or 503), with this error code.
     Refused(String),
-    /// It failed with this code.
+    /// It failed with this error code.
     Failed(String),
 }
 
-/// One request.
+/// A request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// When it was to be sent, since the load began.
+    /// Scheduled time, since the start of the load.
     pub due: Nanoseconds,
-    /// How much later it was sent: the sender was busy.
+    /// Delay of the sender after the scheduled time.
     pub late: Nanoseconds,
-    /// Since it was due: first and last token as they arrived here, tokens as they were counted.
+    /// Times since the scheduled time, with the arrival of the first and last token at the sender, and token counts.
     pub times: RequestTimes,
-    /// Since it was due: the answer's end, the refusal or the failure.
+    /// End of the answer, refusal or failure, since the scheduled time.
     pub ended_at: Nanoseconds,
-    /// What became of it.
+    /// How it ended.
     pub ended: Ended,
-    /// Where the time until the first token went, where the server says it.
+    /// Stages of the time to first token, if the server reports them.
     pub stages: Option<Stages>,
 }
 
-/// Where the time until the first token went, in milliseconds.
+/// Stages of the time to first token, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stages {
-    /// In the queue.
+    /// Waiting in the queue.
     pub queue: f64,
-    /// Computing, on the head.
+    /// Computing on the head.
     pub compute: f64,
-    /// Waking threads and waiting for the last of them.
+    /// Waking threads and waiting for the last one.
     pub threads: f64,
-    /// Waiting for other ranks' computing.
+    /// Waiting for other ranks to compute.
     pub wait: f64,
-    /// On the wire between ranks.
+    /// Transfers between ranks.
     pub wire: f64,
-    /// Waiting for another stage of the pipeline.
+    /// Waiting for another pipeline stage.
     pub bubble: f64,
-    /// From the end of the prompt's computing to its first token.
+    /// From the end of the prefill to the first token.
     #[serde(default)]
     pub sampling: f64,
-    /// From the first token until the first byte of the answer was handed to the socket.
+    /// From the first token until the first byte of the answer was written to the socket.
     #[serde(default)]
     pub flush: f64,
-    /// Everything else: between this program and the head, and what the head does between steps.
+    /// Everything else: between this program and the head, and on the head between steps.
     pub rest: f64,
 }
 
 impl Stages {
-    /// Names and times, in the order in which they are shown.
+    /// Names and times in display order.
     pub fn named(&self) -> [(&'static str, f64); 9] {
         [
             ("queue", self.queue),
@@ -78,19 +78,19 @@ impl Stages {
         ]
     }
 
-    /// Share of waiting for other ranks and of the wire in what the head did.
+    /// Share of `wait` and `wire` in the time of the steps on the head.
     pub fn network_fraction(self) -> f64 {
         let network = self.wait + self.wire;
         ratio(network, self.compute + self.threads + network)
     }
 
-    /// The same with `rest` so that all make up a TTFT.
+    /// Sets `rest` so that the stages add up to the TTFT.
     pub fn filled(self, ttft_ms: f64) -> Self {
         let known: f64 = Self { rest: 0.0, ..self }.named().iter().map(|(_, time)| time).sum();
         Self { rest: (ttft_ms - known).max(0.0), ..self }
     }
 
-    /// The median of each; `None` without any.
+    /// The median of each stage; `None` without values.
     pub fn median(all: &[Self]) -> Option<Self> {
         let of = |pick: fn(&Self) -> f64| median(&all.iter().map(pick).collect::<Vec<_>>());
         Some(Self {
@@ -107,7 +107,7 @@ impl Stages {
     }
 }
 
-/// What a good answer may take; `None`: as long as it likes.
+/// Latency objectives of a good answer; `None` = no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slo {
     /// Time to first token, in milliseconds.
@@ -123,51 +123,51 @@ impl Slo {
     }
 }
 
-/// What a load came to. Times in milliseconds, rates a second.
+/// Summary of a load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Requests sent.
+    /// Number of requests sent.
     pub requests: u64,
-    /// Answers that came whole.
+    /// Number of complete answers.
     pub completed: u64,
-    /// From the first request to the last answer, in seconds.
+    /// Time from the first request to the last answer, in seconds.
     pub seconds: f64,
-    /// Tokens of prompts of whole answers.
+    /// Prompt tokens of complete answers.
     pub prompt_tokens: u64,
-    /// Tokens of whole answers.
+    /// Output tokens of complete answers.
     pub tokens: u64,
-    /// Whole answers a second.
+    /// Complete answers per second.
     pub completed_per_second: f64,
-    /// Tokens of whole answers a second.
+    /// Output tokens of complete answers per second.
     pub tokens_per_second: f64,
-    /// Tokens of prompts a second.
+    /// Prompt tokens of complete answers per second.
     pub prompt_tokens_per_second: f64,
-    /// Tokens a second while all requests decoded; `None` where they never did all at once.
+    /// Output tokens per second while all requests decoded; `None` if they never did at the same time.
     pub steady_tokens_per_second: Option<f64>,
-    /// Time to first token, from when the request was due.
+    /// Time to first token since the scheduled time, in milliseconds.
     pub ttft_ms: Percentiles,
-    /// Time per output token after the first.
+    /// Time per output token after the first, in milliseconds.
     pub tpot_ms: Percentiles,
-    /// From when the request was due to the end of its answer.
+    /// Time from the scheduled time to the end of the answer, in milliseconds.
     pub e2e_ms: Percentiles,
-    /// Whole answers that met the objectives.
+    /// Complete answers that met the objectives.
     pub good: u64,
-    /// Of these a second.
+    /// Complete answers per second that met the objectives.
     pub goodput_per_second: f64,
-    /// Requests that the server refused at once, and how long it took for that.
+    /// Requests that the server refused because of overload.
     pub refused: u64,
-    /// See `refused`.
+    /// Time from sending to the refusal, in milliseconds.
     pub refusal_ms: Percentiles,
-    /// Requests that have no whole answer, by code; refusals too.
+    /// Requests without a complete answer by error code, including refusals.
     pub errors: BTreeMap<String, u64>,
-    /// How much later than due requests were sent: above a few milliseconds this machine limits the load.
+    /// Delay of sending in milliseconds: above a few milliseconds, this machine limits the load.
     pub late_ms: Percentiles,
-    /// Medians of where the time until the first token went.
+    /// Median stages of the time to first token.
     pub stages: Option<Stages>,
 }
 
 impl Summary {
-    /// Of a load's samples.
+    /// Summarizes the samples of a load.
     pub fn of(samples: &[Sample], slo: &Slo) -> Self {
         let milliseconds = |time: Nanoseconds| time.milliseconds();
         let done = || samples.iter().filter(|sample| sample.ended == Ended::Done);
@@ -198,7 +198,7 @@ impl Summary {
             prompt_tokens_per_second: ratio(prompt_tokens as f64, seconds),
             steady_tokens_per_second: steady(samples),
             ttft_ms: percentiles(&mut done().map(|sample| sample.times.ttft_ms())),
-            // An answer of one token has no time per further token.
+            // An answer of one token has no TPOT.
             tpot_ms: percentiles(
                 &mut done().filter(|sample| sample.times.sampled_tokens > 1).map(|sample| sample.times.tpot_ms()),
             ),
@@ -217,7 +217,7 @@ impl Summary {
 }
 
 impl Summary {
-    /// Of loads that followed each other: as if they were one, with the median of their steady rates.
+    /// Summarizes consecutive loads as if they were one, with the median of their steady rates.
     pub fn of_waves(waves: Vec<Vec<Sample>>, slo: &Slo) -> Self {
         let rates: Vec<f64> = waves.iter().filter_map(|wave| steady(wave)).collect();
         let (mut all, mut begin) = (Vec::new(), 0);
@@ -230,8 +230,8 @@ impl Summary {
     }
 }
 
-/// Tokens a second between the last request's first token and the first request's last one, where every request of a wave decodes:
-/// each counts with the tokens that its own pace gives in that time.
+/// Output tokens per second while every request of a wave decodes, that is from the latest first token to the earliest
+/// last token: the sum of the decode rates of the requests.
 fn steady(samples: &[Sample]) -> Option<f64> {
     if samples.is_empty() || samples.iter().any(|sample| sample.ended != Ended::Done) {
         return None;
@@ -246,7 +246,7 @@ fn steady(samples: &[Sample]) -> Option<f64> {
 pub(super) mod tests {
     use super::*;
 
-    /// A whole answer: due, TTFT and last token in milliseconds, tokens.
+    /// A complete answer: scheduled time, TTFT and time of the last token in milliseconds, and the number of tokens.
     pub(in crate::bench) fn sample(due: u64, first: u64, last: u64, tokens: u32) -> Sample {
         let ms = |ms: u64| Nanoseconds(ms * 1_000_000);
         Sample {
@@ -266,7 +266,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_load_is_summed_up_over_whole_answers_and_goodput_over_those_in_time() {
+    fn summary_covers_complete_answers_and_goodput_those_within_slo() {
         let failed = Sample { ended: Ended::Failed("lost".into()), ended_at: Nanoseconds(1), ..sample(0, 0, 0, 0) };
         let mut refused = Sample { ended: Ended::Refused("queue_full".into()), ..sample(5, 0, 0, 0) };
         (refused.ended_at, refused.late) = (Nanoseconds(5_000_000), Nanoseconds(3_000_000));
@@ -281,7 +281,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn steady_decode_is_told_only_where_all_decoded_at_once() {
+    fn steady_rate_needs_all_requests_decoding_at_once() {
         let together = [sample(0, 100, 500, 5), sample(0, 300, 900, 13)];
         assert_eq!(Summary::of(&together, &Slo::default()).steady_tokens_per_second.map(f64::round), Some(30.0));
         let waves = vec![together.to_vec(), together.to_vec()];
@@ -293,7 +293,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn stages_make_up_the_time_to_first_token() {
+    fn stages_add_up_to_the_time_to_first_token() {
         let stages = Stages { queue: 1.0, compute: 3.0, sampling: 0.5, flush: 1.5, ..Stages::default() };
         assert_eq!(stages.filled(10.0).rest, 4.0);
         assert_eq!(stages.filled(3.0).rest, 0.0);

@@ -1,20 +1,21 @@
-//! Quantiles of all values (no buckets: a bucket of 7 % would hide what is compared here), medians and spreads. Pure.
+//! Exact quantiles, medians and spreads, because a histogram with buckets of 7 % would hide the differences to compare.
+//! Pure.
+use common::latency::ratio;
 use serde::{Deserialize, Serialize};
-use shared::latency::ratio;
 
 /// Three quantiles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Percentiles {
     /// The median.
     pub p50: f64,
-    /// 95 of 100 are not above it.
+    /// 95 % of the values do not exceed it.
     pub p95: f64,
-    /// 99 of 100 are not above it.
+    /// 99 % of the values do not exceed it.
     pub p99: f64,
 }
 
 impl Percentiles {
-    /// Of values in any order; all 0 without any.
+    /// The percentiles of values in any order; 0 without values.
     pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let at = |share| quantile(&values, share).unwrap_or(0.0);
@@ -22,13 +23,13 @@ impl Percentiles {
     }
 }
 
-/// The smallest of sorted values that the share `quantile` (0 to 1) of them does not exceed (nearest rank).
+/// The smallest of the sorted values that a share `quantile` (0 to 1) of them does not exceed (nearest rank).
 pub fn quantile(sorted: &[f64], quantile: f64) -> Option<f64> {
     let rank = (sorted.len() as f64 * quantile).ceil() as usize;
     sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()
 }
 
-/// The middle of values in any order, the mean of both middle ones of an even number.
+/// The median of values in any order: the mean of the two middle values if their number is even.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -36,14 +37,14 @@ pub fn median(values: &[f64]) -> Option<f64> {
     Some((low + high) / 2.0)
 }
 
-/// (highest - lowest) / median: how far repeats of the same lie apart.
+/// Relative spread of repeats: (highest - lowest) / median.
 pub fn spread(values: &[f64]) -> f64 {
     let (low, high) =
         values.iter().fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(*value), high.max(*value)));
     if values.len() < 2 { 0.0 } else { ratio(high - low, median(values).unwrap_or(0.0)) }
 }
 
-/// The mean of values in any order without the outer fifths: a few that lie far off do not move it.
+/// The mean of values in any order without the outer fifths, which is robust against outliers.
 pub fn middle_mean(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -52,19 +53,19 @@ pub fn middle_mean(values: &[f64]) -> Option<f64> {
     Some(middle.iter().sum::<f64>() / middle.len() as f64)
 }
 
-/// What values deviate by from their median, by the median of that (normal ones: their standard deviation); 0 without any.
+/// Robust standard deviation: the median absolute deviation, scaled to match normal values; 0 without values.
 pub fn deviation(values: &[f64]) -> f64 {
     let middle = median(values).unwrap_or(0.0);
     let away: Vec<f64> = values.iter().map(|value| (value - middle).abs()).collect();
     1.4826 * median(&away).unwrap_or(0.0)
 }
 
-/// Random numbers from a seed (SplitMix64, Steele et al. 2014): the same load again, on any machine.
+/// Random numbers from a seed (SplitMix64, Steele et al. 2014), so that a load can be repeated on any machine.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Begins with a seed.
+    /// Starts with a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -78,7 +79,7 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// Above 0, at most 1.
+    /// A uniform value above 0 and at most 1.
     pub fn share(&mut self) -> f64 {
         ((self.bits() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn medians_and_spreads_of_few_repeats() {
+    fn medians_spreads_and_deviations_of_few_values() {
         assert_eq!((median(&[3.0, 1.0, 2.0]), median(&[4.0, 1.0]), median(&[])), (Some(2.0), Some(2.5), None));
         assert_eq!((spread(&[10.0, 11.0, 9.5]), spread(&[7.0]), spread(&[0.0, 0.0])), (0.15, 0.0, 0.0));
         assert_eq!((middle_mean(&[2.0, 900.0, 4.0, 3.0, -7.0]), middle_mean(&[])), (Some(3.0), None));
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn random_shares_are_even_and_come_again_with_their_seed() {
+    fn random_values_are_uniform_and_repeat_with_the_seed() {
         let draw = |seed| {
             let mut random = Random::new(seed);
             (0..10_000).map(|_| random.share()).collect::<Vec<_>>()

@@ -1,6 +1,6 @@
-//! Lines over categories as an SVG: an axis from 0, a range for each point, a legend. Pure.
+//! Line charts over categories as SVG, with an axis from 0, a range for each point and a legend. Pure.
 
-/// Colours of lines, told apart with any kind of sight (Okabe and Ito).
+/// Colours of lines, which colour-blind readers can distinguish (Okabe and Ito).
 const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999"];
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 360.0;
@@ -9,21 +9,21 @@ const RIGHT: f64 = 560.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 310.0;
 
-/// A value at a category, with the lowest and the highest of its repeats.
+/// The value of a category, with the range of its repeats.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     /// Index of the category.
     pub at: usize,
     /// The value.
     pub value: f64,
-    /// Lowest and highest.
+    /// Lowest and highest repeat.
     pub range: (f64, f64),
 }
 
 /// A line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// As the legend names it.
+    /// Name in the legend.
     pub name: String,
     /// Its points in the order of categories.
     pub points: Vec<Point>,
@@ -32,20 +32,20 @@ pub struct Series {
 /// A graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// Above it.
+    /// Title above the chart.
     pub title: String,
-    /// Below it.
+    /// Label of the x axis.
     pub x: String,
-    /// Beside it, with the unit.
+    /// Label of the y axis, with the unit.
     pub y: String,
-    /// Names along the x axis.
+    /// Categories along the x axis.
     pub categories: Vec<String>,
-    /// Its lines.
+    /// The lines.
     pub series: Vec<Series>,
 }
 
 impl Chart {
-    /// The graph; one without points says so.
+    /// The SVG document. A chart without positive values contains a message instead.
     pub fn svg(&self) -> String {
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
@@ -114,18 +114,18 @@ fn y_of(value: f64, top: f64) -> f64 {
     BOTTOM - (BOTTOM - TOP) * (value / top)
 }
 
-/// `content` is SVG.
+/// A text element; `content` is SVG, already escaped.
 fn text(x: f64, y: f64, anchor: &str, content: &str) -> String {
     format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{content}</text>\n")
 }
 
-/// 1, 2 or 5 times a power of ten, at least `value`.
+/// The smallest of 1, 2 or 5 times a power of ten that is at least `value`.
 fn nice(value: f64) -> f64 {
     let power = 10_f64.powf(value.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= value).unwrap_or(10.0 * power)
 }
 
-/// As short as its size allows.
+/// Formats a number with about three significant digits, without fraction from 100 on.
 pub fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
@@ -136,7 +136,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// Text as it stands in SVG and HTML.
+/// Escapes text for SVG and HTML.
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn higher_values_lie_higher_within_the_axes_and_names_are_escaped() {
+    fn points_are_scaled_to_the_axes_and_names_are_escaped() {
         let svg = chart(&[100.0, 60.0, 35.0]).svg();
         let heights: Vec<f64> = svg
             .match_indices("cy=\"")
@@ -176,12 +176,12 @@ mod tests {
         assert!(heights.is_sorted() && heights.iter().all(|y| (TOP..=BOTTOM).contains(y)), "{heights:?}");
         assert!(svg.contains("in 64 &lt;b&gt;") && svg.contains("a &amp; b") && !svg.contains("<b>"));
         assert_eq!(svg.matches("<svg").count(), svg.matches("</svg>").count());
-        // A value of 100 to 110 needs an axis up to 150, a step of 50 or less.
+        // Values of 100 to 110 need an axis up to 150 with steps of at most 50.
         assert!(svg.contains(">50.0<") && svg.contains(">100<"), "{svg}");
     }
 
     #[test]
-    fn a_graph_without_values_says_so() {
+    fn chart_without_values_has_a_message() {
         for points in [&[][..], &[0.0], &[f64::NAN]] {
             let svg = chart(points).svg();
             assert!(svg.contains("nothing was measured") && !svg.contains("NaN"), "{svg}");
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_an_axis_are_round() {
+    fn axis_steps_are_round_numbers() {
         assert_eq!([0.7, 1.0, 1.1, 22.0, 70.0].map(nice), [1.0, 1.0, 2.0, 50.0, 100.0]);
     }
 }

@@ -1,13 +1,11 @@
-//! `console adopt`: gives nodes the cluster's key, by the code that each shows, or over ssh, which asks each for one.
+//! `console adopt`: gives the cluster key to nodes, with pairing codes typed by the operator or fetched over ssh.
 use std::{path::PathBuf, process::Stdio, time::Duration};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use common::fault::{Fault, FaultKind};
+use protocol::noise::{key::Key, pake::Code};
 use serde_json::{Value, json};
-use shared::protocol::{
-    error::{Fault, FaultKind},
-    noise::{key::Key, pake::Code},
-};
 use tokio::{process::Command, time::timeout};
 
 use super::{Failure, clusters, confirm::Rehearsal, interrupts::Interrupts, key, options::node, output};
@@ -16,7 +14,7 @@ use crate::{
     clusters::Clusters,
 };
 
-/// An ssh command must be done within this.
+/// Time limit of one ssh command.
 const SSH: Duration = Duration::from_secs(30);
 
 /// Options of `console adopt`.
@@ -25,11 +23,11 @@ pub(super) struct Adopt {
     /// The nodes as ADDRESS[:PORT]
     #[arg(id = "adopted", required = true, value_name = "NODE", value_parser = node)]
     nodes: Vec<String>,
-    /// What `sudo brambled pair` shows there; one for each node, in their order
+    /// Pairing codes displayed by `sudo brambled pair`, one per node in the same order
     #[arg(long, value_name = "CODE,..", value_delimiter = ',', required_unless_present = "ssh",
         value_parser = <Code as std::str::FromStr>::from_str)]
     code: Vec<Code>,
-    /// Get the codes with `ssh NODE sudo brambled pair --json`
+    /// Fetch the codes with `ssh NODE sudo brambled pair --json`
     #[arg(long, conflicts_with = "code")]
     ssh: bool,
     #[command(flatten)]
@@ -39,43 +37,40 @@ pub(super) struct Adopt {
     pub(super) json: bool,
 }
 
-/// Runs it: each node for itself; the first failure is what it ends with.
+/// Adopts each node independently. Fails with the first failure.
 pub(super) async fn run(options: Adopt, file: Option<PathBuf>, kept: Option<String>) -> Result<u8, Failure> {
     let path = file.map_or_else(key::default_path, Ok)?;
-    let secret = match key::current(&path) {
+    let secret = match crate::cli::key_file::current(&path) {
         Ok(Key::Secret(secret)) => secret,
         Ok(other) => {
             return Err(Failure::Usage {
-                message: format!("{} holds a key of the role {}", path.display(), other.name()),
-                next: "adopt nodes where the cluster's secret is",
+                message: format!("{} holds a key of role {}, not the cluster secret", path.display(), other.name()),
+                next: "run this on the machine that holds the cluster secret",
             });
         }
         Err(_) if !path.exists() => {
             return Err(Failure::Usage {
                 message: format!("there is no key file {}", path.display()),
-                next: "make the cluster's key with console key new, or name its file with --key FILE",
+                next: "create the cluster key with console key new, or pass its file with --key FILE",
             });
         }
         Err(failure) => return Err(failure),
     };
     if !options.ssh && options.code.len() != options.nodes.len() {
         return Err(Failure::Usage {
-            message: format!("{} codes for {} nodes", options.code.len(), options.nodes.len()),
-            next: "give one --code for each node, in their order, or --ssh",
+            message: format!("{} pairing codes for {} nodes", options.code.len(), options.nodes.len()),
+            next: "pass one --code per node, in the same order, or --ssh",
         });
     }
     let plan = json!({"nodes": options.nodes, "cluster": kept});
-    if !options.rehearsal.is_real(
-        &format!("give the cluster's key to {}", options.nodes.join(", ")),
-        &plan,
-        options.json,
-    ) {
+    if !options.rehearsal.is_real(&format!("give the cluster key to {}", options.nodes.join(", ")), &plan, options.json)
+    {
         return Ok(0);
     }
     let mut interrupts = Interrupts::listen()?;
     let mut adopted = Vec::new();
     let result = interrupts.end(all(&options, &secret, &mut adopted)).await;
-    // Without --cluster they belong to the kept cluster that is used where none is named, if its key is this one.
+    // Without --cluster, the nodes are added to the default saved cluster, if it uses this key file.
     let of_default = || {
         let known = Clusters::read(&clusters::path().ok()?).ok()?;
         let (name, kept) = known.default_cluster()?;
@@ -130,7 +125,7 @@ async fn all(options: &Adopt, secret: &[u8; 32], done: &mut Vec<String>) -> Resu
     Ok(0)
 }
 
-/// Asks a node for a code over ssh.
+/// Fetches a pairing code from a node over ssh.
 async fn over_ssh(node: &str) -> Result<Code, Failure> {
     let host = host(node);
     let unreachable = |reason: String| {
@@ -140,17 +135,17 @@ async fn over_ssh(node: &str) -> Result<Code, Failure> {
     let mut command = Command::new("ssh");
     command.args(["-o", "ConnectTimeout=10", "--", host, "sudo", "brambled", "pair", "--json"]);
     command.stdin(Stdio::null()).kill_on_drop(true);
-    let ended = timeout(SSH, command.output()).await.map_err(|_| unreachable("ssh took too long".into()))?;
+    let ended = timeout(SSH, command.output()).await.map_err(|_| unreachable("ssh timed out".into()))?;
     let ended = ended.context("cannot run ssh")?;
     if !ended.status.success() {
         let said = String::from_utf8_lossy(&ended.stderr);
-        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
+        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("ssh printed no error");
         return Err(unreachable(last.trim().to_owned()));
     }
     let object: Value = serde_json::from_slice(&ended.stdout)
-        .with_context(|| format!("{host} answered with no object to sudo brambled pair --json"))?;
+        .with_context(|| format!("{host}: sudo brambled pair --json did not print a JSON object"))?;
     let code = object["code"].as_str().and_then(|code| code.parse().ok());
-    code.ok_or_else(|| Failure::Other(anyhow!("{host} showed no code")))
+    code.ok_or_else(|| Failure::Other(anyhow!("{host}: sudo brambled pair --json printed no valid pairing code")))
 }
 
 /// The host of an address, without its port.
@@ -167,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ssh_gets_the_host_alone() {
+    fn ssh_receives_host_without_port() {
         for (node, expected) in
             [("pi1", "pi1"), ("pi1:9999", "pi1"), ("[fe80::1]:9999", "fe80::1"), ("fe80::1", "fe80::1")]
         {

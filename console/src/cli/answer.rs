@@ -1,26 +1,27 @@
-//! One answer over the HTTP API: printed as it comes, cancelled by a signal, with the times that this side sees.
+//! One answer over the HTTP API: printed as it arrives, cancelled by a signal, timed by this machine's clock.
 use std::time::Duration;
 
+use common::{latency::RequestTimes, units::Nanoseconds};
+use protocol::message;
 use serde_json::{Value, json};
-use shared::{latency::RequestTimes, protocol::message, units::Nanoseconds};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, interrupts::Interrupts, output};
 use crate::http::{Answer, Api, Ask, Told, stream};
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
-    /// Of a cancelled one the text so far.
+    /// For a cancelled request, the text received so far.
     pub(super) answer: Answer,
-    /// On this machine's clock since the request was sent.
+    /// By this machine's clock, since the request was sent.
     times: RequestTimes,
-    /// The exit code of the signal that cancelled it.
+    /// The exit code of the signal that cancelled the request.
     pub(super) interrupted: Option<u8>,
 }
 
-/// The fields of a request that both kinds of completions share.
+/// The request fields that text and chat completions share.
 pub(super) fn body(request: &message::Generate, model: &str) -> Value {
     let sampling = &request.sampling;
     let mut body = json!({
@@ -35,7 +36,8 @@ pub(super) fn body(request: &message::Generate, model: &str) -> Value {
     body
 }
 
-/// Asks, prints the text as it comes if asked to, and ends early at a signal: the connection is closed, which cancels the request.
+/// Sends a request; `prints`: also prints the text as it arrives. A signal closes the connection, which cancels the
+/// request.
 pub(super) async fn answer(
     apis: &[Api],
     ask: &Ask,
@@ -56,13 +58,13 @@ pub(super) async fn answer(
             text.push_str(new);
             if prints {
                 output::text(&output::clean(new));
-                // Nobody reads any more: no reason to compute on.
+                // Standard output is closed: cancel the rest of the answer.
                 if output::is_closed() {
                     unread.cancel();
                 }
             }
         }
-        Told::Again(error) => output::note(&output::clean(&format!("\n{error}; asked again"))),
+        Told::Again(error) => output::note(&output::clean(&format!("\n{error}; retrying"))),
     };
     let ended = tokio::select! {
         result = stream(apis, ask, patience, &mut tell) => Some(result),
@@ -92,7 +94,7 @@ fn counted(times: RequestTimes, sampled_tokens: u32) -> RequestTimes {
 }
 
 impl Outcome {
-    /// Prints the object, or on standard error what the answer took.
+    /// Prints the JSON object, or a summary of the times on standard error.
     pub(super) fn show(&self, as_json: bool, request_id: &str, seed: Option<u64>) {
         if as_json {
             output::line(&self.object(request_id, seed).to_string());
@@ -102,12 +104,12 @@ impl Outcome {
         }
     }
 
-    /// One line.
+    /// Token count, TTFT, decode rate and finish reason on one line.
     pub(super) fn summary(&self) -> String {
         let times = &self.times;
-        let reason = self.answer.finish_reason.as_deref().unwrap_or("its reader");
+        let reason = self.answer.finish_reason.as_deref().unwrap_or("closed output");
         let tokens = times.sampled_tokens;
-        // What comes in one piece has no times of its tokens; the server knows them.
+        // An answer that arrives in one piece has no token times here, so the rate reported by the server comes first.
         let told = self.answer.timings["predicted_per_second"].as_f64().filter(|speed| *speed > 0.0);
         let speed = told.unwrap_or_else(|| times.decode_tokens_per_second());
         output::clean(&format!(

@@ -1,4 +1,4 @@
-//! How the dashboard's screen is arranged from outside: options, environment, the operator's key file.
+//! Screen preferences of the dashboard: from options, the environment and the operator's key bindings file.
 use std::{env, fs, io, path::PathBuf};
 
 use clap::Args;
@@ -10,27 +10,27 @@ use crate::{
     state::desk::{Desk, ThemeName},
 };
 
-/// Most bytes of a key file.
+/// Maximum size of a key bindings file in bytes.
 const KEY_FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// Options of everything that draws a screen.
+/// Options of all commands that render a screen.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct Arrange {
-    /// Colours: sixteen, dark, light, high-contrast or mono [default: sixteen; mono where NO_COLOR is set]
+    /// Colour theme: sixteen, dark, light, high-contrast or mono [default: sixteen; mono if NO_COLOR is set]
     #[arg(long, env = "BRAMBLE_THEME", value_name = "NAME", value_parser = <ThemeName as std::str::FromStr>::from_str)]
     theme: Option<ThemeName>,
-    /// Draw with ASCII alone [default: where the locale is not UTF-8]
+    /// Use only ASCII characters [default: if the locale is not UTF-8]
     #[arg(long)]
     ascii: bool,
-    /// Leave the mouse to the terminal, for selecting text
+    /// Do not capture the mouse (lets the terminal select text)
     #[arg(long)]
     no_mouse: bool,
 }
 
-/// The same for a dashboard.
+/// Screen options of a dashboard, which can also record its session.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct Session {
-    /// Write the session to a new file, which console replay plays
+    /// Record the session to a new file (play it with console replay)
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
     #[command(flatten)]
@@ -38,7 +38,7 @@ pub(super) struct Session {
 }
 
 impl Arrange {
-    /// The arrangement, with the keys of `keys.toml` in the configuration folder.
+    /// The preferences, with the key bindings of `keys.toml` in the configuration folder.
     pub(super) fn desk(&self) -> Result<Desk, Failure> {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let without_colour = variable("NO_COLOR").map(|_| ThemeName::Mono);
@@ -52,7 +52,7 @@ impl Arrange {
     }
 }
 
-/// Whether the locale's characters are UTF-8; so they are where no locale is set.
+/// Whether the locale uses UTF-8. It does if no locale is set.
 fn is_utf8(variable: &dyn Fn(&str) -> Option<String>) -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(variable);
     locale.is_none_or(|locale| {
@@ -61,17 +61,17 @@ fn is_utf8(variable: &dyn Fn(&str) -> Option<String>) -> bool {
     })
 }
 
-/// The operator's key file.
+/// The operator's key bindings file.
 pub(super) fn key_file() -> Option<PathBuf> {
     Some(config_folder()?.join("keys.toml"))
 }
 
-/// The keys in force.
+/// The active key bindings.
 pub(super) fn keys() -> Result<Keymap, Failure> {
     let Some(path) = key_file() else { return Ok(Keymap::default()) };
     let usage = |reason: String| Failure::Usage {
         message: format!("{}: {reason}", path.display()),
-        next: "correct that line, or move the file away; console keys shows the keys in force",
+        next: "correct the line, or move the file away; console keys prints the active key bindings",
     };
     let read = || -> io::Result<String> {
         if fs::metadata(&path)?.len() > KEY_FILE_BYTES_MAX {
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_locale_decides_by_its_first_variable_that_is_set() {
+    fn first_locale_variable_that_is_set_decides() {
         let check = |set: &[(&str, &str)]| {
             let set: Vec<(String, String)> =
                 set.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();

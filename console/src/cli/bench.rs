@@ -1,4 +1,10 @@
-//! `console bench`: measures nodes, or this machine by the brambled beside the console, with real work.
+//! `console bench`: measures nodes, or this machine with the brambled next to this program, with real work.
+use crate::cli::brambled::{child, tell_progress};
+use crate::cli::options::model_name;
+use clap::Args;
+use common::precision::KvFormat;
+use protocol::bench::{BENCH_REPEATS_MAX, BENCH_THREADS_MAX, BenchKernels, BenchNode, MATRIX_DEFAULT};
+use std::path::PathBuf;
 mod ab;
 mod drafts;
 mod load;
@@ -6,34 +12,28 @@ mod matrix;
 mod pages;
 mod run;
 
-use std::{ffi::OsString, io::IsTerminal, path::Path, process::Stdio, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context, anyhow, bail};
+use common::fault::Fault;
+use protocol::bench::Bench;
 use serde_json::{Value, json};
-use shared::{
-    protocol::{
-        bench::{BENCH_OUTPUT_BYTES_MAX, Bench},
-        error::Fault,
-    },
-    telemetry::{
-        BenchFound, BenchProgress, KernelBench, NodeBench,
-        bench::{kernels_table, node_table},
-    },
+use telemetry::{
+    BenchFound, BenchProgress, KernelBench, NodeBench,
+    bench::{kernels_table, node_table},
 };
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, BufReader},
-    process::Command,
     task::JoinSet,
     time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Failure, brambled, collectives, disaggregation,
-    exclude::find,
+    Failure, collectives, disaggregation,
     interrupts::Interrupts,
-    links, options, output,
-    reach::{Need, Reach},
+    links,
+    need::{Need, Reach},
+    nodes::find,
+    output,
 };
 use crate::client::{
     assign::report,
@@ -43,45 +43,45 @@ use crate::client::{
     with_port,
 };
 
-/// What else is measured.
+/// The other benchmarks.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub(super) enum BenchWhat {
-    /// Layouts against each other, taking turns, with a verdict
+    /// Compare layouts, measured in alternating rounds, with a verdict
     Ab(Box<ab::Ab>),
-    /// All-reduces: between the nodes of a topology on their links, or between threads of this machine
+    /// Time all-reduces between the nodes of a topology, or between threads of this machine
     Collectives(Box<collectives::Collectives>),
-    /// Drafts against none on a fixed set of prompts, taking turns: exit code 1 where they slow one down
+    /// Compare speculative decoding on and off on a fixed prompt set (exit 1 on a slowdown)
     Drafts(Box<drafts::Drafts>),
-    /// A prefill group against replicas that do both, on the same nodes: for which prompts roles are worth it
+    /// Compare a prefill group with replicas without roles on the same nodes, by prompt length
     Disagg(Box<disaggregation::Disaggregation>),
     /// Measure the links between nodes: round-trip time, throughput of each pair, and incast
     Links(links::Links),
-    /// Two matrices: exit code 1 where the second is worse by more than the noise of their repeats
+    /// Compare two matrices (exit 1 if the second is worse by more than the noise)
     Compare(pages::Compare),
-    /// Ranks and replicas by lengths of prompts and answers by requests at a time; goes on where it was stopped
+    /// Sweep ranks, replicas, prompt length, output length and concurrency; resumable
     Matrix(Box<matrix::Matrix>),
-    /// A page about a matrix, with three graphs
+    /// Write a report about a matrix, with three graphs
     Report(pages::Report),
-    /// A server's HTTP API under load: at a rate, from a trace, or so many requests at a time
+    /// Load the HTTP API of a server: at a request rate, from a trace, or with a fixed concurrency
     Serve(Box<load::Serve>),
 }
 
 impl BenchWhat {
-    /// The nodes that it is about.
+    /// The nodes that the command contacts.
     pub(super) fn reach(&mut self) -> Reach<'_> {
         match self {
             Self::Ab(ab) => Reach::Nodes(ab.nodes(), Need::Acts),
             Self::Matrix(matrix) => Reach::Nodes(matrix.nodes(), Need::Acts),
-            Self::Collectives(wanted) if wanted.local => Reach::Otherwise("measures this machine, as --local says"),
+            Self::Collectives(wanted) if wanted.local => Reach::Otherwise("measures this machine because of --local"),
             Self::Collectives(wanted) => Reach::Nodes(&mut wanted.nodes, Need::May),
             Self::Disagg(wanted) => Reach::Nodes(&mut wanted.nodes, Need::Acts),
             Self::Links(links) => Reach::Nodes(&mut links.nodes, Need::Acts),
-            Self::Drafts(_) | Self::Serve(_) => Reach::Otherwise("speaks to the HTTP API that --url names"),
-            Self::Compare(_) | Self::Report(_) => Reach::Otherwise("reads files of this machine"),
+            Self::Drafts(_) | Self::Serve(_) => Reach::Otherwise("uses the HTTP API given by --url"),
+            Self::Compare(_) | Self::Report(_) => Reach::Otherwise("reads local files"),
         }
     }
 
-    /// Whether an object is wanted.
+    /// Whether to print JSON.
     pub(super) fn json(&self) -> bool {
         match self {
             Self::Ab(ab) => ab.json,
@@ -97,10 +97,10 @@ impl BenchWhat {
     }
 }
 
-/// A node that was taken out must hold nothing within this.
+/// Time limit for an excluded node to release its shard.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// What one machine answered.
+/// The results of one machine.
 #[derive(Debug, Default)]
 struct Answer {
     address: String,
@@ -110,8 +110,8 @@ struct Answer {
     failure: Option<Failure>,
 }
 
-/// Runs the command. The first signal cancels what runs, the second ends it at once.
-pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
+/// Runs the command. The first signal cancels the running benchmark, the second ends the command at once.
+pub(super) async fn run(options: crate::cli::bench::BenchOptions) -> Result<u8, Failure> {
     match options.what {
         Some(BenchWhat::Ab(wanted)) => return ab::run(*wanted).await,
         Some(BenchWhat::Collectives(wanted)) => return collectives::run(*wanted).await,
@@ -126,7 +126,7 @@ pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
     }
     let nodes: Vec<String> = if options.local { Vec::new() } else { options.nodes.clone() };
     if nodes.is_empty() && !options.only.is_empty() {
-        let message = "no nodes named to find these among".into();
+        let message = "cannot select nodes by name: no nodes are given".into();
         return Err(Failure::Usage { message, next: "add --nodes A,B,.. or set BRAMBLE_NODES" });
     }
     let benches: Arc<Vec<Bench>> = Arc::new(options.benches(!nodes.is_empty()));
@@ -136,7 +136,7 @@ pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
     }
     let mut interrupts = Interrupts::listen()?;
     if nodes.is_empty() {
-        // What is dropped where it stands kills its child.
+        // Dropping the future kills the child process.
         let answer = interrupts.end(here(&options, &benches)).await?;
         show(options.json, &answer);
         return Ok(finish(options.json, &[answer]));
@@ -163,7 +163,7 @@ pub(super) async fn run(options: options::Bench) -> Result<u8, Failure> {
     }
 }
 
-/// Addresses of the nodes that were named by name or address; without any of all.
+/// The addresses of the nodes given by name or address in `only`; of all nodes if it is empty.
 async fn which(nodes: &[String], only: &[String]) -> Result<Vec<String>, Failure> {
     let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
     if only.is_empty() {
@@ -173,11 +173,11 @@ async fn which(nodes: &[String], only: &[String]) -> Result<Vec<String>, Failure
     only.iter().map(|who| find(&cluster, who).map(|index| addresses[index].clone())).collect()
 }
 
-/// One node after the other, or all at once; in both cases in the order in which they were named.
+/// Measures the nodes one after another, or all at once with `--parallel`. The results have the order of `nodes`.
 async fn ask_all(
     nodes: &[String],
     benches: &Arc<Vec<Bench>>,
-    options: &options::Bench,
+    options: &crate::cli::bench::BenchOptions,
     cancel: &CancellationToken,
 ) -> Vec<Answer> {
     let ask = |node: &String| of_node(node.clone(), Arc::clone(benches), cancel.clone());
@@ -215,7 +215,7 @@ async fn of_node(address: String, benches: Arc<Vec<Bench>>, cancel: Cancellation
     if let Err(fault) = settled(&session).await {
         return Answer { failure: Some(fault.into()), ..answer };
     }
-    let tell = |progress: &BenchProgress| tell(&session.identity.name, progress);
+    let tell = |progress: &BenchProgress| tell_progress(&session.identity.name, progress);
     for wanted in benches.iter() {
         match bench(&session, wanted.clone(), &tell, &cancel).await {
             Ok(found) => answer.take(found),
@@ -225,7 +225,7 @@ async fn of_node(address: String, benches: Arc<Vec<Bench>>, cancel: Cancellation
     answer
 }
 
-/// A node that was taken out a moment ago lets its shard go when the others do: that is waited for.
+/// Waits until a node that was excluded a moment ago has released its shard, at most [`SETTLE`].
 async fn settled(session: &Session) -> Result<(), Fault> {
     let deadline = Instant::now() + SETTLE;
     loop {
@@ -238,8 +238,8 @@ async fn settled(session: &Session) -> Result<(), Fault> {
     }
 }
 
-/// This machine, without a daemon.
-async fn here(options: &options::Bench, benches: &[Bench]) -> Result<Answer, Failure> {
+/// Measures this machine, without a daemon.
+async fn here(options: &crate::cli::bench::BenchOptions, benches: &[Bench]) -> Result<Answer, Failure> {
     let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
     let mut answer = Answer { name: host.unwrap_or_else(|| "here".into()), ..Answer::default() };
     for bench in benches {
@@ -249,66 +249,12 @@ async fn here(options: &options::Bench, benches: &[Bench]) -> Result<Answer, Fai
     Ok(answer)
 }
 
-async fn child(bench: &Bench, model: Option<&Path>, name: &str) -> anyhow::Result<BenchFound> {
-    let arguments = bench.arguments(model).context("links are measured by nodes: name them with --nodes")?;
-    let printed = printed(arguments, name).await?;
-    let found = match bench {
-        Bench::Node(_) => serde_json::from_slice(&printed).map(BenchFound::Node),
-        Bench::Kernels(_) => serde_json::from_slice(&printed).map(BenchFound::Kernels),
-        Bench::Network(_) => bail!("links are measured by nodes: name them with --nodes"),
-    };
-    found.context("brambled is of another release")
-}
-
-/// What the brambled beside this program prints as a child, which ends with it; tells of its progress as that of `name`.
-pub(super) async fn printed(arguments: Vec<OsString>, name: &str) -> anyhow::Result<Vec<u8>> {
-    let program = brambled::path()?;
-    let mut command = Command::new(&program);
-    command.args(arguments).kill_on_drop(true);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-    // Kept open: where it closes, the child ends.
-    let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let (out, err) = out.zip(err).context("brambled has no output")?;
-    let printing = async {
-        let mut bytes = Vec::new();
-        // What is cut off is no JSON, which is said below.
-        let _ = out.take(BENCH_OUTPUT_BYTES_MAX).read_to_end(&mut bytes).await;
-        bytes
-    };
-    let telling = async {
-        let mut lines = BufReader::new(err.take(BENCH_OUTPUT_BYTES_MAX)).lines();
-        let mut last = String::new();
-        while let Ok(Some(line)) = lines.next_line().await {
-            match line.parse() {
-                Ok(progress) => tell(name, &progress),
-                Err(_) => last = line,
-            }
-        }
-        last
-    };
-    let (printed, last) = tokio::join!(printing, telling);
-    let status = child.wait().await.context("cannot wait for brambled")?;
-    drop(stdin);
-    if !status.success() {
-        bail!(if last.is_empty() { anyhow!("brambled ended with {status}") } else { anyhow!(last) });
-    }
-    Ok(printed)
-}
-
-/// Tells what is measured now, where somebody watches.
-fn tell(name: &str, progress: &BenchProgress) {
-    if std::io::stderr().is_terminal() {
-        output::note(&format!("{}: {}", output::clean(name), output::clean(&progress.to_string())));
-    }
-}
-
 impl Answer {
     fn take(&mut self, found: BenchFound) {
         match found {
             BenchFound::Node(node) => self.node = Some(*node),
             BenchFound::Kernels(kernels) => self.kernels = Some(kernels),
-            // Only `bench links` asks for these.
+            // Only `bench links` requests these.
             BenchFound::Network(_) => {}
         }
     }
@@ -330,7 +276,7 @@ impl Answer {
     }
 }
 
-/// Prints an answer as soon as it is there; JSON waits for all of them.
+/// Prints the result of one machine. With JSON, only its failure: [`finish`] prints the results of all.
 fn show(json: bool, answer: &Answer) {
     if !json {
         output::line(&output::clean(&answer.lines().join("\n")));
@@ -340,11 +286,127 @@ fn show(json: bool, answer: &Answer) {
     }
 }
 
-/// Prints all answers as JSON; returns the exit code, which is that of the first failure.
+/// Prints all results if they are wanted as JSON. Returns the exit code of the first failure, or 0.
 fn finish(json: bool, answers: &[Answer]) -> u8 {
     if json {
         let list: Vec<Value> = answers.iter().map(Answer::object).collect();
         output::line(&json!({"nodes": list}).to_string());
     }
     answers.iter().find_map(|answer| answer.failure.as_ref()).map_or(0, Failure::code)
+}
+
+/// Options of `console bench`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_negates_reqs = true)]
+pub(super) struct BenchOptions {
+    #[command(subcommand)]
+    pub(super) what: Option<BenchWhat>,
+    /// Measure only these nodes, by name or address [default: all]
+    #[arg(value_name = "NODE", conflicts_with = "local")]
+    pub(super) only: Vec<String>,
+    /// Nodes to measure, one after another; each must be idle. Without nodes, this machine is measured, without a
+    /// daemon.
+    #[arg(skip)]
+    pub(super) nodes: Vec<String>,
+    /// Measure this machine with the brambled next to this program, even if BRAMBLE_NODES names nodes
+    #[arg(long)]
+    pub(super) local: bool,
+    /// Measure all nodes at the same time
+    #[arg(long)]
+    pub(super) parallel: bool,
+    /// Model file; each node looks up its name in its model folders
+    #[arg(long, value_name = "NAME|FILE", required_unless_present = "kernels")]
+    pub(super) model: Option<PathBuf>,
+    /// Measure matrix products only; without --model, of synthetic matrices
+    #[arg(long)]
+    kernels: bool,
+    /// Compute threads [default: all allowed cores; 1 for matrix products]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(BENCH_THREADS_MAX)))]
+    threads: Option<u16>,
+    /// Prompt lengths in tokens [default: 32,128,512 within the model's context]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', conflicts_with = "kernels")]
+    prefill: Vec<u32>,
+    /// Context lengths to decode at, in tokens [default: 0,1000,5000 within the model's context]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', conflicts_with = "kernels")]
+    context: Vec<u32>,
+    /// Tokens to decode at each context length
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    tokens: u32,
+    /// Repeats, of which the median is reported [default: 3; 9 for matrix products]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(BENCH_REPEATS_MAX)))]
+    repeats: Option<u32>,
+    /// Format of the KV cache: f16, q8_0 or f32
+    #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
+    kv: KvFormat,
+    /// MiB of memory to read for the bandwidth, which must exceed the caches [default: a quarter of the free
+    /// memory, at most 1024]
+    #[arg(long, value_name = "N")]
+    read_mib: Option<u32>,
+    /// Formats of matrix products, in the names of llama.cpp [default: all, or those of the model]
+    #[arg(long, value_name = "FORMAT,..", value_delimiter = ',')]
+    formats: Vec<String>,
+    /// Kernel tables for matrix products; all: every table that the machine can run [default: the one in use]
+    #[arg(long, value_name = "TABLE,..", value_delimiter = ',')]
+    tables: Vec<String>,
+    /// Token counts of matrix products [default: 1,4,8,128]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    product_tokens: Vec<u32>,
+    /// Largest number of rows of matrix products
+    #[arg(long, value_name = "N", default_value_t = MATRIX_DEFAULT)]
+    rows: u32,
+    /// Columns of synthetic matrices
+    #[arg(long, value_name = "N", default_value_t = MATRIX_DEFAULT)]
+    columns: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl BenchOptions {
+    /// The nodes that the command contacts.
+    pub(super) fn reach(&mut self) -> Reach<'_> {
+        match &mut self.what {
+            Some(what) => what.reach(),
+            None if self.local => Reach::Otherwise("measures this machine because of --local"),
+            None => Reach::Nodes(&mut self.nodes, Need::May),
+        }
+    }
+
+    /// Whether to print JSON.
+    pub(super) fn json(&self) -> bool {
+        match &self.what {
+            Some(what) => what.json(),
+            None => self.json,
+        }
+    }
+
+    /// The benchmarks to run: the whole model, then its matrix products. Nodes receive the model's name, this
+    /// machine its path.
+    pub(super) fn benches(&self, on_nodes: bool) -> Vec<protocol::bench::Bench> {
+        let model = self.model.as_ref().map(|model| model.to_string_lossy().into_owned());
+        let model = model.map(|model| if on_nodes { model_name(&model) } else { model });
+        let node = model.clone().filter(|_| !self.kernels).map(|model| {
+            protocol::bench::Bench::Node(BenchNode {
+                model,
+                threads: self.threads,
+                prefill: self.prefill.clone(),
+                context: self.context.clone(),
+                tokens: self.tokens,
+                repeats: self.repeats.unwrap_or(3),
+                kv: self.kv,
+                read_mib: self.read_mib,
+            })
+        });
+        let kernels = protocol::bench::Bench::Kernels(BenchKernels {
+            model,
+            threads: self.threads.unwrap_or(1),
+            formats: self.formats.clone(),
+            tables: self.tables.clone(),
+            tokens: self.product_tokens.clone(),
+            rows: self.rows,
+            columns: self.columns,
+            repeats: self.repeats.unwrap_or(9),
+        });
+        node.into_iter().chain([kernels]).collect()
+    }
 }

@@ -1,10 +1,11 @@
-//! `console chat`: a conversation over the HTTP API, kept in the messages of each request. Ctrl-C cancels the answer.
+//! `console chat`: a conversation over the HTTP API. Each request carries all previous messages. Ctrl-C cancels an
+//! answer.
 use std::io::{BufRead, IsTerminal, Read, stdin};
 
 use anyhow::anyhow;
 use clap::Args;
+use common::chat::PROMPT_BYTES_MAX;
 use serde_json::{Value, json};
-use shared::protocol::message::PROMPT_BYTES_MAX;
 use tokio::sync::mpsc::{Receiver, channel};
 
 use super::{
@@ -20,16 +21,16 @@ use crate::http::{Api, Ask, Kind, new_request_id};
 /// Options of `console chat`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Chat {
-    /// What the model is told before everything else
+    /// System prompt
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Say this, print the answer and end [default: turns from the terminal or standard input, one a line]
+    /// Send this prompt, print the answer and exit [default: read prompts from standard input, one per line]
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// The model's name [default: the one served]
+    /// Name of the model [default: the served model]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Print one JSON object an answer
+    /// Print one JSON object per answer
     #[arg(long)]
     pub(super) json: bool,
     #[command(flatten)]
@@ -38,7 +39,7 @@ pub(super) struct Chat {
     sampling: Sampling,
 }
 
-/// A conversation.
+/// The messages of a conversation, and the total length of their texts in bytes.
 #[derive(Clone, Debug, Default)]
 struct Conversation {
     messages: Vec<Value>,
@@ -59,14 +60,14 @@ impl Conversation {
         self.messages.push(json!({"role": role, "content": text}));
     }
 
-    /// Takes the last message back.
+    /// Removes the last message.
     fn unsay(&mut self) {
         let last = self.messages.pop();
         self.bytes -= last.and_then(|last| last["content"].as_str().map(str::len)).unwrap_or(0);
     }
 }
 
-/// What a line of the user means.
+/// A line of input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Line {
     Say(String),
@@ -91,7 +92,7 @@ impl Line {
 /// Runs the command.
 pub(super) async fn run(options: Chat) -> Result<u8, Failure> {
     if options.endpoint.url.is_empty() {
-        let message = "no server named".into();
+        let message = "no server given".into();
         return Err(Failure::Usage { message, next: "add --url http://NODE:9980" });
     }
     let apis = options.endpoint.apis();
@@ -104,7 +105,7 @@ pub(super) async fn run(options: Chat) -> Result<u8, Failure> {
     }
     let is_watched = stdin().is_terminal() && std::io::stderr().is_terminal();
     if is_watched {
-        output::note(&output::clean(&format!("{model}; /help for commands, Ctrl-D ends")));
+        output::note(&output::clean(&format!("{model}; /help lists the commands, Ctrl-D quits")));
     }
     let mut lines = lines();
     loop {
@@ -119,15 +120,15 @@ pub(super) async fn run(options: Chat) -> Result<u8, Failure> {
         match Line::read(&line?) {
             Line::Quit => return Ok(0),
             Line::Nothing => {}
-            Line::Help => output::note("/clear forgets the conversation, /quit ends, Ctrl-C cancels an answer"),
+            Line::Help => output::note("/clear starts a new conversation, /quit quits, Ctrl-C cancels an answer"),
             Line::Clear => conversation = Conversation::new(options.system.as_deref()),
             Line::Say(text) => {
                 match turn(&options, &apis, &model, &mut conversation, &text, &mut interrupts).await {
-                    // Only Ctrl-C cancels an answer alone.
+                    // In an interactive chat, Ctrl-C cancels only the answer; other signals end the command.
                     Ok(Outcome { interrupted: Some(code), .. }) if code != 130 || !is_watched => return Ok(code),
                     Ok(_) if output::is_closed() => return Ok(0),
                     Ok(_) => {}
-                    // Whoever types can say it again.
+                    // In an interactive chat, the user can retry.
                     Err(failure) if is_watched => drop(failure.report(false)),
                     Err(failure) => return Err(failure),
                 }
@@ -136,7 +137,7 @@ pub(super) async fn run(options: Chat) -> Result<u8, Failure> {
     }
 }
 
-/// One turn: what the user says and the answer become part of the conversation, unless it fails.
+/// Sends the user's text. The text and the answer become part of the conversation, unless the request fails.
 async fn turn(
     options: &Chat,
     apis: &[Api],
@@ -147,7 +148,7 @@ async fn turn(
 ) -> Result<Outcome, Failure> {
     if conversation.bytes + text.len() > PROMPT_BYTES_MAX {
         let message = format!("the conversation is longer than {PROMPT_BYTES_MAX} bytes");
-        return Err(Failure::Usage { message, next: "/clear" });
+        return Err(Failure::Usage { message, next: "start a new conversation with /clear" });
     }
     let request = options.sampling.request(String::new(), 0);
     conversation.say("user", text);
@@ -167,7 +168,7 @@ async fn turn(
     }
 }
 
-/// Lines of standard input, read by a thread of their own, which ends with the program.
+/// Lines of standard input, read by a separate thread, which ends with the program.
 fn lines() -> Receiver<Result<String, Failure>> {
     let (sender, receiver) = channel(1);
     std::thread::spawn(move || {
@@ -177,7 +178,7 @@ fn lines() -> Receiver<Result<String, Failure>> {
             let result = match read {
                 Ok(0) => return,
                 Ok(count) if count > PROMPT_BYTES_MAX => {
-                    Err(anyhow!("a line of more than {PROMPT_BYTES_MAX} bytes").into())
+                    Err(anyhow!("an input line is longer than {PROMPT_BYTES_MAX} bytes").into())
                 }
                 Ok(_) => Ok(line),
                 Err(error) => Err(anyhow!("cannot read standard input: {error}").into()),
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_lines_of_their_own() {
+    fn only_whole_lines_are_commands() {
         for (text, line) in
             [("/quit\n", Line::Quit), ("  \n", Line::Nothing), ("/clear", Line::Clear), ("/help ", Line::Help)]
         {
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_failed_leaves_no_trace_in_the_conversation() {
+    fn failed_turn_leaves_conversation_unchanged() {
         let mut conversation = Conversation::new(Some("be short"));
         conversation.say("user", "hello");
         conversation.unsay();

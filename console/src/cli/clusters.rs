@@ -1,4 +1,5 @@
-//! `console clusters`: clusters that are kept by name. Where none is named, the chosen one is used, or the only one.
+//! `console clusters`: clusters saved by name. A command without `--cluster` and nodes uses the default cluster: the
+//! one chosen with `console clusters use`, or the only one.
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -7,16 +8,16 @@ use serde_json::{Value, json};
 use super::{Failure, confirm::Rehearsal, options::node, output};
 use crate::clusters::{Clusters, ClustersError, Kept, check_name, default_path};
 
-/// `console clusters`.
+/// Subcommands of `console clusters`.
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum Command {
-    /// Show the clusters that are kept, and which of them is used where none is named
+    /// List the saved clusters; an asterisk marks the default
     List(List),
-    /// Keep a cluster, or change what is kept of it
+    /// Save a cluster, or replace a saved one
     Add(Add),
-    /// Forget a cluster; its nodes hear nothing of it
+    /// Remove a saved cluster; its nodes are not contacted
     Remove(Named),
-    /// Use this one where none is named
+    /// Make a saved cluster the default
     Use(Named),
 }
 
@@ -31,13 +32,13 @@ pub(super) struct List {
 /// Options of `console clusters add`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Add {
-    /// A name for it
+    /// Name of the cluster
     #[arg(value_name = "NAME", value_parser = cluster_name)]
     name: String,
-    /// Its nodes as ADDRESS[:PORT], in the order replica, stage, rank
+    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank
     #[arg(value_name = "NODE", value_delimiter = ',', required = true, value_parser = node)]
     addresses: Vec<String>,
-    /// File with its key [default: the usual one]
+    /// Key file of the cluster [default: ~/.config/bramble/cluster.key]
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
     #[command(flatten)]
@@ -47,10 +48,10 @@ pub(super) struct Add {
     json: bool,
 }
 
-/// A cluster by its name.
+/// Arguments of the commands that take the name of a saved cluster.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Named {
-    /// The cluster
+    /// Name of the cluster
     #[arg(value_name = "NAME")]
     name: String,
     #[command(flatten)]
@@ -60,7 +61,7 @@ pub(super) struct Named {
     json: bool,
 }
 
-/// A name that a cluster can have.
+/// Parses the name of a cluster.
 pub(super) fn cluster_name(text: &str) -> Result<String, String> {
     check_name(text).map(|()| text.into())
 }
@@ -68,12 +69,12 @@ pub(super) fn cluster_name(text: &str) -> Result<String, String> {
 impl From<ClustersError> for Failure {
     fn from(error: ClustersError) -> Self {
         let next = match &error {
-            ClustersError::Io { .. } => "make the folder writable, or name the nodes with --nodes",
+            ClustersError::Io { .. } => "make the folder writable, or pass the nodes with --nodes",
             ClustersError::Refused { .. } => {
-                "correct the file, or remove it and keep them anew with console clusters add"
+                "correct the file, or remove it and save the clusters again with console clusters add"
             }
             ClustersError::Unknown { .. } => {
-                "console clusters list shows them; console clusters add NAME NODE.. keeps one"
+                "list the saved clusters with console clusters list, or save one with console clusters add NAME NODE.."
             }
         };
         match error {
@@ -83,16 +84,16 @@ impl From<ClustersError> for Failure {
     }
 }
 
-/// The file with the clusters.
+/// The file of the saved clusters.
 pub(super) fn path() -> Result<PathBuf, Failure> {
     default_path().ok_or_else(|| Failure::Usage {
-        message: "there is no home folder to keep clusters in".into(),
-        next: "set HOME or XDG_CONFIG_HOME, or name the nodes with --nodes",
+        message: "cannot save clusters: there is no home folder".into(),
+        next: "set HOME or XDG_CONFIG_HOME, or pass the nodes with --nodes",
     })
 }
 
 impl Command {
-    /// Whether an object is wanted.
+    /// Whether to print JSON.
     pub(super) fn json(&self) -> bool {
         match self {
             Self::List(list) => list.json,
@@ -112,29 +113,29 @@ pub(super) fn run(command: Command) -> Result<u8, Failure> {
             return Ok(0);
         }
         Command::Add(Add { name, addresses, key_file, rehearsal, json }) => {
-            // Another folder may be the current one next time.
+            // The next command may run in another folder.
             let key = key_file.map(std::path::absolute).transpose().map_err(anyhow::Error::from)?;
             let count = addresses.len();
             clusters.all.insert(name.clone(), Kept { nodes: addresses, key });
             let is_default = clusters.default_cluster().is_some_and(|(used, _)| used == name);
             let how = if is_default {
-                "used where none is named"
+                "the default"
             } else {
-                "used with --cluster; console clusters use makes it the default"
+                "not the default; use it with --cluster, or make it the default with console clusters use"
             };
             let nodes = if count == 1 { "node" } else { "nodes" };
-            (name, format!("is kept, {count} {nodes}; it is {how}"), rehearsal, json)
+            (name, format!("is saved with {count} {nodes}; it is {how}"), rehearsal, json)
         }
         Command::Remove(Named { name, rehearsal, json }) => {
             clusters.named(&name)?;
             clusters.all.remove(&name);
             clusters.default.take_if(|default| *default == name);
-            (name, "is forgotten".into(), rehearsal, json)
+            (name, "is removed".into(), rehearsal, json)
         }
         Command::Use(Named { name, rehearsal, json }) => {
             clusters.named(&name)?;
             clusters.default = Some(name.clone());
-            (name, "is used where none is named".into(), rehearsal, json)
+            (name, "is now the default".into(), rehearsal, json)
         }
     };
     if !rehearsal.is_real(&format!("cluster {name} {said}"), &object(&clusters), json) {
@@ -149,7 +150,8 @@ pub(super) fn run(command: Command) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A kept cluster gets or loses nodes: where that cannot be written, the command has worked all the same, and says so.
+/// Adds nodes to a saved cluster, or removes them. The command that calls this has already succeeded, so a failure is
+/// only reported.
 pub(super) fn follow(cluster: Option<&str>, add: &[String], remove: &[String]) {
     let Some(name) = cluster else { return };
     let written = || -> Result<bool, Failure> {
@@ -162,9 +164,9 @@ pub(super) fn follow(cluster: Option<&str>, add: &[String], remove: &[String]) {
         Ok(has_changed)
     };
     match written() {
-        Ok(true) => output::note(&format!("the kept cluster {name} has changed with it")),
+        Ok(true) => output::note(&format!("updated the nodes of the saved cluster {name}")),
         Ok(false) => {}
-        Err(failure) => output::note(&format!("console: the kept cluster {name} does not follow: {failure}")),
+        Err(failure) => output::note(&format!("console: cannot update the saved cluster {name}: {failure}")),
     }
 }
 
@@ -179,7 +181,7 @@ fn show(clusters: &Clusters, json: bool) {
         return output::line(&object(clusters).to_string());
     }
     if clusters.all.is_empty() {
-        return output::line("no cluster is kept; next: console clusters add NAME NODE..");
+        return output::line("no saved clusters; next: console clusters add NAME NODE..");
     }
     let used = clusters.default_cluster().map(|(name, _)| name);
     for (name, kept) in &clusters.all {

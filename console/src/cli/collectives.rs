@@ -1,22 +1,21 @@
-//! `console bench collectives`: times all-reduces between the nodes of a topology, by their running engines on their own links,
-//! or between threads of this machine by the brambled beside the console. One table for both, as nccl-tests have it.
+//! `console bench collectives`: times all-reduces between the nodes of a topology, in their running engines on the
+//! links of the topology, or between threads of this machine, with the brambled next to this program. Both print the
+//! same table, in the style of nccl-tests.
 use std::{ffi::OsString, str::FromStr};
 
 use anyhow::Context;
 use clap::Args;
-use serde_json::json;
-use shared::{
-    protocol::bench::{
-        BENCH_RANKS, BENCH_REDUCES_MAX, BENCH_VALUES_MAX, BenchLinks, LINK_TOKENS_DEFAULT, REDUCES_DEFAULT,
-    },
-    schedule::Algorithm,
-    telemetry::bench::{CollectiveBench, collectives_table},
-    topology::Exchange,
+use collectives::Algorithm;
+use common::precision::Exchange;
+use protocol::bench::{
+    BENCH_RANKS, BENCH_REDUCES_MAX, BENCH_VALUES_MAX, BenchLinks, LINK_TOKENS_DEFAULT, REDUCES_DEFAULT,
 };
+use serde_json::json;
+use telemetry::bench::{CollectiveBench, collectives_table};
 
 use super::{
     Failure,
-    bench::printed,
+    brambled::printed,
     confirm::Consent,
     interrupts::Interrupts,
     obtain::{Obtained, obtain},
@@ -30,29 +29,31 @@ const NEXT: &str = "console bench collectives --help";
 /// Options of `console bench collectives`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Collectives {
-    /// The first stage of the first replica is timed. Without nodes: this machine, without a daemon.
+    /// The nodes, of which the first stage of the first replica is timed. Without nodes, this machine is measured,
+    /// without a daemon.
     #[arg(skip)]
     pub(super) nodes: Vec<String>,
-    /// Time threads of this machine, also where BRAMBLE_NODES names nodes
+    /// Time threads of this machine, even if BRAMBLE_NODES names nodes
     #[arg(long)]
     pub(super) local: bool,
-    /// Model file, for nodes: it is assigned where it does not serve, and its hidden vector is what is summed
+    /// Model file (on nodes): assigned unless it is already served; the tensors have the size of its hidden vector
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "local")]
     model: Option<String>,
-    /// Ranks of this machine [default: 2]
+    /// Number of ranks on this machine [default: 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(BENCH_RANKS))]
     ranks: Option<u16>,
-    /// Tensors: tokens on nodes [default: 1,16,128], TOKENSxCOLUMNS on this machine [default: 1x2048,16x2048,128x2048]
+    /// Tensor sizes: TOKENS on nodes [default: 1,16,128], TOKENSxCOLUMNS on this machine [default:
+    /// 1x2048,16x2048,128x2048]
     #[arg(long, value_name = "T|TxC,..", value_delimiter = ',')]
     sizes: Vec<Size>,
     /// Algorithms [default: all]
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = <Algorithm as FromStr>::from_str)]
     algorithms: Vec<Algorithm>,
-    /// All-reduces of each kind and size; on nodes fewer where ten seconds do not suffice
+    /// All-reduces per algorithm and size; on nodes fewer if they would take longer than ten seconds
     #[arg(long, value_name = "N", default_value_t = REDUCES_DEFAULT,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(BENCH_REDUCES_MAX)))]
     repeats: u32,
-    /// Waiting threads of this machine spin: only with a core for each
+    /// Let waiting threads of this machine spin; needs a core per rank
     #[arg(long)]
     spin: bool,
     #[command(flatten)]
@@ -64,7 +65,7 @@ pub(super) struct Collectives {
     pub(super) json: bool,
 }
 
-/// The shape of a tensor; the columns may be the model's.
+/// The shape of a tensor. Without `columns`, the model's hidden vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Size {
     tokens: u32,
@@ -89,10 +90,11 @@ impl FromStr for Size {
 pub(super) async fn run(options: Collectives) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
     if options.local || options.nodes.is_empty() {
-        // What is dropped where it stands kills its child.
+        // Dropping the future kills the child process.
         let arguments = options.arguments()?;
         let text = interrupts.end(printed(arguments, "here")).await?;
-        let found: CollectiveBench = serde_json::from_slice(&text).context("brambled is of another release")?;
+        let found: CollectiveBench =
+            serde_json::from_slice(&text).context("brambled and console have different releases")?;
         options.show(&found, &json!(found), &[]);
         return Ok(0);
     }
@@ -109,23 +111,23 @@ pub(super) async fn run(options: Collectives) -> Result<u8, Failure> {
     object["topology"] = json!(topology.layout.to_string());
     object["epoch"] = json!(assigned.epoch.0);
     let is_part = stage.len() < topology.members.len();
-    let note = format!("timed: the first stage of the first replica of {}; the others were not", topology.layout);
+    let note = format!("measured only the first stage of the first replica of {}", topology.layout);
     options.show(&found, &object, if is_part { std::slice::from_ref(&note) } else { &[] });
     Ok(0)
 }
 
 impl Collectives {
-    /// The model and what its head is asked for.
+    /// The model, and the request to its head.
     fn links(&self) -> Result<(String, BenchLinks), Failure> {
         let usage = |message: String| Failure::Usage { message, next: NEXT };
         if self.ranks.is_some() || self.spin {
-            return Err(usage("--ranks and --spin are for this machine; nodes have --topology, or add --local".into()));
+            return Err(usage("--ranks and --spin apply only to this machine; use --topology, or add --local".into()));
         }
         let Some(model) = self.model.clone() else {
-            return Err(usage("nodes sum the hidden vector of a model; name one with --model, or add --local".into()));
+            return Err(usage("a benchmark on nodes needs a model: pass it with --model, or add --local".into()));
         };
         if let Some(columns) = self.sizes.iter().find_map(|size| size.columns) {
-            return Err(usage(format!("{columns} columns: on nodes a size is TOKENS, the columns are the model's")));
+            return Err(usage(format!("{columns} columns: on nodes a size is TOKENS, the model sets the columns")));
         }
         let tokens: Vec<u32> = self.sizes.iter().map(|size| size.tokens).collect();
         let tokens = if tokens.is_empty() { LINK_TOKENS_DEFAULT.to_vec() } else { tokens };
@@ -136,16 +138,16 @@ impl Collectives {
         Ok((model, wanted))
     }
 
-    /// The command line of brambled that times threads.
+    /// The brambled arguments for a benchmark of threads.
     fn arguments(&self) -> Result<Vec<OsString>, Failure> {
         let usage = |message: String| Failure::Usage { message, next: NEXT };
         if self.model.is_some() {
-            return Err(usage("threads of this machine need no model; name --nodes for it".into()));
+            return Err(usage("a benchmark of threads uses no model: remove --model, or pass --nodes".into()));
         }
         let mut sizes = Vec::with_capacity(self.sizes.len());
         for Size { tokens, columns } in &self.sizes {
             let Some(columns) = columns else {
-                return Err(usage(format!("size {tokens} has no columns: on this machine it is TOKENSxCOLUMNS")));
+                return Err(usage(format!("size {tokens} has no columns: on this machine a size is TOKENSxCOLUMNS")));
             };
             if u64::from(*tokens) * u64::from(*columns) > BENCH_VALUES_MAX as u64 {
                 return Err(usage(format!("size {tokens}x{columns}: a tensor has at most {BENCH_VALUES_MAX} values")));
@@ -181,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_is_tokens_with_or_without_columns() {
+    fn size_has_tokens_and_optional_columns() {
         assert_eq!("16".parse(), Ok(Size { tokens: 16, columns: None }));
         assert_eq!("1x2048".parse(), Ok(Size { tokens: 1, columns: Some(2048) }));
         for bad in ["", "0", "x", "1x", "x2", "1x0", "-1", "1x2x3", "99999999999"] {

@@ -1,5 +1,5 @@
-//! The one way in which commands that act ask: they say what will happen and ask on a terminal; without one they refuse and name `--yes`;
-//! with `--dry-run` they say it and do nothing.
+//! Confirmation of commands that change the cluster. They describe the change and ask on a terminal. Without a terminal
+//! they refuse and name `--yes`. With `--dry-run` they describe the change and do nothing.
 use std::io::{IsTerminal, stdin};
 
 use clap::Args;
@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 
 use super::{Failure, output};
 
-/// For what adds something and replaces nothing: it is not asked about, but can be tried.
+/// For commands that add something and replace nothing: they do not ask, but have a dry run.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub(super) struct Rehearsal {
-    /// Say what would be done, and do nothing
+    /// Show the planned change without making it
     #[arg(long)]
     dry_run: bool,
 }
 
 impl Rehearsal {
-    /// Whether it is to be done for real; else says what would be done, `plan` with --json.
+    /// Whether to execute the command. In a dry run, prints `what`, and with `json` also `plan`.
     pub(super) fn is_real(self, what: &str, plan: &Value, json: bool) -> bool {
         if self.dry_run {
             say_plan(what, plan, json);
@@ -33,34 +33,34 @@ fn say_plan(what: &str, plan: &Value, json: bool) {
     }
 }
 
-/// Whether something may be done.
+/// The operator's consent to a change.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub(super) struct Consent {
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     pub(super) yes: bool,
-    /// Say what would be done, and do nothing
+    /// Show the planned change without making it
     #[arg(long, conflicts_with = "yes")]
     pub(super) dry_run: bool,
 }
 
 impl Consent {
-    /// Whether a question can be asked, or was answered beforehand: looked at before anything is dialled.
+    /// Checks, before any node is contacted, that the question can be asked or was answered by an option.
     ///
     /// # Errors
-    /// There is no terminal to ask on, and no `--yes`.
+    /// There is neither a terminal to ask on nor `--yes`.
     pub(super) fn check(self) -> Result<(), Failure> {
         if self.yes || self.dry_run || stdin().is_terminal() && std::io::stderr().is_terminal() {
             return Ok(());
         }
-        let message = "this needs a yes, and there is no terminal to ask on".into();
-        Err(Failure::Usage { message, next: "add --yes, or --dry-run to see what would be done" })
+        let message = "this needs a confirmation, and there is no terminal to ask on".into();
+        Err(Failure::Usage { message, next: "add --yes, or --dry-run to see the planned change" })
     }
 
-    /// As [`Self::check`] and [`Self::obtain`], for what is asked only where something would be lost.
+    /// [`Self::check`] and [`Self::obtain`] in one, for commands that ask only if something would be lost.
     ///
     /// # Errors
-    /// There is no terminal to ask on, with what would be lost; or the answer was no.
+    /// There is neither a terminal to ask on nor `--yes` (the message contains `question`), or the answer was no.
     pub(super) async fn obtain_late(self, question: &str, plan: &Value, json: bool) -> Result<bool, Failure> {
         if let Err(Failure::Usage { message, next }) = self.check() {
             return Err(Failure::Usage { message: format!("{question} {message}"), next });
@@ -68,8 +68,8 @@ impl Consent {
         self.obtain(question, plan, json).await
     }
 
-    /// Whether to go on: asks on the terminal, unless it was answered beforehand. With `--dry-run` it says what would be done, `plan` with
-    /// --json, and the answer is no.
+    /// Whether to continue: asks on the terminal, unless `--yes` was given. `false` in a dry run, which prints the
+    /// question as a statement, and with `json` also `plan`.
     ///
     /// # Errors
     /// The answer was no.
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_yes_goes_on_and_a_dry_run_does_not() {
+    async fn yes_continues_and_dry_run_does_not() {
         let obtain = async |consent: Consent| {
             consent.check().expect("it is answered");
             consent.obtain("Stop it?", &Value::Null, true).await.expect("it is answered")

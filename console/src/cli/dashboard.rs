@@ -1,7 +1,7 @@
-//! The dashboard from the command line.
+//! Opens the dashboard from the command line.
 use std::io::IsTerminal;
 
-use shared::protocol::message::Generate;
+use protocol::message::Generate;
 
 use super::{Failure, arrange::Session, first, options};
 use crate::{
@@ -11,17 +11,17 @@ use crate::{
     wanted::Asked,
 };
 
-/// Between two reports of a node.
+/// Interval of the reports of a node, in milliseconds.
 const WATCH_MS: u32 = 250;
 
-/// Opens the dashboard on the nodes that were named.
+/// Opens the dashboard on the given nodes.
 pub(super) async fn run(mut options: options::Dashboard, readonly: bool) -> Result<u8, Failure> {
     if options.nodes.is_empty() && has_terminal() {
         options.nodes = first::ask().await?;
     }
     if options.nodes.is_empty() {
-        let message = "no nodes named".into();
-        let next = "console --nodes A,B,..; or console demo to try it on this machine; or console --help";
+        let message = "no nodes given".into();
+        let next = "run console --nodes A,B,.., or try console demo on this machine, or see console --help";
         return Err(Failure::Usage { message, next });
     }
     if !has_terminal() {
@@ -33,12 +33,13 @@ pub(super) async fn run(mut options: options::Dashboard, readonly: bool) -> Resu
     show(options.nodes, asked, String::new(), request, readonly, options.session).await
 }
 
-/// Whether a screen can be drawn and keys be read.
+/// Whether this process can render a screen and read keys.
 pub(super) fn has_terminal() -> bool {
     std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
 }
 
-/// Runs the dashboard to its end. `request` is what each prompt is sent with; a `readonly` one only looks.
+/// Runs the dashboard until it is closed. Each prompt is sent with the parameters of `request`. `readonly`: the
+/// dashboard changes nothing.
 pub(super) async fn show(
     nodes: Vec<String>,
     asked: Option<Asked>,

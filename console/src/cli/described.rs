@@ -1,16 +1,18 @@
-//! Reads hypothetical nodes, which may differ, from a TOML file, for `console plan --described`.
+//! Reads hypothetical nodes, which need not be equal, from a TOML file for `console plan --described`.
 use std::{collections::HashSet, fs::File, io::Read, path::Path};
 
 use anyhow::Context;
-use serde::Deserialize;
-use shared::{
+use common::limits::NODES_MAX;
+use planner::{
+    cost::PlanNode,
+    holding::PANEL_ROWS,
     simulate::{Link, NodeProfile},
-    topology::{cost::PlanNode, memory::PANEL_ROWS, spec::NODES_MAX},
 };
+use serde::Deserialize;
 
 use super::Failure;
 
-/// Most bytes of such a file.
+/// Maximum size of the file in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Debug, Deserialize)]
@@ -25,12 +27,12 @@ struct Node {
     name: String,
     #[serde(default = "pi5")]
     profile: String,
-    /// Share of the profile's.
+    /// Speed relative to the profile.
     #[serde(default = "one")]
     speed: f64,
     /// Memory for the shard, its KV cache and its working buffers, in MiB.
     free_mib: u64,
-    /// Rate of its link; without it that of --bandwidth-mbit.
+    /// Rate of its link in Mb/s; by default that of --bandwidth-mbit.
     link_mbit: Option<u64>,
 }
 
@@ -42,10 +44,10 @@ fn one() -> f64 {
     1.0
 }
 
-/// The nodes of a file; `link` is that of nodes without a rate of their own, and the latency of all.
+/// The nodes of a file. `link`: the latency of all links, and the rate of nodes without `link_mbit`.
 ///
 /// # Errors
-/// It cannot be read, has none or too many, or a value out of bounds.
+/// The file cannot be read, has no nodes or too many, or a value is out of bounds.
 pub(super) fn nodes(path: &Path, link: Link) -> Result<Vec<PlanNode>, Failure> {
     let reading = || format!("cannot read {}", path.display());
     let usage = |message: String| Failure::Usage {
@@ -53,7 +55,7 @@ pub(super) fn nodes(path: &Path, link: Link) -> Result<Vec<PlanNode>, Failure> {
         next: "add a [[node]] table per node: name, free_mib, optionally profile (pi4, pi5), speed (0.01 to 100) and link_mbit",
     };
     let mut text = String::new();
-    // A device has no length of its own.
+    // Limits the read itself, because a device reports no length.
     File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_string(&mut text)).with_context(reading)?;
     if text.len() as u64 > BYTES_MAX {
         return Err(usage(format!("longer than {BYTES_MAX} bytes")));
@@ -64,7 +66,7 @@ pub(super) fn nodes(path: &Path, link: Link) -> Result<Vec<PlanNode>, Failure> {
 fn parse(text: &str, link: Link) -> Result<Vec<PlanNode>, String> {
     let file: Described = toml::from_str(text).map_err(|error| error.to_string())?;
     if file.node.is_empty() || file.node.len() > NODES_MAX {
-        return Err(format!("{} nodes, from 1 to {NODES_MAX} can be planned for", file.node.len()));
+        return Err(format!("{} nodes, expected 1 to {NODES_MAX}", file.node.len()));
     }
     let mut names = HashSet::new();
     if let Some(node) = file.node.iter().find(|node| !names.insert(node.name.as_str())) {
@@ -106,7 +108,7 @@ mod tests {
             ("node = []", "0 nodes"),
             ("[[node]]\nname = \"a\"\nfree_mib = 1\nspeed = 0", "a: speed 0"),
             ("[[node]]\nname = \"a\"\nfree_mib = 1\nspeed = nan", "a: speed NaN"),
-            ("[[node]]\nname = \"a\"\nfree_mib = 1\nprofile = \"pi6\"", "a: \"pi6\""),
+            ("[[node]]\nname = \"a\"\nfree_mib = 1\nprofile = \"pi6\"", "a: unknown machine profile \"pi6\""),
             ("[[node]]\nname = \"a\"\nfree_mib = 1\n[[node]]\nname = \"a\"\nfree_mib = 2", "a is described twice"),
             ("[[node]]\nname = \"a\"\nfree = 1", "free"),
             ("[[node]]\nname = \"a\"\nfree_mib = 1\nlink_mbit = 0", "a: link_mbit 0"),

@@ -1,50 +1,44 @@
-//! `console bench disagg`: the same nodes with a prefill group and without, for prompts of several lengths beside running answers: when
-//! the first token comes, what the answers notice, and whether the roles are worth it.
+//! `console bench disagg`: compares the same nodes with and without a prefill group, for several prompt lengths while
+//! other requests decode: TTFT, the slowdown of the decoding requests, and whether the roles are worth it.
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
 use clap::Args;
+use common::{fault::Fault, ids::MemberIndex, latency::ratio, limits::KV_BLOCK_LENGTH, sampling::SamplingParameters};
+use protocol::message::{Generate, Prompt};
 use serde_json::{Value, json};
-use shared::{
-    ids::MemberIndex,
-    latency::ratio,
-    protocol::{
-        error::Fault,
-        message::{Generate, Prompt},
-    },
-    sampling::SamplingParameters,
-    topology::{Layout, Topology, spec::KV_BLOCK_LENGTH},
-};
 use tokio::{
     sync::mpsc::channel,
     task::JoinSet,
     time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
+use topology::{Layout, Topology};
 
 use super::{
     Failure,
     confirm::Consent,
-    generate::{assign_and_tell, complete, head, transfer},
+    generate::{complete, head, transfer},
     interrupts::Interrupts,
     obtain::clear_way,
     options::{Assignment, layout},
     output,
+    sessions::assign_and_tell,
 };
-use crate::client::{assign::identify, event::GenerateEvent, generate::generate, session::Session};
+use crate::client::{event::GenerateEvent, generate::generate, identify::identify, session::Session};
 
 const NEXT: &str = "console bench disagg --help";
-/// Times between tokens of each answer before a prompt comes.
+/// Gaps between tokens that each background request must have before the prompt is sent.
 const QUIET_GAPS: usize = 48;
-/// Answers must have said so much within this.
+/// Time limit for the background requests to generate the required tokens.
 const BEGIN: Duration = Duration::from_secs(120);
-/// Tokens of a prompt before the measured ones: a prefill group takes it.
+/// Length of the warm-up prompt in tokens: long enough for a prefill group.
 const WARM_UP: u32 = 512;
-/// Answers that run beside a prompt, at most: every head has as many slots at least, and one for the prompt.
+/// Largest number of background requests: every head has at least this many slots, plus one for the prompt.
 const RUNNING_MAX: i64 = 3;
-/// A running answer may take this part of the context: a prompt beside it must find its blocks, too.
+/// A background request may use one part in this many of the context, so that the prompt finds KV blocks as well.
 const ANSWER_SHARE: u32 = 8;
 
 /// Options of `console bench disagg`.
@@ -52,23 +46,23 @@ const ANSWER_SHARE: u32 = 8;
 pub(super) struct Disaggregation {
     #[arg(skip)]
     pub(super) nodes: Vec<String>,
-    /// Model file name
+    /// Model file; each node looks up its name in its model folders
     #[arg(long, value_name = "NAME|FILE")]
     model: String,
-    /// The same nodes with roles and without [default: half of them prefill:tpN+decode:tpN, against dp2-tpN]
+    /// Two layouts of the same nodes, one with and one without roles [default: prefill:tpN+decode:tpN, dp2-tpN]
     #[arg(long, value_delimiter = ',', value_name = "T,T", num_args = 2, value_parser = layout)]
     topologies: Vec<Layout>,
     /// Prompt lengths in tokens. Without --context, the context fits the longest prompt, up to the model's maximum
     #[arg(long, value_delimiter = ',', value_name = "N,..", default_value = "128,512,1024,2048,4096,8192",
         value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     prompts: Vec<u32>,
-    /// Tokens generated after each prompt
+    /// Output length in tokens
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     tokens: u32,
-    /// Answers that run meanwhile
+    /// Number of background requests that decode during the measurement
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=RUNNING_MAX))]
     running: u16,
-    /// Runs of each length; the median counts
+    /// Repeats per length, of which the median is reported
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=25))]
     repeats: u16,
     #[command(flatten)]
@@ -80,16 +74,16 @@ pub(super) struct Disaggregation {
     pub(super) json: bool,
 }
 
-/// What came of a prompt of one length on one topology: milliseconds.
+/// The result for one prompt length on one topology; times in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Found {
     ttft: f64,
-    /// Time per token of its answer behind the first.
+    /// Time per output token after the first.
     tpot: f64,
-    /// p95 of the time between tokens of running answers: before, and while the prompt was computed.
+    /// p95 of the time between tokens of the background requests before the prompt. `beside`: during its prefill.
     quiet: f64,
     beside: f64,
-    /// What the prefill group did.
+    /// Times and sizes of the KV transfer from the prefill group, null without one.
     transfer: Value,
 }
 
@@ -98,12 +92,12 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
     let usage = |message: String| Failure::Usage { message, next: NEXT };
     let layouts = options.layouts().map_err(usage)?;
     let mut interrupts = Interrupts::listen()?;
-    let purpose = format!("{} and {}, one after the other", layouts[0], layouts[1]);
+    let purpose = format!("{} and {}, one after another", layouts[0], layouts[1]);
     let cleared = clear_way(&options.nodes, &purpose, options.consent, options.json);
     let Some(sessions) = interrupts.end(cleared).await? else { return Ok(0) };
     let mut found = Vec::new();
     let mut wanted = options.assignment.wanted(sessions.len(), &options.model);
-    // One context for both: the same prompts are measured on each.
+    // Both topologies have the same context length, so that they are measured with the same prompts.
     let context = match wanted.context_length {
         Some(context) => context,
         None => {
@@ -118,7 +112,7 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
         wanted.layout = layout;
         let assigned = interrupts.end(assign_and_tell(&sessions, &wanted)).await?;
         for head in layout.heads().map(MemberIndex::index) {
-            // Weights are read from the disk and unpacked at the first prompt: no measured one waits for that.
+            // Warm up: at the first prompt, weights are read from the disk and unpacked.
             let first = request(prompt(WARM_UP.min(prompts.iter().copied().max().unwrap_or(1))), 1);
             complete(&sessions[head..=head], first, false, &mut interrupts).await?;
         }
@@ -158,14 +152,14 @@ pub(super) async fn run(options: Disaggregation) -> Result<u8, Failure> {
 }
 
 impl Disaggregation {
-    /// The context length that a prompt and its answer need next to the running answers.
+    /// The context length that a prompt and its answer need while the background requests run.
     fn needed(&self, tokens: u32) -> u32 {
-        // The rest of the last KV block is occupied as well.
+        // A partly filled last KV block counts in full.
         let own = tokens.saturating_add(self.tokens).saturating_add(KV_BLOCK_LENGTH as u32);
         (u64::from(own) * u64::from(ANSWER_SHARE)).div_ceil(u64::from(ANSWER_SHARE) - u64::from(self.running)) as u32
     }
 
-    /// The context that all prompts need.
+    /// The context length that the longest prompt needs.
     fn context(&self) -> u32 {
         self.prompts.iter().map(|tokens| self.needed(*tokens)).max().unwrap_or(1)
     }
@@ -175,10 +169,10 @@ impl Disaggregation {
         self.prompts.iter().map(|tokens| (*tokens, self.needed(*tokens))).filter(move |(_, needed)| *needed > context)
     }
 
-    /// With roles, and without.
+    /// The layout with roles, and the one without.
     fn layouts(&self) -> Result<[Layout; 2], String> {
         if self.assignment.topology.is_some() {
-            return Err("two topologies are compared; name them with --topologies".into());
+            return Err("--topology does not apply; pass two topologies with --topologies".into());
         }
         let nodes = self.nodes.len();
         let [one, two] = match self.topologies.as_slice() {
@@ -188,23 +182,23 @@ impl Disaggregation {
                 let roles = text.parse::<Layout>().map_err(|error| error.to_string())?;
                 [roles, Layout::alike(2, 1, (nodes / 2) as u16)]
             }
-            _ => return Err(format!("{nodes} nodes are not two equal groups; name two with --topologies")),
+            _ => return Err(format!("{nodes} nodes cannot form two equal groups; use --topologies")),
         };
         match (one.groups.is_empty(), two.groups.is_empty()) {
             (false, true) => Ok([one, two]),
             (true, false) => Ok([two, one]),
-            _ => Err(format!("one of {one} and {two} must have roles, and the other none")),
+            _ => Err(format!("exactly one of {one} and {two} must have roles")),
         }
     }
 }
 
-/// Answers that run while a prompt is computed; each is begun anew where it ends.
+/// Background requests that decode during a measurement; each is restarted when it ends.
 struct Answers {
-    /// When tokens came, of each.
+    /// Arrival times of the tokens of each request.
     tokens: Vec<Arc<Mutex<Vec<Instant>>>>,
     tasks: JoinSet<()>,
     cancel: CancellationToken,
-    /// What ended one of them.
+    /// The first fault of any of them.
     fault: Arc<OnceLock<Fault>>,
 }
 
@@ -243,7 +237,7 @@ impl Answers {
         Self { tokens, tasks, cancel, fault }
     }
 
-    /// Waits until each has said so much.
+    /// Waits until each has generated `count` tokens.
     async fn wait(&self, count: usize) -> Result<(), Failure> {
         let begin = Instant::now();
         while self.tokens.iter().any(|times| lock(times).len() < count) {
@@ -251,15 +245,16 @@ impl Answers {
                 return Err(fault.clone().into());
             }
             if begin.elapsed() > BEGIN {
-                let message = format!("the running answers did not say {count} tokens within {} s", BEGIN.as_secs());
-                return Err(Failure::State { message, next: "look at the nodes with console status" });
+                let message =
+                    format!("the background requests did not generate {count} tokens within {} s", BEGIN.as_secs());
+                return Err(Failure::State { message, next: "check the nodes with console status" });
             }
             sleep(Duration::from_millis(2)).await;
         }
         Ok(())
     }
 
-    /// p95 of the times between tokens within a span, in milliseconds.
+    /// p95 of the times between tokens from `begin` to `end`, in milliseconds.
     fn p95(&self, begin: Instant, end: Instant) -> f64 {
         let mut gaps = Vec::new();
         for times in &self.tokens {
@@ -281,7 +276,8 @@ fn lock(times: &Mutex<Vec<Instant>>) -> std::sync::MutexGuard<'_, Vec<Instant>> 
     times.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ids that every vocabulary has, and no two prompts begin alike: nothing of them is remembered.
+/// A random prompt of token ids that every vocabulary has. Prompts differ from their first tokens on, so that none
+/// is in the prefix cache.
 fn prompt(tokens: u32) -> Vec<u32> {
     use std::hash::{BuildHasher, Hasher, RandomState};
     let seed = RandomState::new().build_hasher().finish();
@@ -295,7 +291,7 @@ fn request(tokens: Vec<u32>, max_tokens: u32) -> Generate {
     Generate::new(Prompt::Tokens(tokens), max_tokens.max(1), sampling, Vec::new())
 }
 
-/// One prompt beside running answers, on the head that has the least to do then.
+/// Measures one prompt while the background requests decode, on the least loaded head.
 async fn beside(
     (sessions, topology): (&[Arc<Session>], &Topology),
     (tokens, generated): (u32, u32),
@@ -313,13 +309,13 @@ async fn beside(
         return Err(Failure::Interrupted { code });
     }
     let times = &completion.finished.times;
-    // Up to its first token: after that it decodes like the other answers.
+    // Up to the first token: after that the request decodes like the others.
     let first = asked + Duration::from_nanos(times.first_token.0);
     let (quiet, beside) = (answers.p95(begin, asked), answers.p95(asked, first));
     Ok(Found { ttft: times.ttft_ms(), tpot: times.tpot_ms(), quiet, beside, transfer: transfer(&times.transfer) })
 }
 
-/// The median of each figure.
+/// The median of each time, with the transfer of the run of median TTFT.
 fn median(mut runs: Vec<Found>) -> Found {
     let mut of = |part: fn(&Found) -> f64| {
         runs.sort_by(|one, two| part(one).total_cmp(&part(two)));
@@ -331,7 +327,7 @@ fn median(mut runs: Vec<Found>) -> Found {
     Found { ttft, tpot, quiet, beside, transfer }
 }
 
-/// A length of prompts on both topologies.
+/// The results of one prompt length on both topologies.
 #[derive(Clone, Debug)]
 struct Row {
     tokens: u32,
@@ -350,10 +346,10 @@ fn rows(found: &[(Layout, Vec<(u32, Found)>)]) -> Vec<Row> {
 }
 
 impl Row {
-    /// Whether roles are worth it for such prompts: a difference below a tenth is none.
+    /// Whether roles are worth it for this prompt length. Differences below a tenth are ignored.
     fn verdict(&self) -> &'static str {
         let first = ratio(self.roles.ttft, self.alike.ttft);
-        // Where none run, nothing of them changes.
+        // Without background requests there is no difference.
         let answers = if self.alike.beside > 0.0 { ratio(self.roles.beside, self.alike.beside) } else { 1.0 };
         match (first <= 0.9, first <= 1.1, answers <= 0.9, answers <= 1.1) {
             (true, _, true, _) => "yes: for the first token and for running answers",
@@ -374,7 +370,8 @@ impl Row {
 fn table(roles: &Layout, alike: &Layout, rows: &[Row]) -> Vec<String> {
     let mut lines = vec![
         format!(
-            "{roles} against {alike}, in ms: TTFT, its prefill and visible transfer, TPOT; p95 between running answers' tokens in prefill (before)"
+            "{roles} against {alike}, in ms: TTFT with its prefill and visible transfer, TPOT; \
+             p95 time between tokens of running answers during prefill (before it)"
         ),
         format!(
             "{:>7}  {:>9} {:>9} {:>9} {:>7} {:>18}   {:>9} {:>7} {:>18}   worth it",
@@ -398,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roles_are_worth_it_where_they_make_something_a_tenth_faster_and_nothing_a_tenth_slower() {
+    fn roles_must_gain_a_tenth_somewhere_and_lose_it_nowhere() {
         let found = |ttft, beside| Found { ttft, beside, ..Found::default() };
         let verdict = |roles, alike| Row { tokens: 1, roles, alike }.verdict();
         assert_eq!(verdict(found(100.0, 10.0), found(100.0, 10.0)), "no");
@@ -411,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_have_their_length_and_only_ids_of_every_vocabulary() {
+    fn prompts_are_random_ids_of_every_vocabulary() {
         let (one, two) = (prompt(500), prompt(500));
         assert!(one.len() == 500 && one.iter().all(|id| (3..253).contains(id)) && one != two);
     }

@@ -1,4 +1,4 @@
-//! `console discover`: the nodes that announce themselves on the local network. Other commands take the nodes that are named.
+//! `console discover`: lists the nodes that announce themselves on the local network over mDNS.
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
@@ -8,21 +8,21 @@ use std::{
 use anyhow::{Context, anyhow};
 use clap::Args;
 use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent};
+use protocol::discovery::{Announcement, SERVICE};
 use serde_json::json;
-use shared::protocol::discovery::{Announcement, SERVICE};
 
 use super::{Failure, interrupts::Interrupts, output};
 
-/// Most nodes that are listed.
+/// Largest number of nodes to list.
 const NODES_MAX: usize = 1024;
 
 /// Options of `console discover`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Discover {
-    /// Listen for so long
+    /// Listen for this many seconds
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
-    /// End as soon as so many nodes are found
+    /// Stop as soon as this many nodes are found
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=NODES_MAX as u64))]
     count: Option<u64>,
     /// Print JSON
@@ -30,7 +30,7 @@ pub(super) struct Discover {
     pub(super) json: bool,
 }
 
-/// What is heard, by address.
+/// Announcements by address.
 type Found = BTreeMap<SocketAddr, Announcement>;
 
 /// Runs the command. Exit code 1 if no node announces itself.
@@ -45,7 +45,8 @@ pub(super) async fn run(options: Discover) -> Result<u8, Failure> {
         return Ok(u8::from(found.is_empty()));
     }
     if found.is_empty() {
-        let text = "no node announces itself here: mDNS may be filtered, or the nodes listen on 127.0.0.1; name them with --nodes";
+        let text = "no node announces itself here: mDNS may be filtered, or the nodes listen on 127.0.0.1; \
+                    pass them with --nodes";
         return Err(anyhow!(text).into());
     }
     output::line(&format!("{:<16}  {:<28}  {:<10}  CLUSTER", "NODE", "ADDRESS", "RELEASE"));
@@ -64,7 +65,7 @@ pub(super) fn listen(time: Duration, count: usize) -> Result<Found, Failure> {
     let events = daemon.browse(SERVICE).context("cannot listen for mDNS")?;
     let mut found = Found::new();
     while found.len() < count {
-        // The time is over, or the library's thread ended: what was heard counts.
+        // The time is up, or the library's thread ended: return the announcements so far.
         let Ok(event) = events.recv_deadline(deadline) else { break };
         if let ServiceEvent::ServiceResolved(service) = event
             && let Some(address) = address(&service)
@@ -72,12 +73,12 @@ pub(super) fn listen(time: Duration, count: usize) -> Result<Found, Failure> {
             found.insert(address, Announcement::read(|key| service.get_property_val_str(key)));
         }
     }
-    // It ends with the process, too.
+    // If this fails, the daemon ends with the process.
     let _ = daemon.shutdown();
     Ok(found)
 }
 
-/// The address to dial: IPv4 before IPv6, and of several the first.
+/// The address to connect to: the lowest IPv4 address, otherwise the lowest IPv6 address.
 fn address(service: &ResolvedService) -> Option<SocketAddr> {
     let mut addresses: Vec<IpAddr> = service.get_addresses().iter().map(|address| address.to_ip_addr()).collect();
     addresses.sort_by_key(|address| (address.is_ipv6(), *address));

@@ -1,18 +1,14 @@
-//! `console doctor`: asks every node what `brambled check` finds on its machine, and compares the nodes with each other.
+//! `console doctor`: collects the findings of `brambled check` from every node, and compares the nodes with each other.
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use common::fault::Fault;
+use protocol::models::{FileState, ModelFile};
 use serde_json::{Value, json};
-use shared::{
-    protocol::{
-        error::Fault,
-        models::{FileState, ModelFile},
-    },
-    telemetry::{
-        Finding, NodeReport,
-        doctor::{Examined, ExaminedModel, compare},
-        finding::exit_code,
-    },
+use telemetry::{
+    Finding, NodeReport,
+    doctor::{Examined, ExaminedModel, compare},
+    finding::exit_code,
 };
 use tokio::task::JoinSet;
 
@@ -34,13 +30,13 @@ pub(super) struct Doctor {
     pub(super) json: bool,
 }
 
-/// A node that answered.
+/// The report of a node that answered, and the properties to compare with other nodes.
 pub(super) struct Visit {
     pub(super) report: NodeReport,
     pub(super) examined: Examined,
 }
 
-/// Runs the command. Exit code: 0, that of the worst finding, or 3 if a node does not answer.
+/// Runs the command. Exit code 3 if a node does not answer, otherwise that of the worst finding, or 0.
 pub(super) async fn run(options: Doctor) -> Result<u8, Failure> {
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
@@ -76,7 +72,7 @@ async fn visit_all(addresses: &[String]) -> Vec<(String, Result<Visit, Fault>)> 
     visits.into_iter().map(|(_, visit)| visit).collect()
 }
 
-/// What a node says of itself, and what of it is compared with others.
+/// Collects the report and the properties of a node.
 pub(super) async fn visit(address: &str) -> Result<Visit, Fault> {
     let session = session::open(address).await?;
     let begun = (Instant::now(), SystemTime::now());
@@ -92,7 +88,7 @@ pub(super) async fn visit(address: &str) -> Result<Visit, Fault> {
     Ok(Visit { report, examined })
 }
 
-/// The whole model files of a node; one that cannot say is not compared.
+/// The complete model files of a node; `None`, and excluded from the comparison, if the node cannot list them.
 async fn files(session: &Session) -> Option<Vec<ExaminedModel>> {
     let files = models::list(session).await.ok()?;
     let whole = files.into_iter().filter(|file| file.state != FileState::Partial);
@@ -103,7 +99,8 @@ async fn files(session: &Session) -> Option<Vec<ExaminedModel>> {
     Some(whole.map(examined).collect())
 }
 
-/// The node's clock minus this machine's: the node looked at it in the middle of the question, within half of its length.
+/// The node's clock minus this machine's clock in milliseconds, assuming that the node read its clock in the middle of
+/// the request; the error is at most half of `took`.
 fn skew(begun: SystemTime, took: Duration, node_ms: u64) -> i64 {
     let own = begun.duration_since(UNIX_EPOCH).unwrap_or_default() + took / 2;
     let own = i64::try_from(own.as_millis()).unwrap_or(i64::MAX);
@@ -156,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clocks_are_compared_at_the_middle_of_the_question() {
+    fn clocks_are_compared_at_the_middle_of_the_request() {
         let begun = UNIX_EPOCH + Duration::from_millis(5000);
         let took = Duration::from_millis(200);
         assert_eq!(skew(begun, took, 5100), 0);

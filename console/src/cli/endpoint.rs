@@ -1,4 +1,4 @@
-//! Which servers of the HTTP API a command speaks to, and with which key.
+//! The options for servers of the HTTP API.
 use std::time::Duration;
 
 use clap::Args;
@@ -6,16 +6,16 @@ use clap::Args;
 use super::Failure;
 use crate::http::{self, Api, HttpError, Url};
 
-/// Servers and key.
+/// Servers, API key and time limit.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Endpoint {
-    /// HTTP API of a node: http://HOST[:PORT] (9980); of several by commas the next is asked where one is away
+    /// Base URL of a node's HTTP API (default port 9980); comma-separated URLs are tried in order
     #[arg(long, value_delimiter = ',', value_name = "URL,..", value_parser = url)]
     pub(super) url: Vec<Url>,
-    /// Key of the HTTP API
+    /// API key
     #[arg(long, env = "BRAMBLE_API_KEY", hide_env_values = true, value_name = "KEY", value_parser = key)]
     api_key: Option<String>,
-    /// Longest silence of the HTTP API, in seconds: a long prompt and a queue are silent, too
+    /// Give up after this many seconds without data (queueing and long prefills count)
     #[arg(long, default_value_t = 300, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 }
@@ -26,21 +26,21 @@ fn url(text: &str) -> Result<Url, String> {
 
 fn key(text: &str) -> Result<String, String> {
     let fits = (1..=1024).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
-    if fits { Ok(text.into()) } else { Err("1 to 1024 printable characters without space".into()) }
+    if fits { Ok(text.into()) } else { Err("expected 1 to 1024 printable ASCII characters without spaces".into()) }
 }
 
 impl Endpoint {
-    /// The servers in the order in which they are asked.
+    /// The servers in the order of the option.
     pub(super) fn apis(&self) -> Vec<Api> {
         self.url.iter().map(|url| Api::new(url.clone(), self.api_key.clone())).collect()
     }
 
-    /// How long a server may be silent.
+    /// Longest time to wait for data of a server.
     pub(super) fn patience(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
 
-    /// The model that was named, or the first that is served.
+    /// The model `named`, or the first one that a server serves.
     pub(super) async fn model(&self, apis: &[Api], named: Option<&str>) -> Result<String, Failure> {
         if let Some(name) = named {
             return Ok(name.into());

@@ -1,32 +1,31 @@
-//! `console events`: what happened on all nodes, in one list by time: states, losses, warnings of machines, who commanded what. The nodes'
-//! logs are where it comes from, so that what happened before the console came is there, too.
+//! `console events`: one list of the events of all nodes, ordered by time: state changes, losses, health warnings and
+//! operator commands. Events are read from the logs of the nodes, so the list includes those from before the console
+//! started.
 use std::{collections::BTreeMap, time::Duration};
 
 use clap::{Args, ValueEnum};
+use common::fault::Fault;
+use protocol::inspect::{LogLevel, LogLine};
 use serde_json::{Value, json};
-use shared::protocol::{
-    error::Fault,
-    inspect::{LogLevel, LogLine},
-};
 
 use super::{
     Failure,
-    exclude::find,
     interrupts::Interrupts,
     logs::{LOOK, ago, away, moment, time},
+    nodes::find,
     options::Nodes,
     output,
 };
 use crate::client::{cluster::Cluster, inspect, with_port};
 
-/// How bad an event is.
+/// Severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Severity {
-    /// Something happened
+    /// Information
     Note,
-    /// It costs speed, or soon will
+    /// Reduces speed now, or soon
     Warning,
-    /// Something failed
+    /// Failure
     Error,
 }
 
@@ -61,27 +60,27 @@ impl Severity {
 pub(super) struct Events {
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// Go on with what comes, until Ctrl-C; nodes that leave and come back are events, too
+    /// Follow new events until Ctrl-C, including nodes that become unreachable and answer again
     #[arg(short, long)]
     follow: bool,
-    /// Only what is as bad
+    /// Show only events of at least this severity
     #[arg(long, value_name = "SEVERITY", value_enum, default_value_t = Severity::Note)]
     severity: Severity,
-    /// Only of this node, by name or address; may be given several times
+    /// Show only events of this node, by name or address; repeatable
     #[arg(long, value_name = "NODE")]
     node: Vec<String>,
-    /// Only what is not older: 30s, 10m, 2h, 1d
+    /// Show only events that are not older than this: 30s, 10m, 2h, 1d
     #[arg(long, value_name = "TIME", value_parser = ago)]
     since: Option<Duration>,
-    /// Most events to begin with, the latest
+    /// Show at most the N latest events at first
     #[arg(long, value_name = "N", default_value_t = 200)]
     last: usize,
-    /// Print an object; with --follow an object a line
+    /// Print JSON; with --follow, one object per line
     #[arg(long)]
     pub(super) json: bool,
 }
 
-/// Something that happened.
+/// An event; `unix_ms` in milliseconds since 1970.
 #[derive(Clone, Debug)]
 struct Event {
     unix_ms: u64,
@@ -105,7 +104,7 @@ impl Event {
     }
 }
 
-/// Runs the command. Exit code 3 if a node is away that is not out.
+/// Runs the command. Exit code 3 if a node that is not excluded does not answer.
 pub(super) async fn run(options: Events) -> Result<u8, Failure> {
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
@@ -138,14 +137,14 @@ fn tell(events: &[Event], json: bool) {
     events.iter().for_each(|event| output::line(&if json { event.object().to_string() } else { event.line() }));
 }
 
-/// What was heard so far.
+/// State of a sequence of reads: the filter, the position in each log and the unreachable nodes.
 #[derive(Debug)]
 struct Heard {
     severity: Severity,
     since: u64,
-    /// The latest line of each node, with the run of the daemon that it belongs to.
+    /// By node address: the instance of the daemon, and the number of the next log line to read.
     next: BTreeMap<String, (u64, u64)>,
-    /// Nodes that did not answer at the last look, unless they are out.
+    /// By address: nodes that did not answer the last read and are not excluded.
     away: BTreeMap<String, Fault>,
     is_first: bool,
 }
@@ -157,7 +156,7 @@ impl Default for Heard {
 }
 
 impl Heard {
-    /// What is new on the nodes (`only` these, if there are any), oldest first.
+    /// Reads the new events of the nodes (only of those with an index in `only`, unless it is empty), oldest first.
     async fn from(&mut self, cluster: &Cluster, only: &[usize]) -> Result<Vec<Event>, Failure> {
         let mut events = Vec::new();
         for (_, node) in cluster.nodes.iter().enumerate().filter(|(index, _)| only.is_empty() || only.contains(index)) {
@@ -179,11 +178,15 @@ impl Heard {
             }
             let before =
                 self.next.get(&node.address).filter(|(run, _)| *run == report.instance).map_or(0, |(_, next)| *next);
-            // One that leaves in between is told as away at the next look.
+            // A node that is lost between the two requests is reported as unreachable by the next read.
             let Ok(found) = inspect::whole_log(session, before, self.severity.level()).await else { continue };
             self.next.insert(node.address.clone(), (report.instance, found.next));
             if found.missed > 0 && !self.is_first {
-                events.push(here(&name, Severity::Warning, format!("{} lines of its log came too fast", found.missed)));
+                events.push(here(
+                    &name,
+                    Severity::Warning,
+                    format!("{} log lines were dropped before they were read", found.missed),
+                ));
             }
             events.extend(found.lines.into_iter().map(|line| Event::of(&name, line)));
         }
@@ -194,7 +197,7 @@ impl Heard {
     }
 }
 
-/// Something that this console saw, by its own clock.
+/// An event that this console observed, with the time of its own clock.
 fn here(node: &str, severity: Severity, text: String) -> Event {
     Event { unix_ms: moment(Some(Duration::ZERO)), node: node.into(), severity, text }
 }
@@ -205,7 +208,7 @@ mod tests {
     use crate::client::fake_node::{FakeNode, Script};
 
     #[tokio::test]
-    async fn events_of_all_nodes_come_by_time_each_once_and_a_node_that_leaves_is_one() {
+    async fn events_are_ordered_and_reported_once_and_lost_node_is_one() {
         let one = FakeNode::start("pi1", Script::default()).await;
         let two = FakeNode::start("pi2", Script::default()).await;
         let cluster = Cluster::dial(&[one.address.clone(), two.address.clone()]).await;
@@ -215,7 +218,7 @@ mod tests {
             events.iter().map(|event| (event.unix_ms, event.node.as_str(), event.severity)).collect();
         let (note, warning) = (Severity::Note, Severity::Warning);
         assert_eq!(seen, [(1000, "pi1", note), (1000, "pi2", note), (2000, "pi1", warning), (2000, "pi2", warning)]);
-        assert!(heard.from(&cluster, &[]).await.expect("both answer").is_empty(), "nothing is told twice");
+        assert!(heard.from(&cluster, &[]).await.expect("both answer").is_empty(), "no event is reported twice");
         let mut bad = Heard { severity: Severity::Warning, ..Heard::default() };
         assert_eq!(bad.from(&cluster, &[1]).await.expect("it answers").len(), 1);
         drop(two);

@@ -1,10 +1,11 @@
-//! `console exclude` and `console include`: take a node out with a reason, or in again; what runs is assigned anew.
+//! `console exclude` and `console include`: exclude a node with a reason, or include it again. The running topology is
+//! assigned again to the remaining nodes.
 use serde_json::json;
 
 use super::{Failure, interrupts::Interrupts, options, output};
+use crate::cli::nodes::{find, progress};
 use crate::client::{
     cluster::Cluster,
-    event::{AssignEvent, OperateEvent},
     exclude::{Outcome, exclude},
     with_port,
 };
@@ -13,7 +14,7 @@ use crate::client::{
 pub(super) async fn run_exclude(options: options::Exclude) -> Result<u8, Failure> {
     let reason = options.reason.clone();
     let question = format!(
-        "Exclude {}? Running requests may finish within 20 s, then the rest serves without it.",
+        "Exclude {}? Running requests have 20 s to finish, then the other nodes serve without it.",
         options.change.node
     );
     change(options.change, Some(&reason), false, &question).await
@@ -22,7 +23,7 @@ pub(super) async fn run_exclude(options: options::Exclude) -> Result<u8, Failure
 /// Runs `console include`.
 pub(super) async fn run_include(options: options::Include) -> Result<u8, Failure> {
     let question = format!(
-        "Include {} again? Running requests may finish within 20 s, then all serve with it.",
+        "Include {} again? Running requests have 20 s to finish, then all nodes serve with it.",
         options.change.node
     );
     change(options.change, None, false, &question).await
@@ -30,7 +31,7 @@ pub(super) async fn run_include(options: options::Include) -> Result<u8, Failure
 
 /// Runs `console node uncordon`.
 pub(super) async fn run_uncordon(options: options::Include) -> Result<u8, Failure> {
-    let question = format!("Let requests begin again on {} and its replica?", options.change.node);
+    let question = format!("Schedule new requests again on {} and its replica?", options.change.node);
     change(options.change, None, true, &question).await
 }
 
@@ -50,7 +51,7 @@ async fn change(
         let message = format!("{} is not cordoned", output::clean(cluster.name(&cluster.nodes[node])));
         return Err(Failure::State {
             message,
-            next: "console status shows it; console include takes in a node that is out",
+            next: "check console status; to include an excluded node, use console include",
         });
     }
     let plan = json!({"node": cluster.name(&cluster.nodes[node]), "out": reason.is_some(), "reason": reason});
@@ -64,37 +65,9 @@ async fn change(
         let object = json!({"node": node, "out": reason.is_some(), "reason": reason, "topology": now, "epoch": epoch});
         output::line(&object.to_string());
     } else {
-        let state = if reason.is_some() { "out" } else { "in" };
+        let state = if reason.is_some() { "excluded" } else { "included" };
         let serves = now.map_or("no topology had to change".to_owned(), |now| format!("{now} serves"));
         output::line(&format!("{} is {state}; {serves}", output::clean(&node)));
     }
     Ok(0)
-}
-
-/// A node by its name or its address.
-pub(super) fn find(cluster: &Cluster, who: &str) -> Result<usize, Failure> {
-    cluster.find(who).ok_or_else(|| {
-        let names: Vec<String> = cluster.nodes.iter().map(|node| output::clean(cluster.name(node))).collect();
-        let message = format!("no node {} among {}", output::clean(who), names.join(", "));
-        Failure::Usage { message, next: "name one of them, or add its address to --nodes" }
-    })
-}
-
-/// Tells on standard error what goes on.
-pub(super) fn progress(event: &OperateEvent) {
-    match event {
-        OperateEvent::Told { node, out } => {
-            let state = if *out { "out" } else { "in" };
-            output::note(&format!("the nodes are told that {} is {state}", output::clean(node)));
-        }
-        OperateEvent::NotKept(fault) => output::note(&format!(
-            "{} cannot store the list of excluded nodes: {}",
-            output::clean(&fault.node),
-            output::clean(&fault.kind.to_string())
-        )),
-        OperateEvent::WaitsForRequests { count } => output::note(&format!("{count} requests may finish first")),
-        OperateEvent::Assign(AssignEvent::Committing) => output::note("the nodes open their links"),
-        OperateEvent::Assign(event) => event.pause().iter().for_each(|pause| output::note(&output::clean(pause))),
-        _ => {}
-    }
 }

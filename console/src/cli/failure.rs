@@ -1,8 +1,8 @@
-//! What a command ends with when it fails: the message, the next step and the exit code.
+//! Failures of commands: the message, the next step and the exit code.
 use std::process::ExitCode;
 
+use common::fault::{Fault, FaultClass};
 use serde_json::json;
-use shared::protocol::error::{Fault, FaultClass};
 
 use super::output;
 use crate::http::HttpError;
@@ -10,48 +10,48 @@ use crate::http::HttpError;
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A node said so.
+    /// A fault reported by a node, or by this console about a node.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// A server of the HTTP API said so, or said nothing.
+    /// A request to the HTTP API failed.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// What was asked for cannot be.
+    /// The command line is invalid.
     #[error("{message}")]
     Usage {
-        /// What is wrong.
+        /// The problem.
         message: String,
-        /// What to do.
+        /// The next step.
         next: &'static str,
     },
-    /// The command is right, but not for the state in which the cluster, a server or a file is.
+    /// The command line is valid, but not in the current state of the cluster, a server or a file.
     #[error("{message}")]
     State {
-        /// What is so.
+        /// The state that prevents the command.
         message: String,
-        /// What to do.
+        /// The next step.
         next: &'static str,
     },
-    /// A signal came.
+    /// A signal interrupted the command.
     #[error("interrupted")]
     Interrupted {
-        /// 128 and the signal's number.
+        /// 128 plus the signal number.
         code: u8,
     },
-    /// The answer was no.
+    /// The operator declined the confirmation.
     #[error("nothing was done")]
     Declined,
-    /// A restart did not come to its end.
+    /// A restart of nodes was not completed.
     #[error("{}not restarted: {}", fault.as_ref().map_or(String::new(), |fault| format!("{fault}; ")), remaining.join(", "))]
     Unfinished {
-        /// Why; `None`: it was asked to.
+        /// The cause; `None` if the operator interrupted it.
         fault: Option<Box<Fault>>,
         /// Names of the nodes that were not restarted.
         remaining: Vec<String>,
-        /// Exit code where there is no fault.
+        /// Exit code without a fault.
         code: u8,
     },
-    /// Something on this machine.
+    /// An error on this machine.
     #[error("{}", chain(.0))]
     Other(#[from] anyhow::Error),
 }
@@ -72,7 +72,7 @@ impl Failure {
         }
     }
 
-    /// The object that --json prints.
+    /// The object that `--json` prints.
     pub(super) fn json(&self) -> serde_json::Value {
         let (code, node, next) = match self {
             Self::Fault(fault) => (fault.kind.code(), Some(fault.node.as_str()), fault.kind.next()),
@@ -80,13 +80,13 @@ impl Failure {
                 (fault.kind.code(), Some(fault.node.as_str()), fault.kind.next())
             }
             Self::Unfinished { fault: None, .. } => {
-                ("interrupted", None, "console restart NODE.. with those that remain")
+                ("interrupted", None, "run console restart NODE.. with the remaining nodes")
             }
             Self::Http(error) => (error.code(), error.at(), error.next()),
             Self::Declined => ("declined", None, "answer y, or add --yes"),
             Self::Usage { next, .. } => ("usage", None, *next),
             Self::State { next, .. } => ("state", None, *next),
-            Self::Interrupted { .. } => ("interrupted", None, "run it again"),
+            Self::Interrupted { .. } => ("interrupted", None, "run the command again"),
             Self::Other(_) => ("failed", None, "correct the cause and try again"),
         };
         let mut object = json!({"error": {"code": code, "message": self.to_string(), "node": node, "next": next}});
@@ -96,7 +96,7 @@ impl Failure {
         object
     }
 
-    /// Prints the message and the next step on standard error, and the object on standard output with --json.
+    /// Prints the message and the next step on standard error, and with `json` the object on standard output.
     pub(super) fn report(&self, json: bool) -> ExitCode {
         let object = self.json();
         output::note(&format!("console: {}", output::clean(&self.to_string())));
@@ -129,7 +129,7 @@ fn code_of_http(error: &HttpError) -> u8 {
     }
 }
 
-/// An error and its causes; a cause that the message before it quotes already is not said twice.
+/// An error and its causes, without causes that the text already contains.
 fn chain(error: &anyhow::Error) -> String {
     error.chain().skip(1).fold(error.to_string(), |text, cause| {
         let cause = cause.to_string();
@@ -139,7 +139,7 @@ fn chain(error: &anyhow::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shared::protocol::error::{FaultKind, Loss};
+    use common::fault::{FaultKind, Loss};
 
     use super::*;
 
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_names_code_message_node_and_next_step() {
+    fn object_has_code_message_node_and_next_step() {
         let object = Failure::from(Fault::new("pi2", FaultKind::NodeLost { how: Loss::Reset })).json();
         assert_eq!(object["error"]["code"], "node_lost");
         assert_eq!(object["error"]["node"], "pi2");
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn cause_is_printed_once() {
         let error = anyhow::anyhow!("no such file").context("cannot open m.gguf: no such file").context("no tokenizer");
         assert_eq!(Failure::from(error).to_string(), "no tokenizer: cannot open m.gguf: no such file");
     }

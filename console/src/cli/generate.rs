@@ -1,17 +1,18 @@
-//! `console generate`: completes a text on the topology that serves the model, or one that is assigned for it.
+//! `console generate`: completes a text on the topology that serves the model, assigning one if necessary.
 use std::{io::Read, sync::Arc};
 
 use anyhow::Context;
-use serde_json::{Value, json};
-use shared::{
+use common::{
+    chat::{FinishReason, PROMPT_BYTES_MAX},
     ids::MemberIndex,
     latency::{RequestTimes, TransferTimes},
-    protocol::message::{self, FinishReason, Finished, PROMPT_BYTES_MAX, TokenLogprob},
-    telemetry::{NodeReport, PhaseTotals, RankTotals},
-    topology::{Member, Topology},
 };
+use protocol::message::{self, Finished, TokenLogprob};
+use serde_json::{Value, json};
+use telemetry::{NodeReport, PhaseTotals, RankTotals};
 use tokio::sync::mpsc::channel;
 use tokio_util::sync::CancellationToken;
+use topology::{Member, Topology};
 
 use super::{
     Failure, answer,
@@ -20,17 +21,15 @@ use super::{
     options, output,
 };
 use crate::client::{
-    assign::{Assigned, assign, report},
-    cluster::Cluster,
-    event::{AssignEvent, GenerateEvent},
+    assign::{Assigned, report},
+    event::GenerateEvent,
     generate::generate,
     session::Session,
-    with_port,
 };
 use crate::http::{Ask, Kind, new_request_id};
-use crate::wanted::{Wanted, least_loaded};
+use crate::wanted::least_loaded;
 
-/// Events that may wait to be printed.
+/// Largest number of queued events.
 const EVENTS_MAX: usize = 64;
 
 /// A finished generation.
@@ -51,7 +50,7 @@ pub(super) struct Completion {
 
 /// Runs the command.
 pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
-    // Nodes may come from the environment: what was typed goes before.
+    // A --url on the command line has priority over nodes from the environment.
     if !options.endpoint.url.is_empty() {
         return over_http(options).await;
     }
@@ -89,13 +88,16 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
     Ok(completion.interrupted.unwrap_or(0))
 }
 
-/// The same over the API of a node, whatever it serves.
+/// Completes the text over the HTTP API of a node.
 async fn over_http(options: options::Generate) -> Result<u8, Failure> {
     let (completing, patience) = (&options.completing, options.endpoint.patience());
     let request = completing.sampling.request(prompt(completing)?, completing.logprobs);
     let apis = options.endpoint.apis();
     if completing.consent.dry_run {
-        completing.consent.obtain("complete the text on what --url serves", &Value::Null, completing.json).await?;
+        completing
+            .consent
+            .obtain("complete the text over the HTTP API given by --url", &Value::Null, completing.json)
+            .await?;
         return Ok(0);
     }
     let mut interrupts = Interrupts::listen()?;
@@ -131,38 +133,12 @@ pub(super) fn prompt(options: &options::Completing) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Opens a session with every node that is not out, in order.
-pub(super) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure> {
-    let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
-    let cluster = Cluster::dial(&addresses).await;
-    for entry in cluster.out() {
-        let (node, by) = (output::clean(&entry.node), output::clean(&entry.by));
-        output::note(&format!("{node} is out: {} ({by})", output::clean(entry.reason.as_deref().unwrap_or(""))));
-    }
-    Ok(cluster.usable()?)
-}
-
-/// Assigns, with progress on standard error where a terminal is there.
-pub(super) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<Assigned, Failure> {
-    let nodes: Vec<String> = sessions.iter().map(|session| session.identity.name.clone()).collect();
-    let tell = |event: AssignEvent| {
-        event.pause().iter().for_each(|pause| output::note(&output::clean(pause)));
-        if let AssignEvent::Loading { node, progress } = event {
-            let what = format!("{} loads {}", output::clean(&nodes[node]), progress.total);
-            super::progress::tell(&what, progress.done.0, progress.total.0, false);
-        }
-    };
-    let assigned = assign(sessions, wanted, &tell).await;
-    super::progress::clear();
-    Ok(assigned?)
-}
-
-/// The head that has the least to do, among the members as the sessions are.
+/// The least loaded head. The sessions have the order of the members.
 pub(super) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Result<MemberIndex, Failure> {
     let mut requests = vec![None; sessions.len()];
     if topology.layout.replicas > 1 {
         for index in topology.layout.heads().map(MemberIndex::index) {
-            // A replica whose head is silent or broken is left to itself: the others serve.
+            // Skip replicas whose head does not answer or has a fault, and those with an excluded member.
             let found = report(&sessions[index]).await.ok();
             let members = topology.replica(topology.place(MemberIndex(index as u16)).replica);
             let takes = |found: &NodeReport| {
@@ -175,15 +151,15 @@ pub(super) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Resu
     Ok(least_loaded(topology, |head| requests[head.index()]).unwrap_or(MemberIndex(0)))
 }
 
-/// All sessions, the head's first: if the head is lost, any of the others may continue the answer.
+/// All sessions, the head's first: if the head is lost, any other can continue the answer.
 pub(super) fn first(sessions: &[Arc<Session>], head: MemberIndex) -> Vec<Arc<Session>> {
     let mut sessions = sessions.to_vec();
     sessions[..=head.index()].rotate_right(1);
     sessions
 }
 
-/// Runs a request to its end on the first node; prints the text as it comes if asked to. The first signal cancels on the head, a second
-/// does not wait for it.
+/// Runs a request on the first node until it ends; `prints`: also prints the text as it arrives. The first signal
+/// cancels the request on the head, the second ends the command without waiting for the head.
 pub(super) async fn complete(
     nodes: &[Arc<Session>],
     request: message::Generate,
@@ -211,7 +187,7 @@ pub(super) async fn complete(
                     cancel.cancel();
                 }
             }
-            // Nobody reads any more: no reason to compute on.
+            // Standard output is closed: cancel the rest of the answer.
             if prints && output::is_closed() {
                 cancel.cancel();
             }
@@ -241,7 +217,7 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Takes an event in; true at the end.
+    /// Processes an event; true if it is the last one.
     fn take(&mut self, event: GenerateEvent, prints: bool) -> Result<bool, Failure> {
         match event {
             GenerateEvent::Started { prompt_token_ids } => self.prompt_token_ids = prompt_token_ids,
@@ -274,7 +250,7 @@ impl Gathered {
                 if prints && !self.text.is_empty() {
                     output::line("");
                 }
-                // Whoever interrupted knows why it ended.
+                // After a signal, the fault is a consequence of the cancellation.
                 return Err(self.interrupted.map_or(fault.into(), |code| Failure::Interrupted { code }));
             }
         }
@@ -288,7 +264,7 @@ impl Gathered {
     }
 }
 
-/// A finish reason as JSON has it.
+/// The name of a finish reason in JSON.
 pub(super) fn reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
@@ -358,7 +334,7 @@ pub(super) fn trace(times: &RequestTimes) -> Value {
     })
 }
 
-/// What a prefill group did of it; nothing where none did.
+/// Times and sizes of the KV transfer from a prefill group; null if there was none.
 pub(super) fn transfer(times: &TransferTimes) -> Value {
     if times.tokens == 0 {
         return Value::Null;

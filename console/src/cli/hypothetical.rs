@@ -1,25 +1,21 @@
-//! Options that describe a model and a cluster that need not exist, and what they mean: for `console simulate` and `console plan`.
+//! Options for a hypothetical model and cluster, shared by `console simulate` and `console plan`.
 use std::path::Path;
 
 use anyhow::Context;
 use clap::Args;
+use collectives::Choice;
+use common::precision::{Exchange, KvFormat};
+use gguf::{GgufFile, Shape};
+use planner::simulate::{Link, NodeProfile};
 use serde_json::{Value, json};
-use shared::{
-    gguf::{GgufFile, Shape},
-    schedule::Choice,
-    simulate::{Link, NodeProfile},
-    topology::{
-        Exchange, KvFormat,
-        sizes::{ModelSizes, Quantisation},
-    },
-};
+use topology::sizes::{ModelSizes, Quantisation};
 
 use super::Failure;
 use crate::planned::LINK;
 
-/// What a Pi's system keeps of its memory: kernel, GPU and services of Raspberry Pi OS Lite.
+/// Memory that Raspberry Pi OS Lite uses on a Pi: kernel, GPU and services.
 const SYSTEM_BYTES: u64 = 512 << 20;
-/// Slowest and fastest link that can be asked for, in Mb/s.
+/// Bounds of the link rate in Mb/s.
 const MEGABITS: [u64; 2] = [1, 1_000_000];
 
 fn exchange(text: &str) -> Result<Exchange, String> {
@@ -34,47 +30,47 @@ fn quantisation(text: &str) -> Result<Quantisation, String> {
     text.parse()
 }
 
-/// Bytes as `8G` or `512M`, binary.
+/// Parses a size such as `8G` or `512M` (binary units).
 pub(super) fn bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(['G', 'M', 'g', 'm']);
     let unit = match &text[digits.len()..] {
         "G" | "g" => 1_u64 << 30,
         "M" | "m" => 1 << 20,
-        _ => return Err("a number with G or M, for example 8G".into()),
+        _ => return Err("expected a number with G or M, for example 8G".into()),
     };
-    let number: u64 = digits.parse().map_err(|_| "a number with G or M, for example 8G".to_owned())?;
+    let number: u64 = digits.parse().map_err(|_| "expected a number with G or M, for example 8G".to_owned())?;
     let bytes = number.checked_mul(unit).filter(|bytes| (1 << 20..=1 << 44).contains(bytes));
-    bytes.ok_or_else(|| "from 1M to 16384G".into())
+    bytes.ok_or_else(|| "expected 1M to 16384G".into())
 }
 
-/// The model, the links, and how the nodes talk.
+/// The model, the nodes, and the links between them.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Hypothetical {
-    /// A well-known shape, for example llama-3.1-8b (an unknown name lists all), or a GGUF file on this machine
+    /// Built-in model shape, for example llama-3.1-8b (an unknown name lists all), or a GGUF file on this machine
     #[arg(long, value_name = "SHAPE|FILE", default_value = "llama-3.1-8b")]
     pub(super) model: String,
-    /// Formats of a well-known shape: f16, q8_0, q4_0 or q4_k_m
+    /// Quantization of a built-in shape: f16, q8_0, q4_0 or q4_k_m
     #[arg(long, value_name = "MIX", default_value = "q4_k_m", value_parser = quantisation)]
     quant: Quantisation,
-    /// What the nodes are: pi4 or pi5
+    /// Hardware of the nodes: pi4 or pi5
     #[arg(long, value_name = "NAME", default_value = "pi5", value_parser = NodeProfile::named)]
     pub(super) profile: NodeProfile,
-    /// One-way latency from program to program, half of a small message's round trip [default: as nodes measured it, else 60]
+    /// One-way latency between programs, half of a small message's round trip [default: as measured by nodes, else 60]
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     alpha_us: Option<u64>,
-    /// Rate of each node's Ethernet link [default: as nodes measured it, else 1000]
+    /// Rate of each node's Ethernet link [default: as measured by nodes, else 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(MEGABITS[0]..=MEGABITS[1]))]
     bandwidth_mbit: Option<u64>,
-    /// auto, direct, rs-ag, doubling, ring, star or two-level
+    /// All-reduce algorithm: auto, direct, rs-ag, doubling, ring, star or two-level
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = choice)]
     pub(super) collective: Choice,
-    /// Format of the partial sums between nodes: f32, f16 or q80
+    /// Format of the partial sums that nodes exchange: f32, f16 or q80
     #[arg(long, default_value = "f32", value_parser = exchange)]
     pub(super) exchange: Exchange,
     /// Format of the KV cache: f16, q8_0 or f32
     #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
     pub(super) kv: KvFormat,
-    /// Tokens of the prompt
+    /// Prompt length in tokens
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 17))]
     pub(super) prompt: u32,
     /// Print JSON
@@ -83,23 +79,23 @@ pub(super) struct Hypothetical {
 }
 
 impl Hypothetical {
-    /// What the model costs.
+    /// The sizes of the model.
     ///
     /// # Errors
-    /// No such shape or file, or a file that is no model.
+    /// There is no such shape or file, or the file is not a valid model.
     pub(super) fn sizes(&self) -> Result<ModelSizes, Failure> {
         let path = Path::new(&self.model);
         if !path.is_file() {
-            let usage = |message| Failure::Usage { message, next: "name a shape, or a GGUF file on this machine" };
+            let usage = |message| Failure::Usage { message, next: "use a built-in shape or a local GGUF file" };
             return ModelSizes::known(&self.model, self.quant).map_err(usage);
         }
         let file = GgufFile::open(path).map_err(anyhow::Error::from)?;
-        let shape = Shape::read(&file).with_context(|| format!("no model in {}", path.display()))?;
+        let shape = Shape::read(&file).with_context(|| format!("{} is not a valid model", path.display()))?;
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
         Ok(ModelSizes { name: name.unwrap_or_default(), ..ModelSizes::of_file(&file, &shape) })
     }
 
-    /// What joins the nodes.
+    /// The link between nodes: the options, otherwise the defaults.
     pub(super) fn link(&self) -> Link {
         self.over(LINK)
     }
@@ -113,12 +109,13 @@ impl Hypothetical {
         }
     }
 
-    /// Whether no measurement would count.
+    /// Whether the options override all measurements.
     pub(super) fn types_link(&self) -> bool {
         self.alpha_us.is_some() && self.bandwidth_mbit.is_some()
     }
 
-    /// What was assumed, for JSON. With `measured`, nodes have links of their own: then the options alone say something of all.
+    /// The assumptions for JSON. `measured`: the nodes have measured links, so only values given by options apply to
+    /// all of them.
     pub(super) fn object(&self, sizes: &ModelSizes, measured: bool) -> Value {
         let link = self.link();
         let [alpha_us, megabits] = [link.alpha_ns / 1000, link.bits_per_second / 1_000_000];
@@ -129,7 +126,7 @@ impl Hypothetical {
             "kv": self.kv.to_string(), "prompt": self.prompt})
     }
 
-    /// What was assumed, as a line of text; `measured` as in [`Self::object`].
+    /// The assumptions as a line of text; `measured` as in [`Self::object`].
     pub(super) fn line(&self, sizes: &ModelSizes, measured: bool) -> String {
         let link = self.link();
         let alpha = (!measured || self.alpha_us.is_some()).then(|| format!(", {} us", link.alpha_ns / 1000));
@@ -149,7 +146,7 @@ impl Hypothetical {
     }
 }
 
-/// What a machine with so much memory has for a shard.
+/// Memory for a shard on a machine with `memory` bytes.
 pub(super) fn free(memory: u64) -> u64 {
     memory.saturating_sub(SYSTEM_BYTES)
 }
@@ -159,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_written_with_its_unit() {
+    fn memory_sizes_need_a_unit() {
         assert_eq!((bytes("8G"), bytes("512m")), (Ok(8 << 30), Ok(512 << 20)));
         for text in ["8", "G", "", "-1G", "0G", "99999999999G", "8GB", "8 G"] {
             assert!(bytes(text).is_err(), "{text}");

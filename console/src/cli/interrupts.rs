@@ -1,5 +1,5 @@
-//! Signals that ask a command to end: SIGINT, SIGTERM and SIGHUP. Taken once for the whole command, so that none ends the
-//! process before its daemons, folders and requests are put away.
+//! Signals that ask a command to end: SIGINT, SIGTERM and SIGHUP. They are handled for the whole run of a command, so
+//! that none ends the process before its daemons, folders and requests are cleaned up.
 use std::future::Future;
 
 use anyhow::Context;
@@ -10,14 +10,14 @@ use tokio::{
 
 use super::Failure;
 
-/// Signals in the order of their arrival, as exit codes: 128 and the signal's number.
+/// Signals in the order of their arrival, as exit codes: 128 plus the signal number.
 #[derive(Debug)]
 pub(super) struct Interrupts {
     codes: Receiver<u8>,
 }
 
 impl Interrupts {
-    /// Takes the signals from now on.
+    /// Handles the signals from now on.
     pub(super) fn listen() -> Result<Self, Failure> {
         let (sender, codes) = channel(4);
         for (kind, code) in
@@ -30,12 +30,12 @@ impl Interrupts {
         Ok(Self { codes })
     }
 
-    /// Hears nothing: somebody else ends the work.
+    /// Receives no signals, for work that the caller interrupts.
     pub(super) fn deaf() -> Self {
         Self { codes: channel(1).1 }
     }
 
-    /// Signals that a test sends.
+    /// Receives signals from a test.
     #[cfg(test)]
     pub(super) fn from(codes: Receiver<u8>) -> Self {
         Self { codes }
@@ -49,7 +49,7 @@ impl Interrupts {
         }
     }
 
-    /// Runs `work`, and drops it where it stands when a signal comes.
+    /// Runs `work`, and drops it when a signal arrives.
     pub(super) async fn end<T, E: Into<Failure>>(
         &mut self,
         work: impl Future<Output = Result<T, E>>,

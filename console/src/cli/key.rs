@@ -1,4 +1,4 @@
-//! `console key`: the file with the cluster's key, which this console dials with and gives to the nodes that it adopts.
+//! `console key`: the file with the cluster key, which the console uses to connect and gives to adopted nodes.
 use std::{
     fs,
     os::unix::fs::DirBuilderExt,
@@ -7,86 +7,83 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use clap::ValueEnum;
-use serde_json::json;
-use shared::protocol::{
-    noise::{
-        key::{Key, Role, hexadecimal},
-        keyring::{self, Held, Keyring},
-    },
-    pairing::GRACE_SECONDS_MAX,
+use protocol::noise::{
+    key::{Key, Role, hexadecimal},
+    keyring::{self, GRACE_SECONDS_MAX, Held, Keyring},
 };
+use serde_json::json;
 
 use super::{
     Failure,
     confirm::{Consent, Rehearsal},
-    options, output,
-    reach::{Need, Reach},
-    rotate,
+    need::{Need, Reach},
+    options, output, rotate,
 };
+use crate::cli::key_file::current;
 use crate::{client::with_port, clusters::config_folder};
 
-/// `console key`.
+/// Subcommands of `console key`.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
-    /// Make a new key, in a file that only you can read
+    /// Create a new key in a file that only you can read
     New {
-        /// Whether it is only tried.
+        /// Whether this is a dry run.
         #[command(flatten)]
         rehearsal: Rehearsal,
-        /// Print an object
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Print the key, or one derived from it that allows less; to be kept in a file of mode 0600
+    /// Print the key, or a restricted key derived from it; store the output in a file of mode 0600
     Show {
-        /// viewer: reads and does nothing; operator: does all that a console does, but adopts no nodes
+        /// Role of the derived key. viewer: read only; operator: everything except adopting nodes
         #[arg(long, value_name = "ROLE")]
         role: Option<ShownRole>,
-        /// Print an object
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Give all nodes a new key; the one before counts for a while beside it. Run again, it goes on where it ended
+    /// Rotate the cluster key; the old key stays valid for --grace. Safe to re-run after an interruption
     Rotate {
         #[command(flatten)]
         nodes: options::Nodes,
-        /// How long the key before counts, in seconds: for nodes that are away now, and for other consoles
+        /// Seconds for which the old key stays valid, for nodes that are unreachable now and for other consoles
         #[arg(long, value_name = "SECONDS", default_value_t = 24 * 3600, value_parser = clap::value_parser!(u32).range(0..=i64::from(GRACE_SECONDS_MAX)))]
         grace: u32,
-        /// Whether it may be done.
+        /// The operator's consent.
         #[command(flatten)]
         consent: Consent,
-        /// Print an object
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Print sixteen digits that tell keys apart and betray nothing
+    /// Print the key's fingerprint (safe to share)
     Fingerprint {
-        /// Print an object
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
 }
 
-/// A role that keys are made for.
+/// A role that keys can be derived for.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(super) enum ShownRole {
-    /// Reads.
+    /// Read only
     Viewer,
-    /// Operates.
+    /// Everything except adopting nodes
     Operator,
 }
 
 impl Command {
-    /// The nodes that it is about.
+    /// The nodes that the command contacts.
     pub(super) fn reach(&mut self) -> Reach<'_> {
         match self {
-            Self::New { .. } | Self::Show { .. } | Self::Fingerprint { .. } => Reach::Otherwise("is about a file"),
+            Self::New { .. } | Self::Show { .. } | Self::Fingerprint { .. } => Reach::Otherwise("uses a local file"),
             Self::Rotate { nodes, .. } => Reach::Nodes(&mut nodes.nodes, Need::Acts),
         }
     }
 
-    /// Whether an object is wanted.
+    /// Whether to print JSON.
     pub(super) fn json(&self) -> bool {
         match self {
             Self::New { json, .. }
@@ -97,7 +94,7 @@ impl Command {
     }
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) async fn run(command: Command, file: Option<PathBuf>) -> Result<u8, Failure> {
     let path = file.map_or_else(default_path, Ok)?;
     match command {
@@ -119,11 +116,11 @@ pub(super) async fn run(command: Command, file: Option<PathBuf>) -> Result<u8, F
     Ok(0)
 }
 
-/// Reads the key that this process dials with: from the file that was named, or from the usual one if it is there.
+/// Reads the key that this process connects with: from the given file, or from the default file if it exists.
 pub(super) fn load(file: Option<&Path>, allows_plain: bool) -> Result<(), Failure> {
     let held = match file {
         Some(path) => keyring::read(path).map_err(anyhow::Error::from)?,
-        // Without a home there is no usual place, and no key in it.
+        // Without a home folder there is no default file.
         None => default_path().map_or_else(
             |_| Ok(Vec::new()),
             |path| keyring::read_if_there(&path).map_err(|error| Failure::Other(error.into())),
@@ -133,44 +130,37 @@ pub(super) fn load(file: Option<&Path>, allows_plain: bool) -> Result<(), Failur
     Ok(())
 }
 
-/// Where the key is unless told otherwise.
+/// The default key file.
 pub(super) fn default_path() -> Result<PathBuf, Failure> {
     let folder = config_folder().ok_or_else(|| Failure::Usage {
         message: "there is no home folder for the key file".into(),
-        next: "name the key file with --key FILE",
+        next: "pass the key file with --key FILE",
     })?;
     Ok(folder.join("cluster.key"))
-}
-
-/// The current key of a file.
-pub(super) fn current(path: &Path) -> Result<Key, Failure> {
-    let held = keyring::read(path).map_err(anyhow::Error::from)?;
-    let first = held.into_iter().next().ok_or_else(|| anyhow!("{} holds no key", path.display()))?;
-    Ok(first.key)
 }
 
 fn new(path: &Path, rehearsal: Rehearsal, json: bool) -> Result<(), Failure> {
     if fs::symlink_metadata(path).is_ok() {
         return Err(Failure::State {
-            message: format!("{} is there already", path.display()),
-            next: "use it, name another with --key FILE, or give all nodes a new one with console key rotate",
+            message: format!("{} already exists", path.display()),
+            next: "use it, pass another file with --key FILE, or rotate the key with console key rotate",
         });
     }
-    if !rehearsal.is_real(&format!("make a key in {}", path.display()), &json!({"file": path}), json) {
+    if !rehearsal.is_real(&format!("create a key in {}", path.display()), &json!({"file": path}), json) {
         return Ok(());
     }
     let key = Key::random().map_err(|error| anyhow!(error))?;
     let fingerprint = key.fingerprint();
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        made.with_context(|| format!("cannot make {}", folder.display()))?;
+        made.with_context(|| format!("cannot create {}", folder.display()))?;
     }
     keyring::write(path, &[Held { key, until: None }]).with_context(|| format!("cannot write {}", path.display()))?;
     if json {
         output::line(&json!({"file": path, "fingerprint": fingerprint}).to_string());
     } else {
         output::line(&format!("{}: key {fingerprint}", path.display()));
-        output::note("next: keep a copy apart, then console adopt NODE.. --code CODE (or --ssh)");
+        output::note("next: store a backup copy, then run console adopt NODE.. --code CODE (or --ssh)");
     }
     Ok(())
 }
@@ -184,8 +174,8 @@ fn show(path: &Path, role: Option<ShownRole>, json: bool) -> Result<(), Failure>
     let shown = match wanted {
         None => key.clone(),
         Some(role) => key.for_role(role).ok_or_else(|| Failure::Usage {
-            message: format!("{} holds a key of the role {}", path.display(), key.name()),
-            next: "derive keys of roles where the cluster's secret is",
+            message: format!("{} holds a key of role {}, not the cluster secret", path.display(), key.name()),
+            next: "run this on the machine that holds the cluster secret",
         })?,
     };
     if json {
@@ -203,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_key_is_never_written_over_one_that_is_there() {
+    fn new_key_never_overwrites_a_file() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = folder.path().join("deep/er/cluster.key");
         new(&path, Rehearsal::default(), true).expect("the folder can be written");
@@ -213,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_roles_key_gives_no_other_role() {
+    fn derived_key_cannot_derive_another_role() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = folder.path().join("viewer.key");
         let key = Key::Secret([1; 32]).for_role(Role::Viewer).expect("a secret has all roles");

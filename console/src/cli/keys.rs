@@ -1,4 +1,4 @@
-//! `console keys`: the table of keys in force.
+//! `console keys`: prints the active key bindings.
 use clap::Args;
 use serde_json::json;
 
@@ -8,12 +8,12 @@ use crate::keymap::{Key, Place};
 /// Options of `console keys`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Keys {
-    /// Print an object
+    /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
 }
 
-/// Prints the keys in force, with the names that a key file calls them by.
+/// Prints the active key bindings in the format of a key bindings file.
 pub(super) fn run(options: &Keys) -> Result<u8, Failure> {
     let keys = arrange::keys()?;
     if options.json {

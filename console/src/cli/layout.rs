@@ -1,8 +1,9 @@
-//! Chooses the layout of a new topology: the planner's best if the operator gave none. Warns if fewer nodes would answer faster than the given
-//! layout. Measures nothing: nodes report their memory, their machine and their earlier measurements.
+//! Chooses the layout of a new topology: the planner's best if the operator gave none. Warns if fewer nodes would
+//! answer faster than the given layout. Measures nothing: nodes report their memory, machine and earlier measurements.
 use std::sync::Arc;
 
-use shared::{protocol::error::Fault, topology::Layout};
+use common::fault::Fault;
+use topology::Layout;
 
 use super::{Failure, output};
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
     wanted::{Asked, Wanted},
 };
 
-/// Nodes and what they shall hold.
+/// The nodes of a topology, and the topology to assign to them.
 #[derive(Debug)]
 pub(super) struct Chosen {
     /// In the order replica, stage, rank.
@@ -32,7 +33,7 @@ pub(super) async fn choose(sessions: &[Arc<Session>], asked: &Asked) -> Result<C
         return Ok(as_asked(all));
     }
     let Some(planned) = planned? else { return Ok(as_asked(all)) };
-    // Where nothing fits, the assignment says what each node lacks.
+    // If no layout fits, the assignment fails with the missing memory of each node.
     let Some(best) = planned.plan.ranked.first() else { return Ok(as_asked(all)) };
     let members = planned.members(best);
     let links = planned.links_known();
@@ -46,26 +47,27 @@ pub(super) async fn choose(sessions: &[Arc<Session>], asked: &Asked) -> Result<C
         )));
     }
     let sessions = members.iter().map(|place| Arc::clone(&sessions[*place])).collect();
-    // What was not asked for stays as it would be without a planner.
+    // The planner chooses the layout only; other defaults stay.
     let wanted = Wanted { context_length: all.context_length, ..planned.wanted(best) };
     Ok(Chosen { sessions, wanted })
 }
 
-/// What is predicted of a layout.
+/// The prediction for a layout.
 pub(super) struct Forecast {
-    /// Fewer nodes would answer faster.
+    /// Set if fewer nodes would answer faster.
     pub(super) warning: Option<String>,
-    /// Where the figures of the links come from.
+    /// Source of the link figures.
     pub(super) links: String,
 }
 
-/// Warns where fewer nodes would answer faster than a layout. A prediction is only advice: if it fails, that is noted and nothing else.
+/// Warns if fewer nodes would answer faster than a layout. The prediction is only advice: a failure is printed and
+/// otherwise ignored.
 pub(super) async fn warn_past_knee(sessions: &[Arc<Session>], wanted: &Wanted) -> Option<Forecast> {
     let planned = tolerated(planned(sessions, &Asked::from(wanted), wanted.layout).await)?;
     Some(Forecast { warning: tell_knee(&planned, wanted.layout), links: planned.links_known() })
 }
 
-/// A plan that serves for a warning alone.
+/// Prints a failure of a plan that is only needed for a warning.
 fn tolerated(planned: Result<Option<Planned>, Fault>) -> Option<Planned> {
     planned.unwrap_or_else(|fault| {
         output::note(&output::clean(&format!("cannot predict whether fewer nodes are faster: {fault}")));
@@ -79,8 +81,8 @@ fn tell_knee(planned: &Planned, layout: Layout) -> Option<String> {
     Some(warning)
 }
 
-/// Plans for these nodes; `None` where predictions do not hold: for one node, nodes that share a machine or report no free memory, and groups
-/// with roles.
+/// Plans for these nodes. `None` if predictions are not valid: for a single node, nodes that share a machine or do not
+/// report free memory, and groups with roles.
 async fn planned(sessions: &[Arc<Session>], asked: &Asked, layout: Layout) -> Result<Option<Planned>, Fault> {
     if sessions.len() < 2 || !layout.groups.is_empty() {
         return Ok(None);
@@ -91,7 +93,7 @@ async fn planned(sessions: &[Arc<Session>], asked: &Asked, layout: Layout) -> Re
         AskNode::of(place, (&identity.machine, identity.cores.len()), &reports[place], false)
     };
     let nodes: Vec<AskNode> = (0..sessions.len()).map(node).collect();
-    // A node that does not say what it has free cannot be planned for.
+    // The planner needs the free memory of every node.
     if share_a_machine(&nodes) || nodes.iter().any(|node| node.memory == 0) {
         return Ok(None);
     }

@@ -1,29 +1,27 @@
-//! `console bench links`: round trips, throughput and incast of the links between nodes, which the nodes measure themselves on
-//! connections of their own.
+//! `console bench links`: round-trip times, throughput and incast of the links between nodes, measured by the nodes on
+//! separate connections.
 use std::io::IsTerminal;
 
 use clap::Args;
+use protocol::network::{PINGS_DEFAULT, PINGS_MAX, STREAM_MS, STREAM_MS_DEFAULT};
 use serde_json::json;
-use shared::{
-    protocol::network::{PINGS_DEFAULT, PINGS_MAX, STREAM_MS, STREAM_MS_DEFAULT},
-    telemetry::{BenchProgress, NetworkBench, bench::network_table},
-};
+use telemetry::{BenchProgress, NetworkBench, bench::network_table};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, generate::open, interrupts::Interrupts, output};
+use super::{Failure, interrupts::Interrupts, output, sessions::open};
 use crate::client::network::{Effort, measure};
 
 /// Options of `console bench links`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Links {
-    /// At least two.
+    /// At least two nodes.
     #[arg(skip)]
     pub(super) nodes: Vec<String>,
-    /// Round trips of a small message on each link
+    /// Number of round trips of a small message on each link
     #[arg(long, value_name = "N", default_value_t = PINGS_DEFAULT,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(PINGS_MAX)))]
     pings: u32,
-    /// Milliseconds that each node streams to each other one
+    /// Milliseconds for which each node streams to each other node
     #[arg(long, value_name = "MS", default_value_t = STREAM_MS_DEFAULT,
         value_parser = clap::value_parser!(u32).range(*STREAM_MS.start() as i64..=*STREAM_MS.end() as i64))]
     stream_ms: u32,
@@ -35,7 +33,7 @@ pub(super) struct Links {
     pub(super) json: bool,
 }
 
-/// Runs the command. A signal closes its sessions, and with them the measurements on the nodes.
+/// Runs the command. A signal closes its sessions, which ends the measurements on the nodes.
 pub(super) async fn run(options: Links) -> Result<u8, Failure> {
     check_count(options.nodes.len(), "given")?;
     let found = Interrupts::listen()?.end(find(&options)).await?;
@@ -54,7 +52,7 @@ fn check_count(nodes: usize, which: &str) -> Result<(), Failure> {
         return Ok(());
     }
     let message = format!("cannot measure links: at least 2 nodes are needed, {nodes} {which}");
-    Err(Failure::Usage { message, next: "name at least two: --nodes A,B" })
+    Err(Failure::Usage { message, next: "pass at least two: --nodes A,B" })
 }
 
 async fn find(options: &Links) -> Result<Vec<(String, NetworkBench)>, Failure> {
@@ -65,7 +63,7 @@ async fn find(options: &Links) -> Result<Vec<(String, NetworkBench)>, Failure> {
     Ok(sessions.iter().map(|session| session.identity.name.clone()).zip(found).collect())
 }
 
-/// Shows what is measured now, where a terminal is there.
+/// Shows the current measurement if standard error is a terminal.
 fn tell(name: &str, progress: &BenchProgress) {
     if std::io::stderr().is_terminal() {
         output::note(&format!("{}: {}", output::clean(name), output::clean(&progress.to_string())));

@@ -1,45 +1,40 @@
-//! `console logs`: the latest lines of a node's log, as far as the node keeps them; with `--follow` what comes, too.
+//! `console logs`: prints the log lines that a node keeps in memory; with `--follow` also new lines.
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use common::{calendar, fault::Fault};
+use protocol::inspect::{LogLevel, LogLine, LogLines};
 use serde_json::json;
-use shared::{
-    calendar,
-    protocol::{
-        error::Fault,
-        inspect::{LogLevel, LogLine, LogLines},
-    },
-};
 
-use super::{Failure, exclude::find, interrupts::Interrupts, options::Nodes, output};
+use super::{Failure, interrupts::Interrupts, nodes::find, options::Nodes, output};
 use crate::client::{cluster::Cluster, inspect, session, with_port};
 
-/// Between two looks at a log that is followed.
+/// Polling interval of a followed log.
 pub(super) const LOOK: Duration = Duration::from_millis(300);
 
 /// Options of `console logs`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Logs {
-    /// The node, by name or address
+    /// Name or address of the node
     #[arg(value_name = "NODE")]
     node: String,
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// Go on with what comes, until Ctrl-C; a node that is away is dialled again
+    /// Follow new lines until Ctrl-C, reconnecting to the node if necessary
     #[arg(short, long)]
     follow: bool,
-    /// Only what is not older: 30s, 10m, 2h, 1d
+    /// Show only lines that are not older than this: 30s, 10m, 2h, 1d
     #[arg(long, value_name = "TIME", value_parser = ago)]
     since: Option<Duration>,
-    /// Only what is as severe: trace, debug, info, warn, error; the node's RUST_LOG says what it keeps
+    /// Show only lines of at least this level: trace, debug, info, warn, error; RUST_LOG of the node limits them
     #[arg(long, value_name = "LEVEL", default_value = "trace", value_parser = <LogLevel as std::str::FromStr>::from_str)]
     level: LogLevel,
-    /// Print an object a line
+    /// Print one JSON object per line
     #[arg(long)]
     pub(super) json: bool,
 }
 
-/// A length of time as people write it.
+/// Parses a duration such as `10m`.
 pub(super) fn ago(text: &str) -> Result<Duration, String> {
     let split = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -48,20 +43,20 @@ pub(super) fn ago(text: &str) -> Result<Duration, String> {
         "m" => 60,
         "h" => 3600,
         "d" => 86_400,
-        _ => return Err("a number and s, m, h or d, for example 10m".into()),
+        _ => return Err("expected a number with s, m, h or d, for example 10m".into()),
     };
-    let number: u64 = number.parse().map_err(|_| "a number and s, m, h or d, for example 10m".to_owned())?;
+    let number: u64 = number.parse().map_err(|_| "expected a number with s, m, h or d, for example 10m".to_owned())?;
     number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(|| "too long ago".into())
 }
 
-/// The moment so long ago, in milliseconds since 1970 by this machine's clock; 0 for all that there is.
+/// The time `since` ago in milliseconds since 1970 by this machine's clock; 0 if `None`.
 pub(super) fn moment(since: Option<Duration>) -> u64 {
     let Some(since) = since else { return 0 };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.saturating_sub(since).as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A moment as UTC: `2026-11-22 08:30:01.250`.
+/// Formats a time as UTC: `2026-11-22 08:30:01.250`.
 pub(super) fn time(unix_ms: u64) -> String {
     let (seconds, ms) = (unix_ms / 1000, unix_ms % 1000);
     let (year, month, day) = calendar::civil(seconds / calendar::DAY_SECONDS);
@@ -92,7 +87,7 @@ pub(super) async fn run(options: Logs) -> Result<u8, Failure> {
             }
             Err(fault) => {
                 output::note(&format!(
-                    "console: {}; dialled again until it answers",
+                    "console: {}; reconnecting until the node answers",
                     output::clean(&fault.to_string())
                 ));
                 session = interrupts.end(back(&address)).await?;
@@ -108,7 +103,7 @@ async fn pause() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Dials until the node answers; a signal ends it.
+/// Reconnects until the node answers.
 async fn back(address: &str) -> Result<std::sync::Arc<session::Session>, Failure> {
     loop {
         if let Ok(session) = session::open(address).await {
@@ -122,7 +117,7 @@ fn tell(name: &str, found: &LogLines, since: u64, options: &Logs) {
     if found.missed > 0 && options.json {
         output::line(&json!({"node": name, "missed": found.missed}).to_string());
     } else if found.missed > 0 {
-        output::note(&format!("{} earlier lines are kept no more; the node's journal has them", found.missed));
+        output::note(&format!("{} earlier lines are no longer in memory; see the journal of the node", found.missed));
     }
     for line in found.lines.iter().filter(|line| line.unix_ms >= since) {
         if options.json {
@@ -133,18 +128,18 @@ fn tell(name: &str, found: &LogLines, since: u64, options: &Logs) {
     }
 }
 
-/// A line as an object.
+/// A line as a JSON object.
 pub(super) fn object(name: &str, line: &LogLine) -> serde_json::Value {
     json!({"node": name, "number": line.number, "unix_ms": line.unix_ms, "time": time(line.unix_ms),
         "level": line.level.name(), "text": line.text})
 }
 
-/// A line for people.
+/// A line as text.
 pub(super) fn text(line: &LogLine) -> String {
     output::clean(&format!("{} {:<5} {}", time(line.unix_ms), line.level.name().to_uppercase(), line.text))
 }
 
-/// What is said of a node that does not answer.
+/// The message about a node that does not answer, with the next step.
 pub(super) fn away(fault: &Fault) -> String {
     output::clean(&format!("{fault}; {}", fault.kind.next()))
 }
@@ -154,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_and_written_as_people_do() {
+    fn durations_are_parsed_and_times_formatted() {
         assert_eq!(ago("90s"), Ok(Duration::from_secs(90)));
         assert_eq!((ago("10m"), ago("2h")), (Ok(Duration::from_secs(600)), Ok(Duration::from_secs(7200))));
         for text in ["", "10", "m", "-1m", "1w", "99999999999999999999s", "18446744073709551615d"] {

@@ -1,4 +1,5 @@
-//! How commands that look show what they see: once, or again and again, drawn in place on a terminal; with --json an object a line.
+//! Output of read-only commands: once, or repeatedly with `--watch`, updated in place on a terminal; with `--json` one
+//! object per line.
 use std::{io::IsTerminal, time::Duration};
 
 use clap::Args;
@@ -7,18 +8,18 @@ use serde_json::Value;
 use super::{Failure, interrupts::Interrupts, output};
 use crate::client::{cluster::Cluster, with_port};
 
-/// Shortest and longest time between two looks, in seconds.
+/// Bounds of the interval in seconds.
 const SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
-/// Lines of a terminal that does not say how many it has.
+/// Number of lines to assume if the terminal does not report its size.
 const LINES: usize = 24;
 
-/// Options of a command that looks.
+/// Options of a read-only command.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct Look {
-    /// Show it once; that is what is done anyway
+    /// Print once and exit, which is the default
     #[arg(long, conflicts_with = "watch")]
     once: bool,
-    /// Show it every SECONDS until Ctrl-C [2 if not said]: in place on a terminal, one object a line with --json
+    /// Repeat every SECONDS until Ctrl-C [default value: 2]; on a terminal in place, with --json one object per line
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = seconds)]
     watch: Option<f64>,
     /// Print JSON
@@ -27,25 +28,26 @@ pub(super) struct Look {
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "a number of seconds".to_owned())?;
-    if SECONDS.contains(&value) { Ok(value) } else { Err(format!("from {} to {}", SECONDS.start(), SECONDS.end())) }
+    let value: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
+    if SECONDS.contains(&value) { Ok(value) } else { Err(format!("expected {} to {}", SECONDS.start(), SECONDS.end())) }
 }
 
-/// What was seen.
+/// The output of one update.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// For people, without control characters.
+    /// Text without control characters.
     pub(super) lines: Vec<String>,
-    /// For programs.
+    /// The JSON object.
     pub(super) object: Value,
-    /// The exit code that it stands for.
+    /// The exit code of the command.
     pub(super) code: u8,
 }
 
-/// Looks once, or until a signal comes; a look that fails is shown as such and the next may see more.
+/// Prints the output once, or repeatedly until a signal. When repeating, a failure is printed and the next update is
+/// tried.
 ///
 /// # Errors
-/// The only look failed, or a signal came.
+/// The only update failed, or a signal arrived.
 pub(super) async fn look(options: &Look, mut see: impl AsyncFnMut() -> Result<Seen, Failure>) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
     let Some(seconds) = options.watch else {
@@ -73,7 +75,7 @@ pub(super) async fn look(options: &Look, mut see: impl AsyncFnMut() -> Result<Se
     Ok(0)
 }
 
-/// As [`look`], at the nodes that were named: their sessions stay open from one look to the next.
+/// As [`look`], for the given nodes. Their sessions stay open between updates.
 ///
 /// # Errors
 /// As [`look`].
@@ -112,7 +114,7 @@ fn show(seen: &Seen, json: bool, in_place: bool) {
     seen.lines.iter().for_each(|line| output::line(line));
 }
 
-/// Lines over those of the picture before, cut to the terminal: one that scrolled would not be in place.
+/// Lines that overwrite the previous output, cut to the size of the terminal so that it does not scroll.
 fn picture(lines: &[String], columns: usize, rows: usize) -> String {
     let room = rows.saturating_sub(1).max(1);
     let mut text = String::from("\x1b[H");
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn watch_takes_seconds_or_two_and_not_once() {
+    fn watch_defaults_to_two_seconds_and_excludes_once() {
         let parse = |line: &str| Line::try_parse_from(line.split(' ')).map(|line| line.look.watch).map_err(|_| ());
         assert_eq!(parse("x --json"), Ok(None));
         assert_eq!(parse("x --watch"), Ok(Some(2.0)));
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_covers_the_one_before_and_stays_within_the_terminal() {
+    fn output_overwrites_previous_and_fits_the_terminal() {
         let lines = ["abcdef".to_owned(), "gh".to_owned(), "ij".to_owned()];
         assert_eq!(picture(&lines, 80, 24), "\x1b[Habcdef\x1b[K\ngh\x1b[K\nij\x1b[K\n\x1b[J");
         let small = picture(&lines, 4, 3);
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_look_shows_the_code_of_what_was_seen_or_fails() {
+    async fn look_returns_exit_code_or_failure() {
         let once = Look { json: true, ..Look::default() };
         assert_eq!(look(&once, async || Ok(Seen { code: 6, ..Seen::default() })).await.ok(), Some(6));
         let failing = look(&once, async || Err(Failure::Declined)).await;

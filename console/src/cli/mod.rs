@@ -1,4 +1,4 @@
-//! The command line: one file per command. Every command works without a screen and has --json where it reads something.
+//! The command line, one file per command. Every command works without a terminal; read-only commands take --json.
 mod adopt;
 mod answer;
 mod arrange;
@@ -23,13 +23,16 @@ mod generate;
 mod hypothetical;
 mod interrupts;
 mod key;
+mod key_file;
 mod keys;
 mod layout;
 mod links;
 mod logs;
 mod look;
 mod model;
+mod need;
 mod node;
+mod nodes;
 mod obtain;
 mod options;
 mod output;
@@ -45,9 +48,9 @@ mod rolling;
 mod rotate;
 mod sampling;
 mod screen;
+mod sessions;
 mod show;
 mod simulate;
-mod sizing;
 mod source;
 mod status;
 mod support;
@@ -65,7 +68,7 @@ use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
 pub use failure::Failure;
 
-/// The operator's terminal of a bramble: a cluster of brambled nodes that runs one language model.
+/// Operate a Bramble cluster: brambled nodes that run one language model together
 #[derive(Debug, Parser)]
 #[command(
     name = "console",
@@ -78,97 +81,98 @@ pub use failure::Failure;
 struct Arguments {
     #[command(flatten)]
     dashboard: options::Dashboard,
-    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank; the first is the head [env: BRAMBLE_NODES=]
+    /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank; the first one is the head [env: BRAMBLE_NODES=]
     #[arg(long, global = true, value_delimiter = ',', value_name = "A,B,..", value_parser = options::node)]
     nodes: Vec<String>,
-    /// Only look: commands that change something, and generations, are refused
+    /// Refuse commands that change the cluster or generate text
     #[arg(long, global = true)]
     readonly: bool,
-    /// Folder for log files of the console itself [default: no log]
+    /// Write log files of the console to this folder [default: no log]
     #[arg(long, global = true, env = "BRAMBLE_LOG_DIR", value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Key file of the cluster [default: ~/.config/bramble/cluster.key, if it is there]
+    /// Key file of the cluster [default: ~/.config/bramble/cluster.key if it exists]
     #[arg(long, global = true, env = "BRAMBLE_KEY_FILE", value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Nodes and key of a cluster that is kept (console clusters) [default: the only one, or that of console clusters use]
+    /// Use the nodes and the key of a saved cluster (see console clusters) [default: the one chosen with console
+    /// clusters use, or the only one]
     #[arg(long, global = true, value_name = "NAME", value_parser = clusters::cluster_name)]
     cluster: Option<String>,
-    /// Talk in clear to nodes without a key, although this console has one
+    /// Connect without encryption to nodes that have no key, even if this console has one
     #[arg(long, global = true, env = "BRAMBLE_INSECURE")]
     insecure: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
 
-/// Commands; without one the dashboard opens.
+/// Commands. Without a command, the dashboard opens.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Give nodes without a key the cluster's key, by the code that each shows
+    /// Give the cluster key to new nodes, using the pairing code that each one displays
     Adopt(adopt::Adopt),
-    /// Measure nodes, or this machine: read bandwidth, load, prefill, decode, memory, kernels; all-reduces
-    Bench(options::Bench),
-    /// Talk with the model over the HTTP API of a node
+    /// Measure nodes or this machine: read bandwidth, load time, prefill, decode, memory, kernels, all-reduces
+    Bench(bench::BenchOptions),
+    /// Chat with the model over the HTTP API of a node
     Chat(chat::Chat),
-    /// Clusters that are kept by name, so that nobody types addresses
+    /// Save clusters by name, so that you need not type addresses
     #[command(subcommand)]
     Clusters(clusters::Command),
-    /// Start daemons on this machine, assign a topology and open the dashboard (or print a text, without a terminal)
+    /// Start local daemons, assign a topology and open the dashboard (without a terminal: print a completion)
     Demo(options::Demo),
-    /// Show the nodes that announce themselves on the local network
+    /// List the nodes that announce themselves on the local network
     Discover(discover::Discover),
-    /// Say what is wrong with nodes and between them, and what cures it
+    /// Diagnose problems of nodes and links, with a remedy for each
     Doctor(doctor::Doctor),
-    /// Show what happened on all nodes, in one list by time
+    /// Show the events of all nodes, ordered by time
     Events(events::Events),
-    /// Exclude a node, with a reason; the topology is assigned again on the rest
+    /// Exclude a node and assign the topology to the remaining nodes
     Exclude(options::Exclude),
-    /// Complete a text, on nodes or over the HTTP API of one
+    /// Complete a text on nodes, or over the HTTP API of one
     Generate(options::Generate),
-    /// Include a node again; the topology is assigned again with it
+    /// Include an excluded node and assign the topology with it
     Include(options::Include),
-    /// Show the latest lines of a node's log, and follow it
+    /// Show or follow the log of a node
     Logs(logs::Logs),
-    /// Show a node; let nodes join and leave what serves, or begin nothing new on them
+    /// Show, add, remove, cordon, drain, exclude or include a node
     #[command(subcommand)]
     Node(node::Node),
-    /// Say what would be left if a node were stopped; exit code 1: nothing that serves
+    /// Check whether the cluster can keep serving without a node (exit 1 if not)
     OkToStop(node::OkToStop),
-    /// Model files of nodes: list, pull, add, fetch, verify, remove
+    /// Manage the model files of nodes: list, pull, add, fetch, verify, remove
     #[command(subcommand)]
     Model(model::Model),
-    /// Make the cluster's key, show it or what is derived from it
+    /// Create, show or rotate the cluster key, or derive restricted keys from it
     #[command(subcommand)]
     Key(key::Command),
-    /// Show the keys of the dashboard as they are in force, in the form of ~/.config/bramble/keys.toml
+    /// Print the active key bindings of the dashboard, in the format of ~/.config/bramble/keys.toml
     Keys(keys::Keys),
-    /// Rank layouts of a model on nodes, by what they would do; what does not fit is dropped with its reason
+    /// Rank the layouts of a model on nodes by predicted speed, with the reason for each layout that does not fit
     Plan(plan::Plan),
-    /// Complete a text and say where the time went: a table, the bottleneck in a sentence, a trace
+    /// Complete a text and show where the time went: table, bottleneck, trace
     Profile(options::Profile),
-    /// Relay the HTTP API of the first node that answers to this machine
+    /// Relay the HTTP API of the first reachable node to this machine
     Proxy(proxy::Proxy),
-    /// Play a recorded session, or print its events
+    /// Replay a recorded session, or print its events
     Replay(replay::Replay),
-    /// Show what waits, runs and ran on the heads; end a request
+    /// Show queued, running and finished requests; cancel a request
     Requests(requests::Requests),
     /// Restart nodes one by one
-    Restart(options::Restart),
-    /// Draw a page of the dashboard as text or SVG, of the cluster or of a recording
+    Restart(restart::RestartOptions),
+    /// Print a page of the dashboard as text or SVG, from the cluster or a recording
     Screen(screen::Screen),
-    /// Run a model on nodes that need not exist, in virtual time
+    /// Simulate a model on hypothetical nodes
     Simulate(simulate::Simulate),
     /// Show the nodes
     #[command(visible_alias = "cluster")]
     Status(options::Status),
-    /// Gather what whoever helps from afar asks for, in one file without secrets
+    /// Collect diagnostics from all nodes into one archive (secrets removed)
     SupportBundle(support::Support),
-    /// Show the all-reduces of what runs: rank by rank, layer by layer, who holds the others up and why
+    /// Show all-reduce times by rank and layer, and the straggler with its cause
     Sync(sync::Sync),
     /// Show the tokens of a text
     Tokenize(options::Tokenize),
-    /// Show what runs as a topology file, check such a file against the nodes, or assign it
+    /// Print the running topology as a file, or check or assign a topology file
     #[command(subcommand)]
-    Topology(options::Topology),
+    Topology(topology::TopologyCommand),
 }
 
 impl Arguments {
@@ -207,12 +211,12 @@ impl Arguments {
     }
 }
 
-/// The command line as clap knows it, for man pages and completions.
+/// The clap definition of the command line, for man pages and completions.
 pub fn command() -> clap::Command {
     <Arguments as clap::CommandFactory>::command()
 }
 
-/// Runs the console; never waits for a key where there is no terminal.
+/// Runs the console. Without a terminal, it never waits for a key press.
 pub fn run() -> ExitCode {
     let line: Vec<OsString> = std::env::args_os().collect();
     let wants_json = line.iter().any(|argument| argument == "--json");
@@ -233,7 +237,7 @@ pub fn run() -> ExitCode {
         Err(error) => return Failure::from(anyhow::Error::from(error)).report(json),
     };
     let result = runtime.block_on(execute(arguments));
-    // A read of standard input or a dial under way must not hold up the exit.
+    // A pending read of standard input or a pending connection must not delay the exit.
     runtime.shutdown_background();
     match (result, output::failure()) {
         (Ok(0), Some(reason)) => Failure::Other(anyhow!("cannot write to standard output: {reason}")).report(false),
@@ -245,7 +249,8 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// With `--readonly` nothing is asked of nodes that changes something: such commands are those with `--dry-run`, and those that generate.
+/// Refuses with `--readonly` every command that changes the cluster (those with `--dry-run`) and every command that
+/// generates.
 fn looks_only(arguments: &Arguments, line: &[OsString]) -> Result<(), Failure> {
     let Some(found) = &arguments.command else { return Ok(()) };
     if !arguments.readonly {
@@ -259,8 +264,11 @@ fn looks_only(arguments: &Arguments, line: &[OsString]) -> Result<(), Failure> {
     }
     let changes = leaf.get_arguments().any(|argument| argument.get_id() == "dry_run");
     if changes || matches!(found, Command::Chat(_)) {
-        let message = format!("--readonly only looks, and {} does more", leaf.get_name());
-        return Err(Failure::Usage { message, next: "leave out --readonly, or look with console status" });
+        let message = format!("{} is not allowed with --readonly", leaf.get_name());
+        return Err(Failure::Usage {
+            message,
+            next: "remove --readonly, or run a read-only command such as console status",
+        });
     }
     Ok(())
 }
@@ -270,7 +278,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         arguments.command,
         Some(Command::Adopt(_) | Command::Clusters(_) | Command::Key(_) | Command::Simulate(_) | Command::Tokenize(_))
     ) {
-        // The demo's own daemons have no key.
+        // The daemons that the demo starts have no key.
         let allows_plain = arguments.insecure || matches!(arguments.command, Some(Command::Demo(_)));
         key::load(arguments.key.as_deref(), allows_plain)?;
     }
@@ -310,12 +318,12 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
     }
 }
 
-/// A command line that cannot be, or one that asks for help: as clap prints it, and as an object with --json.
+/// Prints a usage error or a help text as clap does, or a usage error as an object with --json.
 fn usage(error: &clap::Error) -> ExitCode {
     if error.use_stderr() && std::env::args_os().any(|argument| argument == "--json") {
         output::line(&usage_failure(error).json().to_string());
     }
-    // A reader that left had enough.
+    // A reader that closed its end needs no output.
     let _ = error.print();
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
@@ -328,7 +336,7 @@ fn usage_failure(error: &clap::Error) -> Failure {
     Failure::Usage { message, next: "console --help, or console COMMAND --help" }
 }
 
-/// Logs to daily files: the terminal belongs to the screen.
+/// Logs to daily files, because the terminal shows the dashboard.
 fn log(folder: &std::path::Path) -> Result<tracing_appender::non_blocking::WorkerGuard, Failure> {
     let appender =
         RollingFileAppender::builder().rotation(Rotation::DAILY).filename_prefix("console.log").build(folder);

@@ -1,43 +1,37 @@
-//! `console model`: the model files of nodes: what is there, and bringing one in, checking it, taking it away.
+//! `console model`: lists, adds, pulls, copies, verifies and removes the model files of nodes.
 use std::{path::PathBuf, sync::Mutex};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use common::{digest::Sha256, fault::Fault, units::Bytes};
+use protocol::models::{FileState, ModelFile, ModelsRequest, ModelsResponse, Step, check_name, files_of};
 use serde_json::{Value, json};
-use shared::{
-    protocol::{
-        error::Fault,
-        models::{FileState, ModelFile, ModelsRequest, ModelsResponse, Sha256, Step, check_name, files_of},
-    },
-    units::Bytes,
-};
 
 use super::{
     Failure,
     confirm::{Consent, Rehearsal},
-    exclude::find,
     interrupts::Interrupts,
+    need::{Need, Reach},
+    nodes::find,
     options::Nodes,
-    output,
-    reach::{Need, Reach},
-    source,
+    output, source,
 };
 use crate::client::{cluster::Cluster, models, with_port};
 
-/// What is done with model files.
+/// Subcommands of `console model`.
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum Model {
-    /// Show the model files of all nodes
+    /// List the model files of all nodes
     List(List),
-    /// Send a file of this machine to nodes
+    /// Upload a file from this machine to nodes
     Add(Add),
-    /// Download a file: hf:OWNER/REPO:FILE, https://.. or http://..; goes on where an earlier try stopped
+    /// Download a file from hf:OWNER/REPO:FILE, https://.. or http://.. (resumable)
     Pull(Pull),
-    /// Copy a file from one node to others; goes on where an earlier try stopped
+    /// Copy a file from one node to others (resumable)
     Fetch(Fetch),
-    /// Read a file on nodes and compute its SHA-256
+    /// Recompute the SHA-256 of a file on nodes
     Verify(Verify),
-    /// Delete a file on nodes, unless a topology holds it
+    /// Delete a file on nodes, unless a topology uses it
     Remove(Remove),
 }
 
@@ -51,12 +45,12 @@ pub(super) struct List {
     json: bool,
 }
 
-/// Which of the nodes, and how it is said.
+/// The nodes to act on, and the output format.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Where {
     #[command(flatten)]
     nodes: Nodes,
-    /// Only on this node (name or address); may be given several times [default: all of --nodes]
+    /// Act only on this node (name or address); repeatable [default: all of --nodes]
     #[arg(long, value_name = "NODE")]
     node: Vec<String>,
     /// Print JSON
@@ -67,7 +61,7 @@ pub(super) struct Where {
 /// Options of `console model add`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Add {
-    /// A GGUF file
+    /// The GGUF file
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(flatten)]
@@ -85,7 +79,7 @@ pub(super) struct Pull {
     /// Name of the file on the nodes [default: the last part of the source]
     #[arg(long, value_name = "NAME.gguf")]
     name: Option<String>,
-    /// What the file must hash to [default: what the server says, if it says something]
+    /// Expected SHA-256 of the file [default: the hash that the server reports, if any]
     #[arg(long, value_name = "HEX", value_parser = <Sha256 as std::str::FromStr>::from_str)]
     sha256: Option<Sha256>,
     #[command(flatten)]
@@ -97,10 +91,10 @@ pub(super) struct Pull {
 /// Options of `console model fetch`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Fetch {
-    /// The file's name
+    /// Name of the file
     #[arg(value_name = "MODEL")]
     model: String,
-    /// Node that has it (name or address)
+    /// Node to copy the file from (name or address)
     #[arg(long, value_name = "NODE")]
     from: String,
     #[command(flatten)]
@@ -112,10 +106,10 @@ pub(super) struct Fetch {
 /// Options of `console model verify`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Verify {
-    /// The file's name
+    /// Name of the file
     #[arg(value_name = "MODEL")]
     model: String,
-    /// What it must be
+    /// Expected SHA-256 of the file
     #[arg(long, value_name = "HEX", value_parser = <Sha256 as std::str::FromStr>::from_str)]
     sha256: Option<Sha256>,
     #[command(flatten)]
@@ -125,7 +119,7 @@ pub(super) struct Verify {
 /// Options of `console model remove`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Remove {
-    /// The file's name
+    /// Name of the file
     #[arg(value_name = "MODEL")]
     model: String,
     #[command(flatten)]
@@ -135,7 +129,7 @@ pub(super) struct Remove {
 }
 
 impl Model {
-    /// The nodes that it is about.
+    /// The nodes that the command acts on.
     pub(super) fn reach(&mut self) -> Reach<'_> {
         let (nodes, need) = match self {
             Self::List(list) => (&mut list.nodes, Need::Looks),
@@ -159,7 +153,7 @@ impl Model {
 /// Runs the command.
 pub(super) async fn run(model: Model) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
-    // Whoever is interrupted closes the sessions: the nodes stop, and keep what is there.
+    // An interrupt closes the sessions: the nodes stop working and keep partial files.
     match model {
         Model::List(options) => interrupts.end(list(options)).await,
         Model::Add(options) => interrupts.end(add(options)).await,
@@ -208,7 +202,7 @@ async fn list(options: List) -> Result<u8, Failure> {
     Ok(failed.map_or(0, |fault| Failure::from(fault).code()))
 }
 
-/// A model file as an object.
+/// A model file as a JSON object.
 pub(super) fn object(file: &ModelFile) -> Value {
     let (state, problem) = state(file);
     json!({"model": file.model, "folder": file.folder, "size": file.size.0, "state": state, "problem": problem,
@@ -233,7 +227,7 @@ fn row(node: &str, file: &ModelFile) -> String {
     output::clean(&row)
 }
 
-/// The cluster, and the places of the nodes that are meant.
+/// The cluster, and the indices of the chosen nodes.
 async fn dial(wanted: &Where) -> Result<(Cluster, Vec<usize>), Failure> {
     let addresses: Vec<String> = wanted.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let cluster = Cluster::dial(&addresses).await;
@@ -249,7 +243,7 @@ fn name_of(name: &str) -> Result<(), Failure> {
         .map_err(|message| Failure::Usage { message, next: "name a file, for example llama-3.2-1b-q4_k_m.gguf" })
 }
 
-/// Whether a file is to be brought to nodes, which replaces none there.
+/// Whether to transfer the file (`false` for a dry run). A transfer never replaces a file on a node.
 fn is_real(rehearsal: Rehearsal, how: &str, model: &str, cluster: &Cluster, places: &[usize], json: bool) -> bool {
     let names: Vec<&str> = places.iter().map(|place| cluster.name(&cluster.nodes[*place])).collect();
     let what = output::clean(&format!("{how} {model} to {}", names.join(", ")));
@@ -265,7 +259,9 @@ async fn add(options: Add) -> Result<u8, Failure> {
     }
     let file = options.file.clone();
     output::note(&format!("reading {}", file.display()));
-    let digest = tokio::task::spawn_blocking(move || models::digest(&file)).await.context("the file's reader ended")?;
+    let digest = tokio::task::spawn_blocking(move || models::digest(&file))
+        .await
+        .context("the task that hashes the file failed")?;
     let digest = digest.with_context(|| format!("cannot read {}", options.file.display()))?;
     let Some((first, rest)) = places.split_first() else { return Ok(0) };
     let node = &cluster.nodes[*first];
@@ -295,7 +291,7 @@ async fn pull(options: Pull) -> Result<u8, Failure> {
     let request = ModelsRequest::Pull { url, model: name.clone(), sha256: options.sha256 };
     let stored = models::stored(&session, request, &|step, done, total| bar.tell(step, done, total)).await?;
     let mut done = vec![(cluster.name(node).to_owned(), stored)];
-    // One download is enough: the others copy it.
+    // Download once; the other nodes copy the file from the first one.
     copy(&cluster, (*first, rest), &name, &mut done).await?;
     Ok(show(&done, options.to.json))
 }
@@ -315,7 +311,7 @@ async fn fetch(options: Fetch) -> Result<u8, Failure> {
     Ok(show(&done, options.to.json))
 }
 
-/// Copies a file from one node to the others that have none of its name.
+/// Copies a file from one node to the others that do not have it yet.
 async fn copy(
     cluster: &Cluster,
     (from, to): (usize, &[usize]),
@@ -331,7 +327,7 @@ async fn copy(
             .into_iter()
             .find(|file| file.model == model && file.state != FileState::Partial);
         if there.is_some() {
-            output::note(&output::clean(&format!("{} has {model} already", cluster.name(node))));
+            output::note(&output::clean(&format!("{} already has {model}", cluster.name(node))));
             continue;
         }
         let bar = Bar::new(cluster.name(node), model);
@@ -363,8 +359,11 @@ async fn verify(options: Verify) -> Result<u8, Failure> {
             let (state, problem) = state(file);
             let problem = problem.map_or(state.to_owned(), |problem| format!("{state}: {problem}"));
             let (actual, expected) = (text(file.sha256), text(expected));
-            Err(anyhow::anyhow!("{node}: {} has SHA-256 {actual}, expected is {expected} ({problem})", options.model)
-                .into())
+            Err(anyhow::anyhow!(
+                "{node}: checksum mismatch for {}: expected {expected}, got {actual} ({problem})",
+                options.model
+            )
+            .into())
         }
         None => Ok(code),
     }
@@ -385,13 +384,13 @@ async fn remove(options: Remove) -> Result<u8, Failure> {
         let request = ModelsRequest::Remove { model: options.model.clone() };
         match models::ask(&session, request, &|_, _, _| {}).await? {
             ModelsResponse::Removed => {}
-            other => return Err(anyhow::anyhow!("{other:?} where a removal was asked for").into()),
+            other => return Err(anyhow::anyhow!("unexpected response to the removal request: {other:?}").into()),
         }
     }
     if options.on.json {
         output::line(&json!({"model": options.model, "removed": names}).to_string());
     } else {
-        output::line(&output::clean(&format!("{} removed on {}", options.model, names.join(", "))));
+        output::line(&output::clean(&format!("removed {} on {}", options.model, names.join(", "))));
     }
     Ok(0)
 }
@@ -412,7 +411,7 @@ fn show(done: &[(String, ModelFile)], json: bool) -> u8 {
     0
 }
 
-/// Progress on standard error: a bar on a terminal, elsewhere a line for each step and each tenth.
+/// Progress on standard error: a bar on a terminal, otherwise a line per step and per 10 %.
 struct Bar {
     label: String,
     said: Mutex<Option<(Step, u64)>>,
@@ -425,15 +424,15 @@ impl Bar {
 
     fn tell(&self, step: Step, done: Bytes, total: Option<Bytes>) {
         let word = match step {
-            Step::Downloading => "downloads",
-            Step::Copying => "copies",
-            Step::Waiting => "waits for the other node's hash",
-            Step::Hashing => "checks",
+            Step::Downloading => "downloading",
+            Step::Copying => "copying",
+            Step::Waiting => "waiting for the source node to hash the file",
+            Step::Hashing => "verifying",
         };
         if let Some(total) = total.filter(|_| super::progress::is_drawn()) {
             return super::progress::tell(&format!("{} {word} {total}", self.label), done.0, total.0, false);
         }
-        // Of an unknown length every 64 MiB.
+        // If the total is unknown, report every 64 MiB.
         let tenth = total.map_or(done.0 >> 26, |total| 10 * done.0 / total.0.max(1));
         let Ok(mut said) = self.said.lock() else { return };
         if said.replace((step, tenth)) == Some((step, tenth)) {

@@ -1,22 +1,21 @@
-//! `console node`: nodes leave and join a cluster that serves. `console ok-to-stop`: what would be left.
+//! `console node`: adds and removes nodes of a running topology.
+//! `console ok-to-stop`: whether the cluster can spare a node.
 use std::sync::Arc;
 
+use common::{ids::MemberIndex, units::Bytes};
+use planner::replan;
 use serde_json::json;
-use shared::{
-    ids::MemberIndex,
-    telemetry::NodeState,
-    topology::{Member, Topology, replan},
-    units::Bytes,
-};
+use telemetry::NodeState;
+use topology::{Member, Topology};
 
 use super::{
     Failure, clusters,
     confirm::Consent,
-    exclude::{find, progress},
     interrupts::Interrupts,
+    need::{Need, Reach},
+    nodes::{find, progress},
     options::{Change, Exclude, Include, Nodes},
     output,
-    reach::{Need, Reach},
 };
 use crate::{
     client::{
@@ -31,29 +30,29 @@ use crate::{
     wanted::Wanted,
 };
 
-/// `console node`.
+/// Subcommands of `console node`.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Node {
-    /// A further node joins what serves: it goes on with it, running requests go on
+    /// Add a node to the running topology without interrupting requests
     Add(Change),
-    /// A node leaves what serves, without a reason that is kept
+    /// Remove a node from the running topology (unlike exclude, without a stored reason)
     Remove(Change),
     /// Stop scheduling new requests on a node and its replica; running requests continue. Undo: uncordon
     Cordon(Exclude),
-    /// As cordon, and wait until nothing runs there
+    /// Cordon a node and wait until its requests have finished
     Drain(Exclude),
-    /// Exclude a node, with a reason; the topology is assigned again on the rest
+    /// Exclude a node and assign the topology to the remaining nodes
     Exclude(Exclude),
-    /// Include a node again; the topology is assigned again with it
+    /// Include an excluded node and assign the topology with it
     Include(Include),
-    /// Let requests begin again on a node that is cordoned, and on its replica
+    /// Schedule requests again on a cordoned node and its replica
     Uncordon(Include),
-    /// Show all that is known of a node, with what is wrong and what cures it
+    /// Show all details of a node, with its problems and their remedies
     Show(super::show::Show),
 }
 
 impl Node {
-    /// The nodes that it is about.
+    /// The nodes that the command contacts.
     pub(super) fn reach(&mut self) -> Reach<'_> {
         let nodes = match self {
             Self::Add(change) | Self::Remove(change) => &mut change.nodes,
@@ -64,7 +63,7 @@ impl Node {
         Reach::Nodes(&mut nodes.nodes, Need::Acts)
     }
 
-    /// Whether an object is wanted.
+    /// Whether to print JSON.
     pub(super) fn json(&self) -> bool {
         match self {
             Self::Add(change) | Self::Remove(change) => change.json,
@@ -100,7 +99,7 @@ async fn dial(nodes: &Nodes, more: Option<&str>) -> Cluster {
     Cluster::dial(&addresses).await
 }
 
-/// The topology that serves, and the sessions of its members in their order.
+/// The running topology, and the sessions of its members in member order.
 fn serving(cluster: &Cluster) -> Result<(Topology, Vec<Arc<Session>>), Failure> {
     let Some((topology, _)) = cluster.topology() else {
         let message = "no topology runs on these nodes".to_owned();
@@ -111,16 +110,19 @@ fn serving(cluster: &Cluster) -> Result<(Topology, Vec<Arc<Session>>), Failure> 
     };
     let session = |name: &str| {
         let node = cluster.nodes.iter().find(|node| cluster.name(node) == name);
-        let message = || format!("member {} of the topology was not named", output::clean(name));
-        let node =
-            node.ok_or_else(|| Failure::Usage { message: message(), next: "name all its nodes with --nodes" })?;
+        let message =
+            || format!("the topology has the member {}, which is not among the given nodes", output::clean(name));
+        let node = node.ok_or_else(|| Failure::Usage {
+            message: message(),
+            next: "name all nodes of the topology with --nodes",
+        })?;
         Ok::<_, Failure>(node.session()?)
     };
     let sessions = topology.members.iter().map(|member| session(&member.name)).collect::<Result<_, _>>()?;
     Ok((topology.clone(), sessions))
 }
 
-/// What a node reads for a token, before and after: decoding is bound by it.
+/// Upper bound of the speed-up in decoding, which is bound by the bytes that a node reads per token.
 fn gain(before: &Topology, after: &Wanted) -> f64 {
     let ranks = |stages: u16, ranks: u16| f64::from(stages) * f64::from(ranks);
     let per_answer = ranks(1, after.layout.ranks) / ranks(1, before.layout.ranks);
@@ -138,17 +140,16 @@ async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failure> {
     let session = node.session()?;
     let name = session.identity.name.clone();
     if topology.members.iter().any(|member| member.name == name) {
-        let message = format!("{} is in it already", output::clean(&name));
+        let message = format!("{} is already a member of the topology", output::clean(&name));
         return Err(Failure::State { message, next: "name the address of another node" });
     }
     sessions.push(session);
     let wanted = Wanted::again(&topology, sessions.len());
     let (now, then) = (topology.layout, wanted.layout);
     let times = gain(&topology, &wanted);
-    let what =
-        format!("{now} becomes {then}: at most {times:.2} times the tokens a second, before what the network takes");
+    let what = format!("{now} becomes {then}: at most {times:.2} times the tokens per second, before network costs");
     output::note(&what);
-    let question = format!("Let {} join? Running requests continue.", output::clean(&name));
+    let question = format!("Add {} to the topology? Running requests continue.", output::clean(&name));
     let plan = json!({"node": name, "topology": then.to_string(), "times": times});
     if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
         return Ok(0);
@@ -169,11 +170,13 @@ async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Failure> {
     let (name, address) = (cluster.name(node).to_owned(), node.address.clone());
     let rest: Vec<Arc<Session>> = sessions.into_iter().filter(|session| session.identity.name != name).collect();
     if rest.is_empty() || rest.len() == topology.members.len() {
-        let message = format!("{} is not one of several members", output::clean(&name));
-        return Err(Failure::State { message, next: "console topology show names them" });
+        let message =
+            format!("{} cannot leave: it is not a member of the topology, or its only member", output::clean(&name));
+        return Err(Failure::State { message, next: "list the members with console topology show" });
     }
     let wanted = Wanted::again(&topology, rest.len());
-    let question = format!("Take {} out of {}? {} follows.", output::clean(&name), topology.layout, wanted.layout);
+    let question =
+        format!("Remove {} from {}? The new layout is {}.", output::clean(&name), topology.layout, wanted.layout);
     let plan = json!({"node": name, "topology": wanted.layout.to_string()});
     if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
         return Ok(0);
@@ -193,11 +196,11 @@ fn done(change: &Change, name: &str, how: &str, assigned: &Assigned) {
     if change.json {
         output::line(&json!({"node": name, "state": how, "topology": layout, "epoch": epoch}).to_string());
     } else {
-        output::line(&format!("{} {how}; {layout} serves with epoch {epoch}", output::clean(name)));
+        output::line(&format!("{} {how}; {layout} is serving, epoch {epoch}", output::clean(name)));
     }
 }
 
-/// Whether another replica than that of the node takes requests.
+/// Whether a replica other than the node's own accepts requests.
 fn others_serve(cluster: &Cluster, name: &str) -> bool {
     let Some((topology, reports)) = cluster.topology() else { return true };
     let Some(place) = topology.members.iter().position(|member| member.name == name) else { return true };
@@ -207,7 +210,7 @@ fn others_serve(cluster: &Cluster, name: &str) -> bool {
         let serves = report.is_some_and(|report| matches!(report.state, NodeState::Ready | NodeState::Serving));
         serves && cluster.exclusions.of(&member.name, &member.address).is_none()
     };
-    // Groups with roles serve together.
+    // Groups with prefill and decode roles depend on each other.
     let others = (0..topology.layout.replicas).filter(|replica| *replica != own);
     !topology.layout.has_roles() && others.into_iter().any(|replica| topology.replica(replica).iter().all(takes))
 }
@@ -223,7 +226,8 @@ async fn cordon(exclude: Exclude, waits: bool) -> Result<u8, Failure> {
     let is_outage = !others_serve(&cluster, &name);
     let who = output::clean(&name);
     let outage = format!(
-        " No other replica takes requests: new ones are refused (HTTP 503, /health is not ready) until console node uncordon {who}."
+        " No other replica accepts requests: new ones are refused (HTTP 503, /health is not ready) until console \
+         node uncordon {who}."
     );
     let outage = if is_outage { outage } else { String::new() };
     let question = format!("Stop scheduling new requests on {who} and its replica?{outage}");
@@ -262,7 +266,7 @@ pub(super) struct OkToStop {
     pub(super) json: bool,
 }
 
-/// Runs `console ok-to-stop`: 0 if something goes on serving, 1 if not.
+/// Runs `console ok-to-stop`. Exit code 0 if the cluster keeps serving, 1 if not.
 pub(super) async fn ok_to_stop(options: OkToStop) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(dial(&options.nodes, None).await) }).await?;
@@ -270,16 +274,16 @@ pub(super) async fn ok_to_stop(options: OkToStop) -> Result<u8, Failure> {
     let topology = cluster.topology().map(|(topology, _)| topology.clone());
     let place = topology.as_ref().and_then(|all| all.members.iter().position(|member| member.name == name));
     let (Some(topology), Some(place)) = (topology, place) else {
-        let text = format!("{} holds no shard of what serves: it can be stopped", output::clean(&name));
+        let text = format!("{} holds no shard of the running topology and can be stopped", output::clean(&name));
         let object = json!({"node": name, "ok": true, "member": false});
         output::line(&if options.json { object.to_string() } else { text });
         return Ok(0);
     };
     let standings = standings(&cluster).await;
-    let now = |member: &shared::topology::Member| {
+    let now = |member: &topology::Member| {
         let found = standings.iter().flatten().find(|(_, standing)| standing.name == member.name);
-        let serves = |standing: &shared::protocol::recovery::Standing| {
-            use shared::telemetry::NodeState::{Ready, Serving};
+        let serves = |standing: &protocol::recovery::Standing| {
+            use telemetry::NodeState::{Ready, Serving};
             matches!(standing.state, Ready | Serving)
         };
         replan::Now {
@@ -310,29 +314,34 @@ pub(super) async fn ok_to_stop(options: OkToStop) -> Result<u8, Failure> {
     Ok(u8::from(!outlook.is_ok()))
 }
 
-/// What will happen, in the order in which it does.
+/// Describes the consequences of stopping the node, in chronological order.
 fn sentence(outlook: &replan::Outlook) -> String {
     let needed = outlook.needed;
     let others = match outlook.replicas {
-        1 => "the other replica keeps serving without a pause".to_owned(),
-        count => format!("{count} other replicas keep serving without a pause"),
+        1 => "the other replica keeps serving without interruption".to_owned(),
+        count => format!("{count} other replicas keep serving without interruption"),
     };
     match (outlook.replicas, outlook.layout()) {
         (1.., Some(layout)) if outlook.has_majority => {
-            format!("{others}; then {layout} serves, up to {needed} a node, until the node is back")
+            format!("{others}; then {layout} serves, with up to {needed} per node, until the node is back")
         }
-        (1.., _) => format!("{others}; the node's replica waits until the node is back"),
+        (1.., _) => format!("{others}; the node's own replica is down until the node is back"),
         (0, None) => {
-            format!("nothing would serve: {}", outlook.topology.as_ref().err().map_or("nothing fits", String::as_str))
+            format!(
+                "the cluster would stop serving: {}",
+                outlook.topology.as_ref().err().map_or("no layout fits", String::as_str)
+            )
         }
         (0, Some(layout)) if outlook.has_majority => {
-            let first = if outlook.holds_both { "; none pause if the node is excluded first" } else { "" };
+            let first = if outlook.holds_both { "; exclude the node first to avoid the pause" } else { "" };
             format!(
-                "answers pause, then {layout} serves on the rest, up to {needed} a node, until the node is back{first}"
+                "answers pause, then {layout} serves on the remaining nodes, with up to {needed} per node, until the \
+                 node is back{first}"
             )
         }
         (0, Some(layout)) => format!(
-            "nothing would serve: no majority is left. {layout} would fit (up to {needed} a node): run console node remove or topology take-over"
+            "the cluster would stop serving: no majority is left. {layout} would fit (up to {needed} per node): run \
+             console node remove or console topology take-over"
         ),
     }
 }
@@ -353,7 +362,8 @@ pub(super) struct TakeOver {
 pub(super) async fn run_take_over(options: &TakeOver) -> Result<u8, Failure> {
     options.consent.check()?;
     let cluster = dial(&options.nodes, None).await;
-    let question = "Do the members that do not answer serve nothing, to nobody? Then the rest goes on without them.";
+    let question =
+        "Do the unreachable members serve no clients any more? If so, the remaining members continue without them.";
     if !options.consent.obtain(question, &serde_json::Value::Null, options.json).await? {
         return Ok(0);
     }
@@ -363,7 +373,7 @@ pub(super) async fn run_take_over(options: &TakeOver) -> Result<u8, Failure> {
     } else {
         let names: Vec<String> = names.iter().map(|name| output::clean(name)).collect();
         output::line(&format!(
-            "{} may go on without the others; console status shows when it serves",
+            "{} may continue without the others; run console status to see when the cluster serves",
             names.join(", ")
         ));
     }

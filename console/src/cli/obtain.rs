@@ -1,16 +1,17 @@
-//! Finds or assigns the topology that a command needs: the one that already serves the model, whatever its layout, else a new one. A running
-//! topology is replaced only after a question that lists what will be lost.
+//! Finds or assigns the topology that a command needs: a topology that already serves the model, with any layout,
+//! or a new one. Replacing a running topology requires a confirmation that lists the losses.
 use std::sync::Arc;
 
+use common::ids::TopologyHash;
 use serde_json::{Value, json};
-use shared::{ids::TopologyHash, topology::Topology};
+use topology::Topology;
 
 use super::{
     Failure,
     confirm::Consent,
-    generate::assign_and_tell,
     layout::{Chosen, choose},
     output,
+    sessions::assign_and_tell,
 };
 use crate::{
     client::{
@@ -22,20 +23,21 @@ use crate::{
     wanted::{Asked, Wanted},
 };
 
-/// A topology that runs, and the sessions of its members in their order.
+/// A running topology, and the sessions of its members in member order.
 #[derive(Debug)]
 pub(super) struct Obtained {
     pub(super) sessions: Vec<Arc<Session>>,
     pub(super) assigned: Assigned,
 }
 
-/// The nodes that answered: the named ones that are not excluded, and all members of the topologies that run on them.
+/// The nodes that answered: the named nodes that are not excluded, and all members of the topologies that run on
+/// them.
 pub(super) struct Reached {
     pub(super) cluster: Cluster,
     pub(super) sessions: Vec<Arc<Session>>,
 }
 
-/// A topology that nodes hold.
+/// A topology that is loaded on nodes.
 struct Held<'a> {
     topology: &'a Topology,
     hash: TopologyHash,
@@ -43,13 +45,13 @@ struct Held<'a> {
 }
 
 impl Reached {
-    /// Dials the nodes, and those that run a topology with them.
+    /// Dials the nodes, and the other members of the topologies that run on them.
     pub(super) async fn dial(nodes: &[String]) -> Result<Self, Failure> {
         let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
         let cluster = Cluster::dial(&addresses).await.with_known("").await;
         for node in &cluster.nodes {
             let Some(entry) = cluster.exclusion(node) else { continue };
-            let how = if cluster.is_cordoned(node) { "cordoned" } else { "out" };
+            let how = if cluster.is_cordoned(node) { "cordoned" } else { "excluded" };
             let (node, by) = (output::clean(&entry.node), output::clean(&entry.by));
             output::note(&format!("{node} is {how}: {} ({by})", output::clean(entry.reason.as_deref().unwrap_or(""))));
         }
@@ -57,16 +59,16 @@ impl Reached {
         Ok(Self { sessions: sessions.unwrap_or_default(), cluster })
     }
 
-    /// The sessions of the nodes that were named and are in.
+    /// The sessions of the named nodes that are not excluded.
     ///
     /// # Errors
-    /// One of them does not answer, or all are out.
+    /// A node does not answer, or all nodes are excluded.
     pub(super) fn usable(&self, named: usize) -> Result<&[Arc<Session>], Failure> {
         self.cluster.usable_of(named)?;
         Ok(&self.sessions)
     }
 
-    /// What serves what was asked for, if something does.
+    /// The running topology that matches the request, if any.
     fn serving(&self, asked: &Asked) -> Option<Obtained> {
         let (topology, reports) = self.cluster.topology()?;
         if !self.cluster.serves() || !asked.is_met_by(topology) {
@@ -81,7 +83,7 @@ impl Reached {
         Some(Obtained { sessions: sessions?, assigned: Assigned { epoch, topology: topology.clone(), reused: true } })
     }
 
-    /// The topologies of which these nodes are members, each once.
+    /// The topologies that have these nodes as members, without duplicates.
     fn held(&self) -> Vec<Held<'_>> {
         let mut held: Vec<Held<'_>> = Vec::new();
         let is_meant = |topology: &Topology| {
@@ -100,7 +102,8 @@ impl Reached {
         held
     }
 
-    /// What an assignment of this would end, in words and as an object; nothing where what broke would only be brought up again.
+    /// The topologies that a new assignment would end, in words and as an object. `None` if there are none, or if
+    /// the assignment only restores a broken topology.
     pub(super) fn losses(&self, next: Option<&Topology>) -> Option<(String, Value)> {
         let is_again = |held: &&Held<'_>| {
             let names =
@@ -123,10 +126,10 @@ impl Reached {
         Some((words.join(" and "), object.collect()))
     }
 
-    /// Nodes that missed what was said of others learn it before anything is assigned.
+    /// Sends the list of excluded nodes to the nodes that missed a change, before a topology is assigned.
     pub(super) async fn spread(&self) {
         for (address, fault) in self.cluster.spread().await {
-            output::note(&output::clean(&format!("{address} does not keep the list of nodes that are out: {fault}")));
+            output::note(&output::clean(&format!("{address} cannot store the list of excluded nodes: {fault}")));
         }
     }
 }
@@ -135,19 +138,20 @@ impl Held<'_> {
     fn words(&self) -> String {
         let names: Vec<&str> = self.topology.members.iter().map(|member| member.name.as_str()).collect();
         let requests = match self.requests {
-            0 => "no request runs".to_owned(),
-            1 => "1 request runs".to_owned(),
-            count => format!("{count} requests run"),
+            0 => "no running requests".to_owned(),
+            1 => "1 running request".to_owned(),
+            count => format!("{count} running requests"),
         };
         let (layout, model) = (self.topology.layout, &self.topology.model);
         output::clean(&format!("{layout} with {model} on {} ({requests})", names.join(", ")))
     }
 }
 
-/// A topology that is as asked for: what serves already, or a new one. `purpose` is what is done with it. `None`: it was a dry run.
+/// A topology that meets the request: the one that already serves, or a new one. `purpose` describes its use, for
+/// the confirmation. `None` after a dry run.
 ///
 /// # Errors
-/// Nodes do not answer, the topology cannot be, the answer was no, or there is no terminal to ask on.
+/// Nodes do not answer, the topology is impossible, the operator declined, or there is no terminal to ask on.
 pub(super) async fn obtain(
     nodes: &[String],
     asked: &Asked,
@@ -158,7 +162,7 @@ pub(super) async fn obtain(
     let reached = Reached::dial(nodes).await?;
     if let Some(found) = reached.serving(asked) {
         let topology = &found.assigned.topology;
-        let what = format!("{purpose} on {} with {}, which serves", topology.layout, output::clean(&topology.model));
+        let what = format!("{purpose} on the running {} with {}", topology.layout, output::clean(&topology.model));
         let goes_on = !consent.dry_run || consent.obtain(&what, &json!({"replaces": []}), json).await?;
         return Ok(goes_on.then_some(found));
     }
@@ -190,10 +194,10 @@ async fn may_replace(
     }
 }
 
-/// The nodes for a command that assigns several topologies, one after the other. `None`: it was a dry run.
+/// The nodes for a command that assigns several topologies, one after another. `None` after a dry run.
 ///
 /// # Errors
-/// As [`obtain`].
+/// See [`obtain`].
 pub(super) async fn clear_way(
     nodes: &[String],
     purpose: &str,
@@ -204,7 +208,7 @@ pub(super) async fn clear_way(
     let sessions = reached.usable(nodes.len())?;
     let may = match reached.losses(None) {
         Some((lost, object)) => {
-            let question = format!("Replace {lost} by {purpose}? The last of them stays.");
+            let question = format!("Replace {lost} by {purpose}? The last one stays assigned.");
             consent.obtain_late(&question, &json!({"replaces": object}), json).await?
         }
         None if consent.dry_run => {

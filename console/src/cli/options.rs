@@ -1,21 +1,13 @@
-//! The options of every command, with their bounds.
+//! The options of the commands, with their bounds.
 use std::path::PathBuf;
 
 use clap::Args;
-use shared::{
-    protocol::bench::{self, BENCH_REPEATS_MAX, BENCH_THREADS_MAX, BenchKernels, BenchNode, MATRIX_DEFAULT},
-    schedule::Choice,
-    topology::{Exchange, KvFormat, Layout, exclusion::REASON_LENGTH_MAX, planner::Goal},
-};
+use collectives::Choice;
+use common::precision::{Exchange, KvFormat};
+use planner::search::Goal;
+use topology::{Layout, exclusion::REASON_LENGTH_MAX};
 
-use super::{
-    bench::BenchWhat,
-    confirm::Consent,
-    endpoint::Endpoint,
-    look::Look,
-    reach::{Need, Reach},
-    sampling::Sampling,
-};
+use super::{confirm::Consent, endpoint::Endpoint, look::Look, sampling::Sampling};
 use crate::{
     client::assign::SLOTS_DEFAULT,
     wanted::{Asked, Wanted},
@@ -30,49 +22,50 @@ pub(super) fn node(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn layout(text: &str) -> Result<Layout, String> {
-    text.parse().map_err(|error: shared::topology::SpecError| error.to_string())
+    text.parse().map_err(|error: topology::SpecError| error.to_string())
 }
 
-/// The nodes that a command speaks to: `reach` fills them in from what the whole program was told.
+/// The nodes that a command contacts; `reach` fills them in from the global options.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct Nodes {
     #[arg(skip)]
     pub(super) nodes: Vec<String>,
 }
 
-/// What to assign, beside nodes and model.
+/// The topology to assign, apart from nodes and model.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Assignment {
-    /// tpN, ppS-tpN or dpR-ppS-tpN: R replicas of S stages of N nodes; with roles prefill:tpN+decode:tpM [default: the planner's best for
-    /// --goal; tp over all nodes if nodes share a machine]
+    /// Layout: tpN, ppS-tpN or dpR-ppS-tpN (R replicas of S stages of N nodes), or with roles
+    /// prefill:tpN+decode:tpM [default: the planner's choice for --goal; tp over all nodes if nodes share a machine]
     #[arg(long, value_parser = layout)]
     pub(super) topology: Option<Layout>,
-    /// Optimise the default topology for: balanced (fewest nodes that fit, then ranks while answers get faster, then replicas), latency (a whole
-    /// answer: TTFT plus 127 tokens), ttft, tpot or throughput
+    /// Objective of the default layout: balanced (fewest nodes that fit, then ranks while answers get faster, then
+    /// replicas), latency (whole answer: TTFT plus 127 tokens), ttft, tpot or throughput
     #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
     pub(super) goal: Goal,
-    /// Shares of each layer, for the ranks of a stage or for all nodes, for example 3,2,1 [default: equal]
+    /// Relative shares of each layer, per rank of a stage or per node, for example 3,2,1 [default: equal]
     #[arg(long, value_delimiter = ',', value_name = "W,W,..", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     weights: Vec<u32>,
-    /// Layers of each stage, for example 12,10 [default: balanced by what layers and output cost]
+    /// Number of layers of each stage, for example 12,10 [default: balanced by the cost of layers and output]
     #[arg(long, value_delimiter = ',', value_name = "L,L,..", value_parser = clap::value_parser!(u32).range(1..=1024))]
     layers: Vec<u32>,
     /// Format of the KV cache: f16, q8_0 or f32 [default: f16]
     #[arg(long, value_parser = <KvFormat as std::str::FromStr>::from_str)]
     kv: Option<KvFormat>,
-    /// Format of the partial sums between nodes: f32, f16 or q80 [default: f32]
+    /// Format of the partial sums that nodes exchange: f32, f16 or q80 [default: f32]
     #[arg(long, value_parser = <Exchange as std::str::FromStr>::from_str)]
     pub(super) exchange: Option<Exchange>,
-    /// How nodes sum: auto times direct, rs-ag and star on the links; or one of these, doubling, ring, two-level [default: auto]
+    /// All-reduce algorithm: direct, rs-ag, star, doubling, ring, two-level, or auto to time the first three on the
+    /// links [default: auto]
     #[arg(long, value_parser = <Choice as std::str::FromStr>::from_str)]
     collective: Option<Choice>,
-    /// Longest sequence in tokens [default: the model's, at most 4096]
+    /// Longest sequence in tokens [default: the model's limit, at most 4096]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
 }
 
 impl Assignment {
-    /// What was asked of a topology with this model.
+    /// The requirements for a topology with this model.
     pub(super) fn asked(&self, model: &str) -> Asked {
         Asked {
             model: model_name(model),
@@ -88,14 +81,14 @@ impl Assignment {
         }
     }
 
-    /// What is wanted of `nodes` nodes.
+    /// The topology to assign to `nodes` nodes.
     pub(super) fn wanted(&self, nodes: usize, model: &str) -> Wanted {
         self.asked(model).wanted(nodes)
     }
 }
 
-/// A model is named by its file name: nodes look below their own folders.
-fn model_name(model: &str) -> String {
+/// The file name of a model: each node looks it up in its own model folders.
+pub(super) fn model_name(model: &str) -> String {
     let name = std::path::Path::new(model).file_name();
     name.map_or_else(|| model.into(), |name| name.to_string_lossy().into_owned())
 }
@@ -105,7 +98,8 @@ fn model_name(model: &str) -> String {
 pub(super) struct Dashboard {
     #[arg(skip)]
     pub(super) nodes: Vec<String>,
-    /// Model file name; assigned when the dashboard opens, unless it is served already. A running topology is replaced only after a question
+    /// Model file name. Unless the model is already served, it is assigned when the dashboard opens. Replacing a
+    /// running topology requires a confirmation
     #[arg(long, value_name = "NAME")]
     pub(super) model: Option<String>,
     #[command(flatten)]
@@ -116,79 +110,14 @@ pub(super) struct Dashboard {
     pub(super) session: super::arrange::Session,
 }
 
-/// Most daemons that a demo starts.
+/// Largest number of daemons of a demo.
 pub(super) const DEMO_NODES_MAX: u16 = 8;
 
-/// Options of `console bench`.
-#[derive(Clone, Debug, Args)]
-#[command(subcommand_negates_reqs = true)]
-pub(super) struct Bench {
-    #[command(subcommand)]
-    pub(super) what: Option<BenchWhat>,
-    /// Measure only these, by name or address [default: all]
-    #[arg(value_name = "NODE", conflicts_with = "local")]
-    pub(super) only: Vec<String>,
-    /// Measured one after the other; each must be idle. Without any: this machine, without a daemon.
-    #[arg(skip)]
-    pub(super) nodes: Vec<String>,
-    /// Measure this machine by the brambled next to this program, also where BRAMBLE_NODES names nodes
-    #[arg(long)]
-    pub(super) local: bool,
-    /// Measure all nodes at the same time
-    #[arg(long)]
-    pub(super) parallel: bool,
-    /// Model file; its name is looked for in the model folders of every node
-    #[arg(long, value_name = "NAME|FILE", required_unless_present = "kernels")]
-    pub(super) model: Option<PathBuf>,
-    /// Matrix products only; without --model of made-up matrices
-    #[arg(long)]
-    kernels: bool,
-    /// Compute threads [default: all allowed cores; of matrix products 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(BENCH_THREADS_MAX)))]
-    threads: Option<u16>,
-    /// Lengths of prompts, in tokens [default: 32,128,512 as far as the model's context goes]
-    #[arg(long, value_name = "N,..", value_delimiter = ',', conflicts_with = "kernels")]
-    prefill: Vec<u32>,
-    /// Contexts to decode at, in tokens [default: 0,1000,5000 as far as the model's context goes]
-    #[arg(long, value_name = "N,..", value_delimiter = ',', conflicts_with = "kernels")]
-    context: Vec<u32>,
-    /// Tokens to decode at each context
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    tokens: u32,
-    /// Repeats; the median counts [default: 3; of matrix products 9]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(BENCH_REPEATS_MAX)))]
-    repeats: Option<u32>,
-    /// Format of the KV cache: f16, q8_0 or f32
-    #[arg(long, default_value = "f16", value_parser = <KvFormat as std::str::FromStr>::from_str)]
-    kv: KvFormat,
-    /// Memory to read for the bandwidth, in MiB; more than all caches hold [default: a quarter of what is free, at most 1024]
-    #[arg(long, value_name = "N")]
-    read_mib: Option<u32>,
-    /// Formats of matrix products, as llama.cpp names them [default: all, or those of the model]
-    #[arg(long, value_name = "FORMAT,..", value_delimiter = ',')]
-    formats: Vec<String>,
-    /// Kernel tables of matrix products [default: the one that is used; `all`: every one that the machine can run]
-    #[arg(long, value_name = "TABLE,..", value_delimiter = ',')]
-    tables: Vec<String>,
-    /// Tokens of matrix products [default: 1,4,8,128]
-    #[arg(long, value_name = "N,..", value_delimiter = ',')]
-    product_tokens: Vec<u32>,
-    /// Most rows of matrix products
-    #[arg(long, value_name = "N", default_value_t = MATRIX_DEFAULT)]
-    rows: u32,
-    /// Columns of made-up matrices
-    #[arg(long, value_name = "N", default_value_t = MATRIX_DEFAULT)]
-    columns: u32,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
-}
-
 impl Demo {
-    /// Daemons to start, if that was said.
+    /// Number of daemons to start, if it was given.
     ///
     /// # Errors
-    /// Addresses stand where their number is meant.
+    /// `--nodes` has addresses instead of a number.
     pub(super) fn count(&self) -> Result<Option<u16>, String> {
         self.nodes
             .as_deref()
@@ -199,75 +128,27 @@ impl Demo {
 
 fn daemons(text: &str) -> Result<String, String> {
     let count = text.parse::<u16>().ok().filter(|count| (1..=DEMO_NODES_MAX).contains(count));
-    let wrong = || format!("{text} is no number of daemons: console demo --nodes 1 to {DEMO_NODES_MAX}");
+    let wrong = || format!("{text} is not a number of daemons: use 1 to {DEMO_NODES_MAX}");
     count.map(|_| text.to_owned()).ok_or_else(wrong)
-}
-
-impl Bench {
-    /// The nodes that it is about.
-    pub(super) fn reach(&mut self) -> Reach<'_> {
-        match &mut self.what {
-            Some(what) => what.reach(),
-            None if self.local => Reach::Otherwise("measures this machine, as --local says"),
-            None => Reach::Nodes(&mut self.nodes, Need::May),
-        }
-    }
-
-    /// Whether an object is wanted.
-    pub(super) fn json(&self) -> bool {
-        match &self.what {
-            Some(what) => what.json(),
-            None => self.json,
-        }
-    }
-
-    /// What to ask for: the whole model, then products of its matrices. Nodes hear the model's name, this machine its path.
-    pub(super) fn benches(&self, on_nodes: bool) -> Vec<bench::Bench> {
-        let model = self.model.as_ref().map(|model| model.to_string_lossy().into_owned());
-        let model = model.map(|model| if on_nodes { model_name(&model) } else { model });
-        let node = model.clone().filter(|_| !self.kernels).map(|model| {
-            bench::Bench::Node(BenchNode {
-                model,
-                threads: self.threads,
-                prefill: self.prefill.clone(),
-                context: self.context.clone(),
-                tokens: self.tokens,
-                repeats: self.repeats.unwrap_or(3),
-                kv: self.kv,
-                read_mib: self.read_mib,
-            })
-        });
-        let kernels = bench::Bench::Kernels(BenchKernels {
-            model,
-            threads: self.threads.unwrap_or(1),
-            formats: self.formats.clone(),
-            tables: self.tables.clone(),
-            tokens: self.product_tokens.clone(),
-            rows: self.rows,
-            columns: self.columns,
-            repeats: self.repeats.unwrap_or(9),
-        });
-        node.into_iter().chain([kernels]).collect()
-    }
 }
 
 /// Options of `console demo`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Demo {
-    /// Daemons to start, 1 to 8 [default: as many as the topology has, 4 without one]
-    // A text, as the option of the same name of the whole program has.
+    /// Number of daemons to start, 1 to 8 [default: as many as the topology has nodes, otherwise 4]
+    // A string, because the global option of the same name is one.
     #[arg(long, value_name = "N", value_parser = daemons)]
     nodes: Option<String>,
     /// A GGUF file [default: the demo model]
     #[arg(long, value_name = "FILE")]
     pub(super) model: Option<PathBuf>,
-    /// Print a text and a profile and exit; the default where there is no terminal
+    /// Print a completion and a profile, then exit; the default without a terminal
     #[arg(long)]
     pub(super) once: bool,
-    /// Go through what can be seen and what can go wrong, step by step; exit code 1 if a step was not seen
+    /// Walk through the features and failure modes step by step (exit 1 if a step fails)
     #[arg(long, conflicts_with_all = ["nodes", "topology"])]
     pub(super) tour: bool,
-    /// The text to complete
+    /// Text to complete
     #[arg(long, default_value = "ROMEO:")]
     pub(super) prompt: String,
     /// Print JSON (with --once)
@@ -281,13 +162,13 @@ pub(super) struct Demo {
     pub(super) sampling: Sampling,
 }
 
-/// A text to complete, and how.
+/// A text to complete, and how to print the result.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Completing {
-    /// The text to complete
+    /// Text to complete
     #[arg(long, required_unless_present = "prompt_file")]
     pub(super) prompt: Option<String>,
-    /// Read the text from a file; - is standard input
+    /// Read the text from a file; - reads standard input
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     pub(super) prompt_file: Option<PathBuf>,
     /// Report the K most probable tokens of each step
@@ -309,7 +190,8 @@ pub(super) struct Completing {
 pub(super) struct Generate {
     #[arg(skip)]
     pub(super) nodes: Vec<String>,
-    /// Model file; its name is looked for in the model folders of every node. With --url the model's name [default there: the one served]
+    /// Model file; each node looks up its name in its model folders. With --url: the model's name [default with
+    /// --url: the served model]
     #[arg(long, value_name = "NAME|FILE", required_unless_present = "url")]
     pub(super) model: Option<String>,
     #[command(flatten)]
@@ -323,18 +205,18 @@ pub(super) struct Generate {
 pub(super) struct Profile {
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// Model file; its name is looked for in the model folders of every node
+    /// Model file; each node looks up its name in its model folders
     #[arg(long, value_name = "NAME|FILE")]
     pub(super) model: String,
     #[command(flatten)]
     pub(super) completing: Completing,
-    /// Write every all-reduce as events for ui.perfetto.dev or chrome://tracing, one track a rank
+    /// Write all all-reduces as trace events for ui.perfetto.dev or chrome://tracing, one track per rank
     #[arg(long, value_name = "FILE")]
     pub(super) trace: Option<PathBuf>,
-    /// Write folded stacks, as flame graphs take them
+    /// Write folded stacks for flame graphs
     #[arg(long, value_name = "FILE")]
     pub(super) folded: Option<PathBuf>,
-    /// Write every all-reduce of every rank as it was recorded, as JSON
+    /// Write the raw all-reduce records of all ranks as JSON
     #[arg(long, value_name = "FILE")]
     pub(super) records: Option<PathBuf>,
 }
@@ -348,33 +230,16 @@ pub(super) struct Status {
     pub(super) look: Look,
 }
 
-/// A reason as people read it later.
+/// Parses a reason: one line, trimmed.
 fn reason(text: &str) -> Result<String, String> {
     let fits = (1..=REASON_LENGTH_MAX).contains(&text.trim().len()) && !text.chars().any(char::is_control);
-    if fits { Ok(text.trim().into()) } else { Err(format!("one line of 1 to {REASON_LENGTH_MAX} bytes")) }
+    if fits { Ok(text.trim().into()) } else { Err(format!("a reason is one line of 1 to {REASON_LENGTH_MAX} bytes")) }
 }
 
-/// Options of `console restart`.
-#[derive(Clone, Debug, Args)]
-pub(super) struct Restart {
-    /// Restart only these, by name or address, in this order [default: all that are not out]
-    #[arg(value_name = "NODE")]
-    pub(super) only: Vec<String>,
-    #[command(flatten)]
-    pub(super) rolling: super::rolling::Flags,
-    #[command(flatten)]
-    pub(super) nodes: Nodes,
-    #[command(flatten)]
-    pub(super) consent: Consent,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
-}
-
-/// What `console exclude` and `console include` share.
+/// Options that `console exclude` and `console include` share.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Change {
-    /// The node, by name or address
+    /// Name or address of the node
     #[arg(value_name = "NODE")]
     pub(super) node: String,
     #[command(flatten)]
@@ -391,7 +256,7 @@ pub(super) struct Change {
 pub(super) struct Exclude {
     #[command(flatten)]
     pub(super) change: Change,
-    /// Why: whoever looks at the cluster later will read it
+    /// Reason, shown to the other operators of the cluster
     #[arg(long, value_name = "TEXT", value_parser = reason)]
     pub(super) reason: String,
 }
@@ -406,71 +271,19 @@ pub(super) struct Include {
 /// Options of `console tokenize`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Tokenize {
-    /// A GGUF file on this machine
+    /// GGUF file on this machine
     #[arg(long, value_name = "FILE")]
     pub(super) model: PathBuf,
-    /// The text
+    /// Text to tokenize
     #[arg(long)]
     pub(super) text: String,
-    /// Leave out the token that begins a text
+    /// Omit the token that marks the beginning of a text
     #[arg(long)]
     pub(super) no_bos: bool,
-    /// Read special tokens like <|eot_id|> in the text as such
+    /// Parse special tokens such as <|eot_id|> in the text
     #[arg(long)]
     pub(super) special: bool,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
-}
-
-/// `console topology`.
-#[derive(Debug, clap::Subcommand)]
-pub(super) enum Topology {
-    /// Print the running topology as a file that `assign` takes
-    Show {
-        /// Which nodes.
-        #[command(flatten)]
-        nodes: Nodes,
-        /// How often.
-        #[command(flatten)]
-        look: Look,
-    },
-    /// Say what a topology file would give every node, without loading anything
-    Check(TopologyFile),
-    /// Assign what a topology file says
-    Assign(super::topology::AssignFile),
-    /// Let the members that answer go on without those that are lost, where they are no majority
-    TakeOver(super::node::TakeOver),
-}
-
-/// A topology file.
-#[derive(Clone, Debug, Args)]
-pub(super) struct TopologyFile {
-    /// The file (TOML): model, and a [[stage]] with nodes, weights and layers for each stage
-    #[arg(value_name = "FILE")]
-    pub(super) file: PathBuf,
-    /// Print an object
-    #[arg(long)]
-    pub(super) json: bool,
-}
-
-impl Topology {
-    /// The nodes that it is about.
-    pub(super) fn reach(&mut self) -> Reach<'_> {
-        match self {
-            Self::Show { nodes, .. } => Reach::Nodes(&mut nodes.nodes, Need::Looks),
-            Self::Check(_) | Self::Assign(_) => Reach::Otherwise("speaks to the nodes that its file names"),
-            Self::TakeOver(options) => Reach::Nodes(&mut options.nodes.nodes, Need::Acts),
-        }
-    }
-
-    /// Whether an object is wanted.
-    pub(super) fn json(&self) -> bool {
-        match self {
-            Self::Show { look, .. } => look.json,
-            Self::Check(file) => file.json,
-            Self::Assign(assign) => assign.file.json,
-            Self::TakeOver(options) => options.json,
-        }
-    }
 }

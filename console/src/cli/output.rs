@@ -1,19 +1,20 @@
-//! Both outputs. Nobody who stops reading (`console status | head -1`) or hangs up ends the program with a panic.
+//! Standard output and standard error. A reader that closes its end (`console status | head -1`) never causes a
+//! panic.
 use std::{
     io::{self, ErrorKind, Write},
     sync::OnceLock,
 };
 
-use shared::text::is_unsafe;
+use common::text::is_unsafe;
 
-/// Why standard output takes nothing more. There is one a process.
+/// The first error of standard output, if it cannot be written any more. Process-wide.
 static LOST: OnceLock<(ErrorKind, String)> = OnceLock::new();
 
-/// Prints text as it is and flushes it.
+/// Prints text unchanged and flushes it.
 pub(super) fn text(text: &str) {
     let mut out = io::stdout().lock();
     if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        // The first reason stays.
+        // The first error is kept.
         let _ = LOST.set((error.kind(), error.to_string()));
     }
 }
@@ -23,19 +24,19 @@ pub(super) fn line(line: &str) {
     text(&format!("{line}\n"));
 }
 
-/// Whether standard output takes nothing more.
+/// Whether standard output cannot be written any more.
 pub(super) fn is_closed() -> bool {
     LOST.get().is_some()
 }
 
-/// Why something that was printed did not arrive; a reader that left had enough.
+/// Why output was lost. `None` if the reader closed its end on purpose (broken pipe).
 pub(super) fn failure() -> Option<&'static str> {
     LOST.get().filter(|(kind, _)| *kind != ErrorKind::BrokenPipe).map(|(_, reason)| reason.as_str())
 }
 
-/// Prints a part of a line on standard error.
+/// Prints part of a line on standard error.
 pub(super) fn note_part(text: &str) {
-    // Nobody there to tell.
+    // There is no place left to report an error of standard error.
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
@@ -44,7 +45,8 @@ pub(super) fn note(line: &str) {
     note_part(&format!("{line}\n"));
 }
 
-/// Text of a model or a node, without what could move the cursor, ring the bell or turn the writing direction around.
+/// Text of a model or a node without characters that move the cursor, ring the bell or change the writing
+/// direction.
 pub(super) fn clean(text: &str) -> String {
     let keeps = |character: char| !is_unsafe(character) || matches!(character, '\n' | '\t');
     text.chars().map(|character| if keeps(character) { character } else { '\u{fffd}' }).collect()

@@ -1,17 +1,17 @@
-//! Progress of long work on standard error: a bar in place on a terminal, nothing elsewhere.
+//! Progress of long operations on standard error: a bar on a terminal, nothing elsewhere.
 use std::io::{IsTerminal, stderr};
 
 use super::output;
 
-/// Cells of a bar.
+/// Width of a bar in characters.
 const CELLS: u64 = 30;
 
-/// Whether bars are drawn: there is a terminal to draw them on.
+/// Whether bars are shown: standard error is a terminal.
 pub(super) fn is_drawn() -> bool {
     stderr().is_terminal()
 }
 
-/// Draws how far something is; `quiet` draws nothing. The last step takes the bar away.
+/// Updates the progress bar unless `quiet`; at `total` the bar is removed.
 pub(super) fn tell(what: &str, done: u64, total: u64, quiet: bool) {
     if quiet || !is_drawn() {
         return;
@@ -19,7 +19,7 @@ pub(super) fn tell(what: &str, done: u64, total: u64, quiet: bool) {
     output::note_part(&if done < total { format!("\r{}\x1b[K", bar(what, done, total)) } else { "\r\x1b[K".into() });
 }
 
-/// Takes a bar away that may not have come to its end.
+/// Removes a bar that may not have reached its end.
 pub(super) fn clear() {
     if is_drawn() {
         output::note_part("\r\x1b[K");
@@ -28,7 +28,7 @@ pub(super) fn clear() {
 
 fn bar(what: &str, done: u64, total: u64) -> String {
     let (done, total) = (done.min(total), total.max(1));
-    // Bytes of large models times cells stay within u128.
+    // u128 holds the bytes of large models times the cells.
     let full = (u128::from(done) * u128::from(CELLS) / u128::from(total)) as usize;
     let percent = u128::from(done) * 100 / u128::from(total);
     format!("{what} [{}{}] {percent:>3} %", "#".repeat(full), "-".repeat(CELLS as usize - full))
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_fills_up_and_never_beyond_its_end() {
+    fn bar_fills_up_and_never_beyond_its_end() {
         assert_eq!(bar("x", 0, 4), format!("x [{}]   0 %", "-".repeat(30)));
         assert_eq!(bar("x", 2, 4), format!("x [{}{}]  50 %", "#".repeat(15), "-".repeat(15)));
         assert_eq!(bar("x", 9, 4), format!("x [{}] 100 %", "#".repeat(30)));

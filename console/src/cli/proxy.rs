@@ -1,9 +1,9 @@
-//! `console proxy`: the HTTP API of a cluster on a laptop's own address.
+//! `console proxy`: relays the HTTP API of a cluster to a local address.
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Context;
 use clap::Args;
-use shared::browser::BrowserPolicy;
+use common::browser::BrowserPolicy;
 use tokio::net::TcpListener;
 
 use super::{Failure, interrupts::Interrupts, output};
@@ -15,29 +15,35 @@ pub(super) struct Proxy {
     /// Address and port to listen on
     #[arg(long, default_value = "127.0.0.1:9980", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// HTTP API of nodes as HOST[:PORT] (9980): requests go to the first that answers
+    /// HTTP API of nodes as HOST[:PORT] (default port 9980); requests go to the first node that answers
     #[arg(long, required = true, value_delimiter = ',', env = "BRAMBLE_HTTP", value_name = "NODE,..", value_parser = node)]
     to: Vec<Url>,
-    /// Accept requests for this host name, in addition to localhost, addresses and this machine's name; * for any
+    /// Accept requests for this host name, in addition to localhost, addresses and this machine's name; * accepts
+    /// any
     #[arg(long = "host", value_name = "NAME")]
     hosts: Vec<String>,
-    /// A web page that may ask, such as https://chat.example.org (the nodes must allow it, too); * for any
+    /// Accept requests from web pages of this origin, such as https://chat.example.org (the nodes must allow it,
+    /// too); * accepts any
     #[arg(long = "origin", value_name = "ORIGIN")]
     origins: Vec<String>,
-    /// Most connections at the same time; more are refused with 503
+    /// Largest number of simultaneous connections; more are refused with HTTP 503
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     connections: u16,
-    /// A connection on which nothing moves for so long is closed, in seconds
+    /// Close a connection without traffic after this many seconds
     #[arg(long, default_value_t = 900, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     idle: u64,
 }
 
 fn node(text: &str) -> Result<Url, String> {
     let url: Url = text.parse().map_err(|error: crate::http::HttpError| error.to_string())?;
-    if url.prefix.is_empty() { Ok(url) } else { Err("a node is HOST[:PORT]: paths go through as they are".into()) }
+    if url.prefix.is_empty() {
+        Ok(url)
+    } else {
+        Err("a node is HOST[:PORT] without a path: request paths are passed through".into())
+    }
 }
 
-/// Runs until a signal comes.
+/// Runs until a signal arrives.
 pub(super) async fn run(options: Proxy) -> Result<u8, Failure> {
     let own = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
     let policy = BrowserPolicy::new(&[own], &options.hosts, &options.origins)
@@ -45,12 +51,14 @@ pub(super) async fn run(options: Proxy) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
     let listener = TcpListener::bind(options.listen).await;
     let listener = listener.with_context(|| format!("cannot listen on {}", options.listen))?;
-    let address = listener.local_addr().context("cannot tell the own address")?;
+    let address = listener.local_addr().context("cannot read the address of the listening socket")?;
     let nodes: Vec<String> = options.to.into_iter().map(|url| url.authority).collect();
-    output::note(&format!("http://{address}/v1 is {}", output::clean(&nodes.join(", then "))));
+    output::note(&format!("http://{address}/v1 relays to {}", output::clean(&nodes.join(", then "))));
     let is_open = |ip: IpAddr| !ip.is_loopback();
     if is_open(address.ip()) {
-        output::note("whoever reaches this address reaches the nodes: their API keys are all that protects them");
+        output::note(
+            "warning: this address is reachable from the network; only the API keys of the nodes protect them",
+        );
     }
     let limits = proxy::Limits {
         connections: usize::from(options.connections),

@@ -1,47 +1,23 @@
-//! Which nodes a command speaks to: those that are typed, those of a kept cluster, those of BRAMBLE_NODES, else those that announce
-//! themselves. Options of the whole program count before and after the command; an option of one command before another is refused.
+//! Resolves the nodes of a command: given on the command line, of a saved cluster, of BRAMBLE_NODES, or found by
+//! discovery. Global options work before and after the command; an option of one command in front of another command is
+//! refused.
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource};
 
 use super::{Arguments, Command, Failure, clusters, dashboard::has_terminal, discover, options, output};
+use crate::cli::need::{Need, Reach};
 use crate::clusters::{Clusters, Kept, default_path};
 
-/// How long nodes are listened for where nothing else names any.
+/// How long to listen for announcements if no nodes are given.
 const LISTEN: Duration = Duration::from_millis(1500);
-/// Names nodes where the command line does not.
+/// Names the nodes if the command line does not.
 const VARIABLE: &str = "BRAMBLE_NODES";
-/// What to do where there is no node.
-const NEXT: &str = "console clusters add NAME NODE.. keeps them; or --nodes A,B,.., or BRAMBLE_NODES; console discover looks for them, \
-                    console demo needs none";
+/// The next step if there are no nodes.
+const NEXT: &str = "save nodes with console clusters add NAME NODE.., or pass --nodes A,B,.. or BRAMBLE_NODES; \
+                    console discover finds nodes, console demo needs none";
 
-/// The nodes that a command is about.
-#[derive(Debug)]
-pub(super) enum Reach<'a> {
-    /// It speaks to these, once they are filled in.
-    Nodes(&'a mut Vec<String>, Need),
-    /// It needs no nodes but may keep to a cluster.
-    Cluster,
-    /// `--nodes` is a number there.
-    Counts,
-    /// It speaks to no nodes, or names them otherwise: how, after "it".
-    Otherwise(&'static str),
-}
-
-/// How a command comes by its nodes where none is typed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
-    /// It only looks: it may ask whatever announces itself.
-    Looks,
-    /// It acts: it has to be told on which nodes.
-    Acts,
-    /// Without any it does something else; the environment may name them.
-    May,
-    /// Without any that are typed it does something else.
-    Typed,
-}
-
-/// Nodes, and the kept cluster that they are of.
+/// Nodes, and the saved cluster that they belong to.
 #[derive(Debug, Default, PartialEq)]
 struct Chosen {
     nodes: Vec<String>,
@@ -49,20 +25,20 @@ struct Chosen {
     key: Option<PathBuf>,
 }
 
-/// Reads a command line.
+/// Parses a command line.
 ///
 /// # Errors
-/// It cannot be read, or has an option in front of a command that is not an option of the whole program.
+/// It cannot be parsed, or has an option in front of a command that is not a global option.
 pub(super) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
     let line: Vec<OsString> = line.into_iter().collect();
-    // An option that went to another command may be missed by the one that was meant: that is said first.
+    // A misplaced option can cause a misleading error about a missing option, so this check comes first.
     if let Ok(matches) = Arguments::command().ignore_errors(true).try_get_matches_from(&line) {
         misplaced(&matches)?;
     }
     Arguments::from_arg_matches(&Arguments::command().try_get_matches_from(line)?)
 }
 
-/// Finds an option that stands in front of a command which would not see it.
+/// Finds an option in front of a command that would not receive it.
 fn misplaced(matches: &ArgMatches) -> Result<(), clap::Error> {
     let (mut at, mut command, mut path) = (matches, Arguments::command(), vec!["console".to_owned()]);
     let mut found: Option<(String, String)> = None;
@@ -82,9 +58,9 @@ fn misplaced(matches: &ArgMatches) -> Result<(), clap::Error> {
     let has_it = command.get_arguments().any(|argument| argument.get_long() == Some(&option));
     let of = if owner == "console" { "the dashboard (console without a command)".to_owned() } else { owner };
     let text = if has_it {
-        format!("--{option} stands before the command and would be an option of {of}; write: {path} --{option} ..")
+        format!("--{option} before the command is an option of {of}; write: {path} --{option} ..")
     } else {
-        format!("--{option} is an option of {of}; {path} has no such option: leave it out")
+        format!("--{option} is an option of {of}; {path} has no such option: remove it")
     };
     Err(Arguments::command().error(ErrorKind::ArgumentConflict, text))
 }
@@ -92,18 +68,18 @@ fn misplaced(matches: &ArgMatches) -> Result<(), clap::Error> {
 /// Fills in the nodes of a command, its cluster and the cluster's key.
 ///
 /// # Errors
-/// There are none, the cluster is unknown, its file is refused, or the command speaks to no node although some are named.
+/// There are no nodes, the cluster is unknown, its file is refused, or nodes are given to a command that contacts none.
 pub(super) fn resolve(arguments: &mut Arguments) -> Result<(), Failure> {
     let (typed, cluster) = (std::mem::take(&mut arguments.nodes), arguments.cluster.take());
     let asks = arguments.command.is_none() && has_terminal();
     let chosen = match reach(arguments) {
         Reach::Counts if cluster.is_none() => return Ok(()),
         Reach::Otherwise(_) if cluster.is_none() && typed.is_empty() => return Ok(()),
-        Reach::Counts => return Err(needless("--cluster", "starts or imagines its own nodes")),
+        Reach::Counts => return Err(needless("--cluster", "starts or simulates its own nodes")),
         Reach::Otherwise(how) => {
             return Err(needless(if typed.is_empty() { "--cluster" } else { "--nodes" }, how));
         }
-        Reach::Cluster if !typed.is_empty() => return Err(needless("--nodes", "names its nodes behind the command")),
+        Reach::Cluster if !typed.is_empty() => return Err(needless("--nodes", "takes its nodes as arguments")),
         Reach::Cluster => match cluster {
             Some(name) => Chosen { nodes: Vec::new(), ..named(&name)? },
             None => Chosen::default(),
@@ -120,16 +96,16 @@ pub(super) fn resolve(arguments: &mut Arguments) -> Result<(), Failure> {
 }
 
 fn needless(option: &str, how: &str) -> Failure {
-    let message = format!("{option} is of no use to this command: it {how}");
-    Failure::Usage { message, next: "leave it out" }
+    let message = format!("{option} does not apply to this command: it {how}");
+    Failure::Usage { message, next: "remove it" }
 }
 
 fn choose(typed: Vec<String>, cluster: Option<String>, need: Need, asks: bool) -> Result<Chosen, Failure> {
     let of = |nodes| Chosen { nodes, ..Chosen::default() };
     match (cluster, typed.is_empty()) {
         (Some(_), false) => {
-            let message = "--cluster and --nodes both say which nodes".into();
-            return Err(Failure::Usage { message, next: "leave out one of them" });
+            let message = "--cluster and --nodes cannot be combined".into();
+            return Err(Failure::Usage { message, next: "remove one of them" });
         }
         (Some(name), true) => return named(&name),
         (None, false) => return Ok(of(typed)),
@@ -156,16 +132,20 @@ fn choose(typed: Vec<String>, cluster: Option<String>, need: Need, asks: bool) -
     }
     if !known.all.is_empty() {
         let names: Vec<&str> = known.all.keys().map(String::as_str).collect();
-        let message = format!("no nodes named, and of the clusters {} none is the default", names.join(", "));
-        return Err(Failure::Usage { message, next: "--cluster NAME, or console clusters use NAME once" });
+        let message = format!("no nodes given, and none of the clusters {} is the default", names.join(", "));
+        return Err(Failure::Usage {
+            message,
+            next: "pass --cluster NAME, or choose a default with console clusters use NAME",
+        });
     }
     let found = if need == Need::Looks { listen() } else { Vec::new() };
     if found.is_empty() && !asks {
-        let message = if need == Need::Looks { "no nodes named, and none announces itself" } else { "no nodes named" };
+        let message =
+            if need == Need::Looks { "no nodes given, and no node announces itself" } else { "no nodes given" };
         return Err(Failure::Usage { message: message.into(), next: NEXT });
     }
     if !found.is_empty() {
-        output::note(&format!("nodes that announce themselves: {}", found.join(", ")));
+        output::note(&format!("discovered nodes: {}", found.join(", ")));
     }
     Ok(of(found))
 }
@@ -178,13 +158,13 @@ fn chosen(name: &str, kept: &Kept) -> Chosen {
     Chosen { nodes: kept.nodes.clone(), cluster: Some(name.into()), key: kept.key.clone() }
 }
 
-/// Nodes that announce themselves; none where that cannot be heard.
+/// Nodes that announce themselves; none if the network cannot be listened to.
 fn listen() -> Vec<String> {
     let found = discover::listen(LISTEN, usize::MAX).unwrap_or_default();
     found.keys().map(ToString::to_string).collect()
 }
 
-/// Which nodes a command is about. A new command has to say so here.
+/// How a command gets its nodes. Every new command must be added here.
 fn reach(arguments: &mut Arguments) -> Reach<'_> {
     let Some(command) = &mut arguments.command else {
         return Reach::Nodes(&mut arguments.dashboard.nodes, Need::Looks);
@@ -192,27 +172,27 @@ fn reach(arguments: &mut Arguments) -> Reach<'_> {
     match command {
         Command::Adopt(_) => Reach::Cluster,
         Command::Bench(bench) => bench.reach(),
-        Command::Chat(_) => Reach::Otherwise("speaks to the HTTP API that --url names"),
-        Command::Clusters(_) => Reach::Otherwise("names its cluster behind the command"),
+        Command::Chat(_) => Reach::Otherwise("uses the HTTP API given by --url"),
+        Command::Clusters(_) => Reach::Otherwise("takes the cluster as an argument"),
         Command::Demo(_) | Command::Simulate(_) => Reach::Counts,
-        Command::Discover(_) => Reach::Otherwise("listens to all nodes of the network"),
+        Command::Discover(_) => Reach::Otherwise("listens for all nodes of the network"),
         Command::Doctor(doctor) => Reach::Nodes(&mut doctor.nodes.nodes, Need::Looks),
         Command::Events(events) => Reach::Nodes(&mut events.nodes.nodes, Need::Looks),
         Command::Exclude(exclude) => Reach::Nodes(&mut exclude.change.nodes.nodes, Need::Acts),
         Command::Generate(generate) if generate.endpoint.url.is_empty() => {
             Reach::Nodes(&mut generate.nodes, Need::Acts)
         }
-        Command::Generate(_) => Reach::Otherwise("speaks to the HTTP API that --url names"),
+        Command::Generate(_) => Reach::Otherwise("uses the HTTP API given by --url"),
         Command::Include(include) => Reach::Nodes(&mut include.change.nodes.nodes, Need::Acts),
         Command::Logs(logs) => Reach::Nodes(&mut logs.nodes.nodes, Need::Looks),
         Command::Node(node) => node.reach(),
         Command::OkToStop(options) => Reach::Nodes(&mut options.nodes.nodes, Need::Looks),
         Command::Model(model) => model.reach(),
         Command::Key(key) => key.reach(),
-        Command::Keys(_) => Reach::Otherwise("shows keys of the keyboard"),
+        Command::Keys(_) => Reach::Otherwise("shows key bindings"),
         Command::Plan(plan) => Reach::Nodes(&mut plan.typed, Need::Typed),
         Command::Profile(profile) => Reach::Nodes(&mut profile.nodes.nodes, Need::Acts),
-        Command::Proxy(_) => Reach::Otherwise("relays to the HTTP API that --to names"),
+        Command::Proxy(_) => Reach::Otherwise("relays to the HTTP API given by --to"),
         Command::Replay(_) => Reach::Otherwise("reads a recording"),
         Command::Requests(requests) => requests.reach(),
         Command::Restart(restart) => Reach::Nodes(&mut restart.nodes.nodes, Need::Acts),
@@ -220,7 +200,7 @@ fn reach(arguments: &mut Arguments) -> Reach<'_> {
         Command::Status(status) => Reach::Nodes(&mut status.nodes.nodes, Need::Looks),
         Command::SupportBundle(support) => Reach::Nodes(&mut support.nodes.nodes, Need::Looks),
         Command::Sync(sync) => Reach::Nodes(&mut sync.nodes.nodes, Need::Looks),
-        Command::Tokenize(_) => Reach::Otherwise("reads a file of this machine"),
+        Command::Tokenize(_) => Reach::Otherwise("reads a local file"),
         Command::Topology(topology) => topology.reach(),
     }
 }

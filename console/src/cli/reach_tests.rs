@@ -1,4 +1,4 @@
-//! Options of the whole program and of commands, before and after commands; clusters that are used where none is named.
+//! Global and command options before and after commands, and saved clusters as the default for nodes.
 use super::*;
 use crate::cli::command;
 
@@ -6,7 +6,7 @@ fn parsed(line: &str) -> Result<Arguments, String> {
     parse(line.split(' ').map(OsString::from)).map_err(|error| error.to_string())
 }
 
-/// The paths of all commands that do something, with values for what they need.
+/// The paths of all runnable commands, with values for their required arguments.
 fn leaves() -> Vec<(Vec<String>, Vec<String>)> {
     fn below(at: &clap::Command, path: &[String], found: &mut Vec<(Vec<String>, Vec<String>)>) {
         if !path.is_empty() && !at.is_subcommand_required_set() {
@@ -21,7 +21,7 @@ fn leaves() -> Vec<(Vec<String>, Vec<String>)> {
     found
 }
 
-/// Values for what a command cannot be without.
+/// Values for the required arguments of a command.
 fn required(command: &clap::Command) -> Vec<String> {
     let path = command.get_name();
     let words = |text: &str| text.split(' ').filter(|word| !word.is_empty()).map(str::to_owned).collect();
@@ -80,7 +80,7 @@ fn global_options_work_before_and_after_every_command() {
     let known: Vec<&str> = options.iter().map(|option| option[0].trim_start_matches("--")).collect();
     let command = command();
     let ids = command.get_arguments().filter(|argument| argument.is_global_set()).filter_map(clap::Arg::get_long);
-    ids.for_each(|long| assert!(known.contains(&long), "--{long} is global and not walked here"));
+    ids.for_each(|long| assert!(known.contains(&long), "--{long} is a global option that this test does not cover"));
     let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     for (path, needs) in &all {
         for option in options {
@@ -126,7 +126,7 @@ fn nodes_named_for_a_command_without_nodes_are_refused() {
                 Ok(mut arguments) => resolve(&mut arguments).map_err(|failure| failure.code()),
                 Err(error) => panic!("{line}: {error}"),
             };
-            // The demo takes a number there, and refuses what is none when it starts.
+            // `--nodes` is a number for demo; the demo itself rejects other values when it starts.
             let is_later = line == "console --nodes a,b demo";
             assert_eq!(refused, if is_later { Ok(()) } else { Err(2) }, "{line}");
         }

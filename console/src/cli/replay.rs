@@ -1,4 +1,4 @@
-//! `console replay`: a recorded session on the screen, or its events as lines.
+//! `console replay`: plays a recorded session on the screen, or prints its events as lines.
 use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
@@ -12,16 +12,16 @@ use crate::{
 /// Options of `console replay`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Replay {
-    /// The recording
+    /// Recording to play
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Begin here: seconds from the start, or a time of the day in UTC, for example 12:30 or 12:30:05
+    /// Start at this time: seconds from the start, or a time of day in UTC, for example 12:30 or 12:30:05
     #[arg(long, value_name = "TIME", value_parser = at)]
     at: Option<At>,
-    /// Seconds of the session in a second
+    /// Playback speed, in seconds of the session per second
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = speed)]
     speed: f64,
-    /// Print the events, a line each, and exit
+    /// Print the events as JSON, one per line, and exit
     #[arg(long)]
     pub(super) json: bool,
     #[command(flatten)]
@@ -31,29 +31,29 @@ pub(super) struct Replay {
 /// A time of a recording.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum At {
-    /// Since its first event.
+    /// Relative to the first event.
     FromStart(Duration),
     /// Seconds since midnight, UTC.
     OfDay(u64),
 }
 
 impl At {
-    /// Since the dashboard of the recording started, whose first event came at `first`.
+    /// The time since the dashboard of the recording started; its first event was at `first`.
     pub(super) fn time(self, header: &Header, first: Duration) -> Duration {
         match self {
             Self::FromStart(time) => first.saturating_add(time),
             Self::OfDay(second) => {
-                let start = header.started_unix_ms / 1000 % shared::calendar::DAY_SECONDS;
-                let distance = second + shared::calendar::DAY_SECONDS - start;
-                Duration::from_secs(distance % shared::calendar::DAY_SECONDS)
+                let start = header.started_unix_ms / 1000 % common::calendar::DAY_SECONDS;
+                let distance = second + common::calendar::DAY_SECONDS - start;
+                Duration::from_secs(distance % common::calendar::DAY_SECONDS)
             }
         }
     }
 }
 
-/// Reads a time of a recording.
+/// Parses a time of a recording.
 pub(super) fn at(text: &str) -> Result<At, String> {
-    let wrong = || "seconds from the start, or a time of the day: 12:30 or 12:30:05".to_owned();
+    let wrong = || "expected seconds from the start or a time of day: 12:30 or 12:30:05".to_owned();
     if !text.contains(':') {
         let seconds: f64 = text.parse().map_err(|_| wrong())?;
         return Duration::try_from_secs_f64(seconds).map(At::FromStart).map_err(|_| wrong());
@@ -67,13 +67,13 @@ pub(super) fn at(text: &str) -> Result<At, String> {
 }
 
 fn speed(text: &str) -> Result<f64, String> {
-    let speed: f64 = text.parse().map_err(|_| "a number".to_owned())?;
-    if (0.1..=100.0).contains(&speed) { Ok(speed) } else { Err("from 0.1 to 100".to_owned()) }
+    let speed: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if (0.1..=100.0).contains(&speed) { Ok(speed) } else { Err("expected 0.1 to 100".to_owned()) }
 }
 
-/// A recording that cannot be played is a usage error: the next step is another file.
+/// A recording that cannot be played is a usage error: the remedy is another file.
 pub(super) fn failure(error: RecordingError) -> Failure {
-    Failure::Usage { message: error.to_string(), next: "name a file that console --record or :record wrote" }
+    Failure::Usage { message: error.to_string(), next: "pass a file written by console --record or :record" }
 }
 
 /// Plays a recording, or prints its events.
@@ -89,10 +89,10 @@ pub(super) async fn run(options: Replay) -> Result<u8, Failure> {
         return Ok(0);
     }
     if !has_terminal() {
-        let message = "a replay needs a terminal".into();
+        let message = "replay needs a terminal".into();
         return Err(Failure::Usage {
             message,
-            next: "console replay FILE --json, or console screen PAGE --recording FILE",
+            next: "run console replay FILE --json, or console screen PAGE --recording FILE",
         });
     }
     let player = Player::open(&options.file).map_err(failure)?;
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_seconds_or_times_of_the_day() {
+    fn times_are_seconds_or_times_of_day() {
         assert_eq!(at("90"), Ok(At::FromStart(Duration::from_secs(90))));
         assert_eq!(at("12:30"), Ok(At::OfDay(45_000)));
         assert_eq!(at("00:00:05"), Ok(At::OfDay(5)));

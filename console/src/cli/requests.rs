@@ -1,27 +1,25 @@
-//! `console requests`: what waits, runs and ran on the heads; and ending somebody's request.
+//! `console requests`: shows queued, running and finished requests of the heads, and cancels requests.
 use clap::Args;
+use common::latency::RequestTimes;
 use serde_json::{Value, json};
-use shared::{
-    latency::RequestTimes,
-    telemetry::{NodeReport, RequestReport, RequestStage},
-};
+use telemetry::{NodeReport, RequestReport, RequestStage};
 
 use super::{
     Failure,
     confirm::Consent,
-    exclude::find,
     interrupts::Interrupts,
     look::{Look, Seen, look_at},
+    need::{Need, Reach},
+    nodes::find,
     options::Nodes,
     output,
-    reach::{Need, Reach},
 };
 use crate::{
     client::{cluster::Cluster, inspect, with_port},
     view::format::milliseconds,
 };
 
-/// `console requests`.
+/// Options of `console requests`.
 #[derive(Clone, Debug, Args)]
 #[command(subcommand_negates_reqs = true)]
 pub(super) struct Requests {
@@ -29,24 +27,24 @@ pub(super) struct Requests {
     pub(super) what: Option<What>,
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// Ended requests to show, of each head
+    /// Number of finished requests to show per head
     #[arg(long, value_name = "N", default_value_t = 10)]
     last: usize,
     #[command(flatten)]
     pub(super) look: Look,
 }
 
-/// What to do with requests.
+/// Subcommands of `console requests`.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub(super) enum What {
-    /// End a request, whoever asked for it: that one hears that it was cancelled
+    /// Cancel a request of any client; the client receives an error
     Cancel(Cancel),
 }
 
 /// Options of `console requests cancel`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Cancel {
-    /// The request as `console requests` names it: NODE/NUMBER
+    /// The request as printed by console requests: NODE/NUMBER
     #[arg(value_name = "NODE/NUMBER", value_parser = name)]
     request: (String, u64),
     #[command(flatten)]
@@ -61,11 +59,11 @@ pub(super) struct Cancel {
 fn name(text: &str) -> Result<(String, u64), String> {
     let parts = text.rsplit_once('/').filter(|(node, _)| !node.is_empty());
     let parts = parts.and_then(|(node, number)| Some((node.to_owned(), number.parse().ok()?)));
-    parts.ok_or_else(|| "NODE/NUMBER, for example pi1/12".into())
+    parts.ok_or_else(|| "expected NODE/NUMBER, for example pi1/12".into())
 }
 
 impl Requests {
-    /// The nodes that it is about.
+    /// The nodes that the command contacts.
     pub(super) fn reach(&mut self) -> Reach<'_> {
         match &mut self.what {
             Some(What::Cancel(cancel)) => Reach::Nodes(&mut cancel.nodes.nodes, Need::Acts),
@@ -73,7 +71,7 @@ impl Requests {
         }
     }
 
-    /// Whether an object is wanted.
+    /// Whether to print JSON.
     pub(super) fn json(&self) -> bool {
         match &self.what {
             Some(What::Cancel(cancel)) => cancel.json,
@@ -90,10 +88,10 @@ pub(super) async fn run(options: Requests) -> Result<u8, Failure> {
     look_at(&options.nodes.nodes, &options.look, async |cluster| see(cluster, options.last)).await
 }
 
-/// What a head tells of its requests.
+/// The name of a head and its requests.
 type Told = (String, Vec<RequestReport>);
 
-/// The heads of what runs, or all nodes where nothing does.
+/// The requests of the heads of running topologies, or of all nodes if none runs.
 fn see(cluster: &Cluster, last: usize) -> Result<Seen, Failure> {
     let heads: Vec<String> = cluster.topology().map_or_else(Vec::new, |(topology, _)| {
         topology.layout.heads().filter_map(|head| Some(topology.members.get(head.index())?.name.clone())).collect()
@@ -106,7 +104,7 @@ fn see(cluster: &Cluster, last: usize) -> Result<Seen, Failure> {
         }
         match &node.answer {
             Ok((_, report)) => found.push((output::clean(name), told(report, last))),
-            // A node that is out is not missed.
+            // An excluded node does not count as missing.
             Err(fault) if cluster.exclusion(node).is_none() => missing = Some(fault.clone()),
             Err(_) => {}
         }
@@ -120,7 +118,7 @@ fn see(cluster: &Cluster, last: usize) -> Result<Seen, Failure> {
     Ok(Seen { lines: lines(&found), object: json!({"heads": heads, "away": away}), code })
 }
 
-/// Those under way, and the last ones that are over.
+/// The queued and running requests, and the last `last` finished ones.
 fn told(report: &NodeReport, last: usize) -> Vec<RequestReport> {
     let (over, open): (Vec<_>, Vec<_>) = report.traces.iter().cloned().partition(|one| one.stage.is_over());
     open.into_iter().chain(over.into_iter().take(last)).collect()
@@ -133,7 +131,7 @@ fn times(stage: &RequestStage) -> Option<&RequestTimes> {
     }
 }
 
-/// A head's requests as an object.
+/// A head's requests as a JSON object.
 pub(super) fn object(name: &str, requests: &[RequestReport]) -> Value {
     let one = |one: &RequestReport| {
         let times = times(&one.stage);
@@ -211,11 +209,11 @@ async fn end(options: Cancel) -> Result<u8, Failure> {
     let one = report.traces.iter().find(|one| one.number == *number && !one.stage.is_over());
     let request = format!("{}/{number}", output::clean(who));
     let Some(one) = one else {
-        let message = format!("no request {request} waits or runs");
-        return Err(Failure::State { message, next: "console requests names those that do" });
+        let message = format!("request {request} is neither queued nor running");
+        return Err(Failure::State { message, next: "list the requests with console requests" });
     };
     let (by, tokens) = (output::clean(&one.by), one.tokens);
-    let what = format!("End request {request} of {by} after {tokens} of {} tokens?", one.max_tokens);
+    let what = format!("Cancel request {request} of {by} after {tokens} of {} tokens?", one.max_tokens);
     let object = json!({"request": request, "by": by, "tokens": tokens});
     if !interrupts.end(options.consent.obtain(&what, &object, options.json)).await? {
         return Ok(0);
@@ -226,7 +224,7 @@ async fn end(options: Cancel) -> Result<u8, Failure> {
         object["cancelled"] = json!(true);
         output::line(&object.to_string());
     } else {
-        output::line(&format!("{request} is cancelled"));
+        output::line(&format!("cancelled {request}"));
     }
     Ok(0)
 }

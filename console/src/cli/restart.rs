@@ -1,10 +1,13 @@
-//! `console restart`: restarts nodes one by one, the topology assigned anew after each.
+//! `console restart`: restarts nodes one by one and assigns the topology again after each.
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use clap::Args;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::{Failure, exclude::progress, interrupts::Interrupts, options, output};
+use super::{Failure, interrupts::Interrupts, nodes::progress, output};
+use crate::cli::{confirm::Consent, options::Nodes};
+use crate::client::operate;
 use crate::client::{
     cluster::Cluster,
     event::{OperateEvent, RestartStep},
@@ -12,8 +15,8 @@ use crate::client::{
     with_port,
 };
 
-/// Runs the command. The first signal ends it after the node that is under way, the second at once.
-pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
+/// Runs the command. The first signal stops it after the current node, the second stops it at once.
+pub(super) async fn run(options: crate::cli::restart::RestartOptions) -> Result<u8, Failure> {
     options.consent.check()?;
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
@@ -21,7 +24,7 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
     let which = which(&cluster, &options.only)?;
     let names: Vec<String> = cluster.nodes.iter().map(|node| cluster.name(node).to_owned()).collect();
     let named = |list: &[usize]| list.iter().map(|node| output::clean(&names[*node])).collect::<Vec<_>>();
-    let question = format!("Restart {}, one by one? What runs may finish first.", named(&which).join(", "));
+    let question = format!("Restart {}, one by one? Running requests finish first.", named(&which).join(", "));
     let plan = json!({"restart": named(&which)});
     if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
         return Ok(0);
@@ -34,10 +37,10 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
         OperateEvent::Restart { node, step } => {
             let name = output::clean(&names[node]);
             output::note(&match step {
-                RestartStep::Draining => format!("{name} drains"),
-                RestartStep::Starting => format!("{name} has ended and starts"),
-                RestartStep::Assigning => format!("{name} is back; the topology is assigned anew"),
-                RestartStep::Done { seconds } => format!("{name} done after {seconds:.1} s"),
+                RestartStep::Draining => format!("{name}: draining"),
+                RestartStep::Starting => format!("{name}: stopped, starting again"),
+                RestartStep::Assigning => format!("{name}: started, assigning the topology again"),
+                RestartStep::Done { seconds } => format!("{name}: done after {seconds:.1} s"),
             });
         }
         other => progress(&other),
@@ -53,7 +56,7 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
                     return Err(Failure::Interrupted { code });
                 }
                 stop.store(true, Ordering::Release);
-                output::note("ends after this node; once more ends it at once");
+                output::note("stopping after this node; interrupt again to stop at once");
             }
         }
     };
@@ -75,12 +78,66 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
     }
 }
 
-/// The nodes that were named by name or address; without any all that are not out.
+/// The indices of the nodes given by name or address; without any, of all nodes that are not excluded.
 pub(super) fn which(cluster: &Cluster, only: &[String]) -> Result<Vec<usize>, Failure> {
     if only.is_empty() {
         cluster.usable()?;
         let is_in = |index: &usize| cluster.exclusion(&cluster.nodes[*index]).is_none();
         return Ok((0..cluster.nodes.len()).filter(is_in).collect());
     }
-    only.iter().map(|who| super::exclude::find(cluster, who)).collect()
+    only.iter().map(|who| super::nodes::find(cluster, who)).collect()
+}
+
+/// Options of `console restart`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct RestartOptions {
+    /// Restart only these nodes, by name or address, in this order [default: all nodes that are not excluded]
+    #[arg(value_name = "NODE")]
+    pub(super) only: Vec<String>,
+    #[command(flatten)]
+    pub(super) rolling: super::restart::Flags,
+    #[command(flatten)]
+    pub(super) nodes: Nodes,
+    #[command(flatten)]
+    pub(super) consent: Consent,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Options of a rolling restart.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(super) struct Flags {
+    /// Let the nodes restart one another, independently of this console; running requests drain for up to
+    /// --drain-ms, then continue elsewhere or later
+    #[arg(long)]
+    pub(super) rolling: bool,
+    /// Restart all nodes that are not excluded, which is the default
+    #[arg(long)]
+    pub(super) all: bool,
+    /// Longest drain of a node in a rolling restart, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = operate::DRAIN_MS, value_parser = clap::value_parser!(u32).range(0..=600_000))]
+    pub(super) drain_ms: u32,
+    /// Start a rolling restart without watching it
+    #[arg(long, requires = "rolling")]
+    pub(super) detach: bool,
+    /// Watch the current rolling restart
+    #[arg(long, group = "what")]
+    pub(super) watch: bool,
+    /// Pause the rolling restart after the current node
+    #[arg(long, group = "what")]
+    pub(super) pause: bool,
+    /// Resume a paused rolling restart
+    #[arg(long, group = "what")]
+    pub(super) resume: bool,
+    /// Abort the rolling restart after the current node
+    #[arg(long, group = "what")]
+    pub(super) abort: bool,
+}
+
+impl Flags {
+    /// Whether any option of a rolling restart was given.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.rolling || self.watch || self.pause || self.resume || self.abort
+    }
 }

@@ -1,15 +1,13 @@
-//! `console restart --rolling`: a restart that the nodes keep and drive among themselves. This console only watches: it may end and
-//! another may watch, pause, resume or abort it.
+//! `console restart --rolling`: a restart that the nodes store and drive themselves. The console only watches: it
+//! may exit, and another console may watch, pause, resume or abort the restart.
 use std::time::Duration;
 
+use common::fault::{Fault, FaultKind};
 use serde_json::{Value, json};
-use shared::{
-    protocol::error::{Fault, FaultKind},
-    topology::{Rolling, rolling::Phase},
-};
 use tokio::time::{Instant, sleep};
+use topology::{Rolling, rolling::Phase};
 
-use super::{Failure, interrupts::Interrupts, options, output};
+use super::{Failure, interrupts::Interrupts, output};
 use crate::client::{
     cluster::Cluster,
     operate,
@@ -18,47 +16,11 @@ use crate::client::{
     with_port,
 };
 
-/// Between two looks.
+/// Interval between two polls.
 const LOOK: Duration = Duration::from_millis(300);
 
-/// What to do with a rolling restart.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub(super) struct Flags {
-    /// The nodes restart one another, also when this console is gone; what runs is drained for --drain-ms and goes on elsewhere or later
-    #[arg(long)]
-    pub(super) rolling: bool,
-    /// All nodes that are not out, which is what is done where none is named
-    #[arg(long)]
-    pub(super) all: bool,
-    /// Longest drain of a node in a rolling restart
-    #[arg(long, value_name = "MS", default_value_t = operate::DRAIN_MS, value_parser = clap::value_parser!(u32).range(0..=600_000))]
-    pub(super) drain_ms: u32,
-    /// Start a rolling restart and do not watch it
-    #[arg(long, requires = "rolling")]
-    pub(super) detach: bool,
-    /// Watch the rolling restart that is under way
-    #[arg(long, group = "what")]
-    pub(super) watch: bool,
-    /// Pause it after its node
-    #[arg(long, group = "what")]
-    pub(super) pause: bool,
-    /// Go on with one that was paused, or that paused itself
-    #[arg(long, group = "what")]
-    pub(super) resume: bool,
-    /// End it after its node
-    #[arg(long, group = "what")]
-    pub(super) abort: bool,
-}
-
-impl Flags {
-    /// Whether anything of it was asked for.
-    pub(super) fn is_wanted(&self) -> bool {
-        self.rolling || self.watch || self.pause || self.resume || self.abort
-    }
-}
-
-/// Runs the command; signals end the watching, not the restart.
-pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
+/// Runs the command. Signals stop the watching, not the restart.
+pub(super) async fn run(options: crate::cli::restart::RestartOptions) -> Result<u8, Failure> {
     let flags = options.rolling.clone();
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
@@ -69,13 +31,13 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
         } else if flags.abort {
             "Abort"
         } else {
-            "Go on with"
+            "Resume"
         };
         options.consent.obtain(&format!("{what} the rolling restart?"), &Value::Null, options.json).await?;
         return Ok(0);
     }
     if flags.pause || flags.abort {
-        let phase = if flags.abort { Phase::Aborted } else { Phase::Paused(format!("{} said so", own_name())) };
+        let phase = if flags.abort { Phase::Aborted } else { Phase::Paused(format!("requested by {}", own_name())) };
         let changed = in_phase(&cluster, phase).await?;
         tell(&changed, options.json, None);
         return Ok(0);
@@ -93,16 +55,17 @@ pub(super) async fn run(options: options::Restart) -> Result<u8, Failure> {
     interrupts.end(watch(&addresses, options.json)).await
 }
 
-/// `None`: nothing was to be done.
+/// Starts a rolling restart. `None` after a dry run or a refusal.
 async fn begin(
-    options: &options::Restart,
+    options: &crate::cli::restart::RestartOptions,
     cluster: &Cluster,
     interrupts: &mut Interrupts,
 ) -> Result<Option<Rolling>, Failure> {
     options.consent.check()?;
     let which = super::restart::which(cluster, &options.only)?;
     let names: Vec<String> = which.iter().map(|node| output::clean(cluster.name(&cluster.nodes[*node]))).collect();
-    let question = format!("Restart {}, one after the other? What runs pauses or goes on elsewhere.", names.join(", "));
+    let question =
+        format!("Restart {}, one after another? Running requests pause or continue elsewhere.", names.join(", "));
     let plan = json!({"restart": names, "drain_ms": options.rolling.drain_ms});
     if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
         return Ok(None);
@@ -111,7 +74,7 @@ async fn begin(
     interrupts.end(async { Ok::<_, Failure>(Some(begun.await?)) }).await
 }
 
-/// Tells each step until it ends or pauses.
+/// Reports each step until the restart ends or pauses.
 async fn watch(addresses: &[String], json: bool) -> Result<u8, Failure> {
     let begun = Instant::now();
     let mut seen: Option<u64> = None;
@@ -119,7 +82,7 @@ async fn watch(addresses: &[String], json: bool) -> Result<u8, Failure> {
     loop {
         let found = rolling(&Cluster::dial(addresses).await).await;
         match found {
-            // A node that has just come back may be the only one that answered: what it knows is older.
+            // If only a node that has just restarted answered, its state may be outdated.
             Some(rolling) if seen.is_none_or(|seen| rolling.revision >= seen) => {
                 silent = Instant::now();
                 let is_new = seen.replace(rolling.revision) != Some(rolling.revision);
@@ -133,11 +96,11 @@ async fn watch(addresses: &[String], json: bool) -> Result<u8, Failure> {
                 }
             }
             None if seen.is_none() => {
-                let message = "no rolling restart is known to these nodes".into();
-                return Err(Failure::State { message, next: "console restart --rolling begins one" });
+                let message = "no rolling restart is stored on these nodes".into();
+                return Err(Failure::State { message, next: "start one with console restart --rolling" });
             }
             _ if silent.elapsed() > Duration::from_secs(60) => {
-                let what = "a node that knows the rolling restart".into();
+                let what = "the wait for a node that stores the rolling restart".into();
                 return Err(Fault::new("console", FaultKind::Timeout { what, seconds: 60 }).into());
             }
             _ => {}
@@ -150,7 +113,7 @@ fn line(rolling: &Rolling) -> String {
     let count = format!("{} of {} done", rolling.done, rolling.targets.len());
     match (&rolling.phase, rolling.target()) {
         (Phase::Runs, Some((name, _))) if rolling.before.is_some() => {
-            format!("{} restarts; {count}", output::clean(name))
+            format!("{} is restarting; {count}", output::clean(name))
         }
         (Phase::Runs, Some((name, _))) => format!("{} is next; {count}", output::clean(name)),
         (Phase::Paused(reason), _) => format!("paused, {count}: {}", output::clean(reason)),

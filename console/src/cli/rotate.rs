@@ -1,5 +1,5 @@
-//! `console key rotate`: a new key for all nodes. The new key is on this disk before any node has it, and takes the place of the one before
-//! when all have it; a rotation that was broken off goes on with the same new key.
+//! `console key rotate`: a new key for all nodes. The new key is written to disk before any node receives it, and
+//! replaces the previous key when all nodes have it. An interrupted rotation resumes with the same new key.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -7,16 +7,16 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use serde_json::json;
-use shared::protocol::noise::{
+use protocol::noise::{
     key::{Key, Role},
     keyring::{self, Held, Keyring},
 };
+use serde_json::json;
 
-use super::{Failure, confirm::Consent, interrupts::Interrupts, key::current, output};
+use super::{Failure, confirm::Consent, interrupts::Interrupts, key_file::current, output};
 use crate::client::rotate::rekey;
 
-/// Gives all nodes the next key.
+/// Gives all nodes the new key.
 pub(super) async fn run(
     path: &Path,
     nodes: &[String],
@@ -26,8 +26,12 @@ pub(super) async fn run(
     let old = current(path)?;
     if !matches!(old, Key::Secret(_)) {
         return Err(Failure::Usage {
-            message: format!("{} holds a key of the role {}", path.display(), old.name()),
-            next: "rotate the key where the cluster's secret is",
+            message: format!(
+                "{} holds a key with the role {}, but rotation needs the cluster secret",
+                path.display(),
+                old.name()
+            ),
+            next: "run this on the machine that holds the cluster secret",
         });
     }
     let mut interrupts = Interrupts::listen()?;
@@ -58,7 +62,7 @@ pub(super) async fn run(
     let (taken, failed) = interrupts.end(work).await?;
     if let Some(fault) = failed {
         output::note(&format!(
-            "{} of {} nodes have the new key; it waits in {}: run the same command again",
+            "{} of {} nodes have the new key, which is stored in {}; run the same command again",
             taken.len(),
             nodes.len(),
             next.display()
@@ -83,7 +87,7 @@ fn next_path(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// The key of a rotation that was broken off, or a new one; on the disk.
+/// The new key of an interrupted rotation, or a fresh one; written to disk.
 fn next_key(next: &Path) -> Result<Key, Failure> {
     if let Some(held) = keyring::read_if_there(next).map_err(anyhow::Error::from)?.into_iter().next() {
         return Ok(held.key);

@@ -1,4 +1,4 @@
-//! `console screen`: a page of the dashboard on standard output, of the live cluster or of a recording.
+//! `console screen`: prints a page of the dashboard, from the live cluster or from a recording.
 use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
@@ -10,8 +10,8 @@ use tokio::{
 use super::{
     Failure,
     arrange::Arrange,
+    need::{Need, Reach},
     output,
-    reach::{Need, Reach},
     replay::{At, at, failure},
 };
 use crate::{
@@ -23,37 +23,37 @@ use crate::{
     view::{self, picture},
 };
 
-/// Longest wait for nodes.
+/// Longest wait for the nodes.
 const WAIT: Duration = Duration::from_secs(5);
-/// Time after the first reports in which figures that are differences become known.
+/// Time after the first reports until the figures that are computed from differences are available.
 const SETTLE: Duration = Duration::from_millis(1200);
-/// Between two reports of a node.
+/// Interval between two reports of a node, in milliseconds.
 const WATCH_MS: u32 = 250;
 
 /// Options of `console screen`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Screen {
-    /// cluster, topology, sync, generate, requests, events or node
+    /// Page to print: cluster, topology, sync, generate, requests, events or node
     #[arg(value_name = "PAGE", value_parser = page)]
     page: Page,
     #[arg(skip)]
     nodes: Vec<String>,
-    /// Draw a recording instead of the live cluster
+    /// Print a page of a recording instead of the live cluster
     #[arg(long, value_name = "FILE")]
     recording: Option<PathBuf>,
-    /// Of the recording: seconds from the start, or a time of the day in UTC [default: its end]
+    /// Time within the recording: seconds from the start, or a time of day in UTC [default: its end]
     #[arg(long, value_name = "TIME", value_parser = at, requires = "recording")]
     at: Option<At>,
-    /// Draw once and exit, which is all there is
+    /// Print once and exit, which is the default
     #[arg(long)]
     once: bool,
-    /// Print a picture (SVG)
+    /// Print an image (SVG)
     #[arg(long, conflicts_with = "text")]
     svg: bool,
     /// Print text, which is the default
     #[arg(long)]
     text: bool,
-    /// Cells of the screen
+    /// Size of the screen in columns and rows
     #[arg(long, value_name = "WxH", default_value = "120x40", value_parser = size)]
     size: (u16, u16),
     #[command(flatten)]
@@ -63,11 +63,11 @@ pub(super) struct Screen {
 fn page(text: &str) -> Result<Page, String> {
     let titles = || Page::ALL.map(|page| page.title().to_lowercase()).join(", ");
     let page = Page::ALL.into_iter().find(|page| page.title().eq_ignore_ascii_case(text));
-    page.ok_or_else(|| format!("one of {}", titles()))
+    page.ok_or_else(|| format!("expected one of {}", titles()))
 }
 
 fn size(text: &str) -> Result<(u16, u16), String> {
-    let wrong = || "for example 120x40; 60x16 to 500x200".to_owned();
+    let wrong = || "expected 60x16 to 500x200, for example 120x40".to_owned();
     let (width, height) = text.split_once('x').ok_or_else(wrong)?;
     let (width, height) = (width.parse().map_err(|_| wrong())?, height.parse().map_err(|_| wrong())?);
     let fits = (60..=500).contains(&width) && (16..=200).contains(&height);
@@ -75,16 +75,16 @@ fn size(text: &str) -> Result<(u16, u16), String> {
 }
 
 impl Screen {
-    /// The nodes that it is about.
+    /// The nodes that the command contacts.
     pub(super) fn reach(&mut self) -> Reach<'_> {
         match &self.recording {
-            Some(_) => Reach::Otherwise("draws a recording"),
+            Some(_) => Reach::Otherwise("prints a page of a recording"),
             None => Reach::Nodes(&mut self.nodes, Need::Looks),
         }
     }
 }
 
-/// Draws the page; exit code 3 if a node is away that is not out.
+/// Renders the page. Exit code 3 if a node that is not excluded does not answer.
 pub(super) async fn run(options: Screen) -> Result<u8, Failure> {
     let (mut state, is_missed) = match &options.recording {
         Some(file) => {
@@ -113,14 +113,14 @@ pub(super) async fn run(options: Screen) -> Result<u8, Failure> {
     Ok(if is_missed { 3 } else { 0 })
 }
 
-/// The cluster as a dashboard would know it after a moment, and whether a node is missed.
+/// The state of a dashboard after its first reports, and whether a node is missing.
 async fn live(nodes: &[String]) -> (State, bool) {
     let nodes: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
     let (sender, mut events) = mpsc::channel(1024);
     let _client = Client::start(&nodes, WATCH_MS, sender);
     let defaults = GenerateDefaults {
         max_tokens: 64,
-        sampling: shared::sampling::SamplingParameters::default(),
+        sampling: common::sampling::SamplingParameters::default(),
         stop: Vec::new(),
     };
     let mut state = State::new(&nodes, None, "", defaults);

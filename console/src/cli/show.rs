@@ -1,12 +1,13 @@
-//! `console node show`: all that is known of one node, what is wrong with it, and what cures it.
+//! `console node show`: all details of one node, with its problems and their remedies.
 use clap::Args;
 use serde_json::json;
-use shared::{telemetry::NodeReport, topology::Exclusion};
+use telemetry::NodeReport;
+use topology::Exclusion;
 
 use super::{
     Failure,
-    exclude::find,
     look::{Look, Seen, look_at},
+    nodes::find,
     options::Nodes,
     output,
     status::object,
@@ -15,7 +16,7 @@ use super::{
 /// Options of `console node show`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct Show {
-    /// The node, by name or address
+    /// Name or address of the node
     #[arg(value_name = "NODE")]
     node: String,
     #[command(flatten)]
@@ -50,7 +51,7 @@ fn lines(address: &str, report: &NodeReport, out: Option<&Exclusion>) -> Vec<Str
         ("release", format!("{}, kernels {}", report.build, report.kernels)),
         (
             "restarts",
-            if report.supervised { "by its supervisor" } else { "by nobody: end it and start it by hand" }.into(),
+            if report.supervised { "by its supervisor" } else { "not supervised: stop and start it by hand" }.into(),
         ),
         ("epoch", report.epoch.to_string()),
     ];
@@ -69,11 +70,11 @@ fn lines(address: &str, report: &NodeReport, out: Option<&Exclusion>) -> Vec<Str
     rows.push(("shard", report.shard.to_string()));
     rows.push(("resident", report.memory_resident.to_string()));
     if let Some(kv) = report.kv {
-        rows.push(("kv blocks", format!("{} held, {} kept, of {}", kv.held, kv.kept, kv.total)));
+        rows.push(("kv blocks", format!("{} in use, {} cached, of {}", kv.held, kv.kept, kv.total)));
     }
-    rows.push(("requests", format!("{} now, {} tokens since its start", report.requests, report.tokens)));
+    rows.push(("requests", format!("{} now, {} tokens since the node started", report.requests, report.tokens)));
     if let Some(entry) = out {
-        rows.push(("out", format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by)));
+        rows.push(("excluded", format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by)));
     }
     if let Some(fault) = &report.fault {
         rows.push(("fault", format!("{fault}; {}", fault.kind.next())));
@@ -83,25 +84,26 @@ fn lines(address: &str, report: &NodeReport, out: Option<&Exclusion>) -> Vec<Str
     let findings = report.health.findings();
     lines.push(String::new());
     if findings.is_empty() {
-        lines.push("nothing found".into());
+        lines.push("no findings".into());
     }
     lines.extend(findings.iter().flat_map(|finding| finding.lines()).map(|line| output::clean(&line)));
     let unread = report.health.unread();
     if !unread.is_empty() {
-        lines.push(format!("cannot be read there: {}", unread.join(", ")));
+        lines.push(format!("not readable on this machine: {}", unread.join(", ")));
     }
     lines
 }
 
 #[cfg(test)]
 mod tests {
-    use shared::{telemetry::Health, units::Celsius};
+    use common::units::Celsius;
+    use telemetry::Health;
 
     use super::*;
     use crate::client::fake_node::idle_report;
 
     #[test]
-    fn a_node_is_shown_with_its_findings_and_cures() {
+    fn node_is_shown_with_findings_and_remedies() {
         let health = Health { temperature: Some(Celsius(84.0)), ..Health::default() };
         let report = NodeReport { health, ..idle_report("pi1") };
         let text = lines("10.0.0.1:9999", &report, None).join("\n");

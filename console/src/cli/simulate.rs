@@ -1,31 +1,28 @@
-//! `console simulate`: a model on nodes that need not exist, in virtual time: how fast, where the time goes, and from how many
-//! nodes on more of them do not make it faster.
+//! `console simulate`: runs a model on hypothetical nodes in virtual time: its speed, where the time goes, and the
+//! number of nodes beyond which more nodes do not help.
 use std::{io::Read, path::PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use serde_json::{Value, json};
-use shared::{
-    latency::ratio,
-    simulate::{
-        Machine, NodeProfile, Noise, Outcome, Replica, Request, Setup, SimulateError, Watched, answer, knee, watch,
-    },
-    telemetry::{PhaseTotals, WINDOW_STEPS},
-    topology::{Layout, sizes::ModelSizes, spec::NODES_MAX, split_layers},
-    units::Nanoseconds,
+use common::{latency::ratio, limits::NODES_MAX, units::Nanoseconds};
+use planner::simulate::{
+    Machine, NodeProfile, Noise, Outcome, Replica, Request, Setup, SimulateError, Watched, answer, knee, watch,
 };
+use serde_json::{Value, json};
+use telemetry::{PhaseTotals, WINDOW_STEPS};
+use topology::{Layout, sizes::ModelSizes, split_layers};
 
 use super::{Failure, hypothetical::Hypothetical, output};
 
-/// Most bytes of a file with times.
+/// Largest size of a jitter file in bytes.
 const JITTER_BYTES_MAX: u64 = 16 << 20;
 
-/// Numbers of nodes: `8`, `1..8` or `1,2,4`.
+/// Node counts: `8`, `1..8` or `1,2,4`.
 #[derive(Clone, Debug, PartialEq)]
 struct Counts(Vec<usize>);
 
 fn counts(text: &str) -> Result<Counts, String> {
-    let wrong = || format!("numbers of nodes from 1 to {NODES_MAX}: 8, 1..8 or 1,2,4");
+    let wrong = || format!("expected node counts from 1 to {NODES_MAX}: 8, 1..8 or 1,2,4");
     let number = |text: &str| {
         let number: usize = text.parse().map_err(|_| wrong())?;
         (1..=NODES_MAX).contains(&number).then_some(number).ok_or_else(wrong)
@@ -38,12 +35,12 @@ fn counts(text: &str) -> Result<Counts, String> {
 }
 
 fn layout(text: &str) -> Result<Layout, String> {
-    text.parse().map_err(|error: shared::topology::SpecError| error.to_string())
+    text.parse().map_err(|error: topology::SpecError| error.to_string())
 }
 
-/// A rank and how much slower it is: `2:20` is a fifth.
+/// A rank and its slowdown in percent: `2:20` is 20 %.
 fn slow(text: &str) -> Result<(usize, u64), String> {
-    let wrong = || "RANK:PERCENT, for example 2:20".to_owned();
+    let wrong = || "expected RANK:PERCENT, for example 2:20".to_owned();
     let (rank, percent) = text.split_once(':').ok_or_else(wrong)?;
     let percent: u64 = percent.parse().map_err(|_| wrong())?;
     Ok((rank.parse().map_err(|_| wrong())?, 1000 + 10 * percent.min(10_000)))
@@ -54,38 +51,39 @@ fn slow(text: &str) -> Result<(usize, u64), String> {
 pub(super) struct Simulate {
     #[command(flatten)]
     hypothetical: Hypothetical,
-    /// Numbers of nodes that share every layer: 8, 1..8 or 1,2,4 [default: 1..8]
-    // A text, as the option of the same name of the whole program has.
+    /// Number of nodes that share every layer: 8, 1..8 or 1,2,4 [default: 1..8]
+    // A string, because the global option of the same name is one.
     #[arg(long, value_name = "N,..", value_parser = |text: &str| counts(text).map(|_| text.to_owned()))]
     nodes: Option<String>,
-    /// One layout instead, ppS-tpN
+    /// Simulate a single layout instead, ppS-tpN
     #[arg(long, value_parser = layout, conflicts_with = "nodes")]
     topology: Option<Layout>,
-    /// Tokens behind the first
+    /// Tokens to generate after the first one
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     tokens: u32,
-    /// A rank that is slower, by so many percent
+    /// Make one rank slower by this percentage
     #[arg(long, value_name = "RANK:PERCENT", value_parser = slow)]
     slow: Option<(usize, u64)>,
-    /// Extra time of every computing and message, in millionths of the usual time on average
+    /// Mean extra time of each computation and message, in millionths of its normal time
     #[arg(long, value_name = "PPM", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=10_000_000))]
     jitter: u32,
-    /// Extra times as in a real run: a file with times of the same work in nanoseconds, a line each, in their order
+    /// File with measured times to take the extra times from: nanoseconds of repeated identical work, one per line,
+    /// in order
     #[arg(long, value_name = "FILE", conflicts_with = "jitter")]
     jitter_file: Option<PathBuf>,
-    /// Of the jitter
+    /// Seed of the jitter
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// Decode so many tokens and tell whom the rule for stragglers names meanwhile
+    /// Decode this many tokens and report the ranks that the straggler rule names
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(i64::from(WINDOW_STEPS)..=100_000_000))]
     watch: Option<u32>,
 }
 
-/// What a layout does.
+/// The simulation of one layout.
 struct Run {
     layout: Layout,
     outcome: Outcome,
-    /// Of one token, of a chunk of the prompt.
+    /// Algorithms for one token, and for a chunk of the prompt.
     collectives: [String; 2],
     watched: Option<Watched>,
 }
@@ -99,7 +97,7 @@ impl Simulate {
         Ok(match (self.topology, &self.nodes) {
             (Some(layout), _) => vec![layout],
             (None, Some(text)) => {
-                let next = "console simulate --nodes 1..8 says how many nodes to imagine";
+                let next = "pass a number of hypothetical nodes, for example console simulate --nodes 1..8";
                 let counts = counts(text).map_err(|message| Failure::Usage { message, next })?;
                 counts.0.iter().map(|n| Layout::tensor_parallel(*n as u16)).collect()
             }
@@ -119,19 +117,21 @@ impl Simulate {
         let noise = times.ok().as_deref().and_then(Noise::recorded);
         noise.ok_or_else(|| Failure::Usage {
             message: format!(
-                "{} does not hold {} times in nanoseconds, a line each",
+                "{} does not contain at least {} times in nanoseconds, one per line",
                 path.display(),
                 Noise::RECORDED_MIN
             ),
-            next: "write the time of each run of the same work, in the order in which they came",
+            next: "write the times of repeated identical work, one per line, in order of measurement",
         })
     }
 
-    /// Nodes and layers of a layout; stages are balanced by what a token reads.
+    /// Nodes and layers of a layout. Stages are balanced by the bytes that a token reads.
     fn setup(&self, sizes: &ModelSizes, layout: Layout) -> Result<Setup, Failure> {
         let usage = |message: String| Failure::Usage { message, next: "console simulate --help" };
         if layout.replicas > 1 {
-            return Err(usage(format!("{layout} has replicas, which do not wait for one another; simulate one")));
+            return Err(usage(format!(
+                "{layout} has replicas, which do not wait for one another; simulate a single replica"
+            )));
         }
         let Hypothetical { exchange, collective: choice, kv, .. } = self.hypothetical;
         let (count, stages, ranks) = (sizes.shape.block_count, usize::from(layout.stages), usize::from(layout.ranks));
@@ -176,7 +176,7 @@ impl Simulate {
     }
 }
 
-/// Simulates each layout; one that the model cannot be cut for is told and left out.
+/// Simulates each layout. A layout that the model cannot be split for is reported and skipped.
 pub(super) fn run(options: &Simulate) -> Result<u8, Failure> {
     let sizes = options.hypothetical.sizes()?;
     let noise = options.noise()?;
@@ -213,8 +213,9 @@ pub(super) fn run(options: &Simulate) -> Result<u8, Failure> {
     left_out.iter().for_each(|(layout, error)| output::line(&format!("{layout:<9}  {error}")));
     if let Some(knee) = knee {
         let is_last = times.last().is_some_and(|(nodes, _)| *nodes == knee);
-        let text = if is_last { "up to" } else { "more than" };
-        let tail = if is_last { "each node makes a token faster" } else { "nodes do not make a token faster" };
+        let text = if is_last { "up to" } else { "beyond" };
+        let tail =
+            if is_last { "nodes, each node makes decoding faster" } else { "nodes, decoding does not get faster" };
         output::line(&format!("{text} {knee} {tail}"));
     }
     runs.iter().filter_map(Run::watched).for_each(|line| output::line(&line));
@@ -241,10 +242,11 @@ impl Run {
         let named = |(rank, windows): (usize, &u64)| format!("rank {rank} in {windows}");
         let named: Vec<String> =
             watched.named.iter().enumerate().filter(|(_, windows)| **windows > 0).map(named).collect();
-        let named = if named.is_empty() { "nobody".into() } else { named.join(", ") };
+        let named = if named.is_empty() { "no rank".into() } else { named.join(", ") };
         let share = 100.0 * watched.latest_share;
         Some(format!(
-            "{}: {named} named in {} windows of {WINDOW_STEPS} tokens; at most {share:.1} % of the others' time was lost to one",
+            "{}: {named} named in {} windows of {WINDOW_STEPS} tokens; one rank cost its peers at most {share:.1} % \
+             of their time",
             self.layout, watched.windows
         ))
     }
@@ -282,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_nodes_and_slow_ranks_are_read_as_they_are_written() {
+    fn node_counts_and_slow_ranks_are_parsed() {
         assert_eq!(counts("1..4"), Ok(Counts(vec![1, 2, 3, 4])));
         assert_eq!(counts("1,2,8"), Ok(Counts(vec![1, 2, 8])));
         assert_eq!(counts("64"), Ok(Counts(vec![64])));

@@ -1,24 +1,24 @@
-//! Where a model comes from: `hf:OWNER/REPO:FILE`, or an address.
+//! Resolves the source of a model: `hf:OWNER/REPO:FILE`, or a URL.
 
-/// Where files of Hugging Face are, unless HF_ENDPOINT names a mirror.
+/// Base URL of Hugging Face, unless HF_ENDPOINT names a mirror.
 const HUGGING_FACE: &str = "https://huggingface.co";
 
-/// The address of a source and the file's name.
+/// The URL of a source, and the name of the file.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why the source is invalid.
 pub(super) fn resolve(source: &str) -> Result<(String, String), String> {
     let endpoint = std::env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty());
     resolve_at(source, endpoint.as_deref().unwrap_or(HUGGING_FACE))
 }
 
 fn resolve_at(source: &str, endpoint: &str) -> Result<(String, String), String> {
-    let refused = || format!("{source:?} names no file");
+    let refused = || format!("{source:?} does not name a file");
     let last = |path: &str| path.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_owned);
     let Some(hub) = source.strip_prefix("hf:") else {
         let Some((scheme, rest)) = source.split_once("://") else { return Err(refused()) };
         if !matches!(scheme, "http" | "https") {
-            return Err(format!("{scheme}:// is not spoken"));
+            return Err(format!("{scheme}:// is not supported; use https:// or http://"));
         }
         let path = rest.split(['?', '#']).next().unwrap_or_default();
         let name = path.split_once('/').and_then(|(_, path)| last(path)).ok_or_else(refused)?;
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_are_addresses_and_names() {
+    fn sources_resolve_to_urls_and_names() {
         let check = |source: &str| resolve_at(source, "https://mirror/").map_err(|_| ());
         let is = |url: &str, name: &str| Ok((url.to_owned(), name.to_owned()));
         assert_eq!(check("hf:o/r-GGUF:m.gguf"), is("https://mirror/o/r-GGUF/resolve/main/m.gguf", "m.gguf"));

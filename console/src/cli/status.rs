@@ -1,12 +1,8 @@
-//! `console status`: what every node says of itself.
+//! `console status`: the state of every node.
+use common::{fault::Fault, ids::Epoch, units::Megahertz};
 use serde_json::{Value, json};
-use shared::{
-    ids::Epoch,
-    protocol::error::Fault,
-    telemetry::{NodeReport, NodeState, Warning},
-    topology::Exclusions,
-    units::Megahertz,
-};
+use telemetry::{NodeReport, NodeState, Warning};
+use topology::Exclusions;
 
 use super::{
     Failure,
@@ -15,19 +11,19 @@ use super::{
 };
 use crate::client::cluster::{Cluster, ClusterNode};
 
-/// Asks all nodes at once; exit code 3 if one is away that is not out.
+/// Asks all nodes at once. Exit code 3 if a node that is not excluded does not answer.
 pub(super) async fn run(options: &options::Status) -> Result<u8, Failure> {
     look_at(&options.nodes.nodes, &options.look, async |cluster| Ok(see(cluster))).await
 }
 
-/// All nodes as they answered.
+/// All nodes with their answers.
 pub(super) fn see(cluster: &Cluster) -> Seen {
     let answer = |node: &ClusterNode| {
         (node.address.clone(), node.answer.as_ref().map(|(_, report)| report.clone()).map_err(Clone::clone))
     };
     let answers: Vec<Answer> = cluster.nodes.iter().map(answer).collect();
     let nodes: Value = answers.iter().map(|(address, answer)| object(address, answer)).collect();
-    // A node that is out is not missed.
+    // An excluded node does not count as missing.
     let missed = cluster.nodes.iter().filter(|node| cluster.exclusion(node).is_none());
     let failed = missed.filter_map(|node| node.answer.as_ref().err()).next();
     let code = failed.map_or(0, |fault| Failure::from(fault.clone()).code());
@@ -36,10 +32,10 @@ pub(super) fn see(cluster: &Cluster) -> Seen {
     Seen { lines: lines(&answers, &cluster.exclusions, &cordoned), object: json!({"nodes": nodes}), code }
 }
 
-/// A node's address, and what it said.
+/// A node's address, and its report or the reason why there is none.
 type Answer = (String, Result<NodeReport, Fault>);
 
-/// A node as an object.
+/// A node as a JSON object.
 pub(super) fn object(address: &str, answer: &Result<NodeReport, Fault>) -> Value {
     let report = match answer {
         Ok(report) => report,
@@ -67,7 +63,8 @@ pub(super) fn object(address: &str, answer: &Result<NodeReport, Fault>) -> Value
     })
 }
 
-/// The epoch that others serve without a node which still holds an earlier one that broke when they left it.
+/// The epoch that the other nodes serve without this node, if it still holds an earlier epoch that failed when they
+/// left it.
 fn left(report: &NodeReport, answers: &[Answer]) -> Option<Epoch> {
     let serves = |other: &&NodeReport| matches!(other.state, NodeState::Ready | NodeState::Serving);
     let reports = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
@@ -77,7 +74,7 @@ fn left(report: &NodeReport, answers: &[Answer]) -> Option<Epoch> {
     (report.fault.is_some() && latest.epoch > report.epoch && !is_member).then_some(latest.epoch)
 }
 
-/// What it does, with how much of its shard is loaded.
+/// The state of a node, with the percentage of its shard that is loaded.
 fn state(report: &NodeReport, has_left: bool) -> String {
     let state = if has_left { "left" } else { report.state.name() };
     report.load.map_or(state.into(), |load| format!("{state} {}%", 100 * load.done.0 / load.total.0.max(1)))
@@ -98,22 +95,22 @@ fn lines(answers: &[Answer], exclusions: &Exclusions, cordoned: &[&str]) -> Vec<
                 lines.push(format!("{:<width$}  {address:<21}  {row}", output::clean(&report.name)));
                 let below = |text: &str| format!("{:<width$}  {}", "", output::clean(text));
                 if report.is_paced() {
-                    lines.push(below(&format!("{}: computes nothing, its answers are worth nothing", report.kernels)));
+                    lines.push(below(&format!("{}: computes nothing, its output is meaningless", report.kernels)));
                 }
                 if let Some(entry) = exclusions.of(&report.name, address) {
-                    let how = if cordoned.contains(&report.name.as_str()) { "cordoned" } else { "is out" };
+                    let how = if cordoned.contains(&report.name.as_str()) { "cordoned" } else { "excluded" };
                     let (why, by) = (entry.reason.as_deref().unwrap_or_default(), &entry.by);
                     lines.push(below(&format!("{how}: {why} ({by})")));
                 }
                 let fault = report.fault.as_ref().map(|fault| match left {
-                    Some(epoch) => below(&format!("the others serve epoch {epoch} without it; nothing is to be done")),
+                    Some(epoch) => below(&format!("the other nodes serve epoch {epoch} without it; no action needed")),
                     None => below(&format!("{fault}; {}", fault.kind.next())),
                 });
                 lines.extend(fault);
             }
             Err(fault) => {
                 let entry = exclusions.at(address);
-                let out = entry.map(|entry| format!("is out: {}; ", entry.reason.as_deref().unwrap_or_default()));
+                let out = entry.map(|entry| format!("excluded: {}; ", entry.reason.as_deref().unwrap_or_default()));
                 let why = format!("{}{}; {}", out.unwrap_or_default(), fault.kind, fault.kind.next());
                 lines.push(format!("{:<width$}  {address:<21}  {}", "?", output::clean(&why)));
             }
@@ -123,8 +120,8 @@ fn lines(answers: &[Answer], exclusions: &Exclusions, cordoned: &[&str]) -> Vec<
     lines
 }
 
-/// Reports the desired topology and its missing nodes, if another topology serves until they are back. A node that left may still report
-/// an earlier epoch.
+/// Reports the desired topology and its missing nodes, if another topology serves until they are back. A node that left
+/// may still report an earlier epoch.
 fn lacking<'a>(reports: impl Iterator<Item = &'a NodeReport>) -> Option<String> {
     let serves = |report: &&NodeReport| matches!(report.state, NodeState::Ready | NodeState::Serving);
     let report = reports.filter(serves).max_by_key(|report| report.epoch)?;
@@ -138,7 +135,7 @@ fn lacking<'a>(reports: impl Iterator<Item = &'a NodeReport>) -> Option<String> 
     Some(format!("{now} serves until {asked} can be restored{missing}"))
 }
 
-/// What stands behind name and address.
+/// The columns after name and address.
 fn row(report: &NodeReport, has_left: bool) -> String {
     let place = report.topology.as_ref();
     let layout = place.map_or("-".into(), |(topology, ..)| topology.layout.to_string());
@@ -163,11 +160,11 @@ fn row(report: &NodeReport, has_left: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shared::{
+    use common::{
+        fault::{FaultKind, Loss},
         ids::MemberIndex,
-        protocol::error::{FaultKind, Loss},
-        topology::Topology,
     };
+    use topology::Topology;
 
     use super::*;
     use crate::fixtures::{name, running, topology};
@@ -193,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_the_others_left_behind_is_no_fault() {
+    fn node_left_behind_by_its_peers_is_not_a_fault() {
         let faulted = |epoch: u64, name: &str| {
             let fault = Some(Fault::new("pi0", FaultKind::NodeLost { how: Loss::Left }));
             let report = running(3, NodeState::Faulted, false);
@@ -204,10 +201,10 @@ mod tests {
         let shown = |answers: &[Answer]| lines(answers, &Exclusions::default(), &[]).join("\n");
         let answers = |own| [("a:9999".to_owned(), serving()), ("b:9999".to_owned(), own)];
         let text = shown(&answers(faulted(7, "pi9")));
-        assert!(text.contains("left") && text.contains("epoch 8 without it") && !text.contains("was lost"), "{text}");
+        assert!(text.contains("left") && text.contains("epoch 8 without it") && !text.contains("pi0: lost"), "{text}");
         for own in [faulted(8, "pi9"), faulted(7, "pi3")] {
             let text = shown(&answers(own));
-            assert!(text.contains("faulted") && text.contains("was lost"), "{text}");
+            assert!(text.contains("faulted") && text.contains("pi0: lost"), "{text}");
         }
     }
 }

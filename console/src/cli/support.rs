@@ -1,5 +1,6 @@
-//! `console support-bundle`: what whoever helps from afar asks for first, in one file: status, reports, findings, events, logs, settings without
-//! secrets, versions, model files. Says what is in it and what is not; a node that does not answer is a line in it, not a failure.
+//! `console support-bundle`: collects status, reports, findings, events, logs, redacted settings, versions and
+//! model lists in one archive. It lists its contents and omissions; an unreachable node is listed as missing, not
+//! an error.
 mod archive;
 
 use std::{
@@ -9,12 +10,10 @@ use std::{
 };
 
 use clap::Args;
+use common::{fault::Fault, units::Bytes};
+use protocol::{BUILD, inspect::LogLevel};
 use serde_json::{Value, json};
-use shared::{
-    protocol::{BUILD, error::Fault, inspect::LogLevel},
-    telemetry::doctor::{Examined, compare},
-    units::Bytes,
-};
+use telemetry::doctor::{Examined, compare};
 use tokio::{task::JoinSet, time::timeout};
 
 use self::archive::Archive;
@@ -37,15 +36,15 @@ use crate::{
     topology_file::TopologyFile,
 };
 
-/// Everything of one node must come within this.
+/// Time limit for the data of one node.
 const NODE: Duration = Duration::from_secs(30);
 
-/// What is left out of every bundle.
+/// What no bundle contains.
 const LEFT_OUT: &[&str] = &[
-    "keys: the cluster's, and those of the HTTP API",
-    "prompts and answers: nodes keep none",
-    "weights: models are named by file, size and hash",
-    "this machine's environment and files",
+    "keys: the cluster key and the API keys",
+    "prompts and answers: nodes do not store them",
+    "weights: models are listed by file, size and hash",
+    "environment and files of this machine",
 ];
 
 /// Options of `console support-bundle`.
@@ -53,7 +52,7 @@ const LEFT_OUT: &[&str] = &[
 pub(super) struct Support {
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// The file to write [default: bramble-support-DATE.tar.gz in this folder]
+    /// File to write [default: bramble-support-DATE.tar.gz in the current folder]
     #[arg(short, long, value_name = "FILE.tar.gz")]
     output: Option<PathBuf>,
     /// Print JSON
@@ -61,7 +60,7 @@ pub(super) struct Support {
     pub(super) json: bool,
 }
 
-/// What a node gave, by file name; and what it did not, with the reason.
+/// The data of a node by file name, and the data that is missing, with the reason.
 #[derive(Debug, Default)]
 struct Gathered {
     files: Vec<(String, String)>,
@@ -77,7 +76,7 @@ impl Gathered {
     }
 }
 
-/// Runs the command: exit code 0 also where nodes do not answer, which is a reason to ask for help.
+/// Runs the command. Unreachable nodes do not change the exit code 0: they are a reason to ask for help.
 pub(super) async fn run(options: Support) -> Result<u8, Failure> {
     let now = time(moment(Some(Duration::ZERO)));
     let stamp: String = now.chars().take(16).filter(char::is_ascii_digit).collect();
@@ -126,7 +125,7 @@ async fn gather(addresses: &[String], quiet: bool) -> Gathered {
     let mut done = 0;
     while let Some(node) = asked.join_next().await {
         done += 1;
-        super::progress::tell("gathering", done, addresses.len() as u64, quiet);
+        super::progress::tell("collecting", done, addresses.len() as u64, quiet);
         let Ok((gathered, of_node, lines)) = node else { continue };
         all.files.extend(gathered.files);
         all.missing.extend(gathered.missing);
@@ -141,7 +140,7 @@ async fn gather(addresses: &[String], quiet: bool) -> Gathered {
     all
 }
 
-/// Lines of a node's log with their times.
+/// Lines of a node's log with their times in milliseconds since 1970.
 type Timed = Vec<(u64, String)>;
 
 async fn of_node(cluster: &Cluster, node: &ClusterNode) -> (Gathered, Option<Examined>, Timed) {
@@ -155,7 +154,7 @@ async fn of_node(cluster: &Cluster, node: &ClusterNode) -> (Gathered, Option<Exa
         Ok(session) => match timeout(NODE, ask(&name, node, &session, &mut gathered)).await {
             Ok((examined, lines)) => (gathered, examined, lines),
             Err(_) => {
-                let why = format!("it did not answer within {} s", NODE.as_secs());
+                let why = format!("no answer within {} s", NODE.as_secs());
                 gathered.missing.push((format!("the rest of {name}"), why));
                 (gathered, None, Vec::new())
             }
@@ -184,7 +183,7 @@ async fn ask(
     let log = inspect::whole_log(session, 0, LogLevel::Trace).await;
     let mut timed = Timed::new();
     if let Ok(lines) = &log {
-        let is_told = |line: &&shared::protocol::inspect::LogLine| line.level >= LogLevel::Info;
+        let is_told = |line: &&protocol::inspect::LogLine| line.level >= LogLevel::Info;
         timed.extend(
             lines
                 .lines
@@ -205,7 +204,7 @@ async fn ask(
     (examined, timed)
 }
 
-/// A node's name as a folder: nodes name themselves.
+/// A safe folder name for a node, because nodes choose their names.
 fn folder(name: &str) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() || "-_.".contains(letter) { letter } else { '_' };
     let name: String = name.chars().take(64).map(plain).collect();
@@ -233,7 +232,8 @@ fn contents(now: &str, addresses: &[String], all: &Gathered) -> String {
     text
 }
 
-/// Writes the archive beside its place and gives it its name when it is whole; its size.
+/// Writes the archive to a temporary file in the target folder and renames it when it is complete. Returns its
+/// size.
 fn write(path: &Path, root: &str, files: &[(String, String)]) -> Result<Bytes, Failure> {
     let mut archive = Archive::begin(path)?;
     for (name, text) in files {
@@ -250,14 +250,14 @@ mod tests {
     use crate::client::fake_node::{FakeNode, Script};
 
     #[test]
-    fn a_node_cannot_choose_where_its_files_lie() {
+    fn node_cannot_choose_the_path_of_its_files() {
         assert_eq!(folder("pi1"), "node-pi1");
         assert_eq!(folder("../../etc/passwd"), "node-_.._etc_passwd");
         assert_eq!((folder(".."), folder("[::1]:9999")), ("node-unnamed".into(), "node-___1__9999".into()));
     }
 
     #[tokio::test]
-    async fn a_bundle_has_what_nodes_gave_and_names_those_that_did_not_answer() {
+    async fn bundle_has_all_data_and_lists_unreachable_nodes() {
         let node = FakeNode::start("pi1", Script::default()).await;
         let all = gather(&[node.address.clone(), "127.0.0.1:1".into()], true).await;
         let folder = tempfile::tempdir().expect("a folder");
@@ -287,6 +287,6 @@ mod tests {
         assert!(found["bundle/events.txt"].contains("84.0 C"), "{}", found["bundle/events.txt"]);
         assert!(matches!(&all.missing[..], [(what, _)] if what.contains("127.0.0.1")), "{:?}", all.missing);
         let left = std::fs::read_dir(folder.path()).expect("it can be read").count();
-        assert_eq!(left, 1, "nothing is left beside it");
+        assert_eq!(left, 1, "no temporary file is left");
     }
 }

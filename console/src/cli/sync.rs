@@ -1,16 +1,17 @@
-//! `console sync`: the all-reduces of what runs, rank by rank with the latest first, then layer by layer; who holds the others up, and why.
+//! `console sync`: all-reduce times of the running topology by rank (worst straggler first) and by layer, with the
+//! straggler and its cause.
 use std::collections::BTreeMap;
 
 use clap::Args;
-use serde_json::{Value, json};
-use shared::{
+use common::{
+    fault::Fault,
     ids::{MemberIndex, Rank},
     latency::{Histogram, ratio},
-    protocol::error::Fault,
-    telemetry::{Health, HopSync, LatenessSums, StageTime, SyncKind, SyncRecord, slow_stage},
-    topology::Topology,
     units::{Bytes, Nanoseconds},
 };
+use serde_json::{Value, json};
+use telemetry::{Health, HopSync, LatenessSums, StageTime, SyncKind, SyncRecord, slow_stage};
+use topology::Topology;
 
 use super::{
     Failure,
@@ -40,7 +41,7 @@ pub(super) struct Sync {
     pub(super) look: Look,
 }
 
-/// Runs the command. Each look after the first shows the all-reduces since the one before.
+/// Runs the command. With `--watch`, each later screen covers the all-reduces since the previous one.
 pub(super) async fn run(options: Sync) -> Result<u8, Failure> {
     let mut seen_steps: BTreeMap<String, u64> = BTreeMap::new();
     look_at(&options.nodes.nodes, &options.look, async |cluster| {
@@ -50,19 +51,19 @@ pub(super) async fn run(options: Sync) -> Result<u8, Failure> {
     .await
 }
 
-/// A member of the topology that runs.
+/// A member of the running topology.
 struct Of {
     name: String,
     health: Health,
     records: Vec<SyncRecord>,
-    /// The latest hand-overs that it took over.
+    /// The latest hand-overs that it received.
     hops: Vec<HopSync>,
     shard: Bytes,
-    /// Why it says nothing, or does not serve.
+    /// Why there is no report, or why the member does not serve.
     fault: Option<Fault>,
 }
 
-/// The node that holds the others up in the steps since the look before, with the reason in a sentence.
+/// The straggler in the steps since the previous call, with a sentence on shares and cause.
 ///
 /// # Errors
 /// No topology runs.
@@ -79,7 +80,7 @@ pub(super) async fn straggler(
     }))
 }
 
-/// What each member recorded since it was asked before; one that does not answer has no records.
+/// The records of each member since the previous call. A member that does not answer has none.
 async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<Vec<Of>, Failure> {
     let (topology, _) = running(cluster)?;
     let mut found = Vec::with_capacity(topology.members.len());
@@ -99,7 +100,7 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
         }
         let before = seen.get(&member.name).copied().unwrap_or(0);
         let latest = list.iter().map(|record| record.step).max().unwrap_or(0);
-        // Steps that count anew belong to another run of the engine.
+        // If the step count started again, the records belong to a new run of the engine.
         list.retain(|record| latest < before || record.step > before);
         if latest > 0 {
             seen.insert(member.name.clone(), latest);
@@ -109,7 +110,7 @@ async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<
     Ok(found)
 }
 
-/// The other members' machines, as far as they answered.
+/// The machines of the other members, as far as they answered.
 fn others(members: &[Of], member: usize) -> Vec<&Health> {
     beside(member, members.iter().map(|of| &of.health))
 }
@@ -117,33 +118,34 @@ fn others(members: &[Of], member: usize) -> Vec<&Health> {
 fn running(cluster: &Cluster) -> Result<(&Topology, u64), Failure> {
     let found = cluster.topology();
     if found.is_none() {
-        // Whoever cannot be reached may hold one: that is another answer than none.
+        // An unreachable node may hold a topology, so report the node as unreachable instead of "no topology".
         cluster.usable()?;
     }
     let (topology, reports) = found.ok_or_else(|| Failure::State {
         message: "no topology runs on these nodes".into(),
-        next: "console generate --topology tpN, or console topology assign FILE",
+        next: "start one with console generate --topology tpN or console topology assign FILE",
     })?;
     Ok((topology, reports.first().map_or(0, |report| report.epoch.0)))
 }
 
-/// A rank's all-reduces.
+/// The all-reduces of one rank.
 struct Row {
     member: usize,
     rank: u16,
     stage: u16,
     late: f64,
     last: f64,
-    /// Means of own computing, waiting, wire.
+    /// Means of computing, waiting and wire.
     means: [Nanoseconds; 3],
-    /// Means of the first byte of its parts after the others' enter, and from there to the last byte.
+    /// Means of the arrival of the first byte of the rank's parts after its peers entered, and of the time from
+    /// there to the last byte.
     arrival: [Nanoseconds; 2],
     count: usize,
 }
 
-/// Latencies and counts of the members at one all-reduce.
+/// Latencies and counts by member, for one all-reduce of a layer.
 type Members = BTreeMap<usize, (Histogram, usize)>;
-/// All-reduces of a layer, each with p50, p95 and p99 of wait + wire by member.
+/// All-reduces of all layers, with the latency (wait + wire) by member.
 type Layers = BTreeMap<(u32, SyncKind), Members>;
 
 struct Picture<'a> {
@@ -154,9 +156,10 @@ struct Picture<'a> {
     straggler: Option<Straggler>,
     steps: usize,
     members: &'a [Of],
-    /// Members that hand over and take over, in the order in which a token passes them.
+    /// Sending and receiving member of each hand-over, in the order in which a token passes them.
     boundaries: Vec<(usize, usize, HopSync)>,
-    /// The member that is the slow stage of its pipeline, and how many times as long as the others it computes for its weights.
+    /// The member that is the slow stage of its pipeline, and its computing time relative to the other stages,
+    /// normalised by the weights.
     slow_stage: Option<(usize, f64)>,
 }
 
@@ -191,7 +194,7 @@ impl<'a> Picture<'a> {
             named.extend(found.map(|found| Straggler { member: group.start + found.member, ..found }));
         }
         let straggler = named.into_iter().max_by(|one, two| one.named.late.total_cmp(&two.named.late));
-        // Over all steps another may be later than the one that was the latest in its window.
+        // Over all steps, a rank other than the one named in a window may have the largest share.
         let is_named = |row: &Row| straggler.as_ref().is_some_and(|found| found.member == row.member);
         rows.sort_by(|one, two| {
             is_named(two).cmp(&is_named(one)).then(two.late.total_cmp(&one.late)).then(one.member.cmp(&two.member))
@@ -222,7 +225,7 @@ impl<'a> Picture<'a> {
             sums.iter_mut().zip(row.means).for_each(|(sum, mean)| *sum += mean.0 as f64 * row.count as f64);
             sums
         });
-        // Hops besides; where a stage is one rank its computing is in no all-reduce.
+        // Add the hops. If a stage has one rank, no all-reduce contains its computing.
         let (mut network, mut all) = (sums[1] + sums[2], sums.iter().sum::<f64>());
         for (_, to, sync) in &self.boundaries {
             let hops = sync.hop.0 as f64 * f64::from(sync.timed);
@@ -244,9 +247,9 @@ impl<'a> Picture<'a> {
             self.members.iter().filter_map(|of| Some((of.name.as_str(), of.fault.as_ref()?))).collect();
         lines.extend(faults.iter().map(|(name, fault)| format!("{name}: {}", output::clean(&fault.to_string()))));
         lines.push(sentence.clone().unwrap_or_else(|| match self.steps {
-            0 if self.boundaries.is_empty() => "nothing is computed just now: no all-reduce since the last look".into(),
+            0 if self.boundaries.is_empty() => "idle: no all-reduces since the last sample".into(),
             0 => "no all-reduces; the latest hand-overs:".into(),
-            _ => "nobody holds the others up".into(),
+            _ => "no straggler".into(),
         }));
         lines.push(String::new());
         lines.extend(self.rank_lines());
@@ -310,12 +313,15 @@ impl<'a> Picture<'a> {
         std::iter::once(head).chain(self.rows.iter().map(line)).collect()
     }
 
-    /// The slow stage of a pipeline, or its slow hop, in a sentence.
+    /// A sentence on the slow stage of a pipeline, or else on its slow hop.
     fn pipeline_sentence(&self) -> Option<String> {
         let stage = self.slow_stage.map(|(member, factor)| {
             let cause = cause(&self.members[member].health, &others(self.members, member));
             let name = self.name(member);
-            format!("{name} is the slow stage: it computes {factor:.2} times as long for its weights as the others; {cause}.")
+            format!(
+                "{name} is the slow stage: relative to its weights it computes {factor:.2} times as long as the \
+                 other stages; {cause}."
+            )
         });
         let slowest = || {
             let hops =
@@ -326,13 +332,14 @@ impl<'a> Picture<'a> {
             let (factor, from, to, p50) = slowest()?;
             let (from, to) = (self.name(*from), self.name(*to));
             Some(format!(
-                "the hop from {from} to {to} is slow: {} (p50), {factor:.1} times what its bytes need at 1 Gb/s; look at cable, port and switch.",
+                "the hop from {from} to {to} is slow: {} (p50), {factor:.1} times the transfer time of its bytes at \
+                 1 Gb/s. Check cable, port and switch.",
                 short_time(p50)
             ))
         })
     }
 
-    /// The boundaries between stages and an empty line; nothing without a pipeline.
+    /// The hand-overs between stages and an empty line; nothing without a pipeline.
     fn boundary_lines(&self) -> Vec<String> {
         if self.boundaries.is_empty() {
             return Vec::new();
@@ -356,7 +363,8 @@ impl<'a> Picture<'a> {
                 sync.count
             )
         };
-        let words = "before: waiting for the stage that hands over; behind: giving the system what goes to the next; own: computing between";
+        let words = "before: waiting for the previous stage; behind: passing the data for the next stage to the \
+                     operating system; own: computing in between";
         std::iter::once(head).chain(self.boundaries.iter().map(line)).chain([words.to_owned(), String::new()]).collect()
     }
 
@@ -405,7 +413,8 @@ impl<'a> Picture<'a> {
     }
 }
 
-/// Of pipelines whose stages are one rank each: in all-reduces ranks are compared already.
+/// The slow stage of pipelines whose stages have one rank each. Where stages have several ranks, all-reduces
+/// already compare them.
 fn slow(topology: &Topology, members: &[Of]) -> Option<(usize, f64)> {
     let found = (0..topology.layout.replicas).filter(|replica| topology.layout.ranks_of(*replica) == 1);
     let of_replica = |replica: u16| {
@@ -454,7 +463,8 @@ fn means(list: &[SyncRecord]) -> [Nanoseconds; 3] {
     sums.map(|sum| Nanoseconds(sum / (list.len() as u64).max(1)))
 }
 
-/// Means of what the ranks of a stage heard of one of them: its first byte after their enter, and from there to its last.
+/// Means over the records of a rank's peers: arrival of its first byte after they entered, and time from there to
+/// its last byte.
 fn arrival(lists: &[Vec<SyncRecord>], of: Rank) -> [Nanoseconds; 2] {
     let heard = lists.iter().flatten().flat_map(|record| &record.arrivals).filter(|arrival| arrival.rank == of);
     let (count, first, way) = heard.fold((0_u64, 0_u64, 0_u64), |(count, first, way), arrival| {

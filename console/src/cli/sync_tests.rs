@@ -1,5 +1,5 @@
-//! How `console sync` reports members that do not serve.
-use shared::protocol::error::{FaultKind, Loss};
+//! Tests of how `console sync` reports members that do not serve.
+use common::fault::{FaultKind, Loss};
 
 use super::*;
 
@@ -33,5 +33,5 @@ fn broken_cluster_is_reported_and_sets_exit_code() {
     let members = [member("pi1", None), member("pi4", None)];
     let quiet = picture(&members).seen(&[]);
     assert_eq!((quiet.code, &quiet.object["faults"]), (0, &json!([])));
-    assert!(quiet.lines.iter().any(|line| line.starts_with("nothing is computed just now")), "{:?}", quiet.lines);
+    assert!(quiet.lines.iter().any(|line| line.starts_with("idle")), "{:?}", quiet.lines);
 }

@@ -1,20 +1,20 @@
-//! Command lines, exit codes and JSON, against nodes that do what their script says.
+//! Command lines, exit codes and JSON, tested against scripted nodes.
 use std::sync::Arc;
 
+use ::collectives::{Algorithm, Choice, Table, TableRow};
+use ::topology::{Layout, Member, Topology};
 use clap::CommandFactory;
-use serde_json::Value;
-use shared::{
+use common::{
+    chat::FinishReason,
+    fault::{Fault, FaultKind, Loss},
     ids::{Epoch, MemberIndex, ModelIdentity},
     latency::RequestTimes,
-    protocol::{
-        error::{Fault, FaultKind, Loss},
-        message::{FinishReason, TokenLogprob},
-    },
+    precision::{Exchange, KvFormat},
     sampling::SamplingParameters,
-    schedule::{Algorithm, Choice, Table, TableRow},
-    topology::{Exchange, KvFormat, Layout, Member, Topology},
     units::Nanoseconds,
 };
+use protocol::message::TokenLogprob;
+use serde_json::Value;
 use tokio::sync::mpsc::channel;
 
 use super::{
@@ -29,17 +29,17 @@ use crate::client::{
 };
 
 #[test]
-fn the_command_line_is_consistent() {
+fn command_line_definition_is_consistent() {
     Arguments::command().debug_assert();
 }
 
 #[test]
-fn what_cannot_be_is_a_usage_error_with_a_message_for_people_and_programs() {
+fn invalid_values_are_usage_errors_with_a_message() {
     for (line, part) in [
         ("console generate --nodes a --topology 4tp --prompt x --model m", "tp4"),
         ("console generate --nodes , --prompt x --model m", "ADDRESS"),
-        ("console generate --nodes a --prompt x --model m --temperature nan", "from 0 to 100"),
-        ("console generate --nodes a --prompt x --model m --top-p 2", "from 0 to 1"),
+        ("console generate --nodes a --prompt x --model m --temperature nan", "expected 0 to 100"),
+        ("console generate --nodes a --prompt x --model m --top-p 2", "expected 0 to 1"),
         ("console generate --nodes a --prompt x --model m --max-tokens 0", "max-tokens"),
         ("console generate --nodes a --prompt x --model m --logprobs 21", "logprobs"),
         ("console generate --nodes a --prompt x --model m --kv f8", "q8_0 or f32"),
@@ -62,7 +62,7 @@ fn what_cannot_be_is_a_usage_error_with_a_message_for_people_and_programs() {
         ("console plan --goal cheap", "throughput"),
         ("console plan --count 0", "count"),
         ("console plan --quant q3", "q4_k_m"),
-        ("console generate --prompt x --url https://a", "https is not spoken"),
+        ("console generate --prompt x --url https://a", "https is not supported"),
         ("console chat --url a:0", "from 1 to 65535"),
         ("console proxy", "--to"),
         ("console proxy --to a/b", "HOST"),
@@ -80,7 +80,7 @@ fn what_cannot_be_is_a_usage_error_with_a_message_for_people_and_programs() {
     }
 }
 
-/// Runs a command line to its end; the exit code and the failure's object.
+/// Runs a command line. Returns the exit code and the error object.
 async fn execute_line(line: &str) -> (u8, Value) {
     let mut arguments = reach::parse(line.split(' ').map(OsString::from)).expect("the line is right");
     if let Err(failure) = reach::resolve(&mut arguments) {
@@ -94,7 +94,7 @@ async fn execute_line(line: &str) -> (u8, Value) {
 
 async fn generate_on(script: Script) -> (u8, Value) {
     let nodes = [FakeNode::start("pi1", Script::default()).await, FakeNode::start("pi2", script.clone()).await];
-    // The head is the one that generates.
+    // The second node is the head, which generates.
     let order = format!("{},{}", nodes[1].address, nodes[0].address);
     execute_line(&format!("console generate --json --seed 1 --nodes {order} --model m --prompt x")).await
 }
@@ -113,7 +113,7 @@ async fn generate_exits_with_0_1_3_4_or_5_and_names_the_node() {
 
     let closes = Script { generation: Generation::Closes, ..Script::default() };
     let (code, error) = generate_on(closes).await;
-    // The node closes the resumed request as well.
+    // The node ends the resumed request as well.
     assert_eq!((code, &error["code"], &error["node"]), (1, &"request_ends_heads".into(), &"pi2".into()));
     let refuses = Script { prepare: Some(FaultKind::Draining), ..Script::default() };
     let (code, error) = generate_on(refuses).await;
@@ -125,34 +125,34 @@ async fn generate_exits_with_0_1_3_4_or_5_and_names_the_node() {
 }
 
 #[tokio::test]
-async fn status_exits_with_3_if_a_node_is_away() {
+async fn status_exits_with_3_if_a_node_is_unreachable() {
     let node = FakeNode::start("pi1", Script::default()).await;
     assert_eq!(execute_line(&format!("console status --json --nodes {}", node.address)).await.0, 0);
     assert_eq!(execute_line(&format!("console status --nodes {},127.0.0.1:1", node.address)).await.0, 3);
 }
 
 #[tokio::test]
-async fn the_dashboard_without_a_terminal_is_a_usage_error() {
-    // The test runner may have one.
+async fn dashboard_without_a_terminal_is_a_usage_error() {
+    // The test runner may have a terminal.
     if !dashboard::has_terminal() {
         assert_eq!(execute_line("console --nodes 127.0.0.1:1").await.0, 2);
     }
 }
 
 #[tokio::test]
-async fn a_signal_cancels_on_the_head_and_keeps_what_came_and_a_second_one_does_not_wait() {
+async fn signal_cancels_and_keeps_text_second_signal_does_not_wait() {
     let script = Script { generation: Generation::UntilCancelled, ..Script::default() };
     let node = FakeNode::start("pi1", script).await;
     let nodes = [Arc::new(session::open(&node.address).await.expect("it answers"))];
     let sampling = SamplingParameters::default();
-    let request = shared::protocol::message::Generate::new("x", 9, sampling, Vec::new());
+    let request = protocol::message::Generate::new("x", 9, sampling, Vec::new());
 
     let (signal, codes) = channel(4);
     let mut interrupts = Interrupts::from(codes);
     let running = complete(&nodes, request.clone(), false, &mut interrupts);
     let interrupting = async {
         node.await_asked("generate").await;
-        signal.send(130).await.expect("somebody listens");
+        signal.send(130).await.expect("the receiver is open");
     };
     let (completion, ()) = tokio::join!(running, interrupting);
     let completion = completion.expect("the head ends it");
@@ -162,17 +162,17 @@ async fn a_signal_cancels_on_the_head_and_keeps_what_came_and_a_second_one_does_
     let mute = FakeNode::start("pi2", Script { is_mute: true, ..Script::default() }).await;
     let session = session::open(&mute.address).await.expect("it answers");
     for _ in 0..2 {
-        signal.send(130).await.expect("somebody listens");
+        signal.send(130).await.expect("the receiver is open");
     }
     let ended = complete(&[Arc::new(session)], request, false, &mut interrupts).await;
     assert!(matches!(ended, Err(Failure::Interrupted { code: 130 })), "{ended:?}");
 }
 
 #[tokio::test]
-async fn a_signal_during_an_assignment_ends_the_command() {
+async fn signal_during_an_assignment_ends_the_command() {
     let (signal, codes) = channel(4);
     let mut interrupts = Interrupts::from(codes);
-    signal.send(143).await.expect("somebody listens");
+    signal.send(143).await.expect("the receiver is open");
     let never = std::future::pending::<Result<(), Failure>>();
     assert_eq!(interrupts.end(never).await.map_err(|failure| failure.code()), Err(143));
     let done = std::future::ready(Ok::<_, Failure>(7));
@@ -205,7 +205,7 @@ fn assigned() -> Assigned {
 }
 
 #[test]
-fn the_object_of_a_generation_has_exactly_the_fields_of_the_contract() {
+fn generation_object_has_exactly_the_documented_fields() {
     let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5 }];
     let completion = Completion {
         text: "O Romeo".into(),
@@ -287,7 +287,7 @@ fn trace_has_no_flush_before_a_byte_is_sent() {
 }
 
 #[test]
-fn the_profile_shows_each_rank_against_the_formula() {
+fn profile_compares_each_rank_with_the_formula() {
     let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256, &[]);
     let rows: Vec<&String> = lines.iter().filter(|line| line.starts_with("decode   p")).collect();
     assert_eq!(rows.len(), 2);
@@ -302,7 +302,7 @@ fn the_profile_shows_each_rank_against_the_formula() {
     // Both ranks wait 8 of 20 ms while 20 ms pass between three tokens.
     assert!(summed[2].starts_with("decode ") && summed[2].ends_with("40.0%"), "{summed:?}");
     assert!(summed[3].starts_with("decode, a token") && summed[3].contains("10.00 ms"), "{summed:?}");
-    // By what the ranks say they use: two messages of half the values each.
+    // The tables of the ranks name another algorithm: two messages of half the values each.
     let row = TableRow { tokens: 1, algorithm: Algorithm::ReduceScatter, timed: Vec::new() };
     let tables = vec![Some(Table { rows: vec![row] }); 2];
     let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256, &tables);
@@ -311,7 +311,7 @@ fn the_profile_shows_each_rank_against_the_formula() {
 }
 
 #[tokio::test]
-async fn simulate_and_plan_need_no_node_and_name_what_cannot_be() {
+async fn simulate_and_plan_need_no_node_and_report_bad_values() {
     assert_eq!(execute_line("console simulate --model qwen3-0.6b --nodes 1,2 --prompt 64 --json").await.0, 0);
     assert_eq!(execute_line("console simulate --model qwen3-0.6b --topology pp2-tp2 --watch 64").await.0, 0);
     assert_eq!(execute_line("console plan --model qwen3-0.6b --count 3 --prompt 64 --all").await.0, 0);
@@ -333,11 +333,11 @@ async fn simulate_and_plan_need_no_node_and_name_what_cannot_be() {
         assert!(code == 2 && message.contains(part), "{line}: {code} {message}");
     }
     let (code, error) = execute_line("console plan --model llama-3.3-70b --count 2 --memory 4G").await;
-    assert!(code == 8 && error["message"].as_str().is_some_and(|text| text.contains("nothing fits")), "{error}");
+    assert!(code == 8 && error["message"].as_str().is_some_and(|text| text.contains("no layout fits")), "{error}");
 }
 
 #[tokio::test]
-async fn plan_measures_the_nodes_that_it_is_given() {
+async fn plan_measures_the_given_nodes() {
     let nodes = [FakeNode::start("pi1", Script::default()).await, FakeNode::start("pi2", Script::default()).await];
     // This node only measures matrix products.
     let (code, error) = execute_line(&format!("console plan {} --model qwen3-0.6b", nodes[0].address)).await;
@@ -348,7 +348,7 @@ async fn plan_measures_the_nodes_that_it_is_given() {
 }
 
 #[tokio::test]
-async fn generate_and_chat_over_http_exit_with_0_3_4_or_5_and_name_the_server() {
+async fn http_commands_exit_with_0_3_4_or_5_and_name_the_server() {
     use crate::http::fake::{FakeServer, Step, answer, completion};
     let server = FakeServer::start(|_, request| match request.line.split(' ').nth(1) {
         Some("/v1/models") => vec![Step::Bytes(answer(200, "", "{\"data\":[{\"id\":\"bard\"}]}"))],

@@ -1,11 +1,12 @@
-//! `console tokenize`: the tokens of a text, by the vocabulary of a GGUF file on this machine.
+//! `console tokenize`: the tokens of a text, by the vocabulary of a local GGUF file.
 use anyhow::Context;
+use gguf::GgufFile;
 use serde_json::json;
-use shared::{gguf::GgufFile, tokenizer::Tokenizer};
+use tokenizer::Tokenizer;
 
 use super::{Failure, options, output};
 
-/// Prints ids, and each with its text where nobody asked for JSON.
+/// Prints the token ids; without `--json`, each with its text.
 pub(super) fn run(options: &options::Tokenize) -> Result<u8, Failure> {
     let file = GgufFile::open(&options.model).map_err(anyhow::Error::from)?;
     let tokenizer = Tokenizer::from_metadata(file.metadata())

@@ -1,32 +1,35 @@
-//! `console topology`: the running topology as a file, a file against the nodes, a file assigned.
+//! `console topology`: prints the running topology as a file, checks a file against the nodes, or assigns a file.
+use std::path::PathBuf;
 use std::{io::Read, path::Path, sync::Arc};
 
 use anyhow::Context;
 use clap::Args;
-use serde_json::{Value, json};
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::MemberIndex,
-    protocol::{
-        error::{Fault, FaultKind},
-        message::ModelCard,
-    },
-    topology::{
-        Topology, cut_stages,
-        memory::{Holding, PANEL_ROWS},
-        working::{RankMemory, Seat},
-    },
     units::Bytes,
 };
+use planner::{
+    holding::{Holding, PANEL_ROWS},
+    working::{RankMemory, Seat},
+};
+use protocol::message::ModelCard;
+use serde_json::{Value, json};
+use topology::{Topology, cut_stages};
 
 use super::{
     Failure,
     confirm::Consent,
-    generate::{assign_and_tell, open},
     interrupts::Interrupts,
     layout::warn_past_knee,
     look::{Look, Seen, look_at},
     obtain::Reached,
-    options, output,
+    output,
+    sessions::{assign_and_tell, open},
+};
+use crate::cli::{
+    need::{Need, Reach},
+    options::Nodes,
 };
 use crate::{
     client::{
@@ -38,23 +41,25 @@ use crate::{
     wanted::Wanted,
 };
 
-/// A topology file that is assigned.
+/// Options of `console topology assign`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct AssignFile {
     #[command(flatten)]
-    pub(super) file: options::TopologyFile,
+    pub(super) file: crate::cli::topology::TopologyFileOptions,
     #[command(flatten)]
     pub(super) consent: Consent,
 }
 
 /// Runs the command.
-pub(super) async fn run(options: options::Topology) -> Result<u8, Failure> {
+pub(super) async fn run(options: crate::cli::topology::TopologyCommand) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
     match options {
-        options::Topology::Show { nodes, look } => show(&nodes.nodes, &look).await,
-        options::Topology::Check(file) => interrupts.end(check(&file)).await,
-        options::Topology::Assign(file) => interrupts.end(assign(&file)).await,
-        options::Topology::TakeOver(options) => interrupts.end(super::node::run_take_over(&options)).await,
+        crate::cli::topology::TopologyCommand::Show { nodes, look } => show(&nodes.nodes, &look).await,
+        crate::cli::topology::TopologyCommand::Check(file) => interrupts.end(check(&file)).await,
+        crate::cli::topology::TopologyCommand::Assign(file) => interrupts.end(assign(&file)).await,
+        crate::cli::topology::TopologyCommand::TakeOver(options) => {
+            interrupts.end(super::node::run_take_over(&options)).await
+        }
     }
 }
 
@@ -64,12 +69,12 @@ async fn show(nodes: &[String], options: &Look) -> Result<u8, Failure> {
 
 fn see(cluster: &Cluster) -> Result<Seen, Failure> {
     let Some((topology, reports)) = cluster.topology() else {
-        // Whoever cannot be reached may hold one: that is another answer than none.
+        // An unreachable node may hold a topology, so report the node as unreachable instead of "no topology".
         cluster.usable()?;
         let message = "no topology runs on these nodes".to_owned();
         return Err(Failure::State {
             message,
-            next: "console topology assign FILE, or console generate --topology tpN",
+            next: "start one with console topology assign FILE or console generate --topology tpN",
         });
     };
     let file = TopologyFile::of(topology);
@@ -87,17 +92,17 @@ fn read(path: &Path) -> Result<(Vec<String>, Wanted), Failure> {
     let read = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text);
     read.with_context(|| format!("cannot read {}", path.display()))?;
     let parsed = if text.len() as u64 > FILE_BYTES_MAX {
-        Err(FileError::Value(format!("it is longer than {FILE_BYTES_MAX} bytes")))
+        Err(FileError::Value(format!("the file is longer than {FILE_BYTES_MAX} bytes")))
     } else {
         TopologyFile::parse(&text).and_then(|file| file.wanted())
     };
     parsed.map_err(|error| Failure::Usage {
         message: format!("{}: {error}", path.display()),
-        next: "console topology show prints a file that works",
+        next: "run console topology show for an example of a valid file",
     })
 }
 
-async fn check(options: &options::TopologyFile) -> Result<u8, Failure> {
+async fn check(options: &crate::cli::topology::TopologyFileOptions) -> Result<u8, Failure> {
     let (nodes, wanted) = read(&options.file)?;
     let sessions = open(&nodes).await?;
     let (topology, card) = propose(&sessions, &wanted).await?;
@@ -114,7 +119,11 @@ async fn check(options: &options::TopologyFile) -> Result<u8, Failure> {
             .to_string(),
         );
     } else {
-        output::line(&format!("{} of {}: nothing is loaded", topology.layout, output::clean(&topology.model)));
+        output::line(&format!(
+            "{} of {} (dry run, nothing is loaded)",
+            topology.layout,
+            output::clean(&topology.model)
+        ));
         output::line(&format!(
             "{:<12} {:>7} {:>5} {:>9} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
             "node", "replica", "stage", "layers", "share", "weights", "KV", "state", "working", "total", "free"
@@ -128,7 +137,7 @@ async fn check(options: &options::TopologyFile) -> Result<u8, Failure> {
     })
 }
 
-/// What a member would hold.
+/// The shard of one member.
 #[derive(Clone, Debug)]
 struct Row {
     node: String,
@@ -136,9 +145,9 @@ struct Row {
     stage: u16,
     layers: std::ops::Range<u32>,
     share: f64,
-    /// What it would take.
+    /// Predicted memory use.
     memory: RankMemory,
-    /// What the machine has for the next shard; 0 if unknown.
+    /// Memory available for the shard; 0 if unknown.
     free: Bytes,
 }
 
@@ -150,7 +159,7 @@ impl Row {
         let weights = &stages[usize::from(place.stage)].1;
         let share = f64::from(member.weight) / weights.iter().map(|weight| f64::from(*weight)).sum::<f64>();
         let plans = cut_stages(&card.sizes.shape, &stages).map_err(anyhow::Error::from)?;
-        let plan = plans.get(place.rank.index()).context("a member without a part of the model")?;
+        let plan = plans.get(place.rank.index()).context("a member has no part of the model")?;
         let holding = Holding { sizes: &card.sizes, plan };
         let kv = (topology.kv, topology.kv_block_count());
         let report = report(session).await?;
@@ -191,7 +200,7 @@ impl Row {
     }
 }
 
-/// The parts of a rank's memory in bytes.
+/// A rank's memory by use, in bytes.
 pub(super) fn memory_object(memory: &RankMemory) -> Value {
     json!({"weights": memory.weights.0, "kv": memory.kv.0, "state": memory.state.0, "working": memory.working.0,
         "total": memory.total().0})
@@ -205,7 +214,7 @@ async fn assign(options: &AssignFile) -> Result<u8, Failure> {
     let sessions = reached.usable(nodes.len())?;
     let names: Vec<String> = sessions.iter().map(|session| output::clean(&session.identity.name)).collect();
     let (what, count) = (format!("{} with {}", wanted.layout, output::clean(&wanted.model)), names.len());
-    // Warn before asking for confirmation.
+    // The warning must precede the confirmation.
     warn_past_knee(sessions, &wanted).await;
     let losses = reached.losses(None);
     let question = match &losses {
@@ -224,8 +233,60 @@ async fn assign(options: &AssignFile) -> Result<u8, Failure> {
     if options.json {
         output::line(&json!({"topology": layout, "epoch": epoch, "reused": assigned.reused}).to_string());
     } else {
-        let how = if assigned.reused { "runs already" } else { "runs" };
-        output::line(&format!("{layout} {how} with epoch {epoch}"));
+        let how = if assigned.reused { "is already running" } else { "is running" };
+        output::line(&format!("{layout} {how}, epoch {epoch}"));
     }
     Ok(0)
+}
+
+/// Subcommands of `console topology`.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum TopologyCommand {
+    /// Print the running topology as a file that `assign` takes
+    Show {
+        /// The nodes to ask.
+        #[command(flatten)]
+        nodes: Nodes,
+        /// Output format and repetition.
+        #[command(flatten)]
+        look: Look,
+    },
+    /// Show the shard of each node of a topology file, without loading anything
+    Check(TopologyFileOptions),
+    /// Assign a topology file
+    Assign(super::topology::AssignFile),
+    /// Let the reachable members continue without the lost ones, even if they are no majority
+    TakeOver(super::node::TakeOver),
+}
+
+/// The arguments of a command that reads a topology file.
+#[derive(Clone, Debug, Args)]
+pub(super) struct TopologyFileOptions {
+    /// Topology file (TOML): the model, and for each stage a [[stage]] with nodes, weights and layers
+    #[arg(value_name = "FILE")]
+    pub(super) file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+impl TopologyCommand {
+    /// The nodes that the command contacts.
+    pub(super) fn reach(&mut self) -> Reach<'_> {
+        match self {
+            Self::Show { nodes, .. } => Reach::Nodes(&mut nodes.nodes, Need::Looks),
+            Self::Check(_) | Self::Assign(_) => Reach::Otherwise("speaks to the nodes that its file names"),
+            Self::TakeOver(options) => Reach::Nodes(&mut options.nodes.nodes, Need::Acts),
+        }
+    }
+
+    /// Whether to print JSON.
+    pub(super) fn json(&self) -> bool {
+        match self {
+            Self::Show { look, .. } => look.json,
+            Self::Check(file) => file.json,
+            Self::Assign(assign) => assign.file.json,
+            Self::TakeOver(options) => options.json,
+        }
+    }
 }

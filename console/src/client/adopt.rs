@@ -1,10 +1,12 @@
-//! Gives a node the cluster's key, by the code that it shows.
+//! Adopts a node: gives it the cluster key, using the pairing code that the node displays.
 use std::time::Duration;
 
-use shared::protocol::{
-    WIRE_LOWEST,
+use common::{
+    fault::{Fault, FaultKind},
+    version::WIRE_LOWEST,
+};
+use protocol::{
     connection::{self, dial_pairing, read_short, write_short},
-    error::{Fault, FaultKind},
     noise::{
         Initiator,
         pake::{Code, Pake},
@@ -16,13 +18,13 @@ use tokio::time::timeout;
 
 use super::session::own_name;
 
-/// The whole conversation must be done within this.
+/// Time limit for the whole exchange.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Adopts the node at `address`.
 ///
 /// # Errors
-/// It is away, has a key, shows no code or another one, or cannot keep the key.
+/// The node is unreachable, already has a key, displays no code or a different one, or cannot store the key.
 pub async fn adopt(address: &str, code: &Code, secret: &[u8; 32]) -> Result<Adopted, Fault> {
     let (mut stream, prologue) = dial_pairing(address).await?;
     let named = |kind| Fault::new(address, kind);
@@ -30,7 +32,7 @@ pub async fn adopt(address: &str, code: &Code, secret: &[u8; 32]) -> Result<Adop
         let (pake, element) = Pake::dialler(code);
         write_short(&mut stream, &element).await.map_err(named)?;
         let theirs = read_short(&mut stream).await.map_err(named)??;
-        let no_element = || named(FaultKind::Malformed { reason: "no element of a code".into() });
+        let no_element = || named(FaultKind::Malformed { reason: "the message has no valid pairing element".into() });
         let psk = pake.finish(&theirs).ok_or_else(no_element)?;
         let (initiator, message) = Initiator::begin(&psk, &prologue, &[]).map_err(named)?;
         write_short(&mut stream, &message).await.map_err(named)?;
@@ -41,7 +43,7 @@ pub async fn adopt(address: &str, code: &Code, secret: &[u8; 32]) -> Result<Adop
         connection::read::<Result<Adopted, Fault>>(&mut stream, &mut seals.input, WIRE_LOWEST).await.map_err(named)?
     };
     timeout(PATIENCE, talk).await.unwrap_or_else(|_| {
-        let (what, seconds) = ("adopting".into(), PATIENCE.as_secs() as u32);
+        let (what, seconds) = ("adoption".into(), PATIENCE.as_secs() as u32);
         Err(named(FaultKind::Timeout { what, seconds }))
     })
 }

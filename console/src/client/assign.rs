@@ -1,19 +1,19 @@
-//! Assigns a topology in two phases: read, prepare on all, commit on all; abort where one says no.
+//! Assigns a topology in two phases: prepare on all nodes, then commit on all nodes. If a node refuses, the
+//! assignment is aborted.
 use std::{sync::Arc, time::Duration};
 
-use shared::{
-    gguf::shape::BLOCK_COUNT_MAX,
+use common::{
+    fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, TopologyHash},
-    protocol::{
-        error::{Fault, FaultKind},
-        handshake::Identity,
-        message::{ModelCard, Prepare, Previous, RequestBody, ResponseBody},
-    },
-    telemetry::{NodeReport, NodeState, SyncRecord},
-    topology::{Member, SpecError, Topology, sizes::ModelSizes},
 };
+use protocol::{
+    handshake::Identity,
+    message::{ModelCard, Prepare, Previous, RequestBody, ResponseBody},
+};
+use telemetry::{NodeReport, NodeState, SyncRecord};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use topology::{Member, SpecError, Topology, sizes::ModelSizes};
 
 use super::{
     content,
@@ -22,37 +22,36 @@ use super::{
     session::Session,
     shares::{Share, shares},
 };
+use crate::client::identify::{REPORT, error_node, identify, unexpected};
 use crate::wanted::Wanted;
 
-/// A report must come within this.
-const REPORT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 });
-/// A load must move on within this.
+/// Longest time without progress of a load.
 const PREPARE: Duration = Duration::from_secs(120);
-/// Links must be open within this.
+/// Time limit for opening the links.
 const COMMIT: Duration = Duration::from_secs(30);
-/// A node must have forgotten an assignment within this.
+/// Time limit for a node to drop an assignment.
 const ABORT: Duration = Duration::from_secs(2);
-/// The context that is asked for where nothing is said.
+/// Default context length in tokens, if the model's limit is not lower.
 const CONTEXT_DEFAULT: u32 = 4096;
-/// Sequences at the same time where nothing is said. All share the memory of the context: a slot more takes 32 positions of it, and
-/// requests beyond the slots wait although there is memory for them.
+/// Default number of concurrent sequences. All share the memory of the context: each additional slot takes 32
+/// positions of it, and requests beyond the slots wait even if there is memory for them.
 pub const SLOTS_DEFAULT: u16 = 16;
 
-/// A topology that runs.
+/// A running topology.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assigned {
     /// Its epoch.
     pub epoch: Epoch,
-    /// What runs.
+    /// The running topology.
     pub topology: Topology,
-    /// It ran already.
+    /// Whether it was already running.
     pub reused: bool,
 }
 
-/// The topology that an assignment would make of what is wanted, and the model that it is for. Nothing is loaded.
+/// The topology that an assignment would create, and the card of its model. Nothing is loaded.
 ///
 /// # Errors
-/// A node does not answer, has no such model, or the topology cannot be.
+/// A node does not answer or lacks the model, or the topology is impossible.
 pub async fn propose(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<(Topology, ModelCard), Fault> {
     let card = identify(&sessions[0], &wanted.model).await?;
     let machines = sessions.iter().map(|session| (&session.identity, session.address.as_str()));
@@ -64,10 +63,11 @@ pub async fn propose(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<(Topo
     Ok((topology, card))
 }
 
-/// Makes the wanted topology run on the nodes of the sessions (in the order replica, stage, rank), or finds it running.
+/// Assigns the wanted topology to the nodes of the sessions (in the order replica, stage, rank), unless it already
+/// runs on them.
 ///
 /// # Errors
-/// The first fault of any node; what was prepared is aborted.
+/// The first fault of any node; prepared shards are dropped.
 pub async fn assign(
     sessions: &[Arc<Session>],
     wanted: &Wanted,
@@ -76,10 +76,10 @@ pub async fn assign(
     assign_until(sessions, wanted, &CancellationToken::new(), tell).await
 }
 
-/// As [`assign`]; ended by `stop` as long as nodes only load, and then as if nothing had been prepared.
+/// Like [`assign`]. While nodes are loading, `stop` aborts the assignment and drops all prepared shards.
 ///
 /// # Errors
-/// As [`assign`], and [`FaultKind::AssignmentAborted`].
+/// Those of [`assign`], and [`FaultKind::AssignmentAborted`].
 pub async fn assign_until(
     sessions: &[Arc<Session>],
     wanted: &Wanted,
@@ -89,25 +89,26 @@ pub async fn assign_until(
     let reports = reports(sessions).await?;
     let (topology, card) = propose(sessions, wanted).await?;
     if let Some((epoch, topology)) = running(&reports, &topology) {
-        tracing::info!(%epoch, "topology {} runs already", topology.layout);
+        tracing::info!(%epoch, "topology {} is already running", topology.layout);
         return Ok(Assigned { epoch, topology, reused: true });
     }
     make(sessions, &reports, Next { topology, desired: None, sizes: &card.sizes }, stop, tell).await
 }
 
-/// What follows the running topology.
+/// The topology to assign next.
 pub(super) struct Next<'a> {
     pub(super) topology: Topology,
-    /// The operator's topology where this one only approximates it.
+    /// The operator's topology, if this one only approximates it.
     pub(super) desired: Option<Box<Topology>>,
-    /// Of its model.
+    /// The sizes of its model.
     pub(super) sizes: &'a ModelSizes,
 }
 
-/// Assigns a topology to the sessions, which are its members in order. Replicas that already run unchanged keep running.
+/// Assigns a topology to the sessions, which are its members in order. Replicas that already run unchanged keep
+/// running.
 ///
 /// # Errors
-/// As [`assign_until`].
+/// See [`assign_until`].
 pub(super) async fn assign_as(
     sessions: &[Arc<Session>],
     next: Next<'_>,
@@ -152,24 +153,14 @@ async fn make(
         abort(sessions, epoch, hash).await;
         return Err(fault);
     }
-    tracing::info!(%epoch, "topology {} runs", topology.layout);
+    tracing::info!(%epoch, "topology {} is running", topology.layout);
     Ok(Assigned { epoch, topology, reused: false })
-}
-
-fn error_node(session: &Session) -> String {
-    session.identity.name.clone()
-}
-
-pub(super) fn unexpected(session: &Session, body: &ResponseBody) -> Fault {
-    let name = format!("{body:?}");
-    let reason = format!("unexpected answer {}", name.chars().take(40).collect::<String>());
-    Fault::new(error_node(session), FaultKind::Malformed { reason })
 }
 
 /// One report of a node.
 ///
 /// # Errors
-/// It does not answer.
+/// The node does not answer.
 pub async fn report(session: &Session) -> Result<NodeReport, Fault> {
     let mut reply = session.ask(RequestBody::Report).await?;
     match reply.next("a report", REPORT).await? {
@@ -178,22 +169,22 @@ pub async fn report(session: &Session) -> Result<NodeReport, Fault> {
     }
 }
 
-/// The latest all-reduces of a rank, oldest first; none of a node that holds no shard.
+/// The latest all-reduces of a rank, oldest first; empty if the node holds no shard.
 ///
 /// # Errors
-/// It does not answer.
+/// The node does not answer.
 pub async fn records(session: &Session) -> Result<Vec<SyncRecord>, Fault> {
     let mut reply = session.ask(RequestBody::Records).await?;
-    match reply.next("its all-reduces", REPORT).await? {
+    match reply.next("reading the all-reduces", REPORT).await? {
         ResponseBody::Records(records) => Ok(records),
         other => Err(unexpected(session, &other)),
     }
 }
 
-/// What all nodes say of themselves, in the order of the sessions.
+/// The reports of all nodes, in the order of the sessions.
 ///
 /// # Errors
-/// The first node that does not answer.
+/// The first fault of a node that does not answer.
 pub async fn reports(sessions: &[Arc<Session>]) -> Result<Vec<NodeReport>, Fault> {
     let mut reports = Vec::with_capacity(sessions.len());
     for session in sessions {
@@ -202,27 +193,10 @@ pub async fn reports(sessions: &[Arc<Session>]) -> Result<Vec<NodeReport>, Fault
     Ok(reports)
 }
 
-/// What a node says of a model.
+/// Like [`identify`], from the first session that answers: not every node needs to have the model.
 ///
 /// # Errors
-/// It has none of that name, or says what makes no sense.
-pub async fn identify(session: &Session, model: &str) -> Result<ModelCard, Fault> {
-    let mut reply = session.ask(RequestBody::Identify { model: model.into() }).await?;
-    match reply.next("reading the model's header", REPORT).await? {
-        ResponseBody::Model(card) if is_sound(&card) => Ok(card),
-        ResponseBody::Model(card) => {
-            let (layers, sizes) = (card.block_count, card.layer_bytes.len());
-            let reason = format!("unsound sizes of {model}: {layers} layers, bytes of {sizes}");
-            Err(Fault::new(error_node(session), FaultKind::Malformed { reason }))
-        }
-        other => Err(unexpected(session, &other)),
-    }
-}
-
-/// As [`identify`], from the first of the sessions that answers: not every node needs to have the model.
-///
-/// # Errors
-/// The first fault if none does, or there is no session.
+/// The first fault if no node answers, or there is no session.
 pub async fn identify_on_any(sessions: impl Iterator<Item = &Session>, model: &str) -> Result<ModelCard, Fault> {
     let mut first = None;
     for session in sessions {
@@ -231,19 +205,12 @@ pub async fn identify_on_any(sessions: impl Iterator<Item = &Session>, model: &s
             Err(fault) => drop(first.get_or_insert(fault)),
         }
     }
-    let reason = format!("no node is left to read {model}");
+    let reason = format!("there is no node to read {model}");
     Err(first.unwrap_or_else(|| Fault::new("console", FaultKind::TopologyInvalid { reason })))
 }
 
-/// Whether the layers can be split: their number comes from outside, and splitting takes time by its square. Planning indexes `sizes` by
-/// layer.
-fn is_sound(card: &ModelCard) -> bool {
-    let count = card.layer_bytes.len() as u64;
-    let is_split = (1..=BLOCK_COUNT_MAX).contains(&count) && count == u64::from(card.block_count);
-    is_split && card.sizes.is_sound() && count == card.sizes.layers.len() as u64
-}
-
-/// The wanted topology and its epoch, if exactly this runs on all nodes. Its content is what they agreed on when it was assigned.
+/// The wanted topology and its epoch, if exactly this topology runs on all nodes. The content is the one they
+/// agreed on at assignment.
 fn running(reports: &[NodeReport], wanted: &Topology) -> Option<(Epoch, Topology)> {
     let first = reports.first()?;
     let (held, ..) = first.topology.as_ref()?;
@@ -258,7 +225,7 @@ fn running(reports: &[NodeReport], wanted: &Topology) -> Option<(Epoch, Topology
     runs_everywhere.then_some((epoch, wanted))
 }
 
-/// The topology for nodes (who they are, and where they were dialled) in the order replica, stage, rank.
+/// Composes a topology from nodes (identity and dialled address) in the order replica, stage, rank.
 fn compose(nodes: &[(&Identity, &str)], wanted: &Wanted, card: &ModelCard) -> Result<Topology, SpecError> {
     wanted.layout.check_nodes(nodes.len())?;
     let (weights, stages) = (wanted.shares()?, wanted.stages(card)?);
@@ -316,8 +283,8 @@ async fn prepare(
         loads.spawn(async move {
             let mut reply = session.ask(RequestBody::Prepare(Box::new(prepare))).await?;
             loop {
-                match reply.next("loading its shard", PREPARE).await? {
-                    // A line of progress that finds no place is made up for by the next.
+                match reply.next("loading the shard", PREPARE).await? {
+                    // If the queue is full, this progress update is dropped; the next one supersedes it.
                     ResponseBody::Loading(load) => drop(progress.try_send((node, load))),
                     ResponseBody::Prepared => return Ok(()),
                     other => return Err(unexpected(&session, &other)),
@@ -348,7 +315,7 @@ async fn commit(sessions: &[Arc<Session>], epoch: Epoch, hash: TopologyHash) -> 
         let session = Arc::clone(session);
         commits.spawn(async move {
             let mut reply = session.ask(RequestBody::Commit { epoch, hash }).await?;
-            match reply.next("opening its links", COMMIT).await? {
+            match reply.next("opening the links", COMMIT).await? {
                 ResponseBody::Committed => Ok(()),
                 other => Err(unexpected(&session, &other)),
             }
@@ -362,7 +329,7 @@ async fn commit(sessions: &[Arc<Session>], epoch: Epoch, hash: TopologyHash) -> 
     first
 }
 
-/// Tells every node to forget it, all at once; one that never heard of it, or runs it, does not mind.
+/// Requests all nodes at once to drop the assignment. A node that does not have it, or already runs it, ignores this.
 async fn abort(sessions: &[Arc<Session>], epoch: Epoch, hash: TopologyHash) {
     let mut aborts = JoinSet::new();
     for session in sessions {
@@ -378,14 +345,16 @@ async fn abort(sessions: &[Arc<Session>], epoch: Epoch, hash: TopologyHash) {
 
 #[cfg(test)]
 mod tests {
-    use shared::{
+    use collectives::Choice;
+    use common::{
         ids::ModelIdentity,
-        schedule::Choice,
-        topology::{Exchange, KvFormat, Layout},
+        precision::{Exchange, KvFormat},
         units::Bytes,
     };
+    use topology::Layout;
 
     use super::*;
+    use crate::client::identify::is_sound;
 
     fn wanted() -> Wanted {
         let (kv, exchange) = (KvFormat::F16, Exchange::F32);
@@ -400,10 +369,10 @@ mod tests {
     }
 
     #[test]
-    fn a_card_whose_layers_are_not_those_that_it_counts_is_refused() {
+    fn card_with_inconsistent_layer_counts_is_refused() {
         assert!(is_sound(&card()));
         assert!(!is_sound(&ModelCard { block_count: 7, ..card() }));
-        let most = BLOCK_COUNT_MAX as usize;
+        let most = gguf::shape::BLOCK_COUNT_MAX as usize;
         let of = |count: usize| {
             let mut sizes = crate::fixtures::sizes();
             sizes.layers = sizes.layers.iter().cycle().take(count).cloned().collect();
@@ -432,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_topology_is_composed_in_the_order_of_the_nodes_with_the_models_context_up_to_4096() {
+    fn topology_follows_node_order_and_limits_context_to_4096() {
         let (one, two) = (node("pi1"), node("pi2"));
         let nodes = [(&two, "b:1"), (&one, "a:1")];
         let topology = compose(&nodes, &wanted(), &card()).expect("it can be made");
@@ -447,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_running_topology_is_used_again_only_if_it_is_exactly_the_wanted_one_on_all_nodes() {
+    fn topology_is_reused_only_if_identical_on_all_nodes() {
         let (one, two) = (node("pi1"), node("pi2"));
         let nodes = [(&one, "a:1"), (&two, "b:1")];
         let topology = compose(&nodes, &wanted(), &card()).expect("it can be made");

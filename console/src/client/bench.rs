@@ -1,31 +1,29 @@
-//! One bench on one node: progress as it comes, cancel when asked to.
+//! Runs one benchmark on one node, with progress and cancellation.
 use std::{pin::pin, time::Duration};
 
-use shared::{
-    protocol::{
-        bench::{BENCH_SECONDS_MAX, Bench, BenchLinks, LINK_SECONDS_MAX},
-        error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
-    },
-    telemetry::{BenchFound, BenchProgress, LinkBench},
+use common::fault::{Fault, FaultKind};
+use protocol::{
+    bench::{BENCH_SECONDS_MAX, Bench, BenchLinks, LINK_SECONDS_MAX},
+    message::{RequestBody, ResponseBody},
 };
+use telemetry::{BenchFound, BenchProgress, LinkBench};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::{assign::unexpected, generate::silence, session::Session};
+use super::{generate::silence, identify::unexpected, session::Session};
 
-/// A cancelled bench must end within this.
+/// Time limit for a cancelled benchmark to end.
 const CANCEL: Duration = Duration::from_secs(5);
-/// The node ends a bench by itself; this is for one that hangs.
+/// Time limit for a node that hangs; a healthy node ends a benchmark by itself.
 const PATIENCE: Duration = Duration::from_secs(BENCH_SECONDS_MAX as u64 + 60);
 
-/// Links that were opened a moment ago are tuned first, and the last all-reduce may be a long one.
+/// Time limit of a link benchmark: newly opened links are tuned first, and the last all-reduce may take long.
 const LINKS: Duration = Duration::from_secs(LINK_SECONDS_MAX as u64 + 50);
 
 /// Times all-reduces of a head's stage on its links.
 ///
 /// # Errors
-/// The head refuses it, a node was lost, or nothing came in time.
+/// The head refuses, a node is lost, or the time limit is exceeded.
 pub async fn bench_links(session: &Session, wanted: BenchLinks) -> Result<LinkBench, Fault> {
     let mut reply = session.ask(RequestBody::BenchLinks(wanted)).await?;
     tokio::select! {
@@ -37,10 +35,10 @@ pub async fn bench_links(session: &Session, wanted: BenchLinks) -> Result<LinkBe
     }
 }
 
-/// Runs a bench to its end.
+/// Runs a benchmark to its end.
 ///
 /// # Errors
-/// The node refuses it, it failed, or it was cancelled.
+/// The node refuses, or the benchmark fails or is cancelled.
 pub async fn bench(
     session: &Session,
     bench: Bench,
@@ -65,7 +63,7 @@ pub async fn bench(
             }
             fault = &mut silent => return Err(fault),
             () = &mut overdue => {
-                let (what, patience) = if cancelled { ("cancelling", CANCEL) } else { ("the bench", PATIENCE) };
+                let (what, patience) = if cancelled { ("cancelling", CANCEL) } else { ("the benchmark", PATIENCE) };
                 let kind = FaultKind::Timeout { what: what.into(), seconds: patience.as_secs() as u32 };
                 return Err(Fault::new(&session.identity.name, kind));
             }
@@ -77,7 +75,8 @@ pub async fn bench(
 mod tests {
     use std::sync::Mutex;
 
-    use shared::protocol::{bench::BenchKernels, error::Loss};
+    use common::fault::Loss;
+    use protocol::bench::BenchKernels;
 
     use super::*;
     use crate::client::fake_node::{FakeNode, Script};
@@ -100,13 +99,13 @@ mod tests {
         let node = FakeNode::start("pi1", script).await;
         let session = crate::client::session::open(&node.address).await.expect("it listens");
         let told = Mutex::new(Vec::new());
-        let tell = |progress: &BenchProgress| told.lock().expect("nobody panics").push(progress.to_string());
+        let tell = |progress: &BenchProgress| told.lock().expect("the lock is not poisoned").push(progress.to_string());
         let result = bench(&session, request(), &tell, &CancellationToken::new()).await;
-        (told.into_inner().expect("nobody panics"), result)
+        (told.into_inner().expect("the lock is not poisoned"), result)
     }
 
     #[tokio::test]
-    async fn progress_is_told_before_what_was_found_and_a_node_that_hangs_is_lost() {
+    async fn progress_precedes_results_and_hung_node_is_lost() {
         let (told, found) = asked(Script::default()).await;
         assert_eq!(told, ["1/1 Q4_0 of scalar"]);
         assert!(matches!(found, Ok(BenchFound::Kernels(_))), "{found:?}");

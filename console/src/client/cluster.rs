@@ -1,44 +1,41 @@
-//! All nodes that were named, as they answered just now: sessions, reports, who of them is out.
+//! A snapshot of all named nodes: sessions, reports, and which of them are excluded.
 use std::{sync::Arc, time::Duration};
 
-use shared::{
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
-    },
-    telemetry::{NodeReport, NodeState},
-    topology::{Exclusion, Exclusions, Member, Topology},
-};
+use common::fault::{Fault, FaultKind};
+use protocol::message::{RequestBody, ResponseBody};
+use telemetry::{NodeReport, NodeState};
 use tokio::task::JoinSet;
+use topology::{Exclusion, Exclusions, Member, Topology};
 
 use super::{
-    assign::{report, unexpected},
+    assign::report,
+    identify::unexpected,
     session::{self, Session},
 };
 
-/// A list of exclusions must be kept within this.
+/// Time limit for storing a list of exclusions.
 const KEEP: Duration = Duration::from_secs(10);
 
-/// A node that was named.
+/// A node of the list.
 #[derive(Debug)]
 pub struct ClusterNode {
-    /// `ADDRESS:PORT` as it is dialled.
+    /// `ADDRESS:PORT` that is dialled.
     pub address: String,
     /// Its session and report, or why there is none.
     pub answer: Result<(Arc<Session>, NodeReport), Fault>,
 }
 
-/// The nodes in the order in which they were named.
+/// The nodes in the order in which they were given.
 #[derive(Debug)]
 pub struct Cluster {
     /// The nodes.
     pub nodes: Vec<ClusterNode>,
-    /// What all of them together know of nodes that are out.
+    /// The merged exclusion lists of all nodes.
     pub exclusions: Exclusions,
 }
 
 impl Cluster {
-    /// Dials all nodes at once and asks each for a report.
+    /// Dials all nodes at once and requests a report from each.
     pub async fn dial(addresses: &[String]) -> Self {
         let mut asked = JoinSet::new();
         for (index, address) in addresses.iter().enumerate() {
@@ -51,7 +48,7 @@ impl Cluster {
         Self::gather(asked).await
     }
 
-    /// As [`Self::dial`] with sessions that are open already.
+    /// Like [`Self::dial`], with sessions that are already open.
     pub async fn ask(sessions: Vec<(String, Result<Arc<Session>, Fault>)>) -> Self {
         let mut asked = JoinSet::new();
         for (index, (address, session)) in sessions.into_iter().enumerate() {
@@ -60,7 +57,7 @@ impl Cluster {
         Self::gather(asked).await
     }
 
-    /// The same nodes asked again: over the sessions that are open, dialled anew where there is none.
+    /// Requests new reports from the same nodes, over open sessions; nodes without a session are dialled again.
     pub async fn again(&self) -> Self {
         let mut asked = JoinSet::new();
         for (index, node) in self.nodes.iter().enumerate() {
@@ -87,7 +84,7 @@ impl Cluster {
         Self { nodes, exclusions }
     }
 
-    /// Why a node is out; `None` if it is not.
+    /// Why a node is excluded; `None` if it is included.
     pub fn exclusion(&self, node: &ClusterNode) -> Option<&Exclusion> {
         match node.report() {
             Some(report) => self.exclusions.of(&report.name, &node.address),
@@ -102,12 +99,12 @@ impl Cluster {
         self.exclusion(node).is_some() && self.topology().is_some_and(|(topology, _)| is_member(topology))
     }
 
-    /// The nodes that are out.
+    /// The entries of excluded nodes.
     pub fn out(&self) -> impl Iterator<Item = &Exclusion> {
         self.nodes.iter().filter_map(|node| self.exclusion(node))
     }
 
-    /// Sessions of all nodes that are not out.
+    /// Sessions of all nodes that are not excluded.
     ///
     /// # Errors
     /// One of them does not answer, or none is left.
@@ -115,10 +112,10 @@ impl Cluster {
         self.usable_of(self.nodes.len())
     }
 
-    /// As [`Self::usable`], of so many of the first nodes.
+    /// Like [`Self::usable`], limited to the first `count` nodes.
     ///
     /// # Errors
-    /// As [`Self::usable`].
+    /// See [`Self::usable`].
     pub fn usable_of(&self, count: usize) -> Result<Vec<Arc<Session>>, Fault> {
         let used = self.nodes.iter().take(count).filter(|node| self.exclusion(node).is_none());
         let sessions = used.map(ClusterNode::session).collect::<Result<Vec<_>, _>>()?;
@@ -132,14 +129,14 @@ impl Cluster {
         }
     }
 
-    /// The place of a node that is named by its name or its address.
+    /// The index of the node with this name or address.
     pub fn find(&self, who: &str) -> Option<usize> {
         let address = super::with_port(who);
         let is_it = |node: &ClusterNode| self.name(node) == who || node.address == address;
         self.nodes.iter().position(is_it)
     }
 
-    /// What a node calls itself; for one that does not answer what others call it, else its address.
+    /// A node's own name; if it does not answer, the name that other nodes use for it, or its address.
     pub fn name<'a>(&'a self, node: &'a ClusterNode) -> &'a str {
         if let Some(report) = node.report() {
             return &report.name;
@@ -151,13 +148,14 @@ impl Cluster {
         known.or(entry.map(|entry| entry.node.as_str())).unwrap_or(&node.address)
     }
 
-    /// The topology of the highest epoch that nodes serve, else of the highest that they hold, and the reports of its members that answer.
+    /// The topology of the highest epoch that nodes serve, or else of the highest that they hold, and the reports
+    /// of its reachable members.
     pub fn topology(&self) -> Option<(&Topology, Vec<&NodeReport>)> {
         let reports = || self.nodes.iter().filter_map(ClusterNode::report);
         let serves = |report: &NodeReport| matches!(report.state, NodeState::Ready | NodeState::Serving);
         let held = reports().filter_map(|report| Some(((serves(report), report.epoch), report.topology.as_ref()?)));
         let (_, (topology, hash, _)) = held.max_by_key(|(key, _)| *key)?;
-        // By what they hold, not by their epochs: an assignment that failed may have raised that of some.
+        // Compare topologies, not epochs: a failed assignment may have raised the epoch of some nodes.
         let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(_, other, _)| other == hash);
         Some((topology, reports().filter(holds).collect()))
     }
@@ -168,7 +166,7 @@ impl Cluster {
         reports.into_iter().find_map(|report| report.desired.as_deref())
     }
 
-    /// Whether every member of the topology is there and serves it.
+    /// Whether every member of the topology is reachable and serves it.
     pub fn is_serving(&self) -> bool {
         let serves = |report: &&NodeReport| matches!(report.state, NodeState::Ready | NodeState::Serving);
         self.topology().is_some_and(|(topology, reports)| {
@@ -176,7 +174,8 @@ impl Cluster {
         })
     }
 
-    /// Dials what was not named but belongs here: the members of the topology, and the node `who` where others know its address.
+    /// Dials nodes that were not given but belong to the cluster: the members of the topology, and node `who` if
+    /// another node has its address.
     pub async fn with_known(mut self, who: &str) -> Self {
         let is_missing = |name: &str, address: &str| {
             self.nodes.iter().all(|node| node.address != address && self.name(node) != name)
@@ -196,10 +195,10 @@ impl Cluster {
         self
     }
 
-    /// Whether something takes requests: a whole replica, or all groups where they have roles.
+    /// Whether requests can be served: a complete replica serves, or all groups if they have roles.
     pub fn serves(&self) -> bool {
         let Some((topology, _)) = self.topology() else { return false };
-        // By what they hold, not by their epochs: an assignment that failed may have raised that of some.
+        // Compare topologies, not epochs: a failed assignment may have raised the epoch of some nodes.
         let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == topology);
         let serves = |member: &Member| {
             let mut reports = self.nodes.iter().filter_map(ClusterNode::report).filter(holds);
@@ -211,7 +210,8 @@ impl Cluster {
         if !topology.layout.has_roles() { replicas.any(is_whole) } else { topology.members.iter().all(serves) }
     }
 
-    /// Tells every node that answers and knows less what all of them together know. Returns, by address, why some cannot keep it.
+    /// Sends the merged exclusion list to every reachable node with an older list. Returns the addresses of nodes
+    /// that cannot store it, with the faults.
     pub async fn spread(&self) -> Vec<(String, Fault)> {
         let mut told = JoinSet::new();
         for node in &self.nodes {
@@ -230,22 +230,22 @@ impl Cluster {
 
 async fn keep(session: &Session, list: Exclusions) -> Result<(), Fault> {
     let mut reply = session.ask(RequestBody::Exclude(list)).await?;
-    match reply.next("keeping the list of nodes that are out", KEEP).await? {
+    match reply.next("storing the list of excluded nodes", KEEP).await? {
         ResponseBody::Excluded => Ok(()),
         other => Err(unexpected(session, &other)),
     }
 }
 
 impl ClusterNode {
-    /// Its report, if it answered.
+    /// The report, if the node answered.
     pub fn report(&self) -> Option<&NodeReport> {
         self.answer.as_ref().ok().map(|(_, report)| report)
     }
 
-    /// Its session.
+    /// The session.
     ///
     /// # Errors
-    /// It did not answer.
+    /// The node did not answer.
     pub fn session(&self) -> Result<Arc<Session>, Fault> {
         self.answer.as_ref().map(|(session, _)| Arc::clone(session)).map_err(Clone::clone)
     }

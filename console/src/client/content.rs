@@ -1,34 +1,34 @@
-//! What the nodes of an assignment hold under the model's name: asked of all at once before anything is prepared, so that no node waits
-//! with a prepared shard for another that still hashes its file.
+//! Compares the model files of the nodes of an assignment. All nodes are asked at once before anything is prepared,
+//! so that no node holds a prepared shard while another still hashes its file.
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::ContentRoot,
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
-        models::{ModelsRequest, ModelsResponse},
-    },
-    telemetry::LoadProgress,
     units::Bytes,
 };
+use protocol::{
+    message::{RequestBody, ResponseBody},
+    models::{ModelsRequest, ModelsResponse},
+};
+use telemetry::LoadProgress;
 use tokio::{sync::mpsc, task::JoinSet};
 
 use super::{
-    assign::{identify, unexpected},
     event::AssignEvent,
+    identify::{identify, unexpected},
     session::Session,
 };
 
-/// A node that hashes must say something within this.
+/// Longest time without a message from a node that hashes its file.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The wire version in which nodes know the content of a model.
+/// The first wire version in which nodes report the content of a model.
 const VERSION: u16 = 5;
 
-/// The content of the model, which is the same on all nodes; `None` where a node of release 0.1 is among them.
+/// The content of the model, which must be the same on all nodes; `None` if one of the nodes runs release 0.1.
 ///
 /// # Errors
-/// A node fails, or the nodes hold different files: which has which.
+/// A node fails, or the nodes hold different files; the fault lists which node has which file.
 pub(super) async fn agree(
     sessions: &[Arc<Session>],
     model: &str,
@@ -43,7 +43,7 @@ pub(super) async fn agree(
         let (session, progress, model) = (Arc::clone(session), progress.clone(), model.to_owned());
         asked.spawn(async move {
             let told = |load: LoadProgress| {
-                // A line of progress that finds no place is made up for by the next.
+                // If the queue is full, this progress update is dropped; the next one supersedes it.
                 let _ = progress.try_send((node, load));
             };
             content(&session, model, told).await.map(|root| (node, root))
@@ -76,7 +76,7 @@ pub(super) async fn agree(
 async fn content(session: &Session, model: String, told: impl Fn(LoadProgress)) -> Result<ContentRoot, Fault> {
     let mut reply = session.ask(RequestBody::Models(Box::new(ModelsRequest::Content { model }))).await?;
     loop {
-        match reply.next("hashing its model file", PATIENCE).await? {
+        match reply.next("hashing the model file", PATIENCE).await? {
             ResponseBody::Models(response) => match *response {
                 ModelsResponse::Working { done, total, .. } => {
                     told(LoadProgress { done, total: total.unwrap_or(Bytes(0)) });
@@ -89,7 +89,8 @@ async fn content(session: &Session, model: String, told: impl Fn(LoadProgress)) 
     }
 }
 
-/// A node whose content differs from that of most nodes, or from the head's where no content has a majority; with who has which.
+/// The first node whose content differs from that of most nodes (without a majority: from the head's), and a fault
+/// that lists which node has which content.
 fn odd_one(names: &[&str], roots: &[ContentRoot], model: &str) -> Option<(usize, FaultKind)> {
     let mut holders: BTreeMap<ContentRoot, Vec<&str>> = BTreeMap::new();
     for (root, name) in roots.iter().zip(names) {
@@ -104,7 +105,7 @@ fn odd_one(names: &[&str], roots: &[ContentRoot], model: &str) -> Option<(usize,
     Some((node, FaultKind::ContentDiffers { model, expected, actual: roots[node], holders }))
 }
 
-/// The fault of a node with another file: where already the headers differ, it names those.
+/// The fault of a node with a different file. If even the headers differ, it names their identities.
 async fn differs(head: &Session, odd: &Session, kind: FaultKind) -> Fault {
     let name = &odd.identity.name;
     let FaultKind::ContentDiffers { model, .. } = &kind else { return Fault::new(name, kind) };
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_that_differs_from_most_is_named() {
+    fn node_that_differs_from_the_majority_is_named() {
         check(&[1, 1, 1], None, &[]);
         check(&[1], None, &[]);
         check(
@@ -141,7 +142,7 @@ mod tests {
             &["0202020202020202, expected 0101010101010101", "pi1, pi3; 0202020202020202 on pi2"],
         );
         check(&[2, 1, 1], Some(0), &["content 0202020202020202"]);
-        // Without a majority the head's file counts.
+        // Without a majority, the head's file is the reference.
         check(&[1, 2], Some(1), &["expected 0101010101010101"]);
         check(&[1, 2, 2, 1], Some(1), &["expected 0101010101010101"]);
     }

@@ -1,58 +1,58 @@
-//! What the client tells the rest of the console. Plain values; no sockets here.
-use serde::{Deserialize, Serialize};
-use shared::{
+//! Events that the client sends to the rest of the console. Plain values; no sockets here.
+use common::{
+    fault::Fault,
     ids::{Epoch, MemberIndex},
-    protocol::{
-        error::Fault,
-        handshake::Identity,
-        inspect::LogLines,
-        message::{Finished, TokenEvent},
-    },
-    telemetry::{LoadProgress, NodeReport},
-    topology::{Exclusion, Rolling, Topology},
 };
+use protocol::{
+    handshake::Identity,
+    inspect::LogLines,
+    message::{Finished, TokenEvent},
+};
+use serde::{Deserialize, Serialize};
+use telemetry::{LoadProgress, NodeReport};
+use topology::{Exclusion, Rolling, Topology};
 
 use crate::planned::Planned;
 
-/// Something that happened between the console and its nodes. `node` is the index in the list that the client was started with.
+/// An event between the console and its nodes. `node` is the index in the list that the client was started with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ClientEvent {
     /// A session is open.
     Connected {
-        /// Which node.
+        /// Index of the node.
         node: usize,
-        /// Who answered.
+        /// The identity that the node presented.
         identity: Identity,
     },
-    /// A session could not be opened or broke; the client dials again by itself.
+    /// A session could not be opened, or broke; the client redials by itself.
     Disconnected {
-        /// Which node.
+        /// Index of the node.
         node: usize,
-        /// Why.
+        /// The reason.
         fault: Fault,
     },
     /// A node's report.
     Report {
-        /// Which node.
+        /// Index of the node.
         node: usize,
         /// The report.
         report: Box<NodeReport>,
     },
-    /// An assignment moves on.
+    /// Progress of an assignment.
     Assign(AssignEvent),
-    /// The running generation moves on.
+    /// Progress of the running generation.
     Generate(GenerateEvent),
-    /// A restart or an exclusion moves on.
+    /// Progress of a restart or of an exclusion.
     Operate(OperateEvent),
     /// Lines of a node's log.
     Log {
-        /// Which node.
+        /// Index of the node.
         node: usize,
         /// The lines, or why there are none.
         answer: Result<LogLines, Fault>,
     },
-    /// The planner answered.
-    // Not part of a recording: it is computed from what the nodes said.
+    /// The result of the planner.
+    // Not part of a recording, because it is computed from reports.
     #[serde(skip)]
     Planned(Result<Box<Planned>, Fault>),
 }
@@ -62,66 +62,68 @@ pub enum ClientEvent {
 pub enum AssignEvent {
     /// A node loads its shard.
     Loading {
-        /// Which node.
+        /// Index of the node.
         node: usize,
-        /// How far.
+        /// Progress of the load.
         progress: LoadProgress,
     },
-    /// All nodes are prepared; commits are under way.
+    /// All nodes are prepared and are committing.
     Committing,
     /// The topology runs.
     Running {
         /// Its epoch.
         epoch: Epoch,
-        /// What runs.
+        /// The running topology.
         topology: Box<Topology>,
-        /// Whether it ran already and was used again.
+        /// Whether it was already running.
         reused: bool,
     },
-    /// It failed; what was prepared is aborted.
+    /// The assignment failed and was aborted.
     Failed(Fault),
-    /// Answers pause: a node unloads its shard before it loads the next one, because its memory does not hold both.
+    /// Answers pause: a node unloads its shard before it loads the next one, because its memory cannot hold both.
     Pauses {
-        /// Its name.
+        /// Name of the node.
         node: String,
-        /// Time to read the next shard; `None`: the node has not measured its disk.
+        /// Estimated time to read the next shard; `None` if the node has not measured its disk.
         seconds: Option<u32>,
     },
 }
 
 impl AssignEvent {
-    /// The pause in words, if this is one.
+    /// The pause as a sentence, if this is one.
     pub fn pause(&self) -> Option<String> {
         let Self::Pauses { node, seconds } = self else { return None };
         let long = seconds.map_or_else(String::new, |seconds| format!(" for about {} s", seconds.max(1)));
-        Some(format!("answers pause{long}: {node} has no memory for its next shard next to the current one"))
+        Some(format!(
+            "answers pause{long}: {node} cannot hold its current and its next shard in memory at the same time"
+        ))
     }
 }
 
 /// Steps of a generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum GenerateEvent {
-    /// The head took it.
+    /// The head accepted the request.
     Started {
-        /// Tokens of the prompt.
+        /// Token ids of the prompt.
         prompt_token_ids: Vec<u32>,
     },
     /// A token.
     Token(TokenEvent),
-    /// The end.
+    /// The generation ended.
     Finished(Box<Finished>),
-    /// The end by a fault.
+    /// The generation failed.
     Failed(Fault),
     /// The head was lost or the topology changed, and no head that continues the answer has been found yet.
     Waits {
-        /// What interrupted the answer.
+        /// The fault that interrupted the answer.
         fault: Fault,
         /// Seconds until the search ends.
         seconds: u32,
     },
     /// Another head continues the answer, or the same head in another topology.
     Moved {
-        /// What interrupted the answer.
+        /// The fault that interrupted the answer.
         fault: Fault,
         /// The epoch of the topology.
         epoch: Epoch,
@@ -132,75 +134,75 @@ pub enum GenerateEvent {
     },
 }
 
-/// Steps of a restart, or of taking a node out or in.
+/// Steps of a restart, an exclusion or an inclusion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum OperateEvent {
     /// A node restarts.
     Restart {
-        /// Which node.
+        /// Index of the node.
         node: usize,
-        /// How far it is.
+        /// Progress of the restart.
         step: RestartStep,
     },
-    /// The nodes are told that one is out, or in again.
+    /// The nodes receive an exclusion or an inclusion.
     Told {
         /// The node's name.
         node: String,
-        /// Whether it is out.
+        /// Whether the node is excluded.
         out: bool,
     },
-    /// Requests that run may finish first.
+    /// The operation waits for running requests to finish.
     WaitsForRequests {
-        /// How many run.
+        /// Number of running requests.
         count: u32,
     },
-    /// The topology is assigned anew.
+    /// The topology is assigned again.
     Assign(AssignEvent),
-    /// What the nodes have been told of a node; they report it a moment later.
+    /// The entry that was sent to the nodes; their reports contain it a moment later.
     Said(Exclusion),
-    /// What the nodes keep of the rolling restart now.
+    /// The state of the rolling restart that the nodes store.
     Rolled(Box<Rolling>),
-    /// A node takes nothing new.
+    /// A node is cordoned.
     Cordoned {
         /// The node's name.
         node: String,
-        /// Whether nothing runs there any more, if that was waited for.
+        /// Whether its requests have finished; `None` if the operation did not wait for them.
         drained: Option<bool>,
     },
-    /// A node is out, or in again, and what runs has been assigned anew where it had to be.
+    /// A node is excluded or included, and the topology was assigned again if necessary.
     Excluded {
         /// The node's name.
         node: String,
-        /// Whether it is out.
+        /// Whether the node is excluded.
         out: bool,
-        /// What runs now, if that changed.
+        /// The new topology, if it changed.
         running: Option<(Epoch, Box<Topology>)>,
     },
-    /// That failed: the node is out, or in, and what runs may not fit that.
+    /// The assignment failed: the node is excluded or included, but the running topology may not match.
     ExcludeFailed(Fault),
-    /// A head ends a request.
+    /// A head cancels a request.
     RequestCancelled {
         /// The head's name.
         node: String,
     },
-    /// An order could not be carried out; nothing changed.
+    /// An operation could not be carried out; nothing changed.
     Refused(Fault),
-    /// A node cannot keep the list of nodes that are out. Enough others do.
+    /// A node cannot store the list of excluded nodes. Enough other nodes do.
     NotKept(Fault),
 }
 
-/// How far the restart of a node is.
+/// Progress of the restart of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum RestartStep {
-    /// It finishes what runs.
+    /// The node finishes its requests.
     Draining,
-    /// It has ended and is started again.
+    /// The node has stopped and is starting again.
     Starting,
-    /// It is back; the topology is assigned anew.
+    /// The node is back; the topology is assigned again.
     Assigning,
-    /// It serves again.
+    /// The node serves again.
     Done {
-        /// Since its restart began.
+        /// Seconds since the restart began.
         seconds: f64,
     },
 }

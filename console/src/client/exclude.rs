@@ -1,17 +1,15 @@
-//! Excludes a node from the cluster or includes it again: every node stores the entry, then the topology is assigned again on the rest.
+//! Excludes or includes a node: every node stores the entry, then the topology is assigned to the included nodes.
 use std::{sync::Arc, time::Duration};
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::MemberIndex,
-    protocol::error::{Fault, FaultKind},
-    telemetry::{NodeReport, NodeState, RequestReport},
-    topology::{
-        Exclusion, Member, Topology,
-        replan::{Stays, replan},
-    },
 };
+use planner::replan::{Stays, replan};
+use telemetry::{NodeReport, NodeState, RequestReport};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
+use topology::{Exclusion, Member, Topology};
 
 use super::{
     assign::{Assigned, Next, assign_as, assign_until, identify_on_any, report},
@@ -21,27 +19,28 @@ use super::{
 };
 use crate::wanted::Wanted;
 
-/// Running requests may finish within this before the topology is assigned again.
+/// Longest wait for running requests before the topology is assigned again.
 pub const GRACE: Duration = Duration::from_secs(20);
 /// A gateway's request of at most this many tokens may be interrupted: the gateway replays it.
 const REPLAY_TOKENS: u32 = 512;
-/// Between two looks at the head.
+/// Interval between two polls of the head.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What came of it.
+/// The result of an exclusion or an inclusion.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// What runs now; `None` if no topology had to change.
+    /// The new topology; `None` if the running one did not have to change.
     pub assigned: Option<Assigned>,
 }
 
-/// Takes the node out (`reason`), or in again (`None`). A topology that runs is assigned again: without the node, or with it in its place
-/// in the order of the cluster. The node itself need not answer, keep the list or have been named to be taken out.
+/// Excludes the node (with `reason`) or includes it (`None`). A running topology is assigned again: without the
+/// node, or with it at its place in cluster order. To be excluded, the node need not answer, store the list or be in
+/// the list of given nodes.
 ///
 /// # Errors
-/// Too few nodes keep the list, or the assignment failed. The previous topology then keeps serving.
+/// Too few nodes store the list, or the assignment failed. The previous topology then keeps serving.
 pub async fn exclude(
     cluster: Cluster,
     node: usize,
@@ -51,10 +50,10 @@ pub async fn exclude(
     exclude_until(cluster, node, reason, &CancellationToken::new(), tell).await
 }
 
-/// As [`exclude`]; ended by `stop` while requests finish or nodes load: then the node is cordoned.
+/// Like [`exclude`]. While requests finish or nodes load, `stop` ends the operation and leaves the node cordoned.
 ///
 /// # Errors
-/// As [`exclude`], and [`FaultKind::AssignmentAborted`].
+/// Those of [`exclude`], and [`FaultKind::AssignmentAborted`].
 pub async fn exclude_until(
     cluster: Cluster,
     node: usize,
@@ -66,11 +65,11 @@ pub async fn exclude_until(
     let subject = Subject::of(&cluster, node);
     let others = subject.others(&cluster);
     if reason.is_some() && others.is_empty() {
-        let reason = "it is the last node that is in: nothing would be left to serve".into();
+        let reason = "it is the last included node; without it, nothing can serve".into();
         return Err(Fault::new(subject.name, FaultKind::ParameterInvalid { reason }));
     }
     if reason.is_none() {
-        // One that does not answer stays out: the topology could not be assigned with it.
+        // A node that does not answer stays excluded, because the topology could not be assigned with it.
         cluster.nodes[node].session()?;
     }
     subject.say(&mut cluster, subject.entry(reason), &others, tell).await?;
@@ -81,7 +80,8 @@ pub async fn exclude_until(
             if stop.is_cancelled() && reason.is_some() {
                 subject.put(&mut cluster, Exclusion { is_cordon: true, ..subject.entry(reason) }, tell).await;
             } else if cluster.serves() {
-                // Heads refuse requests while a member is out: what serves must not end by a command that failed.
+                // Heads refuse requests while a member is excluded, so a failed command must revert the exclusion to
+                // keep the cluster serving.
                 subject.take_back(&mut cluster, tell).await;
             }
             Err(fault)
@@ -89,11 +89,11 @@ pub async fn exclude_until(
     }
 }
 
-/// Says that nothing new begins on the replica of a node (`reason`), or that it takes requests again, and leaves the topology as it is.
-/// Returns its name.
+/// Cordons a node's replica (with `reason`) or uncordons it (`None`), without changing the topology. Returns the
+/// node's name.
 ///
 /// # Errors
-/// The head of its replica, or most nodes, cannot keep the list: then nothing has changed.
+/// The head of the replica, or a majority of the nodes, cannot store the list; nothing has changed then.
 pub async fn say(
     cluster: &mut Cluster,
     node: usize,
@@ -117,7 +117,7 @@ pub async fn say(
     }
 }
 
-/// The node that is taken out or in, and what was said of it before.
+/// The node to exclude or include, and its previous entry.
 struct Subject {
     name: String,
     address: String,
@@ -137,13 +137,13 @@ impl Subject {
         Exclusion { node, address, reason, by: own_name(), revision: 0, is_cordon: false }
     }
 
-    /// Addresses of the other nodes that are in.
+    /// Addresses of the other included nodes.
     fn others(&self, cluster: &Cluster) -> Vec<String> {
         let is_other = |node: &&ClusterNode| node.address != self.address && cluster.exclusion(node).is_none();
         cluster.nodes.iter().filter(is_other).map(|node| node.address.clone()).collect()
     }
 
-    /// The head of its replica, by its address in the list.
+    /// The address of the head of its replica, as listed.
     fn head(&self, cluster: &Cluster) -> Option<String> {
         let (topology, _) = cluster.topology()?;
         let place = topology.members.iter().position(|member| member.name == self.name)?;
@@ -152,7 +152,7 @@ impl Subject {
         cluster.find(head).map(|node| cluster.nodes[node].address.clone())
     }
 
-    /// Tells all nodes, of which most of `voters` must keep it. Returns those that cannot.
+    /// Sends the entry to all nodes. A majority of `voters` must store it. Returns the nodes that cannot.
     async fn say(
         &self,
         cluster: &mut Cluster,
@@ -181,7 +181,7 @@ impl Subject {
         Ok(refused)
     }
 
-    /// Tells all nodes. Returns those that cannot keep it.
+    /// Sends the entry to all nodes. Returns those that cannot store it.
     async fn put(
         &self,
         cluster: &mut Cluster,
@@ -195,7 +195,8 @@ impl Subject {
         refused
     }
 
-    /// Says again what was said before; a node that cannot keep even that has not kept the other either.
+    /// Restores the previous entry. Faults are ignored: a node that cannot store it has not stored the new entry
+    /// either.
     async fn take_back(&self, cluster: &mut Cluster, tell: &(dyn Fn(OperateEvent) + Sync)) {
         let before = self.before.clone().unwrap_or_else(|| self.entry(None));
         drop(self.put(cluster, before, tell).await);
@@ -234,11 +235,14 @@ async fn assign_rest(
     for (index, member) in desired.members.iter().enumerate().filter(|(_, member)| stays(member)) {
         let known = cluster.find(&member.name).or_else(|| cluster.find(&member.address));
         let not_named = || {
-            let reason = format!("node {} is a member and was not named: name all nodes with --nodes", member.name);
+            let reason = format!(
+                "the topology has the member {}, which is not among the given nodes: name all nodes with --nodes",
+                member.name
+            );
             Fault::new(&member.name, FaultKind::ParameterInvalid { reason })
         };
         let known = &cluster.nodes[known.ok_or_else(not_named)?];
-        // Skip a member that is lost as well, as a vote of the nodes would; it rejoins when it is back.
+        // Skip a member that is also lost, as the nodes' own vote would; it rejoins when it is back.
         if goes_on && known.session().is_err() {
             continue;
         }
@@ -247,13 +251,13 @@ async fn assign_rest(
         stay.push((Stays { member, address, free }, known.session()?));
     }
     if stay.is_empty() {
-        return Err(refused(subject, "no member would be left".into()));
+        return Err(refused(subject, "no member of the topology would be left".into()));
     }
     let sizes = identify_on_any(stay.iter().map(|(_, session)| &**session), &desired.model).await?.sizes;
     let stays: Vec<Stays> = stay.iter().map(|(one, _)| one.clone()).collect();
     let next = replan(desired, &stays, &sizes).map_err(|reason| refused(subject, reason))?;
     let sessions = sessions_of(&next, &stay)?;
-    // Running requests of replicas that change may finish first; the other replicas keep serving.
+    // Let requests finish on replicas that change; the other replicas keep serving.
     let changes = |report: &NodeReport| {
         let held = report.topology.as_ref();
         held.is_some_and(|(held, _, member)| held.kept_in(*member, &next).is_none())
@@ -266,19 +270,20 @@ async fn assign_rest(
     assign_as(&sessions, next, stop, &told).await.map(Some)
 }
 
-/// The sessions of a topology's members, in their order: its members are nodes that stay.
+/// The sessions of a topology's members, in member order. All members are nodes that stay.
 fn sessions_of(topology: &Topology, stay: &[(Stays, Arc<Session>)]) -> Result<Vec<Arc<Session>>, Fault> {
     let session = |member: &Member| {
         let found = stay.iter().find(|(one, _)| one.address == member.address);
         found.map(|(_, session)| Arc::clone(session)).ok_or_else(|| {
-            let reason = format!("no session with member {} at {}", member.name, member.address);
+            let reason = format!("there is no session with member {} at {}", member.name, member.address);
             Fault::new(&member.name, FaultKind::TopologyInvalid { reason })
         })
     };
     topology.members.iter().map(session).collect()
 }
 
-/// The heads among members that serve their part. Another member may be lost: the requests of the other replicas still run.
+/// The heads among members that serve. Another member may be lost: the requests of the other replicas are still
+/// running.
 fn serving_heads<'a>(reports: &[&'a NodeReport]) -> impl Iterator<Item = &'a NodeReport> {
     reports.iter().copied().filter(|report| {
         let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
@@ -286,7 +291,7 @@ fn serving_heads<'a>(reports: &[&'a NodeReport]) -> impl Iterator<Item = &'a Nod
     })
 }
 
-/// Waits until nothing runs on these heads that would fail or pause for long, at most [`GRACE`] for all of them together.
+/// Waits until these heads run no requests that would fail or pause for long, at most [`GRACE`] in total.
 async fn wait_for_heads(
     cluster: &Cluster,
     heads: &[&NodeReport],
@@ -303,7 +308,8 @@ async fn wait_for_heads(
     }
 }
 
-/// Assigns the running topology to its members and the subject, in cluster order; it was assigned while the subject was excluded.
+/// Assigns the running topology to its members and the node, in cluster order; it was assigned while the node was
+/// excluded.
 async fn extend(
     cluster: &Cluster,
     subject: &Subject,
@@ -325,18 +331,18 @@ fn refused(subject: &Subject, reason: String) -> Fault {
     Fault::new(&subject.name, FaultKind::TopologyInvalid { reason })
 }
 
-/// Waits until nothing runs on the replica of a node, at most [`GRACE`]; whether that came about.
+/// Waits until no request runs on the replica of a node, at most [`GRACE`]. Returns whether that was reached.
 ///
 /// # Errors
-/// Its head was not named.
+/// Its head is not among the given nodes.
 pub async fn drain(cluster: &Cluster, name: &str, tell: &(dyn Fn(OperateEvent) + Sync)) -> Result<bool, Fault> {
     drain_until(cluster, name, &CancellationToken::new(), tell).await
 }
 
-/// As [`drain`]; `stop` ends the waiting.
+/// Like [`drain`]; `stop` ends the wait.
 ///
 /// # Errors
-/// Its head was not named.
+/// Its head is not among the given nodes.
 pub async fn drain_until(
     cluster: &Cluster,
     name: &str,
@@ -348,7 +354,7 @@ pub async fn drain_until(
     let replica = topology.layout.replica_of(MemberIndex(place as u16));
     let head = &topology.members[topology.layout.members(replica).start].name;
     let Some(node) = cluster.find(head) else {
-        let reason = format!("its head {head} was not named: name all nodes with --nodes");
+        let reason = format!("its head {head} is not among the given nodes: name all nodes with --nodes");
         return Err(Fault::new(name, FaultKind::ParameterInvalid { reason }));
     };
     let session = cluster.nodes[node].session()?;
@@ -356,7 +362,7 @@ pub async fn drain_until(
     Ok(report(&session).await.is_ok_and(|report| report.requests == 0))
 }
 
-/// Waits until nothing runs on the head, at most until the deadline; a head that is gone has nothing to finish.
+/// Waits until no request runs on the head, at most until the deadline. A lost head has no requests to finish.
 async fn wait_for_requests(
     head: &Session,
     deadline: Instant,
@@ -366,8 +372,8 @@ async fn wait_for_requests(
     wait_while(head, deadline, stop, &|report| report.requests, tell).await;
 }
 
-/// As [`wait_for_requests`], but only for requests that would fail or pause for long: a gateway, which is a node, continues its
-/// requests on another replica or replays them, which computes all of their tokens again.
+/// Like [`wait_for_requests`], but only for requests that would fail or pause for long. A gateway (which is a node)
+/// continues its requests on another replica, or replays them, which computes all of their tokens again.
 async fn wait_for_sessions(
     head: &Session,
     deadline: Instant,

@@ -1,82 +1,81 @@
-//! A node for tests: a task that speaks the protocol and does what its script says. It computes nothing.
+//! A scripted node for tests: a task that speaks the protocol and follows its script. It computes nothing.
 use std::sync::{Arc, Mutex, PoisonError};
 
-use shared::{
+use common::{
+    chat::{FinishReason, ToolFormat},
+    fault::{Fault, FaultClass, FaultKind},
     ids::{ContentRoot, Epoch, MemberIndex, ModelIdentity},
     latency::RequestTimes,
-    protocol::{
-        connection::{Arrived, Door, MessageReader, MessageWriter, receive_hello, send_welcome, split},
-        error::{Fault, FaultClass, FaultKind},
-        handshake::{Identity, Welcome},
-        inspect::{Inspect, Inspected, LogLevel, LogLine, LogLines},
-        message::{
-            FinishReason, Finished, ModelCard, Prepare, Request, RequestBody, Response, ResponseBody, TokenEvent,
-            TokenLogprob, ToolFormat,
-        },
-        models::{ModelsRequest, ModelsResponse},
-        noise::{key::Role, keyring::Keyring},
-        recovery::{RecoveryAnswer, RecoveryAsk, Standing},
-    },
-    telemetry::{
-        BenchFound, BenchProgress, Health, KernelBench, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals,
-    },
-    topology::{Exclusions, Rolling, Topology},
     units::{Bytes, Nanoseconds},
+};
+use protocol::{
+    connection::{Arrived, Door, receive_hello, send_welcome},
+    handshake::{Identity, Welcome},
+    inspect::{Inspect, Inspected, LogLevel, LogLine, LogLines},
+    message::{Finished, ModelCard, Prepare, Request, RequestBody, Response, ResponseBody, TokenEvent, TokenLogprob},
+    messages::{MessageReader, MessageWriter, split},
+    models::{ModelsRequest, ModelsResponse},
+    noise::{key::Role, keyring::Keyring},
+    recovery::{RecoveryAnswer, RecoveryAsk, Standing},
+};
+use telemetry::{
+    BenchFound, BenchProgress, Health, KernelBench, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals,
 };
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinHandle,
 };
+use topology::{Exclusions, Rolling, Topology};
 
-/// How a node treats a generation.
+/// How a node handles a generation.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Generation {
-    /// So many tokens, then the end.
+    /// Sends this many tokens, then the end.
     #[default]
     Tokens,
-    /// Tokens, then nothing until it is cancelled.
+    /// Sends tokens, then nothing until it is cancelled.
     UntilCancelled,
-    /// Tokens, then the connection closes.
+    /// Sends tokens, then closes the connection.
     Closes,
-    /// Tokens, then a fault.
+    /// Sends tokens, then a fault.
     Fails(Fault),
-    /// As `Fails` on the first request, as `Tokens` from then on.
+    /// Like `Fails` for the first request, like `Tokens` for later ones.
     FailsOnce(Fault),
 }
 
-/// What a node does; all by itself it does everything right.
+/// The behaviour of a node. The default node does everything right.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Script {
-    /// The epoch that it has seen.
+    /// The epoch of the last assignment.
     pub(crate) epoch: u64,
-    /// Turns the console away at the door.
+    /// Refuses the handshake.
     pub(crate) welcome: Option<FaultKind>,
-    /// What its model file holds.
+    /// The content of its model file.
     pub(crate) content: u8,
-    /// Says no to a prepare.
+    /// Refuses to prepare.
     pub(crate) prepare: Option<FaultKind>,
-    /// Says no to every prepare but the first.
+    /// Refuses every prepare but the first.
     pub(crate) refuses_later: bool,
-    /// Loads and loads.
+    /// Reports load progress forever.
     pub(crate) loads_on: bool,
-    /// Says no to a commit.
+    /// Refuses to commit.
     pub(crate) commit: Option<FaultKind>,
-    /// Its disk is full: it keeps no list of nodes that are out.
+    /// Cannot store lists of excluded nodes, because its disk is full.
     pub(crate) keeps_no_list: bool,
-    /// Takes requests and never answers.
+    /// Accepts requests and never answers.
     pub(crate) is_mute: bool,
-    /// What it does with a generation.
+    /// How it handles a generation.
     pub(crate) generation: Generation,
 }
 
-/// Tokens that a generation begins with.
+/// The first tokens of every generation.
 pub(crate) const TOKENS: [(u32, &str); 3] = [(10, "O "), (11, "Rom"), (12, "eo")];
 
 /// A running fake node.
 #[derive(Debug)]
 pub(crate) struct FakeNode {
-    /// `ADDRESS:PORT` of it.
+    /// Its `ADDRESS:PORT`.
     pub(crate) address: String,
     state: Arc<State>,
     task: JoinHandle<()>,
@@ -91,7 +90,7 @@ struct State {
     asked: watch::Sender<Vec<&'static str>>,
 }
 
-/// A report of a node that holds nothing.
+/// A report of a node without a shard.
 pub(crate) fn idle_report(name: &str) -> NodeReport {
     NodeReport {
         name: name.into(),
@@ -141,30 +140,30 @@ impl FakeNode {
         Self { address, state, task }
     }
 
-    /// What was asked of it, in order, reports left out.
+    /// The requests that it received, in order, without reports.
     pub(crate) fn asked(&self) -> Vec<&'static str> {
         self.state.asked.borrow().iter().copied().filter(|what| *what != "report").collect()
     }
 
-    /// Reports this many requests from now on.
+    /// Sets the number of running requests in later reports.
     pub(crate) fn runs(&self, requests: u32) {
         self.state.report.lock().expect("the lock is not poisoned").requests = requests;
     }
 
-    /// Waits until something was asked of it.
+    /// Waits until it receives a request of this kind.
     pub(crate) async fn await_asked(&self, what: &'static str) {
         let mut asked = self.state.asked.subscribe();
         asked.wait_for(|asked| asked.contains(&what)).await.expect("the node runs");
     }
 
-    /// Serves a topology from now on, and recovers it by itself or not.
+    /// Serves a topology from now on, with or without automatic recovery.
     pub(crate) fn serves(&self, topology: &Topology, member: u16, recovers: bool) {
         let mut report = lock(&self.state.report);
         (report.state, report.epoch, report.recovers) = (NodeState::Ready, Epoch(7), recovers);
         report.topology = Some((topology.clone(), topology.hash(), MemberIndex(member)));
     }
 
-    /// The topology that it runs was lost.
+    /// Loses the topology that it runs.
     pub(crate) fn forget(&self) {
         *lock(&self.state.report) = NodeReport { epoch: Epoch(41), ..idle_report(&self.state.name) };
     }
@@ -298,7 +297,7 @@ impl State {
         std::iter::once(ResponseBody::Loading(half)).chain(prepared).collect()
     }
 
-    /// It keeps rolling restarts, and says what it is.
+    /// Answers recovery requests: stores rolling restarts and reports its state.
     fn recovery(&self, ask: RecoveryAsk) -> ResponseBody {
         let mut report = lock(&self.report);
         ResponseBody::Recovery(match ask {
@@ -342,7 +341,7 @@ impl State {
                 answers.push(ResponseBody::Failed(fault.clone()));
             }
             Generation::Tokens | Generation::FailsOnce(_) => {
-                // Text that was held back comes without a token.
+                // Text that was held back arrives without a token.
                 let rest = TokenEvent { id: None, text: "!".into(), logprobs: Vec::new() };
                 answers.push(ResponseBody::Token(rest));
                 answers.push(ResponseBody::Finished(finished(FinishReason::Length)));
@@ -374,7 +373,7 @@ fn card(model: String) -> ModelCard {
     ModelCard { model, identity: ModelIdentity([7; 32]), ..crate::fixtures::card() }
 }
 
-/// What every fake node logged.
+/// The log of every fake node.
 fn log() -> Vec<LogLine> {
     let line = |number, level, text: &str| LogLine { number, unix_ms: 1000 * number, level, text: text.into() };
     vec![line(1, LogLevel::Info, "idle -> loading"), line(2, LogLevel::Warn, "the processor has 84.0 C")]

@@ -1,13 +1,13 @@
-//! One generation on a head: events as they come, cancel when asked to. If the head is lost or the topology changes, a head that serves the
-//! same model continues the answer.
+//! One generation on a head: events as they come, cancel when asked to. If the head is lost or the topology changes, a
+//! head that serves the same model continues the answer.
 use std::{
     pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use shared::protocol::{
-    error::{Fault, FaultKind, Loss},
+use common::fault::{Fault, FaultKind, Loss};
+use protocol::{
     losses::Losses,
     message::{Generate, Prompt, RequestBody, ResponseBody, TokenEvent},
 };
@@ -19,20 +19,22 @@ use tokio_util::sync::CancellationToken;
 
 use super::{assign::report, event::GenerateEvent, resume, session::Session};
 
-/// A head that says nothing for this long is asked for a report: a long prompt and a queue are silent, too.
+/// A head that sends nothing for this long is asked for a report, because long prefills and queueing are silent,
+/// too.
 const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 500 });
-/// It must answer within this, as nodes must among each other; `BRAMBLE_SILENT_MS` says otherwise where all are slow.
+/// Time limit for that report in milliseconds, the same as between nodes. `BRAMBLE_SILENT_MS` overrides it for slow
+/// machines.
 const SILENT_MS: u64 = if cfg!(test) { 3000 } else { 2000 };
-/// A cancelled request must end within this.
+/// Time limit for a cancelled request to end.
 const CANCEL: Duration = Duration::from_secs(10);
-/// A search that takes longer than this is reported.
+/// Searches longer than this are reported.
 const MOMENT: Duration = Duration::from_secs(1);
-/// Longest search for a head that continues the answer: a gateway's default.
+/// Longest search for a head that continues the answer; the same as a gateway's default.
 const RESUME: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
 
-/// Runs a request to its end on the first of the nodes; every event goes to `events`, the last is `Finished` or `Failed`. If that node is
-/// lost, or the topology changes, the answer continues on whichever of the nodes is a head that serves the model of the request; no text
-/// is sent twice. A request that names no model ends with its first node.
+/// Runs a request to its end on the first of the nodes. Every event goes to `events`; the last one is `Finished` or
+/// `Failed`. If that node is lost, or the topology changes, any other node that is a head with the model of the request
+/// continues the answer; no text is sent twice. A request without a model ends with its first node.
 pub async fn generate(
     nodes: &[Arc<Session>],
     request: Generate,
@@ -42,7 +44,7 @@ pub async fn generate(
     let Some(mut session) = nodes.first().cloned() else { return };
     let (model, numeric) = (request.model.as_deref().copied(), session.identity.numeric);
     let mut answer = Answer { request, has_begun: false, rest: None, losses: Losses::default() };
-    // The first fault since the latest token; the faults after it are its consequences.
+    // The first fault since the latest token; later faults are its consequences.
     let mut lost: Option<(Fault, Instant)> = None;
     loop {
         let tokens = answer.request.resumed.len();
@@ -64,7 +66,7 @@ pub async fn generate(
         };
         let searching = async {
             if is_again {
-                // A head that reports that it serves refused a moment ago.
+                // A head that reports that it serves refused the request a moment ago.
                 sleep(resume::PAUSE).await;
             }
             resume::head(nodes, &session.address, &model, numeric).await
@@ -78,7 +80,8 @@ pub async fn generate(
     }
 }
 
-/// Waits for a head until a deadline, and reports that if it takes longer than [`MOMENT`]; `None` without a head or if the request is cancelled.
+/// Waits for a head until a deadline, and reports the wait if it exceeds [`MOMENT`]. `None` without a head, or if
+/// the request is cancelled.
 async fn wait(
     searching: impl Future<Output = Option<resume::Head>>,
     deadline: Instant,
@@ -103,11 +106,11 @@ async fn wait(
     }
 }
 
-/// A request, and what is there of its answer.
+/// A request, and the part of its answer that has arrived.
 struct Answer {
     request: Generate,
     has_begun: bool,
-    /// Text without a token, until the end is there, too: whoever goes on would tell it again.
+    /// Text without a token, held back until the end, because a head that continues the answer would send it again.
     rest: Option<TokenEvent>,
     losses: Losses,
 }
@@ -140,7 +143,7 @@ async fn run(
     let mut cancelled = false;
     loop {
         let body = tokio::select! {
-            // What has arrived is taken first: only a head that says nothing is suspected.
+            // Process received messages first, so that only a silent head is suspected.
             biased;
             body = reply.received() => body?,
             () = cancel.cancelled(), if !cancelled => {
@@ -150,7 +153,7 @@ async fn run(
                 continue;
             }
             () = &mut overdue, if cancelled => {
-                let kind = FaultKind::Timeout { what: "cancelling".into(), seconds: CANCEL.as_secs() as u32 };
+                let kind = FaultKind::Timeout { what: "the cancellation".into(), seconds: CANCEL.as_secs() as u32 };
                 return Err(Fault::new(&session.identity.name, kind));
             }
             fault = &mut silent => return Err(fault),
@@ -180,14 +183,14 @@ async fn run(
             }
             other => {
                 let name: String = format!("{other:?}").chars().take(40).collect();
-                let kind = FaultKind::Malformed { reason: format!("unexpected answer {name}") };
+                let kind = FaultKind::Malformed { reason: format!("unexpected response {name}") };
                 return Err(Fault::new(&session.identity.name, kind));
             }
         }
     }
 }
 
-/// Ends when the node does not even answer a question: it hangs, or the way to it is cut.
+/// Completes when the node does not answer a request for a report: it is hung, or the network to it is down.
 pub(super) async fn silence(session: &Session) -> Fault {
     loop {
         sleep(SILENCE).await;
@@ -205,7 +208,8 @@ fn patience() -> Duration {
     Duration::from_millis(set.unwrap_or(SILENT_MS))
 }
 
-/// Whoever listened may be gone; the request goes on to its end, so that the head is left in order.
+/// Sends an event. A receiver that is gone is ignored: the request continues to its end, so that the head stays in
+/// a clean state.
 async fn tell(events: &Sender<GenerateEvent>, event: GenerateEvent) {
     let _ = events.send(event).await;
 }

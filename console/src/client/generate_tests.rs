@@ -1,17 +1,16 @@
-//! Generations on nodes that do what their script says, and how answers continue.
-use shared::{
+//! Generations on scripted nodes, and how another head continues an answer.
+use common::{
+    chat::FinishReason,
+    fault::FaultClass,
     ids::{Epoch, ModelIdentity},
-    protocol::{error::FaultClass, message::FinishReason},
-    topology::Topology,
 };
 use tokio::sync::mpsc::channel;
+use topology::Topology;
 
-use super::{
-    super::{
-        fake_node::{FakeNode, Generation, Script, TOKENS},
-        tests::{open, request, start},
-    },
-    *,
+use super::*;
+use crate::{
+    client::fake_node::{FakeNode, Generation, Script, TOKENS},
+    client::tests::{open, request, start},
 };
 
 /// Generates on a node with this script, and returns the text and the last event.
@@ -39,21 +38,21 @@ async fn generates(generation: Generation, cancels: bool) -> (String, GenerateEv
 }
 
 #[tokio::test]
-async fn a_generation_streams_its_text_and_ends() {
+async fn generation_streams_text_and_ends() {
     let (text, last) = generates(Generation::Tokens, false).await;
     assert_eq!(text, "O Romeo!");
     assert!(matches!(&last, GenerateEvent::Finished(end) if end.reason == FinishReason::Length), "{last:?}");
 }
 
 #[tokio::test]
-async fn a_cancelled_generation_ends_on_the_head_with_what_came() {
+async fn cancelled_generation_ends_on_the_head_and_keeps_its_text() {
     let (text, last) = generates(Generation::UntilCancelled, true).await;
     assert_eq!(text, "O Romeo");
     assert!(matches!(&last, GenerateEvent::Finished(end) if end.reason == FinishReason::Cancelled), "{last:?}");
 }
 
 #[tokio::test]
-async fn a_generation_that_breaks_names_the_node_and_counts_as_lost() {
+async fn broken_generation_names_the_node_and_counts_as_lost() {
     let lost = Fault::new("pi3", FaultKind::NodeLost { how: Loss::Reset });
     assert_eq!(generates(Generation::Fails(lost.clone()), false).await.1, GenerateEvent::Failed(lost));
     let (text, last) = generates(Generation::Closes, false).await;
@@ -62,7 +61,7 @@ async fn a_generation_that_breaks_names_the_node_and_counts_as_lost() {
     assert_eq!((fault.node.as_str(), fault.kind.class()), ("pi1", FaultClass::Lost));
 }
 
-/// A replica on each of the nodes; all of them report it.
+/// Serves one replica on each of the nodes.
 fn serve(nodes: &[FakeNode], recovers: bool) -> Topology {
     let mut topology = crate::fixtures::topology();
     topology.members.truncate(nodes.len());
@@ -73,12 +72,12 @@ fn serve(nodes: &[FakeNode], recovers: bool) -> Topology {
     topology
 }
 
-/// Runs a request for the model of a topology; returns its events.
+/// Runs a request for the model of a topology and returns its events.
 async fn events(sessions: &[Arc<Session>], topology: &Topology) -> Vec<GenerateEvent> {
     events_of(request(), sessions, topology).await
 }
 
-/// As [`events`], of an answer with all of its tokens: a head sends no further one.
+/// Like [`events`], for an answer that already has all of its tokens.
 async fn events_of_rest(sessions: &[Arc<Session>], topology: &Topology) -> Vec<GenerateEvent> {
     events_of(Generate { resumed: TOKENS.map(|(id, _)| id).into(), ..request() }, sessions, topology).await
 }
@@ -90,7 +89,7 @@ async fn events_of(request: Generate, sessions: &[Arc<Session>], topology: &Topo
     std::iter::from_fn(|| received.try_recv().ok()).collect()
 }
 
-/// Text, starts, and the epochs that continue it.
+/// The text, the number of starts, and the epochs that continue the answer.
 fn summary(seen: &[GenerateEvent]) -> (String, usize, Vec<Epoch>) {
     let starts = seen.iter().filter(|event| matches!(event, GenerateEvent::Started { .. })).count();
     let moved =
@@ -104,7 +103,7 @@ fn fault(seen: &[GenerateEvent]) -> &Fault {
 }
 
 #[tokio::test]
-async fn an_answer_whose_head_is_lost_goes_on_at_another_one_and_no_text_comes_twice() {
+async fn another_head_continues_an_answer_without_repeating_text() {
     let refuses = Generation::Fails(Fault::new("pi2", FaultKind::NotHead));
     let scripts = [Generation::Closes, refuses, Generation::Tokens];
     let nodes = start(scripts.map(|generation| Script { generation, ..Script::default() }).into()).await;
@@ -117,14 +116,14 @@ async fn an_answer_whose_head_is_lost_goes_on_at_another_one_and_no_text_comes_t
     assert!(matches!(seen.last(), Some(GenerateEvent::Finished(_))), "{seen:?}");
     assert!(!moved.is_empty());
 
-    // A head that refuses a request before it starts ends it: only a lost request is resumed.
+    // A refusal before the start ends the request: only a lost request is resumed.
     let alone = serve(&nodes[..1], false);
     nodes[0].forget();
     assert_eq!(fault(&events(&sessions[1..2], &alone).await).kind, FaultKind::NotHead);
 }
 
 #[tokio::test]
-async fn an_answer_that_another_topology_ends_goes_on_in_it() {
+async fn answer_ended_by_a_new_topology_continues_in_it() {
     let superseded = Fault::new("pi1", FaultKind::Superseded { epoch: Epoch(7), by: "pi1".into() });
     let nodes = start(vec![Script { generation: Generation::FailsOnce(superseded), ..Script::default() }]).await;
     let topology = serve(&nodes, true);
@@ -134,7 +133,7 @@ async fn an_answer_that_another_topology_ends_goes_on_in_it() {
 }
 
 #[tokio::test]
-async fn no_other_model_continues_an_answer_and_nobody_waits_where_nothing_recovers() {
+async fn only_the_same_model_resumes_and_no_wait_without_recovery() {
     let left = Fault::new("pi1", FaultKind::NodeLost { how: Loss::Left });
     let nodes = start(vec![Script { generation: Generation::FailsOnce(left.clone()), ..Script::default() }]).await;
     let mut topology = serve(&nodes, false);
@@ -142,7 +141,7 @@ async fn no_other_model_continues_an_answer_and_nobody_waits_where_nothing_recov
     let seen = events(&open(&nodes).await, &topology).await;
     assert_eq!(fault(&seen), &left);
 
-    // If nodes recover by themselves, the console announces that it waits, and reports the loss in the end.
+    // If nodes recover by themselves, the console reports that it waits, and finally the loss.
     let nodes = start(vec![Script { generation: Generation::FailsOnce(left.clone()), ..Script::default() }]).await;
     let other = serve(&nodes, true);
     topology.layout = other.layout;
@@ -152,7 +151,7 @@ async fn no_other_model_continues_an_answer_and_nobody_waits_where_nothing_recov
 }
 
 #[tokio::test]
-async fn heads_that_refuse_to_resume_are_asked_with_pauses_until_the_deadline() {
+async fn resume_is_retried_with_pauses_until_the_deadline() {
     let full = |node: &str| Fault::new(node, FaultKind::QueueFull { limit: 8 });
     let lost = Fault::new("pi1", FaultKind::NodeLost { how: Loss::Left });
     let mut scripts = vec![Script { generation: Generation::FailsOnce(lost.clone()), ..Script::default() }];
@@ -168,7 +167,7 @@ async fn heads_that_refuse_to_resume_are_asked_with_pauses_until_the_deadline() 
 }
 
 #[tokio::test]
-async fn a_head_that_cannot_resume_an_answer_says_why() {
+async fn head_that_cannot_resume_reports_the_reason() {
     let lost = Fault::new("pi1", FaultKind::NodeLost { how: Loss::Left });
     let long = Fault::new("pi2", FaultKind::PromptTooLong { tokens: 9, context: 8 });
     let scripts = [Generation::FailsOnce(lost), Generation::Fails(long.clone())];
@@ -179,7 +178,7 @@ async fn a_head_that_cannot_resume_an_answer_says_why() {
 }
 
 #[tokio::test]
-async fn a_request_that_ends_two_heads_before_a_token_is_not_carried_to_a_third() {
+async fn request_that_kills_two_heads_is_not_sent_to_a_third() {
     let hangs = |node: &str| Generation::Fails(Fault::new(node, FaultKind::NodeLost { how: Loss::Stalled }));
     let scripts = ["pi1", "pi2", "pi3"].map(|node| Script { generation: hangs(node), ..Script::default() });
     let nodes = start(scripts.into()).await;
@@ -195,7 +194,7 @@ fn text_of(event: &GenerateEvent) -> Option<&str> {
 }
 
 #[tokio::test]
-async fn a_silent_head_is_asked_and_waited_for_while_it_answers_and_lost_when_it_does_not() {
+async fn silent_head_is_lost_only_when_it_stops_answering_reports() {
     let busy = Script { generation: Generation::UntilCancelled, ..Script::default() };
     let nodes = start(vec![busy, Script { is_mute: true, ..Script::default() }]).await;
     let sessions = open(&nodes).await;

@@ -1,15 +1,15 @@
-//! What a node tells beside its report: its log, its settings; and ending somebody's request.
+//! Queries besides the report: the log and the settings of a node; and cancelling requests of any client.
 use std::time::Duration;
 
-use shared::protocol::{
-    error::Fault,
+use common::fault::Fault;
+use protocol::{
     inspect::{Inspect, Inspected, LogLevel, LogLines},
     message::{RequestBody, ResponseBody},
 };
 
-use super::{assign::unexpected, session::Session};
+use super::{identify::unexpected, session::Session};
 
-/// A node must answer within this.
+/// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(10);
 
 async fn inspect(session: &Session, what: Inspect, waits_for: &str) -> Result<Inspected, Fault> {
@@ -20,26 +20,26 @@ async fn inspect(session: &Session, what: Inspect, waits_for: &str) -> Result<In
     }
 }
 
-/// Another thing than was looked at.
+/// The fault for a response of the wrong kind.
 fn another(session: &Session, seen: Inspected) -> Fault {
     unexpected(session, &ResponseBody::Inspected(Box::new(seen)))
 }
 
-/// Lines of a node's log after a number, oldest first.
+/// Lines of a node's log after a sequence number, oldest first.
 ///
 /// # Errors
-/// It does not answer.
+/// The node does not answer.
 pub async fn log(session: &Session, after: u64, level: LogLevel) -> Result<LogLines, Fault> {
-    match inspect(session, Inspect::Log { after, level }, "its log").await? {
+    match inspect(session, Inspect::Log { after, level }, "reading the log").await? {
         Inspected::Log(lines) => Ok(lines),
         other => Err(another(session, other)),
     }
 }
 
-/// All lines that a node keeps after a number: asks until there are no more.
+/// All stored lines of a node's log after a sequence number, fetched in several requests if necessary.
 ///
 /// # Errors
-/// It does not answer.
+/// The node does not answer.
 pub async fn whole_log(session: &Session, after: u64, level: LogLevel) -> Result<LogLines, Fault> {
     let mut all = log(session, after, level).await?;
     while all.more {
@@ -54,15 +54,15 @@ pub async fn whole_log(session: &Session, after: u64, level: LogLevel) -> Result
 /// A node's settings as TOML, without secrets.
 ///
 /// # Errors
-/// It does not answer.
+/// The node does not answer.
 pub async fn settings(session: &Session) -> Result<String, Fault> {
-    match inspect(session, Inspect::Settings, "its settings").await? {
+    match inspect(session, Inspect::Settings, "reading the settings").await? {
         Inspected::Settings(text) => Ok(text),
         other => Err(another(session, other)),
     }
 }
 
-/// Ends a request by its number on its head, whoever asked for it.
+/// Cancels a request of any client by its number on its head.
 ///
 /// # Errors
 /// The head does not answer, or runs no such request.

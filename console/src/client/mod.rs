@@ -1,5 +1,5 @@
-//! Sessions with nodes. `Client` keeps one task per node for the dashboard, which reconnects by itself; commands without
-//! a screen use `session`, `assign` and `generate` directly and fail at the first fault.
+//! Sessions with nodes. `Client` runs one task per node for the dashboard, which reconnects by itself; commands
+//! without a dashboard use `session`, `assign` and `generate` directly and fail at the first fault.
 pub mod adopt;
 pub mod assign;
 pub mod bench;
@@ -10,6 +10,7 @@ pub mod exclude;
 #[cfg(test)]
 pub(crate) mod fake_node;
 pub mod generate;
+pub mod identify;
 pub mod inspect;
 pub mod models;
 pub mod network;
@@ -29,14 +30,14 @@ use std::{
     time::Duration,
 };
 
-use shared::{
-    protocol::{
-        PORT,
-        error::{Fault, FaultKind},
-        inspect::LogLevel,
-        message::{Generate, RequestBody, ResponseBody},
-    },
+use common::{
+    fault::{Fault, FaultKind},
     units::Nanoseconds,
+};
+use protocol::{
+    PORT,
+    inspect::LogLevel,
+    message::{Generate, RequestBody, ResponseBody},
 };
 use tokio::sync::mpsc::{Sender, channel};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -49,19 +50,18 @@ use self::{
 use crate::{
     order::{How, Order},
     planned::PlanAsk,
-    run::Nodes,
     wanted::Wanted,
 };
 
-/// First pause before dialling again; doubles up to [`BACKOFF_MAX`].
+/// First pause before redialling; doubles up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
-/// Longest pause before dialling again.
+/// Longest pause before redialling.
 const BACKOFF_MAX: Duration = Duration::from_secs(4);
 
-/// Events of a generation that may wait for the dashboard.
+/// Largest number of queued events of a generation.
 const EVENTS_MAX: usize = 64;
 
-/// `ADDRESS` or `ADDRESS:PORT` as it is dialled; an IPv6 address with a port stands in brackets.
+/// `ADDRESS` or `ADDRESS:PORT` with the default port added if missing; an IPv6 address with a port needs brackets.
 pub fn with_port(node: &str) -> String {
     if node.parse::<std::net::Ipv6Addr>().is_ok() {
         return format!("[{node}]:{PORT}");
@@ -70,14 +70,14 @@ pub fn with_port(node: &str) -> String {
     if has_port { node.into() } else { format!("{node}:{PORT}") }
 }
 
-/// All nodes of a dashboard.
+/// Connections to all nodes of a dashboard.
 #[derive(Debug)]
 pub struct Client {
     nodes: Arc<Vec<Node>>,
     events: Sender<ClientEvent>,
     stop: CancellationToken,
     cancel: Mutex<CancellationToken>,
-    /// Ends the assignment that is under way.
+    /// Aborts the running assignment.
     abort: Mutex<CancellationToken>,
     tasks: TaskTracker,
 }
@@ -89,7 +89,7 @@ struct Node {
 }
 
 impl Client {
-    /// Starts a task per node; must be called inside a tokio runtime.
+    /// Starts a task per node. Must be called inside a tokio runtime.
     pub fn start(nodes: &[String], watch_ms: u32, events: Sender<ClientEvent>) -> Self {
         let node = |node: &String| Node { address: with_port(node), session: Mutex::new(None) };
         let nodes = Arc::new(nodes.iter().map(node).collect::<Vec<_>>());
@@ -106,7 +106,7 @@ impl Client {
         Self { nodes, events, stop, cancel: Mutex::default(), abort: Mutex::default(), tasks }
     }
 
-    /// What is begun now is what an abort ends from now on.
+    /// A new cancellation token, which the next abort triggers.
     fn abortable(&self) -> CancellationToken {
         let token = CancellationToken::new();
         token.clone_into(&mut self.abort.lock().unwrap_or_else(PoisonError::into_inner));
@@ -139,7 +139,7 @@ impl Nodes for Client {
 
     fn generate(&self, head: usize, request: Generate) {
         let cancel = CancellationToken::new();
-        // One at a time: a request that is replaced would be out of reach.
+        // Only one generation at a time: a replaced request could no longer be cancelled.
         std::mem::replace(&mut *self.cancel.lock().unwrap_or_else(PoisonError::into_inner), cancel.clone()).cancel();
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         self.tasks.spawn(async move {
@@ -211,7 +211,7 @@ impl Nodes for Client {
     }
 }
 
-/// Does what an operator ordered; the last that is to be told of it.
+/// Carries out an operator's order. Returns its final event.
 async fn carry_out(
     nodes: &[Node],
     order: Order,
@@ -238,10 +238,10 @@ async fn carry_out(
 }
 
 fn no_such(node: usize) -> Fault {
-    Fault::new("console", FaultKind::Internal { reason: format!("no node {node} in the list") })
+    Fault::new("console", FaultKind::Internal { reason: format!("the list has no node {node}") })
 }
 
-/// An assignment's event with the place of the node in the dashboard's list instead of its rank.
+/// An assignment's event with the node's index in the dashboard's list instead of its rank.
 fn placed(event: AssignEvent, place: &dyn Fn(usize) -> usize) -> AssignEvent {
     match event {
         AssignEvent::Loading { node, progress } => AssignEvent::Loading { node: place(node), progress },
@@ -268,7 +268,7 @@ fn sessions(nodes: &[Node], members: &[usize]) -> Result<Vec<Arc<Session>>, Faul
     members.iter().filter_map(|member| nodes.get(*member)).map(session).collect()
 }
 
-/// Keeps one node's session open and its reports coming.
+/// Keeps one node's session open and its reports arriving.
 async fn keep(nodes: &[Node], index: usize, watch_ms: u32, events: &Sender<ClientEvent>) {
     let node = &nodes[index];
     let mut pause = BACKOFF_MIN;
@@ -297,12 +297,12 @@ async fn watch(session: &Session, index: usize, interval_ms: u32, events: &Sende
         Ok(reply) => reply,
         Err(fault) => return fault,
     };
-    // A node that is silent for this long is dialled anew.
+    // A node that is silent for this long is dialled again.
     let patience = Duration::from_millis(u64::from(interval_ms) * 20).max(Duration::from_secs(5));
     loop {
         match reply.next("a report", patience).await {
             Ok(ResponseBody::Report(report)) => {
-                // A dashboard that is behind misses a report, not an event.
+                // A dashboard that falls behind misses a report, but no other event.
                 let _ = events.try_send(ClientEvent::Report { node: index, report });
             }
             Ok(_) => {}
@@ -311,7 +311,7 @@ async fn watch(session: &Session, index: usize, interval_ms: u32, events: &Sende
     }
 }
 
-/// Between half and the whole of a pause, so that many consoles do not dial at once.
+/// A random duration between half and all of the pause, so that many consoles do not dial at once.
 fn jittered(pause: Duration) -> Duration {
     use std::hash::{BuildHasher, Hasher, RandomState};
     let random = RandomState::new().build_hasher().finish();
@@ -321,3 +321,19 @@ fn jittered(pause: Duration) -> Duration {
 
 #[cfg(test)]
 pub(crate) mod tests;
+
+/// The dashboard's commands to the nodes. Methods return at once; results arrive as events.
+pub trait Nodes {
+    /// Assigns the topology to the nodes with these list indices, by rank.
+    fn assign(&self, wanted: Wanted, members: Vec<usize>);
+    /// Starts a generation on the head.
+    fn generate(&self, head: usize, generate: Generate);
+    /// Cancels the running generation.
+    fn cancel(&self);
+    /// Queries the planner.
+    fn plan(&self, ask: PlanAsk);
+    /// Reads the lines of a node's log after this line number.
+    fn log(&self, node: usize, after: u64);
+    /// Executes an operator command.
+    fn operate(&self, order: Order);
+}

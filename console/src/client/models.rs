@@ -1,4 +1,4 @@
-//! Model files of nodes, over a session: a question, its progress, its answer; and a local file's way to a node.
+//! Model files of nodes, over a session: a request with its progress and response, and the upload of a local file.
 use std::{
     fs::File,
     io::{self, Read},
@@ -7,28 +7,29 @@ use std::{
     time::Duration,
 };
 
-use sha2::Digest;
-use shared::{
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
-        models::{ModelFile, ModelsRequest, ModelsResponse, PIECE_BYTES_MAX, Piece, Sha256, Step},
-    },
+use common::{
+    digest::Sha256,
+    fault::{Fault, FaultKind},
     units::Bytes,
 };
+use protocol::{
+    message::{RequestBody, ResponseBody},
+    models::{ModelFile, ModelsRequest, ModelsResponse, PIECE_BYTES_MAX, Piece, Step},
+};
+use sha2::Digest;
 
-use super::{assign::unexpected, session::Session};
+use super::{identify::unexpected, session::Session};
 
-/// A node must say something within this: a server may be asked several times before it answers.
+/// Longest time without a message from the node: it may have to retry a download server several times.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 300 });
 
-/// Hears of progress.
+/// Progress callback: step, bytes done, total bytes if known.
 pub type Told<'a> = dyn Fn(Step, Bytes, Option<Bytes>) + Sync + 'a;
 
-/// Asks a node and waits for the end.
+/// Sends a request to a node and waits for the final response.
 ///
 /// # Errors
-/// The node refuses or fails, or says nothing for too long.
+/// The node refuses or fails, or is silent for too long.
 pub async fn ask(session: &Session, request: ModelsRequest, told: &Told<'_>) -> Result<ModelsResponse, Fault> {
     let mut reply = session.ask(RequestBody::Models(Box::new(request))).await?;
     loop {
@@ -42,10 +43,10 @@ pub async fn ask(session: &Session, request: ModelsRequest, told: &Told<'_>) -> 
     }
 }
 
-/// As [`ask`] for what ends with a file.
+/// Like [`ask`], for requests whose response is a file.
 ///
 /// # Errors
-/// As [`ask`].
+/// See [`ask`].
 pub async fn stored(session: &Session, request: ModelsRequest, told: &Told<'_>) -> Result<ModelFile, Fault> {
     match ask(session, request, told).await? {
         ModelsResponse::Stored(file) => Ok(file),
@@ -56,7 +57,7 @@ pub async fn stored(session: &Session, request: ModelsRequest, told: &Told<'_>) 
 /// The model files of a node.
 ///
 /// # Errors
-/// As [`ask`].
+/// See [`ask`].
 pub async fn list(session: &Session) -> Result<Vec<ModelFile>, Fault> {
     match ask(session, ModelsRequest::List, &|_, _, _| {}).await? {
         ModelsResponse::Listed(files) => Ok(files),
@@ -65,14 +66,14 @@ pub async fn list(session: &Session) -> Result<Vec<ModelFile>, Fault> {
 }
 
 fn odd(session: &Session, response: &ModelsResponse) -> Fault {
-    let kind = FaultKind::Malformed { reason: format!("{response:?} where something else was asked for") };
+    let kind = FaultKind::Malformed { reason: format!("unexpected response {response:?}") };
     Fault::new(&session.identity.name, kind)
 }
 
-/// SHA-256 and size of a local file.
+/// SHA-256 and size in bytes of a local file.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn digest(path: &Path) -> io::Result<(Sha256, u64)> {
     let mut file = File::open(path)?;
     let mut hasher = sha2::Sha256::new();
@@ -88,7 +89,7 @@ pub fn digest(path: &Path) -> io::Result<(Sha256, u64)> {
     }
 }
 
-/// Sends a local file, from where an earlier try ended.
+/// Uploads a local file, resuming an interrupted upload.
 ///
 /// # Errors
 /// The node refuses or fails, or the file cannot be read.

@@ -1,41 +1,39 @@
 //! Lets nodes measure the links between them: one node after another, so that no two measurements share a link.
 use std::{collections::HashSet, sync::Arc};
 
-use shared::{
-    protocol::{
-        bench::Bench,
-        error::{Fault, FaultKind},
-        network::{BenchNetwork, Neighbour},
-    },
-    telemetry::{BenchFound, BenchProgress, NetworkBench},
+use common::fault::{Fault, FaultKind};
+use protocol::{
+    bench::Bench,
+    network::{BenchNetwork, Neighbour},
 };
+use telemetry::{BenchFound, BenchProgress, NetworkBench};
 use tokio_util::sync::CancellationToken;
 
 use super::{assign::reports, bench::bench, session::Session};
 
-/// How long links are measured.
+/// Extent of a link measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
-    /// Round trips of each link.
+    /// Round trips per link.
     pub pings: u32,
-    /// Milliseconds of each stream.
+    /// Milliseconds per stream.
     pub stream_ms: u32,
-    /// Whether all stream to each at once.
+    /// Whether to also measure streams from all nodes to one node at once.
     pub incast: bool,
 }
 
 impl Effort {
-    /// A short measurement: about a second for up to 8 nodes, and at least 8 ms for each link of more.
+    /// A short measurement: about a second for up to 8 nodes, and at least 8 ms per link for more nodes.
     pub fn short(nodes: usize) -> Self {
         let links = (nodes * nodes.saturating_sub(1)).max(1) as u32;
         Self { pings: (1000 / links).clamp(8, 64), stream_ms: (800 / links).clamp(8, 60), incast: false }
     }
 }
 
-/// What each node found of its links from all others, in the order of the sessions.
+/// The results of each node for its links from all others, in the order of the sessions.
 ///
 /// # Errors
-/// A node runs a request, does not reach another, or speaks an older wire version.
+/// A node runs a request, cannot reach another node, or speaks an older wire version.
 pub async fn measure(
     sessions: &[Arc<Session>],
     effort: Effort,
@@ -49,7 +47,7 @@ pub async fn measure(
         let reason = format!("cannot measure links: {name} is given twice, or two nodes have this name");
         return Err(Fault::new(name, FaultKind::ParameterInvalid { reason }));
     }
-    // A head knows of its requests; the other ranks of a topology see steps alone.
+    // Only the head can report running requests; the other ranks of a topology see only steps.
     for report in reports(sessions).await? {
         if report.requests > 0 {
             return Err(Fault::new(&report.name, FaultKind::RequestsRun { count: report.requests }));
@@ -66,7 +64,7 @@ pub async fn measure(
         match bench(session, Bench::Network(wanted), &|progress| tell(name, progress), cancel).await? {
             BenchFound::Network(one) => found.push(one),
             BenchFound::Node(_) | BenchFound::Kernels(_) => {
-                let reason = "it measured something else than its links".into();
+                let reason = "unexpected response: not a link measurement".into();
                 return Err(Fault::new(name, FaultKind::Malformed { reason }));
             }
         }
@@ -76,7 +74,7 @@ pub async fn measure(
 
 #[cfg(test)]
 mod tests {
-    use shared::protocol::network::STREAM_MS;
+    use protocol::network::STREAM_MS;
 
     use super::*;
 

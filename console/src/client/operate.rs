@@ -1,10 +1,8 @@
-//! Orders of the dashboard, done: nodes that are cordoned, drained, taken out or in; the rolling restart that nodes keep; requests ended.
-use shared::{
-    protocol::error::{Fault, FaultKind},
-    topology::{Rolling, rolling::Phase},
-};
-
+//! Carries out orders of the dashboard: cordon, drain, exclude and include nodes, control rolling restarts, cancel
+//! requests.
+use common::fault::{Fault, FaultKind};
 use tokio_util::sync::CancellationToken;
+use topology::{Rolling, rolling::Phase};
 
 use super::{
     cluster::Cluster,
@@ -15,26 +13,27 @@ use super::{
 };
 use crate::order::{How, Roll};
 
-/// Longest drain of a node in a rolling restart where nothing is said: replay is cheaper than a wait.
+/// Default of the longest drain of a node in a rolling restart, in milliseconds: replaying a request is cheaper
+/// than waiting for it.
 pub const DRAIN_MS: u32 = 1000;
 
-/// Changes the rolling restart that the nodes keep.
+/// Changes the rolling restart that the nodes store.
 ///
 /// # Errors
-/// One is under way already, there is none to change, or no node keeps it.
+/// One is already running, there is none to change, or no node stores the change.
 pub async fn roll(cluster: &Cluster, roll: Roll) -> Result<Rolling, Fault> {
     match roll {
         Roll::Begin(which) => begin(cluster, &which, DRAIN_MS).await,
-        Roll::Pause => in_phase(cluster, Phase::Paused(format!("{} said so", own_name()))).await,
+        Roll::Pause => in_phase(cluster, Phase::Paused(format!("requested by {}", own_name()))).await,
         Roll::Resume => in_phase(cluster, Phase::Runs).await,
         Roll::Abort => in_phase(cluster, Phase::Aborted).await,
     }
 }
 
-/// Tells the nodes to restart those at these places of the list, in this order.
+/// Starts a rolling restart of the nodes at these indices, in this order.
 ///
 /// # Errors
-/// One is under way already, nobody is named, or no node keeps it.
+/// One is already running, no node is given, or no node stores it.
 pub async fn begin(cluster: &Cluster, which: &[usize], drain_ms: u32) -> Result<Rolling, Fault> {
     let refused = |reason: String| Fault::new("console", FaultKind::ParameterInvalid { reason });
     let target = |node: &usize| {
@@ -49,7 +48,7 @@ pub async fn begin(cluster: &Cluster, which: &[usize], drain_ms: u32) -> Result<
         Some(other) => {
             let by = &other.by;
             Err(refused(format!(
-                "{by} has a rolling restart under way: watch it, pause it or end it (--watch, --pause, --abort)"
+                "a rolling restart by {by} is running: watch, pause or abort it (--watch, --pause, --abort)"
             )))
         }
         None => Ok(wanted),
@@ -57,10 +56,11 @@ pub async fn begin(cluster: &Cluster, which: &[usize], drain_ms: u32) -> Result<
     .await
 }
 
-/// Takes a node out as far as `how` says; `stop` ends it while requests finish or nodes load, and leaves the node cordoned.
+/// Cordons, drains or excludes a node, according to `how`. While requests finish or nodes load, `stop` ends the
+/// operation and leaves the node cordoned.
 ///
 /// # Errors
-/// Too few nodes keep the list, or an assignment failed: what served before serves on as before.
+/// Too few nodes store the list, or an assignment failed; the previous topology keeps serving.
 pub async fn out(
     mut cluster: Cluster,
     node: usize,
@@ -71,7 +71,7 @@ pub async fn out(
 ) -> Result<OperateEvent, Fault> {
     let others =
         cluster.nodes.iter().enumerate().filter(|(index, other)| *index != node && cluster.exclusion(other).is_none());
-    // Without another node there is nothing to assign anew: the last one takes nothing new, and that is all.
+    // The last included node has no others to assign the topology to, so it only stops accepting requests.
     let has_rest = others.count() > 0;
     match how {
         How::Exclude if has_rest => {
@@ -81,7 +81,7 @@ pub async fn out(
                     let running = done.assigned.map(|done| (done.epoch, Box::new(done.topology)));
                     Ok(OperateEvent::Excluded { node: done.node, out: true, running })
                 }
-                // What runs was left as it is: nothing new begins on it.
+                // The topology is unchanged, so the node is cordoned.
                 Err(fault) if stop.is_cancelled() && matches!(fault.kind, FaultKind::AssignmentAborted { .. }) => {
                     Ok(OperateEvent::Cordoned { node: name, drained: None })
                 }

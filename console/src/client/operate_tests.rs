@@ -1,7 +1,7 @@
-//! Orders against nodes that do what their script says.
+//! Orders of the dashboard against scripted nodes.
 use std::sync::Mutex;
 
-use shared::telemetry::LoadProgress;
+use telemetry::LoadProgress;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
@@ -21,16 +21,16 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Fault>) -> String {
 }
 
 #[tokio::test]
-async fn a_rolling_restart_is_kept_by_all_nodes_and_paused_resumed_and_ended_by_whoever_asks() {
+async fn any_console_can_pause_resume_and_abort_a_rolling_restart() {
     let nodes = start(vec![Script::default(), Script::default()]).await;
     let cluster = Cluster::dial(&addresses(&nodes)).await;
     refused(roll(&cluster, Roll::Pause).await);
     refused(roll(&cluster, Roll::Begin(vec![7])).await);
-    let begun = roll(&cluster, Roll::Begin(vec![1, 0])).await.expect("nothing else is under way");
+    let begun = roll(&cluster, Roll::Begin(vec![1, 0])).await.expect("no other restart is running");
     let names: Vec<&str> = begun.targets.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!((names, begun.drain_ms, begun.revision), (vec!["pi2", "pi1"], DRAIN_MS, 1));
-    assert!(refused(roll(&cluster, Roll::Begin(vec![0])).await).contains("under way"));
-    // Another console, later.
+    assert!(refused(roll(&cluster, Roll::Begin(vec![0])).await).contains("is running"));
+    // Another console, at a later time.
     let other = Cluster::dial(&addresses(&nodes)).await;
     let paused = roll(&other, Roll::Pause).await.expect("it runs");
     assert!(matches!(paused.phase, Phase::Paused(_)));
@@ -41,32 +41,33 @@ async fn a_rolling_restart_is_kept_by_all_nodes_and_paused_resumed_and_ended_by_
 }
 
 #[tokio::test]
-async fn a_cordoned_or_drained_node_is_told_to_all_and_keeps_its_shard() {
+async fn cordoned_or_drained_node_is_announced_and_keeps_its_shard() {
     let nodes = start(vec![Script::default(), Script::default()]).await;
     assigns(&nodes).await.0.expect("both nodes agree");
     for (how, expected) in [(How::Cordon, None), (How::Drain, Some(true))] {
         let cluster = Cluster::dial(&addresses(&nodes)).await;
-        let done = out(cluster, 1, "fan", how, &CancellationToken::new(), &|_| {}).await.expect("both keep it");
+        let done = out(cluster, 1, "fan", how, &CancellationToken::new(), &|_| {}).await.expect("both store it");
         assert_eq!(done, OperateEvent::Cordoned { node: "pi2".into(), drained: expected });
     }
     let cluster = Cluster::dial(&addresses(&nodes)).await;
     assert_eq!(cluster.topology().map(|(topology, _)| topology.members.len()), Some(2));
     assert_eq!(cluster.exclusion(&cluster.nodes[1]).and_then(|entry| entry.reason.as_deref()), Some("fan"));
-    assert_eq!(nodes[0].asked().iter().filter(|asked| **asked == "prepare").count(), 1, "nothing was assigned anew");
+    assert_eq!(nodes[0].asked().iter().filter(|asked| **asked == "prepare").count(), 1, "nothing was assigned again");
 }
 
 #[tokio::test]
-async fn the_last_node_takes_nothing_new_and_nothing_is_assigned() {
+async fn last_node_stops_accepting_requests_without_assignment() {
     let nodes = start(vec![Script::default()]).await;
     assigns(&nodes).await.0.expect("it agrees");
     let cluster = Cluster::dial(&addresses(&nodes)).await;
-    let done = out(cluster, 0, "sd card", How::Exclude, &CancellationToken::new(), &|_| {}).await.expect("it keeps it");
+    let done =
+        out(cluster, 0, "sd card", How::Exclude, &CancellationToken::new(), &|_| {}).await.expect("it stores the list");
     assert_eq!(done, OperateEvent::Excluded { node: "pi1".into(), out: true, running: None });
     assert!(Cluster::dial(&addresses(&nodes)).await.usable().is_err());
 }
 
 #[tokio::test]
-async fn an_assignment_is_aborted_while_nodes_load_and_all_forget_it() {
+async fn assignment_is_aborted_on_all_nodes_while_they_load() {
     let nodes = start(vec![Script::default(), Script { loads_on: true, ..Script::default() }]).await;
     let (stop, loads) = (CancellationToken::new(), Mutex::new(Vec::<LoadProgress>::new()));
     let tell = |event| {
@@ -83,14 +84,14 @@ async fn an_assignment_is_aborted_while_nodes_load_and_all_forget_it() {
     assert!(!nodes[0].asked().contains(&"commit"));
 }
 
-/// The reasons of all nodes that are out, as they answer now.
+/// The current reasons of all excluded nodes, as reported by the nodes.
 async fn reasons(nodes: &[FakeNode]) -> Vec<Option<String>> {
     Cluster::dial(&addresses(nodes)).await.out().map(|entry| entry.reason.clone()).collect()
 }
 
 async fn exclude(nodes: &[FakeNode], named: usize, who: &str) -> Result<Outcome, Fault> {
     let cluster = Cluster::dial(&addresses(&nodes[..named])).await.with_known(who).await;
-    let node = cluster.find(who).expect("the others know it");
+    let node = cluster.find(who).expect("the other nodes have its address");
     exclude_until(cluster, node, Some("disk"), &CancellationToken::new(), &|_| {}).await
 }
 
@@ -99,7 +100,7 @@ async fn node_with_a_full_disk_is_excluded_by_the_others() {
     let full = Script { keeps_no_list: true, ..Script::default() };
     let nodes = start(vec![Script::default(), Script::default(), full]).await;
     assigns(&nodes).await.0.expect("all nodes agree");
-    let done = exclude(&nodes, 3, "pi3").await.expect("the others keep the list");
+    let done = exclude(&nodes, 3, "pi3").await.expect("the others store the list");
     let names = done.assigned.map(|done| done.topology.members.into_iter().map(|member| member.name).collect());
     assert_eq!(names, Some(vec!["pi1".to_owned(), "pi2".to_owned()]));
     assert_eq!(reasons(&nodes).await, [Some("disk".to_owned())]);
@@ -109,7 +110,7 @@ async fn node_with_a_full_disk_is_excluded_by_the_others() {
 async fn node_that_was_not_named_is_excluded() {
     let nodes = start(vec![Script::default(), Script::default(), Script::default()]).await;
     assigns(&nodes).await.0.expect("all nodes agree");
-    let done = exclude(&nodes, 1, "pi3").await.expect("the others keep the list");
+    let done = exclude(&nodes, 1, "pi3").await.expect("the others store the list");
     let layout = done.assigned.map(|done| done.topology.layout.to_string());
     assert_eq!(layout.as_deref(), Some("tp2"), "members that were not named stay members");
 }
@@ -155,7 +156,7 @@ async fn exclusion_that_too_few_nodes_keep_is_taken_back() {
     let full = || Script { keeps_no_list: true, ..Script::default() };
     let nodes = start(vec![Script::default(), full(), full(), Script::default()]).await;
     assigns(&nodes).await.0.expect("all nodes agree");
-    let fault = exclude(&nodes, 4, "pi4").await.expect_err("two of three others cannot keep it");
+    let fault = exclude(&nodes, 4, "pi4").await.expect_err("two of three others cannot store it");
     assert!(matches!(fault.kind, FaultKind::StateUnwritable { .. }), "{fault}");
     assert_eq!(reasons(&nodes).await, [], "heads that kept it serve on");
     assert_eq!(nodes[0].asked().iter().filter(|asked| **asked == "prepare").count(), 1, "nothing was assigned");
@@ -168,7 +169,7 @@ async fn exclusion_whose_assignment_fails_is_taken_back() {
     assigns(&nodes).await.0.expect("all nodes agree");
     let fault = exclude(&nodes, 3, "pi3").await.expect_err("pi1 has no room");
     assert!(matches!(fault.kind, FaultKind::Draining), "{fault}");
-    assert_eq!(reasons(&nodes).await, [], "what serves takes requests as before");
+    assert_eq!(reasons(&nodes).await, [], "the topology accepts requests as before");
     let cluster = Cluster::dial(&addresses(&nodes)).await;
     assert_eq!(cluster.topology().map(|(topology, _)| topology.members.len()), Some(3));
 }
@@ -192,7 +193,7 @@ async fn cordon_that_its_head_cannot_keep_is_refused() {
 }
 
 #[tokio::test]
-async fn an_exclusion_that_is_aborted_leaves_the_node_cordoned_and_what_runs_as_it_is() {
+async fn aborted_exclusion_cordons_the_node_and_keeps_the_topology() {
     let nodes = start(vec![Script::default(), Script::default()]).await;
     assigns(&nodes).await.0.expect("both nodes agree");
     let stop = CancellationToken::new();

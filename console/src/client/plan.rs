@@ -1,19 +1,19 @@
-//! Asks a node what its model costs, and plans on a thread of its own: many nodes have many layouts.
+//! Reads the sizes of a model from a node, and plans on a separate thread, because many nodes have many layouts.
 use std::time::Duration;
 
-use shared::protocol::error::{Fault, FaultKind};
+use common::fault::{Fault, FaultKind};
 use tokio::time::timeout;
 
-use super::{assign::identify, session::Session};
+use super::{identify::identify, session::Session};
 use crate::planned::{PlanAsk, Planned};
 
-/// Longest wait for the planner.
+/// Time limit of the planner.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Candidates for the nodes of the question.
+/// The candidate layouts for the nodes of the query.
 ///
 /// # Errors
-/// The node has not the model, what it says of it makes no sense, or planning takes too long.
+/// The node lacks the model, the model's sizes are invalid, or planning takes too long.
 pub async fn plan(session: &Session, ask: PlanAsk) -> Result<Planned, Fault> {
     let card = identify(session, &ask.model).await?;
     let malformed =
@@ -21,17 +21,16 @@ pub async fn plan(session: &Session, ask: PlanAsk) -> Result<Planned, Fault> {
     let work = tokio::task::spawn_blocking(move || Planned::new(ask, card.sizes));
     match timeout(PATIENCE, work).await {
         Ok(Ok(planned)) => Ok(planned),
-        Ok(Err(_)) => Err(malformed("the sizes of its model cannot be planned with")),
+        Ok(Err(_)) => Err(malformed("cannot plan with the reported sizes of the model")),
         Err(_) => Err(malformed("planning takes longer than a minute; use console plan with fewer nodes")),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use shared::{
-        schedule::Choice,
-        topology::{Exchange, KvFormat, planner::Goal},
-    };
+    use collectives::Choice;
+    use common::precision::{Exchange, KvFormat};
+    use planner::search::Goal;
 
     use super::*;
     use crate::client::{
@@ -41,7 +40,7 @@ mod tests {
     use crate::planned::AskNode;
 
     #[tokio::test]
-    async fn a_node_says_what_its_model_costs_and_layouts_are_ranked_on_the_nodes_of_the_question() {
+    async fn layouts_are_ranked_by_the_sizes_that_a_node_reports() {
         let node = FakeNode::start("pi1", Script::default()).await;
         let session = session::open(&node.address).await.expect("it answers");
         let node = |place: usize| AskNode {

@@ -1,14 +1,13 @@
-//! Decides what becomes of the running shards when a topology is assigned: a replica that does not change stays, a node without memory for
-//! both shards unloads first, so that answers pause. Pure.
+//! Decides the fate of the running shards when a topology is assigned: an unchanged replica stays; a node
+//! without memory for both shards unloads the current one first, so that answers pause. Pure.
 use std::time::Duration;
 
-use shared::{
-    protocol::message::Previous,
-    telemetry::{NodeReport, NodeState},
-    topology::{Topology, memory, sizes::ModelSizes, working::RankMemory},
-};
+use planner::{memory, working::RankMemory};
+use protocol::message::Previous;
+use telemetry::{NodeReport, NodeState};
+use topology::{Topology, sizes::ModelSizes};
 
-/// What becomes of each member's running shard, in the order of `reports`.
+/// The fate of each member's running shard, in the order of `reports`.
 pub(super) fn previous(topology: &Topology, reports: &[NodeReport], sizes: &ModelSizes) -> Vec<Previous> {
     let mut found = Vec::with_capacity(reports.len());
     for replica in 0..topology.layout.replicas {
@@ -24,7 +23,7 @@ pub(super) fn previous(topology: &Topology, reports: &[NodeReport], sizes: &Mode
     found
 }
 
-/// Whether these nodes run a replica of the topology, whose first member is `begin`, and all of them serve.
+/// Whether these nodes run a replica of the topology whose first member is `begin`, and all of them serve.
 fn is_whole(topology: &Topology, begin: usize, reports: &[NodeReport]) -> bool {
     let hash = |report: &NodeReport| report.topology.as_ref().map(|(_, hash, _)| *hash);
     reports.iter().enumerate().all(|(rank, report)| {
@@ -34,13 +33,14 @@ fn is_whole(topology: &Topology, begin: usize, reports: &[NodeReport]) -> bool {
     })
 }
 
-/// Whether a node has memory for the next shard only without the current one. With too little even then nothing is unloaded: the node refuses.
+/// Whether a node has memory for the next shard only without the current one. If it has too little even then,
+/// nothing is unloaded and the node refuses.
 fn must_unload(report: &NodeReport, needed: &RankMemory) -> bool {
     let Some((memory, both)) = report.health.memory.zip(report.free_for_next_shard()) else { return false };
     memory.available < needed.total() && needed.total() <= both
 }
 
-/// Time in which a node reads its shard of the topology; `None` if it has not measured its disk.
+/// Time that a node needs to read its shard of the topology; `None` if it has not measured its disk.
 pub(super) fn pause(topology: &Topology, member: usize, report: &NodeReport, sizes: &ModelSizes) -> Option<Duration> {
     let rate = report.health.disk.as_ref()?.read_rate.filter(|rate| rate.0 > 0)?;
     let replica = (0..topology.layout.replicas).find(|replica| topology.layout.members(*replica).contains(&member))?;
@@ -51,12 +51,12 @@ pub(super) fn pause(topology: &Topology, member: usize, report: &NodeReport, siz
 
 #[cfg(test)]
 mod tests {
-    use shared::{
+    use common::{
         ids::{Epoch, MemberIndex},
-        telemetry::health::{DiskUse, MemoryUse},
-        topology::sizes::Quantisation,
         units::Bytes,
     };
+    use telemetry::health::{DiskUse, MemoryUse};
+    use topology::sizes::Quantisation;
 
     use super::*;
     use crate::{client::fake_node::idle_report, fixtures};
@@ -64,7 +64,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn topology(layout: &str, sizes: &ModelSizes) -> Topology {
-        let layout: shared::topology::Layout = layout.parse().expect("a layout");
+        let layout: topology::Layout = layout.parse().expect("a layout");
         let count = layout.node_count();
         let mut topology = Topology { layout, context_length: 256, ..fixtures::topology() };
         topology.members.truncate(count);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn node_without_room_for_both_shards_unloads_and_its_pause_is_that_of_reading() {
+    fn node_without_room_for_both_shards_unloads_and_pauses() {
         let sizes = ModelSizes::known("tinyllama-1.1b", Quantisation::Q4_0).expect("it is known");
         let (running, next) = (topology("tp2", &sizes), topology("tp3", &sizes));
         let report = |index: usize, available: u64| {
@@ -93,7 +93,7 @@ mod tests {
         );
         let long = pause(&next, 1, &crowded, &sizes).expect("its disk is measured").as_secs();
         assert!((5..20).contains(&long), "{long} s for a third of 600 MiB at 20 MiB/s");
-        // Too little even without the current shard: unloading would end what serves for nothing.
+        // Too little memory even without the current shard: unloading would end a serving replica for nothing.
         let mut small = report(1, 10);
         small.shard = Bytes(20 * MIB);
         assert_eq!(found(&[report(0, 2000), small, idle]), [Previous::Serves; 3]);
@@ -109,7 +109,7 @@ mod tests {
         };
         let found = |second| previous(&running, &[report(0, NodeState::Ready), report(1, second)], &sizes);
         assert_eq!(found(NodeState::Serving), [Previous::Stays; 2]);
-        // One has noticed a loss, the other has not yet: both load again.
+        // One node has detected a loss, the other has not yet: both load again.
         assert_eq!(found(NodeState::Faulted), [Previous::Serves; 2]);
         let other = Topology { slots: running.slots + 1, ..running.clone() };
         let reports = [report(0, NodeState::Ready), report(1, NodeState::Ready)];

@@ -1,30 +1,29 @@
-//! What a console asks of nodes that bring topologies back by themselves: what they hold, a takeover, a rolling restart that they keep.
+//! Requests to nodes that recover topologies by themselves: what they hold, a take-over, and the rolling restart
+//! that they store.
 use std::{sync::Arc, time::Duration};
 
-use shared::{
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
-        recovery::{RecoveryAnswer, RecoveryAsk, Standing},
-    },
-    topology::{Rolling, rolling::Phase},
+use common::fault::{Fault, FaultKind};
+use protocol::{
+    message::{RequestBody, ResponseBody},
+    recovery::{RecoveryAnswer, RecoveryAsk, Standing},
 };
+use topology::{Rolling, rolling::Phase};
 
-use super::{assign::unexpected, cluster::Cluster, session::Session};
+use super::{cluster::Cluster, identify::unexpected, session::Session};
 
-/// A node must answer within this; its disk may have to be synced.
+/// Time limit for an answer, which may include syncing a disk.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How often a phase is said until all who answer keep it.
+/// How often a phase is sent until all nodes that answer store it.
 const ATTEMPTS: usize = 5;
 
 async fn question(session: &Session, ask: RecoveryAsk) -> Result<ResponseBody, Fault> {
-    session.ask(RequestBody::Recovery(Box::new(ask))).await?.next("an answer about recovery", ANSWER).await
+    session.ask(RequestBody::Recovery(Box::new(ask))).await?.next("the answer to a recovery request", ANSWER).await
 }
 
 /// What a node holds.
 ///
 /// # Errors
-/// It does not answer.
+/// The node does not answer.
 pub async fn standing(session: &Session) -> Result<Standing, Fault> {
     match question(session, RecoveryAsk::Standing(None)).await? {
         ResponseBody::Recovery(RecoveryAnswer::Standing(standing)) => Ok(*standing),
@@ -39,7 +38,7 @@ async fn tell(session: &Session, ask: RecoveryAsk) -> Result<(), Fault> {
     }
 }
 
-/// What all nodes that answer hold, in the order in which they were named.
+/// What each node holds, in the order in which the nodes were given; `None` if a node does not answer.
 pub async fn standings(cluster: &Cluster) -> Vec<Option<(Arc<Session>, Standing)>> {
     let mut found = Vec::with_capacity(cluster.nodes.len());
     for node in &cluster.nodes {
@@ -52,7 +51,7 @@ pub async fn standings(cluster: &Cluster) -> Vec<Option<(Arc<Session>, Standing)
     found
 }
 
-/// Lets the nodes that answer go on without the members that do not. Returns their names.
+/// Lets the nodes that answer continue without the members that do not. Returns their names.
 ///
 /// # Errors
 /// None of them holds a topology.
@@ -68,16 +67,17 @@ pub async fn take_over(cluster: &Cluster) -> Result<Vec<String>, Fault> {
     if names.is_empty() { Err(first.unwrap_or_else(none)) } else { Ok(names) }
 }
 
-/// The latest rolling restart that any node knows.
+/// The latest rolling restart that any node stores.
 pub async fn rolling(cluster: &Cluster) -> Option<Rolling> {
     let known = standings(cluster).await.into_iter().flatten().filter_map(|(_, standing)| standing.rolling);
     known.max_by_key(|rolling| rolling.revision)
 }
 
-/// Tells all nodes that answer a rolling restart that is newer than any they know: `change` makes it of the latest.
+/// Sends all reachable nodes a rolling restart with a higher revision than any they store; `change` derives it from
+/// the latest.
 ///
 /// # Errors
-/// No node keeps it.
+/// No node stores it.
 pub async fn change(
     cluster: &Cluster,
     change: impl FnOnce(Option<&Rolling>) -> Result<Rolling, Fault>,
@@ -98,13 +98,14 @@ pub async fn change(
     }
 }
 
-/// The latest one in another phase. Whoever drives may have taken its next step at the same moment: then it is said again.
+/// Moves the latest rolling restart to another phase. The node that drives it may take its next step at the same
+/// moment; then the phase is sent again.
 ///
 /// # Errors
-/// There is none that could be, or no node keeps it.
+/// There is no open rolling restart, or no node stores the change.
 pub async fn in_phase(cluster: &Cluster, phase: Phase) -> Result<Rolling, Fault> {
     let none = || {
-        let reason = "no rolling restart is under way or paused".into();
+        let reason = "no rolling restart is running or paused".into();
         Fault::new("console", FaultKind::ParameterInvalid { reason })
     };
     let is_open = |rolling: &&Rolling| matches!(rolling.phase, Phase::Runs | Phase::Paused(_));

@@ -1,5 +1,5 @@
-//! The rolling restart: one node after the other drains, ends, comes back, and the topology is assigned anew before the
-//! next one goes. Any trouble stops it where it is.
+//! The rolling restart driven by the console: each node drains, stops and returns, and the topology is assigned
+//! again before the next node follows. Any problem stops the restart where it is.
 use std::{
     sync::{
         Arc,
@@ -8,45 +8,42 @@ use std::{
     time::Duration,
 };
 
-use shared::{
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
-    },
-    telemetry::NodeReport,
-};
+use common::fault::{Fault, FaultKind};
+use protocol::message::{RequestBody, ResponseBody};
+use telemetry::NodeReport;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    assign::{assign, report, unexpected},
+    assign::{assign, report},
     cluster::Cluster,
     event::{AssignEvent, OperateEvent, RestartStep},
+    identify::unexpected,
     session::{self, Session},
 };
 use crate::wanted::Wanted;
 
-/// A node must say that it restarts within this.
+/// Time limit for a node to accept a restart.
 const ANSWER: Duration = Duration::from_secs(10);
-/// A node must have ended within this: its drain, and what its supervisor adds.
+/// Time limit for a node to stop: its drain, and the delay of its supervisor.
 const END: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 90 });
-/// An ended node must be back within this.
+/// Time limit for a stopped node to return.
 const BACK: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
-/// Between two dials.
+/// Interval between two dials.
 const DIAL: Duration = Duration::from_millis(100);
 
-/// A restart that did not come to its end.
+/// A restart that did not complete.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stopped {
-    /// Why; `None`: it was asked to.
+    /// The reason; `None` if it was stopped on request.
     pub fault: Option<Fault>,
-    /// Nodes that were not restarted, the one with the fault first.
+    /// Nodes that were not restarted, beginning with the one that failed.
     pub remaining: Vec<usize>,
 }
 
-/// Restarts the nodes `which` of the list one after the other. `stop` ends it before the next node.
+/// Restarts the nodes at the indices `which` one after another. `stop` ends the restart before the next node.
 ///
 /// # Errors
-/// The fault, and the nodes that remain.
+/// The fault, and the remaining nodes.
 pub async fn restart(
     addresses: &[String],
     which: &[usize],
@@ -63,7 +60,7 @@ pub async fn restart(
     Ok(())
 }
 
-/// Restarts one node and makes what ran before run again.
+/// Restarts one node and assigns the previous topology again.
 async fn one(addresses: &[String], node: usize, tell: &(dyn Fn(OperateEvent) + Sync)) -> Result<(), Fault> {
     let begun = Instant::now();
     let step = |step| tell(OperateEvent::Restart { node, step });
@@ -73,7 +70,7 @@ async fn one(addresses: &[String], node: usize, tell: &(dyn Fn(OperateEvent) + S
     let before = report(&session).await?;
     step(RestartStep::Draining);
     let mut reply = session.ask(RequestBody::Restart).await?;
-    match reply.next("an answer to the restart", ANSWER).await? {
+    match reply.next("the answer to the restart request", ANSWER).await? {
         ResponseBody::Restarting => {}
         other => return Err(unexpected(&session, &other)),
     }
@@ -91,7 +88,8 @@ async fn one(addresses: &[String], node: usize, tell: &(dyn Fn(OperateEvent) + S
     Ok(())
 }
 
-/// Before a node goes, everything else must be well; returns what to assign when it is back, and on which nodes.
+/// Before a node restarts, everything else must be healthy. Returns what to assign when the node is back, and on
+/// which nodes.
 fn check(cluster: &Cluster, node: usize) -> Result<Option<(Wanted, Vec<usize>)>, Fault> {
     cluster.usable()?;
     if let Some(report) = cluster.nodes[node].report().filter(|report| !report.supervised) {
@@ -110,18 +108,18 @@ fn check(cluster: &Cluster, node: usize) -> Result<Option<(Wanted, Vec<usize>)>,
     }
     let members: Option<Vec<usize>> = topology.members.iter().map(|member| place(&member.name)).collect();
     let members = members.ok_or_else(|| {
-        let reason = "its topology has members that were not named: name all nodes with --nodes".into();
+        let reason = "its topology has members that are not among the given nodes: name all nodes with --nodes".into();
         Fault::new(cluster.name(&cluster.nodes[node]), FaultKind::ParameterInvalid { reason })
     })?;
     Ok(Some((Wanted::again(topology, members.len()), members)))
 }
 
-fn place_is_outside(cluster: &Cluster, node: usize, topology: &shared::topology::Topology) -> bool {
+fn place_is_outside(cluster: &Cluster, node: usize, topology: &topology::Topology) -> bool {
     let name = cluster.name(&cluster.nodes[node]);
     topology.members.iter().all(|member| member.name != name)
 }
 
-/// Waits until the node has closed its session: it drained.
+/// Waits until the node has drained and closed its session.
 async fn ended(session: &Session, mut reply: super::session::Reply) -> Result<(), Fault> {
     match reply.next("draining", END).await {
         Err(Fault { kind: FaultKind::Timeout { .. }, .. }) => {
@@ -133,7 +131,7 @@ async fn ended(session: &Session, mut reply: super::session::Reply) -> Result<()
     }
 }
 
-/// Dials until another run of the same node answers.
+/// Dials until a new process of the same node answers.
 async fn back(address: &str, before: &NodeReport) -> Result<(Arc<Session>, NodeReport), Fault> {
     let deadline = Instant::now() + BACK;
     while Instant::now() < deadline {

@@ -1,28 +1,28 @@
 //! Finds a head that can continue an answer.
 use std::{sync::Arc, time::Duration};
 
-use shared::{
+use common::{
+    fault::Fault,
     ids::{Epoch, MemberIndex, ModelRoots},
-    protocol::error::Fault,
-    telemetry::{NodeReport, NodeState},
-    topology::{Member, Topology},
 };
+use telemetry::{NodeReport, NodeState};
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
+use topology::{Member, Topology};
 
 use super::{
     assign::report,
     session::{self, Session},
 };
 
-/// A node that does not answer within this is asked again in the next round.
+/// A node that does not answer within this time is asked again in the next round.
 const ANSWER: Duration = Duration::from_millis(500);
 /// Pause between two rounds.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// A node that is head of a replica that serves.
+/// The head of a replica that serves.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) session: Arc<Session>,
@@ -31,8 +31,9 @@ pub(super) struct Head {
     pub(super) member: MemberIndex,
 }
 
-/// Asks all nodes until one of them is head of a replica with this model and numeric version. Nodes whose session broke are dialed again;
-/// the node at the address `failed` is asked last. `None` if nodes answer and none of them recovers topologies by itself.
+/// Asks all nodes until one of them is the head of a replica with this model and numeric version. Nodes whose
+/// session broke are dialled again; the node at the address `failed` is asked last. `None` if nodes answer but none of
+/// them recovers topologies by itself.
 pub(super) async fn head(nodes: &[Arc<Session>], failed: &str, model: &ModelRoots, numeric: u32) -> Option<Head> {
     let mut sessions = nodes.to_vec();
     loop {
@@ -65,7 +66,7 @@ pub(super) async fn head(nodes: &[Arc<Session>], failed: &str, model: &ModelRoot
     }
 }
 
-/// A node's report, over a new session if the present one is broken.
+/// A node's report, over a new session if the current one is broken.
 async fn look(session: &mut Arc<Session>) -> Result<NodeReport, Fault> {
     if session.is_broken() {
         *session = Arc::new(session::open(&session.address).await?);
@@ -73,7 +74,8 @@ async fn look(session: &mut Arc<Session>) -> Result<NodeReport, Fault> {
     report(session).await
 }
 
-/// The topology that a node heads; `None` if it is no head, serves another model, or a member of its replica is excluded.
+/// The topology that a node heads; `None` if it is not a head, serves another model, or a member of its replica is
+/// excluded.
 fn serves(report: NodeReport, model: &ModelRoots) -> Option<(Epoch, Box<Topology>, MemberIndex)> {
     let is_up = report.fault.is_none() && matches!(report.state, NodeState::Ready | NodeState::Serving);
     let (topology, _, member) = report.topology.filter(|_| is_up)?;

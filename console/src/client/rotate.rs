@@ -1,9 +1,9 @@
-//! Gives nodes a new cluster key over sessions under the previous one. A node that has it already is skipped. The new secret travels
-//! wrapped under the old one, so an impostor of a node learns nothing.
+//! Gives nodes a new cluster key over sessions under the previous key. A node that already has the new key is
+//! skipped. The new secret is wrapped under the old one, so an impostor of a node learns nothing.
 use std::{sync::Arc, time::Duration};
 
-use shared::protocol::{
-    error::{Fault, FaultKind},
+use common::fault::{Fault, FaultKind};
+use protocol::{
     message::{RequestBody, ResponseBody},
     noise::{
         key::{Key, Role},
@@ -12,20 +12,20 @@ use shared::protocol::{
     pairing::WrappedKey,
 };
 
-use super::{assign::unexpected, session};
+use super::{identify::unexpected, session};
 
-/// A key must be on the disk within this.
+/// Time limit for storing a key on disk.
 const KEEP: Duration = Duration::from_secs(10);
 
-/// Gives the node at `address` the key `new`; its name.
+/// Gives the node at `address` the key `new` and returns the node's name.
 ///
 /// # Errors
-/// It is away, has no key or another than both, is too old for a wrapped key, or cannot keep the new one.
+/// The node is unreachable, has no key or a third one, is too old for a wrapped key, or cannot store the new key.
 pub async fn rekey(address: &str, old: &Key, new: &Key, grace_seconds: u32) -> Result<String, Fault> {
     let with = |key: &Key| Keyring::with(Role::Owner, vec![Held { key: key.clone(), until: None }]);
     let session = match session::open_with(address, &with(old)).await {
         Ok(session) => Arc::new(session),
-        // It has the new one from a rotation that was broken off.
+        // It already has the new key from an interrupted rotation.
         Err(Fault { kind: FaultKind::KeyDiffers, .. }) => {
             return session::open_with(address, &with(new)).await.map(|session| session.identity.name.clone());
         }
@@ -34,14 +34,15 @@ pub async fn rekey(address: &str, old: &Key, new: &Key, grace_seconds: u32) -> R
     let refused = |reason: &str| Fault::new(&session.identity.name, FaultKind::KeyRefused { reason: reason.into() });
     if session.role != Some(Role::Owner) {
         return Err(refused(
-            "it speaks wire version 4, which takes a key only unwrapped; upgrade brambled there, then rotate again",
+            "it speaks wire version 4, which cannot receive wrapped keys; upgrade brambled on the node, then \
+             rotate again",
         ));
     }
     let wrapped = WrappedKey::new(old, new, grace_seconds).map_err(refused)?;
     let mut reply = session.ask(RequestBody::RekeyWrapped(Box::new(wrapped))).await?;
-    match reply.next("a new key", KEEP).await? {
+    match reply.next("storing the new key", KEEP).await? {
         ResponseBody::Rekeyed { fingerprint } if fingerprint == new.fingerprint() => Ok(session.identity.name.clone()),
-        ResponseBody::Rekeyed { .. } => Err(refused("it answers that it has another key than it was given")),
+        ResponseBody::Rekeyed { .. } => Err(refused("it confirmed a different key than the one sent")),
         other => Err(unexpected(&session, &other)),
     }
 }
@@ -52,7 +53,7 @@ mod tests {
     use crate::client::fake_node::{FakeNode, Script};
 
     #[tokio::test]
-    async fn listener_without_key_is_told_no_secret() {
+    async fn listener_without_key_receives_no_secret() {
         let node = FakeNode::start("pi1", Script::default()).await;
         let (old, new) = (Key::Secret([1; 32]), Key::Secret([2; 32]));
         let refused = rekey(&node.address, &old, &new, 60).await.expect_err("it has no key");

@@ -1,6 +1,6 @@
 //! Divides each machine's cores among the ranks on it. Pure.
 
-/// What of a machine one rank may use.
+/// The part of a machine that one rank may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Share {
     pub(super) cores: Vec<u16>,
@@ -8,9 +8,9 @@ pub(super) struct Share {
     pub(super) spin: bool,
 }
 
-/// The share of each rank, from the machine it runs on and the cores it may use there. Ranks of one machine never share a
-/// core while there are enough; else each has one thread on one core, and none spins: it would take the core from the
-/// rank that it waits for.
+/// The share of each rank, from the machine it runs on and the cores it may use there. Ranks on one machine never
+/// share a core while there are enough cores. Otherwise each rank has one thread on one core and none spins, because
+/// spinning would take the core from the rank that it waits for.
 pub(super) fn shares(ranks: &[(&str, &[u16])]) -> Vec<Share> {
     let mut shares = vec![Share { cores: Vec::new(), threads: 1, spin: false }; ranks.len()];
     for (first, (machine, _)) in ranks.iter().enumerate() {
@@ -25,12 +25,12 @@ pub(super) fn shares(ranks: &[(&str, &[u16])]) -> Vec<Share> {
     shares
 }
 
-/// One machine: every rank gets the same number of cores, so that none waits for one with fewer.
+/// Divides one machine: every rank gets the same number of cores, so that none waits for one with fewer.
 fn divide(allowed: &[&[u16]]) -> Vec<Share> {
     let mut all = allowed.concat();
     all.sort_unstable();
     all.dedup();
-    // The most that leaves every rank as many cores of its own; the ranks with the fewest cores choose first.
+    // The largest number of cores that every rank can have for itself; the ranks with the fewest cores choose first.
     let mut order: Vec<usize> = (0..allowed.len()).collect();
     order.sort_by_key(|rank| allowed[*rank].len());
     let fair = (1..=all.len() / allowed.len()).rev().find_map(|each| {
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_divided_among_the_ranks_of_a_machine_and_none_spins_without_a_core_of_its_own() {
+    fn cores_are_divided_and_ranks_spin_only_on_dedicated_cores() {
         let four: &[u16] = &[0, 1, 2, 3];
         assert_eq!(shares(&[("a", four), ("b", four)]), [share(four, true), share(four, true)]);
         assert_eq!(shares(&[("a", four), ("a", four)]), [share(&[0, 1], true), share(&[2, 3], true)]);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_with_different_cores_on_one_machine_never_share_a_core_while_there_are_enough() {
+    fn ranks_with_different_cores_share_none_while_enough() {
         let shared = shares(&[("a", &[0, 1, 2, 3]), ("b", &[0]), ("a", &[0, 1])]);
         assert_eq!(shared, [share(&[2, 3], true), share(&[0], true), share(&[0, 1], true)]);
         assert_eq!(shares(&[("a", &[0, 1]), ("a", &[0])]), [share(&[1], true), share(&[0], true)]);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn no_core_of_a_machine_is_given_twice_to_ranks_that_spin() {
+    fn no_core_is_given_twice_to_spinning_ranks() {
         let cores: Vec<u16> = (0..8).collect();
         for ranks in 1..=10 {
             let shares = shares(&vec![("a", cores.as_slice()); ranks]);

@@ -1,4 +1,5 @@
-//! What a load is sent to, and the load itself: requests as they are due, over HTTP or to heads on 9999, each seen as a sample.
+//! Load generation and its target: requests are sent when due, over HTTP or to heads on port 9999, and each is
+//! recorded as a sample.
 use std::{
     sync::{
         Arc,
@@ -7,16 +8,14 @@ use std::{
     time::Duration,
 };
 
-use serde_json::{Value, json};
-use shared::{
+use common::{
+    fault::{FaultClass, FaultKind},
     latency::RequestTimes,
-    protocol::{
-        error::{FaultClass, FaultKind},
-        message::{self, Finished},
-    },
     sampling::SamplingParameters,
     units::Nanoseconds,
 };
+use protocol::message::{self, Finished};
+use serde_json::{Value, json};
 use tokio::{
     sync::{Semaphore, mpsc::channel},
     task::JoinSet,
@@ -33,26 +32,26 @@ use crate::{
     http::{Api, Ask, Events, Gathering, HttpError, Kind, Request, new_request_id},
 };
 
-/// Requests that may be under way at the same time.
+/// Largest number of requests in flight.
 pub const UNDER_WAY_MAX: usize = 4096;
-/// Events of a request that wait to be looked at.
+/// Largest number of queued events of a request.
 const EVENTS_MAX: usize = 1024;
 
-/// Where requests go.
+/// The destination of requests.
 #[derive(Debug)]
 pub enum Target {
-    /// To a server, as text completions of this model.
+    /// A server, with text completions of this model.
     Http {
         /// The server.
         api: Api,
         /// The model's name.
         model: String,
     },
-    /// To the heads of a topology, each to the one with the fewest under way.
+    /// The heads of a topology; each request goes to the one with the fewest in flight.
     Heads(Vec<(Arc<Session>, AtomicUsize)>),
 }
 
-/// A load: where it goes, how long an answer may take, and what its prompts and random numbers begin with.
+/// A load: its target, the time limit of an answer, and the seed of its prompts and random numbers.
 #[derive(Debug)]
 pub struct Load {
     target: Target,
@@ -61,16 +60,16 @@ pub struct Load {
     sent: AtomicU64,
 }
 
-/// When a closed load ends.
+/// The end of a closed load, whichever comes first.
 #[derive(Clone, Copy, Debug)]
 pub struct Until {
-    /// So many requests were sent.
+    /// Number of requests to send.
     pub requests: usize,
-    /// So long after the first; what runs then is waited for.
+    /// Time after which no more requests are sent; requests in flight finish.
     pub elapsed: Duration,
 }
 
-/// What a request has seen so far.
+/// The progress of a request.
 #[derive(Debug, Default)]
 struct Seen {
     times: RequestTimes,
@@ -98,7 +97,7 @@ impl Load {
         Self { target, patience, seed, sent: AtomicU64::new(0) }
     }
 
-    /// Keeps so many requests under way until the end; the jobs come again and again.
+    /// Keeps `concurrency` requests in flight until the end, cycling through the jobs.
     pub async fn closed(self: &Arc<Self>, jobs: &[Job], concurrency: usize, until: Until) -> Vec<Sample> {
         let (begun, next) = (Instant::now(), Arc::new(AtomicUsize::new(0)));
         let jobs: Arc<[Job]> = jobs.into();
@@ -119,7 +118,7 @@ impl Load {
         workers.join_all().await.into_iter().flatten().collect()
     }
 
-    /// Sends every job when it is due, whatever became of those before.
+    /// Sends every job when it is due, regardless of earlier ones.
     pub async fn open(self: &Arc<Self>, jobs: impl IntoIterator<Item = (Duration, Job)>) -> Vec<Sample> {
         let (begun, places) = (Instant::now(), Arc::new(Semaphore::new(UNDER_WAY_MAX)));
         let (mut running, mut samples) = (JoinSet::new(), Vec::new());
@@ -143,7 +142,7 @@ impl Load {
         samples
     }
 
-    /// A request that found too many under way.
+    /// The sample of a request that was not sent because too many were in flight.
     fn unsent(begun: Instant, due: Instant) -> Sample {
         let (due, times) = (Nanoseconds(nanoseconds(due - begun)), RequestTimes::default());
         let ended = Ended::Failed("not_sent".into());
@@ -231,7 +230,8 @@ fn ended(error: HttpError) -> Ended {
     }
 }
 
-/// Stages from a server's trace. Its synchronisation is that of the whole answer: told apart only where that is one token.
+/// Stages from a server's trace. Its synchronisation time covers the whole answer, so it is only attributable if
+/// the answer is one token.
 fn stages_of(trace: &Value, max_tokens: u32) -> Option<Stages> {
     let time = |name: &str| trace[name].as_f64().filter(|time| time.is_finite()).map(|time| time.max(0.0));
     let (queue, prefill) = (time("queueing_ms")?, time("prefill_ms")?);
@@ -240,7 +240,7 @@ fn stages_of(trace: &Value, max_tokens: u32) -> Option<Stages> {
     Some(Stages { queue, compute: prefill - wire, wire, sampling, flush, ..Stages::default() })
 }
 
-/// A request to the head with the fewest under way.
+/// Sends a request to the head with the fewest requests in flight.
 async fn on_head(
     heads: &[(Arc<Session>, AtomicUsize)],
     job: &Job,
@@ -256,7 +256,7 @@ async fn on_head(
     };
     let sampling = SamplingParameters { temperature: 0.0, seed, ..SamplingParameters::default() };
     let request = message::Generate::new(prompt, job.max_tokens, sampling, Vec::new());
-    // Taken back however this ends, also when it is dropped.
+    // Decremented on drop, however this function ends.
     let _under_way = UnderWay::on(running);
     let (events, mut received) = channel(EVENTS_MAX);
     let cancel = CancellationToken::new();
@@ -289,7 +289,7 @@ async fn on_head(
     result
 }
 
-/// Counts a request while it is there.
+/// Counts a request while this value exists.
 struct UnderWay<'a>(&'a AtomicUsize);
 
 impl<'a> UnderWay<'a> {
@@ -305,7 +305,7 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// Stages of a finished request, from the head's own totals of its prefill.
+/// Stages of a finished request, from the head's totals of its prefill.
 fn of_head(finished: &Finished) -> Stages {
     let prefill = finished.ranks.first().map(|rank| rank.prefill).unwrap_or_default();
     Stages {

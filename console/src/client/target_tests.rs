@@ -1,4 +1,4 @@
-//! Loads against a server that takes its time, and against heads that do what their script says.
+//! Loads against a slow server, and against scripted heads.
 use std::sync::atomic::AtomicI64;
 
 use super::*;
@@ -23,7 +23,7 @@ fn over_http(server: &FakeServer, patience: Duration) -> Arc<Load> {
 }
 
 #[tokio::test]
-async fn a_closed_load_keeps_so_many_under_way_and_no_more() {
+async fn closed_load_keeps_exactly_its_concurrency_in_flight() {
     let (running, most) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
     let (now, high) = (Arc::clone(&running), Arc::clone(&most));
     let server = FakeServer::start(move |_, request| {
@@ -44,7 +44,7 @@ async fn a_closed_load_keeps_so_many_under_way_and_no_more() {
 }
 
 #[tokio::test]
-async fn an_open_load_does_not_wait_for_answers_and_counts_from_when_requests_are_due() {
+async fn open_load_does_not_wait_and_measures_from_due_times() {
     let server = FakeServer::start(|_, _| {
         let mut steps = vec![Step::Pause(300)];
         steps.extend(completion(&["a"]));
@@ -60,7 +60,7 @@ async fn an_open_load_does_not_wait_for_answers_and_counts_from_when_requests_ar
 }
 
 #[tokio::test]
-async fn refusals_failures_and_late_answers_are_told_apart() {
+async fn refusals_failures_and_timeouts_are_distinguished() {
     let server = FakeServer::start(|number, _| match number % 4 {
         0 => vec![Step::Bytes(answer(429, "", "{\"error\":{\"code\":\"queue_full\",\"message\":\"m\"}}")), Step::Close],
         1 => vec![Step::Close],
@@ -82,10 +82,10 @@ async fn refusals_failures_and_late_answers_are_told_apart() {
 }
 
 #[tokio::test]
-async fn heads_share_a_load_and_say_where_the_time_went() {
+async fn heads_share_a_load_and_report_stages() {
     let nodes = [FakeNode::start("pi1", Script::default()).await, FakeNode::start("pi2", Script::default()).await];
     let failing = Script {
-        generation: Generation::Fails(shared::protocol::error::Fault::new("pi3", FaultKind::QueueFull { limit: 4 })),
+        generation: Generation::Fails(common::fault::Fault::new("pi3", FaultKind::QueueFull { limit: 4 })),
         ..Script::default()
     };
     let full = FakeNode::start("pi3", failing).await;
@@ -105,7 +105,7 @@ async fn heads_share_a_load_and_say_where_the_time_went() {
 }
 
 #[test]
-fn stages_come_from_a_servers_trace_and_from_none_without_one() {
+fn stages_need_a_server_trace() {
     let trace = json!({"queueing_ms": 2.0, "prefill_ms": 10.0, "synchronisation_ms": 3.0});
     let found = stages_of(&trace, 1).expect("there is one");
     assert_eq!((found.queue, found.compute, found.wire), (2.0, 7.0, 3.0));

@@ -1,15 +1,16 @@
-//! Sessions, assignments and generations against nodes that do what their script says.
+//! Sessions, assignments and generations against scripted nodes.
 use std::sync::atomic::AtomicBool;
 
-use shared::{
+use collectives::Choice;
+use common::{
+    fault::{FaultClass, FaultKind},
     ids::Epoch,
-    protocol::error::{FaultClass, FaultKind},
+    precision::{Exchange, KvFormat},
     sampling::SamplingParameters,
-    schedule::Choice,
-    topology::{Exchange, KvFormat, Layout},
     units::Bytes,
 };
 use tokio::{io::AsyncWriteExt, net::TcpListener, sync::mpsc::channel};
+use topology::Layout;
 
 use super::{
     assign::{Assigned, SLOTS_DEFAULT, assign},
@@ -47,7 +48,7 @@ pub(super) fn request() -> Generate {
     Generate::new("ROMEO:", 3, sampling, Vec::new())
 }
 
-/// Assigns on all nodes, and returns what it told.
+/// Assigns on all nodes, and returns the result and the events.
 pub(super) async fn assigns(nodes: &[FakeNode]) -> (Result<Assigned, Fault>, Vec<AssignEvent>) {
     let told = Mutex::new(Vec::new());
     let tell = |event| told.lock().expect("the lock is not poisoned").push(event);
@@ -56,7 +57,7 @@ pub(super) async fn assigns(nodes: &[FakeNode]) -> (Result<Assigned, Fault>, Vec
 }
 
 #[tokio::test]
-async fn an_assignment_prepares_and_commits_on_all_nodes_one_epoch_above_the_highest_and_is_used_again() {
+async fn assignment_commits_above_the_highest_epoch_and_is_reused() {
     let nodes = start(vec![Script { epoch: 4, ..Script::default() }, Script::default()]).await;
     let (assigned, told) = assigns(&nodes).await;
     let assigned = assigned.expect("both nodes agree");
@@ -77,7 +78,7 @@ async fn an_assignment_prepares_and_commits_on_all_nodes_one_epoch_above_the_hig
 }
 
 #[tokio::test]
-async fn a_node_that_says_no_fails_the_assignment_by_its_name_and_all_are_told_to_forget_it() {
+async fn refusal_fails_the_assignment_and_aborts_it_on_all_nodes() {
     let short = FaultKind::MemoryShort { needed: Bytes(2), available: Bytes(1) };
     let nodes = start(vec![Script::default(), Script { prepare: Some(short.clone()), ..Script::default() }]).await;
     assert_eq!(assigns(&nodes).await.0, Err(Fault::new("pi2", short)));
@@ -93,7 +94,7 @@ async fn a_node_that_says_no_fails_the_assignment_by_its_name_and_all_are_told_t
 }
 
 #[tokio::test]
-async fn a_node_with_other_weights_is_refused_before_anything_is_prepared() {
+async fn node_with_other_weights_is_refused_before_prepare() {
     let nodes = start(vec![Script::default(), Script { content: 9, ..Script::default() }, Script::default()]).await;
     let fault = assigns(&nodes).await.0.expect_err("the files differ");
     assert_eq!((fault.node.as_str(), fault.kind.code()), ("pi2", "content_differs"));
@@ -102,7 +103,7 @@ async fn a_node_with_other_weights_is_refused_before_anything_is_prepared() {
 }
 
 #[tokio::test]
-async fn a_topology_that_cannot_be_is_refused_before_anything_is_prepared() {
+async fn impossible_topology_is_refused_before_prepare() {
     let nodes = start(vec![Script::default()]).await;
     let session = open(&nodes).await.remove(0);
     let twice = [Arc::clone(&session), session];
@@ -114,7 +115,7 @@ async fn a_topology_that_cannot_be_is_refused_before_anything_is_prepared() {
 }
 
 #[tokio::test]
-async fn a_node_that_never_answers_is_a_timeout_that_says_what_was_waited_for() {
+async fn mute_node_is_a_timeout_that_names_the_step() {
     let nodes = start(vec![Script { is_mute: true, ..Script::default() }]).await;
     let fault = assigns(&nodes).await.0.expect_err("it is mute");
     assert_eq!(fault.node, "pi1");
@@ -122,11 +123,11 @@ async fn a_node_that_never_answers_is_a_timeout_that_says_what_was_waited_for() 
 }
 
 #[tokio::test]
-async fn whoever_cannot_be_spoken_to_is_named_with_the_reason() {
+async fn unreachable_node_is_reported_with_address_and_reason() {
     let closed = TcpListener::bind("127.0.0.1:0").await.expect("loopback can be bound");
     let address = closed.local_addr().expect("it has an address").to_string();
     drop(closed);
-    let fault = session::open(&address).await.expect_err("nobody listens");
+    let fault = session::open(&address).await.expect_err("the port is closed");
     assert_eq!((fault.kind.class(), fault.node.as_str()), (FaultClass::Unreachable, address.as_str()));
 
     let nodes = start(vec![Script { welcome: Some(FaultKind::Draining), ..Script::default() }]).await;
@@ -138,7 +139,7 @@ async fn whoever_cannot_be_spoken_to_is_named_with_the_reason() {
     tokio::spawn(async move {
         let (mut stream, _) = newer.accept().await.expect("the console dials");
         stream.write_all(b"BRAMBLE\n\x07\0\x09\0\0\0\0\0").await.expect("the console reads");
-        // Open until the console has read it.
+        // Stays open until the console has read it.
         let _ = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut Vec::new()).await;
     });
     let fault = session::open(&address).await.expect_err("it is newer");
@@ -147,7 +148,7 @@ async fn whoever_cannot_be_spoken_to_is_named_with_the_reason() {
 }
 
 #[tokio::test]
-async fn requests_after_the_end_of_a_session_fail_at_once_with_its_reason() {
+async fn requests_on_an_ended_session_fail_with_its_reason() {
     let nodes = start(vec![Script { generation: Generation::Closes, ..Script::default() }]).await;
     let session = open(&nodes).await.remove(0);
     let mut reply = session.ask(RequestBody::Generate(Box::new(request()))).await.expect("it listens");
@@ -162,7 +163,7 @@ async fn requests_after_the_end_of_a_session_fail_at_once_with_its_reason() {
 }
 
 #[tokio::test]
-async fn the_client_connects_assigns_generates_and_dials_again() {
+async fn client_connects_assigns_generates_and_redials() {
     let nodes = start(vec![Script::default(), Script::default()]).await;
     let addresses: Vec<String> = nodes.iter().map(|node| node.address.clone()).collect();
     let (events, mut received) = channel(256);
@@ -200,7 +201,7 @@ async fn the_client_connects_assigns_generates_and_dials_again() {
 }
 
 #[tokio::test]
-async fn a_broken_session_is_told_and_opened_again() {
+async fn broken_session_is_reported_and_reopened() {
     let nodes = start(vec![Script { generation: Generation::Closes, ..Script::default() }]).await;
     let (events, mut received) = channel(256);
     let client = Client::start(&[nodes[0].address.clone()], 1000, events);
@@ -220,7 +221,7 @@ async fn a_broken_session_is_told_and_opened_again() {
 }
 
 #[test]
-fn the_port_is_added_where_it_is_missing() {
+fn missing_port_is_added() {
     assert_eq!(with_port("127.0.0.1"), "127.0.0.1:9999");
     assert_eq!(with_port("pi1:7"), "pi1:7");
     assert_eq!(with_port("[::1]:7"), "[::1]:7");
@@ -228,7 +229,7 @@ fn the_port_is_added_where_it_is_missing() {
     assert_eq!(with_port("fe80::1:7"), "[fe80::1:7]:9999");
 }
 
-/// Told events of an operation, and its result.
+/// Runs an operation. Returns its result and its events.
 async fn operates<T, F: Future<Output = T>>(
     run: impl FnOnce(Arc<Mutex<Vec<OperateEvent>>>) -> F,
 ) -> (T, Vec<OperateEvent>) {
@@ -243,7 +244,7 @@ pub(super) fn addresses(nodes: &[FakeNode]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_rolling_restart_assigns_the_same_topology_after_each_node() {
+async fn rolling_restart_reassigns_the_topology_after_each_node() {
     let nodes = start(vec![Script::default(), Script::default()]).await;
     assigns(&nodes).await.0.expect("both nodes agree");
     let addresses = addresses(&nodes);
@@ -286,7 +287,7 @@ async fn a_rolling_restart_assigns_the_same_topology_after_each_node() {
 }
 
 #[tokio::test]
-async fn a_restart_that_is_told_to_stop_names_the_nodes_that_remain() {
+async fn stopped_restart_returns_the_remaining_nodes() {
     let nodes = start(vec![Script::default(), Script::default()]).await;
     let addresses = addresses(&nodes);
     let (result, told) = operates(|told| async move {
@@ -299,7 +300,7 @@ async fn a_restart_that_is_told_to_stop_names_the_nodes_that_remain() {
 }
 
 #[tokio::test]
-async fn an_exclusion_is_told_to_all_and_the_rest_is_assigned_and_an_inclusion_undoes_it() {
+async fn exclusion_reaches_all_nodes_and_inclusion_reverts_it() {
     let nodes = start(vec![Script::default(), Script::default(), Script::default()]).await;
     assigns(&nodes).await.0.expect("all nodes agree");
     let quiet = |_: OperateEvent| {};
@@ -315,7 +316,7 @@ async fn an_exclusion_is_told_to_all_and_the_rest_is_assigned_and_an_inclusion_u
     assert_eq!(cluster.usable().map(|sessions| sessions.len()), Ok(2));
     assert!(
         cluster.spread().await.is_empty() && nodes[0].asked().len() == 9,
-        "all know it already: {:?}",
+        "all nodes already have the list: {:?}",
         nodes[0].asked()
     );
     let done = exclude::exclude(cluster, 1, None, &quiet).await.expect("all agree");
@@ -323,7 +324,7 @@ async fn an_exclusion_is_told_to_all_and_the_rest_is_assigned_and_an_inclusion_u
     let names: Vec<&str> = all.members.iter().map(|member| member.name.as_str()).collect();
     assert_eq!(names, ["pi1", "pi2", "pi3"], "in the order of the cluster");
 
-    // The last node that is in stays in.
+    // The last included node cannot be excluded.
     let single = start(vec![Script::default()]).await;
     let alone = Cluster::dial(&addresses(&single)).await;
     let refused = exclude::exclude(alone, 0, Some("x"), &quiet).await.map(|done| done.node);

@@ -1,5 +1,5 @@
-//! Streams of the OpenAI API: what is asked, what an answer is gathered from, and how one goes on after the connection broke: the
-//! same request with the same `X-Request-Id` has the same text, of which only what was not told yet is told.
+//! Streaming requests of the OpenAI API. After a broken connection the same request is sent again with the same
+//! `X-Request-Id`. It has the same answer, of which only the part not received before is passed on.
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -10,13 +10,13 @@ use super::{
     client::{Api, Request, said},
 };
 
-/// Longest text of an answer.
+/// Maximum length of the text of an answer in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// After a break an answer is asked for again within this: a server keeps it for as long.
+/// Time limit for repeating a request after a broken connection; servers keep its answer for the same time.
 const AGAIN: Duration = Duration::from_secs(60);
-/// A server that serves no model is asked again for so long.
+/// Time to wait for a server that does not serve a model yet.
 const MODEL: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 5000 });
-/// Before the first and the later repeats.
+/// Pauses before the first and the following repeats; the last one applies to all further repeats.
 const PAUSES: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(250),
@@ -25,7 +25,7 @@ const PAUSES: [Duration; 5] = [
     Duration::from_secs(2),
 ];
 
-/// What is completed.
+/// The kind of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A text: `/v1/completions`.
@@ -34,61 +34,61 @@ pub enum Kind {
     Chat,
 }
 
-/// A request for an answer.
+/// A completion request.
 #[derive(Clone, Debug)]
 pub struct Ask {
-    /// What is completed.
+    /// Text or chat.
     pub kind: Kind,
-    /// The request's object; `stream` and `stream_options` are set here.
+    /// The JSON object of the request, without `stream` and `stream_options`.
     pub body: Value,
-    /// `X-Request-Id`: the same for every repeat.
+    /// `X-Request-Id`, equal in all repeats.
     pub request_id: String,
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
-    /// The server's id of it.
+    /// Id assigned by the server.
     pub id: Option<String>,
-    /// The model that answered.
+    /// The model that generated it.
     pub model: Option<String>,
     /// Its text.
     pub text: String,
-    /// Why it ended, as the API says it.
+    /// The API's `finish_reason`.
     pub finish_reason: Option<String>,
-    /// Tokens of the prompt and of the answer, where the server counts them.
+    /// The API's `usage`: token counts of prompt and answer; null if the server does not report them.
     pub usage: Value,
-    /// The server's times.
+    /// `timings` as reported by the server; null without them.
     pub timings: Value,
-    /// Log probabilities, in pieces as they came.
+    /// Log probabilities, one object per event.
     pub logprobs: Vec<Value>,
-    /// How often it was asked for again.
+    /// How often the request was repeated.
     pub repeats: u32,
 }
 
-/// What happens while an answer comes.
+/// Progress of an answer.
 #[derive(Debug)]
 pub enum Told<'a> {
-    /// Text that follows what was told before.
+    /// Text that follows the text reported before.
     Text(&'a str),
-    /// The connection broke for this reason, it is asked again.
+    /// The connection broke for this reason; the request is repeated.
     Again(&'a HttpError),
 }
 
-/// An answer while its events come. Pure.
+/// Assembles an answer from its events. Pure.
 #[derive(Clone, Debug, Default)]
 pub struct Gathering {
-    /// What came so far.
+    /// The answer so far.
     pub answer: Answer,
-    /// The server said that nothing follows.
+    /// The server has sent `[DONE]`.
     pub is_done: bool,
 }
 
 impl Gathering {
-    /// Takes the data of an event; the text that it adds.
+    /// Processes the data of an event and returns the text that it adds.
     ///
     /// # Errors
-    /// It is no event of the API, or tells of an error.
+    /// The data is not an event of the API, reports an error, or makes the answer too long.
     pub fn take(&mut self, at: &str, data: &str) -> Result<String, HttpError> {
         if data == "[DONE]" {
             self.is_done = true;
@@ -107,7 +107,7 @@ impl Gathering {
             }
         }
         for (name, place) in [("usage", &mut answer.usage), ("timings", &mut answer.timings)] {
-            // To index what is not there panics where it is to be changed.
+            // Mutable indexing panics if the event is not an object.
             if let Some(found) = event.get_mut(name).filter(|found| found.is_object()) {
                 *place = found.take();
             }
@@ -121,7 +121,7 @@ impl Gathering {
         }
         let text = choice["text"].as_str().or(choice["delta"]["content"].as_str()).unwrap_or_default().to_owned();
         if answer.text.len() + text.len() > ANSWER_BYTES_MAX {
-            return Err(malformed(format!("an answer of more than {ANSWER_BYTES_MAX} bytes")));
+            return Err(malformed(format!("the answer is longer than {ANSWER_BYTES_MAX} bytes")));
         }
         answer.text.push_str(&text);
         Ok(text)
@@ -129,7 +129,7 @@ impl Gathering {
 }
 
 impl Ask {
-    /// Path and text of the request.
+    /// Path and body of the HTTP request.
     pub fn request(&self) -> (&'static str, String) {
         let mut body = self.body.clone();
         body["stream"] = json!(true);
@@ -142,17 +142,17 @@ impl Ask {
     }
 }
 
-/// An id that no other request has: 64 bits of the system's randomness.
+/// A unique request id with 64 random bits.
 pub fn new_request_id() -> String {
     use std::hash::{BuildHasher, Hasher, RandomState};
     format!("console-{:016x}", RandomState::new().build_hasher().finish())
 }
 
-/// The first model that a server of these names. One that serves none is asked again for a while: it may not yet have heard of a
-/// topology that was assigned a moment ago.
+/// The first model that any of these servers lists. If none is served, polls for a while, because the servers may not
+/// yet have noticed a topology that was assigned a moment ago.
 ///
 /// # Errors
-/// None answers, or none serves a model.
+/// No server answers, or none serves a model.
 pub async fn model(apis: &[Api], patience: Duration) -> Result<String, HttpError> {
     let deadline = Instant::now() + MODEL;
     loop {
@@ -175,15 +175,17 @@ pub async fn model(apis: &[Api], patience: Duration) -> Result<String, HttpError
 }
 
 fn no_model(at: &str) -> HttpError {
-    let (code, message) = ("no_model".into(), "it serves no model; assign a topology first".into());
+    let (code, message) = ("no_model".into(), "no model is served; assign a topology first".into());
     HttpError::Refused { at: at.into(), status: 503, code, message, retry_after_seconds: None }
 }
 
-/// Asks the first server, or the next where one is away, and tells of the answer as it comes. `patience` is how long a server may be
-/// silent. What is dropped before its end is cancelled, as its connection is closed.
+/// Sends a request to the first server, or to the next one if a server is unreachable, and reports the answer as it
+/// arrives. `patience`: longest time without data. Dropping the future closes the connection, which cancels the
+/// request.
 ///
 /// # Errors
-/// No server answers, one refuses, or an answer that broke off came no more within a minute, or came with another text.
+/// No server answers, a server refuses the request, or an interrupted answer cannot be resumed within a minute or
+/// continues with a different text.
 pub async fn stream(
     apis: &[Api],
     ask: &Ask,
@@ -192,7 +194,7 @@ pub async fn stream(
 ) -> Result<Answer, HttpError> {
     let mut told = String::new();
     let mut place = 0;
-    // Servers that were away one after the other, before the first byte of an answer.
+    // Number of consecutive unreachable servers before the first byte of an answer.
     let mut away = 0;
     let mut broken: Option<Instant> = None;
     let mut repeats = 0;
@@ -210,7 +212,7 @@ pub async fn stream(
         away = if has_begun { 0 } else { away + 1 };
         match broken {
             None if has_begun => broken = Some(Instant::now()),
-            // Nothing of an answer yet: every server is asked once.
+            // No answer has started: try every server once.
             None if is_away && away < apis.len() => continue,
             None => return Err(error),
             Some(_) => {}
@@ -224,7 +226,7 @@ pub async fn stream(
     }
 }
 
-/// One request. `told` is the text so far, of this and of earlier attempts.
+/// Sends the request once. `told`: the text reported so far by this and earlier attempts.
 async fn attempt(
     api: &Api,
     ask: &Ask,
@@ -252,7 +254,7 @@ async fn attempt(
         }
     }
     if !gathering.is_done {
-        return Err(HttpError::Lost { at: api.at().into(), reason: "closed before the answer ended".into() });
+        return Err(HttpError::Lost { at: api.at().into(), reason: "closed before the end of the answer".into() });
     }
     match told.len() <= gathering.answer.text.len() {
         true => Ok(gathering.answer),
@@ -260,7 +262,7 @@ async fn attempt(
     }
 }
 
-/// Tells what `text` has beyond what was told.
+/// Reports the part of `text` that follows `told`, and appends it to `told`.
 fn go_on(api: &Api, text: &str, told: &mut String, tell: &mut (dyn FnMut(Told<'_>) + Send)) -> Result<(), HttpError> {
     let common = text.bytes().zip(told.bytes()).take_while(|(one, other)| one == other).count();
     if common < text.len().min(told.len()) {

@@ -1,4 +1,4 @@
-//! Answers that come whole, break off, go on elsewhere or otherwise, against a server that does what it is told.
+//! Answers that are complete, interrupted, resumed on another server or with another text, from scripted servers.
 use std::time::Duration;
 
 use serde_json::json;
@@ -19,7 +19,7 @@ fn ask() -> Ask {
     Ask { kind: Kind::Text, body: json!({"prompt": "x", "max_tokens": 3}), request_id: "r1".into() }
 }
 
-/// The result, and everything that was told, breaks as `|`.
+/// The result, and all reported text, with `|` for each repeat.
 async fn asked(apis: &[Api]) -> (Result<super::Answer, HttpError>, String) {
     let mut told = String::new();
     let mut tell = |what: Told<'_>| match what {
@@ -31,7 +31,7 @@ async fn asked(apis: &[Api]) -> (Result<super::Answer, HttpError>, String) {
 }
 
 #[tokio::test]
-async fn an_answer_is_told_as_it_comes_with_usage_and_timings() {
+async fn answer_is_streamed_with_usage_and_timings() {
     let server = FakeServer::start(|_, request| {
         let body: serde_json::Value = serde_json::from_str(&request.body).expect("JSON");
         assert_eq!(body["stream_options"]["include_usage"], true);
@@ -44,7 +44,7 @@ async fn an_answer_is_told_as_it_comes_with_usage_and_timings() {
     assert_eq!((&found.usage["completion_tokens"], &found.timings["prompt_ms"]), (&json!(3), &json!(2.5)));
 }
 
-/// A server whose first answer breaks off after two pieces.
+/// A server whose first answer is interrupted after two pieces.
 fn breaking(again: &'static [&'static str]) -> FakeServer {
     FakeServer::start(move |number, request| {
         assert_eq!(request.header("x-request-id"), Some("r1"));
@@ -57,9 +57,9 @@ fn breaking(again: &'static [&'static str]) -> FakeServer {
 }
 
 #[tokio::test]
-async fn an_answer_that_broke_off_goes_on_where_it_was_and_one_that_begins_otherwise_is_told() {
+async fn interrupted_answer_resumes_and_different_text_is_an_error() {
     let (result, told) = asked(&[api(&breaking(&["O Ro", "meo, ", "Romeo"]).url())]).await;
-    let found = result.expect("it goes on");
+    let found = result.expect("it resumes");
     assert_eq!((found.text.as_str(), told.as_str(), found.repeats), ("O Romeo, Romeo", "O Rom||eo, Romeo", 2));
 
     let server = breaking(&["O Ju", "liet"]);
@@ -72,7 +72,7 @@ async fn an_answer_that_broke_off_goes_on_where_it_was_and_one_that_begins_other
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_is_passed_over_and_one_that_refuses_is_not() {
+async fn unreachable_server_is_skipped_but_refusal_is_final() {
     let server = FakeServer::start(|_, _| completion(&["a"]));
     let (result, _) = asked(&[api("127.0.0.1:1"), api(&server.url())]).await;
     assert_eq!(result.map(|answer| answer.text), Ok("a".into()));
@@ -93,7 +93,7 @@ async fn a_server_that_is_away_is_passed_over_and_one_that_refuses_is_not() {
 }
 
 #[tokio::test]
-async fn an_error_among_the_events_ends_the_answer() {
+async fn error_event_ends_the_answer() {
     let server = FakeServer::start(|_, _| {
         let mut steps = completion(&["a"]);
         steps[2] = super::fake::event("{\"error\":{\"message\":\"node pi2 was lost\",\"code\":\"node_lost\"}}");
@@ -105,7 +105,7 @@ async fn an_error_among_the_events_ends_the_answer() {
 }
 
 #[tokio::test]
-async fn the_model_is_the_first_that_is_served() {
+async fn default_model_is_the_first_one_served() {
     let server = FakeServer::start(|_, _| {
         vec![Step::Bytes(answer(200, "", "{\"data\":[{\"id\":\"bard\"},{\"id\":\"other\"}]}"))]
     });
@@ -120,7 +120,7 @@ async fn the_model_is_the_first_that_is_served() {
 }
 
 #[test]
-fn what_is_no_event_of_the_api_is_an_error_or_adds_nothing() {
+fn invalid_event_is_an_error_or_adds_nothing() {
     for (data, is_right) in
         [("[]", true), ("7", true), ("{\"choices\":[]}", true), ("{\"choices\":{}}", true), ("{", false), ("", false)]
     {

@@ -1,25 +1,25 @@
-//! The bytes of a body out of the bytes of a connection: by length, in chunks, or until it closes. Pure.
+//! Extracts a body from the bytes of a connection: by length, in chunks, or until the connection closes. Pure.
 use super::head::Length;
 
-/// Longest line before a chunk (its size and extensions) and longest trailer.
+/// Maximum length in bytes of the line before a chunk (size and extensions), and of a trailer line.
 const LINE_BYTES_MAX: usize = 1 << 10;
 
-/// Where in a body the next byte lies.
+/// The position of the next byte in a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
-    /// So many bytes of data follow; in chunks a line end after them.
+    /// This many bytes of data follow, and after a chunk a line end.
     Data { left: u64, in_chunk: bool },
-    /// The line end after a chunk, or its size.
+    /// In the line with the size of a chunk, or in the line end after a chunk.
     Line { line: Vec<u8>, is_after_chunk: bool },
-    /// Lines after the last chunk, up to an empty one.
+    /// In the trailer lines after the last chunk, up to an empty line.
     Trailer { line: Vec<u8>, total: usize },
     /// Data until the connection closes.
     Open,
-    /// Nothing follows.
+    /// The body is complete.
     End,
 }
 
-/// Takes a body apart.
+/// Decodes a body incrementally.
 #[derive(Clone, Debug)]
 pub(crate) struct BodyReader {
     place: Place,
@@ -36,21 +36,21 @@ impl BodyReader {
         Self { place }
     }
 
-    /// Whether the body is whole.
+    /// Whether the body is complete.
     pub(crate) fn is_done(&self) -> bool {
         self.place == Place::End
     }
 
-    /// Whether a connection that closes now has sent all of it.
+    /// Whether the body is complete if the connection closes now.
     pub(super) fn may_close(&self) -> bool {
         matches!(self.place, Place::Open | Place::End)
     }
 
-    /// Takes bytes of the connection, appends those of the body to `out`; returns how many were taken: all of them, unless the body
-    /// ends before.
+    /// Processes bytes of the connection and appends those of the body to `out`. Returns the number of processed bytes:
+    /// all, unless the body ends before.
     ///
     /// # Errors
-    /// What is wrong with the chunks.
+    /// The chunks are malformed.
     pub(crate) fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, String> {
         let mut taken = 0;
         while taken < bytes.len() && self.place != Place::End {
@@ -83,7 +83,7 @@ impl BodyReader {
     fn line_byte(&mut self, byte: u8) -> Result<(), String> {
         let (Place::Line { line, .. } | Place::Trailer { line, .. }) = &mut self.place else { return Ok(()) };
         if line.len() >= LINE_BYTES_MAX {
-            return Err(format!("a line of more than {LINE_BYTES_MAX} bytes between chunks"));
+            return Err(format!("a line between chunks is longer than {LINE_BYTES_MAX} bytes"));
         }
         line.push(byte);
         let Some(line) = line.strip_suffix(b"\r\n").map(<[u8]>::to_vec) else { return Ok(()) };
@@ -91,14 +91,14 @@ impl BodyReader {
             Place::Line { is_after_chunk: true, .. } if line.is_empty() => {
                 Place::Line { line: Vec::new(), is_after_chunk: false }
             }
-            Place::Line { is_after_chunk: true, .. } => return Err("a chunk that is longer than it says".into()),
+            Place::Line { is_after_chunk: true, .. } => return Err("a chunk is longer than its size".into()),
             Place::Line { .. } => match size(&line)? {
                 0 => Place::Trailer { line: Vec::new(), total: 0 },
                 left => Place::Data { left, in_chunk: true },
             },
             Place::Trailer { .. } if line.is_empty() => Place::End,
             Place::Trailer { total, .. } if total + line.len() > 8 * LINE_BYTES_MAX => {
-                return Err("an endless trailer".into());
+                return Err("the trailer is too long".into());
             }
             Place::Trailer { total, .. } => Place::Trailer { line: Vec::new(), total: total + line.len() + 2 },
             other => other.clone(),
@@ -107,18 +107,19 @@ impl BodyReader {
     }
 }
 
-/// The size that a chunk's line says; extensions behind a semicolon are left out.
+/// The size in the line of a chunk; extensions after a semicolon are ignored.
 fn size(line: &[u8]) -> Result<u64, String> {
     let digits = line.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
     let text = std::str::from_utf8(digits).ok().filter(|text| !text.starts_with('+') && text.len() <= 15);
-    text.and_then(|text| u64::from_str_radix(text, 16).ok()).ok_or_else(|| "a chunk without a size".into())
+    text.and_then(|text| u64::from_str_radix(text, 16).ok()).ok_or_else(|| "a chunk has no valid size".into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Feeds in pieces of so many bytes; the body, what was left over, and whether it is whole.
+    /// Feeds pieces of `piece` bytes. Returns the body, the number of remaining bytes, and whether the body is
+    /// complete.
     fn read(length: Length, bytes: &[u8], piece: usize) -> Result<(Vec<u8>, usize, bool), String> {
         let (mut reader, mut out, mut taken) = (BodyReader::new(length), Vec::new(), 0);
         for bytes in bytes.chunks(piece) {
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_the_same_however_its_bytes_arrive() {
+    fn body_does_not_depend_on_the_split_of_its_bytes() {
         let chunked = b"5\r\nhello\r\nA;x=y\r\n, world, 0\r\n0\r\nX-Sum: 1\r\n\r\nHTTP";
         for piece in 1..=chunked.len() {
             let read = |length, bytes: &[u8]| read(length, bytes, piece).expect("it is right");
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_that_cannot_be_are_told_and_need_no_memory() {
+    fn malformed_chunks_are_errors_and_allocate_nothing() {
         let endless = [b'1'; 4 * LINE_BYTES_MAX];
         for wrong in [&b"x\r\n"[..], b"\r\n", b"+5\r\nhello\r\n", b"2\r\nhello\r\n", b"ffffffffffffffff\r\n", &endless]
         {

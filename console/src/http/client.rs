@@ -1,4 +1,4 @@
-//! Requests to one server: connections kept and used again, heads and bodies read with deadlines.
+//! Requests to one server over persistent connections, with deadlines for heads and bodies.
 use std::{
     fmt::Write,
     io,
@@ -19,28 +19,28 @@ use super::{
     head::{self, Head},
 };
 
-/// A connection must be open within this.
+/// Time limit to open a connection.
 pub const CONNECT: Duration = Duration::from_secs(5);
-/// Connections that wait for their next request.
+/// Largest number of idle connections.
 const IDLE_MAX: usize = 256;
-/// Bytes that are read at once.
+/// Number of bytes to read at once.
 const READ_BYTES: usize = 16 << 10;
 
 /// A request.
 #[derive(Clone, Debug, Default)]
 pub struct Request<'a> {
-    /// `/v1/..`: what follows the server's prefix.
+    /// The path after the server's prefix: `/v1/..`.
     pub path: &'a str,
-    /// JSON to post; `None`: GET.
+    /// JSON body of a POST request; `None` for GET.
     pub body: Option<&'a str>,
-    /// `X-Request-Id`, printable.
+    /// `X-Request-Id`; must be printable.
     pub request_id: Option<&'a str>,
 }
 
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
-    /// What was read and belongs to no body yet.
+    /// Bytes that were read but not processed yet.
     buffer: Vec<u8>,
 }
 
@@ -52,7 +52,7 @@ pub struct Api {
     idle: Mutex<Vec<Connection>>,
 }
 
-/// An answer whose body can be read. Where it is dropped before its end, the connection is closed, which cancels the request.
+/// A response whose body can be read. Dropping it before its end closes the connection, which cancels the request.
 #[derive(Debug)]
 pub struct Response<'a> {
     /// Status and headers.
@@ -63,7 +63,7 @@ pub struct Response<'a> {
 }
 
 impl Api {
-    /// A server, dialled when it is asked. The key goes with every request and must be printable.
+    /// A server, without connecting to it yet. `key` is sent with every request and must be printable.
     pub fn new(url: Url, key: Option<String>) -> Self {
         Self { url, key, idle: Mutex::default() }
     }
@@ -73,14 +73,14 @@ impl Api {
         &self.url.authority
     }
 
-    /// Sends a request and waits for the head of its answer, at most `patience`.
+    /// Sends a request and waits up to `patience` for the head of the response.
     ///
     /// # Errors
-    /// The server is away, silent, or sends something else than HTTP. A status is no error here.
+    /// The server is unreachable, silent, or does not send HTTP. A response with an error status is not an error here.
     pub async fn send(&self, request: &Request<'_>, patience: Duration) -> Result<Response<'_>, HttpError> {
         let text = self.text(request);
         let mut last = None;
-        // A server may close an idle connection at any time: then the request was not read, and a new one is opened.
+        // A server may close an idle connection at any time. The request was not read then; open a new connection.
         while let Some(connection) = last.is_none().then(|| self.idle()).flatten() {
             match self.exchange(connection, &text, patience).await {
                 Err(HttpError::Lost { .. }) => last = Some(()),
@@ -90,10 +90,10 @@ impl Api {
         self.exchange(self.dial().await?, &text, patience).await
     }
 
-    /// As [`Self::send`], and the whole answer as JSON.
+    /// As [`Self::send`], then reads the whole response as JSON.
     ///
     /// # Errors
-    /// As there, and a status that is none of success, or an answer that is no JSON.
+    /// As [`Self::send`], or the status is not a success, or the body is not valid JSON.
     pub async fn json(&self, request: &Request<'_>, patience: Duration) -> Result<Value, HttpError> {
         let response = self.send(request, patience).await?.succeeded(patience).await?;
         let at = self.at().to_owned();
@@ -108,7 +108,7 @@ impl Api {
     async fn dial(&self) -> Result<Connection, HttpError> {
         let unreachable = |reason: String| HttpError::Unreachable { at: self.at().into(), reason };
         let stream = timeout(CONNECT, TcpStream::connect(self.at())).await;
-        let stream = stream.map_err(|_| unreachable(format!("no answer within {} s", CONNECT.as_secs())))?;
+        let stream = stream.map_err(|_| unreachable(format!("no connection within {} s", CONNECT.as_secs())))?;
         let stream = stream.map_err(|error| unreachable(error.to_string()))?;
         stream.set_nodelay(true).map_err(|error| unreachable(error.to_string()))?;
         Ok(Connection { stream, buffer: Vec::new() })
@@ -144,10 +144,11 @@ impl Api {
         text: &str,
         patience: Duration,
     ) -> Result<Response<'_>, HttpError> {
-        let what = "its answer";
+        let what = "the response";
         let late = |_| HttpError::Timeout { at: self.at().into(), what, seconds: patience.as_secs() };
         let work = async {
-            // A server that refuses early closes before it has read all: its answer counts, not the failed write.
+            // A server that refuses early may close before it has read the request: report its response, not the failed
+            // write.
             let written = connection.stream.write_all(text.as_bytes()).await;
             loop {
                 if let Some((head, length)) =
@@ -162,7 +163,7 @@ impl Api {
                 match self.read(&mut connection).await {
                     Ok(0) => {
                         let reason =
-                            written.as_ref().err().map_or("closed before it answered".into(), ToString::to_string);
+                            written.as_ref().err().map_or("closed before responding".into(), ToString::to_string);
                         return Err(HttpError::Lost { at: self.at().into(), reason });
                     }
                     Ok(_) => {}
@@ -190,7 +191,7 @@ impl Response<'_> {
     /// The next bytes of the body; `None` at its end.
     ///
     /// # Errors
-    /// The connection broke, was silent for `patience`, or what came is no body.
+    /// The connection broke, had no data for `patience`, or the body is malformed.
     pub async fn chunk(&mut self, patience: Duration) -> Result<Option<Vec<u8>>, HttpError> {
         let mut out = Vec::new();
         loop {
@@ -206,13 +207,15 @@ impl Response<'_> {
             }
             let at = || self.api.at().to_owned();
             let late =
-                |_| HttpError::Timeout { at: at(), what: "the next part of its answer", seconds: patience.as_secs() };
+                |_| HttpError::Timeout { at: at(), what: "the next part of the response", seconds: patience.as_secs() };
             match timeout(patience, self.api.read(connection)).await.map_err(late)? {
                 Ok(0) if self.body.may_close() => {
                     self.connection = None;
                     return Ok(None);
                 }
-                Ok(0) => return Err(HttpError::Lost { at: at(), reason: "closed in the middle of its answer".into() }),
+                Ok(0) => {
+                    return Err(HttpError::Lost { at: at(), reason: "closed in the middle of the response".into() });
+                }
                 Ok(_) => {}
                 Err(error) => return Err(HttpError::Lost { at: at(), reason: error.to_string() }),
             }
@@ -222,22 +225,22 @@ impl Response<'_> {
     /// The whole body, up to [`BODY_BYTES_MAX`].
     ///
     /// # Errors
-    /// As [`Self::chunk`], or it is longer.
+    /// As [`Self::chunk`], or the body is longer.
     pub async fn whole(mut self, patience: Duration) -> Result<Vec<u8>, HttpError> {
         let mut whole = Vec::new();
         while let Some(bytes) = self.chunk(patience).await? {
             whole.extend_from_slice(&bytes);
             if whole.len() > BODY_BYTES_MAX {
-                return Err(self.api.malformed(format!("more than {BODY_BYTES_MAX} bytes")));
+                return Err(self.api.malformed(format!("the body is longer than {BODY_BYTES_MAX} bytes")));
             }
         }
         Ok(whole)
     }
 
-    /// The response, if its status is one of success.
+    /// The response, if its status is a success.
     ///
     /// # Errors
-    /// What the server says is wrong.
+    /// The error that the server reports.
     pub async fn succeeded(self, patience: Duration) -> Result<Self, HttpError> {
         let status = self.head.status;
         if (200..300).contains(&status) {
@@ -262,11 +265,11 @@ impl Response<'_> {
     }
 }
 
-/// Code and message of an error as the OpenAI API has it; the code of one without is that of its status.
+/// Code and message of an OpenAI API error. Without a code, the code is `http_` and the status.
 pub(super) fn said(error: &Value, status: u16) -> (String, String) {
     let code = error["code"].as_str().or(error["type"].as_str());
     let code = code.map_or_else(|| format!("http_{status}"), |code| code.chars().take(80).collect());
-    let message = error["message"].as_str().unwrap_or("it does not say why");
+    let message = error["message"].as_str().unwrap_or("the server gave no reason");
     (code, message.chars().take(2000).collect())
 }
 
@@ -278,7 +281,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(5);
 
     #[tokio::test]
-    async fn a_request_carries_key_id_and_body_and_its_connection_is_used_again() {
+    async fn request_has_key_id_and_body_and_connection_is_reused() {
         let server = FakeServer::start(|_, request| {
             let seen = serde_json::json!({"line": request.line, "key": request.header("authorization"),
                 "id": request.header("x-request-id"), "body": request.body});
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_idle_connection_that_was_closed_is_opened_anew() {
+    async fn closed_idle_connection_is_replaced() {
         let server = FakeServer::start(|_, _| vec![Step::Bytes(answer(200, "", "{}")), Step::Close]);
         let api = Api::new(server.url().parse().expect("a URL"), None);
         let request = Request { path: "/health", ..Request::default() };
@@ -308,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_goes_wrong_is_told_apart() {
+    async fn failures_are_distinguished() {
         let server = FakeServer::start(|_, request| match request.line.split(' ').nth(1) {
             Some("/full") => {
                 let body = "{\"error\":{\"message\":\"the queue is full\",\"type\":\"server_error\",\"param\":null,\"code\":\"queue_full\"}}";
@@ -336,7 +339,7 @@ mod tests {
         assert!(matches!(ask("/ssh", PATIENCE).await, HttpError::Malformed { .. }));
         assert!(matches!(ask("/html", PATIENCE).await, HttpError::Malformed { .. }));
         let nobody = Api::new("http://127.0.0.1:1".parse().expect("a URL"), None);
-        let away = nobody.send(&Request::default(), PATIENCE).await.expect_err("nobody listens");
+        let away = nobody.send(&Request::default(), PATIENCE).await.expect_err("no server listens");
         assert!(matches!(away, HttpError::Unreachable { .. }), "{away}");
     }
 }

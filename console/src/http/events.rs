@@ -1,14 +1,14 @@
-//! Server-sent events out of the bytes of a body: the data of each, with bounds. Pure (WHATWG HTML, 9.2 Server-sent events).
+//! Parses server-sent events from the bytes of a body, with bounds. Pure (WHATWG HTML, 9.2 Server-sent events).
 
-/// Longest event in bytes.
+/// Maximum size of an event in bytes.
 pub const EVENT_BYTES_MAX: usize = 4 << 20;
 
-/// Takes a stream of events apart.
+/// Parses a stream of events incrementally.
 #[derive(Clone, Debug, Default)]
 pub struct Events {
-    /// Bytes of the line that is not whole.
+    /// Bytes of the incomplete line.
     line: Vec<u8>,
-    /// Data of the event that is not whole.
+    /// Data of the incomplete event.
     data: Vec<u8>,
     has_data: bool,
     /// The last byte was a CR: a LF after it belongs to the same line end.
@@ -16,10 +16,10 @@ pub struct Events {
 }
 
 impl Events {
-    /// Takes bytes and hands the data of every event that is whole to `take`. Comments and other fields are left out.
+    /// Processes bytes and passes the data of every complete event to `take`. Comments and other fields are ignored.
     ///
     /// # Errors
-    /// An event that is too long or no text.
+    /// An event is too long or not valid UTF-8.
     pub fn feed(&mut self, bytes: &[u8], mut take: impl FnMut(&str)) -> Result<(), String> {
         for byte in bytes {
             let follows_return = std::mem::replace(&mut self.after_return, *byte == b'\r');
@@ -29,7 +29,7 @@ impl Events {
                 _ => {
                     self.line.push(*byte);
                     if self.line.len() + self.data.len() > EVENT_BYTES_MAX {
-                        return Err(format!("an event of more than {EVENT_BYTES_MAX} bytes"));
+                        return Err(format!("an event has more than {EVENT_BYTES_MAX} bytes"));
                     }
                 }
             }
@@ -40,7 +40,7 @@ impl Events {
     fn end_line(&mut self, take: &mut impl FnMut(&str)) -> Result<(), String> {
         if self.line.is_empty() {
             if std::mem::take(&mut self.has_data) {
-                take(std::str::from_utf8(&self.data).map_err(|_| "an event that is no text".to_owned())?);
+                take(std::str::from_utf8(&self.data).map_err(|_| "an event is not valid UTF-8".to_owned())?);
             }
             self.data.clear();
         } else if let Some(value) = self.line.strip_prefix(b"data")
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_the_same_however_their_bytes_arrive() {
+    fn events_do_not_depend_on_the_split_of_their_bytes() {
         let text = ": keep-alive\n\ndata: {\"a\":\"\u{e9}\"}\r\n\r\nevent: x\ndata:one\rdata: two\r\rid: 7\n\ndata\n\ndatum: no\n\ndata: [DONE]\n\ndata: cut";
         for piece in 1..=text.len() {
             assert_eq!(
@@ -83,11 +83,11 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_end_or_of_no_text_is_told() {
+    fn endless_event_and_invalid_utf8_are_errors() {
         let endless = [b"data: ".to_vec(), vec![b'x'; EVENT_BYTES_MAX]].concat();
         assert!(read(&endless, 4096).is_err_and(|reason| reason.contains("more than")));
         let lines = b"data: 0123456789abcdef\n".repeat(EVENT_BYTES_MAX / 16 + 1);
         assert!(read(&lines, 4096).is_err_and(|reason| reason.contains("more than")));
-        assert!(read(b"data: \xff\n\n", 4).is_err_and(|reason| reason.contains("no text")));
+        assert!(read(b"data: \xff\n\n", 4).is_err_and(|reason| reason.contains("UTF-8")));
     }
 }

@@ -1,4 +1,4 @@
-//! A server for tests: a thread a connection that reads requests and does what a function says. It computes nothing.
+//! A scripted server for tests, with one thread per connection.
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-/// What a server does next.
+/// A step of the server.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Bytes(Vec<u8>),
@@ -18,7 +18,7 @@ pub(crate) enum Step {
     Close,
 }
 
-/// A request as it was read.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(crate) struct FakeRequest {
     pub(crate) line: String,
@@ -27,7 +27,7 @@ pub(crate) struct FakeRequest {
 }
 
 impl FakeRequest {
-    /// A header, named in small letters.
+    /// The value of a header; `name` in lower case.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
     }
@@ -35,14 +35,14 @@ impl FakeRequest {
 
 type Script = dyn Fn(usize, &FakeRequest) -> Vec<Step> + Send + Sync;
 
-/// A running server; its threads end with the test's process.
+/// A running server; its threads end with the test process.
 pub(crate) struct FakeServer {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
 }
 
 impl FakeServer {
-    /// Starts it on a free loopback port. The script is given the number of the request, from 0, and the request.
+    /// Starts a server on a free loopback port. The script receives the number of the request, from 0, and the request.
     pub(crate) fn start(script: impl Fn(usize, &FakeRequest) -> Vec<Step> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
         let address = listener.local_addr().expect("a bound listener has an address");
@@ -68,7 +68,7 @@ impl FakeServer {
         self.address.to_string()
     }
 
-    /// Connections so far.
+    /// Number of accepted connections.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
@@ -116,12 +116,12 @@ fn read(reader: &mut BufReader<TcpStream>) -> Option<FakeRequest> {
     Some(FakeRequest { line, headers, body: String::from_utf8(body).expect("JSON is text") })
 }
 
-/// A response with a length; `headers` end with line ends.
+/// A response with a content length; each line of `headers` ends with CRLF.
 pub(crate) fn answer(status: u16, headers: &str, body: &str) -> Vec<u8> {
     format!("HTTP/1.1 {status} X\r\n{headers}content-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-/// The head of a response of events in chunks.
+/// The head of a chunked response of events.
 pub(crate) fn events_head() -> Step {
     Step::Bytes(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_vec())
 }
@@ -137,7 +137,7 @@ pub(crate) fn events_end() -> Step {
     Step::Bytes(b"0\r\n\r\n".to_vec())
 }
 
-/// A whole stream of a text completion, a piece an event, with usage and timings.
+/// A complete stream of a text completion, with one event per piece, usage and timings.
 pub(crate) fn completion(pieces: &[&str]) -> Vec<Step> {
     let mut steps = vec![events_head()];
     steps.extend(pieces.iter().map(|piece| {

@@ -1,16 +1,16 @@
-//! The head of a response: status line and headers, from bytes. Pure.
+//! Parses the head of a response: status line and headers. Pure.
 
-/// Longest head of a response.
+/// Maximum size of the head of a response in bytes.
 pub(super) const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// How long a body is.
+/// The length of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Length {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
-    /// Chunks, of which the last is empty.
+    /// Chunks, the last one empty.
     Chunked,
-    /// All until the connection closes.
+    /// All bytes until the connection closes.
     UntilClosed,
 }
 
@@ -19,7 +19,7 @@ pub(crate) enum Length {
 pub struct Head {
     /// The status code.
     pub status: u16,
-    /// Names in small letters, values without space around.
+    /// Names in lower case, values trimmed.
     headers: Vec<(String, String)>,
     /// Whether the connection stays open after the body.
     pub(super) keeps_alive: bool,
@@ -27,27 +27,27 @@ pub struct Head {
 }
 
 impl Head {
-    /// The first value of a header, named in small letters.
+    /// The first value of a header; `name` in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
     }
 }
 
-/// Reads a head from the beginning of `bytes`: it and its length, or `None` while it is not whole.
+/// Parses a head at the start of `bytes`. Returns the head and its length in bytes, or `None` while it is incomplete.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The head is malformed or too long.
 pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, String> {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
         return if bytes.len() > HEAD_BYTES_MAX {
-            Err(format!("a head of more than {HEAD_BYTES_MAX} bytes"))
+            Err(format!("the head is longer than {HEAD_BYTES_MAX} bytes"))
         } else if !bytes.is_empty() && !bytes.starts_with(&b"HTTP/"[..bytes.len().min(5)]) {
             Err("not HTTP".into())
         } else {
             Ok(None)
         };
     };
-    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| "headers that are no text".to_owned())?;
+    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| "the headers are not valid UTF-8".to_owned())?;
     let mut lines = text.split("\r\n");
     let status_line = lines.next().unwrap_or_default();
     let mut words = status_line.splitn(3, ' ');
@@ -58,7 +58,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, String> {
     };
     let mut headers = Vec::new();
     for line in lines {
-        let (name, value) = line.split_once(':').ok_or("a header without a colon")?;
+        let (name, value) = line.split_once(':').ok_or("a header has no colon")?;
         headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
     }
     let mut head = Head { status, headers, keeps_alive: false, length: Length::UntilClosed };
@@ -78,11 +78,11 @@ fn length(head: &Head) -> Result<Length, String> {
         (Some("chunked"), None) => Ok(Length::Chunked),
         (None, Some(text)) => {
             let count =
-                text.parse().map_err(|_| format!("a content-length of {:?}", text.get(..40).unwrap_or(text)))?;
+                text.parse().map_err(|_| format!("invalid content-length {:?}", text.get(..40).unwrap_or(text)))?;
             Ok(Length::Bytes(count))
         }
         (None, None) => Ok(Length::UntilClosed),
-        (Some(_), _) => Err("a transfer-encoding that is not chunked alone".into()),
+        (Some(_), _) => Err("the transfer-encoding is not just chunked".into()),
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_read_once_it_is_whole_and_at_no_byte_before() {
+    fn head_is_parsed_only_when_complete() {
         let bytes = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 2\r\ncontent-length:  5\r\n\r\nhello";
         let end = bytes.len() - 5;
         for cut in 0..end {
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_and_connections_are_told() {
+    fn body_length_and_keep_alive_are_recognized() {
         let read =
             |text: &str| parse(text.as_bytes()).map(|head| head.map(|(head, _)| (head.length, head.keeps_alive)));
         assert_eq!(read("HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n"), Ok(Some((Length::Chunked, true))));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_head_is_told() {
+    fn malformed_head_is_an_error() {
         let endless = format!("HTTP/1.1 200 OK\r\na: {}", "b".repeat(HEAD_BYTES_MAX));
         for wrong in [
             "SSH-2.0-OpenSSH",

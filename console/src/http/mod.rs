@@ -1,5 +1,6 @@
-//! HTTP/1.1 as far as the OpenAI API needs it: JSON asked and answered, chunked bodies, server-sent events, connections used again.
-//! Parsing is pure (`head.rs`, `body.rs`, `events.rs`); only `client.rs` has a socket. Every length has a bound, every wait a deadline.
+//! The part of HTTP/1.1 that the OpenAI API needs: JSON requests and responses, chunked bodies, server-sent events and
+//! persistent connections. Parsing is pure (`head.rs`, `body.rs`, `events.rs`); only `client.rs` has sockets. Every
+//! length is bounded, every wait has a deadline.
 mod api;
 #[cfg(test)]
 mod api_tests;
@@ -19,38 +20,38 @@ pub use head::Head;
 pub use url::{HTTP_PORT, Url};
 pub(crate) use {body::BodyReader, request_head::RequestLines};
 
-/// Most bytes of a body that is read as a whole.
+/// Maximum size in bytes of a body that is read as a whole.
 pub const BODY_BYTES_MAX: usize = 8 << 20;
 
-/// Why a request has no answer. `at` is `HOST:PORT`.
+/// Why a request failed. `at` is `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the values that the message of each variant prints")]
 pub enum HttpError {
-    /// No such address, or only one that this program does not speak.
+    /// The URL is invalid or has an unsupported scheme.
     #[error("{url}: {reason}")]
     Url { url: String, reason: &'static str },
-    /// No connection.
-    #[error("{at} cannot be reached: {reason}")]
+    /// The connection cannot be opened.
+    #[error("cannot reach {at}: {reason}")]
     Unreachable { at: String, reason: String },
-    /// Something took too long.
+    /// The time limit expired.
     #[error("{at}: {what} took longer than {seconds} s")]
     Timeout { at: String, what: &'static str, seconds: u64 },
-    /// The connection broke before the answer was whole.
+    /// The connection broke before the response was complete.
     #[error("{at}: the connection broke: {reason}")]
     Lost { at: String, reason: String },
-    /// What came is not what was asked for.
-    #[error("{at} sent no answer of an OpenAI API: {reason}")]
+    /// The response is not a valid response of the API.
+    #[error("{at} sent an invalid OpenAI API response: {reason}")]
     Malformed { at: String, reason: String },
-    /// The server said no.
+    /// The server responded with an error.
     #[error("{at} answered {status}: {message}")]
     Refused { at: String, status: u16, code: String, message: String, retry_after_seconds: Option<u32> },
-    /// An answer that was asked for again began otherwise.
-    #[error("{at} began another answer when it was asked again after the connection broke, from byte {after} on")]
+    /// A repeated request had a different answer.
+    #[error("{at} sent a different answer from byte {after} on when the request was repeated")]
     Diverged { at: String, after: usize },
 }
 
 impl HttpError {
-    /// The stable name in `--json` output.
+    /// The stable error code in `--json` output.
     pub fn code(&self) -> &str {
         match self {
             Self::Url { .. } => "url",
@@ -63,7 +64,7 @@ impl HttpError {
         }
     }
 
-    /// `HOST:PORT` of the server, where there is one.
+    /// `HOST:PORT` of the server, if the URL was valid.
     pub fn at(&self) -> Option<&str> {
         match self {
             Self::Url { .. } => None,
@@ -76,25 +77,25 @@ impl HttpError {
         }
     }
 
-    /// What to do.
+    /// The next step.
     pub fn next(&self) -> &'static str {
         match self {
-            Self::Url { .. } => "give --url http://HOST:PORT; for https put a proxy that ends TLS in front",
+            Self::Url { .. } => "pass --url http://HOST:PORT; for https, use a proxy that terminates TLS",
             Self::Unreachable { .. } => {
-                "look whether brambled runs there and with which --http (default 127.0.0.1:9980)"
+                "check that brambled runs there and listens on this address: --http (default 127.0.0.1:9980)"
             }
-            Self::Timeout { .. } => "look at the load of the node, or give a longer --timeout",
-            Self::Lost { .. } | Self::Diverged { .. } => "ask again",
-            Self::Malformed { .. } => "look whether the port is that of --http, not of --listen",
+            Self::Timeout { .. } => "check the load of the node, or increase --timeout",
+            Self::Lost { .. } | Self::Diverged { .. } => "send the request again",
+            Self::Malformed { .. } => "check that the port is that of --http, not of --listen",
             Self::Refused { status: 401 | 403, .. } => "set --api-key or BRAMBLE_API_KEY",
-            Self::Refused { status: 404, .. } => "console generate without --model takes the model that is served",
+            Self::Refused { status: 404, .. } => "omit --model to use the served model",
             Self::Refused { status: 413, .. } => "shorten the prompt",
-            Self::Refused { status: 429 | 503, .. } => "try again a little later",
-            Self::Refused { .. } => "correct the request, or look at the log of the node",
+            Self::Refused { status: 429 | 503, .. } => "try again later",
+            Self::Refused { .. } => "correct the request, or check the log of the node",
         }
     }
 
-    /// Whether the same request may well be answered in a moment.
+    /// Whether the error is temporary, so that the same request may succeed soon.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Timeout { .. } | Self::Lost { .. })
             || matches!(self, Self::Refused { status: 429 | 502 | 503 | 504, .. })

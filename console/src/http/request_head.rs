@@ -1,48 +1,49 @@
-//! The head of a request that a proxy passes on: who asks whom, and how long the body is. Pure.
-use shared::browser::RequestHead;
+//! Parses the head of a request that the proxy forwards: request line, headers and body length. Pure.
+use common::browser::RequestHead;
 
 use super::head::Length;
 
-/// Longest head of a request.
+/// Maximum size of the head of a request in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// The lines of a head.
+/// The lines of a request head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RequestLines {
     /// Method, target and version.
     line: String,
-    /// Names as they came, values without space around.
+    /// Names as received, values trimmed.
     headers: Vec<(String, String)>,
-    /// How long the body is.
+    /// Length of the body.
     pub(crate) length: Length,
 }
 
 impl RequestLines {
-    /// Reads a head from the beginning of `bytes`: it and its length, or `None` while it is not whole.
+    /// Parses a head at the start of `bytes`. Returns the head and its length in bytes, or `None` while it is
+    /// incomplete.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The head is malformed, ambiguous or too long.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, String> {
         let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
             let is_long = bytes.len() > HEAD_BYTES_MAX;
-            return if is_long { Err(format!("a head of more than {HEAD_BYTES_MAX} bytes")) } else { Ok(None) };
+            return if is_long { Err(format!("the head is longer than {HEAD_BYTES_MAX} bytes")) } else { Ok(None) };
         };
-        let text = std::str::from_utf8(&bytes[..end]).map_err(|_| "headers that are no text".to_owned())?;
+        let text = std::str::from_utf8(&bytes[..end]).map_err(|_| "the headers are not valid UTF-8".to_owned())?;
         let mut lines = text.split("\r\n");
         let line = lines.next().unwrap_or_default().to_owned();
         let words: Vec<&str> = line.split(' ').collect();
         let is_request =
             matches!(words[..], [method, target, "HTTP/1.1" | "HTTP/1.0"] if !method.is_empty() && !target.is_empty());
-        // Another reader might end a line where this one does not.
+        // Another parser might treat a control character as the end of a line.
         if !is_request || line.chars().any(char::is_control) {
-            return Err("not a request of HTTP/1.1".into());
+            return Err("not an HTTP/1.1 request".into());
         }
         let mut headers = Vec::new();
         for line in lines {
-            let (name, value) = line.split_once(':').ok_or("a header without a colon")?;
+            let (name, value) = line.split_once(':').ok_or("a header has no colon")?;
             let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
             if !is_name || value.chars().any(|letter| letter.is_control() && letter != '\t') {
-                return Err("a header that is none".into());
+                return Err("an invalid header".into());
             }
             headers.push((name.to_owned(), value.trim().to_owned()));
         }
@@ -62,13 +63,13 @@ impl RequestLines {
             ([], []) => Ok(Length::Bytes(0)),
             ([encoding], []) if encoding.eq_ignore_ascii_case("chunked") => Ok(Length::Chunked),
             ([], [length]) if length.bytes().all(|byte| byte.is_ascii_digit()) => {
-                length.parse().map(Length::Bytes).map_err(|_| "a content-length that is no number".into())
+                length.parse().map(Length::Bytes).map_err(|_| "the content-length is not a valid number".into())
             }
-            _ => Err("a body whose length is not told in one way".into()),
+            _ => Err("the length of the body is ambiguous".into()),
         }
     }
 
-    /// What tells whether a web page may have caused it.
+    /// The headers that show whether a web page may have caused the request.
     pub(crate) fn asking(&self) -> RequestHead<'_> {
         let target = self.line.split(' ').nth(1).unwrap_or_default();
         let authority =
@@ -80,17 +81,17 @@ impl RequestLines {
         }
     }
 
-    /// Whether it asks for something to be done.
+    /// Whether it is a POST request.
     pub(crate) fn is_post(&self) -> bool {
         self.line.starts_with("POST ")
     }
 
-    /// How its body is declared.
+    /// The content type of its body.
     pub(crate) fn content_type(&self) -> Option<&str> {
         self.values("content-type").next()
     }
 
-    /// The head for a node: it is asked by its own address, whatever name the proxy goes by.
+    /// The head to send to a node, with the node's address as host.
     pub(crate) fn for_node(&self, address: &str) -> Vec<u8> {
         let mut text = format!("{}\r\nHost: {address}\r\n", self.line);
         for (name, value) in self.headers.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("host")) {
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_read_once_it_is_whole_and_passed_on_for_another_host() {
+    fn head_is_parsed_when_complete_and_forwarded_with_new_host() {
         let bytes = b"POST /v1/x HTTP/1.1\r\nhost: me:80\r\nContent-Type: application/json\r\nContent-Length: 5\r\nOrigin: null\r\n\r\nhello";
         let end = bytes.len() - 5;
         for cut in 0..end {
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_that_two_readers_could_read_in_two_ways_are_refused() {
+    fn ambiguous_heads_are_refused() {
         let endless = format!("GET / HTTP/1.1\r\na: {}", "b".repeat(HEAD_BYTES_MAX));
         for wrong in [
             "GET / HTTP/2\r\n\r\n",

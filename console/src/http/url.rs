@@ -1,22 +1,22 @@
-//! Addresses of HTTP servers, as far as this console speaks to them: `http://HOST[:PORT][/v1]`.
+//! URLs of HTTP servers: `http://HOST[:PORT][/v1]`.
 use std::str::FromStr;
 
 use super::HttpError;
 
-/// The port of a node's API where none is named.
+/// The default port of a node's API.
 pub const HTTP_PORT: u16 = 9980;
 
-/// A server.
+/// The URL of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
-    /// `HOST:PORT` as it is dialled; IPv6 in brackets.
+    /// `HOST:PORT` to connect to; IPv6 addresses in brackets.
     pub authority: String,
-    /// What goes before the paths of the API: empty, or begins with a slash and ends without one.
+    /// Prefix of the API paths: empty, or starts with a slash and does not end with one.
     pub prefix: String,
 }
 
 impl Url {
-    /// The target of a request for a path of the API, which begins with a slash.
+    /// The request target for an API path, which must start with a slash.
     pub fn target(&self, path: &str) -> String {
         format!("{}{path}", self.prefix)
     }
@@ -25,29 +25,29 @@ impl Url {
 impl FromStr for Url {
     type Err = HttpError;
 
-    /// Reads `[http://]HOST[:PORT][/PREFIX]`; a `/v1` at the end is left out, as clients of the OpenAI API are given it.
+    /// Parses `[http://]HOST[:PORT][/PREFIX]`. Removes a `/v1` at the end, which base URLs of the OpenAI API have.
     fn from_str(text: &str) -> Result<Self, HttpError> {
         let fail = |reason| Err(HttpError::Url { url: text.into(), reason });
         if text.get(..8).is_some_and(|start| start.eq_ignore_ascii_case("https://")) {
-            return fail("https is not spoken here, only http");
+            return fail("https is not supported, only http");
         }
         let rest = text.strip_prefix("http://").unwrap_or(text);
         if rest.contains("://") {
-            return fail("only http is spoken here");
+            return fail("only http is supported");
         }
         let (host, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
         let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
         if host.is_empty() || !is_plain(rest) || rest.contains(['?', '#', '@']) || rest.len() > 512 {
-            return fail("not of the form http://HOST[:PORT]");
+            return fail("expected http://HOST[:PORT]");
         }
         let port = host.rsplit_once(':').filter(|_| !host.ends_with(']'));
         let authority = match port {
             Some((name, port)) if name.is_empty() || name.contains(':') && !name.ends_with(']') || port.is_empty() => {
-                return fail("not of the form http://HOST[:PORT]; IPv6 addresses stand in brackets");
+                return fail("expected http://HOST[:PORT], with IPv6 addresses in brackets");
             }
             Some((_, port)) => match port.parse::<u16>() {
                 Ok(1..) => host.to_owned(),
-                _ => return fail("a port is a number from 1 to 65535"),
+                _ => return fail("expected a port from 1 to 65535"),
             },
             None => format!("{host}:{HTTP_PORT}"),
         };
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_read_as_clients_of_the_api_are_given_them() {
+    fn base_urls_of_the_openai_api_are_parsed() {
         let read = |text: &str| text.parse::<Url>().map(|url| (url.authority.clone(), url.target("/v1/models")));
         let right = |authority: &str, target: &str| Ok((authority.to_owned(), target.to_owned()));
         assert_eq!(read("http://pi1:8080"), right("pi1:8080", "/v1/models"));
@@ -85,7 +85,7 @@ mod tests {
         ] {
             assert!(matches!(read(wrong), Err(HttpError::Url { .. })), "{wrong}");
         }
-        let https = read("https://pi1").expect_err("it is not spoken");
-        assert!(https.to_string().contains("https is not spoken"), "{https}");
+        let https = read("https://pi1").expect_err("https is refused");
+        assert!(https.to_string().contains("https is not supported"), "{https}");
     }
 }

@@ -1,5 +1,5 @@
-//! The keys in force: the table of the console, with the rows that an operator's file changes. What a file may say is checked here
-//! as a whole, so that a keymap that exists has no key with two meanings in one place.
+//! The active key bindings: the built-in table with the changes from a key file. The file is validated as a whole, so
+//! that no key of a valid keymap has two meanings in the same context.
 use std::{
     borrow::Cow,
     str::FromStr,
@@ -11,7 +11,7 @@ use crate::state::{Focus, Page, Spot};
 
 static DEFAULT: LazyLock<Arc<[Binding]>> = LazyLock::new(|| BINDINGS.into());
 
-/// The keys in force.
+/// The active key bindings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Keymap(Arc<[Binding]>);
 
@@ -21,17 +21,17 @@ impl Default for Keymap {
     }
 }
 
-/// Why a key file is refused.
+/// Why a key file is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {reason}")]
 pub struct KeymapError {
-    /// Counted from 1.
+    /// Line number, starting at 1.
     pub line: usize,
-    /// What is wrong, and what it could be.
+    /// The problem, and the valid values.
     pub reason: String,
 }
 
-/// What a line of a key file says.
+/// One line of a key file.
 struct Change {
     line: usize,
     place: Place,
@@ -40,10 +40,11 @@ struct Change {
 }
 
 impl Keymap {
-    /// The table with what a file (TOML: a section for a place, `action = "key"` or a list of keys) changes.
+    /// Applies a key file to the built-in table. The file is TOML: one section per context, with `action = "key"` or a
+    /// list of keys.
     ///
     /// # Errors
-    /// The first line that names no place, action or key, or gives a key a second meaning.
+    /// The first line with an unknown section, action or key, or with a key that already has a meaning in that context.
     pub fn read(text: &str) -> Result<Self, KeymapError> {
         let mut all: Vec<Binding> = BINDINGS.to_vec();
         let changes = changes(text)?;
@@ -55,7 +56,7 @@ impl Keymap {
             }
         }
         let keymap = Self(all.into());
-        // Of two lines that want the same key the later one is refused.
+        // If two lines bind the same key, the later one is rejected.
         for change in changes.iter().rev() {
             keymap.check(change)?;
         }
@@ -63,16 +64,13 @@ impl Keymap {
             if !keymap.all().any(|binding| binding.action == action && !binding.keys.is_empty()) {
                 let name = action.name();
                 let line = changes.iter().find(|change| change.name == name).map_or(1, |change| change.line);
-                return Err(KeymapError {
-                    line,
-                    reason: format!("{name} needs a key: without it there is no way out"),
-                });
+                return Err(KeymapError { line, reason: format!("{name} has no key; bind at least one to it") });
             }
         }
         Ok(keymap)
     }
 
-    /// A key file that makes these keys of the usual ones; empty where they are the usual ones.
+    /// A key file with the bindings that differ from the built-in ones; empty if none do.
     pub fn changed(&self) -> String {
         let mut text = String::new();
         for place in Place::ALL {
@@ -91,17 +89,18 @@ impl Keymap {
         text
     }
 
-    /// All bindings. The first that holds for a key wins.
+    /// All bindings. The first match for a key wins.
     pub fn all(&self) -> impl Iterator<Item = &Binding> {
         self.0.iter()
     }
 
-    /// The bindings that hold there.
+    /// The bindings that apply in this context.
     pub fn bindings(&self, spot: Spot) -> impl Iterator<Item = &Binding> {
         self.all().filter(move |binding| binding.place.holds(spot))
     }
 
-    /// What a key asks for there; `None` for a key without a meaning, and for a letter where letters are typed.
+    /// The action bound to a key in this context; `None` if the key is unbound, or types a letter where text is
+    /// entered.
     pub fn action(&self, spot: Spot, pressed: Key) -> Option<Action> {
         if spot.is_typing() && pressed.types() {
             return None;
@@ -109,8 +108,8 @@ impl Keymap {
         self.bindings(spot).find(|binding| binding.keys.contains(&pressed)).map(|binding| binding.action)
     }
 
-    /// What a key asks for while a question or a line waits for its answer: Enter is yes, Esc and Ctrl-C are no, and text is
-    /// edited as the prompt is.
+    /// The action of a key while a question or an input line is open: Enter confirms, Esc and Ctrl-C cancel, and
+    /// editing keys work as in the prompt box.
     pub fn dialog_action(&self, pressed: Key) -> Option<Action> {
         match self.action(Spot { page: Page::Generate, focus: Focus::Prompt }, pressed)? {
             Action::Interrupt => Some(Action::Escape),
@@ -119,13 +118,13 @@ impl Keymap {
         }
     }
 
-    /// The first key of an action, as people read it.
+    /// The first key of an action for display; the action's command if it has no key.
     pub fn key_of(&self, action: Action) -> String {
         let key = self.all().find(|binding| binding.action == action).and_then(|binding| binding.keys.first().copied());
         key.map_or_else(|| format!(":{}", action.name()), |key| key.to_string())
     }
 
-    /// No key of a change may mean something else anywhere where it holds.
+    /// Checks that no key of a change has another meaning in any context where the change applies.
     fn check(&self, change: &Change) -> Result<(), KeymapError> {
         let spots =
             Page::ALL.into_iter().flat_map(|page| page.panels().iter().map(move |focus| Spot { page, focus: *focus }));
@@ -138,7 +137,7 @@ impl Keymap {
                 if let Some(other) = other {
                     let (section, name) = (other.place.section(), other.action.name());
                     let reason = format!(
-                        "{key} is {name} of [{section}] already; give that another key, or none: [{section}] {name} = []"
+                        "{key} is already bound to {name} in [{section}]; rebind or unbind it: [{section}] {name} = []"
                     );
                     return Err(KeymapError { line: change.line, reason });
                 }
@@ -148,7 +147,7 @@ impl Keymap {
     }
 }
 
-/// What a file says, line by line.
+/// Parses a key file line by line.
 fn changes(text: &str) -> Result<Vec<Change>, KeymapError> {
     let line_at = |place: usize| text.bytes().take(place).filter(|byte| *byte == b'\n').count() + 1;
     let table = toml::de::DeTable::parse(text).map_err(|error| KeymapError {
@@ -160,10 +159,10 @@ fn changes(text: &str) -> Result<Vec<Change>, KeymapError> {
         let error = |reason: String| KeymapError { line: line_at(section.span().start), reason };
         let Some(place) = Place::ALL.into_iter().find(|place| place.section() == section.get_ref().as_ref()) else {
             let places = Place::ALL.map(Place::section).join(", ");
-            return Err(error(format!("[{}] is no place; one of {places}", section.get_ref())));
+            return Err(error(format!("unknown section [{}]; use one of {places}", section.get_ref())));
         };
         let toml::de::DeValue::Table(rows) = rows.get_ref() else {
-            return Err(error(format!("{} is a section: [{0}] on a line of its own", section.get_ref())));
+            return Err(error(format!("{} is a section; write [{0}] on a line of its own", section.get_ref())));
         };
         for (name, value) in rows {
             let line = line_at(name.span().start);
@@ -182,10 +181,10 @@ fn keys(value: &toml::de::DeValue<'_>) -> Result<Vec<Key>, String> {
             .iter()
             .map(|key| match key.get_ref() {
                 toml::de::DeValue::String(key) => key.parse(),
-                _ => Err("a key is a text, for example \"Ctrl-X\"".to_owned()),
+                _ => Err("a key must be a string, for example \"Ctrl-X\"".to_owned()),
             })
             .collect(),
-        _ => Err("a key, or a list of keys, for example [\"q\", \"Ctrl-X\"]".to_owned()),
+        _ => Err("expected a key or a list of keys, for example [\"q\", \"Ctrl-X\"]".to_owned()),
     }
 }
 
@@ -194,7 +193,7 @@ fn no_action(change: &Change) -> KeymapError {
     let name = &change.name;
     let reason = match elsewhere {
         Some(binding) => format!("{name} belongs to [{}]", binding.place.section()),
-        None => format!("no action {name:?}; console keys lists them"),
+        None => format!("unknown action {name:?}; list the actions with console keys"),
     };
     KeymapError { line: change.line, reason }
 }
@@ -202,7 +201,7 @@ fn no_action(change: &Change) -> KeymapError {
 impl FromStr for Key {
     type Err = String;
 
-    /// Reads a key as the help page writes it, arrows also as words: `q`, `Ctrl-C`, `Alt-Enter`, `F1`, `Up`.
+    /// Parses a key in the notation of the help page; arrows may also be words: `q`, `Ctrl-C`, `Alt-Enter`, `F1`, `Up`.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut key = Self::plain(KeyCode::Esc);
         let mut rest = text;
@@ -242,13 +241,13 @@ impl FromStr for Key {
             }
             _ => {
                 return Err(format!(
-                    "no key {text:?}; a letter, Enter, Esc, Tab, Space, Backspace, Delete, Left, Right, Up, Down, Home, End, \
-                     PgUp, PgDn or F1 to F24, with Ctrl-, Alt- or Shift- before it"
+                    "unknown key {text:?}; use a letter, Enter, Esc, Tab, Space, Backspace, Delete, Left, Right, \
+                     Up, Down, Home, End, PgUp, PgDn or F1 to F24, optionally prefixed with Ctrl-, Alt- or Shift-"
                 ));
             }
         };
         if key.shift && matches!(key.code, KeyCode::Char(_)) {
-            return Err(format!("{text:?}: a shifted letter is its capital"));
+            return Err(format!("{text:?}: write a shifted letter as its capital"));
         }
         Ok(key)
     }
@@ -259,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_of_the_table_is_read_as_it_is_written() {
+    fn every_key_parses_back_from_its_display_form() {
         for key in BINDINGS.iter().flat_map(|binding| binding.keys.iter()) {
             assert_eq!(key.to_string().parse(), Ok(*key), "{key}");
         }
@@ -268,8 +267,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_changes_the_keys_that_it_names_and_no_others() {
-        let keymap = Keymap::read("[panels]\nquit = \"Q\"\nhelp = [\"?\", \"F12\"]\n").expect("a good file");
+    fn file_changes_only_the_keys_it_names() {
+        let keymap = Keymap::read("[panels]\nquit = \"Q\"\nhelp = [\"?\", \"F12\"]\n").expect("valid file");
         let spot = Spot::first_of(Page::Cluster);
         let action = |key: &str| keymap.action(spot, key.parse().expect("a key"));
         assert_eq!((action("Q"), action("q"), action("F12")), (Some(Action::Quit), None, Some(Action::Help)));
@@ -282,29 +281,29 @@ mod tests {
 
     #[track_caller]
     fn check_refused(text: &str, line: usize, words: &str) {
-        let error = Keymap::read(text).expect_err("it is refused");
+        let error = Keymap::read(text).expect_err("file is rejected");
         assert!(error.line == line && error.reason.contains(words), "{error}");
     }
 
     #[test]
-    fn what_a_file_cannot_mean_is_refused_with_its_line() {
+    fn invalid_lines_are_rejected_with_their_number() {
         check_refused("[panels]\nquit = \n", 2, "");
-        check_refused("[panels]\n\nqiut = \"x\"\n", 3, "no action \"qiut\"; console keys lists them");
-        check_refused("[nowhere]\nquit = \"x\"\n", 1, "[nowhere] is no place; one of anywhere, panels, tables");
-        check_refused("quit = \"x\"\n", 1, "[quit] is no place");
+        check_refused("[panels]\n\nqiut = \"x\"\n", 3, "unknown action \"qiut\"; list the actions with console keys");
+        check_refused("[nowhere]\nquit = \"x\"\n", 1, "unknown section [nowhere]; use one of anywhere, panels, tables");
+        check_refused("quit = \"x\"\n", 1, "unknown section [quit]");
         check_refused("panels = 1\n", 1, "[panels] on a line of its own");
-        check_refused("[panels]\nquit = \"Hyper-X\"\n", 2, "no key \"Hyper-X\"");
+        check_refused("[panels]\nquit = \"Hyper-X\"\n", 2, "unknown key \"Hyper-X\"");
         check_refused("[panels]\nquit = 7\n", 2, "a list of keys");
         check_refused("[prompt]\nquit = \"F9\"\n", 2, "quit belongs to [panels]");
         check_refused("[panels]\nquit = \"Shift-x\"\n", 2, "its capital");
     }
 
     #[test]
-    fn a_key_with_two_meanings_is_refused_with_both() {
-        check_refused("[panels]\nquit = \"R\"\n", 2, "R is restart of [panels] already");
-        check_refused("[panels]\nquit = \"F9\"\nhelp = \"F9\"\n", 3, "F9 is quit of [panels] already");
-        check_refused("[anywhere]\nescape = [\"Esc\", \"Down\"]\n", 2, "↓ is down of [panels]");
-        check_refused("[anywhere]\ninterrupt = []\n", 2, "no way out");
+    fn key_with_two_meanings_is_rejected_with_both() {
+        check_refused("[panels]\nquit = \"R\"\n", 2, "R is already bound to restart in [panels]");
+        check_refused("[panels]\nquit = \"F9\"\nhelp = \"F9\"\n", 3, "F9 is already bound to quit in [panels]");
+        check_refused("[anywhere]\nescape = [\"Esc\", \"Down\"]\n", 2, "↓ is already bound to down in [panels]");
+        check_refused("[anywhere]\ninterrupt = []\n", 2, "interrupt has no key");
         assert!(Keymap::read("[panels]\nquit = \"R\"\nrestart = []\n").is_ok());
     }
 }

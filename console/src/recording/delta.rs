@@ -1,27 +1,26 @@
-//! Reports as what differs from the report before: a node says the same four times a second, and its topology and most of its
-//! health stay. A new field of a report that is missing here does not compile.
-use serde::{Deserialize, Deserializer, Serialize};
-use shared::{
+//! Reports as differences from the previous report: a node reports four times a second, and its topology and most
+//! of its health rarely change. A new field of a report that is missing here does not compile.
+use collectives::Table;
+use common::{
+    fault::Fault,
     ids::{Epoch, LayerIndex, MemberIndex, Rank, TopologyHash},
-    protocol::error::Fault,
-    schedule::Table,
-    telemetry::{
-        Health, HopSync, KvUse, Lateness, LayerSync, LoadProgress, Measured, NodeReport, NodeState, RequestReport,
-        SyncKind,
-        health::{Clock, DiskUse, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits, Traffic},
-    },
-    topology::{Exclusions, Rolling, Topology},
     units::{Bytes, Celsius, Nanoseconds},
 };
+use serde::{Deserialize, Deserializer, Serialize};
+use telemetry::{
+    Health, HopSync, KvUse, Lateness, LayerSync, LoadProgress, Measured, NodeReport, NodeState, RequestReport,
+    SyncKind,
+    health::{Clock, DiskUse, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits, Traffic},
+};
+use topology::{Exclusions, Rolling, Topology};
 
-/// A field that is there, also where it says that there is nothing.
+/// Keeps a field that is present apart from a missing one, even if its value is null.
 fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
-/// Declares the type that holds the changed fields of another: `plain` ones as they are, `later` ones that older recordings do not have,
-/// `packed` ones in another form,
-/// `nested` ones by what differs in them.
+/// Declares the type that holds the changed fields of another type: `plain` fields as they are, `later` fields that
+/// older recordings lack, `packed` fields in another form, `nested` fields as deltas of their own.
 macro_rules! delta {
     (
         $(#[$doc:meta])*
@@ -47,7 +46,7 @@ macro_rules! delta {
         }
 
         impl $name {
-            /// What is new in `after`; all of it without a value before.
+            /// The fields that changed in `after`; without a previous value, all fields.
             pub(crate) fn between(before: Option<&$whole>, after: &$whole) -> Self {
                 let $whole { $($plain,)* $($later,)* $($packed,)* $($nested,)* } = after;
                 Self {
@@ -60,10 +59,10 @@ macro_rules! delta {
                 }
             }
 
-            /// The value after the one before.
+            /// The value after applying this delta to the previous value.
             ///
             /// # Errors
-            /// The field that is nowhere, where there was no value before.
+            /// The name of a field that is missing both here and in the previous value.
             pub(crate) fn apply(self, before: Option<$whole>) -> Result<$whole, &'static str> {
                 match before {
                     Some(mut whole) => {
@@ -88,7 +87,7 @@ macro_rules! delta {
 }
 
 delta! {
-    /// What is new in a report.
+    /// The changed fields of a report.
     ReportDelta of NodeReport {
         plain {
             name: String,
@@ -121,7 +120,7 @@ delta! {
 }
 
 delta! {
-    /// What is new in a machine's health.
+    /// The changed fields of a machine's health.
     HealthDelta of Health {
         plain {
             temperature: Option<Celsius>,
@@ -143,11 +142,12 @@ delta! {
     }
 }
 
-/// All-reduces as rows of numbers: layer, kind, count, p50, p95, p99, compute, wait, wire, slowest rank; times in nanoseconds.
+/// Layer timings as rows of numbers: layer, kind, count, p50, p95, p99, compute, wait, wire, slowest rank; times in
+/// nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Rows(Vec<SyncRow>);
 
-/// A row.
+/// One row, in the order of [`Rows`].
 type SyncRow = (u32, u8, u32, u64, u64, u64, u64, u64, u64, u16);
 
 impl From<Vec<LayerSync>> for Rows {

@@ -1,26 +1,24 @@
-//! Events as lines and back. Reports are told by what is new in them, so both sides keep the last one of each node.
-//! What a line says is checked here: nothing that was read can name a node that there is not, or a size beyond reason.
+//! Encodes events as lines and decodes them. Reports are deltas, so both sides keep the last report of each node.
+//! The decoder validates every line: no event names an unknown node or has an unreasonable size.
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use shared::{
-    telemetry::NodeReport,
-    topology::{Exclusions, Rolling, Topology},
-};
+use telemetry::NodeReport;
+use topology::{Exclusions, Rolling, Topology};
 
 use super::{NODES_MAX, delta::ReportDelta, rounded};
 use crate::event::{AssignEvent, ClientEvent, Event, OperateEvent};
 
-/// Most lines, cells and places that a drawn frame can have spoken of.
+/// Largest line, cell or position number in the extent of a rendered frame.
 const EXTENT_MAX: u64 = 1 << 24;
 
-/// A moment of a session: the time went on to `at`, and then something happened, or nothing did.
+/// A moment of a session: time advanced to `at`, and then an event happened, if any.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Moment {
     /// Time since the start of the dashboard.
     #[serde(rename = "us", serialize_with = "microseconds")]
     pub at: Duration,
-    /// What happened.
+    /// The event, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub event: Option<Event>,
 }
@@ -29,22 +27,22 @@ fn microseconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<
     serializer.serialize_u64(time.as_micros() as u64)
 }
 
-/// A line as it is written.
+/// A line in the file format.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
     /// Microseconds since the start of the dashboard.
     us: u64,
-    /// What happened, if it was no report.
+    /// The event, unless it is a report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     event: Option<Event>,
-    /// Whose report it was.
+    /// The index of the node that sent the report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     node: Option<usize>,
-    /// What is new in it.
+    /// The changed fields of the report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     report: Option<ReportDelta>,
-    /// Events that were left out before this line, because the disk was too slow.
+    /// Number of events that were dropped before this line because the disk was too slow.
     #[serde(default, skip_serializing_if = "is_zero")]
     lost: u64,
 }
@@ -54,7 +52,7 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// Writes events as lines.
+/// Encodes events as lines.
 #[derive(Debug)]
 pub(super) struct Encoder {
     reports: Vec<Option<NodeReport>>,
@@ -66,10 +64,10 @@ impl Encoder {
         Self { reports: vec![None; nodes], lost: 0 }
     }
 
-    /// A moment as a line with its end.
+    /// A moment as a line, including the line break.
     ///
     /// # Errors
-    /// It has no form in JSON.
+    /// The moment cannot be represented in JSON.
     pub(super) fn line(&mut self, at: Duration, event: Option<&Event>) -> serde_json::Result<Vec<u8>> {
         let us = rounded(at).as_micros() as u64;
         let mut written = Written { us, lost: std::mem::take(&mut self.lost), ..Written::default() };
@@ -88,19 +86,20 @@ impl Encoder {
         Ok(line)
     }
 
-    /// A line was not written: reports begin anew, and the next line says how many are missing.
+    /// Records that lines were dropped: the next reports are complete, and the next line has the number of dropped
+    /// lines.
     pub(super) fn lost(&mut self, lines: u64) {
         self.lost += lines;
         self.reports.fill(None);
     }
 }
 
-/// Reads lines as events.
+/// Decodes lines into events.
 #[derive(Clone, Debug)]
 pub(super) struct Decoder {
     reports: Vec<Option<NodeReport>>,
     at: Duration,
-    /// Events that the writer had to leave out so far.
+    /// Number of events that the writer dropped so far.
     pub(super) lost: u64,
 }
 
@@ -109,15 +108,15 @@ impl Decoder {
         Self { reports: vec![None; nodes.min(NODES_MAX)], at: Duration::ZERO, lost: 0 }
     }
 
-    /// The moment that a line tells.
+    /// The moment in a line.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why the line is invalid.
     pub(super) fn moment(&mut self, line: &[u8]) -> Result<Moment, String> {
         let written: Written = serde_json::from_slice(line).map_err(|error| error.to_string())?;
         let at = Duration::from_micros(written.us);
         if at < self.at {
-            return Err(format!("the time goes back from {:?} to {at:?}", self.at));
+            return Err(format!("the time decreases from {:?} to {at:?}", self.at));
         }
         if written.lost > 0 {
             self.lost = self.lost.saturating_add(written.lost);
@@ -126,7 +125,7 @@ impl Decoder {
         let event = match (written.event, written.node, written.report) {
             (event, None, None) => event,
             (None, Some(node), Some(delta)) => Some(self.report(node, delta)?),
-            _ => return Err("an event, or a node and its report, but not both".to_owned()),
+            _ => return Err("expected either an event, or a node and its report".to_owned()),
         };
         if let Some(event) = &event {
             self.check(event)?;
@@ -145,15 +144,19 @@ impl Decoder {
 
     fn place(&self, node: usize) -> Result<(), String> {
         let count = self.reports.len();
-        if node < count { Ok(()) } else { Err(format!("node {node} of {count}, counted from 0")) }
+        if node < count {
+            Ok(())
+        } else {
+            Err(format!("node {node} is out of range: nodes are 0 to less than {count}"))
+        }
     }
 
-    /// What holds for events of live sessions by where they come from.
+    /// Checks the invariants that a live session's event source guarantees.
     fn check(&self, event: &Event) -> Result<(), String> {
         match event {
             Event::Drawn(extent) => {
                 let extent = serde_json::to_value(extent).map_err(|error| error.to_string())?;
-                if is_within(&extent, EXTENT_MAX) { Ok(()) } else { Err("a frame of such a size".to_owned()) }
+                if is_within(&extent, EXTENT_MAX) { Ok(()) } else { Err("the frame is too large".to_owned()) }
             }
             Event::Client(event) => self.check_client(event),
             _ => Ok(()),

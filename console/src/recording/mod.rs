@@ -1,5 +1,6 @@
-//! A session as a file: every event of a dashboard with its time, a JSON object a line, the first line saying of what.
-//! The state is a function of its events, so playing them gives every screen that was seen, and those that were not.
+//! Recordings of sessions: every event of a dashboard with its time, one JSON object per line; the first line is a
+//! header. The state is a function of the events, so replaying them reproduces every screen, including those that were
+//! not shown.
 mod delta;
 mod line;
 pub mod player;
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use line::Moment;
 
-use shared::protocol::handshake::Identity;
+use protocol::handshake::Identity;
 
 use crate::{
     effect::Wanted,
@@ -21,34 +22,34 @@ use crate::{
     wanted::Asked,
 };
 
-/// Version of the format.
+/// Version of the file format.
 pub const FORMAT: u32 = 1;
-/// Longest line that is read: a report of a node with all its layers is a tenth of this.
+/// Longest accepted line in bytes: a report of a node with all its layers takes a tenth of this.
 pub const LINE_BYTES_MAX: u64 = 4 << 20;
-/// Most nodes of a recording.
+/// Largest number of nodes in a recording.
 pub const NODES_MAX: usize = 1024;
 
-/// The first line: what the dashboard was started with.
+/// The first line: the start parameters of the dashboard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// Version of the format.
     pub bramble_recording: u32,
     /// Build of the console that wrote it.
     pub build: String,
-    /// When the dashboard started, which is the time 0 of the events: milliseconds since 1970.
+    /// Start of the dashboard, which is time 0 of the events, in milliseconds since 1970.
     pub started_unix_ms: u64,
     /// Addresses of the nodes.
     pub nodes: Vec<String>,
-    /// What was wanted of them.
+    /// The topology that the dashboard should assign, if any.
     pub wanted: Option<Wanted>,
-    /// What of it was asked for.
+    /// The parts of it that the operator asked for.
     #[serde(default)]
     pub asked: Option<Asked>,
-    /// What stood in the prompt box.
+    /// Initial text of the prompt box.
     pub prompt: String,
-    /// What each generation asked for.
+    /// Parameters of each generation.
     pub defaults: GenerateDefaults,
-    /// The operator's keys, where they are not the usual ones: a key file.
+    /// The operator's key bindings as a key file, if they differ from the defaults.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub keys: String,
 }
@@ -56,8 +57,8 @@ pub struct Header {
 /// Why a recording cannot be written or played.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordingError {
-    /// Nothing is overwritten.
-    #[error("{} exists already; name another file", .0.display())]
+    /// The file exists; recordings never overwrite files.
+    #[error("{} already exists; choose another file name", .0.display())]
     Exists(PathBuf),
     /// The file cannot be opened, read or written.
     #[error("{}: {reason}", .path.display())]
@@ -68,26 +69,27 @@ pub enum RecordingError {
         reason: io::Error,
     },
     /// The first line is not that of a recording.
-    #[error("{} is no recording: {reason}", .path.display())]
+    #[error("{} is not a recording: {reason}", .path.display())]
     NoRecording {
         /// The file.
         path: PathBuf,
-        /// What is wrong with its first line.
+        /// The problem with its first line.
         reason: String,
     },
-    /// A line says nothing that can have happened.
+    /// A line is invalid.
     #[error("{}, line {line}: {reason}", .path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// Counted from 1, which is the header.
+        /// Line number, starting at 1 for the header.
         line: u64,
-        /// What is wrong.
+        /// The problem with the line.
         reason: String,
     },
 }
 
-/// What a recording begins with that was not begun with the session: what the nodes said last, and what runs.
+/// The initial events of a recording that starts during a session: the last report of each node, and the running
+/// topology.
 pub fn opening(state: &State) -> Vec<Event> {
     let mut events = Vec::new();
     for (place, node) in state.nodes.iter().enumerate() {
@@ -108,7 +110,7 @@ pub fn opening(state: &State) -> Vec<Event> {
     events.into_iter().map(Event::Client).collect()
 }
 
-/// The time of an event as it is written: whole microseconds, so that what is played has the times that were.
+/// The time of an event as it is written, in whole microseconds, so that a replay has exactly the recorded times.
 pub fn rounded(time: Duration) -> Duration {
     Duration::from_micros(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
 }

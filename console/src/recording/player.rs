@@ -1,5 +1,5 @@
-//! The state at any time of a recording. Copies of the state are kept on the way, at most so many and evenly spread, so that
-//! going back costs one part of the recording and the memory does not grow with its length.
+//! The state at any time of a recording. The player keeps evenly spaced copies of the state, up to a maximum
+//! number, so that seeking back replays only part of the recording and memory stays bounded.
 use std::{path::Path, time::Duration};
 
 use super::{
@@ -9,12 +9,12 @@ use super::{
 use crate::keymap::Keymap;
 use crate::{event::Event, state::State, update::update};
 
-/// Most copies of the state that are kept.
+/// Largest number of checkpoints.
 pub const CHECKPOINTS_MAX: usize = 48;
-/// Time between two copies at first; doubled whenever there are too many.
+/// Initial time between two checkpoints; doubled whenever there are too many.
 const SPACING: Duration = Duration::from_secs(15);
 
-/// A copy of everything at a time.
+/// A copy of the complete state at one time.
 #[derive(Clone, Debug)]
 struct Checkpoint {
     mark: Mark,
@@ -22,13 +22,13 @@ struct Checkpoint {
     next: Option<Moment>,
 }
 
-/// A recording and the state at one time of it.
+/// A recording, and the state at one time of it.
 #[derive(Debug)]
 pub struct Player {
     reader: Reader,
     header: Header,
     state: State,
-    /// What was read and lies ahead.
+    /// The next moment, read but not yet applied.
     next: Option<Moment>,
     target: Duration,
     first: Duration,
@@ -42,7 +42,7 @@ impl Player {
     /// Opens a recording at its start.
     ///
     /// # Errors
-    /// It cannot be read, or is none.
+    /// The file cannot be read, or is not a recording.
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         let (mut reader, header) = Reader::open(path)?;
         let mut state = State::new(&header.nodes, header.wanted.clone(), &header.prompt, header.defaults.clone());
@@ -50,7 +50,7 @@ impl Player {
         state.asked = header.asked.clone();
         state.clock_ms = header.started_unix_ms;
         state.desk.keys = Keymap::read(&header.keys).map_err(|error| {
-            let reason = format!("its keys: {error}");
+            let reason = format!("invalid key bindings: {error}");
             RecordingError::NoRecording { path: path.into(), reason }
         })?;
         let end = reader.last_time()?;
@@ -64,17 +64,17 @@ impl Player {
         Ok(player)
     }
 
-    /// What was recorded.
+    /// The header of the recording.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The state at the time that was reached.
+    /// The state at the time reached so far.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// The time that was sought.
+    /// The target time of the last seek.
     pub fn at(&self) -> Duration {
         self.target
     }
@@ -84,25 +84,25 @@ impl Player {
         (self.first, self.end)
     }
 
-    /// Why it ends earlier than it says.
+    /// Why the recording ends before its last line, if it does.
     pub fn broken(&self) -> Option<&RecordingError> {
         self.broken.as_ref()
     }
 
-    /// Events that the recording itself had to leave out, as far as was read.
+    /// Number of events that the writer dropped in the part read so far.
     pub fn lost(&self) -> u64 {
         self.reader.lost()
     }
 
-    /// Copies of the state that are kept.
+    /// Number of checkpoints.
     pub fn checkpoints(&self) -> usize {
         self.checkpoints.len()
     }
 
-    /// Another time is wanted; [`Self::work`] goes there.
+    /// Sets the target time; [`Self::work`] moves there.
     pub fn seek(&mut self, to: Duration) {
         self.target = to.clamp(self.first, self.end.max(self.first));
-        // The copy that is nearest before it; forward only where that saves something.
+        // Go to the nearest checkpoint before the target; forward only if that skips events.
         let place = self.checkpoints.partition_point(|checkpoint| checkpoint.state.now <= self.target);
         let nearest = self.checkpoints[..place].last().or(self.checkpoints.first());
         let Some(checkpoint) = nearest else { return };
@@ -115,7 +115,7 @@ impl Player {
         }
     }
 
-    /// Plays on towards the time that is wanted, at most so many events. Returns whether it is reached.
+    /// Plays up to `events_max` events towards the target time. Returns whether it is reached.
     pub fn work(&mut self, events_max: usize) -> bool {
         for _ in 0..events_max {
             let Some(moment) = self.next.take_if(|moment| moment.at <= self.target) else {
@@ -124,7 +124,7 @@ impl Player {
             };
             self.tick(moment.at);
             if let Some(event) = moment.event {
-                // What it wanted done was done then.
+                // The recorded session has already executed the effects.
                 drop(update(&mut self.state, event));
             }
             match self.reader.read() {
@@ -140,7 +140,7 @@ impl Player {
         drop(update(&mut self.state, Event::Tick { now }));
     }
 
-    /// Nothing behind this can be played.
+    /// Ends the recording here, because the rest cannot be played.
     fn end_here(&mut self, error: RecordingError) {
         self.next = None;
         self.end = self.state.now.max(self.first);
@@ -148,7 +148,7 @@ impl Player {
         self.broken = Some(error);
     }
 
-    /// Keeps a copy where the last one is long ago.
+    /// Adds a checkpoint if the last one is far enough back.
     fn keep(&mut self) {
         let now = self.state.now;
         if self.checkpoints.last().is_some_and(|last| now < last.state.now + self.spacing) {

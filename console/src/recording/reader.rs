@@ -1,5 +1,5 @@
-//! Reads a recording line by line, never more of one than its bound. A last line without an end is no error: that is how the
-//! file of a console ends that was killed.
+//! Reads a recording line by line, with bounded memory. An incomplete last line is not an error: a console that is
+//! killed leaves one.
 use std::{
     fs::File,
     io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
@@ -9,7 +9,7 @@ use std::{
 
 use super::{FORMAT, Header, LINE_BYTES_MAX, Moment, NODES_MAX, RecordingError, line::Decoder};
 
-/// A place in a recording, from which reading can go on.
+/// A position in a recording from which reading can resume.
 #[derive(Clone, Debug)]
 pub(super) struct Mark {
     offset: u64,
@@ -27,26 +27,26 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens a recording and reads its first line.
+    /// Opens a recording and reads its header.
     ///
     /// # Errors
-    /// It cannot be read, or is none.
+    /// The file cannot be read, or is not a recording.
     pub fn open(path: &Path) -> Result<(Self, Header), RecordingError> {
         let file = File::open(path).map_err(|reason| RecordingError::Io { path: path.into(), reason })?;
         let mark = Mark { offset: 0, line: 0, decoder: Decoder::new(0) };
         let mut reader = Self { path: path.into(), file: BufReader::new(file), mark, buffer: Vec::new() };
         let no_recording = |reason: String| RecordingError::NoRecording { path: path.into(), reason };
         if !reader.read_line()? {
-            return Err(no_recording("it has no whole line".to_owned()));
+            return Err(no_recording("it has no complete line".to_owned()));
         }
         let header: serde_json::Value =
             serde_json::from_slice(&reader.buffer).map_err(|error| no_recording(error.to_string()))?;
         match header.get("bramble_recording").and_then(serde_json::Value::as_u64) {
             Some(format) if format == u64::from(FORMAT) => {}
             Some(format) => {
-                return Err(no_recording(format!("its format is {format}, this console reads {FORMAT}")));
+                return Err(no_recording(format!("unsupported format {format}, expected {FORMAT}")));
             }
-            None => return Err(no_recording("its first line has no bramble_recording".to_owned())),
+            None => return Err(no_recording("the first line has no bramble_recording field".to_owned())),
         }
         let header: Header = serde_json::from_value(header).map_err(|error| no_recording(error.to_string()))?;
         if header.nodes.len() > NODES_MAX {
@@ -59,7 +59,7 @@ impl Reader {
     /// The next moment; `None` at the end.
     ///
     /// # Errors
-    /// The file cannot be read, or the line says nothing that can be.
+    /// The file cannot be read, or the line is invalid.
     pub fn read(&mut self) -> Result<Option<Moment>, RecordingError> {
         if !self.read_line()? {
             return Ok(None);
@@ -70,17 +70,17 @@ impl Reader {
         }
     }
 
-    /// Events that the writer had to leave out, as far as was read.
+    /// Number of events that the writer dropped in the part read so far.
     pub fn lost(&self) -> u64 {
         self.mark.decoder.lost
     }
 
-    /// The place after what was read last.
+    /// The current position.
     pub(super) fn mark(&self) -> Mark {
         self.mark.clone()
     }
 
-    /// Goes back to a place.
+    /// Returns to an earlier position.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -90,7 +90,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The time of the last whole line, found from the end of the file; the reader stays where it is.
+    /// The time of the last complete line, found from the end of the file. Keeps the current position.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -110,14 +110,14 @@ impl Reader {
         Ok(lines.take(64).find_map(time_of))
     }
 
-    /// Reads a whole line into the buffer; false at the end of the file.
+    /// Reads a complete line into the buffer; false at the end of the file.
     fn read_line(&mut self) -> Result<bool, RecordingError> {
         self.buffer.clear();
         let read = self.file.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut self.buffer);
         let read = read.map_err(|reason| self.io(reason))? as u64;
         if read == LINE_BYTES_MAX && !self.buffer.ends_with(b"\n") {
             self.mark.line += 1;
-            return Err(self.error(format!("longer than {LINE_BYTES_MAX} bytes")));
+            return Err(self.error(format!("the line is longer than {LINE_BYTES_MAX} bytes")));
         }
         if !self.buffer.ends_with(b"\n") {
             return Ok(false);
@@ -136,7 +136,7 @@ impl Reader {
     }
 }
 
-/// The time that a line begins with.
+/// The time at the beginning of a line.
 fn time_of(line: &[u8]) -> Option<Duration> {
     let line = std::str::from_utf8(line).ok()?.strip_prefix("{\"us\":")?;
     let end = line.find(|letter: char| !letter.is_ascii_digit())?;

@@ -1,10 +1,15 @@
-//! Tests of recordings: what is written, what is read back, what is refused.
+//! Tests of writing and reading recordings, and of invalid ones.
 use std::{
     fs,
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use common::{
+    fault::{Fault, FaultKind},
+    units::{Celsius, Nanoseconds},
+};
+use telemetry::NodeState;
 use tempfile::TempDir;
 
 use super::{
@@ -19,11 +24,6 @@ use crate::{
     fixtures::{LAYERS, NODES, Story, address, defaults, idle, running, wanted},
     keymap::{Key, KeyCode},
     state::{State, lateness::ranks},
-};
-use shared::{
-    protocol::error::{Fault, FaultKind},
-    telemetry::NodeState,
-    units::{Celsius, Nanoseconds},
 };
 
 fn header() -> Header {
@@ -48,9 +48,9 @@ fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder for files of tests")
 }
 
-/// Records these events, and returns the state after each of them.
+/// Records the events and returns the state after each of them.
 fn record(path: &Path, events: &[(u64, Event)]) -> Vec<State> {
-    // Without the thread, which leaves events out when they come faster than a disk takes them.
+    // Without the writer thread, which drops events if they arrive faster than the disk can write.
     let (mut encoder, mut bytes) = (Encoder::new(NODES), serde_json::to_vec(&header()).expect("a header"));
     bytes.push(b'\n');
     let mut story =
@@ -66,7 +66,7 @@ fn record(path: &Path, events: &[(u64, Event)]) -> Vec<State> {
     states
 }
 
-/// A session in which nodes come, serve, change and go, and an operator types.
+/// A session in which nodes connect, serve, change and disconnect, and an operator types.
 fn session() -> Vec<(u64, Event)> {
     let mut events = Vec::new();
     let mut at = 10;
@@ -78,7 +78,7 @@ fn session() -> Vec<(u64, Event)> {
     let connected = |node: usize| {
         let mut story = Story::begin();
         story.connected(node);
-        let identity = shared::protocol::handshake::Identity {
+        let identity = protocol::handshake::Identity {
             name: format!("pi{node}"),
             build: "0.1.0".to_owned(),
             numeric: 1,
@@ -116,7 +116,7 @@ fn session() -> Vec<(u64, Event)> {
 }
 
 #[test]
-fn what_is_played_is_what_was_seen_at_every_event_in_every_order() {
+fn replay_reproduces_every_state_in_any_order() {
     let folder = folder();
     let events = session();
     let states = record(&file(&folder), &events);
@@ -132,7 +132,7 @@ fn what_is_played_is_what_was_seen_at_every_event_in_every_order() {
     assert!(player.broken().is_none() && player.lost() == 0);
 }
 
-/// Takes from everything that says how late a rank was when its parts came.
+/// Removes the arrival times of ranks, at any depth. Returns the number of removed fields.
 fn forget_arrivals(value: &mut serde_json::Value) -> usize {
     match value {
         serde_json::Value::Array(list) => list.iter_mut().map(forget_arrivals).sum(),
@@ -145,7 +145,7 @@ fn forget_arrivals(value: &mut serde_json::Value) -> usize {
 }
 
 #[test]
-fn recordings_from_before_reports_said_when_parts_came_are_played_without_that() {
+fn recordings_without_arrival_times_can_be_played() {
     let folder = folder();
     let states = record(&file(&folder), &session());
     let text = fs::read_to_string(file(&folder)).expect("it was written");
@@ -168,7 +168,7 @@ fn recordings_from_before_reports_said_when_parts_came_are_played_without_that()
 }
 
 #[test]
-fn reports_take_a_fraction_of_their_whole() {
+fn deltas_are_a_fraction_of_full_reports() {
     let folder = folder();
     let events: Vec<_> = session();
     record(&file(&folder), &events);
@@ -179,7 +179,7 @@ fn reports_take_a_fraction_of_their_whole() {
 }
 
 #[test]
-fn the_copies_of_the_state_stay_few_however_long_a_recording_is() {
+fn checkpoint_count_is_bounded_for_long_recordings() {
     let folder = folder();
     let events: Vec<_> = (0..3000).map(|second| (second * 10_000, Event::Resize)).collect();
     record(&file(&folder), &events);
@@ -191,7 +191,7 @@ fn the_copies_of_the_state_stay_few_however_long_a_recording_is() {
 }
 
 #[test]
-fn an_event_after_a_gap_is_whole_and_the_gap_is_counted() {
+fn report_after_a_gap_is_complete_and_the_gap_is_counted() {
     let folder = folder();
     let mut recorder = Recorder::create(&file(&folder), &header()).expect("a new file");
     let report = |node, report| Event::Client(ClientEvent::Report { node, report: Box::new(report) });
@@ -211,14 +211,14 @@ fn an_event_after_a_gap_is_whole_and_the_gap_is_counted() {
 }
 
 #[test]
-fn nothing_is_overwritten() {
+fn existing_file_is_not_overwritten() {
     let folder = folder();
     fs::write(file(&folder), "mine").expect("the folder can be written");
     assert!(matches!(Recorder::create(&file(&folder), &header()), Err(RecordingError::Exists(_))));
     assert_eq!(fs::read(file(&folder)).expect("it is there"), b"mine");
 }
 
-/// Takes so many bytes and then is full.
+/// A writer that accepts this many bytes and then fails as if the disk were full.
 struct Disk(usize);
 
 impl std::io::Write for Disk {
@@ -236,7 +236,7 @@ impl std::io::Write for Disk {
 }
 
 #[test]
-fn a_full_disk_ends_the_recording_with_a_reason_and_nothing_else() {
+fn full_disk_ends_only_the_recording_with_a_reason() {
     let mut recorder = Recorder::on(Path::new("there"), Disk(40_000), &header()).expect("room for the first line");
     for (at, event) in session().into_iter().cycle().take(100_000) {
         recorder.record(Duration::from_millis(at), Some(&event));
@@ -245,7 +245,7 @@ fn a_full_disk_ends_the_recording_with_a_reason_and_nothing_else() {
         }
     }
     let reason = recorder.finish().expect_err("it is full");
-    assert!(reason.starts_with("there: no storage space; the recording ends here"), "{reason}");
+    assert!(reason.starts_with("there: no storage space; recording stopped"), "{reason}");
 }
 
 #[track_caller]
@@ -261,29 +261,29 @@ fn check_broken(text: &str, words: &str) {
             player.broken().map(ToString::to_string).unwrap_or_default()
         }
     };
-    assert!(found.contains(words), "{found:?} says nothing of {words:?}");
+    assert!(found.contains(words), "{found:?} does not contain {words:?}");
 }
 
 #[test]
-fn a_broken_recording_is_named_with_its_line() {
-    check_broken("", "no whole line");
-    check_broken("hello\n", "is no recording");
+fn broken_recording_is_reported_with_file_and_line() {
+    check_broken("", "no complete line");
+    check_broken("hello\n", "is not a recording");
     check_broken("{}\n", "no bramble_recording");
-    check_broken("{\"bramble_recording\":99}\n", "its format is 99, this console reads 1");
+    check_broken("{\"bramble_recording\":99}\n", "unsupported format 99, expected 1");
     check_broken("HEADER\n{\"us\":1}\nrubbish\n", "line 3: expected value");
-    check_broken("HEADER\n{\"us\":5}\n{\"us\":4}\n", "line 3: the time goes back");
-    check_broken("HEADER\n{\"us\":5,\"node\":4,\"report\":{}}\n", "line 2: node 4 of 4");
+    check_broken("HEADER\n{\"us\":5}\n{\"us\":4}\n", "line 3: the time decreases");
+    check_broken("HEADER\n{\"us\":5,\"node\":4,\"report\":{}}\n", "line 2: node 4 is out of range");
     check_broken("HEADER\n{\"us\":5,\"node\":1,\"report\":{}}\n", "line 2: the first report of node 1 has no name");
-    check_broken("HEADER\n{\"us\":5,\"node\":1}\n", "line 2: an event, or a node and its report");
+    check_broken("HEADER\n{\"us\":5,\"node\":1}\n", "line 2: expected either an event, or a node and its report");
     check_broken("HEADER\n{\"us\":5,\"what\":1}\n", "line 2: unknown field");
     let long = format!("HEADER\n{}\n", "x".repeat(LINE_BYTES_MAX as usize));
-    check_broken(&long, "line 2: longer than");
+    check_broken(&long, "line 2: the line is longer than");
     let restart = "{\"us\":5,\"event\":{\"Client\":{\"Operate\":{\"Restart\":{\"node\":9,\"step\":\"Draining\"}}}}}";
-    check_broken(&format!("HEADER\n{restart}\n"), "line 2: node 9 of 4");
+    check_broken(&format!("HEADER\n{restart}\n"), "line 2: node 9 is out of range");
 }
 
 #[test]
-fn a_last_line_that_was_cut_is_left_out() {
+fn truncated_last_line_is_ignored() {
     let folder = folder();
     let states = record(&file(&folder), &session());
     let bytes = fs::read(file(&folder)).expect("it is there");
@@ -296,7 +296,7 @@ fn a_last_line_that_was_cut_is_left_out() {
 }
 
 #[test]
-fn no_damage_to_a_recording_makes_the_player_panic() {
+fn player_never_panics_on_a_damaged_recording() {
     let folder = folder();
     let events: Vec<_> = session().into_iter().take(60).collect();
     record(&file(&folder), &events);

@@ -1,5 +1,5 @@
-//! Writes a session on a thread of its own: the dashboard never waits for a disk. What waits for the disk is bounded; beyond
-//! that events are left out and counted. A disk that is full ends the recording with a reason, and nothing else.
+//! Writes a session on a separate thread, so that the dashboard never waits for a disk. The queue is bounded;
+//! events beyond it are dropped and counted. A full disk ends the recording with a reason, and affects nothing else.
 use std::{
     fs::OpenOptions,
     io::{self, BufWriter, Write},
@@ -17,24 +17,24 @@ use std::{
 use super::{Header, RecordingError, line::Encoder};
 use crate::event::Event;
 
-/// Most lines that wait for the disk.
+/// Largest number of queued lines.
 const LINES_MAX: usize = 1024;
-/// Most bytes that wait for the disk.
+/// Largest number of queued bytes.
 const BYTES_MAX: u64 = 16 << 20;
-/// What was recorded is in the file after so long.
+/// Longest time until a recorded event is written to the file.
 const FLUSH: Duration = Duration::from_secs(1);
-/// Longest wait for the disk at the end.
+/// Longest wait for the disk when the recording ends.
 const END_WAIT: Duration = Duration::from_secs(2);
 
-/// What the thread and the dashboard both know.
+/// State shared between the writer thread and the dashboard.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Bytes that wait for the disk.
+    /// Number of queued bytes.
     waiting: AtomicU64,
     failure: Mutex<Option<String>>,
 }
 
-/// A recording under way. Dropping it ends it.
+/// A running recording. Dropping it ends it.
 #[derive(Debug)]
 pub struct Recorder {
     path: PathBuf,
@@ -47,7 +47,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a recording in a new file, which only its owner can read: prompts are in it.
+    /// Starts a recording in a new file that only its owner can read, because it contains prompts.
     ///
     /// # Errors
     /// The file exists or cannot be written.
@@ -60,7 +60,7 @@ impl Recorder {
         Self::on(path, file, header).map_err(failed)
     }
 
-    /// Begins a recording in something that was opened.
+    /// Starts a recording in an open file.
     pub(super) fn on(path: &Path, mut file: impl Write + Send + 'static, header: &Header) -> io::Result<Self> {
         let mut first = serde_json::to_vec(header)?;
         first.push(b'\n');
@@ -73,14 +73,14 @@ impl Recorder {
             if let Err(reason) = write(&waiting, BufWriter::new(file), &shared) {
                 *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.to_string());
             }
-            // Nobody may be waiting.
+            // The receiver may be gone.
             let _ = ended.try_send(());
         })?;
         let encoder = Encoder::new(header.nodes.len());
         Ok(Self { path: path.into(), encoder, lines: Some(lines), done, progress, events: 0, lost: 0 })
     }
 
-    /// Records that time went on to `at`, and what happened then. Never waits.
+    /// Records that time advanced to `at`, and the event that happened then, if any. Never blocks.
     pub fn record(&mut self, at: Duration, event: Option<&Event>) {
         let Some(lines) = &self.lines else { return };
         let waiting = self.progress.waiting.load(Ordering::Relaxed);
@@ -99,10 +99,10 @@ impl Recorder {
         }
     }
 
-    /// Why nothing is recorded any more.
+    /// Why the recording stopped, if it did.
     pub fn failure(&self) -> Option<String> {
         let reason = self.progress.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
-        Some(format!("{}: {reason}; the recording ends here", self.path.display()))
+        Some(format!("{}: {reason}; recording stopped", self.path.display()))
     }
 
     /// The file.
@@ -110,15 +110,15 @@ impl Recorder {
         &self.path
     }
 
-    /// Events recorded, and events left out because the disk was too slow.
+    /// Number of recorded events, and of events dropped because the disk was too slow.
     pub fn counts(&self) -> (u64, u64) {
         (self.events, self.lost)
     }
 
-    /// Ends the recording; waits for the disk for a moment.
+    /// Ends the recording; waits up to [`END_WAIT`] for the disk.
     ///
     /// # Errors
-    /// Not everything is in the file.
+    /// Some events are not in the file.
     pub fn finish(mut self) -> Result<(), String> {
         self.end()
     }
@@ -128,7 +128,9 @@ impl Recorder {
             return Ok(());
         }
         match self.done.recv_timeout(END_WAIT) {
-            Err(RecvTimeoutError::Timeout) => Err(format!("{}: the disk is too slow", self.path.display())),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(format!("{}: the disk is too slow; the recording is incomplete", self.path.display()))
+            }
             Ok(()) | Err(RecvTimeoutError::Disconnected) => self.failure().map_or(Ok(()), Err),
         }
     }
@@ -141,12 +143,12 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // Whoever wants to know has called `finish`.
+        // Errors are reported by `finish` only.
         let _ = self.end();
     }
 }
 
-/// Writes lines until nobody sends more, and flushes at an interval.
+/// Writes lines until the sender is dropped, and flushes at an interval.
 fn write(lines: &Receiver<Vec<u8>>, mut file: BufWriter<impl Write>, progress: &Progress) -> io::Result<()> {
     let mut flush_due = Instant::now() + FLUSH;
     loop {

@@ -1,5 +1,5 @@
-//! What a dashboard writes to files: recordings and exports. Everything that waits for a disk does so on another thread, and what
-//! came of it arrives as an event. Nothing that exists is written over.
+//! Files that the dashboard writes: recordings and exports. Disk access happens on another thread, and results arrive
+//! as events. Existing files are never overwritten.
 use std::{
     fs::OpenOptions,
     io::{self, Write},
@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use shared::calendar::compact;
+use common::calendar::compact;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -17,10 +17,10 @@ use crate::{
     view::{self, picture},
 };
 
-/// Answers that wait for the dashboard; one more would be of no use.
+/// Maximum number of unread results; further ones are dropped.
 const NEWS_MAX: usize = 16;
 
-/// What is written, and what came of it.
+/// The files being written, and a queue of their results.
 pub(super) struct Files {
     header: Header,
     recorder: Option<Recorder>,
@@ -45,30 +45,30 @@ impl Files {
         Self { header, recorder: None, sender, news }
     }
 
-    /// When this dashboard started, in milliseconds since 1970.
+    /// Start time of this dashboard, in milliseconds since 1970.
     pub(super) fn started_unix_ms(&self) -> u64 {
         self.header.started_unix_ms
     }
 
-    /// What came of something that was asked for.
+    /// The next result of a recording or export.
     pub(super) async fn news(&mut self) -> Event {
-        // Never closed: a sender is kept here.
-        self.news.recv().await.expect("a sender is kept")
+        // Never closed: a sender is kept in this struct.
+        self.news.recv().await.expect("this struct keeps a sender")
     }
 
-    /// Something happens in this state at this time; it goes to the recording, if there is one.
+    /// Adds an event and its time to the recording, if there is one.
     pub(super) fn happens(&mut self, state: &State, now: Duration, event: Option<&Event>) {
         let Some(recorder) = &mut self.recorder else { return };
         if let Some(reason) = recorder.failure() {
             self.recorder = None;
             return self.tell(Event::Recording(RecordingEvent::Failed { reason }));
         }
-        // Most frames have what the last one had.
+        // Most frames have the same extent as the previous one.
         let is_as_before = matches!(event, Some(Event::Drawn(extent)) if *extent == state.shown().extent);
         recorder.record(now, event.filter(|_| !is_as_before));
     }
 
-    /// Begins a recording; returns what to tell.
+    /// Starts a recording; returns the event that announces it.
     pub(super) fn record(&mut self, file: Option<PathBuf>, state: &State) -> Result<Event, RecordingError> {
         let file = file.unwrap_or_else(|| named("session", "jsonl"));
         let mut recorder = Recorder::create(&file, &self.header)?;
@@ -79,23 +79,24 @@ impl Files {
         Ok(Event::Recording(RecordingEvent::Began { file: file.display().to_string() }))
     }
 
-    /// Begins a recording; what came of it arrives as news.
+    /// Starts a recording; the outcome arrives as an event.
     pub(super) fn begin(&mut self, file: Option<PathBuf>, state: &State) {
         let event = self.record(file, state);
         self.tell(event.unwrap_or_else(|error| Event::Recording(RecordingEvent::Failed { reason: error.to_string() })));
     }
 
-    /// Ends the recording; what came of it arrives as news.
+    /// Ends the recording; the outcome arrives as an event.
     pub(super) fn end(&mut self) {
         let Some(recorder) = self.recorder.take() else { return };
         let sender = self.sender.clone();
         tokio::task::spawn_blocking(move || {
-            // Nobody waits for it at the end of the program.
+            // At the end of the program there is no receiver.
             let _ = sender.blocking_send(Event::Recording(ended(recorder)));
         });
     }
 
-    /// Ends the recording when the dashboard is over; trouble goes to standard error, where the terminal is back.
+    /// Ends the recording when the dashboard quits; errors go to standard error, because the terminal is already
+    /// restored.
     pub(super) fn finish(&mut self) {
         if let Some(recorder) = self.recorder.take()
             && let RecordingEvent::Failed { reason } = ended(recorder)
@@ -126,12 +127,12 @@ impl Files {
     }
 
     fn tell(&self, event: Event) {
-        // With so much news unread one more notice would not be read either.
+        // If this many results are unread, one more message would not be read either.
         let _ = self.sender.try_send(event);
     }
 }
 
-/// What a file of this format says.
+/// The content of a file in this format.
 fn content(state: &State, size: (u16, u16), format: Format) -> Result<String, String> {
     let theme = view::theme_of(state);
     match format {
@@ -152,7 +153,7 @@ fn ended(recorder: Recorder) -> RecordingEvent {
     }
 }
 
-/// A file in the current folder, named by what it is and when.
+/// A file in the current folder, named by content and time.
 fn named(what: &str, suffix: &str) -> PathBuf {
     PathBuf::from(format!("bramble-{what}-{}.{suffix}", compact(unix_time().as_secs())))
 }
@@ -161,7 +162,7 @@ fn create(file: &Path, content: &str) -> io::Result<()> {
     OpenOptions::new().write(true).create_new(true).open(file)?.write_all(content.as_bytes())
 }
 
-/// Since 1970.
+/// Time since 1970.
 fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

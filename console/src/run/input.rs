@@ -1,4 +1,4 @@
-//! What a terminal sends, as the dashboard's own events.
+//! Terminal input as the dashboard's own events.
 use std::{future::poll_fn, pin::Pin};
 
 use crossterm::event::{
@@ -12,7 +12,7 @@ use crate::{
     keymap::{Key, KeyCode},
 };
 
-/// What was typed, clicked, pasted or resized; `None` for what means nothing here. A terminal that is gone hangs up.
+/// The next key, click, paste or resize; `None` for unused input. A closed terminal becomes a hang-up signal.
 pub(super) async fn next_input(keys: &mut EventStream) -> Option<Event> {
     match poll_fn(|context| Pin::new(&mut *keys).poll_next(context)).await {
         Some(Ok(event)) => translate(event),
@@ -78,10 +78,10 @@ mod tests {
     use crate::state::{Focus, Page, Spot};
 
     #[test]
-    fn keys_of_the_terminal_become_the_keys_of_the_table() {
+    fn terminal_keys_become_table_keys() {
         let press = |code, modifiers| {
             let event = translate(TerminalEvent::Key(KeyEvent::new(code, modifiers)));
-            let Some(Event::Key(key)) = event else { panic!("{code:?} is no key: {event:?}") };
+            let Some(Event::Key(key)) = event else { panic!("{code:?} is not a key: {event:?}") };
             Keymap::default().action(Spot { page: Page::Generate, focus: Focus::Text }, key)
         };
         let (none, shift) = (KeyModifiers::NONE, KeyModifiers::SHIFT);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn presses_of_the_left_button_and_the_wheel_are_all_that_a_mouse_says() {
+    fn mouse_reports_only_left_clicks_and_the_wheel() {
         let at = |kind| {
             translate(TerminalEvent::Mouse(MouseEvent { kind, column: 4, row: 2, modifiers: KeyModifiers::NONE }))
         };
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_released_key_is_no_press() {
+    fn released_key_is_ignored() {
         let key = KeyEvent::new_with_kind(TerminalCode::Enter, KeyModifiers::NONE, KeyEventKind::Release);
         assert_eq!(translate(TerminalEvent::Key(key)), None);
     }

@@ -1,9 +1,9 @@
-//! The driver of a replay: moves the time, draws, hands keys to the viewer's own copy of the state. There is no cluster behind it,
-//! and what an update wants done to one is refused with a notice.
+//! The driver of a replay: advances the time, renders frames and passes keys to the viewer's own copy of the state.
+//! There is no cluster behind it, so effects on one are refused with a notice.
 use std::time::Duration;
 
+use common::calendar::time_of_day;
 use crossterm::event::EventStream;
-use shared::calendar::time_of_day;
 use tokio::{
     select,
     time::{Instant, MissedTickBehavior, interval},
@@ -24,28 +24,28 @@ use crate::{
     view,
 };
 
-/// Time between two frames while it plays.
+/// Interval between two frames while playing.
 const FRAME: Duration = Duration::from_millis(66);
-/// Events played at once: between two such parts keys are heard.
+/// Events played in one batch; keys are handled between batches.
 const EVENTS_AT_ONCE: usize = 4000;
-/// Speeds that + and - go through.
+/// Speeds that + and - step through.
 const SPEEDS: [f64; 10] = [0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0];
 
-/// How a replay begins.
+/// Initial settings of a replay.
 #[derive(Clone, Debug)]
 pub struct Start {
-    /// How the screen is arranged.
+    /// Screen preferences.
     pub desk: Desk,
-    /// At which time; `None` = with the first event.
+    /// Start time; `None` = the first event.
     pub at: Option<Duration>,
-    /// Seconds of the session in a second.
+    /// Playback speed: session seconds per second.
     pub speed: f64,
 }
 
-/// Plays a recording until it is quit; returns the exit code.
+/// Plays a recording until it quits; returns the exit code.
 ///
 /// # Errors
-/// The terminal cannot be used. It is as before in every case.
+/// The terminal cannot be used. The terminal is restored in every case.
 pub async fn replay(player: Player, start: Start) -> Result<i32, TerminalError> {
     let mut signals = Signals::listen()?;
     let mut screen = Screen::enter()?;
@@ -78,10 +78,10 @@ pub async fn replay(player: Player, start: Start) -> Result<i32, TerminalError> 
     }
 }
 
-/// Everything of a replay but the terminal.
+/// The replay without the terminal.
 struct Stage {
     player: Player,
-    /// The viewer's own look at the state.
+    /// The viewer's own view of the state.
     viewer: State,
     files: Files,
     is_own_view: bool,
@@ -105,7 +105,7 @@ impl Stage {
         Self { player, viewer, files, is_own_view, is_paused, is_seeking, is_changed, speed, at, moved }
     }
 
-    /// Lets the time pass, and plays up to it.
+    /// Advances the time and plays up to it.
     fn go_on(&mut self) {
         let passed = self.moved.elapsed();
         self.moved = Instant::now();
@@ -123,7 +123,7 @@ impl Stage {
         }
     }
 
-    /// What is on the screen.
+    /// The state to render.
     fn shown(&self) -> State {
         let mut shown = self.player.state().shown().clone();
         if self.is_own_view {
@@ -156,7 +156,7 @@ impl Stage {
         shown
     }
 
-    /// A key, the mouse, news of a file; returns the exit code at the end.
+    /// Handles a key, a mouse action or a file result; returns the exit code at the end.
     fn handle(&mut self, event: Event, screen: &mut Screen) -> Option<i32> {
         self.is_changed = true;
         if let Event::Key(key) = event
@@ -171,7 +171,7 @@ impl Stage {
         } else if self.is_own_view {
             self.viewer = self.shown();
         }
-        // There is nobody to send a prompt to: keys mean pages and scrolling also where the recorded session typed.
+        // No prompt can be sent: keys navigate and scroll even if the recorded session was typing.
         if self.viewer.spot.focus == Focus::Prompt {
             self.viewer.spot.focus = Focus::Text;
         }
@@ -197,7 +197,7 @@ impl Stage {
         None
     }
 
-    /// Keys of the replay itself. Returns whether it was one.
+    /// Handles keys of the replay itself. Returns whether `key` was one.
     fn steers(&mut self, key: Key) -> bool {
         let viewer = &self.viewer;
         let is_busy = self.is_own_view

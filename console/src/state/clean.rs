@@ -1,11 +1,12 @@
-//! Text from outside made safe to draw: no control characters, nothing that turns the writing direction around.
+//! Sanitises text from outside for display: removes control characters and characters that change the writing
+//! direction.
 
-use shared::text::is_unsafe;
+use common::text::is_unsafe;
 
-/// What a tab becomes.
+/// Replacement of a tab.
 const TAB: &str = "    ";
 
-/// The text without anything that a terminal could obey. New lines stay, `\r\n` becomes `\n`, a tab four spaces.
+/// Removes everything that a terminal could interpret. New lines stay, `\r\n` becomes `\n`, a tab four spaces.
 pub fn clean(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -19,7 +20,7 @@ pub fn clean(text: &str) -> String {
     clean
 }
 
-/// The text on one line: new lines become spaces.
+/// As [`clean`], on one line: new lines become spaces.
 pub fn clean_line(text: &str) -> String {
     clean(text).replace('\n', " ")
 }
@@ -29,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_control_character_is_left_but_the_new_line() {
+    fn only_new_lines_survive_of_control_characters() {
         let all: String = (0..=0x10ffff).filter_map(char::from_u32).collect();
         let left: Vec<char> = clean(&all).chars().filter(|letter| letter.is_control()).collect();
         assert_eq!(left, ['\n']);

@@ -1,20 +1,17 @@
-//! The table of nodes: what each does, how its machine is, how much it holds the others up.
-use shared::{
-    ids::MemberIndex,
-    latency::ratio,
-    telemetry::{Health, NodeReport, NodeState},
-    units::Bytes,
-};
+//! The table of nodes: their states, the health of their machines, and their share of the blame for waiting.
+use common::{ids::MemberIndex, latency::ratio, units::Bytes};
+use telemetry::{Health, NodeReport, NodeState};
 
 use crate::state::{
     State,
     clean::clean_line,
     lateness::ranks,
     node::{Node, Standing},
-    table::{Cell, Column, Row, Table, Tone},
+    row::{Cell, Row, Tone},
+    table::{Column, Table},
 };
 
-/// The columns.
+/// The table's columns.
 const COLUMNS: &[Column] = &[
     Column::left("node", 10, 0),
     Column::left("state", 13, 0),
@@ -61,16 +58,16 @@ fn row(state: &State, node: &Node, late: Option<f64>) -> Row {
         why(state, node, health),
     ];
     if !is_live {
-        // Old figures have no meaning for now.
+        // Old figures are meaningless for now.
         let last = cells.len() - 1;
         cells[2..last].iter_mut().for_each(|cell| cell.tone = Tone::Dim);
     }
-    // One that is gone is what the operator looks for: only its figures are dim.
+    // The operator looks for lost nodes, so only their figures are dim.
     let is_gone = matches!(standing, Standing::Away | Standing::Lost);
     Row { key: node.address.clone(), cells, is_stale: !is_live && !is_gone }
 }
 
-/// What a node does, in one word: `stale` where it sent nothing for a while, whatever it said last.
+/// A node's state in one word: `stale` if it has sent nothing for a while, regardless of its last report.
 pub fn standing_cell(state: &State, node: &Node) -> Cell {
     if state.exclusion(node).is_some() {
         return Cell::text(if node.is_open() { "out" } else { "out, away" }).toned(Tone::Warn);
@@ -99,14 +96,14 @@ pub fn standing_cell(state: &State, node: &Node) -> Cell {
     Cell::text(text).toned(tone(standing))
 }
 
-/// The other node that a node's fault names: nothing is wrong with this one.
+/// The other node that a node's fault names: this node itself is fine.
 pub fn waited_for(state: &State, node: &Node) -> Option<String> {
     let fault = node.fault()?;
     let is_other = |other: &&Node| fault.node == other.name() && other.address != node.address;
     state.nodes.iter().find(is_other).map(|other| other.name().to_owned())
 }
 
-/// What a standing means.
+/// The tone of a standing.
 pub fn tone(standing: Standing) -> Tone {
     match standing {
         Standing::Away | Standing::Lost | Standing::Reports(NodeState::Faulted) => Tone::Bad,
@@ -116,7 +113,7 @@ pub fn tone(standing: Standing) -> Tone {
     }
 }
 
-/// The rank within its stage; with the stage and the replica where there is more than one.
+/// The rank within its stage, with stage and replica if there are several.
 pub fn place(state: &State, node: &Node) -> Option<String> {
     let member = state.member_of(node)?;
     let (topology, _) = state.topology()?;
@@ -131,7 +128,7 @@ pub fn place(state: &State, node: &Node) -> Option<String> {
 
 fn temperature(node: &Node, health: Option<&Health>) -> Cell {
     let celsius = health.and_then(|health| health.temperature);
-    let is_hot = celsius.is_some_and(|celsius| celsius.0 >= shared::telemetry::warning::HOT.0);
+    let is_hot = celsius.is_some_and(|celsius| celsius.0 >= telemetry::warning::HOT.0);
     let cell =
         Cell::figure(celsius.map(|celsius| celsius.0), |celsius| format!("{celsius:.1}{}", node.history.trend()));
     if is_hot { cell.toned(Tone::Bad) } else { cell }
@@ -167,7 +164,7 @@ fn memory(health: Option<&Health>) -> Cell {
     })
 }
 
-/// Bytes of a gibibyte.
+/// Bytes per GiB.
 const GIB: f64 = (1_u64 << 30) as f64;
 
 fn shard(report: Option<&NodeReport>) -> Cell {
@@ -175,7 +172,7 @@ fn shard(report: Option<&NodeReport>) -> Cell {
     Cell::figure(bytes.map(|bytes| bytes.0 as f64), |bytes| Bytes(bytes as u64).to_string())
 }
 
-/// What is wrong with it: why it is out, what broke it, else the worst warnings of its machine.
+/// The reason for a node's state: its exclusion, its fault, otherwise the worst warnings of its machine.
 fn why(state: &State, node: &Node, health: Option<&Health>) -> Cell {
     if let Some(entry) = state.exclusion(node) {
         let reason = format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by);
@@ -201,14 +198,14 @@ fn why(state: &State, node: &Node, health: Option<&Health>) -> Cell {
     }
 }
 
-/// Tokens a second that all heads count together; `None` where none was counted for a while.
+/// Total tokens per second of all heads; `None` if no head has counted any recently.
 pub fn tokens_per_second(state: &State) -> Option<f64> {
     let samples = state.nodes.iter().filter_map(|node| node.history.latest(state.now));
     let rates: Vec<f64> = samples.map(|sample| sample.tokens_per_second).collect();
     (!rates.is_empty()).then(|| rates.iter().sum())
 }
 
-/// Requests that run and wait on all heads that report.
+/// Running and waiting requests on all reporting heads.
 pub fn requests(state: &State) -> u32 {
     let live = state.nodes.iter().filter(|node| matches!(node.standing(state.now), Standing::Reports(_)));
     live.filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum()
@@ -216,10 +213,8 @@ pub fn requests(state: &State) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use shared::{
-        protocol::error::{Fault, FaultKind, Loss},
-        topology::rolling::{Phase, Rolling},
-    };
+    use common::fault::{Fault, FaultKind, Loss};
+    use topology::rolling::{Phase, Rolling};
 
     use super::*;
     use crate::{
@@ -228,7 +223,7 @@ mod tests {
     };
 
     #[test]
-    fn a_node_that_did_not_report_for_two_seconds_is_stale_in_every_table_and_the_cluster_is_not_ready() {
+    fn node_silent_for_two_seconds_is_stale_in_every_table() {
         let mut story = Story::busy();
         let until = story.state.now.as_millis() as u64;
         story.at(until + 2100);
@@ -239,14 +234,14 @@ mod tests {
         assert_eq!((rows[0].cells[1].text.as_str(), rows[0].is_stale), ("stale 2 s", true));
         assert!(rows[0].cells[3..6].iter().all(|cell| cell.tone == Tone::Dim), "{:?}", rows[0]);
         assert!(rows[1..].iter().all(|row| !row.is_stale && row.cells[1].text == "ready"));
-        let requests = tables::table(&story.state, Page::Requests).expect("it has one").rows;
-        assert!(!requests.is_empty() && requests.iter().all(|row| row.is_stale), "all are of the head");
-        assert_eq!(super::requests(&story.state), 0, "what a silent head counted is not told as now");
+        let requests = tables::table(&story.state, Page::Requests).expect("page has a table").rows;
+        assert!(!requests.is_empty() && requests.iter().all(|row| row.is_stale), "all belong to the head");
+        assert_eq!(super::requests(&story.state), 0, "counts of a silent head are not shown as current");
         assert!(matches!(standing::cluster(&story.state), standing::Cluster::Silent(node) if node.name() == "pi0"));
     }
 
     #[test]
-    fn a_stopped_node_is_blamed_and_not_those_that_wait_for_it() {
+    fn stopped_node_is_blamed_instead_of_its_waiting_peers() {
         let mut story = Story::generating();
         let until = story.state.now.as_millis() as u64;
         story.at(until + 2500);
@@ -265,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_planned_restart_the_node_restarts_and_the_others_wait_for_it() {
+    fn planned_restart_shows_its_peers_as_waiting() {
         let mut story = Story::generating();
         let node = story.state.nodes[2].name().to_owned();
         let targets = vec![(node.clone(), story.state.nodes[2].address.clone())];
@@ -287,11 +282,11 @@ mod tests {
         let rows = table(&story.state).rows;
         let words: Vec<_> = rows.iter().map(|row| (row.cells[1].text.as_str(), row.cells[1].tone)).collect();
         let waits = ("waits for pi2", Tone::Warn);
-        assert_eq!(words, [waits, waits, ("restarting", Tone::Warn), waits], "nothing of it is an alarm");
+        assert_eq!(words, [waits, waits, ("restarting", Tone::Warn), waits], "no cell is alarming");
     }
 
     #[test]
-    fn nobody_is_late_while_nothing_is_computed() {
+    fn no_straggler_while_nothing_is_computed() {
         let mut story = Story::generating();
         let late = |story: &Story| table(&story.state).rows[2].cells[5].text.clone();
         assert_eq!(late(&story), "32 %");
@@ -302,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loading_node_shows_how_far_it_is_and_a_hot_one_where_its_temperature_goes() {
+    fn loading_shows_progress_and_heat_shows_its_trend() {
         let mut story = Story::begin();
         story.at(10).all_connected().all_loading();
         assert_eq!(table(&story.state).rows[0].cells[1].text, "load 80 %");

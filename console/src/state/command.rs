@@ -1,4 +1,4 @@
-//! The command line's language: a word, and what it needs. Every action of the keys and every page is a word of it.
+//! The language of the command line: a word and its argument. Every key action and every page is a word.
 use crate::{
     keymap::{Action, Keymap},
     state::{
@@ -7,24 +7,24 @@ use crate::{
     },
 };
 
-/// What can be written to a file.
+/// An export format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// The data of the page as comma-separated values.
+    /// The page's data as comma-separated values.
     Csv,
-    /// The data of the page as JSON.
+    /// The page's data as JSON.
     Json,
     /// The screen as text.
     Text,
-    /// The screen as a picture.
+    /// The screen as an SVG image.
     Svg,
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 4] = [Self::Csv, Self::Json, Self::Text, Self::Svg];
 
-    /// As it is typed.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Csv => "csv",
@@ -34,7 +34,7 @@ impl Format {
         }
     }
 
-    /// The end of a file's name.
+    /// The file name extension.
     pub fn suffix(self) -> &'static str {
         if self == Self::Text { "txt" } else { self.name() }
     }
@@ -43,23 +43,23 @@ impl Format {
 /// A command.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// What a key would do.
+    /// Executes the action of a key.
     Act(Action),
-    /// Shows rows with this text only; empty = all.
+    /// Shows only rows that match this text; empty = all rows.
     Filter(String),
-    /// Sorts by the column with this title; `None` = the natural order.
+    /// Sorts by the column with this title, descending if `true`; `None` = the natural order.
     Sort(Option<(String, bool)>),
-    /// Writes data or screen to a file; without a name to one that is named by page and time.
+    /// Writes data or screen to a file; `None` = a file named by page and time.
     Export(Format, Option<String>),
-    /// Writes the session to a file from now on.
+    /// Starts recording the session to a file; `None` = a file named by the time.
     Record(Option<String>),
-    /// Ends that.
+    /// Stops recording.
     StopRecording,
-    /// Takes other colours.
+    /// Changes the theme.
     Theme(ThemeName),
 }
 
-/// Words with an argument, and what they do.
+/// Words with an argument, and their help texts.
 pub const WORDS: [(&str, &str); 6] = [
     ("page", "NAME: show a page"),
     ("filter", "TEXT: rows with it; !TEXT without it; ~REGEX; nothing: all"),
@@ -69,13 +69,13 @@ pub const WORDS: [(&str, &str); 6] = [
     ("theme", "NAME: sixteen, dark, light, high-contrast, mono"),
 ];
 
-/// Short forms that people type.
+/// Accepted short forms.
 const ALIASES: [(&str, &str); 4] = [("q", "quit"), ("q!", "quit"), ("exit", "quit"), ("h", "help")];
 
-/// Reads a command.
+/// Parses a command.
 ///
 /// # Errors
-/// What is wrong with it, and what it could be.
+/// The command is unknown or its argument is invalid; the message lists valid values.
 pub fn parse(text: &str, keys: &Keymap) -> Result<Command, String> {
     let text = text.trim();
     let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
@@ -129,7 +129,7 @@ fn export(rest: &str) -> Result<Command, String> {
     Ok(Command::Export(format, (!file.is_empty()).then(|| file.to_owned())))
 }
 
-/// The actions of the keys by their names, each once. Those that move a cursor in a text are no commands.
+/// The key actions by name, each once, except those that edit text.
 fn actions(keys: &Keymap) -> Vec<(String, Action)> {
     let mut actions: Vec<(String, Action)> = Vec::new();
     for binding in keys.all().filter(|binding| !binding.is_typing()) {
@@ -140,7 +140,7 @@ fn actions(keys: &Keymap) -> Vec<(String, Action)> {
     actions
 }
 
-/// What the word under the cursor could become, in order.
+/// Completions of the word under the cursor, in order.
 pub fn completions(text: &str, desk: &Desk) -> Vec<String> {
     let text = text.trim_start();
     let (word, argument) = match text.split_once(' ') {
@@ -165,7 +165,7 @@ pub fn completions(text: &str, desk: &Desk) -> Vec<String> {
     all
 }
 
-/// The text after Tab: the only completion, else as far as all of them agree.
+/// The text after Tab: the only completion, otherwise the common prefix of all completions.
 pub fn completed(text: &str, desk: &Desk) -> Option<String> {
     let all = completions(text, desk);
     let first = all.first()?;
@@ -176,7 +176,7 @@ pub fn completed(text: &str, desk: &Desk) -> Option<String> {
     Some(format!("{before}{}{space}", &first[..length]))
 }
 
-/// The word that differs by the fewest letters, if it is near.
+/// The word with the smallest edit distance, if that is small enough.
 fn nearest(word: &str, keys: &Keymap) -> Option<String> {
     let names = WORDS.iter().map(|(word, _)| (*word).to_owned());
     let names = names.chain(actions(keys).into_iter().map(|(name, _)| name));
@@ -184,7 +184,7 @@ fn nearest(word: &str, keys: &Keymap) -> Option<String> {
     (near.0 <= 2).then_some(near.1)
 }
 
-/// Letters to be changed, added or left out (Levenshtein).
+/// Levenshtein distance in characters.
 fn distance(one: &str, two: &str) -> usize {
     let two: Vec<char> = two.chars().collect();
     let mut row: Vec<usize> = (0..=two.len()).collect();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_with_what_they_need() {
+    fn commands_are_parsed_with_their_arguments() {
         check("quit", Ok(Command::Act(Action::Quit)));
         check(" q ", Ok(Command::Act(Action::Quit)));
         check("page sync", Ok(Command::Act(Action::Show(Page::Sync))));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn tab_completes_as_far_as_it_is_clear() {
+    fn tab_completes_the_common_prefix() {
         let desk = Desk::default();
         assert_eq!(completed("the", &desk).as_deref(), Some("theme "));
         assert_eq!(completed("theme h", &desk).as_deref(), Some("theme high-contrast "));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn every_action_of_the_keys_can_be_typed() {
+    fn every_key_action_can_be_typed_as_a_command() {
         let keys = Keymap::default();
         for binding in keys.all().filter(|binding| !binding.is_typing()) {
             let name = binding.action.name();

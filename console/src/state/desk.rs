@@ -1,32 +1,32 @@
-//! How an operator has arranged this screen: colours, keys, mouse, what is recorded, the command line. Nothing of the cluster.
+//! Screen preferences: colours, keys, mouse, recording, command line. Independent of the cluster.
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{keymap::Keymap, state::editor::Editor};
 
-/// A set of colours.
+/// A colour theme.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ThemeName {
-    /// The sixteen colours that every terminal lets its user choose.
+    /// The terminal's sixteen configurable colours.
     #[default]
     Sixteen,
-    /// For terminals with a dark ground.
+    /// For terminals with a dark background.
     Dark,
-    /// For terminals with a light ground.
+    /// For terminals with a light background.
     Light,
-    /// White on black, every meaning far from the ground.
+    /// White on black, with high contrast for every meaning.
     HighContrast,
-    /// No colours; bold, dim, underlined and reversed instead.
+    /// No colours; bold, dim, underline and reverse instead.
     Mono,
 }
 
 impl ThemeName {
-    /// All of them.
+    /// All themes.
     pub const ALL: [Self; 5] = [Self::Sixteen, Self::Dark, Self::Light, Self::HighContrast, Self::Mono];
 
-    /// As it is typed.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sixteen => "sixteen",
@@ -47,43 +47,43 @@ impl std::str::FromStr for ThemeName {
     }
 }
 
-/// Where a recording that is played stands.
+/// Position and mode of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replay {
-    /// Time of the day, in UTC, of what is shown.
+    /// UTC time of day of the displayed state.
     pub clock: String,
-    /// Since the first event.
+    /// Time since the first event.
     pub at: Duration,
-    /// From the first event to the last.
+    /// Time from the first event to the last.
     pub length: Duration,
-    /// Seconds of the session in a second.
+    /// Playback speed: session seconds per second.
     pub speed: f64,
-    /// Whether it stands still.
+    /// Whether playback is paused.
     pub is_paused: bool,
-    /// Whether a time is sought that is not reached yet.
+    /// Whether a seek is still in progress.
     pub is_seeking: bool,
-    /// Whether the viewer looks around, and not where the operator looked.
+    /// Whether the viewer navigates independently of the recorded operator.
     pub is_own_view: bool,
 }
 
-/// How the screen is arranged.
+/// Screen preferences.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desk {
-    /// The colours.
+    /// The colour theme.
     pub theme: ThemeName,
-    /// Whether the terminal knows ASCII alone.
+    /// Whether the terminal can display only ASCII.
     pub is_ascii: bool,
-    /// Whether the mouse is ours; otherwise the terminal selects text with it.
+    /// Whether the console captures the mouse; otherwise the terminal selects text with it.
     pub takes_mouse: bool,
-    /// The keys.
+    /// The key bindings.
     pub keys: Keymap,
-    /// The file that the session is written to.
+    /// The file that the session is recorded to.
     pub recording: Option<String>,
-    /// The recording that is played.
+    /// The replay that is playing.
     pub replay: Option<Replay>,
     /// Whether the command line is open.
     pub is_commanding: bool,
-    /// The command line, with the commands of before.
+    /// The command line, with its history.
     pub command: Editor,
 }
 

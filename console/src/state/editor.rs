@@ -1,26 +1,26 @@
-//! The prompt box: a text, a cursor that moves by what people see as one character, and the prompts sent before.
+//! The prompt box: a text, a cursor that moves by grapheme, and the history of prompts.
 use unicode_segmentation::{GraphemeCursor, UnicodeSegmentation};
 
 use crate::state::clean::clean;
 
-/// Longest text in the prompt box, in bytes. Longer prompts are for `console generate`.
+/// Maximum length of the text in bytes. Longer prompts are for `console generate`.
 pub const PROMPT_BOX_BYTES_MAX: usize = 64 << 10;
-/// Most prompts that are remembered.
+/// Maximum number of prompts in the history.
 pub const HISTORY_MAX: usize = 100;
 
-/// Text under edit.
+/// The text being edited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Editor {
     text: String,
-    /// Byte index in `text`, always where a grapheme ends.
+    /// Byte index in `text`, always at a grapheme boundary.
     cursor: usize,
     history: Vec<String>,
-    /// Place in the history, and the text that was there before looking back.
+    /// Position in the history, and the text that was being edited before.
     looking_back: Option<(usize, String)>,
 }
 
 impl Editor {
-    /// An editor with a text in it, the cursor at its end.
+    /// An editor with this text and the cursor at its end.
     pub fn new(text: &str) -> Self {
         let mut editor = Self::default();
         editor.insert(text);
@@ -37,20 +37,20 @@ impl Editor {
         &self.text[..self.cursor]
     }
 
-    /// Inserts text at the cursor, without control characters; whole characters beyond the bound are left out.
-    /// Returns whether all of it fitted.
+    /// Inserts text at the cursor without control characters; characters beyond the limit are dropped. Returns whether
+    /// the whole text fitted.
     pub fn insert(&mut self, text: &str) -> bool {
         let text = clean(text);
         let room = PROMPT_BOX_BYTES_MAX.saturating_sub(self.text.len());
         let fitting = &text[..text.floor_char_boundary(room)];
         self.text.insert_str(self.cursor, fitting);
         self.cursor += fitting.len();
-        // What was inserted may join with what follows: the cursor never stays inside a character.
+        // Inserted text may combine with the character after it: the cursor must not end inside a grapheme.
         self.cursor = self.boundary_at_or_after(self.cursor);
         fitting.len() == text.len()
     }
 
-    /// Puts another text in its place, the cursor at its end.
+    /// Replaces the text and moves the cursor to its end.
     pub fn replace(&mut self, text: &str) {
         self.text.clear();
         self.cursor = 0;
@@ -58,7 +58,7 @@ impl Editor {
         self.insert(text);
     }
 
-    /// Takes the text out, remembers it, and leaves the box empty.
+    /// Returns the text, adds it to the history and clears the box.
     pub fn take(&mut self) -> String {
         let text = std::mem::take(&mut self.text);
         self.cursor = 0;
@@ -72,38 +72,38 @@ impl Editor {
         text
     }
 
-    /// One character left.
+    /// Moves one character left.
     pub fn left(&mut self) {
         self.cursor = self.previous();
     }
 
-    /// One character right.
+    /// Moves one character right.
     pub fn right(&mut self) {
         self.cursor = self.next();
     }
 
-    /// To the start of the word before the cursor.
+    /// Moves to the start of the word before the cursor.
     pub fn word_left(&mut self) {
         self.cursor = self.word_start();
     }
 
-    /// To the end of the word after the cursor.
+    /// Moves to the end of the word after the cursor.
     pub fn word_right(&mut self) {
         let words = self.text.unicode_word_indices().map(|(at, word)| at + word.len());
         self.cursor = words.into_iter().find(|end| *end > self.cursor).unwrap_or(self.text.len());
     }
 
-    /// To the start of the line.
+    /// Moves to the start of the line.
     pub fn line_start(&mut self) {
         self.cursor = self.start_of_line();
     }
 
-    /// To the end of the line.
+    /// Moves to the end of the line.
     pub fn line_end(&mut self) {
         self.cursor = self.end_of_line();
     }
 
-    /// To the line above; in the first line to the prompt before.
+    /// Moves to the line above; from the first line to the previous prompt in the history.
     pub fn up(&mut self) {
         let start = self.start_of_line();
         if start == 0 {
@@ -115,7 +115,7 @@ impl Editor {
         }
     }
 
-    /// To the line below; in the last line to the prompt after.
+    /// Moves to the line below; from the last line to the next prompt in the history.
     pub fn down(&mut self) {
         let end = self.end_of_line();
         if end == self.text.len() {
@@ -214,7 +214,7 @@ impl Editor {
     }
 }
 
-/// Byte index of a line's character number `column`, or the line's end.
+/// Byte index of character `column` of a line, or the end of a shorter line.
 fn column_at(line: &str, column: usize) -> usize {
     line.grapheme_indices(true).nth(column).map_or(line.len(), |(at, _)| at)
 }

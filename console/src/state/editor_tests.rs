@@ -1,7 +1,7 @@
 //! Tests of the prompt box.
 use super::*;
 
-/// A cursor is written as `|`.
+/// Applies `action` to the text `before`; `|` marks the cursor.
 #[track_caller]
 fn check(before: &str, action: fn(&mut Editor), after: &str) {
     let (left, right) = before.split_once('|').expect("the test marks the cursor");
@@ -12,7 +12,7 @@ fn check(before: &str, action: fn(&mut Editor), after: &str) {
 }
 
 #[test]
-fn the_cursor_moves_by_what_people_see_as_one_character() {
+fn cursor_moves_by_grapheme() {
     check("a|b", Editor::right, "ab|");
     check("e\u{301}|x", Editor::left, "|e\u{301}x");
     check("|👩‍👩‍👧!", Editor::right, "👩‍👩‍👧|!");
@@ -23,7 +23,7 @@ fn the_cursor_moves_by_what_people_see_as_one_character() {
 }
 
 #[test]
-fn erasing_takes_whole_characters() {
+fn erasing_removes_whole_graphemes() {
     check("x👩‍👩‍👧|", Editor::erase_before, "x|");
     check("|e\u{301}x", Editor::erase_after, "|x");
     check("|", Editor::erase_before, "|");
@@ -35,7 +35,7 @@ fn erasing_takes_whole_characters() {
 }
 
 #[test]
-fn words_and_lines_are_found() {
+fn cursor_moves_by_words_and_lines() {
     check("to be| or", Editor::word_left, "to |be or");
     check("to| be or", Editor::word_right, "to be| or");
     check("a\nbc|d\ne", Editor::line_start, "a\n|bcd\ne");
@@ -47,7 +47,7 @@ fn words_and_lines_are_found() {
 }
 
 #[test]
-fn a_mark_typed_before_its_base_is_joined_and_the_cursor_stays_outside() {
+fn combining_mark_joins_its_base_and_moves_the_cursor() {
     let mut editor = Editor::new("\u{301}x");
     editor.cursor = 0;
     editor.insert("e");
@@ -55,14 +55,14 @@ fn a_mark_typed_before_its_base_is_joined_and_the_cursor_stays_outside() {
 }
 
 #[test]
-fn pasted_control_characters_never_arrive() {
+fn pasted_control_characters_are_removed() {
     let mut editor = Editor::default();
     editor.insert("a\u{1b}[31mb\r\nc\td\u{7}\u{9b}e");
     assert_eq!(editor.text(), "a[31mb\nc    de");
 }
 
 #[test]
-fn a_paste_beyond_the_bound_is_cut_at_a_character() {
+fn paste_beyond_the_limit_is_cut_at_a_character() {
     let mut editor = Editor::new(&"x".repeat(PROMPT_BOX_BYTES_MAX - 1));
     assert!(!editor.insert("é"));
     assert_eq!(editor.text().len(), PROMPT_BOX_BYTES_MAX - 1);
@@ -72,7 +72,7 @@ fn a_paste_beyond_the_bound_is_cut_at_a_character() {
 }
 
 #[test]
-fn older_prompts_come_back_and_the_draft_too() {
+fn history_restores_older_prompts_and_the_unsent_one() {
     let mut editor = Editor::new("first");
     assert_eq!(editor.take(), "first");
     editor.insert("second");
@@ -87,7 +87,7 @@ fn older_prompts_come_back_and_the_draft_too() {
 }
 
 #[test]
-fn the_history_is_bounded_and_keeps_no_repetition() {
+fn history_is_bounded_and_drops_repetitions() {
     let mut editor = Editor::default();
     for number in 0..HISTORY_MAX + 5 {
         editor.insert(&number.to_string());

@@ -1,37 +1,38 @@
-//! What happened to the cluster while this console looked: a bounded list, the oldest first, and the table of it.
+//! Events of the cluster observed by this console: a bounded list, oldest first, and its table.
 use std::{collections::VecDeque, time::Duration};
 
-use shared::telemetry::Severity;
+use telemetry::Severity;
 
 use crate::state::{
     State,
     clean::clean_line,
-    table::{Cell, Column, Row, Table, Tone},
+    row::{Cell, Row, Tone},
+    table::{Column, Table},
 };
 
-/// Most entries that are kept.
+/// Maximum number of entries.
 pub const ENTRIES_MAX: usize = 1000;
-/// Most bytes of an entry's text.
+/// Maximum length of an entry's text in bytes.
 const TEXT_BYTES_MAX: usize = 500;
-/// Seconds of a day.
+/// Seconds per day.
 const DAY: u64 = 24 * 60 * 60;
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// Its number: one more than that of the entry before.
+    /// Its number: one more than the previous entry's.
     pub number: u64,
-    /// When, since the start of the dashboard.
+    /// Time since the start of the dashboard.
     pub at: Duration,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// Place of the node in the list; `None` for what concerns the whole cluster.
+    /// List index of the node; `None` if the event concerns the whole cluster.
     pub node: Option<usize>,
-    /// What, safe to draw.
+    /// The message, sanitised for display.
     pub text: String,
 }
 
-/// What happened.
+/// The list of events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Log {
     entries: VecDeque<Entry>,
@@ -39,7 +40,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Adds an entry; the oldest gives way.
+    /// Adds an entry; the oldest is dropped at the limit.
     pub fn push(&mut self, at: Duration, severity: Severity, node: Option<usize>, text: &str) {
         let mut text = clean_line(text);
         text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
@@ -50,7 +51,7 @@ impl Log {
         self.entries.push_back(Entry { number: self.latest, at, severity, node, text });
     }
 
-    /// All that is kept, the oldest first.
+    /// All entries, oldest first.
     pub fn entries(&self) -> &VecDeque<Entry> {
         &self.entries
     }
@@ -62,7 +63,7 @@ impl Log {
     }
 }
 
-/// The columns.
+/// The table's columns.
 const COLUMNS: &[Column] = &[
     Column::left("UTC", 8, 0),
     Column::left("severity", 8, 2),
@@ -70,7 +71,7 @@ const COLUMNS: &[Column] = &[
     Column::rest("what", 30, 0),
 ];
 
-/// The entries that are bad enough, the newest first.
+/// The entries of at least the selected severity, newest first.
 pub fn table(state: &State) -> Table {
     let entries = state.events.entries().iter().rev().filter(|entry| entry.severity >= state.severity_min);
     Table { columns: COLUMNS, rows: entries.map(|entry| row(state, entry)).collect() }
@@ -89,13 +90,13 @@ fn row(state: &State, entry: &Entry) -> Row {
     Row { key: entry.number.to_string(), cells, is_stale: false }
 }
 
-/// A time since the start as hours, minutes and seconds of the day, in UTC.
+/// A time since the start as UTC time of day (hours, minutes, seconds).
 pub fn time_of_day(state: &State, at: Duration) -> String {
     let seconds = (state.clock_ms / 1000 + at.as_secs()) % DAY;
     format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// The next step of what is shown: all, warnings and errors, errors.
+/// The next severity filter: all, warnings and errors, errors.
 pub fn severity_after(severity: Severity) -> Severity {
     match severity {
         Severity::Note => Severity::Warning,
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_entries_give_way_and_no_text_is_long_or_hostile() {
+    fn oldest_entries_are_dropped_and_texts_are_sanitised() {
         let mut log = Log::default();
         for count in 0..ENTRIES_MAX + 5 {
             log.push(Duration::ZERO, Severity::Note, None, &format!("{count}\u{1b}[2J\n{}", "ü".repeat(1000)));

@@ -1,15 +1,15 @@
-//! Which rows of a table are shown: `text`, `!text` for the others, `~expression` for a regular expression (`!~` for the others).
-//! Upper and lower case are the same.
+//! Filters of table rows: `text`, `!text` (inverse), `~expression` (regular expression), `!~expression` (inverse).
+//! Case-insensitive.
 use regex::{Regex, RegexBuilder};
 
-use crate::state::table::Row;
+use crate::state::row::Row;
 
-/// Longest filter in bytes.
+/// Maximum length of a filter in bytes.
 pub const FILTER_BYTES_MAX: usize = 120;
-/// Memory that a compiled expression may take.
+/// Maximum memory of a compiled expression in bytes.
 const COMPILED_BYTES_MAX: usize = 1 << 16;
 
-/// A filter as it was typed, and what it means.
+/// A filter as typed, with its parsed form.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     typed: String,
@@ -24,19 +24,19 @@ enum Meaning {
     /// In lower case.
     Text(String),
     Expression(Regex),
-    /// It cannot be read; everything is shown until it can.
+    /// The expression is invalid; every row is shown until it is valid.
     Unreadable,
 }
 
 impl PartialEq for Filter {
-    /// What was typed says it all.
+    /// The typed text determines the parsed form, so only the text is compared.
     fn eq(&self, other: &Self) -> bool {
         self.typed == other.typed
     }
 }
 
 impl Filter {
-    /// Reads a filter. What is longer than [`FILTER_BYTES_MAX`] is cut.
+    /// Parses a filter; text beyond [`FILTER_BYTES_MAX`] is cut off.
     pub fn new(typed: &str) -> Self {
         let typed = &typed[..typed.floor_char_boundary(FILTER_BYTES_MAX)];
         let (inverse, rest) = typed.strip_prefix('!').map_or((false, typed), |rest| (true, rest));
@@ -53,28 +53,28 @@ impl Filter {
         Self { typed: typed.to_owned(), meaning, inverse }
     }
 
-    /// As it was typed.
+    /// The filter as typed.
     pub fn typed(&self) -> &str {
         &self.typed
     }
 
-    /// Whether everything is shown.
+    /// Whether every row is shown.
     pub fn is_empty(&self) -> bool {
         matches!(self.meaning, Meaning::All | Meaning::Unreadable)
     }
 
-    /// Whether it cannot be read as the regular expression that it claims to be.
+    /// Whether its regular expression is invalid.
     pub fn is_unreadable(&self) -> bool {
         matches!(self.meaning, Meaning::Unreadable)
     }
 
-    /// As it was typed, `None` where nothing was.
+    /// The filter as typed, with a remark if it is invalid; `None` without a filter.
     pub fn words(&self) -> Option<String> {
         let unreadable = if self.is_unreadable() { " (no regular expression)" } else { "" };
         (!self.typed.is_empty()).then(|| format!("{}{unreadable}", self.typed))
     }
 
-    /// Whether a row is shown: one of its fields matches, or for an inverse filter none.
+    /// Whether a row is shown: one of its fields matches, or none of them for an inverse filter.
     pub fn takes(&self, row: &Row) -> bool {
         let matches = |text: &str| match &self.meaning {
             Meaning::All | Meaning::Unreadable => true,
@@ -88,7 +88,7 @@ impl Filter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::table::Cell;
+    use crate::state::row::Cell;
 
     #[track_caller]
     fn check(filter: &str, expected: &[&str]) {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_take_text_its_inverse_and_expressions() {
+    fn filters_match_text_expressions_and_their_inverse() {
         check("", &["pi1 ready", "pi2 loading", "Pi10 Ready", "x[9"]);
         check("ready", &["pi1 ready", "Pi10 Ready"]);
         check("!ready", &["pi2 loading", "x[9"]);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_that_cannot_be_read_or_is_too_large_says_so_and_hides_nothing() {
+    fn invalid_or_large_expression_is_reported_and_hides_nothing() {
         check("~[9", &["pi1 ready", "pi2 loading", "Pi10 Ready", "x[9"]);
         assert!(Filter::new("~[9").words().is_some_and(|words| words.contains("no regular expression")));
         assert!(Filter::new("~(a{999}){999}").is_unreadable());

@@ -1,39 +1,40 @@
-//! A node's last minutes, a sample a second: what graphs and trends are made of.
+//! A node's last minutes, sampled once per second, for graphs and trends.
 use std::{collections::VecDeque, time::Duration};
 
-use shared::{latency::ratio, telemetry::NodeReport};
+use common::latency::ratio;
+use telemetry::NodeReport;
 
-/// Most samples that are kept: five minutes.
+/// Maximum number of samples: five minutes.
 pub const SAMPLES_MAX: usize = 300;
-/// Between two samples.
+/// Interval between two samples.
 const STEP: Duration = Duration::from_secs(1);
-/// A temperature is compared with that of so long ago.
+/// A temperature is compared with the one this long ago.
 const TREND: Duration = Duration::from_secs(30);
-/// A temperature that moved less than this stays.
+/// A smaller change counts as no change.
 const TREND_CELSIUS: f32 = 1.0;
 
-/// One second of a node.
+/// One sample of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// When, since the start of the dashboard.
+    /// Time since the start of the dashboard.
     pub at: Duration,
-    /// Of the processor.
+    /// Temperature of the processor.
     pub celsius: Option<f32>,
-    /// Of the fastest cores.
+    /// Clock of the fastest cores.
     pub megahertz: Option<u32>,
-    /// Tokens a second that it counted (heads only).
+    /// Generated tokens per second (heads only).
     pub tokens_per_second: f64,
-    /// Bytes a second over its network interface, both directions.
+    /// Bytes per second over its network interface, in both directions.
     pub bytes_per_second: Option<f64>,
-    /// Share of the time of its all-reduces in which it waited for others; `None` where there were none.
+    /// Share of its all-reduce time spent waiting for peers; `None` without all-reduces.
     pub waiting: Option<f64>,
 }
 
-/// The last minutes.
+/// The samples of the last minutes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
     samples: VecDeque<Sample>,
-    /// Tokens counted at the last sample, by which run of the daemon.
+    /// The daemon's instance and its token count at the last sample.
     tokens: Option<(u64, u64)>,
     /// Bytes counted at the last sample.
     bytes: Option<u64>,
@@ -42,7 +43,7 @@ pub struct History {
 }
 
 impl History {
-    /// Takes a report in.
+    /// Adds a report.
     pub fn record(&mut self, now: Duration, report: &NodeReport) {
         for sync in &report.layers {
             let count = f64::from(sync.count);
@@ -75,17 +76,17 @@ impl History {
         self.samples.push_back(sample);
     }
 
-    /// The samples, the oldest first.
+    /// The samples, oldest first.
     pub fn samples(&self) -> &VecDeque<Sample> {
         &self.samples
     }
 
-    /// The last sample, if it is not old.
+    /// The last sample, if it is recent.
     pub fn latest(&self, now: Duration) -> Option<&Sample> {
         self.samples.back().filter(|sample| now.saturating_sub(sample.at) <= 3 * STEP)
     }
 
-    /// Where the temperature goes: `↑`, `↓`, or a space where it stays or nothing is known.
+    /// The temperature's trend: `↑`, `↓`, or a space if it is steady or unknown.
     pub fn trend(&self) -> char {
         let Some(last) = self.samples.back() else { return ' ' };
         let before = self.samples.iter().rev().find(|sample| last.at.saturating_sub(sample.at) >= TREND);
@@ -100,7 +101,8 @@ impl History {
 
 #[cfg(test)]
 mod tests {
-    use shared::{telemetry::NodeState, units::Celsius};
+    use common::units::Celsius;
+    use telemetry::NodeState;
 
     use super::*;
     use crate::fixtures::running;
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_a_second_is_kept_for_five_minutes_with_rates_and_the_trend() {
+    fn one_sample_per_second_is_kept_for_five_minutes() {
         let mut history = History::default();
         for quarter in 0..4 * 400_u64 {
             let celsius = 50.0 + quarter as f32 / 40.0;
@@ -124,11 +126,11 @@ mod tests {
         assert_eq!((last.at, last.tokens_per_second), (Duration::from_secs(399), 20.0));
         assert!(last.waiting.is_some_and(|share| (0.0..1.0).contains(&share)));
         assert_eq!(history.trend(), '↑');
-        assert_eq!(history.latest(Duration::from_secs(410)), None, "what is old is not shown as now");
+        assert_eq!(history.latest(Duration::from_secs(410)), None, "an old sample is not current");
     }
 
     #[test]
-    fn a_daemon_that_was_started_again_counts_anew() {
+    fn restarted_daemon_resets_the_counters() {
         let mut history = History::default();
         history.record(Duration::ZERO, &report(50.0, 1000));
         let again = NodeReport { instance: 2, ..report(50.2, 10) };

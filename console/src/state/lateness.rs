@@ -1,32 +1,29 @@
-//! Who holds the others up: the ranks in the order of the time that the others spent on waiting for their parts alone.
-use shared::{
-    latency::ratio,
-    telemetry::{self, window::heard},
-    units::Nanoseconds,
-};
+//! Straggler ranking: the ranks sorted by the time that their peers spent waiting for them alone.
+use common::{latency::ratio, units::Nanoseconds};
+use telemetry::{self, window::heard};
 
 use crate::state::State;
 
-/// A rank as it stands among the others.
+/// A rank with its lateness.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RankRow {
-    /// Place among the members of the topology.
+    /// Index among the members of the topology.
     pub member: usize,
-    /// Place in the list of nodes; `None` if the member was not named to this console.
+    /// List index of the node; `None` if the member was not named to this console.
     pub node: Option<usize>,
-    /// Share of the other ranks' time in which only this rank's part was missing.
+    /// Share of the peers' time in which only this rank's part was missing.
     pub late: f64,
-    /// Share of the other ranks' all-reduces in which its part was the last.
+    /// Share of the peers' all-reduces in which its part arrived last.
     pub last: f64,
-    /// Mean of own computing, waiting and wire by all-reduce.
+    /// Mean compute, peer wait and transfer time per all-reduce.
     pub means: [Nanoseconds; 3],
-    /// (wait + wire) / total of this rank.
+    /// (peer wait + transfer) / total time of this rank.
     pub network: f64,
-    /// Means of the first byte of its parts after the others' enter, and from there to the last byte.
+    /// Mean time from a peer's entry to the first byte of this rank's part, and from there to its last byte.
     pub arrival: [Nanoseconds; 2],
 }
 
-/// All ranks of the topology, the latest first.
+/// All ranks of the topology, worst straggler first.
 pub fn ranks(state: &State) -> Vec<RankRow> {
     let Some((topology, _)) = state.topology() else { return Vec::new() };
     let places: Vec<Option<usize>> = (0..topology.members.len()).map(|member| state.place_of(member)).collect();
@@ -51,7 +48,7 @@ pub fn ranks(state: &State) -> Vec<RankRow> {
     rows
 }
 
-/// The one rank that holds the others up, if one does.
+/// The straggler, if there is one.
 pub fn straggler(rows: &[RankRow]) -> Option<&RankRow> {
     let late: Vec<f64> = rows.iter().map(|row| row.late).collect();
     telemetry::straggler(&late).map(|row| &rows[row])
@@ -61,28 +58,25 @@ pub fn straggler(rows: &[RankRow]) -> Option<&RankRow> {
 mod tests {
     use super::*;
     use crate::fixtures::{NODES, Story, running};
-    use shared::{
-        ids::Rank,
-        telemetry::{
-            HopSync, Lateness, NodeReport, NodeState,
-            window::{REPORTS_MAX, Window, culprits},
-        },
-        topology::Layout,
-        units::Bytes,
+    use common::{ids::Rank, units::Bytes};
+    use telemetry::{
+        HopSync, Lateness, NodeReport, NodeState,
+        window::{REPORTS_MAX, Window, culprits},
     };
+    use topology::Layout;
 
     #[test]
     fn metrics_name_dashboard_straggler_and_slow_hops() {
         let state = Story::generating().state;
-        let (topology, _) = state.topology().expect("one runs");
+        let (topology, _) = state.topology().expect("a topology runs");
         let mut windows: Vec<Window> = state.nodes.iter().map(|node| node.window.clone()).collect();
         let reports: Vec<Option<&NodeReport>> = state.nodes.iter().map(|node| node.report.as_ref()).collect();
         let of = |windows: &[Window]| culprits(topology, &reports, &windows.iter().map(Some).collect::<Vec<_>>());
         let found = of(&windows);
         assert_eq!(found.nodes.iter().map(|(member, _)| *member).collect::<Vec<_>>(), [2]);
         assert_eq!(found.hops, []);
-        assert_eq!(culprits(topology, &reports, &[]).nodes, [], "no node is named while nothing is computed");
-        // As few in a report as slow stages have in a quarter of a second.
+        assert_eq!(culprits(topology, &reports, &[]).nodes, [], "no straggler while nothing is computed");
+        // As few as slow stages report in a quarter of a second.
         let slow = |p50: u64| HopSync {
             from: Rank(0),
             count: 4,
@@ -101,20 +95,20 @@ mod tests {
     }
 
     #[test]
-    fn the_rank_that_the_others_wait_for_is_first_and_named() {
+    fn straggler_is_ranked_first() {
         let rows = ranks(&Story::generating().state);
         assert_eq!((rows.len(), rows[0].member, rows[0].node), (NODES, 2, Some(2)));
         assert_eq!(straggler(&rows).map(|row| row.member), Some(2));
-        // Node 2 waits for nobody; each of the others waits 3 of 2+1 parts of its own computing.
+        // Node 2 waits for no peer; each of the others waits 3 of every 2+1 parts of its own compute time.
         assert!((rows[0].last - 1.0).abs() < 1e-9 && rows[1].late == 0.0, "{rows:?}");
         assert_eq!(rows[0].means[1], Nanoseconds(0));
         assert!(rows[0].network < rows[1].network);
-        assert!(straggler(&ranks(&Story::ready().state)).is_none(), "nobody waited yet");
+        assert!(straggler(&ranks(&Story::ready().state)).is_none(), "no rank has waited yet");
         assert!(ranks(&Story::begin().state).is_empty());
     }
 
     #[test]
-    fn a_rank_that_becomes_slow_on_fast_nodes_is_named_after_64_steps_whatever_was_before() {
+    fn rank_that_becomes_slow_is_named_after_64_steps() {
         let mut story = Story::generating();
         let steps = |story: &mut Story, late: bool| {
             for node in 0..NODES {
@@ -133,11 +127,11 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_is_heard_of_in_its_own_stage_alone_by_its_number_in_the_replica() {
+    fn lateness_maps_to_the_rank_in_its_own_stage() {
         let mut story = Story::ready();
         for node in 0..NODES {
             let mut report = running(node, NodeState::Serving, true);
-            let (topology, hash, _) = report.topology.as_mut().expect("it runs");
+            let (topology, hash, _) = report.topology.as_mut().expect("topology runs");
             topology.layout = Layout::alike(2, 1, 2);
             *hash = topology.hash();
             report.epoch = report.epoch.next();
@@ -153,11 +147,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_the_window_and_what_another_topology_said_does_not_count() {
+    fn old_reports_and_other_topologies_do_not_count() {
         let mut story = Story::generating();
         let before = ranks(&story.state);
         story.at(60_000).all_report(NodeState::Ready, false);
-        assert_eq!(ranks(&story.state), before, "as last seen");
+        assert_eq!(ranks(&story.state), before, "unchanged");
         for node in 0..NODES {
             let mut report = running(node, NodeState::Serving, true);
             report.lateness.clear();

@@ -1,34 +1,32 @@
-//! The latest lines of the selected node's log, kept while its page is looked at.
+//! The latest log lines of the selected node, kept while its page is open.
 use std::{collections::VecDeque, time::Duration};
 
-use shared::protocol::{
-    error::Fault,
-    inspect::{LogLine, LogLines},
-};
+use common::fault::Fault;
+use protocol::inspect::{LogLine, LogLines};
 
-/// Most lines that are kept.
+/// Maximum number of lines.
 pub const LINES_MAX: usize = 200;
-/// Between an answer and the next question.
+/// Pause between an answer and the next query.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A node's log.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Log {
-    /// Whose; its place in the list of nodes.
+    /// List index of the node.
     pub node: Option<usize>,
     /// Oldest first.
     pub lines: VecDeque<LogLine>,
-    /// Why there is none.
+    /// Why the log cannot be read.
     pub fault: Option<Fault>,
-    /// Lines after this number are asked for.
+    /// The next query returns only lines after this number.
     after: u64,
-    /// Whether an answer is on its way.
+    /// Whether a query is pending.
     is_asked: bool,
     answered: Option<Duration>,
 }
 
 impl Log {
-    /// The question for the node that is looked at, if it is time for one: after which line.
+    /// The line number to query after, if a query for the selected node is due.
     pub fn ask(&mut self, node: usize, now: Duration) -> Option<u64> {
         if self.node != Some(node) {
             *self = Self { node: Some(node), ..Self::default() };
@@ -41,7 +39,7 @@ impl Log {
         Some(self.after)
     }
 
-    /// Takes an answer in; whether there is something to see.
+    /// Adds an answer; returns whether the visible content changed.
     pub fn answer(&mut self, node: usize, now: Duration, answer: Result<LogLines, Fault>) -> bool {
         if self.node != Some(node) {
             return false;
@@ -52,7 +50,7 @@ impl Log {
             Ok(found) => {
                 self.fault = None;
                 if found.next < self.after {
-                    // A daemon that was started again counts from the beginning.
+                    // A restarted daemon numbers its lines from the beginning.
                     (self.after, self.answered) = (0, None);
                     self.lines.clear();
                     return true;
@@ -70,7 +68,8 @@ impl Log {
 
 #[cfg(test)]
 mod tests {
-    use shared::protocol::{error::FaultKind, inspect::LogLevel};
+    use common::fault::FaultKind;
+    use protocol::inspect::LogLevel;
 
     use super::*;
     use crate::{
@@ -86,15 +85,15 @@ mod tests {
     }
 
     #[test]
-    fn one_question_is_under_way_at_a_time_and_the_last_lines_are_kept() {
+    fn one_query_is_pending_at_a_time_and_last_lines_are_kept() {
         let (mut log, second) = (Log::default(), Duration::from_secs);
         assert_eq!((log.ask(2, second(5)), log.ask(2, second(9))), (Some(0), None));
-        assert!(!log.answer(1, second(9), Ok(lines(1, 3))), "of another node");
+        assert!(!log.answer(1, second(9), Ok(lines(1, 3))), "answer of another node");
         assert!(log.answer(2, second(9), Ok(lines(1, 500))));
         assert_eq!((log.lines.len(), log.lines[0].number), (LINES_MAX, 301));
         assert_eq!((log.ask(2, second(9)), log.ask(2, second(10))), (None, Some(500)));
-        assert!(!log.answer(2, second(10), Ok(lines(501, 500))), "nothing new is nothing to see");
-        // The daemon was started again.
+        assert!(!log.answer(2, second(10), Ok(lines(501, 500))), "no new lines, no change");
+        // The daemon was restarted.
         assert_eq!(log.ask(2, second(11)), Some(500));
         assert!(log.answer(2, second(11), Ok(lines(7, 7))) && log.lines.is_empty());
         assert_eq!(log.ask(2, second(11)), Some(0));
@@ -104,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_read_while_the_page_of_its_node_is_looked_at_and_not_else() {
+    fn log_is_read_only_while_its_page_is_open() {
         let mut story = Story::ready();
         let asked = |story: &Story| story.effects.iter().filter(|effect| matches!(effect, Effect::Log { .. })).count();
         story.on(Event::Tick { now: Duration::from_secs(60) });

@@ -1,4 +1,4 @@
-//! All that can be on the screen. Knows no terminal, no socket and no clock; changed by `update` alone.
+//! The complete state of the dashboard. Independent of terminal, sockets and clock; changed only by `update`.
 pub mod clean;
 pub mod cluster;
 pub mod command;
@@ -12,10 +12,10 @@ pub mod log;
 pub mod node;
 pub mod operation;
 pub mod outlook;
-pub mod page;
 pub mod plan;
 pub mod request;
 pub mod requests;
+pub mod row;
 pub mod run;
 pub mod standing;
 pub mod sync;
@@ -24,20 +24,21 @@ pub mod tables;
 pub mod terms;
 pub mod watch;
 
-pub use page::{Area, Focus, Page, Spot};
+pub use crate::page::{Area, Focus, Page, Spot};
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use shared::{
+use common::{
+    fault::Fault,
     ids::{Epoch, MemberIndex},
     latency::ratio,
-    protocol::{error::Fault, message::Generate},
     sampling::SamplingParameters,
-    telemetry::{NodeState, Severity},
-    topology::{Exclusion, Exclusions, Rolling, Topology, planner::Goal, rolling},
 };
+use planner::search::Goal;
+use protocol::message::Generate;
+use serde::{Deserialize, Serialize};
+use telemetry::{NodeState, Severity};
+use topology::{Exclusion, Exclusions, Rolling, Topology, rolling};
 
 use crate::{
     effect::Wanted,
@@ -51,85 +52,85 @@ use crate::{
     wanted::{Asked, least_loaded},
 };
 
-/// What of a frame scrolls, and how much of it is seen: the view tells the state after drawing.
+/// Sizes of the scrollable parts of a frame and their visible parts: the view reports them after rendering.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
-    /// The tabs of the pages, in their order; empty where a tab is not on the screen.
+    /// The tabs of the pages in order; empty if a tab is not on the screen.
     pub tabs: [Area; Page::ALL.len()],
-    /// Rows of the page's table, without its heading.
+    /// The rows of the page's table, without its heading.
     pub table: Area,
-    /// The first of its rows that is shown.
+    /// Index of its first visible row.
     pub table_first: usize,
-    /// Rows of it that are shown.
+    /// Number of its visible rows.
     pub table_height: usize,
-    /// Lines of text, wrapped.
+    /// Number of wrapped lines of text.
     pub text_lines: usize,
-    /// Lines of text that the panel shows.
+    /// Number of visible lines of text.
     pub text_height: usize,
-    /// Layers that the panel shows.
+    /// Number of visible layers.
     pub layers_height: usize,
-    /// Rows of the table of layers by ranks.
+    /// Number of rows in the table of layers by ranks.
     pub sync_rows: usize,
-    /// Rows of it that are shown.
+    /// Number of its visible rows.
     pub sync_height: usize,
-    /// Lines of the picture of what runs.
+    /// Number of lines in the topology diagram.
     pub picture_lines: usize,
-    /// Lines of it that are shown.
+    /// Number of its visible lines.
     pub picture_height: usize,
-    /// Lines of the details of a node.
+    /// Number of lines in the details of a node.
     pub details_lines: usize,
-    /// Lines of them that are shown.
+    /// Number of visible lines of details.
     pub details_height: usize,
-    /// Lines of the help page.
+    /// Number of lines of the help page.
     pub help_lines: usize,
-    /// Lines of the help page that are shown.
+    /// Number of visible lines of the help page.
     pub help_height: usize,
 }
 
-/// Where an assignment from this console is.
+/// Progress of an assignment by this console.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Assignment {
-    /// None was asked for.
+    /// None was requested.
     Nothing,
-    /// It starts when all nodes that are in have reported.
+    /// It starts once all included nodes have reported.
     WaitsForNodes,
     /// Nodes load.
     Loading,
-    /// Nodes switch.
+    /// Nodes switch to the new topology.
     Committing,
-    /// Done.
+    /// Assigned.
     Running {
         /// Its epoch.
         epoch: Epoch,
-        /// It ran already and was used again.
+        /// Whether it was already running and was reused.
         reused: bool,
     },
     /// It failed.
     Failed(Fault),
 }
 
-/// Which line of the text is the first on the screen.
+/// Which part of the text is visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextScroll {
-    /// The end is on the screen.
+    /// The end of the text.
     Follow,
-    /// This line is the first.
+    /// The text from this line.
     At(usize),
 }
 
-/// What every generation from the prompt box asks for.
+/// Default parameters of generations from the prompt box.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GenerateDefaults {
-    /// Most tokens.
+    /// Maximum number of tokens.
     pub max_tokens: u32,
-    /// How tokens are drawn. The seed is that of the first generation, the next ones count up from it.
+    /// Sampling parameters. The seed is that of the first generation; later ones count up from it.
     pub sampling: SamplingParameters,
-    /// Texts that end a generation.
+    /// Stop strings.
     pub stop: Vec<String>,
 }
 
 impl GenerateDefaults {
-    /// The request for a prompt, which is the `count`-th of this session.
+    /// The request for a prompt; `count` is the number of earlier generations of this session.
     pub fn request(&self, prompt: &str, count: u64) -> Generate {
         let mut sampling = self.sampling.clone();
         sampling.seed = sampling.seed.wrapping_add(count);
@@ -137,110 +138,110 @@ impl GenerateDefaults {
     }
 }
 
-/// A picture that stands still while the cluster goes on.
+/// A screen that is frozen while the cluster continues.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frozen {
-    /// Since when.
+    /// When it was frozen.
     pub since: Duration,
     /// Events of the cluster since then.
     pub events: u64,
-    /// What is shown.
+    /// The frozen state.
     pub shown: Box<State>,
 }
 
-/// Everything.
+/// The state of the dashboard.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
-    /// Time since the start, of the last tick.
+    /// Time since the start, as of the last tick.
     pub now: Duration,
     /// The nodes in the order in which they were named.
     pub nodes: Vec<Node>,
-    /// What the operator wants to run.
+    /// The topology that the operator requests.
     pub wanted: Option<Wanted>,
-    /// What this console was started with, until that is seen to.
+    /// The request that this console was started with, until it is processed.
     pub asked: Option<Asked>,
-    /// How far that is.
+    /// Progress of the assignment.
     pub assignment: Assignment,
-    /// What the last assignment of this console made run.
+    /// The topology of this console's last successful assignment.
     pub assigned: Option<Topology>,
-    /// The generation.
+    /// The current or last generation.
     pub request: Request,
-    /// The epoch that ran when the generation was sent: its times say nothing of another topology.
+    /// The epoch when the generation was sent; its times do not apply to other topologies.
     pub request_epoch: Option<Epoch>,
-    /// Generations sent so far.
+    /// Number of generations sent.
     pub requests_sent: u64,
-    /// What each generation asks for.
+    /// Default parameters of generations.
     pub defaults: GenerateDefaults,
-    /// Nodes that are out, as far as any node has said.
+    /// Exclusions, merged from all reports.
     pub exclusions: Exclusions,
-    /// The rolling restart that the nodes keep, as any of them said last; also one that is over.
+    /// The latest known state of the rolling restart, which the nodes keep; also one that is over.
     pub rolling: Option<Rolling>,
-    /// When its step that is under way was first heard of.
+    /// When its current step was first reported.
     pub rolling_since: Duration,
-    /// What layouts are ranked by.
+    /// The goal that layouts are ranked by.
     pub goal: Goal,
-    /// Whether the planner's answer is to be assigned.
+    /// Whether to assign the planner's best layout once it answers.
     pub assigns_best: bool,
-    /// What this dashboard does to nodes.
+    /// The operation in progress.
     pub operation: Option<Operation>,
-    /// It only looks: no order is given, nothing is assigned or generated.
+    /// Read-only: no command is issued, no topology assigned and no text generated.
     pub readonly: bool,
-    /// The result that the next ones are compared with.
+    /// The pinned result, compared with later ones.
     pub pinned: Option<run::Run>,
-    /// The form of what generations ask for, while it is open.
+    /// The sampling form, while it is open.
     pub form: Option<terms::Form>,
-    /// A question that waits for its answer.
+    /// The open dialog.
     pub dialog: Option<Dialog>,
-    /// What the map of the page of all ranks shows of each all-reduce.
+    /// The figure shown in the heat map of the Sync page.
     pub sync_metric: Metric,
     /// All-reduces of the last minutes.
     pub sync: sync::History,
-    /// The first row that it shows.
+    /// The first visible row of the Sync page.
     pub sync_scroll: usize,
     /// The prompt box.
     pub editor: Editor,
-    /// Which page is shown, and which panel of it keys go to.
+    /// The current page and focus.
     pub spot: Spot,
-    /// Whether the help page is open, and its first line.
+    /// The first line of the help page, if it is open.
     pub help: Option<usize>,
-    /// The node whose layers are shown.
+    /// List index of the node whose layers are shown.
     pub selected: usize,
-    /// What the planner said.
+    /// State of the planner query.
     pub planning: plan::Planning,
-    /// The first line of the picture of what runs that is shown.
+    /// The first visible line of the topology diagram.
     pub picture_scroll: usize,
-    /// The first line of a node's details that is shown.
+    /// The first visible line of a node's details.
     pub details_scroll: usize,
-    /// The first layer shown.
+    /// The first visible layer.
     pub layers_scroll: usize,
-    /// What of the text is shown.
+    /// The visible part of the text.
     pub text_scroll: TextScroll,
-    /// What happened so far.
+    /// The events so far.
     pub events: events::Log,
-    /// Events that are not so bad are left out.
+    /// Less severe events are hidden.
     pub severity_min: Severity,
-    /// How all was seen last: what differs becomes an event.
+    /// The last observed state; differences become events.
     pub watch: watch::Watch,
-    /// How the table of each page is arranged.
+    /// Sorting, filter and selection of each page's table.
     pub arrangements: [table::Arrangement; Page::ALL.len()],
-    /// What the clock said at the start: milliseconds since 1970.
+    /// Wall clock at the start, in milliseconds since 1970.
     pub clock_ms: u64,
-    /// What was on the screen last.
+    /// Extent of the last frame.
     pub extent: Extent,
-    /// An answer to a key that could do nothing, until the next key.
+    /// A message about the last key, shown until the next key.
     pub notice: Option<String>,
-    /// The end was asked for.
+    /// Whether quitting was requested.
     pub is_ending: bool,
-    /// The log of the node whose page was looked at last.
+    /// The log of the node whose page was open last.
     pub log: log::Log,
-    /// How the screen is arranged.
+    /// Screen preferences.
     pub desk: desk::Desk,
-    /// The picture that is shown instead, while it stands still.
+    /// The frozen screen, shown instead of the live state.
     pub frozen: Option<Frozen>,
 }
 
 impl State {
-    /// The state before anything happened.
+    /// The initial state.
     pub fn new(nodes: &[String], wanted: Option<Wanted>, prompt: &str, defaults: GenerateDefaults) -> Self {
         let assignment = if wanted.is_some() { Assignment::WaitsForNodes } else { Assignment::Nothing };
         Self {
@@ -290,12 +291,12 @@ impl State {
         }
     }
 
-    /// What is on the screen: this, or a picture of before that stands still.
+    /// The state to render: this one, or the frozen one.
     pub fn shown(&self) -> &Self {
         self.frozen.as_ref().map_or(self, |frozen| &frozen.shown)
     }
 
-    /// Looks at what is known here as somebody looked at another state: page, selection, scrolling, what was typed.
+    /// Copies the view of another state: page, selection, scrolling, typed text.
     pub fn look_as(&mut self, other: &Self) {
         let recording = self.desk.recording.take();
         self.sync_metric = other.sync_metric;
@@ -316,7 +317,7 @@ impl State {
         self.desk = desk::Desk { recording, ..other.desk.clone() };
     }
 
-    /// The topology that nodes report under the highest epoch, else what was assigned last; whether it runs or not.
+    /// The topology with the highest reported epoch, otherwise the last assigned one; it may not be running.
     pub fn topology(&self) -> Option<(&Topology, Epoch)> {
         let reports = self.nodes.iter().filter_map(|node| node.report.as_ref());
         let reported = reports.filter_map(|report| report.topology.as_ref().map(|(known, _, _)| (known, report.epoch)));
@@ -327,13 +328,13 @@ impl State {
         reported.chain(assigned).max_by_key(|(_, epoch)| *epoch)
     }
 
-    /// A node's place among the members of the topology.
+    /// A node's index among the members of the topology.
     pub fn member_of(&self, node: &Node) -> Option<usize> {
         let (topology, _) = self.topology()?;
         topology.members.iter().position(|member| member.name == node.name() || member.address == node.address)
     }
 
-    /// The place of a member in the list of nodes.
+    /// A member's index in the list of nodes.
     pub fn place_of(&self, member: usize) -> Option<usize> {
         self.nodes.iter().position(|node| self.member_of(node) == Some(member))
     }
@@ -343,33 +344,33 @@ impl State {
         self.place_of(member).map(|place| &self.nodes[place])
     }
 
-    /// Why a node is out; `None` if it is not.
+    /// A node's exclusion; `None` if it is included.
     pub fn exclusion(&self, node: &Node) -> Option<&Exclusion> {
         let by_name = self.exclusions.of(node.name(), &node.address);
         by_name.or_else(|| if node.is_open() { None } else { self.exclusions.at(&node.address) })
     }
 
-    /// Places of the nodes that are not out.
+    /// List indices of the nodes that are not excluded.
     pub fn usable(&self) -> Vec<usize> {
         (0..self.nodes.len()).filter(|place| self.exclusion(&self.nodes[*place]).is_none()).collect()
     }
 
-    /// Whether all nodes that are not out have an open session.
+    /// Whether every included node has an open session.
     pub fn all_open(&self) -> bool {
         self.usable().into_iter().all(|place| self.nodes[place].is_open())
     }
 
-    /// Whether all nodes that are not out have an open session and have reported on it.
+    /// Whether every included node has an open session and has reported on it.
     pub fn all_report(&self) -> bool {
         self.usable().into_iter().all(|place| self.nodes[place].is_open() && self.nodes[place].report.is_some())
     }
 
-    /// Whether a restart or an exclusion is under way.
+    /// Whether a restart or an exclusion is in progress.
     pub fn is_operating(&self) -> bool {
         self.operation.is_some() || self.rolling_runs()
     }
 
-    /// Whether the nodes restart one another.
+    /// Whether a rolling restart is in progress.
     pub fn rolling_runs(&self) -> bool {
         self.rolling.as_ref().is_some_and(Rolling::is_running)
     }
@@ -380,13 +381,13 @@ impl State {
         self.rolling.as_ref().filter(is_open)
     }
 
-    /// Whether it is a node's turn in a rolling restart.
+    /// Whether the rolling restart is currently at this node.
     pub fn restarts(&self, node: &Node) -> bool {
         let target = self.rolling.as_ref().filter(|rolling| rolling.is_running()).and_then(Rolling::target);
         target.is_some_and(|(name, address)| name == node.name() || *address == node.address)
     }
 
-    /// Whether the replica that a node is a member of works on requests: only its head counts them.
+    /// Whether the replica that a node belongs to is serving requests; only its head counts them.
     pub fn is_busy(&self, node: &Node) -> bool {
         let Some(((topology, _), member)) = self.topology().zip(self.member_of(node)) else { return false };
         let replica = topology.place(MemberIndex(member as u16)).replica;
@@ -395,23 +396,23 @@ impl State {
         nodes.any(|head| head.standing(self.now) == Standing::Reports(NodeState::Serving))
     }
 
-    /// Whether a node is out but still a member of the topology that runs: it takes nothing new.
+    /// Whether a node is excluded but still a member of the running topology, so that it accepts no new requests.
     pub fn is_cordoned(&self, node: &Node) -> bool {
         self.exclusion(node).is_some() && self.member_of(node).is_some()
     }
 
-    /// Whether an assignment of this console is under way.
+    /// Whether an assignment of this console is in progress.
     pub fn is_assigning(&self) -> bool {
         matches!(self.assignment, Assignment::Loading | Assignment::Committing)
     }
 
-    /// Whether a request can be sent: every member of some replica is there and serves it.
+    /// Whether a request can be sent: every member of some replica is connected and serves it.
     pub fn is_ready(&self) -> bool {
         self.ready_head().is_some()
     }
 
-    /// The head that a request goes to, by its place in the list of nodes: of the replicas whose members all serve the one with
-    /// the fewest requests.
+    /// The list index of the head for the next request: among the replicas whose members all serve, the one with the
+    /// fewest requests.
     pub fn ready_head(&self) -> Option<usize> {
         let (topology, epoch) = self.topology()?;
         let serves = |member: usize| {
@@ -420,14 +421,14 @@ impl State {
                 Some(report) if report.epoch >= epoch => {
                     report.topology.is_some() && matches!(report.state, NodeState::Ready | NodeState::Serving)
                 }
-                // Committed a moment ago: what it said last is older than that.
+                // Committed a moment ago: the last report is older than that.
                 Some(_) => matches!(self.assignment, Assignment::Running { epoch: ours, .. } if ours == epoch),
                 None => false,
             }
         };
         let load = |head: MemberIndex| {
             let mut members = topology.layout.members(topology.place(head).replica);
-            // A head whose replica has a member that is out takes nothing new.
+            // A head whose replica has an excluded member accepts no new requests.
             let takes = |member: usize| {
                 serves(member) && self.node_of(member).is_some_and(|node| self.exclusion(node).is_none())
             };
@@ -438,7 +439,7 @@ impl State {
         least_loaded(topology, load).and_then(|head| self.place_of(head.index()))
     }
 
-    /// What to assign: what was wanted, else again what the nodes held. With nodes out, on the rest.
+    /// The topology to assign: the requested one, otherwise the one that the nodes held, adapted to the included nodes.
     pub fn assignable(&self) -> Option<Wanted> {
         let usable = self.usable().len();
         let again = || {
@@ -451,12 +452,12 @@ impl State {
         (usable > 0).then_some(wanted)
     }
 
-    /// Whether all-reduces arrive.
+    /// Whether all-reduces are arriving.
     pub fn layers_move(&self) -> bool {
         self.nodes.iter().any(|node| node.layers_move(self.now))
     }
 
-    /// Waiting and wire by all of the time: of the finished request, else of what nodes reported last.
+    /// (peer wait + transfer) / total time: of the finished request, otherwise of the nodes' last reports.
     pub fn network_fraction(&self) -> Option<f64> {
         let live = || {
             let shares = self.nodes.iter().map(Node::network_share);
@@ -466,7 +467,7 @@ impl State {
         self.request.network_fraction().or_else(live)
     }
 
-    /// Layers of the selected node.
+    /// Number of layers of the selected node.
     pub fn layer_count(&self) -> usize {
         self.nodes.get(self.selected).map_or(0, |node| node.layers.len())
     }

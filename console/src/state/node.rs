@@ -1,56 +1,57 @@
-//! A node as the dashboard knows it: its session, its last report, and the latest all-reduces of each layer.
+//! The dashboard's view of a node: its session, its last report, and the latest all-reduces of each layer.
 use std::{collections::VecDeque, time::Duration};
 
-use shared::{
+use common::{
+    fault::Fault,
     ids::LayerIndex,
-    protocol::{error::Fault, handshake::Identity},
-    telemetry::{
-        HopSync, LayerSync, LoadProgress, NodeReport, NodeState, StageTime, SyncKind, hop::LATEST, window::Window,
-    },
     units::{Bytes, Nanoseconds},
+};
+use protocol::handshake::Identity;
+use telemetry::{
+    HopSync, LayerSync, LoadProgress, NodeReport, NodeState, StageTime, SyncKind, hop::LATEST, window::Window,
 };
 
 use crate::state::{clean::clean_line, history::History};
 
-/// A node that sent nothing for longer than this is stale.
+/// A node that has sent nothing for longer than this is stale.
 pub const STALE_AFTER: Duration = Duration::from_secs(2);
-/// Most layers that are kept of a node.
+/// Maximum number of layers kept per node.
 pub const LAYERS_MAX: usize = 1024;
 
 /// The session with a node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Link {
-    /// Dialled for the first time.
+    /// The first connection attempt is under way.
     Connecting,
     /// Open.
     Open,
-    /// It could not be opened, or it broke; it is dialled again.
+    /// The session could not be opened, or it broke; the console keeps reconnecting.
     Lost {
         /// Why.
         fault: Fault,
-        /// Whether it had ever been open.
+        /// Whether the session was ever open.
         was_open: bool,
     },
 }
 
-/// What to say about a node in one word.
+/// A node's condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Dialled for the first time.
+    /// The first connection attempt is under way.
     Connecting,
-    /// It never answered.
+    /// The node has never answered.
     Away,
-    /// It was there and is gone.
+    /// The connection was lost.
     Lost,
-    /// Its session is open, but it has sent nothing for so many seconds.
+    /// The session is open, but the node has sent nothing for this many seconds.
     Stale(u64),
-    /// Its session is open, and no report has come yet.
+    /// The session is open, and no report has arrived yet.
     Silent,
-    /// It reports.
+    /// The node reports this state.
     Reports(NodeState),
 }
 
-/// A layer's two all-reduces as one rank saw them last.
+/// The latest two all-reduces of a layer as seen by one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Layer {
     /// After the attention.
@@ -60,7 +61,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Those that are known.
+    /// The all-reduces that are known.
     pub fn both(&self) -> impl Iterator<Item = &LayerSync> {
         self.attention.iter().chain(&self.feed_forward)
     }
@@ -73,13 +74,13 @@ impl Layer {
         }
     }
 
-    /// Mean of own computing, waiting and wire, both all-reduces together.
+    /// Mean compute, peer wait and transfer time of both all-reduces together.
     pub fn split(&self) -> [Nanoseconds; 3] {
         let sum = |part: fn(&LayerSync) -> Nanoseconds| Nanoseconds(self.both().map(|sync| part(sync).0).sum());
         [sum(|sync| sync.compute), sum(|sync| sync.wait), sum(|sync| sync.wire)]
     }
 
-    /// The all-reduce that was waited in longer.
+    /// The all-reduce with the longer peer wait.
     pub fn slower(&self) -> Option<&LayerSync> {
         self.both().max_by_key(|sync| sync.wait)
     }
@@ -93,34 +94,34 @@ impl Layer {
 /// A node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// The address that it was named by.
+    /// The address given by the operator.
     pub address: String,
     /// The session.
     pub link: Link,
     /// The last report.
     pub report: Option<NodeReport>,
-    /// Progress of a load: from the report, or earlier from the assignment.
+    /// Progress of loading: from the report, or before that from the assignment.
     pub load: Option<LoadProgress>,
-    /// All-reduces, by layer.
+    /// All-reduces by layer.
     pub layers: Vec<Layer>,
-    /// Hand-overs that it took over, by who handed over, as last seen.
+    /// Latest hand-overs that the node received, one per sender.
     pub hops: Vec<HopSync>,
-    /// Hand-overs and nanoseconds of own computing between them, of the latest reports.
+    /// Number of hand-overs, and nanoseconds of compute between them, of the latest reports.
     computing: VecDeque<(u32, u64)>,
     /// When all-reduces or hand-overs arrived last.
     pub layers_at: Option<Duration>,
-    /// Its last minutes.
+    /// Samples of the last minutes.
     pub history: History,
-    /// Sums of the latest all-reduces, and who was late in them.
+    /// Sums of the latest all-reduces, and the lateness of each rank in them.
     pub window: Window,
-    /// Which machine it runs on, and how many cores of it.
+    /// The machine that it runs on, and its number of cores for this node.
     pub machine: (String, usize),
     name: Option<String>,
     heard: Duration,
 }
 
 impl Node {
-    /// A node that was never heard of.
+    /// A node that has not answered yet.
     pub fn new(address: &str) -> Self {
         Self {
             address: clean_line(address),
@@ -139,7 +140,7 @@ impl Node {
         }
     }
 
-    /// The name that it gave itself, else its address.
+    /// Its reported name, otherwise its address.
     pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.address)
     }
@@ -149,7 +150,7 @@ impl Node {
         self.link == Link::Open
     }
 
-    /// What to say about it.
+    /// The node's condition.
     pub fn standing(&self, now: Duration) -> Standing {
         let silent = now.saturating_sub(self.heard);
         match (&self.link, &self.report) {
@@ -162,12 +163,12 @@ impl Node {
         }
     }
 
-    /// Whether all-reduces arrive from it.
+    /// Whether all-reduces are arriving from it.
     pub fn layers_move(&self, now: Duration) -> bool {
         self.layers_at.is_some_and(|at| now.saturating_sub(at) <= STALE_AFTER)
     }
 
-    /// Why it is not as it should be.
+    /// The fault of its session, otherwise the one in its last report.
     pub fn fault(&self) -> Option<&Fault> {
         match &self.link {
             Link::Lost { fault, .. } => Some(fault),
@@ -181,7 +182,7 @@ impl Node {
         self.name = Some(clean_line(&identity.name)).filter(|name| !name.is_empty());
         self.machine = (identity.machine.clone(), identity.cores.len());
         self.heard = now;
-        // A node that was started again holds nothing of what it said before.
+        // A restarted node holds nothing of its previous reports.
         self.report = None;
         self.load = None;
     }
@@ -232,7 +233,7 @@ impl Node {
         self.report = Some(report);
     }
 
-    /// What it says of its steps as a stage of a pipeline, of late.
+    /// Recent compute time of its steps as a stage of a pipeline.
     pub fn stage_time(&self) -> StageTime {
         let sum = |(counts, times): (u32, u64), (count, time): &(u32, u64)| (counts + count, times + time);
         let (count, time) = self.computing.iter().fold((0, 0), sum);
@@ -241,14 +242,14 @@ impl Node {
         StageTime { sync: HopSync { count, compute, ..HopSync::default() }, shard }
     }
 
-    /// The assignment says how far its load is.
+    /// The assignment reports load progress.
     pub fn loading(&mut self, now: Duration, progress: LoadProgress) {
         self.heard = now;
         self.load = Some(progress);
     }
 
-    /// Of the last report's all-reduces and hand-overs: (waiting for ranks of the stage, wire and hops; the same and own computing) in
-    /// nanoseconds. While a stage waits for others to compute, the time is theirs.
+    /// From the last report's all-reduces and hand-overs, in nanoseconds: (peer wait, transfer and hop latency; the
+    /// same plus compute). While a stage waits for another to compute, that time counts for the other stage.
     pub fn network_share(&self) -> (f64, f64) {
         let Some(report) = &self.report else { return (0.0, 0.0) };
         let reduced = report.layers.iter().fold((0.0, 0.0), |(network, all), sync| {
@@ -256,7 +257,7 @@ impl Node {
             let (own, away) = (sync.compute.0 as f64 * count, (sync.wait.0 as f64 + sync.wire.0 as f64) * count);
             (network + away, all + own + away)
         });
-        // With all-reduces the computing is in those already.
+        // All-reduces already include the compute time.
         let counts_computing = report.layers.is_empty();
         report.hops.iter().fold(reduced, |(network, all), hop| {
             let away = hop.hop.0 as f64 * f64::from(hop.timed);

@@ -1,4 +1,4 @@
-//! What an operator does: the question before it, what is typed into it, and what is under way.
+//! Operator commands in progress: the dialog, its input, and the running operation.
 use std::time::Duration;
 
 use crate::{
@@ -11,79 +11,80 @@ use crate::{
     wanted::Wanted,
 };
 
-/// What is asked.
+/// The question of a dialog.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Question {
     /// Restart these nodes, one by one?
     Restart {
-        /// Places in the list of nodes.
+        /// List indices of the nodes.
         which: Vec<usize>,
     },
-    /// What shall become of the rolling restart that is under way, or paused?
+    /// How to continue with the rolling restart that is running or paused?
     Rolling,
-    /// Take this node out, and why?
+    /// Exclude, cordon or drain this node, and why?
     Out {
-        /// Place in the list of nodes.
+        /// List index of the node.
         node: usize,
-        /// How far.
+        /// How far the node is removed from service.
         how: How,
     },
-    /// Take this node in again?
+    /// Include this node again?
     In {
-        /// Place in the list of nodes.
+        /// List index of the node.
         node: usize,
     },
-    /// Make the nodes hold this?
+    /// Assign this topology?
     Assign {
-        /// What.
+        /// The topology request.
         wanted: Wanted,
-        /// Places of the nodes in the list, by rank.
+        /// List indices of the nodes, by rank.
         members: Vec<usize>,
     },
-    /// Forget what is being prepared?
+    /// Abort the assignment under way?
     AbortAssignment,
-    /// End somebody's request?
+    /// Cancel this request?
     CancelRequest {
-        /// Place of its head in the list of nodes.
+        /// List index of its head.
         node: usize,
-        /// Its number there.
+        /// Its number on that head.
         number: u64,
-        /// Who sent it, and what, safe to draw.
+        /// A description of the request and its client, sanitised for display.
         who: String,
     },
 }
 
-/// A question that takes all keys until it is answered, and what has been typed.
+/// A question that takes all keys until it is answered, with the text typed so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dialog {
-    /// What is asked.
+    /// The question.
     pub question: Question,
-    /// The reason as typed so far, where one is needed.
+    /// The reason typed so far, if one is needed.
     pub reason: Option<Editor>,
-    /// The node's name as typed so far, where it has to be typed because the answer cannot be taken back easily.
+    /// The node's name typed so far, if it is required because the operation is not easily undone.
     pub name: Option<Editor>,
-    /// Whether keys go to the name, and not to the reason.
+    /// Whether keys edit the name rather than the reason.
     pub in_name: bool,
 }
 
 impl Dialog {
-    /// A question that is answered by yes or no.
+    /// A yes-or-no question.
     pub fn plain(question: Question) -> Self {
         Self { question, reason: None, name: None, in_name: false }
     }
 
-    /// A question about a node to take out: with a reason, and with its name where nothing would be left to serve.
+    /// A question about removing a node from service: with a reason, and with its name if no node would be left to
+    /// serve.
     pub fn out(state: &State, node: usize, how: How) -> Self {
         let name = is_dangerous(state, node, how).then(Editor::default);
         Self { reason: Some(Editor::default()), name, ..Self::plain(Question::Out { node, how }) }
     }
 
-    /// What letters go to.
+    /// The editor that receives letters.
     pub fn input(&mut self) -> Option<&mut Editor> {
         if self.in_name || self.reason.is_none() { self.name.as_mut() } else { self.reason.as_mut() }
     }
 
-    /// The order that a yes gives; `None` for what is no order, or where a key names it.
+    /// The command that a yes issues; `None` if the answer issues none, or if a specific key chooses it.
     pub fn order(&self) -> Option<Order> {
         let reason = self.reason.as_ref().map_or("", |reason| reason.text().trim()).to_owned();
         match &self.question {
@@ -97,7 +98,7 @@ impl Dialog {
     }
 }
 
-/// Whether nothing would serve after it: then the node's name is typed first.
+/// Whether nothing could serve afterwards; if so, the node's name must be typed.
 pub fn is_dangerous(state: &State, node: usize, how: How) -> bool {
     let is_last = state.usable() == [node];
     let Some(outlook) = outlook(state, node) else { return is_last };
@@ -107,20 +108,20 @@ pub fn is_dangerous(state: &State, node: usize, how: How) -> bool {
     }
 }
 
-/// What is under way by this dashboard's order. The rolling restart is not: the nodes keep that.
+/// The operation that this dashboard has issued. Not the rolling restart, whose state the nodes keep.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operation {
-    /// The nodes are told of a rolling restart, or a head of a request.
+    /// Sending a rolling-restart command to the nodes, or a cancellation to a head.
     Telling,
-    /// A node is taken out, or in.
+    /// Changing the exclusion of a node.
     Change {
-        /// Its place in the list of nodes.
+        /// List index of the node.
         node: usize,
-        /// How far it goes out; `None`: in.
+        /// How far the node is removed; `None` = included again.
         out: Option<How>,
-        /// Requests that may finish first.
+        /// Running requests that may finish first.
         requests: u32,
-        /// Since when.
+        /// Start of the operation.
         since: Duration,
     },
 }

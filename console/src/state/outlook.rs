@@ -1,17 +1,13 @@
-//! What would be left without a node, from what the nodes report: the preview before one is taken out. Pure.
-use shared::{
-    ids::MemberIndex,
-    telemetry::{NodeReport, NodeState},
-    topology::{
-        Topology,
-        replan::{Now, Outlook, ok_to_stop},
-    },
-    units::Bytes,
-};
+//! What the cluster could still serve without a node, computed from the nodes' reports: the preview before a node is
+//! excluded. Pure.
+use common::{ids::MemberIndex, units::Bytes};
+use planner::replan::{Now, Outlook, ok_to_stop};
+use telemetry::{NodeReport, NodeState};
+use topology::Topology;
 
 use crate::state::{State, node::Standing, plan::Planning};
 
-/// What is left of the topology that runs without the node at this place of the list; `None`: it holds no shard of it.
+/// The outlook of the running topology without the node at this list index; `None` if the node holds no shard of it.
 pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
     let (topology, _) = state.topology()?;
     let leaving = state.member_of(state.nodes.get(place)?)?;
@@ -48,7 +44,7 @@ pub fn desired(state: &State) -> Option<&Topology> {
         .find_map(|report| report.desired.as_deref())
 }
 
-/// Whether other replicas serve on without a pause.
+/// Whether other replicas keep serving without interruption.
 pub fn serves_without(outlook: &Outlook) -> bool {
     outlook.replicas > 0
 }
@@ -59,9 +55,9 @@ mod tests {
     use crate::fixtures::{NODES, Story, running};
 
     #[test]
-    fn without_one_of_four_ranks_three_are_left_and_without_a_topology_there_is_nothing_to_say() {
+    fn outlook_needs_a_topology_and_counts_the_remaining_ranks() {
         let story = Story::ready();
-        let outlook = outlook(&story.state, 2).expect("it is a member");
+        let outlook = outlook(&story.state, 2).expect("node is a member");
         assert_eq!((outlook.replicas, outlook.has_majority), (0, true));
         assert_eq!(outlook.layout().map(|layout| layout.node_count()), Some(NODES - 1));
         assert!(!serves_without(&outlook) && outlook.is_ok());
@@ -69,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rest_without_room_or_without_an_answer_is_not_counted_on() {
+    fn nodes_without_memory_or_reports_are_not_counted_on() {
         let mut story = Story::ready();
         for node in 0..NODES {
             let mut report = running(node, NodeState::Ready, false);
@@ -78,12 +74,12 @@ mod tests {
             }
             story.report(node, report);
         }
-        let found = outlook(&story.state, 0).expect("it is a member");
+        let found = outlook(&story.state, 0).expect("node is a member");
         assert!(found.topology.is_err(), "no room: {found:?}");
-        // Nobody has said anything for a minute: whether they serve is unknown.
+        // No node has reported for a minute, so it is unknown whether they serve.
         let mut silent = Story::ready();
         silent.at(60_000);
-        let outlook = outlook(&silent.state, 0).expect("it is a member");
+        let outlook = outlook(&silent.state, 0).expect("node is a member");
         assert!(!outlook.has_majority && outlook.topology.is_err());
     }
 }

@@ -1,43 +1,41 @@
-//! Candidates for a topology as the planner ranks them, what assigning one would change, and how memory is divided now.
+//! Topology candidates as ranked by the planner, the changes that assigning one would make, and the current division of
+//! memory.
 use std::ops::Range;
 
-use shared::{
-    ids::MemberIndex,
-    latency::ratio,
-    protocol::error::Fault,
-    topology::{
-        Topology, cut_stages,
-        memory::{Holding, PANEL_ROWS},
-        planner::Candidate,
-        working::{RankMemory, Seat},
-    },
+use common::{fault::Fault, ids::MemberIndex, latency::ratio};
+use planner::{
+    holding::{Holding, PANEL_ROWS},
+    search::Candidate,
+    working::{RankMemory, Seat},
 };
+use topology::{Topology, cut_stages};
 
 use crate::{
     planned::{AskNode, PROMPT, PlanAsk, Planned},
     state::{
         State,
         clean::clean_line,
-        table::{Cell, Column, Row, Table, Tone},
+        row::{Cell, Row, Tone},
+        table::{Column, Table},
     },
     wanted::Wanted,
 };
 
-/// How far planning is.
+/// State of the planner query.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Planning {
-    /// Nobody asked.
+    /// No query yet.
     #[default]
     Nothing,
-    /// Asked.
+    /// The query is pending.
     Asked,
-    /// Done.
+    /// The planner has answered.
     Done(Box<Planned>),
-    /// It failed.
+    /// The query failed.
     Failed(Fault),
 }
 
-/// The columns.
+/// The table's columns.
 const COLUMNS: &[Column] = &[
     Column::left("topology", 11, 0),
     Column::right("nodes", 5, 1),
@@ -49,7 +47,7 @@ const COLUMNS: &[Column] = &[
     Column::rest("remark", 14, 0),
 ];
 
-/// Candidates, the best first, then what does not fit.
+/// The candidates, best first, then the layouts that do not fit.
 pub fn table(state: &State) -> Table {
     let Planning::Done(planned) = &state.planning else { return Table { columns: COLUMNS, rows: Vec::new() } };
     let ranked = planned.plan.ranked.iter().enumerate().map(|(place, candidate)| row(state, planned, place, candidate));
@@ -88,13 +86,13 @@ fn row(state: &State, planned: &Planned, place: usize, candidate: &Candidate) ->
     Row { key: candidate.layout.to_string(), cells, is_stale: false }
 }
 
-/// Whether a candidate is what runs.
+/// Whether a candidate is the running topology.
 fn runs(state: &State, planned: &Planned, candidate: &Candidate) -> bool {
     let Some((topology, _)) = state.topology() else { return false };
     topology.layout == candidate.layout && topology.model == planned.ask.model
 }
 
-/// Tokens a second of the last request from here, if it was answered by what runs now.
+/// Tokens per second of this console's last request, if the running topology answered it.
 fn measured(state: &State) -> Option<f64> {
     let epoch = state.topology().map(|(_, epoch)| epoch);
     if state.request_epoch != epoch {
@@ -103,7 +101,7 @@ fn measured(state: &State) -> Option<f64> {
     state.request.tpot_ms().map(|tpot| ratio(1e3, tpot))
 }
 
-/// What to ask a planner; `None` where no model is known or no node answers.
+/// The planner query for the current model and settings; `None` if no model is known or no node answers.
 pub fn ask(state: &State) -> Option<PlanAsk> {
     let running = state.topology().map(|(topology, _)| topology);
     match (running, &state.wanted) {
@@ -113,12 +111,12 @@ pub fn ask(state: &State) -> Option<PlanAsk> {
     }
 }
 
-/// What to ask a planner about this model and these settings, whatever the layout.
+/// The planner query for this model and these settings, regardless of the layout.
 pub fn ask_for(state: &State, wanted: Wanted) -> Option<PlanAsk> {
     let node = |place: usize| {
         let node = &state.nodes[place];
         let report = node.report.as_ref().filter(|_| node.is_open())?;
-        // What runs keeps its memory until the new topology has been loaded.
+        // The running shard stays in memory until the new topology has been loaded.
         let (machine, cores) = &node.machine;
         Some(AskNode::of(place, (machine, *cores), report, true))
     };
@@ -137,7 +135,8 @@ pub fn ask_for(state: &State, wanted: Wanted) -> Option<PlanAsk> {
     })
 }
 
-/// What the planner says of assigning this, and which layers move; empty where it was not asked for such a layout.
+/// The planner's prediction for assigning this topology, and the layers that move; empty if the planner was not queried
+/// for such a layout.
 pub fn preview(state: &State, wanted: &Wanted) -> Vec<String> {
     let Planning::Done(planned) = &state.planning else { return Vec::new() };
     let known = planned.candidate(&wanted.layout.to_string()).filter(|_| planned.ask.model == wanted.model);
@@ -156,7 +155,7 @@ pub fn preview(state: &State, wanted: &Wanted) -> Vec<String> {
     std::iter::once(predicted).chain(warning).chain(changes).collect()
 }
 
-/// Nodes whose layers differ.
+/// The nodes whose layers change.
 fn changes(state: &State, topology: &Topology, planned: &Planned, candidate: &Candidate) -> Option<String> {
     let stages = candidate.replicas.iter().flatten();
     let after = stages.flat_map(|stage| stage.ranks.iter().map(|rank| (rank, stage.layers.clone())));
@@ -171,7 +170,7 @@ fn changes(state: &State, topology: &Topology, planned: &Planned, candidate: &Ca
     (!changed.is_empty()).then(|| format!("Layers: {}.", changed.join(", ")))
 }
 
-/// Layers as they are read: both ends belong to them.
+/// A range of layers for display, with inclusive ends.
 pub fn span(layers: &Range<usize>) -> String {
     if layers.len() < 2 { layers.start.to_string() } else { format!("{}–{}", layers.start, layers.end - 1) }
 }

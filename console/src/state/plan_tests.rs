@@ -1,8 +1,6 @@
-//! Tests of candidates: what the planner is asked, what a row says, what an assignment of one would change.
-use shared::{
-    protocol::error::{Fault, FaultKind},
-    telemetry::NodeState,
-};
+//! Tests of candidates: the planner query, the rows, and the changes that an assignment would make.
+use common::fault::{Fault, FaultKind};
+use telemetry::NodeState;
 
 use crate::{
     effect::Effect,
@@ -31,7 +29,7 @@ pub(crate) fn planned() -> Story {
 }
 
 #[test]
-fn the_planner_is_asked_for_the_model_that_runs_on_the_nodes_that_answer() {
+fn planner_query_names_running_model_and_connected_nodes() {
     let mut story = Story::lost();
     story.key(KeyCode::Esc).key(KeyCode::Char('2'));
     story.effects.clear();
@@ -40,14 +38,14 @@ fn the_planner_is_asked_for_the_model_that_runs_on_the_nodes_that_answer() {
     assert_eq!((ask.model.as_str(), ask.nodes.len(), ask.context), ("bard-q8_0.gguf", NODES - 1, Some(512)));
     assert_eq!(story.state.planning, Planning::Asked);
     story.key(KeyCode::Char('p'));
-    assert_eq!(story.effects.len(), 1, "one question at a time");
+    assert_eq!(story.effects.len(), 1, "only one query at a time");
     let fault = Fault::new("pi0", FaultKind::Draining);
     story.arrives(ClientEvent::Planned(Err(fault.clone())));
     assert_eq!(story.state.planning, Planning::Failed(fault));
 }
 
 #[test]
-fn candidates_are_ranked_what_runs_is_marked_and_memory_is_divided() {
+fn candidates_are_ranked_with_the_running_one_marked() {
     let story = planned();
     let rows = table(&story.state).rows;
     assert!(rows.len() > 3, "{rows:?}");
@@ -57,17 +55,17 @@ fn candidates_are_ranked_what_runs_is_marked_and_memory_is_divided() {
         .map(|row| row.key.as_str())
         .collect();
     assert_eq!(runs, ["tp4"]);
-    let division = division(&story.state).expect("the sizes are known");
+    let division = division(&story.state).expect("known sizes");
     assert_eq!(division.len(), NODES);
     // 6 layers, 8 heads on 4 ranks, 64 elements, 512 positions, f16, keys and values.
     assert!(division.iter().all(|one| one.kv.0 == 6 * 2 * 64 * 512 * 2 * 2 && one.weights.0 > 1 << 20), "{division:?}");
-    // The head has the tokenizer, too.
+    // The head also holds the tokenizer.
     assert!(division[0].working > division[1].working && division[1].working == division[3].working, "{division:?}");
     assert!(division.iter().all(|one| one.total().0 == one.weights.0 + one.kv.0 + one.working.0));
 }
 
 #[test]
-fn a_candidate_is_assigned_after_a_question_that_says_what_changes() {
+fn assigning_a_candidate_asks_and_shows_the_changes() {
     let mut story = planned();
     for node in 0..NODES {
         let mut report = running(node, NodeState::Serving, false);
@@ -96,9 +94,9 @@ fn a_candidate_is_assigned_after_a_question_that_says_what_changes() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_and_cannot_be_assigned() {
+fn layouts_that_do_not_fit_are_listed_but_not_assignable() {
     let mut story = planned();
-    let Planning::Done(before) = story.state.planning.clone() else { panic!("it is planned") };
+    let Planning::Done(before) = story.state.planning.clone() else { panic!("planner has answered") };
     let mut ask = before.ask.clone();
     ask.nodes.iter_mut().for_each(|node| node.memory = 1);
     story.arrives(ClientEvent::Planned(Ok(Box::new(Planned::new(ask, sizes())))));

@@ -1,72 +1,67 @@
-//! The generation that runs or ran last: where it is, its text, its times on the console's clock.
+//! The current or last generation: its phase, its text, and its times on the console's clock.
 use std::time::Duration;
 
-use shared::{
-    latency::ratio,
-    protocol::{
-        error::Fault,
-        message::{Finished, TokenEvent},
-    },
-    telemetry::PhaseTotals,
-};
+use common::{fault::Fault, latency::ratio};
+use protocol::message::{Finished, TokenEvent};
+use telemetry::PhaseTotals;
 
 use crate::state::clean::clean;
 
-/// Most text that is kept, in bytes; what is older is left out.
+/// Maximum text kept, in bytes; older text is dropped.
 pub const TEXT_BYTES_MAX: usize = 128 << 10;
 
-/// Where a generation is.
+/// The phase of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Phase {
-    /// Nothing was asked for yet.
+    /// No generation was requested yet.
     Nothing,
-    /// Kept here until a topology runs.
+    /// Held by this console until a topology runs.
     Held,
-    /// Sent to the head, which has not taken it yet.
+    /// Sent to the head, which has not started it yet.
     Queued,
-    /// The head took it; no token yet.
+    /// Started by the head; no token yet.
     Prefill,
     /// Tokens arrive.
     Decoding,
-    /// Told to stop.
+    /// Cancellation requested.
     Cancelling,
-    /// Done.
+    /// Finished.
     Finished(Box<Finished>),
-    /// Given up before it was sent.
+    /// Withdrawn before it was sent.
     Withdrawn,
     /// Ended by a fault.
     Failed(Fault),
 }
 
-/// What a request was sent with beside its prompt.
+/// The parameters that a request was sent with, besides its prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentWith {
     /// Its seed.
     pub seed: u64,
-    /// What it asks for, in one line.
+    /// Its sampling parameters, in one line.
     pub terms: String,
-    /// What it runs on.
+    /// The topology that it runs on.
     pub on: String,
 }
 
 /// A generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// Where it is.
+    /// The phase.
     pub phase: Phase,
-    /// The prompt as it was sent.
+    /// The prompt as sent.
     pub prompt: String,
-    /// The prompt, safe to draw.
+    /// The prompt, sanitised for display.
     pub prompt_shown: String,
-    /// What was generated, safe to draw.
+    /// The generated text, sanitised for display.
     pub text: String,
-    /// Whether the start of the text was left out.
+    /// Whether the start of the text was dropped.
     pub is_cut: bool,
-    /// Tokens of the prompt.
+    /// Number of prompt tokens.
     pub prompt_tokens: usize,
-    /// Tokens that arrived.
+    /// Number of tokens received.
     pub tokens: u32,
-    /// What else it was sent with.
+    /// The parameters that it was sent with.
     pub sent_with: Option<SentWith>,
     sent: Duration,
     taken: Option<Duration>,
@@ -75,12 +70,12 @@ pub struct Request {
 }
 
 impl Request {
-    /// Nothing was asked for.
+    /// The state before the first generation.
     pub fn nothing() -> Self {
         Self::new(Phase::Nothing, String::new(), Duration::ZERO)
     }
 
-    /// A prompt in its first phase.
+    /// A request in its first phase.
     pub fn new(phase: Phase, prompt: String, now: Duration) -> Self {
         Self {
             phase,
@@ -98,33 +93,33 @@ impl Request {
         }
     }
 
-    /// Whether it is under way, held ones included.
+    /// Whether it is unfinished, including held requests.
     pub fn is_open(&self) -> bool {
         self.phase == Phase::Held || self.is_sent()
     }
 
-    /// Whether the head has it, or will have it.
+    /// Whether it was sent to the head and is unfinished.
     pub fn is_sent(&self) -> bool {
         matches!(self.phase, Phase::Queued | Phase::Prefill | Phase::Decoding | Phase::Cancelling)
     }
 
-    /// Since it was asked for, or sent.
+    /// Time since it was requested, or sent.
     pub fn age(&self, now: Duration) -> Duration {
         now.saturating_sub(self.sent)
     }
 
-    /// It goes to the head now.
+    /// Marks it as sent to the head.
     pub fn send(&mut self, now: Duration) {
         self.phase = Phase::Queued;
         self.sent = now;
     }
 
-    /// By this console's clock: when it was sent, when the head took it, when its first and its last token came.
+    /// By this console's clock: when it was sent, when the head started it, and when its first and last token arrived.
     pub fn moments(&self) -> (Duration, Option<Duration>, Option<Duration>, Duration) {
         (self.sent, self.taken, self.first_token, self.last_token)
     }
 
-    /// The head took it.
+    /// The head has started it.
     pub fn started(&mut self, now: Duration, prompt_tokens: usize) {
         self.taken = Some(now);
         self.prompt_tokens = prompt_tokens;
@@ -133,7 +128,7 @@ impl Request {
         }
     }
 
-    /// A token arrived. What arrives after the end of a request is of no interest.
+    /// A token has arrived. Tokens after the end of a request are ignored.
     pub fn token(&mut self, now: Duration, token: &TokenEvent) {
         if !self.is_sent() {
             return;
@@ -148,14 +143,14 @@ impl Request {
         }
         self.text.push_str(&clean(&token.text));
         if self.text.len() > TEXT_BYTES_MAX {
-            // A quarter at once, so that this is rare.
+            // Drop a quarter at once, so that this is rare.
             let from = self.text.ceil_char_boundary(self.text.len() - TEXT_BYTES_MAX / 4 * 3);
             self.text.drain(..from);
             self.is_cut = true;
         }
     }
 
-    /// Time to first token in milliseconds: the head's if it is done, else the console's.
+    /// Time to first token in milliseconds: the head's once it is finished, before that the console's.
     pub fn ttft_ms(&self) -> Option<f64> {
         match &self.phase {
             Phase::Finished(finished) if finished.times.sampled_tokens > 0 => Some(finished.times.ttft_ms()),
@@ -163,7 +158,7 @@ impl Request {
         }
     }
 
-    /// Time per output token in milliseconds, from two tokens on.
+    /// Time per output token in milliseconds; needs at least two tokens.
     pub fn tpot_ms(&self) -> Option<f64> {
         let tpot = match &self.phase {
             Phase::Finished(finished) => finished.times.tpot_ms(),
@@ -175,7 +170,7 @@ impl Request {
         (tpot > 0.0).then_some(tpot)
     }
 
-    /// Waiting and wire by all of the time, over all ranks of a finished request.
+    /// (peer wait + transfer) / total time over all ranks of a finished request.
     pub fn network_fraction(&self) -> Option<f64> {
         let Phase::Finished(finished) = &self.phase else { return None };
         let mut sum = PhaseTotals::default();

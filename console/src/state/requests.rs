@@ -1,23 +1,20 @@
-//! The table of requests: what all heads tell of those that run, wait and are over, and the one that is held here.
+//! The table of requests: running, waiting and finished ones as reported by all heads, and the one held by this
+//! console.
 use std::time::Duration;
 
-use shared::{
-    ids::Epoch,
-    protocol::message::FinishReason,
-    telemetry::{RequestReport, RequestStage},
-    units::Nanoseconds,
-};
+use common::{chat::FinishReason, ids::Epoch, units::Nanoseconds};
+use telemetry::{RequestReport, RequestStage};
 
 use crate::state::{
-    Page, State,
+    State,
     clean::clean_line,
     node::{Node, Standing},
     request::Phase,
-    table::{Cell, Column, Row, Table, Tone},
-    tables::shown,
+    row::{Cell, Row, Tone},
+    table::{Column, Table},
 };
 
-/// The columns.
+/// The table's columns.
 const COLUMNS: &[Column] = &[
     Column::left("head", 10, 0),
     Column::right("no", 5, 7),
@@ -34,7 +31,7 @@ const COLUMNS: &[Column] = &[
     Column::rest("end", 10, 1),
 ];
 
-/// Requests under way, then those that are over, the latest first.
+/// Open requests, then finished ones, latest first.
 pub fn table(state: &State) -> Table {
     let mut rows: Vec<(bool, u64, Row)> = Vec::new();
     for node in &state.nodes {
@@ -46,34 +43,20 @@ pub fn table(state: &State) -> Table {
             rows.push((trace.stage.is_over(), trace.age_ms, row));
         }
     }
-    // Of those under way the oldest first, of those that are over the latest.
+    // Open requests oldest first, finished ones latest first.
     rows.sort_by_key(|(is_over, age, _)| (*is_over, if *is_over { *age } else { u64::MAX - age }));
     let held = (state.request.phase == Phase::Held).then(|| held(state));
     Table { columns: COLUMNS, rows: held.into_iter().chain(rows.into_iter().map(|(.., row)| row)).collect() }
 }
 
-fn key(node: &Node, epoch: Epoch, trace: &RequestReport) -> String {
+pub(super) fn key(node: &Node, epoch: Epoch, trace: &RequestReport) -> String {
     format!("{}/{epoch}/{}", node.address, trace.number)
 }
 
-/// The place of the node that is the head of a row's request; `None` for one that is held here.
+/// List index of the node that is the head of a row's request; `None` for a request held by this console.
 pub fn head(state: &State, key: &str) -> Option<usize> {
     let is_of = |node: &Node| key.strip_prefix(&node.address).is_some_and(|rest| rest.starts_with('/'));
     state.nodes.iter().position(is_of)
-}
-
-/// The selected request, if it is under way on a head: its node's place, its number there, and in words what it is.
-pub fn selected(state: &State) -> Option<(usize, u64, String)> {
-    let table = table(state);
-    let (rows, place) = shown(state, Page::Requests, &table);
-    let wanted = &rows.get(place)?.key;
-    state.nodes.iter().enumerate().find_map(|(place, node)| {
-        let report = node.report.as_ref()?;
-        let trace = report.traces.iter().find(|trace| key(node, report.epoch, trace) == *wanted)?;
-        let (by, stage, tokens) = (clean_line(&trace.by), trace.stage.name(), trace.tokens);
-        let so_far = format!("request {} of {by}, {stage}, {tokens} tokens so far", trace.number);
-        (!trace.stage.is_over()).then_some((place, trace.number, so_far))
-    })
 }
 
 fn cells(node: &Node, trace: &RequestReport) -> Vec<Cell> {
@@ -136,7 +119,7 @@ fn held(state: &State) -> Row {
     Row { key: "here".to_owned(), cells, is_stale: false }
 }
 
-/// Means of time to first token and time per output token of the requests that finished lately, in milliseconds.
+/// Mean time to first token and mean time per output token of recently finished requests, in milliseconds.
 pub fn latencies(state: &State) -> (Option<f64>, Option<f64>) {
     let live = state.nodes.iter().filter(|node| matches!(node.standing(state.now), Standing::Reports(_)));
     let traces = live.filter_map(|node| node.report.as_ref()).flat_map(|report| &report.traces);

@@ -1,5 +1,7 @@
-//! A generation that is over, kept to be compared with the next one: its text and its figures. Pure.
-use shared::{latency::ratio, protocol::message::Finished, telemetry::PhaseTotals};
+//! A finished generation, kept for comparison with the next one: its text and its figures. Pure.
+use common::latency::ratio;
+use protocol::message::Finished;
+use telemetry::PhaseTotals;
 
 use crate::state::{
     State,
@@ -7,48 +9,48 @@ use crate::state::{
     request::{Phase, Request},
 };
 
-/// A stage of a generation, in milliseconds since it was received.
+/// A stage of a generation, with times in milliseconds since the request was received.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stage {
-    /// What it is.
+    /// Its name.
     pub title: &'static str,
-    /// When it began.
+    /// Its start.
     pub from: f64,
-    /// When it ended, or now.
+    /// Its end, or the current time.
     pub to: f64,
-    /// Shares of own computing, waiting and wire (with all that is neither counted as computing); `None`: not known.
+    /// Shares of compute, peer wait and transfer (the remaining time counts as transfer); `None` = unknown.
     pub shares: Option<[f64; 3]>,
-    /// Tokens that went through it.
+    /// Number of tokens processed in it.
     pub tokens: u32,
 }
 
-/// A generation that is over.
+/// A finished generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// The prompt as it was sent.
+    /// The prompt as sent.
     pub prompt: String,
-    /// What was generated, safe to draw.
+    /// The generated text, sanitised for display.
     pub text: String,
-    /// Whether the start of the text was left out.
+    /// Whether the start of the text was dropped.
     pub is_cut: bool,
-    /// What it ran on.
+    /// The topology that it ran on.
     pub on: String,
-    /// What it asked for, in one line.
+    /// Its sampling parameters, in one line.
     pub terms: String,
     /// Its seed.
     pub seed: u64,
-    /// Tokens of the answer.
+    /// Number of tokens of the answer.
     pub tokens: u32,
     /// Time to first token in milliseconds.
     pub ttft_ms: f64,
     /// Time per output token in milliseconds; 0 for a single token.
     pub tpot_ms: f64,
-    /// Waiting and wire by all of the time.
+    /// (peer wait + transfer) / total time.
     pub network: Option<f64>,
 }
 
 impl Run {
-    /// The request of the dashboard, if it is over and has an answer.
+    /// The dashboard's request, if it is finished and has an answer.
     pub fn of(request: &Request) -> Option<Self> {
         let (Phase::Finished(finished), Some(sent)) = (&request.phase, &request.sent_with) else { return None };
         Some(Self {
@@ -65,34 +67,34 @@ impl Run {
         })
     }
 
-    /// Tokens a second after the first.
+    /// Tokens per second after the first token.
     pub fn tokens_per_second(&self) -> f64 {
         ratio(1e3, self.tpot_ms)
     }
 }
 
-/// How two texts differ.
+/// The difference between two texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// Not at all.
+    /// The texts are equal.
     Same,
-    /// They cannot be compared from their start.
+    /// The texts cannot be compared from their start.
     Unknown,
-    /// From this character on; what the first and the second have there.
+    /// The texts differ from this character.
     From {
-        /// Characters that are the same.
+        /// Number of equal characters.
         at: usize,
-        /// What follows in the first, on one line.
+        /// The continuation of the first text, on one line.
         first: String,
-        /// What follows in the second, on one line.
+        /// The continuation of the second text, on one line.
         second: String,
     },
 }
 
-/// Characters of what follows a difference.
+/// Number of characters shown after a difference.
 const FOLLOWS: usize = 12;
 
-/// Where two texts differ first.
+/// Finds the first difference between two texts.
 pub fn difference(first: &Run, second: &Run) -> Difference {
     if first.is_cut || second.is_cut {
         return if first.text == second.text { Difference::Same } else { Difference::Unknown };
@@ -105,7 +107,7 @@ pub fn difference(first: &Run, second: &Run) -> Difference {
     Difference::From { at, first: follows(&first.text), second: follows(&second.text) }
 }
 
-/// The stages of a request so far: by the head's clock when it is over, else by this console's.
+/// The stages of a request so far: timed by the head's clock once it is finished, before that by this console's.
 pub fn stages(state: &State) -> Vec<Stage> {
     let request = &state.request;
     match &request.phase {
@@ -138,7 +140,7 @@ fn finished_stages(finished: &Finished) -> Vec<Stage> {
     if times.sampled_tokens == 0 {
         return stages;
     }
-    let sum = |part: fn(&shared::telemetry::RankTotals) -> &PhaseTotals| {
+    let sum = |part: fn(&telemetry::RankTotals) -> &PhaseTotals| {
         let mut sum = PhaseTotals::default();
         finished.ranks.iter().for_each(|rank| sum.add(part(rank)));
         shares(&sum)
@@ -151,7 +153,7 @@ fn finished_stages(finished: &Finished) -> Vec<Stage> {
     stages
 }
 
-/// Own computing (threads included), waiting (for ranks and stages) and wire.
+/// Shares of compute (including threads), peer wait (ranks and stages) and transfer.
 fn shares(totals: &PhaseTotals) -> Option<[f64; 3]> {
     let all = totals.total().0 as f64;
     let share = |time: u64| ratio(time as f64, all);
@@ -165,21 +167,21 @@ mod tests {
     use crate::fixtures::Story;
 
     fn run(text: &str) -> Run {
-        let run = Run::of(&Story::finished().state.request).expect("it is over");
+        let run = Run::of(&Story::finished().state.request).expect("generation is finished");
         Run { text: text.to_owned(), ..run }
     }
 
     #[test]
-    fn a_run_keeps_what_it_ran_on_and_its_figures() {
+    fn run_keeps_its_topology_and_figures() {
         let run = run("x");
         assert_eq!((run.prompt.as_str(), run.seed, run.tokens), ("ROMEO:", 42, 31));
         assert_eq!((run.on.as_str(), run.ttft_ms, run.tpot_ms), ("tp4, epoch 3", 98.0, 20.0));
         assert!((run.tokens_per_second() - 50.0).abs() < 1e-9);
-        assert_eq!(Run::of(&Story::generating().state.request), None, "it is not over");
+        assert_eq!(Run::of(&Story::generating().state.request), None, "generation is not finished");
     }
 
     #[test]
-    fn the_first_different_character_is_found_also_where_one_text_is_longer() {
+    fn difference_is_found_even_if_one_text_is_longer() {
         assert_eq!(difference(&run("the moon"), &run("the moon")), Difference::Same);
         let from = |at, first: &str, second: &str| Difference::From { at, first: first.into(), second: second.into() };
         assert_eq!(difference(&run("the moon"), &run("the sun\nand more")), from(4, "moon", "sun and more"));
@@ -189,14 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn stages_follow_one_another_and_their_shares_make_one() {
+    fn stages_are_consecutive_and_their_shares_sum_to_one() {
         let stages = stages(&Story::finished().state);
         let titles: Vec<&str> = stages.iter().map(|stage| stage.title).collect();
         assert_eq!(titles, ["queue", "prefill", "decode"]);
         assert!(stages.windows(2).all(|pair| pair[0].to == pair[1].from));
         let shares = stages[2].shares.expect("decode was measured");
         assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9 && shares[0] > shares[1]);
-        assert_eq!(stages[1].shares, None, "nothing was measured of the prefill");
+        assert_eq!(stages[1].shares, None, "the prefill was not measured");
         let running = super::stages(&Story::generating().state);
         assert_eq!(running.len(), 3);
         assert!(running[2].to > running[2].from && running[0].from == 0.0);

@@ -1,5 +1,7 @@
-//! The cluster in one word, and what the operator can do next: what an empty or broken screen says.
-use shared::{protocol::error::Fault, telemetry::NodeState, topology::Topology, units::Bytes};
+//! The status of the cluster in one word, and the operator's next step, shown on an empty or broken screen.
+use common::{fault::Fault, units::Bytes};
+use telemetry::NodeState;
+use topology::Topology;
 
 use crate::state::{
     Assignment, Page, State,
@@ -8,40 +10,40 @@ use crate::state::{
     operation::Operation,
 };
 
-/// The cluster in one word.
+/// The status of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cluster<'a> {
     /// No node was named.
     Empty,
     /// Some nodes have not answered yet.
     Connecting,
-    /// The assignment starts when this node is there.
+    /// The assignment starts once this node is connected.
     WaitsFor(&'a Node),
-    /// Nodes load; the share that is done.
+    /// Nodes load; the share of all shards that is loaded.
     Loading(f64),
-    /// Nodes switch.
+    /// Nodes switch to the new topology.
     Committing,
     /// The assignment failed.
     Refused(&'a Fault),
     /// Nodes restart one by one.
     Restarting,
-    /// A node is taken out, or in.
+    /// A node is being excluded or included.
     Changing,
-    /// A member is gone or faulted.
+    /// A member is disconnected or faulted.
     Broken(&'a str),
-    /// A topology could serve, but this member takes nothing new.
+    /// A topology could serve, but this member is cordoned.
     Cordoned(&'a str),
-    /// A member sends nothing: whether it serves is not known.
+    /// A member has stopped reporting: its state is unknown.
     Silent(&'a Node),
     /// No topology runs.
     Idle,
     /// A topology runs.
     Ready,
-    /// It works.
+    /// The topology is working on requests.
     Serving,
 }
 
-/// The cluster in one word.
+/// The status of the cluster.
 pub fn cluster(state: &State) -> Cluster<'_> {
     if state.nodes.is_empty() {
         return Cluster::Empty;
@@ -58,7 +60,7 @@ pub fn cluster(state: &State) -> Cluster<'_> {
         if let Some(node) = silent(state) {
             return Cluster::Silent(node);
         }
-        // Of whoever asks: this console, others, or clients of the HTTP API.
+        // Requests of this console, other consoles, or clients of the HTTP API.
         let works = state.request.is_sent() || requests(state) > 0;
         return if works { Cluster::Serving } else { Cluster::Ready };
     }
@@ -81,8 +83,8 @@ pub fn cluster(state: &State) -> Cluster<'_> {
     if state.nodes.iter().any(|node| node.link == Link::Connecting) { Cluster::Connecting } else { Cluster::Idle }
 }
 
-/// The member that keeps a topology from running: one that is gone, then the one that the others' faults name, then one that holds
-/// nothing or is faulted itself.
+/// The member that keeps a topology from running: a disconnected one, otherwise the one that most peers' faults name,
+/// otherwise one that holds no shard, drains or is faulted itself.
 fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
     let members = || (0..topology.members.len()).map(|member| (member, state.node_of(member)));
     let name = |member: usize| topology.members[member].name.as_str();
@@ -100,7 +102,7 @@ fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
         .map(|(member, _)| name(member))
 }
 
-/// The member that most of the others' faults name.
+/// The member that most of its peers' faults name.
 fn blamed(state: &State, topology: &Topology) -> Option<usize> {
     let faults = || state.nodes.iter().filter(|node| node.is_open()).filter_map(|node| Some((node, node.fault()?)));
     let blames = |member: usize| {
@@ -111,12 +113,12 @@ fn blamed(state: &State, topology: &Topology) -> Option<usize> {
     most.filter(|(count, _)| *count > 0).map(|(_, member)| member)
 }
 
-/// A member that is there and serves, but takes nothing new.
+/// A connected member that is cordoned.
 pub fn cordoned(state: &State) -> Option<&str> {
     state.nodes.iter().find(|node| node.is_open() && state.is_cordoned(node)).map(Node::name)
 }
 
-/// A member that sent nothing for a while.
+/// A member that has sent nothing for a while.
 fn silent(state: &State) -> Option<&Node> {
     members(state).find(|node| matches!(node.standing(state.now), Standing::Stale(_)))
 }
@@ -131,10 +133,10 @@ fn members(state: &State) -> impl Iterator<Item = &Node> {
 fn loaded(state: &State) -> f64 {
     let loads = state.nodes.iter().filter_map(|node| node.load);
     let (done, total) = loads.fold((0, 0), |sum, load| (sum.0 + load.done.0, sum.1 + load.total.0));
-    shared::latency::ratio(Bytes(done).0 as f64, Bytes(total).0 as f64)
+    common::latency::ratio(Bytes(done).0 as f64, Bytes(total).0 as f64)
 }
 
-/// What to do next, in one sentence.
+/// The operator's next step, in one sentence.
 pub fn hint(state: &State) -> String {
     match cluster(state) {
         Cluster::Empty => "No nodes. Start again with --nodes ADDRESS,ADDRESS,..".to_owned(),

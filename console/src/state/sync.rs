@@ -1,11 +1,8 @@
-//! What the page Sync shows: the all-reduces of all ranks as they are now, or as they were a moment ago. Bounded. Pure.
+//! Data of the Sync page: the all-reduces of all ranks, now or at a recent moment. Bounded. Pure.
 use std::{collections::VecDeque, time::Duration};
 
-use shared::{
-    ids::MemberIndex,
-    telemetry::{Health, HopSync, LayerSync, StageTime, SyncKind, slow_stage},
-    units::Nanoseconds,
-};
+use common::{ids::MemberIndex, units::Nanoseconds};
+use telemetry::{Health, HopSync, LayerSync, StageTime, SyncKind, slow_stage};
 
 use crate::state::{
     State,
@@ -14,27 +11,27 @@ use crate::state::{
     node::{Layer, Node},
 };
 
-/// Time between two pictures that are kept.
+/// Interval between two snapshots.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Most pictures that are kept.
+/// Maximum number of snapshots.
 pub const KEPT_MAX: usize = 300;
-/// Most layers of all kept pictures together: 16 ranks of 32 layers stay for two minutes, in 9 MB.
+/// Maximum number of layers in all snapshots together: 16 ranks of 32 layers last for two minutes, in 9 MB.
 const LAYERS_MAX: usize = 64 << 10;
 
-/// One number of an all-reduce.
+/// A figure of an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// Median of waiting and wire.
+    /// Median of peer wait plus transfer.
     P50,
-    /// 95th percentile of it.
+    /// 95th percentile of peer wait plus transfer.
     P95,
-    /// 99th percentile of it.
+    /// 99th percentile of peer wait plus transfer.
     P99,
-    /// Mean of own computing.
+    /// Mean compute time.
     Own,
-    /// Mean of waiting.
+    /// Mean peer wait.
     Wait,
-    /// Mean of the wire.
+    /// Mean transfer time.
     Wire,
 }
 
@@ -42,7 +39,7 @@ impl Metric {
     /// In the order of the columns.
     pub const ALL: [Self; 6] = [Self::P50, Self::P95, Self::P99, Self::Own, Self::Wait, Self::Wire];
 
-    /// As a column is called.
+    /// The column title.
     pub fn title(self) -> &'static str {
         match self {
             Self::P50 => "p50",
@@ -54,13 +51,13 @@ impl Metric {
         }
     }
 
-    /// The one after it, round and round.
+    /// The next figure, wrapping around.
     pub fn next(self) -> Self {
         let at = Self::ALL.iter().position(|metric| *metric == self).unwrap_or(0);
         Self::ALL[(at + 1) % Self::ALL.len()]
     }
 
-    /// This number of an all-reduce.
+    /// The value of this figure for an all-reduce.
     pub fn of(self, sync: &LayerSync) -> Nanoseconds {
         match self {
             Self::P50 => sync.p50,
@@ -73,19 +70,19 @@ impl Metric {
     }
 }
 
-/// Hand-overs from one stage of a pipeline to another.
+/// Hand-overs from one stage of a pipeline to the next.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Boundary {
-    /// Who hands over.
+    /// The sending node.
     pub from: String,
-    /// Who takes over.
+    /// The receiving node.
     pub to: String,
     /// Its latest hand-overs.
     pub sync: HopSync,
 }
 
-/// The place among the nodes of the slow stage of a pipeline whose stages are one rank each, and how many times as long as the others it
-/// computes for its weights.
+/// Finds the slow stage of a pipeline with one rank per stage: the node's list index, and the factor by which it
+/// computes longer for its weights than the other stages.
 pub fn slow_pipeline(state: &State) -> Option<(usize, f64)> {
     let (topology, _) = state.topology()?;
     let replicas = (0..topology.layout.replicas).filter(|replica| topology.layout.ranks_of(*replica) == 1);
@@ -109,7 +106,7 @@ fn boundaries(state: &State) -> Vec<Boundary> {
         let hops = state.node_of(to).map_or_else(Vec::new, |node| node.hops.clone());
         let boundary = move |sync: HopSync| {
             let (from, to) = (clean_line(name(first + sync.from.index())), clean_line(name(to)));
-            // Tokens come back to the head last.
+            // Tokens return to the head last.
             ((place.replica, sync.from), Boundary { from, to, sync })
         };
         hops.into_iter().map(boundary)
@@ -119,27 +116,27 @@ fn boundaries(state: &State) -> Vec<Boundary> {
     found.into_iter().map(|(_, boundary)| boundary).collect()
 }
 
-/// The all-reduces of all ranks at a time.
+/// The all-reduces of all ranks at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
-    /// When.
+    /// Time since the start of the dashboard.
     pub at: Duration,
-    /// The ranks, the latest first, with their names.
+    /// The ranks with their names, worst straggler first.
     pub ranks: Vec<(RankRow, String)>,
-    /// Layers of each of these ranks.
+    /// The layers of each of these ranks.
     pub layers: Vec<Vec<Layer>>,
-    /// The boundaries between stages: who hands over, who takes over.
+    /// The boundaries between stages, with sender and receiver.
     pub boundaries: Vec<Boundary>,
-    /// The place among these ranks of the one that holds the others up, and in a sentence how and why.
+    /// The straggler's index among these ranks, and a sentence with its effect and cause.
     pub straggler: Option<(usize, String)>,
 }
 
 impl Picture {
-    /// As it is now.
+    /// The current snapshot.
     pub fn take(state: &State) -> Self {
         let rows = ranks(state);
         let node = |row: &RankRow| row.node.map(|node| &state.nodes[node]);
-        // Nobody holds the others up while nothing is computed.
+        // There is no straggler while nothing is computed.
         let late = straggler(&rows).filter(|_| state.layers_move());
         let late = late.and_then(|late| rows.iter().position(|row| row.member == late.member));
         let late = late.map(|place| {
@@ -151,7 +148,7 @@ impl Picture {
                 ),
             )
         });
-        // Stages of one rank have no all-reduces in which they could be late.
+        // Stages with one rank have no all-reduces to be late in.
         let late = late.or_else(|| {
             let (node, factor) = slow_pipeline(state).filter(|_| state.layers_move())?;
             let place = rows.iter().position(|row| row.node == Some(node))?;
@@ -173,19 +170,19 @@ impl Picture {
         Self { at: state.now, ranks, layers, boundaries: boundaries(state), straggler }
     }
 
-    /// Layers of the rank that has the most.
+    /// Number of layers of the rank that has the most.
     pub fn layer_count(&self) -> usize {
         self.layers.iter().map(Vec::len).max().unwrap_or(0)
     }
 
-    /// An all-reduce of a rank: its row is twice the layer, and one more after the feed-forward.
+    /// An all-reduce of a rank. `row` is twice the layer, plus one for the all-reduce after the feed-forward.
     pub fn sync(&self, rank: usize, row: usize) -> Option<&LayerSync> {
         let layer = self.layers.get(rank)?.get(row / 2)?;
         let kind = if row.is_multiple_of(2) { SyncKind::Attention } else { SyncKind::FeedForward };
         layer.of_kind(kind)
     }
 
-    /// The median over all ranks and layers of a number: what is usual.
+    /// The median of a figure over all ranks and layers.
     pub fn usual(&self, metric: Metric) -> Nanoseconds {
         let layers = self.layers.iter().flatten();
         let mut all: Vec<u64> = layers.flat_map(Layer::both).map(|sync| metric.of(sync).0).collect();
@@ -193,7 +190,7 @@ impl Picture {
         if all.is_empty() { Nanoseconds(0) } else { Nanoseconds(*all.select_nth_unstable(middle).1) }
     }
 
-    /// The share of the others' time that the latest rank takes.
+    /// The share of its peers' time that the worst straggler takes.
     pub fn lateness(&self) -> f64 {
         self.ranks.first().map_or(0.0, |(row, _)| row.late)
     }
@@ -203,7 +200,8 @@ impl Picture {
     }
 }
 
-/// Why others wait for a node, as its machine says beside theirs, or what it says that it is not.
+/// The likely reason why peers wait for a node: a finding of its machine compared with `others`, or the causes that are
+/// ruled out.
 pub fn cause(health: &Health, others: &[&Health]) -> String {
     if let Some(cause) = health.cause_beside(others) {
         return format!("its machine says: {cause}");
@@ -218,26 +216,26 @@ pub fn cause(health: &Health, others: &[&Health]) -> String {
     }
 }
 
-/// Pictures of the last minutes, and which of them is looked at.
+/// Snapshots of the last minutes, and the selected one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
     kept: VecDeque<Picture>,
-    /// Pictures that gave way.
+    /// Number of dropped snapshots.
     gone: usize,
-    /// Which is looked at, counted from the first that ever was; `None`: now.
+    /// The selected snapshot, counted from the first one ever; `None` = live.
     at: Option<usize>,
     layers: usize,
 }
 
 impl History {
-    /// Whether a picture is due: all-reduces arrived since the last one.
+    /// Whether a snapshot is due: all-reduces have arrived since the last one.
     pub fn is_due(&self, now: Duration, arrived: Option<Duration>) -> bool {
         let last = self.kept.back().map(|picture| picture.at);
         let is_new = |last: Duration| now >= last + INTERVAL && arrived.is_some_and(|at| at > last);
         last.map_or(arrived.is_some(), is_new)
     }
 
-    /// Keeps a picture; the oldest give way.
+    /// Adds a snapshot and drops the oldest beyond the limits.
     pub fn keep(&mut self, picture: Picture) {
         self.layers += picture.size();
         self.kept.push_back(picture);
@@ -249,35 +247,35 @@ impl History {
         }
     }
 
-    /// Another one is looked at: so many newer, or older. Beyond the newest is now.
+    /// Selects a snapshot `by` steps newer (older if negative); beyond the newest is live.
     pub fn turn(&mut self, by: isize) {
         let newest = self.gone + self.kept.len();
         let place = self.at.unwrap_or(newest).saturating_add_signed(by).max(self.gone);
         self.at = (place < newest).then_some(place);
     }
 
-    /// What is now is looked at.
+    /// Returns to live.
     pub fn live(&mut self) {
         self.at = None;
     }
 
-    /// The one that is looked at; `None`: now. One that gave way is followed by the oldest that is there.
+    /// The selected snapshot; `None` = live. If it has been dropped, the oldest one that is kept.
     pub fn shown(&self) -> Option<&Picture> {
         self.place().and_then(|place| self.kept.get(place))
     }
 
-    /// Place of the one that is looked at among those that are kept.
+    /// Index of the selected snapshot among those kept.
     pub fn place(&self) -> Option<usize> {
         self.at.map(|at| at.saturating_sub(self.gone))
     }
 
-    /// All that are kept, the oldest first.
+    /// All snapshots, oldest first.
     pub fn kept(&self) -> &VecDeque<Picture> {
         &self.kept
     }
 }
 
-/// Keeps a picture if one is due.
+/// Adds a snapshot if one is due.
 pub fn record(state: &mut State) {
     let arrived = state.nodes.iter().filter_map(|node| node.layers_at).max();
     if state.sync.is_due(state.now, arrived) {
@@ -290,13 +288,13 @@ pub fn record(state: &mut State) {
 mod tests {
     use super::*;
     use crate::fixtures::{LAYERS, Story};
-    use shared::telemetry::NodeState;
+    use telemetry::NodeState;
 
     #[test]
-    fn the_straggler_is_first_with_its_cause_and_numbers_of_each_layer_are_found() {
+    fn straggler_is_first_with_its_cause() {
         let story = Story::generating();
         let picture = Picture::take(&story.state);
-        let (place, why) = picture.straggler.clone().expect("node 2 is late");
+        let (place, why) = picture.straggler.clone().expect("node 2 is the straggler");
         assert_eq!((place, picture.ranks[0].1.as_str()), (0, "pi2"));
         assert!(why.contains("no cause is known"), "{why}");
         assert_eq!(picture.layer_count(), LAYERS as usize);
@@ -308,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_a_second_is_kept_while_all_reduces_arrive_and_none_else() {
+    fn one_snapshot_per_second_while_all_reduces_arrive() {
         let mut story = Story::generating();
         for second in 2..10 {
             for quarter in 0..4 {
@@ -322,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn one_looks_back_and_forward_to_now_and_what_is_looked_at_stays() {
+    fn selected_snapshot_stays_while_new_ones_arrive() {
         let picture = |second| Picture { at: Duration::from_secs(second), ..Picture::take(&Story::generating().state) };
         let mut history = History::default();
         (1..=10).for_each(|second| history.keep(picture(second)));
@@ -331,11 +329,11 @@ mod tests {
         history.turn(-3);
         assert_eq!(at(&history), Some(8));
         history.keep(picture(11));
-        assert_eq!(at(&history), Some(8), "it stays while others come");
+        assert_eq!(at(&history), Some(8), "selection stays while others arrive");
         history.turn(-100);
         assert_eq!(at(&history), Some(1));
         (0..KEPT_MAX as u64).for_each(|second| history.keep(picture(12 + second)));
-        assert_eq!((history.kept().len(), history.place()), (KEPT_MAX, Some(0)), "the oldest that is there");
+        assert_eq!((history.kept().len(), history.place()), (KEPT_MAX, Some(0)), "the oldest that is kept");
         history.turn(1_000_000);
         assert_eq!(at(&history), None);
         history.turn(-1);

@@ -1,7 +1,9 @@
-//! The table of each page: the one place that says which page has which, what is selected on it, and how it is arranged.
+//! The table of each page: the only place that maps pages to tables, their selection and their arrangement.
+use crate::state::clean::clean_line;
 use crate::state::{
     Page, State, cluster, events, plan, requests,
-    table::{Arrangement, Row, Table},
+    row::Row,
+    table::{Arrangement, Table},
 };
 
 /// The table of a page; `None` for pages without one.
@@ -15,20 +17,20 @@ pub fn table(state: &State, page: Page) -> Option<Table> {
     }
 }
 
-/// How the table of a page is arranged.
+/// Sorting, filter and selection of a page's table.
 pub fn arrangement(state: &State, page: Page) -> &Arrangement {
     &state.arrangements[page.index()]
 }
 
-/// The key of the row that is selected on a page, which is always a row that is shown: the node that is looked at, or what was selected
-/// there, as long as the filter takes it, else the first row. Empty where no row is shown: there is nothing that a key could act on.
+/// The key of the selected row, which is always visible: the selected node or the row selected there, if the filter
+/// shows it, otherwise the first row. Empty if no row is visible, so that no key can act on a hidden one.
 pub fn selected(state: &State, page: Page) -> String {
     let Some(table) = table(state, page) else { return String::new() };
     let (rows, place) = shown(state, page, &table);
     rows.get(place).map_or_else(String::new, |row| row.key.clone())
 }
 
-/// The rows of a page's table as they are shown, and the place of the selected one among them.
+/// The visible rows of a page's table, and the index of the selected one among them.
 pub fn shown<'a>(state: &State, page: Page, table: &'a Table) -> (Vec<&'a Row>, usize) {
     let arrangement = arrangement(state, page);
     let rows = arrangement.rows(table);
@@ -40,4 +42,18 @@ pub fn shown<'a>(state: &State, page: Page, table: &'a Table) -> (Vec<&'a Row>, 
         _ => arrangement.place(&rows),
     };
     (rows, place)
+}
+
+/// The selected request, if it is open on a head: the head's list index, its number there, and a description.
+pub fn selected_request(state: &State) -> Option<(usize, u64, String)> {
+    let table = requests::table(state);
+    let (rows, place) = shown(state, Page::Requests, &table);
+    let wanted = &rows.get(place)?.key;
+    state.nodes.iter().enumerate().find_map(|(place, node)| {
+        let report = node.report.as_ref()?;
+        let trace = report.traces.iter().find(|trace| requests::key(node, report.epoch, trace) == *wanted)?;
+        let (by, stage, tokens) = (clean_line(&trace.by), trace.stage.name(), trace.tokens);
+        let so_far = format!("request {} of {by}, {stage}, {tokens} tokens so far", trace.number);
+        (!trace.stage.is_over()).then_some((place, trace.number, so_far))
+    })
 }

@@ -1,18 +1,18 @@
-//! What a generation asks for beside its prompt, and the form in which an operator changes that. Pure.
-use shared::protocol::message::{STOP_BYTES_MAX, STOP_STRINGS_MAX};
+//! Sampling parameters of a generation, and the form in which the operator edits them. Pure.
+use protocol::message::{STOP_BYTES_MAX, STOP_STRINGS_MAX};
 
 use crate::{
     keymap::Action,
     state::{GenerateDefaults, editor::Editor},
 };
 
-/// Longest text of a field in bytes.
+/// Maximum length of a field's text in bytes.
 const FIELD_BYTES_MAX: usize = 400;
 
 /// A field of the form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
-    /// Most tokens.
+    /// Maximum number of tokens.
     MaxTokens,
     /// Temperature.
     Temperature,
@@ -22,15 +22,15 @@ pub enum Field {
     TopP,
     /// Seed of the next generation.
     Seed,
-    /// Texts that end it, with bars between them; `\n` stands for a new line.
+    /// Stop strings, separated by bars; `\n` is a new line.
     Stop,
 }
 
 impl Field {
-    /// In their order.
+    /// All fields in display order.
     pub const ALL: [Self; 6] = [Self::MaxTokens, Self::Temperature, Self::TopK, Self::TopP, Self::Seed, Self::Stop];
 
-    /// What it is called.
+    /// The field's label.
     pub fn title(self) -> &'static str {
         match self {
             Self::MaxTokens => "max tokens",
@@ -42,7 +42,7 @@ impl Field {
         }
     }
 
-    /// What its values mean.
+    /// Description of its values.
     pub fn meaning(self) -> &'static str {
         match self {
             Self::MaxTokens => "most tokens of an answer",
@@ -58,16 +58,16 @@ impl Field {
 /// The form.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Form {
-    /// What stands in each of [`Field::ALL`].
+    /// The text of each of [`Field::ALL`].
     pub fields: Vec<Editor>,
-    /// The field that keys go to.
+    /// Index of the focused field.
     pub at: usize,
-    /// Why it was not taken.
+    /// Why the input was rejected.
     pub error: Option<String>,
 }
 
 impl Form {
-    /// Filled with what the next generation, after `count` others, would ask for.
+    /// A form filled with the parameters of the next generation; `count` generations have been sent.
     pub fn new(defaults: &GenerateDefaults, count: u64) -> Self {
         let sampling = &defaults.sampling;
         let text = |field: &Field| match field {
@@ -81,13 +81,13 @@ impl Form {
         Self { fields: Field::ALL.iter().map(|field| Editor::new(&text(field))).collect(), at: 0, error: None }
     }
 
-    /// The field that keys go to.
+    /// The focused field.
     pub fn field(&mut self) -> Option<&mut Editor> {
         self.error = None;
         self.fields.get_mut(self.at)
     }
 
-    /// Text typed or pasted; one line, bounded.
+    /// Inserts text typed or pasted; one line, bounded.
     pub fn insert(&mut self, text: &str) {
         let text = text.replace(['\n', '\r', '\t'], " ");
         let room = self.fields.get(self.at).map_or(0, |field| FIELD_BYTES_MAX.saturating_sub(field.text().len()));
@@ -98,7 +98,7 @@ impl Form {
         }
     }
 
-    /// To another field.
+    /// Moves the focus to another field.
     pub fn turn(&mut self, action: Action) {
         let count = self.fields.len().max(1);
         self.at = match action {
@@ -107,10 +107,10 @@ impl Form {
         };
     }
 
-    /// What is asked for from now on; `count` generations were sent.
+    /// The parameters for the next generations; `count` generations have been sent.
     ///
     /// # Errors
-    /// The place of the first field that cannot be, and why.
+    /// Index of the first invalid field, and why it is invalid.
     pub fn terms(&self, before: &GenerateDefaults, count: u64) -> Result<GenerateDefaults, (usize, String)> {
         let mut terms = before.clone();
         for (place, field) in Field::ALL.into_iter().enumerate() {
@@ -148,7 +148,7 @@ fn stops(text: &str) -> Result<Vec<String>, String> {
     if is_good { Ok(stops) } else { Err(format!("at most {STOP_STRINGS_MAX} stop texts of {STOP_BYTES_MAX} bytes")) }
 }
 
-/// What a generation asks for, in one line.
+/// The sampling parameters in one line.
 pub fn summary(terms: &GenerateDefaults, seed: u64) -> String {
     let sampling = &terms.sampling;
     let mut text = format!("{} tokens, T {}", terms.max_tokens, sampling.temperature);
@@ -180,24 +180,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_changed_stays_and_what_is_typed_is_asked_for() {
+    fn unchanged_fields_stay_and_typed_values_apply() {
         let form = Form::new(&defaults(), 5);
         assert_eq!(form.terms(&defaults(), 5), Ok(defaults()));
-        let terms = with(["10", "0.5", "40", "0.9", "100", "END|\\n\\n"]).expect("all are good");
+        let terms = with(["10", "0.5", "40", "0.9", "100", "END|\\n\\n"]).expect("all fields are valid");
         let sampling = &terms.sampling;
         assert_eq!((terms.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p), (10, 0.5, 40, 0.9));
-        assert_eq!(sampling.seed.wrapping_add(3), 100, "the next one has it");
+        assert_eq!(sampling.seed.wrapping_add(3), 100, "the next generation has this seed");
         assert_eq!(terms.stop, ["END", "\n\n"]);
         assert_eq!(Form::new(&terms, 3).fields[5].text(), "END|\\n\\n");
         assert_eq!(summary(&terms, 100), "10 tokens, T 0.5, top-k 40, top-p 0.9, seed 100, 2 stops");
     }
 
     #[test]
-    fn the_first_bad_field_is_named() {
+    fn first_invalid_field_is_named() {
         let bad = |place: usize, text: &str| {
             let mut texts = ["10", "0.5", "40", "0.9", "100", ""];
             texts[place] = text;
-            with(texts).expect_err("it is bad")
+            with(texts).expect_err("invalid field")
         };
         assert_eq!(bad(0, "0").0, 0);
         assert_eq!(bad(0, "99999999999").0, 0);

@@ -1,10 +1,8 @@
-//! Turns what changes into events: compares a node with how it was seen last, and says the difference once.
+//! Turns changes into events: compares a node with its last observed state and reports each difference once.
 use std::time::Duration;
 
-use shared::{
-    ids::Epoch,
-    telemetry::{Finding, Health, NodeState, Severity},
-};
+use common::ids::Epoch;
+use telemetry::{Finding, Health, NodeState, Severity};
 
 use crate::state::{
     Assignment, State,
@@ -13,14 +11,14 @@ use crate::state::{
     request::Phase,
 };
 
-/// A finding or a straggler is gone when it was not seen for so long: what comes and goes is said once.
+/// A finding or straggler counts as gone when it has not been seen for this long; flapping is reported once.
 const GONE_AFTER: Duration = Duration::from_secs(10);
-/// Between two looks for a straggler.
+/// Interval between two checks for a straggler.
 const LATE_STEP: Duration = Duration::from_secs(1);
-/// Most findings that are remembered of a node.
+/// Maximum number of findings kept per node.
 const FINDINGS_MAX: usize = 32;
 
-/// How a node was seen last.
+/// The last observed state of a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct SeenNode {
     is_open: bool,
@@ -32,7 +30,7 @@ struct SeenNode {
     findings: Vec<(&'static str, Duration)>,
 }
 
-/// How the cluster was seen last.
+/// The last observed state of the cluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Watch {
     nodes: Vec<SeenNode>,
@@ -43,7 +41,7 @@ pub struct Watch {
     late_checked: Duration,
 }
 
-/// Says what changed about a node.
+/// Reports changes of a node.
 pub fn observe_node(state: &mut State, place: usize) {
     let mut watch = std::mem::take(&mut state.watch);
     watch.nodes.resize(state.nodes.len(), SeenNode::default());
@@ -57,7 +55,7 @@ pub fn observe_node(state: &mut State, place: usize) {
     state.watch = watch;
 }
 
-/// Says what changed about the whole: assignments, topologies, requests of this console, who holds the others up.
+/// Reports changes of the cluster: assignments, topologies, requests of this console, stragglers.
 pub fn observe_cluster(state: &mut State) {
     let mut watch = std::mem::take(&mut state.watch);
     assignment(state, &mut watch);
@@ -76,7 +74,7 @@ pub fn observe_cluster(state: &mut State) {
     state.watch = watch;
 }
 
-/// Nodes that fell silent since the last look. Time alone makes this change.
+/// Reports nodes that have fallen silent since the last check. Only the passing of time causes this change.
 pub fn observe_silence(state: &mut State) {
     let mut watch = std::mem::take(&mut state.watch);
     watch.nodes.resize(state.nodes.len(), SeenNode::default());
@@ -128,7 +126,7 @@ fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
 
 fn reported(state: &mut State, place: usize, seen: &mut SeenNode) {
     let Some(report) = &state.nodes[place].report else { return };
-    // A request that begins or ends is no news of the node.
+    // The start or end of a request is not an event of the node.
     let now_is = if report.state == NodeState::Serving { NodeState::Ready } else { report.state };
     let (instance, fault) = (report.instance, report.fault.clone());
     let mut news = Vec::new();
@@ -149,7 +147,7 @@ fn reported(state: &mut State, place: usize, seen: &mut SeenNode) {
 fn findings(state: &mut State, place: usize, seen: &mut SeenNode) {
     let Some(report) = &state.nodes[place].report else { return };
     let now = state.now;
-    // Notes are no news: a governor that may lower the clock does so on most machines.
+    // Notes are ignored: most machines have a governor that may lower the clock.
     let found: Vec<Finding> =
         report.health.findings().into_iter().filter(|finding| finding.severity > Severity::Note).collect();
     let mut news = Vec::new();

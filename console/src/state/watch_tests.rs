@@ -1,9 +1,7 @@
-//! Tests of what becomes an event: each change once, nothing twice, and what flaps does not flood.
-use shared::{
-    protocol::error::{Fault, FaultKind},
-    telemetry::{NodeReport, NodeState, Severity, health::ThrottleBits},
-    topology::Exclusions,
-};
+//! Tests of the changes that become events: each change once, no duplicates, and no flood from a flapping finding.
+use common::fault::{Fault, FaultKind};
+use telemetry::{NodeReport, NodeState, Severity, health::ThrottleBits};
+use topology::Exclusions;
 
 use crate::{
     event::ClientEvent,
@@ -16,7 +14,7 @@ fn texts(story: &Story, node: Option<usize>) -> Vec<&str> {
 }
 
 #[test]
-fn each_change_of_a_node_is_said_once() {
+fn each_change_of_a_node_becomes_one_event() {
     let mut story = Story::begin();
     let reason = "connection refused".to_owned();
     let refused = Fault::new(address(1), FaultKind::Unreachable { address: address(1), reason });
@@ -39,17 +37,17 @@ fn each_change_of_a_node_is_said_once() {
 }
 
 #[test]
-fn a_node_that_falls_silent_and_reports_again_is_said_by_time_alone() {
+fn silence_of_a_node_becomes_an_event_by_time_alone() {
     let mut story = Story::ready();
     let before = story.state.events.entries().len();
     story.at(2500).at(2750).at(3000);
-    assert_eq!(story.state.events.entries().len(), before + NODES, "once a node");
+    assert_eq!(story.state.events.entries().len(), before + NODES, "one event per node");
     story.report(2, running(2, NodeState::Ready, false));
     assert_eq!(texts(&story, Some(2)).last(), Some(&"reports again"));
 }
 
 #[test]
-fn a_finding_that_flaps_is_said_once_and_once_more_when_it_is_gone() {
+fn flapping_finding_is_reported_once_and_once_when_gone() {
     let mut story = Story::ready();
     let mut hot = running(0, NodeState::Ready, false);
     hot.health.firmware = Some(ThrottleBits(1));

@@ -1,4 +1,5 @@
-//! When this console assigns a topology, and which: the one that was asked for, or the planner's best if the layout was left open.
+//! When this console assigns a topology, and which one: the requested one, or the planner's best if the layout was left
+//! open.
 use super::{
     operate,
     plan::{self, Inquiry},
@@ -9,10 +10,10 @@ use crate::{
     wanted::Wanted,
 };
 
-/// Assigns now if every node that is in is there and has said what it knows of nodes that are out, else as soon as they have.
+/// Assigns now if every included node is connected and has reported its exclusions; otherwise as soon as they have.
 pub(super) fn assign(state: &mut State) -> Vec<Effect> {
     if state.assigns_best {
-        // The answer may have come while it could not be used.
+        // The plan may have arrived at a moment when it could not be used.
         return if state.planning == Planning::Asked { Vec::new() } else { on_planned(state) };
     }
     let Some(wanted) = state.assignable().filter(|_| !state.readonly) else { return Vec::new() };
@@ -25,7 +26,7 @@ pub(super) fn assign(state: &mut State) -> Vec<Effect> {
     if let (true, Some(asked), Some((topology, _))) = (state.is_ready(), &asked, state.topology())
         && asked.is_met_by(topology)
     {
-        // The running topology is used as it is.
+        // Reuse the running topology.
         state.assignment = Assignment::Nothing;
         state.wanted = None;
         return Vec::new();
@@ -47,7 +48,7 @@ pub(super) fn assign(state: &mut State) -> Vec<Effect> {
     assign_to(state, wanted, members, is_start)
 }
 
-/// Assigns, or asks for confirmation if that would replace another topology.
+/// Assigns, or asks for confirmation first if the assignment would replace another topology.
 fn assign_to(state: &mut State, wanted: Wanted, members: Vec<usize>, is_start: bool) -> Vec<Effect> {
     if replaces(state, &wanted, is_start) {
         state.assignment = Assignment::Nothing;
@@ -59,8 +60,8 @@ fn assign_to(state: &mut State, wanted: Wanted, members: Vec<usize>, is_start: b
     vec![Effect::Assign { wanted, members }]
 }
 
-/// Assigns the planner's best layout if the layout was left open to it, or one for all nodes if nothing could be planned. Does so later
-/// while an operation runs or a node is away.
+/// Assigns the planner's best layout if the layout was left open, or a layout for all nodes if planning failed.
+/// Deferred while an operation runs or a node is disconnected.
 pub(super) fn on_planned(state: &mut State) -> Vec<Effect> {
     if !state.assigns_best || state.readonly || state.is_operating() || !state.all_report() {
         return Vec::new();
@@ -69,17 +70,18 @@ pub(super) fn on_planned(state: &mut State) -> Vec<Effect> {
     if matches!(state.planning, Planning::Done(_))
         && let Some(Inquiry::New(ask)) = plan::inquire(state, &all)
     {
-        // The answer is to another question: of the operator, or about other nodes.
+        // The plan answers another query: the operator's, or one about other nodes.
         return plan::put(state, ask);
     }
     state.assigns_best = false;
     let (wanted, members) = plan::best(state).unwrap_or_else(|| (all, state.usable()));
-    // A layout of some of the nodes cannot be assigned to all of them later.
+    // A layout for some of the nodes cannot be assigned to all of them later.
     state.wanted = (members == state.usable()).then(|| wanted.clone());
     assign_to(state, wanted, members, true)
 }
 
-/// Whether an assignment would end something else: what serves, or at the start also what broke and may come back.
+/// Whether an assignment would replace another topology: one that serves, or at the start also one that broke and may
+/// recover.
 fn replaces(state: &State, wanted: &Wanted, is_start: bool) -> bool {
     let Some((topology, _)) = state.topology() else { return false };
     let is_same = topology.layout == wanted.layout && topology.model == wanted.model;

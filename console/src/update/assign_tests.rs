@@ -8,7 +8,7 @@ use crate::{
     wanted::Asked,
 };
 
-/// Nothing is connected, and no layout was asked for.
+/// No node is connected, and no layout was requested.
 fn begin() -> Story {
     let mut story = Story::begin();
     story.state.asked = Some(Asked { layout: None, context_length: None, ..Asked::from(&wanted()) });
@@ -16,7 +16,7 @@ fn begin() -> Story {
     story
 }
 
-/// These nodes answer, each on its own machine.
+/// These nodes connect, each on its own machine.
 fn connect(story: &mut Story, nodes: std::ops::Range<usize>) {
     for node in nodes {
         story.connected(node);
@@ -25,14 +25,14 @@ fn connect(story: &mut Story, nodes: std::ops::Range<usize>) {
     }
 }
 
-/// The only effect so far, which is a question to the planner.
+/// The only effect so far, which must be a planner query.
 fn asked(story: &mut Story) -> PlanAsk {
     let effects = std::mem::take(&mut story.effects);
     let [Effect::Plan(ask)] = effects.as_slice() else { panic!("{effects:?}") };
     (**ask).clone()
 }
 
-/// The answer, limited to candidates of this many nodes.
+/// The planner's answer, limited to candidates of `count` nodes.
 fn answer(story: &mut Story, ask: PlanAsk, count: usize) {
     let mut planned = Planned::new(ask, sizes());
     planned.plan.ranked.retain(|candidate| candidate.layout.node_count() == count);
@@ -40,7 +40,7 @@ fn answer(story: &mut Story, ask: PlanAsk, count: usize) {
     story.arrives(ClientEvent::Planned(Ok(Box::new(planned))));
 }
 
-/// How many members are assigned by the only effect so far.
+/// Number of members assigned by the only effect so far.
 fn assigned(story: &Story) -> usize {
     let [Effect::Assign { wanted, members }] = story.effects.as_slice() else { panic!("{:?}", story.effects) };
     assert_eq!(wanted.layout.node_count(), members.len());
@@ -84,7 +84,7 @@ fn plan_of_some_nodes_is_not_the_answer_for_all() {
             connect(&mut story, 2..NODES);
         } else {
             connect(&mut story, 2..NODES);
-            assert_eq!(story.effects, [], "one question at a time");
+            assert_eq!(story.effects, [], "only one query at a time");
             answer(&mut story, early, 2);
         }
         let ask = asked(&mut story);
@@ -109,7 +109,7 @@ fn known_answer_to_the_same_question_is_assigned() {
 
 #[test]
 fn lost_node_delays_the_assignment_until_it_is_back() {
-    use shared::protocol::error::{Fault, FaultKind};
+    use common::fault::{Fault, FaultKind};
     let mut story = begin();
     connect(&mut story, 0..NODES);
     let ask = asked(&mut story);

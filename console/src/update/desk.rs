@@ -1,4 +1,4 @@
-//! How the screen is arranged: command line, colours, mouse, recording, export. Nothing here reaches the cluster.
+//! Screen preferences: command line, colours, mouse, recording, export. Nothing here affects the cluster.
 use super::{act, edit_in, show, table};
 use crate::{
     effect::Effect,
@@ -10,10 +10,10 @@ use crate::{
     },
 };
 
-/// Lines that a step of the wheel scrolls.
+/// Lines scrolled by one step of the mouse wheel.
 const WHEEL_LINES: usize = 3;
 
-/// Actions on the screen itself; `None` for the others.
+/// Handles actions on the screen itself; `None` for all other actions.
 pub(super) fn on_action(state: &mut State, action: Action) -> Option<Vec<Effect>> {
     match action {
         Action::Command => {
@@ -50,7 +50,7 @@ fn record(state: &mut State, file: Option<String>) -> Vec<Effect> {
     vec![Effect::Record(file)]
 }
 
-/// All keys while the command line is open.
+/// Handles all keys while the command line is open.
 pub(super) fn on_command_key(state: &mut State, key: Key) -> Vec<Effect> {
     match (state.desk.keys.dialog_action(key), key.code) {
         (Some(Action::Submit), _) => return submit(state),
@@ -70,7 +70,7 @@ pub(super) fn on_command_key(state: &mut State, key: Key) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Text typed or pasted into the command line.
+/// Inserts text typed or pasted into the command line.
 pub(super) fn insert(state: &mut State, text: &str) {
     let text = text.replace(['\n', '\r', '\t'], " ");
     if state.desk.command.text().len() + text.len() <= COMMAND_BYTES_MAX {
@@ -78,7 +78,7 @@ pub(super) fn insert(state: &mut State, text: &str) {
     }
 }
 
-/// Longest command.
+/// Maximum length of a command in bytes.
 const COMMAND_BYTES_MAX: usize = 4096;
 
 fn close(state: &mut State) {
@@ -105,7 +105,7 @@ fn submit(state: &mut State) -> Vec<Effect> {
 fn perform(state: &mut State, command: Command) -> Vec<Effect> {
     match command {
         Command::Act(action) => {
-            // A word is said to the page, not typed into its prompt box.
+            // A command applies to the page, not to its prompt box.
             if state.spot.is_typing() {
                 state.spot = state.spot.further(1);
             }
@@ -122,7 +122,7 @@ fn perform(state: &mut State, command: Command) -> Vec<Effect> {
     Vec::new()
 }
 
-/// A click or a step of the wheel.
+/// Handles a click or a step of the wheel.
 pub(super) fn on_mouse(state: &mut State, mouse: Mouse) -> Vec<Effect> {
     if state.dialog.is_some() || state.desk.is_commanding {
         return Vec::new();
@@ -132,7 +132,7 @@ pub(super) fn on_mouse(state: &mut State, mouse: Mouse) -> Vec<Effect> {
         let last = state.extent.help_lines.saturating_sub(state.extent.help_height);
         state.help = match (mouse.kind, state.help) {
             (MouseKind::Click, _) | (_, None) => None,
-            (_, Some(at)) => Some(show::scrolled(at, action, state.extent.help_height, last)),
+            (_, Some(at)) => Some(crate::update::table::scrolled(at, action, state.extent.help_height, last)),
         };
         return Vec::new();
     }
@@ -153,7 +153,7 @@ fn click(state: &mut State, Mouse { x, y, .. }: Mouse) {
     }
 }
 
-/// What became of a recording.
+/// Shows the progress of a recording.
 pub(super) fn on_recording(state: &mut State, event: crate::event::RecordingEvent) {
     use crate::event::RecordingEvent::{Began, Ended, Failed};
     let text = match event {
@@ -175,7 +175,7 @@ pub(super) fn on_recording(state: &mut State, event: crate::event::RecordingEven
     state.notice = Some(crate::state::clean::clean_line(&text));
 }
 
-/// Whether an event changes how the screen is arranged only, and so is for the picture that stands still.
+/// Whether an event changes only the arrangement of the screen, and therefore applies to the frozen screen.
 pub(super) fn is_for_the_screen(event: &Event) -> bool {
     match event {
         Event::Key(_) | Event::Resize | Event::Drawn(_) | Event::Paste(_) | Event::Mouse(_) | Event::Said(_) => true,

@@ -1,5 +1,7 @@
-//! Tests of the screen itself: freezing, command line, mouse, what is drawn again.
+//! Tests of the screen itself: freezing, command line, mouse, which updates render a frame.
 use std::time::Duration;
+
+use telemetry::NodeState;
 
 use crate::{
     effect::Effect,
@@ -8,7 +10,6 @@ use crate::{
     keymap::KeyCode,
     state::{Area, Page, Spot, desk::ThemeName},
 };
-use shared::telemetry::NodeState;
 
 fn on(page: Page) -> Story {
     let mut story = Story::ready();
@@ -26,7 +27,7 @@ fn command(story: &mut Story, text: &str) {
 }
 
 #[test]
-fn a_frozen_picture_stands_still_while_the_cluster_goes_on_and_is_the_cluster_again_afterwards() {
+fn frozen_screen_stays_unchanged_until_it_is_unfrozen() {
     let mut story = on(Page::Cluster);
     story.key(KeyCode::Char('f'));
     let seen = story.state.shown().nodes.clone();
@@ -37,21 +38,21 @@ fn a_frozen_picture_stands_still_while_the_cluster_goes_on_and_is_the_cluster_ag
     assert_eq!((story.state.shown().spot.page, story.state.spot.page), (Page::Sync, Page::Cluster));
     story.key(KeyCode::Char('f'));
     assert!(story.state.frozen.is_none() && story.state.nodes != seen);
-    assert_eq!(story.state.spot.page, Page::Sync, "one goes on to look where one looked");
+    assert_eq!(story.state.spot.page, Page::Sync, "the page of the frozen screen is kept");
 }
 
 #[test]
-fn nothing_is_done_to_nodes_from_a_frozen_picture() {
+fn frozen_screen_cannot_act_on_nodes() {
     let mut story = on(Page::Cluster);
     story.key(KeyCode::Char('f')).key(KeyCode::Char('R')).key(KeyCode::Enter);
     assert_eq!(story.effects.iter().filter(|effect| effect.acts()).count(), 0);
     assert!(story.state.shown().notice.as_ref().is_some_and(|notice| notice.contains("frozen")));
     story.key(KeyCode::Char('q'));
-    assert!(story.effects.contains(&Effect::Quit(0)), "one can always leave");
+    assert!(story.effects.contains(&Effect::Quit(0)), "quitting always works");
 }
 
 #[test]
-fn a_command_line_does_what_it_says_and_remembers() {
+fn command_line_executes_commands_and_keeps_history() {
     let mut story = on(Page::Cluster);
     command(&mut story, "theme light");
     assert_eq!(story.state.desk.theme, ThemeName::Light);
@@ -68,7 +69,7 @@ fn a_command_line_does_what_it_says_and_remembers() {
 }
 
 #[test]
-fn rows_are_filtered_and_sorted_by_commands_and_a_page_without_a_table_says_so() {
+fn commands_filter_and_sort_rows_where_there_is_a_table() {
     let mut story = on(Page::Cluster);
     command(&mut story, "filter pi2");
     command(&mut story, "sort temp down");
@@ -82,7 +83,7 @@ fn rows_are_filtered_and_sorted_by_commands_and_a_page_without_a_table_says_so()
 }
 
 #[test]
-fn a_click_shows_a_page_and_selects_a_row() {
+fn click_opens_a_page_and_selects_a_row() {
     let mut story = on(Page::Cluster);
     story.state.extent.tabs[Page::Events.index()] = Area { x: 40, y: 2, width: 10, height: 1 };
     story.state.extent.table = Area { x: 0, y: 5, width: 80, height: 4 };
@@ -96,7 +97,7 @@ fn a_click_shows_a_page_and_selects_a_row() {
 }
 
 #[test]
-fn a_report_that_says_nothing_new_draws_nothing() {
+fn unchanged_report_renders_no_frame() {
     let mut story = on(Page::Cluster);
     let report = |story: &mut Story, unix_ms| {
         let mut report = crate::fixtures::running(1, NodeState::Ready, false);
@@ -107,5 +108,5 @@ fn a_report_that_says_nothing_new_draws_nothing() {
     report(&mut story, 1);
     assert_eq!(report(&mut story, 2), []);
     story.on(Event::Tick { now: Duration::from_secs(60) });
-    assert_eq!(report(&mut story, 3), [Effect::Draw], "a node that was silent is there again");
+    assert_eq!(report(&mut story, 3), [Effect::Draw], "a silent node reports again");
 }

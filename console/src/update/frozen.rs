@@ -1,5 +1,5 @@
-//! The picture that stands still: a copy of the state, in which the operator looks around, while events go on to reach the state
-//! itself. Nothing is done to the cluster from an old picture.
+//! The frozen screen: a copy of the state that the operator can inspect while events continue to update the live state.
+//! Nothing on the frozen screen can act on the cluster.
 use super::{desk::is_for_the_screen, update_live};
 use crate::{
     effect::Effect,
@@ -8,18 +8,18 @@ use crate::{
     state::{Frozen, State},
 };
 
-/// The picture stands still from now on.
+/// Freezes the screen.
 pub(super) fn freeze(state: &mut State) {
     let shown = Box::new(state.clone());
     state.frozen = Some(Frozen { since: state.now, events: 0, shown });
 }
 
-/// An event while the picture stands still.
+/// Handles an event while the screen is frozen.
 pub(super) fn update_frozen(state: &mut State, event: Event) -> Vec<Effect> {
     let Some(mut frozen) = state.frozen.take() else { return update_live(state, event) };
     if thaws(&frozen, &event) {
         state.look_as(&frozen.shown);
-        // Ctrl-C and q end it and mean what they mean.
+        // Ctrl-C and q unfreeze the screen and then have their usual effect.
         let freezes = matches!(&event, Event::Key(key) if frozen.shown.desk.keys.action(frozen.shown.spot, *key) == Some(Action::Freeze));
         return if freezes { vec![Effect::Draw] } else { update_live(state, event) };
     }
@@ -49,7 +49,7 @@ pub(super) fn update_frozen(state: &mut State, event: Event) -> Vec<Effect> {
     effects
 }
 
-/// Whether an event ends it: its own key, the keys that end everything, and news of a recording, which must be seen.
+/// Whether an event unfreezes the screen: the freeze key, a key that quits or interrupts, or a signal.
 fn thaws(frozen: &Frozen, event: &Event) -> bool {
     let shown = &frozen.shown;
     match event {

@@ -1,24 +1,24 @@
-//! The page Generate beside its prompt: what is asked for, and the result that is kept to be compared with.
+//! Actions of the Generate page except the prompt box: the sampling form, and the result pinned for comparison.
 use crate::{
     effect::Effect,
     keymap::{Action, Key, KeyCode},
     state::{Focus, Page, Spot, State, request::SentWith, run::Run, terms},
 };
 
-/// The seed of the next generation: that of the pinned one for the same prompt, so that texts can be compared.
+/// The seed of the next generation: the pinned result's seed for the same prompt, so that the texts can be compared.
 pub(super) fn seed(state: &State, prompt: &str) -> u64 {
     let pinned = state.pinned.as_ref().filter(|run| run.prompt == prompt);
     pinned.map_or_else(|| state.defaults.sampling.seed.wrapping_add(state.requests_sent), |run| run.seed)
 }
 
-/// What is remembered of a request that is sent.
+/// The parameters stored with a request when it is sent.
 pub(super) fn sent_with(state: &State, seed: u64) -> SentWith {
     let on =
         state.topology().map_or_else(String::new, |(topology, epoch)| format!("{}, epoch {epoch}", topology.layout));
     SentWith { seed, terms: terms::summary(&state.defaults, seed), on }
 }
 
-/// Keeps the result to compare the next ones with, or forgets the one that is kept.
+/// Pins the result for comparison, or unpins it if it is already pinned.
 pub(super) fn pin(state: &mut State) {
     let run = Run::of(&state.request);
     let notice = match (run, &state.pinned) {
@@ -36,12 +36,12 @@ pub(super) fn pin(state: &mut State) {
     state.notice = Some(notice);
 }
 
-/// Opens the form of what is asked for.
+/// Opens the sampling form.
 pub(super) fn open_form(state: &mut State) {
     state.form = Some(terms::Form::new(&state.defaults, state.requests_sent));
 }
 
-/// All keys while the form is open.
+/// Handles all keys while the form is open.
 pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     let keys = state.desk.keys.clone();
     let Some(form) = &mut state.form else { return Vec::new() };
@@ -77,7 +77,7 @@ pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
 
 #[cfg(test)]
 mod tests {
-    use shared::sampling::SamplingParameters;
+    use common::sampling::SamplingParameters;
 
     use crate::{
         effect::Effect,
@@ -104,12 +104,12 @@ mod tests {
     }
 
     #[test]
-    fn the_same_prompt_as_the_pinned_one_is_sent_with_its_seed_and_the_texts_are_compared() {
+    fn pinned_prompt_reuses_its_seed_and_texts_are_compared() {
         let mut story = Story::finished();
         story.key(KeyCode::Function(3));
-        let pinned = story.state.pinned.clone().expect("a result was there");
+        let pinned = story.state.pinned.clone().expect("a result exists");
         again(&mut story, "another text");
-        let now = Run::of(&story.state.request).expect("it is over");
+        let now = Run::of(&story.state.request).expect("generation is finished");
         assert_eq!((now.seed, pinned.seed), (42, 42));
         assert!(matches!(difference(&pinned, &now), Difference::From { at: 0, .. }));
         story.on(Event::Paste("other".to_owned())).key(KeyCode::Enter);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_result_takes_the_place_of_the_pinned_one_and_the_same_is_let_go() {
+    fn newer_result_replaces_the_pinned_one_and_the_same_unpins() {
         let mut story = Story::ready();
         story.key(KeyCode::Function(3));
         assert!(story.state.pinned.is_none() && story.state.notice.is_some());
@@ -132,10 +132,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_form_says_is_asked_for_and_what_is_wrong_in_it_is_said_there() {
+    fn form_values_are_applied_and_errors_shown_in_the_form() {
         let mut story = Story::finished();
         story.key(KeyCode::Function(2)).key(KeyCode::Backspace).key(KeyCode::Backspace).key(KeyCode::Enter);
-        let form = story.state.form.as_ref().expect("it is still open");
+        let form = story.state.form.as_ref().expect("form is still open");
         assert!(form.at == 0 && form.error.is_some());
         story.key(KeyCode::Char('9')).key(KeyCode::Down);
         story.on(Event::Paste("5".to_owned())).key(KeyCode::Enter);

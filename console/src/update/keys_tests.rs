@@ -1,4 +1,8 @@
-//! Every key of the help page has a case here that shows its effect: a key without one fails the walk over the table.
+//! Tests every key of the help page with a case that checks its effect; a key without a case fails the walk over the
+//! table.
+use telemetry::{NodeState, Severity};
+use topology::Exclusions;
+
 use crate::{
     effect::Effect,
     event::Event,
@@ -12,15 +16,11 @@ use crate::{
         tables,
     },
 };
-use shared::{
-    telemetry::{NodeState, Severity},
-    topology::Exclusions,
-};
 
-/// A situation in which the key is pressed, and what must be so afterwards.
+/// A situation in which the key is pressed, and the condition that must hold afterwards.
 type Case = (Story, fn(&Story) -> bool);
 
-/// A finished text, with the keys outside of the prompt box, on a page with the third node selected.
+/// A finished generation with the focus outside the prompt box, on this page, with the third node selected.
 fn on(page: Page) -> Story {
     let mut story = Story::finished();
     story.key(KeyCode::Esc);
@@ -30,7 +30,7 @@ fn on(page: Page) -> Story {
     story
 }
 
-/// Text in the prompt box, the cursor inside its second line; longer output than the screen above it.
+/// Text in the prompt box, the cursor inside its second line; the output above is longer than its panel.
 fn in_prompt() -> Story {
     let mut story = Story::finished();
     story.on(Event::Paste("one two\nthree four".to_owned()));
@@ -41,7 +41,7 @@ fn in_prompt() -> Story {
     story
 }
 
-/// A filter is typed on the page of the cluster.
+/// A filter being typed on the Cluster page.
 fn in_filter() -> Story {
     let mut story = on(Page::Cluster);
     for letter in "/pi x".chars() {
@@ -58,7 +58,7 @@ fn filter(state: &State) -> &str {
     tables::arrangement(state, Page::Cluster).filter.typed()
 }
 
-/// Cases of keys that show, move and leave.
+/// Cases of keys that navigate and quit.
 fn of_pages(binding: &Binding, key: Key) -> Option<Case> {
     let anywhere = |page| if key.types() { on(page) } else { in_prompt() };
     Some(match (binding.place, binding.action) {
@@ -106,7 +106,7 @@ fn of_pages(binding: &Binding, key: Key) -> Option<Case> {
     })
 }
 
-/// A filter that is typed and takes all rows.
+/// A filter being typed that still matches every row.
 fn in_unmatched_filter() -> Story {
     let mut story = on(Page::Cluster);
     story.key(KeyCode::Char('/'));
@@ -121,7 +121,7 @@ fn is_out(story: &Story, wanted: How) -> bool {
     matches!(question(story), Some(Question::Out { node: 2, how }) if *how == wanted)
 }
 
-/// Layers that moved for half a minute, looked at ten seconds ago.
+/// The Sync page after half a minute of all-reduces, showing the state ten seconds ago.
 fn in_the_past() -> Story {
     let mut story = Story::generating();
     for second in 2..30 {
@@ -132,14 +132,14 @@ fn in_the_past() -> Story {
     story
 }
 
-/// The text of the page Generate, which takes no letters.
+/// The Generate page with the focus on the text, where letters are not typed.
 fn beside_prompt() -> Story {
     let mut story = on(Page::Generate);
     story.key(KeyCode::Tab);
     story
 }
 
-/// Cases of the pages Sync and Generate.
+/// Cases of the Sync and Generate pages.
 fn of_sync_and_generate(binding: &Binding) -> Option<Case> {
     Some(match binding.action {
         Action::SyncMetric => (on(Page::Sync), |after| after.state.sync_metric != on(Page::Sync).state.sync_metric),
@@ -153,7 +153,7 @@ fn of_sync_and_generate(binding: &Binding) -> Option<Case> {
     })
 }
 
-/// Cases of keys that do something to the cluster, and to tables.
+/// Cases of keys that act on the cluster or on tables.
 fn of_actions(binding: &Binding) -> Option<Case> {
     Some(match binding.action {
         Action::AssignAgain => (on(Page::Cluster), |after| matches!(question(after), Some(Question::Assign { .. }))),
@@ -202,7 +202,7 @@ fn of_actions(binding: &Binding) -> Option<Case> {
     })
 }
 
-/// Cases of keys where text is typed.
+/// Cases of keys that edit text.
 fn of_typing(binding: &Binding) -> Option<Case> {
     if binding.place == Place::Filter {
         return Some(match binding.action {
@@ -242,7 +242,7 @@ fn of_typing(binding: &Binding) -> Option<Case> {
     })
 }
 
-/// Cases of keys for the screen itself.
+/// Cases of keys that control the screen itself.
 fn of_desk(binding: &Binding) -> Option<Case> {
     Some(match binding.action {
         Action::Command => (on(Page::Cluster), |after| after.state.desk.is_commanding),
@@ -265,7 +265,7 @@ fn at(story: &Story) -> &str {
 }
 
 #[test]
-fn every_key_of_the_help_page_has_its_effect() {
+fn every_key_of_the_help_page_has_an_effect() {
     for binding in BINDINGS {
         for key in binding.keys.iter() {
             let case = of_pages(binding, *key)
@@ -274,22 +274,22 @@ fn every_key_of_the_help_page_has_its_effect() {
                 .or_else(|| of_desk(binding))
                 .or_else(|| of_typing(binding));
             let Some((mut story, holds)) = case else { panic!("{key} ({}) has no case", binding.what) };
-            assert!(binding.place.holds(story.state.spot), "{key} ({}) is tried where it does not hold", binding.what);
+            assert!(binding.place.holds(story.state.spot), "{key} ({}) is tried where it does not apply", binding.what);
             story.effects.clear();
             story.on(Event::Key(*key));
-            assert!(holds(&story), "{key} ({}) has not its effect", binding.what);
+            assert!(holds(&story), "{key} ({}) does not have its effect", binding.what);
         }
     }
 }
 
 #[test]
-fn escape_leaves_a_filter_and_shows_all_rows_again() {
+fn escape_removes_a_filter_and_shows_all_rows() {
     let mut story = in_filter();
     story.key(KeyCode::Esc);
     assert_eq!((filter(&story.state), story.state.spot.focus), ("", Focus::Nodes));
     let mut story = in_filter();
     story.key(KeyCode::Enter).key(KeyCode::Esc);
-    assert_eq!(filter(&story.state), "", "a filter that was kept is taken away by the next Esc");
+    assert_eq!(filter(&story.state), "", "the next Esc removes a filter that was kept");
 }
 
 #[test]
@@ -297,14 +297,14 @@ fn enter_on_an_event_opens_the_page_of_its_node() {
     let mut story = on(Page::Cluster);
     let mut exclusions = Exclusions::default();
     exclusions.say(&name(3), &address(3), Some("fan stuck"), "me@here");
-    let report = crate::fixtures::running(0, shared::telemetry::NodeState::Ready, false);
-    story.report(3, shared::telemetry::NodeReport { name: name(3), exclusions, ..report });
+    let report = crate::fixtures::running(0, telemetry::NodeState::Ready, false);
+    story.report(3, telemetry::NodeReport { name: name(3), exclusions, ..report });
     story.key(KeyCode::Char('6')).key(KeyCode::Enter);
     assert_eq!((story.state.spot.page, story.state.selected), (Page::Node, 3));
 }
 
 #[test]
-fn what_is_selected_stays_selected_when_the_order_changes() {
+fn selection_survives_a_change_of_order() {
     let mut story = on(Page::Cluster);
     for letter in "sSs".chars() {
         story.key(KeyCode::Char(letter));

@@ -1,9 +1,7 @@
-//! What an operator does on the screen: the question, its answer, what comes of it. Nothing is ordered without its question.
-use shared::{
-    protocol::error::Fault,
-    telemetry::Severity,
-    topology::{Exclusions, Rolling, exclusion::REASON_LENGTH_MAX, rolling::Phase},
-};
+//! Operator commands on the screen: the dialog, its answer and the outcome. No command is issued without confirmation.
+use common::fault::Fault;
+use telemetry::Severity;
+use topology::{Exclusions, Rolling, exclusion::REASON_LENGTH_MAX, rolling::Phase};
 
 use super::{release_held, table::node_of_selected};
 use crate::{
@@ -15,12 +13,11 @@ use crate::{
         Assignment, State,
         clean::clean_line,
         operation::{Dialog, Operation, Question},
-        requests,
     },
     wanted::Wanted,
 };
 
-/// Opens the question of an action; `false`: it is none of an operator.
+/// Opens the dialog of an action; `false` if the action is not an operator command.
 pub(super) fn ask(state: &mut State, action: Action) -> bool {
     match action {
         Action::Restart => ask_restart(state),
@@ -35,7 +32,7 @@ pub(super) fn ask(state: &mut State, action: Action) -> bool {
     true
 }
 
-/// `R`: asks whether all nodes that are in shall restart, or what shall become of the restart that is open.
+/// `R`: asks whether to restart all included nodes, or how to continue with the restart that is under way.
 fn ask_restart(state: &mut State) {
     if state.open_rolling().is_some() {
         state.dialog = Some(Dialog::plain(Question::Rolling));
@@ -67,7 +64,7 @@ fn ask_restart(state: &mut State) {
     state.notice = Some(why);
 }
 
-/// `x`, `c`, `d`: asks whether the selected node shall be taken out so far, or in again.
+/// `x`, `c`, `d`: asks whether to exclude, cordon or drain the selected node, or to include it again.
 fn ask_out(state: &mut State, how: How) {
     if refuses(state) {
         return;
@@ -77,7 +74,7 @@ fn ask_out(state: &mut State, how: How) {
         return;
     };
     let known = &state.nodes[node];
-    // What takes nothing new may still be waited for, or be taken out for good.
+    // A cordoned node can still be drained or excluded.
     let goes_further = match how {
         How::Cordon => false,
         How::Drain => known.is_open(),
@@ -94,7 +91,7 @@ fn ask_out(state: &mut State, how: How) {
     state.dialog = Some(Dialog::out(state, node, how));
 }
 
-/// `r`: asks whether what was wanted, or ran, shall be assigned again.
+/// `r`: asks whether to assign the requested or last running topology again.
 fn ask_assign_again(state: &mut State) {
     match state.assignable() {
         Some(wanted) => {
@@ -107,7 +104,7 @@ fn ask_assign_again(state: &mut State) {
     }
 }
 
-/// Asks whether the nodes at these places of the list, by rank, shall hold this.
+/// Asks whether to assign this topology to the nodes with these list indices, by rank.
 pub(super) fn ask_assign(state: &mut State, wanted: Wanted, members: Vec<usize>) {
     if refuses(state) {
         return;
@@ -139,9 +136,9 @@ fn ask_abort(state: &mut State) {
     }
 }
 
-/// `X`: asks whether the head shall end the selected request, whoever sent it.
+/// `X`: asks whether to cancel the selected request on its head, regardless of the client that sent it.
 fn ask_cancel(state: &mut State) {
-    match requests::selected(state) {
+    match crate::state::tables::selected_request(state) {
         Some((node, number, who)) => {
             state.dialog = Some(Dialog::plain(Question::CancelRequest { node, number, who }));
         }
@@ -149,7 +146,7 @@ fn ask_cancel(state: &mut State) {
     }
 }
 
-/// A dashboard that only looks says so.
+/// Shows a notice and returns `true` on a read-only dashboard.
 pub(super) fn refuses_looker(state: &mut State) -> bool {
     if state.readonly {
         state.notice = Some("this dashboard only looks: start it without --readonly to act".to_owned());
@@ -171,7 +168,7 @@ fn refuses(state: &mut State) -> bool {
     true
 }
 
-/// All keys while a question waits.
+/// Handles all keys while a dialog is open.
 pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     let keys = state.desk.keys.clone();
     let Some(dialog) = &mut state.dialog else { return Vec::new() };
@@ -198,7 +195,7 @@ pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Answers that a letter gives: yes, or what becomes of the rolling restart.
+/// Handles answers given by a letter: yes, or a command for the rolling restart.
 fn answer_letter(state: &mut State, letter: char) -> Vec<Effect> {
     let is_rolling = matches!(&state.dialog, Some(dialog) if dialog.question == Question::Rolling);
     let roll = match (is_rolling, letter, state.rolling_runs()) {
@@ -212,7 +209,7 @@ fn answer_letter(state: &mut State, letter: char) -> Vec<Effect> {
     order(state, Order::Roll(roll))
 }
 
-/// Text typed or pasted into the reason or the name; one line, bounded.
+/// Inserts text typed or pasted into the reason or the name; one line, bounded.
 pub(super) fn insert(state: &mut State, text: &str) {
     let Some(editor) = state.dialog.as_mut().and_then(Dialog::input) else { return };
     let text = text.replace(['\n', '\r', '\t'], " ");
@@ -223,7 +220,7 @@ pub(super) fn insert(state: &mut State, text: &str) {
     editor.insert(&text);
 }
 
-/// Enter: yes, if all that has to be typed is there.
+/// Enter: confirms, if all required text has been typed.
 fn answer(state: &mut State) -> Vec<Effect> {
     let Some(dialog) = &mut state.dialog else { return Vec::new() };
     if dialog.reason.as_ref().is_some_and(|reason| reason.text().trim().is_empty()) {
@@ -246,9 +243,9 @@ fn answer(state: &mut State) -> Vec<Effect> {
     let Some(dialog) = state.dialog.take() else { return Vec::new() };
     match (dialog.order(), dialog.question) {
         (_, Question::Assign { wanted, members }) => {
-            // Only what was seen is done: a node that went away meanwhile stops it.
+            // Execute only what the dialog showed: if a node has disconnected since, the assignment fails.
             state.assignment = Assignment::Loading;
-            // Otherwise the planner's answer would be assigned after it.
+            // Otherwise the planner's answer would be assigned afterwards.
             state.assigns_best = false;
             if members == state.usable() {
                 state.wanted = Some(wanted.clone());
@@ -267,13 +264,13 @@ fn order(state: &mut State, order: Order) -> Vec<Effect> {
         Order::Roll(_) | Order::CancelRequest { .. } => state.operation = Some(Operation::Telling),
         Order::Out { node, how, .. } => state.operation = change(*node, Some(*how)),
         Order::In { node } => state.operation = change(*node, None),
-        // The assignment itself says how it ends.
+        // The assignment reports its own end.
         Order::AbortAssignment => {}
     }
     vec![Effect::Operate(order)]
 }
 
-/// A report or an answer tells of the rolling restart; what was said later wins.
+/// Merges a report or answer about the rolling restart; the higher revision wins.
 pub(super) fn rolled(state: &mut State, known: &Rolling) -> Vec<Effect> {
     let was = state.rolling_runs();
     let before = state.rolling.as_ref().map(|rolling| (rolling.done, rolling.before.is_some()));
@@ -302,7 +299,7 @@ pub(super) fn rolled(state: &mut State, known: &Rolling) -> Vec<Effect> {
     release_held(state)
 }
 
-/// In the last line until the next key, and among the events.
+/// Shows a message in the last line until the next key, and adds it to the events.
 fn say(state: &mut State, severity: Severity, node: &str, what: &str) {
     let place = state.nodes.iter().position(|known| known.name() == node);
     state.notice = Some(clean_line(&format!("{node} {what}")));
@@ -313,7 +310,7 @@ fn fails(state: &mut State, fault: &Fault) {
     say(state, Severity::Error, &fault.node, &format!("{}; {}", fault.kind, fault.kind.next()));
 }
 
-/// What the client says about it.
+/// Handles the client's events about an operation.
 pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
     match event {
         OperateEvent::Restart { .. } | OperateEvent::Told { .. } | OperateEvent::Assign(_) => return Vec::new(),
@@ -323,7 +320,7 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
             }
             return Vec::new();
         }
-        // Until a node reports it, a key would ask, and a prompt be refused, for what is over.
+        // Record it before any node reports it; until then keys and prompts would act on outdated exclusions.
         OperateEvent::Said(entry) => {
             state.exclusions.merge(&Exclusions(vec![entry]));
             return Vec::new();

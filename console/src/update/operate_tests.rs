@@ -1,10 +1,10 @@
-//! Restarts and exclusions as keys and events, without a terminal or a node.
-use shared::{
+//! Tests of restarts, exclusions and other operator commands as keys and events, without a terminal or nodes.
+use common::{
+    fault::{Fault, FaultKind},
     ids::Epoch,
-    protocol::error::{Fault, FaultKind},
-    telemetry::{NodeReport, NodeState, RequestReport, RequestStage},
-    topology::{Exclusions, Layout, Rolling, rolling::Phase},
 };
+use telemetry::{NodeReport, NodeState, RequestReport, RequestStage};
+use topology::{Exclusions, Layout, Rolling, rolling::Phase};
 
 use crate::{
     effect::{Effect, Wanted},
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Ready, with the keys outside of the prompt box.
+/// A ready cluster, with the focus outside the prompt box.
 fn ready() -> Story {
     let mut story = Story::ready();
     story.key(KeyCode::Esc);
@@ -35,7 +35,7 @@ fn operate(story: &mut Story, event: OperateEvent) -> &mut Story {
     story.arrives(ClientEvent::Operate(event))
 }
 
-/// Every node says that node 2 is out, or in again.
+/// Every node reports that node 2 is excluded (`Some(reason)`) or included again (`None`).
 fn said(story: &mut Story, reason: Option<&str>) {
     let mut exclusions = story.state.exclusions.clone();
     exclusions.say(&name(2), &address(2), reason, "me@here");
@@ -45,7 +45,7 @@ fn said(story: &mut Story, reason: Option<&str>) {
     }
 }
 
-/// Node 2 is out and the others hold tp3.
+/// Node 2 is excluded and the other nodes hold tp3.
 fn without_two() -> Story {
     let mut story = ready();
     said(&mut story, Some("fan stuck"));
@@ -61,13 +61,13 @@ fn assigned_to_the_rest(story: &mut Story) {
     operate(story, OperateEvent::Excluded { node: name(2), out: true, running });
 }
 
-/// A restart of all nodes of which so many are done, as nodes report it.
+/// A rolling restart of all nodes as the nodes report it, with `done` nodes completed.
 fn rolling(done: u16, before: Option<u64>, phase: Phase, revision: u64) -> Rolling {
     let targets = (0..NODES).map(|node| (name(node), address(node))).collect();
     Rolling { targets, done, before, phase, drain_ms: 1000, by: "me@here".into(), revision }
 }
 
-/// Node 0 reports that restart.
+/// Node 0 reports this restart.
 fn rolls(story: &mut Story, rolling: Rolling) -> &mut Story {
     story.report(0, NodeReport { rolling: Some(rolling), ..running(0, NodeState::Ready, false) })
 }
@@ -81,7 +81,7 @@ fn notice(story: &Story) -> &str {
 }
 
 #[test]
-fn a_restart_asks_first_and_no_is_no() {
+fn restart_asks_first_and_can_be_declined() {
     for no in [Key::plain(KeyCode::Esc), Key::control('c'), Key::plain(KeyCode::Char('n'))] {
         let mut story = ready();
         press(&mut story, 'R');
@@ -91,27 +91,27 @@ fn a_restart_asks_first_and_no_is_no() {
     }
     let mut story = ready();
     press(press(&mut story, 'R'), 'q');
-    assert!(story.state.dialog.is_some() && story.effects.is_empty(), "a question takes all keys");
+    assert!(story.state.dialog.is_some() && story.effects.is_empty(), "a dialog takes all keys");
     press(&mut story, 'y');
     assert_eq!(story.effects, [Effect::Operate(Order::Roll(Roll::Begin(vec![0, 1, 2, 3])))]);
     press(&mut story, 'x');
-    assert_eq!(story.state.dialog, None, "one thing at a time");
+    assert_eq!(story.state.dialog, None, "only one operation at a time");
     operate(&mut story, OperateEvent::Rolled(Box::new(rolling(0, None, Phase::Runs, 1))));
     assert!(story.state.rolling_runs() && story.state.operation.is_none());
 }
 
 #[test]
-fn a_restart_that_the_nodes_drive_is_seen_by_a_dashboard_that_opens_later_and_is_paused_resumed_and_ended_by_it() {
+fn later_dashboard_controls_a_running_restart() {
     let mut story = ready();
     rolls(&mut story, rolling(1, Some(7), Phase::Runs, 4));
     press(press(&mut story, 'R'), 'p');
     press(press(&mut story, 'R'), 'r');
-    assert_eq!(story.effects, [Effect::Operate(Order::Roll(Roll::Pause))], "one order at a time");
+    assert_eq!(story.effects, [Effect::Operate(Order::Roll(Roll::Pause))], "only one command at a time");
     let paused = rolling(2, None, Phase::Paused("me@here said so".into()), 6);
     operate(&mut story, OperateEvent::Rolled(Box::new(paused)));
     assert!(!story.state.rolling_runs() && story.state.open_rolling().is_some());
     press(press(&mut story, 'R'), 'p');
-    assert_eq!(story.effects.len(), 1, "it is paused already");
+    assert_eq!(story.effects.len(), 1, "the restart is already paused");
     press(&mut story, 'r');
     assert_eq!(story.effects.last(), Some(&Effect::Operate(Order::Roll(Roll::Resume))));
     operate(&mut story, OperateEvent::Rolled(Box::new(rolling(2, None, Phase::Runs, 7))));
@@ -119,7 +119,7 @@ fn a_restart_that_the_nodes_drive_is_seen_by_a_dashboard_that_opens_later_and_is
     assert_eq!(story.effects.last(), Some(&Effect::Operate(Order::Roll(Roll::Abort))));
     operate(&mut story, OperateEvent::Rolled(Box::new(rolling(3, None, Phase::Aborted, 9))));
     assert!(notice(&story).contains("ended after 3 of 4"));
-    // What a node says that was away meanwhile is older.
+    // A node that was away reports an older state of the restart.
     rolls(&mut story, rolling(1, None, Phase::Runs, 5));
     assert!(story.state.open_rolling().is_none());
     press(&mut story, 'R');
@@ -127,25 +127,25 @@ fn a_restart_that_the_nodes_drive_is_seen_by_a_dashboard_that_opens_later_and_is
 }
 
 #[test]
-fn a_restart_holds_prompts_until_a_topology_runs_and_says_when_all_are_done() {
+fn restart_holds_prompts_and_reports_its_end() {
     let mut story = ready();
     rolls(&mut story, rolling(0, Some(7), Phase::Runs, 2));
     story.report(1, NodeReport { epoch: Epoch(3), ..idle(1) }).effects.clear();
     press(&mut story, 'i').key(KeyCode::Enter);
     assert_eq!(story.state.request.phase, Held);
-    assert_eq!(story.effects, [], "nothing is assigned beside a restart");
+    assert_eq!(story.effects, [], "nothing is assigned during a restart");
     story.all_report(NodeState::Ready, false);
     assert!(matches!(story.effects.as_slice(), [Effect::Generate { head: 0, .. }]), "{:?}", story.effects);
     rolls(&mut story, rolling(4, None, Phase::Done, 12));
     assert_eq!(notice(&story), "all 4 nodes are restarted");
-    // A dashboard that opens later is not told of what is over.
+    // A dashboard that opens later does not announce a restart that is already over.
     let mut later = ready();
     rolls(&mut later, rolling(4, None, Phase::Done, 12));
     assert_eq!(later.state.notice, None);
 }
 
 #[test]
-fn a_node_that_would_not_come_back_as_it_was_is_not_restarted() {
+fn node_that_cannot_come_back_is_not_restarted() {
     let report = running(1, NodeState::Ready, false);
     for report in [NodeReport { supervised: false, ..report.clone() }, NodeReport { recovers: false, ..report }] {
         let mut story = ready();
@@ -162,7 +162,7 @@ fn a_node_that_would_not_come_back_as_it_was_is_not_restarted() {
 }
 
 #[test]
-fn an_exclusion_needs_a_reason_of_one_bounded_line() {
+fn exclusion_needs_a_bounded_one_line_reason() {
     let mut story = ready();
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(&mut story, 'x').key(KeyCode::Enter);
@@ -173,13 +173,13 @@ fn an_exclusion_needs_a_reason_of_one_bounded_line() {
     let (reason, how) = ("fan stuck".to_owned(), How::Exclude);
     assert_eq!(story.effects, [Effect::Operate(Order::Out { node: 2, reason, how })]);
     press(&mut story, 'x');
-    assert_eq!(story.state.dialog, None, "one at a time");
+    assert_eq!(story.state.dialog, None, "only one operation at a time");
     press(&mut story, 'r').key(KeyCode::Enter);
-    assert_eq!(story.effects.len(), 1, "nothing is assigned beside it");
+    assert_eq!(story.effects.len(), 1, "nothing is assigned meanwhile");
 }
 
 #[test]
-fn without_a_node_the_rest_is_assigned_and_used_and_a_dead_node_that_is_out_is_not_missed() {
+fn rest_is_assigned_without_a_dead_excluded_node() {
     let mut story = without_two();
     assert_eq!(story.state.assignment, Assignment::Running { epoch: Epoch(4), reused: false });
     let fault = Fault::new(address(2), FaultKind::SessionLost { reason: "reset".into() });
@@ -188,8 +188,8 @@ fn without_a_node_the_rest_is_assigned_and_used_and_a_dead_node_that_is_out_is_n
     press(&mut story, 'r').key(KeyCode::Enter);
     let rest = Wanted { layout: Layout::tensor_parallel(3), ..wanted() };
     assert_eq!(story.effects, [Effect::Assign { wanted: rest, members: vec![0, 1, 3] }]);
-    // It does not answer: it cannot be taken in.
-    let topology = story.state.assigned.clone().map(Box::new).expect("the rest was assigned");
+    // The node does not answer, so it cannot be included.
+    let topology = story.state.assigned.clone().map(Box::new).expect("remaining nodes were assigned");
     story.arrives(ClientEvent::Assign(AssignEvent::Running { epoch: Epoch(5), topology, reused: false }));
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(&mut story, 'x');
@@ -197,7 +197,7 @@ fn without_a_node_the_rest_is_assigned_and_used_and_a_dead_node_that_is_out_is_n
 }
 
 #[test]
-fn a_dashboard_that_opens_later_assigns_without_the_node_that_is_out_whether_it_answers_or_not() {
+fn later_dashboard_assigns_without_the_excluded_node() {
     for answers in [true, false] {
         let mut story = Story::begin();
         let mut exclusions = Exclusions::default();
@@ -212,7 +212,7 @@ fn a_dashboard_that_opens_later_assigns_without_the_node_that_is_out_whether_it_
 }
 
 #[test]
-fn a_node_just_taken_out_is_offered_to_be_taken_in_before_any_node_reports_it() {
+fn just_excluded_node_can_be_included_before_any_report() {
     let mut story = ready();
     let mut said = Exclusions::default();
     said.say(&name(2), &address(2), Some("fan stuck"), "me@here");
@@ -224,12 +224,12 @@ fn a_node_just_taken_out_is_offered_to_be_taken_in_before_any_node_reports_it() 
 }
 
 #[test]
-fn a_node_that_is_out_is_taken_in_by_the_same_key_and_all_are_wanted_again() {
+fn same_key_includes_an_excluded_node_and_all_are_requested() {
     let mut story = without_two();
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(press(&mut story, 'x'), 'y');
     assert_eq!(story.effects, [Effect::Operate(Order::In { node: 2 })]);
-    // The nodes have been told, and none has reported it yet.
+    // The nodes have received the inclusion, and none has reported it yet.
     let mut said = story.state.exclusions.clone();
     said.say(&name(2), &address(2), None, "me@here");
     operate(&mut story, OperateEvent::Said(said.0[0].clone()));
@@ -240,7 +240,7 @@ fn a_node_that_is_out_is_taken_in_by_the_same_key_and_all_are_wanted_again() {
 }
 
 #[test]
-fn where_nothing_would_be_left_the_name_has_to_be_typed() {
+fn excluding_the_last_serving_node_needs_its_name() {
     let mut story = ready();
     let mut exclusions = Exclusions::default();
     (1..NODES).for_each(|node| exclusions.say(&name(node), &address(node), Some("x"), "me"));
@@ -248,7 +248,7 @@ fn where_nothing_would_be_left_the_name_has_to_be_typed() {
     press(&mut story, 'x').on(Event::Paste("sd card".to_owned())).key(KeyCode::Enter);
     assert!(story.state.dialog.is_some() && story.effects.is_empty() && notice(&story).contains("type pi0"));
     story.on(Event::Paste("pi1".to_owned())).key(KeyCode::Enter);
-    assert_eq!(story.effects, [], "another node's name is no yes");
+    assert_eq!(story.effects, [], "another node's name does not confirm");
     story
         .key(KeyCode::Backspace)
         .on(Event::Paste("0".to_owned()))
@@ -257,17 +257,17 @@ fn where_nothing_would_be_left_the_name_has_to_be_typed() {
         .key(KeyCode::Enter);
     let (reason, how) = ("sd card".to_owned(), How::Exclude);
     assert_eq!(story.effects, [Effect::Operate(Order::Out { node: 0, reason, how })]);
-    // Of several replicas' nodes one can go; the only replica's cannot be cordoned lightly.
+    // Cordoning a node of the only replica needs its name; excluding one of four nodes does not.
     let mut story = ready();
     press(&mut story, 'c');
     assert!(story.state.dialog.as_ref().is_some_and(|dialog| dialog.name.is_some()));
     let mut story = ready();
     press(&mut story, 'x');
-    assert!(story.state.dialog.as_ref().is_some_and(|dialog| dialog.name.is_none()), "three are left");
+    assert!(story.state.dialog.as_ref().is_some_and(|dialog| dialog.name.is_none()), "three nodes remain");
 }
 
 #[test]
-fn a_cordoned_node_takes_no_prompt_and_is_taken_in_drained_or_taken_out_from_there() {
+fn cordoned_node_takes_no_prompt_and_offers_every_next_step() {
     let mut story = ready();
     press(&mut story, 'c').on(Event::Paste("fan".to_owned()));
     story.key(KeyCode::Tab).on(Event::Paste(name(0))).key(KeyCode::Enter);
@@ -280,7 +280,7 @@ fn a_cordoned_node_takes_no_prompt_and_is_taken_in_drained_or_taken_out_from_the
     assert!(!story.state.is_ready() && notice(&story).contains("takes nothing new"));
     story.effects.clear();
     press(&mut story, 'i').key(KeyCode::Enter);
-    assert_eq!(story.effects, [], "no prompt assigns anew without it");
+    assert_eq!(story.effects, [], "a prompt does not assign a topology without it");
     assert!(notice(&story).contains("r assigns the topology without it"), "{}", notice(&story));
     story.key(KeyCode::Tab).key(KeyCode::Up);
     press(&mut story, 'c');
@@ -294,7 +294,7 @@ fn a_cordoned_node_takes_no_prompt_and_is_taken_in_drained_or_taken_out_from_the
 }
 
 #[test]
-fn an_assignment_asks_first_and_can_be_aborted_while_nodes_load() {
+fn assignment_asks_first_and_can_be_aborted_while_loading() {
     let mut story = ready();
     press(&mut story, 'A');
     assert!(notice(&story).contains("no assignment"));
@@ -309,7 +309,7 @@ fn an_assignment_asks_first_and_can_be_aborted_while_nodes_load() {
     let fault = Fault::new("console", FaultKind::AssignmentAborted { epoch: Epoch(4) });
     story.arrives(ClientEvent::Assign(AssignEvent::Failed(fault)));
     assert!(!story.state.is_assigning());
-    // One that waits for nodes is withdrawn at once.
+    // An assignment that still waits for nodes is withdrawn at once.
     let mut waits = Story::begin();
     waits.connected(0).key(KeyCode::Esc);
     press(&mut waits, 'A');
@@ -318,7 +318,7 @@ fn an_assignment_asks_first_and_can_be_aborted_while_nodes_load() {
 }
 
 #[test]
-fn a_dashboard_that_only_looks_orders_nothing_whatever_is_pressed() {
+fn read_only_dashboard_issues_no_command_for_any_key() {
     let keys = || crate::keymap::BINDINGS.iter().flat_map(|binding| binding.keys.to_vec());
     for mut story in [Story::begin(), Story::ready(), Story::generating(), Story::lost(), ready()] {
         story.state.readonly = true;
@@ -333,7 +333,7 @@ fn a_dashboard_that_only_looks_orders_nothing_whatever_is_pressed() {
             }
         }
         story.on(Event::Paste("x".to_owned())).all_connected();
-        // What stays at this console is looking, and so is asking what a model costs.
+        // Local actions are allowed, and so are planner queries.
         story.effects.retain(Effect::acts);
         assert_eq!(story.effects, []);
     }
@@ -344,13 +344,13 @@ fn a_dashboard_that_only_looks_orders_nothing_whatever_is_pressed() {
 }
 
 #[test]
-fn an_exclusion_that_failed_says_why_and_gives_the_keys_back() {
+fn failed_exclusion_shows_its_reason_and_unblocks_keys() {
     let mut story = ready();
     press(&mut story, 'x').on(Event::Paste("hot".to_owned())).key(KeyCode::Enter);
     operate(&mut story, OperateEvent::WaitsForRequests { count: 2 });
     assert!(matches!(story.state.operation, Some(Operation::Change { requests: 2, out: Some(How::Exclude), .. })));
     press(&mut story, 'A').key(KeyCode::Enter);
-    assert_eq!(story.effects.last(), Some(&Effect::Operate(Order::AbortAssignment)), "it can be ended while it waits");
+    assert_eq!(story.effects.last(), Some(&Effect::Operate(Order::AbortAssignment)), "can be aborted while waiting");
     let fault = Fault::new("pi3", FaultKind::Draining);
     operate(&mut story, OperateEvent::ExcludeFailed(fault.clone()));
     assert_eq!((story.state.operation.clone(), story.state.assignment.clone()), (None, Assignment::Failed(fault)));
@@ -358,7 +358,7 @@ fn an_exclusion_that_failed_says_why_and_gives_the_keys_back() {
 }
 
 #[test]
-fn a_request_of_anybody_is_ended_by_its_number_and_one_that_is_over_is_not() {
+fn any_running_request_is_cancelled_by_its_number() {
     let trace = |number, stage| {
         let (by, max_tokens) = ("ann@desk".into(), 256);
         RequestReport { number, by, stage, age_ms: 900, prompt_tokens: 9, tokens: 120, max_tokens }

@@ -1,4 +1,4 @@
-//! The planner on the screen: ask it, show a candidate's preview, assign it.
+//! Planner actions on the screen: query it, preview a candidate, assign it.
 use super::operate;
 use crate::{
     effect::Effect,
@@ -12,7 +12,7 @@ use crate::{
     wanted::Wanted,
 };
 
-/// `p`: asks the planner.
+/// `p`: queries the planner.
 pub(super) fn ask(state: &mut State) -> Vec<Effect> {
     if state.planning == Planning::Asked {
         state.notice = Some("the planner is asked already".to_owned());
@@ -28,17 +28,18 @@ pub(super) fn ask(state: &mut State) -> Vec<Effect> {
     }
 }
 
-/// What the planner's answer to a question lacks.
+/// Status of the planner's answer to a query.
 pub(super) enum Inquiry {
-    /// Nothing: it answered this question.
+    /// The planner has answered this query.
     Answered,
-    /// It works on one.
+    /// The planner is working on a query.
     Pending,
-    /// It has to be asked.
+    /// The planner has to be queried.
     New(Box<PlanAsk>),
 }
 
-/// What to ask the planner before an assignment; `None` for one node and for nodes that share a machine, where predictions do not hold.
+/// The planner query to make before an assignment; `None` for one node and for nodes that share a machine, where
+/// predictions do not hold.
 pub(super) fn inquire(state: &State, wanted: &Wanted) -> Option<Inquiry> {
     let ask = plan::ask_for(state, wanted.clone()).filter(|ask| ask.nodes.len() > 1 && !share_a_machine(&ask.nodes))?;
     Some(match &state.planning {
@@ -48,20 +49,20 @@ pub(super) fn inquire(state: &State, wanted: &Wanted) -> Option<Inquiry> {
     })
 }
 
-/// Whether two questions differ only in what nodes measure all the time.
+/// Whether two queries are equal except for continuously measured values.
 fn is_same_question(one: &PlanAsk, other: &PlanAsk) -> bool {
     let places = |ask: &PlanAsk| ask.nodes.iter().map(|node| node.place).collect::<Vec<usize>>();
     let settings = |ask: &PlanAsk| (ask.goal, ask.context, ask.slots, ask.kv, ask.exchange, ask.choice);
     one.model == other.model && settings(one) == settings(other) && places(one) == places(other)
 }
 
-/// Asks the planner.
+/// Queries the planner.
 pub(super) fn put(state: &mut State, ask: Box<PlanAsk>) -> Vec<Effect> {
     state.planning = Planning::Asked;
     vec![Effect::Plan(ask)]
 }
 
-/// Asks the planner before an assignment, unless that is pointless or it answers already.
+/// Queries the planner before an assignment, unless that is pointless or the answer is already there or on its way.
 pub(super) fn ask_before(state: &mut State, wanted: &Wanted) -> Vec<Effect> {
     match inquire(state, wanted) {
         Some(Inquiry::New(ask)) => put(state, ask),
@@ -69,7 +70,7 @@ pub(super) fn ask_before(state: &mut State, wanted: &Wanted) -> Vec<Effect> {
     }
 }
 
-/// The planner's best candidate, and its members by their place in the list; `None` if one of them is excluded or away.
+/// The planner's best candidate and the list indices of its members; `None` if one of them is excluded or disconnected.
 pub(super) fn best(state: &State) -> Option<(Wanted, Vec<usize>)> {
     let Planning::Done(planned) = &state.planning else { return None };
     let candidate = planned.plan.ranked.first()?;

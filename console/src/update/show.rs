@@ -1,12 +1,12 @@
-//! Keys that change only what is seen: pages, panels, what is selected, what is scrolled to.
+//! Keys that change only the view: pages, panels, selection and scrolling.
+use super::{generate, plan, table};
+use crate::update::table::scrolled;
 use crate::{
     keymap::Action,
     state::{Focus, Page, Spot, State, TextScroll, lateness::ranks},
 };
 
-use super::{generate, plan, table};
-
-/// What a key does that changes only what is seen.
+/// Handles a key that changes only the view.
 pub(super) fn show(state: &mut State, action: Action) {
     match action {
         Action::FocusNext => state.spot = state.spot.further(1),
@@ -40,7 +40,7 @@ pub(super) fn show(state: &mut State, action: Action) {
     }
 }
 
-/// To a neighbouring page. Not into a prompt box: the next press of the same key would be typed.
+/// Opens a neighbouring page, but never its prompt box: there the next press of the same key would be typed.
 fn leaf(state: &mut State, distance: usize) {
     state.spot = Spot::first_of(state.spot.page.further(distance));
     if state.spot.is_typing() {
@@ -48,7 +48,7 @@ fn leaf(state: &mut State, distance: usize) {
     }
 }
 
-/// Enter on what is selected.
+/// Handles Enter on the selected item.
 fn open(state: &mut State) {
     match state.spot.page {
         Page::Generate => state.spot = Spot::first_of(Page::Generate),
@@ -111,19 +111,4 @@ fn scroll(state: &mut State, action: Action) {
             state.picture_scroll = scrolled(state.picture_scroll.min(last), action, extent.picture_height, last);
         }
     }
-}
-
-/// Where a scrolling key leads from `at`, with so many lines to a page and `last` the furthest.
-pub(super) fn scrolled(at: usize, action: Action, page: usize, last: usize) -> usize {
-    // A line of the old page stays on the new one.
-    let page = page.saturating_sub(1).max(1);
-    let at = match action {
-        Action::Up => at.saturating_sub(1),
-        Action::Down => at + 1,
-        Action::PageUp => at.saturating_sub(page),
-        Action::PageDown => at + page,
-        Action::Top => 0,
-        _ => last,
-    };
-    at.min(last)
 }

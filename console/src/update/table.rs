@@ -1,5 +1,5 @@
 //! Keys in tables: select, sort, filter, open.
-use super::show::scrolled;
+
 use crate::{
     keymap::Action,
     state::{
@@ -16,7 +16,7 @@ fn arrangement(state: &mut State) -> &mut Arrangement {
     &mut state.arrangements[state.spot.page.index()]
 }
 
-/// What a key does to the table of the page that is shown.
+/// Handles a key on the current page's table.
 pub(super) fn act(state: &mut State, action: Action) {
     let page = state.spot.page;
     let Some(table) = tables::table(state, page) else { return };
@@ -34,7 +34,7 @@ pub(super) fn act(state: &mut State, action: Action) {
     }
 }
 
-/// Moves the selection by a key that scrolls.
+/// Moves the selection by a scrolling key.
 pub(super) fn scroll(state: &mut State, action: Action) {
     let page = state.spot.page;
     let Some(table) = tables::table(state, page) else { return };
@@ -44,7 +44,7 @@ pub(super) fn scroll(state: &mut State, action: Action) {
     select(state, key);
 }
 
-/// Selects the row of this key, and keeps the rows on the screen where they are as far as that shows it.
+/// Selects the row with this key, and scrolls no more than needed to show it.
 pub(super) fn select(state: &mut State, key: Option<String>) {
     let page = state.spot.page;
     let Some(table) = tables::table(state, page) else { return };
@@ -60,7 +60,7 @@ pub(super) fn select(state: &mut State, key: Option<String>) {
     arrangement(state).first = first;
 }
 
-/// Moves the selection into the rows that the filter shows.
+/// Moves the selection to a row that the filter shows.
 fn settle(state: &mut State) {
     let key = tables::selected(state, state.spot.page);
     if !key.is_empty() {
@@ -68,7 +68,7 @@ fn settle(state: &mut State) {
     }
 }
 
-/// The node that the selected row is about; on pages without such rows the node that is looked at.
+/// The node of the selected row; on pages without such rows, the selected node.
 pub(super) fn node_of_selected(state: &State) -> Option<usize> {
     let page = state.spot.page;
     let key = tables::selected(state, page);
@@ -82,7 +82,7 @@ pub(super) fn node_of_selected(state: &State) -> Option<usize> {
     }
 }
 
-/// Shows the rows that a filter takes.
+/// Shows only the rows that match a filter.
 pub(super) fn filter(state: &mut State, text: &str) {
     if state.spot.page.has_table() {
         arrangement(state).filter = Filter::new(text);
@@ -92,7 +92,7 @@ pub(super) fn filter(state: &mut State, text: &str) {
     }
 }
 
-/// Sorts by the column whose title begins so; `None`: the natural order.
+/// Sorts by the column whose title starts with this text; `None`: the natural order.
 pub(super) fn sort(state: &mut State, by: Option<(String, bool)>) {
     let Some(table) = tables::table(state, state.spot.page) else {
         state.notice = Some(format!("the page {} has no table to sort", state.spot.page.title()));
@@ -112,7 +112,7 @@ pub(super) fn sort(state: &mut State, by: Option<(String, bool)>) {
     }
 }
 
-/// Selects the row under the mouse; one that is selected already is opened. Returns whether it was.
+/// Selects the row under the mouse, or opens it if it is already selected. Returns whether it was.
 pub(super) fn click(state: &mut State, x: u16, y: u16) -> bool {
     let area = state.extent.table;
     let page = state.spot.page;
@@ -125,14 +125,14 @@ pub(super) fn click(state: &mut State, x: u16, y: u16) -> bool {
     is_selected
 }
 
-/// Text for the filter.
+/// Inserts text into the filter.
 pub(super) fn type_text(state: &mut State, text: &str) {
     let filter = &mut arrangement(state).filter;
     *filter = Filter::new(&(filter.typed().to_owned() + &text.replace(char::is_control, " ")));
     settle(state);
 }
 
-/// Editing keys in the filter.
+/// Handles editing keys in the filter.
 pub(super) fn edit(state: &mut State, action: Action) {
     let filter = &mut arrangement(state).filter;
     let mut typed = filter.typed().to_owned();
@@ -149,7 +149,7 @@ pub(super) fn edit(state: &mut State, action: Action) {
     settle(state);
 }
 
-/// Esc in the filter: no filter. Returns whether there was something to leave.
+/// Esc in the filter: removes it. Returns whether there was a filter to remove.
 pub(super) fn escape(state: &mut State) -> bool {
     let is_filtered = !arrangement(state).filter.typed().is_empty();
     let is_typing = state.spot.focus == Focus::Filter;
@@ -160,6 +160,21 @@ pub(super) fn escape(state: &mut State) -> bool {
         state.spot = Spot::first_of(state.spot.page);
     }
     is_filtered || is_typing
+}
+
+/// The position that a scrolling key leads to from `at`, with `page` lines per page and `last` as the maximum.
+pub(super) fn scrolled(at: usize, action: Action, page: usize, last: usize) -> usize {
+    // Keep one line of the old page on the new one.
+    let page = page.saturating_sub(1).max(1);
+    let at = match action {
+        Action::Up => at.saturating_sub(1),
+        Action::Down => at + 1,
+        Action::PageUp => at.saturating_sub(page),
+        Action::PageDown => at + page,
+        Action::Top => 0,
+        _ => last,
+    };
+    at.min(last)
 }
 
 #[cfg(test)]

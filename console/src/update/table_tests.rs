@@ -1,14 +1,14 @@
-//! A key acts on a row that is seen: filters in every table, and what the keys do then.
-use shared::telemetry::NodeState;
+//! Tests that keys act only on visible rows: filters in every table, and the keys afterwards.
+use telemetry::NodeState;
 
 use crate::{
     event::Event,
     fixtures::{Story, address, name},
     keymap::{Key, KeyCode},
-    state::{Page, operation::Question, requests, tables},
+    state::{Page, operation::Question, tables},
 };
 
-/// Rows in the tables of nodes, requests and events, with the keys outside of the prompt box.
+/// Rows in the tables of nodes, requests and events, with the focus outside the prompt box.
 fn story() -> Story {
     let mut story = Story::busy();
     story.key(KeyCode::Esc);
@@ -33,30 +33,30 @@ fn filter(story: &mut Story, text: &str) {
 }
 
 #[test]
-fn selected_row_of_every_table_is_one_that_the_filter_shows() {
+fn selected_row_of_every_table_matches_the_filter() {
     for page in Page::ALL.into_iter().filter(|page| page.has_table()) {
         let mut story = story();
         press(&mut story, &(page.index() + 1).to_string());
         let rows = shown(&story, page);
         for wanted in &rows {
-            // The cursor is on each row in turn, and the filter hides it.
+            // Place the cursor on each row, one after another, and filter that row out.
             super::select(&mut story.state, Some(wanted.clone()));
             assert_eq!(tables::selected(&story.state, page), *wanted);
-            let table = tables::table(&story.state, page).expect("it has one");
+            let table = tables::table(&story.state, page).expect("page has a table");
             for row in &table.rows {
                 super::filter(&mut story.state, &row.cells[0].text);
                 let (now, selected) = (shown(&story, page), tables::selected(&story.state, page));
                 assert!(now.contains(&selected), "{page:?}: {selected} is not in {now:?}");
             }
             super::filter(&mut story.state, "no row has this text");
-            assert_eq!(tables::selected(&story.state, page), "", "{page:?}: nothing is shown");
+            assert_eq!(tables::selected(&story.state, page), "", "{page:?}: no row is selected");
             super::filter(&mut story.state, "");
         }
     }
 }
 
 #[test]
-fn keys_after_a_filter_act_on_the_row_that_is_seen() {
+fn keys_after_a_filter_act_on_a_visible_row() {
     let hidden = name(0);
     for (key, place) in [('x', 2), ('c', 2), ('d', 2), ('x', 3)] {
         let mut story = Story::ready();
@@ -77,7 +77,7 @@ fn keys_after_a_filter_act_on_the_row_that_is_seen() {
 }
 
 #[test]
-fn keys_do_nothing_where_the_filter_shows_no_row() {
+fn keys_do_nothing_if_the_filter_matches_no_row() {
     let mut story = Story::ready();
     story.key(KeyCode::Esc);
     press(&mut story, "1g");
@@ -91,7 +91,7 @@ fn keys_do_nothing_where_the_filter_shows_no_row() {
 }
 
 #[test]
-fn row_that_a_report_hides_is_not_acted_on() {
+fn keys_ignore_a_row_that_a_report_hides() {
     let mut story = Story::ready();
     story.key(KeyCode::Esc);
     press(&mut story, "1g");
@@ -104,13 +104,13 @@ fn row_that_a_report_hides_is_not_acted_on() {
 }
 
 #[test]
-fn request_that_the_filter_hides_is_not_cancelled() {
+fn request_hidden_by_the_filter_is_not_cancelled() {
     let mut story = story();
     press(&mut story, "5");
     let rows = shown(&story, Page::Requests);
     assert!(rows.len() > 1, "{rows:?}");
     super::filter(&mut story.state, "no row has this text");
-    assert_eq!(requests::selected(&story.state), None);
+    assert_eq!(crate::state::tables::selected_request(&story.state), None);
     story.on(Event::Key(Key::plain(KeyCode::Char('X'))));
     assert!(story.state.dialog.is_none());
 }

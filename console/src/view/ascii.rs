@@ -1,9 +1,9 @@
-//! What stands in for a character where the terminal knows ASCII alone: one cell for one cell, so that no column moves.
+//! ASCII replacements for terminals without Unicode: one cell for one cell, so that columns stay in place.
 use ratatui::buffer::Buffer;
 
 use crate::view::format::width;
 
-/// Replaces every character of a picture that is not ASCII.
+/// Replaces every character of a buffer that is not ASCII.
 pub(super) fn replace(buffer: &mut Buffer) {
     let area = buffer.area;
     for y in area.top()..area.bottom() {
@@ -22,11 +22,11 @@ pub(super) fn replace(buffer: &mut Buffer) {
     }
 }
 
-/// The character of ASCII that is the most like it.
+/// The most similar ASCII character.
 pub(super) fn stand_in(symbol: &str) -> char {
     let first = symbol.chars().next().unwrap_or(' ');
     match first {
-        // A letter with marks that stand behind it.
+        // A letter followed by combining marks.
         ' '..='~' => first,
         '\u{a0}' => ' ',
         '─' | '┄' | '┈' | '╌' | '–' | '—' | '−' | '‐' => '-',
@@ -58,12 +58,12 @@ pub(super) fn stand_in(symbol: &str) -> char {
     }
 }
 
-/// Dots of a Braille pattern.
+/// Number of dots of a Braille pattern.
 fn dots(pattern: char) -> usize {
     (pattern as u32 & 0xff).count_ones() as usize
 }
 
-/// Latin letters without their marks.
+/// A Latin letter without its diacritics.
 fn letter(letter: char) -> char {
     match letter {
         'À'..='Å' => 'A',
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wide_characters_keep_their_cells_and_marks_fall_away() {
+    fn wide_characters_keep_their_cells_and_marks_are_dropped() {
         let mut buffer = Buffer::empty(Rect { x: 0, y: 0, width: 16, height: 1 });
         buffer.set_string(0, 0, "日x👩‍👩‍👧e\u{301}ü━█▁→…", ratatui::style::Style::new());
         replace(&mut buffer);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn heights_of_small_graphs_stay_apart() {
+    fn sparkline_heights_stay_distinguishable() {
         let heights: Vec<char> = ["▁", "▂", "▃", "▄", "▅", "▆", "▇"].into_iter().map(stand_in).collect();
         assert_eq!(heights, ['.', ':', '-', '=', '*', '%', '#']);
     }

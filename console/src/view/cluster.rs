@@ -1,4 +1,4 @@
-//! The page of the cluster: all nodes, and below them the picture of what runs on them and what to do next.
+//! The Cluster page: all nodes, and below them the topology diagram and the operator's next step.
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -15,14 +15,14 @@ use crate::{
     view::{format::wrap_words, tables, theme::Theme, topology, widgets::panel::lines},
 };
 
-/// From this width on the topology stands beside the nodes.
+/// From this width the topology is placed to the right of the nodes.
 const WIDTH_WIDE: u16 = 170;
-/// Cells of the topology beside the nodes.
+/// Width of the topology next to the nodes, in cells.
 const TOPOLOGY_CELLS: u16 = 34;
-/// Lines that the picture of the topology keeps below the nodes.
+/// Minimum height of the topology diagram below the nodes, in lines.
 const TOPOLOGY_LINES: u16 = 6;
 
-/// Draws the page.
+/// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
     let usable = state.usable();
     let open = usable.iter().filter(|place| state.nodes[**place].is_open()).count();
@@ -43,14 +43,14 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         return topology::draw(state, theme, frame, right);
     }
     let most = above.height.saturating_sub(TOPOLOGY_LINES).max(3);
-    // A filter that is typed takes a line.
+    // A filter that is being typed takes a line.
     let rows = (state.nodes.len() as u16).saturating_add(3).clamp(4, most);
     let [upper, lower] = Layout::vertical([Constraint::Length(rows), Constraint::Fill(1)]).areas(above);
     tables::draw(state, theme, frame, upper, words, extent);
     topology::draw(state, theme, frame, lower);
 }
 
-/// What to do next; at an empty cluster the steps to a first answer.
+/// The next step; for an empty cluster the steps to a first answer.
 fn next(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let mut all = Vec::new();
     let mut say = |text: &str, style: Style| {

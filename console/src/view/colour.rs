@@ -1,10 +1,10 @@
-//! Colours of a terminal as red, green and blue: for pictures, and for what can be told of contrast.
+//! Terminal colours as red, green and blue: for SVG images and for contrast checks.
 use ratatui::style::Color;
 
 /// Red, green, blue, each 0 to 255.
 pub(super) type Rgb = [u8; 3];
 
-/// The sixteen colours as xterm has them; a terminal may show others.
+/// The sixteen colours as xterm defines them; a terminal may show others.
 const SIXTEEN: [Rgb; 16] = [
     [0, 0, 0],
     [205, 0, 0],
@@ -24,7 +24,7 @@ const SIXTEEN: [Rgb; 16] = [
     [255, 255, 255],
 ];
 
-/// A colour; `None` for the terminal's own.
+/// The RGB value of a colour; `None` for the terminal's default.
 pub(super) fn rgb(colour: Color) -> Option<Rgb> {
     Some(match colour {
         Color::Reset => return None,
@@ -49,7 +49,7 @@ pub(super) fn rgb(colour: Color) -> Option<Rgb> {
     })
 }
 
-/// A colour of the 256: sixteen, a cube of 6 by 6 by 6, and greys.
+/// A colour of the 256-colour palette: sixteen, a cube of 6 by 6 by 6, and greys.
 fn indexed(index: u8) -> Rgb {
     let level = |step: u8| if step == 0 { 0 } else { 55 + 40 * step };
     match index {

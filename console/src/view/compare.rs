@@ -1,4 +1,4 @@
-//! The pinned result beside the last one: figures, their difference, and whether the texts are the same.
+//! Compares the pinned result with the last one: figures, their difference, and whether the texts are equal.
 use ratatui::{
     Frame,
     layout::Rect,
@@ -20,15 +20,15 @@ use crate::{
 
 const TITLE: usize = 7;
 const FIGURE: usize = 10;
-/// Less is noise.
+/// Smaller relative differences are noise.
 const NOTABLE: f64 = 0.02;
 
-/// Lines that it needs; none where nothing is pinned.
+/// Lines needed; 0 without a pinned result.
 pub(super) fn height(state: &State) -> u16 {
     if state.pinned.is_some() { 6 } else { 0 }
 }
 
-/// Draws the comparison.
+/// Renders the comparison.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pinned: &Run) {
     let now = Run::of(&state.request).filter(|run| run != pinned);
     let cells = usize::from(area.width);
@@ -70,7 +70,7 @@ fn row(theme: &Theme, title: &str, run: &Run, cells: usize) -> Line<'static> {
     ])
 }
 
-/// By how much this one is better or worse.
+/// How much better or worse the current result is.
 fn change(theme: &Theme, pinned: &Run, now: &Run) -> Line<'static> {
     let mut spans = vec![Span::raw(fit("", TITLE + 1))];
     let pairs = [

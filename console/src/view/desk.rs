@@ -1,5 +1,5 @@
-//! What must not be forgotten while one looks: that the picture stands still, that the session is written, that the mouse is the
-//! terminal's, where a recording stands. And the command line, with what its word could become.
+//! Reminders of the screen's mode: frozen, recording, mouse released to the terminal, position of a replay. Also the
+//! command line with its completions.
 use std::time::Duration;
 
 use ratatui::{
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Draws the marks at the right end of a line, over what stands there.
+/// Renders the marks at the right end of a line, over its content.
 pub(super) fn marks(state: &State, frozen: Option<(&Frozen, Duration)>, theme: &Theme, frame: &mut Frame, line: Rect) {
     let mut marks: Vec<(String, Style)> = Vec::new();
     if let Some((frozen, now)) = frozen {
@@ -45,7 +45,7 @@ pub(super) fn marks(state: &State, frozen: Option<(&Frozen, Duration)>, theme: &
     }
 }
 
-/// `2:05`, `1:00:00`.
+/// Formats a duration as `2:05` or `1:00:00`.
 fn span(seconds: u64) -> String {
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
@@ -62,14 +62,14 @@ fn replay_words(replay: &Replay) -> String {
     format!(" REPLAY {} UTC  {at} of {length}  {what}{view} ", replay.clock)
 }
 
-/// Draws the command line into the footer, and above it what its last word could become.
+/// Renders the command line into the footer, and the completions of its last word above it.
 pub(super) fn command_line(state: &State, theme: &Theme, frame: &mut Frame, footer: Rect) {
     if !state.desk.is_commanding {
         return;
     }
     let editor = &state.desk.command;
     let cells = usize::from(footer.width).saturating_sub(3);
-    // The end of what stands before the cursor is always seen.
+    // The text just before the cursor is always visible.
     let before = editor.before_cursor();
     let skipped = before.char_indices().map(|(at, _)| at).find(|at| width(&before[*at..]) <= cells).unwrap_or(0);
     let (before, after) = (&before[skipped..], &editor.text()[editor.before_cursor().len()..]);

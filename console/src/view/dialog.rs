@@ -1,4 +1,4 @@
-//! The question before something is done, in the middle of the screen: what will happen, what is to be typed, and the keys.
+//! The dialog in the middle of the screen before an operation: its effect, the input, and the keys.
 use ratatui::{
     Frame,
     layout::{Position, Rect},
@@ -21,12 +21,12 @@ use crate::{
     },
 };
 
-/// Widest box.
+/// Maximum width of the box.
 const WIDTH: u16 = 72;
-/// Cells of the names of what is typed.
+/// Width of the input labels, in cells.
 const LABEL: usize = 9;
 
-/// Draws the question, if one waits, over everything else.
+/// Renders the dialog, if one is open, over everything else.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let Some(dialog) = &state.dialog else { return };
     let words = question::words(state, dialog);
@@ -65,7 +65,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
         width: cells,
         height,
     };
-    // A cell on either side keeps its words apart from what is below.
+    // One cell on either side separates its text from the content below.
     frame.render_widget(Clear, Rect { x: place.x - 1, width: cells + 2, ..place });
     let below = panel(frame, theme, place, true, &clean_line(&words.title), Span::raw(""));
     lines(frame, below, body);
@@ -76,7 +76,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     }
 }
 
-/// What is typed: its name, the text so far, whether keys go there.
+/// The inputs: label, text so far, and whether it has the focus.
 fn inputs(dialog: &Dialog) -> impl Iterator<Item = (&'static str, &Editor, bool)> {
     let is_form = matches!(dialog.question, Question::Out { .. });
     let reason = dialog.reason.iter().map(|editor| ("Reason", editor, !dialog.in_name));
@@ -84,7 +84,7 @@ fn inputs(dialog: &Dialog) -> impl Iterator<Item = (&'static str, &Editor, bool)
     reason.chain(name).filter(move |_| is_form)
 }
 
-/// A line of input, and the cursor's column. The end before the cursor is what is seen of a long one.
+/// An input line, and the cursor's column. Of a long input the end before the cursor is visible.
 fn input(theme: &Theme, label: &str, editor: &Editor, cells: usize) -> (Line<'static>, u16) {
     let room = cells.saturating_sub(LABEL + 4);
     let all: Vec<char> = editor.before_cursor().chars().collect();

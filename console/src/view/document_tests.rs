@@ -1,12 +1,12 @@
-//! Screens in README and RUNBOOK are the stored pictures of the dashboard, so that they cannot go stale: a line
-//! `<!-- screen: NAME FIRST-LAST -->` says which lines of which picture the block behind it holds.
-//! `BRAMBLE_UPDATE_SNAPSHOTS=1 cargo test -p bramble-console` writes the blocks anew; after a change of pictures it is run twice.
+//! Checks that the screens in README and RUNBOOK equal the stored snapshots. A line `<!-- screen: NAME FIRST-LAST -->`
+//! names the snapshot and the lines that the code block after it must contain. `BRAMBLE_UPDATE_SNAPSHOTS=1 cargo test
+//! -p bramble-console` rewrites the blocks; run it twice after the snapshots have changed.
 use std::{fs, path::Path};
 
-/// What begins a line that names a picture, and what ends it.
+/// Start and end of a line that names a snapshot.
 const MARK: (&str, &str) = ("<!-- screen: ", " -->");
 
-/// The lines of a stored picture that a mark names.
+/// The lines of a stored snapshot that a mark names.
 fn lines_of(mark: &str, pictures: &Path) -> Result<Vec<String>, String> {
     let (name, range) = mark.split_once(' ').ok_or_else(|| format!("{mark:?} is not NAME FIRST-LAST"))?;
     let range = range.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
@@ -14,10 +14,10 @@ fn lines_of(mark: &str, pictures: &Path) -> Result<Vec<String>, String> {
     let text = fs::read_to_string(pictures.join(format!("{name}.txt"))).map_err(|error| format!("{name}: {error}"))?;
     let lines: Vec<String> = text.lines().map(|line| line.trim_end().to_owned()).collect();
     let part = first.checked_sub(1).and_then(|first| lines.get(first..last));
-    part.map(<[String]>::to_vec).ok_or_else(|| format!("{name} has no lines {first}-{last}, but {}", lines.len()))
+    part.map(<[String]>::to_vec).ok_or_else(|| format!("{name} has no lines {first}-{last}, only {}", lines.len()))
 }
 
-/// A text with all its screens as they are stored; how many there are.
+/// The text with all its screens replaced by the stored ones, and the number of screens.
 fn with_screens(text: &str, pictures: &Path) -> Result<(String, usize), String> {
     let (mut written, mut count) = (String::new(), 0);
     let mut lines = text.lines();
@@ -26,10 +26,10 @@ fn with_screens(text: &str, pictures: &Path) -> Result<(String, usize), String> 
         written.push('\n');
         let Some(mark) = line.strip_prefix(MARK.0).and_then(|rest| rest.strip_suffix(MARK.1)) else { continue };
         if lines.next() != Some("```text") {
-            return Err(format!("no block of text stands behind {line}"));
+            return Err(format!("no code block follows {line}"));
         }
-        // What stands there now goes.
-        lines.by_ref().find(|line| *line == "```").ok_or_else(|| format!("the block behind {line} does not end"))?;
+        // Skip the old content.
+        lines.by_ref().find(|line| *line == "```").ok_or_else(|| format!("the block after {line} does not end"))?;
         let screen = lines_of(mark, pictures)?.join("\n");
         written.push_str(&format!("```text\n{screen}\n```\n"));
         count += 1;
@@ -38,26 +38,26 @@ fn with_screens(text: &str, pictures: &Path) -> Result<(String, usize), String> 
 }
 
 #[test]
-fn the_screens_of_readme_and_runbook_are_those_that_are_drawn() {
+fn readme_and_runbook_screens_equal_the_snapshots() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let pictures = own.join("src/view/snapshots");
     for name in ["README.md", "RUNBOOK.md"] {
-        let path = own.parent().expect("the package lies in the repository").join(name);
-        let text = fs::read_to_string(&path).expect("the document is there");
+        let path = own.parent().expect("the package is in the repository").join(name);
+        let text = fs::read_to_string(&path).expect("document exists");
         let (written, count) = with_screens(&text, &pictures).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(count > 0, "{name} shows a screen");
         if std::env::var_os("BRAMBLE_UPDATE_SNAPSHOTS").is_some() && written != text {
-            fs::write(&path, &written).expect("the document can be written");
+            fs::write(&path, &written).expect("document is written");
         }
-        let stored = fs::read_to_string(&path).expect("the document is there");
-        assert!(written == stored, "{name}: a screen is not as it is drawn; BRAMBLE_UPDATE_SNAPSHOTS=1 writes it anew");
+        let stored = fs::read_to_string(&path).expect("document exists");
+        assert!(written == stored, "{name}: screen differs from its snapshot; BRAMBLE_UPDATE_SNAPSHOTS=1 rewrites it");
     }
 }
 
 #[test]
-fn a_mark_without_picture_block_or_lines_is_refused() {
+fn mark_without_snapshot_block_or_lines_is_rejected() {
     let folder = tempfile::tempdir().expect("a folder");
-    fs::write(folder.path().join("a.txt"), "one  \ntwo\n").expect("it can be written");
+    fs::write(folder.path().join("a.txt"), "one  \ntwo\n").expect("file is written");
     let check = |text: &str| with_screens(text, folder.path());
     let good = check("x\n<!-- screen: a 1-2 -->\n```text\nold\n```\ny\n");
     assert_eq!(good, Ok(("x\n<!-- screen: a 1-2 -->\n```text\none\ntwo\n```\ny\n".into(), 1)));
@@ -66,7 +66,7 @@ fn a_mark_without_picture_block_or_lines_is_refused() {
         ("<!-- screen: a 1-3 -->\n```text\n```\n", "no lines 1-3"),
         ("<!-- screen: a 0-1 -->\n```text\n```\n", "no lines"),
         ("<!-- screen: a -->\n```text\n```\n", "FIRST-LAST"),
-        ("<!-- screen: a 1-2 -->\ntext\n", "no block"),
+        ("<!-- screen: a 1-2 -->\ntext\n", "no code block"),
         ("<!-- screen: a 1-2 -->\n```text\n", "does not end"),
     ] {
         assert!(check(text).is_err_and(|error| error.contains(part)), "{text}");

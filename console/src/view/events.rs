@@ -1,13 +1,13 @@
-//! The page of events: what happened to the nodes and the cluster, the newest first.
+//! The Events page: events of the nodes and the cluster, newest first.
 use ratatui::{Frame, layout::Rect, text::Span};
-use shared::telemetry::Severity;
+use telemetry::Severity;
 
 use crate::{
     state::{Extent, State},
     view::{tables, theme::Theme},
 };
 
-/// Draws the page.
+/// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
     let title = match state.severity_min {
         Severity::Note => "Events",

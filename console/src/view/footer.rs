@@ -1,4 +1,4 @@
-//! The last line: an answer to the last key, else what is done to nodes, else the keys that help here.
+//! The last line: a message about the last key, otherwise the operation in progress, otherwise the available keys.
 use std::time::Duration;
 
 use ratatui::{
@@ -6,8 +6,7 @@ use ratatui::{
     layout::Rect,
     text::{Line, Span},
 };
-
-use shared::topology::rolling::Phase;
+use topology::rolling::Phase;
 
 use crate::{
     keymap::{self, Place},
@@ -19,7 +18,7 @@ use crate::{
     },
 };
 
-/// Draws the footer.
+/// Renders the footer.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let cells = usize::from(area.width);
     if let Some(notice) = &state.notice {
@@ -32,12 +31,12 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     frame.render_widget(hints(state, theme, cells), area);
 }
 
-/// As many hints as fit whole.
+/// As many hints as fit without being cut.
 fn hints(state: &State, theme: &Theme, cells: usize) -> Line<'static> {
     let typing = state.spot.is_typing();
     let mut line = Line::default();
     let mut used = 0;
-    // What is special to the place comes first: the rest is the same everywhere.
+    // Hints of the current context come first; the others are the same everywhere.
     let is_common = |binding: &&keymap::Binding| matches!(binding.place, Place::Anywhere | Place::Panels);
     let shown = || state.desk.keys.bindings(state.spot).filter(|binding| !binding.short.is_empty());
     for binding in shown().filter(|binding| !is_common(binding)).chain(shown().filter(is_common)) {
@@ -53,7 +52,7 @@ fn hints(state: &State, theme: &Theme, cells: usize) -> Line<'static> {
     line
 }
 
-/// What is under way, or waits for somebody.
+/// The operation in progress, or the rolling restart that is paused.
 fn words(state: &State) -> Option<(String, bool)> {
     let seconds = |since: Duration| state.now.saturating_sub(since).as_secs();
     let name = |place: &usize| state.nodes.get(*place).map_or("?", |node| node.name());

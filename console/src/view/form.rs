@@ -1,4 +1,4 @@
-//! The form of what a generation asks for beside its prompt.
+//! The form of the sampling parameters.
 use ratatui::{
     Frame,
     layout::{Position, Rect},
@@ -15,13 +15,13 @@ use crate::{
     },
 };
 
-/// Widest box.
+/// Maximum width of the box.
 const WIDTH: u16 = 72;
 const TITLE: usize = 12;
-/// Cells of what is typed.
+/// Width of an input, in cells.
 const VALUE: usize = 18;
 
-/// Draws the form, if it is open, in the middle of the page.
+/// Renders the form, if it is open, in the middle of the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let Some(form) = &state.form else { return };
     let cells = WIDTH.min(area.width.saturating_sub(4));
@@ -68,7 +68,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     frame.set_cursor_position(Position { x: below.x + 3 + TITLE as u16 + cursor, y: y.min(place.bottom() - 1) });
 }
 
-/// The end of a text in so many cells.
+/// The end of a text in this many cells.
 fn end(text: &str, cells: usize) -> String {
     let from = text.char_indices().map(|(at, _)| at).find(|at| width(&text[*at..]) <= cells);
     text[from.unwrap_or(text.len())..].to_owned()

@@ -1,11 +1,11 @@
-//! How text and numbers fit into cells: by display width, never through the middle of a character.
+//! Fits text and numbers into cells: by display width, never cutting through a character.
 use std::ops::Range;
 
-use shared::units::Nanoseconds;
+use common::units::Nanoseconds;
 use unicode_segmentation::UnicodeSegmentation;
 use unicode_width::UnicodeWidthStr;
 
-/// Cells that a text takes.
+/// Display width of a text in cells.
 pub fn width(text: &str) -> usize {
     text.width()
 }
@@ -17,13 +17,13 @@ pub fn fit(text: &str, cells: usize) -> String {
     text + &" ".repeat(padding)
 }
 
-/// The text at the right end of `cells` cells.
+/// The text, right-aligned in `cells` cells.
 pub fn fit_right(text: &str, cells: usize) -> String {
     let text = shorten(text, cells);
     " ".repeat(cells.saturating_sub(width(&text))) + &text
 }
 
-/// The text, cut with an ellipsis if it takes more than `cells` cells.
+/// The text, cut with an ellipsis if it is wider than `cells` cells.
 pub fn shorten(text: &str, cells: usize) -> String {
     if width(text) <= cells {
         return text.to_owned();
@@ -66,7 +66,7 @@ pub fn tight_time(time: Nanoseconds) -> String {
     }
 }
 
-/// Milliseconds with three digits that matter.
+/// Milliseconds with three significant digits.
 pub fn milliseconds(value: f64) -> String {
     if value < 9.995 {
         format!("{value:.2} ms")
@@ -77,12 +77,12 @@ pub fn milliseconds(value: f64) -> String {
     }
 }
 
-/// Breaks a text into lines of at most `cells` cells, after spaces where there are any. Ranges are of bytes.
+/// Breaks a text into lines of at most `cells` cells, after spaces if possible. Returns byte ranges.
 pub fn wrap_words(text: &str, cells: usize) -> Vec<Range<usize>> {
     wrap(text, cells, true)
 }
 
-/// Breaks a text into lines of at most `cells` cells wherever they are full.
+/// Breaks a text into lines of at most `cells` cells at any character. Returns byte ranges.
 pub fn wrap_anywhere(text: &str, cells: usize) -> Vec<Range<usize>> {
     wrap(text, cells, false)
 }
@@ -101,7 +101,7 @@ fn wrap(text: &str, cells: usize, at_words: bool) -> Vec<Range<usize>> {
 
 fn wrap_line(text: &str, line: Range<usize>, cells: usize, at_words: bool, lines: &mut Vec<Range<usize>>) {
     let (mut begin, mut used) = (line.start, 0);
-    // Where the line can be broken, and the cells used up to there.
+    // The last possible break, and the cells used up to it.
     let mut gap: Option<(usize, usize)> = None;
     for (at, grapheme) in text[line.clone()].grapheme_indices(true) {
         let at = line.start + at;
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tight_time_takes_at_most_five_cells() {
+    fn tight_time_takes_at_most_five_cells() {
         for exponent in 0..12 {
             for digits in [1.0, 1.5, 9.94, 9.96, 9.994, 9.996] {
                 let time = tight_time(Nanoseconds((digits * 10f64.powi(exponent)) as u64));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_break_after_spaces_and_inside_words_that_are_too_long() {
+    fn lines_break_after_spaces_and_inside_long_words() {
         check_wrap("to be or not", 6, &["to be ", "or not"]);
         check_wrap("incredible", 4, &["incr", "edib", "le"]);
         check_wrap("a\n\nb", 4, &["a", "", "b"]);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn wrapping_loses_nothing_and_keeps_the_width() {
+    fn wrapping_keeps_all_text_within_the_width() {
         let text = "Die Würde 日本語 is\tinviolable 👩‍👩‍👧 e\u{301}e\u{301}e\u{301}\n  and so on ".repeat(7);
         for cells in 2..40 {
             for lines in [wrap_words(&text, cells), wrap_anywhere(&text, cells)] {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fitted_has_the_width_asked_for() {
+    fn fitted_text_has_the_requested_width() {
         assert_eq!(fit("node", 6), "node  ");
         assert_eq!(fit("raspberry", 6), "raspb…");
         assert_eq!(fit("日本語", 4), "日… ");
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn times_take_six_cells_at_most() {
+    fn times_take_at_most_six_cells() {
         for power in 0..14 {
             for factor in [1.0, 9.994, 9.9951, 9.9999] {
                 let time = short_time(Nanoseconds((factor * 10f64.powi(power)) as u64));

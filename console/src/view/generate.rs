@@ -1,4 +1,4 @@
-//! The page of prompt and text: the text, or two side by side; where its time went; how it compares with the one that is pinned.
+//! The Generate page: the text, or two side by side; a time breakdown; a comparison with the pinned result.
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -9,16 +9,16 @@ use crate::{
     view::{compare, form, prompt, text, theme::Theme, waterfall},
 };
 
-/// Lines that the text keeps before anything else gets room.
+/// Minimum height of the text, in lines, before anything else gets room.
 const TEXT_MIN: u16 = 4;
 
-/// Draws the page.
+/// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
     let prompt_lines = 1 + prompt::height(state, area);
     let room = area.height.saturating_sub(prompt_lines + TEXT_MIN);
     let compares = compare::height(state);
     let stages = waterfall::height(state);
-    // What compares goes first: the figures of the last request are in the header, too.
+    // The comparison has priority: the header also shows the figures of the last request.
     let compares = if compares <= room { compares } else { 0 };
     let stages = if compares + stages <= room { stages } else { 0 };
     let heights = [

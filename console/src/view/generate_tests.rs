@@ -1,5 +1,5 @@
-//! Pictures of the page of prompt and text: where time went, what is asked for, two results side by side.
-use shared::protocol::message::Finished;
+//! Snapshot tests of the Generate page: time breakdown, sampling form, two results side by side.
+use protocol::message::Finished;
 
 use super::snapshot_tests::check_all;
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     state::State,
 };
 
-/// The same prompt again, on another topology, until its end.
+/// Generates the same prompt again on another topology, until it is finished.
 fn again(story: &mut Story, text: &str, change: impl FnOnce(&mut Finished)) {
     story.on(Event::Paste("ROMEO:".to_owned())).key(KeyCode::Enter).at(5000);
     story.generate(GenerateEvent::Started { prompt_token_ids: vec![1, 2, 3, 4] }).at(5100).token(text);
@@ -25,7 +25,7 @@ fn pinned() -> Story {
 }
 
 #[test]
-fn the_stages_of_a_request_stand_on_one_scale_while_it_runs_and_when_it_is_over() {
+fn request_stages_share_one_scale_during_and_after_a_run() {
     check_all("generate-running", Story::generating());
     let mut story = Story::finished();
     let mut end = finished();
@@ -40,7 +40,7 @@ fn the_stages_of_a_request_stand_on_one_scale_while_it_runs_and_when_it_is_over(
 }
 
 #[test]
-fn two_results_stand_side_by_side_with_their_figures() {
+fn two_results_are_shown_side_by_side() {
     check_all("generate-pinned", pinned());
     let mut story = pinned();
     again(&mut story, VERSE, |end| end.times.last_token.0 -= 120_000_000);
@@ -51,14 +51,14 @@ fn two_results_stand_side_by_side_with_their_figures() {
 }
 
 #[test]
-fn what_is_asked_for_is_a_form() {
+fn sampling_form_is_shown() {
     let mut story = Story::ready();
     story.key(KeyCode::Function(2)).key(KeyCode::Down).key(KeyCode::Char('x')).key(KeyCode::Enter);
     check_all("generate-form", story);
 }
 
 #[test]
-fn an_empty_page_and_one_whose_request_failed_say_what_to_do() {
+fn empty_page_and_failed_request_show_the_next_step() {
     let mut story = Story::with(State::new(&[], None, "x", crate::fixtures::defaults()));
     story.key(KeyCode::Enter);
     check_all("generate-empty", story);

@@ -1,11 +1,11 @@
-//! Two lines: what runs and how it stands; the figures of the request.
+//! The two header lines: topology and status; figures of the request.
+use common::latency::ratio;
 use ratatui::{
     Frame,
     layout::Rect,
     style::Style,
     text::{Line, Span},
 };
-use shared::latency::ratio;
 
 use crate::{
     state::{
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// Draws the header.
+/// Renders the header.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let (word, style) = standing(state, theme);
     let cells = usize::from(area.width);
@@ -70,17 +70,17 @@ fn standing(state: &State, theme: &Theme) -> (String, Style) {
 fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
     let request = &state.request;
     let figure = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());
-    // Of the request from here while it runs, else of those that finished lately.
+    // Figures of this console's request while it runs, otherwise of recently finished requests.
     let (ttft_all, tpot_all) = latencies(state);
     let (ttft, tpot) = match request.is_sent() {
         true => (request.ttft_ms(), request.tpot_ms()),
         false => (ttft_all, tpot_all),
     };
-    // Heads count once a second: until then a request from here knows better, while something computes it.
+    // Heads count once per second; until then the rate of this console's running request is more accurate.
     let own = tpot.filter(|_| request.is_sent() && state.is_ready()).map(|tpot| ratio(1e3, tpot));
     let all = tokens_per_second(state);
     let rate = all.filter(|rate| *rate > 0.0).or(own).or(all);
-    // Between requests nothing is computed: what was is told on the page of the request.
+    // Between requests nothing is computed; past figures are shown on the request's page.
     let network = state.network_fraction().filter(|_| state.layers_move());
     let figures = [
         ("", figure(rate.map(|rate| format!("{rate:.1}"))) + " tokens/s"),

@@ -1,6 +1,6 @@
-//! A machine's health in a row: temperature, clock, the worst warnings.
+//! A machine's health in one row: temperature, clock, worst warnings.
 use ratatui::text::Span;
-use shared::telemetry::Health;
+use telemetry::Health;
 
 use crate::view::{
     format::{fit, fit_right},
@@ -10,12 +10,12 @@ use crate::view::{
 const TEMPERATURE: usize = 5;
 const CLOCK: usize = 7;
 
-/// The titles of [`spans`].
+/// The column titles of [`spans`].
 pub(super) fn heading() -> String {
     [fit_right("temp", TEMPERATURE), fit_right("GHz", CLOCK), "health".to_owned()].join(" ")
 }
 
-/// Temperature in degrees, clock as now/limit, and the warnings: the first in words, how many more there are.
+/// Temperature in degrees, clock as current/limit, and the warnings: the first as text, the others as a count.
 pub(super) fn spans(theme: &Theme, health: &Health) -> Vec<Span<'static>> {
     let unknown = || "–".to_owned();
     let temperature = health.temperature.map_or_else(unknown, |celsius| format!("{:.1}", celsius.0));

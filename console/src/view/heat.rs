@@ -1,14 +1,15 @@
-//! All-reduces of every layer and rank as a map: a digit a cell, so that it is read without colour too; beside it the numbers of the
-//! selected rank; below it the last minutes.
+//! Heat map of the all-reduces of every layer and rank: one digit per cell, readable without colour; to its right the
+//! figures of the selected rank, below it the last minutes.
 use std::time::Duration;
 
+use common::units::Nanoseconds;
 use ratatui::{
     Frame,
     layout::Rect,
     style::Style,
     text::{Line, Span},
 };
-use shared::{telemetry::LayerSync, units::Nanoseconds};
+use telemetry::LayerSync;
 
 use crate::{
     state::{
@@ -22,16 +23,16 @@ use crate::{
     },
 };
 
-/// Cells of `12 attn`.
+/// Width of `12 attn`, in cells.
 const LAYER: usize = 8;
-/// Cells of a number, and of whom is waited for.
+/// Width of a figure, and of the straggler's name, in cells.
 const TIME: usize = 6;
 const WAITED: usize = 4;
-/// The smallest time whose digit is 1; each further digit is twice as long.
+/// The shortest time with digit 1; each further digit doubles it.
 const SCALE_NS: u64 = 32_000;
-/// Heights of the strip of the last minutes.
+/// Bar heights of the strip of the last minutes.
 const BARS: [char; 9] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// A share of the others' time that fills a bar of the strip.
+/// Share of the peers' time that fills a bar of the strip.
 const FULL: f64 = 0.4;
 
 /// The digit of a time.
@@ -40,7 +41,7 @@ fn digit(time: Nanoseconds) -> char {
     char::from_digit(doublings.min(9), 10).expect("at most 9")
 }
 
-/// Colour by meaning: what is usual, twice and four times that.
+/// The colour of a time: usual, at least twice, or at least four times the usual one.
 fn style(theme: &Theme, time: Nanoseconds, usual: Nanoseconds) -> Style {
     match time.0 {
         time if usual.0 > 0 && time >= 4 * usual.0 => theme.bad,
@@ -50,7 +51,7 @@ fn style(theme: &Theme, time: Nanoseconds, usual: Nanoseconds) -> Style {
     }
 }
 
-/// How the room is shared: cells of a rank, ranks that are shown, numbers beside them.
+/// Division of the width: cells per rank, visible ranks, figures next to them.
 struct Columns {
     cell: usize,
     ranks: usize,
@@ -61,7 +62,7 @@ struct Columns {
 impl Columns {
     fn of(width: usize, ranks: usize) -> Self {
         let room = width.saturating_sub(LAYER);
-        // Two digits of a number and a space where they fit.
+        // Two digits and a space if they fit.
         let cell = if 3 * ranks <= room { 3 } else { 2 };
         let shown = ranks.min(room / cell);
         let left = room.saturating_sub(shown * cell + 2);
@@ -76,10 +77,10 @@ impl Columns {
     }
 }
 
-/// Draws the map; returns its rows and how many of them are shown.
+/// Renders the map; returns the total and the visible number of rows.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, picture: &Picture) -> (usize, usize) {
     let metric = state.sync_metric;
-    // A rule, a heading, the scale and the strip of time.
+    // A rule, a heading, the scale and the time strip.
     let height = usize::from(area.height).saturating_sub(4);
     let rows = 2 * picture.layer_count();
     let first = state.sync_scroll.min(rows.saturating_sub(height));
@@ -196,7 +197,7 @@ fn line(
     Line::from(spans)
 }
 
-/// The numbers of the selected rank.
+/// The figures of the selected rank.
 fn numbers(theme: &Theme, columns: &Columns, sync: &LayerSync, own: Option<usize>) -> Vec<Span<'static>> {
     let total = sync.compute.0 + sync.wait.0 + sync.wire.0;
     let waits = sync.wait.0 * 3 > total && Some(sync.slowest.index()) != own;
@@ -211,7 +212,7 @@ fn numbers(theme: &Theme, columns: &Columns, sync: &LayerSync, own: Option<usize
     spans
 }
 
-/// What digits and colours mean.
+/// The legend of digits and colours.
 fn scale(theme: &Theme, usual: Nanoseconds) -> Line<'static> {
     let time = |doublings: u32| tight_time(Nanoseconds(SCALE_NS << doublings));
     let (first, last, usual) = (time(0), time(8), tight_time(usual));
@@ -224,7 +225,7 @@ fn scale(theme: &Theme, usual: Nanoseconds) -> Line<'static> {
     ])
 }
 
-/// The last minutes: how much of the others' time the latest rank took, the one that is looked at marked.
+/// The last minutes: the share of its peers' time that the worst straggler took, with the selected snapshot marked.
 fn strip(state: &State, theme: &Theme, width: usize) -> Line<'static> {
     let kept = state.sync.kept();
     let span = kept.front().map_or(Duration::ZERO, |oldest| state.now.saturating_sub(oldest.at));
@@ -232,7 +233,7 @@ fn strip(state: &State, theme: &Theme, width: usize) -> Line<'static> {
     let right = " now  < older  > newer  0 now";
     let room = width.saturating_sub(left.len() + right.len() + 1);
     let place = state.sync.place();
-    // The end is what is seen, unless something before it is looked at.
+    // Show the newest snapshots, unless an older one is selected.
     let last = place.map_or(kept.len(), |place| (place + room / 2).clamp(room.min(kept.len()), kept.len()));
     let mut spans = vec![Span::styled(left, theme.dim)];
     for (index, picture) in kept.iter().enumerate().take(last).skip(last.saturating_sub(room)) {
@@ -251,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digit_more_is_twice_the_time() {
+    fn each_digit_doubles_the_time() {
         let digits = |times: &[u64]| times.iter().map(|us| digit(Nanoseconds(us * 1000))).collect::<String>();
         assert_eq!(
             digits(&[0, 31, 32, 63, 64, 128, 256, 512, 1024, 2048, 4096, 8191, 8192, 1_000_000]),
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_ranks_fit_eighty_columns_and_few_leave_room_for_all_numbers() {
+    fn sixteen_ranks_fit_80_columns_and_few_leave_room_for_figures() {
         let columns = Columns::of(80, 16);
         assert_eq!((columns.ranks, columns.cell, columns.numbers.len()), (16, 3, 3));
         let columns = Columns::of(80, 4);

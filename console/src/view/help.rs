@@ -1,4 +1,4 @@
-//! The help page: the table of keys, as it is.
+//! The help page: the table of keys.
 use ratatui::{
     Frame,
     layout::Rect,
@@ -15,10 +15,10 @@ use crate::{
     },
 };
 
-/// Cells of the keys.
+/// Width of the keys' column, in cells.
 const KEYS: usize = 22;
 
-/// Draws the page over everything; returns the lines that there are and the lines that it shows.
+/// Renders the page over the whole screen; returns the total and the visible number of lines.
 pub(super) fn draw(first: usize, keys: &Keymap, theme: &Theme, frame: &mut Frame, area: Rect) -> (usize, usize) {
     frame.render_widget(Clear, area);
     let all = content(keys, theme);

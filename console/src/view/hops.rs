@@ -1,10 +1,11 @@
-//! Hand-overs between the stages of a pipeline: a row for each boundary.
+//! Hand-overs between the stages of a pipeline: one row per boundary.
+use common::units::Nanoseconds;
 use ratatui::{
     Frame,
     layout::Rect,
     text::{Line, Span},
 };
-use shared::{telemetry::HopSync, units::Nanoseconds};
+use telemetry::HopSync;
 
 use crate::{
     state::sync::{Boundary, Picture},
@@ -18,15 +19,15 @@ use crate::{
 const NAMES: usize = 21;
 const TIME: usize = 6;
 const BYTES: usize = 9;
-/// Most rows; the slowest stay.
+/// Maximum number of rows; the slowest are kept.
 const ROWS_MAX: usize = 8;
 
-/// Lines that the panel takes; none without a pipeline.
+/// Lines needed; 0 without a pipeline.
 pub(super) fn height(picture: &Picture) -> u16 {
     if picture.boundaries.is_empty() { 0 } else { picture.boundaries.len().min(ROWS_MAX) as u16 + 2 }
 }
 
-/// Draws the boundaries.
+/// Renders the boundaries.
 pub(super) fn draw(theme: &Theme, frame: &mut Frame, area: Rect, picture: &Picture) {
     if area.height == 0 {
         return;
@@ -53,7 +54,7 @@ fn row(boundary: &Boundary) -> String {
     format!("{} {} {}", fit(&names, NAMES), times.join(" "), fit_right(&bytes.to_string(), BYTES))
 }
 
-/// Median, 95th and 99th percentile of the hop; nothing while the clocks have not been compared.
+/// Median, 95th and 99th percentile of the hop latency; empty until the clocks have been compared.
 fn hop_times(sync: &HopSync) -> [String; 3] {
     let time = |time: Nanoseconds| if sync.timed > 0 { tight_time(time) } else { "–".to_owned() };
     [sync.p50, sync.p95, sync.p99].map(time)

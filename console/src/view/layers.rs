@@ -1,10 +1,10 @@
-//! All-reduce latency by layer of the selected node, and what its time is made of; on wide screens also of the other ranks.
+//! All-reduce latency by layer of the selected node, and its components; wide screens also show the other ranks.
 use ratatui::{
     Frame,
     layout::Rect,
     text::{Line, Span},
 };
-use shared::telemetry::LayerSync;
+use telemetry::LayerSync;
 
 use crate::{
     state::{
@@ -21,17 +21,17 @@ use crate::{
     },
 };
 
-/// Cells of `layer`, and of a pair of percentiles.
+/// Width of the `layer` column and of a pair of percentiles, in cells.
 const LAYER: usize = 5;
 const PAIR: usize = 15;
-/// Cells of a time.
+/// Width of a time, in cells.
 const TIME: usize = 7;
-/// Cells of the rank that is waited for.
+/// Width of the straggler's rank, in cells.
 const WAITED: usize = 4;
-/// Cells that the bar keeps before other ranks get columns.
+/// Minimum width of the bar, in cells, before other ranks get columns.
 const BAR_MIN: usize = 24;
 
-/// Draws the panel; returns how many layers it has room for.
+/// Renders the panel; returns the number of layers that fit.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> usize {
     let Some(node) = state.nodes.get(state.selected) else {
         panel(frame, theme, area, state.spot.focus == Focus::Layers, "Layers", Span::raw(""));
@@ -120,7 +120,7 @@ fn row(theme: &Theme, index: usize, layer: &Layer, own: Option<usize>, full: u64
     ];
     let parts = [(compute.0, "█", theme.ok), (wait.0, "▒", theme.warn), (wire.0, "░", theme.accent)];
     spans.extend(bar::stacked(&parts, full, cells));
-    // Waiting for somebody is worth a name from a tenth of the layer's time on.
+    // Name the straggler if the peer wait takes at least a tenth of the layer's time.
     let waited = layer.slower().filter(|sync| Some(sync.slowest.index()) != own);
     let waited = waited.filter(|_| wait.0 > 0 && wait.0 * 10 >= total(layer));
     let waited = waited.map_or_else(String::new, |sync| format!(" r{}", sync.slowest));

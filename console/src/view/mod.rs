@@ -1,4 +1,4 @@
-//! The state as a picture: what is where at which size. Reads the state, changes nothing.
+//! Renders the state: the layout of the screen at each size. Reads the state and changes nothing.
 mod ascii;
 mod cluster;
 mod colour;
@@ -42,25 +42,25 @@ use crate::{
     view::theme::Theme,
 };
 
-/// Smallest terminal that is drawn on.
+/// Minimum width of the terminal.
 const WIDTH_MIN: u16 = 60;
-/// Smallest terminal that is drawn on.
+/// Minimum height of the terminal.
 const HEIGHT_MIN: u16 = 16;
 
-/// Draws a frame and says what was where, and how much of what scrolls was on it.
+/// Renders a frame; returns its areas and the extent of its scrollable parts.
 pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
     let extent = draw_shown(state, theme, frame);
     theme.finish(frame.buffer_mut());
     extent
 }
 
-/// The theme that is in force.
+/// The active theme.
 pub fn theme_of(state: &State) -> Theme {
     let desk = &state.shown().desk;
     Theme::of(desk.theme).ascii(desk.is_ascii)
 }
 
-/// A frame on no terminal: what [`draw`] would put on one of this size.
+/// Renders a frame into a buffer of this size, as [`draw`] would on a terminal.
 pub fn paint(state: &State, theme: &Theme, (width, height): (u16, u16)) -> Buffer {
     let mut terminal = match Terminal::new(TestBackend::new(width, height)) {
         Ok(terminal) => terminal,

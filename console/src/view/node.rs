@@ -1,16 +1,13 @@
-//! The page of one node: what it is, how it went in the last minutes, what is wrong there and what cures it, its layers.
+//! The Node page: identity, graphs of the last minutes, problems of the machine with their remedies, and its layers.
+use common::{calendar, units::Bytes};
+use protocol::inspect::{LogLevel, LogLine};
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
     style::Style,
     text::{Line, Span},
 };
-use shared::{
-    calendar,
-    protocol::inspect::{LogLevel, LogLine},
-    telemetry::Severity,
-    units::Bytes,
-};
+use telemetry::Severity;
 
 use crate::{
     state::{
@@ -31,13 +28,13 @@ use crate::{
     },
 };
 
-/// Cells of a graph's title, and of its last value.
+/// Width of a graph's title and of its last value, in cells.
 const TITLE: usize = 11;
 const VALUE: usize = 11;
-/// Coldest and hottest of the graph of temperatures: from 80 on the firmware lowers the clock.
+/// Range of the temperature graph in °C: from 80 on the firmware lowers the clock.
 const CELSIUS: (f64, f64) = (30.0, 90.0);
 
-/// Draws the page.
+/// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
     let focused = state.spot.focus == Focus::Details;
     let Some(node) = state.nodes.get(state.selected) else {
@@ -58,7 +55,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     extent.layers_height = layers::draw(state, theme, frame, below);
 }
 
-/// The latest lines of its log, as many as there is room for.
+/// The latest lines of the node's log that fit.
 fn log(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let log = Some(&state.log).filter(|log| log.node == Some(state.selected));
     let kept = log.map_or(0, |log| log.lines.len());
@@ -136,7 +133,7 @@ fn summary(state: &State, node: &Node, theme: &Theme) -> Line<'static> {
     Line::from(spans)
 }
 
-/// A line each for temperature, clock, tokens and waiting. What is old is dim.
+/// One line each for temperature, clock, tokens and peer wait. Outdated figures are dim.
 fn graphs(node: &Node, theme: &Theme, width: usize, is_live: bool) -> Vec<Line<'static>> {
     let samples: Vec<Sample> = node.history.samples().iter().copied().collect();
     if samples.is_empty() {

@@ -1,10 +1,10 @@
-//! Pictures of questions, and of what is under way.
-use shared::{
-    protocol::error::{Fault, FaultKind},
-    telemetry::{NodeReport, NodeState},
-    topology::{Exclusions, Rolling, rolling::Phase},
+//! Snapshot tests of dialogs and of operations in progress.
+use common::{
+    fault::{Fault, FaultKind},
     units::Bytes,
 };
+use telemetry::{NodeReport, NodeState};
+use topology::{Exclusions, Rolling, rolling::Phase};
 
 use super::snapshot_tests::check_all;
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     state::operation::{Dialog, Question},
 };
 
-/// Ready, with the keys on the table of nodes.
+/// A ready cluster with the focus on the table of nodes.
 fn cluster() -> Story {
     let mut story = Story::ready();
     story.key(KeyCode::Esc).key(KeyCode::Char('1'));
@@ -33,7 +33,7 @@ fn rolling(done: u16, before: Option<u64>, phase: Phase) -> Rolling {
 }
 
 #[test]
-fn a_restart_says_what_will_happen_and_an_open_one_what_can_be_done_about_it() {
+fn restart_dialog_shows_effects_or_controls_of_an_open_one() {
     check_all("ask-restart", asked('R'));
     let mut story = cluster();
     let rolling = Some(rolling(1, Some(7), Phase::Runs));
@@ -43,11 +43,11 @@ fn a_restart_says_what_will_happen_and_an_open_one_what_can_be_done_about_it() {
 }
 
 #[test]
-fn taking_a_node_out_shows_what_would_be_left() {
+fn exclude_dialog_shows_the_remaining_capacity() {
     let mut story = asked('x');
     story.on(Event::Paste("fan stuck".to_owned()));
     check_all("ask-exclude", story);
-    // Others have no room for its share.
+    // The other nodes have no memory for its share.
     let mut story = cluster();
     for node in 0..NODES {
         let mut report = running(node, NodeState::Ready, false);
@@ -63,7 +63,7 @@ fn taking_a_node_out_shows_what_would_be_left() {
 }
 
 #[test]
-fn a_cordoned_member_of_the_only_replica_is_why_nothing_is_taken() {
+fn cordoned_member_of_the_only_replica_is_named() {
     let mut story = cluster();
     let mut exclusions = Exclusions::default();
     exclusions.say(&name(1), &address(1), Some("fan"), "me@here");
@@ -72,7 +72,7 @@ fn a_cordoned_member_of_the_only_replica_is_why_nothing_is_taken() {
 }
 
 #[test]
-fn taking_a_node_in_says_why_it_is_out() {
+fn include_dialog_shows_the_reason_of_the_exclusion() {
     let mut story = cluster();
     let mut exclusions = Exclusions::default();
     exclusions.say(&name(1), &address(1), Some("fan stuck"), "me@here");
@@ -82,7 +82,7 @@ fn taking_a_node_in_says_why_it_is_out() {
 }
 
 #[test]
-fn an_assignment_shows_what_becomes_of_what_runs() {
+fn assign_dialog_shows_the_effect_on_running_requests() {
     check_all("ask-assign", asked('r'));
     let mut story = Story::begin();
     story.all_connected().all_loading().key(KeyCode::Esc).key(KeyCode::Char('A'));
@@ -90,7 +90,7 @@ fn an_assignment_shows_what_becomes_of_what_runs() {
 }
 
 #[test]
-fn somebody_elses_request_is_named_before_it_is_ended() {
+fn cancel_dialog_names_the_request_of_another_client() {
     let mut story = cluster();
     let who = "request 7 of gateway pi3, 120 tokens so far".to_owned();
     story.state.dialog = Some(Dialog::plain(Question::CancelRequest { node: 0, number: 7, who }));
@@ -98,7 +98,7 @@ fn somebody_elses_request_is_named_before_it_is_ended() {
 }
 
 #[test]
-fn a_restart_under_way_is_in_the_last_line_and_so_is_one_that_paused() {
+fn footer_shows_a_running_or_paused_restart() {
     let mut story = cluster();
     let runs = Some(rolling(1, Some(7), Phase::Runs));
     story.report(0, NodeReport { rolling: runs, ..running(0, NodeState::Faulted, false) }).report(1, idle(1)).at(3000);
@@ -110,7 +110,7 @@ fn a_restart_under_way_is_in_the_last_line_and_so_is_one_that_paused() {
 }
 
 #[test]
-fn a_change_that_waits_and_one_that_failed_say_so() {
+fn waiting_and_failed_changes_are_shown() {
     let mut story = asked('x');
     story.on(Event::Paste("fan stuck".to_owned())).key(KeyCode::Enter);
     story.arrives(ClientEvent::Operate(OperateEvent::WaitsForRequests { count: 2 })).at(4000);
@@ -123,7 +123,7 @@ fn a_change_that_waits_and_one_that_failed_say_so() {
 }
 
 #[test]
-fn a_dashboard_that_only_looks_says_so() {
+fn read_only_dashboard_is_marked() {
     let mut story = cluster();
     story.state.readonly = true;
     story.key(KeyCode::Char('x'));

@@ -1,5 +1,5 @@
-//! Pictures of every page in four states at three sizes, stored as text below `snapshots/pages`.
-use shared::protocol::inspect::{LogLevel, LogLine, LogLines};
+//! Snapshot tests of every page in four states at three sizes, stored as text below `snapshots/pages`.
+use protocol::inspect::{LogLevel, LogLine, LogLines};
 
 use super::snapshot_tests::check_at;
 use crate::{
@@ -9,10 +9,10 @@ use crate::{
     state::{Page, Spot, State, plan::ask},
 };
 
-/// The smallest terminal over ssh, a window, a whole screen.
+/// The smallest terminal over ssh, a window, a full screen.
 const SIZES: [(u16, u16); 3] = [(80, 24), (120, 40), (200, 60)];
 
-/// What the selected node's log says, if there is one.
+/// Fills the log of the selected node, if there is one.
 fn read_log(story: &mut Story) {
     let (node, now) = (story.state.selected, story.state.now);
     if story.state.nodes.is_empty() || story.state.log.ask(node, now).is_none() {
@@ -34,7 +34,7 @@ fn read_log(story: &mut Story) {
     story.arrives(ClientEvent::Log { node, answer: Ok(lines) });
 }
 
-/// Every page of a story is drawn as stored.
+/// Compares every page of a story with its snapshots.
 #[track_caller]
 fn check(state: &str, make: impl Fn() -> Story) {
     for page in Page::ALL {
@@ -48,7 +48,7 @@ fn check(state: &str, make: impl Fn() -> Story) {
 }
 
 #[test]
-fn every_page_of_a_busy_cluster() {
+fn pages_of_a_busy_cluster() {
     check("normal", || {
         let mut story = Story::busy();
         let ask = ask(&story.state).expect("a topology runs");
@@ -58,16 +58,16 @@ fn every_page_of_a_busy_cluster() {
 }
 
 #[test]
-fn every_page_without_a_node() {
+fn pages_without_nodes() {
     check("empty", || Story::with(State::new(&[], None, "", defaults())));
 }
 
 #[test]
-fn every_page_of_a_cluster_with_a_throttled_a_late_an_excluded_and_a_silent_node() {
+fn pages_of_a_degraded_cluster() {
     check("degraded", Story::degraded);
 }
 
 #[test]
-fn every_page_after_a_node_was_lost() {
+fn pages_after_a_node_was_lost() {
     check("error", Story::lost);
 }

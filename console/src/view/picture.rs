@@ -1,4 +1,4 @@
-//! A drawn screen as text and as a picture (SVG), for files and reports.
+//! Exports a rendered screen as text and as an SVG image, for files and reports.
 use std::fmt::Write;
 
 use ratatui::{
@@ -11,14 +11,14 @@ use crate::view::{
     format::width,
 };
 
-/// Width of a cell in the picture.
+/// Width of a cell in the image.
 const CELL_WIDTH: f64 = 8.4;
-/// Height of a line in the picture.
+/// Height of a line in the image.
 const CELL_HEIGHT: f64 = 17.0;
-/// Where letters stand in a line.
+/// Offset of the baseline in a line.
 const BASE: f64 = 13.0;
 
-/// The screen as lines of text without blanks at their ends.
+/// The screen as lines of text without trailing blanks.
 pub fn text(buffer: &Buffer) -> String {
     let mut text = String::new();
     for y in buffer.area.top()..buffer.area.bottom() {
@@ -29,7 +29,7 @@ pub fn text(buffer: &Buffer) -> String {
     text
 }
 
-/// The cells of a line with their places and widths; those that a wide character covers are left out.
+/// The cells of a line with their column and width, without those that a wide character covers.
 fn cells(buffer: &Buffer, y: u16) -> impl Iterator<Item = (u16, &Cell, u16)> {
     let mut x = buffer.area.left();
     std::iter::from_fn(move || {
@@ -43,7 +43,7 @@ fn cells(buffer: &Buffer, y: u16) -> impl Iterator<Item = (u16, &Cell, u16)> {
     })
 }
 
-/// How a run of cells looks.
+/// The style of a run of cells.
 #[derive(Clone, Copy, PartialEq)]
 struct Look {
     front: Rgb,
@@ -51,7 +51,7 @@ struct Look {
     modifiers: Modifier,
 }
 
-/// The screen as a picture. `is_light`: on which ground colours of the terminal's own are meant.
+/// The screen as an SVG image. `is_light`: whether the terminal's default colours assume a light background.
 pub fn svg(buffer: &Buffer, is_light: bool) -> String {
     let (front, ground): (Rgb, Rgb) = if is_light { ([36; 3], [255; 3]) } else { ([220; 3], [24; 3]) };
     let look = |cell: &Cell| {
@@ -112,7 +112,7 @@ fn push_run(svg: &mut String, top: f64, x: u16, cells: u16, text: &str, look: Lo
     ] {
         style.push_str(if look.modifiers.contains(modifier) { words } else { "" });
     }
-    // The length keeps columns where they are, whatever font the reader has.
+    // The text length keeps columns aligned in any font.
     let _ = writeln!(
         svg,
         "<text x=\"{left:.1}\" y=\"{:.1}\" textLength=\"{across:.1}\" lengthAdjust=\"spacingAndGlyphs\" fill=\"{}\"{style} \
@@ -145,12 +145,12 @@ mod tests {
     }
 
     #[test]
-    fn a_screen_is_lines_of_text() {
+    fn screen_is_exported_as_lines_of_text() {
         assert_eq!(text(&buffer()), "a <b> & 日本\ntab\n");
     }
 
     #[test]
-    fn a_picture_has_every_run_where_it_stands_and_nothing_that_a_reader_could_obey() {
+    fn svg_places_every_run_and_escapes_its_text() {
         let svg = svg(&buffer(), false);
         assert!(svg.contains("fill=\"#87d787\" xml:space=\"preserve\">a &lt;b&gt; &amp; 日本</text>"), "{svg}");
         assert!(svg.contains("<rect x=\"0.0\" y=\"17.0\" width=\"25.2\" height=\"17\" fill=\"#00cdcd\"/>"), "{svg}");

@@ -1,4 +1,4 @@
-//! The prompt box: as many lines as the text needs, up to a part of the screen; always with the line of the cursor.
+//! The prompt box: as tall as the text needs, up to a share of the screen; the cursor's line is always visible.
 use std::ops::Range;
 
 use ratatui::{
@@ -16,16 +16,16 @@ use crate::{
     },
 };
 
-/// Cells of the mark before the text.
+/// Width of the mark before the text, in cells.
 const MARK: u16 = 3;
 
-/// Lines that the text needs, up to an eighth of the screen.
+/// Lines needed by the text, up to an eighth of the screen.
 pub(super) fn height(state: &State, area: Rect) -> u16 {
     let (lines, _) = wrapped(state, area.width);
     (lines.len() as u16).clamp(1, (area.height / 8).max(1))
 }
 
-/// Draws the box and puts the cursor into it.
+/// Renders the box and places the cursor in it.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let focused = state.spot.focus == Focus::Prompt;
     let area = panel(frame, theme, area, focused, "Prompt", Span::styled(asked_for(state), theme.dim));
@@ -49,14 +49,14 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     }
 }
 
-/// What an answer to this prompt would be asked for.
+/// The sampling parameters of an answer to this prompt.
 fn asked_for(state: &State) -> String {
     let pinned = state.pinned.as_ref().filter(|run| run.prompt == state.editor.text());
     let next = state.defaults.sampling.seed.wrapping_add(state.requests_sent);
     terms::summary(&state.defaults, pinned.map_or(next, |run| run.seed))
 }
 
-/// The text's lines, and the cursor's column and line. One cell is left free for a cursor at the end of a line.
+/// The wrapped text, and the cursor's column and line. One cell is reserved for a cursor at the end of a line.
 fn wrapped(state: &State, cells: u16) -> (Vec<Range<usize>>, (usize, usize)) {
     let cells = usize::from(cells.saturating_sub(MARK + 1));
     let text = state.editor.text();

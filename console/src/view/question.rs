@@ -1,5 +1,6 @@
-//! What a question says: exactly what will happen, to whom, and what is left.
-use shared::{ids::MemberIndex, topology::rolling::Phase, units::Bytes};
+//! Texts of the dialogs: the exact effect of an operation, the nodes affected, and the remaining capacity.
+use common::{ids::MemberIndex, units::Bytes};
+use topology::rolling::Phase;
 
 use crate::{
     order::How,
@@ -13,17 +14,17 @@ use crate::{
     wanted::Wanted,
 };
 
-/// A question in words.
+/// A dialog as text.
 pub(super) struct Words {
     pub(super) title: String,
     pub(super) paragraphs: Vec<Paragraph>,
-    /// Keys, and what they answer.
+    /// Keys and the answers that they give.
     pub(super) keys: Vec<(&'static str, &'static str)>,
 }
 
 pub(super) struct Paragraph {
     pub(super) text: String,
-    /// Whether it stands out.
+    /// Whether the dialog is highlighted as dangerous.
     pub(super) is_grave: bool,
 }
 
@@ -33,7 +34,7 @@ fn plain(text: String) -> Paragraph {
 
 const YES_OR_NO: [(&str, &str); 2] = [("Enter", "yes"), ("Esc", "no")];
 
-/// The question in words.
+/// Renders the dialog as text.
 pub(super) fn words(state: &State, dialog: &Dialog) -> Words {
     let (title, paragraphs) = match &dialog.question {
         Question::Restart { which } => ("Rolling restart".to_owned(), restart(state, which)),
@@ -145,7 +146,7 @@ fn out(state: &State, node: usize, how: How) -> (String, Vec<Paragraph>) {
     (title, paragraphs)
 }
 
-/// What remains: the preview of `console ok-to-stop`, and of the order itself.
+/// The remaining capacity: the preview that `console ok-to-stop` and the exclusion itself show.
 fn left(state: &State, node: usize, how: How) -> Paragraph {
     let who = name(state, node);
     let Some(outlook) = outlook(state, node) else {
@@ -221,7 +222,7 @@ fn assign(state: &State, wanted: &Wanted, members: &[usize]) -> Vec<Paragraph> {
         }
         None => format!("{layout} with {}; nothing runs now.", wanted.model),
     };
-    let joins = |topology: &shared::topology::Topology| {
+    let joins = |topology: &topology::Topology| {
         let known = |node: &usize| state.member_of(&state.nodes[*node]).is_some();
         let new: Vec<usize> = members.iter().copied().filter(|node| !known(node)).collect();
         let stays = |member: usize| state.place_of(member).is_some_and(|place| members.contains(&place));

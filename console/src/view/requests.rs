@@ -1,4 +1,5 @@
-//! The page of requests: those that run and wait on all heads, and the last that are over, with the times of their stages.
+//! The Requests page: running and waiting requests on all heads and the last finished ones, with the times of their
+//! stages.
 use ratatui::{Frame, layout::Rect, text::Span};
 
 use crate::{
@@ -6,7 +7,7 @@ use crate::{
     view::{tables, theme::Theme},
 };
 
-/// Draws the page.
+/// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
     let remark = match cluster::requests(state) {
         0 => "none under way".to_owned(),

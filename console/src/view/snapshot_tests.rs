@@ -1,13 +1,13 @@
-//! Pictures of the dashboard as stored text, at both sizes that it is made for.
-//! `BRAMBLE_UPDATE_SNAPSHOTS=1 cargo test -p bramble-console` writes them anew; the difference is then for a person to read.
+//! Snapshot tests of the dashboard as stored text at its supported sizes. `BRAMBLE_UPDATE_SNAPSHOTS=1 cargo test -p
+//! bramble-console` rewrites the snapshots; review the diff.
 use std::{fs, path::PathBuf, time::Duration};
 
-use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
-use shared::{
-    protocol::error::{Fault, FaultKind},
-    telemetry::{Health, NodeState, health::ThrottleBits},
+use common::{
+    fault::{Fault, FaultKind},
     units::Celsius,
 };
+use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
+use telemetry::{Health, NodeState, health::ThrottleBits};
 
 use crate::{
     event::{AssignEvent, ClientEvent, Event, GenerateEvent},
@@ -24,7 +24,7 @@ fn picture(story: &mut Story, width: u16, height: u16) -> Buffer {
     terminal
         .draw(|frame| extent = Some(draw(&story.state, &Theme::colour(), frame)))
         .expect("a test terminal has no errors");
-    story.on(Event::Drawn(extent.expect("it was drawn")));
+    story.on(Event::Drawn(extent.expect("a frame was rendered")));
     terminal.backend().buffer().clone()
 }
 
@@ -36,7 +36,7 @@ fn as_text(buffer: &Buffer) -> String {
         while column < buffer.area.width {
             let symbol = buffer[(column, row)].symbol();
             line.push_str(symbol);
-            // A wide character hides the cells that it covers.
+            // A wide character hides the cell that it covers.
             column += (crate::view::format::width(symbol) as u16).max(1);
         }
         text.push_str(line.trim_end());
@@ -45,7 +45,7 @@ fn as_text(buffer: &Buffer) -> String {
     text
 }
 
-/// The story's picture is the stored one, at 80x24 and at 120x40.
+/// Compares the story's screen with its snapshots at 80x24 and 120x40.
 #[track_caller]
 fn check(name: &str, story: Story) {
     check_at(name, story, &[(80, 24), (120, 40)]);
@@ -57,7 +57,7 @@ pub(super) fn check_all(name: &str, story: Story) {
     check_at(name, story, &[(80, 24), (120, 40), (200, 60)]);
 }
 
-/// The story's picture is the stored one at these sizes.
+/// Compares the story's screen with its snapshots at these sizes.
 #[track_caller]
 pub(super) fn check_at(name: &str, mut story: Story, sizes: &[(u16, u16)]) {
     for &(width, height) in sizes {
@@ -65,15 +65,15 @@ pub(super) fn check_at(name: &str, mut story: Story, sizes: &[(u16, u16)]) {
         let file =
             PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("src/view/snapshots/{name}-{width}x{height}.txt"));
         if std::env::var_os("BRAMBLE_UPDATE_SNAPSHOTS").is_some() {
-            fs::write(&file, &drawn).expect("the folder of the pictures can be written");
+            fs::write(&file, &drawn).expect("the snapshot folder is writable");
         }
         let stored = fs::read_to_string(&file).unwrap_or_default();
-        assert!(drawn == stored, "{name} at {width}x{height} is not as stored.\ndrawn:\n{drawn}\nstored:\n{stored}");
+        assert!(drawn == stored, "{name} at {width}x{height} differs.\nrendered:\n{drawn}\nstored:\n{stored}");
     }
 }
 
 #[test]
-fn nodes_are_dialled() {
+fn nodes_are_connecting() {
     let mut story = Story::begin();
     let reason = "connection refused".to_owned();
     let kind = FaultKind::Unreachable { address: address(3), reason };
@@ -82,34 +82,34 @@ fn nodes_are_dialled() {
 }
 
 #[test]
-fn nodes_load() {
+fn nodes_are_loading() {
     let mut story = Story::begin();
     story.at(10).all_connected().all_loading();
     check("loading", story);
 }
 
 #[test]
-fn a_topology_is_ready() {
+fn topology_is_ready() {
     check("ready", Story::ready());
 }
 
 #[test]
-fn text_streams_and_layers_move() {
+fn text_and_all_reduces_stream() {
     check("generating", Story::generating());
 }
 
 #[test]
-fn a_generation_is_finished() {
+fn generation_is_finished() {
     check("finished", Story::finished());
 }
 
 #[test]
-fn a_node_is_lost_and_the_request_failed() {
+fn lost_node_fails_the_request() {
     check("lost", Story::lost());
 }
 
 #[test]
-fn a_node_is_silent_while_another_rank_is_looked_at() {
+fn node_is_silent_while_another_rank_is_selected() {
     let mut story = Story::generating();
     story.key(KeyCode::Esc).key(KeyCode::Esc).key(KeyCode::Right).at(9000);
     for node in [0, 2, 3] {
@@ -119,7 +119,7 @@ fn a_node_is_silent_while_another_rank_is_looked_at() {
 }
 
 #[test]
-fn an_assignment_is_refused() {
+fn assignment_is_refused() {
     let mut story = Story::begin();
     let kind = FaultKind::ModelMissing { model: "bard-q8_0.gguf".into(), folders: "/var/lib/bramble/models".into() };
     let fault = Fault::new("pi1", kind);
@@ -128,12 +128,12 @@ fn an_assignment_is_refused() {
 }
 
 #[test]
-fn nothing_was_named() {
+fn no_node_was_named() {
     check("empty", Story::with(State::new(&[], None, "", defaults())));
 }
 
 #[test]
-fn help_is_the_table_of_keys() {
+fn help_shows_the_table_of_keys() {
     let mut story = Story::ready();
     story.key(KeyCode::Esc).key(KeyCode::Char('?'));
     check("help", story);
@@ -170,7 +170,7 @@ fn wide_characters_and_hostile_text_keep_the_columns() {
 }
 
 #[test]
-fn a_terminal_that_is_too_small_says_so_and_none_is_too_odd_to_draw() {
+fn small_terminal_shows_a_message_and_odd_sizes_render() {
     let mut story = Story::finished();
     assert!(as_text(&picture(&mut story, 40, 10)).starts_with("40x10 is too small: 60x16"));
     for make in
@@ -196,7 +196,7 @@ fn a_terminal_that_is_too_small_says_so_and_none_is_too_odd_to_draw() {
 }
 
 #[test]
-fn the_text_stays_where_it_was_scrolled_to_while_more_arrives() {
+fn scrolled_text_stays_in_place_while_more_arrives() {
     let mut story = Story::generating();
     for line in 0..50 {
         story.token(&format!("\nline {line} of many"));
@@ -216,7 +216,7 @@ fn the_text_stays_where_it_was_scrolled_to_while_more_arrives() {
 }
 
 #[test]
-fn without_colour_no_cell_has_one() {
+fn plain_theme_uses_no_colour() {
     for mut story in [Story::generating(), Story::lost(), Story::begin()] {
         story.on(Event::Tick { now: Duration::from_secs(60) }).on(Event::Key(Key::control('j')));
         let mut terminal = Terminal::new(TestBackend::new(120, 40)).expect("a test terminal has no errors");

@@ -1,4 +1,5 @@
-//! The page of all ranks: who holds the others up and why; below, the all-reduces of every layer and rank, now or a while ago.
+//! The Sync page: the straggler and its cause; below, the all-reduces of every layer and rank, live or at a recent
+//! moment.
 use std::borrow::Cow;
 
 use ratatui::{
@@ -22,18 +23,19 @@ const NAME: usize = 10;
 const RANK: usize = 4;
 const SHARE: usize = 5;
 const TIME: usize = 6;
-/// From this width on the table says how often a rank was the last, when its parts begin to come and how long they are on the way.
+/// From this width the table shows how often a rank arrived last, when its parts start to arrive, and their
+/// transmission time.
 const WIDTH_WIDE: u16 = 100;
-/// Most lines that the words about the straggler take.
+/// Maximum number of lines about the straggler.
 const WORDS_MAX: usize = 2;
 
-/// What scrolls on this page: rows of the lower table, and how many of them are shown.
+/// Scrolling state of the page: total and visible rows of the lower table.
 pub(super) struct Shown {
     pub(super) rows: usize,
     pub(super) height: usize,
 }
 
-/// Draws the page.
+/// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> Shown {
     let picture = match state.sync.shown() {
         Some(past) => Cow::Borrowed(past),
@@ -50,7 +52,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     Shown { rows, height }
 }
 
-/// Who holds the others up, and why.
+/// The straggler and its cause as lines of text.
 fn words(picture: &Picture, cells: usize) -> Vec<String> {
     let Some((_, text)) = &picture.straggler else { return Vec::new() };
     let mut lines: Vec<String> =
@@ -101,7 +103,7 @@ fn draw_ranks(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pictu
 
 fn rank(state: &State, theme: &Theme, row: &RankRow, name: &str, style: Style, is_wide: bool) -> Line<'static> {
     let is_selected = row.node == Some(state.selected);
-    // A stage of one rank has no all-reduces that could say something of it.
+    // A stage with one rank has no all-reduces to measure.
     let is_known = row.means.iter().any(|mean| mean.0 > 0);
     let share = |share: f64| {
         let text = if is_known { format!("{:.0} %", share * 100.0) } else { "–".to_owned() };
@@ -119,7 +121,7 @@ fn rank(state: &State, theme: &Theme, row: &RankRow, name: &str, style: Style, i
         Span::styled(fit(name, NAME) + " ", name_style),
         Span::styled(cells.join(" ") + " ", style),
     ];
-    // What a machine says is of now: beside a picture of a while ago it would mislead.
+    // Health is current, so it would mislead next to a past snapshot.
     let report = row.node.filter(|_| state.sync.shown().is_none()).and_then(|node| state.nodes[node].report.as_ref());
     spans.extend(report.map(|report| health::spans(theme, &report.health)).unwrap_or_default());
     Line::from(spans)

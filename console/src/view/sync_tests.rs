@@ -1,11 +1,11 @@
-//! Pictures of the page of all ranks.
-use shared::{
+//! Snapshot tests of the Sync page.
+use common::{
+    fault::{Fault, FaultKind},
     ids::{Epoch, LayerIndex, MemberIndex, Rank},
-    protocol::error::{Fault, FaultKind},
-    telemetry::{HopSync, Lateness, LayerSync, NodeReport, NodeState, SyncKind, health::ThrottleBits},
-    topology::{Layout, Member, Topology},
     units::{Bytes, Celsius, Nanoseconds},
 };
+use telemetry::{HopSync, Lateness, LayerSync, NodeReport, NodeState, SyncKind, health::ThrottleBits};
+use topology::{Layout, Member, Topology};
 
 use super::snapshot_tests::check_all;
 use crate::{
@@ -20,7 +20,7 @@ fn on_sync(mut story: Story) -> Story {
     story
 }
 
-/// So many ranks of so many layers; one of them is late since half a minute, on a machine that is throttled.
+/// A stage with this many ranks and layers; rank `late` has been a straggler for half a minute, on a throttled machine.
 fn large(ranks: u16, layers: u32, late: u16) -> Story {
     let mut known = topology();
     let first = known.members[0].clone();
@@ -64,7 +64,7 @@ fn report(known: &Topology, rank: u16, layers: u32, late: Option<u16>) -> NodeRe
     };
     let syncs: Vec<LayerSync> = (0..2 * layers).map(sync).collect();
     let time = Nanoseconds(syncs.iter().map(|sync| sync.wait.0 * 4).sum());
-    // Who is waited for starts late; parts are as long on the way as the wire of their rank takes.
+    // The straggler starts late; the transmission of each rank's parts takes as long as its transfer.
     let heard = 8 * layers;
     let all = u64::from(heard);
     let lateness = (0..known.members.len() as u16).filter(|peer| *peer != rank).map(|peer| {
@@ -96,12 +96,12 @@ fn report(known: &Topology, rank: u16, layers: u32, late: Option<u16>) -> NodeRe
 }
 
 #[test]
-fn the_straggler_stands_first_with_its_cause_and_every_layer_of_every_rank_has_a_cell() {
+fn straggler_is_first_and_every_layer_and_rank_has_a_cell() {
     check_all("sync", on_sync(Story::generating()));
     check_all("sync-large", large(16, 32, 11));
 }
 
-/// A pipeline of four stages of one rank; one of them computes longer for its layers.
+/// A pipeline of four stages with one rank each; stage `slow` computes longer for its layers.
 fn pipeline(slow: Option<usize>) -> Story {
     let mut known = topology();
     known.layout = Layout::alike(1, 4, 1);
@@ -139,7 +139,7 @@ fn pipeline(slow: Option<usize>) -> Story {
 }
 
 #[test]
-fn a_pipeline_shows_each_hand_over_and_names_its_slow_stage() {
+fn pipeline_shows_hand_overs_and_names_its_slow_stage() {
     let story = pipeline(Some(2));
     let picture = Picture::take(&story.state);
     let (place, sentence) = picture.straggler.expect("stage 2 is slow");
@@ -151,7 +151,7 @@ fn a_pipeline_shows_each_hand_over_and_names_its_slow_stage() {
 }
 
 #[test]
-fn another_number_is_mapped_and_rows_are_scrolled() {
+fn heat_map_changes_its_figure_and_scrolls() {
     let mut story = large(4, 32, 2);
     story.key(KeyCode::Char('v')).key(KeyCode::Tab);
     (story.state.extent.sync_rows, story.state.extent.sync_height) = (64, 8);
@@ -160,7 +160,7 @@ fn another_number_is_mapped_and_rows_are_scrolled() {
 }
 
 #[test]
-fn one_looks_back_to_before_a_rank_became_slow() {
+fn history_shows_the_time_before_a_rank_became_slow() {
     let mut story = large(4, 32, 2);
     for _ in 0..3 {
         story.key(KeyCode::Char('{'));
@@ -169,13 +169,13 @@ fn one_looks_back_to_before_a_rank_became_slow() {
 }
 
 #[test]
-fn without_a_topology_or_without_all_reduces_the_page_says_what_it_waits_for() {
+fn empty_sync_page_explains_what_is_missing() {
     check_all("sync-empty", on_sync(Story::begin()));
     check_all("sync-ready", on_sync(Story::ready()));
 }
 
 #[test]
-fn what_was_last_seen_stays_when_a_node_is_lost_or_all_fall_silent() {
+fn last_figures_stay_when_nodes_are_lost_or_silent() {
     check_all("sync-lost", on_sync(Story::lost()));
     let mut story = large(4, 32, 2);
     let fault = Fault::new("pi1", FaultKind::SessionLost { reason: "reset by peer".into() });

@@ -1,4 +1,4 @@
-//! A panel with the table of a page in it: title, how it is arranged, the filter while it is typed.
+//! A panel with a page's table: title, arrangement, and the filter while it is being typed.
 use ratatui::{
     Frame,
     layout::{Position, Rect},
@@ -17,15 +17,16 @@ use crate::{
     },
 };
 
-/// Pages whose last column may hold long texts: that of the selected row stands below the table.
+/// Pages whose last column may hold long texts: the selected row's text is repeated below the table.
 const DETAILED: [Page; 3] = [Page::Topology, Page::Requests, Page::Events];
-/// Lines for it, one of them empty, and the height of a table from which on there is room.
+/// Lines for that text, one of them empty, and the minimum height of a table that leaves room for it.
 const DETAIL_LINES: u16 = 4;
 const DETAIL_FROM: u16 = 12;
-/// Texts of fewer cells are whole in the table.
+/// Shorter texts, in cells, are complete in the table.
 const SHORT: usize = 14;
 
-/// Draws the table of the page that is shown. `remark` stands on the right where nothing is arranged; `empty` instead of no rows.
+/// Renders the current page's table. `remark` appears on the right if nothing is sorted or filtered; `empty` replaces
+/// missing rows.
 pub(super) fn draw(
     state: &State,
     theme: &Theme,
@@ -55,7 +56,7 @@ pub(super) fn draw(
         inner.height -= DETAIL_LINES;
         detail(state, theme, frame, Rect { y: inner.bottom(), height: DETAIL_LINES, ..inner }, &content);
     }
-    // Where a long text stands below the table anyway, the other columns stay.
+    // If a long text is repeated below the table, the other columns stay.
     let wish = if DETAILED.contains(&page) { 0 } else { table::wish(&content) };
     let selected = tables::selected(state, page);
     let drawn = table::draw(frame, theme, inner, &content, arrangement, (&selected, wish));
@@ -63,7 +64,7 @@ pub(super) fn draw(
     extent.table_height = usize::from(drawn.area.height);
 }
 
-/// The last field of the selected row as a whole: it may be cut in the table.
+/// The last field of the selected row in full: it may be cut in the table.
 fn detail(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, content: &Table) {
     let (rows, place) = tables::shown(state, state.spot.page, content);
     let text = rows.get(place).and_then(|row| row.cells.last()).map_or("", |cell| cell.text.as_str());

@@ -1,4 +1,4 @@
-//! The line of tabs: number and title of each page, the titles left out where the screen is too narrow for all.
+//! The line of tabs: number and title of each page; titles are dropped if the screen is too narrow for all of them.
 use ratatui::{
     Frame,
     layout::Rect,
@@ -10,7 +10,7 @@ use crate::{
     view::{format::width, theme::Theme},
 };
 
-/// Draws the line; returns where each tab is.
+/// Renders the line; returns the area of each tab.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> [Area; Page::ALL.len()] {
     let short = |page: Page| format!(" {} ", page.index() + 1);
     let long = |page: Page| format!(" {} {} ", page.index() + 1, page.title());

@@ -1,13 +1,13 @@
-//! The text: the prompt, what was generated after it, and how it ended; or what to do while there is none.
+//! The text panel: the prompt, the generated text and how it ended; without a text, the next step.
 use std::ops::Range;
 
+use common::{chat::FinishReason, fault::Fault};
 use ratatui::{
     Frame,
     layout::Rect,
     style::Style,
     text::{Line, Span},
 };
-use shared::protocol::{error::Fault, message::FinishReason};
 
 use crate::{
     state::{
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// Draws the panel; returns the lines that there are and the lines that it shows.
+/// Renders the panel; returns the total and the visible number of lines.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> (usize, usize) {
     let width = usize::from(area.width).saturating_sub(2);
     let height = usize::from(area.height).saturating_sub(1);
@@ -43,7 +43,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     (count, height)
 }
 
-/// Draws the text that is pinned, scrolled as the other one is.
+/// Renders the pinned text, scrolled like the current one.
 pub(super) fn draw_pinned(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pinned: &Run) {
     let width = usize::from(area.width).saturating_sub(2);
     let height = usize::from(area.height).saturating_sub(1);
@@ -79,7 +79,7 @@ fn content(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     content
 }
 
-/// What stands in the way, and what to do. A finished text needs no encouragement.
+/// The current obstacle and the next step; empty if a text is finished.
 fn situation(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let is_over = matches!(state.request.phase, Phase::Finished(_) | Phase::Withdrawn);
     if is_over && state.is_ready() && !matches!(state.assignment, Assignment::Failed(_)) {

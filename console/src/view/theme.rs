@@ -1,37 +1,37 @@
-//! Colours and attributes by what they mean. Without colour (`NO_COLOR`) the same meanings get attributes.
+//! Colours and attributes by meaning. Without colour (`NO_COLOR`) the same meanings get attributes.
 use ratatui::{
     buffer::Buffer,
     style::{Color, Modifier, Style},
 };
 
 use crate::{
-    state::{desk::ThemeName, node::Standing, table::Tone},
+    state::{desk::ThemeName, node::Standing, row::Tone},
     view::ascii,
 };
 
 /// A style for each meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Theme {
-    /// What is read.
+    /// Primary content.
     pub plain: Style,
-    /// What is not read every time: units, labels, rules.
+    /// Secondary content: units, labels, rules.
     pub dim: Style,
-    /// What has the focus, and the keys of hints.
+    /// The focus, and the keys of hints.
     pub accent: Style,
-    /// As it should be.
+    /// Normal.
     pub ok: Style,
-    /// Under way, or to be watched.
+    /// In progress, or needs attention.
     pub warn: Style,
-    /// Broken.
+    /// Broken or failed.
     pub bad: Style,
-    /// The tab of the page that is shown.
+    /// The tab of the current page.
     pub tab: Style,
-    /// Front and ground of everything else, where they are not the terminal's.
+    /// Default foreground and background, if they are not the terminal's.
     ground: Option<(Color, Color)>,
     is_ascii: bool,
 }
 
-/// Colours of the cube of 256 by meaning.
+/// Colours from the 256-colour cube by meaning.
 struct Colours {
     dim: u8,
     accent: u8,
@@ -46,7 +46,7 @@ const LIGHT: Colours = Colours { dim: 240, accent: 24, on_accent: 231, ok: 22, w
 const HIGH_CONTRAST: Colours = Colours { dim: 252, accent: 51, on_accent: 16, ok: 46, warn: 226, bad: 217 };
 
 impl Theme {
-    /// The theme of this name.
+    /// The theme with this name.
     pub fn of(name: ThemeName) -> Self {
         match name {
             ThemeName::Sixteen => Self::colour(),
@@ -57,13 +57,13 @@ impl Theme {
         }
     }
 
-    /// The same for terminals that know ASCII alone.
+    /// The theme with its characters limited to ASCII if `is_ascii`.
     #[must_use]
     pub fn ascii(self, is_ascii: bool) -> Self {
         Self { is_ascii, ..self }
     }
 
-    /// What is done to a picture when everything is on it: the theme's ground, and nothing but ASCII where that is all there is.
+    /// Post-processes a complete buffer: applies the theme's background, and replaces non-ASCII characters if required.
     pub(super) fn finish(&self, buffer: &mut Buffer) {
         if let Some((front, ground)) = self.ground {
             for cell in &mut buffer.content {
@@ -80,7 +80,7 @@ impl Theme {
         }
     }
 
-    /// The sixteen colours that every terminal lets its user choose.
+    /// The terminal's sixteen configurable colours.
     pub fn colour() -> Self {
         let style = Style::new();
         Self {
@@ -111,7 +111,7 @@ impl Theme {
         }
     }
 
-    /// Colours of the cube of 256, which are the same in every terminal; the ground stays the terminal's.
+    /// Colours from the 256-colour cube, which are the same in every terminal; the background stays the terminal's.
     fn indexed(colours: &Colours) -> Self {
         let style = |index| Style::new().fg(Color::Indexed(index));
         Self {
@@ -126,7 +126,7 @@ impl Theme {
         }
     }
 
-    /// White on black, whatever the terminal's ground; what is broken is reversed as well.
+    /// White on black, regardless of the terminal's background; failures are also reversed.
     fn high_contrast() -> Self {
         let theme = Self::indexed(&HIGH_CONTRAST);
         let (white, black) = (Color::Indexed(231), Color::Indexed(16));
@@ -138,7 +138,7 @@ impl Theme {
         }
     }
 
-    /// The style of a meaning.
+    /// The style of a tone.
     pub fn tone(&self, tone: Tone) -> Style {
         match tone {
             Tone::Plain => self.plain,
@@ -151,9 +151,7 @@ impl Theme {
 
     /// The style of a node's standing.
     pub fn standing(&self, standing: Standing) -> Style {
-        use shared::telemetry::NodeState::{
-            Benching, Connecting, Draining, Faulted, Idle, Loading, Prepared, Ready, Serving,
-        };
+        use telemetry::NodeState::{Benching, Connecting, Draining, Faulted, Idle, Loading, Prepared, Ready, Serving};
         match standing {
             Standing::Away | Standing::Lost | Standing::Reports(Faulted) => self.bad,
             Standing::Stale(_) | Standing::Reports(Loading | Prepared | Connecting | Draining | Benching) => self.warn,

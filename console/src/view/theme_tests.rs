@@ -1,4 +1,4 @@
-//! Tests of the themes: contrast, and what each meaning looks like.
+//! Tests of the themes: contrast, and distinct styles for distinct meanings.
 use super::*;
 use crate::{
     fixtures::Story,
@@ -6,7 +6,7 @@ use crate::{
     view::colour::{Rgb, contrast, rgb},
 };
 
-/// Grounds that terminals come with: black, greys of editors, Nord, Solarized.
+/// Common terminal backgrounds: black, editor greys, Nord, Solarized.
 const DARK_GROUNDS: [Rgb; 4] = [[0, 0, 0], [0x1e, 0x1e, 0x1e], [0x2e, 0x34, 0x40], [0, 0x2b, 0x36]];
 const LIGHT_GROUNDS: [Rgb; 3] = [[255, 255, 255], [0xee, 0xee, 0xee], [0xfd, 0xf6, 0xe3]];
 
@@ -25,7 +25,7 @@ fn check(name: ThemeName, grounds: &[Rgb], least: f64) {
     for (what, style) in styles {
         let front = style.fg.or(theme.ground.map(|(front, _)| front)).and_then(rgb);
         let own = style.bg.or(theme.ground.map(|(_, ground)| ground)).and_then(rgb);
-        // Without a colour of its own a text has the terminal's, which its user chose for its ground.
+        // Text without a colour of its own has the terminal's foreground, which its user chose for its background.
         let Some(front) = front else { continue };
         for ground in own.map_or(grounds.to_vec(), |own| vec![own]) {
             let ratio = contrast(front, ground);
@@ -35,7 +35,7 @@ fn check(name: ThemeName, grounds: &[Rgb], least: f64) {
 }
 
 #[test]
-fn every_meaning_is_readable_on_the_grounds_that_a_theme_is_made_for() {
+fn every_meaning_is_readable_on_the_theme_backgrounds() {
     assert!((contrast([255; 3], [0; 3]) - 21.0).abs() < 1e-9);
     check(ThemeName::Dark, &DARK_GROUNDS, 4.5);
     check(ThemeName::Light, &LIGHT_GROUNDS, 4.5);
@@ -54,7 +54,7 @@ fn no_two_meanings_look_alike_in_any_theme() {
 }
 
 #[test]
-fn with_ascii_no_page_has_another_byte_in_any_state() {
+fn ascii_mode_uses_only_ascii_on_every_page() {
     let theme = Theme::of(ThemeName::Dark).ascii(true);
     for make in [Story::begin, Story::ready, Story::generating, Story::finished, Story::lost] {
         for page in Page::ALL {
@@ -72,7 +72,7 @@ fn with_ascii_no_page_has_another_byte_in_any_state() {
 }
 
 #[test]
-fn a_frame_of_what_is_there_already_sends_no_cell() {
+fn unchanged_frame_sends_no_cell() {
     let story = Story::finished();
     let theme = Theme::of(ThemeName::Dark);
     let (width, height) = (120, 40);

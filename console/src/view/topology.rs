@@ -1,16 +1,15 @@
-//! The topology as a picture: replicas, in them stages, in them ranks with a sign for how each stands; on its page with names,
-//! layers and memory, and above it the candidates of the planner.
+//! The topology diagram: replicas, their stages, and their ranks with a sign for their condition. The Topology page
+//! adds names, layers, memory and, above the diagram, the planner's candidates.
+use common::units::Bytes;
+use planner::working::RankMemory;
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
     style::Style,
     text::{Line, Span},
 };
-use shared::{
-    telemetry::NodeState,
-    topology::{Role, Topology, working::RankMemory},
-    units::Bytes,
-};
+use telemetry::NodeState;
+use topology::{Role, Topology};
 
 use crate::{
     state::{
@@ -28,10 +27,10 @@ use crate::{
     },
 };
 
-/// Cells of a rank with its name, layers and memory.
+/// Width of a rank with its name, layers and memory, in cells.
 const RANK_CELLS: usize = 96;
 
-/// Draws the page: candidates, and what runs.
+/// Renders the page: candidates and the running topology.
 pub(super) fn draw_page(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
     let rows = state.topology().map_or(1, |(topology, _)| topology.members.len() + topology.layout.stages as usize + 2);
     let upper = (rows as u16 + 1).clamp(3, area.height.saturating_sub(6).min(area.height / 2 + 2));
@@ -74,7 +73,7 @@ fn draw_running(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, ext
     lines(frame, inner, all.into_iter().skip(first));
 }
 
-/// A line a rank, or two ranks a line where there is room.
+/// One line per rank, or two ranks per line if they fit.
 fn ranks(state: &State, theme: &Theme, topology: &Topology, width: usize) -> Vec<Line<'static>> {
     let division = division(state);
     let layout = topology.layout;
@@ -102,7 +101,7 @@ fn ranks(state: &State, theme: &Theme, topology: &Topology, width: usize) -> Vec
     picture
 }
 
-/// The parts of a rank's memory, in whole MiB.
+/// The components of a rank's memory, in whole MiB.
 fn parts(memory: &RankMemory) -> String {
     let mib = |bytes: Bytes| (bytes.0 as f64 / (1_u64 << 20) as f64).round();
     let RankMemory { weights, kv, state, working } = *memory;
@@ -136,7 +135,7 @@ fn rank(
         .and_then(|report| report.kv)
         .map_or_else(String::new, |kv| format!("{} of {} KV blocks", kv.held + kv.kept, kv.total));
     let head =
-        if member == first && topology.place(shared::ids::MemberIndex(member as u16)).is_head() { "head" } else { "" };
+        if member == first && topology.place(common::ids::MemberIndex(member as u16)).is_head() { "head" } else { "" };
     let text = format!(" {} {} {memory}  {blocks}", fit(&clean_line(&known.name), 10), fit(head, 4));
     let text_style: Style = if is_live { theme.plain } else { theme.dim };
     vec![
@@ -145,7 +144,7 @@ fn rank(
     ]
 }
 
-/// Draws the small picture of the page of the cluster.
+/// Renders the small diagram of the Cluster page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let known = state.topology().map(|(topology, _)| topology);
     let remark = known.map_or_else(String::new, |topology| topology.layout.to_string());
@@ -162,7 +161,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 fn picture(state: &State, theme: &Theme, topology: &Topology, width: usize) -> Vec<Line<'static>> {
     let layout = topology.layout;
     let most = (0..layout.replicas).map(|replica| layout.ranks_of(replica)).max().unwrap_or(1);
-    // A sign, the number, a space.
+    // A sign, the number and a space.
     let cell = 2 + (most.saturating_sub(1)).to_string().len();
     let a_row = (width.saturating_sub(3) / cell).max(1);
     let mut picture = Vec::new();

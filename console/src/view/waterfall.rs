@@ -1,10 +1,10 @@
-//! Where the time of a generation went: its stages one after the other on one scale, and what each is made of.
+//! Where the time of a generation went: its consecutive stages on one scale, and the components of each.
+use common::latency::ratio;
 use ratatui::{
     Frame,
     layout::Rect,
     text::{Line, Span},
 };
-use shared::latency::ratio;
 
 use crate::{
     state::{
@@ -23,18 +23,18 @@ use crate::{
 
 const TITLE: usize = 8;
 const TIME: usize = 9;
-/// Cells of what a stage is made of, in words.
+/// Width of the description of a stage's components, in cells.
 const WORDS: usize = 44;
-/// Cells that the bars keep before words get room.
+/// Minimum width of the bars, in cells, before descriptions get room.
 const BAR_MIN: usize = 14;
 
-/// Lines that it needs; none where nothing was asked for.
+/// Lines needed; 0 without a request.
 pub(super) fn height(state: &State) -> u16 {
     let count = stages(state).len() as u16;
     if count == 0 { 0 } else { 1 + count }
 }
 
-/// Draws the stages so far.
+/// Renders the stages so far.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let stages = stages(state);
     let remark = Line::from_iter([
@@ -69,7 +69,7 @@ fn row(theme: &Theme, stage: &Stage, all: f64, cells: usize, words: usize) -> Li
     ];
     let at = |time: f64| (ratio(time * cells as f64, all).round() as usize).min(cells);
     let (from, to) = (at(stage.from), at(stage.to));
-    // What took time is seen, however short it was.
+    // A stage that took time is visible, however short it was.
     let to = if took > 0.0 { to.max(from + 1).min(cells) } else { to };
     let from = from.min(to.saturating_sub(usize::from(took > 0.0)));
     spans.push(Span::raw(" ".repeat(from)));

@@ -1,34 +1,32 @@
-//! Read bandwidth of the machine by number of threads: the best of several ways to read memory that no cache holds. What a
-//! figure of decode is a share of.
+//! Read bandwidth of the machine by number of threads: the best of several methods of reading a buffer that exceeds all
+//! caches. The upper bound for decoding.
 use std::time::Instant;
 
-use shared::telemetry::bench::Bandwidth;
+use engine::model::region::Region;
+use kernels::{Kernels, Pool, PoolOptions};
+use telemetry::bench::Bandwidth;
 
 use super::{median, progress::Reporter};
-use crate::{
-    health::memory,
-    kernels::{Kernels, Pool, PoolOptions},
-    model::region::Region,
-};
+use crate::health::memory;
 
-/// Bytes that are read, where the machine has four times as many: no cache holds them.
+/// Bytes to read, on machines with at least four times as much memory: more than any cache holds.
 const BYTES_MAX: usize = 1 << 30;
-/// Streams a thread reads side by side.
+/// Streams that a thread reads in parallel.
 const STREAMS: [u32; 3] = [1, 2, 4];
-/// How far ahead lines are asked for; 0: not at all.
+/// Prefetch distances in bytes; 0: no prefetch.
 const AHEAD: [u32; 4] = [0, 2048, 4096, 8192];
-/// Readings of each way; the median counts. On a shared machine a single reading may catch the moment when nobody else
-/// reads.
+/// Measurements per method; the median counts. On a shared machine, a single measurement may coincide with a moment
+/// when no other process reads.
 const ROUNDS: usize = 3;
 
-/// Numbers of threads to read with: all up to four, then twice as many each time, at last all.
+/// Thread counts to measure: 1 to 4, then powers of two, and finally all.
 pub(super) fn counts(threads: usize) -> Vec<usize> {
     let doubled = std::iter::successors(Some(8), |count| Some(count * 2));
     let fewer = (1..=4).chain(doubled.take_while(|count| *count < threads)).filter(|count| *count < threads);
     fewer.chain([threads]).collect()
 }
 
-/// Memory to read: with and without huge pages.
+/// Memory to read, with and without huge pages.
 struct Probe<'a> {
     kernels: &'a Kernels,
     options: &'a PoolOptions,
@@ -36,8 +34,9 @@ struct Probe<'a> {
     huge: Region,
 }
 
-/// Reads with each number of threads. With one thread and with all every way is tried; with those between the ways that
-/// were best for these two. What was found `before` is tried again instead, and the higher rates stay.
+/// Measures each thread count. One thread and all threads try every method; the counts between use the methods that
+/// were best for these two. If `before` is given, its methods are measured again instead, and the higher rates are
+/// kept.
 pub(super) fn measure(
     (kernels, options): (&Kernels, &PoolOptions),
     read_mib: Option<u32>,
@@ -46,7 +45,7 @@ pub(super) fn measure(
 ) -> anyhow::Result<Vec<Bandwidth>> {
     let probe = Probe::new(kernels, options, read_mib)?;
     if let Some(before) = before {
-        reporter.begin("read bandwidth once more");
+        reporter.begin("read bandwidth, second measurement");
         return Ok(before.into_iter().map(|one| better(one, probe.rate(one))).collect());
     }
     let counts = counts(options.threads);
@@ -84,7 +83,7 @@ impl<'a> Probe<'a> {
         Ok(Self { kernels, options, small: vec![1; bytes], huge })
     }
 
-    /// Every way with so many threads.
+    /// Every method with this number of threads.
     fn ways(&self, threads: usize) -> impl Iterator<Item = Bandwidth> {
         let pool = self.pool(threads);
         let of_pages = |huge_pages| STREAMS.into_iter().map(move |streams| (huge_pages, streams));
@@ -100,7 +99,7 @@ impl<'a> Probe<'a> {
         pool
     }
 
-    /// The same way once more.
+    /// Measures the same method again.
     fn rate(&self, way: Bandwidth) -> Bandwidth {
         self.rate_on(&self.pool(usize::from(way.threads)), way)
     }
@@ -122,7 +121,7 @@ fn read(kernels: &Kernels, pool: &Pool, bytes: &[u8], way: Bandwidth) -> f64 {
     (share * pool.threads()) as f64 / begin.elapsed().as_secs_f64()
 }
 
-/// Bytes per second that the threads of a pool read just now, with nothing else to do: the best of the ways that ask ahead.
+/// Current read rate of a pool's threads in bytes per second, without other work: the best of the prefetching methods.
 pub(super) fn now(kernels: &Kernels, pool: &Pool, bytes: &[u8]) -> f64 {
     let bytes = &bytes[..bytes.len().min(BYTES_MAX)];
     let of_streams = |streams| AHEAD.into_iter().filter(|ahead| *ahead > 0).map(move |ahead| (streams, ahead));
@@ -135,7 +134,7 @@ mod tests {
     use super::counts;
 
     #[test]
-    fn threads_are_counted_up_and_the_last_is_all() {
+    fn thread_counts_grow_and_end_with_all() {
         assert_eq!(counts(1), [1]);
         assert_eq!(counts(2), [1, 2]);
         assert_eq!(counts(4), [1, 2, 3, 4]);

@@ -1,4 +1,5 @@
-//! A bare exchange of bytes on sockets: what an all-reduce of as many bytes is measured against. Nothing is summed or checked.
+//! A bare exchange of bytes on sockets, as the baseline of an all-reduce of the same size. Nothing is summed or
+//! checked.
 use std::{io, net::TcpStream, os::fd::AsRawFd};
 
 use nix::{
@@ -7,10 +8,10 @@ use nix::{
     sys::socket::{MsgFlags, recv, send},
 };
 
-/// Longest sleep before all sockets are looked at again, in milliseconds.
+/// Longest sleep before all sockets are polled again, in milliseconds.
 const POLL_MS: u16 = 200;
 
-/// Sockets to other ranks, and room for what is sent and received.
+/// Sockets to other ranks, and send and receive buffers.
 #[derive(Debug)]
 pub(super) struct Bare {
     streams: Vec<Option<TcpStream>>,
@@ -25,7 +26,7 @@ impl Bare {
         Self { streams, out: Vec::new(), input: Vec::new(), left: Vec::new() }
     }
 
-    /// Sends and receives as many bytes as said for each socket, all at once.
+    /// Sends and receives the given number of bytes on each socket, concurrently.
     ///
     /// # Errors
     /// A socket closed or failed.
@@ -45,7 +46,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Sends as much as the sockets take; whether that is all.
+    /// Sends as much as the sockets accept. Returns whether everything was sent.
     fn send(&mut self) -> io::Result<bool> {
         for (stream, (left, _)) in self.streams.iter().zip(&mut self.left) {
             let Some(stream) = stream.as_ref().filter(|_| *left > 0) else { continue };
@@ -58,7 +59,7 @@ impl Bare {
         Ok(self.left.iter().all(|(out, _)| *out == 0))
     }
 
-    /// Receives what is there; once all is sent it sleeps on the first socket that has something to come.
+    /// Receives available bytes. Once everything is sent, sleeps on the first socket that still expects data.
     fn receive(&mut self, all_sent: bool) -> io::Result<()> {
         let mut has_moved = false;
         for (stream, (_, left)) in self.streams.iter().zip(&mut self.left) {
@@ -77,7 +78,7 @@ impl Bare {
         Ok(())
     }
 
-    /// Sleeps until a socket can go on.
+    /// Sleeps until a socket is ready.
     fn sleep(&self) -> io::Result<()> {
         use std::os::fd::AsFd;
         let mut list = Vec::new();

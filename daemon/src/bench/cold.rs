@@ -1,23 +1,19 @@
-//! Loads from the disk and from the page cache, and what the system says of this process: bytes from the disk, peak memory.
+//! Loads from the disk and from the page cache, and this process's counters: bytes read from the disk, peak memory.
 use std::{fs, path::Path, sync::Arc, time::Instant};
 
 use anyhow::Context;
+use common::units::Bytes;
+use engine::model::{Shard, Source};
+use gguf::{GgufFile, Shape};
+use kernels::Kernels;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use shared::{
-    gguf::{GgufFile, Shape},
-    topology::cut,
-    units::Bytes,
-};
+use topology::cut;
 
-use crate::{
-    kernels::Kernels,
-    model::{Shard, Source},
-};
-
-/// Share of the weights that must come from the disk: less, and the pages had not left the cache. Readers ahead bring more.
+/// Minimum share of the weights that must come from the disk; with less, the pages had stayed in the cache. Read-ahead
+/// can exceed 1.
 const DISK_SHARE: f64 = 0.9;
 
-/// A load whose file was dropped from the page cache first.
+/// A load after the file was dropped from the page cache.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Cold {
     pub(super) seconds: Option<f64>,
@@ -25,7 +21,7 @@ pub(super) struct Cold {
     pub(super) note: Option<String>,
 }
 
-/// A whole model on one machine, without packed shards of earlier loads.
+/// Loads a whole model on one machine, without packed shards of earlier loads.
 pub(super) fn load(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(Shape, Shard)> {
     let file = Arc::new(open(path)?);
     let shape = Shape::read(&file)?;
@@ -43,7 +39,7 @@ pub(super) fn load(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(Sh
     Ok((shape, shard))
 }
 
-/// As [`load`], from the disk.
+/// Like [`load`], from the disk.
 pub(super) fn load_cold(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(Shape, Shard, Cold)> {
     let dropped = forget_pages(&open(path)?);
     let before = disk_bytes();
@@ -60,22 +56,22 @@ pub(super) fn open(path: &Path) -> anyhow::Result<GgufFile> {
     GgufFile::open(path).with_context(|| format!("cannot use {}", path.display()))
 }
 
-/// Asks the system to drop a model from the page cache.
+/// Drops a model's file from the page cache.
 fn forget_pages(file: &GgufFile) -> Result<(), String> {
     for split in file.files() {
-        // Pages that are not written yet stay; a disk that cannot be written to has none.
+        // Pages that are not written yet stay; a read-only disk has none.
         let _ = split.sync_data();
         posix_fadvise(split, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).map_err(|error| error.to_string())?;
     }
     Ok(())
 }
 
-/// Seconds count only where the bytes came from the disk, as far as the system tells.
+/// Returns the seconds only if the bytes came from the disk, as far as the system reports.
 fn judge(dropped: Result<(), String>, seconds: f64, disk_bytes: Option<u64>, weight_bytes: u64) -> Cold {
     let (seconds, note) = match (dropped, disk_bytes) {
-        (Err(error), _) => (None, Some(format!("the page cache cannot be told to drop the file: {error}"))),
+        (Err(error), _) => (None, Some(format!("cannot drop the file from the page cache: {error}"))),
         (Ok(()), None) => {
-            (Some(seconds), Some("if the file had left the page cache is not known: no /proc/self/io".into()))
+            (Some(seconds), Some("it is unknown whether the file had left the page cache: no /proc/self/io".into()))
         }
         (Ok(()), Some(bytes)) if (bytes as f64) < weight_bytes as f64 * DISK_SHARE => {
             let (bytes, all) = (Bytes(bytes), Bytes(weight_bytes));
@@ -87,13 +83,13 @@ fn judge(dropped: Result<(), String>, seconds: f64, disk_bytes: Option<u64>, wei
     Cold { seconds, disk_bytes, note }
 }
 
-/// Bytes that this process has had fetched from disks.
+/// Bytes that this process has read from disks.
 fn disk_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/io").ok()?;
     text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
 }
 
-/// Begins VmHWM anew; false where the system does not allow it.
+/// Resets VmHWM; false if the system does not allow it.
 pub(super) fn forget_peak() -> bool {
     fs::write("/proc/self/clear_refs", "5").is_ok()
 }
@@ -110,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_load_is_cold_only_if_its_bytes_came_from_the_disk() {
+    fn load_is_cold_only_if_its_bytes_came_from_the_disk() {
         let cold = judge(Ok(()), 2.0, Some(101), 100);
         assert_eq!(cold, Cold { seconds: Some(2.0), disk_bytes: Some(101), note: None });
         let cached = judge(Ok(()), 2.0, Some(50), 100);

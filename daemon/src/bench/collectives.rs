@@ -1,5 +1,6 @@
-//! `brambled bench collectives`: all-reduces between ranks as threads over sockets of loopback or of network namespaces, beside a
-//! bare exchange of the same bytes on the same sockets, in turns. Columns as nccl-tests: algbw = bytes / time, busbw = algbw * 2(n-1)/n.
+//! `brambled bench collectives`: all-reduces between ranks that are threads, over sockets on loopback or in network
+//! namespaces, compared with a bare exchange of the same bytes on the same sockets in alternation. Columns as in
+//! nccl-tests: algbw = bytes / time, busbw = algbw * 2(n-1)/n.
 use std::{
     fs::File,
     net::{IpAddr, Ipv4Addr, TcpListener, TcpStream},
@@ -10,39 +11,37 @@ use std::{
 
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
-use nix::sched::{CloneFlags, setns};
-use shared::{
+use collectives::{Algorithm, Choice, Step, payload_bytes, schedule};
+use common::{
     ids::{Epoch, Rank, TopologyHash},
-    protocol::{
-        bench::{BENCH_RANKS, BENCH_REDUCES_MAX, BENCH_VALUES_MAX, REDUCES_DEFAULT},
-        frame::HEADER_BYTES,
-        noise,
-        seal::{Cipher, Protection, Seals},
-    },
-    schedule::{Algorithm, Choice, Step, payload_bytes, schedule},
-    telemetry::bench::{
-        CollectiveBench, CollectiveRow,
-        collectives::{Bare as BesideBare, median_and_p99},
-    },
-    topology::Exchange,
+    precision::Exchange,
+};
+use engine::collective::{Abort, Accounting, Group, Links, Seat, Settings, Socket, SyncRing};
+use kernels::Kernels;
+use nix::sched::{CloneFlags, setns};
+use protocol::{
+    bench::{BENCH_RANKS, BENCH_REDUCES_MAX, BENCH_VALUES_MAX, REDUCES_DEFAULT},
+    frame::HEADER_BYTES,
+    noise,
+    seal::{Cipher, Protection, Seals},
+};
+use telemetry::bench::{
+    CollectiveBench, CollectiveRow,
+    collectives::{Bare as BesideBare, median_and_p99},
 };
 
 use super::bare::Bare;
-use crate::{
-    collective::{Abort, Accounting, Group, Links, Seat, Settings, Socket, SyncRing},
-    kernels::Kernels,
-};
 
-/// All-reduces of each kind before any counts.
+/// All-reduces of each kind before the measurement.
 const WARM_UP: u32 = 5;
 
 /// Options of `brambled bench collectives`.
 #[derive(Clone, Debug, Args)]
 pub struct Arguments {
-    /// Ranks
+    /// Number of ranks
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(BENCH_RANKS))]
     ranks: u16,
-    /// Tensors as TOKENSxCOLUMNS
+    /// Tensor sizes as TOKENSxCOLUMNS
     #[arg(long, value_name = "TxC,..", value_delimiter = ',', default_value = "1x2048,16x2048,128x2048", value_parser = size)]
     sizes: Vec<Size>,
     /// Algorithms [default: all]
@@ -51,20 +50,20 @@ pub struct Arguments {
     /// Format of the values on the wire: f32, f16 or q80
     #[arg(long, default_value = "f32", value_parser = <Exchange as std::str::FromStr>::from_str)]
     exchange: Exchange,
-    /// All-reduces of each kind and size
+    /// All-reduces per kind and size
     #[arg(long, value_name = "N", default_value_t = REDUCES_DEFAULT,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(BENCH_REDUCES_MAX)))]
     repeats: u32,
-    /// Put each rank's sockets into the network namespace of a process, at an address there (needs root)
+    /// Open each rank's sockets in the network namespace of a process, at an address there (needs root)
     #[arg(long = "in", value_name = "PID@ADDRESS,..", value_delimiter = ',', value_parser = place)]
     places: Vec<Namespace>,
-    /// Protection of what the ranks send: plain, authenticated or encrypted; the bare exchange stays plain
+    /// Protection of the ranks' data: plain, authenticated or encrypted; the bare exchange stays plain
     #[arg(long, default_value = "plain", value_parser = <Protection as std::str::FromStr>::from_str)]
     protection: Protection,
-    /// Use ChaCha20-Poly1305 also where the processor has AES instructions
+    /// Use ChaCha20-Poly1305 even if the processor has AES instructions
     #[arg(long)]
     chacha: bool,
-    /// Waiting ranks spin: only with a core for each
+    /// Let waiting ranks spin; needs one core per rank
     #[arg(long)]
     spin: bool,
     /// Print JSON
@@ -72,7 +71,7 @@ pub struct Arguments {
     pub(super) json: bool,
 }
 
-/// Where a rank's sockets are.
+/// Location of a rank's sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Namespace {
     process: u32,
@@ -100,7 +99,7 @@ fn size(text: &str) -> Result<Size, String> {
     if fits { Ok(Size { tokens, columns }) } else { Err(format!("a tensor has 1 to {BENCH_VALUES_MAX} values")) }
 }
 
-/// What one rank saw of one kind of all-reduce.
+/// One rank's measurements of one kind of all-reduce.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     times: Vec<f64>,
@@ -124,7 +123,7 @@ pub(super) fn run(arguments: &Arguments, kernels: &'static Kernels) -> anyhow::R
                 (arguments.clone(), algorithms.clone(), Arc::clone(&barrier), *size);
             thread::spawn(move || {
                 rank_of((&arguments, kernels), &algorithms, size, rank, streams, &barrier).unwrap_or_else(|error| {
-                    // The others wait for this one: nothing is left to measure.
+                    // The other ranks wait for this one, so the measurement cannot continue.
                     eprintln!("brambled: rank {rank}: {error:#}");
                     std::process::exit(1)
                 })
@@ -150,7 +149,7 @@ pub(super) fn run(arguments: &Arguments, kernels: &'static Kernels) -> anyhow::R
 }
 
 fn row(algorithm: Algorithm, size: Size, repeats: u32, seen: &[&Seen]) -> CollectiveRow {
-    // An all-reduce is over when the slowest rank has it.
+    // An all-reduce ends when the slowest rank has its result.
     let slowest = |of: &dyn Fn(&Seen) -> &Vec<f64>| {
         let at = |index: usize| seen.iter().map(|seen| of(seen)[index]).fold(0.0, f64::max);
         let mut times: Vec<f64> = (0..repeats as usize).map(at).collect();
@@ -158,7 +157,7 @@ fn row(algorithm: Algorithm, size: Size, repeats: u32, seen: &[&Seen]) -> Collec
         times
     };
     let (times, bare) = (slowest(&|seen| &seen.times), slowest(&|seen| &seen.bare));
-    let spread = |times: &[f64]| median_and_p99(times).expect("there is one repeat at least");
+    let spread = |times: &[f64]| median_and_p99(times).expect("there is at least one repeat");
     let (found, (bare_us, _)) = (spread(&times), spread(&bare));
     let messages: u64 = seen.iter().map(|seen| seen.messages).sum();
     let calls: u64 = seen.iter().map(|seen| seen.calls).sum();
@@ -173,7 +172,7 @@ fn row(algorithm: Algorithm, size: Size, repeats: u32, seen: &[&Seen]) -> Collec
     CollectiveRow { bare: Some(bare), ..row }
 }
 
-/// Each pair of ranks has a key of its own.
+/// Each pair of ranks has its own key.
 fn protected(arguments: &Arguments, rank: usize, streams: Vec<Option<TcpStream>>) -> Vec<Option<Socket>> {
     let cipher = if noise::has_aes() && !arguments.chacha { Cipher::AesGcm } else { Cipher::ChaChaPoly };
     let seals = |other: usize| {
@@ -185,8 +184,8 @@ fn protected(arguments: &Arguments, rank: usize, streams: Vec<Option<TcpStream>>
     streams.into_iter().enumerate().map(|(other, stream)| stream.map(|stream| (stream, seals(other)))).collect()
 }
 
-/// One rank: in each round every algorithm and its bare exchange in turn. The group is given back so that no link closes before
-/// all ranks are through.
+/// Runs one rank: in each round, every algorithm and its bare exchange, alternating. Returns the group, so that no link
+/// closes before all ranks have finished.
 fn rank_of(
     (arguments, kernels): (&Arguments, &'static Kernels),
     algorithms: &[Algorithm],
@@ -211,10 +210,10 @@ fn rank_of(
     let between: Vec<_> = algorithms.iter().map(|one| traffic(*one, arguments.exchange, size, rank, world)).collect();
     for round in 0..WARM_UP + arguments.repeats {
         for ((algorithm, seen), between) in algorithms.iter().zip(&mut seen).zip(&between) {
-            // Between the two no rank may be ahead: links would read what the bare exchange sends.
+            // No rank may run ahead between the two: links would read data of the bare exchange.
             barrier.wait();
             let began = Instant::now();
-            bare.exchange(between).context("a rank is gone")?;
+            bare.exchange(between).context("lost a rank")?;
             let bare_us = began.elapsed().as_secs_f64() * 1e6;
             barrier.wait();
             let calls = group.links().map_or(0, |links| links.calls().total());
@@ -233,11 +232,11 @@ fn rank_of(
     let rounds = f64::from(WARM_UP + arguments.repeats) * algorithms.len() as f64;
     let sum = rounds * (0..world).map(|rank| rank as f64 + 0.5).sum::<f64>();
     let error = hidden.iter().map(|value| (f64::from(*value) - sum).abs()).fold(0.0, f64::max) / sum;
-    ensure!(error <= 0.02, "rank {rank} has a wrong sum: {error} of it");
+    ensure!(error <= 0.02, "rank {rank} has a wrong sum: its relative error is {error}");
     Ok((seen, group))
 }
 
-/// Bytes, headers included, that a rank sends to and gets from each other in one all-reduce.
+/// Bytes, headers included, that a rank sends to and receives from each other rank in one all-reduce.
 fn traffic(algorithm: Algorithm, exchange: Exchange, size: Size, own: usize, world: usize) -> Vec<(usize, usize)> {
     let mut between = vec![(0, 0); world];
     for from in 0..world {
@@ -254,13 +253,13 @@ fn traffic(algorithm: Algorithm, exchange: Exchange, size: Size, own: usize, wor
     between
 }
 
-/// Connected sockets between all pairs of ranks, on loopback or where the ranks are to be.
+/// Connected sockets between all pairs of ranks, on loopback or in their namespaces.
 fn sockets(world: usize, places: &[Namespace]) -> anyhow::Result<Vec<Vec<Option<TcpStream>>>> {
     let mut links: Vec<Vec<Option<TcpStream>>> = (0..world).map(|_| (0..world).map(|_| None).collect()).collect();
     let here = IpAddr::from(Ipv4Addr::LOCALHOST);
     for (low, high) in (0..world).flat_map(|low| (low + 1..world).map(move |high| (low, high))) {
         let address = places.get(high).map_or(here, |place| place.address);
-        let bind = move || TcpListener::bind((address, 0)).with_context(|| format!("{address} cannot be bound"));
+        let bind = move || TcpListener::bind((address, 0)).with_context(|| format!("cannot bind {address}"));
         let listener = at(places.get(high), bind)?;
         let listens = listener.local_addr()?;
         links[low][high] = Some(at(places.get(low), move || Ok(TcpStream::connect(listens)?))?);
@@ -269,7 +268,7 @@ fn sockets(world: usize, places: &[Namespace]) -> anyhow::Result<Vec<Vec<Option<
     Ok(links)
 }
 
-/// Makes a socket in a namespace, on a thread that ends with it: a socket stays where it was made.
+/// Creates a socket in a namespace, on a temporary thread: a socket stays in the namespace in which it was created.
 fn at<T: Send + 'static>(
     place: Option<&Namespace>,
     make: impl FnOnce() -> anyhow::Result<T> + Send + 'static,

@@ -1,25 +1,21 @@
-//! Matrix products of every format and kernel table: multiply-adds and bytes of weights a second, beside the most that
-//! registers alone can do.
+//! Matrix products of every format and kernel table: multiply-adds and bytes of weights per second, compared with the
+//! peak of multiply-adds on registers.
 use std::{path::Path, time::Instant};
 
 use anyhow::{Context, bail, ensure};
-use shared::{
-    gguf::{BlockFormat, GgufFile},
-    telemetry::bench::{KernelBench, Product, Table},
+use gguf::{BlockFormat, GgufFile};
+use kernels::{
+    Activations, Compute, Kernels, MatrixPanels, Pool, PoolOptions, Wanted, matmul, pack_panel, packed_bytes,
 };
+use telemetry::bench::{KernelBench, Product, Table};
 
 use super::{KernelArguments, median, progress::Reporter};
-use crate::{
-    health::machine::allowed_cores,
-    kernels::{
-        Activations, Compute, Kernels, MatrixPanels, Pool, PoolOptions, Wanted, matmul, pack_panel, packed_bytes,
-    },
-};
+use crate::health::machine::allowed_cores;
 
-/// Most weights of a made-up matrix.
+/// Maximum number of weights of a made-up matrix.
 const WEIGHTS_MAX: usize = 1 << 28;
 
-/// Rows of a format as a file has them.
+/// Rows in the file layout of a format.
 struct Weights {
     format: BlockFormat,
     rows: usize,
@@ -54,12 +50,12 @@ pub(super) fn run(arguments: &KernelArguments, chosen: &'static Kernels) -> anyh
     Ok(KernelBench { threads: arguments.threads, tables: tables.into_iter().map(measure).collect() })
 }
 
-/// Formats that were asked for, or all.
+/// The requested formats, or all.
 fn formats(arguments: &KernelArguments) -> anyhow::Result<Vec<BlockFormat>> {
     let of_name = |name: &String| {
         let found = BlockFormat::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(name));
         let known = || BlockFormat::ALL.map(BlockFormat::name).join(", ");
-        found.with_context(|| format!("{name:?} is no format; take of {}", known()))
+        found.with_context(|| format!("{name:?} is not a format; choose from {}", known()))
     };
     if arguments.formats.is_empty() {
         return Ok(BlockFormat::ALL.to_vec());
@@ -69,21 +65,21 @@ fn formats(arguments: &KernelArguments) -> anyhow::Result<Vec<BlockFormat>> {
 
 fn made_up(arguments: &KernelArguments) -> anyhow::Result<Vec<Weights>> {
     let (rows, columns) = (arguments.rows as usize, arguments.columns as usize);
-    ensure!(columns.is_multiple_of(256), "--columns {columns} is no multiple of 256, a super-block");
+    ensure!(columns.is_multiple_of(256), "--columns {columns} is not a multiple of 256, the size of a super-block");
     ensure!(
         rows * columns <= WEIGHTS_MAX,
-        "{rows} x {columns} are more than {WEIGHTS_MAX} weights; give fewer --rows or --columns"
+        "{rows} x {columns} are more than {WEIGHTS_MAX} weights; reduce --rows or --columns"
     );
     let of_format = |format: BlockFormat| {
         let row_bytes = format.row_bytes(columns).expect("columns are whole super-blocks");
-        // Any bytes are weights; halves of this pattern are small numbers.
+        // Any bytes are valid weights; as f16 scales, this pattern gives small numbers.
         let bytes = (0..rows * row_bytes).map(|at| (at % 47) as u8).collect();
         Weights { format, rows, columns, bytes }
     };
     Ok(formats(arguments)?.into_iter().map(of_format).collect())
 }
 
-/// The largest matrix of each format, up to so many rows.
+/// The largest matrix of each format, with at most the requested number of rows.
 fn of_file(path: &Path, arguments: &KernelArguments) -> anyhow::Result<Vec<Weights>> {
     let file = GgufFile::open(path).with_context(|| format!("cannot use {}", path.display()))?;
     let mut found = Vec::new();
@@ -96,7 +92,7 @@ fn of_file(path: &Path, arguments: &KernelArguments) -> anyhow::Result<Vec<Weigh
         found.push(Weights { format, rows, columns: tensor.columns(), bytes });
     }
     if found.is_empty() {
-        bail!("{} has no matrix of these formats", path.display());
+        bail!("{} has no matrix of the requested formats", path.display());
     }
     Ok(found)
 }
@@ -136,7 +132,7 @@ fn products(compute: &Compute, weights: &Weights, arguments: &KernelArguments) -
     arguments.tokens.iter().map(of_tokens).collect()
 }
 
-/// Products of registers alone.
+/// Peak rate of multiply-adds on registers.
 fn peak(kernels: &Kernels) -> Option<f64> {
     const ROUNDS: usize = 200_000;
     let rate = || {

@@ -1,16 +1,23 @@
-//! A whole model on this machine alone: load, prefill, decode at several contexts, memory.
+//! A whole model on this machine: load, prefill, decode at several contexts, memory.
 use std::{sync::Arc, time::Instant};
 
 use anyhow::{bail, ensure};
-use shared::{
-    gguf::Shape,
+use collectives::Choice;
+use common::{
     ids::{Rank, Slot},
     latency::ratio,
-    protocol::bench::{CONTEXT_DEFAULT, PREFILL_DEFAULT},
-    schedule::Choice,
-    telemetry::bench::{Decode, Load, NodeBench, Prefill, Rows},
-    topology::{Exchange, KvFormat, layout::STEP_TOKENS_MAX, spec::KV_BLOCK_LENGTH},
+    limits::KV_BLOCK_LENGTH,
+    precision::{Exchange, KvFormat},
 };
+use engine::{
+    collective::{Accounting, Group, Settings, SyncRing},
+    model::{Batch, BatchToken, KvCache, Model, Shard},
+};
+use gguf::Shape;
+use kernels::{Compute, Kernels, Pool, PoolOptions};
+use protocol::bench::{CONTEXT_DEFAULT, PREFILL_DEFAULT};
+use telemetry::bench::{Decode, Load, NodeBench, Prefill, Rows};
+use topology::layout::STEP_TOKENS_MAX;
 
 use super::{
     NodeArguments, bandwidth,
@@ -18,12 +25,7 @@ use super::{
     median,
     progress::Reporter,
 };
-use crate::{
-    collective::{Accounting, Group, Settings, SyncRing},
-    health::machine::allowed_cores,
-    kernels::{Compute, Kernels, Pool, PoolOptions},
-    model::{Batch, BatchToken, KvCache, Model, Shard},
-};
+use crate::health::machine::allowed_cores;
 
 struct Bench {
     model: Model,
@@ -31,14 +33,14 @@ struct Bench {
     tables: Vec<Vec<u32>>,
 }
 
-/// Steps of each number of rows.
+/// Steps per number of rows.
 const ROW_STEPS: u32 = 16;
 
-/// What is done, with what was left out of it.
+/// The work to do, with notes on what was left out.
 struct Work {
     prefill: Vec<u32>,
     context: Vec<u32>,
-    /// Positions that the KV cache holds.
+    /// Capacity of the KV cache in positions.
     positions: usize,
     skipped: Vec<String>,
 }
@@ -50,7 +52,7 @@ pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyho
     let options = PoolOptions { threads, spin: threads <= cores.len(), cores };
     let path = &arguments.model;
     let work = Work::of(arguments, &Shape::read(&cold::open(path)?)?)?;
-    // Where the peak cannot begin anew, nothing big comes before what it is of.
+    // If the peak cannot be reset, nothing large may precede its measurement.
     let resets = forget_peak();
     let searches = if threads == 1 { 1 } else { 2 };
     let steps = searches + usize::from(resets) + 2 + work.prefill.len() + work.context.len();
@@ -69,7 +71,7 @@ pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyho
     let begin = Instant::now();
     drop(cold::load(path, kernels)?);
     let warm_seconds = begin.elapsed().as_secs_f64();
-    // The machine is shared: what it reads is the best of before and after.
+    // The machine is shared: its bandwidth is the best of before and after.
     let bandwidth = bandwidth(before, &mut reporter)?;
     let Cold { seconds: cold_seconds, disk_bytes: cold_disk_bytes, note: cold_note } = cold;
     Ok(NodeBench {
@@ -92,11 +94,11 @@ impl Work {
     fn of(arguments: &NodeArguments, shape: &Shape) -> anyhow::Result<Self> {
         let path = arguments.model.display();
         if let Some(id) = arguments.ids.iter().find(|id| **id as usize >= shape.vocabulary_length) {
-            bail!("--ids has {id}, {path} has {} tokens", shape.vocabulary_length);
+            bail!("--ids contains {id}, {path} has only {} tokens", shape.vocabulary_length);
         }
         let room = shape.context_length;
         let rows = arguments.rows.iter().max().map_or(0, |rows| *rows as usize);
-        // Tokens that are decoded behind a context, with the one that goes before them.
+        // Tokens that are decoded after a context, including the token before them.
         let behind = (arguments.tokens as usize + 1).max(rows).max(arguments.ids.len());
         let mut skipped = Vec::new();
         let mut fitting = |what: &str, given: &[u32], defaults: &[u32], behind: usize| {
@@ -104,7 +106,7 @@ impl Work {
                 return given.to_vec();
             }
             let (fit, over) = defaults.iter().partition::<Vec<u32>, _>(|tokens| **tokens as usize + behind <= room);
-            let why = |tokens: u32| format!("{what} {tokens}: the model's context is {room} tokens");
+            let why = |tokens: u32| format!("{what} {tokens} is left out: the model's context is {room} tokens");
             skipped.extend(over.into_iter().map(why));
             fit
         };
@@ -114,16 +116,16 @@ impl Work {
         let positions = longest(&prefill).max(longest(&context) + behind);
         ensure!(
             positions <= room,
-            "{positions} positions are asked for, {path} has {room}; give smaller --context, --prefill and --tokens"
+            "{positions} positions are requested, {path} has {room}; reduce --context, --prefill and --tokens"
         );
         let prefill = prefill.into_iter().filter(|tokens| *tokens > 0).collect();
         Ok(Self { prefill, context, positions, skipped })
     }
 }
 
-/// Multiply-adds of a token in the weight matrices of all layers.
+/// Multiply-adds per token in the weight matrices of all layers.
 fn macs(shard: &Shard) -> u64 {
-    let of_layer = |layer: &crate::model::weights::Layer| {
+    let of_layer = |layer: &engine::model::weights::Layer| {
         layer.matrices().map(|(matrix, used)| (matrix.rows * matrix.columns * used) as u64).sum::<u64>()
     };
     shard.layers.iter().map(of_layer).sum()
@@ -158,7 +160,7 @@ impl Bench {
         })
     }
 
-    /// Does all of it and gives the memory back.
+    /// Runs all measurements, then frees the memory.
     fn work(
         mut self,
         arguments: &NodeArguments,
@@ -182,7 +184,7 @@ impl Bench {
             let mut limit = self.read_weights();
             for _ in 0..arguments.repeats {
                 let rate = ratio(f64::from(arguments.tokens), self.decode(*context, arguments.tokens));
-                // On a shared machine the limit moves: what counts is the one right before and right after.
+                // On a shared machine the limit varies: the measurements right before and right after count.
                 let before = std::mem::replace(&mut limit, self.read_weights());
                 rates.push(rate);
                 shares.push(ratio(bytes as f64 * rate, before.max(limit)));
@@ -198,12 +200,12 @@ impl Bench {
         (prefill, decode, rows, ids)
     }
 
-    /// Steps of so many tokens, all of which want logits; the sizes take turns.
+    /// Times steps with these numbers of tokens, all with logits; the sizes alternate.
     fn rows(&mut self, rows: &[u32]) -> Vec<Rows> {
         if rows.is_empty() {
             return Vec::new();
         }
-        // One row is what the others are compared with.
+        // One row is the reference for the others.
         let rows: Vec<u32> = std::iter::once(1).chain(rows.iter().copied().filter(|rows| *rows != 1)).collect();
         let mut seconds = vec![Vec::new(); rows.len()];
         for _ in 0..ROW_STEPS {
@@ -219,7 +221,7 @@ impl Bench {
         found.map(|(rows, s)| Rows { rows: *rows, milliseconds: s * 1e3, times_of_one: s / one }).collect()
     }
 
-    /// Seconds for a prompt of so many tokens, in steps as the engine makes them.
+    /// Seconds to prefill a prompt of this many tokens, in the engine's steps.
     fn prefill(&mut self, tokens: u32) -> f64 {
         let begin = Instant::now();
         for first in (0..tokens).step_by(STEP_TOKENS_MAX) {
@@ -229,13 +231,13 @@ impl Bench {
         begin.elapsed().as_secs_f64()
     }
 
-    /// Bytes per second at which the same threads read the weights and do nothing else.
+    /// Bytes per second at which the same threads read the weights without other work.
     fn read_weights(&self) -> f64 {
         let compute = self.model.compute();
         bandwidth::now(compute.kernels, &compute.pool, self.model.shard().bytes())
     }
 
-    /// Seconds for so many tokens one by one behind a context.
+    /// Seconds to decode this many tokens after a context.
     fn decode(&mut self, context: u32, tokens: u32) -> f64 {
         self.step(context..context + 1, |_| true);
         let begin = Instant::now();
@@ -243,12 +245,12 @@ impl Bench {
         begin.elapsed().as_secs_f64()
     }
 
-    /// The most probable token behind each id.
+    /// The most probable next token after each id.
     fn greedy(&mut self, ids: &[u32]) -> Vec<u32> {
         let best_of = |(position, token): (usize, &u32)| {
             let entry = BatchToken { slot: Slot(0), position: position as u32, token: *token, wants_logits: true };
             let logits = self.model.forward(Batch { tokens: &[entry], blocks: &self.tables }, &mut self.group);
-            let logits = logits.expect("a lone rank has nobody to lose");
+            let logits = logits.expect("a single rank has no peer to lose");
             logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(id, _)| id as u32)
         };
         ids.iter().enumerate().map(best_of).collect()
@@ -263,6 +265,6 @@ impl Bench {
         };
         let batch: Vec<BatchToken> = positions.map(token).collect();
         let logits = self.model.forward(Batch { tokens: &batch, blocks: &self.tables }, &mut self.group);
-        logits.expect("a lone rank has nobody to lose");
+        logits.expect("a single rank has no peer to lose");
     }
 }

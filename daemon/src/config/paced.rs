@@ -1,12 +1,12 @@
-//! A paced node computes nothing: it waits as long as a machine of a profile would compute. Its links, schedules and messages are real,
-//! so that a machine with few cores can measure what the network and the schedule of many nodes do.
+//! A paced node computes nothing: it waits for as long as a machine of a given profile would compute. Its links,
+//! schedules and messages are real, so that a machine with few cores can measure the network and the schedule of many
+//! nodes.
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use engine::model::PacedMachine;
+use planner::simulate::NodeProfile;
 use serde::Deserialize;
-use shared::simulate::NodeProfile;
-
-use crate::model::PacedMachine;
 
 /// The keys of the section `[paced]`.
 #[derive(Clone, Debug, Deserialize)]
@@ -21,10 +21,10 @@ pub(super) struct Section {
     seed: Option<u64>,
 }
 
-/// The machine that a paced node stands for.
+/// The machine that a paced node imitates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Paced {
-    /// The machine that it stands for.
+    /// The machine's profile.
     pub machine: PacedMachine,
     /// Mean jitter that is added to each compute time, in millionths of it.
     pub jitter_ppm: u32,
@@ -55,8 +55,9 @@ impl Paced {
         Ok(Self { machine, jitter_ppm, seed: seed.unwrap_or(1) })
     }
 
-    /// Name reported in place of the kernels, so that no report of this node can be mistaken for one of a node that computes.
+    /// Name reported instead of the kernels, so that reports of this node cannot be mistaken for those of a node that
+    /// computes.
     pub fn kernels(&self) -> String {
-        format!("{}{}, times x{}", shared::telemetry::PACED, self.machine.profile.name, self.machine.slow_motion)
+        format!("{}{}, times x{}", telemetry::PACED, self.machine.profile.name, self.machine.slow_motion)
     }
 }

@@ -1,11 +1,11 @@
-//! The settings that count, as a file of settings has them, for people who look at a node from afar. No key is in it.
+//! The effective settings in the format of the configuration file, for remote display. Secrets are omitted.
 use std::{fmt::Write, time::Duration};
 
 use toml::Value;
 
 use super::Config;
 
-/// What stands where a secret would.
+/// Placeholder of a secret.
 const LEFT_OUT: &str = "(left out)";
 
 fn milliseconds(time: Duration) -> Value {
@@ -17,7 +17,7 @@ fn texts(texts: impl Iterator<Item = String>) -> Value {
 }
 
 impl Config {
-    /// Settings as TOML; API keys are counted by entries that say nothing.
+    /// Settings as TOML; each API key appears as a placeholder.
     pub fn shown(&self) -> String {
         let path = |path: &std::path::Path| Value::String(path.display().to_string());
         let number = |number: u64| Value::Integer(i64::try_from(number).unwrap_or(i64::MAX));
@@ -74,7 +74,7 @@ mod tests {
     use crate::config::{Arguments, Config, File};
 
     #[test]
-    fn settings_are_shown_as_a_file_that_is_accepted_without_a_key_in_it() {
+    fn shown_settings_are_a_valid_file_without_secrets() {
         let text = "name = \"pi1\"\nhttp = \"127.0.0.1:9980\"\napi_keys = [\"sk-0123456789\"]\nthreads = 3\nhttp_hosts = [\"llm.example.org\"]\nhttp_origins = [\"https://chat.example.org\"]\nmemory_max_mib = 7\nexclude_after_ms = 0\n";
         let config = Config::merge(Arguments::default(), toml::from_str(text).expect("a file")).expect("it is good");
         let shown = config.shown();

@@ -1,13 +1,13 @@
-//! Whether systemd started this process as its service, and starts it again when it ends with 75.
+//! Detects whether systemd started this process as its service and restarts it after exit code 75.
 use std::{env, ffi::OsString};
 
-/// By the environment that this process has.
+/// Decides by the environment of this process.
 pub(super) fn by_systemd() -> bool {
     is_main_process(|name| env::var_os(name), std::process::id())
 }
 
-/// `INVOCATION_ID` is inherited by every descendant of a unit: terminals, cron jobs. `SYSTEMD_EXEC_PID` names the one process that systemd
-/// started; before systemd 248, which has it not, the socket for notifications says as much.
+/// `INVOCATION_ID` is inherited by every descendant of a unit: terminals, cron jobs. `SYSTEMD_EXEC_PID` names the one
+/// process that systemd started. systemd before 248 does not set it; there the notification socket indicates the same.
 fn is_main_process(variable: impl Fn(&str) -> Option<OsString>, own: u32) -> bool {
     match variable("SYSTEMD_EXEC_PID") {
         Some(pid) => pid.to_str().and_then(|pid| pid.parse().ok()) == Some(own),
@@ -30,7 +30,7 @@ mod tests {
         check(&[], false);
         check(&[("INVOCATION_ID", "c0ffee")], false);
         check(&[("INVOCATION_ID", "c0ffee"), ("SYSTEMD_EXEC_PID", "42")], true);
-        // A child of the unit's process inherits all of its environment.
+        // A child of the unit's process inherits its whole environment.
         check(&[("INVOCATION_ID", "c0ffee"), ("SYSTEMD_EXEC_PID", "41"), ("NOTIFY_SOCKET", "/run/x")], false);
         check(&[("SYSTEMD_EXEC_PID", "four")], false);
         check(&[("INVOCATION_ID", "c0ffee"), ("NOTIFY_SOCKET", "/run/systemd/notify")], true);

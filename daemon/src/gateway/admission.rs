@@ -1,5 +1,5 @@
-//! Who goes next: a bounded queue before the replicas' places, first come first served, each with a deadline. Answers that were
-//! broken and go on come before all others.
+//! Admission: a bounded queue for the replicas' slots, first come first served, each request with a deadline. Resumed
+//! answers come before all others.
 use std::{
     collections::VecDeque,
     sync::{
@@ -16,72 +16,72 @@ use super::{
     route::{Outcome, Router, Way},
 };
 
-/// A topology that served within this is expected back: nodes restart and bring it up by themselves.
+/// A topology that served within this time is expected back: restarted nodes restore it by themselves.
 const LATELY: Duration = Duration::from_secs(60);
-/// Share of the latest request in the mean of their durations.
+/// Weight of the latest request in the mean duration.
 const LATEST: f64 = 0.2;
 
 #[derive(Debug, Default)]
 struct State {
     router: Router,
     queue: VecDeque<u64>,
-    /// Mean time that a request holds its place, in seconds.
+    /// Mean time that a request holds its slot, in seconds.
     held_s: f64,
 }
 
-/// Queue and places.
+/// The queue, and the slots in use.
 #[derive(Debug)]
 pub(super) struct Admission {
     cluster: Arc<Cluster>,
     limit: usize,
-    /// A topology that broke comes back by itself.
+    /// Whether a broken topology recovers by itself.
     recovers: bool,
     state: Mutex<State>,
     tickets: AtomicU64,
-    /// A place is free, or somebody left the queue.
+    /// Signals that a slot is free or a request left the queue.
     moved: Notify,
 }
 
-/// Why a request gets no place.
+/// Why a request gets no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     /// The queue is full.
     Full,
-    /// It waited to its deadline while all places were taken.
+    /// All slots were taken until its deadline.
     Overdue,
-    /// Nothing serves.
+    /// No replica serves.
     Nowhere,
 }
 
-/// Who asks for a place.
+/// A request for a slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    /// The beginning of its prompt.
+    /// Hash of the beginning of its prompt.
     pub(super) prefix: u64,
     /// It waits until then.
     pub(super) deadline: Instant,
-    /// Whether it is an answer that was broken: it goes first, and waits for something to serve.
+    /// Whether it is a broken answer: it goes first, and waits for a replica to serve.
     pub(super) is_resumed: bool,
 }
 
-/// A place on a replica; given back when it is dropped.
+/// A slot on a replica; released when dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     /// `ADDRESS:PORT` of its head.
     pub(super) head: String,
-    /// What is to be said of it.
+    /// Outcome to report to the router.
     pub(super) outcome: Outcome,
     admission: Arc<Admission>,
     since: Instant,
 }
 
-/// A place in the queue.
+/// A position in the queue.
 struct Ticket<'a> {
     number: u64,
     admission: &'a Admission,
 }
 
-/// Figures for /metrics and /health.
+/// Occupancy figures for /metrics and /health.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Occupancy {
     pub(super) waiting: usize,
@@ -90,17 +90,17 @@ pub(super) struct Occupancy {
 }
 
 impl Admission {
-    /// An empty queue of at most `limit`.
+    /// Creates an empty queue of at most `limit` requests.
     pub(super) fn new(cluster: Arc<Cluster>, limit: usize, recovers: bool) -> Self {
         Self { cluster, limit, recovers, state: Mutex::default(), tickets: AtomicU64::new(0), moved: Notify::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Queue and counts are whole even if a task panicked while it held the lock.
+        // Queue and counts are consistent even if a task panicked while it held the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in what heads report, as long as it is polled.
+    /// Processes the heads' reports, as long as it is polled.
     pub(super) async fn learn(self: Arc<Self>) {
         loop {
             let changed = self.cluster.changed.notified();
@@ -110,13 +110,13 @@ impl Admission {
         }
     }
 
-    /// Requests that wait; `None` while there is room for another.
+    /// Number of waiting requests if the queue is full, else `None`.
     pub(super) fn is_full(&self) -> Option<usize> {
         let waiting = self.state().queue.len();
         (waiting >= self.limit && waiting > 0).then_some(waiting)
     }
 
-    /// Seconds after which a place is likely: all who wait, at the pace of late.
+    /// Estimated seconds until a slot is free, from the queue's length and recent durations.
     pub(super) fn retry_after(&self) -> u64 {
         let serving = self.cluster.serving();
         let state = self.state();
@@ -125,7 +125,7 @@ impl Admission {
         (seconds.ceil() as u64).clamp(1, 60)
     }
 
-    /// How full it is.
+    /// Current occupancy.
     pub(super) fn occupancy(&self) -> Occupancy {
         let serving = self.cluster.serving();
         let state = self.state();
@@ -133,16 +133,16 @@ impl Admission {
         Occupancy { waiting: state.queue.len(), places, taken }
     }
 
-    /// Requests that this gateway runs on a head, and whether it is out.
+    /// Number of requests of this gateway on a head, and whether its circuit breaker is open.
     pub(super) fn standing(&self, head: &str) -> (u32, bool) {
         let state = self.state();
         (state.router.running(head), state.router.is_out(head))
     }
 
-    /// Waits for a place.
+    /// Waits for a slot.
     ///
     /// # Errors
-    /// There is none, and none comes in time.
+    /// No slot is free, and none will be in time.
     pub(super) async fn admit(self: &Arc<Self>, claim: Claim) -> Result<Place, Refused> {
         let ticket = self.enter(claim.is_resumed)?;
         let waits = claim.is_resumed || (self.recovers && self.cluster.has_served_within(LATELY));
@@ -150,7 +150,7 @@ impl Admission {
         loop {
             let mut moved = std::pin::pin!(self.moved.notified());
             let mut changed = std::pin::pin!(self.cluster.changed.notified());
-            // From here on nothing that happens is missed.
+            // No notification is missed from here on.
             moved.as_mut().enable();
             changed.as_mut().enable();
             let way = self.take(&ticket, claim.prefix);
@@ -175,7 +175,7 @@ impl Admission {
         }
     }
 
-    /// An operator keeps all replicas from taking anything new: only an answer that has begun waits for the end of that.
+    /// Whether an operator has cordoned all replicas: then only an answer that has begun waits.
     fn is_cordoned(&self, claim: Claim) -> bool {
         !claim.is_resumed && self.cluster.serving().cordon().is_some()
     }
@@ -184,7 +184,7 @@ impl Admission {
         let serving = self.cluster.serving();
         let mut state = self.state();
         let (places, taken) = state.router.places(&serving.replicas);
-        // A queue of none still lets in who finds a free place.
+        // With a queue of length 0, a request still enters if a slot is free.
         if !is_resumed && state.queue.len() >= self.limit && (taken >= places || !state.queue.is_empty()) {
             return Err(if places == 0 { Refused::Nowhere } else { Refused::Full });
         }
@@ -197,7 +197,7 @@ impl Admission {
         Ok(Ticket { number, admission: self })
     }
 
-    /// Whoever is first in the queue may take a place.
+    /// Takes a slot if this request is first in the queue.
     fn take(&self, ticket: &Ticket<'_>, prefix: u64) -> Way {
         let serving = self.cluster.serving();
         let mut state = self.state();

@@ -1,21 +1,22 @@
-//! One answer on whatever replica runs it: taken up elsewhere, or on the same replica once it serves again, when its head is
-//! lost. Whoever listens sees one stream.
+//! One answer on any replica: when its head is lost, it continues on another replica, or on the same one once that
+//! serves again. The client sees a single stream.
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
-use shared::{
+use common::{
+    chat::{FinishReason, ToolFormat},
+    fault::{Fault, FaultKind, Loss},
     ids::ModelRoots,
     latency::RequestTimes,
-    protocol::{
-        error::{Fault, FaultKind, Loss},
-        handshake::Identity,
-        losses::Losses,
-        message::{FinishReason, Finished, Generate, RequestBody, ResponseBody, TokenEvent, ToolFormat},
-        session::{Reply, Session},
-    },
+};
+use protocol::{
+    handshake::Identity,
+    losses::Losses,
+    message::{Finished, Generate, RequestBody, ResponseBody, TokenEvent},
+    session::{Reply, Session},
 };
 use tokio::time::sleep;
 
@@ -28,16 +29,16 @@ use super::{
     route::Outcome,
 };
 
-/// Sessions with one head that are kept for the next request.
+/// Most idle sessions kept per head.
 const IDLE_MAX: usize = 4;
-/// A head that says nothing for so long is asked for a report.
+/// Silence after which a head is asked for a report.
 const LOOK: Duration = Duration::from_secs(1);
-/// Heads compare the model of a request from this wire version on.
+/// First wire version in which heads compare the model of a request.
 const MODEL_COMPARED_FROM: u16 = 5;
-/// Between two attempts to place an answer.
+/// Pause between attempts to place an answer.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Sessions with heads that run no request. Each runs one request at a time: a reader that is slow holds up only itself.
+/// Idle sessions with heads. Each session runs one request at a time, so that a slow reader delays only itself.
 #[derive(Debug, Default)]
 pub(super) struct Sessions(Mutex<BTreeMap<String, Vec<Session>>>);
 
@@ -66,43 +67,43 @@ impl Sessions {
     }
 }
 
-/// What comes of an answer.
+/// An event of an answer.
 #[derive(Debug)]
 pub(super) enum Said {
-    /// It runs.
+    /// It has begun.
     Started {
-        /// How calls of tools look in it.
+        /// Format of tool calls in it.
         tool_format: ToolFormat,
     },
-    /// Some of it.
+    /// A part of it.
     Token(TokenEvent),
     /// Its end.
     Finished(Box<Ended>),
 }
 
-/// The end of an answer and how it came about. Times since the request was accepted.
+/// The end of an answer and its history. Times since the request was accepted.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) reason: FinishReason,
-    /// Of the replica that finished it.
+    /// Reported by the replica that finished it.
     pub(super) finished: Finished,
-    /// Tokens of the whole answer.
+    /// Number of tokens of the whole answer.
     pub(super) tokens: usize,
     pub(super) prompt_tokens: usize,
-    /// When it was sent to the first head.
+    /// When it was first sent to a head.
     pub(super) dispatched: Duration,
-    /// When its first token came from there.
+    /// When its first token arrived from there.
     pub(super) first_token: Option<Duration>,
-    /// When its last token came.
+    /// When its last token arrived.
     pub(super) last_token: Duration,
     /// The head that finished it.
     pub(super) head: String,
-    /// How often it was taken up elsewhere.
+    /// Number of times it was resumed on a replica.
     pub(super) resumed: u32,
 }
 
 impl Default for Ended {
-    /// Nothing was asked of any head.
+    /// The end of an answer that was never sent to a head.
     fn default() -> Self {
         Self {
             reason: FinishReason::Stop,
@@ -130,22 +131,22 @@ struct Attempt {
 pub(super) struct Answer {
     gateway: Arc<Gateway>,
     wish: Wish,
-    /// The model that it belongs to.
+    /// The model that computes it.
     model: Arc<Pinned>,
     accepted: Instant,
     attempt: Option<Attempt>,
-    /// The prompt's tokens, once a head has told them.
+    /// The prompt's tokens, once a head has reported them.
     prompt: Option<Vec<u32>>,
-    /// Numeric version of the head that began it: only the same one samples the same tokens.
+    /// Numeric version of the head that began it: only heads with the same version sample the same tokens.
     numeric: Option<u32>,
     tokens: Vec<u32>,
-    /// Text without a token: the end must follow, else it would be told twice.
+    /// Text that came without a token: the end must follow, otherwise the text would be sent twice.
     rest: Option<TokenEvent>,
     finished: Option<Box<Ended>>,
     dispatched: Option<Duration>,
     first_token: Option<Duration>,
     last_token: Duration,
-    /// Since when it is without a replica, if it had one.
+    /// Time since which it has no replica, if it had one.
     lost: Option<Instant>,
     /// Why the latest attempt failed.
     why: Option<ApiError>,
@@ -154,7 +155,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// An answer that no head has been asked for yet.
+    /// Creates an answer that has not been sent to a head.
     pub(super) fn new(gateway: Arc<Gateway>, wish: Wish, model: Arc<Pinned>, accepted: Instant) -> Self {
         gateway.running.fetch_add(1, Ordering::Relaxed);
         Self {
@@ -178,10 +179,10 @@ impl Answer {
         }
     }
 
-    /// What comes next; after `Finished` nothing does. Dropping the answer cancels it on its head.
+    /// The next event; nothing follows `Finished`. Dropping the answer cancels it on its head.
     ///
     /// # Errors
-    /// It is refused, was cancelled by an operator, or cannot be continued anywhere.
+    /// The answer was refused, was cancelled by an operator, or cannot be continued anywhere.
     pub(super) async fn next(&mut self) -> Result<Said, ApiError> {
         if let Some(ended) = self.finished.take() {
             return Ok(Said::Finished(ended));
@@ -189,7 +190,7 @@ impl Answer {
         loop {
             if self.attempt.is_none() {
                 if self.tokens.len() >= self.wish.generate.max_tokens as usize {
-                    // All tokens were there, only the word that it is done was lost.
+                    // All tokens had arrived, only the report of the end was lost.
                     return Ok(self.finish(nothing_further()));
                 }
                 self.attempt = Some(self.begin().await?);
@@ -216,7 +217,7 @@ impl Answer {
                     }
                     None => self.rest = Some(token),
                 },
-                // The client has not cancelled it, so an operator did, on the head.
+                // The client has not cancelled it, so an operator has, on the head.
                 Ok(ResponseBody::Finished(finished)) if finished.reason == FinishReason::Cancelled => {
                     self.finish(finished);
                     self.gateway.metrics.cancelled();
@@ -224,7 +225,7 @@ impl Answer {
                 }
                 Ok(ResponseBody::Finished(finished)) => return Ok(self.finish(finished)),
                 Ok(_) => {
-                    let kind = FaultKind::Malformed { reason: "an unexpected answer".into() };
+                    let kind = FaultKind::Malformed { reason: "unexpected response".into() };
                     return Err(ApiError::from(&Fault::new(&attempt.session.identity.name, kind)));
                 }
                 Err(fault) => self.fail(&fault)?,
@@ -261,7 +262,7 @@ impl Answer {
         }
     }
 
-    /// The head failed it: it is an error, or is begun again.
+    /// Handles a fault of the head: returns an error, or prepares another attempt.
     fn fail(&mut self, fault: &Fault) -> Result<(), ApiError> {
         let Some(mut attempt) = self.attempt.take() else { return Ok(()) };
         if self.may_change_model(fault) {
@@ -275,7 +276,7 @@ impl Answer {
                 let is_its_doing = end.kind != fault.kind;
                 if is_its_doing {
                     attempt.place.outcome = Outcome::Lost;
-                    tracing::warn!(head = attempt.place.head, "a request is not tried again: {end}");
+                    tracing::warn!(head = attempt.place.head, "giving up a request: {end}");
                 }
                 return Err(ApiError::from(&end));
             }
@@ -285,11 +286,11 @@ impl Answer {
         self.why = Some(fault.into());
         self.resumed += 1;
         self.gateway.metrics.resumed();
-        tracing::info!(head = attempt.place.head, tokens = self.tokens.len(), "an answer goes on elsewhere: {fault}");
+        tracing::info!(head = attempt.place.head, tokens = self.tokens.len(), "resuming an answer elsewhere: {fault}");
         Ok(())
     }
 
-    /// Finds a place and sends the request there; tries again while there is time.
+    /// Finds a slot and sends the request there; retries while there is time.
     async fn begin(&mut self) -> Result<Attempt, ApiError> {
         let settings = &self.gateway.settings;
         let lost = self.lost.filter(|_| self.prompt.is_some());
@@ -303,7 +304,7 @@ impl Answer {
                 sleep(PAUSE).await;
             }
             let mut place = self.gateway.admission.admit(claim).await.map_err(|refused| self.refusal(refused))?;
-            // What is known here may be a moment old: the head itself compares, too.
+            // The gateway's information may be slightly old: the head itself compares the model, too.
             let model = self.model.next(self.gateway.cluster.serving().topology, self.tokens.len())?;
             let sent = self.accepted.elapsed();
             match self.send(&place.head, model).await {
@@ -312,7 +313,7 @@ impl Answer {
                     return Ok(Attempt { model, reply, session, place });
                 }
                 Err(fault) if self.may_change_model(&fault) => self.why = Some(ApiError::from(&fault)),
-                // What no head can be asked says nothing of this one.
+                // A request that no head can run is no evidence against this one.
                 Err(fault) if may_not_begin(&fault.kind) => return Err(ApiError::from(&fault)),
                 Err(fault) => {
                     place.outcome = Outcome::Lost;
@@ -334,7 +335,8 @@ impl Answer {
         }
     }
 
-    /// Whether a head refuses only because it serves another model than was known here, and the answer has not begun.
+    /// Whether a head refuses only because it serves another model than this gateway assumed, and the answer has not
+    /// begun.
     fn may_change_model(&self, fault: &Fault) -> bool {
         self.prompt.is_none() && matches!(fault.kind, FaultKind::ModelReplaced { .. })
     }
@@ -348,7 +350,8 @@ impl Answer {
         Ok((session, reply))
     }
 
-    /// Whether a head would continue the answer as it began. Those of version 4 do not compare models: their report tells.
+    /// Checks whether a head would continue the answer consistently. Heads of wire version 4 do not compare models, so
+    /// their report is used.
     async fn check_head(&self, session: &Session, expected: ModelRoots) -> Result<(), Fault> {
         let theirs = session.identity.numeric;
         if let Some(own) = self.numeric.filter(|own| *own != theirs && !self.tokens.is_empty()) {
@@ -382,24 +385,25 @@ impl Drop for Answer {
     }
 }
 
-/// The next response; a head that does not even answer a question is lost, also while its connection stays.
+/// The next response; a head that does not even answer a report request is lost, although its connection is open.
 async fn heard(gateway: &Gateway, attempt: &mut Attempt) -> Result<ResponseBody, Fault> {
     let Attempt { reply, session, place, .. } = attempt;
     tokio::select! {
-        // What has arrived is taken first: only a head that says nothing is suspected.
+        // Responses that have arrived are taken first: only a silent head is suspected.
         biased;
         body = reply.received() => body,
         fault = silence(gateway, session, &place.head) => Err(fault),
     }
 }
 
-/// Ends when the node hangs, or the way to it is cut. A long prompt and a queue are silent, too.
+/// Returns when the node hangs or its network is cut. Silence alone is no proof: long prompts and queues are silent,
+/// too.
 async fn silence(gateway: &Gateway, session: &Session, head: &str) -> Fault {
     let patience = gateway.settings.silent;
     let lost = || Fault::new(&session.identity.name, FaultKind::NodeLost { how: Loss::Silent });
     loop {
         sleep(patience.min(LOOK)).await;
-        // Whoever reports lives: one question for each answer that waits would be many.
+        // A head whose reports arrive is alive: no need for one report request per waiting answer.
         if gateway.cluster.node(head).is_some_and(|seen| seen.at.elapsed() < patience.min(LOOK)) {
             continue;
         }
@@ -415,13 +419,13 @@ async fn silence(gateway: &Gateway, session: &Session, head: &str) -> Fault {
     }
 }
 
-/// The figures of an answer whose end was lost.
+/// The statistics of an answer whose end was lost.
 fn nothing_further() -> Finished {
     let times = RequestTimes::default();
     Finished { reason: FinishReason::Length, times, ranks: Vec::new(), sampling_rounds: 0 }
 }
 
-/// Whether a head would give another answer, or none could be asked for this one.
+/// Whether this head would compute another answer, or no head can run the request.
 fn may_not_begin(kind: &FaultKind) -> bool {
     matches!(
         kind,

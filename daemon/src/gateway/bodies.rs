@@ -1,6 +1,6 @@
-//! Bodies of requests: read with a deadline and at a minimum rate, and all of them together, with the prompts that come of them, within a
-//! budget of bytes and, where they are long, at a bounded rate. A request that holds part of the budget never waits for more, so no two of them wait for each other. Long bodies are kept
-//! in memory that the kernel gets back at once.
+//! Request bodies: read with a deadline and at a minimum rate; all bodies and the prompts made from them share a budget
+//! of bytes, and long ones a maximum rate. A request that holds part of the budget never waits for more, so that no two
+//! requests wait for each other. Long bodies are kept in memory that is returned to the kernel at once.
 use std::{
     ops::Deref,
     pin::Pin,
@@ -23,47 +23,48 @@ use super::error::ApiError;
 
 /// Longest body.
 pub(super) const BODY_BYTES_MAX: usize = 8 << 20;
-/// Bodies up to this are short: they never wait behind long ones.
+/// Longest short body: these never wait for long ones.
 pub(super) const SHORT_BYTES: usize = 64 << 10;
-/// How long bodies may take.
+/// Time limits for bodies.
 const TIMES: Times = Times {
     whole: Duration::from_secs(30),
     grace: Duration::from_secs(5),
     patience: Duration::from_secs(15),
     rest: Duration::from_secs(2),
 };
-/// The minimum rate of a body after its grace, in bytes a second.
+/// Minimum rate of a body after its grace period, in bytes a second.
 const PACE: usize = 32 << 10;
-/// What all long bodies together may bring in a second: taking and parsing them costs a fifth of one core of the machine that measured it.
+/// Maximum rate of all long bodies together, in bytes a second: receiving and parsing at this rate takes a fifth of one
+/// core of the measured machine.
 const RATE: usize = 32 << 20;
-/// The unit in which bytes of short bodies are counted, and of long ones.
+/// Units in which the bytes of short and of long bodies are counted.
 const SHORT_UNIT: usize = 4 << 10;
 const LONG_UNIT: usize = 256 << 10;
-/// The budget of long bodies: this share of the machine's memory, between these.
+/// Budget of long bodies as a fraction of the machine's memory, and its bounds.
 const SHARE: u64 = 16;
 const BUDGET: std::ops::RangeInclusive<u64> = (16 << 20)..=(64 << 20);
-/// How much of a refused body is taken off its connection.
+/// How much of a refused body is drained from its connection.
 const REST_BYTES_MAX: usize = 16 << 20;
 
 #[derive(Clone, Copy, Debug)]
 struct Times {
-    /// A body must be there within this.
+    /// Limit for the whole body.
     whole: Duration,
-    /// After this it must have come at the minimum rate.
+    /// Period after which the minimum rate applies.
     grace: Duration,
-    /// A long body waits so long for others to give bytes back; its own time stands still meanwhile.
+    /// Longest wait of a long body for others to release bytes; this does not count towards its own limits.
     patience: Duration,
-    /// The rest of a refused body is taken for so long.
+    /// How long the rest of a refused body is drained.
     rest: Duration,
 }
 
-/// The bytes that bodies and prompts may take.
+/// The budget for bodies and prompts.
 #[derive(Debug)]
 pub(super) struct Bodies {
     times: Times,
     short: Pool,
     long: Pool,
-    /// When the next part of a long body may be taken.
+    /// When the next part of a long body may be received.
     next: Mutex<Instant>,
 }
 
@@ -74,18 +75,18 @@ struct Pool {
     unit: usize,
 }
 
-/// Bytes of the budget; given back when it is dropped.
+/// Bytes of the budget; released when dropped.
 #[derive(Debug, Default)]
 pub(super) struct Held(Option<OwnedSemaphorePermit>);
 
-/// A body that is there as a whole.
+/// A complete body.
 #[derive(Debug)]
 pub(super) struct Received {
     pub(super) bytes: Kept,
     pub(super) held: Held,
 }
 
-/// Where its bytes are.
+/// Storage of a body.
 #[derive(Debug)]
 pub(super) enum Kept {
     Short(Vec<u8>),
@@ -108,14 +109,14 @@ impl Pool {
         Self { units: Arc::new(Semaphore::new(all / unit)), all, unit }
     }
 
-    /// So many bytes, once others have given enough back, within `patience`.
+    /// Reserves bytes, waiting at most `patience` for others to release some.
     async fn hold(&self, bytes: usize, patience: Duration) -> Result<Held, ApiError> {
         let units = Arc::clone(&self.units).acquire_many_owned(bytes.div_ceil(self.unit) as u32);
         let Ok(Ok(permit)) = timeout(patience, units).await else { return Err(ApiError::bodies_full(self.all)) };
         Ok(Held(Some(permit)))
     }
 
-    /// Makes `held` so many bytes, if they are there now.
+    /// Changes a reservation to `bytes` without waiting.
     fn change(&self, held: &mut Held, bytes: usize) -> Result<(), ApiError> {
         let wanted = bytes.div_ceil(self.unit);
         let has = held.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -135,14 +136,14 @@ impl Pool {
 }
 
 impl Bodies {
-    /// A budget for a machine with so many bytes of memory.
+    /// Creates the budget for a machine with `memory` bytes.
     pub(super) fn new(memory: u64) -> Self {
         let long = (memory / SHARE).clamp(*BUDGET.start(), *BUDGET.end()) as usize;
         let (short, long) = (Pool::new(long / 8, SHORT_UNIT), Pool::new(long, LONG_UNIT));
         Self { times: TIMES, short, long, next: Mutex::new(Instant::now()) }
     }
 
-    /// Waits until so many bytes more of long bodies do not exceed their rate. Returns for how long.
+    /// Waits until `bytes` more bytes of long bodies are within the maximum rate. Returns the time waited.
     async fn pace(&self, bytes: usize) -> Duration {
         let now = Instant::now();
         let until = {
@@ -154,15 +155,16 @@ impl Bodies {
         now.elapsed()
     }
 
-    /// Reads a body to its end. `length` is what its head says, if it does.
+    /// Reads a whole body. `length` is its Content-Length, if given.
     ///
     /// # Errors
-    /// It is too long, comes too slowly or breaks off, or too many others are being read.
+    /// The body is too long, too slow or truncated, or too many others are being read.
     pub(super) async fn receive(&self, body: Body, length: Option<usize>) -> Result<Received, ApiError> {
         let mut parts = body.into_data_stream();
         let received = self.read(&mut parts, length).await;
         if received.as_ref().is_err_and(|error| is_unread(error.status)) {
-            // A client that still writes reads nothing: without this it would see a broken connection instead of the refusal.
+            // A client that is still writing does not read: without this it would see a broken connection instead of
+            // the refusal.
             let rest = async {
                 let mut bytes = 0;
                 while let (Some(Ok(part)), true) = (next(&mut parts).await, bytes < REST_BYTES_MAX) {
@@ -181,13 +183,13 @@ impl Bodies {
         let mut begun = Instant::now();
         let (mut bytes, mut held) = (Kept::Short(Vec::new()), Held::default());
         loop {
-            // What has come buys the time for more.
+            // Bytes that have arrived extend the deadline.
             let paced = self.times.grace + Duration::from_millis((bytes.len() * 1000 / PACE) as u64);
             let part = match timeout_at((begun + paced.min(self.times.whole)).into(), next(parts)).await {
                 Ok(None) => break,
                 Ok(Some(Ok(part))) => part,
                 Ok(Some(Err(_))) => {
-                    return Err(ApiError::malformed("the body could not be read to its end; send it again"));
+                    return Err(ApiError::malformed("the body was cut off; send it again"));
                 }
                 Err(_) => return Err(ApiError::body_overdue(begun.elapsed().as_secs(), PACE)),
             };
@@ -198,7 +200,7 @@ impl Bodies {
             match &bytes {
                 Kept::Short(_) if end <= SHORT_BYTES => self.short.change(&mut held, end)?,
                 Kept::Short(short) => {
-                    // All that it may become, in one piece.
+                    // Reserve the longest possible body in one piece.
                     let waiting = Instant::now();
                     let whole = self.long.hold(length.unwrap_or(BODY_BYTES_MAX), self.times.patience).await?;
                     begun += waiting.elapsed();
@@ -218,10 +220,11 @@ impl Bodies {
         Ok(Received { bytes, held })
     }
 
-    /// Changes what a long request holds from its body's bytes to those that its prompt takes on the way to heads.
+    /// Changes the reservation of a long request from its body's bytes to those that its prompt takes on the way to
+    /// heads.
     ///
     /// # Errors
-    /// That can never be, or too many others take theirs.
+    /// The prompt exceeds the whole budget, or others hold too much of it.
     pub(super) fn settle(&self, held: &mut Held, bytes: usize) -> Result<(), ApiError> {
         if bytes > self.long.all {
             return Err(ApiError::prompts_too_large(bytes, self.long.all));
@@ -251,7 +254,8 @@ impl Kept {
     }
 }
 
-/// Room for the longest body, of which the kernel gives only what is written to, with the beginning of one.
+/// Extends the beginning of a body to a buffer for the longest one; the kernel allocates only the pages that are
+/// written.
 fn lengthened(begin: &[u8]) -> Result<Kept, ApiError> {
     let mut bytes = MmapMut::map_anon(BODY_BYTES_MAX).map_err(|_| ApiError::bodies_full(BODY_BYTES_MAX))?;
     bytes[..begin.len()].copy_from_slice(begin);
@@ -292,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_are_whole_whatever_their_length_and_bounded() {
+    async fn bodies_of_any_length_arrive_whole_and_are_bounded() {
         let bodies = Bodies::new(0);
         for length in [0, 1, SHORT_BYTES - 1, SHORT_BYTES, SHORT_BYTES + 1, 1 << 20, BODY_BYTES_MAX] {
             let received = bodies.receive(whole(length), None).await.expect("it is read");
@@ -321,14 +325,14 @@ mod tests {
         }
         tokio::task::yield_now().await;
         bodies.receive(whole(1 << 20), None).await.expect("it is read while others stall");
-        assert!(stalled.iter().all(|(_, task)| !task.is_finished()), "they stall still");
+        assert!(stalled.iter().all(|(_, task)| !task.is_finished()), "they are still stalled");
         for (_sender, task) in stalled {
             assert_eq!(task.await.expect("no panic").expect_err("it is too slow").code, "body_timeout");
         }
     }
 
     #[tokio::test]
-    async fn all_long_bodies_share_a_budget_and_short_ones_go_past() {
+    async fn long_bodies_share_a_budget_and_short_ones_pass() {
         let times = Times { patience: Duration::from_millis(20), ..TIMES };
         let bodies = Bodies { times, ..Bodies::new(0) };
         let budget = bodies.long.all;
@@ -340,15 +344,15 @@ mod tests {
         assert_eq!((refused.status.as_u16(), refused.code.as_str()), (429, "bodies_full"));
         bodies.receive(whole(SHORT_BYTES), None).await.expect("short ones have their own");
         bodies.settle(&mut held[0], 3 << 20).expect("less is always there");
-        bodies.receive(whole(4 << 20), Some(4 << 20)).await.expect("what was given back is there");
+        bodies.receive(whole(4 << 20), Some(4 << 20)).await.expect("released bytes are available");
         let more = bodies.settle(&mut held[0], budget).expect_err("others hold it");
         assert_eq!(more.code, "bodies_full");
-        let never = bodies.settle(&mut held[0], budget + 1).expect_err("it can never be");
+        let never = bodies.settle(&mut held[0], budget + 1).expect_err("it exceeds the budget");
         assert_eq!(never.status.as_u16(), 413);
     }
 
     #[tokio::test]
-    async fn long_bodies_together_come_at_their_rate_and_short_ones_do_not_wait() {
+    async fn long_bodies_share_a_rate_and_short_ones_do_not_wait() {
         let bodies = Arc::new(Bodies::new(0));
         let begin = Instant::now();
         let long = [(); 2].map(|()| {
@@ -357,7 +361,7 @@ mod tests {
         });
         tokio::task::yield_now().await;
         bodies.receive(whole(SHORT_BYTES), None).await.expect("it is read");
-        assert!(long.iter().any(|task| !task.is_finished()), "a short body goes past the long ones");
+        assert!(long.iter().any(|task| !task.is_finished()), "a short body passes the long ones");
         for task in long {
             task.await.expect("no panic").expect("it is read");
         }
@@ -366,7 +370,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_long_bodies_than_the_budget_holds_are_read_one_after_another() {
+    async fn long_bodies_beyond_the_budget_are_read_sequentially() {
         let times = Times { grace: Duration::from_secs(2), ..TIMES };
         let bodies = Arc::new(Bodies { times, ..Bodies::new(0) });
         let mut reading = Vec::new();
@@ -377,7 +381,7 @@ mod tests {
                 tokio::spawn(async move { bodies.receive(body, length).await.map(|received| received.bytes.len()) });
             reading.push((sender, task));
         }
-        // All of them grow together, part by part.
+        // All of them grow at the same time, part by part.
         let part = Bytes::from(vec![0; 1 << 20]);
         let sending: Vec<_> = reading
             .iter()

@@ -1,12 +1,12 @@
-//! One choice of an answer, from tokens to what a client sees of it: text, calls of tools, probabilities, why it ended. Pure.
-use shared::{
-    protocol::message::{FinishReason, TokenEvent, ToolFormat},
-    tools::{Piece, ToolParser},
-};
+//! One choice of an answer, from tokens to the client's view: text, tool calls, log probabilities, finish reason. Pure.
+use common::chat::{FinishReason, ToolFormat};
+use protocol::message::TokenEvent;
+use tokenizer::tools::{Piece, ToolParser};
 
 use super::answer::{Ended, Said};
+use crate::gateway::request::Tools;
 
-/// A token with its probability, and the most probable ones in its place.
+/// A token with its log probability, and the most probable tokens at its position.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shown {
     pub(super) token: String,
@@ -14,38 +14,27 @@ pub(super) struct Shown {
     pub(super) top: Vec<(String, f32)>,
 }
 
-/// Something that a client sees.
+/// A part of a choice as the client sees it.
 #[derive(Debug)]
 pub(super) enum Part {
-    /// It runs.
+    /// It has begun.
     Started,
-    /// Text, with the probabilities of the tokens that made it.
+    /// Text, with the log probabilities of its tokens.
     Content(String, Vec<Shown>),
-    /// A whole call of a tool.
+    /// A complete tool call.
     Call { index: usize, name: String, arguments: String },
     /// Its end.
     End(&'static str, Box<Ended>),
 }
 
-/// Which calls of tools are looked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tools {
-    /// Whether there are any.
-    pub(super) are_given: bool,
-    /// Whether the answer is one call and nothing else: a grammar makes it so, in whatever way the model writes calls.
-    pub(super) are_forced: bool,
-    /// Whether at most one is wanted.
-    pub(super) is_one: bool,
-}
-
-/// A choice under way.
+/// A choice in progress.
 #[derive(Debug)]
 pub(super) struct Choice {
     tools: Tools,
-    /// Most probable tokens to show; `None`: no probabilities.
+    /// Number of most probable tokens to show; `None`: no log probabilities.
     logprobs: Option<usize>,
     parser: Option<ToolParser>,
-    /// Probabilities of tokens whose text is held back.
+    /// Log probabilities of tokens whose text is held back.
     pending: Vec<Shown>,
     calls: usize,
 }
@@ -55,11 +44,11 @@ impl Choice {
         Self { tools, logprobs, parser: None, pending: Vec::new(), calls: 0 }
     }
 
-    /// Takes what an answer said.
+    /// Converts an event of the answer to parts.
     pub(super) fn take(&mut self, said: Said) -> Vec<Part> {
         match said {
             Said::Started { tool_format } => {
-                // A forced call is a bare object, as Llama 3 writes all of them.
+                // A forced call is a bare JSON object, the format of Llama 3.
                 let format = if self.tools.are_forced { ToolFormat::Llama3 } else { tool_format };
                 let finds = self.tools.are_given && format != ToolFormat::None;
                 self.parser = finds.then(|| ToolParser::new(format));
@@ -82,7 +71,7 @@ impl Choice {
                 let reason = match ended.reason {
                     FinishReason::Stop if self.calls > 0 => "tool_calls",
                     FinishReason::Stop => "stop",
-                    // An answer that was cancelled ends as an error; should it come here, it is no whole one.
+                    // A cancelled answer ends as an error; if it arrives here, it is not complete.
                     FinishReason::Cancelled => "cancelled",
                     FinishReason::Length | FinishReason::Context => "length",
                 };
@@ -109,7 +98,7 @@ impl Choice {
     }
 }
 
-/// The token itself is among those that the head tells; its place there says nothing.
+/// The head includes the sampled token itself in the list; its position there has no meaning.
 fn shown(token: &TokenEvent, most: usize) -> Option<Shown> {
     let id = token.id?;
     let own = token.logprobs.iter().find(|one| one.id == id)?;
@@ -121,7 +110,7 @@ fn shown(token: &TokenEvent, most: usize) -> Option<Shown> {
 
 #[cfg(test)]
 mod tests {
-    use shared::protocol::message::TokenLogprob;
+    use protocol::message::TokenLogprob;
 
     use super::*;
 
@@ -140,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn probabilities_travel_with_the_text_that_their_tokens_made() {
+    fn log_probabilities_arrive_with_the_text_of_their_tokens() {
         let mut choice = Choice::new(Tools::default(), Some(2));
         assert!(matches!(choice.take(started(ToolFormat::Hermes))[..], [Part::Started]));
         assert!(choice.take(token(1, "")).is_empty(), "half a character");
@@ -152,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_found_only_where_tools_were_given_and_end_the_answer_as_such() {
+    fn calls_are_found_only_with_tools_and_set_finish_reason() {
         let text = "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>";
         let mut choice = Choice::new(Tools { are_given: true, ..Tools::default() }, None);
         choice.take(started(ToolFormat::Hermes));
@@ -177,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forced_call_is_one_whatever_the_template_knows() {
+    fn forced_call_is_parsed_regardless_of_the_template() {
         let mut choice = Choice::new(Tools { are_given: true, are_forced: true, is_one: true }, None);
         choice.take(started(ToolFormat::None));
         let mut parts = choice.take(token(1, "{\"name\": \"add\", \"arguments\": "));

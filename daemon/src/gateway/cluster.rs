@@ -1,46 +1,46 @@
-//! What this gateway knows of the nodes: a session with each that matters, and its latest report. Replicas are what the running
-//! topology says of them.
+//! The gateway's view of the nodes: a session with each relevant node, and its latest report. Replicas come from the
+//! running topology.
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, TopologyHash},
-    protocol::{
-        error::{Fault, FaultKind},
-        handshake::Identity,
-        message::{RequestBody, ResponseBody},
-        recovery::Committed,
-        session::Session,
-    },
-    telemetry::{
-        NodeReport, NodeState,
-        window::{Culprits, Window, culprits},
-    },
-    topology::{Exclusion, Member, Topology},
+};
+use protocol::{
+    handshake::Identity,
+    message::{RequestBody, ResponseBody},
+    recovery::Committed,
+    session::Session,
+};
+use telemetry::{
+    NodeReport, NodeState,
+    window::{Culprits, Window, culprits},
 };
 use tokio::{
     sync::Notify,
     task::JoinHandle,
     time::{sleep, timeout},
 };
+use topology::{Exclusion, Member, Topology};
 
-/// Between two reports of a node.
+/// Interval of a node's reports, in milliseconds.
 const INTERVAL_MS: u32 = 250;
-/// Between two looks at which nodes matter.
+/// Interval for updating the set of relevant nodes.
 const LOOK: Duration = Duration::from_millis(250);
-/// While nothing serves a request waits for this: what was assigned a moment ago is known only with the next report.
+/// How long a request waits if nothing serves: a new assignment is visible only with the next report.
 pub(super) const GRACE: Duration = Duration::from_millis(600);
-/// Older reports and windows are not used to find stragglers and slow hops.
+/// Age limit of reports and windows for finding stragglers and slow hops.
 const FRESH: Duration = Duration::from_secs(5);
 /// How long all members are watched after a scrape of `/metrics`; longer than the usual scrape interval.
 const ASKED: Duration = Duration::from_secs(180);
-/// Longest pause before a node that is away is dialled again.
+/// Longest pause before an unreachable node is dialled again.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// What is known of one node.
+/// Latest report of one node.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) report: Arc<NodeReport>,
@@ -54,27 +54,27 @@ pub(super) struct Replica {
     pub(super) head: String,
     /// The head's name.
     pub(super) name: String,
-    /// Requests that run at the same time.
+    /// Number of concurrent requests.
     pub(super) slots: u32,
-    /// Requests that run and wait, as the head said last.
+    /// Requests that run and wait, from the head's latest report.
     pub(super) requests: u32,
-    /// When it said so.
+    /// Time of that report.
     pub(super) at: Instant,
     /// Whether it takes requests.
     pub(super) is_serving: bool,
 }
 
-/// What serves, as far as this gateway knows.
+/// The running topology, as known to this gateway.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Serving {
     pub(super) topology: Option<Arc<Topology>>,
     pub(super) replicas: Vec<Replica>,
-    /// Nodes that an operator cordoned, of replicas that would serve without that.
+    /// Nodes cordoned by an operator, of replicas that would otherwise serve.
     pub(super) cordons: Vec<Exclusion>,
 }
 
 impl Serving {
-    /// Why nothing takes requests, where that is an operator's doing alone: waiting would not help.
+    /// The cordon, if nothing takes requests only because of it: then waiting would not help.
     pub(super) fn cordon(&self) -> Option<&Exclusion> {
         let serves = self.replicas.iter().any(|replica| replica.is_serving);
         self.cordons.first().filter(|_| !serves)
@@ -84,9 +84,9 @@ impl Serving {
 #[derive(Debug, Default)]
 struct Known {
     nodes: BTreeMap<String, Seen>,
-    /// The topology of the highest epoch, and its hash.
+    /// The topology with the highest epoch, and its hash.
     latest: Option<(Epoch, TopologyHash, Arc<Topology>)>,
-    /// When a node said last that it serves.
+    /// When a node last reported that it serves.
     served: Option<Instant>,
     /// When `/metrics` was last scraped.
     asked: Option<Instant>,
@@ -94,7 +94,7 @@ struct Known {
     windows: BTreeMap<String, Window>,
 }
 
-/// The nodes.
+/// The known nodes.
 #[derive(Debug)]
 pub(super) struct Cluster {
     own: String,
@@ -102,19 +102,19 @@ pub(super) struct Cluster {
     identity: Identity,
     silent: Duration,
     known: Mutex<Known>,
-    /// What windows count from.
+    /// Reference time of windows.
     begun: Instant,
-    /// Told after each report.
+    /// Notified after each report.
     pub(super) changed: Notify,
 }
 
 impl Cluster {
-    /// Knows nothing yet; `own` is this node's address.
+    /// Creates an empty view; `own` is this node's address.
     pub(super) fn new(own: String, peers: Vec<String>, identity: Identity, silent: Duration) -> Self {
         Self { own, peers, identity, silent, known: Mutex::default(), begun: Instant::now(), changed: Notify::new() }
     }
 
-    /// What this node served before its start comes back by itself: until reports say otherwise requests wait for it.
+    /// Expects this node's topology from before its restart to come back: until reports differ, requests wait for it.
     pub(super) fn expect(&mut self, Committed { epoch, topology, .. }: Committed) {
         let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
         known.latest = Some((epoch, topology.hash(), Arc::new(topology)));
@@ -122,11 +122,11 @@ impl Cluster {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Reports are whole even if a task panicked while it held the lock.
+        // Reports are consistent even if a task panicked while it held the lock.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps sessions with all nodes that matter, until it is dropped.
+    /// Keeps sessions with all relevant nodes, until dropped.
     pub(super) async fn watch(self: Arc<Self>) {
         let mut tasks = Watches(BTreeMap::new());
         loop {
@@ -147,8 +147,8 @@ impl Cluster {
         }
     }
 
-    /// Own node, peers, heads; all members while nothing serves, since one of them may hold another topology, and while `/metrics` is
-    /// scraped.
+    /// Addresses of the relevant nodes: this node, peers and heads; all members while nothing serves, because one of
+    /// them may have another topology, and while `/metrics` is scraped.
     fn wanted(&self) -> Vec<String> {
         let is_serving = self.serving().replicas.iter().any(|replica| replica.is_serving);
         let mut wanted = vec![self.own.clone()];
@@ -166,7 +166,7 @@ impl Cluster {
         wanted
     }
 
-    /// Waits a moment for the first topology to be known.
+    /// Waits a moment for the first topology to become known.
     pub(super) async fn await_topology(&self) {
         let known = async {
             loop {
@@ -178,7 +178,7 @@ impl Cluster {
                 changed.await;
             }
         };
-        // Without one the request is refused for that reason.
+        // Without one, the request is refused for that reason.
         let _ = timeout(GRACE, known).await;
     }
 
@@ -193,7 +193,7 @@ impl Cluster {
         loop {
             let begin = Instant::now();
             if let Err(fault) = self.reports(&address).await {
-                tracing::debug!(address, "no reports for the gateway: {fault}");
+                tracing::debug!(address, "the gateway receives no reports: {fault}");
             }
             self.changed.notify_waiters();
             pause = if begin.elapsed() > PAUSE_MAX { LOOK } else { (pause * 2).min(PAUSE_MAX) };
@@ -208,7 +208,7 @@ impl Cluster {
         loop {
             match reply.next("a report", patience).await {
                 Ok(body) => self.take(address, body),
-                // So many watch it already: it is asked now and then.
+                // Too many sessions watch the node already: it is polled instead.
                 Err(Fault { kind: FaultKind::Full { .. }, .. }) => break,
                 Err(fault) => return Err(fault),
             }
@@ -227,7 +227,7 @@ impl Cluster {
         }
     }
 
-    /// Whether something served a moment ago: a node that restarts is worth a wait.
+    /// Whether a replica served within this time: then waiting for a restarting node is worthwhile.
     pub(super) fn has_served_within(&self, patience: Duration) -> bool {
         self.known().served.is_some_and(|served| served.elapsed() < patience)
     }
@@ -237,7 +237,7 @@ impl Cluster {
         if matches!(report.state, NodeState::Ready | NodeState::Serving) {
             known.served = Some(Instant::now());
         }
-        // A node that is out of order must not take this one down.
+        // An invalid report of a node must not break this one.
         if let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| topology.check().is_ok()) {
             let is_new = known.latest.as_ref().is_none_or(|(_, latest, _)| latest != hash);
             let holds = matches!(report.state, NodeState::Ready | NodeState::Serving | NodeState::Draining);
@@ -258,8 +258,8 @@ impl Cluster {
         known.nodes.insert(address.into(), Seen { report: Arc::new(report), at: Instant::now() });
     }
 
-    /// Stragglers and slow hops of the latest topology, by index of its members. The first call only begins to watch all members, so its
-    /// result is incomplete.
+    /// Stragglers and slow hops of the latest topology, by index of its members. The first call only starts watching
+    /// all members, so its result is incomplete.
     pub(super) fn culprits(&self) -> Option<(Arc<Topology>, Culprits)> {
         let mut known = self.known();
         known.asked = Some(Instant::now());
@@ -273,17 +273,17 @@ impl Cluster {
         Some((Arc::clone(topology), culprits(topology, &reports, &windows)))
     }
 
-    /// What this node says of itself.
+    /// The latest report of this node.
     pub(super) fn own(&self) -> Option<Seen> {
         self.node(&self.own)
     }
 
-    /// What a node said last.
+    /// The latest report of a node.
     pub(super) fn node(&self, address: &str) -> Option<Seen> {
         self.known().nodes.get(address).cloned()
     }
 
-    /// All that is known, by address.
+    /// The latest reports of all nodes, by address.
     pub(super) fn nodes(&self) -> Vec<(String, Seen)> {
         self.known().nodes.iter().map(|(address, seen)| (address.clone(), seen.clone())).collect()
     }
@@ -322,7 +322,7 @@ impl Cluster {
     }
 }
 
-/// Tasks that end with their owner.
+/// Tasks that are aborted when dropped.
 struct Watches(BTreeMap<String, JoinHandle<()>>);
 
 impl Drop for Watches {

@@ -1,4 +1,5 @@
-//! Runs a request: its choices side by side, and their parts into one object or one stream.
+//! Runs a request: computes its choices concurrently and merges their parts into one object or one stream.
+use std::time::Instant;
 use std::{
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -21,7 +22,6 @@ use super::{
     bodies::Held,
     choice::{Choice, Part},
     error::ApiError,
-    http::Arrival,
     object::{Common, Usage, Whole},
     pinned::Pinned,
     request::{Asked, Kind},
@@ -29,25 +29,25 @@ use super::{
     trace,
 };
 
-/// Parts of all choices that may wait to be written.
+/// Most parts of all choices that may wait to be written.
 const PARTS_MAX: usize = 64;
-/// A stream that is silent for so long says that it lives.
+/// Silence after which a stream sends a keep-alive comment.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 type Parts = Receiver<(usize, Result<Part, ApiError>)>;
 
-/// A request under way. Dropping it cancels all of its choices.
+/// A running request. Dropping it cancels all of its choices.
 struct Run {
     gateway: Arc<Gateway>,
     model: Arc<Pinned>,
     common: Common,
     arrival: Arrival,
-    /// Prompts stay in memory until the end: another head may be asked with them.
+    /// Keeps the reservation for the prompts until the end: they may be sent to another head.
     _held: Held,
     parts: Parts,
     _choices: JoinSet<()>,
     count: usize,
-    /// Choices of one prompt.
+    /// Number of choices per prompt.
     per_prompt: usize,
     with_logprobs: bool,
     usage: Usage,
@@ -56,10 +56,10 @@ struct Run {
     ended: usize,
 }
 
-/// Runs what was asked; `held` is what its prompts take of the bytes for bodies.
+/// Runs a request; `held` is the reservation of its prompts in the budget for bodies.
 ///
 /// # Errors
-/// Whatever becomes known before the answer begins; after that a stream tells its errors itself.
+/// Any error before the answer begins; after that, a stream reports its errors itself.
 pub(super) async fn complete(
     gateway: Arc<Gateway>,
     asked: Asked,
@@ -84,7 +84,7 @@ pub(super) async fn complete(
             Err(_) => Err(overdue()),
         };
     }
-    // Until something runs an error has a status of its own.
+    // Until the answer begins, an error has a status code of its own.
     let first = match timeout_at(deadline.into(), run.part()).await {
         Ok(Some((index, part))) => (index, part?),
         Ok(None) => return Err(run.gateway.not_serving()),
@@ -100,7 +100,7 @@ pub(super) async fn complete(
         match streamed {
             Ok(Ok(())) => {}
             Ok(Err(Gone)) => gateway.metrics.cancelled(),
-            // Whoever does not read hears nothing of it, either.
+            // A client that does not read does not receive it either.
             Err(error) => drop(events.send(&error.object()).await),
         }
     });
@@ -145,7 +145,7 @@ fn begin(gateway: Arc<Gateway>, asked: Asked, held: Held, arrival: Arrival, mode
     }
 }
 
-/// One choice to its end; stops when nobody listens.
+/// Runs one choice to its end; stops if the receiver is gone.
 async fn pump(index: usize, mut answer: Answer, mut choice: Choice, parts: Sender<(usize, Result<Part, ApiError>)>) {
     loop {
         let said = answer.next().await;
@@ -166,7 +166,7 @@ async fn pump(index: usize, mut answer: Answer, mut choice: Choice, parts: Sende
 }
 
 impl Run {
-    /// The next part. With the first one it is known which model computes them all.
+    /// The next part. From the first one on, the model that computes all of them is fixed.
     async fn part(&mut self) -> Option<(usize, Result<Part, ApiError>)> {
         let part = self.parts.recv().await;
         if self.common.model.is_empty() {
@@ -175,7 +175,7 @@ impl Run {
         part
     }
 
-    /// Counts the end of a choice.
+    /// Records the end of a choice.
     fn end(&mut self, index: usize, ended: &Ended) {
         self.ended += 1;
         if index.is_multiple_of(self.per_prompt) {
@@ -252,4 +252,11 @@ impl Run {
         }
         events.done().await
     }
+}
+
+/// Id and arrival time of a request.
+#[derive(Clone, Debug)]
+pub(super) struct Arrival {
+    pub(super) id: String,
+    pub(super) at: Instant,
 }

@@ -1,5 +1,5 @@
-//! Who may hold a connection to the API: so many in all, and where all places are taken, the oldest idle one of the address with the most gives
-//! way. Places are kept for looking at the node. Pure.
+//! Admission of connections to the API: a bounded number; when all are taken, the oldest idle connection of the address
+//! with the most connections is closed. Some are reserved for monitoring. Pure.
 use std::{
     collections::HashMap,
     net::{IpAddr, Ipv6Addr},
@@ -11,12 +11,12 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-/// Connections at the same time that may ask for anything.
+/// Most concurrent connections that may request anything.
 const CONNECTIONS_MAX: usize = 1024;
-/// Further ones, while none of those is idle: they may ask for /health and /metrics.
+/// Additional connections, admitted while none of those is idle: they may request only /health and /metrics.
 const RESERVED: usize = 32;
 
-/// A connection that is open.
+/// An open connection.
 #[derive(Debug)]
 struct Open {
     number: u64,
@@ -26,31 +26,31 @@ struct Open {
     end: CancellationToken,
 }
 
-/// All connections, in the order in which they came.
+/// All connections, in order of arrival.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     open: Vec<Open>,
     latest: u64,
 }
 
-/// One connection, as its requests see it.
+/// One connection, as seen by its requests.
 #[derive(Clone, Debug)]
 pub(super) struct Visit {
     number: u64,
-    /// Requests whose bodies are read and whose answers are not written.
+    /// Number of requests whose bodies are being read or whose answers are not fully written.
     working: Arc<AtomicUsize>,
-    /// It may only look at the node.
+    /// Whether it may request only /health and /metrics.
     pub(super) is_reserved: bool,
-    /// Another needs the place.
+    /// Cancelled when another connection needs its place.
     pub(super) end: CancellationToken,
 }
 
-/// While it is held, the connection is not idle.
+/// While this exists, the connection is not idle.
 #[derive(Debug)]
 pub(super) struct Working(Arc<AtomicUsize>);
 
 impl Connections {
-    /// Takes a connection in, or refuses it: all others have work.
+    /// Admits a connection; `None`: all others are busy.
     pub(super) fn admit(&mut self, source: IpAddr) -> Option<Visit> {
         let is_reserved = self.open.len() >= CONNECTIONS_MAX && !self.evict();
         if is_reserved && self.open.len() >= CONNECTIONS_MAX + RESERVED {
@@ -64,12 +64,12 @@ impl Connections {
         Some(visit)
     }
 
-    /// A connection has ended.
+    /// Removes a connection that has ended.
     pub(super) fn done(&mut self, visit: &Visit) {
         self.open.retain(|open| open.number != visit.number);
     }
 
-    /// Ends the oldest idle connection of the address that has the most; false: none is idle.
+    /// Closes the oldest idle connection of the address that has the most; false: none is idle.
     pub(super) fn evict(&mut self) -> bool {
         let mut counts = HashMap::<IpAddr, usize>::new();
         self.open.iter().for_each(|open| *counts.entry(open.source).or_default() += 1);
@@ -83,7 +83,7 @@ impl Connections {
 }
 
 impl Visit {
-    /// A request is read: until its answer is written, the connection stays.
+    /// Marks a request as in progress: the connection stays until its answer is written.
     pub(super) fn working(&self) -> Working {
         self.working.fetch_add(1, Ordering::Relaxed);
         Working(Arc::clone(&self.working))
@@ -96,7 +96,7 @@ impl Drop for Working {
     }
 }
 
-/// An IPv4 address as it is, an IPv6 address by its network of 64 bits: a host has all of that.
+/// An IPv4 address itself, or the 64-bit network of an IPv6 address: a host may use all of it.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -113,11 +113,11 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_idle_one_of_the_busiest_address_gives_way() {
+    fn oldest_idle_connection_of_busiest_address_is_closed() {
         let mut connections = Connections::default();
         let other = connections.admit(address(2)).expect("there is room");
         let flood: Vec<Visit> = (0..3000).filter_map(|_| connections.admit(address(1))).collect();
-        assert_eq!((flood.len(), connections.open.len()), (3000, CONNECTIONS_MAX), "each is let in");
+        assert_eq!((flood.len(), connections.open.len()), (3000, CONNECTIONS_MAX), "each is admitted");
         assert!(!other.end.is_cancelled() && flood.iter().all(|visit| !visit.is_reserved));
         let ended = flood.iter().take_while(|visit| visit.end.is_cancelled()).count();
         assert_eq!(ended, 3000 - (CONNECTIONS_MAX - 1), "the oldest first");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_works_stays_and_places_for_a_look_are_left() {
+    fn busy_connection_stays_and_monitoring_places_are_left() {
         let mut connections = Connections::default();
         let visits: Vec<Visit> = (0..CONNECTIONS_MAX).filter_map(|_| connections.admit(address(1))).collect();
         let work: Vec<Working> = visits.iter().map(Visit::working).collect();

@@ -1,13 +1,14 @@
-//! Messages and tools of a chat, as clients send them: the head's template reads them, so that only their shape is checked here. Pure.
+//! Messages and tools of a chat request: the head's template interprets them, so only their shape is checked here.
+//! Pure.
+use common::chat::{Chat, Grammar, PROMPT_BYTES_MAX};
 use serde_json::{Map, Value, json};
-use shared::protocol::message::{Chat, Grammar, PROMPT_BYTES_MAX};
 
 use super::{error::ApiError, fields::brief};
 
-/// Messages and tools as they came, out of the fields of a body, and the grammar of a call that must be made.
+/// Takes messages and tools, unchanged, from the fields of a body, with the grammar of a required tool call.
 ///
 /// # Errors
-/// The first part that cannot be.
+/// The first invalid part.
 pub(super) fn read(object: &mut Map<String, Value>) -> Result<(Chat, Option<Grammar>), ApiError> {
     let messages = object.remove("messages").unwrap_or(Value::Null);
     let Some(list) = messages.as_array().filter(|list| !list.is_empty()) else {
@@ -37,7 +38,10 @@ pub(super) fn read(object: &mut Map<String, Value>) -> Result<(Chat, Option<Gram
     let list = chosen(list, choice)?;
     let is_forced = choice.is_some_and(|choice| choice.is_object() || choice == "required");
     if is_forced && list.is_empty() {
-        return Err(ApiError::invalid("tool_choice", "tool_choice asks for a call and there are no tools; give tools"));
+        return Err(ApiError::invalid(
+            "tool_choice",
+            "tool_choice requires a call, but there are no tools; give tools",
+        ));
     }
     if list.is_empty() || choice.is_some_and(|choice| choice == "none") {
         return Ok((Chat { messages, tools: None }, None));
@@ -48,13 +52,13 @@ pub(super) fn read(object: &mut Map<String, Value>) -> Result<(Chat, Option<Gram
     Ok((Chat { messages, tools: Some(tools) }, grammar))
 }
 
-/// No node takes a conversation that is longer.
+/// Checks the limit that every node has on conversations.
 fn check_conversation(bytes: usize) -> Result<(), ApiError> {
     let is_good = bytes <= PROMPT_BYTES_MAX;
     if is_good { Ok(()) } else { Err(ApiError::prompt_too_large("messages", bytes, PROMPT_BYTES_MAX)) }
 }
 
-/// What a call of one of the tools looks like.
+/// JSON schema of a call of one of the tools.
 fn call_schema(tools: &[Value]) -> Value {
     let call = |tool: &Value| {
         let function = &tool["function"];
@@ -70,7 +74,7 @@ fn call_schema(tools: &[Value]) -> Value {
     if let [one] = &calls[..] { one.clone() } else { json!({"anyOf": calls}) }
 }
 
-/// Text, parts of text, or nothing where calls stand instead.
+/// Checks for text, parts of text, or nothing if the message has tool calls instead.
 fn check_content(index: usize, message: &Value) -> Result<(), ApiError> {
     let param = format!("messages[{index}].content");
     match message.get("content").unwrap_or(&Value::Null) {
@@ -81,13 +85,13 @@ fn check_content(index: usize, message: &Value) -> Result<(), ApiError> {
             if parts.iter().all(|part| part.is_object() && is_text(part)) {
                 return Ok(());
             }
-            Err(ApiError::invalid(&param, format!("{param} has a part that is no text; the model reads only text")))
+            Err(ApiError::invalid(&param, format!("{param} has a part that is not text; the model accepts only text")))
         }
         other => Err(ApiError::invalid(&param, format!("{param} is {}, it must be a string", brief(other)))),
     }
 }
 
-/// The tools that may be called: one, where the client names it.
+/// The tools that may be called: only one, if the client names it.
 fn chosen(list: Vec<Value>, choice: Option<&Value>) -> Result<Vec<Value>, ApiError> {
     let name = |tool: &Value| tool.get("function")?.get("name")?.as_str().map(str::to_owned);
     if let Some(index) = list.iter().position(|tool| name(tool).is_none()) {

@@ -1,35 +1,35 @@
-//! What goes wrong with a request, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. Every message ends with
-//! the next step.
+//! Errors of requests, in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`. Every message ends with
+//! what to do next.
 use axum::{
     Json,
     http::{HeaderName, HeaderValue, StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
-use shared::{
+use common::{
     browser::Refusal,
-    protocol::error::{Fault, FaultClass, FaultKind},
+    fault::{Fault, FaultClass, FaultKind},
 };
+use serde_json::{Value, json};
 
-/// Clients of OpenAI's API send 408, 409, 429 and 5xx again by themselves unless this header says `false`.
+/// Clients of OpenAI's API retry 408, 409, 429 and 5xx by themselves unless this header is `false`.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
-/// What Google's APIs answer for a call that was cancelled. No status of RFC 9110 says it, and clients do not send it again.
+/// Status that Google's APIs use for a cancelled call. No status of RFC 9110 fits, and clients do not retry this one.
 const CANCELLED: u16 = 499;
 
 /// A refusal or failure of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ApiError {
     pub(super) status: StatusCode,
-    /// OpenAI's class of it.
+    /// OpenAI's error type.
     kind: &'static str,
     pub(super) code: String,
     param: Option<String>,
     message: String,
-    /// Seconds after which it is worth trying again.
+    /// Seconds after which a retry is worthwhile.
     retry_after: Option<u64>,
-    /// Sending the same again would do harm, or is against the operator's will.
+    /// Whether a retry would do harm or is against the operator's intention.
     is_final: bool,
-    /// What there is of the answer.
+    /// The incomplete answer, if there is any.
     partial: Option<Box<Value>>,
 }
 
@@ -39,24 +39,24 @@ impl ApiError {
         Self { status, kind, code, param, message, retry_after, is_final, partial }
     }
 
-    /// A parameter that cannot be.
+    /// A parameter with an invalid value.
     pub(super) fn invalid(param: &str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", "invalid_value", message.into());
         Self { param: Some(param.into()), ..error }
     }
 
-    /// A body that is no request.
+    /// A body that is not a valid request.
     pub(super) fn malformed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", "malformed_request", message.into())
     }
 
     /// No key, or a wrong one.
     pub(super) fn unauthorized() -> Self {
-        let message = "a valid API key is missing; send Authorization: Bearer KEY with a key of this node's settings";
+        let message = "missing or invalid API key; send Authorization: Bearer KEY with a key from this node's settings";
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message.into())
     }
 
-    /// Nothing is there.
+    /// A path that does not exist.
     pub(super) fn no_such_path(path: &str) -> Self {
         let path: String = path.chars().take(100).collect();
         let message = format!(
@@ -73,11 +73,10 @@ impl ApiError {
         Self { param: Some("model".into()), ..error }
     }
 
-    /// A method that the path does not know.
+    /// A method that the path does not support.
     pub(super) fn wrong_method(method: &str, path: &str) -> Self {
         let (method, path): (String, String) = (method.chars().take(20).collect(), path.chars().take(100).collect());
-        let message =
-            format!("{method} is not understood by {path}; completions are asked for with POST, all else with GET");
+        let message = format!("{path} does not support {method}; use POST for completions and GET for everything else");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed", message)
     }
 
@@ -87,115 +86,116 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "body_too_large", message)
     }
 
-    /// A web page may have caused the request, or its body is not declared as JSON.
+    /// A request that a web page may have caused, or whose body is not declared as JSON.
     pub(super) fn refused(refusal: &Refusal) -> Self {
         let status = StatusCode::from_u16(refusal.status()).unwrap_or(StatusCode::FORBIDDEN);
         Self::new(status, "invalid_request_error", refusal.code(), refusal.to_string())
     }
 
-    /// A prompt that no node takes.
+    /// A prompt that is too large for any node.
     pub(super) fn prompt_too_large(param: &str, bytes: usize, most: usize) -> Self {
         let message = format!("{param} has {bytes} bytes or more, at most {most}; shorten it");
         let error = Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "prompt_too_large", message);
         Self { param: Some(param.into()), ..error }
     }
 
-    /// A prompt of more tokens than the context has.
+    /// A prompt with more tokens than the context.
     pub(super) fn prompt_exceeds_context(context: usize) -> Self {
         let message = format!("prompt has more than {context} tokens, which is the context of this model; shorten it");
         let error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", "context_length_exceeded", message);
         Self { param: Some("prompt".into()), ..error }
     }
 
-    /// All choices of a request take more memory than any request may.
+    /// Prompts of all choices that exceed the memory limit of a request.
     pub(super) fn prompts_too_large(bytes: usize, most: usize) -> Self {
         let message =
-            format!("the prompts of all choices take {bytes} bytes, at most {most}; ask for fewer or shorten them");
+            format!("the prompts of all choices take {bytes} bytes, at most {most}; request fewer or shorten them");
         let error = Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "prompt_too_large", message);
         Self { param: Some("n".into()), ..error }
     }
 
-    /// Other requests take the memory for bodies.
+    /// Other requests hold the memory for bodies.
     pub(super) fn bodies_full(most: usize) -> Self {
         let message = format!("other requests hold the {most} bytes for bodies and prompts; try again in 1 s");
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "bodies_full", message);
         Self { retry_after: Some(1), ..error }
     }
 
-    /// All connections that may ask for this have work.
+    /// All connections that may send this request are busy.
     pub(super) fn connections_full() -> Self {
-        let message = "all connections of this node have work; try again in 1 s (/health and /metrics answer)";
+        let message = "all connections of this node are busy; try again in 1 s (/health and /metrics still answer)";
         let error =
             Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", "connections_full", message.into());
         Self { retry_after: Some(1), ..error }
     }
 
-    /// The body came too slowly.
+    /// The body arrived too slowly.
     pub(super) fn body_overdue(seconds: u64, pace: usize) -> Self {
-        let message =
-            format!("the body was not there after {seconds} s; send it faster, at least {pace} bytes a second");
+        let message = format!("the body did not arrive within {seconds} s; send at least {pace} bytes a second");
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "body_timeout", message)
     }
 
-    /// No place in the queue.
+    /// The queue is full.
     pub(super) fn queue_full(waiting: usize, retry_after: u64) -> Self {
-        let message = format!("{waiting} requests wait already; try again in {retry_after} s or add a replica");
+        let message = format!("the queue is full ({waiting} requests); try again in {retry_after} s or add a replica");
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message);
         Self { retry_after: Some(retry_after), ..error }
     }
 
-    /// No place came free in time.
+    /// No slot became free in time.
     pub(super) fn queue_overdue(seconds: u64, retry_after: u64) -> Self {
-        let message = format!("no place came free within {seconds} s; try again in {retry_after} s or add a replica");
+        let message = format!("no slot became free within {seconds} s; try again in {retry_after} s or add a replica");
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_timeout", message);
         Self { retry_after: Some(retry_after), ..error }
     }
 
-    /// Nothing serves; `why` says what is going on and what to do.
+    /// Nothing serves; `why` explains the reason and the next step.
     pub(super) fn not_serving(code: &str, why: String, retry_after: u64) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", code, why);
         Self { retry_after: Some(retry_after), ..error }
     }
 
-    /// The request took longer than any may.
+    /// The request took longer than allowed.
     pub(super) fn overdue(seconds: u64) -> Self {
         let message =
-            format!("the request took longer than {seconds} s; ask for fewer tokens (http_request_ms bounds it)");
+            format!("the request took longer than {seconds} s; request fewer tokens (http_request_ms sets the limit)");
         Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "request_timeout", message)
     }
 
-    /// The node ends before the answer does.
+    /// The node shuts down before the answer is complete.
     pub(super) fn shutting_down() -> Self {
-        let message =
-            "this node is being shut down and its drain is over; ask another node, or this one when it is back";
+        let message = "this node is shutting down and its drain is over; use another node, or this one when it is back";
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", "shutting_down", message.into());
         Self { retry_after: Some(5), ..error }
     }
 
-    /// Another model is served than the one that the answer belongs to.
+    /// Another model is served than the one that began the answer.
     pub(super) fn model_replaced(tokens: usize) -> Self {
         let message = format!(
-            "another model was assigned after {tokens} tokens of this answer, and no other model continues it; send the request again"
+            "another model was assigned after {tokens} tokens of this answer and cannot continue it; \
+                send the request again"
         );
         Self::not_serving("model_replaced", message, 1)
     }
 
-    /// An operator ended the answer. An error, not a reason to finish: OpenAI's reasons all mean an answer that can be used.
+    /// An operator cancelled the answer. It is an error, not a finish reason: OpenAI's finish reasons all mean a usable
+    /// answer.
     pub(super) fn cancelled(tokens: usize) -> Self {
         let status = StatusCode::from_u16(CANCELLED).unwrap_or(StatusCode::BAD_REQUEST);
         let message = format!(
-            "an operator cancelled the request after {tokens} tokens, its text is incomplete; ask the operator before sending it again"
+            "an operator cancelled the request after {tokens} tokens, so its text is incomplete; \
+                ask the operator before sending it again"
         );
         Self { is_final: true, ..Self::new(status, "cancelled", "cancelled", message) }
     }
 
-    /// With the answer as far as it came, where the error is of an answer that had begun.
+    /// Adds the incomplete answer to an error that occurred after the answer had begun.
     pub(super) fn with_partial(self, answer: impl FnOnce() -> Value) -> Self {
         let partial = (self.code == "cancelled").then(|| Box::new(answer()));
         Self { partial, ..self }
     }
 
-    /// The object that clients get.
+    /// The JSON object for clients.
     pub(super) fn object(&self) -> Value {
         let Self { message, kind, param, code, .. } = self;
         let mut object = self.partial.as_deref().cloned().unwrap_or_else(|| json!({}));
@@ -205,7 +205,7 @@ impl ApiError {
 }
 
 impl From<&Fault> for ApiError {
-    /// What a node said; its next step goes with it.
+    /// Converts a node's fault, including its next step.
     fn from(fault: &Fault) -> Self {
         let message = format!("{fault}; {}", fault.kind.next());
         let code = fault.kind.code();

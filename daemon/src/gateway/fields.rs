@@ -1,5 +1,5 @@
-//! Reads a request's JSON field by field: whatever has a wrong type or lies out of bounds is refused by name, unknown fields are
-//! ignored, null is as good as absent.
+//! Reads a request's JSON field by field: a value of a wrong type or out of range is refused with the field's name;
+//! unknown fields are ignored, and null counts as absent.
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -9,7 +9,7 @@ use super::error::ApiError;
 pub(super) struct Fields<'a>(pub(super) &'a Map<String, Value>);
 
 impl<'a> Fields<'a> {
-    /// A field that is there and not null.
+    /// A field that is present and not null.
     pub(super) fn get(self, name: &str) -> Option<&'a Value> {
         self.0.get(name).filter(|value| !value.is_null())
     }
@@ -21,7 +21,7 @@ impl<'a> Fields<'a> {
         number.ok_or_else(|| ApiError::invalid(name, format!("{name} is {}, it must be a number", brief(value))))
     }
 
-    /// A whole number from `least` to `most`.
+    /// An integer from `least` to `most`.
     pub(super) fn whole(self, name: &str, least: u64, most: u64) -> Result<Option<u64>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = value.as_u64().filter(|number| (least..=most).contains(number));
@@ -54,7 +54,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A value as a message can show it.
+/// A short description of a value for a message.
 pub(super) fn brief(value: &Value) -> String {
     match value {
         Value::Array(list) => format!("a list of {}", list.len()),

@@ -1,18 +1,19 @@
-//! Whether this node can answer: loading with its progress, ready, degraded, draining, or nothing that serves.
+//! Whether this node can answer: loading with its progress, ready, degraded, draining, cordoned or unavailable.
 use std::time::Instant;
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
-use shared::{telemetry::NodeState, topology::Exclusion};
+use telemetry::NodeState;
+use topology::Exclusion;
 
 use super::{Gateway, cluster::Serving, error::ApiError, trace::milliseconds};
 
-/// A remaining time is told once so much is loaded, and only then.
+/// Share of the load that must be done before the remaining time is reported.
 const SHARE_MIN: f64 = 0.05;
-/// And after so long.
+/// Time that must have passed before it is reported.
 const SECONDS_MIN: f64 = 1.0;
 
-/// Since when something loads, and how much of it was there then.
+/// When a load was first seen, and how much of it was done then.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     since: Instant,
@@ -20,7 +21,7 @@ pub(super) struct Load {
     total: u64,
 }
 
-/// How it stands.
+/// Serving status of this node.
 #[derive(Debug)]
 pub(super) struct Standing {
     status: &'static str,
@@ -31,7 +32,7 @@ pub(super) struct Standing {
 }
 
 impl Gateway {
-    /// How this node stands now.
+    /// Current status of this node.
     pub(super) fn standing(&self) -> Standing {
         let serving = self.cluster.serving();
         let count = serving.replicas.iter().filter(|replica| replica.is_serving).count();
@@ -43,7 +44,7 @@ impl Gateway {
             (Some(NodeState::Draining), _) => (
                 "draining",
                 StatusCode::SERVICE_UNAVAILABLE,
-                "this node drains; ask another or wait until it is back".into(),
+                "this node is draining; use another node or wait until it is back".into(),
             ),
             (_, 1..) if count < all => {
                 let away: Vec<&str> = serving
@@ -52,30 +53,28 @@ impl Gateway {
                     .filter(|replica| !replica.is_serving)
                     .map(|replica| replica.name.as_str())
                     .collect();
-                let message = format!("{count} of {all} replicas serve; look at {}: console status", away.join(", "));
+                let message = format!("{count} of {all} replicas serve; check {}: console status", away.join(", "));
                 ("degraded", StatusCode::OK, message)
             }
             (_, 1..) => ("ready", StatusCode::OK, format!("{count} of {all} replicas serve")),
-            _ if load.is_some() => {
-                ("loading", StatusCode::SERVICE_UNAVAILABLE, "the model is being loaded; wait".into())
-            }
+            _ if load.is_some() => ("loading", StatusCode::SERVICE_UNAVAILABLE, "the model is loading; wait".into()),
             _ if serving.cordon().is_some() => ("cordoned", StatusCode::SERVICE_UNAVAILABLE, cordoned(&serving)),
             (None, _) => {
                 ("starting", StatusCode::SERVICE_UNAVAILABLE, "the node has not reported yet; try again".into())
             }
             (_, 0) if all > 0 => {
-                let message = "the topology is broken; assign it again: console generate or the dashboard".into();
+                let message = "the topology is broken; assign it again with `console generate` or the dashboard".into();
                 ("unavailable", StatusCode::SERVICE_UNAVAILABLE, message)
             }
             _ => {
-                let message = "no topology is assigned; assign one: console generate or the dashboard".into();
+                let message = "no topology is assigned; assign one with `console generate` or the dashboard".into();
                 ("unavailable", StatusCode::SERVICE_UNAVAILABLE, message)
             }
         };
         Standing { status, code, message, load, replicas: (count, all) }
     }
 
-    /// Bytes loaded and to load on all nodes that load, and the seconds left, if the pace is known.
+    /// Bytes loaded and bytes to load on all loading nodes, and the estimated seconds left.
     fn load(&self) -> Option<(u64, u64, Option<f64>)> {
         let is_loading = |state| matches!(state, NodeState::Loading | NodeState::Prepared | NodeState::Connecting);
         let nodes = self.cluster.nodes();
@@ -94,7 +93,7 @@ impl Gateway {
         Some((done, total, remaining(first, done, now)))
     }
 
-    /// Why nothing serves, for a request.
+    /// The error for requests while nothing serves.
     pub(super) fn not_serving(&self) -> ApiError {
         let standing = self.standing();
         let code = match standing.status {
@@ -114,14 +113,17 @@ impl Gateway {
     }
 }
 
-/// Who keeps all replicas from taking requests, why, and what ends that.
+/// Message about the cordon that keeps all replicas from taking requests, and how to end it.
 fn cordoned(serving: &Serving) -> String {
     let Some(Exclusion { node, reason, by, .. }) = serving.cordon() else { return String::new() };
     let why = reason.as_deref().unwrap_or_default();
-    format!("{node} is cordoned ({why}; by {by}) and no other replica takes requests: console node uncordon {node}")
+    format!(
+        "{node} is cordoned ({why}; by {by}) and no other replica takes requests; \
+        run `console node uncordon {node}`"
+    )
 }
 
-/// Seconds left at the pace since the load began; `None` while that says little.
+/// Estimated seconds left at the rate since the load began; `None` while the estimate is unreliable.
 fn remaining(load: Load, done: u64, now: Instant) -> Option<f64> {
     let seconds = milliseconds(now.saturating_duration_since(load.since)) / 1e3;
     let share = done as f64 / load.total.max(1) as f64;
@@ -130,10 +132,10 @@ fn remaining(load: Load, done: u64, now: Instant) -> Option<f64> {
 }
 
 impl Standing {
-    /// What /health answers.
+    /// The response of /health.
     pub(super) fn answer(&self, name: &str, occupancy: super::admission::Occupancy) -> (StatusCode, Value) {
         let progress = self.load.map(|(done, total, left)| {
-            let share = shared::latency::ratio(done as f64, total as f64);
+            let share = common::latency::ratio(done as f64, total as f64);
             json!({"done_bytes": done, "total_bytes": total, "fraction": share, "eta_seconds": left})
         });
         let object = json!({
@@ -156,12 +158,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_left_is_told_only_when_the_pace_is_known() {
+    fn time_left_is_reported_only_once_the_rate_is_known() {
         let since = Instant::now();
         let load = Load { since, done: 100, total: 1100 };
         let at = |ms: u64| since + Duration::from_millis(ms);
         assert_eq!(remaining(load, 300, at(500)), None, "too early");
-        assert_eq!(remaining(load, 100, at(5000)), None, "it does not move");
+        assert_eq!(remaining(load, 100, at(5000)), None, "no progress");
         assert_eq!(remaining(load, 300, at(2000)), Some(8.0));
         assert_eq!(remaining(Load { done: 0, ..load }, 20, at(2000)), None, "too little");
     }

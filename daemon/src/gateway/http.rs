@@ -1,4 +1,4 @@
-//! Paths, keys, request ids and bodies: everything around a request that has nothing to do with its answer.
+//! Paths, keys, request ids and bodies: everything about a request except its answer.
 use std::{
     hash::{BuildHasher, RandomState},
     pin::Pin,
@@ -30,24 +30,19 @@ use super::{
     pages,
     request::{Asked, Kind, read},
 };
+use crate::gateway::complete::Arrival;
+use crate::gateway::pinned::is_model;
 
-/// Bodies up to this are read also when nothing comes of them.
+/// Bodies up to this size are read even if the request is refused.
 const BRIEF_BYTES: usize = 16 << 10;
-/// Longest request id that is taken over.
+/// Longest request id accepted from a client.
 const ID_BYTES_MAX: usize = 128;
-/// Traces that are given where no number is asked for.
+/// Number of traces returned by default.
 const TRACES: usize = 32;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// A request's name and beginning.
-#[derive(Clone, Debug)]
-pub(super) struct Arrival {
-    pub(super) id: String,
-    pub(super) at: Instant,
-}
-
-/// All paths.
+/// Routes of all paths.
 pub(super) fn router(gateway: Arc<Gateway>) -> Router {
     let wrong =
         |request: Request| async move { ApiError::wrong_method(request.method().as_str(), request.uri().path()) };
@@ -66,7 +61,7 @@ pub(super) fn router(gateway: Arc<Gateway>) -> Router {
         .with_state(gateway)
 }
 
-/// Around every request: its id, the key, and the count of its status.
+/// Wraps every request: assigns its id, checks the key, and counts its status.
 async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
     let arrival = Arrival { id: request_id(request.headers()), at: Instant::now() };
     let path = known_path(request.uri().path());
@@ -75,7 +70,7 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
     let page = pages::page(&gateway.settings.browsers, &request);
     let is_crowded = request.extensions().get::<Visit>().is_some_and(|visit| visit.is_reserved);
     let mut response = match &page {
-        // Before anything else is looked at: what a page causes must cost next to nothing.
+        // Checked first: requests caused by web pages must cost almost nothing.
         Err(refused) => refused.clone().into_response(),
         Ok(Some(_)) if pages::is_preflight(&request) => pages::preflight(request.headers()),
         Ok(_) if is_crowded && !matches!(path, "/health" | "/metrics") => ApiError::connections_full().into_response(),
@@ -92,7 +87,7 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
     response
 }
 
-/// The client's id where it is visible ASCII of a bounded length, else a new one.
+/// The client's id if it is short visible ASCII, else a new one.
 fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
     let is_good = |id: &&str| (1..=ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
@@ -108,11 +103,11 @@ fn is_allowed(gateway: &Gateway, headers: &HeaderMap) -> bool {
     let keys = &gateway.settings.keys;
     let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
     let given = given.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
-    // All keys are looked at, whichever fits.
+    // All keys are compared, even after a match.
     keys.is_empty() || keys.iter().fold(false, |found, key| key.is(given) | found)
 }
 
-/// A path as a label: unknown ones are one.
+/// The path as a metric label; all unknown paths share one.
 fn known_path(path: &str) -> &'static str {
     let known = ["/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/traces"];
     known.into_iter().find(|known| path == *known).unwrap_or("other")
@@ -129,26 +124,26 @@ async fn chats(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<
 async fn ask(gateway: Arc<Gateway>, kind: Kind, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let arrival = parts.extensions.get::<Arrival>().cloned();
-    let arrival = arrival.expect("every request passes the layer that puts it there");
+    let arrival = arrival.expect("every request passes the layer that adds it");
     pages::json(&parts.headers)?;
     let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    // Before the body is looked at: a refusal must cost next to nothing.
+    // Checked before the body is read: a refusal must cost almost nothing.
     if let Some(waiting) = gateway.admission.is_full() {
-        // What is short is taken off the connection, so that it can be used again.
+        // A short body is drained from the connection, so that the connection can be reused.
         if length.is_some_and(|length: usize| length <= BRIEF_BYTES) {
             drop(gateway.bodies.receive(body, length).await);
         }
         return Err(ApiError::queue_full(waiting, gateway.admission.retry_after()));
     }
     let received = gateway.bodies.receive(body, length).await?;
-    // From here on the client waits for this node and not the other way round: its connection stays.
+    // From here on the client waits for this node and not vice versa: its connection must not be evicted.
     let working = parts.extensions.get::<Visit>().map(Visit::working);
     let (asked, held) = parse(&gateway, kind, received, seed(&arrival.id)).await?;
     let response = complete(gateway, asked, held, arrival).await?;
     Ok(response.map(|body| Body::new(Answering { body, _working: working })))
 }
 
-/// Reads a body; a long one on a thread where nothing waits for it, few at a time.
+/// Parses a body; a long one on a separate thread, with limited concurrency.
 async fn parse(gateway: &Gateway, kind: Kind, received: Received, seed: u64) -> Result<(Asked, Held), ApiError> {
     let topology = gateway.cluster.serving().topology;
     let bounds = Bounds { context: topology.map(|topology| topology.context_length as usize) };
@@ -161,7 +156,7 @@ async fn parse(gateway: &Gateway, kind: Kind, received: Received, seed: u64) -> 
     Ok((asked, held))
 }
 
-/// The body of an answer, whose connection has work until it is written.
+/// The body of an answer; its connection counts as busy until it is written.
 struct Answering {
     body: Body,
     _working: Option<Working>,
@@ -187,13 +182,13 @@ impl HttpBody for Answering {
     }
 }
 
-/// The same request sent again gives the same text: its id stands for the seed (FNV-1a).
+/// Default seed from the request id, so that a repeated request gives the same text (FNV-1a).
 fn seed(id: &str) -> u64 {
     id.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 impl Gateway {
-    /// How clients name the model that is served.
+    /// The name of the served model for clients.
     pub(super) fn model(&self) -> Option<String> {
         let topology = self.cluster.serving().topology?;
         Some(topology.model.clone())
@@ -215,11 +210,6 @@ impl Gateway {
             },
         }))
     }
-}
-
-/// Whether a client means the model that is served: its file's name, with its ending or without.
-pub(super) fn is_model(asked: &str, served: &str) -> bool {
-    asked == served || served.strip_suffix(".gguf") == Some(asked)
 }
 
 async fn models(State(gateway): State<Arc<Gateway>>) -> Json<Value> {

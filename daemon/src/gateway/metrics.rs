@@ -1,24 +1,22 @@
-//! What the gateway counts, in Prometheus' text format. Written by hand: one file instead of a package for some twenty lines of
-//! `name{label="value"} number`.
+//! The gateway's counters in Prometheus text format. Written by hand: one file instead of a package for some twenty
+//! lines of `name{label="value"} number`.
 use std::{
     collections::BTreeMap,
     fmt::Write,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use shared::{
-    telemetry::{HopSync, KvUse, NodeReport, NodeState, Warning, window::Culprits},
-    topology::Topology,
-    units::Nanoseconds,
-};
+use common::units::Nanoseconds;
+use telemetry::{HopSync, KvUse, NodeReport, NodeState, Warning, window::Culprits};
+use topology::Topology;
 
 use super::{admission::Occupancy, answer::Ended};
 
-/// Upper ends of the buckets of the time to the first token, in seconds.
+/// Upper bounds of the histogram buckets for TTFT, in seconds.
 const TTFT_S: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0];
-/// The same of the time per output token.
+/// Upper bounds of the histogram buckets for the time per output token, in seconds.
 const TPOT_S: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6];
-/// The same of the time in the queue.
+/// Upper bounds of the histogram buckets for the time in the queue, in seconds.
 const QUEUE_S: [f64; 10] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0];
 
 #[derive(Debug)]
@@ -60,7 +58,7 @@ struct Counts {
     ttft: Buckets,
     tpot: Buckets,
     queued: Buckets,
-    /// By path and status.
+    /// Number of requests by path and status.
     requests: BTreeMap<(&'static str, u16), u64>,
     prompt_tokens: u64,
     cached_tokens: u64,
@@ -69,19 +67,19 @@ struct Counts {
     cancelled: u64,
 }
 
-/// Everything that is counted.
+/// All counters.
 #[derive(Debug)]
 pub(super) struct Metrics(Mutex<Counts>);
 
-/// What is asked for at the moment of writing.
+/// Values that are determined at the time of a scrape.
 pub(super) struct Moment<'a> {
     pub(super) occupancy: Occupancy,
-    /// Answers that this gateway has under way, waiting ones too.
+    /// Answers of this gateway in progress or waiting.
     pub(super) running: u32,
     pub(super) own: Option<&'a NodeReport>,
     /// Stragglers and slow hops of the latest topology.
     pub(super) culprits: Option<(Arc<Topology>, Culprits)>,
-    /// Name, requests that this gateway runs there, whether it serves, whether it is out.
+    /// For each replica: name, requests of this gateway there, whether it serves, whether its circuit breaker is open.
     pub(super) replicas: Vec<(String, u32, bool, bool)>,
 }
 
@@ -103,16 +101,16 @@ impl Default for Metrics {
 
 impl Metrics {
     fn counts(&self) -> MutexGuard<'_, Counts> {
-        // Counts are whole even if a task panicked while it held the lock.
+        // Counts are consistent even if a task panicked while it held the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request was answered with this status.
+    /// Counts a request that was answered with this status.
     pub(super) fn answered(&self, path: &'static str, status: u16) {
         *self.counts().requests.entry((path, status)).or_default() += 1;
     }
 
-    /// An answer came to its end.
+    /// Counts an answer that has ended.
     pub(super) fn ended(&self, ended: &Ended) {
         let mut counts = self.counts();
         let times = &ended.finished.times;
@@ -129,23 +127,23 @@ impl Metrics {
         counts.sampled_tokens += ended.tokens as u64;
     }
 
-    /// An answer lost its replica and goes on elsewhere.
+    /// Counts an answer that lost its replica and continues on another.
     pub(super) fn resumed(&self) {
         self.counts().resumed += 1;
     }
 
-    /// A client went away.
+    /// Counts a request whose client disconnected.
     pub(super) fn cancelled(&self) {
         self.counts().cancelled += 1;
     }
 
-    /// All of it as text.
+    /// All metrics as text.
     pub(super) fn text(&self, moment: &Moment<'_>) -> String {
         let mut text = String::new();
         let counts = self.counts();
-        counts.ttft.write(&mut text, "bramble_ttft_seconds", "From the accepted request to its first token");
-        counts.tpot.write(&mut text, "bramble_tpot_seconds", "Between the tokens of an answer");
-        counts.queued.write(&mut text, "bramble_queue_seconds", "Wait for a place and for the engine");
+        counts.ttft.write(&mut text, "bramble_ttft_seconds", "Time from accepting a request to its first token");
+        counts.tpot.write(&mut text, "bramble_tpot_seconds", "Time per output token");
+        counts.queued.write(&mut text, "bramble_queue_seconds", "Time waiting for a slot and for the engine");
         header(&mut text, "bramble_requests_total", "counter", "Requests by path and status");
         for ((path, status), count) in &counts.requests {
             line(&mut text, "bramble_requests_total", "", &format!("path=\"{path}\",code=\"{status}\""), *count as f64);
@@ -154,23 +152,23 @@ impl Metrics {
             counts.requests.iter().filter(|((_, code), _)| *code == status).map(|(_, count)| count).sum::<u64>()
         };
         for (name, help, value) in [
-            ("bramble_refused_total", "Requests refused for lack of a place", refused(429)),
+            ("bramble_refused_total", "Requests refused because no slot was free", refused(429)),
             ("bramble_unserved_total", "Requests refused because nothing served", refused(503)),
-            ("bramble_prompt_tokens_total", "Tokens of prompts", counts.prompt_tokens),
-            ("bramble_cached_tokens_total", "Tokens of prompts that were cached", counts.cached_tokens),
-            ("bramble_sampled_tokens_total", "Tokens of answers", counts.sampled_tokens),
-            ("bramble_resumed_total", "Answers that went on after a loss", counts.resumed),
-            ("bramble_cancelled_total", "Requests whose client went away", counts.cancelled),
+            ("bramble_prompt_tokens_total", "Prompt tokens", counts.prompt_tokens),
+            ("bramble_cached_tokens_total", "Prompt tokens found in the prefix cache", counts.cached_tokens),
+            ("bramble_sampled_tokens_total", "Sampled tokens", counts.sampled_tokens),
+            ("bramble_resumed_total", "Answers resumed after a replica was lost", counts.resumed),
+            ("bramble_cancelled_total", "Requests whose client disconnected", counts.cancelled),
         ] {
             header(&mut text, name, "counter", help);
             line(&mut text, name, "", "", value as f64);
         }
         drop(counts);
         let Occupancy { waiting, places, taken } = moment.occupancy;
-        gauge(&mut text, "bramble_requests_running", "Answers under way or waiting here", f64::from(moment.running));
-        gauge(&mut text, "bramble_queue_length", "Requests that wait for a place", waiting as f64);
-        gauge(&mut text, "bramble_slots", "Places of all replicas", f64::from(places));
-        gauge(&mut text, "bramble_slots_taken", "Places taken", f64::from(taken));
+        gauge(&mut text, "bramble_requests_running", "Answers in progress or waiting here", f64::from(moment.running));
+        gauge(&mut text, "bramble_queue_length", "Requests waiting for a slot", waiting as f64);
+        gauge(&mut text, "bramble_slots", "Slots of all replicas", f64::from(places));
+        gauge(&mut text, "bramble_slots_taken", "Slots in use", f64::from(taken));
         replicas(&mut text, &moment.replicas);
         if let Some((topology, found)) = &moment.culprits {
             culprits(&mut text, topology, found);
@@ -185,9 +183,9 @@ impl Metrics {
 fn replicas(text: &mut String, replicas: &[(String, u32, bool, bool)]) {
     type Value = fn(&(String, u32, bool, bool)) -> f64;
     let figures: [(&str, &str, Value); 3] = [
-        ("bramble_replica_running", "Requests that this gateway runs on a replica", |replica| f64::from(replica.1)),
+        ("bramble_replica_running", "Requests of this gateway running on the replica", |replica| f64::from(replica.1)),
         ("bramble_replica_serving", "Whether the replica takes requests", |replica| f64::from(u8::from(replica.2))),
-        ("bramble_replica_out", "Whether the replica is taken out after failures", |replica| {
+        ("bramble_replica_out", "Whether the replica's circuit breaker is open after failures", |replica| {
             f64::from(u8::from(replica.3))
         }),
     ];
@@ -199,8 +197,7 @@ fn replicas(text: &mut String, replicas: &[(String, u32, bool, bool)]) {
     }
 }
 
-/// A row for each straggler and each slow hop; no rows if there are none. Labels are members' names and the names of a closed
-/// enum.
+/// Writes a row for each straggler and each slow hop. Labels are members' names and the names of a closed enum.
 fn culprits(text: &mut String, topology: &Topology, found: &Culprits) {
     let name = |member: &usize| topology.members.get(*member).map_or_else(String::new, |one| escaped(&one.name));
     header(
@@ -219,9 +216,9 @@ fn culprits(text: &mut String, topology: &Topology, found: &Culprits) {
     }
 }
 
-/// What the node says of itself.
+/// Writes the metrics from this node's own report.
 fn node(text: &mut String, report: &NodeReport) {
-    header(text, "bramble_node_state", "gauge", "What the node is doing");
+    header(text, "bramble_node_state", "gauge", "State of the node");
     let states = [
         NodeState::Idle,
         NodeState::Loading,
@@ -239,26 +236,26 @@ fn node(text: &mut String, report: &NodeReport) {
         line(text, "bramble_node_state", "", &labels, f64::from(u8::from(report.state == state)));
     }
     let health = &report.health;
-    gauge(text, "bramble_node_epoch", "Highest assignment seen", report.epoch.0 as f64);
-    gauge(text, "bramble_node_requests", "Requests that run and wait on this head", f64::from(report.requests));
+    gauge(text, "bramble_node_epoch", "Highest epoch of an assignment seen", report.epoch.0 as f64);
+    gauge(text, "bramble_node_requests", "Requests running and waiting on this head", f64::from(report.requests));
     gauge(text, "bramble_node_tokens", "Tokens sampled by this head since its start", report.tokens as f64);
     gauge(text, "bramble_node_resident_bytes", "Resident memory", report.memory_resident.0 as f64);
-    gauge(text, "bramble_node_shard_bytes", "Weights and KV cache", report.shard.0 as f64);
+    gauge(text, "bramble_node_shard_bytes", "Memory of weights and KV cache", report.shard.0 as f64);
     blocks(text, report.kv);
     if let Some(temperature) = health.temperature {
-        gauge(text, "bramble_node_temperature_celsius", "Of the processor", f64::from(temperature.0));
+        gauge(text, "bramble_node_temperature_celsius", "Temperature of the processor", f64::from(temperature.0));
     }
     if let Some(clock) = &health.clock {
-        gauge(text, "bramble_node_clock_megahertz", "Of the fastest cores", f64::from(clock.current.0));
+        gauge(text, "bramble_node_clock_megahertz", "Clock of the fastest cores", f64::from(clock.current.0));
     }
     if let Some(firmware) = health.firmware {
-        gauge(text, "bramble_node_throttled_bits", "The firmware's get_throttled", f64::from(firmware.0));
+        gauge(text, "bramble_node_throttled_bits", "Bits of the firmware's get_throttled", f64::from(firmware.0));
     }
     if let Some(memory) = health.memory {
         gauge(
             text,
             "bramble_node_memory_available_bytes",
-            "What the machine can still give",
+            "Memory available on the machine",
             memory.available.0 as f64,
         );
         gauge(text, "bramble_node_swap_used_bytes", "Swap in use", memory.swap_used.0 as f64);
@@ -266,39 +263,39 @@ fn node(text: &mut String, report: &NodeReport) {
     if let Some(load) = health.load {
         gauge(text, "bramble_node_others_cores", "Cores kept busy by other programs", f64::from(load.others));
     }
-    // Since the last report: means of all layers' all-reduces, weighted by their number.
+    // Since the last report: means over the all-reduces of all layers.
     let count: f64 = report.layers.iter().map(|layer| f64::from(layer.count)).sum();
-    let mean = |time: fn(&shared::telemetry::LayerSync) -> u64| {
+    let mean = |time: fn(&telemetry::LayerSync) -> u64| {
         let sum: f64 = report.layers.iter().map(|layer| f64::from(layer.count) * time(layer) as f64).sum();
-        shared::latency::ratio(sum, count) / 1e9
+        common::latency::ratio(sum, count) / 1e9
     };
     gauge(
         text,
         "bramble_all_reduce_compute_seconds",
-        "Mean computing before an all-reduce, of late",
+        "Mean compute time before an all-reduce since the last report",
         mean(|layer| layer.compute.0),
     );
     gauge(
         text,
         "bramble_all_reduce_wait_seconds",
-        "Mean wait for other ranks in an all-reduce, of late",
+        "Mean wait for other ranks in an all-reduce since the last report",
         mean(|layer| layer.wait.0),
     );
     gauge(
         text,
         "bramble_all_reduce_wire_seconds",
-        "Mean time on the wire of an all-reduce, of late",
+        "Mean wire time of an all-reduce since the last report",
         mean(|layer| layer.wire.0),
     );
     hops(text, report);
 }
 
-/// Hand-overs between stages since the last report, by the rank that handed over.
+/// Writes the hand-overs between stages since the last report, by sending rank.
 fn hops(text: &mut String, report: &NodeReport) {
     if report.hops.is_empty() {
         return;
     }
-    header(text, "bramble_hop_seconds", "gauge", "Hand-over from another stage on its way, of late");
+    header(text, "bramble_hop_seconds", "gauge", "Transmission time of hand-overs since the last report");
     for hop in report.hops.iter().filter(|hop| hop.timed > 0) {
         for (quantile, time) in [("0.5", hop.p50), ("0.95", hop.p95), ("0.99", hop.p99)] {
             let labels = format!("from_rank=\"{}\",quantile=\"{quantile}\"", hop.from);
@@ -307,11 +304,19 @@ fn hops(text: &mut String, report: &NodeReport) {
     }
     type Time = fn(&HopSync) -> Nanoseconds;
     let means: [(&str, &str, Time); 3] = [
-        ("bramble_hop_blocked_seconds", "Mean wait for the stage before, without the hop, of late", |hop| hop.blocked),
-        ("bramble_hop_sending_seconds", "Mean time until the next stage's message was sent, of late", |hop| {
-            hop.sending
+        (
+            "bramble_hop_blocked_seconds",
+            "Mean wait for the previous stage, without the hop, since the last report",
+            |hop| hop.blocked,
+        ),
+        (
+            "bramble_hop_sending_seconds",
+            "Mean time to send a hand-over to the next stage since the last report",
+            |hop| hop.sending,
+        ),
+        ("bramble_stage_compute_seconds", "Mean compute time between two hand-overs since the last report", |hop| {
+            hop.compute
         }),
-        ("bramble_stage_compute_seconds", "Mean computing between two hand-overs, of late", |hop| hop.compute),
     ];
     for (name, help, time) in means {
         header(text, name, "gauge", help);
@@ -324,13 +329,13 @@ fn hops(text: &mut String, report: &NodeReport) {
 fn blocks(text: &mut String, kv: Option<KvUse>) {
     if let Some(kv) = kv {
         gauge(text, "bramble_kv_blocks", "KV blocks of this head's replica", f64::from(kv.total));
-        gauge(text, "bramble_kv_blocks_held", "KV blocks that sequences hold", f64::from(kv.held));
-        gauge(text, "bramble_kv_blocks_kept", "KV blocks kept for prompts that begin alike", f64::from(kv.kept));
+        gauge(text, "bramble_kv_blocks_held", "KV blocks held by sequences", f64::from(kv.held));
+        gauge(text, "bramble_kv_blocks_kept", "KV blocks kept in the prefix cache", f64::from(kv.kept));
     }
 }
 
 fn header(text: &mut String, name: &str, kind: &str, help: &str) {
-    // Writing into a string cannot fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
@@ -344,8 +349,8 @@ fn gauge(text: &mut String, name: &str, help: &str, value: f64) {
     line(text, name, "", "", value);
 }
 
-/// A label's value. Names come from other nodes, also of a release that lets control characters through: none may end the line or reach a
-/// terminal.
+/// Escapes a label's value. Names come from other nodes, possibly of a release that allows control characters: none may
+/// end the line or reach a terminal.
 fn escaped(text: &str) -> String {
     let mut label = String::with_capacity(text.len());
     for character in text.chars() {
@@ -364,15 +369,14 @@ fn escaped(text: &str) -> String {
 mod tests {
     use std::time::Duration;
 
-    use shared::{
-        schedule::Choice,
-        topology::{Exchange, KvFormat, Layout, Member},
-    };
+    use collectives::Choice;
+    use common::precision::{Exchange, KvFormat};
+    use topology::{Layout, Member};
 
     use super::*;
 
     #[test]
-    fn who_slows_the_cluster_down_is_a_row_and_nobody_is_none() {
+    fn stragglers_and_slow_hops_are_rows_or_absent() {
         let member = |name: &str| Member {
             name: name.into(),
             address: format!("{name}:9999"),
@@ -410,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_is_a_comment_or_a_number_and_buckets_add_up() {
+    fn every_line_is_valid_and_buckets_add_up() {
         let metrics = Metrics::default();
         for ms in [3, 30, 300, 300_000] {
             let first = Duration::from_millis(ms);

@@ -1,5 +1,5 @@
-//! The OpenAI API on a port of its own. A client of nodes like a console: it knows them, its own too, only by sessions on 9999.
-//! Owns admission, routing and what clients see; never schedules, computes or assigns.
+//! The OpenAI API on a separate port. A client of the nodes like a console: it reaches all of them, including its own,
+//! only by sessions on port 9999. Owns admission, routing and the clients' view; never schedules, computes or assigns.
 mod admission;
 mod answer;
 mod bodies;
@@ -34,7 +34,7 @@ use std::{
 };
 
 use anyhow::Context;
-use shared::protocol::{handshake::Identity, recovery::Committed};
+use protocol::{handshake::Identity, recovery::Committed};
 use tokio::{
     net::TcpListener,
     task::JoinHandle,
@@ -47,10 +47,10 @@ use self::{
     parsing::Parsing, trace::Traces,
 };
 
-/// What clients are told at the end of the drain must be with them in this time.
+/// Time limit for the last errors to reach clients at the end of the drain.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Everything that requests share.
+/// State shared by all requests.
 struct Gateway {
     settings: Settings,
     identity: Identity,
@@ -60,15 +60,15 @@ struct Gateway {
     metrics: Metrics,
     traces: Traces,
     loading: Mutex<Option<Load>>,
-    /// Answers under way.
+    /// Answers in progress.
     running: AtomicU32,
     bodies: Bodies,
     parsing: Parsing,
-    /// Cancelled when answers that still run must end.
+    /// Cancelled when answers that are still running must end.
     cut: CancellationToken,
 }
 
-/// A gateway that listens.
+/// A running gateway.
 pub struct Running {
     connections: TaskTracker,
     stop: CancellationToken,
@@ -76,18 +76,16 @@ pub struct Running {
     tasks: [JoinHandle<()>; 3],
 }
 
-/// Binds the address of the API. `None`: it is off, or nobody named the address and it is taken.
+/// Binds the address of the API. `None`: the API is off, or the default address is in use.
 ///
 /// # Errors
-/// An address that was named cannot be bound.
+/// An explicitly configured address cannot be bound.
 pub async fn bind(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
     let Some(address) = settings.listen else { return Ok(None) };
     match TcpListener::bind(address).await {
         Ok(listener) => Ok(Some(listener)),
         Err(error) if settings.is_default => {
-            tracing::warn!(
-                "no HTTP API: {address} cannot be bound ({error}); name another with --http ADDR:PORT or off"
-            );
+            tracing::warn!("no HTTP API: cannot listen on {address} ({error}); use another --http ADDR:PORT, or off");
             Ok(None)
         }
         Err(error) => {
@@ -96,7 +94,7 @@ pub async fn bind(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
     }
 }
 
-/// Serves on a bound address. `own` is where the node itself listens, `committed` the topology that it had before this start.
+/// Serves on a bound address. `own` is the address of the node itself, `committed` the topology from before this start.
 pub fn serve(
     listener: TcpListener,
     settings: Settings,
@@ -133,23 +131,24 @@ pub fn serve(
 }
 
 impl Running {
-    /// Takes nothing new and waits until what runs is with its clients, at most `patience`; then whoever still waits is told.
+    /// Stops accepting connections and waits at most `patience` for running answers to reach their clients; clients
+    /// that still wait then get an error.
     pub async fn end(self, patience: Duration) {
         self.stop.cancel();
         self.connections.close();
         if timeout(patience, self.connections.wait()).await.is_err() {
-            tracing::warn!("the drain is over: {} HTTP connections are told so and end", self.connections.len());
+            tracing::warn!("the drain is over: ending {} HTTP connections with an error", self.connections.len());
             self.cut.cancel();
-            // Whoever does not read hears nothing.
+            // Clients that do not read do not receive it.
             let _ = timeout(LAST_WORDS, self.connections.wait()).await;
         }
-        // The last bytes are in the kernel's hands; a moment lets it send them.
+        // The last bytes are in the kernel's buffers; a moment lets it send them.
         sleep(Duration::from_millis(10)).await;
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
-/// How the own node is reached: an address for all interfaces is dialled on loopback.
+/// Address of this node for dialling: loopback if it listens on all interfaces.
 pub fn dialled(own: SocketAddr) -> String {
     let ip = match own.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),

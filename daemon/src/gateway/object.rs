@@ -1,4 +1,4 @@
-//! The JSON objects of OpenAI's API: answers as a whole and in chunks, usage, models.
+//! The JSON objects of OpenAI's API: complete answers and chunks, usage, models.
 use serde_json::{Value, json};
 
 use super::{
@@ -6,7 +6,7 @@ use super::{
     request::Kind,
 };
 
-/// What all objects of one answer have in common.
+/// Fields common to all objects of one answer.
 #[derive(Clone, Debug)]
 pub(super) struct Common {
     pub(super) kind: Kind,
@@ -14,7 +14,7 @@ pub(super) struct Common {
     /// Seconds since 1970.
     pub(super) created: u64,
     pub(super) model: String,
-    /// Names what computed it: the same fingerprint, seed and request give the same text.
+    /// Identifies the computation: the same fingerprint, seed and request give the same text.
     pub(super) fingerprint: String,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Usage {
     pub(super) completion: usize,
 }
 
-/// A choice that is given as a whole.
+/// A choice in a complete answer.
 #[derive(Debug, Default)]
 pub(super) struct Whole {
     text: String,
@@ -58,7 +58,7 @@ impl Common {
         self.object(if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" }, choices)
     }
 
-    /// What a part of a choice is in a stream; `offset` counts the choice's bytes so far.
+    /// The chunk for a part of a choice in a stream; `offset` counts the choice's bytes so far.
     pub(super) fn part(&self, index: usize, part: &Part, with_logprobs: bool, offset: &mut usize) -> Option<Value> {
         let (delta, logprobs, finish) = match part {
             Part::Started if self.kind == Kind::Chat => {
@@ -86,14 +86,14 @@ impl Common {
         Some(self.chunk(json!([choice])))
     }
 
-    /// The chunk without choices that tells the usage.
+    /// The chunk without choices that contains the usage.
     pub(super) fn usage_chunk(&self, usage: Usage) -> Value {
         let mut chunk = self.chunk(json!([]));
         chunk["usage"] = usage.object();
         chunk
     }
 
-    /// An answer as a whole.
+    /// A complete answer.
     pub(super) fn whole(&self, choices: &[Whole], with_logprobs: bool, usage: Usage, timings: Value) -> Value {
         let choice = |(index, whole): (usize, &Whole)| {
             let logprobs = self.logprobs(&whole.shown, with_logprobs, 0);
@@ -119,7 +119,7 @@ impl Common {
         object
     }
 
-    /// Adds a part to a whole choice.
+    /// Adds a part to a complete choice.
     pub(super) fn add(&self, whole: &mut Whole, part: Part) {
         match part {
             Part::Started => {}
@@ -129,7 +129,7 @@ impl Common {
             }
             Part::Call { index, name, arguments } => {
                 let mut call = self.call(index, &name, &arguments);
-                // Only chunks count calls.
+                // Only chunks have an index in their calls.
                 call.as_object_mut().map(|call| call.remove("index"));
                 whole.calls.push(call);
             }
@@ -142,7 +142,7 @@ impl Common {
         json!({"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
     }
 
-    /// Two shapes for the same: lists side by side for completions, a list of objects for chats.
+    /// In two formats: parallel lists for completions, a list of objects for chats.
     fn logprobs(&self, shown: &[Shown], is_wanted: bool, offset: usize) -> Value {
         if !is_wanted {
             return Value::Null;

@@ -1,35 +1,37 @@
-//! A body's fields before their values are built: where each begins and ends, and how much memory it would take. No field that a request does
-//! not use is built, none that is too large, and a prompt of tokens becomes a list of numbers at once.
+//! The extent of a body's fields before their values are built: where each begins and ends, and how much memory it
+//! would take. Unused and oversized fields are never built, and a prompt of token ids is parsed directly into a list of
+//! numbers.
 use std::{borrow::Cow, cell::Cell, fmt};
 
+use common::chat::{GRAMMAR_BYTES_MAX, PROMPT_BYTES_MAX};
+use protocol::message::Prompt;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Map, Value, value::RawValue};
-use shared::protocol::message::{GRAMMAR_BYTES_MAX, PROMPT_BYTES_MAX, Prompt};
 
-use super::{error::ApiError, request::CHOICES_MAX};
+use super::error::ApiError;
 
-/// Most fields of a body.
+/// Most fields in a body.
 const FIELDS_MAX: usize = 256;
 /// Most values within one field: each takes some 100 bytes.
 const NODES_MAX: usize = 1 << 17;
-/// Longest field but prompt, messages and tools; a schema may be written with escapes.
+/// Longest field except prompt, messages and tools; a schema may be written with escapes.
 const FIELD_BYTES_MAX: usize = 2 * GRAMMAR_BYTES_MAX;
 
-/// The fields of a body, as they were written.
+/// The fields of a body, unparsed.
 #[derive(Debug)]
 pub(super) struct Outline<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
-/// What prompts are bounded by.
+/// Limits on prompts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Tokens that the served model has room for, if that is known.
+    /// Context length of the served model in tokens, if known.
     pub(super) context: Option<usize>,
 }
 
-/// What a value would take, from its text: at least so many bytes of compact JSON, and so many values.
+/// Lower bounds of the size of a value: bytes of compact JSON, and number of values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Size {
     bytes: usize,
@@ -37,23 +39,23 @@ struct Size {
 }
 
 impl<'a> Outline<'a> {
-    /// Reads where fields are.
+    /// Locates the fields.
     ///
     /// # Errors
-    /// No JSON object, or too many fields.
+    /// The body is not a JSON object, or has too many fields.
     pub(super) fn read(body: &'a [u8]) -> Result<Self, ApiError> {
         serde_json::from_slice(body)
-            .map_err(|error| ApiError::malformed(format!("the body is no JSON object: {error}; send a JSON object")))
+            .map_err(|error| ApiError::malformed(format!("the body is not a JSON object: {error}; send a JSON object")))
     }
 
     fn get(&self, name: &str) -> Option<&'a RawValue> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, raw)| *raw).filter(|raw| raw.get() != "null")
     }
 
-    /// The values of the fields that are named.
+    /// Builds the values of the named fields.
     ///
     /// # Errors
-    /// One is too large.
+    /// A value is too large.
     pub(super) fn values(&self, names: &[&str]) -> Result<Map<String, Value>, ApiError> {
         let mut values = Map::new();
         for name in names {
@@ -79,10 +81,10 @@ impl<'a> Outline<'a> {
         Ok(values)
     }
 
-    /// The prompts of a completion: a string, a list of ids, or lists of either.
+    /// The prompts of a completion: a string, a list of ids, or a list of either.
     ///
     /// # Errors
-    /// It is something else, or has more than a model can take.
+    /// The value has another form, or exceeds the limits.
     pub(super) fn prompts(&self, bounds: Bounds) -> Result<Vec<Prompt>, ApiError> {
         let wrong = || {
             let message =
@@ -118,7 +120,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Outline<'a> {
                 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
                 let mut fields: Vec<(Cow<'de, str>, &'de RawValue)> = Vec::new();
                 while let Some((Name(name), raw)) = map.next_entry::<Name<'de>, &'de RawValue>()? {
-                    // The last of several counts.
+                    // A repeated field has its last value.
                     fields.retain(|(known, _)| *known != name);
                     if fields.len() >= FIELDS_MAX {
                         return Err(A::Error::custom(format!("more than {FIELDS_MAX} fields")));
@@ -132,7 +134,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Outline<'a> {
     }
 }
 
-/// What a prompt, or a part of one, may be.
+/// The possible forms of a prompt or a part of one.
 #[derive(Debug)]
 enum Read {
     Token(u32),
@@ -141,7 +143,7 @@ enum Read {
     List(Vec<Prompt>),
 }
 
-/// Reads a prompt; what is too large ends the reading.
+/// Reads a prompt; stops as soon as it is too large.
 #[derive(Clone, Copy)]
 struct Reading<'a> {
     bounds: Bounds,
@@ -213,7 +215,7 @@ impl<'de> Visitor<'de> for Reading<'_> {
     }
 }
 
-/// The size of valid JSON, from one look at its bytes.
+/// The size of valid JSON, from one pass over its bytes.
 fn size(json: &str) -> Size {
     let bytes = json.as_bytes();
     let (mut size, mut at, mut is_text) = (Size::default(), 0, false);
@@ -239,6 +241,9 @@ fn size(json: &str) -> Size {
     }
     size
 }
+
+/// Most answers per request.
+pub(super) const CHOICES_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -279,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_that_can_never_fit_is_refused_where_it_gets_too_long() {
+    fn oversized_prompt_is_refused_while_it_is_read() {
         let tokens = |count: usize| format!("[{}1]", "1,".repeat(count - 1));
         assert!(prompts(&tokens(512), Some(512)).is_ok());
         let refused = prompts(&tokens(513), Some(512)).expect_err("there is no room");
@@ -295,16 +300,20 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_are_large_or_many_are_refused_before_they_are_built() {
+    fn large_or_many_fields_are_refused_before_building() {
         let values = |body: &str| Outline::read(body.as_bytes())?.values(&["messages", "stop"]);
         let good = values(r#"{"stop": 1, "other": [1, 2], "stop": "last", "messages": null}"#).expect("it is good");
-        assert_eq!(Value::Object(good), serde_json::json!({"stop": "last"}), "of what counts");
+        assert_eq!(
+            Value::Object(good),
+            serde_json::json!({"stop": "last"}),
+            "only the named fields, with their last values"
+        );
         let many = format!("{{\"messages\": [{}1]}}", "1,".repeat(NODES_MAX + 1));
         assert!(values(&many).is_err_and(|error| error.status.as_u16() == 400));
         let long = format!("{{\"messages\": [\"{}\"]}}", "x".repeat(PROMPT_BYTES_MAX));
         assert!(values(&long).is_err_and(|error| error.status.as_u16() == 413));
         let escaped = format!("{{\"messages\": [\"{}\"]}}", "\\u00e9".repeat(PROMPT_BYTES_MAX / 6));
-        assert!(values(&escaped).is_ok(), "what counts is what becomes of it");
+        assert!(values(&escaped).is_ok(), "the unescaped length counts");
         let stop = format!("{{\"stop\": \"{}\"}}", "x".repeat(FIELD_BYTES_MAX));
         assert!(values(&stop).is_err_and(|error| error.code == "invalid_value"));
         let fields: Vec<String> = (0..=FIELDS_MAX).map(|index| format!("\"f{index}\": 1")).collect();

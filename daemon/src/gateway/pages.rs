@@ -1,34 +1,34 @@
-//! Requests that web pages cause: refused before their bodies are read, unless the operator allows the page; then browsers get the headers
-//! that let it read the answer (CORS).
+//! Requests caused by web pages: refused before their bodies are read, unless the operator allows the page's origin;
+//! then the response has the CORS headers that let the page read it.
 use axum::{
     body::Body,
     extract::Request,
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header},
     response::Response,
 };
-use shared::browser::{BrowserPolicy, RequestHead, check_json};
+use common::browser::{BrowserPolicy, RequestHead, check_json};
 
 use super::error::ApiError;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-request-private-network");
 const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-allow-private-network");
-/// What a page may read of an answer's headers.
+/// Response headers that a page may read.
 const EXPOSED: &str = "x-request-id, retry-after";
-/// Headers that a page may send where it does not say which.
+/// Request headers that a page may send if its preflight names none.
 const HEADERS: &str = "authorization, content-type, x-request-id";
-/// Seconds for which a browser may remember that a page is allowed.
+/// Seconds for which a browser may cache a preflight.
 const REMEMBERED: &str = "600";
 
-/// The value of a header; one that is no text is U+FFFD, which no rule allows.
+/// The value of a header; one that is not text becomes U+FFFD, which no rule allows.
 fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name).map(|value| value.to_str().unwrap_or("\u{fffd}"))
 }
 
-/// Whether a request may go on: the origin of the allowed page that asks, or `None` where no page does.
+/// Checks whether a request is allowed. Returns the origin of the allowed page, or `None` if no page sent the request.
 ///
 /// # Errors
-/// A page may have caused it that is not allowed.
+/// The request may come from a page that is not allowed.
 pub(super) fn page(policy: &BrowserPolicy, request: &Request) -> Result<Option<HeaderValue>, ApiError> {
     let headers = request.headers();
     let mut hosts: Vec<&str> =
@@ -39,7 +39,7 @@ pub(super) fn page(policy: &BrowserPolicy, request: &Request) -> Result<Option<H
     Ok(origin.and_then(|_| headers.get(header::ORIGIN).cloned()))
 }
 
-/// Whether a body is declared as JSON.
+/// Checks whether a body is declared as JSON.
 ///
 /// # Errors
 /// It is not.
@@ -47,12 +47,12 @@ pub(super) fn json(headers: &HeaderMap) -> Result<(), ApiError> {
     check_json(text(headers, header::CONTENT_TYPE)).map_err(|refusal| ApiError::refused(&refusal))
 }
 
-/// Whether a browser asks what an allowed page may do.
+/// Whether this is a CORS preflight request.
 pub(super) fn is_preflight(request: &Request) -> bool {
     request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// What it may do.
+/// The response to an allowed preflight.
 pub(super) fn preflight(request: &HeaderMap) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
@@ -68,7 +68,7 @@ pub(super) fn preflight(request: &HeaderMap) -> Response {
     response
 }
 
-/// Lets the page at `origin` read an answer.
+/// Adds the headers that let the page at `origin` read a response.
 pub(super) fn allow(response: &mut Response, origin: HeaderValue) {
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
@@ -107,11 +107,11 @@ mod tests {
         }
         let mut absolute = request(&[("host", "pi1")]);
         *absolute.uri_mut() = "http://evil.example/health".parse().expect("a URL");
-        assert!(page(&open, &absolute).is_err(), "the URL's own name counts, too");
+        assert!(page(&open, &absolute).is_err(), "the host of an absolute URL counts, too");
     }
 
     #[test]
-    fn a_preflight_is_told_what_an_allowed_page_may_do() {
+    fn preflight_response_lists_allowed_methods_and_headers() {
         let mut asked = request(&[
             ("origin", "https://chat.example"),
             ("access-control-request-method", "POST"),

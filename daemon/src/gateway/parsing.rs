@@ -1,4 +1,4 @@
-//! Long bodies are parsed on threads of their own, few at a time, that give way to what computes.
+//! Long bodies are parsed on separate low-priority threads, with limited concurrency.
 use std::{sync::Arc, thread, time::Duration};
 
 use tokio::{
@@ -9,12 +9,12 @@ use tokio::{
 use super::error::ApiError;
 use crate::priority::{PARSING, give_way};
 
-/// Bodies that are parsed at the same time.
+/// Most bodies parsed at the same time.
 const PLACES: usize = 2;
-/// A body waits so long for those before it.
+/// Longest wait of a body for its turn.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The places where long bodies are parsed.
+/// Permits for parsing long bodies.
 #[derive(Debug)]
 pub(super) struct Parsing(Arc<Semaphore>);
 
@@ -25,10 +25,10 @@ impl Default for Parsing {
 }
 
 impl Parsing {
-    /// What `parse` makes of a body of so many bytes.
+    /// Runs `parse` for a body of `bytes` bytes on a separate thread.
     ///
     /// # Errors
-    /// Too many others wait, or what `parse` says.
+    /// Too many others wait, or `parse` failed.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -41,11 +41,11 @@ impl Parsing {
         let thread = thread::Builder::new().name("parsing".into()).spawn(move || {
             let _place = place;
             give_way(PARSING);
-            // A client that is gone does not need it.
+            // The receiver is gone if the client is.
             _ = sender.send(parse());
         });
         if let Err(error) = thread {
-            tracing::error!("no thread to parse a body of {bytes} bytes: {error}");
+            tracing::error!("cannot start a thread to parse a body of {bytes} bytes: {error}");
             return Err(ApiError::bodies_full(bytes));
         }
         parsed.await.unwrap_or_else(|_| {
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_body_is_parsed_by_a_thread_that_gives_way_and_a_panic_is_an_error() {
+    async fn parsing_thread_has_low_priority_and_panic_is_an_error() {
         let own = rustix::process::getpriority_process(None).expect("it can be read");
         let parsing = Parsing::default();
         let found = parsing.run(1, || Ok(rustix::process::getpriority_process(None))).await.expect("there is room");

@@ -1,15 +1,18 @@
-//! The model that the choices of one request belong to. Until the first of them begins, a model that is assigned meanwhile takes its
-//! place: what a gateway knows of a cluster is up to one report old. From then on no other model continues any of them.
+//! The model that computes all choices of one request. Until the first choice begins, a newly assigned model replaces
+//! it, because the gateway's view of a cluster may be one report old. From then on, no other model continues any
+//! choice.
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use shared::{ids::ModelRoots, protocol::BUILD, topology::Topology};
+use common::ids::ModelRoots;
+use protocol::BUILD;
+use topology::Topology;
 
-use super::{error::ApiError, http::is_model};
+use super::error::ApiError;
 
 /// The model of one request.
 #[derive(Debug)]
 pub(super) struct Pinned {
-    /// How the client named it, if at all.
+    /// The client's name for it, if given.
     asked: Option<String>,
     state: Mutex<State>,
 }
@@ -24,7 +27,7 @@ impl Pinned {
     /// The model of a topology.
     ///
     /// # Errors
-    /// The client asks for another one.
+    /// The client requests another model.
     pub(super) fn new(asked: Option<String>, topology: Arc<Topology>) -> Result<Self, ApiError> {
         let asked = asked.filter(|asked| !asked.is_empty());
         check_name(asked.as_deref(), &topology)?;
@@ -32,14 +35,14 @@ impl Pinned {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // It is whole even if a task panicked while it held the lock.
+        // The state is consistent even if a task panicked while it held the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the next attempt is to be computed with, now that `served` serves; `tokens` of the answer are there.
+    /// The model for the next attempt while `served` is being served; the answer has `tokens` tokens so far.
     ///
     /// # Errors
-    /// Another model is served than the one that the request has begun with, or asks for.
+    /// Another model is served than the one that the request has begun with or asks for.
     pub(super) fn next(&self, served: Option<Arc<Topology>>, tokens: usize) -> Result<ModelRoots, ApiError> {
         let mut state = self.state();
         match served.filter(|served| served.roots().differs(&state.topology.roots())) {
@@ -53,10 +56,10 @@ impl Pinned {
         Ok(state.topology.roots())
     }
 
-    /// A head has begun with this model.
+    /// Records that a head has begun with this model.
     ///
     /// # Errors
-    /// Another choice of the request has begun with another one.
+    /// Another choice of the request has begun with a different model.
     pub(super) fn begin(&self, model: &ModelRoots) -> Result<(), ApiError> {
         let mut state = self.state();
         if state.topology.roots().differs(model) {
@@ -66,7 +69,7 @@ impl Pinned {
         Ok(())
     }
 
-    /// Its name, and what stands for all that computed an answer: the same fingerprint, seed and request give the same text.
+    /// Its name and fingerprint: the same fingerprint, seed and request give the same text.
     pub(super) fn names(&self) -> (String, String) {
         let topology = &self.state().topology;
         (topology.model.clone(), format!("bramble-{BUILD}-{}", topology.identity))
@@ -78,4 +81,9 @@ fn check_name(asked: Option<&str>, served: &Topology) -> Result<(), ApiError> {
         Some(asked) => Err(ApiError::no_such_model(asked, &served.model)),
         None => Ok(()),
     }
+}
+
+/// Whether a client's model name means the served model: its file name with or without the extension.
+pub(super) fn is_model(asked: &str, served: &str) -> bool {
+    asked == served || served.strip_suffix(".gguf") == Some(asked)
 }

@@ -1,35 +1,35 @@
-//! From a body to what is asked of heads: a `Generate` for each prompt, which its choices share, and what the answer is to look like. Pure.
+//! Converts a body to requests for heads: a `Generate` for each prompt, shared by its choices, and the format of the
+//! answer. Pure.
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
 };
 
-use serde_json::Value;
-use shared::{
-    protocol::message::{Generate, Grammar, Prompt, STOP_BYTES_MAX, STOP_STRINGS_MAX},
+use common::{
+    chat::Grammar,
     sampling::{LOGIT_BIAS_MAX, LOGPROBS_MAX, SamplingParameters, TOP_K_MAX},
 };
+use protocol::message::{Generate, Prompt, STOP_BYTES_MAX, STOP_STRINGS_MAX};
+use serde_json::Value;
 
 use super::{
-    choice::Tools,
     conversation,
     error::ApiError,
     fields::{Fields, brief},
     outline::{Bounds, Outline},
 };
+use crate::gateway::outline::CHOICES_MAX;
 
-/// Most answers to one request.
-pub(super) const CHOICES_MAX: usize = 16;
-/// Tokens of a completion that does not say how many, as OpenAI has it.
+/// Default token limit of a completion, as in OpenAI's API.
 const COMPLETION_TOKENS: u64 = 16;
-/// Tokens of a chat's answer that does not say how many.
+/// Default token limit of a chat answer.
 const CHAT_TOKENS: u64 = 1024;
-/// Most tokens that can be asked for; the context bounds them further.
+/// Largest token limit that can be requested; the context limits it further.
 const TOKENS_MAX: u64 = 1 << 20;
-/// Bytes of a prompt's beginning that name the replica which may have it.
+/// Bytes of a prompt's beginning whose hash identifies the replica that may have it cached.
 const PREFIX_BYTES: usize = 512;
 
-/// Every field that counts but `prompt`; others are not even built.
+/// All fields that are used except `prompt`; others are not even built.
 const FIELDS: [&str; 29] = [
     "best_of",
     "echo",
@@ -62,7 +62,7 @@ const FIELDS: [&str; 29] = [
     "top_p",
 ];
 
-/// Which of the two APIs.
+/// API endpoint of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// /v1/completions.
@@ -71,35 +71,35 @@ pub(super) enum Kind {
     Chat,
 }
 
-/// A request that can be run.
+/// A valid request.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) kind: Kind,
-    /// As the client named it.
+    /// The client's name for the model.
     pub(super) model: Option<String>,
     /// One for each choice.
     pub(super) choices: Vec<Wish>,
     pub(super) is_streamed: bool,
-    /// A last chunk with the usage.
+    /// Whether the last chunk contains the usage.
     pub(super) includes_usage: bool,
-    /// Most probable tokens to show for each; `None`: no logprobs.
+    /// Number of most probable tokens to show for each token; `None`: no logprobs.
     pub(super) logprobs: Option<usize>,
-    /// Which calls of tools are looked for.
+    /// Which tool calls to look for.
     pub(super) tools: Tools,
 }
 
 /// One choice of an answer.
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
-    /// What is asked of a head, but for the seed; shared by all choices of one prompt.
+    /// The request to a head except for the seed; shared by all choices of one prompt.
     pub(super) generate: Arc<Generate>,
     pub(super) seed: u64,
-    /// The hash of the prompt's beginning.
+    /// Hash of the prompt's beginning.
     pub(super) prefix: u64,
 }
 
 impl Wish {
-    /// What is sent to a head. An answer that has begun is asked for with its prompt's ids and its tokens so far.
+    /// The request to a head. To resume an answer, it contains the prompt's ids and the tokens so far.
     pub(super) fn generate(&self, begun: Option<(&[u32], &[u32])>) -> Generate {
         let Generate { prompt, sampling, stop, grammar, .. } = &*self.generate;
         let (prompt, resumed) = match begun {
@@ -117,7 +117,7 @@ impl Wish {
 }
 
 impl Asked {
-    /// Bytes that prompts take until heads have them: each once here, and for each choice once more and as a message.
+    /// Bytes that the prompts take until heads have them: once here, and for each choice once more and as a message.
     pub(super) fn bytes(&self) -> usize {
         let mut bytes = 0;
         let mut latest: Option<&Arc<Generate>> = None;
@@ -131,10 +131,10 @@ impl Asked {
     }
 }
 
-/// Reads a body. `seed` is for requests that give none.
+/// Parses a body. `seed` is used if the request has none.
 ///
 /// # Errors
-/// The first field that cannot be.
+/// The first invalid field.
 pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result<Asked, ApiError> {
     let outline = Outline::read(body)?;
     let mut object = outline.values(&FIELDS)?;
@@ -154,13 +154,13 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
     let n = fields.whole("n", 1, CHOICES_MAX as u64)?.unwrap_or(1);
     if prompts.len() * n as usize > CHOICES_MAX {
         let message =
-            format!("{} prompts with n = {n} are more than {CHOICES_MAX} answers; ask for fewer", prompts.len());
+            format!("{} prompts with n = {n} are more than {CHOICES_MAX} answers; request fewer", prompts.len());
         return Err(ApiError::invalid("n", message));
     }
     let logprobs = logprobs(kind, fields)?;
     let sampling = sampling(fields, logprobs, seed)?;
     let (stop, grammar, max_tokens) = (stop(fields)?, forced.or(grammar(fields)?), max_tokens(kind, fields)?);
-    // Names of llama-server.
+    // Field names of llama-server.
     let drafts_max = fields.whole("speculative.n_max", 0, u64::from(u16::MAX))?.map(|count| count as u16);
     let ignores_end = fields.flag("ignore_eos")?;
     let options = fields.object("stream_options")?;
@@ -194,7 +194,7 @@ fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
         ));
     }
     if fields.whole("best_of", 1, u64::MAX)?.is_some_and(|count| count > 1) {
-        return Err(ApiError::invalid("best_of", "best_of is not supported; ask for n answers and choose"));
+        return Err(ApiError::invalid("best_of", "best_of is not supported; request n answers and choose"));
     }
     if fields.get("suffix").is_some() {
         return Err(ApiError::invalid("suffix", "suffix is not supported; leave it out"));
@@ -217,7 +217,7 @@ fn logprobs(kind: Kind, fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
 
 fn sampling(fields: Fields<'_>, logprobs: Option<u32>, seed: u64) -> Result<SamplingParameters, ApiError> {
     let default = SamplingParameters::default();
-    // Negative seeds are whole numbers, too.
+    // Negative seeds are valid integers, too.
     let given = fields.get("seed").map(|value| value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)));
     let seed = match given {
         None => seed,
@@ -238,7 +238,7 @@ fn sampling(fields: Fields<'_>, logprobs: Option<u32>, seed: u64) -> Result<Samp
         penalty_last_n: default.penalty_last_n,
         logit_bias: logit_bias(fields)?,
         seed,
-        // The token's own is among them where at least one is asked for.
+        // The sampled token's own logprob is included if at least one is requested.
         logprobs: logprobs.map_or(0, |count| count.max(1)),
     };
     sampling.check().map_err(|error| {
@@ -312,7 +312,7 @@ fn max_tokens(kind: Kind, fields: Fields<'_>) -> Result<u32, ApiError> {
     Ok(newer.or(older).unwrap_or(default) as u32)
 }
 
-/// The hash of a prompt's first bytes.
+/// Hash of a prompt's first bytes.
 fn prefix(prompt: &Prompt) -> u64 {
     let mut hasher = DefaultHasher::new();
     let head = |bytes: &[u8]| bytes[..bytes.len().min(PREFIX_BYTES)].to_vec();
@@ -322,6 +322,18 @@ fn prefix(prompt: &Prompt) -> u64 {
         Prompt::Chat(chat) => head(chat.messages.as_bytes()).hash(&mut hasher),
     }
     hasher.finish()
+}
+
+/// Which tool calls to look for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tools {
+    /// Whether the request has tools.
+    pub(super) are_given: bool,
+    /// Whether the answer is a tool call and nothing else: a grammar enforces this, regardless of the model's own
+    /// format of calls.
+    pub(super) are_forced: bool,
+    /// Whether at most one call is allowed.
+    pub(super) is_one: bool,
 }
 
 #[cfg(test)]
@@ -342,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_must_be_made_has_a_grammar_and_one_that_may_has_none() {
+    fn only_required_tool_calls_have_a_grammar() {
         let grammar = |choice: Value| {
             let asked =
                 chat_with(json!({"tools": [tool("add"), tool("sum")], "tool_choice": choice})).expect("it is good");
@@ -358,7 +370,7 @@ mod tests {
         assert!(schema.contains("anyOf") && schema.contains("\"add\"") && tools.are_forced && tools.is_one);
         let named = grammar(json!({"type": "function", "function": {"name": "add"}}));
         assert!(matches!(&named.0, Some(Grammar::JsonSchema(schema)) if !schema.contains("sum")));
-        assert_eq!(named.1, Some(false), "the model is told of no other tool");
+        assert_eq!(named.1, Some(false), "the model receives no other tool");
         for bad in [
             json!({"tool_choice": "required"}),
             json!({"tools": [tool("add")], "tool_choice": tool("sub")}),
@@ -369,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_have_seeds_one_after_another_and_the_same_beginning() {
+    fn choices_have_consecutive_seeds_and_share_the_prompt() {
         let asked =
             chat_with(json!({"n": 3, "seed": -1, "max_tokens": 5, "max_completion_tokens": 7})).expect("it is good");
         let seeds: Vec<u64> = asked.choices.iter().map(|wish| wish.generate(None).sampling.seed).collect();
@@ -384,13 +396,13 @@ mod tests {
         assert_eq!(
             (asked.logprobs, asked.choices[0].generate.sampling.logprobs),
             (Some(0), 1),
-            "the token's own is told"
+            "the token's own logprob is included"
         );
         assert!(chat_with(json!({"top_logprobs": 3})).is_err());
     }
 
     #[test]
-    fn every_field_that_is_read_is_taken_from_the_body() {
+    fn every_field_that_is_read_is_listed() {
         let source = include_str!("request.rs").split("#[cfg(test)]").next().expect("there is a beginning");
         let code: String =
             source.split_whitespace().chain(include_str!("conversation.rs").split_whitespace()).collect();
@@ -398,7 +410,7 @@ mod tests {
         for reader in ["get(\"", "number(\"", "whole(\"", "flag(\"", "text(\"", "object(\"", "remove(\""] {
             for call in code.split(reader).skip(1) {
                 let name = call.split('"').next().expect("a name ends");
-                // Of objects within fields.
+                // Fields of nested objects.
                 if ![
                     "role",
                     "content",
@@ -414,7 +426,7 @@ mod tests {
                 ]
                 .contains(&name)
                 {
-                    assert!(FIELDS.contains(&name), "{name} is never taken");
+                    assert!(FIELDS.contains(&name), "{name} is not listed");
                     count += 1;
                 }
             }
@@ -423,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_nested_beyond_reason_or_cut_anywhere_is_malformed() {
+    fn deeply_nested_or_truncated_body_is_malformed() {
         let deep = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
         let read = |body: &[u8]| read(Kind::Completion, body, 1, Bounds { context: None });
         assert!(read(deep.as_bytes()).is_err());

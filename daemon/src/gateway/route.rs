@@ -1,5 +1,5 @@
-//! Which replica gets a request: the least loaded, or the one that has the prompt's beginning cached unless it is much more
-//! loaded; none that failed or is slow until a probe says otherwise. Pure: the time comes with each call.
+//! Chooses a replica for a request: the least loaded, or the one that has the prompt's beginning cached unless it is
+//! much more loaded; none whose circuit breaker is open. Pure: the time is an argument.
 use std::{
     collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
@@ -7,71 +7,72 @@ use std::{
 
 use super::cluster::Replica;
 
-/// Failures one after another that take a replica out.
+/// Consecutive failures that open a replica's circuit breaker.
 const FAILURES_MAX: u32 = 3;
-/// How long it stays out the first time; twice as long each time after, up to the most.
+/// How long it stays open the first time; doubles each time, up to the maximum.
 const OUT: Duration = Duration::from_secs(5);
 const OUT_MAX: Duration = Duration::from_secs(60);
-/// Slow is a replica that takes so many times as long for a token as the median of the others, and more than the floor.
+/// A replica is slow if its time per token is this many times the median of the others, and above the floor.
 const SLOW: f64 = 3.0;
 const SLOW_MS_MIN: f64 = 5.0;
-/// Up to this factor a replica counts as equally fast: times per token vary with the other requests in the batch.
+/// Up to this factor, replicas count as equally fast: times per token vary with the other requests in the batch.
 const CLEARLY: f64 = 1.2;
-/// Answers that are looked at before a replica is called slow.
+/// Answers needed before a replica is considered slow.
 const SAMPLES_MIN: u32 = 5;
-/// A mean without a new answer for this long does not count when requests are spread.
+/// Age at which a mean no longer counts for spreading requests.
 const SAMPLES_AGE: Duration = Duration::from_secs(60);
-/// Share of the latest answer in the mean.
+/// Weight of the latest answer in the mean.
 const LATEST: f64 = 0.3;
-/// Beginnings of prompts that are remembered.
+/// Most remembered prompt beginnings.
 const PREFIXES_MAX: usize = 4096;
 
-/// How a request ended on a replica.
+/// Outcome of a request on a replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Outcome {
-    /// It came to its end; milliseconds a token, where there were several.
+    /// It completed; milliseconds per token, if there were several.
     Done(Option<f64>),
     /// The replica lost it.
     Lost,
-    /// Neither speaks for the replica nor against it.
+    /// No evidence for or against the replica.
     Neither,
 }
 
-/// Where a request can go.
+/// Routing decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// To this head; it counts as running there.
+    /// To this head; the request counts as running there.
     To(String),
-    /// All places are taken.
+    /// All slots are taken.
     Busy,
-    /// Nothing serves.
+    /// No replica serves.
     Nowhere,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     Closed,
-    /// Out until then.
+    /// Open until then.
     Open(Instant),
-    /// One request is let through to see.
+    /// Half-open: one probe request is let through.
     Probing,
 }
 
 #[derive(Debug)]
 struct Standing {
     running: u32,
-    /// Requests of others there, by its last two reports: a report that crosses an end of our own counts one too many.
+    /// Number of other clients' requests there, from its last two reports: a report that crosses the end of one of this
+    /// gateway's requests counts one too many.
     others: [u32; 2],
-    /// When the latest of them was written.
+    /// Time of the latest of them.
     heard: Option<Instant>,
     failures: u32,
     gate: Gate,
     out: Duration,
-    /// Reports from before this say nothing any more.
+    /// Reports from before this time are ignored.
     failed_at: Option<Instant>,
     token_ms: f64,
     samples: u32,
-    /// When the latest sample came.
+    /// When the latest sample arrived.
     sampled: Option<Instant>,
 }
 
@@ -92,17 +93,17 @@ impl Default for Standing {
     }
 }
 
-/// What is known of replicas beside their reports.
+/// Per-replica state in addition to the reports.
 #[derive(Debug, Default)]
 pub(super) struct Router {
     heads: BTreeMap<String, Standing>,
-    /// Which head had a beginning last; the oldest are forgotten.
+    /// The head that last had a prompt beginning; the oldest entries are dropped.
     prefixes: BTreeMap<u64, String>,
     ages: VecDeque<u64>,
 }
 
 impl Router {
-    /// Chooses a head for a prompt with this beginning.
+    /// Chooses a head for a prompt whose beginning has this hash.
     pub(super) fn choose(&mut self, replicas: &[Replica], prefix: u64, now: Instant) -> Way {
         let serving: Vec<&Replica> = replicas.iter().filter(|replica| self.takes(replica)).collect();
         if serving.is_empty() {
@@ -111,10 +112,10 @@ impl Router {
         let mut good: Vec<&Replica> =
             serving.iter().copied().filter(|replica| self.is_in(&replica.head, now)).collect();
         if good.is_empty() {
-            // Something is better than nothing: all of them may be.
+            // Any replica is better than none: consider all that serve.
             good = serving;
         }
-        // A replica that needs longer for a token gets fewer requests.
+        // A replica with a longer time per token gets fewer requests.
         let weighed = |load: u32, replica: &Replica| f64::from(load + 1) * self.slowness(&replica.head, &good, now);
         let of = |replica: &Replica| weighed(self.load(replica), replica);
         let has_place = |replica: &&Replica| self.load(replica) < replica.slots;
@@ -134,7 +135,7 @@ impl Router {
         Way::To(head)
     }
 
-    /// Takes in what heads reported since the last time: what of it was not sent from here.
+    /// Processes new reports of heads: determines the number of other clients' requests.
     pub(super) fn learn(&mut self, replicas: &[Replica]) {
         for replica in replicas.iter().filter(|replica| replica.is_serving) {
             let standing = self.heads.entry(replica.head.clone()).or_default();
@@ -145,14 +146,14 @@ impl Router {
         }
     }
 
-    /// Places of all replicas that take requests, and those taken.
+    /// Slots of all replicas that take requests, and those in use.
     pub(super) fn places(&self, replicas: &[Replica]) -> (u32, u32) {
         let serving = replicas.iter().filter(|replica| self.takes(replica));
         serving
             .fold((0, 0), |(all, taken), replica| (all + replica.slots, taken + self.load(replica).min(replica.slots)))
     }
 
-    /// A request ended on a head.
+    /// Records the end of a request on a head.
     pub(super) fn ended(&mut self, head: &str, outcome: Outcome, now: Instant) {
         let standing = self.heads.entry(head.into()).or_default();
         standing.running = standing.running.saturating_sub(1);
@@ -162,7 +163,7 @@ impl Router {
             Outcome::Lost => {
                 standing.failures += 1;
                 standing.failed_at = Some(now);
-                // One that is out already and was used for want of another stays out as long as it was.
+                // If its breaker is open and it was used as a last resort, its time is not extended.
                 let is_judged = match standing.gate {
                     Gate::Closed => standing.failures >= FAILURES_MAX,
                     Gate::Open(_) => false,
@@ -175,7 +176,7 @@ impl Router {
             Outcome::Done(token_ms) => {
                 standing.failures = 0;
                 if let Some(token_ms) = token_ms {
-                    // A probe is judged by itself.
+                    // A probe is judged by itself alone.
                     let share = if standing.samples == 0 || standing.gate == Gate::Probing { 1.0 } else { LATEST };
                     standing.token_ms += share * (token_ms - standing.token_ms);
                     standing.samples = standing.samples.saturating_add(1);
@@ -192,17 +193,17 @@ impl Router {
         }
     }
 
-    /// Heads that are out, for those who ask.
+    /// Whether a head's circuit breaker is open, for display.
     pub(super) fn is_out(&self, head: &str) -> bool {
         self.heads.get(head).is_some_and(|standing| standing.gate != Gate::Closed)
     }
 
-    /// Requests that this gateway runs on a head.
+    /// Number of requests of this gateway on a head.
     pub(super) fn running(&self, head: &str) -> u32 {
         self.heads.get(head).map_or(0, |standing| standing.running)
     }
 
-    /// Whether a replica takes requests, by what it said after its last failure.
+    /// Whether a replica takes requests, according to its reports since its last failure.
     fn takes(&self, replica: &Replica) -> bool {
         let failed = self.heads.get(&replica.head).and_then(|standing| standing.failed_at);
         replica.is_serving && failed.is_none_or(|failed| replica.at > failed)
@@ -216,7 +217,7 @@ impl Router {
         })
     }
 
-    /// What runs there from here, and what others sent.
+    /// Requests of this gateway and of others on a replica.
     fn load(&self, replica: &Replica) -> u32 {
         let others = |standing: &Standing| standing.others[0].min(standing.others[1]);
         self.heads.get(&replica.head).map_or(0, |standing| standing.running + others(standing))
@@ -224,7 +225,8 @@ impl Router {
 
     /// Time per token relative to the fastest of these replicas; 1 if unknown or not clearly slower.
     fn slowness(&self, head: &str, among: &[&Replica], now: Instant) -> f64 {
-        // While its circuit breaker is open, a replica is judged by its probe; and one that got no request for a while may have recovered.
+        // While its circuit breaker is open, a replica is judged by its probe; and one without requests for a while
+        // may have recovered.
         let is_recent = |one: &Standing| one.sampled.is_some_and(|sampled| now < sampled + SAMPLES_AGE);
         let is_known = |one: &&Standing| one.samples >= SAMPLES_MIN && one.gate == Gate::Closed && is_recent(one);
         let known = |head: &str| self.heads.get(head).filter(is_known).map(|one| one.token_ms);
@@ -267,7 +269,7 @@ mod tests {
         Replica { head: head.into(), name: head.into(), slots: 4, requests, at, is_serving: true }
     }
 
-    /// A router that has heard of these replicas twice.
+    /// A router that has received two reports of these replicas.
     fn after(replicas: &[Replica]) -> Router {
         let mut router = Router::default();
         let earlier = |replica: &Replica| Replica { at: replica.at - Duration::from_millis(1), ..replica.clone() };
@@ -284,12 +286,16 @@ mod tests {
     }
 
     #[test]
-    fn the_least_loaded_gets_it_unless_another_has_the_beginning_and_is_not_much_more_loaded() {
+    fn prefix_affinity_yields_to_much_lower_load() {
         let now = Instant::now();
         let replicas = [replica("a", 1, now), replica("b", 0, now)];
         let mut router = after(&replicas);
         assert_eq!(to(router.choose(&replicas, 1, now)), "b");
-        assert_eq!(to(router.choose(&replicas, 1, now)), "b", "it has the beginning, and one more is not much");
+        assert_eq!(
+            to(router.choose(&replicas, 1, now)),
+            "b",
+            "it has the prompt cached, and one more request is not much"
+        );
         assert_eq!(to(router.choose(&replicas, 2, now)), "a", "b runs two now");
         router.ended("a", Outcome::Done(None), now);
         assert_eq!(to(router.choose(&replicas, 1, now)), "b");
@@ -297,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn all_places_taken_is_busy_and_nothing_that_serves_is_nowhere() {
+    fn full_replicas_are_busy_and_no_replica_is_nowhere() {
         let now = Instant::now();
         let replicas = [replica("a", 3, now), replica("b", 9, now)];
         let mut router = after(&replicas);
@@ -314,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn slower_replica_gets_fewer_requests_but_no_place_stays_empty() {
+    fn slower_replica_gets_fewer_requests_but_no_slot_is_idle() {
         let now = Instant::now();
         let replicas = [replica("a", 0, now), replica("b", 0, now)];
         let mut router = after(&replicas);
@@ -331,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_replica_counts_as_recovered_after_a_minute_without_answers() {
+    fn slow_replica_counts_as_recovered_after_an_idle_minute() {
         let now = Instant::now();
         let mut router = Router::default();
         for _ in 0..SAMPLES_MIN {
@@ -346,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_fails_is_out_until_a_probe_comes_back() {
+    fn breaker_stays_open_until_a_probe_succeeds() {
         let begin = Instant::now();
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
         let replicas = |now| [replica("a", 0, now), replica("b", 2, now)];
@@ -355,22 +361,22 @@ mod tests {
             assert_eq!(to(router.choose(&replicas(at(second)), 1, at(second))), "a");
             router.ended("a", Outcome::Lost, at(second));
             let stale = [replica("a", 0, at(second))];
-            assert_eq!(router.choose(&stale, 1, at(second)), Way::Nowhere, "nothing was heard of it since");
+            assert_eq!(router.choose(&stale, 1, at(second)), Way::Nowhere, "no report since the failure");
         }
         assert!(router.is_out("a"));
         assert_eq!(to(router.choose(&replicas(at(4)), 1, at(4))), "b");
         assert_eq!(to(router.choose(&replicas(at(8)), 9, at(8))), "a", "a probe");
-        assert_eq!(to(router.choose(&replicas(at(8)), 9, at(8))), "b", "and one only");
+        assert_eq!(to(router.choose(&replicas(at(8)), 9, at(8))), "b", "only one probe");
         (0..2).for_each(|_| router.ended("b", Outcome::Done(None), at(8)));
         router.ended("a", Outcome::Lost, at(8));
-        assert_eq!(to(router.choose(&replicas(at(14)), 8, at(14))), "b", "twice as long now");
+        assert_eq!(to(router.choose(&replicas(at(14)), 8, at(14))), "b", "open twice as long now");
         assert_eq!(to(router.choose(&replicas(at(19)), 7, at(19))), "a");
         router.ended("a", Outcome::Done(None), at(19));
         assert!(!router.is_out("a"));
     }
 
     #[test]
-    fn the_last_replica_is_used_although_it_is_out() {
+    fn last_replica_is_used_although_its_breaker_is_open() {
         let begin = Instant::now();
         let mut router = Router::default();
         (0..3).for_each(|_| router.ended("a", Outcome::Lost, begin));
@@ -379,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_on_the_last_resort_does_not_prolong_its_exclusion() {
+    fn loss_on_last_resort_does_not_prolong_open_breaker() {
         let begin = Instant::now();
         let at = |ms: u64| begin + Duration::from_millis(ms);
         let mut router = Router::default();
@@ -392,11 +398,11 @@ mod tests {
         let replicas = [replica("a", 0, later), replica("b", 1, later)];
         router.learn(&replicas);
         router.learn(&[replica("a", 0, later), Replica { at: later + OUT, ..replica("b", 1, later) }]);
-        assert_eq!(to(router.choose(&replicas, 2, later)), "a", "its first exclusion is over");
+        assert_eq!(to(router.choose(&replicas, 2, later)), "a", "its breaker is no longer open");
     }
 
     #[test]
-    fn a_replica_much_slower_than_the_others_is_taken_out_and_comes_back_when_it_is_quick_again() {
+    fn breaker_opens_for_slow_replica_until_it_is_fast_again() {
         let now = Instant::now();
         let mut router = Router::default();
         for _ in 0..6 {

@@ -1,4 +1,4 @@
-//! Where the gateway listens, who may use it and how long it has patience: checked before anything is opened.
+//! The gateway's address, keys and time limits, checked before anything is opened.
 use std::{
     fmt, fs,
     io::Read,
@@ -9,15 +9,16 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use shared::{browser::BrowserPolicy, protocol::PORT};
+use common::browser::BrowserPolicy;
+use protocol::PORT;
 
-/// The port of the HTTP API beside 9999.
+/// Default port of the HTTP API, next to 9999 for the node.
 const HTTP_PORT: u16 = 9980;
 /// Most keys.
 const KEYS_MAX: usize = 1024;
 /// Longest and shortest key in bytes.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 8..=256;
-/// Most addresses of nodes that a node without a shard asks.
+/// Most peer addresses of a node without a shard.
 const PEERS_MAX: usize = 64;
 
 /// A key of the API; never printed.
@@ -25,7 +26,7 @@ const PEERS_MAX: usize = 64;
 pub struct Key(String);
 
 impl Key {
-    /// Whether a client gave this key; takes as long for a wrong one as for the right one of the same length.
+    /// Compares a client's key in constant time for keys of the same length.
     pub fn is(&self, given: &[u8]) -> bool {
         let own = self.0.as_bytes();
         let difference = own.iter().zip(given).fold(0, |difference, (a, b)| difference | (a ^ b));
@@ -39,36 +40,36 @@ impl fmt::Debug for Key {
     }
 }
 
-/// As the command line and the file have them.
+/// Settings as given by the command line and the configuration file.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// `ADDR:PORT` or `off`.
     pub http: Option<String>,
-    /// Keys in the file of settings.
+    /// Keys in the configuration file.
     pub keys: Vec<String>,
-    /// A file of keys, one a line.
+    /// A file of keys, one per line.
     pub key_file: Option<std::path::PathBuf>,
     /// Names of this node and of its machine.
     pub own: Vec<String>,
-    /// Further names under which it may be asked; `*`: any.
+    /// Additional host names accepted in requests; `*`: any.
     pub hosts: Vec<String>,
-    /// Web pages that may ask; `*`: any.
+    /// Origins of web pages that may send requests; `*`: any.
     pub origins: Vec<String>,
-    /// Bytes of memory of this machine.
+    /// This machine's memory in bytes.
     pub memory: u64,
     /// Nodes to ask for a topology.
     pub peers: Vec<String>,
-    /// Requests that may wait.
+    /// Most waiting requests.
     pub queue: Option<usize>,
-    /// How long they may wait.
+    /// Longest wait in the queue.
     pub queue_wait: Duration,
-    /// How long a broken answer waits for a replica.
+    /// Longest wait of a broken answer for a replica.
     pub resume_wait: Duration,
-    /// Longest request.
+    /// Longest duration of a request.
     pub request_max: Duration,
-    /// A node that says nothing for so long is lost.
+    /// Silence after which a node counts as lost.
     pub silent: Duration,
-    /// Whether a topology that broke comes back by itself: then new requests wait for it.
+    /// Whether a broken topology recovers by itself: then new requests wait for it.
     pub recovers: bool,
 }
 
@@ -77,39 +78,39 @@ pub struct Wanted {
 pub struct Settings {
     /// Address to listen on; `None`: no gateway.
     pub listen: Option<SocketAddr>,
-    /// Whether nobody named that address: then a port that is taken is only a warning.
+    /// Whether that address is the default: then it is only a warning if it is in use.
     pub is_default: bool,
-    /// Who may use it; empty: everyone who reaches it.
+    /// Accepted keys; empty: no key is required.
     pub keys: Vec<Key>,
-    /// Further names under which it may be asked, as they were written.
+    /// Additional accepted host names, as configured.
     pub hosts: Vec<String>,
-    /// Web pages that may ask, as they were written.
+    /// Accepted origins of web pages, as configured.
     pub origins: Vec<String>,
-    /// The rule that follows from both and from the node's own names.
+    /// The policy that follows from both and from the node's own names.
     pub browsers: BrowserPolicy,
-    /// Bytes of memory of this machine.
+    /// This machine's memory in bytes.
     pub memory: u64,
-    /// `ADDR:PORT` of nodes that know a topology, for a node without a shard.
+    /// `ADDR:PORT` of nodes to ask for a topology, for a node without a shard.
     pub peers: Vec<String>,
-    /// Most requests that wait for a place.
+    /// Most requests in the queue.
     pub queue: usize,
-    /// Longest wait for a place.
+    /// Longest wait for a slot.
     pub queue_wait: Duration,
-    /// Longest wait of a broken answer for a replica that goes on with it.
+    /// Longest wait of a broken answer for a replica that continues it.
     pub resume_wait: Duration,
-    /// Longest time of a request from its first byte to its last.
+    /// Longest duration of a request, from its first byte to its last.
     pub request_max: Duration,
-    /// A node that says nothing for so long is lost.
+    /// Silence after which a node counts as lost.
     pub silent: Duration,
-    /// Whether a topology that broke comes back by itself: then new requests wait for it.
+    /// Whether a broken topology recovers by itself: then new requests wait for it.
     pub recovers: bool,
 }
 
 impl Wanted {
-    /// Checks everything; `listen` is where the node itself listens.
+    /// Checks all settings; `listen` is the address of the node itself.
     ///
     /// # Errors
-    /// What is out of bounds, or an address beyond loopback without a key.
+    /// A setting is out of range, or an address beyond loopback has no key.
     pub fn check(self, listen: SocketAddr) -> anyhow::Result<Settings> {
         let is_default = self.http.is_none();
         let address = match self.http.as_deref() {
@@ -137,7 +138,7 @@ impl Wanted {
         if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
             ensure!(
                 !texts.is_empty(),
-                "http address {address} is reached from outside and there is no API key; give api_keys or api_key_file, \
+                "http address {address} is reachable from outside without an API key; set api_keys or api_key_file, \
                  or listen on a loopback address"
             );
         }
@@ -172,14 +173,15 @@ impl Wanted {
     }
 }
 
-/// Loopback addresses have a gateway each, so that several daemons of one machine do not meet; all others only the machine's own.
+/// Default HTTP address: each loopback address has a gateway of its own, so that several daemons on one machine do not
+/// collide; for any other address the gateway is on the machine's loopback address.
 fn beside(listen: SocketAddr) -> SocketAddr {
     let ip = if listen.ip().is_loopback() { listen.ip() } else { IpAddr::V4(Ipv4Addr::LOCALHOST) };
     let distance = PORT - HTTP_PORT;
     SocketAddr::new(ip, listen.port().checked_sub(distance).filter(|port| *port >= 1024).unwrap_or(HTTP_PORT))
 }
 
-/// Refuses a file with API keys that others can read, or that its group can change.
+/// Rejects a file with API keys that others can read, or that its group can change.
 ///
 /// # Errors
 /// Its permissions allow more than its owner and the daemon's group need.
@@ -192,7 +194,7 @@ pub fn check_mode(path: &Path, metadata: &fs::Metadata) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One key a line; empty lines and those with # are none.
+/// Reads one key per line; ignores empty lines and those that begin with #.
 fn keys_in(path: &Path) -> anyhow::Result<Vec<String>> {
     let reading = || format!("cannot read the API keys in {}", path.display());
     let mut file = fs::File::open(path).with_context(reading)?;
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_key_nothing_but_loopback_is_listened_on() {
+    fn without_key_only_loopback_is_allowed() {
         let error = check(|wanted| wanted.http = Some("0.0.0.0:80".into())).expect_err("there is no key");
         assert!(error.contains("0.0.0.0:80") && error.contains("api_key"), "{error}");
         let open = |wanted: &mut Wanted| {
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_address_or_peer_is_refused_by_name() {
+    fn invalid_key_address_or_peer_is_named() {
         for (change, part) in [
             (
                 Box::new(|wanted: &mut Wanted| wanted.keys = vec!["short".into()]) as Box<dyn FnOnce(&mut Wanted)>,
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_compared_whole_and_never_printed() {
+    fn key_is_compared_whole_and_never_printed() {
         let key = Key("sk-secret".into());
         assert!(key.is(b"sk-secret"));
         assert!(!key.is(b"sk-secre") && !key.is(b"sk-secret1") && !key.is(b"") && !key.is(b"sk-secreT"));

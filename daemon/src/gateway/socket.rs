@@ -1,5 +1,5 @@
-//! The listener: bounded connections (`connections.rs` says which), each with a deadline for its request's head, for each write, and for lying
-//! idle.
+//! The listener: a bounded number of connections (chosen by `connections.rs`), each with a deadline for its request's
+//! head, for each write, and for idling.
 use std::{
     io,
     pin::Pin,
@@ -23,14 +23,14 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::connections::{Connections, Visit};
 
-/// A request's head must be there within this; so long a connection may lie idle, too.
+/// Time limit for a request's head, and for an idle connection.
 const HEAD: Duration = Duration::from_secs(20);
-/// Bytes of a request's head and of what waits for the socket.
+/// Limit in bytes for a request's head and for unsent output.
 const BUFFER_BYTES: usize = 64 << 10;
-/// A reader that takes nothing for so long is cut off.
+/// Write timeout: a client that reads nothing for this long is disconnected.
 const WRITE: Duration = Duration::from_secs(20);
 
-/// Serves until `stop`; connections go on until they are done.
+/// Accepts connections until `stop`; open ones continue until they are done.
 pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTracker, stop: CancellationToken) {
     let connections = Arc::<Mutex<Connections>>::default();
     loop {
@@ -40,7 +40,7 @@ pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTrac
         };
         match accepted {
             Ok((stream, peer)) => {
-                // Where it cannot be served, it is closed.
+                // A connection that is not admitted is closed.
                 let Some(visit) = lock(&connections).admit(peer.ip()) else { continue };
                 let (router, stop, connections) = (router.clone(), stop.clone(), Arc::clone(&connections));
                 open.spawn(async move {
@@ -52,7 +52,7 @@ pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTrac
                 });
             }
             Err(error) => {
-                // Out of descriptors, mostly: a pause lets connections end.
+                // Usually out of file descriptors: a pause lets connections end.
                 tracing::warn!("cannot accept a connection of the HTTP API: {error}");
                 lock(&connections).evict();
                 sleep(Duration::from_millis(100)).await;
@@ -62,11 +62,11 @@ pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTrac
 }
 
 fn lock(connections: &Mutex<Connections>) -> MutexGuard<'_, Connections> {
-    // The list is whole even if a task panicked while it held the lock.
+    // The list is consistent even if a task panicked while it held the lock.
     connections.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tells each request which connection it came by.
+/// Attaches the connection to each of its requests.
 struct Visited {
     router: TowerToHyperService<Router>,
     visit: Visit,
@@ -84,13 +84,13 @@ impl Service<Request<Incoming>> for Visited {
 }
 
 async fn serve(stream: TcpStream, service: Visited, stop: CancellationToken) {
-    // Without it only latency suffers.
+    // Best effort: without it, only latency suffers.
     let _ = stream.set_nodelay(true);
     let stream = TokioIo::new(Patient { stream, overdue: None });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(BUFFER_BYTES);
     let mut connection = std::pin::pin!(builder.serve_connection(stream, service));
-    // A client that goes away, or sends what is no HTTP, ends its connection and nothing else.
+    // A client that disconnects or sends invalid HTTP ends only its connection.
     tokio::select! {
         _ = connection.as_mut() => {}
         () = stop.cancelled() => {
@@ -100,15 +100,15 @@ async fn serve(stream: TcpStream, service: Visited, stop: CancellationToken) {
     }
 }
 
-/// A socket whose writes have a deadline.
+/// A socket with a deadline for writes.
 struct Patient {
     stream: TcpStream,
-    /// Running while a write waits for its reader.
+    /// Runs while a write waits for the client to read.
     overdue: Option<Pin<Box<Sleep>>>,
 }
 
 impl Patient {
-    /// Passes a result on; one that is not ready begins or ends the patience.
+    /// Returns `result`; if it is pending, starts the deadline, otherwise clears it.
     fn watch<T>(&mut self, context: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if result.is_ready() {
             self.overdue = None;

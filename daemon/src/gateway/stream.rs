@@ -19,15 +19,15 @@ use tokio::{
     time::timeout,
 };
 
-/// Events that may wait for the socket.
+/// Most events that may wait for the socket.
 const EVENTS_MAX: usize = 256;
-/// A client that takes none for so long is cut off.
+/// A client that takes no event for this long is disconnected.
 const SLOW: Duration = Duration::from_secs(20);
 
-/// When the first bytes of an answer went to the socket, since its request was accepted.
+/// Time from accepting the request until the first bytes of its answer went to the socket.
 pub(super) type FirstByte = Arc<OnceLock<Duration>>;
 
-/// The client is gone, or reads too slowly.
+/// The client has disconnected, or reads too slowly.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gone;
 
@@ -54,7 +54,7 @@ impl Stream for Outgoing {
     }
 }
 
-/// A response of events and the end to write them to.
+/// Creates a response of events, and the writing end.
 pub(super) fn events(accepted: Instant, first: FirstByte) -> (Events, Response) {
     let (sender, receiver) = channel(EVENTS_MAX);
     let body = Body::from_stream(Outgoing { events: receiver, accepted, first });
@@ -62,28 +62,28 @@ pub(super) fn events(accepted: Instant, first: FirstByte) -> (Events, Response) 
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Proxies pass it on as it comes.
+    // Disables buffering in proxies.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     (Events(sender), response)
 }
 
 impl Events {
-    /// One event.
+    /// Sends one event.
     pub(super) async fn send(&self, object: &Value) -> Result<(), Gone> {
         self.raw(format!("data: {object}\n\n")).await
     }
 
-    /// The end of all events.
+    /// Sends the end marker.
     pub(super) async fn done(&self) -> Result<(), Gone> {
         self.raw("data: [DONE]\n\n".into()).await
     }
 
-    /// A comment, which clients skip: the connection lives.
+    /// Sends a comment, which clients ignore, to keep the connection alive.
     pub(super) async fn keep_alive(&self) -> Result<(), Gone> {
         self.raw(": keep-alive\n\n".into()).await
     }
 
-    /// Ends when the client is gone.
+    /// Returns when the client has disconnected.
     pub(super) async fn gone(&self) {
         self.0.closed().await;
     }

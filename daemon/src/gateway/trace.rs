@@ -1,17 +1,17 @@
-//! Where the time of a request went, stage by stage, and the latest of them. Milliseconds since the request was accepted; the
-//! head's own times are added to the moment it was sent there, no clocks of two machines are compared.
+//! Timing of requests by stage, and the latest traces. Milliseconds since the request was accepted; the head's own
+//! times are added to the time at which the request was sent there, so that clocks of two machines are never compared.
 use std::{
     collections::VecDeque,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
+use common::{latency::ratio, units::Nanoseconds};
 use serde_json::{Value, json};
-use shared::{latency::ratio, units::Nanoseconds};
 
 use super::answer::Ended;
 
-/// Traces that are kept.
+/// Most traces kept.
 const KEPT: usize = 256;
 
 /// The latest traces, oldest first.
@@ -19,7 +19,7 @@ const KEPT: usize = 256;
 pub(super) struct Traces(Mutex<VecDeque<Value>>);
 
 impl Traces {
-    /// Keeps one; forgets the oldest.
+    /// Stores a trace; drops the oldest if there are too many.
     pub(super) fn keep(&self, trace: Value) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() == KEPT {
@@ -28,14 +28,15 @@ impl Traces {
         kept.push_back(trace);
     }
 
-    /// The latest, oldest first.
+    /// The latest `limit` traces, oldest first.
     pub(super) fn latest(&self, limit: usize) -> Vec<Value> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().skip(kept.len().saturating_sub(limit)).cloned().collect()
     }
 }
 
-/// llama-server's figures of one answer, extended with its trace. `first_byte` and `done` are when the client got them.
+/// llama-server's timings of one answer, extended with its trace. `first_byte` and `done` are when the client received
+/// them.
 pub(super) fn timings(ended: &Ended, first_byte: Option<Duration>, done: Duration) -> Value {
     let times = &ended.finished.times;
     let prompt_ms = times.first_token.0.saturating_sub(times.dispatched.0) as f64 / 1e6;
@@ -58,12 +59,12 @@ pub(super) fn timings(ended: &Ended, first_byte: Option<Duration>, done: Duratio
     })
 }
 
-/// The stages of an answer.
+/// The times of an answer's stages.
 pub(super) fn trace(ended: &Ended, first_byte: Option<Duration>, done: Duration) -> Value {
     let times = &ended.finished.times;
     let dispatched = milliseconds(ended.dispatched);
     let received = ended.first_token.map_or(dispatched, milliseconds);
-    // An answer that continued elsewhere has the times of its last head; its prefill was before them.
+    // A resumed answer has the times of its last head; its prefill was before them.
     let (start, prefilled, first_token) = match ended.resumed {
         0 => {
             let of_head = |time: Nanoseconds| dispatched + time.milliseconds();
@@ -106,7 +107,7 @@ pub(super) fn milliseconds(time: Duration) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use shared::{latency::RequestTimes, units::Nanoseconds};
+    use common::{latency::RequestTimes, units::Nanoseconds};
 
     use super::*;
 

@@ -1,5 +1,6 @@
 //! Frequency scaling of the fastest cores: governor, clock now, limit by settings, limit of the hardware.
-use shared::{telemetry::health::Clock, units::Megahertz};
+use common::units::Megahertz;
+use telemetry::health::Clock;
 
 use super::source::Root;
 

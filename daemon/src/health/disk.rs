@@ -1,20 +1,18 @@
-//! The file system with the models: what it lies on, its room, and how fast something large was read from it.
+//! The file system that holds the models: its disk, its free space, and the read rate of large reads.
 use std::path::{Path, PathBuf};
 
+use common::units::Bytes;
 use nix::sys::statvfs::statvfs;
-use shared::{
-    telemetry::health::{DiskUse, Space, Storage},
-    units::Bytes,
-};
+use telemetry::health::{DiskUse, Space, Storage};
 
 use super::source::Root;
 
-/// Fewer bytes read between two readings say nothing about the disk's speed.
+/// Reads of fewer bytes between two readings do not show the disk's speed.
 const READ_MIN: u64 = 16 << 20;
-/// Bytes of a sector in /proc/diskstats, whatever the disk's are.
+/// Bytes of a sector in /proc/diskstats, regardless of the disk's sector size.
 const SECTOR: u64 = 512;
 
-/// Counters of the reading before, and the best rate so far.
+/// Counters of the previous reading, and the best rate so far.
 #[derive(Debug, Default)]
 pub(super) struct Reads {
     before: Option<Counters>,
@@ -36,7 +34,7 @@ struct Mount {
     is_read_only: bool,
 }
 
-/// Reads the file system that `folder` lies on; it need not exist yet.
+/// Reads the file system that holds `folder`, which need not exist yet.
 pub(super) fn read(root: &Root, folder: &Path, reads: &mut Reads) -> Option<DiskUse> {
     let folder = existing(root, folder);
     let mount = mount(root, &folder)?;
@@ -53,13 +51,14 @@ pub(super) fn read(root: &Root, folder: &Path, reads: &mut Reads) -> Option<Disk
     })
 }
 
-/// The folder, or what of it exists. A fixture has one file system.
+/// The folder, or its nearest existing parent. A fixture has one file system.
 fn existing(root: &Root, folder: &Path) -> PathBuf {
     let found = folder.ancestors().find_map(|folder| folder.canonicalize().ok());
     if root.is_machine() { found.unwrap_or_else(|| "/".into()) } else { "/".into() }
 }
 
-/// The mount with the longest point above the folder; of several on one point the last hides the others.
+/// The mount whose mount point is the longest prefix of the folder; of several mounts on one point, the last one is
+/// visible.
 fn mount(root: &Root, folder: &Path) -> Option<Mount> {
     let table = root.text("proc/self/mountinfo")?;
     let mounts = table.lines().filter_map(parse).filter(|mount| folder.starts_with(&mount.point));
@@ -80,12 +79,12 @@ fn parse(line: &str) -> Option<Mount> {
     })
 }
 
-/// The whole disk, e.g. `mmcblk0`; by the mount's number, for its source may be called `/dev/root`.
+/// The whole disk, e.g. `mmcblk0`; by the mount's device number, because its source may be `/dev/root`.
 fn device(root: &Root, mount: &Mount) -> Option<String> {
     let event = root.text(&format!("sys/dev/block/{}/uevent", mount.number));
     let name = event.as_deref().and_then(|event| event.lines().find_map(|line| line.strip_prefix("DEVNAME=")));
     let name = name.or_else(|| mount.source.strip_prefix("/dev/"))?;
-    // Partitions are `sda2`, but `nvme0n1p2` and `mmcblk0p2`.
+    // Partitions are named `sda2`, but `nvme0n1p2` and `mmcblk0p2`.
     let without = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let numbered = without.strip_suffix('p').filter(|disk| disk.ends_with(|c: char| c.is_ascii_digit()));
     let is_whole = |name: &&str| root.has(&format!("sys/block/{name}"));
@@ -115,7 +114,7 @@ fn storage(root: &Root, mount: &Mount, device: Option<&str>) -> Storage {
     }
 }
 
-/// What statvfs(3) says; no file of /proc has it, so a fixture has one of its own: `statvfs` with both numbers of bytes.
+/// The result of statvfs(3). No file of /proc has it, so a fixture has a file `statvfs` with both numbers of bytes.
 fn space(root: &Root, folder: &Path) -> Option<Space> {
     if root.is_machine() {
         let found = statvfs(folder).ok()?;
@@ -138,7 +137,7 @@ fn counters(root: &Root, device: &str) -> Option<Counters> {
 }
 
 impl Reads {
-    /// The best rate so far: bytes read by the time in which the disk was busy, between two readings with much to read.
+    /// The best rate so far: bytes read divided by the disk's busy time, between two readings with large reads.
     fn rate(&mut self, counters: Option<Counters>) -> Option<Bytes> {
         let before = std::mem::replace(&mut self.before, counters);
         if let Some((now, before)) = counters.zip(before) {

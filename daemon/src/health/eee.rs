@@ -1,5 +1,5 @@
-//! Whether a link sleeps between frames (energy-efficient Ethernet): asked of the kernel over generic netlink, as ethtool(8)
-//! does, because no file says it. Numbers: linux/genetlink.h, linux/ethtool_netlink.h.
+//! Whether a link sleeps between frames (Energy-Efficient Ethernet): queried over generic netlink like ethtool(8),
+//! because no file has it. Constants: linux/genetlink.h, linux/ethtool_netlink.h.
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::{
@@ -12,7 +12,7 @@ use nix::sys::{
 
 use super::source::Root;
 
-/// The kernel answers at once; one that does not shall not hold the reading up.
+/// The kernel answers immediately; a missing answer must not delay the reading.
 const PATIENCE_MS: i64 = 100;
 const MESSAGE_HEADER: usize = 16;
 const GENERIC_HEADER: usize = 4;
@@ -27,14 +27,14 @@ const EEE_ACTIVE: u16 = 4;
 const DEVICE_NAME: u16 = 2;
 const NESTED: u16 = 0x8000;
 
-/// The way to ask, looked for once.
+/// The query method, detected once.
 #[derive(Debug)]
 pub(super) enum Ethtool {
-    /// A socket, and the number that the kernel gave the family `ethtool`.
+    /// A socket, and the kernel's number of the family `ethtool`.
     Netlink(OwnedFd, u16),
-    /// A fixture: the file `ethtool/INTERFACE/eee` says `active` or something else.
+    /// A fixture: the file `ethtool/INTERFACE/eee` contains `active` or other text.
     File,
-    /// There is none.
+    /// Not available.
     Nowhere,
 }
 
@@ -54,7 +54,7 @@ impl Ethtool {
         open().unwrap_or(Self::Nowhere)
     }
 
-    /// `None` for interfaces that know nothing of it.
+    /// `None` for interfaces without this feature.
     pub(super) fn is_active(&self, root: &Root, interface: &str) -> Option<bool> {
         match self {
             Self::Netlink(socket, family) => {
@@ -68,7 +68,7 @@ impl Ethtool {
     }
 }
 
-/// Length, kind and bytes, padded to words.
+/// Length, type and payload, padded to words.
 fn attribute(kind: u16, bytes: &[u8]) -> Vec<u8> {
     let mut attribute = Vec::with_capacity(8 + bytes.len());
     attribute.extend_from_slice(&((4 + bytes.len()) as u16).to_ne_bytes());
@@ -83,7 +83,7 @@ fn request(family: u16, command: u8, attributes: &[u8]) -> Vec<u8> {
     message.extend_from_slice(&((MESSAGE_HEADER + GENERIC_HEADER + attributes.len()) as u32).to_ne_bytes());
     message.extend_from_slice(&family.to_ne_bytes());
     message.extend_from_slice(&REQUEST.to_ne_bytes());
-    // Sequence number and sender: there is only ever one question open.
+    // Sequence number and port id: only one query is open at a time.
     message.extend_from_slice(&[0; 8]);
     message.extend_from_slice(&[command, 1, 0, 0]);
     message.extend_from_slice(attributes);
@@ -99,7 +99,7 @@ fn ask(socket: &OwnedFd, family: u16, command: u8, attributes: &[u8]) -> Option<
     attributes_of(answer.get(..length)?, family)
 }
 
-/// What follows the two headers of an answer of this family; errors are of another.
+/// The part of an answer of this family after both headers; errors have a different type.
 fn attributes_of(answer: &[u8], family: u16) -> Option<Vec<u8>> {
     let length = u32::from_ne_bytes(*answer.first_chunk()?) as usize;
     let kind = u16::from_ne_bytes(*answer.get(4..)?.first_chunk()?);
@@ -107,7 +107,7 @@ fn attributes_of(answer: &[u8], family: u16) -> Option<Vec<u8>> {
     (kind == family).then(|| body.to_vec())
 }
 
-/// The bytes of the first attribute of a kind.
+/// The payload of the first attribute of a type.
 fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
         let length = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_and_its_answer_have_the_kernels_layout() {
+    fn query_and_answer_have_the_kernel_layout() {
         let name = attribute(DEVICE_NAME, b"eth0\0");
         assert_eq!((name.len(), &name[4..9]), (12, &b"eth0\0"[..]), "padded to a word");
         let asked = request(27, GET_EEE, &attribute(EEE_HEADER | NESTED, &name));
@@ -139,7 +139,7 @@ mod tests {
             let cut = attributes_of(&answer[..end], 27);
             assert_eq!(cut.and_then(|cut| find(&cut, EEE_ACTIVE).map(<[u8]>::to_vec)), None, "cut at {end}");
         }
-        // Lengths that lie end the search.
+        // Invalid lengths end the search.
         for length in [0u16, 3, 9999] {
             answer[20..22].copy_from_slice(&length.to_ne_bytes());
             assert_eq!(find(&answer[20..], EEE_ACTIVE), None, "{length}");
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_of_this_machine_knows_the_family_or_not_and_loopback_has_no_such_thing() {
+    fn kernel_query_works_or_fails_and_loopback_has_no_eee() {
         let root = Root::new(std::path::Path::new("/"));
         assert_eq!(Ethtool::find(&root).is_active(&root, "lo"), None);
         assert_eq!(Ethtool::find(&root).is_active(&root, "no-such-link"), None);

@@ -1,10 +1,10 @@
-//! Throttle bits of a Raspberry Pi's firmware: /sys where the kernel has them, else the mailbox (raspberrypi/linux
-//! drivers/char/broadcom/vcio.c). Other machines have neither.
+//! Throttle bits of a Raspberry Pi's firmware: from /sys if the kernel has them, otherwise from the mailbox
+//! (raspberrypi/linux drivers/char/broadcom/vcio.c). Other machines have neither.
 #![expect(unsafe_code, reason = "the mailbox is an ioctl on a buffer")]
 
 use std::{fs::File, os::fd::AsRawFd};
 
-use shared::telemetry::health::ThrottleBits;
+use telemetry::health::ThrottleBits;
 
 use super::source::Root;
 
@@ -14,24 +14,24 @@ const GENCMD: u32 = 0x0003_0080;
 const TEXT_BYTES: usize = 1024;
 /// Words of the message: length, code, tag, text length, tag code, error, text, end.
 const WORDS: usize = 6 + TEXT_BYTES / 4 + 1;
-/// Answers to the command; the first opens for the group video, the second for root.
+/// Devices for the command; the first is open to group video, the second to root.
 const DEVICES: [&str; 2] = ["/dev/vcio_gencmd", "/dev/vcio"];
 
 nix::ioctl_readwrite!(mailbox_property, 100, 0, *mut u8);
 
-/// Where the bits come from on this machine.
+/// Source of the bits on this machine.
 #[derive(Debug)]
 pub(super) enum Firmware {
     /// A file of /sys.
     File(String),
     /// The mailbox.
     Mailbox(File),
-    /// There is none: not a Raspberry Pi, no right to ask, or no answer.
+    /// Not available: not a Raspberry Pi, no permission, or no answer.
     Nowhere,
 }
 
 impl Firmware {
-    /// Looks for it once.
+    /// Detects the source.
     pub(super) fn find(root: &Root) -> Self {
         let platform = root.entries("sys/devices/platform", "soc");
         let below: Vec<String> = platform.iter().flat_map(|folder| root.entries(folder, "soc")).collect();
@@ -40,7 +40,7 @@ impl Firmware {
         if let Some(file) = files.into_iter().find(|file| root.has(file)) {
             return Self::File(file);
         }
-        // A device that opens may still refuse the command; asking it every second would cost 3 ms for nothing.
+        // A device that opens may still refuse the command; trying it every second would waste 3 ms.
         let open = |path: &&str| File::open(path).ok().filter(|device| bits(device).is_some());
         let devices: &[&str] = if root.is_machine() { &DEVICES } else { &[] };
         match devices.iter().find_map(open) {
@@ -62,7 +62,7 @@ fn bits(device: &File) -> Option<ThrottleBits> {
     throttled(&ask(device, "get_throttled")?)
 }
 
-/// Asks the firmware a command; about 3 ms.
+/// Sends a command to the firmware; about 3 ms.
 fn ask(device: &File, command: &str) -> Option<String> {
     let mut message = request(command);
     // SAFETY: the driver reads the length in the first word and writes no more than that back; the buffer has exactly
@@ -72,7 +72,7 @@ fn ask(device: &File, command: &str) -> Option<String> {
     response(&message)
 }
 
-/// A command as the mailbox takes it: text is padded with zeros.
+/// The mailbox message of a command; its text is padded with zeros.
 fn request(command: &str) -> [u32; WORDS] {
     let mut words = [0; WORDS];
     (words[0], words[2], words[3]) = ((WORDS * 4) as u32, GENCMD, TEXT_BYTES as u32);
@@ -98,7 +98,7 @@ fn throttled(answer: &str) -> Option<ThrottleBits> {
     hexadecimal(answer.trim().strip_prefix("throttled=")?)
 }
 
-/// With or without `0x`: the kernel writes it without.
+/// With or without `0x`: the kernel omits it.
 fn hexadecimal(text: &str) -> Option<ThrottleBits> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     u32::from_str_radix(digits, 16).ok().map(ThrottleBits)
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_and_its_answer_have_the_mailboxs_layout() {
+    fn command_and_answer_have_the_mailbox_layout() {
         assert_eq!(nix::request_code_readwrite!(100, 0, 8), 0xC008_6400, "the number of raspberrypi/linux");
         let asked = request("get_throttled");
         assert_eq!(asked[..6], [(7 + 256) * 4, 0, 0x30080, 1024, 0, 0]);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn only_numbers_are_bits() {
+    fn only_hexadecimal_numbers_are_throttle_bits() {
         assert_eq!(hexadecimal("50005"), Some(ThrottleBits(0x5_0005)));
         assert_eq!(hexadecimal("0x0"), Some(ThrottleBits(0)));
         for odd in ["", "0x", "zz", "123456789", "-1"] {

@@ -1,11 +1,11 @@
-//! The network interface that the node listens on: speed, duplex, longest packet, broken frames, whether it is wireless.
+//! The network interface that the node listens on: speed, duplex, MTU, frame errors, whether it is wireless.
 use std::{
     net::{IpAddr, SocketAddr},
     time::Instant,
 };
 
 use nix::ifaddrs::getifaddrs;
-use shared::telemetry::health::{NetworkLink, Traffic};
+use telemetry::health::{NetworkLink, Traffic};
 
 use super::{eee::Ethtool, source::Root, window::Window};
 
@@ -21,11 +21,11 @@ pub(super) fn interface(root: &Root, listen: SocketAddr) -> Option<String> {
         Some(four.or(six)? == listen.ip())
     };
     let found = getifaddrs().ok()?.find(|address| is_it(address) == Some(true)).map(|address| address.interface_name);
-    // All of 127/8 answers, but only 127.0.0.1 is listed.
+    // All of 127/8 is local, but only 127.0.0.1 is listed.
     found.or_else(|| listen.ip().is_loopback().then(|| "lo".into()))
 }
 
-/// What is known of an interface that exists.
+/// Properties of an existing interface.
 pub(super) fn read(
     root: &Root,
     interface: &str,
@@ -34,7 +34,7 @@ pub(super) fn read(
     now: Instant,
 ) -> Option<NetworkLink> {
     let folder = format!("sys/class/net/{interface}");
-    // Loopback and interfaces that are down have a speed that cannot be read, or -1.
+    // The speed of loopback and of interfaces that are down cannot be read, or is -1.
     let mbit: Option<i64> = root.value(&format!("{folder}/speed"));
     let duplex: Option<String> = root.value(&format!("{folder}/duplex"));
     root.has(&folder).then(|| NetworkLink {
@@ -49,7 +49,7 @@ pub(super) fn read(
     })
 }
 
-/// Frames in both directions; dropped ones are the machine's doing, not the wire's.
+/// Frames in both directions. Dropped frames are not counted: the machine drops them, not the wire.
 fn frames(root: &Root, folder: &str) -> Option<Traffic> {
     let counter = |name: &str| root.value::<u64>(&format!("{folder}/statistics/{name}"));
     let count = counter("rx_packets")?.saturating_add(counter("tx_packets")?);

@@ -1,9 +1,10 @@
-//! Cores that everything but this daemon keeps busy.
-use shared::{latency::ratio, telemetry::health::LoadByOthers};
+//! Cores used by processes other than this daemon.
+use common::latency::ratio;
+use telemetry::health::LoadByOthers;
 
 use super::source::Root;
 
-/// Counters of the reading before, in ticks.
+/// Counters of the previous reading, in ticks.
 #[derive(Debug, Default)]
 pub(super) struct Load {
     before: Option<Ticks>,
@@ -17,13 +18,13 @@ struct Ticks {
 }
 
 impl Load {
-    /// What others used since the reading before; the first reading says nothing.
+    /// Cores used by others since the previous reading; `None` at the first reading.
     pub(super) fn read(&mut self, root: &Root) -> Option<LoadByOthers> {
         let (now, cores) = ticks(root)?;
         let before = self.before.replace(now)?;
         let since = |now: u64, before: u64| now.saturating_sub(before) as f64;
         let busy = since(now.busy, before.busy) - since(now.own, before.own);
-        // The sum over all cores goes on by one core's ticks times the cores.
+        // The sum over all cores advances by one core's ticks times the number of cores.
         let others = ratio(busy.max(0.0) * f64::from(cores), since(now.all, before.all));
         Some(LoadByOthers { others: others as f32, cores })
     }
@@ -32,7 +33,7 @@ impl Load {
 fn ticks(root: &Root) -> Option<(Ticks, u16)> {
     let table = root.text("proc/stat")?;
     let sum = table.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    // user nice system idle iowait irq softirq steal; guest times are in user already (proc(5)).
+    // user nice system idle iowait irq softirq steal; user already includes guest time (proc(5)).
     let values: Vec<u64> = sum.split_whitespace().take(8).map(|word| word.parse().ok()).collect::<Option<_>>()?;
     let idle = values.get(3)?.saturating_add(*values.get(4)?);
     let all = values.iter().fold(0u64, |sum, value| sum.saturating_add(*value));
@@ -42,7 +43,7 @@ fn ticks(root: &Root) -> Option<(Ticks, u16)> {
     Some((Ticks { busy: all.saturating_sub(idle), all, own: own(root) }, cores))
 }
 
-/// Ticks of this process, user and system. The name before them may hold spaces and brackets.
+/// Ticks of this process, user and system. The name before them may contain spaces and brackets.
 fn own(root: &Root) -> u64 {
     let text = root.text("proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();

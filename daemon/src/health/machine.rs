@@ -1,10 +1,10 @@
-//! Which machine this is and which cores the daemon may use there.
+//! Identity of this machine, and the cores that the daemon may use.
 use std::{fs, path::Path};
 
 use nix::{sched::sched_getaffinity, unistd::Pid};
 
-/// Equal for two daemons on one running kernel and different for two Pis made from one SD card image, whose machine-id
-/// files are the same: the boot id, or the host name where there is none. A boot id below `root` takes precedence, for tests.
+/// Equal for two daemons on one running kernel, and different for two Pis with the same SD card image, whose machine-id
+/// files are equal: the boot id, or the host name if there is none. A boot id below `root` takes precedence, for tests.
 pub fn machine(root: &Path) -> String {
     let boot_id = |root: &Path| fs::read_to_string(root.join("proc/sys/kernel/random/boot_id"));
     let boot = boot_id(root).or_else(|_| boot_id(Path::new("/"))).map(|id| id.trim().to_owned());

@@ -1,13 +1,14 @@
 //! Memory and swap of the machine; resident memory of this process.
 use std::time::Instant;
 
+use common::units::Bytes;
 use nix::unistd::{SysconfVar, sysconf};
-use shared::{telemetry::health::MemoryUse, units::Bytes};
 use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
+use telemetry::health::MemoryUse;
 
 use super::source::Root;
 
-/// Counts pages swapped in and out since the reading before.
+/// Counts pages swapped in and out since the previous reading.
 #[derive(Debug, Default)]
 pub(super) struct Swap {
     before: Option<(Instant, u64)>,
@@ -37,22 +38,23 @@ impl Swap {
         let count =
             |name: &str| -> Option<u64> { table.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()) };
         let pages = count("pswpin ").zip(count("pswpout ")).map(|(into, out)| into.saturating_add(out));
-        // After a reading without counters the next would count all pages since boot.
+        // After a reading without counters, the next one would count all pages since boot.
         let before = std::mem::replace(&mut self.before, pages.map(|pages| (now, pages)));
         let Some(((then, before), pages)) = before.zip(pages) else { return Bytes(0) };
         let seconds = now.duration_since(then).as_secs_f64();
         let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as f64;
-        Bytes(shared::latency::ratio(pages.saturating_sub(before) as f64 * page, seconds) as u64)
+        Bytes(common::latency::ratio(pages.saturating_sub(before) as f64 * page, seconds) as u64)
     }
 }
 
-/// What the machine could give a shard now, without swapping; 0 if it cannot be read.
+/// Memory available for a shard without swapping; 0 if it cannot be read.
 pub fn available() -> Bytes {
     let refresh = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
     Bytes(System::new_with_specifics(refresh).map_or(0, |system| system.available_memory()))
 }
 
-/// What this process may have at most: the machine's memory, or its control group's limit; 0 if it cannot be read.
+/// Upper bound of this process's memory: the machine's memory, or the limit of its control group; 0 if it cannot be
+/// read.
 pub fn total() -> Bytes {
     let refresh = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
     let Ok(system) = System::new_with_specifics(refresh) else { return Bytes(0) };
@@ -60,7 +62,7 @@ pub fn total() -> Bytes {
     Bytes(system.total_memory().min(group))
 }
 
-/// Resident in this process, file pages included; 0 if it cannot be read.
+/// Resident memory of this process, including file pages; 0 if it cannot be read.
 pub fn resident() -> Bytes {
     let Ok(mut system) = System::new_with_specifics(RefreshKind::nothing()) else { return Bytes(0) };
     let own = Pid::from_u32(std::process::id());

@@ -1,4 +1,4 @@
-//! What this machine says about itself; one source a file. Reads only, never writes to the system.
+//! Health readings of this machine; one source per file. Reads only, never writes to the system.
 mod clock;
 mod disk;
 mod eee;
@@ -24,22 +24,22 @@ use std::{
     time::Instant,
 };
 
-use shared::telemetry::Health;
+use telemetry::Health;
 
 use self::{
     disk::Reads, eee::Ethtool, firmware::Firmware, load::Load, memory::Swap, scheduling::Scheduling, source::Root,
     window::Window,
 };
 
-/// All sources, and the counters of the reading before.
+/// All sources, and the counters of the previous reading.
 #[derive(Debug)]
 pub struct Monitor {
     root: Root,
     listen: SocketAddr,
     models: PathBuf,
-    /// Looked for by the first reading.
+    /// Detected by the first reading.
     firmware: Option<Firmware>,
-    /// As well.
+    /// Detected by the first reading.
     ethtool: Option<Ethtool>,
     reads: Reads,
     frames: Window,
@@ -68,7 +68,7 @@ impl Monitor {
         }
     }
 
-    /// Reads all sources; a few milliseconds. Rates are against the reading before.
+    /// Reads all sources; a few milliseconds. Rates are relative to the previous reading.
     pub fn read(&mut self, now: Instant) -> Health {
         let root = &self.root;
         let interface = link::interface(root, self.listen);

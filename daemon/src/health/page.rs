@@ -1,5 +1,5 @@
-//! The size of a page of the kernel's memory, from the auxiliary vector that it gives every process (getauxval(3)).
-use shared::units::Bytes;
+//! The kernel's page size, from the auxiliary vector of the process (getauxval(3)).
+use common::units::Bytes;
 
 use super::source::Root;
 

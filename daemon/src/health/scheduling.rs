@@ -1,14 +1,16 @@
-//! How long the engine's threads were ready and did not run: the second number of a thread's `schedstat`.
+//! How long the engine's threads were runnable but not running: the second number of a thread's `schedstat`.
 use std::{collections::BTreeMap, time::Instant};
 
-use shared::{latency::ratio, telemetry::health::RunQueue};
+use common::latency::ratio;
+use telemetry::health::RunQueue;
 
 use super::source::Root;
 
-/// Names of the threads that a step waits for; `/proc/self/schedstat` is of the main thread alone, which computes nothing.
+/// Prefixes of the names of the threads that a step waits for. `/proc/self/schedstat` covers only the main thread,
+/// which computes nothing.
 const THREADS: [&str; 2] = ["engine", "compute-"];
 
-/// Counters of the reading before.
+/// Counters of the previous reading.
 #[derive(Debug, Default)]
 pub(super) struct Scheduling {
     before: Option<(Instant, BTreeMap<String, Times>)>,
@@ -22,8 +24,8 @@ struct Times {
 }
 
 impl Scheduling {
-    /// The thread that waited longest since the reading before. `None` without an engine, in the reading in which one appears, and
-    /// where the kernel counts nothing (it is built without CONFIG_SCHED_INFO).
+    /// The thread that waited longest since the previous reading. `None` without an engine, in the reading in which one
+    /// appears, and if the kernel does not count (built without CONFIG_SCHED_INFO).
     pub(super) fn read(&mut self, root: &Root, now: Instant) -> Option<RunQueue> {
         let threads = threads(root);
         let (then, before) = self.before.replace((now, threads.clone()))?;
@@ -37,7 +39,7 @@ impl Scheduling {
     }
 }
 
-/// The engine's threads by the folders of their numbers. A thread that ends meanwhile is not read.
+/// The engine's threads by thread folder. A thread that ends meanwhile is skipped.
 fn threads(root: &Root) -> BTreeMap<String, Times> {
     let is_engine = |folder: &String| {
         let name = root.text(&format!("{folder}/comm")).unwrap_or_default();
@@ -51,6 +53,6 @@ fn times(root: &Root, folder: &str) -> Option<Times> {
     let text = root.text(&format!("{folder}/schedstat"))?;
     let mut words = text.split_whitespace().map(|word| word.parse().ok());
     let times = Times { ran: words.next()??, waited: words.next()?? };
-    // Where nothing is counted all is zero.
+    // Without counting, all values are zero.
     (times.ran > 0).then_some(times)
 }

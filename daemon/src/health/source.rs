@@ -1,4 +1,5 @@
-//! Files of /proc and /sys below a root, so that fixtures read as machines do. What is missing or odd is `None`.
+//! Files of /proc and /sys below a root, so that fixtures are read like machines. Missing or malformed values are
+//! `None`.
 use std::{
     fs::{self, File},
     io::Read,
@@ -6,12 +7,12 @@ use std::{
     str::FromStr,
 };
 
-/// Most bytes of a file; /proc/stat of a large machine is the longest.
+/// Maximum size of a file; /proc/stat of a large machine is the largest.
 const BYTES_MAX: u64 = 256 * 1024;
-/// Most entries of a folder.
+/// Maximum number of entries of a folder.
 const ENTRIES_MAX: usize = 1024;
 
-/// Where /proc and /sys are.
+/// The root of /proc and /sys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Root(PathBuf);
 
@@ -37,17 +38,17 @@ impl Root {
         Some(bytes)
     }
 
-    /// A file that holds one word or number.
+    /// The value of a file that holds one word or number.
     pub(super) fn value<T: FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.trim().parse().ok()
     }
 
-    /// Whether a file or folder is there.
+    /// Whether a file or folder exists.
     pub(super) fn has(&self, path: &str) -> bool {
         self.0.join(path).exists()
     }
 
-    /// Entries of a folder whose names begin with `prefix`, in the order of their names, as paths below the root.
+    /// Entries of a folder whose names start with `prefix`, sorted by name, as paths below the root.
     pub(super) fn entries(&self, folder: &str, prefix: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.0.join(folder)) else { return Vec::new() };
         let names = entries.take(ENTRIES_MAX).flatten().filter_map(|entry| entry.file_name().into_string().ok());

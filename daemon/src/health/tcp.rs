@@ -1,7 +1,7 @@
-//! How much of what TCP sends it has to send again: the machine's counters in /proc/net/snmp.
+//! Share of TCP segments that are retransmitted: the machine's counters in /proc/net/snmp.
 use std::time::Instant;
 
-use shared::telemetry::health::Traffic;
+use telemetry::health::Traffic;
 
 use super::{source::Root, window::Window};
 

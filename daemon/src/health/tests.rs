@@ -1,16 +1,14 @@
-//! Fixtures of a Raspberry Pi 4 (well, and throttled), a Pi 5 and a plain Linux machine, and what can be wrong with files.
+//! Fixtures of a Raspberry Pi 4 (healthy, and throttled), a Pi 5 and a plain Linux machine, and malformed files.
 use std::{
     fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use shared::{
-    telemetry::{
-        Warning,
-        health::{Clock, LoadByOthers, RunQueue, Space, Storage, ThrottleBits, Traffic},
-    },
-    units::{Bytes, Celsius, Megahertz},
+use common::units::{Bytes, Celsius, Megahertz};
+use telemetry::{
+    Warning,
+    health::{Clock, LoadByOthers, RunQueue, Space, Storage, ThrottleBits, Traffic},
 };
 
 use super::*;
@@ -23,7 +21,8 @@ fn monitor(root: &Path) -> Monitor {
     Monitor::new(root, ([192, 168, 1, 11], 9999).into(), Path::new("/models"))
 }
 
-/// What a fixture says: temperature, (governor, now, limit), bits, (interface, speed), the words of the warnings.
+/// Expected values of a fixture: temperature, (governor, clock, limit), bits, (interface, speed), the words of the
+/// warnings.
 #[track_caller]
 fn check(name: &str, celsius: f32, clock: (&str, u32, u32), bits: Option<u32>, link: (&str, u32), words: &[&str]) {
     let health = monitor(&fixture(name)).read(Instant::now());
@@ -38,43 +37,43 @@ fn check(name: &str, celsius: f32, clock: (&str, u32, u32), bits: Option<u32>, l
 }
 
 #[test]
-fn a_raspberry_pi_4_that_is_well() {
+fn healthy_raspberry_pi_4() {
     check("pi4", 52.582, ("ondemand", 1800, 1800), Some(0), ("eth0", 1000), &[]);
 }
 
 #[test]
-fn a_raspberry_pi_4_that_is_throttled_hot_short_of_memory_and_on_a_slow_cable() {
+fn throttled_hot_raspberry_pi_4_with_low_memory_and_slow_link() {
     let words = ["UNDERVOLT", "THROTTLED", "HOT", "low memory", "100 Mb/s"];
     check("pi4-throttled", 84.241, ("ondemand", 600, 1800), Some(0x5_0005), ("eth0", 100), &words);
 }
 
 #[test]
-fn a_raspberry_pi_5_without_throttle_bits_in_sys() {
+fn raspberry_pi_5_without_throttle_bits_in_sys() {
     check("pi5", 61.3, ("ondemand", 2400, 2400), None, ("eth0", 1000), &[]);
 }
 
 #[test]
-fn a_plain_linux_machine() {
+fn plain_linux_machine() {
     check("linux", 47.0, ("powersave", 1100, 4200), None, ("enp3s0", 2500), &[]);
     let memory = monitor(&fixture("linux")).read(Instant::now()).memory.expect("memory");
     assert_eq!((memory.total, memory.available), (Bytes(16_291_828 << 10), Bytes(12_345_678 << 10)));
     assert_eq!((memory.swap_total, memory.swap_used), (Bytes(2_097_148 << 10), Bytes(97_148 << 10)));
 }
 
-/// What is found in a fixture: the codes, and the exit code of a check.
+/// Expected findings of a fixture: the codes, and the exit code of a check.
 #[track_caller]
 fn findings(name: &str, codes: &[&str], exit: u8) -> Health {
     let health = monitor(&fixture(name)).read(Instant::now());
     let findings = health.findings();
     assert_eq!(findings.iter().map(|finding| finding.code).collect::<Vec<_>>(), codes, "{name}");
-    assert_eq!(shared::telemetry::finding::exit_code(&findings), exit, "{name}");
+    assert_eq!(telemetry::finding::exit_code(&findings), exit, "{name}");
     health
 }
 
 #[test]
-fn machines_that_are_well_have_notes_at_most() {
+fn healthy_machines_have_at_most_notes() {
     let pi4 = findings("pi4", &["sd_card", "governor_scales"], 0);
-    assert_eq!(pi4.unread(), ["read rate of the disk", "load by others"]);
+    assert_eq!(pi4.unread(), ["read rate of the disk", "load by other processes"]);
     assert_eq!(pi4.page, Some(Bytes(4096)));
     let disk = pi4.disk.expect("a disk");
     assert_eq!((disk.device.as_str(), disk.mount.as_str(), disk.storage), ("mmcblk0", "/", Storage::Sd));
@@ -89,7 +88,7 @@ fn machines_that_are_well_have_notes_at_most() {
 }
 
 #[test]
-fn what_is_wrong_is_found() {
+fn problems_are_found() {
     findings("pi5-undervolt", &["under_voltage", "governor_scales", "link_energy_efficient"], 7);
     findings("pi4-powersave", &["governor_low", "time_free", "sd_card"], 6);
     let slow = ["link_slow", "link_half_duplex", "link_errors", "tcp_resends", "sd_card", "governor_scales"];
@@ -104,7 +103,7 @@ fn what_is_wrong_is_found() {
 }
 
 #[test]
-fn a_disks_read_rate_is_known_once_something_large_was_read() {
+fn disk_read_rate_is_known_after_a_large_read() {
     let copy = Copy::of("pi5", "disk");
     let mut monitor = monitor(&copy.0);
     let mut rate = |sectors: u64, busy_ms: u64| {
@@ -112,8 +111,8 @@ fn a_disks_read_rate_is_known_once_something_large_was_read() {
         copy.write("proc/diskstats", line.as_bytes());
         monitor.read(Instant::now()).disk.and_then(|disk| disk.read_rate)
     };
-    assert_eq!(rate(1000, 50), None, "since boot says nothing");
-    assert_eq!(rate(2000, 60), None, "half a MB says nothing");
+    assert_eq!(rate(1000, 50), None, "the total since boot is not a rate");
+    assert_eq!(rate(2000, 60), None, "half a MB is too little");
     // 512 MiB in 500 ms of work.
     assert_eq!(rate(2000 + (1 << 20), 560), Some(Bytes(1 << 30)));
     assert_eq!(rate(2000 + (2 << 20), 60_560), Some(Bytes(1 << 30)), "the best stays");
@@ -169,13 +168,13 @@ fn rates_come_from_two_readings() {
     assert_eq!(health.memory.map(|memory| memory.swap_rate), Some(Bytes(256 * page as u64)));
     let words: Vec<String> = health.warnings().iter().map(Warning::short).collect();
     assert_eq!(words, ["SWAPS", "others 1.0"]);
-    // Counters that go back (a container that moved) are no rates.
+    // Counters that decrease (a container that moved) give no rates.
     copy.write("proc/stat", b"cpu  1 0 1 1 1 0 0 0 0 0\ncpu0 1\n");
     assert_eq!(monitor.read(start).load, Some(LoadByOthers { others: 0.0, cores: 1 }));
 }
 
 #[test]
-fn of_the_engines_threads_the_one_that_waited_longest_for_a_core_counts() {
+fn engine_thread_that_waited_longest_for_a_core_counts() {
     let copy = Copy::of("pi4", "threads");
     for (thread, name) in [(10, "brambled"), (11, "engine"), (12, "compute-1"), (13, "tokio-rt-worker")] {
         fs::create_dir_all(copy.0.join(format!("proc/self/task/{thread}"))).expect("a folder can be made");
@@ -194,7 +193,7 @@ fn of_the_engines_threads_the_one_that_waited_longest_for_a_core_counts() {
     };
     all(["5 5 1\n", "1000 2000 1\n", "1000 2000 1\n", "5 5 1\n"]);
     assert_eq!(read().run_queue, None, "one reading has no rate");
-    // The main thread and the sockets' wait as long as they like.
+    // The main thread and the threads of sockets may wait for any time.
     all(["5 900000000 1\n", "900001000 100002000 9\n", "600001000 300002000 9\n", "5 900000000 1\n"]);
     let health = read();
     assert_eq!(health.run_queue, Some(RunQueue { waited: 0.3, ran: 0.6 }));
@@ -205,7 +204,7 @@ fn of_the_engines_threads_the_one_that_waited_longest_for_a_core_counts() {
         all([odd; 4]);
         assert_eq!(read().run_queue, None, "{odd:?}");
     }
-    // A counter that jumps is no more than all of the time.
+    // A counter that jumps is limited to the elapsed time.
     all(["1 1 1\n"; 4]);
     read();
     all(["1 1 1\n", "1 1 1\n", "1 18446744073709551615 1\n", "1 1 1\n"]);
@@ -213,7 +212,7 @@ fn of_the_engines_threads_the_one_that_waited_longest_for_a_core_counts() {
 }
 
 #[test]
-fn swap_counters_that_come_back_are_no_rate_since_boot() {
+fn swap_counters_that_reappear_give_no_rate_since_boot() {
     let copy = Copy::of("pi4", "swap");
     let mut monitor = monitor(&copy.0);
     let start = Instant::now();
@@ -229,29 +228,29 @@ fn swap_counters_that_come_back_are_no_rate_since_boot() {
 }
 
 #[test]
-fn the_temperature_is_the_processors_where_there_is_one_and_else_any_zones() {
+fn processor_temperature_has_precedence_over_other_zones() {
     let copy = Copy::of("linux", "zones");
     let celsius = || monitor(&copy.0).read(Instant::now()).temperature.map(|celsius| celsius.0);
     fs::remove_dir_all(copy.0.join("sys/class/hwmon/hwmon2")).expect("a folder can be removed");
-    assert_eq!(celsius(), Some(27.8), "no coretemp: the mainboard's zone, never the disk's monitor");
+    assert_eq!(celsius(), Some(27.8), "without coretemp: the mainboard's zone, never the disk's monitor");
     for (zone, kind, temp) in [(1, "x86_pkg_temp", "odd"), (2, "x86_pkg_temp", "55000"), (3, "soc-thermal", "66000")] {
         let folder = format!("sys/class/thermal/thermal_zone{zone}");
         fs::create_dir_all(copy.0.join(&folder)).expect("a folder can be made");
         copy.write(&format!("{folder}/type"), kind.as_bytes());
         copy.write(&format!("{folder}/temp"), temp.as_bytes());
     }
-    assert_eq!(celsius(), Some(55.0), "the next of a kind where one cannot be read");
+    assert_eq!(celsius(), Some(55.0), "if one cannot be read, the next one of its kind");
 }
 
 #[test]
-fn a_wireless_interface_is_told() {
+fn wireless_interface_is_reported() {
     let copy = Copy::of("pi4", "wireless");
     fs::create_dir(copy.0.join("sys/class/net/eth0/wireless")).expect("a folder can be made");
     assert_eq!(monitor(&copy.0).read(Instant::now()).warnings(), [Warning::Wireless]);
 }
 
 #[test]
-fn what_is_odd_or_missing_is_not_a_reading_and_never_a_panic() {
+fn malformed_or_missing_files_give_no_reading_and_no_panic() {
     let odd: [&[u8]; 7] =
         [b"", b"\n", b"warm\n", b"-9999999999999999999\n", b"99999999999999999999999\n", b"\xff\xfe", b"1 2 3"];
     let files = [
@@ -289,7 +288,7 @@ fn this_machine_can_be_read() {
 }
 
 #[test]
-fn the_fastest_cores_count_and_cores_without_policies_are_found() {
+fn fastest_cores_count_and_cores_without_policies_are_found() {
     let copy = Copy::of("linux", "cores");
     let policies = copy.0.join("sys/devices/system/cpu/cpufreq");
     let core = copy.0.join("sys/devices/system/cpu/cpu0");

@@ -1,11 +1,11 @@
-//! Temperature of the processor: its thermal zone, else its hardware monitor, else whatever zone says something.
-use shared::units::Celsius;
+//! Temperature of the processor: its thermal zone, otherwise its hardware monitor, otherwise any zone with a reading.
+use common::units::Celsius;
 
 use super::source::Root;
 
-/// Kinds of thermal zones that are the processor's, the better first (Raspberry Pi, Intel).
+/// Types of thermal zones of processors, the better ones first (Raspberry Pi, Intel).
 const ZONES: [&str; 3] = ["cpu-thermal", "x86_pkg_temp", "soc"];
-/// Hardware monitors that are the processor's; their numbers change from boot to boot.
+/// Hardware monitors of processors; their numbers change from boot to boot.
 const MONITORS: [&str; 4] = ["cpu_thermal", "coretemp", "k10temp", "zenpower"];
 
 pub(super) fn read(root: &Root) -> Option<Celsius> {
@@ -19,11 +19,11 @@ pub(super) fn read(root: &Root) -> Option<Celsius> {
         let found = monitors.iter().find(|monitor| MONITORS.contains(&name(monitor).as_str()))?;
         degrees(root, &format!("{found}/temp1_input"))
     };
-    // Zones of other kinds (`acpitz`) may stand still on a mainboard's default: better than nothing, but last.
+    // Zones of other types (`acpitz`) may be stuck at a mainboard's default: the last resort.
     ZONES.iter().find_map(of_kind).or_else(monitor).or_else(|| zones.iter().find_map(reading))
 }
 
-/// A file in thousandths of a degree; what no processor has is no reading.
+/// A file in thousandths of a degree; values impossible for a processor are ignored.
 fn degrees(root: &Root, path: &str) -> Option<Celsius> {
     let thousandths: i32 = root.value(path)?;
     (-50_000..=150_000).contains(&thousandths).then_some(Celsius(thousandths as f32 / 1e3))

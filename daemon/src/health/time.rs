@@ -1,7 +1,8 @@
-//! Whether the clock is set over the network: the mark that systemd-timesyncd leaves once it has done so.
+//! Whether the clock is synchronised over the network: from the mark that systemd-timesyncd leaves after it has set the
+//! clock.
 use super::source::Root;
 
-/// `None` where something else may keep the clock.
+/// `None` if another service may set the clock.
 pub(super) fn read(root: &Root) -> Option<bool> {
     let folder = "run/systemd/timesync";
     root.has(folder).then(|| root.has(&format!("{folder}/synchronized")))

@@ -1,7 +1,7 @@
-//! The supply's voltage as the kernel's hardware monitor `rpi_volt` sees it: an alarm that stays for about two seconds.
+//! The supply's undervoltage alarm from the kernel's hardware monitor `rpi_volt`; an alarm lasts about two seconds.
 use super::source::Root;
 
-/// Whether it was too low just now.
+/// Whether the voltage was too low at the last check.
 pub(super) fn read(root: &Root) -> Option<bool> {
     let monitors = root.entries("sys/class/hwmon", "hwmon");
     let is_it = |monitor: &&String| root.value::<String>(&format!("{monitor}/name")).as_deref() == Some("rpi_volt");

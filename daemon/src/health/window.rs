@@ -1,9 +1,9 @@
-//! Counters since boot as counts of the last minute, so that what was once does not count for ever.
+//! Counts of the last minute from counters since boot, so that old events expire.
 use std::time::{Duration, Instant};
 
-use shared::telemetry::health::Traffic;
+use telemetry::health::Traffic;
 
-/// A count is of this time at least, of twice as much at most.
+/// A count covers at least this time, and at most twice as much.
 const HALF: Duration = Duration::from_secs(30);
 
 /// Two earlier readings; before the first minute is over, the time since boot counts.
@@ -15,7 +15,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// What was counted since the older reading. Counters that went back count from nothing.
+    /// The increase since the older reading; counters that decreased restart at zero.
     pub(super) fn since(&mut self, now: Instant, counters: Traffic) -> Traffic {
         let turned = *self.turned.get_or_insert(now);
         if counters.count < self.older.count || counters.failed < self.older.failed {
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_before_the_last_minute_is_forgotten() {
+    fn events_before_the_last_minute_expire() {
         let mut window = Window::default();
         let start = Instant::now();
         let mut at = |second, count, failed| {

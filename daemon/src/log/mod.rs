@@ -1,5 +1,5 @@
-//! The latest lines of this process's log, kept in memory for consoles: bounded in lines and in bytes, the oldest go first. One lock,
-//! held for as long as a line is moved or lines are copied.
+//! The latest lines of this process's log, kept in memory for consoles. Bounded in lines and in bytes; the oldest lines
+//! are dropped. One lock, held only while a line is stored or lines are copied.
 mod writer;
 
 use std::{
@@ -12,11 +12,9 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use shared::{
-    protocol::inspect::{
-        LOG_ANSWER_LINES_MAX, LOG_BYTES_MAX, LOG_LINE_BYTES_MAX, LOG_LINES_MAX, LogLevel, LogLine, LogLines,
-    },
-    text::is_unsafe,
+use common::text::is_unsafe;
+use protocol::inspect::{
+    LOG_ANSWER_LINES_MAX, LOG_BYTES_MAX, LOG_LINE_BYTES_MAX, LOG_LINES_MAX, LogLevel, LogLine, LogLines,
 };
 use tracing::{
     Event, Level, Metadata, Subscriber,
@@ -26,12 +24,12 @@ use tracing_subscriber::{Layer, layer::Context};
 
 pub use writer::{OneLineEach, daily};
 
-/// Target of lines that are kept in memory for consoles and written nowhere: what happens at every request.
+/// Target of lines that are kept in memory for consoles and never written: events of every request.
 pub const IN_MEMORY: &str = "in_memory";
-/// What ends a line that was cut.
+/// Suffix of a truncated line.
 const CUT: &str = " [cut]";
 
-/// The log of this process: there is one.
+/// The log of this process.
 static OWN: Ring = Ring(Mutex::new(Lines { lines: VecDeque::new(), bytes: 0, latest: 0 }));
 
 /// The log of this process.
@@ -39,13 +37,13 @@ pub fn ring() -> &'static Ring {
     &OWN
 }
 
-/// Lines for standard error and files: all but those that are [`IN_MEMORY`] alone.
+/// Selects lines for standard error and files: all except those with target [`IN_MEMORY`].
 pub fn is_for_disk(metadata: &Metadata<'_>) -> bool {
     metadata.target() != IN_MEMORY
 }
 
-/// Whether lines that are written to `stream` go to the journal, which adds the time: systemd names that socket's device and inode in
-/// `JOURNAL_STREAM`, which processes inherit whose standard error goes elsewhere.
+/// Whether `stream` is connected to the journal, which adds the time. systemd sets `JOURNAL_STREAM` to the device and
+/// inode of that socket; a process whose standard error was redirected inherits the variable as well.
 pub fn is_journal(variable: Option<&str>, stream: &Path) -> bool {
     let own = fs::metadata(stream).map(|metadata| (metadata.dev(), metadata.ino()));
     let named = variable.and_then(|value| value.split_once(':'));
@@ -67,11 +65,11 @@ struct Lines {
 
 impl Ring {
     fn lines(&self) -> MutexGuard<'_, Lines> {
-        // It is whole even if a thread panicked while it held the lock.
+        // The contents are intact even if a thread panicked while it held the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a line; what lies beyond the bounds is forgotten.
+    /// Stores a line; drops the oldest ones beyond the bounds.
     pub fn push(&self, unix_ms: u64, level: LogLevel, mut text: String) {
         if text.len() > LOG_LINE_BYTES_MAX {
             text.truncate(text.floor_char_boundary(LOG_LINE_BYTES_MAX - CUT.len()));
@@ -88,11 +86,11 @@ impl Ring {
         }
     }
 
-    /// Lines after a number that are as severe as `level`, at most [`LOG_ANSWER_LINES_MAX`].
+    /// Lines after the given number with at least the severity `level`, at most [`LOG_ANSWER_LINES_MAX`].
     pub fn read(&self, after: u64, level: LogLevel) -> LogLines {
         let kept = self.lines();
         let oldest = kept.lines.front().map_or(kept.latest + 1, |line| line.number);
-        // A number from another start of the daemon lies beyond: from the beginning.
+        // A number from an earlier run of the daemon is too large: start from the beginning.
         let after = if after > kept.latest { 0 } else { after };
         let missed = oldest.saturating_sub(after + 1);
         let mut found = LogLines { missed, next: kept.latest, ..LogLines::default() };
@@ -109,7 +107,7 @@ impl Ring {
     }
 }
 
-/// Keeps every event that the filter lets through in [`ring`].
+/// A layer that stores every event that passes the filter in [`ring`].
 #[derive(Clone, Copy, Debug)]
 pub struct Kept;
 
@@ -132,7 +130,7 @@ fn level(level: Level) -> LogLevel {
     }
 }
 
-/// Message and fields of an event, on one line; none grows beyond what is kept of it.
+/// Message and fields of an event, on one line, each limited to the stored length.
 #[derive(Default)]
 struct Text(String, String);
 
@@ -144,7 +142,7 @@ impl Visit for Text {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let is_message = field.name() == "message";
         let text = if is_message { &mut self.0 } else { &mut self.1 };
-        // What does not fit is left out: it would be cut all the same.
+        // Text beyond the limit is dropped, because it would be truncated anyway.
         let _ = match is_message {
             true => write!(OneLine(text), "{value:?}"),
             false => write!(OneLine(text), " {}={value:?}", field.name()),
@@ -152,7 +150,7 @@ impl Visit for Text {
     }
 }
 
-/// Takes text up to the longest line, without control characters.
+/// A writer that accepts text up to the longest line, without control characters.
 struct OneLine<'a>(&'a mut String);
 
 impl Write for OneLine<'_> {
@@ -174,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_from_where_the_reader_was_and_by_level() {
+    fn lines_are_read_by_level_from_the_reader_position() {
         let ring = Ring::default();
         assert_eq!(ring.read(0, LogLevel::Trace), LogLines::default());
         ring.push(1, LogLevel::Info, "a".into());
@@ -184,11 +182,16 @@ mod tests {
         assert_eq!(ring.read(found.next, LogLevel::Trace).lines, []);
         ring.push(3, LogLevel::Info, "c".into());
         assert_eq!(ring.read(2, LogLevel::Info).lines[0].text, "c");
-        assert_eq!(ring.read(99, LogLevel::Info).lines.len(), 3, "another start of the daemon counts anew");
+        assert_eq!(
+            ring.read(99, LogLevel::Info).lines.len(),
+            3,
+            "another start of the daemon counts from the \
+         beginning"
+        );
     }
 
     #[test]
-    fn lines_bytes_and_answers_are_bounded_and_what_is_missed_is_counted() {
+    fn lines_bytes_and_answers_are_bounded_and_losses_counted() {
         let ring = Ring::default();
         (0..LOG_LINES_MAX as u64 + 10).for_each(|time| ring.push(time, LogLevel::Info, "x".into()));
         let first = ring.read(0, LogLevel::Info);
@@ -215,14 +218,14 @@ mod tests {
         let metadata = fs::metadata(&own).expect("it is there");
         let variable = format!("{}:{}", metadata.dev(), metadata.ino());
         assert!(is_journal(Some(&variable), &own));
-        // Standard error was redirected: the variable is still there.
+        // Standard error was redirected, but the variable is still set.
         assert!(!is_journal(Some(&variable), &other));
         assert!(!is_journal(None, &own) && !is_journal(Some("8"), &own) && !is_journal(Some("x:y"), &own));
         assert!(!is_journal(Some(&variable), &folder.path().join("gone")));
     }
 
     #[test]
-    fn an_event_is_one_line_with_its_fields_behind() {
+    fn event_is_one_line_followed_by_its_fields() {
         let subscriber = tracing_subscriber::registry().with(Kept);
         let before = ring().read(0, LogLevel::Trace).next;
         tracing::subscriber::with_default(subscriber, || {

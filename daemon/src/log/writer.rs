@@ -1,5 +1,5 @@
-//! What stands between log events and what they are written to: each event is one line, whatever its fields hold, and the files of a day
-//! have a bound.
+//! Writers between log events and their outputs: each event is one line, whatever its fields contain, and the files of
+//! a day are bounded in size.
 use std::{
     io::{self, Write},
     path::Path,
@@ -7,17 +7,17 @@ use std::{
 };
 
 use anyhow::Context;
-use shared::text::one_line;
+use common::text::one_line;
 use tracing_appender::rolling::{RollingFileAppender, Rotation};
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Longest line in bytes.
 const LINE_BYTES_MAX: usize = 8 << 10;
-/// Most bytes of the file of one day.
+/// Maximum size of the file of one day.
 const DAY_BYTES_MAX: u64 = 64 << 20;
-/// Days whose files are kept.
+/// Days for which files are kept.
 const DAYS_MAX: usize = 14;
-/// How the names of the files begin.
+/// Prefix of the file names.
 const PREFIX: &str = "brambled.log";
 
 /// Makes writers that write each event as one line.
@@ -32,7 +32,7 @@ impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for OneLineEach<M> {
     }
 }
 
-/// Writes an event as one line: what comes in one write is one event, as `tracing_subscriber` writes it.
+/// Writes an event as one line; each `write` call is one event, as `tracing_subscriber` does it.
 #[derive(Debug)]
 pub struct Line<W>(W);
 
@@ -54,7 +54,7 @@ impl<W: Write> Write for Line<W> {
     }
 }
 
-/// A file a day in a folder, of the latest days, each with a bound.
+/// One file per day in a folder, for the latest days, each bounded in size.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -65,7 +65,7 @@ pub fn daily(folder: &Path) -> anyhow::Result<Capped<RollingFileAppender>> {
         .max_log_files(DAYS_MAX)
         .build(folder)
         .with_context(|| format!("cannot log to {}", folder.display()))?;
-    // What an earlier start wrote today counts, too: the newest file is today's.
+    // Today's file may already have lines from an earlier start; the newest file is today's.
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let ours = names.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX)));
     let latest = ours.max_by_key(std::fs::DirEntry::file_name);
@@ -78,7 +78,7 @@ fn today() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() / (24 * 3600))
 }
 
-/// Lets so many bytes a day through; what is beyond them is lost, and the last line says so.
+/// Passes a limited number of bytes per day. The rest is lost, and the last line reports that.
 #[derive(Debug)]
 pub struct Capped<W> {
     inner: W,
@@ -98,7 +98,9 @@ impl<W: Write> Write for Capped<W> {
         self.bytes = self.bytes.saturating_add(line.len() as u64);
         match (was_full, self.bytes > self.bytes_max) {
             (true, _) => {}
-            (false, true) => writeln!(self.inner, "the log of this day has {} bytes: no more is kept", self.bytes_max)?,
+            (false, true) => {
+                writeln!(self.inner, "the log of this day has {} bytes: further lines are dropped", self.bytes_max)?
+            }
             (false, false) => self.inner.write_all(line)?,
         }
         Ok(line.len())
@@ -144,12 +146,12 @@ mod tests {
         let written = String::from_utf8(written.0.lock().expect("the lock is not poisoned").clone()).expect("UTF-8");
         let lines: Vec<&str> = written.split_terminator('\n').collect();
         assert_eq!(lines.len(), 2, "{written}");
-        assert!(!lines.iter().any(|line| line.chars().any(shared::text::is_unsafe)), "{written:?}");
+        assert!(!lines.iter().any(|line| line.chars().any(common::text::is_unsafe)), "{written:?}");
         assert!(lines[0].contains("audit: viewer a 2026") && lines[1].len() < 2 * LINE_BYTES_MAX);
     }
 
     #[test]
-    fn file_of_a_day_is_bounded_and_next_day_begins_again() {
+    fn daily_file_is_bounded_and_the_next_day_starts_empty() {
         fn first() -> u64 {
             7
         }
@@ -158,7 +160,7 @@ mod tests {
             capped.write_all(b"12345").expect("memory takes it");
         }
         let text = String::from_utf8(capped.inner.clone()).expect("ASCII");
-        assert_eq!(text, "1234512345the log of this day has 10 bytes: no more is kept\n");
+        assert_eq!(text, "1234512345the log of this day has 10 bytes: further lines are dropped\n");
         capped.today = || 8;
         capped.write_all(b"67890").expect("memory takes it");
         assert!(capped.inner.ends_with(b"67890"));

@@ -1,14 +1,12 @@
-//! Assignments in two phases: prepare (load, persist), commit (switch), and what undoes them.
-use shared::{
+//! Assignments in two phases: prepare (load, persist), commit (switch), and their rollback.
+use common::{
+    fault::{Fault, FaultKind, Loss},
     ids::{Epoch, MemberIndex, RequestId, TopologyHash},
-    protocol::{
-        error::{Fault, FaultKind, Loss},
-        message::{Prepare, Previous, ResponseBody},
-    },
-    telemetry::LoadProgress,
-    topology::Topology,
     units::Bytes,
 };
+use protocol::message::{Prepare, Previous, ResponseBody};
+use telemetry::LoadProgress;
+use topology::Topology;
 
 use super::{
     event::{Effect, SessionId},
@@ -40,7 +38,7 @@ impl Node {
         self.check_members(&prepare.topology.members, again)?;
         let member = prepare.topology.members.get(prepare.member.index());
         if member.is_none_or(|member| member.name != self.name) {
-            return Err(invalid(format!("member {} of it is not {}", prepare.member, self.name)));
+            return Err(invalid(format!("member {} of the topology is not {}", prepare.member, self.name)));
         }
         let stays = prepare.previous == Previous::Stays;
         if stays && self.kept_in(&prepare.topology) != Some(prepare.member) {
@@ -49,7 +47,7 @@ impl Node {
         Ok(())
     }
 
-    /// Why something else has to wait for an open assignment.
+    /// The fault with which other commands are refused while an assignment is open.
     fn prepare_open(&self, open: &Open) -> FaultKind {
         let seconds = match open.phase {
             Phase::Prepared { since } => (since + self.patience.lease).saturating_sub(self.now),
@@ -59,7 +57,8 @@ impl Node {
         FaultKind::PrepareOpen { epoch, by, seconds: seconds.as_secs() as u32 }
     }
 
-    /// Refuses what an open assignment would disturb, also one that loads while the previous topology serves.
+    /// Refuses operations that would disturb an open assignment, even one that loads while the previous topology
+    /// serves.
     pub fn check_assigning(&self) -> Result<(), FaultKind> {
         self.open.as_ref().map_or(Ok(()), |open| Err(self.prepare_open(open)))
     }
@@ -152,7 +151,7 @@ impl Node {
         vec![respond]
     }
 
-    /// The open assignment failed: its console is told, what was loaded is dropped.
+    /// Fails the open assignment: reports the fault to its console and drops what was loaded.
     pub(super) fn fail_open(&mut self, fault: Fault) -> Vec<Effect> {
         let Some(open) = self.open.take() else { return Vec::new() };
         let (session, id) = match open.phase {

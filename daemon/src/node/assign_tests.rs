@@ -1,15 +1,15 @@
-//! What a running replica does while the next topology is prepared, and after it is committed.
-use shared::{
+//! Behaviour of a running replica while the next topology is prepared, and after it is committed.
+use common::{
+    fault::{FaultKind, Loss},
     ids::{Epoch, Rank},
-    protocol::{
-        error::{FaultKind, Loss},
-        message::{Previous, RequestBody, ResponseBody},
-        recovery::{Committed, RecoveryAsk},
-    },
-    telemetry::NodeState,
-    topology::{Layout, Topology},
     units::Bytes,
 };
+use protocol::{
+    message::{Previous, RequestBody, ResponseBody},
+    recovery::{Committed, RecoveryAsk},
+};
+use telemetry::NodeState;
+use topology::{Layout, Topology};
 
 use super::{
     event::{Effect, EngineCommand, Event, Record},
@@ -17,7 +17,7 @@ use super::{
 };
 
 #[test]
-fn a_running_topology_serves_until_the_next_is_committed() {
+fn running_topology_serves_until_next_commit() {
     let mut node = running();
     assert!(matches!(generate(&mut node, CONSOLE, 5)[..], [Effect::Command(EngineCommand::Submit(_, _))]));
     prepare_of(&mut node, OTHER, (4, 5), other());
@@ -72,7 +72,7 @@ fn assignment_of_unchanged_replica_keeps_engine_and_requests() {
 }
 
 #[test]
-fn running_shard_serves_stays_or_leaves_as_the_prepare_says() {
+fn running_shard_serves_stays_or_leaves_as_prepare_says() {
     let prepared = |next, previous| {
         let mut node = running();
         let effects = prepare_after(&mut node, CONSOLE, (4, 5), next, previous);
@@ -85,7 +85,7 @@ fn running_shard_serves_stays_or_leaves_as_the_prepare_says() {
     assert_eq!(state, NodeState::Loading);
     let (effects, _) = prepared(topology(2), Previous::Stays);
     assert!(matches!(effects[..], [Effect::Persist(Epoch(5), _)]), "{effects:?}");
-    // Where the replica is another, or broken, it cannot stay: its peers must not count on it.
+    // An engine of a different or broken replica cannot stay: its peers must not count on it.
     let (effects, _) = prepared(other(), Previous::Stays);
     assert!(matches!(failure(&effects), Some(FaultKind::NotServing { .. })), "{effects:?}");
 }

@@ -1,44 +1,20 @@
-//! Benches: one at a time, on an idle node; links are also measured on a node that serves a topology but runs no request. An assignment,
-//! a request, a drain or the end of its session cancels a bench.
-use shared::{
+//! Benchmarks: one at a time, on an idle node. Link benchmarks also run on a node that serves a topology, as long as it
+//! runs no request. An assignment, a request, a drain or the end of the session cancels a benchmark.
+use common::{
+    fault::{Fault, FaultKind},
     ids::RequestId,
-    protocol::{
-        bench::Bench,
-        error::{Fault, FaultKind},
-        message::ResponseBody,
-    },
-    telemetry::{BenchFound, BenchProgress},
 };
+use protocol::{bench::Bench, message::ResponseBody};
+use telemetry::{BenchFound, BenchProgress};
 
 use super::{
     event::{BenchKey, Effect, SessionId},
     machine::Node,
 };
-
-/// A bench that runs.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Running {
-    key: BenchKey,
-    session: SessionId,
-    id: RequestId,
-    by: String,
-}
-
-/// The bench of a node, and the number of the latest.
-#[derive(Debug, Default)]
-pub(super) struct Benches {
-    latest: u64,
-    running: Option<Running>,
-}
-
-impl Benches {
-    pub(super) fn is_running(&self) -> bool {
-        self.running.is_some()
-    }
-}
+use crate::node::benches::Running;
 
 impl Node {
-    /// Refuses what a running bench would disturb.
+    /// Refuses operations that would disturb a running benchmark.
     pub fn check_benching(&self) -> Result<(), FaultKind> {
         let running = self.benches.running.as_ref();
         running.map_or(Ok(()), |running| Err(FaultKind::BenchRuns { by: running.by.clone() }))
@@ -91,14 +67,14 @@ impl Node {
         vec![Effect::Respond { session, id, body: result.map_or_else(ResponseBody::Failed, ResponseBody::Benched) }]
     }
 
-    /// Ends the bench, if one runs; who asked for it hears why.
+    /// Ends the running benchmark, if any, and sends the fault to the session that requested it.
     pub(super) fn end_bench(&mut self, kind: FaultKind) -> Vec<Effect> {
         let Some(Running { key, session, id, .. }) = self.benches.running.take() else { return Vec::new() };
         let body = ResponseBody::Failed(self.fault_here(kind));
         vec![Effect::StopBench(key), Effect::Respond { session, id, body }]
     }
 
-    /// Who asked for it wants it no more.
+    /// Cancels a benchmark on request of the session that started it.
     pub(super) fn cancel_bench(&mut self, session: SessionId, id: Option<RequestId>) -> Vec<Effect> {
         let is_it = |running: &&Running| running.session == session && id.is_none_or(|id| running.id == id);
         let by = self.benches.running.as_ref().filter(is_it).map(|running| running.by.clone());
@@ -110,17 +86,15 @@ impl Node {
 mod tests {
     use std::time::Duration;
 
-    use shared::{
-        ids::Epoch,
-        protocol::{
-            bench::{BENCH_REPEATS_MAX, BenchKernels, BenchLinks},
-            message::RequestBody,
-            network::{BenchNetwork, Neighbour},
-        },
-        schedule::Algorithm,
-        telemetry::{KernelBench, NodeState},
-        topology::Topology,
+    use collectives::Algorithm;
+    use common::ids::Epoch;
+    use protocol::{
+        bench::{BENCH_REPEATS_MAX, BenchKernels, BenchLinks},
+        message::RequestBody,
+        network::{BenchNetwork, Neighbour},
     };
+    use telemetry::{KernelBench, NodeState};
+    use topology::Topology;
 
     use super::*;
     use crate::node::{
@@ -157,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bench_tells_of_its_progress_and_its_end_to_who_asked() {
+    fn bench_reports_progress_and_end_to_its_session() {
         let mut node = benching();
         let progress = BenchProgress { step: 1, steps: 2, what: "prefill".into() };
         let told = node.handle(Event::BenchProgress(BenchKey(1), progress.clone()));
@@ -169,11 +143,11 @@ mod tests {
         assert_eq!(node.state(), NodeState::Idle);
         assert_eq!(node.handle(Event::BenchProgress(BenchKey(1), progress)), []);
         assert_eq!(asked(&mut node, OTHER), [Effect::Bench(BenchKey(2), Box::new(bench()))]);
-        assert_eq!(node.handle(Event::BenchEnded(BenchKey(1), Ok(found()))), [], "that was the one before");
+        assert_eq!(node.handle(Event::BenchEnded(BenchKey(1), Ok(found()))), [], "that was the previous benchmark");
     }
 
     #[test]
-    fn only_an_idle_node_is_measured_and_by_one_bench() {
+    fn only_an_idle_node_runs_one_bench_at_a_time() {
         let refused = |node: &mut Node| failure(&asked(node, OTHER)).cloned();
         let mut serving = running();
         assert_eq!(refused(&mut serving), Some(FaultKind::NotIdle { state: "ready".into() }));
@@ -185,7 +159,7 @@ mod tests {
         ask(&mut draining, CONSOLE, 1, RequestBody::Restart);
         assert_eq!(refused(&mut draining), Some(FaultKind::Draining));
         let mut node = node();
-        let Bench::Kernels(mut kernels) = bench() else { panic!("a bench of kernels") };
+        let Bench::Kernels(mut kernels) = bench() else { panic!("a benchmark of kernels") };
         kernels.repeats = BENCH_REPEATS_MAX + 1;
         let effects = ask(&mut node, CONSOLE, 1, RequestBody::Bench(Box::new(Bench::Kernels(kernels))));
         assert!(
@@ -195,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bench_ends_when_it_is_cancelled_or_its_session_ends_or_the_node_drains() {
+    fn bench_ends_on_cancel_session_end_or_drain() {
         let stop = Effect::StopBench(BenchKey(1));
         let mut cancelled = benching();
         assert_eq!(ask(&mut cancelled, OTHER, 7, RequestBody::Cancel), [], "another session's id");
@@ -242,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn timing_all_reduces_ends_a_bench_of_links_to_peers() {
+    fn timing_all_reduces_ends_a_link_bench() {
         let peer = Neighbour { name: "pi2".into(), address: "10.0.0.2:9999".into() };
         let links = BenchNetwork { peers: vec![peer], pings: 1, stream_ms: 5, incast: false };
         let mut node = running();
@@ -257,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn an_assignment_goes_before_a_bench_but_one_that_is_refused_leaves_it_alone() {
+    fn assignment_ends_a_bench_unless_it_is_refused() {
         let mut node = benching();
         assert!(failure(&prepare(&mut node, OTHER, 2, 4)).is_some(), "the epoch has moved");
         assert_eq!(node.state(), NodeState::Benching);

@@ -1,23 +1,23 @@
-//! When a slow rank is taken out, and when it is tried again.
+//! When a straggler is excluded, and when it is tried again.
 use std::time::Duration;
 
-use shared::{
-    ids::{Epoch, MemberIndex, Rank},
-    protocol::recovery::{Committed, Slow, Standing},
-    telemetry::NodeState,
-    topology::Exclusions,
-};
+use common::ids::{Epoch, MemberIndex, Rank};
+use protocol::recovery::{Committed, Slow, Standing};
+use telemetry::NodeState;
+use topology::Exclusions;
 
 use super::{
-    breaker::{BY_ITSELF, Breaker, Turn},
-    steward::View,
+    steward::{
+        View,
+        breaker::{BY_ITSELF, Breaker, Turn},
+    },
     steward_tests::{base, view},
 };
 
 const RETRY: Duration = Duration::from_secs(600);
 const SLOW: Slow = Slow { rank: Rank(2), percent: 61, seconds: 60 };
 
-/// All serve, and all but the slow rank name it.
+/// All members serve, and all but the slow rank report it.
 fn slowed(base: &Committed, slow: Slow) -> Vec<View> {
     let one = |index: usize| {
         let mut view = view(base, index, NodeState::Serving);
@@ -33,7 +33,7 @@ fn serving(base: &Committed) -> Vec<View> {
     (0..base.topology.members.len()).map(|index| view(base, index, NodeState::Ready)).collect()
 }
 
-/// Without the member, two epochs later.
+/// The topology without the member, two epochs later.
 fn after(base: &Committed, without: usize) -> Committed {
     let mut next = Committed { epoch: Epoch(base.epoch.0 + 2), ..base.clone() };
     next.topology.members.remove(without);
@@ -41,11 +41,11 @@ fn after(base: &Committed, without: usize) -> Committed {
     next
 }
 
-/// What the node says that was taken out.
+/// The report of the excluded node.
 fn out(base: &Committed, by: &str) -> Standing {
     let member = &base.topology.members[2];
     let mut exclusions = Exclusions::default();
-    exclusions.say(&member.name, &member.address, Some("held the others up"), by);
+    exclusions.say(&member.name, &member.address, Some("delayed its peers"), by);
     let standing = view(base, 2, NodeState::Idle).standing.expect("it answers");
     Standing { committed: None, exclusions, ..standing }
 }
@@ -56,13 +56,13 @@ fn taken_out(breaker: &mut Breaker, base: &Committed, now: Duration) {
 }
 
 #[test]
-fn the_lowest_rank_beside_it_takes_a_slow_one_out_with_the_cause() {
+fn lowest_peer_excludes_straggler_with_its_cause() {
     let base = base(4);
     let views = slowed(&base, SLOW);
     let acts = |own: u16, slow: Slow| {
         Breaker::new(Some(RETRY)).look(MemberIndex(own), &base, &slowed(&base, slow), None, Duration::ZERO)
     };
-    let reason = "held the others up 61 % of their time for 60 s: it is throttled".to_owned();
+    let reason = "delayed its peers 61 % of their time for 60 s: it is throttled".to_owned();
     assert_eq!(acts(0, SLOW), Turn::TakeOut { slow: MemberIndex(2), reason });
     for own in [1, 2, 3] {
         assert_eq!(acts(own, SLOW), Turn::Rest, "another one acts");
@@ -81,7 +81,7 @@ fn the_lowest_rank_beside_it_takes_a_slow_one_out_with_the_cause() {
 #[test]
 fn straggler_in_one_of_two_replicas_is_excluded() {
     let mut base = base(4);
-    base.topology.layout = shared::topology::Layout::alike(2, 1, 2);
+    base.topology.layout = topology::Layout::alike(2, 1, 2);
     let mut views = serving(&base);
     views[2].standing.as_mut().expect("it answers").slow = Some(Slow { rank: Rank(1), ..SLOW });
     let look = |own: u16| Breaker::new(Some(RETRY)).look(MemberIndex(own), &base, &views, None, Duration::ZERO);
@@ -90,7 +90,7 @@ fn straggler_in_one_of_two_replicas_is_excluded() {
 }
 
 #[test]
-fn who_is_late_for_another_hands_the_lateness_on_and_a_circle_names_nobody() {
+fn blame_follows_wait_chain_and_a_circle_blames_no_rank() {
     let base = base(4);
     let names = |list: [Option<u16>; 4]| {
         let mut views = serving(&base);
@@ -109,7 +109,7 @@ fn who_is_late_for_another_hands_the_lateness_on_and_a_circle_names_nobody() {
 }
 
 #[test]
-fn it_is_tried_again_when_its_time_is_over_and_its_machine_is_well() {
+fn straggler_is_retried_after_its_time_when_healthy() {
     let base = base(4);
     let (rest, mut breaker) = (after(&base, 2), Breaker::new(Some(RETRY)));
     taken_out(&mut breaker, &base, Duration::ZERO);
@@ -132,7 +132,7 @@ fn it_is_tried_again_when_its_time_is_over_and_its_machine_is_well() {
 }
 
 #[test]
-fn what_is_slow_again_waits_twice_as_long_and_one_that_an_operator_decided_on_is_left_alone() {
+fn retry_time_doubles_and_operator_exclusions_stay() {
     let base = base(4);
     let (rest, by) = (after(&base, 2), format!("pi1 {BY_ITSELF}"));
     let mut breaker = Breaker::new(Some(RETRY));
@@ -144,16 +144,20 @@ fn what_is_slow_again_waits_twice_as_long_and_one_that_an_operator_decided_on_is
     assert!(again(&mut breaker, &by, 600));
     taken_out(&mut breaker, &base, second(700));
     assert!(!again(&mut breaker, &by, 700 + 1199) && again(&mut breaker, &by, 700 + 1200));
-    // It went well for long enough: the next time begins anew.
+    // It served long enough: the next exclusion starts with the initial time.
     taken_out(&mut breaker, &base, second(700 + 1200 + 2400));
     assert!(again(&mut breaker, &by, 700 + 1200 + 2400 + 600));
     taken_out(&mut breaker, &base, second(10_000));
-    assert!(!again(&mut breaker, "me@desk", 20_000) && !again(&mut breaker, &by, 30_000), "an operator's word stays");
+    assert!(
+        !again(&mut breaker, "me@desk", 20_000) && !again(&mut breaker, &by, 30_000),
+        "an operator's exclusion \
+     stays"
+    );
     taken_out(&mut breaker, &base, second(30_000));
     let other = after(&base, 1);
     let turn = breaker.look(MemberIndex(0), &other, &serving(&other), Some(&out(&base, &by)), second(60_000));
     assert_eq!(turn, Turn::Rest, "something else was assigned");
-    assert!(!again(&mut breaker, &by, 60_001), "and it is forgotten");
+    assert!(!again(&mut breaker, &by, 60_001), "and the breaker forgets the exclusion");
     let mut never = Breaker::new(None);
     taken_out(&mut never, &base, second(0));
     assert!(!again(&mut never, &by, 1_000_000));

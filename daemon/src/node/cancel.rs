@@ -1,8 +1,6 @@
-//! The request of somebody else that an operator ends.
-use shared::{
-    ids::RequestId,
-    protocol::{error::FaultKind, message::ResponseBody},
-};
+//! Cancellation of another session's request by an operator.
+use common::{fault::FaultKind, ids::RequestId};
+use protocol::message::ResponseBody;
 
 use super::{
     event::{Effect, EngineCommand, SessionId},
@@ -10,18 +8,18 @@ use super::{
 };
 
 impl Node {
-    /// Ends a request whoever asked for it: that one hears that it was cancelled.
+    /// Cancels a request of any session; that session receives a response that says so.
     pub(super) fn cancel_running(&self, who: (SessionId, RequestId), number: u64) -> Vec<Effect> {
         let (session, id) = who;
         let refused = |reason| self.refuse(session, id, FaultKind::ParameterInvalid { reason });
         let running = self.running.as_ref();
         let Some((key, is_bench)) = running.and_then(|running| running.requests.numbered(number)) else {
-            return refused(format!("no request {number} runs here; console requests lists them"));
+            return refused(format!("no request {number} runs here; list them with `console requests`"));
         };
         if is_bench {
-            // Its steps run in lockstep on all ranks, and it is bounded: the engine has nothing to take out.
+            // Its steps run in lockstep on all ranks and are bounded, so the engine cannot cancel it.
             return refused(format!(
-                "request {number} times all-reduces and ends by itself within seconds; wait for it"
+                "request {number} is a link benchmark and ends by itself within seconds; wait for it"
             ));
         }
         vec![

@@ -1,42 +1,42 @@
-//! What happens to a node and what it wants done. Plain values.
+//! Inputs and outputs of the node's state machine. Plain values.
 use std::{sync::Arc, time::Duration};
 
-use shared::{
+use common::{
+    fault::{Fault, Loss},
     ids::{Epoch, Rank, RequestId, TopologyHash},
-    protocol::{
-        across::Across,
-        bench::{Bench, BenchLinks},
-        error::{Fault, Loss},
-        inspect::Inspect,
-        message::{Finished, Generate, Prepare, Request, ResponseBody, TokenEvent, ToolFormat},
-        models::ModelsRequest,
-        pairing::Rekeying,
-        recovery::Committed,
-    },
-    telemetry::{BenchFound, BenchProgress, KvUse, LinkBench, LoadProgress},
-    topology::{Exclusions, Rolling},
     units::Bytes,
 };
+use engine::{RequestKey, port::Progress};
+use protocol::{
+    across::Across,
+    bench::{Bench, BenchLinks},
+    inspect::Inspect,
+    message::{Generate, Prepare, Request, ResponseBody},
+    models::ModelsRequest,
+    pairing::Rekeying,
+    recovery::Committed,
+};
+use telemetry::{BenchFound, BenchProgress, LoadProgress};
+use topology::{Exclusions, Rolling};
 
 use super::quorum::{Forgot, Votes};
-use crate::engine::RequestKey;
 
 /// A console's session on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
 
-/// A bench of this node.
+/// Identifies a benchmark of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BenchKey(pub u64);
 
-/// Something that happened. `now` in those that need it is the time since the daemon started.
+/// An event for the node. `now` is the time since the daemon started.
 #[derive(Debug)]
 pub enum Event {
     /// A console's request.
     Request {
-        /// From which session.
+        /// The session.
         session: SessionId,
-        /// Who the session's console is.
+        /// Name of the session's console.
         by: String,
         /// The request.
         request: Request,
@@ -45,31 +45,31 @@ pub enum Event {
     SessionClosed(SessionId),
     /// A session's reader cannot keep up.
     SessionSlow(SessionId),
-    /// A load moves on.
+    /// Progress of a load.
     LoadProgress(Epoch, LoadProgress),
     /// A load ended; on success the bytes that the shard holds.
     Loaded(Epoch, Result<Bytes, Fault>),
-    /// (epoch, hash) are on the disk, or not.
+    /// (epoch, hash) was written to the disk, or could not be.
     Persisted(Epoch, Result<(), Fault>),
     /// The links to all ranks are open and the engine runs, or not.
     Connected(Epoch, Result<(), Fault>),
-    /// The engine says something.
+    /// An event of the engine.
     Engine(Epoch, Progress),
     /// A rank of the running topology is gone.
     PeerLost(Epoch, Rank, Loss),
-    /// A rank of the running topology says that it broke there: the rank that it lost, or itself.
+    /// A rank of the running topology reports that the topology broke: at the rank that it lost, or at itself.
     PeerFailed(Epoch, Rank, Rank),
-    /// A rank wants to leave, or the head says that it takes no new work.
+    /// A rank wants to leave, or the head takes no new work.
     PeerDrains(Epoch, Rank, PeerDrain),
-    /// The head of another group says something (`None`: it is gone).
+    /// A message of another group's head (`None`: the head is lost).
     Across(Epoch, u16, Option<Across>),
-    /// A list of exclusions is on the disk, or not.
+    /// A list of exclusions was written to the disk, or could not be.
     ExclusionsKept(ExclusionsKept),
-    /// A bench moves on.
+    /// Progress of a benchmark.
     BenchProgress(BenchKey, BenchProgress),
-    /// A bench ended.
+    /// A benchmark ended.
     BenchEnded(BenchKey, Result<BenchFound, Fault>),
-    /// Time passes.
+    /// Time has passed.
     Tick {
         /// Since the daemon started.
         now: Duration,
@@ -81,7 +81,7 @@ pub enum Event {
     },
 }
 
-/// The end of [`Effect::KeepExclusions`].
+/// The result of [`Effect::KeepExclusions`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExclusionsKept {
     /// The session that sent the list.
@@ -94,7 +94,7 @@ pub struct ExclusionsKept {
     pub result: Result<(), Fault>,
 }
 
-/// What a peer's heartbeat says about draining.
+/// The drain state in a peer's heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerDrain {
     /// It takes no new work.
@@ -103,67 +103,37 @@ pub struct PeerDrain {
     pub busy: bool,
 }
 
-/// What an engine says.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Progress {
-    /// A request was taken.
-    Started(RequestKey, Vec<u32>, ToolFormat),
-    /// It has a slot and KV memory for its tokens: from now on it computes.
-    Dispatched(RequestKey),
-    /// A token.
-    Token(RequestKey, TokenEvent),
-    /// A request ended.
-    Finished(RequestKey, Box<Finished>),
-    /// Other KV blocks are in use than before.
-    Kv(KvUse),
-    /// All-reduces were timed.
-    LinksBenched(RequestKey, LinkBench),
-    /// Something for the head of another group.
-    Across(u16, Across),
-    /// A request cannot be run.
-    Refused(RequestKey, Fault),
-    /// The engine cannot go on; `rank` is the one that was lost, if one was.
-    Broken {
-        /// The lost rank.
-        rank: Option<Rank>,
-        /// What happened, for the log.
-        reason: String,
-    },
-    /// The engine cannot go on: the model's file cannot be read, or holds something else by now.
-    Unreadable(String),
-}
-
-/// What is to be told to an engine; the driver ends it.
+/// Commands for an engine. The driver stops it, so there is no command for that.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineCommand {
     /// Prepare a request and run it.
     Submit(RequestKey, Arc<Generate>),
     /// End a request; it finishes as cancelled.
     Cancel(RequestKey),
-    /// The head of another group says something.
+    /// A message of another group's head.
     Across(u16, Across),
-    /// Another group is gone.
+    /// Another group is lost.
     AcrossLost(u16),
     /// Time all-reduces between the ranks of the stage.
     BenchLinks(RequestKey, BenchLinks),
 }
 
-/// Something for the disk.
+/// A record for the disk.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// Highest epoch promised, and the topology that it was promised for.
     Promise(Epoch, TopologyHash),
-    /// The topology that comes back after a loss; `None`: none does.
+    /// The topology that recovery brings back after a loss; `None`: none.
     Committed(Option<Committed>),
-    /// What was said in a vote.
+    /// The node's votes.
     Votes(Votes),
-    /// What is unknown about earlier votes; `None`: nothing.
+    /// The gap in the record of earlier votes; `None`: none.
     Forgot(Option<Forgot>),
     /// The latest rolling restart.
     Rolling(Rolling),
 }
 
-/// Something to do.
+/// Effects that the driver executes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Answer a request.
@@ -189,13 +159,13 @@ pub enum Effect {
         /// The request.
         id: RequestId,
     },
-    /// Send lines of the log, or the settings that count.
+    /// Send lines of the log, or the effective settings.
     Inspect {
         /// The session.
         session: SessionId,
         /// The request.
         id: RequestId,
-        /// Which.
+        /// The kind.
         what: Inspect,
     },
     /// Send reports at an interval.
@@ -204,7 +174,7 @@ pub enum Effect {
         session: SessionId,
         /// The request.
         id: RequestId,
-        /// Between two reports.
+        /// Interval between two reports.
         interval: Duration,
     },
     /// Read a model's identity and answer.
@@ -216,13 +186,13 @@ pub enum Effect {
         /// The file's name.
         model: String,
     },
-    /// Look at model files or change them, and answer.
+    /// Execute a request about model files, and answer.
     Models {
         /// The session.
         session: SessionId,
         /// The request.
         id: RequestId,
-        /// What is asked.
+        /// The request about model files.
         request: Box<ModelsRequest>,
     },
     /// Write the list of exclusions to the disk.
@@ -234,33 +204,33 @@ pub enum Effect {
         /// The list.
         list: Exclusions,
     },
-    /// Run a bench in a process of its own.
+    /// Run a benchmark in a process of its own.
     Bench(BenchKey, Box<Bench>),
-    /// Kill a bench; nothing of it is wanted any more, and nothing is loaded before its memory is back.
+    /// Kill a benchmark and ignore its result. A later load waits until its memory is free.
     StopBench(BenchKey),
-    /// Keep the cluster's next key and use it.
+    /// Store the cluster's next key and use it.
     Rekey {
-        /// Who asked.
+        /// The session.
         session: SessionId,
-        /// For which request.
+        /// The request.
         id: RequestId,
         /// The key.
         rekey: Rekeying,
     },
     /// Load the shard of an assignment.
     Load(Box<Prepare>),
-    /// Give up a load, or drop a shard that was not committed.
+    /// Abandon a load, or drop a shard that was not committed.
     Discard(Epoch),
     /// Write (epoch, hash) to the disk and sync.
     Persist(Epoch, TopologyHash),
-    /// Write records to the disk and sync, then answer; without an answer to give, one that cannot be written is a warning.
+    /// Write records to the disk and sync, then answer. Without an answer, a failure is only a warning.
     Write {
-        /// What.
+        /// The records.
         records: Vec<Record>,
         /// Session, request and answer.
         then: Option<(SessionId, RequestId, ResponseBody)>,
     },
-    /// Say what this node holds, and remember where the caller listens.
+    /// Report this node's standing, and store the address at which the caller listens.
     Standing {
         /// The session.
         session: SessionId,
@@ -271,17 +241,18 @@ pub enum Effect {
     },
     /// Open links to all ranks and start the engine on the prepared shard.
     Connect(Epoch),
-    /// Tell the head of another group.
+    /// Send a message to the head of another group.
     SendAcross(u16, Across),
-    /// Tell the running engine.
+    /// Send a command to the running engine.
     Command(EngineCommand),
-    /// End every wait of the running engine, stop it and drop its shard.
+    /// End all waits of the running engine, stop it and drop its shard.
     StopEngine(Epoch),
-    /// End every wait of the running engine, but keep its links open: others must not take us for the lost one.
+    /// End all waits of the running engine, but keep its links open, so that peers do not mistake this node for the
+    /// lost one.
     AbortEngine(Epoch),
-    /// Say in heartbeats that the topology broke here, and which rank was lost.
+    /// Announce in heartbeats that the topology broke here, and which rank was lost.
     AnnounceFault(Epoch, Rank),
-    /// Say in heartbeats that this node takes no new work.
+    /// Announce in heartbeats that this node takes no new work.
     AnnounceDraining,
     /// Say goodbye to peers, then end the process with this code.
     Exit(i32),

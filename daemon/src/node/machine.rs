@@ -1,38 +1,38 @@
 //! The state machine: assignments in two phases, requests, lost peers, draining.
 use std::{sync::Arc, time::Duration};
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash},
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody},
-        pairing::Rekeying,
-        recovery::Committed,
-    },
-    telemetry::{KvUse, LoadProgress, NodeState, RequestReport},
-    topology::{Exclusions, Member, Place, Rolling, Topology},
     units::Bytes,
 };
+use protocol::{
+    message::{REPORT_INTERVAL_MS_MIN, Request, RequestBody, ResponseBody},
+    pairing::Rekeying,
+    recovery::Committed,
+};
+use telemetry::{KvUse, LoadProgress, NodeState, RequestReport};
+use topology::{Exclusions, Member, Place, Rolling, Topology};
 
 use super::{
-    benching::Benches,
+    benches::Benches,
     event::{Effect, EngineCommand, Event, PeerDrain, SessionId},
     quorum::Voter,
     requests::Requests,
 };
 
-/// Most requests that run and wait on a head.
+/// Capacity of a head's admission queue: running and waiting requests.
 pub const QUEUE_MAX: usize = 64;
 
-/// Exit code of a daemon that wants to be started again (`EX_TEMPFAIL` of sysexits.h).
+/// Exit code of a daemon that requests a restart (`EX_TEMPFAIL` of sysexits.h).
 pub const RESTART_CODE: i32 = 75;
 
-/// What bounds a node's patience.
+/// Time limits of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// A prepared assignment is forgotten after this without a commit.
+    /// A prepared assignment expires after this time without a commit.
     pub lease: Duration,
-    /// Draining ends after this, whatever still runs.
+    /// Draining ends after this time, even if requests still run.
     pub drain: Duration,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Assignment {
 }
 
 impl Assignment {
-    /// Where this node stands.
+    /// This node's place in the topology.
     pub(super) fn place(&self) -> Place {
         self.topology.place(self.member)
     }
@@ -76,7 +76,7 @@ pub(super) struct Open {
     pub(super) session: SessionId,
     pub(super) id: RequestId,
     pub(super) phase: Phase,
-    /// It brings back what was committed before: whoever assigns something else goes before it.
+    /// It restores the previous topology after a loss; an assignment of another topology supersedes it.
     pub(super) again: bool,
     /// This node's replica is unchanged: its engine keeps running and nothing is loaded.
     pub(super) keeps: bool,
@@ -86,14 +86,14 @@ pub(super) struct Open {
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) assignment: Assignment,
-    /// The epoch in which the engine was started; it identifies the engine and its links. A later assignment that leaves the replica
-    /// unchanged keeps the engine, and this epoch.
+    /// The epoch in which the engine was started; it identifies the engine and its links. A later assignment that
+    /// leaves the replica unchanged keeps the engine, and this epoch.
     pub(super) engine: Epoch,
     pub(super) requests: Requests,
     pub(super) fault: Option<Fault>,
-    /// Another rank wants to leave: it takes no new work.
+    /// Another rank wants to leave and takes no new work.
     pub(super) peer_drains: Option<Rank>,
-    /// KV blocks in use, as this head's engine said last.
+    /// KV blocks in use, as this head's engine last reported.
     pub(super) kv: Option<KvUse>,
 }
 
@@ -107,45 +107,45 @@ pub struct Node {
     pub(super) now: Duration,
     pub(super) open: Option<Open>,
     pub(super) running: Option<Running>,
-    /// Since when it drains.
+    /// Start of the drain.
     pub(super) draining: Option<Duration>,
     pub(super) exited: bool,
-    /// Whether something starts the daemon again after [`RESTART_CODE`].
+    /// Whether a supervisor restarts the daemon after [`RESTART_CODE`].
     pub(super) supervised: bool,
-    /// What it ends with.
+    /// The exit code.
     pub(super) exit_code: i32,
     pub(super) tokens: u64,
-    /// Number of the latest request, whatever topology ran it.
+    /// Number of the latest request, counted over all topologies.
     pub(super) requests_begun: u64,
     pub(super) exclusions: Exclusions,
     pub(super) benches: Benches,
-    /// What comes back after a loss.
+    /// The topology that recovery brings back after a loss.
     pub(super) committed: Option<Committed>,
     pub(super) voter: Voter,
-    /// Where the witness of a topology of two nodes listens.
+    /// Address of the witness of a topology of two nodes.
     pub(super) witness: Option<String>,
     pub(super) takes_over: bool,
     pub(super) rolling: Option<Rolling>,
-    /// The longest drain of a restart that said so.
+    /// Drain limit of a restart that specified one.
     pub(super) drain_for: Option<Duration>,
 }
 
-/// What a node is started with.
+/// Initial state of a node.
 #[derive(Clone, Debug, Default)]
 pub struct Beginning {
     /// Its name.
     pub name: String,
     /// Highest epoch seen before.
     pub epoch: Epoch,
-    /// Nodes that were out at its last end.
+    /// Excluded nodes, as stored before the start.
     pub exclusions: Exclusions,
-    /// Whether something starts the daemon again after [`RESTART_CODE`].
+    /// Whether a supervisor restarts the daemon after [`RESTART_CODE`].
     pub supervised: bool,
-    /// The topology that it held.
+    /// The stored topology.
     pub committed: Option<Committed>,
-    /// What it said in votes.
+    /// The stored votes.
     pub voter: Voter,
-    /// Where the witness of a topology of two nodes listens.
+    /// Address of the witness of a topology of two nodes.
     pub witness: Option<String>,
     /// The latest rolling restart.
     pub rolling: Option<Rolling>,
@@ -180,7 +180,7 @@ impl Node {
         }
     }
 
-    /// What it is doing.
+    /// The node's state.
     pub fn state(&self) -> NodeState {
         if self.draining.is_some() {
             return NodeState::Draining;
@@ -225,7 +225,7 @@ impl Node {
         }
     }
 
-    /// Whether a topology without a fault runs.
+    /// Whether this node runs a topology without a fault.
     pub(super) fn serves(&self) -> bool {
         self.running.as_ref().is_some_and(|running| running.fault.is_none())
     }
@@ -259,12 +259,12 @@ impl Node {
         self.running.as_ref().map_or(Bytes(0), |running| running.assignment.shard)
     }
 
-    /// Requests that run and wait.
+    /// Number of running and waiting requests.
     pub fn request_count(&self) -> u32 {
         self.running.as_ref().map_or(0, |running| running.requests.len() as u32)
     }
 
-    /// The oldest requests under way and the last that are over.
+    /// The oldest unfinished requests and the latest finished ones.
     pub fn traces(&self) -> Vec<RequestReport> {
         self.running.as_ref().map_or_else(Vec::new, |running| running.requests.report())
     }
@@ -279,24 +279,25 @@ impl Node {
         self.running.as_ref().and_then(|running| running.kv)
     }
 
-    /// Nodes that are out, or were.
+    /// Excluded nodes, and nodes that were excluded.
     pub fn exclusions(&self) -> &Exclusions {
         &self.exclusions
     }
 
-    /// Settings were read anew.
+    /// Applies new time limits.
     pub fn set_patience(&mut self, patience: Patience) {
         self.patience = patience;
     }
 
-    /// Whether links of this assignment may come in: it is prepared or connecting here. Those of a running one are open.
+    /// Whether links of this assignment are accepted: only while it is prepared or connecting here. All links of a
+    /// running assignment are open already.
     pub fn expects_links(&self, epoch: Epoch, hash: TopologyHash) -> bool {
         let open = self.open.as_ref().filter(|open| !matches!(open.phase, Phase::Loading(_) | Phase::Persisting));
         let open = open.map(|open| &open.assignment);
         open.is_some_and(|assignment| (assignment.epoch, assignment.hash) == (epoch, hash))
     }
 
-    /// Something happened: what is to be done.
+    /// Handles an event; returns the effects to execute.
     pub fn handle(&mut self, event: Event) -> Vec<Effect> {
         match event {
             Event::Request { session, by, request } => self.request(session, by, request),
@@ -415,7 +416,7 @@ impl Node {
         effects
     }
 
-    /// The patience is over, or a second SIGTERM came: what runs fails by name.
+    /// Ends the drain, after its time limit or a second SIGTERM: fails the remaining requests.
     fn drain_ended(&mut self) -> Vec<Effect> {
         let fault = self.fault_here(FaultKind::DrainEnded);
         let mut effects = self.running.as_mut().map_or(Vec::new(), |running| running.requests.fail_all(&fault));
@@ -423,8 +424,8 @@ impl Node {
         effects
     }
 
-    /// A draining node leaves when nothing depends on it: as head when its requests are done, as another rank when
-    /// the head has said that it takes no new work and has none left.
+    /// A draining node leaves when no work depends on it: a head when its requests are finished, another rank when the
+    /// head has announced that it takes no new work and has none left.
     pub(super) fn leave_if_drained(&mut self) -> Vec<Effect> {
         if self.draining.is_none() {
             return Vec::new();

@@ -1,11 +1,11 @@
-//! The node as a pure state machine: `Node::handle(event) -> effects`. No socket, thread or clock; `driver` does what it
-//! says. Owns who may assign, which epoch counts, and which requests run; never touches weights.
+//! The node as a pure state machine: `Node::handle(event) -> effects`, without sockets, threads or clocks; `driver`
+//! executes the effects. Decides which assignments are accepted, which epoch is current and which requests run; never
+//! touches weights.
 mod assign;
 #[cfg(test)]
 mod assign_tests;
-mod balance;
+mod benches;
 mod benching;
-pub mod breaker;
 #[cfg(test)]
 mod breaker_tests;
 mod cancel;
@@ -33,5 +33,5 @@ pub(crate) mod steward_tests;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use event::{BenchKey, Effect, EngineCommand, Event, Progress, SessionId};
+pub use event::{BenchKey, Effect, EngineCommand, Event, SessionId};
 pub use machine::Node;

@@ -1,11 +1,6 @@
-//! Requests about model files: all are for the disk, but a file that a topology needs stays.
-use shared::{
-    ids::RequestId,
-    protocol::{
-        error::FaultKind,
-        models::{ModelsRequest, family},
-    },
-};
+//! Requests about model files. The disk answers them, except that a file that a topology needs cannot be removed.
+use common::{fault::FaultKind, ids::RequestId};
+use protocol::models::{ModelsRequest, family};
 
 use super::{
     event::{Effect, SessionId},
@@ -22,7 +17,7 @@ impl Node {
         }
     }
 
-    /// Whether a topology that runs or is being assigned has this file, or another of the same model's.
+    /// Whether a running or open topology uses this file, or another file of the same split model.
     fn needs(&self, model: &str) -> bool {
         let open = self.open.iter().map(|open| &open.assignment);
         let mut held = open.chain(self.running.iter().map(|running| &running.assignment));

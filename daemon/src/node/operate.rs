@@ -1,9 +1,7 @@
-//! What an operator does to nodes: restart this one, take any out or in again.
-use shared::{
-    ids::RequestId,
-    protocol::{error::FaultKind, message::ResponseBody},
-    topology::{Exclusions, Member},
-};
+//! Operator commands: restart this node, exclude and include nodes.
+use common::{fault::FaultKind, ids::RequestId};
+use protocol::message::ResponseBody;
+use topology::{Exclusions, Member};
 
 use super::{
     event::{Effect, ExclusionsKept, SessionId},
@@ -11,7 +9,7 @@ use super::{
 };
 
 impl Node {
-    /// Drains as after SIGTERM, then ends with [`RESTART_CODE`]. Refused where nothing would start it again.
+    /// Drains like after SIGTERM, then exits with [`RESTART_CODE`]. Refused without a supervisor.
     pub(super) fn restart(&mut self, session: SessionId, id: RequestId) -> Vec<Effect> {
         if !self.supervised {
             return self.refuse(session, id, FaultKind::Unsupervised);
@@ -25,7 +23,8 @@ impl Node {
         effects
     }
 
-    /// A list of exclusions: it counts, and is answered, once it is on the disk. A list that cannot be kept changes nothing.
+    /// Stores a list of exclusions. It takes effect, and is answered, once it is on the disk; if it cannot be stored,
+    /// nothing changes.
     pub(super) fn exclude(&mut self, session: SessionId, id: RequestId, list: &Exclusions) -> Vec<Effect> {
         if let Err(error) = list.check_after(&self.exclusions) {
             return self.refuse(session, id, FaultKind::Malformed { reason: error.to_string() });
@@ -38,7 +37,7 @@ impl Node {
         }
     }
 
-    /// A list of exclusions is on the disk, or could not be written.
+    /// A list of exclusions was written to the disk, or could not be.
     pub(super) fn exclusions_kept(&mut self, kept: ExclusionsKept) -> Vec<Effect> {
         let ExclusionsKept { session, id, list, result } = kept;
         let body = match result {

@@ -1,11 +1,9 @@
-//! What a node makes of a peer's heartbeats: who is lost, who stalls, who wants to leave, whose topology broke. Pure; times are since
-//! the run began.
+//! Evaluates a peer's heartbeats: detects lost, stalled and leaving peers, and a broken topology. Pure; times are
+//! relative to the start of the run.
 use std::time::Duration;
 
-use shared::{
-    ids::Rank,
-    protocol::{error::Loss, message::Beat},
-};
+use common::{fault::Loss, ids::Rank};
+use protocol::message::Beat;
 
 use super::{
     event::PeerDrain,
@@ -13,16 +11,16 @@ use super::{
 };
 use crate::config::Liveness;
 
-/// What is new about a peer.
+/// Changes of a peer's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct News {
-    /// Whether it drains, if that changed.
+    /// Its drain state, if that changed.
     pub drain: Option<PeerDrain>,
-    /// The rank that it lost, or its own: its topology broke.
+    /// The rank at which its topology broke: one that it lost, or its own.
     pub failed: Option<Rank>,
 }
 
-/// What is known of a peer.
+/// The state of a peer.
 #[derive(Debug)]
 pub struct Peer {
     heard: Duration,
@@ -33,16 +31,16 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A peer whose link was opened now.
+    /// A peer whose link has just been opened.
     pub fn new(now: Duration) -> Self {
         let drain = PeerDrain { draining: false, busy: false };
         Self { heard: now, moved: now, progress: 0, drain, failed: None }
     }
 
-    /// Takes a beat in; returns what is new, once.
+    /// Processes a heartbeat; returns each change once.
     pub fn hear(&mut self, beat: &Beat, now: Duration) -> News {
         self.heard = now;
-        // A rank that has no work, or that waits for another, does not stall.
+        // A rank that has no work, or that waits for a peer, is not stalled.
         if beat.progress != self.progress || !beat.busy || beat.waiting {
             (self.progress, self.moved) = (beat.progress, now);
         }
@@ -53,7 +51,7 @@ impl Peer {
         News { drain: changed.then_some(drain), failed }
     }
 
-    /// Whether it counts as lost, and how.
+    /// How the peer was lost, if it counts as lost.
     pub fn lost(&self, liveness: &Liveness, now: Duration) -> Option<Loss> {
         if now.saturating_sub(self.heard) > liveness.silent {
             return Some(Loss::Silent);
@@ -64,7 +62,7 @@ impl Peer {
 
 #[cfg(test)]
 mod tests {
-    use shared::units::Nanoseconds;
+    use common::units::Nanoseconds;
 
     use super::*;
 
@@ -98,17 +96,17 @@ mod tests {
             (peer.lost(&LIVENESS, at(31)), peer.lost(&LIVENESS, at(33)))
         };
         assert_eq!(judge(beat(7, true, false)), (Some(Loss::Stalled), Some(Loss::Silent)));
-        assert_eq!(judge(beat(7, true, true)).0, None, "it waits for another rank");
+        assert_eq!(judge(beat(7, true, true)).0, None, "it waits for a peer");
         assert_eq!(judge(beat(7, false, false)).0, None, "it has nothing to do");
         let mut peer = Peer::new(at(0));
         for second in 0..=30 {
             peer.hear(&beat(second, true, false), at(second));
         }
-        assert_eq!(peer.lost(&LIVENESS, at(31)), None, "it moves");
+        assert_eq!(peer.lost(&LIVENESS, at(31)), None, "it makes progress");
     }
 
     #[test]
-    fn changes_and_faults_of_a_peer_are_told_once() {
+    fn changes_and_faults_of_a_peer_are_reported_once() {
         let now = Duration::ZERO;
         let mut peer = Peer::new(now);
         assert_eq!(peer.hear(&beat(0, false, false), now), News::default());

@@ -1,60 +1,60 @@
-//! Which topology follows the last one when some of its members are gone: single-decree Paxos among the members of the last
-//! topology (Lamport, "Paxos made simple"), one decision for each of them. A voter's word counts when it is on its disk. Pure.
+//! Decides which topology follows the last one after a loss: single-decree Paxos among the members of the last topology
+//! (Lamport, "Paxos made simple"), one decision per topology. A voter's answer counts only when it is on its disk.
+//! Pure.
 use std::collections::BTreeSet;
 
+use common::ids::Epoch;
+use protocol::recovery::{Ballot, Committed, Ruling, Vote};
 use serde::{Deserialize, Serialize};
-use shared::{
-    ids::Epoch,
-    protocol::recovery::{Ballot, Committed, Ruling, Vote},
-};
 
 use super::planted::{Planted, is_planted};
 
-/// What a voter keeps on its disk.
+/// A voter's record on disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Votes {
-    /// Nothing older is accepted.
+    /// Smallest ballot that may still be accepted.
     pub promised: Ballot,
-    /// The topology that is to be followed.
+    /// The topology whose successor is decided.
     pub base: Committed,
-    /// What was accepted last.
+    /// The proposal that was accepted last.
     pub accepted: Option<Accepted>,
 }
 
-/// A proposal that was accepted.
+/// An accepted proposal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Accepted {
-    /// Its number.
+    /// Its ballot.
     pub ballot: Ballot,
-    /// The topology that shall follow.
+    /// The proposed topology.
     pub next: Committed,
 }
 
 /// A voter.
 #[derive(Clone, Debug, Default)]
 pub struct Voter {
-    /// What it said about the latest base.
+    /// Votes about the latest base.
     pub votes: Option<Votes>,
-    /// What it does not know of earlier votes.
+    /// What is unknown about its earlier votes.
     pub forgot: Option<Forgot>,
 }
 
-/// What a voter does not know of its earlier votes.
+/// What a voter has lost of its earlier votes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Forgot {
-    /// Its state folder was empty: it is new, or it was wiped.
+    /// Its state folder was empty: the node is new, or was wiped.
     Fresh,
-    /// Its record was damaged, and it does not know about which topology it voted.
+    /// Its record was damaged, and it is unknown which topology it was about.
     Lost,
     /// It may have voted about this epoch and earlier ones.
     UpTo(Epoch),
 }
 
 impl Voter {
-    /// It is asked as a witness, which commits no topology: a new one votes, one that was damaged abstains about what it hears of first.
+    /// Called for a voter that acts as a witness and commits no topology. A new witness votes; a damaged one abstains
+    /// about the first topology that it is asked about.
     pub fn witnesses(&mut self, epoch: Epoch) {
         self.forgot = match self.forgot {
             Some(Forgot::Lost) => Some(Forgot::UpTo(epoch)),
@@ -63,8 +63,8 @@ impl Voter {
         };
     }
 
-    /// Rules on a vote; `seen` is the highest epoch that the node has seen. Returns whether the record has to be written before
-    /// the answer goes out. The caller has checked that no later topology is known here.
+    /// Rules on a vote; `seen` is the highest epoch that the node has seen. Returns the ruling, and whether the record
+    /// must be written before the answer is sent. The caller has checked that this node has seen no later topology.
     pub fn rule(&mut self, vote: &Vote, seen: Epoch) -> (Ruling, bool) {
         if let Some(own) = &self.votes
             && own.base.epoch > vote.base.epoch
@@ -75,9 +75,10 @@ impl Voter {
             let reason = match forgot {
                 Forgot::UpTo(epoch) if epoch < vote.base.epoch => None,
                 Forgot::UpTo(_) => Some("its record of votes was lost; it votes again about later topologies"),
-                Forgot::Fresh | Forgot::Lost => {
-                    Some("its record of votes is gone; it votes again when it knows what a majority holds")
-                }
+                Forgot::Fresh | Forgot::Lost => Some(
+                    "its record of votes is lost; it votes again when it has learned the topology of a \
+                     majority",
+                ),
             };
             if let Some(reason) = reason {
                 return (Ruling::Abstains(reason.into()), false);
@@ -90,7 +91,8 @@ impl Voter {
         let Some(own) = self.votes.as_mut().filter(|own| own.base == vote.base) else {
             return (Ruling::Abstains(format!("it holds another topology of epoch {}", vote.base.epoch)), false);
         };
-        // A ballot is promised once: a proposer that was restarted and counts from the beginning must not find its old promises.
+        // A ballot is promised only once: a restarted proposer that counts from the beginning must not receive promises
+        // made to its previous run.
         let is_used = vote.next.is_none() && vote.ballot == own.promised && !is_planted(Planted::BallotTwice);
         if vote.ballot < own.promised || is_used {
             return (Ruling::Outdone(own.promised), is_new);
@@ -111,18 +113,18 @@ impl Voter {
     }
 }
 
-/// What a proposer does next.
+/// The proposer's next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// It waits for answers.
+    /// Wait for answers.
     Wait,
-    /// Enough promised: it may propose.
+    /// A majority promised: propose.
     Propose,
-    /// Enough accepted: this follows.
+    /// A majority accepted: this topology follows.
     Chosen(Committed),
-    /// A later topology is known.
+    /// A later topology was committed.
     Behind(Committed),
-    /// It is outdone: begin anew with a later round.
+    /// A voter has promised a higher ballot: start again with a later round.
     Outdone(Ballot),
 }
 
@@ -130,30 +132,31 @@ pub enum Step {
 #[derive(Clone, Debug)]
 pub struct Proposer {
     ballot: Ballot,
-    /// How many votes decide.
+    /// Number of votes that form a majority.
     needed: usize,
     promised: BTreeSet<usize>,
     accepted: BTreeSet<usize>,
     best: Option<(Ballot, Committed)>,
-    /// Highest epoch that anybody has seen.
+    /// Highest epoch seen by any voter.
     epoch: Epoch,
     next: Option<Committed>,
 }
 
-/// Votes that decide among so many voters.
+/// Size of a majority of `voters`.
 pub fn majority(voters: usize) -> usize {
     voters / 2 + 1
 }
 
 impl Proposer {
-    /// A proposal among so many voters; `granted` of them are away and an operator answers for them.
+    /// A proposal among `voters`; an operator answers for `granted` of them, which are away.
     pub fn new(base: &Committed, ballot: Ballot, (voters, granted): (usize, usize)) -> Self {
         let needed = majority(voters).saturating_sub(granted).max(1);
         let (promised, accepted) = (BTreeSet::new(), BTreeSet::new());
         Self { ballot, needed, promised, accepted, best: None, epoch: base.epoch, next: None }
     }
 
-    /// What is proposed, once enough promised: what was accepted before, else `wanted` with an epoch that nobody has seen.
+    /// The proposal, once a majority has promised: the previously accepted one with the highest ballot, otherwise
+    /// `wanted` with an unused epoch.
     pub fn propose(&mut self, wanted: impl FnOnce(Epoch) -> Committed) -> Committed {
         let (best, epoch) = (&self.best, self.epoch.next());
         let next = self.next.get_or_insert_with(|| match best {
@@ -163,14 +166,14 @@ impl Proposer {
         next.clone()
     }
 
-    /// Takes in a voter's answer to this proposal.
+    /// Processes a voter's answer to this proposal.
     pub fn hear(&mut self, voter: usize, ruling: Ruling) -> Step {
         match ruling {
             Ruling::Behind(later) => Step::Behind(*later),
             Ruling::Outdone(ballot) => Step::Outdone(ballot),
             Ruling::Abstains(_) => Step::Wait,
             Ruling::Promised { accepted, epoch } => {
-                // What is proposed already does not change with a late promise.
+                // A late promise does not change a proposal.
                 if self.next.is_some() {
                     return Step::Wait;
                 }
@@ -193,7 +196,7 @@ impl Proposer {
         }
     }
 
-    /// Its number.
+    /// Its ballot.
     pub fn ballot(&self) -> Ballot {
         self.ballot
     }

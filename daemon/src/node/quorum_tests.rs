@@ -1,17 +1,18 @@
-//! The vote against an adversary: messages that are lost, doubled and late, voters that die before and after they write, several
-//! proposers at once, one decision after the other.
+//! The vote against an adversary: lost, duplicated and delayed messages, voters that crash before and after they write,
+//! concurrent proposers, consecutive decisions.
 use std::collections::BTreeMap;
 
-use shared::{
+use collectives::Choice;
+use common::{
     ids::{Epoch, ModelIdentity},
-    protocol::recovery::{Ballot, Committed, Ruling, Vote},
-    schedule::Choice,
-    topology::{Exchange, KvFormat, Layout, Member, Topology},
+    precision::{Exchange, KvFormat},
 };
+use protocol::recovery::{Ballot, Committed, Ruling, Vote};
+use topology::{Layout, Member, Topology};
 
 use super::quorum::{Forgot, Proposer, Step, Voter, majority};
 
-/// A small generator (Knuth, MMIX): the same run for the same seed.
+/// A small generator (Knuth, MMIX): the same sequence for the same seed.
 struct Random(u64);
 
 impl Random {
@@ -49,7 +50,7 @@ fn members(committed: &Committed) -> Vec<usize> {
     committed.topology.members.iter().map(|member| member.name.parse().expect("a number")).collect()
 }
 
-/// A node: what is on its disk, and the proposal that it makes.
+/// A node: its disk, and its own proposal.
 struct Node {
     holds: Committed,
     voter: Voter,
@@ -67,7 +68,7 @@ struct World {
     random: Random,
     nodes: Vec<Node>,
     mail: Vec<Mail>,
-    /// What was chosen to follow each topology, and under which epoch.
+    /// The topology chosen after each topology, and its epoch.
     chosen: BTreeMap<Epoch, Committed>,
     by_epoch: BTreeMap<Epoch, Topology>,
 }
@@ -113,7 +114,7 @@ impl World {
                     None => node.voter.rule(&vote, node.seen).0,
                 };
                 if self.random.below(12) == 0 {
-                    // It dies before it has written.
+                    // Crashes before it has written.
                     self.nodes[to].voter = disk;
                 } else if self.random.below(12) > 0 {
                     self.mail.push(Mail::Answer { to: from, from: to, ballot: vote.ballot, ruling });
@@ -172,7 +173,7 @@ impl World {
                     self.mail.swap_remove(lost);
                 }
                 2 => {
-                    // It is started again: only its disk is left.
+                    // Restarts: only its disk is left.
                     let who = self.random.below(count);
                     self.nodes[who].proposal = None;
                 }
@@ -191,14 +192,18 @@ impl World {
 }
 
 #[test]
-fn no_two_topologies_ever_follow_the_same_one_or_have_the_same_epoch() {
+fn at_most_one_topology_follows_each_and_epochs_are_unique() {
     let mut decisions = 0;
     for seed in 0..1500 {
         let mut world = World::new(seed, 2 + seed as usize % 4);
         world.run(250);
         decisions += world.chosen.len();
     }
-    assert!(decisions > 800, "only {decisions} decisions were made: the adversary is too strong to show anything");
+    assert!(
+        decisions > 800,
+        "only {decisions} decisions were made: the adversary is too strong for a meaningful \
+     test"
+    );
 }
 
 fn vote(round: u32, member: u16, next: Option<Committed>) -> Vote {
@@ -207,7 +212,7 @@ fn vote(round: u32, member: u16, next: Option<Committed>) -> Vote {
 }
 
 #[test]
-fn a_voter_keeps_its_word_and_tells_what_it_accepted() {
+fn voter_keeps_its_promise_and_reports_what_it_accepted() {
     let next = Committed::new(Epoch(5), topology(&[1, 2]));
     let mut voter = Voter::default();
     assert_eq!(voter.rule(&vote(2, 1, None), Epoch(4)), (Ruling::Promised { accepted: None, epoch: Epoch(4) }, true));
@@ -220,7 +225,7 @@ fn a_voter_keeps_its_word_and_tells_what_it_accepted() {
 }
 
 #[test]
-fn a_voter_whose_record_was_lost_abstains_until_a_later_topology() {
+fn voter_without_record_abstains_until_a_later_topology() {
     let mut voter = Voter { votes: None, forgot: Some(Forgot::Lost) };
     assert!(matches!(voter.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Abstains(_)));
     assert!(matches!(voter.rule(&vote(9, 0, None), Epoch(4)).0, Ruling::Abstains(_)));
@@ -232,14 +237,14 @@ fn a_voter_whose_record_was_lost_abstains_until_a_later_topology() {
 }
 
 #[test]
-fn ballot_is_promised_once_so_a_restarted_proposer_counts_on() {
+fn ballot_is_promised_once_after_proposer_restart() {
     let next = |keep: &[usize]| Some(Committed::new(Epoch(5), topology(keep)));
     let (mut own, mut second) = (Voter::default(), Voter::default());
     for voter in [&mut own, &mut second] {
         assert!(matches!(voter.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Promised { .. }));
     }
     assert_eq!(second.rule(&vote(1, 0, next(&[0, 2])), Epoch(4)).0, Ruling::Accepted);
-    // The proposer dies before it accepts itself, and begins again at round 1 with another topology in mind.
+    // The proposer crashes before it accepts its own proposal, and starts again at round 1 with another topology.
     let used = Ballot { round: 1, member: 0 };
     assert_eq!(own.rule(&vote(1, 0, None), Epoch(4)), (Ruling::Outdone(used), false));
     assert!(matches!(own.rule(&vote(2, 0, None), Epoch(4)).0, Ruling::Promised { .. }));
@@ -258,7 +263,7 @@ fn new_witness_votes_and_a_damaged_one_abstains_once() {
 }
 
 #[test]
-fn two_nodes_decide_with_the_witness_or_with_an_operator_and_not_alone() {
+fn two_nodes_decide_only_with_witness_or_operator() {
     let base = Committed::new(Epoch(4), topology(&[0, 1]));
     let promised = || Ruling::Promised { accepted: None, epoch: Epoch(7) };
     let ballot = Ballot { round: 1, member: 0 };
@@ -268,6 +273,6 @@ fn two_nodes_decide_with_the_witness_or_with_an_operator_and_not_alone() {
     let mut granted = Proposer::new(&base, ballot, (2, 1));
     assert_eq!(granted.hear(0, promised()), Step::Propose);
     let next = granted.propose(|epoch| Committed::new(epoch, topology(&[0])));
-    assert_eq!(next.epoch, Epoch(8), "an epoch that nobody has seen");
+    assert_eq!(next.epoch, Epoch(8), "an unused epoch");
     assert_eq!(granted.hear(0, Ruling::Accepted), Step::Chosen(next));
 }

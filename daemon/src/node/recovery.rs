@@ -1,16 +1,16 @@
-//! What a node does so that its topology comes back: prepares again what it holds, votes on what follows, learns what was decided,
-//! keeps the rolling restart.
+//! The node's part in recovery: prepares its committed topology again, votes on the next one, learns decisions, and
+//! stores the rolling restart.
 use std::time::Duration;
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::{Epoch, JUMP_MAX, RequestId, TopologyHash, is_in_reach},
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{Prepare, ResponseBody},
-        recovery::{Committed, RESTART_DRAIN_MS_MAX, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
-    },
-    topology::{Rolling, spec::SpecError},
 };
+use protocol::{
+    message::{Prepare, ResponseBody},
+    recovery::{Committed, RESTART_DRAIN_MS_MAX, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
+};
+use topology::{Rolling, layout::SpecError};
 
 use super::{
     event::{Effect, Record, SessionId},
@@ -20,7 +20,7 @@ use super::{
 };
 
 impl Node {
-    /// The last topology that this node committed, or was told of as a member.
+    /// The last topology that this node committed or learned as a member.
     pub fn committed(&self) -> Option<&Committed> {
         self.committed.as_ref()
     }
@@ -30,12 +30,12 @@ impl Node {
         self.rolling.as_ref()
     }
 
-    /// Whether an operator said that missing members do not come back.
+    /// Whether an operator confirmed that missing members do not come back.
     pub fn takes_over(&self) -> bool {
         self.takes_over
     }
 
-    /// Whether this node has accepted a topology that follows the one that it holds: that vote comes to its end first.
+    /// Whether this node has accepted a topology that follows its current one: that vote is finished first.
     pub fn has_accepted(&self) -> bool {
         self.accepted_name().is_some()
     }
@@ -46,7 +46,7 @@ impl Node {
         votes.accepted.as_ref().map(|accepted| accepted.next.name())
     }
 
-    /// Refuses an epoch so far ahead that no later one could follow it.
+    /// Refuses an epoch so far ahead that no later one could follow.
     pub(super) fn check_reach(&self, epoch: Epoch) -> Result<(), FaultKind> {
         if is_in_reach(self.epoch.0, epoch.0) {
             return Ok(());
@@ -55,7 +55,7 @@ impl Node {
         Err(FaultKind::TopologyInvalid { reason })
     }
 
-    /// Refuses what came over the network and is no topology, or out of reach.
+    /// Refuses a received topology that is invalid or has an epoch out of reach.
     fn check_told(&self, committed: &Committed) -> Result<(), FaultKind> {
         let invalid = |error: SpecError| FaultKind::TopologyInvalid { reason: error.to_string() };
         committed.topology.check().map_err(invalid)?;
@@ -63,7 +63,7 @@ impl Node {
         self.check_reach(committed.epoch)
     }
 
-    /// A prepare of the epoch that the node is at: the topology that was committed is brought up again, nothing new is promised.
+    /// Checks a prepare at the current epoch: it brings the committed topology up again and promises nothing new.
     pub(super) fn check_again(&self, prepare: &Prepare) -> Result<(), FaultKind> {
         let (epoch, by) = (self.epoch, self.latest_by.clone());
         let name = (prepare.epoch, prepare.topology.hash());
@@ -77,29 +77,29 @@ impl Node {
             _ => {}
         }
         if self.accepted_name().is_some_and(|accepted| accepted != name) {
-            let reason = "it has accepted another topology, which comes first".into();
+            let reason = "it has accepted another topology, which has precedence".into();
             return Err(FaultKind::TopologyInvalid { reason });
         }
         let is_it = |running: &Running| (running.assignment.epoch, running.assignment.hash) == name;
         let serves = self.running.as_ref().is_some_and(|running| running.fault.is_none() && is_it(running));
-        // A member asks for this only when its replica is broken. This node may not have noticed.
+        // A member requests this only when its replica is broken. This node may not have noticed.
         if serves && prepare.topology.layout.groups.is_empty() && is_planted(Planted::UntoldFault) {
-            return Err(FaultKind::TopologyInvalid { reason: "it serves this topology already".into() });
+            return Err(FaultKind::TopologyInvalid { reason: "it already serves this topology".into() });
         }
         Ok(())
     }
 
-    /// Whether the topology of this name is the one that the node holds.
+    /// Whether this is the topology that this node holds.
     pub(super) fn holds(&self, epoch: Epoch, hash: TopologyHash) -> bool {
         self.committed.as_ref().is_some_and(|committed| committed.name() == (epoch, hash))
     }
 
-    /// Whether this is what the node holds: then its disk knows already.
+    /// Whether this is the topology that this node holds, so that it is on the disk already.
     pub(super) fn is_kept(&self, open: &Open) -> bool {
         self.holds(open.assignment.epoch, open.assignment.hash)
     }
 
-    /// The open assignment is committed: it is what comes back from now on.
+    /// Records the open assignment as the committed topology, which recovery restores from now on.
     pub(super) fn keep_committed(&mut self) -> Vec<Effect> {
         let Some(open) = &self.open else { return Vec::new() };
         self.takes_over = false;
@@ -111,7 +111,7 @@ impl Node {
         let again = open.again;
         self.committed = Some(committed.clone());
         let mut records = vec![Record::Committed(Some(committed))];
-        // An assignment of a new epoch: no vote about what follows it was held before.
+        // A new epoch by assignment: there was no earlier vote about its successor.
         if !again && self.voter.forgot.take().is_some() {
             records.push(Record::Forgot(None));
         }
@@ -142,7 +142,8 @@ impl Node {
                 let Some(committed) = &self.committed else {
                     return self.refuse(session, id, FaultKind::NotServing { state: self.state().name().into() });
                 };
-                tracing::warn!(epoch = %committed.epoch, "an operator lets the rest go on without the missing members");
+                tracing::warn!(epoch = %committed.epoch, "an operator lets the remaining members continue without \
+                 the missing ones");
                 self.takes_over = true;
                 let (session, id, body) = done(RecoveryAnswer::Learned);
                 vec![Effect::Respond { session, id, body }]
@@ -178,7 +179,7 @@ impl Node {
         }
     }
 
-    /// A later topology counts. What runs of an older one ends; whoever is no member lets go of it.
+    /// Adopts a later topology: ends the engine of an older one; a node that is not a member drops its record.
     fn learn(&mut self, committed: Committed) -> (Vec<Effect>, Vec<Record>) {
         let mut records = Vec::new();
         if self.committed.as_ref().is_some_and(|own| own.epoch >= committed.epoch) {
@@ -203,12 +204,12 @@ impl Node {
             effects.extend(self.give_up());
         }
         let is_member = committed.topology.members.iter().any(|member| member.name == self.name);
-        // Whoever is no member keeps its epoch: a console that takes it in has read it a moment ago.
+        // A node that is not a member keeps its epoch: a console that includes it has just read that epoch.
         if epoch > self.epoch && is_member {
             (self.epoch, self.latest_by) = (epoch, "a vote of its members".into());
             records.push(Record::Promise(epoch, hash));
         }
-        // Without a record there is nothing to let go of.
+        // Without a record there is nothing to drop.
         if is_member || self.committed.is_some() {
             self.committed = is_member.then_some(committed);
             records.push(Record::Committed(self.committed.clone()));
@@ -230,7 +231,8 @@ impl Node {
         records
     }
 
-    /// A majority holds this: the node votes about what follows later topologies. What it said about this one it does not know.
+    /// Adopts the topology of a majority: the node votes again about later topologies, but not about this one, because
+    /// its earlier votes on it are unknown.
     fn recall(&mut self, committed: Committed) -> (Vec<Effect>, Vec<Record>) {
         let epoch = committed.epoch;
         let (effects, mut records) = self.learn(committed);
@@ -241,7 +243,7 @@ impl Node {
         (effects, records)
     }
 
-    /// Whether its record of votes is gone, and it does not know either which topology a majority holds.
+    /// Whether its record of votes is lost and it has not yet learned the topology of a majority.
     pub fn forgets(&self) -> bool {
         matches!(self.voter.forgot, Some(Forgot::Fresh | Forgot::Lost))
     }
@@ -250,7 +252,7 @@ impl Node {
         let abstain = |reason: &str| (Vec::new(), Vec::new(), Ruling::Abstains(reason.into()));
         let is_member = vote.base.topology.members.iter().any(|member| member.name == self.name);
         if is_member && vote.witness != self.witness {
-            return abstain("its configuration names another witness");
+            return abstain("its configuration names a different witness");
         }
         if let Some(own) = self.committed.as_ref().filter(|own| is_member && own.epoch > vote.base.epoch) {
             return (Vec::new(), Vec::new(), Ruling::Behind(Box::new(own.clone())));
@@ -273,7 +275,7 @@ impl Node {
             && next.epoch > self.epoch
             && is_member
         {
-            // No assignment of this epoch is prepared here any more.
+            // From here on, no assignment of this epoch can be prepared here.
             self.epoch = next.epoch;
             records.push(Record::Promise(next.epoch, next.topology.hash()));
         }

@@ -1,17 +1,17 @@
-//! The node while its topology comes back: what it prepares again, what it learns, and two consoles that fight over it.
+//! The node during recovery: what it prepares again, what it learns, and two competing consoles.
 use std::{collections::BTreeMap, time::Duration};
 
-use shared::{
+use common::{
+    fault::{FaultKind, Loss},
     ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash},
-    protocol::{
-        error::{FaultKind, Loss},
-        message::{Prepare, Previous, RequestBody, ResponseBody},
-        recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
-    },
-    telemetry::NodeState,
-    topology::{Exclusions, Rolling, Topology, rolling::Phase},
     units::Bytes,
 };
+use protocol::{
+    message::{Prepare, Previous, RequestBody, ResponseBody},
+    recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
+};
+use telemetry::NodeState;
+use topology::{Exclusions, Rolling, Topology, rolling::Phase};
 
 use super::{
     event::{Effect, Event, ExclusionsKept, Record, SessionId},
@@ -42,14 +42,14 @@ fn recover(node: &mut Node, question: RecoveryAsk) -> Vec<Effect> {
 }
 
 #[test]
-fn what_was_committed_is_prepared_again_without_a_write_and_a_console_goes_before_it() {
+fn recovery_writes_nothing_and_a_console_supersedes_it() {
     let mut node = of("pi1", Some(base(4)));
     assert!(matches!(again(&mut node, CONSOLE, 4, topology(2))[..], [Effect::Load(_)]));
     let hash = topology(2).hash();
     let effects = node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))));
     assert!(matches!(effects[..], [Effect::Respond { body: ResponseBody::Prepared, .. }]), "{effects:?}");
     let effects = ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash });
-    assert_eq!(effects, [Effect::Connect(Epoch(4))], "nothing new is to be kept");
+    assert_eq!(effects, [Effect::Connect(Epoch(4))], "nothing new to store");
     node.handle(Event::Connected(Epoch(4), Ok(())));
     assert_eq!(node.state(), NodeState::Ready);
     let effects = again(&mut node, OTHER, 4, topology(2));
@@ -81,7 +81,7 @@ fn links_of_a_recovery_end_with_the_session_of_its_leader() {
 }
 
 #[test]
-fn fault_of_a_peer_breaks_the_topology_here_and_is_passed_on() {
+fn peer_fault_breaks_topology_and_is_passed_on() {
     let mut node = running();
     let effects = node.handle(Event::PeerFailed(Epoch(4), Rank(1), Rank(1)));
     assert_eq!(effects, [Effect::AnnounceFault(Epoch(4), Rank(1)), Effect::AbortEngine(Epoch(4))]);
@@ -90,7 +90,7 @@ fn fault_of_a_peer_breaks_the_topology_here_and_is_passed_on() {
 }
 
 #[test]
-fn wiped_voter_abstains_until_it_recalls_and_then_votes_about_later_topologies() {
+fn wiped_voter_recalls_then_votes_on_later_topologies() {
     let voter = Voter { votes: None, forgot: Some(Forgot::Fresh) };
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
     let mut node = Node::new(Beginning { name: "pi1".into(), voter, ..Beginning::default() }, patience);
@@ -110,19 +110,19 @@ fn wiped_voter_abstains_until_it_recalls_and_then_votes_about_later_topologies()
 }
 
 #[test]
-fn another_topology_of_the_same_epoch_or_an_older_one_does_not_come_back() {
+fn conflicting_or_older_topology_is_not_restored() {
     let mut node = of("pi1", Some(base(4)));
     let other = Topology { slots: 1, ..topology(2) };
     assert!(matches!(failure(&again(&mut node, CONSOLE, 4, other)), Some(FaultKind::TopologyInvalid { .. })));
     assert!(matches!(failure(&again(&mut node, CONSOLE, 3, topology(2))), Some(FaultKind::Superseded { .. })));
-    // One whose record was lost is told by the others, and keeps it.
+    // A node whose record was lost learns the topology from the others, and stores it.
     let mut lost = of("pi1", None);
     assert!(matches!(again(&mut lost, CONSOLE, 4, topology(2))[..], [Effect::Load(_)]));
     assert!(matches!(lost.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))))[..], [Effect::Persist(Epoch(4), _)]));
 }
 
 #[test]
-fn a_later_topology_ends_the_older_one_and_whoever_is_no_member_lets_go() {
+fn later_topology_replaces_older_and_nonmembers_drop_it() {
     let mut node = running();
     let later = Committed::new(Epoch(9), Topology { slots: 1, ..topology(2) });
     let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(later.clone())));
@@ -138,7 +138,7 @@ fn a_later_topology_ends_the_older_one_and_whoever_is_no_member_lets_go() {
 }
 
 #[test]
-fn a_vote_is_kept_before_it_is_told_and_shuts_the_epoch_for_assignments() {
+fn vote_is_stored_before_the_answer_and_blocks_its_epoch() {
     let mut node = of("pi1", Some(base(4)));
     let next = Committed::new(Epoch(5), Topology { slots: 1, ..topology(2) });
     let vote = |next| Vote { base: base(4), witness: None, ballot: Ballot { round: 1, member: 1 }, next };
@@ -147,15 +147,15 @@ fn a_vote_is_kept_before_it_is_told_and_shuts_the_epoch_for_assignments() {
     assert!(matches!(records[..], [Record::Votes(_), Record::Promise(Epoch(5), _)]), "{records:?}");
     assert_eq!(*body, ResponseBody::Recovery(RecoveryAnswer::Ruling(Ruling::Accepted)));
     assert!(failure(&super::tests::prepare(&mut node, CONSOLE, 4, 5)).is_some(), "its epoch is 5 now");
-    assert!(failure(&again(&mut node, CONSOLE, 4, topology(2))).is_some(), "the vote comes first");
+    assert!(failure(&again(&mut node, CONSOLE, 4, topology(2))).is_some(), "the vote has precedence");
     let other = Vote { witness: Some("127.0.0.1:1".into()), ..vote(None) };
     let effects = recover(&mut node, RecoveryAsk::Vote(Box::new(other)));
     let told = format!("{effects:?}");
-    assert!(told.contains("another witness"), "{told}");
+    assert!(told.contains("different witness"), "{told}");
 }
 
 #[test]
-fn no_message_takes_a_counter_beyond_reach() {
+fn no_message_moves_a_counter_out_of_reach() {
     let last = Epoch(u64::MAX);
     let far = || Box::new(Committed::new(last, Topology { slots: 1, ..topology(2) }));
     let vote = |base, next| {
@@ -220,7 +220,7 @@ fn cordoned_node_announces_the_fault_of_a_peer() {
 }
 
 #[test]
-fn missing_desired_topology_is_adopted_once_and_kept() {
+fn missing_desired_topology_is_adopted_once_and_stored() {
     let mut node = running();
     let desired = Some(Box::new(topology(3)));
     let learn = |desired| RecoveryAsk::Learn(Box::new(Committed { desired, ..base(4) }));
@@ -240,12 +240,12 @@ struct Console {
     session: SessionId,
     topology: Topology,
     epoch: Epoch,
-    /// Answers that it waits for before it commits; `None`: it has nothing under way.
+    /// Number of answers that it waits for before it commits; `None`: no assignment is under way.
     waits: Option<usize>,
     prepared: usize,
-    /// All have prepared.
+    /// All nodes have prepared.
     commits: bool,
-    /// Answers to earlier attempts are not taken for those to this one.
+    /// Number of the attempt; answers to earlier attempts are ignored.
     attempt: u64,
     paused: u32,
 }
@@ -307,7 +307,7 @@ impl Fight {
                         self.consoles.iter_mut().find(|console| console.session == session).expect("one of two");
                     match body {
                         ResponseBody::Prepared if id.0 == console.attempt => console.prepared += 1,
-                        // It gives up; what is open on other nodes it aborts.
+                        // It gives up and aborts its open assignments on other nodes.
                         ResponseBody::Failed(_) if id.0 == console.attempt => console.waits = None,
                         _ => {}
                     }
@@ -332,7 +332,7 @@ impl Fight {
                 let console = &mut self.consoles[which];
                 (console.epoch, console.waits, console.prepared, console.commits) = (epoch, Some(count), 0, false);
                 console.attempt += 1;
-                // It may be stopped between reading and preparing, too.
+                // It may also be stopped between reading and preparing.
                 for (node, seen) in seen.into_iter().enumerate() {
                     let topology = self.consoles[which].topology.clone();
                     let member = MemberIndex(node as u16);
@@ -342,7 +342,7 @@ impl Fight {
             }
             Some(waits) if self.consoles[which].prepared >= waits => {
                 if self.below(2) == 0 {
-                    // SIGSTOP: the other one assigns meanwhile, or the leases end.
+                    // SIGSTOP: the other console assigns meanwhile, or the leases end.
                     self.consoles[which].paused = self.below(40) as u32;
                 }
                 self.consoles[which].commits = true;
@@ -396,7 +396,7 @@ impl Fight {
 }
 
 #[test]
-fn of_two_consoles_that_fight_and_pause_none_has_a_stale_command_accepted_in_1000_runs() {
+fn stale_commands_of_competing_consoles_are_never_accepted() {
     let (mut switches, mut refused) = (0, 0);
     for seed in 0..1000 {
         let mut fight = Fight::new(seed);
@@ -404,5 +404,5 @@ fn of_two_consoles_that_fight_and_pause_none_has_a_stale_command_accepted_in_100
         (switches, refused) = (switches + fight.switches, refused + fight.refused);
     }
     println!("{switches} commits accepted, {refused} refused");
-    assert!(switches > 1000 && refused > 1000, "{switches} accepted, {refused} refused: they do not fight");
+    assert!(switches > 1000 && refused > 1000, "{switches} accepted, {refused} refused: the consoles do not compete");
 }

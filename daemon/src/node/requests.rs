@@ -1,19 +1,17 @@
-//! The requests that a head runs: which session and id each engine key belongs to, where each is, and the last that are over.
+//! The requests that a head runs: session and id of each engine key, the stage of each, and the latest finished ones.
 use std::{
     collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 
-use shared::{
-    ids::RequestId,
-    protocol::{error::Fault, message::ResponseBody},
-    telemetry::request::{BY_BYTES_MAX, OPEN_MAX, OVER_MAX, RequestReport, RequestStage},
-};
+use common::{fault::Fault, ids::RequestId};
+use engine::RequestKey;
+use protocol::message::ResponseBody;
+use telemetry::request::{BY_BYTES_MAX, OPEN_MAX, OVER_MAX, RequestReport, RequestStage};
 
 use super::event::{Effect, SessionId};
-use crate::engine::RequestKey;
 
-/// A request under way.
+/// A running request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Open {
     asked: (SessionId, RequestId),
@@ -25,14 +23,14 @@ struct Open {
     is_dispatched: bool,
 }
 
-/// A request that is over: when it ended, and what is told of it.
+/// A finished request: when it ended, and its report.
 #[derive(Debug)]
 struct Over {
     ended: Duration,
     report: RequestReport,
 }
 
-/// Requests handed to the engine and not yet ended, and the last that have.
+/// Requests passed to the engine that have not ended, and the latest that have.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     latest: u64,
@@ -42,12 +40,12 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// `latest` is the number of the latest request of the node: a number names one request whatever topology runs.
+    /// `latest` is the number of the node's latest request: request numbers are unique across topologies.
     pub(super) fn new(now: Duration, latest: u64) -> Self {
         Self { now, latest, ..Self::default() }
     }
 
-    /// Time goes on.
+    /// Advances the clock.
     pub(super) fn tick(&mut self, now: Duration) {
         self.now = now;
     }
@@ -73,7 +71,7 @@ impl Requests {
         self.running.iter().find(|(_, open)| open.asked == (session, id)).map(|(key, _)| *key)
     }
 
-    /// The key with a number, if it runs, and whether it is a bench of the links: those ask for no token.
+    /// The key of a running request by number, and whether it is a link benchmark, which generates no tokens.
     pub(super) fn numbered(&self, number: u64) -> Option<(RequestKey, bool)> {
         let key = RequestKey(number);
         self.running.get(&key).map(|open| (key, open.max_tokens == 0))
@@ -94,7 +92,7 @@ impl Requests {
         Some(Effect::Respond { session, id, body })
     }
 
-    /// It does not wait for a slot or for KV memory any more.
+    /// It no longer waits for a slot or for KV memory.
     pub(super) fn dispatched(&mut self, key: RequestKey) {
         if let Some(open) = self.running.get_mut(&key) {
             open.is_dispatched = true;
@@ -112,7 +110,7 @@ impl Requests {
         effect
     }
 
-    /// Whoever asked is gone.
+    /// Its session has ended.
     pub(super) fn forget(&mut self, key: RequestKey) {
         self.close(key, Some(RequestStage::Abandoned));
     }
@@ -123,7 +121,7 @@ impl Requests {
         keys.into_iter().filter_map(|key| self.end(key, ResponseBody::Failed(fault.clone()))).collect()
     }
 
-    /// Those under way, the oldest first, then those that are over, the latest first.
+    /// Running requests, oldest first, then finished ones, latest first.
     pub(super) fn report(&self) -> Vec<RequestReport> {
         let open = self.running.iter().take(OPEN_MAX).map(|(key, open)| RequestReport {
             number: key.0,
@@ -147,7 +145,7 @@ impl Requests {
         self.now.saturating_sub(since).as_millis() as u64
     }
 
-    /// Takes a request out; with a stage it is kept among those that are over.
+    /// Removes a request; with a stage, it is kept among the finished ones.
     fn close(&mut self, key: RequestKey, stage: Option<RequestStage>) {
         let Some((open, stage)) = self.running.remove(&key).zip(stage) else { return };
         if self.over.len() == OVER_MAX {
@@ -160,14 +158,15 @@ impl Requests {
     }
 }
 
-/// The beginning of a name, as far as it is told.
+/// The beginning of a name, up to the reported length.
 fn bounded(by: &str) -> &str {
     &by[..by.floor_char_boundary(BY_BYTES_MAX)]
 }
 
 #[cfg(test)]
 mod tests {
-    use shared::protocol::{error::FaultKind, message::TokenEvent};
+    use common::fault::FaultKind;
+    use protocol::message::TokenEvent;
 
     use super::*;
 
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_tells_who_decodes_who_waits_and_how_the_last_ones_ended() {
+    fn report_lists_running_waiting_and_finished_requests() {
         let mut requests = Requests::new(Duration::from_secs(1), 0);
         let keys: Vec<RequestKey> =
             (0..4).map(|id| requests.add((SessionId(1), RequestId(id)), ("ann".into(), 9))).collect();
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_bounded() {
+    fn reported_names_and_counts_are_bounded() {
         let mut requests = Requests::default();
         for id in 0..10 * OPEN_MAX as u64 {
             requests.add((SessionId(1), RequestId(id)), ("\u{fc}".repeat(999), 9));

@@ -1,26 +1,26 @@
-//! Requests of a running topology, and what breaks it.
-use shared::{
+//! Requests of a running topology, and the faults that break it.
+use common::{
+    chat::{GRAMMAR_BYTES_MAX, Grammar, PROMPT_BYTES_MAX},
+    fault::{Fault, FaultKind, Loss},
     ids::{Epoch, Rank, RequestId},
-    protocol::{
-        across::Across,
-        bench::BenchLinks,
-        error::{Fault, FaultKind, Loss},
-        message::{
-            GRAMMAR_BYTES_MAX, Generate, Grammar, PROMPT_BYTES_MAX, ResponseBody, STOP_BYTES_MAX, STOP_STRINGS_MAX,
-        },
-    },
-    topology::{Member, Role},
 };
+use engine::RequestKey;
+use engine::port::Progress;
+use protocol::{
+    across::Across,
+    bench::BenchLinks,
+    message::{Generate, ResponseBody, STOP_BYTES_MAX, STOP_STRINGS_MAX},
+};
+use topology::{Member, Role};
 
 use super::{
-    event::{Effect, EngineCommand, Progress, SessionId},
+    event::{Effect, EngineCommand, SessionId},
     machine::{Node, Open, Phase, QUEUE_MAX, Running},
     planted::{Planted, is_planted},
 };
-use crate::engine::RequestKey;
 
 impl Node {
-    /// The topology that takes something new.
+    /// The topology, if it accepts new requests.
     fn serving(&self) -> Result<&Running, FaultKind> {
         let state = self.state();
         if self.draining.is_some() {
@@ -35,7 +35,7 @@ impl Node {
         if running.peer_drains.is_some() {
             return Err(FaultKind::Draining);
         }
-        // Its topology is about to be assigned anew: what runs may finish, nothing new begins.
+        // An excluded member's topology is about to be replaced: running requests may finish, new ones are refused.
         self.check_members(running.assignment.replica(), false)?;
         if running.requests.len() >= QUEUE_MAX {
             return Err(FaultKind::QueueFull { limit: QUEUE_MAX as u32 });
@@ -55,15 +55,18 @@ impl Node {
         }
         let invalid = |reason: String| Err(FaultKind::ParameterInvalid { reason });
         if generate.prompt.byte_count() > PROMPT_BYTES_MAX {
-            return invalid(format!("a prompt of {} bytes, at most {PROMPT_BYTES_MAX}", generate.prompt.byte_count()));
+            return invalid(format!(
+                "the prompt has {} bytes, the maximum is {PROMPT_BYTES_MAX}",
+                generate.prompt.byte_count()
+            ));
         }
         let schema = generate.grammar.as_ref().map_or(0, Grammar::byte_count);
         if schema > GRAMMAR_BYTES_MAX {
-            return invalid(format!("a schema of {schema} bytes, at most {GRAMMAR_BYTES_MAX}"));
+            return invalid(format!("the schema has {schema} bytes, the maximum is {GRAMMAR_BYTES_MAX}"));
         }
         if generate.resumed.len() > generate.max_tokens as usize {
             return invalid(format!(
-                "{} tokens are resumed, max_tokens is {}",
+                "{} tokens are resumed, but max_tokens is {}",
                 generate.resumed.len(),
                 generate.max_tokens
             ));
@@ -77,7 +80,7 @@ impl Node {
         generate.sampling.check().map_err(|error| FaultKind::ParameterInvalid { reason: error.to_string() })
     }
 
-    /// All-reduces are timed on links that nobody else uses. A request that comes meanwhile waits for the end, as behind another.
+    /// All-reduces are timed on idle links. A request that arrives meanwhile waits until the benchmark ends.
     pub(super) fn check_bench_links(&self, wanted: &BenchLinks) -> Result<(), FaultKind> {
         let running = self.serving()?;
         if running.assignment.place().group.len() < 2 {
@@ -89,7 +92,8 @@ impl Node {
         wanted.check().map_err(|reason| FaultKind::ParameterInvalid { reason })
     }
 
-    /// Tells the engine of something that it answers; `who` asks for it, and for at most how many tokens.
+    /// Sends a command to the engine that ends with an answer, and records its session (`who`) and its maximum number
+    /// of tokens.
     pub(super) fn start(
         &mut self,
         (session, id): (SessionId, RequestId),
@@ -147,7 +151,7 @@ impl Node {
         effects
     }
 
-    /// The head of another group says something, or is gone.
+    /// A message of another group's head, or its loss.
     pub(super) fn across(&mut self, epoch: Epoch, replica: u16, message: Option<Across>) -> Vec<Effect> {
         let serves = |running: &&Running| running.engine == epoch && running.fault.is_none();
         let Some(running) = self.running.as_ref().filter(serves) else { return Vec::new() };
@@ -172,15 +176,16 @@ impl Node {
         self.break_down(fault)
     }
 
-    /// A rank says that the topology broke there: its links to this node are whole, so this node may not notice by itself.
+    /// A rank reports that the topology broke there. Its links to this node are intact, so this node may not notice by
+    /// itself.
     pub(super) fn peer_failed(&mut self, epoch: Epoch, rank: Rank, failed: Rank) -> Vec<Effect> {
         let how = if rank == failed { Loss::Stalled } else { Loss::Reset };
         self.peer_lost(epoch, failed, how)
     }
 
-    /// The topology is broken: every request fails by name, once; the engine ends its waits.
+    /// Breaks the topology: every request fails once, with the fault; the engine ends its waits.
     pub(super) fn break_down(&mut self, fault: Fault) -> Vec<Effect> {
-        // The others went on without a node that is out: nothing is broken.
+        // The others continued without this excluded node: nothing is broken.
         if self.exclusions.of(&self.name, "").is_some_and(|entry| !entry.is_cordon)
             && let Some(mut running) = self.running.take_if(|running| running.fault.is_none())
         {
@@ -203,8 +208,8 @@ impl Node {
 
     pub(super) fn session_closed(&mut self, session: SessionId) -> Vec<Effect> {
         let mut effects = self.cancel_bench(session, None);
-        // A console's commit continues: the other nodes switch too. A prepare without its console is given up, and so are the links
-        // of a recovery: the member that led it is lost, and no link to it will come.
+        // A console's commit continues, because the other nodes switch too. A prepare whose console is gone is aborted,
+        // and so are the links of a recovery whose leader is lost, because no link to it will come.
         let is_open = |open: &Open| {
             let is_patient = !open.again || is_planted(Planted::PatientAbort);
             open.session == session && !(is_patient && matches!(open.phase, Phase::Connecting { .. }))

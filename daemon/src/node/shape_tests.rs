@@ -1,17 +1,17 @@
 //! How a steward changes a topology while it serves: members return or leave, shares are balanced.
 use std::time::Duration;
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::{Epoch, Rank},
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
-        recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Slow},
-    },
-    telemetry::NodeState,
-    topology::{Exclusions, Layout, Member, Rolling, Topology, rolling::Phase},
     units::Bytes,
 };
+use protocol::{
+    message::{RequestBody, ResponseBody},
+    recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Slow},
+};
+use telemetry::NodeState;
+use topology::{Exclusions, Layout, Member, Rolling, Topology, rolling::Phase};
 
 use super::{
     steward::{Ask, Question, Reply, Settings, Steward, View, with_shares},
@@ -19,7 +19,8 @@ use super::{
 };
 use crate::config::Recovery;
 
-/// The first member's steward of a degraded topology, that topology, and the views of all desired members; the last one is back.
+/// The first member's steward of a degraded topology, that topology, and the views of all desired members; the last one
+/// is back.
 fn degraded() -> (Steward, Committed, Vec<View>) {
     let mut asked = base(4);
     asked.topology.layout = Layout::alike(2, 1, 2);
@@ -44,8 +45,9 @@ fn voting(steward: &mut Steward, plan: Question, wanted: &Topology) -> Vec<Ask> 
     steward.hear(now, *question, Reply::Content(Ok(())))
 }
 
-/// Answers all questions of a vote and of what follows it; returns what each stage asked, and how many nodes. Voters promise with
-/// `promise`: the proposal that they have accepted, and their epoch. A prepare is answered with `prepared`.
+/// Answers all questions of a vote and of what follows it; returns the kind of request of each stage and the number of
+/// nodes. Voters promise with `promise`: the proposal that they have accepted, and their epoch. A prepare is answered
+/// with `prepared`.
 fn followed(
     steward: &mut Steward,
     mut asks: Vec<Ask>,
@@ -55,7 +57,7 @@ fn followed(
     let mut seen = Vec::new();
     while !asks.is_empty() && seen.len() < 12 {
         let kinds: Vec<&str> = bodies(&asks).into_iter().map(kind).collect();
-        assert!(kinds.iter().all(|kind| *kind == kinds[0]), "a stage asks for one thing: {kinds:?}");
+        assert!(kinds.iter().all(|kind| *kind == kinds[0]), "a stage sends one kind of request: {kinds:?}");
         seen.push((kinds[0], kinds.len()));
         let mut next = Vec::new();
         for ask in &asks {
@@ -156,7 +158,7 @@ fn planned(steward: &mut Steward, all: &[View]) -> Question {
 }
 
 #[test]
-fn returned_member_without_the_model_ends_the_return_before_a_vote() {
+fn member_without_the_model_ends_its_return_before_a_vote() {
     let (mut first, held, all) = degraded();
     let plan = planned(&mut first, &all);
     let now = Duration::from_secs(13);
@@ -246,14 +248,14 @@ fn member_leaves_without_the_memory_of_serving_shards() {
 }
 
 #[test]
-fn shares_are_proposed_for_ranks_that_compute_for_different_times() {
+fn shares_are_proposed_for_unequal_compute_times() {
     let base = base(2);
     let mut all: Vec<View> = (0..2).map(|index| view(&base, index, NodeState::Serving)).collect();
     for (view, busy) in all.iter_mut().zip([600, 1000]) {
         view.standing.as_mut().expect("it answers").busy = Some(busy);
     }
     let mut off = steward(&base, 0);
-    assert!(watched(&mut off, 12, &all).is_empty(), "it is not asked for");
+    assert!(watched(&mut off, 12, &all).is_empty(), "rebalancing is off");
     let mut first = balancing(&base);
     let votes = watched(&mut first, 12, &all);
     assert_eq!(bodies(&votes).into_iter().map(kind).collect::<Vec<_>>(), ["vote", "vote"]);
@@ -289,7 +291,7 @@ fn absent_members_are_scaled_like_those_of_their_stage() {
 }
 
 #[test]
-fn missed_desired_topology_is_learned_and_slow_ranks_do_not_prevent_it() {
+fn missed_desired_topology_is_learned_despite_slow_ranks() {
     let (_, held, mut all) = degraded();
     all.pop();
     let forgot = Committed { desired: None, ..held.clone() };

@@ -1,25 +1,28 @@
-//! Whether one rank holds the others of its stage up for long, from what this node's all-reduces say: the ammeter of the circuit breaker.
-//! Pure: sums over parts of a window that the driver moves on.
+//! Detects a rank that delays its stage for long, from this node's all-reduces; the input of the circuit breaker. Pure:
+//! sums over the parts of a sliding window that the driver advances.
 use std::{
     collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 
-use shared::{ids::Rank, latency::ratio, protocol::recovery::Slow, telemetry::SyncRecord};
+use common::{ids::Rank, latency::ratio};
+use protocol::recovery::Slow;
+use telemetry::SyncRecord;
 
-/// Parts of a window: in nearly each of them that saw work the same rank must be the latest.
+/// Parts of a window: in nearly every part with work the same rank must be last.
 const PARTS: usize = 20;
-/// A stage without its slow rank must take at most this share of the time that it takes with it; else it stays.
+/// A stage without its straggler must need at most this share of the time that it needs with it; otherwise the rank
+/// stays.
 const WORTH: f64 = 0.8;
 
-/// Sums of one part.
+/// Sums of one part of the window.
 #[derive(Clone, Debug, Default)]
 pub struct Part {
-    /// Nanoseconds of this node's all-reduces, computing included.
+    /// Nanoseconds of this node's all-reduces, including the computation before each.
     time: u64,
     /// Nanoseconds of `time` that this node spent computing.
     compute: u64,
-    /// Nanoseconds of them in which only this rank's part was missing.
+    /// Nanoseconds of `time` in which only this rank's data was missing.
     late: BTreeMap<Rank, u64>,
 }
 
@@ -41,14 +44,14 @@ impl Part {
 /// A window over the last all-reduces of one run of the engine.
 #[derive(Debug)]
 pub struct Slowness {
-    /// `None`: nobody wants to know.
+    /// `None`: disabled.
     window: Option<Duration>,
-    /// Which run of the engine.
+    /// Number of the engine's run.
     run: u64,
     cursor: u64,
-    /// When the last part began.
+    /// Start of the last part.
     begun: Duration,
-    /// At most [`PARTS`] and the one that is being filled.
+    /// At most [`PARTS`] complete parts, and the current one.
     parts: VecDeque<Part>,
 }
 
@@ -58,7 +61,8 @@ impl Slowness {
         Self { window, run: 0, cursor: 0, begun: Duration::ZERO, parts: VecDeque::new() }
     }
 
-    /// The part that is being filled at `now`, and up to which record it is; `None`: nobody wants to know. Another run begins anew.
+    /// The current part at `now`, and the number of the last record in it; `None`: disabled. Another run starts with an
+    /// empty window.
     pub fn part(&mut self, run: u64, now: Duration) -> Option<(&mut u64, &mut Part)> {
         let length = self.window? / PARTS as u32;
         if run != self.run || self.parts.is_empty() {
@@ -71,7 +75,7 @@ impl Slowness {
             self.begun += length;
             self.parts.push_back(Part::default());
         }
-        // After a long silence nothing of the window is left.
+        // After a long silence the whole window is stale.
         self.begun = self.begun.max(now.saturating_sub(length));
         while self.parts.len() > PARTS + 1 {
             self.parts.pop_front();
@@ -79,7 +83,8 @@ impl Slowness {
         self.parts.back_mut().map(|part| (&mut self.cursor, part))
     }
 
-    /// Thousandths of its time that this node computes; `None` until a window is full and at least half of its parts had work.
+    /// Share of its time that this node computes, in thousandths; `None` until a window is full and at least half of
+    /// its parts had work.
     pub fn busy(&self) -> Option<u16> {
         if self.parts.len() <= PARTS {
             return None;
@@ -89,8 +94,8 @@ impl Slowness {
         (2 * active().count() >= PARTS).then(|| (1000.0 * ratio(compute as f64, time as f64)) as u16)
     }
 
-    /// The rank that is worth being left out: throughout a whole window the latest in nearly every part with work, and so late that
-    /// the other `ranks - 1` would be faster with its work than they are waiting for it.
+    /// The rank that is worth excluding: during a whole window it was last in nearly every part with work, and the
+    /// other `ranks - 1` would lose less time with its work than they do by waiting for it.
     pub fn slow(&self, ranks: u16) -> Option<Slow> {
         if ranks < 2 || self.parts.len() <= PARTS {
             return None;
@@ -113,7 +118,8 @@ impl Slowness {
 
 #[cfg(test)]
 mod tests {
-    use shared::{ids::LayerIndex, telemetry::SyncKind, units::Nanoseconds};
+    use common::{ids::LayerIndex, units::Nanoseconds};
+    use telemetry::SyncKind;
 
     use super::*;
 
@@ -135,11 +141,11 @@ mod tests {
         }
     }
 
-    /// Each tenth of a second another record, by its number; a window of two seconds.
+    /// One record every tenth of a second, chosen by its number; a window of two seconds.
     fn filled(parts: u64, record_of: impl Fn(u64) -> Option<SyncRecord>) -> Slowness {
         let mut slowness = Slowness::new(Some(Duration::from_secs(2)));
         for number in 0..parts {
-            let (_, part) = slowness.part(3, Duration::from_millis(100 * number)).expect("it is wanted");
+            let (_, part) = slowness.part(3, Duration::from_millis(100 * number)).expect("it is enabled");
             if let Some(record) = record_of(number) {
                 part.add(&record);
             }
@@ -148,19 +154,20 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_the_others_up_for_a_whole_window_is_named_and_not_before() {
+    fn straggler_is_named_only_after_a_whole_window() {
         let late = |late| move |_| Some(record(2, late));
         assert_eq!(filled(21, late(60)).slow(3), Some(Slow { rank: Rank(2), percent: 60, seconds: 2 }));
         assert_eq!(filled(20, late(60)).slow(3), None, "the window is not full");
-        assert_eq!(filled(200, late(60)).slow(3).map(|slow| slow.percent), Some(60), "it moves on");
-        // Two share the work of three: 1.5 times as much each, so less than 47 % of waiting is no gain.
+        assert_eq!(filled(200, late(60)).slow(3).map(|slow| slow.percent), Some(60), "the window advances");
+        // Two ranks share the work of three: 1.5 times as much each, so waiting less than 47 % of the time is not
+        // worse.
         assert_eq!(filled(21, late(40)).slow(3), None);
-        assert!(filled(21, late(40)).slow(8).is_some(), "of eight, seven lose little by one that is away");
+        assert!(filled(21, late(40)).slow(8).is_some(), "of eight, seven lose little without one");
         assert_eq!(filled(21, late(60)).slow(1), None);
     }
 
     #[test]
-    fn a_short_delay_another_rank_now_and_then_and_silence_name_nobody() {
+    fn short_delays_changing_ranks_and_silence_blame_no_rank() {
         assert_eq!(filled(21, |number| Some(record(2, if number < 10 { 90 } else { 0 }))).slow(4), None);
         assert_eq!(filled(21, |number| Some(record((number % 2) as u16, 80))).slow(4), None);
         assert_eq!(filled(21, |number| (number % 4 == 0).then(|| record(2, 80))).slow(4), None, "too little was done");
@@ -176,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn another_topology_and_a_long_pause_begin_anew() {
+    fn other_topology_or_long_pause_resets_the_window() {
         let mut slowness = filled(21, |_| Some(record(2, 80)));
         slowness.part(3, Duration::from_secs(3600));
         assert_eq!(slowness.slow(4), None);

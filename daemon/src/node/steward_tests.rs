@@ -1,17 +1,17 @@
-//! What a node decides from what it hears of the others.
+//! Decisions of a node from the standings of the others.
 use std::time::Duration;
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex},
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
-        recovery::{Committed, RecoveryAnswer, RecoveryAsk, Standing},
-    },
-    telemetry::NodeState,
-    topology::{Exclusions, Layout},
     units::Bytes,
 };
+use protocol::{
+    message::{RequestBody, ResponseBody},
+    recovery::{Committed, RecoveryAnswer, RecoveryAsk, Standing},
+};
+use telemetry::NodeState;
+use topology::{Exclusions, Layout};
 
 use super::{
     planted::{Planted, plant},
@@ -53,7 +53,7 @@ fn away(base: &Committed, index: usize, seconds: u64) -> View {
     View { standing: None, lost: Duration::from_secs(seconds), ..view(base, index, NodeState::Idle) }
 }
 
-/// All idle, but for those that are away for so many seconds.
+/// All members are idle, except those that have been away for the given seconds.
 fn views(base: &Committed, gone: &[(usize, u64)]) -> Vec<View> {
     let one = |index: usize| match gone.iter().find(|(gone, _)| *gone == index) {
         Some((_, seconds)) => away(base, index, *seconds),
@@ -72,7 +72,7 @@ fn check_waits(decision: &Decision, what: &str) {
 }
 
 #[test]
-fn the_first_that_knows_the_topology_brings_it_up_once_all_are_there() {
+fn first_idle_member_leads_once_all_members_are_back() {
     let base = base(4);
     let all = views(&base, &[]);
     assert_eq!(decide(MemberIndex(0), &base, &all, &RULES), Decision::Bring(members(&[0, 1, 2, 3])));
@@ -87,7 +87,7 @@ fn the_first_that_knows_the_topology_brings_it_up_once_all_are_there() {
 }
 
 #[test]
-fn a_member_that_was_voted_out_meanwhile_makes_the_others_vote() {
+fn member_voted_out_meanwhile_makes_the_others_vote() {
     let base = base(4);
     let mut all = views(&base, &[]);
     let out = all[3].standing.as_mut().expect("it answers");
@@ -100,7 +100,7 @@ fn a_member_that_was_voted_out_meanwhile_makes_the_others_vote() {
 }
 
 #[test]
-fn replicas_come_up_each_for_itself_and_whoever_serves_does_nothing() {
+fn replicas_recover_separately_and_serving_members_rest() {
     let mut base = base(4);
     base.topology.layout = Layout::alike(2, 1, 2);
     let mut all = views(&base, &[]);
@@ -111,13 +111,13 @@ fn replicas_come_up_each_for_itself_and_whoever_serves_does_nothing() {
     assert_eq!(decide(MemberIndex(2), &base, &all, &RULES), Decision::Bring(members(&[2, 3])));
     assert_eq!(decide(MemberIndex(0), &base, &all, &RULES), Decision::Rest);
     all[3] = away(&base, 3, 100);
-    // The broken replica's survivor is of use again on a topology of three, which the others vote for.
+    // The survivor of the broken replica is useful in a topology of three, which the others vote for.
     let lost = vec![(MemberIndex(3), "did not answer for 100 s".to_owned())];
     let stay = members(&[0, 1, 2]);
     assert_eq!(decide(MemberIndex(2), &base, &all, &RULES), Decision::Propose { stay, lost, granted: 0 });
     let never = Rules { exclude_after: None, ..RULES };
     check_waits(&decide(MemberIndex(2), &base, &all, &never), "waits for");
-    // A node that an operator took out is the operator's.
+    // A node that an operator excluded is left to the operator.
     let (name, address) = (&base.topology.members[3].name, &base.topology.members[3].address);
     let standing = all[2].standing.as_mut().expect("it answers");
     standing.exclusions.say(name, address, Some("fan stuck"), "me@desk");
@@ -125,7 +125,7 @@ fn replicas_come_up_each_for_itself_and_whoever_serves_does_nothing() {
 }
 
 #[test]
-fn a_majority_goes_on_without_a_lost_member_and_the_lowest_that_is_left_leads() {
+fn majority_continues_without_a_lost_member_led_by_the_lowest() {
     let base = base(4);
     let headless = views(&base, &[(0, 61)]);
     let lost = vec![(MemberIndex(0), "did not answer for 61 s".to_owned())];
@@ -139,7 +139,7 @@ fn a_majority_goes_on_without_a_lost_member_and_the_lowest_that_is_left_leads() 
 }
 
 #[test]
-fn of_two_the_one_that_is_left_needs_the_witness_or_an_operator() {
+fn last_of_two_nodes_needs_the_witness_or_an_operator() {
     let base = base(2);
     let alone = views(&base, &[(0, 99)]);
     check_waits(&decide(MemberIndex(1), &base, &alone, &RULES), "1 of 2 votes");
@@ -162,7 +162,7 @@ fn members_that_moved_are_voted_in_at_their_new_addresses() {
 }
 
 #[test]
-fn a_later_topology_and_a_vote_that_has_begun_come_first() {
+fn later_topology_and_a_started_vote_have_precedence() {
     let base = base(3);
     let mut all = views(&base, &[]);
     all[2].standing.as_mut().expect("it answers").accepted = true;
@@ -173,7 +173,7 @@ fn a_later_topology_and_a_vote_that_has_begun_come_first() {
 }
 
 #[test]
-fn a_member_that_is_out_is_gone_without_a_wait_and_decides_nothing_itself() {
+fn excluded_member_is_gone_at_once_and_decides_nothing() {
     let base = base(4);
     let mut all = views(&base, &[]);
     let list = &mut all[0].standing.as_mut().expect("it answers").exclusions;
@@ -185,13 +185,13 @@ fn a_member_that_is_out_is_gone_without_a_wait_and_decides_nothing_itself() {
 }
 
 #[test]
-fn member_that_noticed_nothing_comes_up_with_its_broken_replica() {
+fn member_that_noticed_nothing_restarts_with_its_replica() {
     let base = base(3);
     let mut all = views(&base, &[]);
     for broken in [0, 1] {
         all[broken] = view(&base, broken, NodeState::Faulted);
     }
-    // A link between pi1 and pi2 was reset; those of pi3 are whole.
+    // A link between pi1 and pi2 was reset; those of pi3 are intact.
     all[2] = view(&base, 2, NodeState::Ready);
     assert_eq!(decide(MemberIndex(0), &base, &all, &RULES), Decision::Bring(members(&[0, 1, 2])));
     check_waits(&decide(MemberIndex(1), &base, &all, &RULES), "pi1 brings");
@@ -221,7 +221,7 @@ pub(super) fn steward(base: &Committed, own: usize) -> Steward {
     Steward::new(Settings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() })
 }
 
-/// Answers all questions about what members hold; returns what is asked then.
+/// Answers all questions about members' standings; returns the next questions.
 pub(super) fn tell(steward: &mut Steward, now: Duration, asks: &[Ask], views: &[View]) -> Vec<Ask> {
     let mut next = Vec::new();
     for ask in asks {
@@ -243,14 +243,14 @@ pub(super) fn bodies(asks: &[Ask]) -> Vec<&RequestBody> {
     fn body(ask: &Ask) -> &RequestBody {
         match ask {
             Ask::Node { body, .. } => body,
-            other => panic!("{other:?} is no question to a node"),
+            other => panic!("{other:?} is not a question to a node"),
         }
     }
     asks.iter().map(body).collect()
 }
 
 #[test]
-fn recovery_is_given_up_on_all_at_the_first_failure() {
+fn recovery_is_aborted_on_all_members_at_the_first_failure() {
     for fault in [None, Some(Planted::PatientAbort)] {
         plant(fault);
         let (base, now) = (base(3), Duration::from_secs(1));
@@ -274,7 +274,7 @@ fn recovery_is_given_up_on_all_at_the_first_failure() {
 }
 
 #[test]
-fn wiped_node_recalls_what_a_majority_of_the_others_holds() {
+fn wiped_node_recalls_the_topology_of_a_majority() {
     let (base, now) = (base(4), Duration::from_secs(5));
     let mut all = views(&base, &[(3, 1)]);
     for view in all.iter_mut().take(3) {
@@ -291,7 +291,7 @@ fn wiped_node_recalls_what_a_majority_of_the_others_holds() {
     let asks = tell(&mut wiped, later, &asks, &all);
     let recall = RequestBody::Recovery(Box::new(RecoveryAsk::Recall(Box::new(base.clone()))));
     assert_eq!(bodies(&asks), [&recall]);
-    // A vote that has begun may have had its voice.
+    // A started vote may have counted this node's answer.
     all[2].standing.as_mut().expect("it answers").accepted = true;
     let last = later + Duration::from_secs(2);
     let asks = wiped.look(last, own);

@@ -1,26 +1,29 @@
 //! The state machine alone: events in, effects out.
 use std::time::Duration;
 
-use shared::{
+use collectives::{Algorithm, Choice};
+use common::{
+    chat::FinishReason,
+    fault::{Fault, FaultKind, Loss},
     ids::{ContentRoot, Epoch, MemberIndex, ModelIdentity, ModelRoots, Rank, RequestId},
-    protocol::{
-        bench::{BenchLinks, LINK_TOKENS_MAX},
-        error::{Fault, FaultKind, Loss},
-        message::{FinishReason, Finished, Generate, Prepare, Previous, Request, RequestBody, ResponseBody},
-        recovery::Committed,
-    },
+    precision::{Exchange, KvFormat},
     sampling::SamplingParameters,
-    schedule::{Algorithm, Choice},
-    telemetry::{LinkBench, NodeState},
-    topology::{Exchange, Exclusions, KvFormat, Layout, Member, Topology},
     units::Bytes,
 };
+use engine::RequestKey;
+use engine::port::Progress;
+use protocol::{
+    bench::{BenchLinks, LINK_TOKENS_MAX},
+    message::{Finished, Generate, Prepare, Previous, Request, RequestBody, ResponseBody},
+    recovery::Committed,
+};
+use telemetry::{LinkBench, NodeState};
+use topology::{Exclusions, Layout, Member, Topology};
 
 use super::{
-    event::{Effect, EngineCommand, Event, ExclusionsKept, PeerDrain, Progress, Record, SessionId},
+    event::{Effect, EngineCommand, Event, ExclusionsKept, PeerDrain, Record, SessionId},
     machine::{Beginning, Node, Patience, QUEUE_MAX, RESTART_CODE},
 };
-use crate::engine::RequestKey;
 
 pub(super) const CONSOLE: SessionId = SessionId(1);
 pub(super) const OTHER: SessionId = SessionId(2);
@@ -129,7 +132,7 @@ fn bench_links(node: &mut Node, session: SessionId, id: u64, tokens: u32) -> Vec
 }
 
 #[test]
-fn links_are_timed_while_no_request_runs_and_a_request_waits_for_the_end() {
+fn request_waits_while_links_are_timed() {
     assert!(matches!(failure(&bench_links(&mut node(), CONSOLE, 1, 1)), Some(FaultKind::NotServing { .. })));
     let mut busy = running();
     generate(&mut busy, CONSOLE, 3);
@@ -149,7 +152,7 @@ fn links_are_timed_while_no_request_runs_and_a_request_waits_for_the_end() {
 }
 
 #[test]
-fn a_node_that_is_lost_while_links_are_timed_ends_that_by_name() {
+fn node_lost_while_links_are_timed_ends_the_bench_by_name() {
     let mut node = running();
     bench_links(&mut node, CONSOLE, 7, 1);
     let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset));
@@ -160,7 +163,7 @@ fn a_node_that_is_lost_while_links_are_timed_ends_that_by_name() {
 pub(super) fn finished(node: &mut Node, key: u64) -> Vec<Effect> {
     let finished = Finished {
         reason: FinishReason::Stop,
-        times: shared::latency::RequestTimes::default(),
+        times: common::latency::RequestTimes::default(),
         ranks: Vec::new(),
         sampling_rounds: 0,
     };
@@ -168,7 +171,7 @@ pub(super) fn finished(node: &mut Node, key: u64) -> Vec<Effect> {
 }
 
 #[test]
-fn two_consoles_cannot_prepare_at_once_and_the_loser_hears_from_whom() {
+fn concurrent_prepare_is_refused_with_the_name_of_the_winner() {
     let mut node = node();
     prepare(&mut node, CONSOLE, 3, 4);
     let effects = prepare(&mut node, OTHER, 3, 4);
@@ -184,7 +187,7 @@ fn two_consoles_cannot_prepare_at_once_and_the_loser_hears_from_whom() {
 }
 
 #[test]
-fn a_prepare_is_given_up_by_abort_by_its_console_leaving_by_its_lease_and_by_failures() {
+fn prepare_ends_by_abort_session_end_lease_or_failure() {
     let hash = topology(2).hash();
     let discard = Effect::Discard(Epoch(4));
     let mut first = node();
@@ -212,7 +215,7 @@ fn a_prepare_is_given_up_by_abort_by_its_console_leaving_by_its_lease_and_by_fai
 }
 
 #[test]
-fn a_lost_rank_fails_every_request_once_by_its_name() {
+fn lost_rank_fails_every_request_once_by_its_name() {
     let mut node = running();
     generate(&mut node, CONSOLE, 5);
     generate(&mut node, OTHER, 5);
@@ -226,7 +229,7 @@ fn a_lost_rank_fails_every_request_once_by_its_name() {
     assert!(effects.contains(&Effect::AbortEngine(Epoch(4))));
     assert_eq!(node.state(), NodeState::Faulted);
     assert_eq!(node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset)), [], "it is lost once");
-    assert_eq!(node.handle(Event::PeerLost(Epoch(3), Rank(1), Loss::Reset)), [], "another epoch is not ours");
+    assert_eq!(node.handle(Event::PeerLost(Epoch(3), Rank(1), Loss::Reset)), [], "a different epoch");
     assert!(matches!(failure(&generate(&mut node, CONSOLE, 6)), Some(FaultKind::NotServing { .. })));
     assert!(
         prepare(&mut node, CONSOLE, 4, 5).contains(&Effect::StopEngine(Epoch(4))),
@@ -235,7 +238,7 @@ fn a_lost_rank_fails_every_request_once_by_its_name() {
 }
 
 #[test]
-fn the_queue_has_a_bound_and_a_session_that_ends_cancels_its_requests() {
+fn queue_is_bounded_and_session_end_cancels_its_requests() {
     let mut node = running();
     for id in 0..QUEUE_MAX as u64 {
         assert!(failure(&generate(&mut node, CONSOLE, id)).is_none());
@@ -253,7 +256,7 @@ fn the_queue_has_a_bound_and_a_session_that_ends_cancels_its_requests() {
 }
 
 #[test]
-fn a_request_that_cannot_be_is_refused_before_the_engine_sees_it() {
+fn invalid_request_is_refused_before_the_engine_sees_it() {
     let mut node = running();
     let mut refused = |change: fn(&mut Generate)| {
         let sampling = SamplingParameters::default();
@@ -269,7 +272,7 @@ fn a_request_that_cannot_be_is_refused_before_the_engine_sees_it() {
 }
 
 #[test]
-fn an_answer_of_other_weights_is_refused_also_under_the_same_header() {
+fn resuming_with_other_weights_is_refused_despite_same_header() {
     let mut node = running();
     let served = topology(2).roots();
     let other = |mut roots: ModelRoots| {
@@ -289,7 +292,7 @@ fn an_answer_of_other_weights_is_refused_also_under_the_same_header() {
 }
 
 #[test]
-fn a_draining_head_leaves_after_its_last_request_or_when_its_patience_ends() {
+fn draining_head_leaves_after_last_request_or_its_time_limit() {
     let mut node = running();
     generate(&mut node, CONSOLE, 5);
     assert_eq!(node.handle(Event::Terminate { now: Duration::ZERO }), [Effect::AnnounceDraining]);
@@ -308,7 +311,7 @@ fn a_draining_head_leaves_after_its_last_request_or_when_its_patience_ends() {
 }
 
 #[test]
-fn a_head_takes_no_new_work_once_a_rank_drains() {
+fn head_takes_no_new_work_while_a_rank_drains() {
     let mut node = running();
     let drain = PeerDrain { draining: true, busy: false };
     assert_eq!(node.handle(Event::PeerDrains(Epoch(4), Rank(1), drain)), [Effect::AnnounceDraining]);
@@ -322,7 +325,7 @@ fn out(member: &str) -> Exclusions {
 }
 
 #[test]
-fn a_restart_drains_first_and_ends_with_the_code_that_a_supervisor_starts_again() {
+fn restart_drains_then_exits_with_the_restart_code() {
     let mut idle = node();
     let effects = ask(&mut idle, CONSOLE, 1, RequestBody::Restart);
     assert!(matches!(effects[0], Effect::Respond { body: ResponseBody::Restarting, .. }), "{effects:?}");
@@ -345,7 +348,7 @@ fn a_restart_drains_first_and_ends_with_the_code_that_a_supervisor_starts_again(
 }
 
 #[test]
-fn a_list_of_nodes_that_are_out_is_kept_before_it_is_answered_and_the_same_list_at_once() {
+fn exclusions_are_stored_before_the_answer() {
     let mut node = node();
     let effects = ask(&mut node, CONSOLE, 1, RequestBody::Exclude(out("pi2")));
     assert_eq!(effects, [Effect::KeepExclusions { session: CONSOLE, id: RequestId(1), list: out("pi2") }]);
@@ -364,25 +367,25 @@ fn keeps(node: &mut Node, list: Exclusions, result: Result<(), Fault>) -> Vec<Ef
 }
 
 #[test]
-fn list_that_cannot_be_kept_leaves_service_as_it_was() {
+fn list_that_cannot_be_stored_leaves_service_unchanged() {
     let mut head = running();
     ask(&mut head, OTHER, 1, RequestBody::Exclude(out("pi2")));
     let fault = Fault::new("pi1", FaultKind::StateUnwritable { reason: "full".into() });
     let refused = keeps(&mut head, out("pi2"), Err(fault));
     assert!(matches!(failure(&refused), Some(FaultKind::StateUnwritable { .. })));
     assert_eq!(head.exclusions(), &Exclusions::default());
-    assert_eq!(failure(&generate(&mut head, CONSOLE, 6)), None, "it serves on");
+    assert_eq!(failure(&generate(&mut head, CONSOLE, 6)), None, "it keeps serving");
 }
 
 #[test]
-fn with_a_member_out_nothing_new_begins_and_no_such_topology_is_prepared() {
+fn excluded_member_blocks_new_requests_and_prepares() {
     let mut head = running();
     generate(&mut head, CONSOLE, 5);
     keeps(&mut head, out("pi2"), Ok(()));
     let excluded =
         |effects: &[Effect]| matches!(failure(effects), Some(FaultKind::Excluded { member, .. }) if member == "pi2");
     assert!(excluded(&generate(&mut head, CONSOLE, 6)));
-    assert_eq!(head.request_count(), 1, "what runs goes on");
+    assert_eq!(head.request_count(), 1, "running requests continue");
     assert!(matches!(finished(&mut head, 1)[..], [Effect::Respond { body: ResponseBody::Finished(_), .. }]));
     assert!(excluded(&prepare(&mut head, CONSOLE, 4, 5)));
     let mut include = out("pi2");
@@ -392,7 +395,7 @@ fn with_a_member_out_nothing_new_begins_and_no_such_topology_is_prepared() {
 }
 
 #[test]
-fn a_node_that_is_out_lets_its_shard_go_when_the_others_do() {
+fn excluded_node_drops_its_shard_when_the_others_do() {
     let mut node = running();
     keeps(&mut node, out("pi1"), Ok(()));
     assert_eq!(node.state(), NodeState::Ready);
@@ -401,16 +404,16 @@ fn a_node_that_is_out_lets_its_shard_go_when_the_others_do() {
 }
 
 #[test]
-fn cancel_of_a_bench_of_links_is_refused_by_name() {
+fn cancel_of_a_link_bench_is_refused_by_name() {
     let mut node = running();
     bench_links(&mut node, CONSOLE, 1, 1);
     let refused = ask(&mut node, OTHER, 2, RequestBody::CancelRunning { number: 1 });
     let reason = failure(&refused).map(ToString::to_string).unwrap_or_default();
-    assert!(reason.contains("request 1 times all-reduces") && refused.len() == 1, "{refused:?}");
+    assert!(reason.contains("request 1 is a link benchmark") && refused.len() == 1, "{refused:?}");
 }
 
 #[test]
-fn anybody_may_end_a_request_by_the_number_that_reports_tell() {
+fn any_operator_may_end_a_request_by_its_reported_number() {
     let mut node = running();
     (1..=2).for_each(|id| drop(generate(&mut node, CONSOLE, id)));
     let told: Vec<(u64, String)> = node.traces().into_iter().map(|one| (one.number, one.by)).collect();
@@ -421,7 +424,7 @@ fn anybody_may_end_a_request_by_the_number_that_reports_tell() {
     assert!(matches!(failure(&cancel(&mut node, 99)), Some(FaultKind::ParameterInvalid { .. })));
     finished(&mut node, 2);
     assert!(matches!(failure(&cancel(&mut node, 2)), Some(FaultKind::ParameterInvalid { .. })), "it is over");
-    // A number that another topology gave names nothing here.
+    // A number from an earlier topology identifies no request here.
     assert!(matches!(prepare_of(&mut node, CONSOLE, (4, 5), other())[..], [Effect::Load(_)]));
     let hash = other().hash();
     node.handle(Event::Loaded(Epoch(5), Ok(Bytes(5))));

@@ -1,12 +1,12 @@
-//! Who may ask for what: by the role that a connection has shown. Pure.
+//! Access control: which requests the role of a connection permits. Pure.
 use std::net::SocketAddr;
 
-use shared::protocol::{
-    error::FaultKind, handshake::Purpose, message::RequestBody, models::ModelsRequest, noise::key::Role,
-    recovery::RecoveryAsk,
+use common::fault::FaultKind;
+use protocol::{
+    handshake::Purpose, message::RequestBody, models::ModelsRequest, noise::key::Role, recovery::RecoveryAsk,
 };
 
-/// What a viewer may ask for: what reads, but no model's bytes, and nothing that makes the node read whole files.
+/// Requests that a viewer may send: reading, but no bytes of models, and nothing that makes the node read whole files.
 fn is_viewing(body: &RequestBody) -> bool {
     match body {
         RequestBody::Cancel => true,
@@ -17,7 +17,7 @@ fn is_viewing(body: &RequestBody) -> bool {
     }
 }
 
-/// What nodes alone say to each other: a key for operators does not make a voter.
+/// Requests that only nodes send to each other: an operator's key does not make a voter.
 fn is_of_nodes(body: &RequestBody) -> bool {
     let RequestBody::Recovery(ask) = body else { return false };
     matches!(**ask, RecoveryAsk::Learn(_) | RecoveryAsk::Vote(_))
@@ -34,12 +34,12 @@ fn is_reading(body: &RequestBody) -> bool {
     }
 }
 
-/// Whether the audit log tells a request: what changes something, but not every piece of a file.
+/// Whether a request appears in the audit log: it changes something, and is not one of many pieces of a file.
 pub(super) fn is_told(body: &RequestBody) -> bool {
     !is_reading(body) && !matches!(body, RequestBody::Models(request) if request.goes_on())
 }
 
-/// Refuses what a role may not ask for; ends without a key (`None`) may do all.
+/// Refuses requests that a role does not permit; connections without a key (`None`) may do everything.
 pub(super) fn check_request(role: Option<Role>, body: &RequestBody) -> Result<(), FaultKind> {
     let may = match role {
         None | Some(Role::Node) => true,
@@ -52,7 +52,7 @@ pub(super) fn check_request(role: Option<Role>, body: &RequestBody) -> Result<()
     }
 }
 
-/// Refuses a connection: without a key from another machine, unless that is allowed; as a rank without a node's key.
+/// Refuses a connection without a key from another machine, unless that is allowed, and a rank without a node's key.
 pub(super) fn check_hello(
     role: Option<Role>,
     purpose: &Purpose,
@@ -70,16 +70,14 @@ pub(super) fn check_hello(
 
 #[cfg(test)]
 mod tests {
-    use shared::{
-        ids::{Epoch, MemberIndex, TopologyHash},
-        protocol::{handshake::Between, recovery::Committed},
-    };
+    use common::ids::{Epoch, MemberIndex, TopologyHash};
+    use protocol::{handshake::Between, recovery::Committed};
 
     use super::*;
     use crate::node::tests::topology;
 
     #[test]
-    fn a_viewer_reads_and_does_nothing() {
+    fn viewer_reads_and_changes_nothing() {
         let epoch = Epoch(1);
         for body in [RequestBody::Report, RequestBody::Watch { interval_ms: 1 }, RequestBody::Records] {
             assert_eq!(check_request(Some(Role::Viewer), &body), Ok(()));
@@ -127,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_key_only_the_own_machine_comes_in_and_ranks_have_a_nodes_key() {
+    fn without_a_key_only_local_clients_connect_and_ranks_need_one() {
         let between = Between { epoch: Epoch(1), hash: TopologyHash(1), from: MemberIndex(0), to: MemberIndex(1) };
         let (near, far) = (SocketAddr::from(([127, 3, 2, 1], 5)), SocketAddr::from(([10, 0, 0, 1], 5)));
         for purpose in [Purpose::Console, Purpose::Data(between), Purpose::Control(between), Purpose::Probe] {

@@ -1,18 +1,19 @@
-//! Tells the local network over multicast DNS that a node is here. A thread of the library answers; nothing else depends on it.
+//! Announces the node on the local network by multicast DNS. A thread of the library answers queries; nothing else
+//! depends on it.
 use std::{net::SocketAddr, time::Duration};
 
 use mdns_sd::{IfKind, ServiceDaemon, ServiceInfo};
-use shared::protocol::{
+use protocol::{
     BUILD,
     discovery::{Announcement, SERVICE},
     noise::keyring,
 };
 use tokio::time::sleep;
 
-/// Between two looks at whether the node was adopted meanwhile.
+/// Interval of checks whether the node has been adopted.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Announces the node until it is dropped, anew when it gets a key.
+/// Announces the node until the task is dropped, and again when it gets a key.
 pub(super) async fn keep(listen: SocketAddr, name: String) {
     loop {
         let claimed = keyring::own().has_key();
@@ -24,19 +25,19 @@ pub(super) async fn keep(listen: SocketAddr, name: String) {
     }
 }
 
-/// The announcement, until it is dropped.
+/// An announcement, withdrawn when this is dropped.
 struct Announcer {
     daemon: ServiceDaemon,
     name: String,
 }
 
 impl Announcer {
-    /// Announces a node at `listen`; where that cannot be, the log says why and the node works without.
+    /// Announces a node at `listen`. If that fails, logs the reason; the node works without.
     fn begin(listen: SocketAddr, said: &Announcement) -> Option<Self> {
         match announce(listen, said) {
             Ok(announcer) => Some(announcer),
             Err(error) => {
-                tracing::warn!("not announced by mDNS: {error}; consoles find this node by its address");
+                tracing::warn!("cannot announce this node by mDNS: {error}; consoles find it by its address");
                 None
             }
         }
@@ -45,7 +46,7 @@ impl Announcer {
 
 fn announce(listen: SocketAddr, said: &Announcement) -> Result<Announcer, mdns_sd::Error> {
     let properties = said.properties();
-    // A host name of its own: that of the machine is avahi's, where it runs.
+    // A separate host name: the machine's own name belongs to avahi, if that runs.
     let letters = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let host = format!("bramble-{}.local.", said.instance().chars().map(letters).collect::<String>());
     let is_any = listen.ip().is_unspecified();
@@ -54,7 +55,7 @@ fn announce(listen: SocketAddr, said: &Announcement) -> Result<Announcer, mdns_s
     let mut info = if is_any { info.enable_addr_auto() } else { info };
     let daemon = ServiceDaemon::new()?;
     if !is_any {
-        // Only where the node can be reached; all of 127/8 is one interface.
+        // Only on the interface where the node can be reached; all of 127/8 is one interface.
         let interface = if listen.ip().is_loopback() { IfKind::LoopbackV4 } else { IfKind::Addr(listen.ip()) };
         info.set_interfaces(vec![interface]);
     }
@@ -65,7 +66,7 @@ fn announce(listen: SocketAddr, said: &Announcement) -> Result<Announcer, mdns_s
 
 impl Drop for Announcer {
     fn drop(&mut self) {
-        // Both are said without waiting; whoever misses the goodbye forgets the node when its record ends.
+        // Both are sent without waiting; listeners that miss the goodbye drop the node when its record expires.
         let _ = self.daemon.unregister(&self.name);
         let _ = self.daemon.shutdown();
     }

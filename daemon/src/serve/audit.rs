@@ -1,19 +1,16 @@
-//! One line in the log for each command: who, what, and how it ended. What only reads is left out. Requests that succeed are kept in memory
-//! alone: an SD card does not wear out by being asked.
+//! One line in the log for each command: user, command, result. Requests that only read are left out. Requests that
+//! succeed are kept only in memory, to save the SD card from frequent writes.
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
-use shared::{
-    ids::RequestId,
-    protocol::{
-        error::FaultKind,
-        message::{Request, Response, ResponseBody},
-        models::ModelsResponse,
-        noise::key::Role,
-    },
+use common::{fault::FaultKind, ids::RequestId};
+use protocol::{
+    message::{Request, Response, ResponseBody},
+    models::ModelsResponse,
+    noise::key::Role,
 };
 
 use super::{access::is_told, limits::Quiet};
@@ -21,21 +18,21 @@ use crate::log;
 
 /// Commands of one session that are followed to their end.
 const FOLLOWED_MAX: usize = 256;
-/// Lines of one session each second.
+/// Lines per session and second.
 const LINES_PER_SECOND: u32 = 50;
 
-/// The commands of one session.
+/// The running commands of one session.
 #[derive(Debug)]
 pub(super) struct Audit {
     who: String,
     running: Mutex<BTreeMap<RequestId, &'static str>>,
-    /// Keeps a flood out of the log; viewers have one for all of them.
+    /// Limits the rate of lines; all viewers share one limiter.
     quiet: Arc<Mutex<Quiet>>,
     started: Instant,
 }
 
 impl Audit {
-    /// Of a session; `viewers` is what all viewers' sessions share.
+    /// For a session; `viewers` is shared by all viewers' sessions.
     pub(super) fn new(role: Option<Role>, by: &str, viewers: &Arc<Mutex<Quiet>>) -> Self {
         let quiet = match role {
             Some(Role::Viewer) => Arc::clone(viewers),
@@ -46,11 +43,11 @@ impl Audit {
     }
 
     fn running(&self) -> MutexGuard<'_, BTreeMap<RequestId, &'static str>> {
-        // It is whole even if a task panicked while it held the lock.
+        // The contents are intact even if a task panicked while it held the lock.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A command came in.
+    /// Records the start of a command.
     pub(super) fn begin(&self, request: &Request) {
         if !is_told(&request.body) {
             return;
@@ -62,16 +59,16 @@ impl Audit {
             self.tell(what, "begun");
             return;
         }
-        // A cancel has the id of what it cancels, whose end is told.
+        // A cancel has the id of its target, whose end is logged.
         running.entry(request.id).or_insert(what);
     }
 
-    /// A command was refused before the node heard of it.
+    /// Logs a command that was refused before the node received it.
     pub(super) fn refused(&self, what: &str, kind: &FaultKind) {
         self.tell(what, &format!("refused: {kind}"));
     }
 
-    /// An answer goes out.
+    /// Logs the end of a command, if the response is one.
     pub(super) fn end(&self, response: &Response) {
         let Some(result) = result(&response.body) else { return };
         let what = self.running().remove(&response.id);
@@ -80,11 +77,11 @@ impl Audit {
         }
     }
 
-    /// The session is over.
+    /// Logs the end of the session for its running commands.
     pub(super) fn close(&self) {
         let left = std::mem::take(&mut *self.running());
         for what in left.into_values() {
-            self.tell(what, "the session ended before it");
+            self.tell(what, "the session ended first");
         }
         let left_out = self.quiet.lock().unwrap_or_else(PoisonError::into_inner).left_out();
         if left_out > 0 && Arc::strong_count(&self.quiet) == 1 {
@@ -92,12 +89,12 @@ impl Audit {
         }
     }
 
-    /// Writes a line, unless too many were written this second; the next one says how many are missing before it.
+    /// Writes a line, unless too many were written this second; the next line reports how many are missing.
     fn tell(&self, what: &str, result: &str) -> bool {
         let now = self.started.elapsed();
         let told = self.quiet.lock().unwrap_or_else(PoisonError::into_inner).may_tell(now);
         match told {
-            // What a node does a thousand times a day, and did: for consoles, but not for its disk.
+            // Successful requests are frequent: consoles see them, but the disk does not.
             Some(_) if what == "generate" && result.starts_with("ok") => {
                 tracing::info!(target: log::IN_MEMORY, "audit: {}: {what}: {result}", self.who);
             }
@@ -109,7 +106,7 @@ impl Audit {
     }
 }
 
-/// How a command ended; `None` while it goes on.
+/// The result of a command; `None` while it runs.
 fn result(body: &ResponseBody) -> Option<String> {
     match body {
         ResponseBody::Loading(_)
@@ -128,7 +125,8 @@ fn result(body: &ResponseBody) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use shared::protocol::{error::Fault, message::RequestBody};
+    use common::fault::Fault;
+    use protocol::message::RequestBody;
 
     use super::*;
 
@@ -137,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_followed_to_its_end_and_reading_is_not() {
+    fn command_is_followed_to_its_end_and_reading_is_not() {
         let audit = Audit::new(Some(Role::Operator), "ann@desk (10.0.0.9:5)", &Arc::default());
         assert_eq!(audit.who, "operator ann@desk (10.0.0.9:5)");
         audit.begin(&request(1, RequestBody::Report));
@@ -149,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_followed_is_bounded() {
+    fn followed_commands_are_bounded() {
         let audit = Audit::new(None, "x", &Arc::default());
         (0..2000).for_each(|id| audit.begin(&request(id, RequestBody::Restart)));
         assert_eq!(audit.running().len(), FOLLOWED_MAX);
@@ -165,11 +163,11 @@ mod tests {
         assert!(told <= 60, "{told} lines");
         assert!(viewers.lock().expect("the lock is not poisoned").left_out() >= 2900);
         let operator = Audit::new(Some(Role::Operator), "ann", &viewers);
-        assert!(operator.tell("restart", "ok"), "a viewer's flood hides no operator");
+        assert!(operator.tell("restart", "ok"), "a viewer's flood hides no operator's line");
     }
 
     #[test]
-    fn the_end_is_what_the_node_said() {
+    fn end_is_logged_as_the_node_reported_it() {
         let failed = ResponseBody::Failed(Fault::new("pi1", FaultKind::Draining));
         assert!(result(&failed).is_some_and(|text| text.contains("draining")));
         assert_eq!(result(&ResponseBody::Committed), Some("ok".into()));

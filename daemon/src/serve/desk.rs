@@ -1,5 +1,5 @@
-//! Where a node without a key is adopted: by whoever knows the code that it shows. Each attempt is counted before it is answered, so that
-//! many at once get no more guesses than one after the other.
+//! Adoption of a node without a key, by a peer that has its pairing code. Each attempt is counted before it is
+//! answered, so that concurrent attempts get no more guesses than consecutive ones.
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
@@ -7,10 +7,12 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use shared::protocol::{
-    WIRE_LOWEST,
+use common::{
+    fault::{Fault, FaultKind},
+    version::WIRE_LOWEST,
+};
+use protocol::{
     connection::{self, answer, read_short, refuse, write_short},
-    error::{Fault, FaultKind},
     noise::{
         key::Key,
         keyring::{self, Held},
@@ -28,14 +30,14 @@ use crate::{
     pair::{self, ATTEMPTS_IN_ALL_MAX, ATTEMPTS_MAX},
 };
 
-/// The desk of a node.
+/// The pairing state of a node.
 #[derive(Debug)]
 pub(super) struct Desk {
     state: PathBuf,
     tries: Mutex<Tries>,
 }
 
-/// Attempts with the code that is shown now, by where they came from.
+/// Attempts with the current code, by source address.
 #[derive(Debug, Default)]
 struct Tries {
     code: Option<Code>,
@@ -44,12 +46,12 @@ struct Tries {
 }
 
 impl Tries {
-    /// Whether the code may still be tried from anywhere.
+    /// Whether any attempts with the code are left.
     fn are_left(&self, code: &Code) -> bool {
         self.code.as_ref() != Some(code) || self.in_all < ATTEMPTS_IN_ALL_MAX
     }
 
-    /// Takes an attempt; how many this source has after it.
+    /// Counts an attempt; returns how many this source has left.
     fn take(&mut self, code: &Code, source: IpAddr) -> Option<u32> {
         if self.code.as_ref() != Some(code) {
             *self = Self { code: Some(code.clone()), ..Self::default() };
@@ -57,7 +59,7 @@ impl Tries {
         if self.in_all >= ATTEMPTS_IN_ALL_MAX {
             return None;
         }
-        // At most as many sources as there are attempts.
+        // There are at most as many sources as attempts.
         let tried = self.by_source.entry(source).or_default();
         if *tried >= ATTEMPTS_MAX {
             return None;
@@ -72,17 +74,18 @@ impl Desk {
         Self { state, tries: Mutex::default() }
     }
 
-    /// Whether somebody could adopt the node now.
+    /// Whether the node can be adopted now.
     pub(super) fn is_open(&self) -> bool {
         pair::shown(&self.state).is_some_and(|shown| self.tries().are_left(&shown.code))
     }
 
     fn tries(&self) -> MutexGuard<'_, Tries> {
-        // They are whole even if a task panicked while it held the lock.
+        // The counters are intact even if a task panicked while it held the lock.
         self.tries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an attempt; the code, and how many the source has after it. Looks and counts under one lock.
+    /// Counts an attempt; returns the code, and how many attempts the source has left. Checks and counts under one
+    /// lock.
     fn take(&self, source: IpAddr) -> Option<(Code, u32)> {
         let mut tries = self.tries();
         let code = pair::shown(&self.state)?.code;
@@ -90,24 +93,24 @@ impl Desk {
         Some((code, left))
     }
 
-    /// A code was wrong: after the last attempt of all the node shows it no more.
+    /// Logs a wrong code; after the last attempt in total, removes the code.
     fn wrong(&self, code: &Code, peer: SocketAddr, left: u32) {
-        tracing::warn!(%peer, left, "a wrong code to adopt this node");
+        tracing::warn!(%peer, left, "wrong code in an attempt to adopt this node");
         if self.tries().are_left(code) {
             return;
         }
         tracing::warn!(
-            "{ATTEMPTS_IN_ALL_MAX} wrong codes: this node shows none any more; run brambled pair again, where \
-             those who guess cannot reach it"
+            "{ATTEMPTS_IN_ALL_MAX} wrong codes: the code has been removed; run `brambled pair` again, on a network \
+             that the attacker cannot reach"
         );
-        // One that stays counts no more for this run all the same.
+        // If the file stays, this run of the daemon rejects its code anyway.
         let _ = pair::forget(&self.state);
     }
 
-    /// Speaks with somebody who wants to give the node its key; `prologue` is what both have said before.
+    /// Runs the pairing protocol with a peer that gives the node its key; `prologue` is the transcript so far.
     ///
     /// # Errors
-    /// A wrong code, a connection that broke, or a key that could not be kept; the peer was told.
+    /// A wrong code, a broken connection, or a key that could not be stored; the peer has received the reason.
     pub(super) async fn serve(
         &self,
         (mut stream, peer): (TcpStream, SocketAddr),
@@ -115,7 +118,7 @@ impl Desk {
         config: &Config,
     ) -> Result<String, FaultKind> {
         let Ok(element) = read_short(&mut stream).await? else {
-            return Err(FaultKind::Malformed { reason: "a refusal instead of a code".into() });
+            return Err(FaultKind::Malformed { reason: "refused instead of a pairing message".into() });
         };
         let Some((code, left)) = self.take(network_of(peer.ip())) else {
             refuse(&mut stream, &Fault::new(&config.name, FaultKind::NotPairing)).await;
@@ -123,7 +126,8 @@ impl Desk {
         };
         let (pake, own) = Pake::node(&code);
         let psk = if element.len() == ELEMENT_BYTES { pake.finish(&element) } else { None };
-        let psk = psk.ok_or_else(|| FaultKind::Malformed { reason: "no element of a code".into() })?;
+        let psk =
+            psk.ok_or_else(|| FaultKind::Malformed { reason: "invalid element of the pairing protocol".into() })?;
         write_short(&mut stream, &own).await?;
         let answered = answer(&mut stream, &[psk], prologue, Cipher::ChaChaPoly).await;
         let (mut seals, ..) = match answered {
@@ -145,7 +149,7 @@ impl Desk {
 
     async fn adopt(&self, adopt: &Adopt, config: &Config) -> Result<Adopted, FaultKind> {
         if keyring::own().has_key() {
-            // Somebody else with the code was quicker.
+            // Another console adopted the node first.
             return Err(FaultKind::Claimed);
         }
         let key = Key::Secret(adopt.secret);
@@ -153,9 +157,9 @@ impl Desk {
         let node = config.name.clone();
         let kept = spawn_blocking(move || {
             keys::keep(vec![Held { key, until: None }], &config)?;
-            // A node with a key looks at no code.
+            // A node with a key ignores codes.
             pair::forget(&state).or_else(|error| {
-                tracing::warn!("the code cannot be removed: {error}");
+                tracing::warn!("cannot remove the code: {error}");
                 std::io::Result::Ok(())
             })
         });
@@ -194,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_at_once_are_no_more_than_one_after_the_other() {
+    fn concurrent_attempts_get_no_more_guesses_than_sequential() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let up = std::fs::read_to_string("/proc/uptime").expect("/proc is there");
         let up: u64 = up.split('.').next().and_then(|text| text.parse().ok()).expect("seconds");
@@ -204,7 +208,7 @@ mod tests {
         let taken: usize = std::thread::scope(|scope| {
             let threads: Vec<_> =
                 (0..16).map(|_| scope.spawn(|| (0..100).filter_map(|_| desk.take(source)).count())).collect();
-            threads.into_iter().map(|thread| thread.join().expect("nobody panics")).sum()
+            threads.into_iter().map(|thread| thread.join().expect("no thread panics")).sum()
         });
         assert_eq!(taken, ATTEMPTS_MAX as usize);
     }

@@ -1,5 +1,5 @@
-//! What strangers may take of a node before they have shown a key: how many at a time, in all and from one address, and how often. Pure:
-//! time comes in from outside.
+//! Limits for unauthenticated peers: concurrent handshakes in total and per address, and their rate. Pure: the time is
+//! a parameter.
 use std::{
     collections::HashMap,
     net::{IpAddr, Ipv6Addr},
@@ -8,27 +8,27 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-/// Connections whose handshake is not done, in all.
+/// Maximum of concurrent handshakes.
 const HALF_OPEN_MAX: usize = 64;
-/// Connections from one address that it may open in one go.
+/// Connections that one address may open at once.
 const BURST: f64 = 512.0;
-/// And each second after that. One whose handshake succeeds does not count.
+/// Connections per second after that. A connection whose handshake succeeds does not count.
 const PER_SECOND: f64 = 256.0;
-/// Addresses that are told apart.
+/// Maximum of addresses with separate limits.
 const SOURCES_MAX: usize = 1024;
-/// Lines of the log about refused connections each second, and about what viewers were refused.
+/// Log lines per second about refused connections, and about refused requests of viewers.
 const LINES_PER_SECOND: u32 = 5;
 
-/// A connection whose handshake is not done.
+/// A connection during its handshake.
 #[derive(Debug)]
 struct HalfOpen {
     ticket: u64,
     source: IpAddr,
-    /// Ends it.
+    /// Cancels the handshake.
     end: CancellationToken,
 }
 
-/// What one address has left.
+/// Remaining connections of one address.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     left: f64,
@@ -50,18 +50,18 @@ pub(super) struct Limits {
     latest: u64,
 }
 
-/// The right to try a handshake, until [`CancellationToken::cancelled`].
+/// The right to a handshake, until [`CancellationToken::cancelled`].
 #[derive(Debug)]
 pub(super) struct Ticket {
     number: u64,
     source: IpAddr,
-    /// Others need the place.
+    /// Cancelled when another connection needs the place.
     pub(super) end: CancellationToken,
 }
 
 impl Limits {
-    /// Somebody connected: a ticket, or `None` where the address came too often. Where all places are taken, the oldest of the address
-    /// with the most of them ends: who is quick gets through whatever others do.
+    /// Admits a connection: a ticket, or `None` if the address connects too often. When all places are taken, the
+    /// oldest handshake of the busiest address is cancelled, so that fast clients get through a flood.
     pub(super) fn admit(&mut self, source: IpAddr, now: Duration) -> Option<Ticket> {
         let source = network_of(source);
         let bucket = self.bucket(source, now);
@@ -78,7 +78,7 @@ impl Limits {
         Some(Ticket { number, source, end })
     }
 
-    /// A handshake is over; one that succeeded does not count against its address.
+    /// Ends a handshake; a successful one does not count against its address.
     pub(super) fn done(&mut self, ticket: &Ticket, succeeded: bool) {
         self.half_open.retain(|half_open| half_open.ticket != ticket.number);
         if let Some(bucket) = self.buckets.get_mut(&ticket.source).filter(|_| succeeded) {
@@ -89,7 +89,7 @@ impl Limits {
     fn evict(&mut self) {
         let count = |source: IpAddr| self.half_open.iter().filter(|half_open| half_open.source == source).count();
         let most = self.half_open.iter().map(|half_open| count(half_open.source)).max().unwrap_or(0);
-        // They stand in the order in which they came.
+        // They are in order of arrival.
         if let Some(oldest) = self.half_open.iter().position(|half_open| count(half_open.source) == most) {
             self.half_open.remove(oldest).end.cancel();
         }
@@ -100,7 +100,7 @@ impl Limits {
             self.buckets.values_mut().for_each(|bucket| bucket.refill(now));
             self.buckets.retain(|_, bucket| bucket.left < BURST);
         }
-        // Beyond what is told apart, strangers share one bucket.
+        // Beyond the maximum, new addresses share one bucket.
         let is_full = self.buckets.len() >= SOURCES_MAX && !self.buckets.contains_key(&source);
         let source = if is_full { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { source };
         let bucket = self.buckets.entry(source).or_insert(Bucket { left: BURST, at: now });
@@ -109,7 +109,7 @@ impl Limits {
     }
 }
 
-/// An IPv4 address as it is, an IPv6 address by its network of 64 bits: a host has all of that.
+/// An IPv4 address unchanged, an IPv6 address as its /64 network, because a host has all of that.
 pub(super) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -117,7 +117,7 @@ pub(super) fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Keeps a flood out of the log: a few lines a second, and how many were left out.
+/// Limits the rate of log lines, and counts those left out.
 #[derive(Debug)]
 pub(super) struct Quiet {
     lines_per_second: u32,
@@ -133,17 +133,17 @@ impl Default for Quiet {
 }
 
 impl Quiet {
-    /// Lets so many lines through each second.
+    /// Allows this many lines per second.
     pub(super) fn of(lines_per_second: u32) -> Self {
         Self { lines_per_second, second: 0, told: 0, left_out: 0 }
     }
 
-    /// Lines that were left out since the last one.
+    /// Lines left out since the last one that was written.
     pub(super) fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Whether a line may be written now, with how many were left out before it.
+    /// Whether a line may be written now; returns how many were left out before it.
     pub(super) fn may_tell(&mut self, now: Duration) -> Option<u64> {
         if now.as_secs() != self.second {
             (self.second, self.told) = (now.as_secs(), 0);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn half_open_ones_are_bounded_and_the_oldest_of_the_busiest_address_ends_first() {
+    fn oldest_handshake_of_the_busiest_address_is_cancelled() {
         let mut limits = Limits::default();
         let other = limits.admit(address(2), START).expect("the first");
         let mut flood: Vec<Ticket> =
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_too_often_is_turned_away_for_a_while_unless_each_has_a_key() {
+    fn frequent_connections_are_refused_unless_authenticated() {
         let mut limits = Limits::default();
         let mut knock = |source, now, succeeded| {
             let ticket = limits.admit(source, now);
@@ -193,15 +193,15 @@ mod tests {
             }
             ticket.is_some()
         };
-        assert!((0..10_000).all(|_| knock(address(1), START, true)), "with a key as often as wanted");
+        assert!((0..10_000).all(|_| knock(address(1), START, true)), "with a key as often as needed");
         assert_eq!((0..10_000).filter(|_| knock(address(1), START, false)).count(), BURST as usize);
-        assert!(knock(address(2), START, false), "others come in");
+        assert!(knock(address(2), START, false), "others are admitted");
         let later = START + Duration::from_secs(1);
         assert_eq!((0..10_000).filter(|_| knock(address(1), later, false)).count(), PER_SECOND as usize);
     }
 
     #[test]
-    fn what_is_known_of_addresses_is_bounded_and_ipv6_counts_by_network() {
+    fn tracked_addresses_are_bounded_and_ipv6_counts_by_network() {
         let mut limits = Limits::default();
         for number in 0..100_000_u128 {
             let ticket = limits.admit(IpAddr::V6(Ipv6Addr::from_bits(number << 64 | 1)), START);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_says_a_few_lines_a_second_and_how_many_were_left_out() {
+    fn log_lines_are_limited_and_omissions_counted() {
         let mut quiet = Quiet::default();
         let told = (0..1000).filter(|_| quiet.may_tell(START).is_some()).count();
         assert_eq!(told, LINES_PER_SECOND as usize);

@@ -1,5 +1,5 @@
-//! Listens on 9999: one task per connection, handshake first, then a console's session or a rank's socket handed on.
-//! Turns signals into a drain. Decides nothing about assignments or requests.
+//! Listens on port 9999: one task per connection, first the handshake, then a console's session or the hand-off of a
+//! rank's socket. Turns signals into a drain. Decides nothing about assignments or requests.
 mod access;
 mod announce;
 mod audit;
@@ -18,7 +18,8 @@ use std::{
 };
 
 use anyhow::Context;
-use shared::protocol::{BUILD, NUMERIC_VERSION, handshake::Identity, noise::keyring};
+use kernels::Kernels;
+use protocol::{BUILD, NUMERIC_VERSION, handshake::Identity, noise::keyring};
 use tokio::{
     io::AsyncReadExt,
     net::TcpListener,
@@ -36,7 +37,6 @@ use crate::{
     config::{Arguments, Config},
     gateway,
     health::machine,
-    kernels::Kernels,
     keys,
     node::{
         Event,
@@ -48,15 +48,15 @@ use crate::{
     },
 };
 
-/// Most connections at the same time after their handshake.
+/// Maximum of connections after their handshake.
 const CONNECTIONS_MAX: usize = 512;
-/// Of these, most that are viewers'.
+/// Of these, maximum of viewers.
 const VIEWERS_MAX: usize = 256;
 
-/// Answers of other nodes that clients still read hold up the end of this one so long at most.
+/// Longest delay of the exit by answers of other nodes that clients still read.
 const GATEWAY_DRAIN: Duration = Duration::from_secs(5);
 
-/// What every connection needs of the node.
+/// State shared by all connections of a node.
 struct Host {
     identity: Identity,
     config: Arc<Config>,
@@ -64,20 +64,20 @@ struct Host {
     desk: Desk,
     limits: Mutex<Limits>,
     quiet: Mutex<Quiet>,
-    /// What the audit log tells of viewers.
+    /// Rate limit of audit lines about viewers.
     viewers_quiet: Arc<Mutex<Quiet>>,
-    /// Places for connections after their handshake: of all, and of viewers.
+    /// Permits for connections after their handshake: for all, and for viewers.
     places: Semaphore,
     viewers_places: Semaphore,
-    /// For responses that wait for their sockets.
+    /// Budget for responses that wait for their sockets.
     room: Room,
     started: Instant,
 }
 
 impl Host {
-    /// Says that a connection was refused, unless too many were just now.
+    /// Logs a refused connection, unless there were too many recently.
     fn tell_refused(&self, peer: SocketAddr, why: &str) {
-        // This node's own gateway knocks again and again until there is a key.
+        // This node's own gateway retries until there is a key.
         if !peer.ip().is_loopback() && peer.ip() == self.config.listen.ip() {
             return tracing::debug!(%peer, "connection refused: {why}");
         }
@@ -89,14 +89,14 @@ impl Host {
         }
     }
 
-    /// Both locks are held for a moment and their contents whole even if a task panicked.
+    /// Each lock is held briefly, and its contents are intact even if a task panicked.
     fn limits(&self) -> MutexGuard<'_, Limits> {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What the process is told from outside. Heard from before the port is bound: whoever sees it open may send one, and a
-/// signal that nobody listens for ends the process.
+/// Signals to the process. Handled before the port is bound: any process that sees the port open may send one, and an
+/// unhandled signal ends the process.
 pub struct Signals {
     ends: [Signal; 2],
     hangups: Signal,
@@ -104,27 +104,31 @@ pub struct Signals {
 
 impl Signals {
     /// # Errors
-    /// Signals cannot be listened for.
+    /// Signals cannot be handled.
     pub fn listen() -> anyhow::Result<Self> {
-        let heard = |kind| signal(kind).context("cannot listen for signals");
+        let heard = |kind| signal(kind).context("cannot handle signals");
         let ends = [heard(SignalKind::terminate())?, heard(SignalKind::interrupt())?];
         Ok(Self { ends, hangups: heard(SignalKind::hangup())? })
     }
 }
 
-/// Binds the port; a port that is taken is an error that names who holds it.
+/// Binds the port; if it is in use, the error names the process that holds it.
 ///
 /// # Errors
 /// The address cannot be bound.
 pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await;
     listener.with_context(|| match port::holder(address) {
-        Some(holder) => format!("cannot listen on {address}: {holder} holds it; stop that or use another --listen"),
+        Some(holder) => format!(
+            "cannot listen on {address}: {holder} holds it; stop that process or use another \
+         --listen"
+        ),
         None => format!("cannot listen on {address}; use another --listen ADDR:PORT"),
     })
 }
 
-/// Serves until the node exits; returns the exit code. `heartbeats` is a runtime for nothing else. SIGHUP reads the settings anew from `arguments`.
+/// Serves until the node exits; returns the exit code. `heartbeats` is a runtime used only for heartbeats. SIGHUP
+/// reloads the settings from `arguments`.
 pub async fn serve(
     config: Config,
     arguments: Arguments,
@@ -175,15 +179,15 @@ pub async fn serve(
     steward.abort();
     if let Some(announcing) = announcing {
         announcing.abort();
-        // It says goodbye; that it was ended is what was wanted.
+        // Sends its goodbye; the error of the cancelled task is expected.
         let _ = announcing.await;
     }
     if let Some(gateway) = gateway {
-        // Answers that come from other nodes go on, in bounds.
+        // Answers relayed from other nodes continue for a limited time.
         gateway.end(drain.min(GATEWAY_DRAIN)).await;
     }
     accepting.abort();
-    // The driver dropped its ends: sessions write what is left and close.
+    // The driver has dropped its senders: sessions write what is queued, then close.
     sessions.close();
     let _ = tokio::time::timeout(Duration::from_secs(1), sessions.wait()).await;
     code
@@ -201,7 +205,7 @@ async fn accept(listener: TcpListener, host: Arc<Host>, sessions: TaskTracker) {
                 sessions.spawn(async move { session::run(stream, peer, &host, ticket).await });
             }
             Err(error) => {
-                // Out of descriptors, mostly: a pause lets connections end.
+                // Usually out of descriptors: a pause lets connections end.
                 tracing::warn!("cannot accept a connection: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -209,16 +213,16 @@ async fn accept(listener: TcpListener, host: Arc<Host>, sessions: TaskTracker) {
     }
 }
 
-/// SIGTERM and SIGINT drain.
+/// Drains on SIGTERM and SIGINT.
 async fn end_at(mut signals: Signal, inputs: Sender<Input>, started: Instant) {
     while signals.recv().await.is_some() {
         let event = Event::Terminate { now: started.elapsed() };
-        // A driver that is gone has exited already.
+        // If the driver is gone, the node has exited already.
         let _ = inputs.send(Input::Event(event)).await;
     }
 }
 
-/// SIGHUP: settings that are refused leave the old ones in force.
+/// Reloads the settings on SIGHUP; if they are invalid, the current ones stay in force.
 async fn reload_at(mut hangups: Signal, inputs: Sender<Input>, arguments: Arguments) {
     while hangups.recv().await.is_some() {
         let arguments = arguments.clone();
@@ -233,17 +237,17 @@ async fn reload_at(mut hangups: Signal, inputs: Sender<Input>, arguments: Argume
                 keyring::set_own(keyring);
                 let _ = inputs.send(Input::Reloaded(Box::new(config))).await;
             }
-            Ok(Err(error)) => tracing::error!("settings are not read anew: {error:#}"),
-            Err(error) => tracing::error!("settings are not read anew: {error}"),
+            Ok(Err(error)) => tracing::error!("cannot reload the settings: {error:#}"),
+            Err(error) => tracing::error!("cannot reload the settings: {error}"),
         }
     }
 }
 
-/// Ends the process at once when standard input closes: whoever started it is gone, also after kill -9.
+/// Ends the process immediately when standard input closes, because the parent has ended, even by kill -9.
 async fn watch_parent() {
     let mut stdin = tokio::io::stdin();
     let mut ignored = [0; 64];
     while matches!(stdin.read(&mut ignored).await, Ok(count) if count > 0) {}
-    tracing::info!("standard input closed: the parent is gone");
+    tracing::info!("standard input closed: the parent process has ended");
     std::process::exit(0);
 }

@@ -1,4 +1,4 @@
-//! The PID file: there while the daemon runs.
+//! The PID file, which exists while the daemon runs.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -6,12 +6,12 @@ use std::{
 
 use anyhow::Context;
 
-/// Removes its file at the end; kill -9 leaves it, and the next start writes it anew.
+/// Removes its file when dropped. After kill -9 the file stays, and the next start overwrites it.
 #[derive(Debug)]
 pub struct PidFile(PathBuf);
 
 impl PidFile {
-    /// Writes this process's id, whole at once: a reader never sees half of it.
+    /// Writes this process's id atomically: a reader never sees part of it.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -26,7 +26,7 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // Where it cannot be removed, the folder goes with the service.
+        // If it cannot be removed, it disappears with the service's runtime folder.
         let _ = fs::remove_file(&self.0);
     }
 }

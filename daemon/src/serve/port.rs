@@ -1,4 +1,4 @@
-//! Who holds a port: found in /proc, so that "address in use" comes with a name.
+//! Finds the process that holds a port in /proc, for the error "address in use".
 use std::{
     fs,
     net::{IpAddr, SocketAddr},
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_found_behind_its_own_listener() {
+    fn this_process_is_found_as_the_holder_of_its_listener() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
         let address = listener.local_addr().expect("a bound listener has an address");
         let found = holder(address).expect("it listens");

@@ -1,5 +1,5 @@
-//! One connection: the handshake within its deadline, then a console's requests and responses. The last place that
-//! distrusts what comes in.
+//! One connection: the handshake within its deadline, then a console's requests and responses. All input is untrusted
+//! up to here.
 use std::{
     collections::HashMap,
     net::SocketAddr,
@@ -10,19 +10,21 @@ use std::{
     time::Duration,
 };
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::RequestId,
-    protocol::{
-        connection::{Arrived, Connection, Door, MessageWriter, lets_in, receive_hello, send_welcome, split, tune},
-        error::{Fault, FaultKind},
-        handshake::{Hello, Purpose, Welcome},
-        message::{Finished, MESSAGE_BYTES_MAX, Request, RequestBody, Response, ResponseBody},
-        noise::{
-            key::Role,
-            keyring::{self, Pass},
-        },
-    },
     units::Nanoseconds,
+};
+use engine::collective::clocks;
+use protocol::{
+    connection::{Arrived, Connection, Door, lets_in, receive_hello, send_welcome, tune},
+    handshake::{Hello, Purpose, Welcome},
+    message::{Finished, MESSAGE_BYTES_MAX, Request, RequestBody, Response, ResponseBody},
+    messages::{MessageWriter, split},
+    noise::{
+        key::Role,
+        keyring::{self, Pass},
+    },
 };
 use tokio::{
     net::TcpStream,
@@ -36,43 +38,41 @@ use super::{
     audit::Audit,
     limits::Ticket,
 };
-use crate::{
-    collective::clocks,
-    node::{
-        Event, SessionId,
-        driver::{Guest, Input, Outbox, Queued},
-    },
+use crate::node::{
+    Event, SessionId,
+    driver::{Guest, Input, Outbox, Queued},
 };
 
-/// Most concurrent answers of a session whose first token is timed.
+/// Maximum of concurrent answers per session whose first token is timed.
 const FIRST_TOKENS_MAX: usize = 256;
-/// A handshake must be done within this.
+/// Deadline of a handshake.
 const HANDSHAKE_SECONDS: u64 = 5;
-/// The last word of a handshake must be written within this.
+/// Deadline for writing the last message of a handshake.
 const WELCOME: Duration = Duration::from_secs(2);
-/// A response must be written within this.
+/// Deadline for writing a response.
 const WRITE_SECONDS: u64 = 30;
-/// The rest of a message must be there within this once it has begun.
+/// Deadline for the rest of a message that has begun.
 const REST: Duration = Duration::from_secs(30);
-/// Longest message of a viewer: it asks, and sends nothing.
+/// Longest message of a viewer, which sends only requests.
 const VIEWER_BYTES_MAX: usize = 64 << 10;
-/// A viewer that asks for nothing and watches nothing is let go after this.
+/// A viewer without requests and subscriptions is disconnected after this time.
 const IDLE: Duration = Duration::from_secs(120);
-/// Between two looks at whether a session may still be.
+/// Interval of checks whether a session may continue.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Runs a connection to its end. Until its handshake is done it holds a ticket that others may take from it.
+/// Runs a connection to its end. During its handshake it holds a ticket, which may be cancelled in favour of another
+/// connection.
 pub(super) async fn run(stream: TcpStream, peer: SocketAddr, host: &Host, ticket: Ticket) {
     if let Err(error) = tune(&stream) {
-        tracing::warn!("{peer}: the options of its socket cannot be set: {error}");
+        tracing::warn!("{peer}: cannot set socket options: {error}");
     }
     let shaking = timeout(Duration::from_secs(HANDSHAKE_SECONDS), shake_hands(stream, peer, host));
     let arrived = tokio::select! {
         arrived = shaking => arrived.unwrap_or_else(|_| {
-            let (what, seconds) = ("its handshake".into(), HANDSHAKE_SECONDS as u32);
+            let (what, seconds) = ("the handshake".into(), HANDSHAKE_SECONDS as u32);
             Err(FaultKind::Timeout { what, seconds })
         }),
-        () = ticket.end.cancelled() => Err(FaultKind::Full { what: "open handshakes".into(), limit: 64 }),
+        () = ticket.end.cancelled() => Err(FaultKind::Full { what: "concurrent handshakes".into(), limit: 64 }),
     };
     host.limits().done(&ticket, matches!(arrived, Ok(Some(_))));
     let (mut connection, hello) = match arrived {
@@ -93,13 +93,13 @@ pub(super) async fn run(stream: TcpStream, peer: SocketAddr, host: &Host, ticket
             }
         }
         purpose => {
-            // The driver welcomes ranks: it knows which assignment they may link for.
+            // The driver welcomes ranks: it has the assignment that they link for.
             let _ = host.inputs.send(Input::Link { connection, purpose, identity: hello.identity }).await;
         }
     }
 }
 
-/// Takes a place for a connection: viewers leave some to operators and nodes.
+/// Acquires a place for a connection; the limit for viewers leaves places to operators and nodes.
 fn places(role: Option<Role>, host: &Host) -> Result<[Option<SemaphorePermit<'_>>; 2], FaultKind> {
     let full = |what: &str, limit: usize| FaultKind::Full { what: what.into(), limit: limit as u32 };
     let of_viewers = match role {
@@ -113,7 +113,7 @@ fn places(role: Option<Role>, host: &Host) -> Result<[Option<SemaphorePermit<'_>
     Ok([of_viewers, Some(place)])
 }
 
-/// The handshake of a stranger; `None` where nothing is to follow it.
+/// Runs the handshake of an unauthenticated peer; `None` if the connection ends with it.
 async fn shake_hands(
     stream: TcpStream,
     peer: SocketAddr,
@@ -139,7 +139,7 @@ async fn shake_hands(
     }
 }
 
-/// Says why a connection ends. Who is gone, or does not read, needs no reason.
+/// Sends the reason for the end of a connection. Peers that are gone or do not read get none.
 async fn turn_away(connection: &mut Connection, host: &Host, kind: FaultKind) {
     let refusal = Welcome::Refused(Fault::new(&host.identity.name, kind));
     let _ = timeout(WELCOME, send_welcome(connection, &refusal)).await;
@@ -152,7 +152,7 @@ async fn console(connection: Connection, (guest, peer): (Guest, SocketAddr), hos
     let is_viewer = guest.is_viewer();
     let audit = Arc::new(Audit::new(guest.role, &by, &host.viewers_quiet));
     let (responses, outgoing) = Outbox::new(guest, &host.room);
-    // Weak: the session ends when the driver drops its end.
+    // Weak, so that the session ends when the driver drops its end.
     let refusals = responses.downgrade();
     if host.inputs.send(Input::SessionOpened(session, responses)).await.is_err() {
         return;
@@ -167,7 +167,7 @@ async fn console(connection: Connection, (guest, peer): (Guest, SocketAddr), hos
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        // The writer ends when the driver closed the session, or when the console reads no more.
+        // The writer ends when the driver has closed the session, or when the console stops reading.
         let request = tokio::select! {
             request = reader.receive::<Request>() => request,
             _ = &mut writing => break,
@@ -204,31 +204,31 @@ async fn console(connection: Connection, (guest, peer): (Guest, SocketAddr), hos
         }
     }
     let _ = host.inputs.send(Input::Event(Event::SessionClosed(session))).await;
-    // What is queued may still go out; the writer has its own deadline.
+    // Queued responses may still be written; the writer has its own deadline.
     if !writing.is_finished() {
         let _ = writing.await;
     }
     audit.close();
 }
 
-/// Why a session may not go on, though it asks for nothing.
+/// Why a session must end, even without a request.
 fn over(pass: Option<&Pass>, idle: Duration, may_idle_out: bool) -> Option<&'static str> {
-    // A key that was taken back, or a node that has one now, ends what came before.
+    // A revoked key, or a first key of this node, ends earlier sessions.
     if !lets_in(pass) {
-        return Some("its key counts no more");
+        return Some("its key is no longer valid");
     }
-    (may_idle_out && idle > IDLE).then_some("it asked for nothing for long")
+    (may_idle_out && idle > IDLE).then_some("it was idle for too long")
 }
 
-/// When the first token of each open answer was written to the socket.
+/// The time at which the first token of each open answer was written to the socket.
 #[derive(Debug, Default)]
 struct FirstTokens(HashMap<RequestId, Nanoseconds>);
 
 impl FirstTokens {
-    /// A response was written at `now`, by the node's clock.
+    /// Records that a response was written at `now`, by the node's clock.
     fn written(&mut self, response: &Response, now: Nanoseconds) {
         match &response.body {
-            // Further answers are not timed.
+            // Answers beyond the limit are not timed.
             ResponseBody::Token(_) if self.0.len() < FIRST_TOKENS_MAX => {
                 self.0.entry(response.id).or_insert(now);
             }
@@ -256,7 +256,7 @@ async fn write(mut writer: MessageWriter, mut outgoing: Receiver<Queued>, audit:
         audit.end(response);
         let sent = timeout(Duration::from_secs(WRITE_SECONDS), async {
             match writer.send(response).await {
-                // What an older console does not know is told as a fault, which it always does.
+                // If an older console cannot decode a response, it receives a fault instead, which it always can.
                 Err(kind @ FaultKind::PeerOlder { .. }) => {
                     let body = ResponseBody::Failed(Fault::new(&name, kind));
                     writer.send(&Response { id: response.id, body }).await
@@ -273,10 +273,8 @@ async fn write(mut writer: MessageWriter, mut outgoing: Receiver<Queued>, audit:
 
 #[cfg(test)]
 mod tests {
-    use shared::{
-        latency::RequestTimes,
-        protocol::message::{FinishReason, TokenEvent},
-    };
+    use common::{chat::FinishReason, latency::RequestTimes};
+    use protocol::message::TokenEvent;
 
     use super::*;
 

@@ -1,5 +1,6 @@
-//! What a model's tensors hold: every tensor is hashed once for each version of its file, and the root is kept in the state folder under
-//! what the file system says of the file. A write to the file, whatever it does to the time of modification, makes it be read again.
+//! Content hashes of models: every tensor is hashed once per version of its file. The root is stored in the state
+//! folder, under a key made of the file's metadata. Any write to the file, whatever it does to the modification time,
+//! causes a new hash.
 use std::{
     fs, io,
     iter::Enumerate,
@@ -12,57 +13,56 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use serde::{Deserialize, Serialize};
-use shared::{
-    gguf::{
-        Content, GgufFile, Stamp,
-        content::{self, ContentPiece},
-    },
-    ids::ContentRoot,
-    protocol::{error::FaultKind, models::Sha256},
+use common::{digest::Sha256, fault::FaultKind, ids::ContentRoot};
+use gguf::{
+    Content, GgufFile, Stamp,
+    content::{self, ContentPiece},
 };
+use serde::{Deserialize, Serialize};
 
-/// Between two words on progress.
+/// Interval of progress messages.
 const WORD: Duration = Duration::from_millis(50);
-/// The kernel's clock for times of change moves at least this often, even where it ticks 100 times a second.
+/// Resolution of the kernel's clock for change times, even at 100 ticks a second.
 const CLOCK: Duration = Duration::from_millis(20);
-/// Roots that are kept.
+/// Maximum of stored roots.
 const KEPT: usize = 64;
 
-/// Hears of progress (bytes done, bytes in all) and says whether to go on.
+/// Receives progress (bytes done, total bytes); returns whether to continue.
 pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
 
 /// The roots that a node has computed.
 #[derive(Clone, Debug)]
 pub struct Contents {
     folder: PathBuf,
-    /// No weights are read: see [`Self::hollow`].
+    /// Weights are not read: see [`Self::hollow`].
     is_hollow: bool,
 }
 
-/// What is kept for one version of a file.
+/// The record of one version of a file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Known {
     content: String,
-    /// Over the key and the root: a disk that changes a digit must not make a good file look wrong.
+    /// Checksum of key and root, so that a disk error does not make a good file look wrong.
     sum: String,
 }
 
-/// One file is read at a time: several at once only make a disk seek, and the second request for the same file finds its root.
+/// One file is hashed at a time: concurrent reads only make a disk seek, and a second request for the same file finds
+/// its root.
 static COMPUTING: Mutex<()> = Mutex::new(());
 
 impl Contents {
-    /// Below a daemon's state folder; nothing is made before something is kept.
+    /// Below a daemon's state folder, which is created only when a root is stored.
     pub fn new(state: &Path) -> Self {
         Self { folder: state.join("contents"), is_hollow: false }
     }
 
-    /// For a paced node: roots of the header alone. They differ from those of nodes that compute, so that the two never share a topology.
+    /// For a paced node: roots of the header only. They differ from those of nodes that compute, so that the two never
+    /// share a topology.
     pub fn hollow(self, is_hollow: bool) -> Self {
         Self { is_hollow, ..self }
     }
 
-    /// The content of the file, if it was computed since the file was last changed. Reads no weights.
+    /// The stored content hash of the file, if the file has not changed since. Reads no weights.
     pub fn known(&self, file: &GgufFile) -> Option<Content> {
         let stamps = file.stamps().ok().filter(|stamps| !stamps.is_empty())?;
         if self.is_hollow {
@@ -75,7 +75,7 @@ impl Contents {
         (known.sum == sum(&key, &root)).then_some(Content { root: ContentRoot(root.0), stamps })
     }
 
-    /// The content of the file, computed if it is not known.
+    /// The content hash of the file, computed if it is not stored.
     ///
     /// # Errors
     /// As [`Self::compute`].
@@ -99,10 +99,10 @@ impl Contents {
         }
     }
 
-    /// Reads all tensors and hashes them on half of the cores, which is as fast as a disk of a Raspberry Pi.
+    /// Reads and hashes all tensors on half of the cores, which is as fast as the disk of a Raspberry Pi.
     ///
     /// # Errors
-    /// The file cannot be read, was changed meanwhile, or `progress` said no.
+    /// The file cannot be read, was changed meanwhile, or `progress` returned false.
     pub fn compute(&self, file: &GgufFile, progress: &mut Progress<'_>) -> Result<Content, FaultKind> {
         let failed = |error: io::Error| FaultKind::StoreFailed { reason: format!("cannot hash the model: {error}") };
         let begun = Instant::now();
@@ -112,14 +112,17 @@ impl Contents {
         let content = Content { root: content::root(file, &hashes), stamps };
         if !content.is_of(file) {
             return Err(failed(io::Error::other(
-                "the file was changed while it was read; leave it alone and try again",
+                "the file was changed while it was read; do not write to it, and try again",
             )));
         }
         let (bytes, ms) = (content::total_bytes(file), begun.elapsed().as_millis() as u64);
         tracing::info!(content = %content.root, "hashed {} MB of weights in {ms} ms", bytes / 1_000_000);
         if let Err(error) = self.keep(file, &content) {
             let folder = self.folder.display();
-            tracing::warn!("the model's hash is not kept in {folder}: {error}; it is computed again at the next start");
+            tracing::warn!(
+                "cannot store the model's hash in {folder}: {error}; it is computed again at the next \
+             start"
+            );
         }
         Ok(content)
     }
@@ -138,7 +141,7 @@ impl Contents {
         fs::create_dir_all(&self.folder)?;
         self.prune()?;
         let (path, text) = (self.path(&key), toml::to_string(&known).map_err(io::Error::other)?);
-        // A file that a power cut leaves short is not used: its sum is missing.
+        // A file that a power failure truncates is not used, because its checksum is missing.
         let fresh = path.with_extension("new");
         fs::write(&fresh, text)?;
         fs::rename(fresh, path)
@@ -156,7 +159,7 @@ impl Contents {
     }
 }
 
-/// Names a version of a file: its header, and what the file system says of each split.
+/// Key of a version of a file: a hash of its header and the metadata of each split.
 fn key(file: &GgufFile, stamps: &[Stamp]) -> Sha256 {
     let stamps = stamps.iter().flat_map(Stamp::bytes);
     Sha256(content::hash(&file.identity().into_iter().chain(stamps).collect::<Vec<u8>>()))
@@ -166,13 +169,14 @@ fn sum(key: &Sha256, root: &Sha256) -> String {
     Sha256(content::hash(&[key.0, root.0].concat())).to_string()
 }
 
-/// Waits until a write from now on gives the file another time of change than it has. Only for files that were changed just now.
+/// Waits until a further write would give the file a different change time. Only needed for files that were changed
+/// just now.
 fn settle(stamps: &[Stamp]) {
     let changed = stamps.iter().map(|stamp| stamp.changed).max().unwrap_or_default();
     let since = |(seconds, nanoseconds): (i64, i64)| {
         Some(UNIX_EPOCH + Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanoseconds).ok()?))
     };
-    // A time of change in the future is from a clock that was set back.
+    // A change time in the future means that the clock was set back.
     let age = since(changed).and_then(|changed| SystemTime::now().duration_since(changed).ok());
     let deadline = Instant::now() + age.map_or(Duration::ZERO, |age| CLOCK.saturating_sub(age));
     while let Some(rest) = deadline.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero()) {
@@ -180,17 +184,17 @@ fn settle(stamps: &[Stamp]) {
     }
 }
 
-/// What the threads share.
+/// State shared by the threads.
 struct Work<'a, Pieces> {
     file: &'a GgufFile,
-    /// Handed out in the order of the file: a disk reads ahead.
+    /// In file order, for the disk's read-ahead.
     pieces: Mutex<Enumerate<Pieces>>,
     done: AtomicU64,
     is_over: AtomicBool,
     caller: thread::Thread,
 }
 
-/// The hashes of all pieces; the outer error is that nobody wants them any more.
+/// The hashes of all pieces; the outer error means that the request was cancelled.
 fn hash_all(file: &GgufFile, progress: &mut Progress<'_>) -> Result<io::Result<Vec<[u8; 32]>>, FaultKind> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let work = Work {
@@ -219,7 +223,7 @@ fn hash_all(file: &GgufFile, progress: &mut Progress<'_>) -> Result<io::Result<V
             thread::park_timeout(WORD);
         }
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread that hashes panicked")))
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a hashing thread panicked")))
         };
         Ok(threads.into_iter().map(join).collect::<io::Result<Vec<Vec<_>>>>())
     })?;
@@ -230,7 +234,7 @@ fn hash_all(file: &GgufFile, progress: &mut Progress<'_>) -> Result<io::Result<V
     }))
 }
 
-/// One thread: takes pieces until there are none.
+/// One thread: processes pieces until none are left.
 fn run(work: &Work<'_, impl Iterator<Item = ContentPiece>>) -> io::Result<Vec<(usize, [u8; 32])>> {
     let mut buffer = vec![0; content::PIECE_BYTES];
     let mut hashes = Vec::new();
@@ -253,7 +257,7 @@ fn run(work: &Work<'_, impl Iterator<Item = ContentPiece>>) -> io::Result<Vec<(u
 mod tests {
     use super::*;
 
-    /// The demo model under a name in a folder, where it may be changed.
+    /// The demo model under another name in a folder, where tests may change it.
     fn model(folder: &Path, name: &str) -> PathBuf {
         let path = folder.join(name);
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/demo/bard-q8_0.gguf");
@@ -265,7 +269,7 @@ mod tests {
         GgufFile::open(path).expect("the model is good")
     }
 
-    /// Another weight, and the time of modification of before: as `rsync -t` and `cp -p` leave a file.
+    /// Changes a weight and restores the modification time, like `rsync -t` and `cp -p`.
     fn overwrite(path: &Path) {
         use std::os::unix::fs::FileExt;
         let file = fs::File::options().read(true).write(true).open(path).expect("it opens");
@@ -278,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_hashed_once_and_again_when_it_changes() {
+    fn file_is_hashed_once_and_again_when_it_changes() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = model(folder.path(), "a.gguf");
         let contents = Contents::new(folder.path());
@@ -296,23 +300,23 @@ mod tests {
         let modified = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).expect("it is there");
         let before = modified(&path);
         overwrite(&path);
-        assert_eq!(modified(&path), before, "the time of modification tells nothing");
-        assert!(!first.is_of(&file), "the open file is not what was hashed");
+        assert_eq!(modified(&path), before, "the modification time does not show the change");
+        assert!(!first.is_of(&file), "the open file is not the one that was hashed");
         assert_eq!(contents.known(&file), None);
         let second = contents.of(&open(&path), &mut |_, _| true).expect("it can be read");
         assert!(second.root != first.root);
-        // The same bytes in another file have the same root.
+        // A copy with the same bytes has the same root.
         let copy = model(folder.path(), "b.gguf");
         assert_eq!(contents.of(&open(&copy), &mut |_, _| true).expect("it can be read").root, first.root);
     }
 
     #[test]
-    fn a_damaged_record_is_no_root() {
+    fn damaged_record_is_ignored() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let file = open(&model(folder.path(), "a.gguf"));
         let contents = Contents::new(folder.path());
         let content = contents.of(&file, &mut |_, _| true).expect("it can be read");
-        let kept = fs::read_dir(&contents.folder).expect("it was kept").flatten().next().expect("one").path();
+        let kept = fs::read_dir(&contents.folder).expect("it was stored").flatten().next().expect("one").path();
         let good = fs::read_to_string(&kept).expect("it is text");
         let begin = good.find('"').expect("a hash") + 1;
         let digit = if good.as_bytes()[begin] == b'0' { "1" } else { "0" };
@@ -326,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn hashing_ends_when_it_is_not_wanted_any_more() {
+    fn hashing_ends_when_it_is_cancelled() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let file = open(&model(folder.path(), "a.gguf"));
         let contents = Contents::new(folder.path());

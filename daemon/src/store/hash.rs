@@ -1,29 +1,25 @@
-//! SHA-256 of whole files, and what is remembered of it: with what the file system says of the file, so that a file is read once.
+//! SHA-256 of whole files, stored together with the file's metadata, so that a file is read only once.
 use std::{
     fs::{self, File, Metadata},
     io::Read,
     path::{Path, PathBuf},
 };
 
+use common::{digest::Sha256, fault::FaultKind};
+use gguf::{Stamp, content};
+use protocol::models::Step;
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
-use shared::{
-    gguf::{Stamp, content},
-    protocol::{
-        error::FaultKind,
-        models::{Sha256, Step},
-    },
-};
 
 use super::{Pace, disk};
 
-/// Bytes that are read at a time.
+/// Bytes per read.
 const BLOCK: usize = 1 << 20;
 
-/// What is remembered of a file. What release 0.1 remembered is not taken: it did not notice an overwritten file.
+/// The stored hash of a file. Records of release 0.1 are ignored, because it did not detect overwritten files.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Known {
-    /// SHA-256 of the file's stamp.
+    /// SHA-256 of the file's metadata.
     stamp: String,
     sha256: String,
 }
@@ -61,18 +57,18 @@ pub(super) fn known(folder: &Path, model: &str, metadata: &Metadata) -> Option<S
     if known.stamp == stamp(metadata) { known.sha256.parse().ok() } else { None }
 }
 
-/// Remembers a hash. Where that fails, the file is read again next time.
+/// Stores a hash. If that fails, the file is read again next time.
 pub(super) fn keep(folder: &Path, model: &str, metadata: &Metadata, hash: Sha256) {
     let known = Known { stamp: stamp(metadata), sha256: hash.to_string() };
     let text = toml::to_string(&known).expect("texts are TOML");
     let kept = fs::create_dir_all(folder).and_then(|()| fs::write(place(folder, model), text));
     if let Err(error) = kept {
-        tracing::info!("the hash of {model} is not remembered: {error}");
+        tracing::info!("cannot store the hash of {model}: {error}");
     }
 }
 
-/// Forgets a file.
+/// Removes the stored hash of a file.
 pub(super) fn forget(folder: &Path, model: &str) {
-    // There may be nothing to forget.
+    // The file may not exist.
     let _ = fs::remove_file(place(folder, model));
 }

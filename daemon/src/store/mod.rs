@@ -1,5 +1,5 @@
-//! The files in a node's model folders: what is there, taking one away, bringing one in. A file is either whole and checked, or has
-//! another name (`.part`). Blocking; knows no node and no session.
+//! The files in a node's model folders: listing, removing, adding. A file under its final name is complete and
+//! verified; incomplete files are named `.part`. Blocking; independent of nodes and sessions.
 mod content;
 mod hash;
 mod part;
@@ -12,39 +12,38 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::statvfs::statvfs;
-use shared::{
-    gguf::{GgufFile, Shape},
+use common::{
+    digest::Sha256,
+    fault::FaultKind,
     ids::{ContentRoot, ModelIdentity},
-    protocol::{
-        error::FaultKind,
-        models::{FILES_MAX, FileState, ModelFile, PART, PIECE_BYTES_MAX, Sha256, Step, check_name, files_of},
-    },
     units::Bytes,
 };
+use gguf::{GgufFile, Shape};
+use nix::sys::statvfs::statvfs;
+use protocol::models::{FILES_MAX, FileState, ModelFile, PART, PIECE_BYTES_MAX, Step, check_name, files_of};
 
 pub use content::{Contents, Progress};
 pub use part::{Origin, Part};
 pub use pull::pull;
 
-/// Room that stays free on the disk: for state, packed shards, the journal.
+/// Space that stays free on the disk: for state, packed shards, the journal.
 pub const ROOM: Bytes = Bytes(64 << 20);
-/// Between two words on progress.
+/// Interval of progress messages.
 const WORD: Duration = Duration::from_millis(200);
 
-/// Hears of progress (step, bytes done, bytes in all) and says whether to go on.
+/// Receives progress (step, bytes done, total bytes); returns whether to continue.
 pub type Tell<'a> = dyn FnMut(Step, u64, Option<u64>) -> bool + 'a;
 
-/// The folders of a node.
+/// The model folders of a node.
 #[derive(Clone, Debug)]
 pub struct Store {
     folders: Vec<PathBuf>,
-    /// What was computed of files is kept here.
+    /// Folder of stored hashes.
     hashes: PathBuf,
     contents: Contents,
 }
 
-/// Says progress now and then, and whether to go on always.
+/// Reports progress periodically, and checks for cancellation at every call.
 pub(super) struct Pace<'a, 'b> {
     tell: &'a mut Tell<'b>,
     next: Instant,
@@ -56,7 +55,7 @@ impl<'a, 'b> Pace<'a, 'b> {
     }
 
     /// # Errors
-    /// Whoever wanted the result wants it no more.
+    /// The request was cancelled.
     pub(super) fn at(&mut self, step: Step, done: u64, total: Option<u64>) -> Result<(), FaultKind> {
         let now = Instant::now();
         if now < self.next {
@@ -67,23 +66,23 @@ impl<'a, 'b> Pace<'a, 'b> {
     }
 }
 
-/// A failure of the disk, with what it was about.
+/// A disk failure, with the operation and the path.
 pub(super) fn disk(what: &str, path: &Path, error: &io::Error) -> FaultKind {
     FaultKind::StoreFailed { reason: format!("cannot {what} {}: {error}", path.display()) }
 }
 
 impl Store {
-    /// The store of these folders, in the order in which models are looked for; `state` is the daemon's own folder.
+    /// The store of these folders, in search order; `state` is the daemon's state folder.
     pub fn new(folders: &[PathBuf], state: &Path) -> Self {
         Self { folders: folders.to_vec(), hashes: state.join("hashes"), contents: Contents::new(state) }
     }
 
-    /// For a node that computes nothing: no weights are read, see [`Contents::hollow`].
+    /// For a node that computes nothing: weights are not read, see [`Contents::hollow`].
     pub fn hollow(self, is_hollow: bool) -> Self {
         Self { contents: self.contents.hollow(is_hollow), ..self }
     }
 
-    /// All model files and unfinished ones, by name. Opens each, reads none.
+    /// All model files and unfinished ones, by name. Opens each file but reads no weights.
     pub fn list(&self) -> Vec<ModelFile> {
         let mut files: Vec<ModelFile> = Vec::new();
         for folder in &self.folders {
@@ -105,7 +104,7 @@ impl Store {
         files
     }
 
-    /// What is known of a file without reading it; `None` if it is no file.
+    /// The properties of a file that need no reading of weights; `None` if it is not a file.
     fn describe(&self, folder: &Path, model: &str, is_part: bool) -> Option<ModelFile> {
         let path = folder.join(if is_part { format!("{model}{PART}") } else { model.to_owned() });
         let metadata = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
@@ -118,7 +117,7 @@ impl Store {
         Some(ModelFile { model, folder, size: Bytes(metadata.len()), state, identity, sha256, content })
     }
 
-    /// What a whole file is. Of a model in several files only the first can tell.
+    /// The state of a complete file. For a model in several files, only the first one has an identity.
     fn inspect(&self, path: &Path) -> (FileState, Option<ModelIdentity>, Option<ContentRoot>) {
         match GgufFile::open(path) {
             Ok(file) => match Shape::read(&file) {
@@ -133,20 +132,20 @@ impl Store {
         }
     }
 
-    /// What the tensors of a model hold; computed if that is not known.
+    /// The content root of a model; computed if it is not stored.
     ///
     /// # Errors
-    /// The file cannot be read, is changed meanwhile, or its content is not wanted any more.
+    /// The file cannot be read, is changed meanwhile, or the request is cancelled.
     pub fn content(&self, file: &GgufFile, tell: &mut Tell<'_>) -> Result<ContentRoot, FaultKind> {
         let mut pace = Pace::new(tell);
         let mut progress = |done, total| pace.at(Step::Hashing, done, Some(total)).is_ok();
         self.contents.of(file, &mut progress).map(|content| content.root)
     }
 
-    /// The whole file of this name.
+    /// Path of the complete file with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such file.
     pub fn find(&self, model: &str) -> Result<PathBuf, FaultKind> {
         check_name(model).map_err(|reason| FaultKind::ParameterInvalid { reason })?;
         let found = self.folders.iter().map(|folder| folder.join(model)).find(|path| path.is_file());
@@ -156,10 +155,10 @@ impl Store {
         })
     }
 
-    /// Reads a file and computes its SHA-256; or takes the known one, if that is enough.
+    /// Reads a file and computes its SHA-256; uses the stored one if `is_known_enough`.
     ///
     /// # Errors
-    /// There is no such file, it cannot be read, or nobody wants it any more.
+    /// There is no such file, it cannot be read, or the request is cancelled.
     pub fn verify(&self, model: &str, is_known_enough: bool, tell: &mut Tell<'_>) -> Result<ModelFile, FaultKind> {
         let path = self.find(model)?;
         let folder = path.parent().unwrap_or(Path::new("/"));
@@ -169,7 +168,7 @@ impl Store {
             let mut pace = Pace::new(tell);
             let hash = hash::compute(&path, &mut pace)?;
             hash::keep(&self.hashes, model, &metadata, hash);
-            // A file that was read to the end for another reason has its content hashed by the assignment that needs it.
+            // With `is_known_enough`, the content hash is left to the assignment that needs it.
             if !is_known_enough && let Ok(file) = GgufFile::open(&path) {
                 let is_sure = known == Some(hash) && self.contents.known(&file).is_some();
                 let mut progress = |done, total| pace.at(Step::Hashing, done, Some(total)).is_ok();
@@ -182,7 +181,8 @@ impl Store {
         file.ok_or_else(|| FaultKind::ModelMissing { model: model.into(), folders: folder.display().to_string() })
     }
 
-    /// What is known of a whole file without reading it; `None` where its SHA-256 was not computed since it was last changed.
+    /// The properties of a complete file without reading it; `None` if its SHA-256 was not computed since its last
+    /// change.
     ///
     /// # Errors
     /// There is no such file.
@@ -192,7 +192,7 @@ impl Store {
         Ok(file.filter(|file| file.sha256.is_some()))
     }
 
-    /// Deletes a file and what there is of an unfinished one.
+    /// Deletes a file and its unfinished part.
     ///
     /// # Errors
     /// There is neither, or the disk refuses.
@@ -206,14 +206,14 @@ impl Store {
         let whole = self.folders.iter().map(|folder| folder.join(model)).filter(|path| path.is_file());
         for path in parts.iter().cloned().chain(whole) {
             fs::remove_file(&path).map_err(|error| disk("remove", &path, &error))?;
-            // What belongs to it means nothing without it.
+            // Records of the file are useless without it.
             let _ = fs::remove_file(part::origin_path(&path));
         }
         hash::forget(&self.hashes, model);
         Ok(())
     }
 
-    /// A piece of a whole file, and the file's size.
+    /// A piece of a complete file, and the file's size.
     ///
     /// # Errors
     /// There is no such file, or it cannot be read.
@@ -229,7 +229,7 @@ impl Store {
         Ok((Bytes(size), bytes))
     }
 
-    /// Refuses what is no name of a model, or one that is there.
+    /// Refuses an invalid name, or one that exists.
     fn check_new(&self, model: &str) -> Result<(), FaultKind> {
         check_name(model).map_err(|reason| FaultKind::ParameterInvalid { reason })?;
         match self.find(model) {
@@ -238,10 +238,10 @@ impl Store {
         }
     }
 
-    /// The unfinished file of this name in the first folder that takes it; what was there of the same origin is kept.
+    /// The unfinished file of this name in the first writable folder; existing bytes of the same origin are kept.
     ///
     /// # Errors
-    /// A file of this name is there, somebody else is at it, or no folder can be written.
+    /// A file of this name exists, another request writes it, or no folder can be written.
     pub fn begin(&self, model: &str, origin: Origin) -> Result<Part, FaultKind> {
         self.check_new(model)?;
         let mut refused = FaultKind::StoreFailed { reason: "there is no model folder".into() };
@@ -255,10 +255,10 @@ impl Store {
         Err(refused)
     }
 
-    /// Checks the unfinished file and gives it its name. What is not what it should be is deleted.
+    /// Verifies the unfinished file and gives it its final name; deletes it if it is wrong.
     ///
     /// # Errors
-    /// It has another SHA-256 than it should, is no model, or the disk refuses.
+    /// Its SHA-256 differs from the expected one, it is not a model, or the disk refuses.
     pub fn finish(&self, part: Part, tell: &mut Tell<'_>) -> Result<ModelFile, FaultKind> {
         let (folder, model) = (part.folder.clone(), part.model.clone());
         let hash = part.finish(&mut Pace::new(tell))?;
@@ -270,13 +270,13 @@ impl Store {
     }
 }
 
-/// Whether it is the second or a later file of several.
+/// Whether it is the second or a later file of a split model.
 fn is_later_split(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     files_of(name).iter().skip(1).any(|other| other == name)
 }
 
-/// Refuses what would fill the disk.
+/// Refuses a file that would fill the disk.
 pub(super) fn check_room(folder: &Path, needed: u64) -> Result<(), FaultKind> {
     let found = statvfs(folder).map_err(|error| disk("look at", folder, &error.into()))?;
     let available = (found.blocks_available() as u64).saturating_mul(found.fragment_size() as u64);
@@ -286,7 +286,7 @@ pub(super) fn check_room(folder: &Path, needed: u64) -> Result<(), FaultKind> {
     Ok(())
 }
 
-/// What a file should be, if somebody says so.
+/// Compares the hash of a file with the expected one, if there is one.
 pub(super) fn check_hash(model: &str, expected: Option<Sha256>, actual: Sha256) -> Result<(), FaultKind> {
     match expected {
         Some(expected) if expected != actual => Err(FaultKind::HashDiffers {

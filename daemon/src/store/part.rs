@@ -1,34 +1,30 @@
-//! An unfinished file: `NAME.part`, with what it is going to be beside it. Locked while somebody is at it; gets its name only when it
-//! is whole, has the SHA-256 that was promised, and is on the disk.
+//! An unfinished file `NAME.part`, with a second file that describes its origin. Locked while a request writes it; it
+//! gets its final name only when it is complete, has the expected SHA-256, and is on the disk.
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
+use common::{digest::Sha256, fault::FaultKind};
+use gguf::GgufFile;
+use protocol::models::{PART, files_of};
 use serde::{Deserialize, Serialize};
-use shared::{
-    gguf::GgufFile,
-    protocol::{
-        error::FaultKind,
-        models::{PART, Sha256, files_of},
-    },
-};
 
 use super::{Pace, check_hash, check_room, disk, hash};
 
-/// Where the bytes come from and what they must be. Bytes of another origin are never mixed in.
+/// Source and expected properties of the bytes. Bytes of different origins are never mixed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// Bytes of the whole file, where that is known.
+    /// Size of the complete file, if known.
     pub size: Option<u64>,
-    /// SHA-256 of the whole file in hexadecimal, where that is known.
+    /// SHA-256 of the complete file in hexadecimal, if known.
     pub sha256: Option<String>,
-    /// The server's name for this version of the file.
+    /// The server's entity tag of this version of the file.
     pub etag: Option<String>,
 }
 
-/// A file that is not yet whole.
+/// An unfinished file.
 #[derive(Debug)]
 pub struct Part {
     pub(super) folder: PathBuf,
@@ -36,11 +32,11 @@ pub struct Part {
     origin: Origin,
     path: PathBuf,
     file: File,
-    /// Bytes that are there.
+    /// Bytes received so far.
     length: u64,
 }
 
-/// The file beside an unfinished one that says where it comes from.
+/// The file next to an unfinished one that describes its origin.
 pub(super) fn origin_path(part: &Path) -> PathBuf {
     let mut name = part.as_os_str().to_owned();
     name.push(".from");
@@ -48,7 +44,8 @@ pub(super) fn origin_path(part: &Path) -> PathBuf {
 }
 
 impl Part {
-    /// Opens or begins it; what is there goes on only if it is of the same origin and has one that says more than a size.
+    /// Opens or creates it. Existing bytes are continued only if they have the same origin and the origin contains more
+    /// than a size.
     pub(super) fn open(folder: &Path, model: &str, origin: Origin) -> Result<Self, FaultKind> {
         fs::create_dir_all(folder).map_err(|error| disk("create", folder, &error))?;
         let path = folder.join(format!("{model}{PART}"));
@@ -75,12 +72,12 @@ impl Part {
         Ok(Self { folder: folder.into(), model: model.into(), origin, path, file, length })
     }
 
-    /// Bytes that are there.
+    /// Bytes received so far.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Bytes of the whole file, where that is known.
+    /// Size of the complete file, if known.
     pub fn size(&self) -> Option<u64> {
         self.origin.size
     }
@@ -88,15 +85,15 @@ impl Part {
     /// Appends bytes.
     ///
     /// # Errors
-    /// There are more than the file was said to have, or the disk takes no more.
+    /// There are more bytes than announced, or the disk accepts no more.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), FaultKind> {
         let length = self.length + bytes.len() as u64;
         match self.origin.size {
             Some(size) if length > size => {
-                let reason = format!("{} has more than the {size} bytes that were announced", self.model);
+                let reason = format!("{} has more than the announced {size} bytes", self.model);
                 return Err(FaultKind::DownloadFailed { reason });
             }
-            // Nobody said how much comes: look again now and then.
+            // The total is unknown: check the free space periodically.
             None if self.length >> 24 != length >> 24 => check_room(&self.folder, 0)?,
             _ => {}
         }
@@ -105,7 +102,7 @@ impl Part {
         Ok(())
     }
 
-    /// Begins from nothing: the server would not go on where we were.
+    /// Starts from the beginning, because the server cannot resume.
     ///
     /// # Errors
     /// The disk refuses.
@@ -116,17 +113,17 @@ impl Part {
         Ok(())
     }
 
-    /// Deletes it: it is not what it should be, and going on would not help.
+    /// Deletes it: its content is wrong, so resuming would not help.
     fn discard(&self) {
-        // What cannot be deleted is begun anew by its origin.
+        // Without its origin file, a part that cannot be deleted is not resumed.
         let _ = fs::remove_file(origin_path(&self.path));
         let _ = fs::remove_file(&self.path);
     }
 
-    /// Checks it and gives it its name; returns its SHA-256.
+    /// Verifies it and gives it its final name; returns its SHA-256.
     pub(super) fn finish(self, pace: &mut Pace<'_, '_>) -> Result<Sha256, FaultKind> {
         if let Some(size) = self.origin.size.filter(|size| *size != self.length) {
-            let reason = format!("{} of {size} bytes of {} came", self.length, self.model);
+            let reason = format!("received {} of {size} bytes of {}", self.length, self.model);
             return Err(FaultKind::DownloadFailed { reason });
         }
         let failed = |error: std::io::Error| disk("write", &self.path, &error);
@@ -140,13 +137,14 @@ impl Part {
         }
         let named = self.folder.join(&self.model);
         fs::rename(&self.path, &named).map_err(failed)?;
-        // The name, too, must survive the power's loss.
+        // The new name must survive a power failure, too.
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
         let _ = fs::remove_file(origin_path(&self.path));
         Ok(actual)
     }
 
-    /// Whether it is a model at all, with all bytes that its tables name. One of several files says so only together.
+    /// Whether it is a model with all bytes that its tables list. Of a split model, this is only known for all files
+    /// together.
     fn check_model(&self) -> Result<(), FaultKind> {
         if files_of(&self.model).len() > 1 {
             return Ok(());

@@ -1,18 +1,13 @@
-//! Downloads over http and https (ureq with rustls: proxies by HTTPS_PROXY, its own root certificates). Follows few redirects, goes on
-//! where a connection broke, trusts no length twice.
+//! Downloads over http and https (ureq with rustls: proxies by HTTPS_PROXY, bundled root certificates). Follows a
+//! limited number of redirects, resumes after broken connections, and does not trust announced lengths.
 use std::{
     io::{ErrorKind, Read},
     net::IpAddr,
     time::{Duration, Instant},
 };
 
-use shared::{
-    protocol::{
-        error::FaultKind,
-        models::{ModelFile, Sha256, Step, URL_BYTES_MAX},
-    },
-    units::Bytes,
-};
+use common::{digest::Sha256, fault::FaultKind, units::Bytes};
+use protocol::models::{ModelFile, Step, URL_BYTES_MAX};
 use ureq::{
     Agent, Body,
     http::{HeaderMap, Response, Uri},
@@ -23,30 +18,30 @@ use super::{Origin, Pace, Part, Store, Tell, reach::Reach};
 
 const CONNECT: Duration = Duration::from_secs(20);
 const ANSWER: Duration = Duration::from_secs(60);
-/// A server that says nothing for so long is left.
+/// Longest silence of a server.
 const SILENT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 30 });
-/// A name server must have answered within this.
+/// Deadline of name resolution.
 const RESOLVE: Duration = Duration::from_secs(20);
 const REDIRECTS_MAX: usize = 8;
-/// Connections in a row that bring nothing before it is given up.
+/// Consecutive connections without data before the download fails.
 const VAIN_MAX: u32 = 4;
-/// Before the next connection, times the connections in vain.
+/// Pause before the next connection, multiplied by the number of connections without data.
 const PAUSE: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
-/// Fewest bytes that a server must bring in a window; one that brings less is left, and counts as a connection in vain.
+/// Minimum number of bytes per window; a slower connection is closed and counts as one without data.
 const LEAST: u64 = 64 << 10;
 const WINDOW: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
-/// Bytes that are read at a time.
+/// Bytes per read.
 const BLOCK: usize = 256 << 10;
-/// Largest file that anybody offers.
+/// Largest accepted file.
 const FILE_BYTES_MAX: u64 = 1 << 42;
 
-/// What a server says of a file.
+/// A server's description of a file.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Offer {
-    /// Where the bytes are, behind all redirects.
+    /// Final URL, after all redirects.
     url: String,
     origin: Origin,
-    /// Whether it can begin in the middle.
+    /// Whether the server supports range requests.
     has_ranges: bool,
 }
 
@@ -54,11 +49,11 @@ fn failed(reason: impl Into<String>) -> FaultKind {
     FaultKind::DownloadFailed { reason: reason.into() }
 }
 
-/// Downloads `url` as `model`; what was there of the same version goes on.
+/// Downloads `url` as `model`; resumes an unfinished download of the same version.
 ///
 /// # Errors
-/// The server has no such file or breaks off again and again, the disk is too small, the bytes are not what they should be, or nobody
-/// wants it any more.
+/// The server does not have the file or breaks off repeatedly, the disk is too small, the bytes do not match, or the
+/// request is cancelled.
 pub fn pull(
     store: &Store,
     url: &str,
@@ -67,13 +62,15 @@ pub fn pull(
     tell: &mut Tell<'_>,
 ) -> Result<ModelFile, FaultKind> {
     if url.len() > URL_BYTES_MAX {
-        return Err(FaultKind::ParameterInvalid { reason: format!("an address of more than {URL_BYTES_MAX} bytes") });
+        return Err(FaultKind::ParameterInvalid { reason: format!("the URL has more than {URL_BYTES_MAX} bytes") });
     }
-    // All that can be refused is refused before a server hears of it.
+    // All local checks come before the first request to a server.
     check_scheme(url, url)?;
     store.check_new(model)?;
     if sha256.is_none() && !is_proof(url) {
-        let reason = "over http anybody between can change the file: use https, or add --sha256 with its hash".into();
+        let reason = "over http, anyone on the network path can change the file: use https, or add --sha256 with its \
+         hash"
+            .into();
         return Err(FaultKind::ParameterInvalid { reason });
     }
     let agent = agent(Reach::default());
@@ -85,7 +82,7 @@ pub fn pull(
         let mut pace = Pace::new(tell);
         pace.at(Step::Downloading, before, part.size())?;
         match transfer(&agent, &offer, &mut part, &mut pace) {
-            // A server that names no length ends with the file.
+            // If the server announces no length, the file ends with the connection.
             Ok(()) if part.size().is_none() => break,
             Ok(()) => {}
             Err(Trouble::Fatal(kind)) => return Err(kind),
@@ -94,14 +91,14 @@ pub fn pull(
                 if vain >= VAIN_MAX {
                     let (length, size) =
                         (Bytes(part.length()), part.size().map_or("?".into(), |size| Bytes(size).to_string()));
-                    return Err(failed(format!("{reason}; {length} of {size} are there")));
+                    return Err(failed(format!("{reason}; received {length} of {size} bytes")));
                 }
-                tracing::info!(model, bytes = part.length(), "download goes on: {reason}");
+                tracing::info!(model, bytes = part.length(), "resuming the download: {reason}");
                 pause(PAUSE * vain, &part, tell)?;
-                // Addresses of redirects are signed for a time; and the file may be another now.
+                // Redirect URLs are signed for a limited time, and the file may have changed.
                 let again = ask(&agent, url, sha256)?;
                 if again.origin != offer.origin {
-                    return Err(failed("the file on the server changed meanwhile"));
+                    return Err(failed("the file on the server changed during the download"));
                 }
                 offer = again;
             }
@@ -110,7 +107,7 @@ pub fn pull(
     store.finish(part, tell)
 }
 
-/// Waits, and hears whether it is still wanted.
+/// Waits, while checking for cancellation.
 fn pause(time: Duration, part: &Part, tell: &mut Tell<'_>) -> Result<(), FaultKind> {
     if !tell(Step::Downloading, part.length(), part.size()) {
         return Err(FaultKind::StoreCancelled);
@@ -119,7 +116,7 @@ fn pause(time: Duration, part: &Part, tell: &mut Tell<'_>) -> Result<(), FaultKi
     Ok(())
 }
 
-/// Whether what comes from there is what its server sent: over https, or from this machine.
+/// Whether the connection is authentic: over https, or from this machine.
 fn is_proof(url: &str) -> bool {
     let host = host(url);
     let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
@@ -143,9 +140,9 @@ pub(super) fn agent(reach: Reach) -> Agent {
 
 /// Why a transfer ended early.
 enum Trouble {
-    /// Another connection may go on.
+    /// Another connection may succeed.
     Broken(String),
-    /// Nothing will.
+    /// Retrying is useless.
     Fatal(FaultKind),
 }
 
@@ -159,7 +156,7 @@ fn get(agent: &Agent, url: &str, range: Option<String>, etag: Option<&str>) -> R
     let mut request = agent.get(url).header("Accept-Encoding", "identity");
     if let Some(range) = range {
         request = request.header("Range", range);
-        // A weak tag names no bytes.
+        // A weak tag does not identify bytes.
         if let Some(etag) = etag.filter(|etag| !etag.starts_with("W/")) {
             request = request.header("If-Range", etag);
         }
@@ -171,7 +168,7 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok().map(str::trim)
 }
 
-/// Asks for one byte: whether the file is there, where, how long it is and what it hashes to.
+/// Requests one byte to find out whether the file exists, its final URL, its length and its hash.
 pub(super) fn ask(agent: &Agent, url: &str, sha256: Option<Sha256>) -> Result<Offer, FaultKind> {
     let mut offer = Offer { url: url.into(), ..Offer::default() };
     let (mut linked_hash, mut linked_size) = (None, None);
@@ -179,8 +176,8 @@ pub(super) fn ask(agent: &Agent, url: &str, sha256: Option<Sha256>) -> Result<Of
         check_scheme(url, &offer.url)?;
         let response = retried(|| get(agent, &offer.url, Some("bytes=0-0".into()), None))?;
         let headers = response.headers();
-        // Hugging Face says both of the file behind its redirect; an etag of 64 digits is its SHA-256.
-        // Over http whoever sends other bytes sends another tag, too.
+        // Hugging Face announces both for the file behind its redirect; an etag of 64 digits is its SHA-256. Over http,
+        // an attacker who replaces the bytes would replace the tag, too.
         let tag = header(headers, "x-linked-etag").filter(|_| is_proof(&offer.url));
         let quoted = tag.map(|tag| tag.trim_start_matches("W/").trim_matches('"'));
         linked_hash = quoted.and_then(|tag| tag.parse::<Sha256>().ok()).or(linked_hash);
@@ -204,7 +201,7 @@ pub(super) fn ask(agent: &Agent, url: &str, sha256: Option<Sha256>) -> Result<Of
             301 | 302 | 303 | 307 | 308 => offer.url = target(&offer.url, header(headers, "location"))?,
             401 | 403 => {
                 return Err(failed(format!(
-                    "{} is not open to everyone (HTTP {})",
+                    "{} is not publicly accessible (HTTP {})",
                     host(&offer.url),
                     response.status().as_u16()
                 )));
@@ -216,13 +213,13 @@ pub(super) fn ask(agent: &Agent, url: &str, sha256: Option<Sha256>) -> Result<Of
                     response.status().as_u16()
                 )));
             }
-            status => return Err(failed(format!("{} answers with HTTP {status}", host(&offer.url)))),
+            status => return Err(failed(format!("{} returned HTTP {status}", host(&offer.url)))),
         }
     }
     Err(failed(format!("more than {REDIRECTS_MAX} redirects")))
 }
 
-/// An answer of the server; a connection that cannot be made may be the network's mood.
+/// The server's answer; retries connections that fail.
 fn retried(get: impl Fn() -> Result<Response<Body>, ureq::Error>) -> Result<Response<Body>, FaultKind> {
     let mut tried = 1;
     loop {
@@ -241,13 +238,13 @@ fn retried(get: impl Fn() -> Result<Response<Body>, ureq::Error>) -> Result<Resp
     }
 }
 
-/// Only http and https, and never from https to http.
+/// Allows http and https, but never from https to http.
 pub(super) fn check_scheme(first: &str, url: &str) -> Result<(), FaultKind> {
     match (first.starts_with("https://"), url) {
         (_, url) if url.starts_with("https://") => Ok(()),
         (false, url) if url.starts_with("http://") => Ok(()),
         (true, url) if url.starts_with("http://") => Err(failed("a redirect from https to http")),
-        _ => Err(FaultKind::ParameterInvalid { reason: "an address begins with https:// or http://".into() }),
+        _ => Err(FaultKind::ParameterInvalid { reason: "the URL must begin with https:// or http://".into() }),
     }
 }
 
@@ -255,47 +252,48 @@ fn host(url: &str) -> String {
     url.parse::<Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_else(|| "the server".into())
 }
 
-/// Where a redirect leads: an address, or a path on the same server.
+/// The target of a redirect: a URL, or a path on the same server.
 fn target(from: &str, location: Option<&str>) -> Result<String, FaultKind> {
-    let location = location.filter(|to| to.len() <= URL_BYTES_MAX).ok_or_else(|| failed("a redirect to nowhere"))?;
+    let location =
+        location.filter(|to| to.len() <= URL_BYTES_MAX).ok_or_else(|| failed("the redirect has no target"))?;
     if location.contains("://") {
         return Ok(location.into());
     }
-    let uri: Uri = from.parse().map_err(|_| failed("an address that cannot be read"))?;
+    let uri: Uri = from.parse().map_err(|_| failed("invalid URL"))?;
     let (scheme, authority) =
         (uri.scheme_str().unwrap_or("https"), uri.authority().map_or("", |authority| authority.as_str()));
     let location = location.strip_prefix("//").map_or_else(|| location.to_owned(), |rest| format!("{scheme}://{rest}"));
     match location.strip_prefix('/') {
         Some(path) => Ok(format!("{scheme}://{authority}/{path}")),
         None if location.contains("://") => Ok(location),
-        None => Err(failed(format!("a redirect to {location:?}"))),
+        None => Err(failed(format!("invalid redirect to {location:?}"))),
     }
 }
 
-/// The length of the whole file.
+/// Size of the complete file.
 fn size(response: &Response<Body>) -> Result<Option<u64>, FaultKind> {
     let headers = response.headers();
     let size = if response.status().as_u16() == 206 {
         let (_, total) =
-            content_range(headers).ok_or_else(|| failed("a part of a file without a place (Content-Range)"))?;
+            content_range(headers).ok_or_else(|| failed("partial content without a valid Content-Range"))?;
         total
     } else {
         header(headers, "content-length").and_then(|length| length.parse().ok())
     };
     match size {
-        Some(size) if size > FILE_BYTES_MAX => Err(failed(format!("a file of {}", Bytes(size)))),
+        Some(size) if size > FILE_BYTES_MAX => Err(failed(format!("the server announced a file of {}", Bytes(size)))),
         size => Ok(size),
     }
 }
 
-/// `bytes 7-99/100`: where the part begins, and the length of the whole.
+/// `bytes 7-99/100`: the start of the part, and the size of the complete file.
 fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
     let (range, total) = header(headers, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
     let start = range.split('-').next()?.parse().ok()?;
     if total == "*" { Some((start, None)) } else { Some((start, Some(total.parse().ok()?))) }
 }
 
-/// One connection: from where we are to the end, or to its end.
+/// One connection: transfers from the current position until the file or the connection ends.
 fn transfer(agent: &Agent, offer: &Offer, part: &mut Part, pace: &mut Pace<'_, '_>) -> Result<(), Trouble> {
     if part.length() > 0 && !offer.has_ranges {
         part.restart()?;
@@ -307,12 +305,12 @@ fn transfer(agent: &Agent, offer: &Offer, part: &mut Part, pace: &mut Pace<'_, '
         206 => {
             let (start, total) = content_range(response.headers()).unwrap_or_default();
             if start != part.length() || (total.is_some() && total != part.size()) {
-                return Err(Trouble::Fatal(failed("the server sends another part than it was asked for")));
+                return Err(Trouble::Fatal(failed("the server sent a different part than requested")));
             }
         }
         200 if part.length() > 0 => part.restart()?,
         200 => {}
-        status => return Err(Trouble::Broken(format!("{} answers with HTTP {status}", host(&offer.url)))),
+        status => return Err(Trouble::Broken(format!("{} returned HTTP {status}", host(&offer.url)))),
     }
     let mut reader = response.body_mut().as_reader();
     let mut block = vec![0; BLOCK];
@@ -328,7 +326,7 @@ fn transfer(agent: &Agent, offer: &Offer, part: &mut Part, pace: &mut Pace<'_, '
         if since.elapsed() >= WINDOW {
             if brought < LEAST {
                 let seconds = WINDOW.as_secs();
-                let reason = format!("{} brings less than {} in {seconds} s", host(&offer.url), Bytes(LEAST));
+                let reason = format!("{} sent less than {} in {seconds} s", host(&offer.url), Bytes(LEAST));
                 return Err(Trouble::Broken(reason));
             }
             (since, brought) = (Instant::now(), 0);

@@ -1,5 +1,5 @@
-//! Where downloads may lead: who begins at a public server is not sent on to this machine or the network around it, by a redirect or by a
-//! name that means something else the second time.
+//! Restricts the targets of downloads: a download from a public server must not be led to this machine or its local
+//! network, by a redirect or by a name that resolves differently the second time.
 use std::{
     io::{Error, ErrorKind},
     net::{IpAddr, SocketAddr},
@@ -15,11 +15,11 @@ use ureq::{
     },
 };
 
-/// Resolves names for the requests of one download. Behind a proxy it sees the proxy alone, which is then what decides.
+/// Resolves names for the requests of one download. With a proxy, only the proxy's address is checked.
 #[derive(Debug, Default)]
 pub(super) struct Reach {
     inner: DefaultResolver,
-    /// Whether the first server is a public one.
+    /// Whether the first server is public.
     is_public: OnceLock<bool>,
 }
 
@@ -32,7 +32,7 @@ impl Resolver for Reach {
 }
 
 impl Reach {
-    /// Of a download that began at a public server.
+    /// For a download that started at a public server.
     #[cfg(test)]
     pub(super) fn of_public() -> Self {
         Self { is_public: OnceLock::from(true), ..Self::default() }
@@ -53,7 +53,7 @@ impl Reach {
     }
 }
 
-/// Whether an address is one of the public internet (RFC 6890).
+/// Whether an address belongs to the public internet (RFC 6890).
 fn is_public(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(v4) => {
@@ -71,7 +71,7 @@ fn is_public(address: IpAddr) -> bool {
         }
         IpAddr::V6(v6) => {
             let first = v6.segments()[0];
-            // What maps to IPv4 (64:ff9b::/16) may lead anywhere.
+            // Prefixes that map to IPv4 (64:ff9b::/16) may lead anywhere.
             let is_global = first & 0xe000 == 0x2000;
             is_global && !v6.is_multicast()
         }
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn server_of_the_own_network_leads_anywhere() {
+    fn local_server_may_lead_anywhere() {
         let reach = Reach::default();
         for address in ["192.168.0.9", "127.0.0.1", "93.184.216.34", "192.168.0.10"] {
             assert!(reach.check(&[at(address)]).is_ok(), "{address}");

@@ -1,4 +1,4 @@
-//! Files that come whole, in parts, wrong or never; over http from a server that misbehaves as servers do.
+//! Complete, partial, wrong and missing files; downloads over http from a server with typical faults.
 use std::{
     io::{BufRead, BufReader, Write},
     net::{TcpListener, TcpStream},
@@ -26,10 +26,10 @@ fn store() -> (Store, TempDir) {
     (Store::new(&[folder.path().join("models")], folder.path()), folder)
 }
 
-/// What the server does with the n-th request: (method and path, range) -> bytes to write before it closes.
+/// The server's reaction to the n-th request: (method and path, range) -> bytes to write before it closes.
 type Script = dyn Fn(usize, &str, Option<u64>) -> Vec<u8> + Send + Sync;
 
-/// A server whose every connection takes one request. Ends with the test's process.
+/// A server whose connections serve one request each. Ends with the test process.
 fn server(script: Arc<Script>) -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
     let address = listener.local_addr().expect("it is bound");
@@ -39,12 +39,12 @@ fn server(script: Arc<Script>) -> (String, Arc<Mutex<Vec<String>>>) {
         for stream in listener.incoming().flatten() {
             let (range, line) = head(&stream);
             let count = {
-                let mut asked = seen.lock().expect("nobody panics with it");
+                let mut asked = seen.lock().expect("no thread panicked with it");
                 asked.push(format!("{line} {range:?}"));
                 asked.len() - 1
             };
             let mut stream = stream;
-            // A reader that heard enough closes.
+            // The client closes when it has read enough.
             let _ = stream.write_all(&script(count, &line, range));
         }
     });
@@ -59,7 +59,7 @@ fn head(stream: &TcpStream) -> (Option<u64>, String) {
     (start, first.split(' ').nth(1).unwrap_or_default().to_owned())
 }
 
-/// An answer with the bytes from `start` on, cut after `count` of them.
+/// A response with the bytes from `start`, truncated after `count`.
 fn part(bytes: &[u8], start: u64, count: usize, more: &str) -> Vec<u8> {
     let rest = &bytes[start as usize..];
     let (size, end) = (bytes.len(), bytes.len() - 1);
@@ -86,12 +86,12 @@ fn nothing_is_listed(store: &Store) {
 }
 
 #[test]
-fn a_download_that_breaks_off_again_and_again_goes_on_to_the_whole_file() {
+fn download_with_broken_connections_completes() {
     let bytes = Arc::new(model());
     let (url, asked) = server({
         let bytes = Arc::clone(&bytes);
         Arc::new(move |_, _, range| {
-            // A megabyte, then the end of the connection.
+            // One megabyte, then the connection ends.
             part(&bytes, range.unwrap_or(0), 1_000_000, "ETag: \"v1\"\r\n")
         })
     });
@@ -103,15 +103,15 @@ fn a_download_that_breaks_off_again_and_again_goes_on_to_the_whole_file() {
     );
     assert!(file.identity.is_some());
     assert_eq!(store.list(), [file]);
-    let asked = asked.lock().expect("nobody panics with it");
+    let asked = asked.lock().expect("no thread panicked with it");
     assert!(asked.len() > 5 && asked.iter().any(|line| line.contains("Some(1000000)")), "{asked:?}");
-    // A second of the same name is refused before anything is loaded.
+    // A second download of the same name is refused before anything is loaded.
     let again = store.begin(NAME, Origin::default()).expect_err("it is there");
     assert!(matches!(again, FaultKind::ModelExists { .. }));
 }
 
 #[test]
-fn a_download_goes_on_where_an_earlier_one_was_ended() {
+fn download_resumes_where_an_earlier_one_ended() {
     let bytes = Arc::new(model());
     let (url, asked) = server({
         let bytes = Arc::clone(&bytes);
@@ -123,16 +123,18 @@ fn a_download_goes_on_where_an_earlier_one_was_ended() {
     let (store, folder) = store();
     let ended = pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut |_, done, _| done == 0);
     assert!(matches!(ended, Err(FaultKind::StoreCancelled)), "{ended:?}");
-    let length = fs::metadata(folder.path().join("models").join(format!("{NAME}{PART}"))).expect("it is kept").len();
+    let length = fs::metadata(folder.path().join("models").join(format!("{NAME}{PART}"))).expect("it was stored").len();
     assert!(length > 0 && length < bytes.len() as u64, "{length}");
     nothing_is_listed(&store);
-    pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut go_on).expect("it goes on");
-    assert!(asked.lock().expect("nobody panics with it").iter().any(|line| line.ends_with(&format!("Some({length})"))));
+    pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut go_on).expect("it resumes");
+    assert!(
+        asked.lock().expect("no thread panicked with it").iter().any(|line| line.ends_with(&format!("Some({length})")))
+    );
     assert_eq!(fs::read(store.find(NAME).expect("it is there")).expect("it can be read"), *bytes);
 }
 
 #[test]
-fn another_version_on_the_server_begins_anew() {
+fn new_version_on_the_server_restarts_the_download() {
     let bytes = Arc::new(model());
     let (store, folder) = store();
     for version in ["a", "b"] {
@@ -143,7 +145,7 @@ fn another_version_on_the_server_begins_anew() {
         assert!(
             asked
                 .lock()
-                .expect("nobody panics with it")
+                .expect("no thread panicked with it")
                 .iter()
                 .all(|line| line.ends_with("Some(0)") || line.ends_with("None"))
         );
@@ -152,22 +154,22 @@ fn another_version_on_the_server_begins_anew() {
 }
 
 #[test]
-fn a_server_that_lies_about_the_length_gives_no_file() {
+fn server_with_wrong_lengths_gives_no_file() {
     let bytes = Arc::new(model());
     let lies: [(&str, Arc<Script>); 4] = [
-        ("are there", {
-            // It announces more than it has, and ends.
+        ("received", {
+            // It announces more than it has.
             let bytes = Arc::clone(&bytes);
             Arc::new(move |_, _, _| whole(&bytes, bytes.len() + 100))
         }),
-        ("more than the", {
-            // It announces one byte less in its first answer than in its second.
+        ("more than the announced", {
+            // It announces one byte less in its first response than in its second.
             let bytes = Arc::clone(&bytes);
             Arc::new(
                 move |count, _, _| if count == 0 { whole(&bytes, bytes.len() - 1) } else { whole(&bytes, bytes.len()) },
             )
         }),
-        ("another part", {
+        ("different part", {
             let bytes = Arc::clone(&bytes);
             Arc::new(
                 move |count, _, range| {
@@ -175,7 +177,7 @@ fn a_server_that_lies_about_the_length_gives_no_file() {
                 },
             )
         }),
-        ("without a place", Arc::new(|_, _, _| b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n\r\nx".to_vec())),
+        ("without a valid", Arc::new(|_, _, _| b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\n\r\nx".to_vec())),
     ];
     for (part, script) in lies {
         let (url, _) = server(script);
@@ -190,14 +192,14 @@ fn a_server_that_lies_about_the_length_gives_no_file() {
 }
 
 #[test]
-fn what_does_not_fit_on_the_disk_is_refused_before_it_is_loaded() {
+fn file_too_large_for_the_disk_is_refused_before_loading() {
     let (url, asked) = server(Arc::new(|_, _, _| {
         b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/4000000000000\r\n\r\nx".to_vec()
     }));
     let (store, _folder) = store();
-    let error = pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut go_on).expect_err("nobody has so much room");
+    let error = pull(&store, &format!("{url}/{NAME}"), NAME, None, &mut go_on).expect_err("no disk is that large");
     assert!(matches!(error, FaultKind::DiskShort { .. }), "{error}");
-    assert_eq!(asked.lock().expect("nobody panics with it").len(), 1);
+    assert_eq!(asked.lock().expect("no thread panicked with it").len(), 1);
     let (url, _) = server(Arc::new(|_, _, _| {
         b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/99999999999999999\r\n\r\nx"
             .to_vec()
@@ -207,7 +209,7 @@ fn what_does_not_fit_on_the_disk_is_refused_before_it_is_loaded() {
 }
 
 #[test]
-fn redirects_are_followed_and_the_hash_that_they_name_is_checked() {
+fn redirects_are_followed_and_their_hash_is_checked() {
     let bytes = Arc::new(model());
     let with = |hash: String, size: usize| -> Arc<Script> {
         let bytes = Arc::clone(&bytes);
@@ -243,14 +245,14 @@ fn redirects_are_followed_and_the_hash_that_they_name_is_checked() {
     }));
     let error = pull(&bad, &format!("{url}/{path}"), NAME, None, &mut go_on).expect_err("it leads nowhere");
     assert!(error.to_string().contains("redirects"), "{error}");
-    assert_eq!(asked.lock().expect("nobody panics with it").len(), 9);
+    assert_eq!(asked.lock().expect("no thread panicked with it").len(), 9);
 }
 
 #[test]
 fn https_never_leads_to_http_and_other_schemes_are_refused() {
     assert!(check_scheme_of("https://a/x", "http://a/x").contains("from https to http"));
-    assert!(check_scheme_of("file:///etc/passwd", "file:///etc/passwd").contains("begins with"));
-    assert!(check_scheme_of("http://a", "ftp://a").contains("begins with"));
+    assert!(check_scheme_of("file:///etc/passwd", "file:///etc/passwd").contains("must begin with"));
+    assert!(check_scheme_of("http://a", "ftp://a").contains("must begin with"));
     let (store, _folder) = store();
     for url in ["file:///etc/passwd", "ftp://a/b", "", "http://"] {
         assert!(pull(&store, url, NAME, None, &mut go_on).is_err(), "{url:?}");
@@ -269,7 +271,7 @@ fn check_scheme_of(first: &str, url: &str) -> String {
 }
 
 #[test]
-fn what_is_no_model_is_not_kept_and_what_is_not_whole_is_not_found() {
+fn invalid_files_are_deleted_and_incomplete_ones_not_found() {
     let (store, folder) = store();
     let text = b"this is no model".repeat(100);
     let origin =
@@ -287,8 +289,8 @@ fn what_is_no_model_is_not_kept_and_what_is_not_whole_is_not_found() {
     nothing_is_listed(&store);
     let listed = store.list();
     assert_eq!((listed.len(), &listed[0].state, listed[0].size), (1, &FileState::Partial, Bytes(4_000_000)));
-    // It goes on, and more than was announced is refused.
-    let mut part = store.begin(NAME, origin(&bytes)).expect("it goes on");
+    // It resumes; more bytes than announced are refused.
+    let mut part = store.begin(NAME, origin(&bytes)).expect("it resumes");
     assert_eq!(part.length(), 4_000_000);
     part.append(&bytes[4_000_000..]).expect("it fits");
     assert!(part.append(b"x").is_err());
@@ -309,7 +311,7 @@ fn what_is_no_model_is_not_kept_and_what_is_not_whole_is_not_found() {
 }
 
 #[test]
-fn a_hash_is_remembered_until_the_file_changes() {
+fn hash_is_stored_until_the_file_changes() {
     let (store, folder) = store();
     let path = folder.path().join("models").join(NAME);
     fs::create_dir_all(folder.path().join("models")).expect("a folder can be made");
@@ -337,14 +339,14 @@ fn a_hash_is_remembered_until_the_file_changes() {
 }
 
 #[test]
-fn nothing_is_asked_of_a_server_for_a_name_that_is_refused() {
+fn no_server_is_contacted_for_a_refused_name() {
     let (url, asked) = server(Arc::new(|_, _, _| Vec::new()));
     let (store, _folder) = store();
     for name in ["../x.gguf", "x.txt", ""] {
         let refused = pull(&store, &format!("{url}/{NAME}"), name, None, &mut go_on);
         assert!(matches!(refused, Err(FaultKind::ParameterInvalid { .. })), "{refused:?}");
     }
-    assert_eq!(asked.lock().expect("nobody panics with it").len(), 0);
+    assert_eq!(asked.lock().expect("no thread panicked with it").len(), 0);
 }
 
 #[test]
@@ -355,16 +357,16 @@ fn http_from_another_machine_needs_a_hash() {
 }
 
 #[test]
-fn public_server_reaches_no_listener_here() {
+fn public_server_reaches_no_local_listener() {
     let (url, asked) = server(Arc::new(|_, _, _| b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_vec()));
     let agent = super::pull::agent(super::reach::Reach::of_public());
     let refused = super::pull::ask(&agent, &url, None).expect_err("it is loopback");
     assert!(refused.to_string().contains("private network"), "{refused}");
-    assert_eq!(asked.lock().expect("nobody panics with it").len(), 0);
+    assert_eq!(asked.lock().expect("no thread panicked with it").len(), 0);
 }
 
 #[test]
-fn server_that_drips_bytes_is_left() {
+fn server_that_sends_too_slowly_is_dropped() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
     let url = format!("http://{}/{NAME}", listener.local_addr().expect("it is bound"));
     std::thread::spawn(move || {
@@ -386,6 +388,6 @@ fn server_that_drips_bytes_is_left() {
     let (store, _folder) = store();
     let begun = std::time::Instant::now();
     let left = pull(&store, &url, NAME, None, &mut go_on).expect_err("it takes a month");
-    assert!(left.to_string().contains("brings less than"), "{left}");
+    assert!(left.to_string().contains("sent less than"), "{left}");
     assert!(begun.elapsed() < std::time::Duration::from_secs(60));
 }

@@ -1,5 +1,6 @@
-//! `brambled text`: the child that does the work. Single-minded: it reads a message, does what it says within limits of memory and
-//! processor time, and answers. It ends with its parent, and is what the kernel ends first where memory is short.
+//! `brambled text`: the child process that prepares requests. It reads a message, does the work within limits on memory
+//! and processor time, and answers. It ends with its parent, and is the first process that the kernel kills if memory
+//! is short.
 use std::{
     fs, io,
     os::{fd::AsFd, unix::net::UnixStream},
@@ -7,12 +8,12 @@ use std::{
     thread,
 };
 
+use common::fault::FaultKind;
 use nix::sys::{
     prctl::set_pdeathsig,
     resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit},
     signal::Signal,
 };
-use shared::protocol::error::FaultKind;
 
 use super::{
     TextWork, Unprepared,
@@ -22,19 +23,20 @@ use super::{
 };
 use crate::priority::{PREPARING, give_way};
 
-/// Stack of the work: a good half of what compiles schemas elsewhere, so that what passes here passes there.
+/// Stack size of the work: well over half of the stack on which schemas are compiled elsewhere, so that schemas
+/// accepted here compile there, too.
 const STACK_BYTES: usize = 24 << 20;
 
 /// Works until the other end of standard input, a socket, closes.
 ///
 /// # Errors
-/// Standard input is no socket, or limits cannot be set.
+/// Standard input is not a socket, or limits cannot be set.
 pub fn run() -> anyhow::Result<()> {
     give_way(PREPARING);
-    // The socket's end says the same, but not while it works.
+    // The end of the socket means the same, but is not noticed during work.
     set_pdeathsig(Signal::SIGKILL)?;
     setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
-    // More is always allowed; without it the kernel chooses as it likes.
+    // Raising the score is always permitted; if it fails, the kernel chooses its victim itself.
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
     set_hook(Box::new(|_| {}));
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -54,7 +56,7 @@ fn serve(socket: &UnixStream) -> io::Result<()> {
         };
         limit_time(seconds)?;
         if matches!(job, Job::Encode(..)) && !inline.has_tokenizer() {
-            // The file is mapped whole while it is read; what is read is bounded by its parser.
+            // The file is mapped whole while it is read; its parser bounds how much is read.
             limit_memory(None)?;
             let read = inline.read_tokenizer();
             limit_memory(Some(memory))?;
@@ -78,11 +80,11 @@ fn work(inline: &mut Inline, job: &Job) -> Outcome {
     };
     outcome.unwrap_or_else(|error| match error {
         Unprepared::Refused(kind) => Outcome::Refused(kind),
-        Unprepared::Elsewhere => Outcome::Refused(FaultKind::Internal { reason: "the work is done nowhere".into() }),
+        Unprepared::Elsewhere => Outcome::Refused(FaultKind::Internal { reason: "the child cannot do it".into() }),
     })
 }
 
-/// Lets the address space grow by so many bytes from now on, or without a bound.
+/// Limits the growth of the address space to this many bytes from now on, or removes the limit.
 fn limit_memory(bytes: Option<u64>) -> io::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_AS)?;
     let soft = match bytes {
@@ -92,7 +94,7 @@ fn limit_memory(bytes: Option<u64>) -> io::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_AS, soft, hard)?)
 }
 
-/// Bytes of the address space that are in use.
+/// Size of the used address space in bytes.
 fn address_space() -> io::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
@@ -100,12 +102,12 @@ fn address_space() -> io::Result<u64> {
     kib.map(|kib| kib << 10).ok_or_else(|| io::Error::other("/proc/self/status has no VmSize"))
 }
 
-/// Lets the process compute for so many seconds from now on; SIGXCPU ends it then.
+/// Limits the process to this many seconds of processor time from now on; SIGXCPU then ends it.
 fn limit_time(seconds: u64) -> io::Result<()> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let used = usage.user_time().tv_sec() + usage.system_time().tv_sec();
     let (_, hard) = getrlimit(Resource::RLIMIT_CPU)?;
-    // Of both parts, fractions of a second are missing.
+    // Both parts are rounded down to seconds.
     let soft = (used as u64 + 1).saturating_add(seconds).min(hard);
     Ok(setrlimit(Resource::RLIMIT_CPU, soft, hard)?)
 }

@@ -1,40 +1,38 @@
-//! What a node and its child say to each other: a length and a message, over a pair of sockets. Bounded on both sides.
+//! Messages between a node and its child: a length and a message, over a socket pair. Bounded on both sides.
 use std::{
     io::{self, ErrorKind, Read, Write},
     path::PathBuf,
 };
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use shared::{
-    protocol::{
-        error::FaultKind,
-        message::{Chat, Grammar},
-    },
-    tokenizer::template::TemplateSource,
+use common::{
+    chat::{Chat, Grammar},
+    fault::FaultKind,
 };
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tokenizer::template::TemplateSource;
 
-/// Longest message: the tokens of the longest conversation, five bytes each.
+/// Longest message: the tokens of the longest conversation, at five bytes each.
 const FRAME_BYTES_MAX: usize = 32 << 20;
 
-/// What a child works with.
+/// Parameters of a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Beginning {
     /// The model's templates.
     pub(super) source: Option<TemplateSource>,
     /// The model's file.
     pub(super) path: PathBuf,
-    /// Bytes that may be allocated beyond what is there at the beginning.
+    /// Bytes that it may allocate in addition to its initial memory.
     pub(super) memory: u64,
 }
 
-/// What a child is asked, with the seconds of processor time that it may take.
+/// A job for a child, with its limit on processor time in seconds.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Ask {
     pub(super) seconds: u64,
     pub(super) job: Job,
 }
 
-/// A piece of work.
+/// Kinds of work.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Job {
     /// Compile the templates.
@@ -44,7 +42,7 @@ pub(super) enum Job {
     Encode(String, bool),
 }
 
-/// What comes of it.
+/// Outcome of a job.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Outcome {
     Good,
@@ -60,7 +58,7 @@ pub(super) fn write(mut socket: impl Write, message: &impl Serialize) -> io::Res
     socket.write_all(&bytes)
 }
 
-/// Reads a message; `goes_on` is asked whenever a read of the socket times out.
+/// Reads a message; `goes_on` is called whenever a read of the socket times out, and returns false to give up.
 pub(super) fn read<T: DeserializeOwned>(mut socket: impl Read, mut goes_on: impl FnMut() -> bool) -> io::Result<T> {
     let mut length = [0; 4];
     fill(&mut socket, &mut length, &mut goes_on)?;

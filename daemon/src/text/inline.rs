@@ -1,22 +1,20 @@
-//! Does the work where it is called: in the child, and in tests of the engine.
+//! Does the work in the calling process: in the child, and in tests of the engine.
 use std::{path::PathBuf, sync::Arc};
 
-use shared::{
-    gguf::GgufFile,
-    protocol::{
-        error::FaultKind,
-        message::{Chat, Grammar},
-    },
-    tokenizer::{
-        Tokenizer,
-        template::{ChatTemplate, TemplateError, TemplateSource},
-    },
+use common::{
+    chat::{Chat, Grammar},
+    fault::FaultKind,
+};
+use engine::grammar;
+use gguf::GgufFile;
+use tokenizer::{
+    Tokenizer,
+    template::{ChatTemplate, TemplateError, TemplateSource},
 };
 
 use super::{TextWork, Unprepared, refused};
-use crate::engine::grammar;
 
-/// A template and a tokenizer, made when they are needed first.
+/// A template and a tokenizer, created on first use.
 #[derive(Debug)]
 pub struct Inline {
     source: Option<TemplateSource>,
@@ -26,7 +24,7 @@ pub struct Inline {
 }
 
 impl Inline {
-    /// The work for a model; nothing is compiled or read yet.
+    /// Creates the work for a model; nothing is compiled or read yet.
     pub fn new(source: Option<TemplateSource>, path: PathBuf, tokenizer: Option<Arc<Tokenizer>>) -> Self {
         Self { source, template: None, path, tokenizer }
     }
@@ -34,19 +32,19 @@ impl Inline {
     /// Compiles the template.
     ///
     /// # Errors
-    /// It cannot be compiled, or there is none.
+    /// The template cannot be compiled, or there is none.
     pub fn template(&mut self) -> Result<&ChatTemplate, FaultKind> {
         let source = self.source.as_ref().ok_or(FaultKind::NoTemplate)?;
         let template = self.template.get_or_insert_with(|| ChatTemplate::compile(source));
         template.as_ref().map_err(|error| refused(error.to_string()))
     }
 
-    /// Whether the tokenizer is there.
+    /// Whether the tokenizer is loaded.
     pub fn has_tokenizer(&self) -> bool {
         self.tokenizer.is_some()
     }
 
-    /// Reads the tokenizer from the model's file, if it is not there.
+    /// Reads the tokenizer from the model's file, if it is not loaded.
     ///
     /// # Errors
     /// The file changed.

@@ -1,27 +1,26 @@
-//! The requests that wait to be prepared, in three lanes: what is done at once, ordinary conversations, and all that may take long. What
-//! one lane does holds up no other. The node bounds how many there are.
+//! Queues of requests to prepare, in three lanes: immediate work, ordinary conversations, and work that may take long.
+//! The lanes do not delay each other. The node bounds the number of requests.
 use std::{
     collections::{BTreeSet, VecDeque},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use shared::protocol::message::Generate;
-
-use crate::engine::RequestKey;
+use engine::RequestKey;
+use protocol::message::Generate;
 
 /// Where a request is prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// Without a child: first of all, every request is tried here.
+    /// Without a child: every request is tried here first.
     Front,
-    /// Conversations of an ordinary length.
+    /// Conversations of ordinary length.
     Chat,
-    /// Long texts and conversations, and schemas that nobody has seen.
+    /// Long texts and conversations, and schemas that were not checked before.
     Long,
 }
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
     pub(super) key: RequestKey,
@@ -29,11 +28,11 @@ pub(super) struct Waiting {
     pub(super) received: Instant,
 }
 
-/// What a lane does next.
+/// Next work of a lane.
 #[derive(Debug)]
 pub(super) enum Next {
     Prepare(Waiting),
-    /// Nothing came for a while.
+    /// No request arrived for a while.
     Rest,
     /// The engine ends.
     End,
@@ -56,11 +55,11 @@ pub(super) struct Lanes {
 
 impl Lanes {
     fn lock(&self) -> MutexGuard<'_, Places> {
-        // Nothing panics with it in hand.
+        // No holder of the lock panics.
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a new request in.
+    /// Adds a new request.
     pub(super) fn enter(&self, waiting: Waiting) {
         let mut places = self.lock();
         places.pending.insert(waiting.key);
@@ -69,7 +68,7 @@ impl Lanes {
         self.wake.notify_all();
     }
 
-    /// Hands a request on to another lane, if it is still wanted.
+    /// Moves a request to another lane, if it is still wanted.
     pub(super) fn hand_on(&self, lane: Lane, waiting: Waiting) {
         let mut places = self.lock();
         if places.pending.contains(&waiting.key) {
@@ -79,7 +78,7 @@ impl Lanes {
         self.wake.notify_all();
     }
 
-    /// Waits for the next request of a lane, at most for so long.
+    /// Waits at most `patience` for the next request of a lane.
     pub(super) fn next(&self, lane: Lane, patience: Duration) -> Next {
         let deadline = Instant::now() + patience;
         let mut places = self.lock();
@@ -105,12 +104,13 @@ impl Lanes {
         !places.is_over && places.pending.contains(&key)
     }
 
-    /// Takes a request out; false if it is not here any more.
+    /// Removes a request; false if it is no longer here.
     pub(super) fn leave(&self, key: RequestKey) -> bool {
         self.leave_with(key, || true) == Some(true)
     }
 
-    /// Takes a request out if `then` says so, before it can be cancelled elsewhere; `None` if it is not here any more.
+    /// Removes a request if `then` returns true, atomically with respect to cancellation; `None` if it is no longer
+    /// here.
     pub(super) fn leave_with(&self, key: RequestKey, then: impl FnOnce() -> bool) -> Option<bool> {
         let mut places = self.lock();
         if !places.pending.contains(&key) {
@@ -124,7 +124,7 @@ impl Lanes {
         Some(leaves)
     }
 
-    /// The engine ends: nothing is prepared any more.
+    /// Ends all lanes with the engine: nothing more is prepared.
     pub(super) fn end(&self) {
         let mut places = self.lock();
         places.is_over = true;
@@ -137,7 +137,7 @@ impl Lanes {
 
 #[cfg(test)]
 mod tests {
-    use shared::sampling::SamplingParameters;
+    use common::sampling::SamplingParameters;
 
     use super::*;
 
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_left_is_neither_prepared_nor_handed_on() {
+    fn removed_request_is_neither_prepared_nor_moved() {
         let lanes = Lanes::default();
         (1..=3).for_each(|key| lanes.enter(waiting(key)));
         assert_eq!(lanes.leave_with(RequestKey(2), || false), Some(false), "it stays");

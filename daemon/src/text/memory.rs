@@ -1,31 +1,31 @@
-//! What was prepared lately, by content: a few prompts for some seconds, since the choices of an answer come together, and schemas that
-//! were found good, since clients use the same ones again and again. Bounded in entries and in tokens.
+//! Cache of recent preparations, by content: a few prompts for some seconds, because the choices of an answer arrive
+//! together, and schemas that were found valid, because clients reuse them. Bounded in entries and in tokens.
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use common::fault::FaultKind;
 use sha2::{Digest, Sha256};
-use shared::protocol::error::FaultKind;
 
 use super::Unprepared;
 
-/// Most prompts that are kept.
+/// Most prompts in the cache.
 const PROMPTS_MAX: usize = 4;
-/// Longest prompt that is kept, in tokens: 1 MiB.
+/// Longest cached prompt, in tokens: 1 MiB.
 const PROMPT_TOKENS_MAX: usize = 256 << 10;
-/// Most schemas that are kept.
+/// Most schemas in the cache.
 const SCHEMAS_MAX: usize = 64;
-/// Prompts and refusals are kept for so long: a template may write the time, and a refusal may come of a busy machine.
+/// Lifetime of prompts and refusals: a template may include the time, and a refusal may be due to a busy machine.
 const AGE_MAX: Duration = Duration::from_secs(10);
 
-/// Names a content.
+/// Hash of a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key([u8; 32]);
 
 impl Key {
-    /// The name of parts, in their order.
+    /// Hashes parts in order.
     pub(super) fn of(parts: &[&str]) -> Self {
         let mut hash = Sha256::new();
         for part in parts {
@@ -36,7 +36,7 @@ impl Key {
     }
 }
 
-/// The latest results, the oldest first.
+/// The latest results, oldest first.
 #[derive(Debug)]
 struct Latest<T> {
     list: VecDeque<(Key, Instant, Result<T, FaultKind>)>,
@@ -62,7 +62,7 @@ impl<T: Clone> Latest<T> {
     }
 }
 
-/// What was prepared lately. Shared by all that prepare for an engine.
+/// The cache, shared by all threads that prepare requests for an engine.
 #[derive(Debug)]
 pub(super) struct Memory {
     prompts: Mutex<Latest<Arc<[u32]>>>,
@@ -77,7 +77,7 @@ impl Default for Memory {
 }
 
 fn lock<T>(place: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics with it in hand.
+    // No holder of the lock panics.
     place.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_latest_are_known_and_older_ones_make_room() {
+    fn latest_entries_are_found_and_older_ones_evicted() {
         let memory = Memory::default();
         let key = |number: usize| Key::of(&["text", &number.to_string()]);
         (0..=PROMPTS_MAX).for_each(|number| memory.keep_prompt(key(number), &Ok(vec![number as u32])));
@@ -124,11 +124,11 @@ mod tests {
         memory.keep_prompt(key(9), &Ok(vec![0; PROMPT_TOKENS_MAX + 1]));
         memory.keep_prompt(key(10), &Err(Unprepared::Elsewhere));
         assert_eq!((memory.prompt(&key(9)), memory.prompt(&key(10))), (None, None));
-        assert_ne!(Key::of(&["ab", "c"]), Key::of(&["a", "bc"]), "parts are told apart");
+        assert_ne!(Key::of(&["ab", "c"]), Key::of(&["a", "bc"]), "parts are distinguished");
     }
 
     #[test]
-    fn a_refusal_is_known_for_some_seconds_and_a_good_schema_for_good() {
+    fn refusal_expires_after_seconds_but_valid_schema_stays() {
         let mut latest: Latest<()> = Latest::new(2);
         let (good, bad) = (Key::of(&["good"]), Key::of(&["bad"]));
         latest.keep(good, Ok(()));

@@ -1,6 +1,7 @@
-//! From what a request brings to what the engine runs: templates, tokenizing, checks of schemas. All of it is work on strangers' input,
-//! so none of it is on the engine's thread, and what a library may answer with an abort or with all memory is in a child process with
-//! limits. One interface: [`TextService`] takes requests, the engine gets [`crate::engine::port::Prepared`] ones, or the client a fault.
+//! Preparation of requests for the engine: templates, tokenizing, checks of schemas. The input is untrusted, so none of
+//! this runs on the engine's thread, and work that may make a library abort or use up all memory runs in a child
+//! process with limits. Interface: [`TextService`] takes requests; the engine gets [`engine::port::Prepared`]
+//! ones, or the client gets a fault.
 pub mod child;
 mod frame;
 pub mod inline;
@@ -11,9 +12,9 @@ mod prepare;
 mod service;
 mod worker;
 
-use shared::protocol::{
-    error::FaultKind,
-    message::{Chat, Grammar},
+use common::{
+    chat::{Chat, Grammar},
+    fault::FaultKind,
 };
 
 pub use model::ModelText;
@@ -21,12 +22,12 @@ pub use prepare::Preparer;
 pub use service::TextService;
 pub use worker::{Program, check_template};
 
-/// Why a request is not prepared.
+/// Why a request was not prepared.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Unprepared {
-    /// It cannot be run.
+    /// The request cannot be run.
     Refused(FaultKind),
-    /// What it needs is done elsewhere.
+    /// The necessary work is done elsewhere.
     Elsewhere,
 }
 
@@ -38,22 +39,22 @@ impl From<FaultKind> for Unprepared {
 
 /// Work that may end the process that does it.
 pub trait TextWork {
-    /// Writes a conversation out with the model's template; `now` in seconds since 1970.
+    /// Renders a conversation with the model's template; `now` in seconds since 1970.
     ///
     /// # Errors
     /// The template or the conversation is refused.
     fn render(&mut self, chat: &Chat, now: u64) -> Result<String, Unprepared>;
 
-    /// Whether answers can have this form.
+    /// Checks whether answers can have this form.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why they cannot.
     fn check(&mut self, grammar: &Grammar) -> Result<(), Unprepared>;
 
-    /// The tokens of a text, special ones parsed; with `bos` it begins with one where the model wants that.
+    /// Tokenizes a text, parsing special tokens; with `bos`, begins with a BOS token if the model requires one.
     ///
     /// # Errors
-    /// It cannot be done.
+    /// The text cannot be tokenized.
     fn encode(&mut self, text: &str, bos: bool) -> Result<Vec<u32>, Unprepared>;
 }
 

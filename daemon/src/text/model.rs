@@ -1,25 +1,24 @@
-//! What preparing a request needs to know of the model that runs: its tokenizer, its template as text, its bounds.
+//! Properties of the running model that are needed to prepare requests: its tokenizer, its template source, its limits.
 use std::{
     path::PathBuf,
     sync::{Arc, OnceLock},
 };
 
-use shared::{
-    gguf::GgufFile,
-    protocol::{error::FaultKind, message::ToolFormat},
-    tokenizer::{
-        Tokenizer,
-        template::{TemplateError, TemplateSource},
-    },
+use common::{chat::ToolFormat, fault::FaultKind};
+use engine::{grammar::check_vocabulary, plan::Limits};
+use gguf::GgufFile;
+use tokenizer::{
+    Tokenizer,
+    template::{TemplateError, TemplateSource},
 };
 
 use super::refused;
-use crate::engine::{grammar::check_vocabulary, plan::Limits};
 
-/// Bytes that a token stands for at least, where the vocabulary has only shorter ones: an unknown character is one token.
+/// Minimum for the length in bytes of the longest token: an unknown character is one token even if the vocabulary has
+/// only shorter ones.
 const TOKEN_BYTES_LEAST: usize = 4;
 
-/// A model as far as texts are concerned.
+/// The text-related part of a model.
 #[derive(Debug)]
 pub struct ModelText {
     /// Its name, for faults.
@@ -28,9 +27,9 @@ pub struct ModelText {
     pub path: PathBuf,
     /// Its tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// Its templates, if there are any and they can be compiled.
+    /// Its templates, if it has any that can be compiled.
     pub template: Result<Option<TemplateSource>, TemplateError>,
-    /// Most tokens of a sequence.
+    /// Most tokens in a sequence.
     pub context_length: usize,
     vocabulary_length: usize,
     /// Bytes of the longest token.
@@ -39,7 +38,7 @@ pub struct ModelText {
 }
 
 impl ModelText {
-    /// The texts of a file, whose templates are not compiled yet.
+    /// Creates it from a file; templates are not compiled yet.
     pub fn new(name: String, path: PathBuf, file: &GgufFile, tokenizer: Arc<Tokenizer>, limits: Limits) -> Self {
         let (mut longest, mut piece) = (TOKEN_BYTES_LEAST, Vec::new());
         for id in 0..tokenizer.vocabulary_length() as u32 {
@@ -53,7 +52,7 @@ impl ModelText {
         Self { name, path, tokenizer, template, context_length, vocabulary_length, longest, constrains }
     }
 
-    /// How calls of tools look in answers.
+    /// Format of tool calls in answers.
     pub fn tool_format(&self) -> ToolFormat {
         let source = self.template.as_ref().ok().and_then(Option::as_ref);
         source.map_or(ToolFormat::None, TemplateSource::tool_format)
@@ -62,16 +61,17 @@ impl ModelText {
     /// The templates.
     ///
     /// # Errors
-    /// There are none, or they are broken.
+    /// There are none, or they are invalid.
     pub fn template(&self) -> Result<&TemplateSource, FaultKind> {
         let source = self.template.as_ref().map_err(|error| refused(error.to_string()))?;
         source.as_ref().ok_or(FaultKind::NoTemplate)
     }
 
-    /// Whether a text cannot fit the context, seen before it is tokenized: no token stands for more bytes than the longest.
+    /// Checks, before tokenizing, whether a text may fit the context: no token stands for more bytes than the longest
+    /// one.
     ///
     /// # Errors
-    /// It cannot.
+    /// The text cannot fit.
     pub fn check_length(&self, bytes: usize) -> Result<(), FaultKind> {
         let least = bytes.div_ceil(self.longest);
         if least > self.context_length {
@@ -80,10 +80,10 @@ impl ModelText {
         Ok(())
     }
 
-    /// Whether answers can be constrained at all; found out once.
+    /// Checks, once, whether answers can be constrained at all.
     ///
     /// # Errors
-    /// The vocabulary is beyond what can be followed.
+    /// The vocabulary is not supported by the constraint library.
     pub fn check_vocabulary(&self) -> Result<(), FaultKind> {
         let checked = self.constrains.get_or_init(|| check_vocabulary(&self.tokenizer, self.vocabulary_length));
         checked.clone().map_err(refused)

@@ -1,21 +1,22 @@
-//! The steps from a request to its tokens, the cheapest refusal first. What was done for a request lately is not done again: an answer in
-//! several choices comes as that many requests of one prompt.
+//! The steps from a request to its tokens, cheapest refusal first. Recent work is cached: a request for several choices
+//! arrives as that many requests with one prompt.
 use std::sync::Arc;
 
-use shared::protocol::{
-    error::FaultKind,
-    message::{Chat, Generate, Grammar, Prompt, ToolFormat},
+use common::{
+    chat::{Chat, Grammar, ToolFormat},
+    fault::FaultKind,
 };
+use protocol::message::{Generate, Prompt};
 
 use super::{
     ModelText, TextWork, Unprepared,
     memory::{Key, Memory},
 };
 
-/// Longest text that is tokenized where it is, in bytes: some 10 ms on a Pi.
+/// Longest text in bytes that is tokenized directly: some 10 ms on a Pi.
 pub(super) const SMALL_BYTES_MAX: usize = 32 << 10;
 
-/// Prepares requests with some way of doing what is dangerous.
+/// Prepares requests; dangerous work is delegated to `W`.
 #[derive(Debug)]
 pub struct Preparer<W> {
     pub(super) model: Arc<ModelText>,
@@ -24,20 +25,20 @@ pub struct Preparer<W> {
 }
 
 impl<W: TextWork> Preparer<W> {
-    /// One that remembers what it did itself.
+    /// Creates a preparer with a cache of its own.
     pub fn new(model: Arc<ModelText>, work: W) -> Self {
         Self { model, memory: Arc::default(), work }
     }
 
-    /// How calls of tools look in answers.
+    /// Format of tool calls in answers.
     pub fn tool_format(&self) -> ToolFormat {
         self.model.tool_format()
     }
 
-    /// The tokens of a request's prompt, once its grammar is found good; `now` in seconds since 1970.
+    /// The tokens of a request's prompt, after its grammar was checked; `now` in seconds since 1970.
     ///
     /// # Errors
-    /// Why the request cannot be run.
+    /// The reason why the request cannot be run.
     pub fn prepare(&mut self, generate: &Generate, now: u64) -> Result<Vec<u32>, Unprepared> {
         match &generate.prompt {
             Prompt::Tokens(tokens) if tokens.len() > self.model.context_length => {
@@ -57,7 +58,7 @@ impl<W: TextWork> Preparer<W> {
         }
     }
 
-    /// Whether nothing is left to find out about the form of a request's answer.
+    /// Whether the form of a request's answer needs no further check.
     pub(super) fn knows_form(&self, generate: &Generate) -> bool {
         match &generate.grammar {
             Some(Grammar::JsonSchema(schema)) => self.memory.schema(&Key::of(&["schema", schema])).is_some(),
@@ -99,7 +100,7 @@ impl<W: TextWork> Preparer<W> {
         })
     }
 
-    /// The tokens of a prompt as they were lately, or as they are worked out now.
+    /// The tokens of a prompt, from the cache or computed now.
     fn once(
         &mut self,
         key: Key,

@@ -1,4 +1,5 @@
-//! The threads that prepare requests for an engine, between the node and the engine. A cancelled request leaves at once, wherever it is.
+//! The threads that prepare requests, between the node and the engine. A cancelled request is removed at once, wherever
+//! it is.
 use std::{
     fmt, io,
     sync::{
@@ -9,10 +10,15 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use shared::protocol::{
-    error::{Fault, FaultKind},
-    message::{Chat, Generate, Grammar, Prompt},
+use common::{
+    chat::{Chat, Grammar},
+    fault::{Fault, FaultKind},
 };
+use engine::{
+    RequestKey,
+    port::{EngineOrder, Prepared, Progress},
+};
+use protocol::message::{Generate, Prompt};
 
 use super::{
     ModelText, TextWork, Unprepared,
@@ -21,23 +27,16 @@ use super::{
     prepare::{Preparer, SMALL_BYTES_MAX},
     worker::{Budget, Program, Worker},
 };
-use crate::{
-    engine::{
-        RequestKey,
-        port::{EngineOrder, Prepared},
-    },
-    node::Progress,
-};
 
-/// Between two looks for room in the engine's queue.
+/// Interval of checks for room in the engine's queue.
 const ROOM: Duration = Duration::from_millis(1);
-/// A child without work is ended after this: the next starts in some milliseconds.
+/// Idle time after which a child is ended: starting another takes some milliseconds.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// Where faults go.
+/// Receiver of faults.
 type Sink = Arc<dyn Fn(Progress) + Send + Sync>;
 
-/// Prepares the requests of a head. Ends its threads and children when it is dropped.
+/// Prepares the requests of a head. Ends its threads and children when dropped.
 pub struct TextService {
     lanes: Arc<Lanes>,
 }
@@ -54,7 +53,7 @@ impl Drop for TextService {
     }
 }
 
-/// What the threads of a service share.
+/// State shared by the threads of a service.
 #[derive(Clone)]
 struct Around {
     node: String,
@@ -66,10 +65,10 @@ struct Around {
 }
 
 impl TextService {
-    /// Starts the threads; children start when they are needed.
+    /// Starts the threads; children are started on demand.
     ///
     /// # Errors
-    /// There is no thread.
+    /// A thread cannot be started.
     pub fn start(
         node: String,
         model: ModelText,
@@ -78,7 +77,7 @@ impl TextService {
         sink: Sink,
     ) -> io::Result<Self> {
         let (lanes, model) = (Arc::new(Lanes::default()), Arc::new(model));
-        // Dropped where a thread cannot be started: then the others end.
+        // Dropped if a thread cannot be started, which ends the others.
         let service = Self { lanes: Arc::clone(&lanes) };
         let around = Around { node, model: Arc::clone(&model), memory: Arc::default(), lanes, engine, sink };
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| thread::Builder::new().name(name.into()).spawn(run);
@@ -93,18 +92,18 @@ impl TextService {
         Ok(service)
     }
 
-    /// Prepares a request and hands it to the engine, or refuses it. Never waits.
+    /// Prepares a request and hands it to the engine, or refuses it. Never blocks.
     pub fn submit(&self, key: RequestKey, generate: Arc<Generate>) {
         self.lanes.enter(Waiting { key, generate, received: Instant::now() });
     }
 
-    /// Takes back a request that is still prepared; false if the engine has it. Never waits.
+    /// Withdraws a request that is still being prepared; false if the engine has it. Never blocks.
     pub fn withdraw(&self, key: RequestKey) -> bool {
         self.lanes.leave(key)
     }
 }
 
-/// Does nothing itself.
+/// Refuses all work, so that it is done by a child.
 struct Elsewhere;
 
 impl TextWork for Elsewhere {
@@ -121,7 +120,7 @@ impl TextWork for Elsewhere {
     }
 }
 
-/// Where a request is prepared that needs a child; one whose schema is known to be good has none to check.
+/// The lane of a request that needs a child; if its schema is known to be valid, only the prompt counts.
 fn lane_of(generate: &Generate, is_form_known: bool) -> Lane {
     match &generate.prompt {
         Prompt::Chat(_) if generate.prompt.byte_count() <= SMALL_BYTES_MAX && is_form_known => Lane::Chat,
@@ -134,7 +133,7 @@ impl Around {
         Preparer { model: Arc::clone(&self.model), memory: Arc::clone(&self.memory), work }
     }
 
-    /// What needs no child is prepared here, all else is handed on.
+    /// Prepares requests that need no child, and moves all others to their lanes.
     fn run_front(&self) {
         let mut preparer = self.preparer(Elsewhere);
         loop {
@@ -171,7 +170,7 @@ impl Around {
         }
     }
 
-    /// Hands a request to the engine, or says why it cannot be run; one that was cancelled meanwhile is forgotten.
+    /// Hands a request to the engine or reports why it cannot be run; does nothing if it was cancelled meanwhile.
     fn deliver(&self, waiting: Waiting, result: Result<Vec<u32>, Unprepared>) {
         let Waiting { key, generate, received } = waiting;
         match result {
@@ -183,7 +182,7 @@ impl Around {
             Err(error) => {
                 let kind = match error {
                     Unprepared::Refused(kind) => kind,
-                    Unprepared::Elsewhere => FaultKind::Internal { reason: "the request is prepared nowhere".into() },
+                    Unprepared::Elsewhere => FaultKind::Internal { reason: "no worker can prepare the request".into() },
                 };
                 if self.lanes.leave(key) {
                     (self.sink)(Progress::Refused(key, Fault::new(&self.node, kind)));
@@ -194,7 +193,8 @@ impl Around {
 }
 
 impl Around {
-    /// Gives the engine a request as soon as there is room, or nobody wants it any more. A cancel that comes later is behind it.
+    /// Waits for room in the engine's queue and sends a request, unless it is cancelled before. A later cancellation is
+    /// queued after it.
     fn hand_over(&self, key: RequestKey, order: EngineOrder) {
         let mut next = Some(order);
         while let Some(order) = next.take() {
@@ -203,7 +203,7 @@ impl Around {
                     next = Some(order);
                     false
                 }
-                // An engine that ended said so itself.
+                // An engine that ended has reported that itself.
                 Ok(()) | Err(TrySendError::Disconnected(_)) => true,
             });
             if next.is_some() {
@@ -213,7 +213,7 @@ impl Around {
     }
 }
 
-/// Seconds since 1970; a clock before that is one that was never set.
+/// Seconds since 1970; 0 if the clock was never set.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

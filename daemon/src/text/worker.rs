@@ -1,5 +1,5 @@
-//! The node's end of a child: starts it, asks it with a deadline, ends it, and says in words why it ended by itself. One request at a
-//! time: what breaks a child is the request that it works on.
+//! The node's end of a child: starts it, sends it work with a deadline, ends it, and explains why it ended
+//! unexpectedly. One request at a time: if a child breaks, its current request is the cause.
 use std::{
     ffi::OsString,
     fs,
@@ -13,14 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::signal::Signal;
-use shared::{
-    protocol::{
-        error::FaultKind,
-        message::{Chat, Grammar},
-    },
-    tokenizer::template::TemplateError,
+use common::{
+    chat::{Chat, Grammar},
+    fault::FaultKind,
 };
+use nix::sys::signal::Signal;
+use tokenizer::template::TemplateError;
 
 use super::{
     ModelText, TextWork, Unprepared,
@@ -28,56 +26,56 @@ use super::{
     refused,
 };
 
-/// Between two looks whether an outcome is still wanted.
+/// Interval of checks whether an outcome is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
-/// A child takes a message, or is gone after it was killed, within this.
+/// Time limit for a child to accept a message, or to be gone after it was killed.
 const PROMPTLY: Duration = Duration::from_secs(10);
-/// A child that has grown beyond this is ended after its work, in bytes.
+/// Resident size in bytes above which a child is ended after its work.
 const RESIDENT_MAX: u64 = 64 << 20;
-/// What a child says last, in bytes.
+/// Most bytes read from the standard error of a child that ended.
 const LAST_WORDS_MAX: u64 = 4096;
 
-/// How a child is started.
+/// Command line that starts a child.
 #[derive(Clone, Debug)]
 pub struct Program(pub(super) Vec<OsString>);
 
 impl Program {
-    /// Children are `brambled text`.
+    /// The program `brambled text`.
     pub fn of(brambled: PathBuf) -> Self {
         Self(vec![brambled.into(), "text".into()])
     }
 }
 
-/// What bounds a piece of work.
+/// Limits on a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Budget {
     /// Bytes that a child may allocate.
     pub(super) memory: u64,
     /// Seconds of processor time.
     pub(super) seconds: u64,
-    /// Until its end, whatever else the machine does.
+    /// Elapsed time, regardless of the machine's load.
     pub(super) deadline: Duration,
 }
 
 impl Budget {
-    /// For conversations and schemas of an ordinary length, and templates.
+    /// For conversations and schemas of ordinary length, and templates.
     pub(super) const SMALL: Self = Self { memory: 32 << 20, seconds: 2, deadline: Duration::from_secs(20) };
 
-    /// For long texts, which the context bounds.
+    /// For long texts, whose length the context bounds.
     pub(super) fn large(context_length: usize) -> Self {
         let memory = (64 << 20) + 512 * context_length as u64;
         Self { memory, seconds: 20, deadline: Duration::from_secs(60) }
     }
 }
 
-/// A child that works, or none until it is needed.
+/// A child, started on demand.
 pub(super) struct Worker {
     program: Program,
     beginning: Beginning,
     model: String,
     budget: Budget,
     alive: Option<Alive>,
-    /// Whether the outcome of what it does is still wanted.
+    /// Whether the outcome of the current job is still wanted.
     pub(super) is_wanted: Box<dyn Fn() -> bool + Send>,
 }
 
@@ -88,21 +86,21 @@ struct Alive {
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        // One that ended by itself is past killing.
+        // Fails if the child has ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// How an ask ended without an outcome.
+/// Why a job has no outcome.
 enum Failure {
-    /// Nobody wants it any more.
+    /// The outcome is no longer wanted.
     Unwanted,
-    /// The deadline is over.
+    /// The deadline has passed.
     Late,
     /// The child ended.
     Ended(String, Option<ExitStatus>),
-    /// It could not be started.
+    /// The child could not be started.
     Absent(io::Error),
 }
 
@@ -113,28 +111,28 @@ impl Worker {
         Self { program, beginning, model: model.name.clone(), budget, alive: None, is_wanted: Box::new(|| true) }
     }
 
-    /// Ends the child, if there is one: the next ask starts another.
+    /// Ends the child, if there is one: the next job starts another.
     pub(super) fn end(&mut self) {
         self.alive = None;
     }
 
-    /// Has a job done.
+    /// Runs a job in the child.
     fn ask(&mut self, job: Job) -> Result<Outcome, Unprepared> {
         let ask = Ask { seconds: self.budget.seconds, job };
         let deadline = Instant::now() + self.budget.deadline;
         let mut failure = self.try_ask(&ask, deadline);
-        // What the kernel ended to get memory back, or what ended before it was asked, is asked again once.
+        // If the kernel killed the child for its memory, or it ended before the job arrived, the job is retried once.
         if matches!(&failure, Err(Failure::Ended(_, status)) if is_foreign(*status)) {
             failure = self.try_ask(&ask, deadline);
         }
         match failure {
             Ok(Outcome::Refused(kind)) => Err(kind.into()),
             Ok(outcome) => Ok(outcome),
-            // It is no outcome of the work: nothing of it may be remembered.
+            // Not an outcome of the work, so it must not be cached.
             Err(Failure::Unwanted) => Err(Unprepared::Elsewhere),
             Err(failure) => {
                 let kind = self.explain(&ask.job, failure);
-                tracing::warn!("a request is refused: {kind}");
+                tracing::warn!("refused a request: {kind}");
                 Err(kind.into())
             }
         }
@@ -162,7 +160,7 @@ impl Worker {
             }
             Err(_) if is_unwanted => Err(Failure::Unwanted),
             Err(error) if error.kind() == ErrorKind::TimedOut => Err(Failure::Late),
-            // Its socket closed: it ended, or ends.
+            // Its socket closed: it has ended, or is about to.
             Err(_) => {
                 let status = ended(&mut alive.child);
                 Err(Failure::Ended(last_words(&mut alive.child), status))
@@ -175,7 +173,7 @@ impl Worker {
         socket.set_read_timeout(Some(LOOK))?;
         socket.set_write_timeout(Some(PROMPTLY))?;
         let child = spawn(&self.program.0, &end)?;
-        // One that ended already is found out by what it is asked.
+        // If the child has ended already, the first job detects it.
         let _ = frame::write(&socket, &self.beginning);
         Ok(Alive { child, socket })
     }
@@ -184,15 +182,15 @@ impl Worker {
         let Budget { memory, seconds, deadline } = self.budget;
         let subject = match job {
             Job::Compile | Job::Render(..) => format!("the chat template of {}", self.model),
-            Job::Check(_) => "the answer's form: compiling the schema".into(),
+            Job::Check(_) => "response format: compiling the schema".into(),
             Job::Encode(..) => "tokenizing the prompt".into(),
         };
         let how = match failure {
             Failure::Absent(error) => {
-                let reason = format!("brambled cannot be started to prepare requests: {error}");
+                let reason = format!("cannot start brambled to prepare requests: {error}");
                 return FaultKind::Internal { reason };
             }
-            Failure::Unwanted => "is not wanted any more".to_owned(),
+            Failure::Unwanted => "was cancelled".to_owned(),
             Failure::Late => format!("took longer than {} s", deadline.as_secs()),
             Failure::Ended(words, status) => match status.and_then(|status| status.signal()) {
                 Some(signal) if signal == Signal::SIGXCPU as i32 => {
@@ -202,10 +200,10 @@ impl Worker {
                 _ if words.contains("memory allocation of") => {
                     format!("ran out of memory: at most {} MiB are allowed", memory >> 20)
                 }
-                Some(signal) if signal == Signal::SIGKILL as i32 => "was ended by the system: memory is short".into(),
+                Some(signal) if signal == Signal::SIGKILL as i32 => "was killed by the system: memory is short".into(),
                 _ => format!(
                     "ended its process ({})",
-                    status.map_or_else(|| "it hangs".into(), |status| status.to_string())
+                    status.map_or_else(|| "it does not respond".into(), |status| status.to_string())
                 ),
             },
         };
@@ -213,7 +211,7 @@ impl Worker {
     }
 }
 
-/// Whether a child was ended by something else than its work.
+/// Whether a child was ended by something other than its work.
 fn is_foreign(status: Option<ExitStatus>) -> bool {
     status.is_some_and(|status| status.signal() == Some(Signal::SIGKILL as i32) || status.success())
 }
@@ -222,16 +220,16 @@ fn spawn(words: &[OsString], end: &UnixStream) -> io::Result<Child> {
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]);
     command.stdin(Stdio::from(OwnedFd::from(end.try_clone()?))).stdout(Stdio::null()).stderr(Stdio::piped());
-    // One heap, so that the address space is what is allocated.
+    // A single heap, so that the address space reflects allocations.
     command.env("MALLOC_ARENA_MAX", "1");
-    // What the service manager says is for the daemon.
+    // Environment of the service manager, which is meant for the daemon.
     for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RUST_BACKTRACE"] {
         command.env_remove(name);
     }
     command.spawn()
 }
 
-/// Waits for a child whose socket closed.
+/// Waits for the end of a child whose socket closed.
 fn ended(child: &mut Child) -> Option<ExitStatus> {
     let deadline = Instant::now() + PROMPTLY;
     while Instant::now() < deadline {
@@ -243,17 +241,17 @@ fn ended(child: &mut Child) -> Option<ExitStatus> {
     None
 }
 
-/// What a child that ended said on standard error.
+/// Standard error output of a child that ended.
 fn last_words(child: &mut Child) -> String {
     let mut words = Vec::new();
     if let Some(stderr) = child.stderr.take() {
-        // It ended: there is no more than what is there.
+        // The child has ended, so no more output can follow.
         let _ = stderr.take(LAST_WORDS_MAX).read_to_end(&mut words);
     }
     String::from_utf8_lossy(&words).into_owned()
 }
 
-/// Resident memory of a child in bytes; none where that cannot be read.
+/// Resident memory of a child in bytes; 0 if it cannot be read.
 fn resident(child: &Child) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -285,15 +283,16 @@ impl TextWork for Worker {
 
 fn unexpected(outcome: &Outcome) -> Unprepared {
     let what = match outcome {
-        Outcome::Good => "a word",
+        Outcome::Good => "a confirmation",
         Outcome::Text(_) => "a text",
         Outcome::Tokens(_) => "tokens",
         Outcome::Refused(_) => "a refusal",
     };
-    FaultKind::Internal { reason: format!("the child that prepares requests answers with {what}") }.into()
+    FaultKind::Internal { reason: format!("the child that prepares requests sent an unexpected answer: {what}") }.into()
 }
 
-/// Compiles a model's template in a child of its own; one that cannot be compiled stays as the error that chats get.
+/// Compiles a model's template in a separate child; if that fails, the model keeps the error, which chat requests then
+/// get.
 pub fn check_template(program: &Program, model: &mut ModelText) {
     if !matches!(&model.template, Ok(Some(_))) {
         return;

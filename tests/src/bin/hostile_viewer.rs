@@ -1,6 +1,7 @@
-//! What the holder of a viewer's key can try against nodes: `hostile_viewer --key viewer.key --nodes A,B --model M --seconds 10`. Sessions
-//! that ask for a lot and never read, messages that are never finished, 128 watches in one session, names of 15 kB with refused requests,
-//! and as many idle sessions as the node accepts. Prints how often each was accepted, as a JSON object. Of `tests/security/hostile_tenant.py`.
+//! Attacks nodes with a viewer's key: `hostile_viewer --key viewer.key --nodes A,B --model M --seconds 10`. Opens
+//! sessions that request a lot and never read, sends messages that never end, starts 128 watches in one session, uses
+//! names of 15 kB with refused requests, and opens as many idle sessions as the node accepts. Prints as a JSON object
+//! how often each was accepted. Used by `tests/security/hostile_tenant.py`.
 use std::{
     path::PathBuf,
     sync::{
@@ -12,59 +13,56 @@ use std::{
 
 use anyhow::ensure;
 use clap::Parser;
-use serde::Serialize;
-use shared::{
-    ids::RequestId,
-    protocol::{
-        connection::{Connection, dial_with, write},
-        error::FaultKind,
-        handshake::{Hello, Identity, Purpose},
-        message::{MESSAGE_BYTES_MAX, Request, RequestBody},
-        models::{ModelsRequest, PIECE_BYTES_MAX},
-        noise::{
-            key::Role,
-            keyring::{self, Keyring},
-        },
+use common::{fault::FaultKind, ids::RequestId};
+use protocol::{
+    connection::{Connection, dial_with, write},
+    handshake::{Hello, Identity, Purpose},
+    message::{MESSAGE_BYTES_MAX, Request, RequestBody},
+    models::{ModelsRequest, PIECE_BYTES_MAX},
+    noise::{
+        key::Role,
+        keyring::{self, Keyring},
     },
 };
+use serde::Serialize;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     time::{Instant, sleep, timeout, timeout_at},
 };
 
-/// Sessions of each kind for each node.
+/// Sessions of each kind per node.
 const UNREAD: usize = 8;
 const UNFINISHED: usize = 120;
 const WATCHING: usize = 2;
 const NAMED: usize = 4;
 const IDLE: usize = 400;
-/// Requests of a session that does not read.
+/// Requests in a session that does not read.
 const PIECES: u64 = 230;
 const WATCHES: u64 = 128;
 const NAME_BYTES: usize = 15_000;
-/// A write that takes longer is held back by the node.
+/// The node applies back-pressure if a write takes longer than this.
 const WRITE: Duration = Duration::from_secs(2);
-/// Before a session that was closed is opened again.
+/// Pause before a closed session is opened again.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Attacks nodes with a viewer's key.
+/// Attack nodes with a viewer's key.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The viewer's key
+    /// File with the viewer's key
     #[arg(long)]
     key: PathBuf,
-    /// The nodes
+    /// Addresses of the nodes
     #[arg(long, value_delimiter = ',', value_name = "ADDR:PORT,..")]
     nodes: Vec<String>,
-    /// A model file that they have
+    /// A model file that is present on the nodes
     #[arg(long)]
     model: String,
-    /// How long
+    /// Duration of the attack
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
 }
 
-/// What a session does.
+/// The behaviour of a session.
 #[derive(Clone, Copy, Debug)]
 enum Attack {
     Unread,
@@ -82,7 +80,7 @@ const ATTACKS: [(Attack, usize); 5] = [
     (Attack::Idle, IDLE),
 ];
 
-/// How often sessions were accepted and refused, and what was written in them.
+/// Counts of accepted and refused sessions and of the messages written in them.
 #[derive(Debug, Default)]
 struct Count {
     accepted: AtomicU64,
@@ -91,7 +89,7 @@ struct Count {
     held_back: AtomicU64,
 }
 
-/// [`Count`] as it is printed.
+/// [`Count`] in its printed form.
 #[derive(Debug, Serialize)]
 struct Counted {
     attack: String,
@@ -101,7 +99,7 @@ struct Counted {
     held_back: u64,
 }
 
-/// What all sessions share.
+/// State shared by all sessions.
 #[derive(Debug)]
 struct Plan {
     keyring: Keyring,
@@ -114,7 +112,7 @@ async fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     let held = keyring::read(&arguments.key)?;
     let keyring = Keyring::with(Role::Viewer, held);
-    ensure!(arguments.seconds > 0.0 && arguments.seconds < 3600.0, "--seconds must be from 0 to 3600");
+    ensure!(arguments.seconds > 0.0 && arguments.seconds < 3600.0, "--seconds must be between 0 and 3600");
     let end = Instant::now() + Duration::from_secs_f64(arguments.seconds);
     let plan = Arc::new(Plan { keyring, model: arguments.model, end });
     let mut tasks = Vec::new();
@@ -141,13 +139,13 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One session after the other until the time is over.
+/// Opens one session after another until the time is over.
 async fn repeat(attack: Attack, node: String, plan: Arc<Plan>, count: Arc<Count>) {
     while Instant::now() < plan.end {
         match open(attack, &node, &plan).await {
             Ok(connection) => {
                 count.accepted.fetch_add(1, Ordering::Relaxed);
-                // A session that the node ends is one that it has noticed.
+                // If the node ends the session, it has detected the attack.
                 let _ = timeout_at(plan.end, strike(attack, connection, &plan, &count)).await;
             }
             Err(_) => {
@@ -165,7 +163,7 @@ async fn open(attack: Attack, node: &str, plan: &Plan) -> Result<Connection, Fau
     dial_with(node, &hello, &plan.keyring).await.map(|(connection, _)| connection).map_err(|fault| fault.kind)
 }
 
-/// What a session does once it is open; returns when the node ends it or holds it back for good.
+/// Runs the attack on an open session; returns when the node closes it or stops reading for good.
 async fn strike(attack: Attack, mut connection: Connection, plan: &Plan, count: &Count) {
     let read = |number: u64| {
         let offset = (number % 4) * PIECE_BYTES_MAX as u64;
@@ -178,7 +176,7 @@ async fn strike(attack: Attack, mut connection: Connection, plan: &Plan, count: 
                     break;
                 }
             }
-            // Never reads.
+            // Never read.
             sleep(Duration::from_secs(3600)).await;
         }
         Attack::Unfinished => {
@@ -212,7 +210,7 @@ async fn strike(attack: Attack, mut connection: Connection, plan: &Plan, count: 
     }
 }
 
-/// Sends a request; whether the node took it in time.
+/// Sends a request; returns whether the node accepted it in time.
 async fn send(connection: &mut Connection, number: u64, body: RequestBody, count: &Count) -> bool {
     let request = Request { id: RequestId(number), body };
     let sent = write(&mut connection.stream, &mut connection.seals.out, connection.version, &request);
@@ -229,13 +227,13 @@ async fn send(connection: &mut Connection, number: u64, body: RequestBody, count
     }
 }
 
-/// Takes what has arrived, without looking at it.
+/// Reads what has arrived and discards it.
 async fn drain(connection: &mut Connection) {
     let mut bytes = vec![0; 1 << 16];
     let _ = timeout(Duration::from_millis(1), connection.stream.read(&mut bytes)).await;
 }
 
-/// Reads and forgets until the node closes.
+/// Reads and discards until the node closes the connection.
 async fn until_closed(connection: &mut Connection) {
     let mut bytes = vec![0; 1 << 16];
     while matches!(connection.stream.read(&mut bytes).await, Ok(count) if count > 0) {}

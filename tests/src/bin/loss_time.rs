@@ -1,6 +1,7 @@
-//! How long it takes until everybody knows that a node was lost: `loss_time [--topology tp4] [--repeats 5] [--ranks 0,1]`. kill -9 and
-//! SIGSTOP of each rank at a random moment of a request; until the console ends with its error, until every other node says the
-//! same, and until the next request after the node's return has ended. Liveness as shipped, a model of 96 thin layers.
+//! Measures how fast a lost node is detected: `loss_time [--topology tp4] [--repeats 5] [--ranks 0,1]`. Sends kill -9
+//! and SIGSTOP to each rank at a random moment of a request and times three events: the console ends with an error,
+//! every other node reports the loss, and the next request after the node's return ends. Uses the default liveness
+//! settings and a model of 96 thin layers.
 use std::{
     process::ExitCode,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -13,33 +14,33 @@ use harness::{
     random::Random,
 };
 use nix::sys::signal::Signal;
-use shared::topology::Layout;
+use topology::Layout;
 
-/// As shipped, written out because the harness would set them long.
+/// The shipped defaults, written out because the harness would otherwise set long timeouts.
 const LIVENESS: &str = "heartbeat_ms = 250\nsilent_ms = 2000\n";
-/// All must know after this.
+/// Deadline for all nodes to detect the loss.
 const WANTED: Duration = Duration::from_secs(3);
-/// Ends a wait for what does not come.
+/// Limit of every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Kills and stops ranks during requests and times what follows.
+/// Kill and stop ranks during requests and time the recovery.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Of the cluster, one daemon a node
+    /// Topology of the cluster, with one daemon per node
     #[arg(long, default_value = "tp4")]
     topology: Layout,
     /// Losses of each rank by each signal
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeats: u32,
-    /// Ranks to lose, counted over the stages [default: all]
+    /// Ranks to lose, counted across the stages [default: all]
     #[arg(long, value_name = "R,..", value_delimiter = ',')]
     ranks: Vec<usize>,
-    /// Of the moments [default: from the clock]
+    /// Seed of the moments [default: from the clock]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
 }
 
-/// Milliseconds from the signal on; the last from the node's return on.
+/// Milliseconds since the signal; `again` counts from the node's return.
 struct Times {
     console: u128,
     nodes: u128,
@@ -60,10 +61,10 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     println!(
-        "{}, {} losses of each rank by each signal, seed {seed}; median and most in ms",
+        "{}, {} losses of each rank by each signal, seed {seed}; median and maximum in ms",
         arguments.topology, arguments.repeats
     );
-    println!("{:<18} {:>15} {:>15} {:>15}  errors", "", "console's error", "all nodes know", "next request");
+    println!("{:<18} {:>15} {:>15} {:>15}  errors", "", "console's error", "all nodes", "next request");
     let mut is_in_time = true;
     for rank in ranks {
         for (signal, name) in [(Signal::SIGKILL, "kill -9"), (Signal::SIGSTOP, "SIGSTOP")] {
@@ -84,7 +85,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(!is_in_time))
 }
 
-/// Median and most as text, and the most.
+/// Median and maximum as text, and the maximum.
 fn summary(found: &[Times], of: impl Fn(&Times) -> u128) -> (String, u128) {
     let mut times: Vec<u128> = found.iter().map(of).collect();
     times.sort_unstable();
@@ -92,37 +93,41 @@ fn summary(found: &[Times], of: impl Fn(&Times) -> u128) -> (String, u128) {
     (format!("{} {most}", times[times.len() / 2]), most)
 }
 
-/// Loses a rank at a random moment of a request, and brings it back.
+/// Loses a rank at a random moment of a request and brings it back.
 ///
 /// # Panics
-/// Somebody does not learn of it, or the next request does not work.
+/// If a node does not detect the loss or the next request fails.
 fn lose(rig: &mut Rig, rank: usize, signal: Signal, random: &mut Random) -> Times {
     let (_, refused) = rig.works("2");
-    assert_eq!(refused, 0, "the topology works before a loss");
+    assert_eq!(refused, 0, "the topology must serve before the loss");
     let child = rig.start("4000", true);
-    // The prompt takes some of this, so that it is lost in a prefill, too.
+    // Prefill takes part of this range, so some losses fall into a prefill.
     std::thread::sleep(Duration::from_millis(60 + random.below(800) as u64));
     rig.cluster.signal(rank, signal);
     let begun = Instant::now();
     let waiting = std::thread::spawn(move || (finish(child), begun.elapsed()));
     let others = (0..rig.node_count()).filter(|index| *index != rank);
-    others.for_each(|index| assert!(knows(rig, index, begun), "pi{} does not learn of it", index + 1));
+    others.for_each(|index| assert!(knows(rig, index, begun), "pi{} does not detect the loss", index + 1));
     let nodes = begun.elapsed().as_millis();
-    let (ended, console) = waiting.join().expect("the console is waited for");
+    let (ended, console) = waiting.join().expect("the waiting thread must not panic");
     let code = error_code(&ended);
     if signal == Signal::SIGKILL {
         rig.cluster.wait(rank);
     }
     rig.mend();
     if signal == Signal::SIGSTOP && rig.node_count() > 1 {
-        assert!(knows(rig, rank, Instant::now()), "pi{} does not notice that the others went on", rank + 1);
+        assert!(
+            knows(rig, rank, Instant::now()),
+            "pi{} does not notice that the others continued without it",
+            rank + 1
+        );
     }
     let back = Instant::now();
     rig.works("2");
     Times { console: console.as_millis(), nodes, again: back.elapsed().as_millis(), code }
 }
 
-/// Waits until a node names what broke its topology.
+/// Waits until a node reports the fault that broke its topology.
 fn knows(rig: &Rig, index: usize, begun: Instant) -> bool {
     while begun.elapsed() < PATIENCE {
         if rig.state(index).is_some_and(|(state, fault)| state == "faulted" && !fault.is_empty()) {

@@ -1,5 +1,5 @@
-//! Writes a GGUF file with the shape of a real model and seeded random weights, for benchmarks where none can be downloaded:
-//! `cargo run --release -p bramble-tests --bin make_model -- tinyllama-1.1b q4_k_m OUT.gguf`.
+//! Writes a GGUF file with the shape of a real model and seeded random weights, for benchmarks on machines that cannot
+//! download one: `cargo run --release -p bramble-tests --bin make_model -- tinyllama-1.1b q4_k_m OUT.gguf`.
 use std::{
     fs::File,
     io::{BufWriter, Write},
@@ -8,31 +8,29 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use gguf::{Architecture, BlockFormat, Experts};
 use harness::tiny_model::TinyModel;
-use shared::{
-    gguf::{Architecture, BlockFormat, Experts},
-    topology::known,
-};
+use topology::known;
 
-/// Writes a GGUF file with a real model's shape and random weights.
+/// Write a GGUF file with a real model's shape and random weights.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// tinyllama-1.1b, llama-3.2-1b, qwen3-0.6b, ..: an unknown name lists all
+    /// Shape: tinyllama-1.1b, llama-3.2-1b, qwen3-0.6b, ..; an unknown name lists all
     shape: String,
-    /// f16, q8_0, q4_0 or q4_k_m
+    /// Format: f16, q8_0, q4_0 or q4_k_m
     format: String,
-    /// The file
+    /// File to write
     out: PathBuf,
-    /// Another number of layers
+    /// Override the number of layers
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Another longest sequence
+    /// Override the context length
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
-    /// Only the header, and a hole in place of the weights: for paced nodes, which read none
+    /// Write only the header and leave a hole in place of the weights, for paced nodes, which read none
     #[arg(long)]
     hollow: bool,
-    /// Of every weight
+    /// Seed of the weights
     #[arg(long, default_value_t = 1, value_name = "S")]
     seed: u64,
 }
@@ -61,13 +59,13 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A known shape with a context of 8192.
+/// A known shape, with a context of 8192.
 fn shape(name: &str) -> anyhow::Result<TinyModel> {
     let names = || known::SHAPES.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
     let known = known::SHAPES.iter().find(|known| known.name == name);
-    let known = known.with_context(|| format!("no shape {name}; there are {}", names()))?;
+    let known = known.with_context(|| format!("unknown shape {name}; choose one of {}", names()))?;
     let architecture = Architecture::ALL.into_iter().find(|architecture| architecture.name() == known.architecture);
-    let mut model = TinyModel::new(architecture.context("a shape of an unknown architecture")?);
+    let mut model = TinyModel::new(architecture.context("the shape has an unknown architecture")?);
     model.block_count = known.block_count;
     model.embedding_length = known.embedding_length;
     model.feed_forward_length = known.feed_forward_length;
@@ -83,7 +81,7 @@ fn shape(name: &str) -> anyhow::Result<TinyModel> {
     Ok(model)
 }
 
-/// Formats as llama.cpp mixes them.
+/// Applies a format to the tensors in the same mixture as llama.cpp.
 fn formatted(model: TinyModel, name: &str) -> anyhow::Result<TinyModel> {
     let one = |format| model.clone().with_format(format);
     Ok(match name {
@@ -91,7 +89,7 @@ fn formatted(model: TinyModel, name: &str) -> anyhow::Result<TinyModel> {
         "q8_0" => one(BlockFormat::Q8_0),
         "q4_0" => TinyModel {
             output_format: BlockFormat::Q6K,
-            // A tied matrix is the output.
+            // With tied embeddings this matrix is also the output.
             embedding_format: if model.tied { BlockFormat::Q6K } else { BlockFormat::Q4_0 },
             ..one(BlockFormat::Q4_0)
         },
@@ -101,6 +99,6 @@ fn formatted(model: TinyModel, name: &str) -> anyhow::Result<TinyModel> {
             finer_format: Some(BlockFormat::Q6K),
             ..one(BlockFormat::Q4K)
         },
-        _ => bail!("no format {name}; f16, q8_0, q4_0 or q4_k_m"),
+        _ => bail!("unknown format {name}; choose f16, q8_0, q4_0 or q4_k_m"),
     })
 }

@@ -1,18 +1,17 @@
-//! Records how computing times stray in a real run, for `console simulate --jitter-file`: two ranks of one thread decode with a
-//! made-up model; the times of one layer's feed-forward on rank 1 go to a file: `record_jitter OUT`.
+//! Records the jitter of compute times in a real run, for `console simulate --jitter-file`. Two single-threaded ranks
+//! decode with a synthetic model; the times of one layer's feed-forward on rank 1 are written to a file: `record_jitter
+//! OUT`.
 use std::{fs, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, bail};
+use gguf::{Architecture, BlockFormat, GgufFile};
 use harness::{
     ranks::{Run, run},
     tiny_model::TinyModel,
 };
-use shared::{
-    gguf::{Architecture, BlockFormat, GgufFile},
-    telemetry::SyncKind,
-};
+use telemetry::SyncKind;
 
-/// Tokens of the run: with two layers the ring of records holds the all-reduces of 2048.
+/// Tokens of the run. With two layers, the log of records holds the all-reduces of 2048 tokens.
 const TOKENS: u32 = 2048;
 
 fn main() -> anyhow::Result<()> {
@@ -26,7 +25,7 @@ fn main() -> anyhow::Result<()> {
     let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()])?);
     let tokens: Vec<u32> = (0..TOKENS).map(|token| 3 + token % 256).collect();
     let outcome = run(&file, &tokens, &Run { chunks: vec![1], ..Run::exact(2) });
-    // Its work does not grow with the context.
+    // The feed-forward's work does not grow with the context.
     let records = outcome.records[1].iter().filter(|record| record.kind == SyncKind::FeedForward);
     let times: Vec<u64> = records.filter(|record| record.layer.0 == 1).map(|record| record.compute.0).collect();
     let lines: Vec<String> = times.iter().map(u64::to_string).collect();

@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     let ranks = arguments.next().unwrap_or_else(|| "1,2,3,4,5,8".into());
     let worlds: Result<Vec<usize>, _> = ranks.split(',').map(str::parse).collect();
     let Ok(worlds) = worlds else {
-        eprintln!("{ranks:?} is no list of rank counts");
+        eprintln!("{ranks:?} is not a list of rank counts");
         return ExitCode::from(2);
     };
     let kernels: Option<&'static str> = arguments.next().map(|name| &*name.leak());
@@ -33,6 +33,6 @@ fn main() -> ExitCode {
             println!("{name:<22} {world:>5} {max_error:>12.1e} {ratio:>20} {ids:>11}{verdict}");
         }
     }
-    println!("{}", if all_hold { "all within their bounds" } else { "some are beyond their bounds" });
+    println!("{}", if all_hold { "all within their bounds" } else { "some exceed their bounds" });
     ExitCode::from(u8::from(!all_hold))
 }

@@ -1,31 +1,32 @@
-//! Simulates clusters under faults and tells the first history that violates something: `simulate_cluster --histories 2000 [--seed N]`,
-//! `--power-loss 200`, `--votes` for kills at every message of votes of 3 to 5 members.
+//! Simulates clusters under faults and prints the first history that violates an invariant: `simulate_cluster
+//! --histories 2000 [--seed N]`, `--power-loss 200`, or `--votes` for kills at every message of votes among 3 to 5
+//! members.
 use std::{process::ExitCode, time::Duration};
 
 use clap::Parser;
 use harness::simulation::{History, run_vote, vote_scripts};
 
-/// What to simulate.
+/// Simulate clusters under faults and report violated invariants.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Histories with at least 20 faults and 50 requests each.
+    /// Histories with at least 20 faults and 50 requests each
     #[arg(long, default_value_t = 0)]
     histories: u64,
-    /// Losses of power everywhere.
+    /// Histories in which all machines lose power
     #[arg(long, default_value_t = 0)]
     power_loss: u64,
-    /// Kill proposer and voters at each message of two votes.
+    /// Kill the proposer and voters at each message of two votes
     #[arg(long)]
     votes: bool,
-    /// First seed.
+    /// First seed
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Tell every step of this one history.
+    /// Print every step of the history with the first seed
     #[arg(long)]
     tell: bool,
 }
 
-/// Counts of a run.
+/// Totals of a run.
 #[derive(Debug, Default)]
 struct Sums {
     count: u64,
@@ -70,7 +71,7 @@ fn main() -> ExitCode {
     ] {
         if sums.count > 0 {
             println!(
-                "{} {what}: {} violations; {} faults, {} requests whole, {} with one error, {} votes decided, slowest recovery {:.1} s",
+                "{} {what}: {} violations; {} faults, {} requests complete, {} failed, {} votes decided, slowest recovery {:.1} s",
                 sums.count,
                 sums.violations,
                 sums.faults,

@@ -1,16 +1,16 @@
-//! Formats of 2, 3 and 4 bits: super-blocks with short scales, and tables of values.
+//! Formats of 2, 3 and 4 bits: super-blocks with short scales, and lookup tables.
 use half::f16;
 
 use super::{extreme, level, write_levels, write_scale};
 
-/// Low bits of 256 levels, two each: 128 levels share 32 bytes.
+/// Low two bits of 256 levels; 128 levels share 32 bytes.
 fn write_two_bits(out: &mut Vec<u8>, levels: &[u8]) {
     for half in levels.chunks_exact(128) {
         out.extend((0..32).map(|l| (0..4).fold(0, |all, quarter| all | (half[quarter * 32 + l] & 3) << (2 * quarter))));
     }
 }
 
-/// 16 sub-blocks of 16: scale and minimum of 4 bits, levels from 0 to 3.
+/// Q2_K: 16 sub-blocks of 16 with a 4-bit scale and minimum, levels from 0 to 3.
 pub(super) fn q2_k(out: &mut Vec<u8>, block: &[f32]) {
     let lows: Vec<f32> = block.chunks_exact(16).map(|sub| sub.iter().copied().fold(0.0, f32::min)).collect();
     let scales: Vec<f32> = block
@@ -32,7 +32,7 @@ pub(super) fn q2_k(out: &mut Vec<u8>, block: &[f32]) {
     out.extend(d_min.to_le_bytes());
 }
 
-/// 16 sub-blocks of 16: scale of 6 bits, levels from -4 to 3.
+/// Q3_K: 16 sub-blocks of 16 with a 6-bit scale, levels from -4 to 3.
 pub(super) fn q3_k(out: &mut Vec<u8>, block: &[f32]) {
     let scales: Vec<f32> = block.chunks_exact(16).map(|sub| extreme(sub) / -4.0).collect();
     let d = f16::from_f32(extreme(&scales).abs() / 31.0);
@@ -52,7 +52,7 @@ const IQ4: [f32; 16] =
     [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
 const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// The entry nearest to `weight / scale`.
+/// Index of the entry nearest to `weight / scale`.
 fn nearest(entries: &[f32; 16], weight: f32, scale: f32) -> u8 {
     let wanted = if scale == 0.0 { 0.0 } else { weight / scale };
     let distance = |entry: usize| (entries[entry] - wanted).abs();
@@ -65,7 +65,7 @@ pub(super) fn iq4_nl(out: &mut Vec<u8>, block: &[f32]) {
     write_levels(out, &numbers, 4);
 }
 
-/// 8 sub-blocks of 32 with a scale of 6 bits.
+/// IQ4_XS: 8 sub-blocks of 32 with a 6-bit scale.
 pub(super) fn iq4_xs(out: &mut Vec<u8>, block: &[f32]) {
     let scales: Vec<f32> = block.chunks_exact(32).map(|sub| extreme(sub) / -127.0).collect();
     let d = write_scale(out, extreme(&scales).abs() / 31.0);
@@ -82,7 +82,7 @@ pub(super) fn iq4_xs(out: &mut Vec<u8>, block: &[f32]) {
 
 pub(super) fn mxfp4(out: &mut Vec<u8>, block: &[f32]) {
     let largest = extreme(block).abs();
-    // The largest entry is 1.5 times two to the power of 2.
+    // The largest entry is 1.5 * 2^2.
     let exponent = if largest == 0.0 { 0 } else { (largest.log2().floor() as i32 - 2 + 127).clamp(0, 254) };
     out.push(exponent as u8);
     let scale = ((exponent - 127) as f32).exp2();

@@ -1,28 +1,25 @@
-//! A node's disk: records count when they are synced; a kill or a loss of power cuts what is being written.
+//! A node's disk: records count once they are synced; a kill or a power loss interrupts the write in progress.
+use common::ids::Epoch;
 use daemon::node::{
     event::Record,
     machine::Beginning,
     quorum::{Forgot, Voter, Votes},
 };
-use shared::{
-    ids::Epoch,
-    protocol::recovery::Committed,
-    topology::{Exclusions, Rolling},
-};
+use protocol::recovery::Committed;
+use topology::{Exclusions, Rolling};
 
 use crate::random::Random;
 
-/// Something to write.
+/// A pending write.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a disk of a simulation holds few of them")]
 pub(super) enum Entry {
-    /// A record of the node.
     Record(Record),
-    /// The list of nodes that are out.
+    /// The list of excluded nodes.
     Exclusions(Exclusions),
 }
 
-/// What is synced.
+/// Synced contents.
 #[derive(Clone, Debug, Default)]
 struct Synced {
     epoch: Epoch,
@@ -37,7 +34,7 @@ struct Synced {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Disk {
     synced: Synced,
-    /// Writes fail: it is full or read-only.
+    /// Writes fail because the disk is full or read-only.
     pub(super) is_broken: bool,
 }
 
@@ -48,7 +45,7 @@ impl Disk {
         Self { synced, is_broken: false }
     }
 
-    /// The folder is emptied. A daemon of release 0.1 does not notice.
+    /// Empties the folder. A daemon of release 0.1 does not notice.
     pub(super) fn wipe(&mut self) {
         self.synced = Synced { forgot: Some(Forgot::Fresh), ..Synced::default() };
     }
@@ -62,7 +59,7 @@ impl Disk {
         Ok(())
     }
 
-    /// The process dies, or power is lost, while these are being written: some first ones are synced.
+    /// Interrupts a write of these entries by a kill or power loss: a random prefix is synced.
     pub(super) fn cut(&mut self, entries: &[Entry], random: &mut Random) {
         let whole = random.below(entries.len() + 1);
         let _ = self.write(&entries[..whole]);
@@ -79,17 +76,17 @@ impl Disk {
         }
     }
 
-    /// Votes that are synced.
+    /// The synced votes.
     pub(super) fn votes(&self) -> Option<&Votes> {
         self.synced.votes.as_ref()
     }
 
-    /// Highest epoch that is synced.
+    /// The highest synced epoch.
     pub(super) fn epoch(&self) -> Epoch {
         self.synced.committed.as_ref().map_or(self.synced.epoch, |one| one.epoch.max(self.synced.epoch))
     }
 
-    /// What a daemon starts with.
+    /// The persisted state with which a daemon starts.
     pub(super) fn beginning(&self, name: &str, witness: Option<String>) -> Beginning {
         let Synced { committed, votes, forgot, exclusions, rolling, .. } = self.synced.clone();
         Beginning {

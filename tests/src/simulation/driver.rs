@@ -1,20 +1,20 @@
-//! What a daemon's driver does with inputs and effects: one after the other, waiting for the disk.
+//! A daemon's driver: processes inputs and effects one after another and waits for the disk.
 use std::{collections::VecDeque, time::Duration};
 
+use common::{
+    fault::{Fault, FaultKind},
+    ids::RequestId,
+    units::Bytes,
+};
 use daemon::node::{
     Effect, SessionId,
     event::{EngineCommand, Event as NodeEvent, ExclusionsKept},
 };
-use shared::{
-    ids::RequestId,
-    protocol::{
-        error::{Fault, FaultKind},
-        message::ResponseBody,
-        recovery::{RecoveryAnswer, Standing},
-    },
-    telemetry::NodeState,
-    units::Bytes,
+use protocol::{
+    message::ResponseBody,
+    recovery::{RecoveryAnswer, Standing},
 };
+use telemetry::NodeState;
 
 use super::{
     disk::Entry,
@@ -24,7 +24,7 @@ use super::{
 };
 
 impl World {
-    /// Puts something into the driver's queue and lets it work.
+    /// Queues an input for the driver and runs the driver.
     pub(super) fn input(&mut self, node: usize, input: Input) {
         if let Some(process) = &mut self.machines[node].process {
             process.inbox.push_back(input);
@@ -32,7 +32,7 @@ impl World {
         self.work(node);
     }
 
-    /// Works until the queue is empty or the disk is waited for.
+    /// Runs until the queue is empty or a write is pending.
     pub(super) fn work(&mut self, node: usize) {
         loop {
             let Some(process) = &mut self.machines[node].process else { return };
@@ -154,7 +154,7 @@ impl World {
         }
     }
 
-    /// The disk has synced, or has failed.
+    /// Called when the disk has synced or has failed.
     pub(super) fn written(&mut self, node: usize) {
         let Some(Writing { entries, then }) =
             self.machines[node].process.as_mut().and_then(|process| process.writing.take())
@@ -177,7 +177,7 @@ impl World {
         self.work(node);
     }
 
-    /// The driver hands this to the node before anything else.
+    /// Queues an event that the driver passes to the node before anything else.
     fn next(&mut self, node: usize, event: NodeEvent) {
         if let Some(process) = &mut self.machines[node].process {
             process.inbox.push_front(Input::Event(event));
@@ -187,9 +187,9 @@ impl World {
     pub(super) fn respond(&mut self, node: usize, session: SessionId, id: RequestId, body: ResponseBody) {
         self.check_response(node, session, id, &body);
         let run = self.run_of(node).map(|run| run.number);
-        let response = shared::protocol::message::Response { id, body };
+        let response = protocol::message::Response { id, body };
         let end = self.network.connections.get(&session.0).and_then(|connection| {
-            // Of a session with itself the node answers at the end that was dialled.
+            // In a session with itself, the node answers at the end that was dialled.
             (0..2).rev().find(|end| connection.ends[*end].node == node)
         });
         if let Some(end) = end {
@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    /// What a node says that it holds.
+    /// The standing that a node reports.
     pub(super) fn standing(&self, node: usize) -> Standing {
         let process = self.machines[node].process.as_ref();
         let (state, committed) = process
@@ -224,15 +224,15 @@ impl World {
         }
     }
 
-    /// The daemon ends by itself: it says goodbye, then its connections close; its supervisor starts it again.
+    /// The daemon exits on its own: it sends a goodbye, its connections close, and its supervisor restarts it.
     fn leave(&mut self, node: usize) {
-        self.story.say(self.now, &name(node), || "ends, and is started again".into());
+        self.story.say(self.now, &name(node), || "exits and is restarted".into());
         self.say_goodbye(node);
         self.end_process(node, true);
         self.start_later(node, Duration::from_millis(500));
     }
 
-    /// Where a node listens.
+    /// The machine that listens on an address.
     pub(super) fn index_of(&self, wanted: &str) -> Option<usize> {
         (0..self.machines.len()).find(|node| address(*node) == wanted)
     }

@@ -1,13 +1,13 @@
-//! Faults of a history: drawn from a seed, each with the time at which it happens and how long it lasts.
+//! The faults of a history, generated from a seed, each with its time and duration.
 use std::time::Duration;
 
 use crate::random::Random;
 
-/// What goes wrong. Machines are numbered from 0.
+/// A kind of fault. Machines are numbered from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each variant says what its fields are")]
+#[expect(missing_docs, reason = "the docs of each variant describe its fields")]
 pub enum Trouble {
-    /// The daemon is killed and started again after a time.
+    /// The daemon is killed and restarts after a delay.
     Kill { node: usize, back: Duration },
     /// The machine loses power.
     Power { node: usize, back: Duration },
@@ -17,9 +17,9 @@ pub enum Trouble {
     Stop { node: usize, lasts: Duration },
     /// An operator restarts the daemon.
     Restart { node: usize },
-    /// Nothing passes from one machine to another.
+    /// No packets pass from one machine to another.
     Cut { from: usize, to: usize, both: bool, lasts: Duration },
-    /// A machine hears and reaches no other.
+    /// A machine is cut off from all others in both directions.
     Isolate { node: usize, lasts: Duration },
     /// One link between two ranks is reset.
     Reset { one: usize, two: usize, is_data: bool },
@@ -30,9 +30,9 @@ pub enum Trouble {
 /// A fault with its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// When it begins.
+    /// Start of the fault.
     pub at: Duration,
-    /// What it is.
+    /// The kind of fault.
     pub trouble: Trouble,
 }
 
@@ -61,7 +61,8 @@ impl std::fmt::Display for Trouble {
     }
 }
 
-/// Faults of a history among so many members, and machines with the witness; the state folder of one member at most is wiped.
+/// Generates the faults of a history for `members` members on `nodes` machines (including the witness); at most one
+/// member's state folder is wiped.
 pub(super) fn draw(random: &mut Random, (members, nodes): (usize, usize), count: usize) -> Vec<Fault> {
     let mut at = Duration::from_secs(5);
     let mut is_wiped = false;

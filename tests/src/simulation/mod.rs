@@ -1,48 +1,44 @@
-//! A whole cluster in one process and in virtual time, the same for the same seed: the daemons' own pure machines (node, steward, voter,
-//! judgement of heartbeats) with simulated disks, links, engines and a gateway. Histories of faults are checked at every event; one that
-//! fails is shrunk and told. It lies here, not in the daemon, because the machines are public and the daemon is built without it.
-mod checks;
+//! A whole cluster in one process and in virtual time, deterministic for a seed: the daemons' own pure state machines
+//! (node, steward, voter, liveness checks) with simulated disks, links and engines, and a gateway. Histories of faults
+//! are checked at every event; a failing history is shrunk and printed. This is not part of the daemon, because the
+//! state machines are public and the daemon is built without it.
 mod disk;
 mod driver;
 mod faults;
-mod gateway;
 mod network;
 mod process;
-mod ranks;
 mod stewarding;
 mod story;
 #[cfg(test)]
 mod tests;
 mod troubles;
-mod votes;
 mod world;
 
 use std::time::Duration;
 
-use shared::{
+use collectives::Choice;
+use common::{
     ids::{Epoch, ModelIdentity},
-    protocol::recovery::Committed,
-    schedule::Choice,
-    topology::{Exchange, KvFormat, Layout, Member, Topology},
+    precision::{Exchange, KvFormat},
 };
+use protocol::recovery::Committed;
+use topology::{Layout, Member, Topology};
 
-pub use self::{
-    faults::{Fault, Trouble},
-    votes::Turn,
-};
+pub use self::faults::{Fault, Trouble};
 use self::{story::Story, world::World};
 use crate::random::Random;
+pub use crate::simulation::world::votes::Turn;
 
 /// A topology must serve again this long after the last fault ended.
 pub const RECOVERY: Duration = Duration::from_secs(12);
-/// As [`RECOVERY`] after power was lost everywhere: from the last start on.
+/// Like [`RECOVERY`] after all machines lost power: counted from the last start.
 pub const POWER: Duration = Duration::from_secs(10);
 /// A request must have ended this long after that.
 const REQUESTS: Duration = Duration::from_secs(90);
-/// Between two looks at whether all serve.
+/// Interval between two checks whether all members serve.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// Layouts that histories run on; with a witness where the last column says so.
+/// Layouts of the histories; the last column selects a witness.
 pub const SCENES: [(&str, bool); 6] = [
     ("tp3", false),
     ("tp4", false),
@@ -52,46 +48,46 @@ pub const SCENES: [(&str, bool); 6] = [
     ("tp2", true),
 ];
 
-/// What happens to a cluster.
+/// A history of a cluster: its layout, faults and requests.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// Its layout, and whether there is a witness.
+    /// Layout, and whether there is a witness.
     pub scene: (&'static str, bool),
-    /// Seed of everything that is drawn.
+    /// Seed of everything random.
     pub seed: u64,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Vec<Fault>,
-    /// Requests while it goes wrong.
+    /// Number of requests during the faults.
     pub requests: usize,
     /// A member that is away for longer is voted out.
     pub exclude_after: Duration,
-    /// How soon it must serve again.
+    /// Deadline to serve again.
     pub within: Duration,
 }
 
-/// How a history ended.
+/// The outcome of a history.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// What did not hold.
+    /// The violated invariant, if any.
     pub violation: Option<String>,
-    /// How long it took to serve again after the last fault.
+    /// Time from the end of the last fault until the cluster served again.
     pub recovery: Duration,
-    /// Requests that were answered in full.
+    /// Number of requests that were answered in full.
     pub whole: usize,
-    /// Requests that ended with an error.
+    /// Number of requests that ended with an error.
     pub errors: usize,
-    /// Votes that were decided.
+    /// Number of decided votes.
     pub decisions: u32,
-    /// Lines of its story.
+    /// Lines of the story.
     pub story: Vec<String>,
 }
 
 /// The topology of a layout on machines `n1`, `n2`, ...
 pub fn topology(layout: &str) -> Topology {
-    let layout: Layout = layout.parse().expect("it is a layout");
+    let layout: Layout = layout.parse().expect("the layout is valid");
     let members = (0..layout.node_count())
         .map(|index| {
-            let stage = u32::from(layout.place(shared::ids::MemberIndex(index as u16)).stage);
+            let stage = u32::from(layout.place(common::ids::MemberIndex(index as u16)).stage);
             let cut = |stage: u32| 22 * stage / u32::from(layout.stages);
             Member {
                 name: world::name(index),
@@ -130,7 +126,7 @@ impl History {
         Self { scene, seed, faults, requests: 50 + random.below(10), exclude_after, within: RECOVERY }
     }
 
-    /// A history in which all machines lose power at the same instant, perhaps in the middle of a recovery.
+    /// A history in which all machines lose power at the same instant, possibly during a recovery.
     pub fn draw_power_loss(seed: u64) -> Self {
         let mut random = Random::named(seed, "power");
         let scene = SCENES[seed as usize % SCENES.len()];
@@ -155,7 +151,7 @@ impl History {
         World::new(self.seed, &committed, self.scene.1, self.exclude_after, Story::new(is_told))
     }
 
-    /// Lets it happen.
+    /// Runs the history; `is_told` keeps the lines of its story.
     pub fn run(&self, is_told: bool) -> Outcome {
         let mut world = self.world(is_told);
         let last = self.faults.iter().map(|fault| fault.at).max().unwrap_or(Duration::from_secs(5));
@@ -178,11 +174,11 @@ impl History {
         world.outcome(recovery)
     }
 
-    /// The same history with as few faults as still make it fail.
+    /// The same history with a minimal set of faults that still makes it fail.
     pub fn shrunk(&self) -> Self {
         let count = self.faults.len();
         let last = |kept: usize| Self { faults: self.faults[count - kept.min(count)..].to_vec(), ..self.clone() };
-        // The last few are often enough: what was before them had come to its end.
+        // The last few faults often suffice, because the earlier ones were already over.
         let few = [1, 2, 3, 5, 8].into_iter().map(last).find(|few| few.run(false).violation.is_some());
         let mut small = few.unwrap_or_else(|| self.clone());
         let mut tries = 0;
@@ -201,7 +197,7 @@ impl History {
         if quiet.run(false).violation.is_some() { quiet } else { small }
     }
 
-    /// What a person reads of a history that failed: seed, faults, and what happened from the first fault that is left.
+    /// The report of a failing history: seed, faults, and the story from the first remaining fault.
     pub fn tell(&self) -> String {
         let small = self.shrunk();
         let outcome = small.run(true);
@@ -232,7 +228,7 @@ impl World {
         self.now = self.now.max(end);
     }
 
-    /// Waits until the last fault has ended, then until all members serve; how long that took.
+    /// Waits until the last fault has ended, then until all members serve; returns how long the latter took.
     fn wait_until_served(&mut self, within: Duration) -> Duration {
         loop {
             self.run_until(self.now + SLICE);
@@ -266,7 +262,7 @@ impl World {
     }
 }
 
-/// Lets a vote of so many members happen in which members are killed and go away as a script says.
+/// Runs a vote of `members` members in which members are killed and go away according to a script.
 pub fn run_vote(members: usize, away: &[usize], turns: &[Turn], seed: u64, is_told: bool) -> Outcome {
     let committed = Committed::new(Epoch(1), topology(&format!("tp{members}")));
     let exclude_after = Duration::from_millis(500);
@@ -288,7 +284,8 @@ pub fn run_vote(members: usize, away: &[usize], turns: &[Turn], seed: u64, is_to
     world.outcome(recovery)
 }
 
-/// Scripts that kill a voter or the proposer at each message boundary of two votes in a row, in which other members are away.
+/// The victims and all scripts that kill a voter or the proposer at each message boundary of two consecutive votes with
+/// different members away.
 pub fn vote_scripts(members: usize, victims: usize) -> (Vec<usize>, Vec<Vec<Turn>>) {
     let (first, second) = if members < 5 { (vec![1], vec![2]) } else { (vec![1, 3], vec![2, 4]) };
     let messages = 4 * (members - first.len());

@@ -1,50 +1,48 @@
-//! Connections between nodes: messages keep their order within one; a cut direction holds them back until it heals; a reset ends both
-//! ends; a machine without power answers nothing and, when it is back, resets what it does not know. Kernels probe connections without
-//! traffic: a machine that is gone or cut off ends them after a while, one that is back soon after its start.
+//! Connections between nodes. Messages keep their order within a connection; a cut direction holds them back until it
+//! heals; a reset closes both ends. A machine without power answers nothing and, once it is back, resets connections
+//! that it does not know. Kernels probe idle connections: a machine that is gone or cut off ends them after a while,
+//! one that has come back ends them soon after its start.
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 
-use shared::{
-    ids::{Epoch, MemberIndex, TopologyHash},
-    protocol::message::{Beat, Request, Response},
-};
+use common::ids::{Epoch, MemberIndex, TopologyHash};
+use protocol::message::{Beat, Request, Response};
 
-/// A machine that is gone ends its connections after this, one that has come back resets them so long after its start.
+/// Connections of a machine that is gone end after this; a machine that has come back resets them this long after its
+/// start.
 pub(super) const GONE_AFTER: Duration = Duration::from_secs(10);
 pub(super) const PROBE_AFTER: Duration = Duration::from_secs(3);
 
-/// What travels.
+/// A message on a connection.
 #[derive(Clone, Debug)]
 pub(super) enum Packet {
-    /// Of a session.
+    /// A session's request.
     Request(Box<Request>),
-    /// Of a session, with the run of the engine that it came from.
+    /// A session's response, with the number of the engine run that it came from.
     Response(Box<Response>, Option<u64>),
-    /// A rank dials.
+    /// A rank opens a link.
     Dial {
-        /// The assignment.
+        /// Epoch of the assignment.
         epoch: Epoch,
-        /// The assignment's topology.
+        /// Hash of the assignment's topology.
         hash: TopologyHash,
-        /// Who dials.
+        /// The dialling member.
         from: MemberIndex,
-        /// Data link or control link.
+        /// Whether this is the data link or the control link.
         is_data: bool,
     },
-    /// Whether the rank is let in.
+    /// Whether the link is accepted.
     Welcome(bool),
-    /// A heartbeat.
     Beat(Beat),
-    /// The other end is closed.
+    /// The other end has closed.
     Closed,
 }
 
 /// One of the two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct End {
-    /// Machine.
     pub(super) node: usize,
     /// Which start of its daemon.
     pub(super) life: u64,
@@ -53,32 +51,29 @@ pub(super) struct End {
 /// A TCP connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Who dialled, who answered.
+    /// The dialling and the accepting end.
     pub(super) ends: [End; 2],
     /// Whether each end still has it open.
     pub(super) is_open: [bool; 2],
-    /// Latest arrival at each end: order is kept.
+    /// Latest arrival time at each end; preserves the order.
     latest: [Duration; 2],
     held: [VecDeque<Packet>; 2],
 }
 
-/// An arrival.
+/// An arrival of a packet.
 #[derive(Debug)]
 pub(super) struct Arrival {
-    /// When.
     pub(super) at: Duration,
-    /// Connection.
     pub(super) connection: u64,
-    /// At which end.
+    /// Receiving end.
     pub(super) end: usize,
-    /// What.
     pub(super) packet: Packet,
 }
 
-/// All connections and which directions are cut.
+/// All connections, and the directions that are cut.
 #[derive(Debug, Default)]
 pub(super) struct Network {
-    /// By number.
+    /// Connections by number.
     pub(super) connections: BTreeMap<u64, Connection>,
     cut: BTreeSet<(usize, usize)>,
     count: u64,
@@ -98,7 +93,7 @@ impl Network {
         self.count
     }
 
-    /// Cuts or heals a direction; what was held back arrives after healing.
+    /// Cuts or heals a direction; returns the arrivals of the packets that were held back, which are due after healing.
     pub(super) fn set_cut(&mut self, from: usize, to: usize, is_cut: bool, at: Duration) -> Vec<Arrival> {
         if is_cut {
             self.cut.insert((from, to));
@@ -125,7 +120,7 @@ impl Network {
         self.cut.contains(&(from, to))
     }
 
-    /// Sends from an end; returns the arrival at the other one unless the way is cut.
+    /// Sends from an end; returns the arrival at the other end unless the direction is cut.
     pub(super) fn send(&mut self, number: u64, from: usize, packet: Packet, at: Duration) -> Option<Arrival> {
         let connection = self.connections.get_mut(&number).filter(|connection| connection.is_open[from])?;
         let end = 1 - from;
@@ -141,19 +136,19 @@ impl Network {
         Some(Arrival { at, connection: number, end, packet })
     }
 
-    /// Connections of two machines.
+    /// Connections between two machines.
     pub(super) fn between(&self, one: usize, two: usize) -> Vec<u64> {
         let nodes = |connection: &Connection| connection.ends.map(|end| end.node);
         let is_between = |connection: &Connection| nodes(connection) == [one, two] || nodes(connection) == [two, one];
         self.connections.iter().filter(|(_, one)| is_between(one)).map(|(number, _)| *number).collect()
     }
 
-    /// Which end of a connection a machine is; for one to itself the end that dialled.
+    /// Which end of a connection a machine is; for a connection to itself, the dialling end.
     pub(super) fn end_of(&self, number: u64, node: usize) -> Option<usize> {
         self.connections.get(&number)?.ends.iter().position(|end| end.node == node)
     }
 
-    /// Open connections of a daemon with the end that it is.
+    /// Open connections of a daemon, each with the daemon's end.
     pub(super) fn of(&self, own: End) -> Vec<(u64, usize)> {
         let mut found = Vec::new();
         for (number, connection) in &self.connections {
@@ -166,7 +161,7 @@ impl Network {
         found
     }
 
-    /// Forgets connections that both ends have closed.
+    /// Removes connections that both ends have closed.
     pub(super) fn sweep(&mut self) {
         self.connections.retain(|_, connection| connection.is_open[0] || connection.is_open[1]);
     }

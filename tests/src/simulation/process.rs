@@ -1,169 +1,153 @@
-//! A daemon in a simulation: its pure machines and what its driver holds.
+//! A daemon in a simulation: its pure state machines and the state of its driver.
 use std::{
     collections::{BTreeMap, VecDeque},
     time::Duration,
 };
 
-use daemon::{
-    engine::RequestKey,
-    node::{
-        Effect, Node, SessionId,
-        event::Event as NodeEvent,
-        pulse::Peer,
-        steward::{Question, Steward},
-    },
+use common::ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash};
+use daemon::node::{
+    Effect, Node, SessionId,
+    event::Event as NodeEvent,
+    pulse::Peer,
+    steward::{Question, Steward},
 };
-use shared::{
-    ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash},
-    protocol::message::{Generate, ResponseBody},
-    topology::{Exclusions, Topology},
-};
+use engine::RequestKey;
+use protocol::message::{Generate, ResponseBody};
+use topology::{Exclusions, Topology};
 
 use super::disk::Entry;
 
-/// Something for the driver.
+/// An input of the driver.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// For the node.
+    /// An event for the node.
     Event(NodeEvent),
-    /// For the node, of a run; nothing of an earlier run counts.
+    /// An event of a run for the node; ignored unless the run is the current one.
     Run(u64, NodeEvent),
-    /// The steward looks.
+    /// The steward's periodic check.
     Look,
 }
 
-/// A write under way: the driver waits for it.
+/// A write in progress, which the driver waits for.
 #[derive(Debug)]
 pub(super) struct Writing {
-    /// What is written.
     pub(super) entries: Vec<Entry>,
-    /// What follows.
     pub(super) then: AfterWrite,
 }
 
-/// What follows a write.
+/// The continuation after a write.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a simulation holds few of them at a time")]
 pub(super) enum AfterWrite {
-    /// An answer, if one is due.
+    /// Send an answer, if one is due.
     Respond(Option<(SessionId, RequestId, ResponseBody)>),
-    /// The node hears of it.
+    /// Notify the node.
     Persisted(Epoch),
-    /// The node hears of it.
+    /// Notify the node.
     Exclusions(SessionId, RequestId, Exclusions),
 }
 
 /// Both links to a rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pair {
-    /// Data link.
     pub(super) data: Option<u64>,
-    /// Control link.
     pub(super) control: Option<u64>,
 }
 
-/// An assignment between its load and its start.
+/// An assignment between loading and starting.
 #[derive(Debug)]
 pub(super) struct Opening {
-    /// Which of this process.
+    /// Number of the assignment within this process.
     pub(super) attempt: u64,
-    /// Its epoch.
     pub(super) epoch: Epoch,
-    /// Its hash.
     pub(super) hash: TopologyHash,
-    /// Who holds what.
     pub(super) topology: Topology,
-    /// The own place.
+    /// This node's member index.
     pub(super) member: MemberIndex,
     /// Links by member.
     pub(super) links: BTreeMap<MemberIndex, Pair>,
-    /// Whether links are being opened, and which are still to be dialled.
+    /// The links still to be dialled, each with whether it is a data link; `None` before linking begins.
     pub(super) dials: Option<VecDeque<(MemberIndex, bool)>>,
-    /// The dial under way.
+    /// Connection of the dial in progress.
     pub(super) dialling: Option<u64>,
 }
 
-/// A rank of the own replica.
+/// Another rank of this node's replica.
 #[derive(Debug)]
 pub(super) struct Linked {
-    /// Its member.
     pub(super) member: MemberIndex,
-    /// Its links.
     pub(super) pair: Pair,
-    /// What its heartbeats say.
+    /// Liveness state from its heartbeats.
     pub(super) peer: Peer,
-    /// It counts as lost: no more heartbeats go to it.
+    /// Declared lost: it receives no more heartbeats.
     pub(super) is_lost: bool,
 }
 
 /// A running engine and its heartbeats.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// Which of this process.
+    /// Number of the assignment within this process.
     pub(super) attempt: u64,
-    /// Its number in the whole history.
+    /// Number of the run within the whole history.
     pub(super) number: u64,
-    /// Its epoch.
     pub(super) epoch: Epoch,
-    /// Its hash.
     pub(super) hash: TopologyHash,
-    /// Who holds what.
     pub(super) topology: Topology,
-    /// The own place.
+    /// This node's member index.
     pub(super) member: MemberIndex,
-    /// When it began, on the world's clock.
+    /// Start, on the world's clock.
     pub(super) since: Duration,
     /// Other ranks of the replica.
     pub(super) ranks: BTreeMap<Rank, Linked>,
     /// Links to other groups, by replica.
     pub(super) across: BTreeMap<u16, u64>,
-    /// The fault that heartbeats tell.
+    /// The failed rank that heartbeats report.
     pub(super) failed: Option<Rank>,
-    /// Heartbeats say that it drains.
+    /// Whether heartbeats report that this rank drains.
     pub(super) draining: bool,
-    /// The engine has ended its waits.
+    /// Whether the engine has aborted its waits.
     pub(super) is_aborted: bool,
-    /// Steps.
+    /// Number of steps.
     pub(super) progress: u64,
-    /// Requests with the tokens that they have.
+    /// Requests with their tokens so far.
     pub(super) requests: BTreeMap<RequestKey, (Generate, Vec<u32>)>,
     /// Whether a step is scheduled.
     pub(super) steps: bool,
 }
 
-/// A daemon.
+/// A daemon process.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// Which start of it.
+    /// Which start of the daemon.
     pub(super) life: u64,
-    /// When it was started.
+    /// Time of the start.
     pub(super) since: Duration,
-    /// The node's machine.
+    /// The node's state machine.
     pub(super) node: Node,
-    /// What waits for the driver.
+    /// Inputs waiting for the driver.
     pub(super) inbox: VecDeque<Input>,
-    /// What the node wants done.
+    /// Pending effects of the node.
     pub(super) effects: VecDeque<Effect>,
-    /// The write under way.
+    /// The write in progress.
     pub(super) writing: Option<Writing>,
-    /// It is stopped (SIGSTOP).
+    /// Whether it is stopped (SIGSTOP).
     pub(super) is_stopped: bool,
-    /// The steward's machine.
+    /// The steward's state machine.
     pub(super) steward: Steward,
-    /// Its sessions by node.
+    /// The steward's sessions, by node.
     pub(super) sessions: BTreeMap<usize, u64>,
-    /// Its open questions by connection and request.
+    /// The steward's open questions, by connection and request.
     pub(super) asked: BTreeMap<(u64, RequestId), Question>,
-    /// Requests so far.
+    /// Number of requests so far.
     pub(super) requests: u64,
-    /// Assignments so far.
+    /// Number of assignments so far.
     pub(super) attempts: u64,
-    /// The assignment that is loaded or linked.
+    /// The assignment that is being loaded or linked.
     pub(super) opening: Option<Opening>,
     /// The running engine.
     pub(super) run: Option<Run>,
-    /// Where other nodes said that they listen.
+    /// Listening addresses reported by other nodes, by name.
     pub(super) heard: BTreeMap<String, String>,
-    /// It ends when its effects are done.
+    /// Whether it exits once its effects are done.
     pub(super) exits: bool,
 }

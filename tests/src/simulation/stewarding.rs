@@ -1,15 +1,15 @@
-//! Sends a steward's questions and passes the answers on: sessions with deadlines, dials that find nobody.
+//! Sends a steward's questions and returns the answers to it: sessions with deadlines, and unreachable peers.
 use std::time::Duration;
 
-use daemon::node::steward::{Ask, Question, Reply};
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::RequestId,
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{Request, RequestBody, ResponseBody},
-        recovery::{RecoveryAsk, Standing},
-    },
-    topology::replan::replan,
+};
+use daemon::node::steward::{Ask, Question, Reply};
+use planner::replan::replan;
+use protocol::{
+    message::{Request, RequestBody, ResponseBody},
+    recovery::{RecoveryAsk, Standing},
 };
 
 use super::{
@@ -17,13 +17,13 @@ use super::{
     world::{Own, World, name},
 };
 
-/// A node must be connected within this.
+/// Deadline to connect to a node.
 const DIAL: Duration = Duration::from_millis(1500);
-/// A planner reads the model's file.
+/// Duration of a planner run, which reads the model's file.
 const PLAN: Duration = Duration::from_millis(20);
 
 impl World {
-    /// The steward looks, with what its own node says.
+    /// Runs the steward's check with the standing of its own node.
     pub(super) fn look(&mut self, node: usize, own: Standing) {
         let now = self.since(node);
         let Some(process) = &mut self.machines[node].process else { return };
@@ -31,7 +31,7 @@ impl World {
         self.ask(node, asks);
     }
 
-    /// An answer for the steward.
+    /// Passes an answer to the steward.
     pub(super) fn hear(&mut self, node: usize, question: Question, reply: Reply) {
         let now = self.since(node);
         let Some(process) = &mut self.machines[node].process else { return };
@@ -119,7 +119,7 @@ impl World {
         Some(self.network.open(own, other))
     }
 
-    /// A deadline of a question has passed.
+    /// Called at the deadline of a question.
     pub(super) fn overdue(&mut self, node: usize, number: u64, id: RequestId) {
         let Some(process) = &mut self.machines[node].process else { return };
         let Some(question) = process.asked.remove(&(number, id)) else { return };
@@ -127,13 +127,13 @@ impl World {
         self.hear(node, question, Reply::Node(Err(Fault::new("peer", kind))));
     }
 
-    /// Nobody could be dialled.
+    /// Called when a dial has failed.
     pub(super) fn unreachable(&mut self, node: usize, question: Question) {
         let kind = FaultKind::Unreachable { address: "peer".into(), reason: "no answer".into() };
         self.hear(node, question, Reply::Node(Err(Fault::new("peer", kind))));
     }
 
-    /// A response for the steward.
+    /// Passes a response to the steward.
     pub(super) fn answered(&mut self, node: usize, number: u64, id: RequestId, body: ResponseBody) {
         let Some(process) = &mut self.machines[node].process else { return };
         if matches!(body, ResponseBody::Loading(_)) {
@@ -147,7 +147,7 @@ impl World {
         self.hear(node, question, Reply::Node(reply));
     }
 
-    /// A session of the steward is gone: its open questions fail.
+    /// Fails the open questions of a steward's session that is gone.
     pub(super) fn session_lost(&mut self, node: usize, number: u64) {
         let Some(process) = &mut self.machines[node].process else { return };
         process.sessions.retain(|_, session| *session != number);

@@ -1,9 +1,9 @@
-//! The simulation finds nothing in the daemons as they are, and each fault of release 0.1 that is put back.
+//! The simulation finds no violation in the current daemons, and finds each fault of release 0.1 that is reintroduced.
 use daemon::node::planted::{Planted, plant};
 
 use super::*;
 
-/// Puts a fault back while it lives.
+/// Reintroduces a fault for its lifetime.
 struct Back;
 
 impl Back {
@@ -19,7 +19,7 @@ impl Drop for Back {
     }
 }
 
-/// The first history that fails.
+/// The first failing history.
 fn first_failure(histories: impl Iterator<Item = History>) -> Option<History> {
     histories.into_iter().find(|history| history.run(false).violation.is_some())
 }
@@ -42,7 +42,7 @@ fn fifty_histories_of_faults_violate_nothing() {
         assert!(outcome.violation.is_none(), "{}", history.tell());
         (whole, errors, decisions) = (whole + outcome.whole, errors + outcome.errors, decisions + outcome.decisions);
     }
-    println!("{whole} requests whole, {errors} with one error, {decisions} votes decided");
+    println!("{whole} requests complete, {errors} failed, {decisions} votes decided");
     assert!(whole > 2000 && errors < whole / 10 && decisions >= 5, "{whole} whole, {errors} errors, {decisions} votes");
 }
 
@@ -77,7 +77,7 @@ fn kills_at_each_message_of_a_vote_decide_once() {
 }
 
 #[test]
-fn planted_untold_fault_is_found() {
+fn planted_unreported_fault_is_found() {
     let _back = Back::put(Planted::UntoldFault);
     let told = check_told(first_failure((0..60).map(History::draw)), &["does not serve", "FAULT"]);
     assert!(told.contains("reset") || told.contains("cut"), "{told}");
@@ -104,7 +104,7 @@ fn planted_second_use_of_a_ballot_is_found() {
         let outcome = run_vote(3, &away, turns, seed, false);
         outcome.violation.filter(|what| what.contains("two topologies")).map(|_| (seed, turns))
     });
-    let (seed, turns) = found.expect("a vote is decided twice");
+    let (seed, turns) = found.expect("some vote is decided twice");
     let outcome = run_vote(3, &away, turns, seed, true);
     println!("{:?}\n{}", outcome.violation, outcome.story.join("\n"));
     assert!(outcome.story.iter().any(|line| line.contains("killed at message")));

@@ -1,4 +1,4 @@
-//! What faults do to machines, connections and disks, and how they end.
+//! The effects of faults on machines, connections and disks, and how they end.
 use std::{collections::BTreeSet, time::Duration};
 
 use daemon::node::event::Event as NodeEvent;
@@ -66,7 +66,7 @@ impl World {
         }
     }
 
-    /// A connection is reset at both ends.
+    /// Resets a connection at both ends.
     fn reset(&mut self, number: u64) {
         let Some(ends) = self.network.connections.get(&number).map(|one| one.ends) else { return };
         for (at, end) in ends.into_iter().enumerate() {
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// The kernel at an end of a connection gives it up.
+    /// The kernel at one end of a connection closes it after a delay.
     fn close_later(&mut self, number: u64, at: usize, delay: Duration) {
         let Some(end) = self.network.connections.get(&number).map(|one| one.ends[at]) else { return };
         if end.node < self.machines.len() {

@@ -2,8 +2,9 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
+use common::latency::ratio;
 use serde_json::{Value, json};
-use shared::{latency::ratio, topology::Layout};
+use topology::Layout;
 
 use super::{
     matrix::{On, layouts, told},
@@ -21,7 +22,7 @@ use crate::{
     cli::{Failure, interrupts::Interrupts, output},
 };
 
-/// Below this share two layouts count as the same.
+/// Relative differences below this count as equal.
 const FLOOR: f64 = 0.03;
 /// Above this ratio of TTFT p95 to that of the first layout, the verdict advises ending the experiment.
 const TTFT_MOST: f64 = 1.3;
@@ -31,20 +32,20 @@ const TTFT_MOST: f64 = 1.3;
 pub(in crate::cli) struct Ab {
     #[command(flatten)]
     on: On,
-    /// The layouts; each takes the first of the nodes, the first layout is what the others are compared with
+    /// Layouts to compare, each on the first of the nodes; the first layout is the baseline
     #[arg(long, value_delimiter = ',', required = true, value_name = "L,L,..",
         value_parser = |text: &str| text.parse::<Layout>().map_err(|error| error.to_string()))]
     topologies: Vec<Layout>,
-    /// Tokens of prompts
+    /// Prompt length in tokens
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=131_072))]
     input: u32,
-    /// Tokens of answers
+    /// Output length in tokens
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=131_072))]
     output: u32,
-    /// Requests at a time
+    /// Number of concurrent requests
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     concurrency: u16,
-    /// Rounds; in each every layout has its turn
+    /// Number of rounds; each round measures every layout once
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=100))]
     rounds: u32,
     /// Print JSON
@@ -80,21 +81,21 @@ pub(super) async fn run(options: Ab) -> Result<u8, Failure> {
     let (mut running, layouts, mut hops) = (None, options.topologies.len(), BTreeMap::<String, Vec<f64>>::new());
     for round in 0..options.rounds {
         for turn in 0..layouts {
-            // Another layout begins each round: what warms up or cools down affects all of them.
+            // Each round starts with another layout, so that warming up or cooling down affects all of them.
             let layout = options.topologies[(turn + round as usize) % layouts].to_string();
             for place in found.iter_mut().filter(|place| place.cell.layout == layout) {
                 let work = async {
                     rig.assign(&place.cell, &mut running).await?;
                     match &running {
                         Some(running) => rig.measure(&place.cell, running, round).await,
-                        None => Err(anyhow::anyhow!("nothing runs").into()),
+                        None => Err(anyhow::anyhow!("no topology is running").into()),
                     }
                 };
                 let measured = interrupts.end(work).await?;
                 if let Some(short) = measured.skipped {
                     return Err(Failure::State {
                         message: format!("{}: {}", place.cell, short.reason()),
-                        next: "raise --context, or shorten --input and --output",
+                        next: "increase --context, or reduce --input or --output",
                     });
                 }
                 place.repeats.extend(measured.repeats);
@@ -169,7 +170,7 @@ impl Verdict {
             )
         };
         let factor = ratio(change.after, change.before);
-        // Noise alone ends nothing.
+        // A difference within the noise is no reason to end the experiment.
         let is_end = change.is_regression() && change.metric == Metric::Ttft && factor > TTFT_MOST;
         let advice = format!("; end the experiment: TTFT p95 is {factor:.2} times the first, the limit is {TTFT_MOST}");
         Self {
@@ -185,7 +186,7 @@ impl Verdict {
     }
 }
 
-/// How each layout compares with the first.
+/// Compares each layout with the first.
 fn verdicts(found: &[Measured]) -> Vec<Verdict> {
     let Some(first) = found.first().map(|measured| measured.cell.layout.clone()) else { return Vec::new() };
     let mut verdicts = Vec::new();
@@ -202,7 +203,7 @@ fn verdicts(found: &[Measured]) -> Vec<Verdict> {
                     verdicts.push(Verdict::of(&change, measured, &first));
                 }
                 None => {
-                    let line = format!("{layout} against {first}: no whole {} to compare", metric.name());
+                    let line = format!("{layout} against {first}: no complete {} to compare", metric.name());
                     verdicts.push(Verdict { layout, line, is_better: None, is_end: false });
                 }
             }
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn ttft_within_the_noise_ends_nothing() {
+    fn ttft_within_noise_does_not_end_experiment() {
         let cell = measured("pp2-tp2", 20.0);
         let (before, after, worse_by) = (10.0, 20.0, 1.0);
         let change = |noise| Change { cell: None, metric: Metric::Ttft, before, after, worse_by, noise };
@@ -254,13 +255,13 @@ mod tests {
     }
 
     #[test]
-    fn every_cell_says_where_its_time_went() {
+    fn times_line_has_stages_hop_and_network_fraction() {
         let hops = BTreeMap::from([("pp2-tp2".to_owned(), vec![0.25, 0.5, 0.75])]);
-        let line = times(&measured("pp2-tp2", 10.0), &hops).expect("its stages are known");
+        let line = times(&measured("pp2-tp2", 10.0), &hops).expect("stages were measured");
         for part in ["wait 1", "wire 3", "bubble 0", "flush 0.5", "hop 0.5", "network 40 %"] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
-        let alone = times(&measured("tp4", 10.0), &hops).expect("its stages are known");
+        let alone = times(&measured("tp4", 10.0), &hops).expect("stages were measured");
         assert!(!alone.contains("hop"), "{alone}");
         assert_eq!(times_object(&measured("pp2-tp2", 10.0), &hops)["network_fraction"], 0.4);
     }

@@ -1,4 +1,4 @@
-//! `console bench drafts`: the same prompts with drafts and without in turns, on one server.
+//! `console bench drafts`: completes the same prompts alternately with and without speculative decoding on one server.
 use std::time::Duration;
 
 use anyhow::anyhow;
@@ -14,16 +14,16 @@ use crate::{
 /// Options of `console bench drafts`.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct Drafts {
-    /// The model's name [default: the one served]
+    /// Name of the model [default: the served model]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Compare on this text instead of the fixed set; may be given several times
+    /// Use this prompt instead of the fixed set; repeatable
     #[arg(long, value_name = "TEXT")]
     prompt: Vec<String>,
-    /// Tokens of an answer
+    /// Output length in tokens
     #[arg(long, default_value_t = 128, value_name = "N", value_parser = clap::value_parser!(u32).range(8..=4096))]
     max_tokens: u32,
-    /// Answers of each kind a prompt; the median counts
+    /// Repeats per prompt and mode, of which the median is reported
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
     repeats: u16,
     /// Print JSON
@@ -33,18 +33,18 @@ pub(in crate::cli) struct Drafts {
     endpoint: Endpoint,
 }
 
-/// Runs the command. Exit code 1 where drafts slow a prompt down, or change its text.
+/// Runs the command. Exit code 1 if speculative decoding slows a prompt down or changes its text.
 pub(super) async fn run(options: Drafts) -> Result<u8, Failure> {
     let apis = options.endpoint.apis();
     if apis.len() != 1 {
-        let message = format!("{} servers named", apis.len());
-        return Err(Failure::Usage { message, next: "name one: --url http://NODE:9980" });
+        let message = format!("{} URLs given, expected one", apis.len());
+        return Err(Failure::Usage { message, next: "pass one: --url http://NODE:9980" });
     }
     let mut interrupts = Interrupts::listen()?;
     let model = interrupts.end(options.endpoint.model(&apis, options.model.as_deref())).await?;
     let server = Server { apis, model, max_tokens: options.max_tokens, patience: options.endpoint.patience() };
     let mut found = Vec::new();
-    // What steps cost is learned, and every page of the model is there.
+    // Warm up: the server learns the step latencies and reads all pages of the model.
     interrupts.end(server.answer("warm", true)).await?;
     for prompt in options.prompts() {
         found.push(interrupts.end(server.compare(&prompt, options.repeats)).await?);
@@ -94,7 +94,8 @@ impl Server {
             if text != plain {
                 let name = &prompt.name;
                 return Err(anyhow!(
-                    "drafts change the answer to {name:?}: {text:?}, without {plain:?}; report it with the model's name, it must never happen"
+                    "speculative decoding changes the answer to {name:?}: {text:?}, without it {plain:?}; \
+                     this is a bug, report it with the model's name"
                 )
                 .into());
             }
@@ -104,7 +105,7 @@ impl Server {
         Ok(Found::of(prompt, &with, &without))
     }
 
-    /// The most probable text of exactly so many tokens, and the server's figures.
+    /// The greedy completion of exactly `max_tokens` tokens, and the server's timings.
     async fn answer(&self, prompt: &str, has_drafts: bool) -> Result<(String, Answered), Failure> {
         let mut body = json!({"model": self.model, "prompt": prompt, "max_tokens": self.max_tokens, "temperature": 0, "ignore_eos": true});
         if !has_drafts {
@@ -114,8 +115,8 @@ impl Server {
         let answer = stream(&self.apis, &ask, self.patience, &mut |_: Told<'_>| {}).await?;
         let whole = |name: &str| answer.timings[name].as_u64().unwrap_or_default();
         let Some(token_ms) = answer.timings["predicted_per_token_ms"].as_f64().filter(|time| *time > 0.0) else {
-            let message = "the server tells no times of an answer".to_owned();
-            return Err(Failure::State { message, next: "ask a node of Bramble" });
+            let message = "the server reports no timings".to_owned();
+            return Err(Failure::State { message, next: "pass the --url of a Bramble node" });
         };
         Ok((answer.text, Answered { token_ms, drafted: whole("draft_n"), accepted: whole("draft_n_accepted") }))
     }

@@ -1,4 +1,5 @@
-//! `console bench serve`: a server's HTTP API under load, one point after the other of a sweep of rates or of requests at a time.
+//! `console bench serve`: loads the HTTP API of a server and measures one point after another of a sweep of request
+//! rates or concurrencies.
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -22,47 +23,47 @@ use crate::{
 /// Options of `console bench serve`.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct Serve {
-    /// The model's name [default: the one served]
+    /// Name of the model [default: the served model]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Open loop: requests arrive at random with these rates a second, one rate after the other
+    /// Open loop: send requests at random times with these mean rates per second, one rate after another
     #[arg(long, visible_alias = "rate", value_delimiter = ',', value_name = "R,..", value_parser = rate, group = "shape")]
     rates: Vec<f64>,
-    /// Closed loop: so many requests at a time, one number after the other [default: 1]
+    /// Closed loop: keep this many requests in flight, one number after another [default: 1]
     #[arg(long, visible_alias = "concurrency", value_delimiter = ',', value_name = "N,..", group = "shape",
         value_parser = clap::value_parser!(u16).range(1..=UNDER_WAY_MAX as i64))]
     concurrencies: Vec<u16>,
-    /// Open loop: requests as a file says, a JSON object a line: at_ms, prompt or prompt_tokens, max_tokens
+    /// Open loop: replay a trace file with one JSON object per line: at_ms, prompt or prompt_tokens, max_tokens
     #[arg(long, value_name = "FILE", group = "shape")]
     trace: Option<PathBuf>,
-    /// Most requests of a point [default: 10 for each at a time; of a rate as many as come in the duration]
+    /// Largest number of requests of a point [default: 10 times the concurrency; no limit with --rates]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=REQUESTS_MAX as i64))]
     requests: Option<u32>,
-    /// Send for so long at each point, in seconds; answers under way are waited for [default: 30 with --rates]
+    /// Send requests for this many seconds at each point, then wait for outstanding answers [default: 30 with --rates]
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     duration: Option<u64>,
-    /// Requests before each point, one at a time, not counted
+    /// Warm-up requests before each point, sent one after another and not measured
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1000))]
     warmup: u32,
-    /// Tokens of the made-up prompts, of which no two begin alike
+    /// Length of the random prompts in tokens; no two prompts share a prefix
     #[arg(long, default_value_t = 128, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(PROMPT_TOKENS_MAX)))]
     prompt_tokens: u32,
-    /// Say this in every request instead
+    /// Send this prompt in every request instead
     #[arg(long, value_name = "TEXT", conflicts_with = "trace")]
     prompt: Option<String>,
-    /// Most tokens of an answer
+    /// Largest number of tokens to generate per request
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
-    /// A good answer has its first token within this, in milliseconds
+    /// Latency objective (SLO): time to first token in milliseconds
     #[arg(long, value_name = "MS", value_parser = rate)]
     slo_ttft_ms: Option<f64>,
-    /// A good answer takes no longer for each further token, in milliseconds
+    /// Latency objective (SLO): time per output token in milliseconds
     #[arg(long, value_name = "MS", value_parser = rate)]
     slo_tpot_ms: Option<f64>,
-    /// Seed of arrivals and prompts
+    /// Seed of the arrival times and prompts
     #[arg(long, default_value_t = 1, value_name = "S")]
     seed: u64,
-    /// Write a line of CSV for each point
+    /// Write a CSV file with one line per point
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Print one JSON object
@@ -73,8 +74,8 @@ pub(in crate::cli) struct Serve {
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "a number".to_owned())?;
-    if (1e-3..=1e6).contains(&value) { Ok(value) } else { Err("from 0.001 to 1000000".into()) }
+    let value: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if (1e-3..=1e6).contains(&value) { Ok(value) } else { Err("expected 0.001 to 1000000".into()) }
 }
 
 /// A point of a sweep.
@@ -95,13 +96,13 @@ impl Point {
     }
 }
 
-/// Runs the command. Exit code 1 where not one answer came whole.
+/// Runs the command. Exit code 1 if no request was completed.
 pub(super) async fn run(options: Serve) -> Result<u8, Failure> {
     let points = options.points()?;
     let mut apis = options.endpoint.apis();
     if apis.len() != 1 {
-        let message = format!("{} servers named", apis.len());
-        return Err(Failure::Usage { message, next: "name one: --url http://NODE:9980" });
+        let message = format!("{} URLs given, expected one", apis.len());
+        return Err(Failure::Usage { message, next: "pass one: --url http://NODE:9980" });
     }
     let mut interrupts = Interrupts::listen()?;
     let model = interrupts.end(options.endpoint.model(&apis, options.model.as_deref())).await?;
@@ -134,7 +135,7 @@ impl Serve {
         if let Some(path) = &self.trace {
             let jobs = trace(&read(path, TRACE_BYTES_MAX)?).map_err(|error| Failure::Usage {
                 message: format!("{}: {error}", path.display()),
-                next: "one object a line: {\"at_ms\": 0, \"prompt_tokens\": 128, \"max_tokens\": 64}",
+                next: "write one object per line: {\"at_ms\": 0, \"prompt_tokens\": 128, \"max_tokens\": 64}",
             })?;
             return Ok(vec![Point::Trace(Arc::new(jobs))]);
         }
@@ -192,7 +193,7 @@ impl Serve {
 const HEAD: &str = "  point   sent   done    ok/s   tok/s   TTFT p50     p95     p99   TPOT p50     p95     p99    E2E p50     p95     p99   \
     good  good/s  refused p50   p99";
 
-/// A row of the table, times in milliseconds, and what went wrong below it.
+/// A row of the table with times in milliseconds, followed by lines about failed requests and late sending.
 fn line(name: &str, summary: &Summary) -> String {
     let (ttft, tpot, e2e) = (&summary.ttft_ms, &summary.tpot_ms, &summary.e2e_ms);
     let mut text = format!(
@@ -218,7 +219,7 @@ fn line(name: &str, summary: &Summary) -> String {
     );
     if !summary.errors.is_empty() {
         let errors: Vec<String> = summary.errors.iter().map(|(code, count)| format!("{code} {count}")).collect();
-        text += &format!("\n        without an answer: {}", errors.join(", "));
+        text += &format!("\n        failed requests: {}", errors.join(", "));
     }
     if summary.late_ms.p99 > 10.0 {
         text += &format!(
@@ -259,15 +260,15 @@ fn csv(found: &[(String, Summary)]) -> String {
     csv
 }
 
-/// A file's name as it is told.
+/// A path for messages.
 pub(super) fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Whether a folder can be written into is told before anything is measured.
+/// Checks, before anything is measured, that the folder of an output file exists.
 pub(super) fn check_folder(path: &Path) -> Result<(), Failure> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let is_folder =
         std::fs::metadata(folder).with_context(|| format!("cannot write to {}", folder.display()))?.is_dir();
-    if is_folder { Ok(()) } else { Err(anyhow::anyhow!("{} is no folder", folder.display()).into()) }
+    if is_folder { Ok(()) } else { Err(anyhow::anyhow!("{} is not a folder", folder.display()).into()) }
 }

@@ -1,12 +1,12 @@
-//! `console bench matrix`: layouts assigned one after the other, measured cell by cell.
+//! `console bench matrix`: assigns layouts one after another and measures each cell by cell.
 use std::{
     path::PathBuf,
     time::{Instant, SystemTime},
 };
 
 use clap::Args;
+use protocol::BUILD;
 use serde_json::json;
-use shared::protocol::BUILD;
 
 use super::{
     load::{check_folder, shown},
@@ -30,24 +30,24 @@ use crate::{
     },
 };
 
-/// How long a small matrix may take, in minutes, where nothing is said.
+/// Default time limit of a reduced matrix, in minutes.
 const REDUCED_MINUTES: u64 = 10;
 
-/// What this and `console bench ab` measure on.
+/// Options that `console bench matrix` and `console bench ab` share.
 #[derive(Clone, Debug, Args)]
 pub(super) struct On {
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// Model file; its name is looked for in the model folders of every node
+    /// Model file; each node looks up its name in its model folders
     #[arg(long, value_name = "NAME|FILE")]
     model: String,
-    /// Requests of a prefill cell, at least as many as run at once
+    /// Requests of a prefill cell; at least its concurrency
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     requests: u32,
-    /// Requests before each repeat, not counted
+    /// Warm-up requests before each repeat, not measured
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
     warmup: u32,
-    /// Seed of the prompts, of which no two begin alike
+    /// Seed of the prompts; no two prompts share a prefix
     #[arg(long, default_value_t = 1, value_name = "S")]
     seed: u64,
     #[command(flatten)]
@@ -63,62 +63,62 @@ pub(super) struct On {
 pub(in crate::cli) struct Matrix {
     #[command(flatten)]
     on: On,
-    /// The result (JSON, kept after each cell: the same command goes on with it); the table lies beside it, FILE.csv
+    /// Result file (JSON), saved after each cell so that the same command resumes; the table is written to FILE.csv
     #[arg(long, value_name = "FILE.json")]
     out: PathBuf,
-    /// A small one: prompts of 64 and 256 tokens, answers of 1 and 32, 1 and 4 at a time, at most 10 minutes
+    /// Measure a small matrix: 64 and 256 prompt tokens, 1 and 32 output tokens, concurrency 1 and 4, 10 minutes
     #[arg(long)]
     reduced: bool,
-    /// Ranks that share a layer, of the first experiment [default: powers of two up to all nodes]
+    /// First experiment: numbers of tensor-parallel ranks [default: powers of two up to all nodes]
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u16).range(1..=64))]
     tp: Vec<u16>,
-    /// Replicas, of the second [default: powers of two up to all nodes; 0: none]
+    /// Second experiment: numbers of replicas [default: powers of two up to all nodes; 0: none]
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u16).range(0..=64))]
     replicas: Vec<u16>,
-    /// Ranks of a replica, the same for any number of them
+    /// Tensor-parallel ranks of each replica in the second experiment
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     replica_ranks: u16,
-    /// Tokens of prompts [default: 256,1024,4096,8192]
+    /// Prompt lengths in tokens [default: 256,1024,4096,8192]
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..=131_072))]
     inputs: Vec<u32>,
-    /// Tokens of answers; 1 is prefill alone [default: 1,128,512]
+    /// Output lengths in tokens; 1 measures prefill only [default: 1,128,512]
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..=131_072))]
     outputs: Vec<u32>,
-    /// Requests at a time [default: 1,4,8,16]
+    /// Numbers of concurrent requests [default: 1,4,8,16]
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u16).range(1..=1024))]
     concurrencies: Vec<u16>,
     /// Repeats of each cell
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     repeats: u32,
-    /// Stop after the cell that runs then; the same command goes on [default: 10 with --reduced]
+    /// Stop after this many minutes, at the end of a cell; the same command resumes [default: 10 with --reduced]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     minutes: Option<u64>,
-    /// The commit that is measured, for the record
+    /// Commit that is measured, recorded in the result
     #[arg(long, env = "BRAMBLE_COMMIT", value_name = "ID")]
     commit: Option<String>,
-    /// Print JSON: the result
+    /// Print the result as JSON
     #[arg(long)]
     pub(in crate::cli) json: bool,
 }
 
 impl On {
-    /// Nodes and settings; `None`: it was a dry run.
+    /// Asks for consent and opens the nodes; `None` for a dry run.
     pub(super) async fn rig(&self, concurrency: u16, layouts: &[String], nodes: usize) -> Result<Option<Rig>, Failure> {
         if self.assignment.topology.is_some() {
-            let message = "--topology cannot be: layouts are what is measured".into();
-            return Err(Failure::Usage { message, next: "leave it out" });
+            let message = "--topology cannot be used: this benchmark assigns its own layouts".into();
+            return Err(Failure::Usage { message, next: "remove --topology" });
         }
         if self.endpoint.url.len() > 1 {
-            let message = format!("{} servers named", self.endpoint.url.len());
-            return Err(Failure::Usage { message, next: "name one --url, or none to ask the heads on 9999" });
+            let message = format!("{} URLs given, expected at most one", self.endpoint.url.len());
+            return Err(Failure::Usage { message, next: "pass one --url, or none to use the heads on port 9999" });
         }
         let purpose = format!("{} with {}", layouts.join(", then "), output::clean(&self.model));
         let Some(sessions) = clear_way(&self.nodes.nodes, &purpose, self.consent, false).await? else {
             return Ok(None);
         };
         if sessions.len() < nodes {
-            let message = format!("{nodes} nodes are needed, {} are there", sessions.len());
-            return Err(Failure::State { message, next: "name more nodes, or fewer ranks and replicas" });
+            let message = format!("{nodes} nodes are needed, {} are available", sessions.len());
+            return Err(Failure::State { message, next: "pass more nodes, or use fewer ranks or replicas" });
         }
         let (model, assignment, endpoint) = (self.model.clone(), self.assignment.clone(), self.endpoint.clone());
         let (requests, warmup, seed) = (self.requests, self.warmup, self.seed);
@@ -126,7 +126,7 @@ impl On {
     }
 }
 
-/// The layouts of a plan, each once.
+/// The distinct layouts of a plan, in order.
 pub(super) fn layouts(plan: &Plan) -> Vec<String> {
     let mut layouts: Vec<String> = plan.cells().into_iter().map(|cell| cell.layout).collect();
     layouts.dedup();
@@ -163,7 +163,7 @@ impl Matrix {
         }
     }
 
-    /// The run so far, or a new one.
+    /// The run stored in the result file, or a new one.
     async fn begin(&self, rig: &Rig, plan: Plan) -> Result<Run, Failure> {
         let door = self.on.endpoint.url.first().map_or("9999".into(), |url| format!("http://{}", url.authority));
         let wanted = self.on.assignment.wanted(1, &self.on.model);
@@ -198,13 +198,13 @@ impl Matrix {
             None => Ok(kept),
             Some(what) => Err(Failure::State {
                 message: format!("{} was measured with other settings: {what} differs", shown(&self.out)),
-                next: "name another --out, or repeat the command that wrote it",
+                next: "pass another --out, or repeat the command that wrote the file",
             }),
         }
     }
 }
 
-/// Runs `console bench matrix`: exit code 1 where requests failed or time ran out before all cells were measured.
+/// Runs the command. Exit code 1 if requests failed, or if the time limit left cells unmeasured.
 pub(super) async fn run(options: Matrix) -> Result<u8, Failure> {
     check_folder(&options.out)?;
     let plan = options.plan();
@@ -229,7 +229,7 @@ pub(super) async fn run(options: Matrix) -> Result<u8, Failure> {
             rig.assign(&cell, &mut running).await?;
             match &running {
                 Some(running) => rig.measure(&cell, running, round).await,
-                None => Err(anyhow::anyhow!("nothing runs").into()),
+                None => Err(anyhow::anyhow!("no topology is running").into()),
             }
         };
         let measured = run.add(interrupts.end(work).await?);
@@ -244,7 +244,7 @@ pub(super) async fn run(options: Matrix) -> Result<u8, Failure> {
     }
     let (left, failed) = (run.remaining().len(), run.cells.iter().map(Measured::failed).sum::<u64>());
     if left > 0 {
-        output::note(&format!("{left} cells are left: the same command goes on with them"));
+        output::note(&format!("{left} cells remain; run the same command again to measure them"));
     }
     if failed > 0 {
         output::note(&format!("{failed} requests failed"));
@@ -252,7 +252,7 @@ pub(super) async fn run(options: Matrix) -> Result<u8, Failure> {
     Ok(u8::from(left > 0 || failed > 0))
 }
 
-/// A cell as a line.
+/// The result of a cell as a line of text.
 pub(super) fn told(measured: &Measured) -> String {
     let mut line = format!("{:<44}", measured.cell.to_string());
     if let Some(short) = &measured.skipped {
@@ -274,7 +274,7 @@ mod tests {
     use crate::bench::run::ContextShort;
 
     #[test]
-    fn cell_that_is_left_out_names_the_option_that_fits_it() {
+    fn skipped_cell_names_the_required_context() {
         let cell = Plan {
             tp: vec![4],
             replicas: Vec::new(),

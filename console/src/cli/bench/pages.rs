@@ -1,4 +1,4 @@
-//! `console bench report` and `console bench compare`: what matrices say, from their files.
+//! `console bench report` and `console bench compare`: evaluate the files of matrices.
 use std::{
     io::{Read, Write},
     path::{Path, PathBuf},
@@ -21,10 +21,10 @@ use crate::{
 /// Options of `console bench report`.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct Report {
-    /// What console bench matrix wrote (JSON)
+    /// Result file of console bench matrix (JSON)
     #[arg(value_name = "IN")]
     input: PathBuf,
-    /// The page, FILE.html, or FILE.md with its graphs beside it
+    /// Report to write: FILE.html, or FILE.md with its graphs in separate files
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }
@@ -32,13 +32,13 @@ pub(in crate::cli) struct Report {
 /// Options of `console bench compare`.
 #[derive(Clone, Debug, Args)]
 pub(in crate::cli) struct Compare {
-    /// The matrix before (JSON)
+    /// Matrix before the change (JSON)
     #[arg(value_name = "A")]
     before: PathBuf,
-    /// The matrix after
+    /// Matrix after the change (JSON)
     #[arg(value_name = "B")]
     after: PathBuf,
-    /// What counts as noise in any case, in percent
+    /// Smallest noise to assume, in percent
     #[arg(long, default_value_t = 5, value_name = "PERCENT", value_parser = clap::value_parser!(u16).range(0..=1000))]
     floor: u16,
     /// Print JSON
@@ -46,26 +46,26 @@ pub(in crate::cli) struct Compare {
     pub(in crate::cli) json: bool,
 }
 
-/// Reads a text up to a bound.
+/// Reads a file of at most `most` bytes.
 pub(super) fn read(path: &Path, most: u64) -> Result<String, Failure> {
     let mut text = String::new();
     let file = std::fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     file.take(most + 1).read_to_string(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
     if text.len() as u64 > most {
         let message = format!("{} is longer than {most} bytes", path.display());
-        return Err(Failure::Usage { message, next: "name another file" });
+        return Err(Failure::Usage { message, next: "use a smaller file" });
     }
     Ok(text)
 }
 
-/// Writes a file so that it is the old or the new one, whatever happens.
+/// Replaces a file atomically.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let work = || -> std::io::Result<()> {
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         file.write_all(text.as_bytes())?;
         file.as_file().sync_all()?;
-        // What others may read is theirs to read.
+        // Temporary files are private to their owner; a result is not.
         file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())
@@ -77,7 +77,7 @@ pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
 pub(super) fn matrix(path: &Path) -> Result<Run, Failure> {
     Run::parse(&read(path, FILE_BYTES_MAX)?).map_err(|error| Failure::Usage {
         message: format!("{}: {error}", path.display()),
-        next: "console bench matrix --out FILE writes such a file",
+        next: "pass a file written by console bench matrix --out FILE",
     })
 }
 
@@ -95,20 +95,20 @@ pub(super) fn report(options: &Report) -> Result<u8, Failure> {
         }
         _ => {
             let message = format!("{} is neither .html nor .md", options.out.display());
-            return Err(Failure::Usage { message, next: "name a page: --out report.html" });
+            return Err(Failure::Usage { message, next: "use for example --out report.html" });
         }
     }
     output::line(&output::clean(&crate::bench::report::bottleneck(&run)));
     Ok(0)
 }
 
-/// Runs `console bench compare`: exit code 1 where something is worse.
+/// Runs `console bench compare`. Exit code 1 if something is worse.
 pub(super) fn compare(options: &Compare) -> Result<u8, Failure> {
     let (before, after) = (matrix(&options.before)?, matrix(&options.after)?);
     let found = compare_runs(&before, &after, f64::from(options.floor) / 100.0);
     if found.changes.is_empty() && found.lost.is_empty() {
-        let message = "the two have no cell in common".into();
-        return Err(Failure::State { message, next: "compare matrices of the same cells" });
+        let message = "the two matrices have no cell in common".into();
+        return Err(Failure::State { message, next: "compare matrices with the same cells" });
     }
     if options.json {
         output::line(&object(&found).to_string());
@@ -127,13 +127,13 @@ fn object(found: &Comparison) -> Value {
     json!({"regression": found.is_regression(), "changes": found.changes.iter().map(change).collect::<Vec<_>>(), "lost": found.lost})
 }
 
-/// What changed, the worst first, and a sentence.
+/// Lines for the changes, worst first, then the lost cells and a summary.
 fn told(found: &Comparison) -> Vec<String> {
     let mut changes: Vec<&Change> =
         found.changes.iter().filter(|it| it.is_regression() || it.is_improvement()).collect();
     changes.sort_by(|one, other| other.worse_by.total_cmp(&one.worse_by));
     let mut lines: Vec<String> = changes.into_iter().map(told_change).collect();
-    lines.extend(found.lost.iter().map(|cell| format!("LOST    {cell}: missing, or requests fail that did not")));
+    lines.extend(found.lost.iter().map(|cell| format!("LOST    {cell}: missing, or its requests fail now")));
     let worse = found.changes.iter().filter(|change| change.is_regression()).count();
     let figures = found.changes.len();
     lines.push(match (worse, found.lost.len()) {
@@ -145,10 +145,10 @@ fn told(found: &Comparison) -> Vec<String> {
     lines
 }
 
-/// A change as a line.
+/// A change as a line of text.
 pub(super) fn told_change(change: &Change) -> String {
     let word = if change.is_regression() { "WORSE " } else { "better" };
-    let what = change.cell.as_ref().map_or("all cells together".into(), ToString::to_string);
+    let what = change.cell.as_ref().map_or("mean of all cells".into(), ToString::to_string);
     let (share, noise) = (100.0 * change.worse_by.abs(), 100.0 * change.noise);
     let (before, after) = (number(change.before), number(change.after));
     format!("{word}  {what}: {} {before} -> {after}, {share:.1} % (noise {noise:.1} %)", change.metric.name())

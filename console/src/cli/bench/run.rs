@@ -1,7 +1,9 @@
-//! Runs the cells of a matrix: assigns their layouts to the first of the nodes, sends the requests, keeps what came of it.
+//! Runs the cells of a matrix: assigns their layouts to the first of the nodes, sends the requests and summarizes the
+//! answers.
 use std::{sync::Arc, time::Duration};
 
-use shared::{ids::MemberIndex, topology::Topology};
+use common::ids::MemberIndex;
+use topology::Topology;
 
 use crate::{
     bench::{
@@ -10,7 +12,7 @@ use crate::{
         run::{ContextShort, Machine, Measured, Node},
         sample::{Slo, Summary},
     },
-    cli::{Failure, endpoint::Endpoint, generate::assign_and_tell, options::Assignment},
+    cli::{Failure, endpoint::Endpoint, options::Assignment, sessions::assign_and_tell},
     client::{
         assign::report,
         session::Session,
@@ -18,30 +20,31 @@ use crate::{
     },
 };
 
-/// Requests of 9999 that are silent for so long have failed.
+/// Time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(900);
-/// Tokens of an answer's worth of waves in a decode cell, and the most waves.
+/// A decode cell repeats its requests in waves until the outputs of a slot add up to this many tokens, at most
+/// [`WAVES_MAX`] times.
 const WAVE_TOKENS: u32 = 128;
 const WAVES_MAX: u32 = 8;
-/// The most slots that a topology has.
-const SLOTS: std::ops::RangeInclusive<u16> = 4..=shared::topology::spec::SLOTS_MAX;
+/// Bounds of the number of slots of a topology.
+const SLOTS: std::ops::RangeInclusive<u16> = 4..=common::limits::SLOTS_MAX;
 
-/// What cells are run on.
+/// The nodes, and the settings that all cells share.
 pub(super) struct Rig {
-    /// In the order in which they were named.
+    /// In the order of the command line.
     pub(super) sessions: Vec<Arc<Session>>,
     pub(super) model: String,
     pub(super) assignment: Assignment,
     pub(super) endpoint: Endpoint,
-    /// The most requests at a time of any cell: layouts get as many slots as that.
+    /// Largest concurrency of any cell, which is also the number of slots of each topology.
     pub(super) concurrency: u16,
-    /// Requests of a prefill cell, requests before each, seed.
+    /// Requests of a prefill cell. `warmup`: requests before each cell. `seed`: of the prompts.
     pub(super) requests: u32,
     pub(super) warmup: u32,
     pub(super) seed: u64,
 }
 
-/// A layout that runs.
+/// The running layout, its context length in tokens and the member indices of its heads.
 pub(super) struct Running {
     layout: String,
     context: u32,
@@ -49,7 +52,7 @@ pub(super) struct Running {
 }
 
 impl Rig {
-    /// The nodes as a run remembers them.
+    /// The nodes as a run records them.
     pub(super) async fn nodes(&self) -> Result<Vec<Node>, Failure> {
         let mut nodes = Vec::with_capacity(self.sessions.len());
         for session in &self.sessions {
@@ -70,19 +73,19 @@ impl Rig {
         Ok(found)
     }
 
-    /// Makes a cell's layout run on the first of the nodes, if it is not what runs.
+    /// Assigns a cell's layout to the first of the nodes, unless it is already running.
     pub(super) async fn assign(&self, cell: &Cell, running: &mut Option<Running>) -> Result<(), Failure> {
         if running.as_ref().is_some_and(|running| running.layout == cell.layout) {
             return Ok(());
         }
         *running = None;
         let Some(layout) = cell.layout() else {
-            let message = format!("{} is no layout", cell.layout);
-            return Err(Failure::Usage { message, next: "a layout is tpN, ppS-tpN or dpR-ppS-tpN" });
+            let message = format!("{} is not a layout", cell.layout);
+            return Err(Failure::Usage { message, next: "use tpN, ppS-tpN or dpR-ppS-tpN" });
         };
         let sessions = self.sessions.get(..layout.node_count()).ok_or_else(|| Failure::State {
-            message: format!("{layout} needs {} nodes, {} are named", layout.node_count(), self.sessions.len()),
-            next: "name more nodes, or fewer ranks and replicas",
+            message: format!("{layout} needs {} nodes, {} are given", layout.node_count(), self.sessions.len()),
+            next: "pass more nodes, or use fewer ranks or replicas",
         })?;
         let mut assignment = self.assignment.clone();
         assignment.topology = Some(layout);
@@ -94,7 +97,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Runs a cell once on what runs.
+    /// Measures a cell once on the running topology, or skips it if it does not fit into the context.
     pub(super) async fn measure(&self, cell: &Cell, running: &Running, round: u32) -> Result<Measured, Failure> {
         let skipped = ContextShort::of(cell, running.context);
         let mut measured = Measured { cell: cell.clone(), skipped, repeats: Vec::new() };
@@ -118,7 +121,7 @@ impl Rig {
             let until = Until { requests: concurrency.max(self.requests as usize), elapsed: PATIENCE };
             return Summary::of(&load.closed(&job(cell.output), concurrency, until).await, &Slo::default());
         }
-        // Answers are measured while all of them run: in waves, of which short answers need several.
+        // Decoding is measured while all requests of a wave run; short outputs need several waves.
         let waves = (WAVE_TOKENS / cell.output.max(1)).clamp(1, WAVES_MAX);
         let until = Until { requests: concurrency, elapsed: PATIENCE };
         let mut samples = Vec::with_capacity(waves as usize);
@@ -143,13 +146,13 @@ fn heads(topology: &Topology) -> impl Iterator<Item = MemberIndex> + '_ {
     topology.layout.heads()
 }
 
-/// A number of a cell that other cells hardly have: prompts of one are not found in the cache of another.
+/// A hash of the cell (FNV-1a), which makes its prompts differ from those in the prefix cache from other cells.
 fn of_cell(cell: &Cell) -> u64 {
     let step = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     cell.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// The machine that this runs on.
+/// This machine.
 pub(super) fn machine() -> Machine {
     let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -157,7 +160,7 @@ pub(super) fn machine() -> Machine {
         let line = text.lines().find(|line| line.starts_with(key))?;
         line.split_once(':').map(|(_, value)| value.trim().to_owned())
     };
-    // A Raspberry Pi names its board, not its processor.
+    // A Raspberry Pi reports its board, not its processor.
     let cpu = named("model name").or_else(|| named("Model")).unwrap_or_default();
     Machine { host, cpu, cores: std::thread::available_parallelism().map_or(0, usize::from) }
 }

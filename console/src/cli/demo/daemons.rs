@@ -1,5 +1,5 @@
-//! Daemons as child processes on loopback addresses, started again when they ask for it. None stays behind: they end when
-//! this end of their standard input closes, whatever happens to the console, and are killed and waited for when it ends.
+//! Daemons as child processes on loopback addresses, restarted when they request it. No daemon outlives the console:
+//! each ends when its standard input closes, and `Daemons` kills and reaps all of them when it is dropped.
 use std::{
     fs::OpenOptions,
     net::{Ipv4Addr, TcpListener},
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use nix::unistd::Pid;
-use shared::protocol::PORT;
+use protocol::PORT;
 use tempfile::TempDir;
 use tokio::{
     process::{Child, Command},
@@ -24,19 +24,19 @@ use crate::{
     client::session,
 };
 
-/// All daemons must answer within this.
+/// Time limit for all daemons to answer.
 const START: Duration = Duration::from_secs(20);
 /// A loopback address that no daemon of a demo listens on.
 const CLAIM: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 254);
-/// Daemons get this long to drain before they are killed.
+/// Time limit for daemons to drain before they are killed.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Exit code of a daemon that wants to be started again.
+/// Exit code of a daemon that requests a restart.
 const RESTART_CODE: i32 = 75;
-/// Between two looks at daemons that may have ended.
+/// Interval of checks for ended daemons.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How a daemon is started.
+/// The command line of a daemon.
 #[derive(Clone, Debug)]
 struct Recipe {
     program: PathBuf,
@@ -44,11 +44,11 @@ struct Recipe {
     name: String,
     models: PathBuf,
     folder: PathBuf,
-    /// Where it reads its health, if that is played.
+    /// Root of its simulated health files, if it has any.
     health: Option<PathBuf>,
 }
 
-/// Running daemons.
+/// Running daemons; dropping this kills them.
 #[derive(Debug)]
 pub(super) struct Daemons {
     addresses: Vec<String>,
@@ -56,7 +56,7 @@ pub(super) struct Daemons {
     recipes: Vec<Recipe>,
     supervisor: Option<JoinHandle<()>>,
     folder: TempDir,
-    /// Keeps other demos off the port until all daemons are gone.
+    /// Prevents other demos from using the port until all daemons have ended.
     _claim: TcpListener,
 }
 
@@ -73,15 +73,15 @@ impl Recipe {
             .args(self.health.iter().flat_map(|root| ["--health-root".as_ref(), root.as_os_str()]))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            .stderr(log.context("cannot make a log file")?)
-            // Ctrl-C is for the console: it cancels, then stops the daemons itself.
+            .stderr(log.context("cannot create the log file")?)
+            // Ctrl-C must reach only the console, which cancels the work and then stops the daemons.
             .process_group(0)
             .kill_on_drop(true);
         command.spawn().with_context(|| format!("cannot start {}", self.program.display()))
     }
 }
 
-/// What systemd does on a node: a daemon that ended to be restarted is started again.
+/// Restarts daemons that end with [`RESTART_CODE`], as systemd does on a node.
 async fn supervise(recipes: Vec<Recipe>, children: Arc<Mutex<Vec<Child>>>) {
     loop {
         tokio::time::sleep(LOOK).await;
@@ -90,7 +90,7 @@ async fn supervise(recipes: Vec<Recipe>, children: Arc<Mutex<Vec<Child>>>) {
             if ended.is_some_and(|status| status.code() == Some(RESTART_CODE)) {
                 match recipe.spawn() {
                     Ok(again) => *child = again,
-                    Err(error) => tracing::error!("{} is not started again: {error:#}", recipe.name),
+                    Err(error) => tracing::error!("cannot restart {}: {error:#}", recipe.name),
                 }
             }
         }
@@ -98,18 +98,20 @@ async fn supervise(recipes: Vec<Recipe>, children: Arc<Mutex<Vec<Child>>>) {
 }
 
 fn lock(children: &Mutex<Vec<Child>>) -> MutexGuard<'_, Vec<Child>> {
-    // The list is whole even if a task panicked while it held the lock.
+    // The list is valid even if a task panicked while it held the lock.
     children.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Daemons {
-    /// Starts `count` daemons on 127.0.0.2 and up, and waits until all answer. Each of `machines` is read by its daemon as its own.
+    /// Starts `count` daemons on 127.0.0.2 and up and waits until all answer. Daemon i reads the health of
+    /// `machines[i]`, if there is one, otherwise of this machine.
     pub(super) async fn start(count: usize, models: &Path, machines: &[Machine]) -> anyhow::Result<Self> {
         let program = brambled::path()?;
-        let folder = tempfile::Builder::new().prefix("bramble-demo-").tempdir().context("cannot make a folder")?;
+        let folder =
+            tempfile::Builder::new().prefix("bramble-demo-").tempdir().context("cannot create a temporary folder")?;
         let (port, claim) = claim_port(count, PORT)?;
         if port != PORT {
-            output::note(&format!("port {PORT} is taken: the daemons use port {port}"));
+            output::note(&format!("port {PORT} is in use; the daemons use port {port}"));
         }
         let addresses = (0..count).map(|index| address(index, port)).collect();
         let recipe = |index: usize| Recipe {
@@ -133,28 +135,28 @@ impl Daemons {
         Ok(daemons)
     }
 
-    /// `ADDRESS:PORT` of each.
+    /// `ADDRESS:PORT` of each daemon.
     pub(super) fn addresses(&self) -> &[String] {
         &self.addresses
     }
 
-    /// A daemon's process, if it runs.
+    /// The process id of a daemon, if it is running.
     pub(super) fn pid(&self, index: usize) -> Option<Pid> {
         lock(&self.children)[index].id().map(|pid| Pid::from_raw(pid.cast_signed()))
     }
 
-    /// Ends a daemon without a word, as a loss of power does.
+    /// Kills a daemon with SIGKILL, as abrupt as a power loss.
     ///
     /// # Errors
-    /// It cannot be ended.
+    /// The process cannot be killed.
     pub(super) fn kill(&self, index: usize) -> anyhow::Result<()> {
         lock(&self.children)[index].start_kill().with_context(|| format!("cannot kill {}", name(index)))
     }
 
-    /// Starts a daemon again that was killed.
+    /// Restarts a daemon that was killed.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub(super) fn start_again(&self, index: usize) -> anyhow::Result<()> {
         let child = self.recipes[index].spawn()?;
         lock(&self.children)[index] = child;
@@ -168,8 +170,8 @@ impl Daemons {
     async fn await_answer(&mut self, index: usize, deadline: Instant) -> anyhow::Result<()> {
         loop {
             let answer = session::open(&self.addresses[index]).await;
-            let ended = lock(&self.children)[index].try_wait().context("cannot watch a daemon")?;
-            // Somebody else's daemon may have been quicker to take the port: then the child has ended.
+            let ended = lock(&self.children)[index].try_wait().context("cannot get the status of a daemon")?;
+            // If another daemon took the port first, the child has ended.
             if answer.is_ok_and(|session| session.identity.name == name(index)) && ended.is_none() {
                 return Ok(());
             }
@@ -184,14 +186,14 @@ impl Daemons {
         }
     }
 
-    /// Ends all of them in order: SIGTERM, a moment, SIGKILL.
+    /// Ends all daemons: SIGTERM, then SIGKILL after [`DRAIN`].
     pub(super) async fn stop(mut self) {
         self.release();
         let mut children = std::mem::take(&mut *lock(&self.children));
         for child in &children {
             if let Some(pid) = child.id() {
                 let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
-                // One that ended already needs no signal.
+                // The signal fails if the process has already ended.
                 let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
             }
         }
@@ -203,7 +205,7 @@ impl Daemons {
         }
     }
 
-    /// From now on nothing is started again.
+    /// Stops the supervisor, so that no daemon is restarted.
     fn release(&mut self) {
         if let Some(supervisor) = self.supervisor.take() {
             supervisor.abort();
@@ -218,7 +220,7 @@ impl Drop for Daemons {
         for child in &mut children {
             let _ = child.start_kill();
         }
-        // Reaped here, so that none is left as a zombie of a parent that goes on.
+        // Reap the children, so that none is left as a zombie while the console continues.
         let deadline = Instant::now() + Duration::from_secs(1);
         while Instant::now() < deadline && children.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) {
             std::thread::sleep(Duration::from_millis(5));
@@ -234,8 +236,8 @@ fn address(index: usize, port: u16) -> String {
     format!("127.0.0.{}:{port}", index + 2)
 }
 
-/// The first port from `first` on that is free on all addresses, and what keeps it: two demos that start at the same time
-/// both find a port free before either has its daemons on it, but only one can listen on this address.
+/// The first port, starting at `first`, that is free on all addresses, and a listener that claims it. Two demos that
+/// start at the same time may both find a port free, but only one of them can listen on the claim address.
 fn claim_port(count: usize, first: u16) -> anyhow::Result<(u16, TcpListener)> {
     let claim = |port: u16| {
         let claim = TcpListener::bind((CLAIM, port)).ok()?;
@@ -243,7 +245,7 @@ fn claim_port(count: usize, first: u16) -> anyhow::Result<(u16, TcpListener)> {
         is_free.then_some((port, claim))
     };
     let found = (first..first.saturating_add(200)).find_map(claim);
-    found.ok_or_else(|| anyhow!("no port from {first} on is free on {count} loopback addresses"))
+    found.ok_or_else(|| anyhow!("none of 200 ports from {first} on is free on all of {count} loopback addresses"))
 }
 
 #[cfg(test)]
@@ -251,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_is_taken_on_one_address_is_used_on_none() {
+    fn port_in_use_on_one_address_is_skipped() {
         // The port of the first address is chosen by the system; all others follow from it.
         let taken = TcpListener::bind(address(2, 0)).expect("loopback can be bound");
         let port = taken.local_addr().expect("a bound listener has an address").port();
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn demos_that_start_at_the_same_time_get_different_ports() {
+    fn concurrent_demos_claim_different_ports() {
         let claims: Vec<_> = (0..8).map(|_| std::thread::spawn(|| claim_port(2, 21_000))).collect();
         let claims: Vec<_> = claims.into_iter().map(|claim| claim.join().expect("no panic").expect("a port")).collect();
         let mut ports: Vec<u16> = claims.iter().map(|(port, _)| *port).collect();
@@ -270,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn daemons_are_named_from_pi1_and_listen_from_127_0_0_2_on() {
+    fn daemons_have_consecutive_names_and_addresses() {
         let all: Vec<(String, String)> = (0..4).map(|index| (name(index), address(index, PORT))).collect();
         assert_eq!(all[0], ("pi1".into(), "127.0.0.2:9999".into()));
         assert_eq!(all[3], ("pi4".into(), "127.0.0.5:9999".into()));

@@ -1,4 +1,5 @@
-//! What goes wrong in a tour, done to real processes: one that is stopped for half of the time, and texts that keep all of them busy.
+//! Disturbances of a tour, applied to real processes: a process that is stopped for half of the time, and requests that
+//! keep all nodes busy.
 use std::{
     sync::{
         Arc,
@@ -12,16 +13,16 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use shared::protocol::message::Generate;
+use protocol::message::Generate;
 use tokio::{sync::mpsc::channel, task::JoinHandle as Task};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{generate::generate, session::Session};
 
-/// Of each of these a slowed process runs one and stands still for the other.
+/// A slowed process alternately runs and is stopped for this long.
 const PART: Duration = Duration::from_millis(5);
 
-/// A process that is slowed until this is dropped.
+/// Slows a process until dropped.
 #[derive(Debug)]
 pub(super) struct Slowed {
     ends: Arc<AtomicBool>,
@@ -29,7 +30,7 @@ pub(super) struct Slowed {
 }
 
 impl Slowed {
-    /// Slows a process.
+    /// Starts to slow a process.
     pub(super) fn begin(pid: Pid) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ends);
@@ -50,17 +51,17 @@ impl Slowed {
 impl Drop for Slowed {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Release);
-        // The last signal is the one that lets it run on.
+        // The last signal of the thread is SIGCONT.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// Texts one after the other, until this is dropped.
+/// Sends requests one after another until dropped.
 #[derive(Debug)]
 pub(super) struct Load(Task<()>, CancellationToken);
 
 impl Load {
-    /// Asks the head again and again; a text that fails ends it.
+    /// Sends `request` to the head repeatedly, until the connection breaks.
     pub(super) fn begin(head: Arc<Session>, request: Generate) -> Self {
         let cancel = CancellationToken::new();
         let ended = cancel.clone();

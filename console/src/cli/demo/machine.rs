@@ -1,4 +1,5 @@
-//! The files of a Raspberry Pi's machine, for daemons that read their health from them: a well one, and one that is hot and badly supplied.
+//! Simulates the health files of a Raspberry Pi for a daemon started with `--health-root`: a healthy machine, or one
+//! that is hot and undervolted.
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -8,12 +9,12 @@ const CLOCK: &str = "sys/devices/system/cpu/cpufreq/policy0";
 const ZONE: &str = "sys/class/thermal/thermal_zone0";
 const FIRMWARE: &str = "sys/devices/platform/soc/soc:firmware/get_throttled";
 
-/// A machine that is played.
+/// The root folder of a simulated machine.
 #[derive(Clone, Debug)]
 pub(super) struct Machine(PathBuf);
 
 impl Machine {
-    /// A well one, below a folder.
+    /// Creates a healthy machine below a folder.
     pub(super) fn make(folder: &Path) -> io::Result<Self> {
         let machine = Self(folder.into());
         let fixed = [
@@ -28,12 +29,12 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Where a daemon reads it.
+    /// The folder for `--health-root`.
     pub(super) fn root(&self) -> &Path {
         &self.0
     }
 
-    /// From now on it is throttled, or well.
+    /// Makes the machine throttled or healthy.
     pub(super) fn play(&self, throttled: bool) -> io::Result<()> {
         let (temperature, clock, bits) =
             if throttled { ("84241", "600000", "50005") } else { ("52582", "1800000", "0") };
@@ -44,8 +45,8 @@ impl Machine {
 
     fn write(&self, path: &str, text: &str) -> io::Result<()> {
         let path = self.0.join(path);
-        fs::create_dir_all(path.parent().expect("each of the files lies in a folder"))?;
-        // Whole at once: the daemon may read at any moment.
+        fs::create_dir_all(path.parent().expect("every file is in a folder"))?;
+        // Replaced atomically, because the daemon may read at any moment.
         let next = path.with_extension("next");
         fs::write(&next, format!("{text}\n"))?;
         fs::rename(next, path)

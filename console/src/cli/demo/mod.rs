@@ -1,4 +1,5 @@
-//! `console demo`: daemons on this machine as real processes, a topology on them, and the dashboard or one text.
+//! `console demo`: starts daemons on this machine as real processes, assigns a topology, and opens the dashboard or
+//! prints one completion.
 mod daemons;
 mod disturb;
 mod machine;
@@ -7,37 +8,36 @@ mod tour;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
+use gguf::{GgufFile, Shape};
 use serde_json::json;
-use shared::{
-    gguf::{GgufFile, Shape},
-    topology::Layout,
-};
+use topology::Layout;
 
 use self::daemons::Daemons;
 use super::{
     Failure, dashboard,
-    generate::{assign_and_tell, complete, first, head, object, open},
+    generate::{complete, first, head, object},
     interrupts::Interrupts,
     options::{self, DEMO_NODES_MAX},
     output, profile,
+    sessions::{assign_and_tell, open},
 };
 
-/// The model that comes with Bramble.
+/// The model file that comes with Bramble.
 const MODEL: &str = "bard-q8_0.gguf";
 
-/// Daemons without anything said.
+/// Default number of daemons.
 const NODES: u16 = 4;
 
 /// Runs the command.
 pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
     let model = model(options.model.as_deref())?;
-    let next = "console demo --nodes N says how many daemons to start";
+    let next = "pass the number of daemons: console demo --nodes N";
     let count = options.count().map_err(|message| Failure::Usage { message, next })?;
     let layout = layout(count, options.assignment.topology)?;
     options.assignment.topology = Some(layout);
     let folder = model.parent().map(Path::to_path_buf).unwrap_or_default();
     let mut interrupts = Interrupts::listen()?;
-    // Whatever ends it from here on: dropping the daemons ends them and removes their folder.
+    // From here on, dropping `Daemons` ends the processes and removes their folder.
     if options.tour {
         return guided(&options, &model, &folder, &mut interrupts).await;
     }
@@ -60,14 +60,15 @@ pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
     result
 }
 
-/// The tour, on daemons whose machines are played.
+/// Runs the tour on daemons that read simulated machine health.
 async fn guided(
     options: &options::Demo,
     model: &Path,
     models: &Path,
     interrupts: &mut Interrupts,
 ) -> Result<u8, Failure> {
-    let folder = tempfile::Builder::new().prefix("bramble-tour-").tempdir().context("cannot make a folder")?;
+    let folder =
+        tempfile::Builder::new().prefix("bramble-tour-").tempdir().context("cannot create a temporary folder")?;
     let machines = tour::machines(folder.path())?;
     let mut daemons = interrupts.end(Daemons::start(tour::NODES, models, &machines)).await?;
     let result = tour::run(options, model, (&mut daemons, &machines), interrupts).await;
@@ -75,13 +76,13 @@ async fn guided(
     result
 }
 
-/// The layout of the demo; with `--nodes` and `--topology` they must agree.
+/// The layout of the demo. `--nodes` and `--topology` must agree if both are given.
 fn layout(nodes: Option<u16>, topology: Option<Layout>) -> Result<Layout, Failure> {
-    let next = "console demo --topology tpN, ppS-tpN or dpR-ppS-tpN, or --nodes N";
+    let next = "use console demo --topology with tpN, ppS-tpN or dpR-ppS-tpN, or --nodes N";
     let layout = topology.unwrap_or(Layout::tensor_parallel(nodes.unwrap_or(NODES)));
     let count = layout.node_count();
     if nodes.is_some_and(|nodes| usize::from(nodes) != count) {
-        let message = format!("topology {layout} needs {count} nodes, --nodes says otherwise");
+        let message = format!("topology {layout} needs {count} nodes, --nodes has another number");
         return Err(Failure::Usage { message, next });
     }
     if count > usize::from(DEMO_NODES_MAX) {
@@ -91,7 +92,7 @@ fn layout(nodes: Option<u16>, topology: Option<Layout>) -> Result<Layout, Failur
     Ok(layout)
 }
 
-/// One text and its profile, on running daemons.
+/// Prints one completion and its profile on running daemons.
 async fn once(
     options: &options::Demo,
     model: &Path,
@@ -128,17 +129,15 @@ async fn once(
     Ok(completion.interrupted.unwrap_or(0))
 }
 
-/// The model file: the one named, or the demo model beside the program, in its source tree or where packages put it.
+/// The given model file, or the demo model: next to the program, in its source tree or in the package's folder.
 fn model(named: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = named {
-        let found = path.canonicalize().with_context(|| format!("no model file {}", path.display()))?;
+        let found = path.canonicalize().with_context(|| format!("cannot find the model file {}", path.display()))?;
         return Ok(found);
     }
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     Ok(demo_model(&program).ok_or_else(|| {
-        anyhow!(
-            "the demo model {MODEL} is not beside this program nor in /usr/share/bramble; name one with --model FILE"
-        )
+        anyhow!("the demo model {MODEL} is neither next to this program nor in /usr/share/bramble; use --model FILE")
     })?)
 }
 
@@ -156,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_demo_model_is_found_beside_the_program_first() {
+    fn demo_model_next_to_the_program_has_priority() {
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("one/two/console");
         let (beside, sources) = (program.with_file_name(MODEL), folder.path().join("packaging/demo").join(MODEL));
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_has_four_nodes_unless_nodes_or_topology_say_otherwise_and_they_agree() {
+    fn demo_has_four_nodes_by_default_and_options_must_agree() {
         let topology = |text: &str| Some(text.parse::<Layout>().expect("a topology"));
         let count = |nodes, topology| layout(nodes, topology).map(Layout::node_count).map_err(|error| error.code());
         assert_eq!(count(None, None), Ok(4));
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demo_model_is_found_from_the_build_and_a_missing_file_is_named() {
+    fn demo_model_is_in_source_tree_and_missing_file_is_named() {
         let found = model(None).expect("it is in the source tree");
         assert!(found.ends_with("packaging/demo/bard-q8_0.gguf"), "{}", found.display());
         let error = model(Some(Path::new("no/such.gguf"))).expect_err("there is none");

@@ -1,10 +1,11 @@
-//! `console demo --tour`: a guided tour by real processes: four daemons, a topology, a text, a node that is throttled, one that holds the others
-//! up, one that is killed and comes back. Each step says what to look at and is done only when it was really seen.
+//! `console demo --tour`: a guided tour with real processes: four daemons, a topology, a completion, a throttled node,
+//! a straggler, and a node that is killed and restarted. Each step describes where to look and succeeds only if its
+//! effect was observed.
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
-use shared::telemetry::NodeState;
+use telemetry::NodeState;
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -15,25 +16,27 @@ use super::{
 use crate::{
     cli::{
         Failure,
-        generate::{assign_and_tell, complete, first, head, open},
+        generate::{complete, first, head},
         interrupts::Interrupts,
-        options, output, sync,
+        options, output,
+        sessions::{assign_and_tell, open},
+        sync,
     },
     client::{cluster::Cluster, session::Session},
     wanted::Wanted,
 };
 
-/// What is to be seen must be seen within this.
+/// Time limit to observe the effect of a step.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks.
+/// Interval of observations.
 const LOOK: Duration = Duration::from_millis(200);
-/// Nodes of a tour.
+/// Number of nodes of a tour.
 pub(super) const NODES: usize = 4;
-/// The node that is throttled and slowed, and the one that is killed.
+/// Index of the node that is throttled and slowed. `KILLED`: of the node that is killed.
 const SLOW: usize = 1;
 const KILLED: usize = 3;
 
-/// A step: its title, two lines of what to look at, and with which keys or command.
+/// A step: its title, and two lines that name the keys and commands to observe it with.
 struct Step {
     title: &'static str,
     look: [&'static str; 2],
@@ -50,48 +53,48 @@ const STEPS: [Step; 7] = [
     Step {
         title: "A topology: all four share every layer (tp4)",
         look: [
-            "The page Topology (2) shows who holds which layers; r assigns again.",
+            "The page Topology (2) shows the layers of each node; r assigns the topology again.",
             "Without the screen: console topology show",
         ],
     },
     Step {
-        title: "A text",
+        title: "A completion",
         look: [
-            "The page Generate (4): type a prompt, Enter; the stages of the request below.",
+            "The page Generate (4): type a prompt and press Enter; the stages of the request are shown below.",
             "Without the screen: console generate, console requests",
         ],
     },
     Step {
-        title: "pi2 gets hot: its firmware throttles it",
+        title: "pi2 overheats: its firmware throttles it",
         look: [
-            "Cluster (1): pi2 shows UNDERVOLT, THROTTLED, 84.2 degrees; Node (7) names the cure.",
+            "Cluster (1): pi2 shows UNDERVOLT, THROTTLED, 84.2 degrees; Node (7) shows the remedy.",
             "Without the screen: console doctor, console node show pi2",
         ],
     },
     Step {
         title: "pi2 becomes slow: all others wait for it in every layer",
         look: [
-            "Sync (3): pi2 is the first of the ranks, with its share of the others' time and why.",
-            "Without the screen: console sync; x takes a node out, the rest serves",
+            "Sync (3): pi2 is listed first, with the time that its peers wait for it and the cause.",
+            "Without the screen: console sync; x excludes a node, the others keep serving",
         ],
     },
     Step {
         title: "pi4 is killed (kill -9)",
         look: [
-            "Cluster (1): pi4 does not answer; the topology is broken and says by whom.",
-            "Events (6) has it with its time; console events --severity warning",
+            "Cluster (1): pi4 does not answer; the topology is broken and names the lost node.",
+            "Events (6) shows the loss with its time; console events --severity warning",
         ],
     },
     Step {
-        title: "pi4 is started again: the nodes bring the topology back by themselves",
+        title: "pi4 is started again: the nodes restore the topology automatically",
         look: [
-            "Cluster (1): all are ready again, with the same topology; nobody assigned anything.",
-            "The same text comes as before: console generate",
+            "Cluster (1): all nodes are ready again with the same topology, without an operator's command.",
+            "The text is the same as before: console generate",
         ],
     },
 ];
 
-/// A tour under way.
+/// A running tour. `text`: the token ids of the first completion.
 struct Tour<'a> {
     daemons: &'a mut Daemons,
     machine: Machine,
@@ -100,16 +103,18 @@ struct Tour<'a> {
     text: Option<Vec<u32>>,
 }
 
-/// The machine of each daemon, below a folder.
+/// Creates a simulated machine for each daemon below a folder.
 pub(super) fn machines(folder: &Path) -> anyhow::Result<Vec<Machine>> {
     let make = |index: usize| {
         let folder = folder.join(format!("machine{}", index + 1));
-        fs::create_dir_all(&folder).and_then(|()| Machine::make(&folder)).context("cannot make the files of a machine")
+        fs::create_dir_all(&folder)
+            .and_then(|()| Machine::make(&folder))
+            .context("cannot create the files of a simulated machine")
     };
     (0..NODES).map(make).collect()
 }
 
-/// Runs all steps; exit code 1 if one was not seen.
+/// Runs all steps. Exit code 1 if the effect of a step was not observed.
 pub(super) async fn run(
     options: &options::Demo,
     model: &Path,
@@ -145,7 +150,7 @@ pub(super) async fn run(
 }
 
 impl Tour<'_> {
-    /// Does a step; what was seen.
+    /// Runs a step. Returns a description of the observed effect.
     async fn step(&mut self, index: usize) -> Result<String, Failure> {
         match index {
             0 => self.answers().await,
@@ -158,7 +163,7 @@ impl Tour<'_> {
         }
     }
 
-    /// Looks until there is something to tell.
+    /// Polls the cluster until `look` returns a description, at most [`PATIENCE`].
     async fn until(&self, what: &str, mut look: impl FnMut(&Cluster) -> Option<String>) -> Result<String, Failure> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -167,7 +172,7 @@ impl Tour<'_> {
                 return Ok(seen);
             }
             if Instant::now() > deadline {
-                return Err(anyhow!("not within {} s: {what}", PATIENCE.as_secs()).into());
+                return Err(anyhow!("not observed within {} s: {what}", PATIENCE.as_secs()).into());
             }
             sleep(LOOK).await;
         }
@@ -188,26 +193,26 @@ impl Tour<'_> {
 
     async fn assign(&self) -> Result<String, Failure> {
         let assigned = assign_and_tell(&self.sessions().await?, &self.wanted).await?;
-        self.until("a topology that serves", |cluster| {
+        self.until("a serving topology", |cluster| {
             let seen = || format!("{} serves with epoch {}", assigned.topology.layout, assigned.epoch);
             cluster.is_serving().then(seen)
         })
         .await
     }
 
-    /// A text on what runs; its ids.
+    /// Generates a completion on the running topology: its token ids, and a description.
     async fn ids(&self) -> Result<(Vec<u32>, String), Failure> {
         let sessions = self.sessions().await?;
         let cluster = Cluster::dial(self.daemons.addresses()).await;
         let topology =
             cluster.topology().map(|(topology, _)| topology.clone()).ok_or_else(|| anyhow!("no topology"))?;
         let head = head(&sessions, &topology).await?;
-        let request = shared::protocol::message::Generate {
-            sampling: shared::sampling::SamplingParameters { temperature: 0.0, ..Default::default() },
+        let request = protocol::message::Generate {
+            sampling: common::sampling::SamplingParameters { temperature: 0.0, ..Default::default() },
             model: Some(topology.roots().into()),
             ..self.options.sampling.request(self.options.prompt.clone(), 0)
         };
-        // Signals are heard by who runs the steps.
+        // `run` handles the signals.
         let mut none = Interrupts::deaf();
         let done = complete(&first(&sessions, head), request, false, &mut none).await?;
         let times = &done.finished.times;
@@ -223,8 +228,8 @@ impl Tour<'_> {
     }
 
     async fn throttle(&self) -> Result<String, Failure> {
-        self.machine.play(true).context("cannot change the files of a machine")?;
-        self.until("pi2 tells that it is throttled", |cluster| {
+        self.machine.play(true).context("cannot change the files of a simulated machine")?;
+        self.until("pi2 reports that it is throttled", |cluster| {
             let report = cluster.nodes[SLOW].report()?;
             let words: Vec<String> = report.health.warnings().iter().map(|warning| warning.short()).collect();
             words.iter().any(|word| word == "THROTTLED").then(|| format!("{}: {}", report.name, words.join(", ")))
@@ -233,10 +238,10 @@ impl Tour<'_> {
     }
 
     async fn slow_down(&self) -> Result<String, Failure> {
-        let pid = self.daemons.pid(SLOW).ok_or_else(|| anyhow!("pi2 does not run"))?;
+        let pid = self.daemons.pid(SLOW).ok_or_else(|| anyhow!("pi2 is not running"))?;
         let sessions = self.sessions().await?;
         let request = self.options.sampling.request(self.options.prompt.clone(), 0);
-        let request = shared::protocol::message::Generate { max_tokens: 300, ignores_end: true, ..request };
+        let request = protocol::message::Generate { max_tokens: 300, ignores_end: true, ..request };
         let _load = Load::begin(Arc::clone(&sessions[0]), request);
         let _slowed = Slowed::begin(pid);
         let deadline = Instant::now() + PATIENCE;
@@ -246,7 +251,7 @@ impl Tour<'_> {
             match sync::straggler(&cluster, &mut steps).await? {
                 Some((name, sentence)) if name == "pi2" => return Ok(sentence),
                 _ if Instant::now() > deadline => {
-                    return Err(anyhow!("not within {} s: pi2 holds the others up", PATIENCE.as_secs()).into());
+                    return Err(anyhow!("not observed within {} s: pi2 is the straggler", PATIENCE.as_secs()).into());
                 }
                 _ => sleep(LOOK).await,
             }
@@ -254,9 +259,9 @@ impl Tour<'_> {
     }
 
     async fn lose(&mut self) -> Result<String, Failure> {
-        self.machine.play(false).context("cannot change the files of a machine")?;
+        self.machine.play(false).context("cannot change the files of a simulated machine")?;
         self.daemons.kill(KILLED)?;
-        self.until("pi4 is away and the others say so", |cluster| {
+        self.until("pi4 is lost and the others report it", |cluster| {
             let away = cluster.nodes[KILLED].answer.as_ref().err()?;
             let broken = cluster.nodes.iter().filter_map(|node| node.report());
             let fault =
@@ -270,12 +275,12 @@ impl Tour<'_> {
         self.daemons.start_again(KILLED)?;
         let back = self.until("the topology serves again", |cluster| {
             let epoch = cluster.topology().and_then(|(_, reports)| Some(reports.first()?.epoch));
-            cluster.is_serving().then(|| format!("all serve again, epoch {}", epoch.unwrap_or_default()))
+            cluster.is_serving().then(|| format!("all nodes serve again, epoch {}", epoch.unwrap_or_default()))
         });
         let back = back.await?;
         let (ids, _) = self.ids().await?;
         if Some(&ids) != self.text.as_ref() {
-            return Err(anyhow!("{back}, but the text is another one").into());
+            return Err(anyhow!("{back}, but the text differs").into());
         }
         Ok(format!("{back}, and the text is the same"))
     }

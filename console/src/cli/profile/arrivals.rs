@@ -1,14 +1,11 @@
-//! When the parts of each rank came, as the other ranks of its stage saw it: who starts late, and whose parts are long on the way.
-//! Two things that waiting and wire together do not tell apart. Pure.
+//! Arrival times of each rank's parts, as measured by the other ranks of its stage. They separate a rank that sends
+//! late from a rank whose link is slow, which the waiting and wire times alone cannot do. Pure.
+use common::{ids::Rank, units::Nanoseconds};
 use serde_json::{Value, json};
-use shared::{
-    ids::Rank,
-    telemetry::{
-        Arrival,
-        bench::collectives::median_and_p99,
-        straggler::{STRAGGLER_FACTOR, STRAGGLER_SHARE},
-    },
-    units::Nanoseconds,
+use telemetry::{
+    Arrival,
+    bench::collectives::median_and_p99,
+    straggler::{STRAGGLER_FACTOR, STRAGGLER_SHARE},
 };
 
 use super::trace::RankRecords;
@@ -16,23 +13,24 @@ use super::trace::RankRecords;
 /// Median and 99th percentile.
 type Times = (Nanoseconds, Nanoseconds);
 
-/// The parts of one rank.
+/// Arrivals of the parts of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// Steps of one token, or of several.
+    /// Steps of one token (decode) rather than of several (batch).
     is_decode: bool,
     rank: usize,
     count: usize,
-    /// First byte and last after the others' enter, and the time between the two.
+    /// First byte and last byte, counted from the moment the receiver entered the all-reduce, and the time between
+    /// the two.
     first: Times,
     whole: Times,
     way: Times,
-    /// Medians of its own computing, and of an all-reduce of the others with the computing before it.
+    /// Medians of the rank's own computing, and of the peers' all-reduces including the computing before them.
     compute: Nanoseconds,
     total: Nanoseconds,
 }
 
-/// Rows of several tokens a step, then those of one token, by rank; none for a rank that nobody heard of.
+/// Rows of batch steps, then of decode steps, by rank. A rank without recorded arrivals has no row.
 pub(super) fn rows(records: &RankRecords<'_>) -> Vec<Row> {
     let ranks = (0..records.records.len()).flat_map(|rank| [(false, rank), (true, rank)]);
     let mut rows: Vec<Row> = ranks.filter_map(|(is_decode, rank)| row(records, is_decode, rank)).collect();
@@ -72,7 +70,7 @@ fn sorted(times: impl Iterator<Item = Nanoseconds>) -> Option<Times> {
     median_and_p99(&times)
 }
 
-/// The table, empty where nobody heard of anybody.
+/// The lines of the table; empty without rows.
 pub(super) fn lines(rows: &[Row], names: &[String]) -> Vec<String> {
     if rows.is_empty() {
         return Vec::new();
@@ -85,8 +83,8 @@ pub(super) fn lines(rows: &[Row], names: &[String]) -> Vec<String> {
     }));
     lines.push(String::new());
     lines.push(
-        "first and whole: when the first byte and the last of a node's parts were read by the others of its stage, after they had \
-         entered the all-reduce; way: between the two; batch: steps of several tokens"
+        "first and whole: arrival of the first and the last byte of a node's parts at its peers, since they entered \
+         the all-reduce; way: the time between the two; batch: steps of several tokens"
             .into(),
     );
     lines
@@ -96,7 +94,7 @@ fn phase(row: &Row) -> &'static str {
     if row.is_decode { "decode" } else { "batch" }
 }
 
-/// The rows as objects.
+/// The rows as JSON objects.
 pub(super) fn objects(rows: &[Row], names: &[String]) -> Value {
     let times = |(p50, p99): Times| json!({"p50_ns": p50.0, "p99_ns": p99.0});
     let object = |row: &Row| {
@@ -106,8 +104,8 @@ pub(super) fn objects(rows: &[Row], names: &[String]) -> Value {
     rows.iter().map(object).collect()
 }
 
-/// Who starts late and whose parts are long on the way, in sentences; of decode, of batches where nothing was decoded. Named is
-/// who costs as much and stands out as much as a straggler must.
+/// Sentences on ranks that send late and on ranks with slow transmission, for decode steps (for batches if nothing
+/// was decoded). The thresholds are those of the straggler rule.
 pub(super) fn sentences(rows: &[Row], names: &[String], ranks: usize) -> Vec<String> {
     let is_decode = rows.iter().any(|row| row.is_decode);
     let rows: Vec<&Row> = rows.iter().filter(|row| row.is_decode == is_decode).collect();
@@ -115,7 +113,7 @@ pub(super) fn sentences(rows: &[Row], names: &[String], ranks: usize) -> Vec<Str
     stages.flat_map(|stage| [late(stage, names), long(stage, names)].into_iter().flatten()).collect()
 }
 
-/// The row whose time stands out, and the next one.
+/// The row with the largest time, if it is an outlier, and the second largest.
 fn outstanding<'a>(stage: &[&'a Row], time: fn(&Row) -> Nanoseconds) -> Option<(&'a Row, &'a Row)> {
     let most = *stage.iter().max_by_key(|row| time(row))?;
     let next = *stage.iter().filter(|row| row.rank != most.rank).max_by_key(|row| time(row))?;
@@ -126,15 +124,14 @@ fn outstanding<'a>(stage: &[&'a Row], time: fn(&Row) -> Nanoseconds) -> Option<(
 fn late(stage: &[&Row], names: &[String]) -> Option<String> {
     let (late, next) = outstanding(stage, |row| row.first.0)?;
     let others = stage.iter().filter(|row| row.rank != late.rank).map(|row| row.compute).max()?;
-    // Half of the lateness is explained: what is left is the delay of links that all have.
+    // A longer computation must explain at least half of the lateness; otherwise the cause is the delay of the link.
     let why = if late.compute.0.saturating_sub(others.0) >= late.first.0.0 / 2 {
-        format!("it computes {} where the others compute {others}", late.compute)
+        format!("it computes for {}, its peers for {others}", late.compute)
     } else {
-        "it computes no longer than they do: the delay of its link, or what stops its process, is to be looked at"
-            .into()
+        "it computes no longer than its peers: check the latency of its link and what else runs on the machine".into()
     };
     Some(format!(
-        "{} starts late: its first byte comes {} after the others have entered ({} of the next, {}); {why}.",
+        "{} sends late: its first byte arrives {} after its peers enter the all-reduce (next: {}, {}); {why}.",
         names[late.rank], late.first.0, next.first.0, names[next.rank]
     ))
 }
@@ -142,19 +139,20 @@ fn late(stage: &[&Row], names: &[String]) -> Option<String> {
 fn long(stage: &[&Row], names: &[String]) -> Option<String> {
     let (long, next) = outstanding(stage, |row| row.way.0)?;
     Some(format!(
-        "{}'s parts are long on the way: {} from the first byte to the last ({} of the next, {}); its link is to be looked at.",
+        "{} has slow transmission: {} from the first byte to the last (next: {}, {}); check its link.",
         names[long.rank], long.way.0, next.way.0, names[next.rank]
     ))
 }
 
 #[cfg(test)]
 mod tests {
-    use shared::telemetry::SyncRecord;
+    use telemetry::SyncRecord;
 
     use super::*;
     use crate::cli::profile::trace::tests::record;
 
-    /// What rank `own` of three saw in 100 steps: each peer's first byte and last in microseconds; own computing.
+    /// Records of rank `own` of three over 100 steps: its computing, and for each peer the first and last byte in
+    /// microseconds.
     fn seen(compute: u64, peers: [(u16, u64, u64); 2]) -> Vec<SyncRecord> {
         let us = |time| Nanoseconds(1000 * time);
         let arrivals =
@@ -174,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn who_starts_late_is_told_from_whose_parts_are_long_on_the_way() {
+    fn late_senders_are_distinguished_from_slow_links() {
         let even = |rank: u16| -> [(u16, u64, u64); 2] { [(rank + 1) % 3, (rank + 2) % 3].map(|peer| (peer, 20, 40)) };
         let list = |rank, late: (u64, u64)| {
             seen(100, even(rank).map(|(peer, ..)| if peer == 2 { (2, late.0, late.1) } else { (peer, 20, 40) }))
@@ -183,22 +181,19 @@ mod tests {
         assert_eq!(said(&quiet).1, "");
         let (rows, sentence) = said(&[list(0, (300, 320)), list(1, (300, 320)), seen(390, even(2))]);
         assert!(
-            sentence.starts_with("pi3 starts late: its first byte comes 300 us") && !sentence.contains('|'),
+            sentence.starts_with("pi3 sends late: its first byte arrives 300 us") && !sentence.contains('|'),
             "{sentence}"
         );
-        assert!(sentence.contains("it computes 390 us where the others compute 100 us"), "{sentence}");
+        assert!(sentence.contains("it computes for 390 us, its peers for 100 us"), "{sentence}");
         assert_eq!((rows[2].count, rows[2].first.0, rows[2].way.1), (200, Nanoseconds(300_000), Nanoseconds(20_000)));
         let (_, sentence) = said(&[list(0, (300, 320)), list(1, (300, 320)), seen(100, even(2))]);
-        assert!(sentence.contains("computes no longer than they do"), "{sentence}");
+        assert!(sentence.contains("computes no longer than its peers"), "{sentence}");
         let (_, sentence) = said(&[list(0, (20, 320)), list(1, (20, 320)), seen(100, even(2))]);
-        assert!(
-            sentence.starts_with("pi3's parts are long on the way: 300 us") && !sentence.contains('|'),
-            "{sentence}"
-        );
+        assert!(sentence.starts_with("pi3 has slow transmission: 300 us") && !sentence.contains('|'), "{sentence}");
     }
 
     #[test]
-    fn the_table_has_a_line_a_phase_and_rank_and_nothing_of_a_lone_rank() {
+    fn table_has_a_line_per_phase_and_rank_and_none_for_a_lone_rank() {
         let one = seen(100, [(1, 20, 1200), (2, 0, 5)]);
         let batch: Vec<SyncRecord> = one.iter().map(|record| SyncRecord { tokens: 8, ..record.clone() }).collect();
         let lists = [[batch, one].concat(), Vec::new(), Vec::new()];

@@ -1,4 +1,4 @@
-//! `console profile`: runs a text and says where its time went: a table, the bottleneck in a sentence, a trace, folded stacks.
+//! `console profile`: completes a text and shows where the time went: table, bottleneck, trace, folded stacks.
 mod arrivals;
 pub(super) mod straggler;
 pub(super) mod table;
@@ -8,13 +8,12 @@ mod verdict;
 use std::{path::Path, sync::Arc};
 
 use anyhow::Context;
+use collectives::Table;
+use common::ids::MemberIndex;
 use serde_json::json;
-use shared::{
-    ids::MemberIndex,
-    schedule::Table,
-    telemetry::{Health, SyncRecord},
-    topology::Topology,
-};
+use telemetry::{Health, SyncRecord};
+use topology::Topology;
+use trace::RankRecords;
 
 use super::{
     Failure,
@@ -24,12 +23,12 @@ use super::{
     options, output,
 };
 use crate::client::{
-    assign::{identify, records, report},
+    assign::{records, report},
+    identify::identify,
     session::Session,
 };
-use trace::RankRecords;
 
-/// All but one of the members' machines.
+/// The machines of the peers of a member.
 pub(super) fn beside<'a>(member: usize, healths: impl Iterator<Item = &'a Health>) -> Vec<&'a Health> {
     healths.enumerate().filter(|(other, _)| *other != member).map(|(_, health)| health).collect()
 }
@@ -49,9 +48,9 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
     let replica = replica(&assigned.topology, head);
     let before = interrupts.end(later(&sessions[replica.clone()], 0)).await?;
-    // Steps are counted by the head: what came before this request has lower numbers on every rank.
+    // The head numbers the steps, so steps of earlier requests have lower numbers on every rank.
     let seen = before.iter().flatten().map(|record| record.step).max().unwrap_or(0);
-    // No other head continues the answer: records and totals belong to one replica.
+    // Only one head may answer, because records and totals belong to one replica.
     let completion = complete(&sessions[head.index()..=head.index()], request, false, &mut interrupts).await?;
     let records = interrupts.end(later(&sessions[replica.clone()], seen)).await?;
     let members = &assigned.topology.members[replica.clone()];
@@ -103,12 +102,12 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     Ok(completion.interrupted.unwrap_or(0))
 }
 
-/// The places of the members of a head's replica.
+/// The member indices of a head's replica.
 fn replica(topology: &Topology, head: MemberIndex) -> std::ops::Range<usize> {
     topology.layout.members(topology.place(head).replica)
 }
 
-/// The all-reduces of each rank that are later than a step.
+/// The all-reduces of each rank after step `seen`.
 async fn later(sessions: &[Arc<Session>], seen: u64) -> Result<Vec<Vec<SyncRecord>>, Failure> {
     let mut all = Vec::with_capacity(sessions.len());
     for session in sessions {
@@ -119,7 +118,8 @@ async fn later(sessions: &[Arc<Session>], seen: u64) -> Result<Vec<Vec<SyncRecor
     Ok(all)
 }
 
-/// What each node says of its machine and of its all-reduces, read within the last second of the run.
+/// Machine health and all-reduce table of each node, from a report at most one second older than the end of the
+/// run.
 pub(super) async fn reports(sessions: &[Arc<Session>]) -> Result<(Vec<Health>, Vec<Option<Table>>), Failure> {
     let mut found = (Vec::with_capacity(sessions.len()), Vec::with_capacity(sessions.len()));
     for session in sessions {

@@ -1,6 +1,6 @@
-//! The rank that held the others up in a run: by the rule that the dashboard has, with the cause that its machine gives. Pure.
+//! The straggler of a run, found by the rule of the dashboard, with the cause that its machine reports. Pure.
 use serde_json::{Value, json};
-use shared::telemetry::{Health, Named, SyncRecord, judge};
+use telemetry::{Health, Named, SyncRecord, judge};
 
 use super::trace::RankRecords;
 use crate::state::sync::cause;
@@ -8,15 +8,15 @@ use crate::state::sync::cause;
 /// A straggler of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::cli) struct Straggler {
-    /// Its place among the members of the replica.
+    /// Its index among the members of the replica.
     pub(in crate::cli) member: usize,
-    /// What the rule found in the window in which it was latest.
+    /// The result of the rule in the window in which the rank delayed its peers most.
     pub(in crate::cli) named: Named,
-    /// The windows that named it, of so many.
+    /// How many windows named it, and how many windows there are.
     pub(in crate::cli) windows: (usize, usize),
 }
 
-/// The rank that held the others up most, if the rule names one in the decoding steps of a request.
+/// The worst straggler of the decode steps of a request, if the rule names one.
 pub(super) fn straggler(records: &RankRecords<'_>) -> Option<Straggler> {
     let is_decode = |record: &&SyncRecord| record.tokens == 1;
     let decode: Vec<Vec<SyncRecord>> =
@@ -30,7 +30,7 @@ pub(super) fn straggler(records: &RankRecords<'_>) -> Option<Straggler> {
     stages.filter_map(of_stage).max_by(|one, two| one.named.late.total_cmp(&two.named.late))
 }
 
-/// The rank of a stage that held the others up most in all-reduces of whatever steps, if the rule names one. `first` is the
+/// The worst straggler of one stage over all-reduces of any kind of step, if the rule names one. `first` is the
 /// stage's first rank in the replica.
 pub(in crate::cli) fn of_ranks(first: usize, ranks: &[Vec<SyncRecord>]) -> Option<Straggler> {
     let windows = judge(first, ranks);
@@ -40,19 +40,19 @@ pub(in crate::cli) fn of_ranks(first: usize, ranks: &[Vec<SyncRecord>]) -> Optio
 }
 
 impl Straggler {
-    /// A sentence: who, by which shares, after how many tokens, and why.
+    /// A sentence with the name, the shares, the number of tokens until it was named, and the cause.
     pub(in crate::cli) fn sentence(&self, name: &str, health: &Health, others: &[&Health]) -> String {
         let Named { late, last, after, .. } = self.named;
         format!(
-            "{name} holds the others up: for {:.0} % of their time only its part was missing, it was the last in {:.0} % of their \
-             all-reduces; named after {after} tokens; {}.",
+            "{name} is the straggler: its peers spent {:.0} % of their time waiting for it alone, and it was the last \
+             in {:.0} % of their all-reduces; named after {after} tokens; {}.",
             100.0 * late,
             100.0 * last,
             cause(health, others)
         )
     }
 
-    /// The same as an object.
+    /// The straggler as a JSON object.
     pub(in crate::cli) fn object(&self, name: &str, health: &Health, others: &[&Health]) -> Value {
         let Named { rank, late, last, after } = self.named;
         json!({"node": name, "rank": rank, "late": late, "last": last, "after_tokens": after,
@@ -63,18 +63,15 @@ impl Straggler {
 
 #[cfg(test)]
 mod tests {
-    use shared::{
-        ids::Rank,
-        telemetry::{SyncRecord, health::RunQueue},
-        units::Nanoseconds,
-    };
+    use common::{ids::Rank, units::Nanoseconds};
+    use telemetry::{SyncRecord, health::RunQueue};
 
     use super::*;
     use crate::cli::profile::trace::tests::record;
 
     #[test]
-    fn the_straggler_of_any_stage_is_named_with_its_shares_and_cause() {
-        // Two stages of two; in the second, rank 3 costs the other a ninth of its time.
+    fn straggler_of_any_stage_is_named_with_shares_and_cause() {
+        // Two stages of two ranks; in the second stage, rank 3 costs its peer a ninth of its time.
         let late = |last: u16, late: u64| -> Vec<SyncRecord> {
             let times = |step| SyncRecord { tokens: 1, compute: Nanoseconds(90), ..record(step, 0, 0) };
             let late =
@@ -84,11 +81,11 @@ mod tests {
         let names = ["pi1", "pi2", "pi3", "pi4"].map(str::to_owned);
         let lists = [late(1, 0), late(1, 0), late(3, 50), late(3, 0)];
         let records = RankRecords { names: &names, ranks: 2, records: &lists };
-        let found = straggler(&records).expect("one is late");
+        let found = straggler(&records).expect("one rank is a straggler");
         assert_eq!((found.member, found.named.after, found.windows), (3, 1, (1, 1)));
         let health = |waited| Health { run_queue: Some(RunQueue { waited, ran: 0.5 }), ..Health::default() };
         let said = found.sentence("pi4", &health(0.3), &[&health(0.1)]);
-        assert!(said.starts_with("pi4 holds the others up") && said.contains("cores shared"), "{said}");
+        assert!(said.starts_with("pi4 is the straggler") && said.contains("cores shared"), "{said}");
         let said = found.sentence("pi4", &health(0.3), &[&health(0.25), &health(0.3), &health(0.01)]);
         assert!(said.contains("no cause is known"), "most others have it as well: {said}");
         let said = found.sentence("pi4", &health(0.01), &[]);

@@ -1,16 +1,17 @@
-//! Where a request's time went, as a table: compute, waiting, wire, and bytes and messages against the formula.
-use shared::{
+//! Where a request's time went, as a table: computing, waiting, wire, and measured bytes and messages next to the
+//! predicted ones.
+use collectives::{Cost, Table, cost, payload_bytes};
+use common::{
     ids::Rank,
     latency::ratio,
-    protocol::{frame::HEADER_BYTES, message::Finished},
-    schedule::{Cost, Table, cost, payload_bytes},
-    telemetry::{PhaseTotals, RankTotals},
-    topology::{Member, Topology},
     units::{Bytes, Nanoseconds},
 };
+use protocol::{frame::HEADER_BYTES, message::Finished};
+use telemetry::{PhaseTotals, RankTotals};
+use topology::{Member, Topology};
 
-/// The lines of the profile of a request on a replica. `embedding_length` is the model's; `tables` are what its ranks say of their
-/// all-reduces, by place in the replica.
+/// The lines of the profile of a request on a replica. `embedding_length` is the model's; `tables` are the
+/// algorithm tables of the ranks, indexed by rank of the replica.
 pub(in crate::cli) fn lines(
     finished: &Finished,
     topology: &Topology,
@@ -62,15 +63,15 @@ pub(in crate::cli) fn lines(
     lines.push(String::new());
     lines.push(
         "bytes and messages: sent by the rank, headers, plans and candidates included; formula: all-reduces and hand-overs; \
-         bubble: waiting for another stage to compute, its hand-overs on their way are wire; \
-         network: (waiting + wire) / (all but the bubble); \
+         bubble: waiting for another stage to compute; its hand-overs in transit count as wire; \
+         network: (waiting + wire) / (everything but the bubble); \
          threads: waking the rank's own threads and waiting for the last of them"
             .into(),
     );
     lines
 }
 
-/// Where the time of the whole request went, of one that ran alone: on the ranks of each stage together, stage after stage.
+/// Where the time of a whole request went if it ran alone, summed over the stages.
 fn summary(finished: &Finished, ranks: usize) -> Vec<String> {
     let times = &finished.times;
     let network = |part: fn(&RankTotals) -> &PhaseTotals| {
@@ -96,8 +97,9 @@ fn summary(finished: &Finished, ranks: usize) -> Vec<String> {
     ]
 }
 
-/// Bytes a token and messages of one rank in a step of so many tokens, all-reduces and the hand-over to the next stage, by the
-/// formula of the algorithm that its table names; without one of that which is forced or which `auto` begins with.
+/// Predicted bytes per token and messages per step of one rank in steps of `tokens` tokens: all-reduces and the
+/// hand-over to the next stage. The algorithm is that of the rank's table; without a table, the forced one or the
+/// initial choice of `auto`.
 fn formula(
     topology: &Topology,
     (replica, used): (u16, Option<&Table>),

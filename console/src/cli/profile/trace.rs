@@ -1,12 +1,13 @@
-//! The all-reduces of a run as events of a trace (Chrome, Perfetto) with a track a rank, and as folded stacks for flame graphs.
-//! No clocks of two machines are compared: the tracks are laid beside each other by what ends on all ranks together.
+//! The all-reduces of a run as trace events (Chrome, Perfetto) with a track per rank, and as folded stacks for
+//! flame graphs. Clocks of different machines are never compared: the tracks are aligned at the ends of all-reduces,
+//! which all ranks reach together.
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write,
 };
 
 use serde_json::{Value, json};
-use shared::telemetry::{SyncKind, SyncRecord};
+use telemetry::{SyncKind, SyncRecord};
 
 /// The all-reduces of the ranks of a replica.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +16,7 @@ pub(super) struct RankRecords<'a> {
     pub(super) names: &'a [String],
     /// Ranks of a stage.
     pub(super) ranks: usize,
-    /// Of each rank, oldest first.
+    /// The records of each rank, oldest first.
     pub(super) records: &'a [Vec<SyncRecord>],
 }
 
@@ -25,7 +26,7 @@ fn key(record: &SyncRecord) -> Key {
     (record.step, record.layer.0, record.kind)
 }
 
-/// The last arrival of a record by its rank's own clock, in nanoseconds.
+/// The end of an all-reduce by its rank's own clock, in nanoseconds.
 fn end(record: &SyncRecord) -> i64 {
     record.exit.0 as i64
 }
@@ -34,8 +35,8 @@ fn begin(record: &SyncRecord) -> i64 {
     record.enter.0 as i64 - record.compute.0 as i64
 }
 
-/// What is to be added to each rank's clock so that an all-reduce ends at once on all ranks of its stage, and no stage begins a
-/// step before the stage in front of it has ended it.
+/// The offset of each rank's clock that aligns the ends of all-reduces within a stage, and keeps every stage from
+/// beginning a step before the previous stage has ended it.
 fn offsets(records: &RankRecords<'_>) -> Vec<i64> {
     let mut offsets = vec![0; records.records.len()];
     for (stage, ranks) in records.records.chunks(records.ranks.max(1)).enumerate() {
@@ -55,7 +56,7 @@ fn offsets(records: &RankRecords<'_>) -> Vec<i64> {
     offsets
 }
 
-/// How far a stage's clock is to be moved so that none of its steps begins before the stage in front has ended it.
+/// How far to move a stage's clock so that none of its steps begins before the previous stage has ended it.
 fn behind(front: &[SyncRecord], stage: &[SyncRecord]) -> i64 {
     let mut ends = BTreeMap::new();
     for record in front {
@@ -68,7 +69,7 @@ fn behind(front: &[SyncRecord], stage: &[SyncRecord]) -> i64 {
     begins.iter().filter_map(|(step, begin)| Some(ends.get(step)? - begin)).max().unwrap_or(0)
 }
 
-/// The trace: an object of the Trace Event Format.
+/// The trace as an object of the Trace Event Format.
 pub(super) fn events(records: &RankRecords<'_>) -> Value {
     let offsets = offsets(records);
     let all = || records.records.iter().zip(&offsets);
@@ -95,8 +96,8 @@ pub(super) fn events(records: &RankRecords<'_>) -> Value {
     json!({"traceEvents": events, "displayTimeUnit": "ms"})
 }
 
-/// A track for each peer that a rank heard of: until its first byte came, and until its last. Their numbers follow those of the
-/// ranks, so that they lie below.
+/// A track for each peer of a rank: until its first byte arrived, and until its last. Track numbers follow those of
+/// the ranks, so that these tracks are shown below.
 fn arrivals(records: &RankRecords<'_>, (rank, list): (usize, &[SyncRecord]), offset: i64, events: &mut Vec<Value>) {
     let world = records.records.len();
     let tid = |peer: usize| (rank + 1) * world + peer;
@@ -130,7 +131,7 @@ fn kind(kind: SyncKind) -> &'static str {
     }
 }
 
-/// Folded stacks: `node;phase;layer;all-reduce;part microseconds` a line.
+/// Folded stacks, one `node;phase;layer;all-reduce;part microseconds` per line.
 pub(super) fn folded(records: &RankRecords<'_>) -> String {
     let mut sums: BTreeMap<(usize, bool, u32, SyncKind, &str), u64> = BTreeMap::new();
     for (rank, list) in records.records.iter().enumerate() {
@@ -151,11 +152,11 @@ pub(super) fn folded(records: &RankRecords<'_>) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use shared::{
+    use common::{
         ids::{LayerIndex, Rank},
-        telemetry::Arrival,
         units::Nanoseconds,
     };
+    use telemetry::Arrival;
 
     use super::*;
 
@@ -178,8 +179,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn tracks_lie_so_that_an_all_reduce_ends_at_once_and_stages_follow_each_other() {
-        // Two stages of two ranks with clocks far apart; steps take 10 us.
+    fn tracks_align_all_reduce_ends_and_order_stages() {
+        // Two stages of two ranks with clocks far apart; a step takes 10 us.
         let of = |layer, clock: u64| (1..=3).map(|step| record(step, layer, clock + step * 10_000)).collect::<Vec<_>>();
         let all = [of(0, 5_000), of(0, 900_000), of(1, 40_000), of(1, 7_000)];
         let names: Vec<String> = (1..=4).map(|node| format!("pi{node}")).collect();
@@ -191,7 +192,7 @@ pub(super) mod tests {
         assert_eq!(end(&all[0][0]) + found[0], begin(&all[2][0]) + found[2]);
         let trace = events(&records);
         let list = trace["traceEvents"].as_array().expect("events");
-        // Every rank hears of rank 1 alone; those tracks are numbered behind the ranks' own.
+        // Every rank has arrivals of rank 1 alone; those tracks are numbered after the tracks of the ranks.
         let tracks: Vec<_> = list.iter().filter(|event| event["ph"] == "M").map(|event| &event["tid"]).collect();
         assert_eq!(tracks, [0, 1, 2, 3, 5, 9, 13, 17]);
         let of = |name: &'static str| list.iter().filter(move |event| event["name"] == name && event["tid"] == 5);

@@ -1,12 +1,10 @@
-//! The bottleneck of a run in a sentence, from where the time of every rank went. Pure.
-use shared::{
-    telemetry::{PhaseTotals, RankTotals},
-    units::Nanoseconds,
-};
+//! The bottleneck of a run in one sentence, from the time shares of all ranks. Pure.
+use common::units::Nanoseconds;
+use telemetry::{PhaseTotals, RankTotals};
 
 use super::trace::RankRecords;
 
-/// From this share of the time on, what is not computing is the bottleneck; below it, computing is.
+/// If time other than computing has at least this share, it is the bottleneck; otherwise computing is.
 const SHARE_MIN: f64 = 0.1;
 
 /// Shares of a phase's time over all ranks; they sum to 1.
@@ -30,8 +28,8 @@ impl Shares {
     }
 }
 
-/// One sentence: what takes the time of decode (of prefill where nothing was decoded), and what helps. `causes`: what each
-/// rank's machine says against itself.
+/// One sentence: the bottleneck of decode (of prefill if nothing was decoded), and a remedy. `causes`: the problem
+/// that each rank's machine reports, if any.
 pub(super) fn verdict(totals: &[RankTotals], records: &RankRecords<'_>, causes: &[Option<String>]) -> String {
     let mut sums = RankTotals::default();
     for rank in totals {
@@ -46,25 +44,27 @@ pub(super) fn verdict(totals: &[RankTotals], records: &RankRecords<'_>, causes: 
         let compute = percent(1.0 - threads - wait - wire - bubble);
         let limit = if name == "Decode" { "memory bandwidth" } else { "arithmetic" };
         return format!(
-            "{name} computes {compute} of the time: the nodes' {limit} is the limit; more ranks make it faster."
+            "{name} computes {compute} of the time: the bottleneck is the {limit} of the nodes. Use more ranks."
         );
     }
     if most == bubble {
-        let next = if name == "Decode" { "one sequence is in one stage at a time" } else { "the prompt is short" };
+        let next = if name == "Decode" { "a sequence occupies one stage at a time" } else { "the prompt is short" };
         return format!(
-            "{name} waits {} of the time for other stages: {next}; more sequences at once or tensor parallelism fill it.",
+            "{name} waits {} of the time for other stages: {next}. Run more sequences at once or use tensor \
+             parallelism.",
             percent(bubble)
         );
     }
     if most == wire {
         return format!(
-            "{name} spends {} of the time on the wire; --exchange q80, a faster link or fewer ranks shorten it.",
+            "{name} spends {} of the time on the wire. Use --exchange q80, a faster link or fewer ranks.",
             percent(wire)
         );
     }
     if most == threads {
         return format!(
-            "{name} spends {} of the time waiting for the rank's own threads; fewer threads, or cores of their own, help.",
+            "{name} spends {} of the time waiting for the rank's own threads. Use fewer threads, or dedicate \
+             cores to them.",
             percent(threads)
         );
     }
@@ -72,18 +72,17 @@ pub(super) fn verdict(totals: &[RankTotals], records: &RankRecords<'_>, causes: 
         return format!("{name} waits {} of the time for other ranks.", percent(wait));
     };
     let cause = causes.get(rank).cloned().flatten();
-    let cause = cause.map_or("no cause is known; a smaller weight for it helps".into(), |cause| {
-        format!("its machine says: {cause}")
-    });
+    let cause =
+        cause.map_or("cause unknown; give it a smaller weight".into(), |cause| format!("its machine reports: {cause}"));
     format!(
-        "{name} waits {} of the time for other ranks, {} of that for {}: {cause}.",
+        "{name} waits {} of the time for other ranks, {} of it for {}: {cause}.",
         percent(wait),
         percent(share),
         records.names[rank]
     )
 }
 
-/// The rank that was waited for longest, and its share of all waiting.
+/// The rank that caused the most waiting, and its share of all waiting.
 fn slowest(records: &RankRecords<'_>) -> Option<(usize, f64)> {
     let mut waits = vec![0_u64; records.names.len()];
     for record in records.records.iter().flatten() {
@@ -98,10 +97,8 @@ fn slowest(records: &RankRecords<'_>) -> Option<(usize, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use shared::{
-        ids::Rank,
-        telemetry::{PhaseTotals, SyncRecord},
-    };
+    use common::ids::Rank;
+    use telemetry::{PhaseTotals, SyncRecord};
 
     use super::*;
     use crate::cli::profile::trace::tests::record;
@@ -120,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bottleneck_is_named_with_its_share_and_what_helps() {
+    fn bottleneck_is_named_with_share_and_remedy() {
         let time = Nanoseconds;
         let base = PhaseTotals { compute: time(90), ..PhaseTotals::default() };
         assert!(said(PhaseTotals { wire: time(5), ..base }, &[], None).contains("computes 95 %"));
@@ -136,9 +133,9 @@ mod tests {
         let waits = PhaseTotals { wait: time(60), ..base };
         let named = said(waits, &[(2, 45), (1, 15)], Some("throttled"));
         assert!(
-            named.contains("40 %") && named.contains("75 % of that for pi3: its machine says: throttled"),
+            named.contains("40 %") && named.contains("75 % of it for pi3: its machine reports: throttled"),
             "{named}"
         );
-        assert!(said(waits, &[(2, 45)], None).contains("no cause is known"));
+        assert!(said(waits, &[(2, 45)], None).contains("cause unknown"));
     }
 }

@@ -1,9 +1,10 @@
-//! A tar.gz that has its name only when it is whole, readable for its owner alone: it tells much of a cluster.
+//! A tar.gz archive that appears under its name only when it is complete. Only its owner can read it, because it
+//! describes a cluster in detail.
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use common::units::Bytes;
 use flate2::{Compression, write::GzEncoder};
-use shared::units::Bytes;
 use tar::{Builder, Header};
 use tempfile::NamedTempFile;
 
@@ -16,7 +17,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Begins one beside its place.
+    /// Starts an archive in a temporary file in the target folder.
     pub(super) fn begin(path: &Path) -> Result<Self, Failure> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let file = NamedTempFile::new_in(folder).with_context(|| format!("cannot write to {}", folder.display()))?;
@@ -34,7 +35,7 @@ impl Archive {
         Ok(added.with_context(|| format!("cannot write {name} to {}", self.path.display()))?)
     }
 
-    /// Ends it and gives it its name; the size of the file.
+    /// Completes the archive and renames it to its final name. Returns the size of the file.
     pub(super) fn finish(self) -> Result<Bytes, Failure> {
         let Self { path, builder } = self;
         let written = || -> std::io::Result<u64> {

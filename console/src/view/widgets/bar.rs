@@ -1,14 +1,15 @@
-//! Bars: what a time is made of.
+//! Stacked bars of the components of a time.
 use ratatui::{style::Style, text::Span};
 
-/// A bar of parts, drawn to a scale on which `full` takes all of `cells` cells. Ends are rounded, so that the parts add up.
+/// A stacked bar on a scale where `full` fills all `cells` cells. The ends of the parts are rounded, so that the parts
+/// add up.
 pub(crate) fn stacked(parts: &[(u64, &str, Style)], full: u64, cells: usize) -> Vec<Span<'static>> {
     let mut sum = 0;
     let mut drawn = 0;
     let mut spans = Vec::with_capacity(parts.len() + 1);
     for (part, glyph, style) in parts {
         sum += part;
-        let end = shared::latency::ratio(sum as f64 * cells as f64, full as f64).round() as usize;
+        let end = common::latency::ratio(sum as f64 * cells as f64, full as f64).round() as usize;
         let end = end.min(cells);
         spans.push(Span::styled(glyph.repeat(end - drawn), *style));
         drawn = end;
@@ -22,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_add_up_to_the_whole() {
+    fn parts_add_up_to_the_total() {
         let draw = |parts: [u64; 3], full| {
             let parts = [(parts[0], "a", Style::new()), (parts[1], "b", Style::new()), (parts[2], "c", Style::new())];
             stacked(&parts, full, 10).iter().map(|span| span.content.as_ref()).collect::<String>()

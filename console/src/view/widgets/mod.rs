@@ -1,4 +1,4 @@
-//! Pieces that several panels are made of.
+//! Widgets shared by several panels.
 pub(crate) mod bar;
 pub(crate) mod panel;
 pub(crate) mod sparkline;

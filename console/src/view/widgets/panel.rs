@@ -1,4 +1,5 @@
-//! A panel: a rule with a title on the left and a remark on the right, and the area below. The rule of the focus is thick.
+//! A panel: a rule with a title on the left and a remark on the right, and the area below. The rule is thick if the
+//! panel has the focus.
 use ratatui::{
     Frame,
     layout::Rect,
@@ -10,7 +11,7 @@ use crate::view::{
     theme::Theme,
 };
 
-/// Draws the rule and returns what is left below it.
+/// Renders the rule and returns the area below it.
 pub(crate) fn panel(frame: &mut Frame, theme: &Theme, area: Rect, focused: bool, title: &str, remark: Span) -> Rect {
     if area.height == 0 {
         return area;
@@ -32,7 +33,7 @@ pub(crate) fn panel(frame: &mut Frame, theme: &Theme, area: Rect, focused: bool,
     Rect { y: area.y + 1, height: area.height - 1, ..area }
 }
 
-/// Draws lines from the top of an area; what does not fit is left out.
+/// Renders lines from the top of an area; lines that do not fit are dropped.
 pub(crate) fn lines(frame: &mut Frame, area: Rect, lines: impl IntoIterator<Item = Line<'static>>) {
     for (row, line) in area.rows().zip(lines) {
         frame.render_widget(line, row);

@@ -1,8 +1,8 @@
-//! A line of bars, one a cell: how a figure went, the newest at the right end.
-/// Bars of an eighth to a whole cell.
+//! A line of bars, one per cell: the history of a figure, newest at the right end.
+/// Bars from one eighth of a cell to a full cell.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The last `cells` values on a scale from `low` to `high`; a space where a value is unknown.
+/// The last `cells` values on a scale from `low` to `high`; a space if a value is unknown.
 pub(crate) fn sparkline(values: &[Option<f64>], (low, high): (f64, f64), cells: usize) -> String {
     let bar = |value: &Option<f64>| match value {
         Some(value) if value.is_finite() => {
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_values_stand_at_the_right_and_unknown_ones_are_gaps() {
+    fn newest_values_are_at_the_right_and_unknown_ones_are_gaps() {
         let values = [Some(0.0), Some(7.0), None, Some(3.0), Some(99.0)];
         assert_eq!(sparkline(&values, (0.0, 7.0), 6), " ▁█ ▄█");
         assert_eq!(sparkline(&values, (0.0, 7.0), 2), "▄█");

@@ -1,4 +1,4 @@
-//! A table on the screen: as many columns as fit, the least important left out first; the selected row always on it.
+//! A table on the screen: as many columns as fit, least important dropped first; the selected row is always visible.
 use ratatui::{
     Frame,
     layout::Rect,
@@ -9,7 +9,8 @@ use ratatui::{
 use crate::{
     state::{
         Area,
-        table::{Align, Arrangement, Cell, Column, Row, Table, Tone},
+        row::{Cell, Row, Tone},
+        table::{Align, Arrangement, Column, Table},
     },
     view::{
         format::{fit, fit_right, width},
@@ -18,23 +19,24 @@ use crate::{
     },
 };
 
-/// Cells of the mark of the selected row.
+/// Width of the mark of the selected row, in cells.
 const MARK: usize = 2;
-/// Columns from this priority on are only nice to have.
+/// Columns from this priority on are optional.
 const NICE: u8 = 4;
-/// Most cells that the growing column may take from them.
+/// Maximum number of cells that the growing column may take from optional columns.
 const WISH_MAX: usize = 48;
 
-/// Where the rows of a table are: what keys that scroll and a mouse need to know.
+/// Areas of the table's rows, used by scrolling keys and the mouse.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Drawn {
-    /// The rows that are on the screen, without the heading.
+    /// The area of the visible rows, without the heading.
     pub(crate) area: Area,
-    /// The first of them.
+    /// Index of the first visible row.
     pub(crate) first: usize,
 }
 
-/// Draws heading and rows. `selected` is the key of the selected row; the growing column wants `wish` cells.
+/// Renders heading and rows. `selected` is the key of the selected row; `wish` is the preferred width of the growing
+/// column.
 pub(crate) fn draw(
     frame: &mut Frame,
     theme: &Theme,
@@ -56,15 +58,14 @@ pub(crate) fn draw(
     Drawn { area: body, first }
 }
 
-/// Cells that the longest text of the growing column takes, up to [`WISH_MAX`].
+/// Width of the longest text in the growing column, up to [`WISH_MAX`].
 pub(crate) fn wish(table: &Table) -> usize {
     let Some(column) = table.columns.iter().position(|column| column.grows) else { return 0 };
     let texts = table.rows.iter().filter_map(|row| row.cells.get(column));
     texts.map(|cell| width(&cell.text)).max().unwrap_or(0).min(WISH_MAX)
 }
 
-/// The columns that fit, in their order, with the cells that each takes. Columns that are only nice to have give way to what the
-/// growing one has to say.
+/// The columns that fit, in order, with their widths. Optional columns give way to the growing one.
 fn columns(all: &[Column], cells: usize, wish: usize) -> Vec<(usize, usize)> {
     let mut shown: Vec<usize> = (0..all.len()).collect();
     let taken = |shown: &[usize]| MARK + shown.iter().map(|column| all[*column].width + 1).sum::<usize>();
@@ -123,7 +124,7 @@ fn padded(text: &str, cells: usize, align: Align) -> String {
     }
 }
 
-/// The style of a field: what is old is dim unless it says itself that it is to be watched.
+/// The style of a field: outdated primary content is dim, other tones keep their style.
 fn style(theme: &Theme, tone: Tone, is_stale: bool) -> Style {
     match tone {
         Tone::Plain if is_stale => theme.dim,
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn narrow_tables_drop_the_least_important_columns_and_wide_ones_give_the_rest_to_one() {
+    fn narrow_tables_drop_columns_and_wide_ones_grow_one() {
         let all =
             [Column::left("a", 10, 0), Column::right("b", 5, 2), Column::right("c", 5, 9), Column::rest("d", 8, 1)];
         assert_eq!(columns(&all, 33, 0), [(0, 10), (1, 5), (2, 5), (3, 8)]);
@@ -144,6 +145,6 @@ mod tests {
         assert_eq!(columns(&all, 32, 0), [(0, 10), (1, 5), (3, 13)]);
         assert_eq!(columns(&all, 13, 0), [(0, 10)]);
         assert_eq!(columns(&all, 3, 0), [(0, 10)]);
-        assert_eq!(columns(&all, 33, 12), [(0, 10), (1, 5), (3, 14)], "what it has to say goes before the nice ones");
+        assert_eq!(columns(&all, 33, 12), [(0, 10), (1, 5), (3, 14)], "the growing column precedes optional ones");
     }
 }

@@ -1,5 +1,5 @@
-//! The way between the heads of two groups: heartbeats, asks for prompts and their answers. Whoever is lost is told once; the own group
-//! goes on without.
+//! The control link between the heads of two groups: heartbeats, remote prefill requests and their answers. The loss of
+//! a head is reported once; this group continues without it.
 use std::{
     sync::{
         Arc,
@@ -8,14 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::{
-    ids::Epoch,
-    protocol::{
-        across::Across,
-        connection::{Connection, MessageReader, MessageWriter, split},
-        message::Beat,
-    },
-    units::Nanoseconds,
+use common::{ids::Epoch, units::Nanoseconds};
+use engine::collective::Abort;
+use protocol::{
+    across::Across,
+    connection::Connection,
+    message::Beat,
+    messages::{MessageReader, MessageWriter, split},
 };
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
@@ -24,37 +23,37 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{Input, pacemaker::Pacemaker};
-use crate::{collective::Abort, config::Liveness, node::event::Event};
+use crate::{config::Liveness, node::event::Event};
 
-/// Messages that may wait for the socket; a head that is further behind is given up.
+/// Messages that may wait for the socket; the link to a head that falls further behind is closed.
 const MESSAGES_MAX: usize = 256;
 
-/// What the ways of one head to those of other groups share.
+/// State shared by the links of one head to those of other groups.
 #[derive(Clone, Debug)]
 pub(super) struct Ways {
     pub(super) run: u64,
     pub(super) epoch: Epoch,
     pub(super) liveness: Liveness,
-    /// Counters of the own engine.
+    /// Counters of this node's engine.
     pub(super) engine: Arc<Abort>,
     /// This node takes no new work.
     pub(super) draining: Arc<AtomicBool>,
-    /// The own group ends or is broken.
+    /// This node's group ends or is broken.
     pub(super) stop: CancellationToken,
     pub(super) inputs: Sender<Input>,
 }
 
-/// The other end of one way.
+/// One control link.
 #[derive(Debug)]
 pub(super) struct Way {
     pub(super) replica: u16,
     messages: Sender<Across>,
-    /// It is of no use any more.
+    /// Cancelled when the link is no longer usable.
     broken: CancellationToken,
 }
 
 impl Way {
-    /// Opens it on a socket that `pacemaker` has taken over: heartbeats go there, too.
+    /// Opens the link on a socket that `pacemaker` has taken over, because it also carries heartbeats.
     pub(super) fn open(ways: Ways, replica: u16, connection: Connection, pacemaker: &Pacemaker) -> Self {
         let (messages, queue) = channel(MESSAGES_MAX);
         let broken = ways.stop.child_token();
@@ -62,14 +61,14 @@ impl Way {
         Self { replica, messages, broken }
     }
 
-    /// Sends a message; a way that takes no more is given up.
+    /// Queues a message; closes the link if the queue is full.
     pub(super) fn send(&self, message: Across) {
         if self.messages.try_send(message).is_err() {
             self.give_up();
         }
     }
 
-    /// Ends it: the other group is lost.
+    /// Closes the link: the other group counts as lost.
     pub(super) fn give_up(&self) {
         self.broken.cancel();
     }
@@ -84,12 +83,12 @@ async fn run(ways: Ways, replica: u16, connection: Connection, queue: Receiver<A
     }
     if !ways.stop.is_cancelled() {
         tracing::warn!(epoch = %ways.epoch, replica, "a group was lost");
-        // The driver may be gone when the daemon ends; then nobody needs to know.
+        // When the daemon ends, the driver may be gone already.
         let _ = ways.inputs.send(Input::Run(ways.run, Event::Across(ways.epoch, replica, None))).await;
     }
 }
 
-/// Passes on what comes, until the other end is closed, silent or stalled.
+/// Forwards incoming messages until the peer closes the link, is silent for too long or stalls.
 async fn listen(ways: &Ways, replica: u16, mut reader: MessageReader) {
     let Liveness { silent, stall, .. } = ways.liveness;
     let (mut progress, mut moved) = (0, Instant::now());
@@ -112,7 +111,7 @@ async fn listen(ways: &Ways, replica: u16, mut reader: MessageReader) {
     }
 }
 
-/// Sends what waits, and heartbeats.
+/// Sends queued messages and heartbeats.
 async fn speak(ways: &Ways, mut writer: MessageWriter, mut queue: Receiver<Across>) {
     let mut ticks = interval(ways.liveness.heartbeat);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);

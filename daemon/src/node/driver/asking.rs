@@ -1,15 +1,15 @@
-//! Questions that are answered without the node: a model's identity, the latest all-reduces, the log, the settings; the
-//! cluster's next key.
+//! Requests that are answered without the node's state machine: a model's identity, the latest all-reduces, the log,
+//! the settings; and the change of the cluster key.
 use std::sync::Arc;
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::RequestId,
-    protocol::{
-        error::{Fault, FaultKind},
-        inspect::{Inspect, Inspected},
-        message::{Response, ResponseBody},
-        pairing::Rekeying,
-    },
+};
+use protocol::{
+    inspect::{Inspect, Inspected},
+    message::{Response, ResponseBody},
+    pairing::Rekeying,
 };
 use tokio::task::spawn_blocking;
 

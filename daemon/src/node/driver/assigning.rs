@@ -1,4 +1,4 @@
-//! Carries an assignment out: loads the shard, lets ranks in, opens the links, starts the engine.
+//! Executes an assignment: loads the shard, accepts incoming links, opens the others, starts the engine.
 use std::{
     sync::{
         Arc,
@@ -7,17 +7,14 @@ use std::{
     time::Instant,
 };
 
-use shared::{
-    ids::Epoch,
-    protocol::{
-        NUMERIC_VERSION,
-        connection::{Connection, send_welcome},
-        error::FaultKind,
-        handshake::{Between, Identity, Purpose, Welcome},
-        message::Prepare,
-    },
-    telemetry::LoadProgress,
+use common::{fault::FaultKind, ids::Epoch};
+use protocol::{
+    NUMERIC_VERSION,
+    connection::{Connection, send_welcome},
+    handshake::{Between, Identity, Purpose, Welcome},
+    message::Prepare,
 };
+use telemetry::LoadProgress;
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
     task::{AbortHandle, spawn_blocking},
@@ -30,11 +27,11 @@ use super::{
     running::{Place, Running},
 };
 
-/// A finished load, and which attempt it was for: an earlier one of the same epoch counts no more.
+/// A finished load and the number of its attempt; the result of an earlier attempt at the same epoch is ignored.
 #[derive(Debug)]
 pub struct LoadOutcome(pub(super) u64, pub(super) Result<Box<Loaded>, FaultKind>);
 
-/// Opened links.
+/// Opened links, with the number of their attempt.
 #[derive(Debug)]
 pub struct LinkOutcome(pub(super) u64, pub(super) Result<OpenLinks, FaultKind>);
 
@@ -47,11 +44,12 @@ pub(super) struct Open {
     pub(super) cancelled: Arc<AtomicBool>,
     pub(super) arrivals: Sender<Arrival>,
     pub(super) arrived: Option<Receiver<Arrival>>,
-    /// Opening links ends with the assignment: no link of it comes to a later one of the same epoch.
+    /// The task that opens links ends with the assignment, so that a later assignment of the same epoch gets none of
+    /// them.
     linking: Option<Ending>,
 }
 
-/// A task that ends when it is dropped.
+/// A task that is aborted when this is dropped.
 #[derive(Debug)]
 struct Ending(AbortHandle);
 
@@ -86,13 +84,13 @@ impl Driver {
             let begun = Instant::now();
             let told = AtomicU64::new(0);
             let progress = |progress: LoadProgress| {
-                // At most ten a second, and the last.
+                // At most ten a second, and the last one.
                 let now = begun.elapsed().as_millis() as u64;
                 let last = told.load(Ordering::Relaxed);
                 if (now >= last + 100 || progress.done == progress.total)
                     && told.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
                 {
-                    // A full queue drops a progress line, nothing else.
+                    // If the queue is full, only a progress line is lost.
                     let _ = inputs.try_send(Input::Event(Event::LoadProgress(epoch, progress)));
                 }
                 !cancelled.load(Ordering::Acquire)
@@ -124,7 +122,7 @@ impl Driver {
         self.event(Event::Loaded(epoch, result)).await;
     }
 
-    /// A rank dialled: it is let in if its assignment is being connected here.
+    /// Accepts an incoming link of a rank if its assignment is being connected here.
     pub(super) fn link(&mut self, mut connection: Connection, purpose: Purpose, identity: &Identity) {
         let (between, is_data) = match purpose {
             Purpose::Data(between) => (between, true),
@@ -168,13 +166,14 @@ impl Driver {
         Ok(open.arrivals.clone())
     }
 
-    /// Why links are not for what this node prepares: which of epoch and topology differs.
+    /// Why links do not belong to the assignment that this node prepares: the epoch or the topology differs.
     fn unexpected(&self, between: &Between) -> FaultKind {
         let (epoch, hash) = (between.epoch, between.hash);
         match self.node.topology() {
             Some((_, own, _)) if own != hash || self.node.epoch() != epoch => FaultKind::LinksFailed {
                 reason: format!(
-                    "they are for epoch {epoch} and topology {hash}, this node is at epoch {} and topology {own}",
+                    "the links are for epoch {epoch} and topology {hash}, this node is at epoch {} and topology \
+                     {own}",
                     self.node.epoch()
                 ),
             },

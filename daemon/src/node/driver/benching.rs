@@ -1,5 +1,5 @@
-//! Runs benches, each as a process of its own: its peak of memory is that of the work alone, and all of it comes back at
-//! its end. None stays behind: a process ends when its standard input closes, whatever happens to the daemon.
+//! Runs each benchmark in a child process, so that its peak memory is that of the benchmark alone and is freed when it
+//! ends. The child ends when its standard input closes, so that none outlives the daemon.
 use std::{
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
@@ -7,21 +7,20 @@ use std::{
     time::Duration,
 };
 
-use shared::{
-    gguf::{BlockFormat, GgufFile, Shape},
-    protocol::{
-        bench::{BENCH_OUTPUT_BYTES_MAX, BENCH_SECONDS_MAX, Bench, BenchKernels, BenchNode, CONTEXT_DEFAULT},
-        error::{Fault, FaultKind},
-    },
-    telemetry::BenchFound,
-    topology::{
-        Exchange, cut,
-        memory::Holding,
-        sizes::ModelSizes,
-        spec::KV_BLOCK_LENGTH,
-        working::{BASE_BYTES, Seat, working_bytes},
-    },
+use common::{
+    fault::{Fault, FaultKind},
+    limits::KV_BLOCK_LENGTH,
+    precision::Exchange,
 };
+use engine::model::{KvCache, weights::shard_bytes};
+use gguf::{BlockFormat, GgufFile, Shape};
+use kernels::Kernels;
+use planner::{
+    holding::Holding,
+    working::{BASE_BYTES, Seat, working_bytes},
+};
+use protocol::bench::{BENCH_OUTPUT_BYTES_MAX, BENCH_SECONDS_MAX, Bench, BenchKernels, BenchNode, CONTEXT_DEFAULT};
+use telemetry::BenchFound;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
     process::{Child, Command},
@@ -30,24 +29,21 @@ use tokio::{
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
+use topology::{cut, sizes::ModelSizes};
 
 use super::{
     Driver, Event, Input,
     loading::{self, preflight},
 };
-use crate::{
-    config::Config,
-    kernels::Kernels,
-    model::{KvCache, weights::shard_bytes},
-    node::BenchKey,
-};
+use crate::node::driver::loading::program;
+use crate::{config::Config, node::BenchKey};
 
-/// A killed process must be gone within this, its memory given back.
+/// Deadline for a killed process to disappear and free its memory.
 const GONE: Duration = Duration::from_secs(5);
-/// Longest reason in characters.
+/// Longest reason, in characters.
 const REASON_MAX: usize = 500;
 
-/// A bench under way, or one that is being killed.
+/// A running benchmark, or one that is being killed.
 #[derive(Debug)]
 pub(super) struct Benching {
     pub(super) key: BenchKey,
@@ -61,19 +57,19 @@ impl Benching {
         Self { key, cancel, task }
     }
 
-    /// Kills it.
+    /// Kills the process.
     pub(super) fn stop(&self) {
         self.cancel.cancel();
     }
 
-    /// Waits until its process is gone.
+    /// Waits for the process to end.
     pub(super) async fn gone(self) {
-        // One that cannot be killed hangs in the kernel: what comes next checks the memory itself.
+        // A process that cannot be killed hangs in the kernel. The next operation checks the free memory itself.
         let _ = timeout(GONE, self.task).await;
     }
 }
 
-/// What a bench's task works with.
+/// Context of a benchmark's task.
 struct Job {
     config: Arc<Config>,
     kernels: &'static Kernels,
@@ -107,7 +103,7 @@ impl Driver {
                 return;
             }
             let result = result.map_err(|kind| Fault::new(&job.config.name, kind));
-            tracing::info!(ok = result.is_ok(), "bench ended");
+            tracing::info!(ok = result.is_ok(), "benchmark ended");
             let _ = job.inputs.send(Input::Event(Event::BenchEnded(key, result))).await;
         });
         self.benching = Some(Benching { key, cancel, task });
@@ -120,37 +116,37 @@ impl Job {
         let model = spawn_blocking(move || check(&config, kernels, &bench)).await;
         let model = model.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }))?;
         let mut child = spawn(&self.bench, model.as_deref())?;
-        tracing::info!(model = self.bench.model(), pid = child.id(), "bench begins");
+        tracing::info!(model = self.bench.model(), pid = child.id(), "benchmark started");
         self.see_through(&mut child, cancelled).await
     }
 
-    /// Listens to the process until it ends, is no longer wanted or takes too long; it is gone afterwards.
+    /// Reads the process's output until it ends, is cancelled or times out; afterwards the process has ended.
     async fn see_through(&self, child: &mut Child, cancelled: &CancellationToken) -> Result<BenchFound, FaultKind> {
         let ended = tokio::select! {
             () = cancelled.cancelled() => None,
             ended = timeout(self.patience, self.listen(child)) => Some(ended),
         };
-        // One that ended by itself is past killing.
+        // Fails if the process has already ended.
         let _ = child.start_kill();
         let _ = child.wait().await;
         match ended {
             Some(Ok(result)) => result,
             Some(Err(_)) => {
-                Err(FaultKind::Timeout { what: "the bench".into(), seconds: self.patience.as_secs() as u32 })
+                Err(FaultKind::Timeout { what: "the benchmark".into(), seconds: self.patience.as_secs() as u32 })
             }
-            None => Err(FaultKind::BenchFailed { reason: "it was cancelled".into() }),
+            None => Err(FaultKind::BenchFailed { reason: "cancelled".into() }),
         }
     }
 
-    /// Passes progress on until the process ends.
+    /// Forwards progress until the process ends.
     async fn listen(&self, child: &mut Child) -> Result<BenchFound, FaultKind> {
         let failed = |reason: String| FaultKind::BenchFailed { reason };
-        // Kept open: where it closes, the process ends.
+        // Keeps stdin open: the process ends when it closes.
         let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let (out, err) = out.zip(err).ok_or_else(|| failed("its process has no output".into()))?;
+        let (out, err) = out.zip(err).ok_or_else(|| failed("the process has no output".into()))?;
         let printing = async {
             let mut bytes = Vec::new();
-            // What is cut off is no JSON, which is said below.
+            // Truncated output is not valid JSON and is reported below.
             let _ = out.take(BENCH_OUTPUT_BYTES_MAX).read_to_end(&mut bytes).await;
             bytes
         };
@@ -161,7 +157,7 @@ impl Job {
                 match line.parse() {
                     Ok(progress) => {
                         let event = Event::BenchProgress(self.key, progress);
-                        // A driver that is gone kills this bench.
+                        // If the driver is gone, this benchmark is killed anyway.
                         let _ = self.inputs.send(Input::Event(event)).await;
                     }
                     Err(_) => last = line.chars().take(REASON_MAX).collect(),
@@ -179,40 +175,36 @@ impl Job {
             Bench::Node(_) => serde_json::from_slice(&printed).map(BenchFound::Node),
             Bench::Kernels(_) | Bench::Network(_) => serde_json::from_slice(&printed).map(BenchFound::Kernels),
         };
-        found.map_err(|error| failed(format!("it printed something else: {error}")))
+        found.map_err(|error| failed(format!("the process printed unexpected output: {error}")))
     }
 }
 
-/// What its process said last, without the program's name.
+/// The last line that the process printed, without the program's name.
 fn reason(status: ExitStatus, last: &str) -> String {
     let said = last.strip_prefix("brambled: ").unwrap_or(last);
-    if said.is_empty() { format!("its process ended with {status}") } else { said.into() }
+    if said.is_empty() { format!("the process ended with {status}") } else { said.into() }
 }
 
 fn spawn(bench: &Bench, model: Option<&Path>) -> Result<Child, FaultKind> {
     let arguments = bench.arguments(model);
-    let arguments = arguments.ok_or_else(|| FaultKind::BenchFailed { reason: "no process measures links".into() })?;
+    let arguments =
+        arguments.ok_or_else(|| FaultKind::BenchFailed { reason: "links are not measured by a process".into() })?;
     let mut command = Command::new(program());
     command.args(arguments).arg0("brambled");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    // What the service manager says is for the daemon.
+    // These variables of the service manager are meant for the daemon only.
     for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
         command.env_remove(name);
     }
-    command.spawn().map_err(|error| FaultKind::BenchFailed { reason: format!("brambled cannot be started: {error}") })
+    command.spawn().map_err(|error| FaultKind::BenchFailed { reason: format!("cannot start brambled: {error}") })
 }
 
-/// This program; where an upgrade has replaced its file, the one that runs all the same.
-pub(super) fn program() -> PathBuf {
-    let own = std::env::current_exe().ok().filter(|path| path.is_file());
-    own.unwrap_or_else(|| "/proc/self/exe".into())
-}
-
-/// The model's file, if it needs one and its memory is there: nothing must end in the out-of-memory killer.
+/// The model's file, if the benchmark needs one. Checks the memory first, so that the out-of-memory killer never
+/// strikes.
 fn check(config: &Config, kernels: &'static Kernels, bench: &Bench) -> Result<Option<PathBuf>, FaultKind> {
     if let Some(paced) = &config.paced {
         let reason = format!(
-            "this node computes nothing ({}); measure nodes without [paced] in their settings",
+            "this node is paced ({}) and computes nothing; measure nodes without [paced] in their settings",
             paced.kernels()
         );
         return Err(FaultKind::BenchFailed { reason });
@@ -242,7 +234,7 @@ fn node_bytes(
     let positions = ((longest + node.tokens + 1) as usize).min(shape.context_length);
     let blocks = positions.div_ceil(KV_BLOCK_LENGTH);
     let cache = KvCache::bytes(node.kv, shape.block_count, blocks, shape.head_count_kv, shape.head_length);
-    // What is read for the bandwidth is there twice, and before or after the weights.
+    // The buffer that is read for the bandwidth exists twice, before or after the weights are loaded.
     let read = node.read_mib.map_or(0, |mib| u64::from(mib) << 21);
     let sizes = ModelSizes::of_file(file, shape);
     let seat = Seat { stages: 1, ranks: 1, is_head: false, slots: 1, exchange: Exchange::F32 };
@@ -250,7 +242,7 @@ fn node_bytes(
     Ok((weights + cache).max(read) + working)
 }
 
-/// A matrix of each format, and the largest once more, packed.
+/// One matrix of each format, and the largest one twice because it is also packed.
 fn kernel_bytes(products: &BenchKernels, file: Option<&GgufFile>) -> u64 {
     let asked = |format: &BlockFormat| {
         let mut names = products.formats.iter();
@@ -270,7 +262,7 @@ fn kernel_bytes(products: &BenchKernels, file: Option<&GgufFile>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use shared::telemetry::BenchProgress;
+    use telemetry::BenchProgress;
     use tokio::sync::mpsc::channel;
 
     use super::*;
@@ -291,7 +283,7 @@ mod tests {
         }
     }
 
-    /// What comes of a process that a shell is; it is gone afterwards.
+    /// Runs a shell as the benchmark process and returns its progress and result; the process has ended afterwards.
     async fn seen(
         script: &str,
         patience: Duration,
@@ -319,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_is_listened_to_and_its_failure_is_told_in_its_words() {
+    async fn process_output_is_parsed_and_its_failure_quoted() {
         let works = "echo '1/2 one' >&2; echo aside >&2; echo '2/2 two' >&2; echo '{\"threads\":3,\"tables\":[]}'";
         let (progress, found) = seen(works, LONG, false).await;
         assert_eq!(progress.iter().map(|one| one.what.as_str()).collect::<Vec<_>>(), ["one", "two"]);
@@ -333,11 +325,11 @@ mod tests {
         let (_, result) = seen("kill -9 $$", LONG, false).await;
         assert!(failed(result).contains("signal: 9"));
         let (_, result) = seen("echo hello", LONG, false).await;
-        assert!(failed(result).contains("something else"));
+        assert!(failed(result).contains("unexpected output"));
     }
 
     #[tokio::test]
-    async fn a_process_that_takes_too_long_or_is_not_wanted_is_killed() {
+    async fn slow_or_cancelled_process_is_killed() {
         let (_, late) = seen("exec sleep 60", Duration::from_millis(20), false).await;
         assert!(matches!(late, Err(FaultKind::Timeout { .. })), "{late:?}");
         let (_, cancelled) = seen("exec sleep 60", LONG, true).await;
@@ -345,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_made_up_matrices_counts_each_and_the_largest_twice() {
+    fn memory_of_made_up_matrices_counts_the_largest_twice() {
         // Rows of 256 weights: 144 bytes of Q4_0, 272 of Q8_0.
         assert_eq!(kernel_bytes(&kernels(10, &["q4_0", "Q8_0"]), None), 1440 + 2720 + 2720);
         assert_eq!(kernel_bytes(&kernels(10, &["Q4_0"]), None), 2 * 1440);

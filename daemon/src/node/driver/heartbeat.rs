@@ -1,5 +1,5 @@
-//! Heartbeats with each peer of a topology, apart from the data links and from threads that compute: who is lost, who
-//! stalls, who wants to leave.
+//! Heartbeats with each peer of a topology, on sockets and threads separate from data and compute: detects lost,
+//! stalled and leaving peers.
 use std::{
     sync::{
         Arc, OnceLock,
@@ -8,14 +8,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::{
+use common::{
+    fault::{FaultKind, Loss},
     ids::{Epoch, Rank},
-    protocol::{
-        connection::{Connection, MessageWriter, split},
-        error::{FaultKind, Loss},
-        message::Beat,
-    },
     units::Nanoseconds,
+};
+use engine::collective::{
+    Abort,
+    clocks::{self, Comparison, Exchange},
+};
+use protocol::{
+    connection::Connection,
+    message::Beat,
+    messages::{MessageWriter, split},
 };
 use tokio::{
     sync::mpsc::Sender,
@@ -25,10 +30,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::Input;
 use crate::{
-    collective::{
-        Abort,
-        clocks::{self, Comparison, Exchange},
-    },
     config::Liveness,
     node::{
         event::Event,
@@ -36,26 +37,26 @@ use crate::{
     },
 };
 
-/// What the heartbeats of one topology share.
+/// State shared by the heartbeats of one topology.
 #[derive(Clone, Debug)]
 pub(super) struct Pulse {
     pub(super) run: u64,
     pub(super) epoch: Epoch,
     pub(super) liveness: Liveness,
-    /// Counters of the own engine.
+    /// Counters of this node's engine.
     pub(super) engine: Arc<Abort>,
     /// This node takes no new work.
     pub(super) draining: Arc<AtomicBool>,
-    /// The topology is broken here: the rank that was lost, or the own one.
+    /// The rank at which the topology broke: the lost rank, or this one.
     pub(super) failed: Arc<OnceLock<Rank>>,
-    /// The topology ends here without a goodbye.
+    /// Ends the topology without a goodbye.
     pub(super) stop: CancellationToken,
-    /// This node leaves: say so first.
+    /// Ends the topology after a goodbye.
     pub(super) leave: CancellationToken,
     pub(super) inputs: Sender<Input>,
 }
 
-/// Beats with one peer until it is lost or the topology ends.
+/// Exchanges heartbeats with one peer until it is lost or the topology ends.
 pub(super) async fn run(pulse: Pulse, rank: Rank, connection: Connection) {
     let (mut reader, mut writer) = split(connection);
     let mut ticks = interval(pulse.liveness.heartbeat);
@@ -64,7 +65,7 @@ pub(super) async fn run(pulse: Pulse, rank: Rank, connection: Connection) {
     let mut clock = Clock::default();
     let mut peer = Peer::new(Duration::ZERO);
     let lost = loop {
-        // Reading comes first: after this process was stopped itself, beats that wait count before silence does.
+        // Reading has precedence: after a stop of this process (SIGSTOP), queued heartbeats count before silence does.
         tokio::select! {
             biased;
             () = pulse.stop.cancelled() => return,
@@ -79,28 +80,28 @@ pub(super) async fn run(pulse: Pulse, rank: Rank, connection: Connection) {
             break how;
         }
     };
-    // The driver may be gone when the daemon ends; then nobody needs to know.
+    // When the daemon ends, the driver may be gone already.
     let _ = pulse.inputs.send(Input::Run(pulse.run, Event::PeerLost(pulse.epoch, rank, lost))).await;
-    // The socket stays open until the topology ends: peers must not take this node for the lost one.
+    // Keeps the socket open until the topology ends, so that peers do not mistake this node for the lost one.
     tokio::select! {
         () = pulse.stop.cancelled() => {}
         () = pulse.leave.cancelled() => {}
     }
 }
 
-/// What is known of the peer's clock.
+/// Estimate of the peer's clock.
 #[derive(Default)]
 struct Clock {
     comparison: Comparison,
-    /// The latest heartbeat: when it was sent, by the peer's clock, and when it came.
+    /// The latest heartbeat: send time by the peer's clock, and arrival time.
     echo: Option<(Nanoseconds, Nanoseconds)>,
 }
 
 impl Clock {
-    /// Takes a heartbeat in. Returns how far the peer's clock is ahead, once that is known.
+    /// Processes a heartbeat. Returns the offset of the peer's clock in nanoseconds, once it is known.
     fn hear(&mut self, beat: &Beat) -> Option<i64> {
         let came = clocks::now();
-        // Older builds tell no time.
+        // Older builds send no time.
         self.echo = (beat.sent.0 > 0).then_some((beat.sent, came));
         let (sent, received) = beat.echo?;
         self.comparison.take(Exchange { sent, received, answered: beat.sent, came })
@@ -136,11 +137,11 @@ fn own_beat(pulse: &Pulse, leaving: bool) -> Beat {
 }
 
 async fn leave(pulse: &Pulse, writer: &mut MessageWriter) {
-    // Best effort: a peer that does not hear it sees the closed connection.
+    // Best effort: a peer that misses the goodbye sees the closed connection.
     let _ = timeout(Duration::from_millis(200), writer.send(&own_beat(pulse, true))).await;
 }
 
-/// Takes a beat in; says how the peer was lost, if it was.
+/// Processes a heartbeat; returns how the peer was lost, if it was.
 async fn hear(
     pulse: &Pulse,
     (peer, now): (&mut Peer, Duration),

@@ -1,22 +1,22 @@
-//! Opens the links of an assignment, between all ranks of a replica, and to those of the groups that it computes prompts for or that
-//! compute them for it: dials the higher members, takes the sockets that the lower ones dialled.
+//! Opens the links of an assignment: between all ranks of a replica, and to the groups that prefill for it or for which
+//! it prefills. Dials the higher members and accepts the sockets of the lower ones.
 use std::time::Duration;
 
-use shared::{
+use common::{
+    fault::FaultKind,
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
-    protocol::{
-        connection::{Connection, dial},
-        error::FaultKind,
-        handshake::{Between, Hello, Identity, Purpose},
-    },
-    topology::Topology,
+};
+use protocol::{
+    connection::{Connection, dial},
+    handshake::{Between, Hello, Identity, Purpose},
 };
 use tokio::{sync::mpsc::Receiver, time::timeout};
+use topology::Topology;
 
 /// All links of an assignment must be open within this.
 const LINKS_SECONDS: u64 = 15;
 
-/// A socket that a lower member dialled, after the handshake.
+/// A socket of a lower member, after the handshake.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) from: MemberIndex,
@@ -24,7 +24,7 @@ pub(super) struct Arrival {
     pub(super) connection: Connection,
 }
 
-/// Sockets to all other ranks, by rank; `None` at the own place.
+/// Sockets to all other ranks, by rank; `None` at this node's rank.
 #[derive(Debug)]
 pub(super) struct OpenLinks {
     pub(super) data: Vec<Option<Connection>>,
@@ -38,7 +38,7 @@ pub(super) struct OpenLinks {
 pub(super) struct Far {
     pub(super) member: MemberIndex,
     pub(super) data: Option<Connection>,
-    /// Between heads alone.
+    /// The control link, only between heads.
     pub(super) control: Option<Connection>,
     has_control: bool,
 }
@@ -49,7 +49,7 @@ impl Far {
     }
 }
 
-/// Who links, and for which assignment.
+/// The assignment to link, and this node's place in it.
 #[derive(Clone, Debug)]
 pub(super) struct Linking {
     pub(super) identity: Identity,
@@ -123,7 +123,7 @@ async fn dial_peer(
     let failed = |reason: String| FaultKind::LinksFailed { reason: format!("to {}: {reason}", member.name) };
     let (connection, identity) = dial(&member.address, &hello).await.map_err(|fault| failed(fault.kind.to_string()))?;
     if identity.name != member.name {
-        return Err(failed(format!("{} answers as {}", member.address, identity.name)));
+        return Err(failed(format!("{} answered as {}", member.address, identity.name)));
     }
     linking.identity.check_ranks(&identity, connection.version)?;
     if identity.numeric != linking.identity.numeric {

@@ -1,4 +1,4 @@
-//! Finds model files, checks that a shard fits and loads it. Runs on blocking threads.
+//! Finds model files, checks that a shard fits in memory, and loads it. Runs on blocking threads.
 use std::{
     path::{Component, Path, PathBuf},
     sync::{
@@ -7,52 +7,46 @@ use std::{
     },
 };
 
-use shared::{
-    gguf::{Content, GgufError, GgufFile, Shape},
-    ids::ModelIdentity,
-    protocol::{
-        error::FaultKind,
-        message::{ModelCard, Prepare},
-        models::PART,
-    },
-    simulate::Noise,
-    telemetry::LoadProgress,
-    tokenizer::Tokenizer,
-    topology::{
-        CutError, Place, Role, ShardPlan, Topology, cut_stages,
-        memory::Holding,
-        sizes::ModelSizes,
-        working::{Seat, working_bytes},
-    },
-    units::Bytes,
+use common::{fault::FaultKind, ids::ModelIdentity, units::Bytes};
+use engine::{
+    grammar::{self, PieceSource},
+    model::{Cached, KvCache, LoadError, Pace, PackedCache, Shard, Source, weights::shard_bytes},
+    plan::Limits,
+    transfer::Partners,
 };
+use gguf::{Content, GgufError, GgufFile, Shape};
+use kernels::Kernels;
+use planner::{
+    holding::Holding,
+    simulate::Noise,
+    working::{Seat, working_bytes},
+};
+use protocol::{
+    message::{ModelCard, Prepare},
+    models::PART,
+};
+use telemetry::LoadProgress;
+use tokenizer::Tokenizer;
+use topology::{CutError, Place, Role, ShardPlan, Topology, cut_stages, sizes::ModelSizes};
 
-use super::benching::program;
 use crate::{
     config::{Config, Paced},
-    engine::{
-        grammar::{self, PieceSource},
-        plan::Limits,
-        transfer::Partners,
-    },
     health::memory,
-    kernels::Kernels,
-    model::{Cached, KvCache, LoadError, Pace, PackedCache, Shard, Source, weights::shard_bytes},
     store::Contents,
     text::{self, ModelText, Program},
 };
 
-/// Stack of the thread that compiles a schema by recursion: twice what the child has that tried it.
+/// Stack of the thread that compiles a schema recursively: twice that of the child process that tried the schema first.
 const SCHEMA_STACK_BYTES: usize = 48 << 20;
 
-/// A shard and what the engine needs beside it.
+/// A shard, and what the engine needs in addition.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) shard: Shard,
     pub(super) cache: KvCache,
     /// On a paced node.
     pub(super) pace: Option<Pace>,
-    /// In a topology whose groups have roles: what it sends to whom.
+    /// In a topology whose groups have roles: what this member sends to which others.
     pub(super) partners: Option<Partners>,
     /// On the head only.
     pub(super) text: Option<ModelText>,
@@ -61,10 +55,10 @@ pub(super) struct Loaded {
     pub(super) bytes: Bytes,
 }
 
-/// The model file of this name: below one of the folders, and nothing else.
+/// Path of a model file. Only plain names below one of the folders are accepted.
 fn find(folders: &[PathBuf], model: &str) -> Result<PathBuf, FaultKind> {
     let path = Path::new(model);
-    // What is not yet whole is never opened, whoever asks for it.
+    // Partial files are never opened.
     let is_plain = !model.is_empty()
         && !model.ends_with(PART)
         && path.components().all(|part| matches!(part, Component::Normal(_)));
@@ -75,7 +69,7 @@ fn find(folders: &[PathBuf], model: &str) -> Result<PathBuf, FaultKind> {
     })
 }
 
-/// The model of this name: where it is, the file, its shape.
+/// Path, file and shape of a model.
 pub(super) fn open(folders: &[PathBuf], model: &str) -> Result<(PathBuf, Arc<GgufFile>, Shape), FaultKind> {
     let path = find(folders, model)?;
     let invalid = |error: GgufError| FaultKind::ModelInvalid { model: model.into(), reason: error.to_string() };
@@ -114,7 +108,17 @@ fn layer_bytes(file: &GgufFile, shape: &Shape) -> Vec<Bytes> {
     layers
 }
 
-/// Loads the shard of an assignment; `progress` is called now and then and says whether to go on.
+/// The tokenizer of a model; the error states the reason.
+fn read_tokenizer(file: &GgufFile, shape: &Shape) -> Result<Tokenizer, String> {
+    let tokenizer = Tokenizer::from_metadata(file.metadata()).map_err(|error| error.to_string())?;
+    let (tokens, rows) = (tokenizer.vocabulary_length(), shape.vocabulary_length);
+    if tokens > rows {
+        return Err(format!("the vocabulary has {tokens} tokens, token_embd.weight has {rows} rows"));
+    }
+    Ok(tokenizer)
+}
+
+/// Loads the shard of an assignment. Calls `progress` periodically; loading stops when it returns false.
 pub(super) fn load(
     config: &Config,
     kernels: &'static Kernels,
@@ -131,21 +135,15 @@ pub(super) fn load(
     let refuse = |reason: String| FaultKind::TopologyInvalid { reason };
     if topology.context_length as usize > shape.context_length {
         let (asked, trained) = (topology.context_length, shape.context_length);
-        return Err(refuse(format!("a context of {asked} tokens, the model was trained for {trained}")));
+        return Err(refuse(format!("a context of {asked} tokens is requested, the model was trained for {trained}")));
     }
     let place = topology.place(prepare.member);
     let plans = cut_stages(&shape, &topology.stages(place.replica)).map_err(|error| refuse(error.to_string()))?;
     let partners = partners(topology, &shape, &place).map_err(|error| refuse(error.to_string()))?;
-    let plan = plans.get(place.rank.index()).ok_or_else(|| refuse("its rank is not in it".into()))?;
+    let plan =
+        plans.get(place.rank.index()).ok_or_else(|| refuse("this node's rank is not part of the shard plan".into()))?;
     let invalid = |reason: String| FaultKind::ModelInvalid { model: model(), reason };
-    let tokenizer = place.is_head().then(|| Tokenizer::from_metadata(file.metadata())).transpose();
-    let tokenizer = tokenizer.map_err(|error| invalid(error.to_string()))?;
-    if let Some(tokenizer) = &tokenizer
-        && tokenizer.vocabulary_length() > shape.vocabulary_length
-    {
-        let (tokens, rows) = (tokenizer.vocabulary_length(), shape.vocabulary_length);
-        return Err(invalid(format!("{tokens} tokens in its vocabulary, {rows} rows in token_embd.weight")));
-    }
+    let tokenizer = place.is_head().then(|| read_tokenizer(&file, &shape)).transpose().map_err(invalid)?;
     let kv = kv_bytes(topology, &shape, plan);
     let weight_bytes = shard_bytes(&file, &shape, plan, kernels).map_err(|error| invalid(error.to_string()))?;
     let paced = config.paced.as_ref();
@@ -206,7 +204,7 @@ fn pace(paced: &Paced, (file, shape): (&GgufFile, &Shape), plan: &ShardPlan, top
     Pace::new(paced.machine.clone(), rank, (noise, paced.seed))
 }
 
-/// A paced node needs no memory for weights: its own limit alone counts.
+/// A paced node needs no memory for weights: only its configured limit counts.
 fn check_memory(config: &Config, needed: u64) -> Result<(), FaultKind> {
     if config.paced.is_some() && config.memory_max.is_none_or(|most| needed <= most) {
         return Ok(());
@@ -214,12 +212,12 @@ fn check_memory(config: &Config, needed: u64) -> Result<(), FaultKind> {
     preflight(needed, config.memory_max)
 }
 
-/// The assignment was given up while it was loaded.
+/// The assignment was abandoned during its load.
 fn not_prepared(prepare: &Prepare) -> FaultKind {
     FaultKind::NotPrepared { epoch: prepare.epoch }
 }
 
-/// What the file holds, hashed now if that is not known; refused where the topology is for other weights.
+/// Content hash of the file, computed now if it is not known. Fails if the topology requires other weights.
 fn content(
     config: &Config,
     topology: &Topology,
@@ -239,10 +237,11 @@ fn content(
     }
 }
 
-/// Does a job of the engine on a thread of its own; where there is none, the engine does it when it cannot wait any longer.
+/// Runs an engine job on a thread of its own. Returns false if no thread can be started; the engine then runs the job
+/// itself when it needs the result.
 fn aside(job: grammar::Job) -> bool {
     let spawned = std::thread::Builder::new().name("grammar".into()).stack_size(SCHEMA_STACK_BYTES).spawn(job);
-    spawned.map_err(|error| tracing::warn!("no thread for a grammar: {error}")).is_ok()
+    spawned.map_err(|error| tracing::warn!("cannot start a thread to compile a grammar: {error}")).is_ok()
 }
 
 /// What a member of a group with a role sends to the others.
@@ -260,7 +259,7 @@ fn kv_bytes(topology: &Topology, shape: &Shape, plan: &ShardPlan) -> u64 {
     KvCache::bytes(topology.kv, layers, topology.kv_block_count(), heads, shape.head_length)
 }
 
-/// Refuses what would end in swapping or in the out-of-memory killer.
+/// Refuses a load that would end in swapping or in the out-of-memory killer.
 pub(super) fn preflight(needed: u64, memory_max: Option<u64>) -> Result<(), FaultKind> {
     let available = memory::available().0;
     let available = memory_max.map_or(available, |most| most.min(available));
@@ -268,4 +267,10 @@ pub(super) fn preflight(needed: u64, memory_max: Option<u64>) -> Result<(), Faul
         return Err(FaultKind::MemoryShort { needed: Bytes(needed), available: Bytes(available) });
     }
     Ok(())
+}
+
+/// Path of this program. If an upgrade has replaced the file, the program that is running.
+pub(super) fn program() -> PathBuf {
+    let own = std::env::current_exe().ok().filter(|path| path.is_file());
+    own.unwrap_or_else(|| "/proc/self/exe".into())
 }

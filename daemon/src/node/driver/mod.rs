@@ -1,5 +1,5 @@
-//! Does what the node says: sessions, loads, links, the engine, heartbeats, the disk. The only room of `node` with
-//! sockets, clocks and threads; decides nothing itself.
+//! Executes the node's effects: sessions, loads, links, the engine, heartbeats, the disk. The only module of `node`
+//! with sockets, clocks and threads. It takes no decisions.
 mod across;
 mod asking;
 mod assigning;
@@ -29,23 +29,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::{
-    protocol::{
-        connection::Connection,
-        error::{Fault, FaultKind},
-        handshake::{Identity, Purpose},
-        message::{Request, RequestBody, ResponseBody},
-    },
-    telemetry::{Health, NodeState},
-    topology::Exclusions,
+use common::{
+    fault::{Fault, FaultKind},
     units::Bytes,
 };
+use engine::port::Progress;
+use kernels::Kernels;
+use protocol::{
+    connection::Connection,
+    handshake::{Identity, Purpose},
+    message::{Request, RequestBody, ResponseBody},
+};
+use telemetry::{Health, NodeState};
 use tokio::{
     runtime::Handle,
     sync::mpsc::{Receiver, Sender, channel},
     task::spawn_blocking,
     time::{MissedTickBehavior, interval},
 };
+use topology::Exclusions;
 
 use self::{
     assigning::{LinkOutcome, LoadOutcome, Open},
@@ -60,7 +62,7 @@ use self::{
     watching::Watching,
 };
 use super::{
-    Effect, Event, Node, Progress, SessionId,
+    Effect, Event, Node, SessionId,
     event::{ExclusionsKept, Record},
     machine::{Beginning, Patience},
     slowness::Slowness,
@@ -68,43 +70,42 @@ use super::{
 use crate::{
     config::{Config, Paced},
     health::{Monitor, memory},
-    kernels::Kernels,
 };
 
 /// Events that may wait for the driver.
 const INPUTS_MAX: usize = 1024;
-/// Time between two looks at clocks and watchers.
+/// Interval of timers and health checks.
 const TICK: Duration = Duration::from_millis(50);
-/// Memory is read anew at most this often.
+/// Resident memory is read at most this often.
 const MEMORY_AGE: Duration = Duration::from_millis(500);
 
-/// What comes to the driver from tasks and threads.
+/// Inputs of the driver, from tasks and threads.
 #[derive(Debug)]
 pub enum Input {
-    /// Something for the node.
+    /// An event for the node.
     Event(Event),
-    /// Something of a run of the engine; nothing of an earlier run counts.
+    /// An event of the engine run with this number; events of earlier runs are ignored.
     #[doc(hidden)]
     Run(u64, Event),
-    /// A console's session is open; responses go here.
+    /// A console opened a session; responses go to the outbox.
     SessionOpened(SessionId, Outbox),
-    /// A rank dialled.
+    /// An incoming link of a rank.
     Link {
         /// The connection after its Hello, before the Welcome.
         connection: Connection,
         /// Its purpose: data or control.
         purpose: Purpose,
-        /// Who dialled.
+        /// The identity of the dialling node.
         identity: Identity,
     },
-    /// Settings were read anew.
+    /// The settings were reloaded.
     Reloaded(Box<Config>),
-    /// The machine's health was read; the monitor comes back for the next reading.
+    /// A health reading, and the monitor for the next one.
     Health(Box<Health>, Monitor),
     /// A load ended.
     #[doc(hidden)]
     Loaded(LoadOutcome),
-    /// Links are open, or not.
+    /// Links are open, or could not be opened.
     #[doc(hidden)]
     Linked(LinkOutcome),
 }
@@ -121,7 +122,7 @@ pub struct Driver {
     watchers: Vec<Watcher>,
     open: Option<Open>,
     running: Option<Running>,
-    /// The latest bench.
+    /// The latest benchmark.
     benching: Option<Benching>,
     jobs: Jobs,
     network: Network,
@@ -131,19 +132,19 @@ pub struct Driver {
     supervisor: Supervisor,
     instance: u64,
     started: Instant,
-    /// Counts assignments that were begun.
+    /// Number of assignments that were started.
     attempts: u64,
-    /// Where other nodes said that they listen.
+    /// Addresses at which other nodes reported that they listen.
     heard: BTreeMap<String, String>,
     slowness: Slowness,
-    /// As `slowness`, over the shorter window that rebalancing uses.
+    /// Like `slowness`, over the shorter window of rebalancing.
     balance: Slowness,
     draining: bool,
     exit: Option<i32>,
 }
 
 impl Driver {
-    /// A driver for an idle node, and the end through which everything reaches it. `heartbeats` is a runtime for nothing else.
+    /// A driver for an idle node, and the sender for its inputs. `heartbeats` is a runtime used only for them.
     pub fn new(
         config: Arc<Config>,
         identity: Identity,
@@ -164,7 +165,7 @@ impl Driver {
         };
         for name in &kept.damaged {
             tracing::warn!(
-                "{name} in the state folder was damaged and is put aside; the other nodes tell what it said"
+                "{name} in the state folder was damaged and has been set aside; the node restores it from its peers"
             );
         }
         let monitor = Monitor::new(&config.health_root, config.listen, config.models.first().unwrap_or(&config.state));
@@ -225,7 +226,7 @@ impl Driver {
             }
         }
         self.supervisor.stopping();
-        // Nobody reads on: an engine that waits for room in the queue must not hold up its own end.
+        // No input is read from here on: an engine that waits for room in the queue must not block its own end.
         drop(inputs);
         if let Some(running) = self.running.take() {
             running.stop(true).await;
@@ -267,17 +268,17 @@ impl Driver {
                 self.jobs.stop(*session, *id);
             }
             Event::Engine(epoch, Progress::Broken { rank, reason }) => {
-                tracing::warn!(%epoch, ?rank, reason, "the engine cannot go on");
+                tracing::warn!(%epoch, ?rank, reason, "the engine failed");
             }
             Event::Engine(epoch, Progress::Unreadable(reason)) => {
-                tracing::warn!(%epoch, reason, "the engine cannot go on");
+                tracing::warn!(%epoch, reason, "the engine failed");
             }
-            // Ranks of an earlier assignment end as a matter of course.
+            // The loss of a rank of an earlier assignment is expected.
             Event::PeerLost(epoch, rank, how) if self.node.computes() == Some(*epoch) => {
-                tracing::warn!(%epoch, %rank, "a rank was lost: {how}");
+                tracing::warn!(%epoch, %rank, "lost a rank: {how}");
             }
             Event::PeerFailed(epoch, rank, failed) if self.node.computes() == Some(*epoch) => {
-                tracing::warn!(%epoch, %rank, "a rank says that the topology broke at rank {failed}");
+                tracing::warn!(%epoch, %rank, "a peer reports that the topology broke at rank {failed}");
             }
             _ => {}
         }
@@ -300,7 +301,7 @@ impl Driver {
         }
     }
 
-    /// What `systemctl status` shows.
+    /// The status line of `systemctl status`.
     fn status(&self) -> String {
         let state = self.node.state().name();
         match self.node.topology() {
@@ -316,7 +317,7 @@ impl Driver {
         }
     }
 
-    /// Takes over what may change while it runs; says what may not.
+    /// Applies settings that may change at run time; warns about the others.
     fn reloaded(&mut self, config: Config) {
         let fixed = |config: &Config| {
             let Config { listen, name, state, log_dir, http, .. } = config.clone();
@@ -332,7 +333,7 @@ impl Driver {
         (self.around.threads, self.around.liveness) = (config.threads, config.liveness);
         self.around.elsewhere = (config.prefill_elsewhere_from as usize, config.transfer_at_end);
         self.config = Arc::new(config);
-        tracing::info!("settings are read anew; threads and liveness count from the next assignment on");
+        tracing::info!("settings reloaded; threads and liveness take effect with the next assignment");
         self.supervisor.ready(&self.status());
     }
 
@@ -348,7 +349,7 @@ impl Driver {
             self.memory = (Instant::now(), memory::resident());
         }
         if let Some(running) = self.running.as_ref().filter(|running| running.has_died()) {
-            let reason = "the engine's thread panicked; its message is in the log".into();
+            let reason = "the engine thread panicked; see its message in the log".into();
             let event = Event::Engine(running.epoch, Progress::Broken { rank: None, reason });
             self.event(event).await;
         }
@@ -448,7 +449,7 @@ impl Driver {
         }
     }
 
-    async fn keep_exclusions(&mut self, session: SessionId, id: shared::ids::RequestId, list: Exclusions) {
+    async fn keep_exclusions(&mut self, session: SessionId, id: common::ids::RequestId, list: Exclusions) {
         let kept = list.clone();
         let result = self.keep(move |state| state.save_exclusions(&kept)).await;
         if result.is_ok() {
@@ -457,7 +458,7 @@ impl Driver {
         self.event(Event::ExclusionsKept(ExclusionsKept { session, id, list, result })).await;
     }
 
-    /// Writes to the state folder, apart from the threads of sockets.
+    /// Writes to the state folder on a blocking thread.
     async fn keep(&self, save: impl FnOnce(&StateFolder) -> io::Result<()> + Send + 'static) -> Result<(), Fault> {
         let state = self.state.clone();
         let saved = spawn_blocking(move || save(&state)).await;
@@ -474,15 +475,15 @@ fn patience(config: &Config) -> Patience {
     Patience { lease: config.lease, drain: config.drain }
 }
 
-/// A number that the start before did not have.
+/// A random number that differs from that of the previous start.
 fn instance() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
-    // Whole numbers of TOML have a sign.
+    // TOML integers are signed.
     RandomState::new().build_hasher().finish() >> 1
 }
 
 fn tell(list: &Exclusions) {
     let out: Vec<String> =
         list.out().map(|entry| format!("{} ({})", entry.node, entry.reason.as_deref().unwrap_or(""))).collect();
-    tracing::info!("nodes that are out: {}", if out.is_empty() { "none".into() } else { out.join(", ") });
+    tracing::info!("excluded nodes: {}", if out.is_empty() { "none".into() } else { out.join(", ") });
 }

@@ -1,4 +1,4 @@
-//! Does what is asked of model files, each request on a blocking thread of its own; ends it when whoever asked leaves.
+//! Executes requests about model files, each on a blocking thread; cancels a request when its session ends.
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
@@ -8,17 +8,17 @@ use std::{
     time::Duration,
 };
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::RequestId,
-    protocol::{
-        error::{Fault, FaultKind},
-        handshake::Identity,
-        message::{RequestBody, Response, ResponseBody},
-        models::{ModelFile, ModelsRequest, ModelsResponse, PIECE_BYTES_MAX, Piece, Step},
-        noise::key::Role,
-        session::{Reply, Session},
-    },
     units::Bytes,
+};
+use protocol::{
+    handshake::Identity,
+    message::{RequestBody, Response, ResponseBody},
+    models::{ModelFile, ModelsRequest, ModelsResponse, PIECE_BYTES_MAX, Piece, Step},
+    noise::key::Role,
+    session::{Reply, Session},
 };
 use tokio::{runtime::Handle, task::spawn_blocking};
 
@@ -29,30 +29,30 @@ use crate::{
     store::{Origin, Store, Tell, pull},
 };
 
-/// Most requests about model files at the same time.
+/// Concurrent requests about model files.
 const JOBS_MAX: usize = 16;
-/// Of these, most of one session.
+/// Of these, limit for one session.
 const SESSION_JOBS_MAX: usize = 8;
-/// Of these, most of viewers.
+/// Of these, limit for all viewers.
 const VIEWERS_JOBS_MAX: usize = 4;
-/// Pieces that are asked for ahead.
+/// Pieces requested ahead.
 const AHEAD: usize = 4;
-/// Another node must say something within this.
+/// Longest silence of another node during a transfer.
 const PEER: Duration = Duration::from_secs(30);
 
-/// Requests under way, and whether they are still wanted.
+/// Running requests, each with a flag that is false once it is cancelled.
 #[derive(Debug, Default)]
 pub(super) struct Jobs(HashMap<(SessionId, RequestId), Arc<AtomicBool>>);
 
 impl Jobs {
-    /// Nobody wants this one any more.
+    /// Cancels one request.
     pub(super) fn stop(&self, session: SessionId, id: RequestId) {
         if let Some(wanted) = self.0.get(&(session, id)) {
             wanted.store(false, Ordering::Release);
         }
     }
 
-    /// Nobody wants what this session asked for any more.
+    /// Cancels all requests of a session.
     pub(super) fn stop_all(&self, session: SessionId) {
         let of = self.0.iter().filter(|((of, _), _)| *of == session);
         of.for_each(|(_, wanted)| wanted.store(false, Ordering::Release));
@@ -72,7 +72,7 @@ struct Job {
 impl Driver {
     pub(super) async fn models(&mut self, session: SessionId, id: RequestId, request: ModelsRequest) {
         let Some(outbox) = self.sessions.get(&session).cloned() else { return };
-        // A job that is done has dropped its end.
+        // A finished job has dropped its reference.
         self.jobs.0.retain(|_, wanted| Arc::strong_count(wanted) > 1);
         if let Err(kind) = self.check_job(session) {
             return self.respond(session, id, ResponseBody::Failed(self.fault(kind))).await;
@@ -85,7 +85,7 @@ impl Driver {
         spawn_blocking(move || job.run(request));
     }
 
-    /// Refuses a job where there are too many: viewers leave places to operators and nodes.
+    /// Refuses a request above the limits; those of viewers leave room for operators and nodes.
     fn check_job(&self, session: SessionId) -> Result<(), FaultKind> {
         let is_viewer = |session| self.sessions.get(&session).is_some_and(|outbox| outbox.guest.is_viewer());
         let of = |counts: &dyn Fn(SessionId) -> bool| self.jobs.0.keys().filter(|(of, _)| counts(*of)).count();
@@ -114,7 +114,7 @@ impl Job {
                 ResponseBody::Failed(Fault::new(&self.identity.name, kind))
             }
         };
-        // Whoever asked may have left.
+        // The session may have ended.
         self.outbox.blocking_send(Response { id: self.id, body });
     }
 
@@ -150,18 +150,18 @@ impl Job {
         }
     }
 
-    /// Says progress; whether to go on.
+    /// Reports progress. Returns whether to continue.
     fn tell(&self, step: Step, done: u64, total: Option<u64>) -> bool {
         let working = ModelsResponse::Working { step, done: Bytes(done), total: total.map(Bytes) };
         let body = ResponseBody::Models(Box::new(working));
         self.wanted.load(Ordering::Acquire) && self.outbox.blocking_send(Response { id: self.id, body })
     }
 
-    /// Takes a piece that a console sends; the last one makes the file.
+    /// Writes a piece that a console sends; the last piece completes the file.
     fn write(&self, piece: &Piece, tell: &mut Tell<'_>) -> Result<ModelsResponse, FaultKind> {
         if piece.bytes.len() > PIECE_BYTES_MAX {
             return Err(FaultKind::ParameterInvalid {
-                reason: format!("a piece of more than {PIECE_BYTES_MAX} bytes"),
+                reason: format!("a piece has more than {PIECE_BYTES_MAX} bytes"),
             });
         }
         let origin = Origin { size: Some(piece.size.0), sha256: Some(piece.sha256.to_string()), etag: None };
@@ -170,7 +170,11 @@ impl Job {
             return Ok(ModelsResponse::Written { length: Bytes(part.length()) });
         }
         if piece.offset != part.length() {
-            let reason = format!("{} are there, the piece begins at {}", Bytes(part.length()), Bytes(piece.offset));
+            let reason = format!(
+                "the file has {} bytes so far, the piece begins at {}",
+                Bytes(part.length()),
+                Bytes(piece.offset)
+            );
             return Err(FaultKind::ParameterInvalid { reason });
         }
         part.append(&piece.bytes)?;
@@ -180,7 +184,7 @@ impl Job {
         self.store.finish(part, tell).map(stored)
     }
 
-    /// Copies a whole file from another node, which says first what it hashes to.
+    /// Copies a whole file from another node, which first reports the file's hash.
     fn fetch(&self, model: &str, from: &str, tell: &mut Tell<'_>) -> Result<ModelFile, FaultKind> {
         let other = |fault: Fault| match fault.kind {
             FaultKind::StoreCancelled => FaultKind::StoreCancelled,
@@ -191,7 +195,7 @@ impl Job {
         let ask = |request| wait.block_on(session.ask(RequestBody::Models(Box::new(request)))).map_err(other);
         let next = |reply: &mut Reply| match wait.block_on(reply.next("a piece of the file", PEER)).map_err(other)? {
             ResponseBody::Models(response) => Ok(*response),
-            _ => Err(FaultKind::Malformed { reason: "another answer than was asked for".into() }),
+            _ => Err(FaultKind::Malformed { reason: "unexpected answer".into() }),
         };
         let mut verified = ask(ModelsRequest::Verify { model: model.into(), is_known_enough: true })?;
         let source = loop {
@@ -202,7 +206,7 @@ impl Job {
                         return Err(FaultKind::StoreCancelled);
                     }
                 }
-                _ => return Err(FaultKind::Malformed { reason: "no file where one was asked for".into() }),
+                _ => return Err(FaultKind::Malformed { reason: "expected a file".into() }),
             }
         };
         let size = source.size.0;
@@ -217,10 +221,15 @@ impl Job {
             }
             let Some(mut reply) = replies.pop_front() else { break };
             let ModelsResponse::Piece { bytes, .. } = next(&mut reply)? else {
-                return Err(FaultKind::Malformed { reason: "no piece where one was asked for".into() });
+                return Err(FaultKind::Malformed { reason: "expected a piece".into() });
             };
             if bytes.len() as u64 != (size - part.length()).min(PIECE_BYTES_MAX as u64) {
-                return Err(FaultKind::DownloadFailed { reason: format!("{model} changed there meanwhile") });
+                return Err(FaultKind::DownloadFailed {
+                    reason: format!(
+                        "{model} changed on the other node during the \
+                 download"
+                    ),
+                });
             }
             part.append(&bytes)?;
             if !tell(Step::Copying, part.length(), Some(size)) {

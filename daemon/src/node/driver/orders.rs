@@ -1,28 +1,24 @@
-//! Commands on their way to the engine, which takes them between two steps. The queue is bounded and never blocks the driver: a request
-//! that finds no place is refused, and so is a prompt of another group; what must not be lost waits here for a place.
+//! Commands for the engine, which takes them between two steps. The queue is bounded and never blocks the driver: if it
+//! is full, a request is refused, and so is a remote prefill for another group. Commands that must not be lost wait
+//! here for room.
 use std::{
     collections::{HashSet, VecDeque},
     sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
 };
 
-use shared::protocol::{
-    across::Across,
-    error::{Fault, FaultKind},
-};
+use common::fault::{Fault, FaultKind};
+use engine::port::{EngineOrder, Progress};
+use protocol::across::Across;
 
 use super::Driver;
-use crate::{
-    engine::port::EngineOrder,
-    node::{
-        Progress,
-        event::{EngineCommand, Event},
-        machine::QUEUE_MAX,
-    },
+use crate::node::{
+    event::{EngineCommand, Event},
+    machine::QUEUE_MAX,
 };
 
-/// Commands that the engine has not taken yet: all requests of a full queue, and their ends.
+/// Capacity of the queue: all requests of a full admission queue, and their ends.
 const COMMANDS_MAX: usize = 2 * QUEUE_MAX;
-/// Commands that must not be lost and wait for a place.
+/// Commands that must not be lost and wait for room.
 const WAITING_MAX: usize = 4 * QUEUE_MAX;
 
 /// The driver's end of the queue.
@@ -30,26 +26,27 @@ const WAITING_MAX: usize = 4 * QUEUE_MAX;
 pub(super) struct Orders {
     sender: SyncSender<EngineOrder>,
     waiting: VecDeque<EngineOrder>,
-    /// Prompts that heads of other groups asked for and have no answer to: replica and transfer.
+    /// Unanswered remote prefills that heads of other groups requested: replica and transfer.
     asks: HashSet<(u16, u64)>,
 }
 
 impl Orders {
-    /// Both ends.
+    /// Creates both ends.
     pub(super) fn new() -> (Self, Receiver<EngineOrder>) {
         let (sender, receiver) = sync_channel(COMMANDS_MAX);
         (Self { sender, waiting: VecDeque::new(), asks: HashSet::new() }, receiver)
     }
 
-    /// The end for those that prepare requests; they wait outside of the driver where there is no room.
+    /// A sender for the threads that prepare requests; it blocks them, not the driver, when the queue is full.
     pub(super) fn sender(&self) -> SyncSender<EngineOrder> {
         self.sender.clone()
     }
 
-    /// Hands a command over, or keeps it until there is room. An engine that ended takes nothing, and said so itself.
+    /// Queues a command, or keeps it until there is room. Succeeds also if the engine has ended, which reports that
+    /// itself.
     ///
     /// # Errors
-    /// Gives back what finds no place: a request, or something of another group.
+    /// Returns a command that found no room: a request, or a message of another group.
     pub(super) fn push(&mut self, command: EngineOrder) -> Result<(), EngineOrder> {
         self.flush();
         let ask = match &command {
@@ -76,7 +73,7 @@ impl Orders {
         Ok(())
     }
 
-    /// Hands over what waits, as far as there is room.
+    /// Queues waiting commands as long as there is room.
     pub(super) fn flush(&mut self) {
         while let Some(command) = self.waiting.pop_front() {
             if let Some(command) = self.send(command) {
@@ -85,14 +82,14 @@ impl Orders {
         }
     }
 
-    /// The engine has answered the head of another group.
+    /// Records that the engine has answered the head of another group.
     pub(super) fn answered(&mut self, replica: u16, message: &Across) {
         if let Across::Done { transfer, .. } | Across::Refused { transfer } = message {
             self.asks.remove(&(replica, *transfer));
         }
     }
 
-    /// The command again if there is no room.
+    /// Returns the command if there is no room.
     fn send(&self, command: EngineOrder) -> Option<EngineOrder> {
         match self.sender.try_send(command) {
             Err(TrySendError::Full(command)) => Some(command),
@@ -104,7 +101,7 @@ impl Orders {
         let can_be_refused = match &command {
             EngineOrder::Begin(..) | EngineOrder::BenchLinks(..) => true,
             EngineOrder::Across(_, message) => matches!(message, Across::Ask(_)) || self.waiting.len() >= WAITING_MAX,
-            // One for each request that was handed over, one for each group.
+            // One for each queued request, one for each group.
             EngineOrder::Cancel(_) | EngineOrder::Withdrawn(_) | EngineOrder::AcrossLost(_) | EngineOrder::Stop => {
                 false
             }
@@ -120,8 +117,8 @@ impl Orders {
 }
 
 impl Driver {
-    /// Tells the running engine. What finds no place is refused by name: a request to its console, a prompt to the group that asked; a
-    /// group that floods this one with anything else is given up.
+    /// Sends a command to the running engine. If there is no room, a request is refused to its console and a remote
+    /// prefill to its group; a group that floods this one with other messages is disconnected.
     pub(super) async fn command(&mut self, command: EngineCommand) {
         let Some(running) = &mut self.running else { return };
         let epoch = running.epoch;
@@ -135,7 +132,7 @@ impl Driver {
                 running.send_across(replica, Across::Refused { transfer: ask.transfer });
             }
             Err(EngineOrder::Across(replica, _)) => running.give_up_way(replica),
-            Err(command) => tracing::error!("the engine was not told: {command:?}"),
+            Err(command) => tracing::error!("cannot queue a command for the engine: {command:?}"),
         }
     }
 }
@@ -147,16 +144,11 @@ mod tests {
         time::Instant,
     };
 
-    use shared::{
-        protocol::{
-            across::Ask,
-            message::{Generate, ToolFormat},
-        },
-        sampling::SamplingParameters,
-    };
+    use common::{chat::ToolFormat, sampling::SamplingParameters};
+    use protocol::{across::Ask, message::Generate};
 
     use super::*;
-    use crate::engine::{RequestKey, port::Prepared};
+    use engine::{RequestKey, port::Prepared};
 
     fn submit(key: u64) -> EngineOrder {
         let generate = Generate::new("a", 1, SamplingParameters::default(), Vec::new());
@@ -171,13 +163,13 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_refuses_requests_and_loses_no_cancel() {
+    fn full_queue_refuses_requests_and_loses_no_cancel() {
         let (mut orders, engine) = Orders::new();
         let count = COMMANDS_MAX as u64;
         for key in 0..count {
             assert_eq!(orders.push(submit(key)), Ok(()));
         }
-        // The engine is in a long step and takes nothing.
+        // The engine is in a long step and takes no command.
         assert_eq!(orders.push(submit(count)), Err(submit(count)));
         for key in (0..count).chain(0..count) {
             assert_eq!(orders.push(EngineOrder::Cancel(RequestKey(key))), Ok(()));
@@ -195,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn another_group_has_a_bounded_number_of_prompts_here() {
+    fn remote_prefills_of_another_group_are_bounded() {
         let (mut orders, engine) = Orders::new();
         let most = QUEUE_MAX as u64;
         for transfer in 0..most {
@@ -213,16 +205,16 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_another_group_are_bounded_while_the_engine_is_busy() {
+    fn messages_of_another_group_are_bounded_while_engine_is_busy() {
         let (mut orders, _engine) = Orders::new();
         let cancel = |transfer| EngineOrder::Across(1, Across::Cancel { transfer });
         let taken = (0..10_000).take_while(|transfer| orders.push(cancel(*transfer)).is_ok()).count();
         assert_eq!(taken, COMMANDS_MAX + WAITING_MAX);
-        assert_eq!(orders.push(EngineOrder::AcrossLost(1)), Ok(()), "its end is told all the same");
+        assert_eq!(orders.push(EngineOrder::AcrossLost(1)), Ok(()), "the loss of the group is queued anyway");
     }
 
     #[test]
-    fn an_engine_that_ended_takes_everything() {
+    fn ended_engine_accepts_every_command() {
         let (mut orders, engine) = Orders::new();
         drop(engine);
         assert!((0..1000).all(|key| orders.push(submit(key)).is_ok()));

@@ -1,18 +1,15 @@
-//! Where a session's responses wait for its socket: bounded in number and in bytes, of one session and of all, so that a reader that does
-//! not read costs the node nothing but its own session.
+//! Responses that wait for a session's socket: bounded in number and in bytes, per session and in total, so that a
+//! client that does not read costs only its own session.
 use std::{mem::size_of, sync::Arc, time::Duration};
 
-use shared::{
-    ids::RequestId,
-    protocol::{
-        error::FaultKind,
-        inspect::Inspected,
-        message::{Response, ResponseBody},
-        models::{ModelFile, ModelsResponse},
-        noise::key::Role,
-    },
-    telemetry::SyncRecord,
+use common::{fault::FaultKind, ids::RequestId};
+use protocol::{
+    inspect::Inspected,
+    message::{Response, ResponseBody},
+    models::{ModelFile, ModelsResponse},
+    noise::key::Role,
 };
+use telemetry::SyncRecord;
 use tokio::{
     runtime::Handle,
     sync::{
@@ -28,44 +25,44 @@ use super::{
 };
 use crate::node::{Event, SessionId};
 
-/// Responses that may wait for a session's socket; a reader that is further behind is cut off.
+/// Responses that may wait for a session's socket; a slower client is disconnected.
 pub(super) const RESPONSES_MAX: usize = 256;
 /// Bytes of large responses that may wait for a session's socket.
 const SESSION_BYTES_MAX: usize = 4 << 20;
-/// The same of all sessions.
+/// Limit for all sessions.
 const ALL_BYTES_MAX: usize = 64 << 20;
-/// The same of all viewers' sessions.
+/// Limit for all viewers' sessions.
 const VIEWERS_BYTES_MAX: usize = 16 << 20;
-/// Responses of fewer bytes count by their number alone.
+/// Responses with fewer bytes count by number only.
 const SMALL: usize = 4 << 10;
-/// What a report counts for.
+/// Assumed size of a report in bytes.
 const REPORT_BYTES: usize = 32 << 10;
-/// A job's response must find room within this.
+/// Longest wait of a job's response for room.
 const ROOM: Duration = Duration::from_secs(30);
-/// Most reporting subscriptions: of all, of viewers, of one session.
+/// Limits for reporting subscriptions: in total, of viewers, per session.
 const WATCHERS_MAX: usize = 128;
 const VIEWERS_WATCHES_MAX: usize = 64;
 const SESSION_WATCHES_MAX: usize = 8;
-/// Questions of one session that are answered apart from the driver at the same time.
+/// Concurrent requests of one session that are answered outside of the driver.
 const QUESTIONS_MAX: usize = 8;
 
-/// Who a session is with.
+/// The client of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guest {
-    /// What its key allows; `None` between ends without a key.
+    /// Role of its key; `None` for connections without a key.
     pub role: Option<Role>,
-    /// The name that it gave in its Hello.
+    /// The name from its Hello.
     pub name: String,
 }
 
 impl Guest {
-    /// Whether it may only look.
+    /// Whether the client has read-only access.
     pub fn is_viewer(&self) -> bool {
         self.role == Some(Role::Viewer)
     }
 }
 
-/// Bytes that all sessions of a node may have waiting.
+/// Byte budget for the waiting responses of all sessions of a node.
 #[derive(Clone, Debug)]
 pub struct Room {
     all: Arc<Semaphore>,
@@ -79,7 +76,7 @@ impl Default for Room {
     }
 }
 
-/// A response on its way to the socket; the bytes that it counts for are free again when it is dropped.
+/// A queued response; its bytes return to the budget when it is dropped.
 #[derive(Debug)]
 pub struct Queued {
     /// The response.
@@ -87,19 +84,19 @@ pub struct Queued {
     _room: Option<[OwnedSemaphorePermit; 2]>,
 }
 
-/// Takes the responses of one session.
+/// The sending end of one session's queue.
 #[derive(Clone, Debug)]
 pub struct Outbox {
     sender: Sender<Queued>,
     own: Arc<Semaphore>,
     all: Arc<Semaphore>,
     questions: Arc<Semaphore>,
-    /// Who reads them.
+    /// The client that reads the responses.
     pub guest: Arc<Guest>,
 }
 
 impl Outbox {
-    /// An outbox, and the end from which the socket is fed.
+    /// An outbox, and the receiver that feeds the socket.
     pub fn new(guest: Guest, room: &Room) -> (Self, Receiver<Queued>) {
         let (sender, receiver) = channel(RESPONSES_MAX);
         let all = Arc::clone(if guest.is_viewer() { &room.viewers } else { &room.all });
@@ -113,12 +110,12 @@ impl Outbox {
         WeakOutbox { sender: sender.downgrade(), own, all, questions, guest }
     }
 
-    /// Whether only the last place is left, which is for the reason of the session's end.
+    /// Whether only the last place is left, which is reserved for the reason of the session's end.
     fn is_nearly_full(&self) -> bool {
         self.sender.capacity() <= 1
     }
 
-    /// Puts a response into the queue; whether there was room.
+    /// Queues a response. Returns false if there was no room.
     pub fn try_send(&self, response: Response) -> bool {
         let room = match weight(&response.body) {
             0 => None,
@@ -131,7 +128,7 @@ impl Outbox {
         self.sender.try_send(Queued { response, _room: room }).is_ok()
     }
 
-    /// As [`Self::try_send`], but waits for room.
+    /// Like [`Self::try_send`], but waits for room.
     pub async fn send(&self, response: Response) -> bool {
         let waiting = async {
             let room = match weight(&response.body) {
@@ -147,19 +144,19 @@ impl Outbox {
         matches!(timeout(ROOM, waiting).await, Ok(Some(())))
     }
 
-    /// As [`Self::send`], from a thread that may block.
+    /// Like [`Self::send`], for blocking threads.
     pub fn blocking_send(&self, response: Response) -> bool {
         Handle::current().block_on(self.send(response))
     }
 
-    /// A place for a question that is answered apart from the driver.
+    /// A permit for a request that is answered outside of the driver.
     pub(super) fn question(&self) -> Result<OwnedSemaphorePermit, FaultKind> {
-        let full = |_| FaultKind::Full { what: "open questions of this session".into(), limit: QUESTIONS_MAX as u32 };
+        let full = |_| FaultKind::Full { what: "open requests of this session".into(), limit: QUESTIONS_MAX as u32 };
         Arc::clone(&self.questions).try_acquire_owned().map_err(full)
     }
 }
 
-/// An outbox of a session that may be over.
+/// An outbox that does not keep its session open.
 #[derive(Clone, Debug)]
 pub struct WeakOutbox {
     sender: WeakSender<Queued>,
@@ -177,7 +174,7 @@ impl WeakOutbox {
     }
 }
 
-/// Bytes that a response counts for while it waits; 0 of a small one.
+/// Bytes of a response while it waits; 0 for a small one.
 fn weight(body: &ResponseBody) -> u32 {
     let bytes = match body {
         ResponseBody::Report(_) => REPORT_BYTES,
@@ -194,7 +191,7 @@ fn weight(body: &ResponseBody) -> u32 {
         },
         _ => 0,
     };
-    // What is larger than all that may wait goes alone.
+    // A response that exceeds the limit is sent alone.
     if bytes < SMALL { 0 } else { bytes.min(SESSION_BYTES_MAX) as u32 }
 }
 
@@ -205,12 +202,12 @@ impl Driver {
         if outbox.try_send(Response { id, body }) && !is_last {
             return;
         }
-        // The last place is for the reason; then the session ends.
+        // The last place is reserved for the reason; then the session ends.
         tracing::warn!(?session, "a console reads too slowly; its session is closed");
         self.watchers.retain(|watcher| watcher.session != session);
         if let Some(outbox) = self.sessions.remove(&session) {
             let body = ResponseBody::Failed(self.fault(FaultKind::SlowReader));
-            // If even that finds no place, the closed session says enough.
+            // If there is no room even for that, the client sees the closed session.
             outbox.try_send(Response { id, body });
         }
         Box::pin(self.event(Event::SessionSlow(session))).await;
@@ -225,7 +222,7 @@ impl Driver {
         self.watchers.push(Watcher { session, id, interval, next: Instant::now().into_std(), cursors });
     }
 
-    /// Refuses a subscription where there are too many: viewers leave places to operators and nodes.
+    /// Refuses a subscription above the limits; those of viewers leave room for operators and nodes.
     fn check_watch(&self, session: SessionId) -> Result<(), FaultKind> {
         let is_viewer = |session| self.sessions.get(&session).is_some_and(|outbox| outbox.guest.is_viewer());
         let count = |counts: &dyn Fn(&Watcher) -> bool| self.watchers.iter().filter(|watcher| counts(watcher)).count();
@@ -245,7 +242,7 @@ impl Driver {
 
 #[cfg(test)]
 mod tests {
-    use shared::units::Bytes;
+    use common::units::Bytes;
 
     use super::*;
 
@@ -259,19 +256,19 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_wait_for_a_session_are_bounded() {
+    fn waiting_bytes_of_a_session_are_bounded() {
         let (outbox, mut queue) = Outbox::new(guest(Role::Operator), &Room::default());
         let taken = (0..RESPONSES_MAX).take_while(|_| outbox.try_send(piece(1 << 20))).count();
         assert_eq!(taken, SESSION_BYTES_MAX >> 20);
         assert!(outbox.try_send(Response { id: RequestId(2), body: ResponseBody::Committed }), "small ones have room");
         drop(queue.try_recv().expect("the first piece"));
-        assert!(outbox.try_send(piece(1 << 20)), "what was written makes room");
+        assert!(outbox.try_send(piece(1 << 20)), "a response that was written makes room");
         let (other, _queue) = Outbox::new(guest(Role::Operator), &Room::default());
-        assert!(other.try_send(piece(2 * SESSION_BYTES_MAX)), "what is larger goes alone");
+        assert!(other.try_send(piece(2 * SESSION_BYTES_MAX)), "a larger one goes alone");
     }
 
     #[test]
-    fn viewers_take_no_room_of_operators() {
+    fn viewers_use_no_room_of_operators() {
         let room = Room::default();
         let mut viewers = Vec::new();
         let filled = (0..100).map(|_| {

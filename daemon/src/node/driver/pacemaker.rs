@@ -1,8 +1,7 @@
-//! The thread of heartbeats. Sessions, HTTP and the disk have other threads: however long one of them computes or waits, beats go out and
-//! come in.
+//! The heartbeat thread. Sessions, HTTP and the disk use other threads, so that none of them delays heartbeats.
 use std::{future::Future, io};
 
-use shared::protocol::connection::Connection;
+use protocol::connection::Connection;
 use tokio::{
     net::TcpStream,
     runtime::{Builder, Handle, Runtime},
@@ -15,19 +14,19 @@ use tokio_util::task::TaskTracker;
 /// # Errors
 /// No thread can be started.
 pub fn runtime() -> io::Result<Runtime> {
-    // A runtime of the other kind would only run while something waits for it.
+    // A current-thread runtime would only run inside `block_on`.
     Builder::new_multi_thread().worker_threads(1).thread_name("heartbeats").enable_all().build()
 }
 
-/// Where heartbeats run.
+/// Handle of the heartbeat runtime.
 #[derive(Clone, Debug)]
 pub(super) struct Pacemaker(pub(super) Handle);
 
 impl Pacemaker {
-    /// Takes a socket over: from now on the thread of heartbeats sees when it can be read and written.
+    /// Moves a socket to this runtime, whose thread polls it from now on.
     ///
     /// # Errors
-    /// The kernel refuses to watch it.
+    /// The kernel refuses to register it.
     pub(super) fn take(&self, connection: Connection) -> io::Result<Connection> {
         let Connection { stream, seals, pass, data_links, version } = connection;
         let stream = stream.into_std()?;
@@ -35,12 +34,12 @@ impl Pacemaker {
         Ok(Connection { stream: TcpStream::from_std(stream)?, seals, pass, data_links, version })
     }
 
-    /// Runs a task there; `tracker` counts it.
+    /// Spawns a task that `tracker` counts.
     pub(super) fn spawn_counted(&self, tracker: &TaskTracker, task: impl Future<Output = ()> + Send + 'static) {
         tracker.spawn_on(task, &self.0);
     }
 
-    /// Runs a task there.
+    /// Spawns a task.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
         self.0.spawn(task)
     }
@@ -53,26 +52,26 @@ mod tests {
         time::Duration,
     };
 
-    use shared::{
+    use common::{
         ids::{Epoch, Rank},
-        protocol::{
-            connection::split,
-            message::Beat,
-            seal::{Protection, Seals},
-            version::WIRE_HIGHEST,
-        },
+        version::WIRE_HIGHEST,
+    };
+    use protocol::{
+        message::Beat,
+        messages::split,
+        seal::{Protection, Seals},
     };
     use tokio::{net::TcpListener, sync::mpsc::channel};
     use tokio_util::sync::CancellationToken;
 
     use super::*;
     use crate::{
-        collective::Abort,
         config::Liveness,
         node::driver::heartbeat::{self, Pulse},
     };
+    use engine::collective::Abort;
 
-    /// Beats that must come while the other runtime is blocked.
+    /// Heartbeats that must arrive while the other runtime is blocked.
     const BEATS: usize = 20;
     const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -82,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn beats_come_while_every_other_thread_is_blocked() {
+    fn heartbeats_continue_while_every_other_thread_is_blocked() {
         let beating = runtime().expect("a thread can be started");
         let pacemaker = Pacemaker(beating.handle().clone());
         let others = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
@@ -114,14 +113,14 @@ mod tests {
                 leave: CancellationToken::new(),
                 inputs,
             };
-            let connection = pacemaker.take(connection(stream)).expect("it is watched");
+            let connection = pacemaker.take(connection(stream)).expect("the kernel registers it");
             let tracker = TaskTracker::new();
-            // The only worker of this runtime is blocked by what follows, and its sockets and clocks with it.
+            // The next line blocks the only worker of this runtime, including its sockets and clocks.
             let blocked = tokio::spawn(async move {
                 pacemaker.spawn_counted(&tracker, heartbeat::run(pulse, Rank(1), connection));
                 (0..BEATS).all(|_| heard.recv_timeout(PATIENCE).is_ok())
             });
-            assert!(blocked.await.expect("no panic"), "beats stopped while another task computed");
+            assert!(blocked.await.expect("no panic"), "heartbeats stopped while another task computed");
             peer.shutdown_background();
         });
         beating.shutdown_background();

@@ -1,14 +1,11 @@
-//! What recovery wants of the driver: records on the disk before their answers go out, and what this node holds for those who ask.
-use shared::{
-    ids::RequestId,
-    protocol::{
-        message::ResponseBody,
-        noise::key::Role,
-        recovery::{RecoveryAnswer, Slow, Standing},
-    },
-    topology::{Member, spec::NAME_LENGTH_MAX},
-    units::Bytes,
+//! Effects of recovery: writes records to the disk before their answers are sent, and reports this node's standing.
+use common::{ids::RequestId, limits::NAME_LENGTH_MAX, units::Bytes};
+use protocol::{
+    message::ResponseBody,
+    noise::key::Role,
+    recovery::{RecoveryAnswer, Slow, Standing},
 };
+use topology::Member;
 
 use super::{Driver, Guest};
 use crate::{
@@ -17,16 +14,15 @@ use crate::{
 };
 
 impl Driver {
-    /// Writes records, then answers. What cannot be written is named; without an answer to give the node goes on without the record.
+    /// Writes records, then sends the answer. If a record cannot be written, logs a warning and answers with the fault;
+    /// without an answer to send, the node continues.
     pub(super) async fn write(&mut self, records: Vec<Record>, then: Option<(SessionId, RequestId, ResponseBody)>) {
         let result = match records.is_empty() {
             true => Ok(()),
             false => self.keep(move |state| records.iter().try_for_each(|record| state.save(record))).await,
         };
         if let Err(fault) = &result {
-            tracing::warn!(
-                "{fault}: after a restart this node knows less than it does now; make room or repair the disk"
-            );
+            tracing::warn!("{fault}: a restart would lose this record; free space or repair the disk");
         }
         if let Some((session, id, body)) = then {
             let body = result.map_or_else(ResponseBody::Failed, |()| body);
@@ -34,7 +30,7 @@ impl Driver {
         }
     }
 
-    /// Says what this node holds, and remembers where the caller listens.
+    /// Reports this node's standing, and stores the address at which the caller listens.
     pub(super) async fn standing(&mut self, session: SessionId, id: RequestId, caller: Option<(String, String)>) {
         if let (Some((name, address)), Some(outbox)) = (caller, self.sessions.get(&session)) {
             let members = self.node.committed().map_or(&[][..], |committed| &committed.topology.members);
@@ -46,7 +42,7 @@ impl Driver {
         let (slow, busy) = (self.slow(), self.busy());
         let (node, free) = (&self.node, memory::available());
         let free = match (self.config.memory_max, &self.config.paced) {
-            // A paced node needs no memory for weights: its own limit alone counts, and 0 means unknown.
+            // A paced node needs no memory for weights: only its configured limit counts. 0 would mean unknown.
             (most, Some(_)) => most.unwrap_or(0),
             (most, None) => most.unwrap_or(u64::MAX).min(free.0 + node.shard().0),
         };
@@ -73,7 +69,7 @@ impl Driver {
         self.respond(session, id, body).await;
     }
 
-    /// Thousandths of its time that this node computes, from its recent all-reduces.
+    /// Share of its time that this node computes, in thousandths, from its recent all-reduces.
     fn busy(&mut self) -> Option<u16> {
         let Some(running) = &self.running else { return None };
         let (cursor, part) = self.balance.part(running.run, self.started.elapsed())?;
@@ -81,7 +77,7 @@ impl Driver {
         self.balance.busy()
     }
 
-    /// The rank that this node would be faster without, by its all-reduces up to now.
+    /// The rank without which this node would be faster, from its all-reduces so far.
     fn slow(&mut self) -> Option<Slow> {
         let Some(running) = &self.running else { return None };
         let (cursor, part) = self.slowness.part(running.run, self.started.elapsed())?;
@@ -91,8 +87,8 @@ impl Driver {
     }
 }
 
-/// Whether a caller may say where it listens: a node, of itself, that is a member of what this one holds. Others would have nodes dial
-/// wherever they like.
+/// Whether a caller may announce its address: only a node, for itself, and as a member of the topology that this node
+/// holds. Otherwise any client could make nodes dial arbitrary addresses.
 fn is_member(guest: &Guest, name: &str, members: &[Member]) -> bool {
     matches!(guest.role, None | Some(Role::Node))
         && guest.name == name
@@ -105,7 +101,7 @@ mod tests {
     use crate::node::tests::topology;
 
     #[test]
-    fn only_members_say_where_they_listen_and_of_themselves() {
+    fn only_members_announce_only_their_own_address() {
         let members = topology(2).members;
         let guest = |role, name: &str| Guest { role, name: name.into() };
         for role in [None, Some(Role::Node)] {
@@ -114,7 +110,7 @@ mod tests {
         for role in [Role::Viewer, Role::Operator, Role::Owner] {
             assert!(!is_member(&guest(Some(role), "pi2"), "pi2", &members), "{role}");
         }
-        assert!(!is_member(&guest(Some(Role::Node), "pi1"), "pi2", &members), "of another");
+        assert!(!is_member(&guest(Some(Role::Node), "pi1"), "pi2", &members), "of another node");
         assert!(!is_member(&guest(Some(Role::Node), "pi9"), "pi9", &members), "no member");
     }
 }

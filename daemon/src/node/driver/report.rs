@@ -4,22 +4,20 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use shared::{
+use common::{
     ids::{LayerIndex, Rank, RequestId},
     latency::Histogram,
-    protocol::BUILD,
-    telemetry::{
-        Health, HopRecord, HopSync, Lateness, LayerSync, Measured, NodeReport, SyncKind, SyncRecord, hop::LATEST,
-    },
     units::{Bytes, Nanoseconds},
 };
-
-use crate::{
-    collective::SyncRing,
-    node::{Node, SessionId},
+use engine::collective::SyncRing;
+use protocol::BUILD;
+use telemetry::{
+    Health, HopRecord, HopSync, Lateness, LayerSync, Measured, NodeReport, SyncKind, SyncRecord, hop::LATEST,
 };
 
-/// Somebody who gets reports at an interval.
+use crate::node::{Node, SessionId};
+
+/// A client that receives reports at an interval.
 #[derive(Debug)]
 pub(super) struct Watcher {
     pub(super) session: SessionId,
@@ -29,14 +27,14 @@ pub(super) struct Watcher {
     pub(super) cursors: Cursors,
 }
 
-/// How far somebody has read what the engine records.
+/// Positions up to which a subscription has read the engine's records.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cursors {
     all_reduces: u64,
     hops: u64,
 }
 
-/// What of a report does not change while the daemon runs.
+/// Fields of a report that stay constant while the daemon runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Constants<'a> {
     pub(super) name: &'a str,
@@ -96,7 +94,7 @@ struct Sums {
     slowest: BTreeMap<Rank, u32>,
 }
 
-/// The latest hand-overs by who handed over.
+/// The latest hand-overs, by sending member.
 fn hops(records: &[HopRecord]) -> Vec<HopSync> {
     let records = &records[records.len().saturating_sub(LATEST)..];
     let mut found: BTreeMap<Rank, (Histogram, HopSync)> = BTreeMap::new();
@@ -131,7 +129,7 @@ fn hops(records: &[HopRecord]) -> Vec<HopSync> {
     found.into_values().map(of).collect()
 }
 
-/// The all-reduces since the cursor, by layer and by the rank that was heard of in them.
+/// The all-reduces since the cursor, by layer and by the peer rank.
 fn exchanges(ring: &SyncRing, cursor: &mut u64) -> (Vec<LayerSync>, Vec<Lateness>) {
     let mut sums: BTreeMap<(LayerIndex, SyncKind), Sums> = BTreeMap::new();
     let mut lateness: BTreeMap<Rank, Lateness> = BTreeMap::new();

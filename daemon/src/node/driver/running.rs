@@ -1,4 +1,4 @@
-//! The running engine of a node as the driver holds it: its thread, its commands, its heartbeats.
+//! The running engine of a node: its thread, its commands, its heartbeats.
 use std::{
     io,
     sync::{
@@ -9,49 +9,47 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::{
+use common::{
+    fault::FaultKind,
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
-    protocol::{across::Across, connection::Connection, error::FaultKind},
-    topology::{self, Role, Topology},
 };
+use engine::{
+    self, Setup,
+    collective::{Abort, Accounting, AcrossLinks, Group, Links, Seat, Settings, Socket, SyncRing},
+    model::{Model, Pace},
+    plan::Limits,
+    port::{EngineOrder, Progress},
+    transfer::{Partners, Transfers},
+};
+use kernels::{Compute, Kernels, Pool, PoolOptions};
+use protocol::{across::Across, connection::Connection};
 use tokio::sync::mpsc::Sender;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use topology::{self, Role, Topology};
 
 use super::{
     Input,
     across::{Way, Ways},
-    benching::program,
     heartbeat::{self, Pulse},
     linking::{Far, OpenLinks},
-    loading::Loaded,
+    loading::{Loaded, program},
     orders::Orders,
     pacemaker::Pacemaker,
 };
 use crate::{
-    collective::{Abort, Accounting, AcrossLinks, Group, Links, Seat, Settings, Socket, SyncRing},
     config::Liveness,
-    engine::{
-        self, Setup,
-        plan::Limits,
-        port::EngineOrder,
-        transfer::{Partners, Transfers},
-    },
-    kernels::{Compute, Kernels, Pool, PoolOptions},
-    model::{Model, Pace},
-    node::{
-        Progress,
-        event::{EngineCommand, Event},
-    },
+    node::event::{EngineCommand, Event},
     text::{Program, TextService},
 };
 
 /// Longest wait for all goodbyes.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Stack of the engine's thread: where there is no other thread, schemas are compiled on it by recursion. What is not used takes no memory.
+/// Stack of the engine's thread, which compiles schemas recursively if no other thread can be started. Untouched pages
+/// use no memory.
 const ENGINE_STACK_BYTES: usize = 32 << 20;
 
-/// Which assignment runs, and this node's place in it.
+/// The running assignment and this node's place in it.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) epoch: Epoch,
@@ -61,7 +59,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Where the node stands.
+    /// This node's place in the topology.
     pub(super) fn seat(&self) -> topology::Place {
         self.topology.place(self.member)
     }
@@ -70,7 +68,7 @@ impl Place {
 /// A running engine.
 #[derive(Debug)]
 pub(super) struct Running {
-    /// Which of this process: no other run has its number, also where its epoch is the same.
+    /// Number of the run, unique in this process even if two runs have the same epoch.
     pub(super) run: u64,
     pub(super) epoch: Epoch,
     pub(super) ring: Arc<SyncRing>,
@@ -82,12 +80,12 @@ pub(super) struct Running {
     failed: Arc<OnceLock<Rank>>,
     stop: CancellationToken,
     leave: CancellationToken,
-    /// Ends the ways to the heads of other groups: this one is of no use to them.
+    /// Closes the control links to other groups.
     apart: CancellationToken,
     ways: Vec<Way>,
     beats: TaskTracker,
     thread: thread::JoinHandle<()>,
-    /// The engine's counter as it was seen last, and since when it stands there with work to do.
+    /// Last observed value of the engine's counter, and since when it has not changed although there is work.
     seen: (u64, Instant),
     /// When a change of the counter was last observed.
     moved: Instant,
@@ -100,18 +98,19 @@ pub(super) struct Surroundings {
     pub(super) kernels: &'static Kernels,
     pub(super) threads: Option<u16>,
     pub(super) liveness: Liveness,
-    /// For benchmarks: ranks compute without summing.
+    /// For benchmarks: ranks compute without all-reduces.
     pub(super) omit_exchange: bool,
-    /// Tokens from which on a prompt is computed by a prefill group; and, for benchmarks, that nothing of it is sent before the end.
+    /// Prompts with at least this many tokens are computed by a prefill group; and, for benchmarks, whether the
+    /// transfer starts only when the prompt is complete.
     pub(super) elsewhere: (usize, bool),
-    /// For benchmarks: heads draft no tokens and compute every prompt anew.
+    /// For benchmarks: heads use neither speculative tokens nor the prefix cache.
     pub(super) plain: bool,
     pub(super) inputs: Sender<Input>,
     pub(super) pacemaker: Pacemaker,
 }
 
 impl Running {
-    /// Starts engine and heartbeats on open links.
+    /// Starts the engine and the heartbeats on open links.
     pub(super) fn start(
         around: &Surroundings,
         place: Place,
@@ -129,7 +128,7 @@ impl Running {
         let columns = loaded.shard.shape.embedding_length;
         let mut group = group(&place, links.data, (&abort, &ring), (columns, around.kernels)).map_err(failed)?;
         if around.omit_exchange {
-            tracing::warn!("all-reduces are left out: what this node computes is worth nothing");
+            tracing::warn!("all-reduces are omitted: the results of this node are meaningless");
             group.omit_exchange();
         }
         group.set_toll(loaded.pace.as_ref().map(Pace::toll));
@@ -183,14 +182,15 @@ impl Running {
         })
     }
 
-    /// Tells the engine, requests by way of their preparation; an engine that ended hears nothing, and said so itself.
+    /// Sends a command to the engine, a request by way of its preparation. Succeeds also if the engine has ended, which
+    /// reports that itself.
     ///
     /// # Errors
     /// As [`Orders::push`].
     pub(super) fn command(&mut self, command: EngineCommand) -> Result<(), EngineOrder> {
         let order = match (command, &self.text) {
             (EngineCommand::Submit(key, generate), text) => {
-                // Only heads are told of requests.
+                // Only heads receive requests.
                 text.iter().for_each(|text| text.submit(key, Arc::clone(&generate)));
                 return Ok(());
             }
@@ -203,17 +203,17 @@ impl Running {
         self.commands.push(order)
     }
 
-    /// Tells the engine what found no place before.
+    /// Sends commands to the engine that found no room before.
     pub(super) fn flush(&mut self) {
         self.commands.flush();
     }
 
-    /// Another group is of no use any more; the engine hears of it as of one that is lost.
+    /// Closes the link to another group; the engine treats the group as lost.
     pub(super) fn give_up_way(&self, replica: u16) {
         self.ways.iter().filter(|way| way.replica == replica).for_each(Way::give_up);
     }
 
-    /// Tells the head of another group; one that is lost was told of already.
+    /// Sends a message to the head of another group; a lost group was already reported.
     pub(super) fn send_across(&mut self, replica: u16, message: Across) {
         self.commands.answered(replica, &message);
         if let Some(way) = self.ways.iter().find(|way| way.replica == replica) {
@@ -221,23 +221,23 @@ impl Running {
         }
     }
 
-    /// Ends every wait of the engine; links and heartbeats of its group stay open, those to other groups end.
+    /// Ends all waits of the engine. Links and heartbeats of its group stay open, those to other groups end.
     pub(super) fn abort(&self) {
         self.apart.cancel();
         self.abort.raise();
     }
 
-    /// Heartbeats say from now on that the topology broke here, and which rank was lost; the first fault counts.
+    /// Announces in heartbeats that the topology broke here, and which rank was lost; the first fault counts.
     pub(super) fn announce_fault(&self, rank: Rank) {
         let _ = self.failed.set(rank);
     }
 
-    /// Heartbeats say from now on that this node takes no new work.
+    /// Announces in heartbeats that this node takes no new work.
     pub(super) fn announce_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Whether the engine has work, waits for nobody and has finished nothing for this long.
+    /// Whether the engine has work, does not wait for a peer, and has made no progress for `patience`.
     pub(super) fn is_stalled(&mut self, patience: Duration) -> bool {
         let progress = self.abort.progress();
         if progress != self.seen.0 {
@@ -260,21 +260,21 @@ impl Running {
         is_at_it || self.moved.elapsed() < time
     }
 
-    /// Whether the engine's thread ended though nobody told it to.
+    /// Whether the engine's thread ended without a request to stop.
     pub(super) fn has_died(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Ends the engine and drops its shard on a thread of its own; says goodbye to the peers first if asked to.
+    /// Stops the engine and drops its shard on a separate thread; first says goodbye to the peers if `goodbye` is set.
     pub(super) async fn stop(mut self, goodbye: bool) {
         self.apart.cancel();
         self.text = None;
         if goodbye {
             self.leave.cancel();
-            // Each goodbye has its own deadline; this one is for what nobody thought of.
+            // Each goodbye has its own deadline; this one is a safety net.
             let _ = tokio::time::timeout(GOODBYE, self.beats.wait()).await;
         }
-        // Where the queue is full, its end tells the engine.
+        // If the queue is full, the engine stops when the queue closes.
         let _ = self.commands.push(EngineOrder::Stop);
         drop(self.commands);
         self.abort.raise();
@@ -285,7 +285,7 @@ impl Running {
     }
 }
 
-/// Opens the ways to other groups.
+/// Opens the control links to other groups.
 fn ways(
     around: &Surroundings,
     pulse: &Pulse,
@@ -329,7 +329,7 @@ fn group(
     Ok(Group::new(Some(links), settings, accounting))
 }
 
-/// Sockets, each with who is at its other end.
+/// Sockets, each with the member or group at its other end.
 type Sockets<Who> = Vec<(Who, Connection)>;
 
 /// A data link for the engine's thread.
@@ -338,7 +338,7 @@ fn socket(connection: Connection) -> io::Result<Socket> {
     Ok((stream.into_std()?, seals))
 }
 
-/// Sockets to other groups: those for the engine, and those to heads.
+/// Sockets to other groups: data links for the engine, control links between heads.
 fn apart(place: &Place, across: Vec<Far>) -> (Sockets<MemberIndex>, Sockets<u16>) {
     let (mut data, mut control) = (Vec::new(), Vec::new());
     for far in across {
@@ -348,7 +348,7 @@ fn apart(place: &Place, across: Vec<Far>) -> (Sockets<MemberIndex>, Sockets<u16>
     (data, control)
 }
 
-/// What moves between groups, where they have roles.
+/// The KV transfers between groups with roles.
 fn transfers(
     around: &Surroundings,
     place: &Place,
@@ -364,7 +364,7 @@ fn transfers(
     Ok(Some((partners.transfers(&place.topology, &loaded.shard.plan, links), partners)))
 }
 
-/// What prepares the requests of a head.
+/// The service that prepares the requests of a head.
 fn texts(
     around: &Surroundings,
     loaded: &mut Loaded,
@@ -390,7 +390,7 @@ fn setup(
     let kernels = around.kernels;
     let options = PoolOptions { threads, cores, spin: member.spin };
     let (shard, cache, pace) = (loaded.shard, loaded.cache, loaded.pace);
-    // Pool and model are made on the engine's thread, which pins itself first.
+    // The thread pool and the model are created on the engine's thread, which first sets its CPU affinity.
     let model = Box::new(move || {
         let pool = Pool::new(options);
         pool.pin_caller();
@@ -402,7 +402,7 @@ fn setup(
 }
 
 fn sink(inputs: Sender<Input>, run: u64, epoch: Epoch) -> impl Fn(Progress) + Send + Sync + 'static {
-    // Blocks when the driver is behind: the engine slows down rather than to lose a token. The driver never waits for
-    // the engine. If the driver is gone, the daemon ends.
+    // Blocks when the driver is behind: the engine slows down rather than lose a token. The driver never waits for the
+    // engine. If the driver is gone, the daemon ends.
     move |progress| drop(inputs.blocking_send(Input::Run(run, Event::Engine(epoch, progress))))
 }

@@ -1,5 +1,5 @@
-//! What a node writes to its disk: the highest epoch that it promised, the topology that it committed, what it said in votes, the
-//! nodes that are out, the rolling restart. Synced before it counts. A file that is damaged is put aside, with a warning.
+//! The node's records on disk: the highest promised epoch, the committed topology, its votes, the exclusions, the
+//! rolling restart. A record counts only once it is synced. A damaged file is set aside with a warning.
 mod lock;
 
 use std::{
@@ -9,12 +9,10 @@ use std::{
 };
 
 use anyhow::Context;
+use common::ids::Epoch;
+use protocol::recovery::Committed;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use shared::{
-    ids::Epoch,
-    protocol::recovery::Committed,
-    topology::{Exclusion, Exclusions, Rolling, Topology},
-};
+use topology::{Exclusion, Exclusions, Rolling, Topology};
 
 pub use self::lock::StateLock;
 use crate::node::{
@@ -37,7 +35,7 @@ struct Saved {
     topology: String,
 }
 
-/// TOML wants a table at the top.
+/// A TOML document is a table.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedExclusions {
@@ -45,7 +43,7 @@ struct SavedExclusions {
     node: Vec<Exclusion>,
 }
 
-/// With the hash: a file that was cut between two lines is noticed.
+/// Includes the hash, so that a file truncated between two lines is detected.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedTopology {
@@ -54,8 +52,8 @@ struct SavedTopology {
     topology: Topology,
 }
 
-/// The desired topology, while the topology of this epoch differs from it. Kept in a separate file, because release 0.1 rejects unknown
-/// fields in `topology.toml`.
+/// The desired topology, while the topology of this epoch differs from it. Kept in a separate file, because release 0.1
+/// rejects unknown fields in `topology.toml`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedDesired {
@@ -63,27 +61,27 @@ struct SavedDesired {
     topology: Topology,
 }
 
-/// What is unknown about earlier votes. There only while something is.
+/// What is unknown about earlier votes; the file exists only while something is.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedForgot {
     votes: Forgot,
 }
 
-/// What was kept over a restart.
+/// Records read at startup.
 #[derive(Clone, Debug, Default)]
 pub struct Kept {
     /// Highest epoch promised.
     pub epoch: Epoch,
-    /// Nodes that are out, or were.
+    /// Excluded nodes, and nodes that were excluded.
     pub exclusions: Exclusions,
-    /// The topology that comes back.
+    /// The topology that recovery brings back.
     pub committed: Option<Committed>,
-    /// What was said in votes.
+    /// The node's votes.
     pub voter: Voter,
     /// The latest rolling restart.
     pub rolling: Option<Rolling>,
-    /// Files that were damaged and have been put aside.
+    /// Damaged files that were set aside.
     pub damaged: Vec<String>,
 }
 
@@ -94,13 +92,13 @@ pub struct StateFolder {
 }
 
 impl StateFolder {
-    /// Opens (and if needed makes) the folder and reads what was kept; nothing where nothing was written yet.
+    /// Opens the folder, creates it if needed, and reads its records; missing files are empty records.
     ///
     /// # Errors
-    /// The folder cannot be made, or a file cannot be read: the message says what to do.
+    /// The folder cannot be created, or a file cannot be read; the message gives the remedy.
     pub fn open(folder: &Path) -> anyhow::Result<(Self, Kept)> {
         let help = || unusable(folder);
-        // A disk that cannot be written any more may hold a folder that can be read.
+        // A folder on a read-only disk may still be readable.
         if !folder.is_dir() {
             fs::create_dir_all(folder).with_context(help)?;
         }
@@ -133,7 +131,7 @@ impl StateFolder {
         });
         let committed = kept.committed.as_ref().map_or(Epoch(0), |committed| committed.epoch);
         kept.epoch = saved.map_or(Epoch(0), |saved| Epoch(saved.epoch)).max(committed);
-        // A node that does not know what it said must not say something else, also not after its next restart.
+        // A node that lost its votes must not contradict them, not even after its next restart.
         let is_lost = kept.damaged.iter().any(|name| name == FILE || name == VOTES_FILE);
         let saved: Option<SavedForgot> = state.read(FORGOT_FILE, &mut kept.damaged, |_| true).with_context(help)?;
         let saved = saved.map(|saved| saved.votes);
@@ -146,14 +144,14 @@ impl StateFolder {
             (None, _) => None,
         };
         if saved != forgot && forgot.is_some() {
-            // On a disk that cannot be written the folder is as empty or damaged at the next start.
+            // If the disk cannot be written, the next start finds the folder in the same state.
             let _ = state.save(&Record::Forgot(forgot));
         }
         kept.voter = Voter { votes, forgot };
         Ok((state, kept))
     }
 
-    /// Reads a file; one that is damaged is put aside and named.
+    /// Reads a file; a damaged one is set aside and added to the list.
     fn read<T: DeserializeOwned>(
         &self,
         name: &str,
@@ -169,7 +167,7 @@ impl StateFolder {
         let parsed = String::from_utf8(bytes).ok().and_then(|text| toml::from_str(&text).ok()).filter(is_sound);
         if parsed.is_none() {
             damaged.push(name.into());
-            // On a disk that cannot be written it stays, and is as damaged at the next start.
+            // If the disk cannot be written, the next start finds the same damaged file.
             let _ = fs::rename(&path, self.folder.join(format!("{name}.damaged")));
         }
         Ok(parsed)
@@ -186,7 +184,8 @@ impl StateFolder {
                 self.replace(FILE, &text(&saved)?)
             }
             Record::Committed(Some(Committed { epoch, topology, desired })) => {
-                // Written before the topology and removed after it: a desired topology of another epoch is ignored when both are read.
+                // Written before the topology and removed after it: a desired topology of another epoch is ignored when
+                // both are read.
                 if let Some(desired) = desired {
                     let saved = SavedDesired { epoch: epoch.0, topology: (**desired).clone() };
                     self.replace(DESIRED_FILE, &text(&saved)?)?;
@@ -220,7 +219,7 @@ impl StateFolder {
         }
     }
 
-    /// A new file, synced, renamed over the old one, and the folder synced.
+    /// Writes a new file, syncs it, renames it over the old one and syncs the folder.
     fn replace(&self, name: &str, text: &str) -> io::Result<()> {
         let fresh = self.folder.join(format!("{name}.new"));
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&fresh)?;
@@ -241,7 +240,9 @@ fn text<T: Serialize>(saved: &T) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use shared::{ids::TopologyHash, protocol::recovery::Ballot, topology::rolling::Phase};
+    use common::ids::TopologyHash;
+    use protocol::recovery::Ballot;
+    use topology::rolling::Phase;
 
     use super::*;
     use crate::node::quorum::Accepted;
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn wiped_folder_is_remembered_until_a_majority_or_an_assignment() {
+    fn wiped_folder_is_remembered_until_majority_or_assignment() {
         let folder = folder("wiped");
         for _ in 0..2 {
             let (_, kept) = StateFolder::open(&folder).expect("the folder can be made");
@@ -289,7 +290,7 @@ mod tests {
         let (state, _) = StateFolder::open(&folder).expect("the folder is there");
         state.save(&Record::Committed(Some(committed(7)))).expect("the folder can be written");
         let (_, kept) = StateFolder::open(&folder).expect("the folder is there");
-        assert_eq!(kept.voter.forgot, Some(Forgot::Fresh), "the others brought it up again");
+        assert_eq!(kept.voter.forgot, Some(Forgot::Fresh), "the other nodes restored it");
         for forgot in [Some(Forgot::UpTo(Epoch(7))), None] {
             state.save(&Record::Forgot(forgot)).expect("the folder can be written");
             assert_eq!(StateFolder::open(&folder).expect("the folder is there").1.voter.forgot, forgot);
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_survives() {
+    fn records_survive_a_restart() {
         let folder = folder("kept");
         let (state, exclusions, votes, rolling) = full(&folder);
         let (_, kept) = StateFolder::open(&folder).expect("the folder is there");
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn desired_topology_is_kept_until_the_topology_is_the_desired_one() {
+    fn desired_topology_is_kept_until_it_is_the_topology() {
         let folder = folder("desired");
         let (state, _) = StateFolder::open(&folder).expect("the folder can be made");
         let desired = |kept: Kept| kept.committed.and_then(|committed| committed.desired);
@@ -322,7 +323,7 @@ mod tests {
         let file = fs::read(folder.join(DESIRED_FILE)).expect("it was written");
         state.save(&Record::Committed(Some(committed(8)))).expect("the folder can be written");
         assert!(!folder.join(DESIRED_FILE).exists());
-        // A crash before the removal leaves the file, which is of another epoch.
+        // After a crash before the removal, the file of another epoch remains.
         fs::write(folder.join(DESIRED_FILE), file).expect("the folder can be written");
         assert_eq!(desired(StateFolder::open(&folder).expect("the folder is there").1), None);
         fs::remove_dir_all(&folder).expect("the folder can be removed");
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cut_anywhere_is_survived_and_named_and_whoever_forgot_its_votes_does_not_vote() {
+    fn truncated_file_is_reported_and_stops_votes_if_they_are_lost() {
         let folder = folder("cut");
         full(&folder);
         for name in [FILE, EXCLUSIONS_FILE, TOPOLOGY_FILE, VOTES_FILE, ROLLING_FILE] {
@@ -354,7 +355,7 @@ mod tests {
             for length in (1..whole.len()).step_by(7) {
                 fs::write(folder.join(name), &whole[..length]).expect("the folder can be written");
                 let (_, kept) = StateFolder::open(&folder).expect("a damaged file is survived");
-                // A list of exclusions may be whole without its last entries.
+                // A list of exclusions can be valid without its last entries.
                 if name == TOPOLOGY_FILE {
                     assert_eq!(
                         (kept.committed.as_ref(), &kept.damaged[..]),
@@ -366,7 +367,7 @@ mod tests {
                 assert_eq!(kept.voter.forgot.is_some(), is_lost, "{name} cut at {length}");
                 assert_eq!(folder.join(format!("{name}.damaged")).is_file(), folder.join(name).metadata().is_err());
                 let _ = fs::remove_file(folder.join(format!("{name}.damaged")));
-                let (_, kept) = StateFolder::open(&folder).expect("it was put aside");
+                let (_, kept) = StateFolder::open(&folder).expect("it was set aside");
                 assert_eq!(
                     kept.voter.forgot.is_some(),
                     is_lost,
@@ -381,7 +382,7 @@ mod tests {
         assert_eq!(
             (kept.epoch, kept.voter.forgot),
             (Epoch(7), Some(Forgot::UpTo(Epoch(7)))),
-            "the topology says the epoch"
+            "the topology gives the epoch"
         );
         fs::remove_dir_all(&folder).expect("the folder can be removed");
     }

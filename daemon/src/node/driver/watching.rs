@@ -1,7 +1,7 @@
-//! Reads the machine's health once a second, apart from all that must not wait for it, and logs what changes.
+//! Reads the machine's health once a second on a blocking thread, and logs changes.
 use std::time::{Duration, Instant};
 
-use shared::telemetry::{Health, Warning};
+use telemetry::{Health, Warning};
 use tokio::{
     sync::mpsc::Sender,
     task::{JoinHandle, spawn_blocking},
@@ -11,11 +11,11 @@ use tokio::{
 use super::Input;
 use crate::health::Monitor;
 
-/// Between two readings.
+/// Interval of readings.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Most that the node's beginning waits for the first reading; one takes milliseconds.
+/// Longest wait for the first reading at startup; a reading takes milliseconds.
 const BEGIN: Duration = Duration::from_millis(500);
-/// A warning is over when it stayed away for so long: voltage and load come and go.
+/// A warning is over when it has been absent for this long: undervoltage and load come and go.
 const QUIET: Duration = Duration::from_secs(10);
 
 /// The latest reading, and the monitor while no reading is under way.
@@ -29,7 +29,7 @@ pub(super) struct Watching {
     known: Known,
 }
 
-/// A reading under way, apart from the threads of sockets.
+/// A running reading, on a blocking thread.
 type Reading = JoinHandle<(Health, Monitor)>;
 
 impl Watching {
@@ -38,21 +38,21 @@ impl Watching {
         Self { monitor: Some(monitor), next: Instant::now(), health, is_first: true, known }
     }
 
-    /// Makes the first reading, so that no report is without one, unless it hangs: then it arrives as an input.
+    /// Takes the first reading, so that every report has one. If it takes too long, it arrives as an input instead.
     pub(super) async fn begin(&mut self, inputs: &Sender<Input>) {
         let Some(mut reading) = self.start() else { return };
         match timeout(BEGIN, &mut reading).await {
             Ok(Ok((health, monitor))) => self.read(health, monitor),
-            // It panicked, which the log tells; the node works without.
+            // The reading panicked, which is in the log; the node works without it.
             Ok(Err(_)) => {}
             Err(_) => {
-                tracing::warn!("the machine's health cannot be read within {} ms", BEGIN.as_millis());
+                tracing::warn!("cannot read the machine's health within {} ms", BEGIN.as_millis());
                 send(reading, inputs.clone());
             }
         }
     }
 
-    /// Starts a reading if it is time and none is under way; it arrives as an input.
+    /// Starts a reading if it is due and none is running; it arrives as an input.
     pub(super) fn tick(&mut self, inputs: &Sender<Input>) {
         if let Some(reading) = self.start() {
             send(reading, inputs.clone());
@@ -66,7 +66,7 @@ impl Watching {
         Some(spawn_blocking(move || (monitor.read(Instant::now()), monitor)))
     }
 
-    /// A reading arrived.
+    /// Stores a reading that arrived.
     pub(super) fn read(&mut self, health: Health, monitor: Monitor) {
         let governor = |health: &Health| health.clock.as_ref().map(|clock| clock.governor.clone());
         let (before, after) = (governor(&self.health), governor(&health));
@@ -84,17 +84,17 @@ impl Watching {
         for change in self.known.changes(self.health.warnings(), now) {
             match change {
                 Change::Begun(warning) => tracing::warn!("{warning}"),
-                Change::Over(warning) => tracing::info!("over: {warning}"),
+                Change::Over(warning) => tracing::info!("resolved: {warning}"),
             }
         }
     }
 }
 
-/// Sends a reading to the driver once it is there.
+/// Sends a reading to the driver when it is complete.
 fn send(reading: Reading, inputs: Sender<Input>) {
     tokio::spawn(async move {
         if let Ok((health, monitor)) = reading.await {
-            // A driver that is gone needs no health.
+            // If the driver is gone, the reading is not needed.
             let _ = inputs.send(Input::Health(Box::new(health), monitor)).await;
         }
     });
@@ -112,14 +112,14 @@ fn summary(health: &Health) -> String {
     format!("temperature {temperature}, clock {}, throttle bits {}, link {}", known(clock), known(bits), known(link))
 }
 
-/// Something to say.
+/// A change to log.
 #[derive(Debug, PartialEq)]
 enum Change {
     Begun(Warning),
     Over(Warning),
 }
 
-/// Warnings that were said, with when each was seen last. Pure.
+/// Active warnings, with the time when each was last seen. Pure.
 #[derive(Debug, Default)]
 struct Known(Vec<(Warning, Instant)>);
 
@@ -148,12 +148,13 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use shared::{telemetry::health::Throttle, units::Celsius};
+    use common::units::Celsius;
+    use telemetry::health::Throttle;
 
     use super::*;
 
     #[test]
-    fn a_warning_is_said_once_when_it_comes_and_once_when_it_has_stayed_away() {
+    fn warning_is_logged_when_it_appears_and_when_it_ends() {
         let mut known = Known::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);

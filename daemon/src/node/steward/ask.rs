@@ -1,13 +1,10 @@
 //! The questions of a steward and their answers.
 use std::time::Duration;
 
-use shared::{
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
-    },
-    topology::{Topology, replan::Stays},
-};
+use common::fault::{Fault, FaultKind};
+use planner::replan::Stays;
+use protocol::message::{RequestBody, ResponseBody};
+use topology::Topology;
 
 use super::unexpected;
 
@@ -15,25 +12,26 @@ use super::unexpected;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Question(pub u64);
 
-/// Something to find out. Each is answered once, by [`Steward::hear`], unless the steward is at rest before.
+/// A question of the steward. [`Steward::hear`] takes one answer to each, unless the steward is idle by then.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ask {
-    /// Ask the node at an address. Each of its answers must come within this; the first that is no progress of a load counts.
+    /// Send a request to the node at an address. Each answer must arrive within `within`; the first one that is not
+    /// progress of a load counts.
     Node {
         /// Names the answer.
         question: Question,
-        /// Where.
+        /// The node's address.
         address: String,
-        /// What.
+        /// The request.
         body: RequestBody,
         /// Longest wait for an answer.
         within: Duration,
     },
-    /// Ask the node at an address whether it holds the weights that this topology was committed with.
+    /// Check whether the node at an address holds the weights that this topology was committed with.
     Content {
         /// Names the answer.
         question: Question,
-        /// Where.
+        /// The node's address.
         address: String,
         /// The topology.
         topology: Box<Topology>,
@@ -42,7 +40,7 @@ pub enum Ask {
     Plan {
         /// Names the answer.
         question: Question,
-        /// What an operator asked for.
+        /// The desired topology.
         desired: Topology,
         /// The available members.
         stay: Vec<Stays>,
@@ -52,11 +50,11 @@ pub enum Ask {
 /// The answer to a question.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
-    /// What a node answered; a `Failed` answer, a broken session and a missed deadline are errors.
+    /// A node's answer; a `Failed` answer, a broken session and a missed deadline are errors.
     Node(Result<ResponseBody, Fault>),
     /// Whether a member holds the weights.
     Content(Result<(), Fault>),
-    /// What was planned.
+    /// The planned topology.
     Plan(Result<Topology, FaultKind>),
 }
 

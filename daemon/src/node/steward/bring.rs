@@ -1,35 +1,33 @@
-//! Brings what was committed up again on some of its members: prepares on all, then commits on all; gives up on all if one fails.
+//! Brings the committed topology up again on some of its members: prepares on all, then commits on all; aborts on all
+//! if one fails.
 use std::{collections::BTreeMap, time::Duration};
 
-use shared::{
-    ids::MemberIndex,
-    protocol::{
-        error::Fault,
-        message::{Prepare, Previous, RequestBody, ResponseBody},
-        recovery::Committed,
-    },
+use common::{fault::Fault, ids::MemberIndex};
+use protocol::{
+    message::{Prepare, Previous, RequestBody, ResponseBody},
+    recovery::Committed,
 };
 
 use super::{ANSWER, Ask, Doing, Question, Reply, Steward, View, unexpected};
 use crate::node::planted::{Planted, is_planted};
 
-/// A load must move on within this.
+/// Longest time without progress of a load.
 const PREPARE: Duration = Duration::from_secs(60);
-/// Links must be open within this.
+/// Deadline for opening the links.
 const COMMIT: Duration = Duration::from_secs(20);
 
-/// How far it is.
+/// The current stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Before anything is prepared: no lease ends while another member hashes its file.
+    /// Before anything is prepared, so that no lease ends while another member hashes its file.
     Content,
     Prepare,
     Commit,
-    /// One that never heard of it, or serves it, does not mind.
+    /// A member that never heard of it, or serves it, ignores it.
     Abort,
 }
 
-/// A topology on its way back.
+/// A topology that is being restored.
 #[derive(Debug)]
 pub(super) struct Bring {
     base: Committed,
@@ -42,7 +40,7 @@ pub(super) struct Bring {
 }
 
 impl Steward {
-    /// Begins to bring a topology up on a unit: all members of a replica, or all.
+    /// Starts to bring up a topology on a unit: all members of a replica, or all members.
     pub(super) fn bring(&mut self, base: Committed, views: &[View], unit: &[MemberIndex]) -> Vec<Ask> {
         let unit = unit.iter().map(|member| (*member, views[member.index()].address.clone())).collect();
         let first = if base.topology.content.is_some() { Stage::Content } else { Stage::Prepare };
@@ -93,7 +91,7 @@ impl Steward {
             },
         };
         bring.result = bring.result.and(answer);
-        // One failure decides it: members that wait for a lost one would wait until their links are overdue.
+        // One failure is decisive: members that wait for a lost one would wait until their links time out.
         let is_over = bring.result.is_err() && bring.stage != Stage::Abort && !is_planted(Planted::PatientAbort);
         if !bring.waiting.is_empty() && !is_over {
             self.doing = Doing::Bring(bring);

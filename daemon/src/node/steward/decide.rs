@@ -1,94 +1,51 @@
-//! Decides what a node does when its topology does not run: waits for a member, brings the topology up again, or proposes another one
-//! on those that are left. Pure: sees only what the members said a moment ago.
+//! Decides how a node reacts when its topology does not run: waits for a member, brings the topology up again, or
+//! proposes another one on the remaining members. Pure: uses only the members' latest standings.
 use std::time::Duration;
 
-use shared::{
-    ids::MemberIndex,
-    protocol::recovery::{Committed, Standing},
-    telemetry::NodeState,
-    topology::{Exclusions, Role, Rolling},
-};
+use common::ids::MemberIndex;
+use protocol::recovery::{Committed, Standing};
+use telemetry::NodeState;
+use topology::{Exclusions, Role};
 
-use super::shape::AWAY;
+use super::view::AWAY;
+use crate::node::steward::view::View;
 use crate::node::{
     planted::{Planted, is_planted},
     quorum::majority,
 };
 
-/// What was heard of a member.
-#[derive(Clone, Debug)]
-pub struct View {
-    /// What it said; `None`: it does not answer.
-    pub standing: Option<Standing>,
-    /// Where it answered.
-    pub address: String,
-    /// Since when it does not answer.
-    pub lost: Duration,
-}
-
-impl View {
-    fn state(&self) -> Option<NodeState> {
-        self.standing.as_ref().map(|standing| standing.state)
-    }
-
-    /// Whether it takes requests, or has not noticed that its replica is broken.
-    pub(in crate::node) fn serves(&self) -> bool {
-        matches!(self.state(), Some(NodeState::Ready | NodeState::Serving))
-    }
-
-    /// Whether a rolling restart runs, as far as this member has heard.
-    pub(in crate::node) fn is_restarting(&self) -> bool {
-        self.rolling().is_some()
-    }
-
-    /// Whether a rolling restart is about to end this run of a node's daemon.
-    pub(super) fn is_about_to_restart(&self, name: &str, instance: u64) -> bool {
-        self.rolling().is_some_and(|rolling| {
-            rolling.before == Some(instance) && rolling.target().is_some_and(|(target, _)| target == name)
-        })
-    }
-
-    fn rolling(&self) -> Option<&Rolling> {
-        self.standing.as_ref()?.rolling.as_ref().filter(|rolling| rolling.is_running())
-    }
-
-    fn is_free(&self) -> bool {
-        matches!(self.state(), Some(NodeState::Idle | NodeState::Faulted))
-    }
-}
-
-/// How patient it is.
+/// Rules for a decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// A member that is away for longer is taken out; `None`: never.
+    /// A member that is away for longer is excluded; `None`: never.
     pub exclude_after: Option<Duration>,
     /// Whether the witness of a topology of two nodes answers; `None`: there is none.
     pub witness: Option<bool>,
 }
 
-/// What is to be done.
+/// The decision.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// Nothing is wrong, or nothing can be done here.
+    /// Nothing is wrong, or this node can do nothing.
     Rest,
-    /// Somebody else has to act, or to come back.
+    /// Another node has to act or to return; the text gives the reason.
     Wait(String),
     /// A later topology was committed.
     Learn(Committed),
     /// Bring the topology up again on these members.
     Bring(Vec<MemberIndex>),
-    /// Propose a topology of these members, at the addresses where they answer; the others are lost.
+    /// Propose a topology of these members, at the addresses at which they answer; the others are lost.
     Propose {
-        /// Those that stay.
+        /// The members that stay.
         stay: Vec<MemberIndex>,
-        /// Those that go, each with the reason.
+        /// The members to exclude, each with the reason.
         lost: Vec<(MemberIndex, String)>,
-        /// Votes of members that are away, for which an operator answers.
+        /// Votes of absent members, for which an operator answers.
         granted: usize,
     },
 }
 
-/// Decides for member `own` of what was committed; `views` are all members in their order.
+/// Decides for member `own` of the committed topology; `views` are all members, in member order.
 pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules) -> Decision {
     let standings = || views.iter().filter_map(|view| view.standing.as_ref());
     let committed = standings().filter_map(|standing| standing.committed.as_ref());
@@ -122,7 +79,8 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     let missing = |index: &usize| views[*index].standing.is_none() || out(*index).is_some();
     let name = |index: usize| base.topology.members[index].name.as_str();
     let is_accepted = standings().any(|standing| standing.accepted);
-    // A member that holds nothing and has seen a later epoch was voted out: what follows was decided while this node was cut off.
+    // A member that holds nothing and has seen a later epoch was voted out: that vote took place while this node was
+    // cut off.
     let let_go = |index: usize| {
         let standing: Option<&Standing> = views[index].standing.as_ref();
         standing.is_some_and(|one| one.committed.is_none() && one.epoch > base.epoch)
@@ -136,14 +94,19 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     if let Some(patient) = unit.clone().find(|index| missing(index) && reason(*index).is_none()) {
         return Decision::Wait(format!("waits for {}", name(patient)));
     }
-    // Whoever is away and not overdue may be about to come back: nobody is taken out beside it.
+    // A member that is away but not overdue may come back soon: until then no member is excluded.
     if let Some(patient) = (0..views.len()).find(|index| missing(index) && reason(*index).is_none()) {
         return Decision::Wait(format!("waits for {}", name(patient)));
     }
-    // A lost member is voted out even while other replicas serve: they keep serving, and the rest of this replica can serve again.
+    // A lost member is voted out even while other replicas serve: they keep serving, and the rest of this replica can
+    // serve again.
     let is_lost = |index: &usize| views[*index].standing.is_none() && out(*index).is_none();
     if views.iter().any(View::serves) && !unit.clone().any(|index| is_lost(&index)) {
-        return Decision::Wait("its replica is broken, others serve; include or assign when it is repaired".into());
+        return Decision::Wait(
+            "its replica is broken, others serve; repair the node, then include it or assign \
+         again"
+                .into(),
+        );
     }
     propose(own, base, views, (rules, taken_over), &reason)
 }
@@ -154,14 +117,15 @@ fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Ran
     let is_ready = |index: usize| {
         let is_told = is_planted(Planted::UntoldFault)
             && !(is_whole && unit.len() > 1 && base.topology.layout.role(0) != Role::Both);
-        // The own replica is broken: a member that serves it has not noticed, or its group has a role and comes up with the others.
+        // This node's replica is broken: a member that serves it has not noticed, or its group has a role and starts
+        // with the others.
         views[index].is_free() || (views[index].serves() && !is_told)
     };
     if let Some(busy) = unit.clone().find(|index| !is_ready(*index)) {
         let state = views[busy].state().map_or("away", NodeState::name);
         return Decision::Wait(format!("{} is {state}", name(busy)));
     }
-    // The steward of a member that serves rests: it cannot lead.
+    // The steward of a serving member is idle, so that member cannot lead.
     let holds = |index: &usize| {
         let view = &views[*index];
         (view.is_free() || is_planted(Planted::ServingLeader))
@@ -175,7 +139,7 @@ fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Ran
     let member = |index: usize| MemberIndex(index as u16);
     let has_moved = |index: &usize| views[*index].address != base.topology.members[*index].address;
     if unit.clone().any(|index| has_moved(&index)) {
-        // Addresses are part of the topology: another one is voted for.
+        // Addresses are part of the topology, so a change of address needs a vote.
         if views.iter().any(|view| view.standing.is_none()) {
             return Decision::Wait("members have new addresses; waits for all of them".into());
         }
@@ -205,7 +169,7 @@ fn propose(
     }
     let granted = if taken_over { voters - votes } else { 0 };
     if votes + granted < majority(voters) {
-        let help = "console topology take-over, once it is sure that the others do not serve";
+        let help = "if you are sure that the others do not serve, run `console topology take-over`";
         return Decision::Wait(format!("sees {votes} of {voters} votes, no majority: {help}"));
     }
     let leads = |member: &&MemberIndex| {

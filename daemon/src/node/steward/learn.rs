@@ -1,13 +1,14 @@
-//! What a steward repairs while its topology serves: a later decision that its node missed, a topology that a member of another group
-//! lost, its own lost record of votes.
-use shared::protocol::recovery::{Committed, RecoveryAsk};
+//! Repairs by the steward while its topology serves: a later decision that its node missed, a lost record of a member
+//! of another group, and its own lost record of votes.
+use protocol::recovery::{Committed, RecoveryAsk};
 
 use super::{Ask, Doing, Look, Steward, View};
 use crate::node::quorum::majority;
 
 impl Steward {
-    /// Learns a later decision that this node missed. With roles, teaches the topology to a member of another group that lost its record:
-    /// groups with roles start together, and only an idle member that knows the topology can lead that.
+    /// Learns a later decision that this node missed. With roles, sends the topology to a member of another group that
+    /// lost its record: groups with roles start together, and only an idle member that has the record can lead the
+    /// start.
     pub(super) fn teach(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
         // A replica that the decision leaves unchanged keeps running, so a missed decision has no other symptom.
         let held = views.iter().filter_map(|view| view.standing.as_ref()?.committed.as_ref());
@@ -39,8 +40,8 @@ impl Steward {
         vec![ask]
     }
 
-    /// Restores the lost record of votes of this node from the topology that a majority of the other members holds. If one of them has
-    /// accepted a next topology, that vote is finished first.
+    /// Restores this node's lost record of votes from the topology that a majority of the other members holds. If one
+    /// of them has accepted a next topology, that vote is finished first.
     pub(super) fn recall(&mut self, look: &Look, views: &[View]) -> Option<Ask> {
         let others =
             || views.iter().filter_map(|view| view.standing.as_ref()).filter(|one| one.name != self.settings.name);

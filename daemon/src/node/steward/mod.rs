@@ -1,82 +1,88 @@
-//! Looks after the topology that its node holds, as a pure state machine: `look` begins with what the own node says, `hear` takes answers,
-//! both return what to ask next. It is a client of the nodes like a console. What it remembers dies with the process. The driver
-//! (`node/driver/steward`) and the simulation send its questions.
+//! Watches over the topology that its node holds, as a pure state machine: `look` starts with this node's standing,
+//! `hear` takes answers; both return the next questions. It is a client of the nodes like a console. Its state is lost
+//! with the process. The driver (`node/driver/steward`) and the simulation send its questions.
 mod ask;
+mod balance;
+pub mod breaker;
 mod bring;
 mod decide;
 mod learn;
 mod propose;
 mod shape;
+mod view;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::MemberIndex,
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
-        recovery::{Committed, RecoveryAnswer, RecoveryAsk, Standing},
-    },
-    telemetry::NodeState,
-    topology::Member,
 };
+use protocol::{
+    message::{RequestBody, ResponseBody},
+    recovery::{Committed, RecoveryAnswer, RecoveryAsk, Standing},
+};
+use telemetry::NodeState;
+use topology::Member;
 
 #[cfg(test)]
 pub(in crate::node) use self::propose::with_shares;
 pub use self::{
     ask::{Ask, Question, Reply},
-    decide::{Decision, Rules, View, decide},
+    decide::{Decision, Rules, decide},
 };
 use self::{
     bring::Bring,
     propose::{Change, Joins, Proposal, Propose},
     shape::BALANCE_PAUSE,
 };
-use super::breaker::{Breaker, Turn};
+use super::steward::breaker::{Breaker, Turn};
 use crate::config::Recovery;
+pub use crate::node::steward::view::View;
 
-/// Between two looks at the own node, and at the others while something is wrong.
+/// Interval at which this node is checked, and the other members while something is wrong.
 const LOOK: Duration = Duration::from_millis(250);
-/// As [`LOOK`] when it has been wrong for [`LONG`].
+/// Like [`LOOK`], when the topology has been down for [`LONG`].
 const LOOK_SLOW: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(120);
-/// Members are voted out only when the same was decided for so long, which leaves an operator the time to act first.
+/// Members are voted out only when the decision has been the same for this long, so that an operator can act first.
 const SETTLE: Duration = Duration::from_secs(2);
-/// A member that serves is stopped only when its replica was broken for so long: a look may fall into the moment in which it came up.
+/// A member that serves is stopped only when its replica has been broken for this long: a look may coincide with a
+/// start.
 const RETAKE: Duration = Duration::from_secs(1);
-/// A group that serves without another one looks so often whether members of that have forgotten the topology.
+/// Interval at which a group that serves without another one checks whether members of that one have lost the topology.
 const TEACH: Duration = Duration::from_secs(4);
-/// Pause after an attempt that failed; doubles up to the most.
+/// Pause after a failed attempt; doubles up to a maximum.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(8);
-/// A question must be answered within this; a disk may have to be synced.
+/// Deadline of an answer; the node may have to sync its disk first.
 pub const ANSWER: Duration = Duration::from_secs(3);
 
-/// What it needs to know of its daemon.
+/// Settings of the daemon that the steward needs.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The node's name.
     pub name: String,
-    /// Where the own node is dialled.
+    /// Address for dialling this node from this machine.
     pub own: String,
-    /// Where others dial it; `None`: it does not know.
+    /// Address at which other nodes dial this one; `None`: unknown.
     pub listen: Option<String>,
-    /// How a topology comes back.
+    /// Recovery settings.
     pub recovery: Recovery,
-    /// Nodes that are named in the configuration: where they answer counts more than where they were.
+    /// Nodes of the configuration: their configured addresses have precedence over earlier ones.
     pub known: Vec<String>,
 }
 
-/// Why the members are asked.
+/// The purpose of a look at the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     /// The topology does not run.
     Recover,
-    /// It runs; a rank may be slow.
+    /// It runs, but a rank may be slow.
     Speed,
-    /// It runs; the own node's record of votes is gone.
+    /// It runs, but this node's record of votes is lost.
     Recall,
-    /// It runs here; this node may have missed a later decision, or a member of a group with another role may have lost its record.
+    /// It runs here; this node may have missed a later decision, or a member of a group with another role may have lost
+    /// its record.
     Teach,
     /// It runs, but differs from the desired topology, whose missing members may be back.
     Return,
@@ -84,30 +90,30 @@ enum Purpose {
     Leave,
 }
 
-/// What is under way.
+/// The current activity.
 #[derive(Debug)]
 enum Doing {
     Nothing,
     Look(Box<Look>),
     Bring(Box<Bring>),
     Propose(Box<Propose>),
-    /// A node is told of a topology that it does not know.
+    /// Sends a topology to a node that does not have it.
     Learn(Question),
 }
 
-/// Asks all members what they hold.
+/// Requests the standings of all members.
 #[derive(Debug)]
 struct Look {
     base: Committed,
     place: usize,
-    /// Whether the own node's record of votes is gone.
+    /// Whether this node's record of votes is lost.
     forgets: bool,
     purpose: Purpose,
     waiting: BTreeMap<Question, String>,
     answers: BTreeMap<String, Standing>,
-    /// The question to the witness, and whether it answered.
+    /// The question to the witness, and whether the witness answered.
     witness: Option<(Question, Option<bool>)>,
-    /// The question to the node that was taken out as slow, its name and its answer.
+    /// The question to the excluded straggler, its name and its answer.
     out: Option<(Question, String, Option<Standing>)>,
 }
 
@@ -118,7 +124,7 @@ impl Look {
     }
 }
 
-/// A question that is answered.
+/// The number of an answered question.
 const NONE: Question = Question(0);
 
 /// The steward of one node.
@@ -128,23 +134,23 @@ pub struct Steward {
     now: Duration,
     asked: u64,
     doing: Doing,
-    /// Since when a member does not answer.
+    /// For each member that does not answer, since when.
     lost: BTreeMap<String, Duration>,
-    /// The decision, and since when it is the same.
+    /// The latest decision, and since when it has been the same.
     decided: Option<(Decision, Duration)>,
-    /// What was said last.
+    /// The last message about a topology that does not run.
     said: String,
-    /// Nothing is tried before.
+    /// Earliest time of the next attempt.
     next: Duration,
     pause: Duration,
     /// Round of the latest proposal.
     round: u32,
-    /// Since when the topology does not run.
+    /// Since when the topology has been down.
     since: Option<Duration>,
     breaker: Breaker,
-    /// Nothing is done about slow ranks before.
+    /// Earliest time of the next action against slow ranks.
     speed_next: Duration,
-    /// No member is taught before.
+    /// Earliest time of the next check for members that lost the topology.
     teach_next: Duration,
     /// The members that are back, and since when this list is unchanged.
     back: Option<(Vec<Joins>, Duration)>,
@@ -159,7 +165,7 @@ pub struct Steward {
 }
 
 impl Steward {
-    /// A steward that has seen nothing yet.
+    /// A steward in its initial state.
     pub fn new(settings: Settings) -> Self {
         let breaker = Breaker::new(settings.recovery.retry_slow);
         Self {
@@ -186,7 +192,7 @@ impl Steward {
         }
     }
 
-    /// Whether answers are awaited. When it is at rest, no answer counts any more.
+    /// Whether it waits for answers. When it is idle, answers are ignored.
     pub fn is_busy(&self) -> bool {
         !matches!(self.doing, Doing::Nothing)
     }
@@ -196,12 +202,13 @@ impl Steward {
         if self.since.is_some_and(|since| self.now.saturating_sub(since) > LONG) { LOOK_SLOW } else { LOOK }
     }
 
-    /// What it said last about a topology that does not run.
+    /// The last message about a topology that does not run.
     pub fn said(&self) -> &str {
         &self.said
     }
 
-    /// Begins a look with what the own node holds; `now` is the time since the daemon started. What was under way is given up.
+    /// Starts a look with this node's standing; `now` is the time since the daemon started. Abandons the current
+    /// activity.
     pub fn look(&mut self, now: Duration, own: Standing) -> Vec<Ask> {
         (self.now, self.doing) = (now, Doing::Nothing);
         let is_wrong = matches!(own.state, NodeState::Idle | NodeState::Faulted);
@@ -219,7 +226,7 @@ impl Steward {
         let serves = matches!(own.state, NodeState::Ready | NodeState::Serving);
         let purpose = match () {
             () if own.forgets => Some(Purpose::Recall),
-            // Before the breaker, which may be due at every look.
+            // Checked before the breaker, which may be due at every look.
             () if now >= self.teach_next => Some(Purpose::Teach),
             () if self.breaker.is_due(&own, now) => Some(Purpose::Speed),
             () if own.committed.as_ref().is_some_and(|base| base.desired.is_some()) => Some(Purpose::Return),
@@ -237,8 +244,9 @@ impl Steward {
         self.ask_all(base, place, own, purpose)
     }
 
-    /// Starts to exclude a member that is about to restart, if it belongs to the only replica. The next topology is loaded while the current
-    /// one serves; without enough memory for both, nothing changes. The member rejoins by itself after its restart.
+    /// Starts to exclude a member that is about to restart, if it belongs to the only replica. The next topology is
+    /// loaded while the current one serves; without enough memory for both, nothing changes. The member rejoins by
+    /// itself after its restart.
     pub fn leave(&mut self, now: Duration, own: Standing, name: &str) -> Vec<Ask> {
         (self.now, self.doing) = (now, Doing::Nothing);
         let Some(base) = own.committed.clone() else { return Vec::new() };
@@ -251,7 +259,7 @@ impl Steward {
         self.ask_all(base, place, own, Purpose::Leave)
     }
 
-    /// Takes an answer in.
+    /// Processes an answer.
     pub fn hear(&mut self, now: Duration, question: Question, reply: Reply) -> Vec<Ask> {
         self.now = now;
         match std::mem::replace(&mut self.doing, Doing::Nothing) {
@@ -284,7 +292,7 @@ impl Steward {
         self.ask(address, RequestBody::Recovery(Box::new(ask)), ANSWER)
     }
 
-    /// Asks at all addresses at which a member may be.
+    /// Requests the standings at all addresses at which a member may be.
     fn ask_all(&mut self, base: Committed, place: usize, own: Standing, purpose: Purpose) -> Vec<Ask> {
         let mut addresses: Vec<String> = base.topology.members.iter().map(|member| member.address.clone()).collect();
         if purpose == Purpose::Return {
@@ -365,7 +373,7 @@ impl Steward {
             let at_home = look.answers.get(&member.address).filter(|standing| standing.name == member.name);
             let found = at_home.map(|standing| (&member.address, standing)).or_else(|| named.next());
             let (address, standing) = match found {
-                // A node behind a port of all interfaces is where it was.
+                // A node behind a wildcard listen address keeps its address.
                 Some((address, standing)) if *address == own && !listen => (member.address.clone(), Some(standing)),
                 Some((address, standing)) => (address.clone(), Some(standing)),
                 None => (member.address.clone(), None),
@@ -412,7 +420,7 @@ impl Steward {
             }
             Decision::Bring(unit) if !retakes && unit.iter().any(|member| views[member.index()].serves()) => Vec::new(),
             Decision::Bring(unit) => {
-                self.say(&format!("epoch {} is brought up again on {} nodes", base.epoch, unit.len()));
+                self.say(&format!("epoch {} is being brought up again on {} nodes", base.epoch, unit.len()));
                 self.bring(base, &views, &unit)
             }
             Decision::Propose { .. } if !settled => Vec::new(),
@@ -423,14 +431,14 @@ impl Steward {
         }
     }
 
-    /// While all serves: takes a slow rank out, or tries one again that was.
+    /// Excludes a straggler, or tries an excluded one again, while all members serve.
     fn watch_speed(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
         let Look { base, place, out, .. } = look;
         let out = out.and_then(|(_, _, standing)| standing);
         let change = match self.breaker.look(MemberIndex(place as u16), &base, &views, out.as_ref(), self.now) {
             Turn::Rest => return Vec::new(),
             Turn::TakeOut { slow, reason } => {
-                tracing::warn!("{} is taken out: it {reason}", base.topology.members[slow.index()].name);
+                tracing::warn!("{} is excluded as a straggler: it {reason}", base.topology.members[slow.index()].name);
                 let all = (0..views.len() as u16).map(MemberIndex);
                 Change::On { stay: all.filter(|one| *one != slow).collect(), lost: vec![(slow, reason)] }
             }
@@ -442,28 +450,28 @@ impl Steward {
         self.propose(Proposal { base, views, own: place, change, granted: 0, serves: true })
     }
 
-    /// What was under way to bring the topology back has ended.
+    /// An attempt to bring the topology back has ended.
     fn ended(&mut self, outcome: Result<(), Fault>) {
         match outcome {
             Ok(()) => self.pause = PAUSE,
             Err(fault) => {
-                tracing::warn!("the topology does not come back yet: {fault}");
+                tracing::warn!("cannot bring the topology back yet: {fault}");
                 self.next = self.now + self.pause;
                 self.pause = (self.pause * 2).min(PAUSE_MAX);
             }
         }
     }
 
-    /// A vote about a slow rank has ended.
+    /// A vote about a straggler has ended.
     fn speed_ended(&mut self, outcome: Result<(), Fault>) {
         if let Err(fault) = outcome {
-            tracing::warn!("it stays as it is: {fault}");
-            // What does not fit now, or finds no majority, does not in a second, either.
+            tracing::warn!("the topology stays unchanged: {fault}");
+            // If the topology does not fit or finds no majority now, it will not within a second either.
             self.speed_next = self.now + self.settings.recovery.exclude_slow.unwrap_or(PAUSE_MAX);
         }
     }
 
-    /// Says something once.
+    /// Logs a message once.
     fn say(&mut self, text: &str) {
         if self.said != text {
             tracing::info!("{text}");
@@ -472,7 +480,7 @@ impl Steward {
     }
 }
 
-/// Whether two decisions are the same but for how long a member is away.
+/// Whether two decisions differ only in how long a member has been away.
 fn is_alike(one: &Decision, two: &Decision) -> bool {
     match (one, two) {
         (Decision::Propose { stay: one, .. }, Decision::Propose { stay: two, .. }) => one == two,
@@ -480,7 +488,7 @@ fn is_alike(one: &Decision, two: &Decision) -> bool {
     }
 }
 
-/// A node answered something else than what was asked.
+/// A node's answer does not match the question.
 fn unexpected() -> Fault {
     Fault::new("steward", FaultKind::Malformed { reason: "an unexpected answer".into() })
 }

@@ -1,23 +1,24 @@
-//! Holds a vote on the topology that follows, and tells all members that answer what was decided.
+//! Runs a vote on the next topology, and sends the decision to all members that answer.
 use std::{collections::BTreeMap, time::Duration};
 
-use shared::{
+use common::{
+    fault::{Fault, FaultKind},
     ids::MemberIndex,
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{Prepare, Previous, RequestBody, ResponseBody},
-        recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
-    },
-    topology::{Exclusions, Member, Topology, replan::Stays},
 };
+use planner::replan::Stays;
+use protocol::{
+    message::{Prepare, Previous, RequestBody, ResponseBody},
+    recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
+};
+use topology::{Exclusions, Member, Topology};
 
 use super::{ANSWER, Ask, Doing, Question, Reply, Steward, View, unexpected};
 use crate::node::{
-    breaker::BY_ITSELF,
     quorum::{Proposer, Step},
+    steward::breaker::BY_ITSELF,
 };
 
-/// What another topology is to be.
+/// The kind of topology to propose.
 #[derive(Debug)]
 pub(super) enum Change {
     /// The desired topology on the members that stay; `lost` are the excluded members, each with the reason.
@@ -28,7 +29,7 @@ pub(super) enum Change {
     Return { stay: Vec<Stays>, joins: Vec<Joins> },
     /// The desired topology without a member that is about to restart.
     Leave { stay: Vec<Stays> },
-    /// This one, with a node that was out.
+    /// An earlier topology, including a node that was excluded.
     Again { topology: Topology, joins: MemberIndex },
 }
 
@@ -39,17 +40,17 @@ pub(super) struct Joins {
     pub(super) address: String,
 }
 
-/// Another topology to vote for.
+/// A topology to vote on.
 #[derive(Debug)]
 pub(super) struct Proposal {
     pub(super) base: Committed,
     pub(super) views: Vec<View>,
-    /// The own place.
+    /// This node's place.
     pub(super) own: usize,
     pub(super) change: Change,
-    /// Votes of members that are away, for which an operator answers.
+    /// Votes of absent members, for which an operator answers.
     pub(super) granted: usize,
-    /// The topology serves: the next one is loaded before it ends.
+    /// The topology serves, so the next one is loaded before it ends.
     pub(super) serves: bool,
 }
 
@@ -70,19 +71,20 @@ impl Proposal {
     }
 }
 
-/// How far it is.
+/// The current stage.
 #[derive(Debug)]
 enum Stage {
     Plan,
-    /// The members that join compare their model files: the decision could not be undone if one of them cannot load its shard.
+    /// The members that join compare their model files: the decision could not be undone if one of them cannot load its
+    /// shard.
     Content,
     /// Voters promise, or accept.
     Vote(Box<Proposer>),
-    /// The list of nodes that are out is kept, then what follows is learned.
+    /// The list of exclusions is stored, then the next topology is learned.
     Tell(Committed, Told),
     /// The members of changed replicas load the next topology while the previous one serves, then switch.
     Load(Committed, Loading),
-    /// A later topology is known: the own node learns it.
+    /// A later topology was committed: this node learns it.
     Behind,
 }
 
@@ -99,14 +101,14 @@ enum Loading {
     Abort,
 }
 
-/// A load must move on within this.
+/// Longest time without progress of a load.
 const PREPARE: Duration = Duration::from_secs(60);
-/// Links must be open within this.
+/// Deadline for opening the links.
 const COMMIT: Duration = Duration::from_secs(20);
 /// Largest weight of a member that [`Topology::check`] accepts.
 const WEIGHT_MAX: u64 = 1 << 20;
 
-/// A vote under way.
+/// A running vote.
 #[derive(Debug)]
 pub(super) struct Propose {
     proposal: Proposal,
@@ -115,13 +117,13 @@ pub(super) struct Propose {
     voters: Vec<(usize, String)>,
     wanted: Option<Topology>,
     stage: Stage,
-    /// Questions with the voter or the place in `told` that they went to.
+    /// Open questions, with the index of the voter or the index in `told`.
     waiting: BTreeMap<Question, usize>,
     result: Result<(), Fault>,
 }
 
 impl Steward {
-    /// Begins a vote.
+    /// Starts a vote.
     pub(super) fn propose(&mut self, proposal: Proposal) -> Vec<Ask> {
         let question = self.question();
         let (wanted, asks) = match &proposal.change {
@@ -154,7 +156,7 @@ impl Steward {
         asks
     }
 
-    /// Asks the members that join whether they hold the model; without any, the vote begins.
+    /// Asks the joining members whether they hold the model; without any, the vote starts.
     fn check_joins(&mut self, mut propose: Box<Propose>) -> Vec<Ask> {
         let Some(wanted) = propose.wanted.clone() else { return self.begin_vote(propose) };
         propose.waiting.clear();
@@ -236,7 +238,7 @@ impl Steward {
                     }
                     Ok(_) => Step::Wait,
                     Err(fault) => {
-                        tracing::warn!("no vote: {fault}");
+                        tracing::warn!("cannot hold a vote: {fault}");
                         Step::Wait
                     }
                 };
@@ -301,7 +303,8 @@ impl Steward {
         Vec::new()
     }
 
-    /// Members that are in it no more are out, with the reason; then all that answer learn what follows.
+    /// Excludes the members that the next topology does not have, with the reason; then sends that topology to all
+    /// members that answer.
     fn decided(&mut self, mut propose: Box<Propose>, next: Committed) -> Vec<Ask> {
         let Proposal { base, views, change, .. } = &propose.proposal;
         let names: Vec<&str> = next.topology.members.iter().map(|member| member.name.as_str()).collect();
@@ -314,7 +317,8 @@ impl Steward {
         let by = format!("{} {BY_ITSELF}", self.settings.name);
         let answering = views.iter().filter(|view| view.standing.is_some());
         let mut told: Vec<String> = answering.map(|view| view.address.clone()).collect();
-        // What was decided may be an earlier proposal, which a ballot must adopt: members that it does not have do not join.
+        // The decision may be an earlier proposal, which a ballot must adopt: members that it does not have do not
+        // join.
         match change {
             Change::On { lost, .. } => {
                 for (member, reason) in lost {
@@ -334,7 +338,7 @@ impl Steward {
             Change::Shares(_) | Change::Leave { .. } => {}
             Change::Return { joins, .. } => {
                 for one in joins.iter().filter(|one| names.contains(&one.name.as_str())) {
-                    // What an operator said of it stays.
+                    // An operator's entry has precedence.
                     if list.of(&one.name, &one.address).is_some_and(|entry| !entry.is_cordon) {
                         list.say(&one.name, &one.address, None, &by);
                     }
@@ -355,12 +359,12 @@ impl Steward {
         asks
     }
 
-    /// A member has kept the list, or has learned what follows, or has not.
+    /// The result of storing the list, or of learning the next topology, on one member.
     fn told(&mut self, mut propose: Box<Propose>, reply: Reply) -> Vec<Ask> {
         let Stage::Tell(next, told) = &propose.stage else { return Vec::new() };
         let (next, told) = (next.clone(), *told);
         match (told, reply.of_node()) {
-            (Told::Out, Err(fault)) => tracing::warn!("the list of nodes that are out is not kept: {fault}"),
+            (Told::Out, Err(fault)) => tracing::warn!("cannot store the list of excluded nodes: {fault}"),
             (Told::Next, Err(fault)) => propose.result = propose.result.and(Err(fault)),
             _ => {}
         }
@@ -389,7 +393,8 @@ impl Steward {
         asks
     }
 
-    /// Loads the next topology while the current one serves, so that serving pauses only to open links. Unchanged replicas are skipped.
+    /// Loads the next topology while the current one serves, so that serving pauses only to open links. Unchanged
+    /// replicas are skipped.
     fn load(&mut self, mut propose: Box<Propose>, next: Committed, stage: Loading) -> Vec<Ask> {
         let before = &propose.proposal.base.topology;
         let is_kept = |member: &Member| {
@@ -424,7 +429,8 @@ impl Steward {
         asks
     }
 
-    /// A member has loaded or switched, or failed. After a failure all members learn the decision, and recovery starts it as after a loss.
+    /// A member has loaded or switched, or failed. After a failure all members learn the decision, and recovery starts
+    /// it as after a loss.
     fn loaded(&mut self, propose: Box<Propose>, reply: Reply) -> Vec<Ask> {
         let Stage::Load(next, stage) = &propose.stage else { return Vec::new() };
         let (next, stage) = (next.clone(), *stage);
@@ -435,7 +441,10 @@ impl Steward {
             (Loading::Prepare | Loading::Commit, Err(fault)) => Err(fault),
         };
         if let Err(fault) = answer {
-            tracing::warn!("cannot load the next topology while this one serves; ends this one first: {fault}");
+            tracing::warn!(
+                "cannot load the next topology while the current one serves; ending the current one \
+             first: {fault}"
+            );
             return self.load(propose, next, Loading::Abort);
         }
         if !propose.waiting.is_empty() {
@@ -449,8 +458,8 @@ impl Steward {
     }
 }
 
-/// The desired topology with the shares of `now`. Weights count only relative to those of the same stage, so the weights of absent
-/// members are scaled like those of the present members of their stage.
+/// The desired topology with the shares of `now`. Weights count only relative to those of the same stage, so the
+/// weights of absent members are scaled like those of the present members of their stage.
 pub(in crate::node) fn with_shares(desired: &Topology, now: &Topology) -> Topology {
     let mut wanted = desired.clone();
     let stage = |index: usize| {

@@ -1,26 +1,19 @@
-//! Changes a topology while it serves. The steward of its first member includes members of the desired topology that are back, and
-//! rebalances shares where ranks compute for different times. A rolling restart excludes a member before it restarts.
+//! Changes a topology while it serves. The steward of its first member includes members of the desired topology that
+//! are back, and rebalances shares where ranks compute for different times. A rolling restart excludes a member before
+//! it restarts.
 use std::time::Duration;
 
-use shared::{
-    ids::Epoch,
-    protocol::{
-        error::Fault,
-        recovery::{Committed, Standing},
-    },
-    telemetry::NodeState,
-    topology::{Exclusions, Member},
-    units::Bytes,
-};
+use common::{fault::Fault, ids::Epoch, units::Bytes};
+use protocol::recovery::{Committed, Standing};
+use telemetry::NodeState;
+use topology::{Exclusions, Member};
 
 use super::{
     Ask, Look, PAUSE_MAX, SETTLE, Steward, View,
     propose::{Change, Joins, Proposal, stays},
 };
-use crate::node::{balance::rebalanced, breaker::BY_ITSELF};
-
-/// Prefix of the reason with which nodes exclude a member that does not answer. Such an exclusion ends when the member is back.
-pub(super) const AWAY: &str = "did not answer for";
+use crate::node::steward::view::AWAY;
+use crate::node::steward::{balance::rebalanced, breaker::BY_ITSELF};
 
 /// Pause after a rebalance; doubles up to the maximum while rebalances follow each other closely.
 pub(super) const BALANCE_PAUSE: Duration = Duration::from_secs(60);
@@ -36,7 +29,7 @@ impl Steward {
             look.base.desired().members.iter().filter(|member| !serves(member)).cloned().collect()
         };
         let found = self.views(&look, &others);
-        // Everything else goes first.
+        // Everything else has precedence.
         if !views.iter().all(|view| is_at_rest(view, &look.base)) {
             self.back = None;
             return Vec::new();
@@ -102,7 +95,8 @@ impl Steward {
         self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
     }
 
-    /// A vote on shares has ended. If rebalances follow each other, speeds vary faster than shares should: the pause grows.
+    /// A vote on shares has ended. If rebalances follow each other, speeds vary faster than shares should: the pause
+    /// grows.
     pub(super) fn balance_ended(&mut self, outcome: Result<(), Fault>) {
         if let Err(fault) = outcome {
             tracing::warn!("cannot rebalance shares: {fault}");
@@ -137,7 +131,8 @@ impl Steward {
     }
 }
 
-/// Whether a member serves this topology. It may have accepted another one in a vote without a majority; the next ballot settles that.
+/// Whether a member serves this topology. It may have accepted another one in a vote without a majority; the next
+/// ballot settles that.
 fn is_at_rest(view: &View, base: &Committed) -> bool {
     view.serves() && view.standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base))
 }
@@ -150,7 +145,8 @@ fn exclusions<'a>(views: impl Iterator<Item = &'a View>) -> Exclusions {
     list
 }
 
-/// Whether a member can rejoin: it is idle, has seen no later epoch, and is excluded neither by an operator nor as a straggler.
+/// Whether a member can rejoin: it is idle, has seen no later epoch, and is excluded neither by an operator nor as a
+/// straggler.
 fn is_back(member: &Member, view: &View, seen: Epoch, list: &Exclusions) -> bool {
     let is_free = |one: &Standing| one.state == NodeState::Idle && one.committed.is_none() && one.epoch <= seen;
     let is_in = list.of(&member.name, &member.address).is_none_or(|entry| {

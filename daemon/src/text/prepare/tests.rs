@@ -1,18 +1,16 @@
-//! What is refused before any work, and what is done once.
+//! Refusals before any work, and caching of repeated work.
 use std::path::Path;
 
-use shared::{
-    gguf::GgufFile,
-    sampling::SamplingParameters,
-    tokenizer::{Tokenizer, template::TemplateSource},
-};
+use common::sampling::SamplingParameters;
+use engine::plan::Limits;
+use gguf::GgufFile;
+use tokenizer::{Tokenizer, template::TemplateSource};
 
 use super::*;
-use crate::engine::plan::Limits;
 
 const CONTEXT: usize = 64;
 
-/// The demo's model with a template that writes messages as they are.
+/// The demo model with a template that renders the contents of messages only.
 pub(in crate::text) fn model() -> ModelText {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/demo/bard-q8_0.gguf"));
     let file = GgufFile::open(path).expect("the demo model is there");
@@ -25,7 +23,7 @@ pub(in crate::text) fn model() -> ModelText {
     model
 }
 
-/// Counts what it does.
+/// Counts its calls.
 #[derive(Debug, Default)]
 struct Counting {
     rendered: usize,
@@ -63,7 +61,7 @@ fn chat(text: &str) -> Prompt {
 }
 
 #[test]
-fn what_cannot_fit_is_refused_before_any_work() {
+fn oversized_prompt_is_refused_before_any_work() {
     let mut preparer = preparer(model());
     for prompt in ["x".repeat(2 << 20).into(), Prompt::Tokens(vec![1; CONTEXT + 1]), chat(&"x".repeat(2 << 20))] {
         let is_chat = matches!(prompt, Prompt::Chat(_));
@@ -81,7 +79,7 @@ fn what_cannot_fit_is_refused_before_any_work() {
 }
 
 #[test]
-fn the_choices_of_an_answer_are_prepared_once() {
+fn choices_of_an_answer_are_prepared_once() {
     let mut roomy = model();
     roomy.context_length = 1 << 20;
     let mut preparer = preparer(roomy);
@@ -92,7 +90,7 @@ fn the_choices_of_an_answer_are_prepared_once() {
     }
     assert_eq!((preparer.work.encoded, preparer.work.rendered), (1, 1));
     assert!(preparer.prepare(&generate(chat("[2]")), 0).is_ok());
-    assert_eq!(preparer.work.rendered, 2, "another conversation is another one");
+    assert_eq!(preparer.work.rendered, 2, "another conversation is rendered separately");
     let schema = |text: &str| Generate { grammar: Some(Grammar::JsonSchema(text.into())), ..generate("a") };
     for _ in 0..16 {
         let refused = preparer.prepare(&schema(r#"{"enum": [1]}"#), 0);

@@ -1,10 +1,10 @@
-//! Children that hang and die are scripts here.
+//! Tests with shell scripts as children that hang or die.
 use std::{
     fs,
     sync::mpsc::{Receiver, channel, sync_channel},
 };
 
-use shared::sampling::SamplingParameters;
+use common::sampling::SamplingParameters;
 use tempfile::TempDir;
 
 use super::*;
@@ -41,7 +41,7 @@ fn with_schema(schema: &str) -> Arc<Generate> {
     Arc::new(Generate { grammar: Some(Grammar::JsonSchema(schema.into())), ..request("a") })
 }
 
-/// Waits until so many children wrote a line to a file.
+/// Waits until `count` children have written a line to a file.
 #[track_caller]
 fn wait_for_children(folder: &TempDir, count: usize) {
     let deadline = Instant::now() + PATIENCE;
@@ -52,7 +52,7 @@ fn wait_for_children(folder: &TempDir, count: usize) {
 }
 
 #[test]
-fn what_hangs_in_a_child_delays_no_other_request() {
+fn hanging_child_delays_no_other_request() {
     let folder = tempfile::tempdir().expect("a folder");
     let started = folder.path().join("started");
     let Tested { service, orders, .. } = tested(&format!("echo x >> {}; exec sleep 600", started.display()));
@@ -63,15 +63,15 @@ fn what_hangs_in_a_child_delays_no_other_request() {
     let order = orders.recv_timeout(PATIENCE);
     let is_it = matches!(&order, Ok(EngineOrder::Begin(RequestKey(3), prepared)) if !prepared.prompt.is_empty());
     assert!(is_it, "{order:?}");
-    // Cancelling waits for no preparation either; what is prepared is the engine's to end.
+    // Cancelling does not wait for preparation either; a prepared request must be ended by the engine.
     assert_eq!((1..=3).map(|key| service.withdraw(RequestKey(key))).collect::<Vec<_>>(), [true, true, false]);
-    // The next conversation does not wait for what nobody wants any more.
+    // The next conversation does not wait for a cancelled one.
     service.submit(RequestKey(4), chat());
     wait_for_children(&folder, 3);
 }
 
 #[test]
-fn a_child_that_dies_is_a_fault_of_its_request_with_the_cause() {
+fn dead_child_fails_its_request_with_the_cause() {
     for (script, words) in [
         ("echo 'memory allocation of 99 bytes failed' >&2; kill -ABRT $$", "ran out of memory: at most 32 MiB"),
         ("echo \"thread 'text' has overflowed its stack\" >&2; kill -ABRT $$", "ran out of stack"),

@@ -1,10 +1,10 @@
-//! A measuring connection between two nodes: length-prefixed messages of bounded size, protected like the data links of ranks, in buffers
-//! that are allocated once.
+//! A measuring connection between two nodes: length-prefixed messages of bounded size, protected like the data links of
+//! ranks, in buffers that are allocated once.
 use std::io;
 
-use shared::protocol::{
+use common::fault::FaultKind;
+use protocol::{
     connection::Connection,
-    error::FaultKind,
     network::CHUNK_BYTES,
     seal::{Seal, Seals},
 };

@@ -1,18 +1,18 @@
 //! The dialling end of a measured link: times round trips and counts the bytes that the peer streams.
 use std::{fmt::Display, time::Duration};
 
-use shared::{
-    protocol::{
-        connection::dial,
-        error::FaultKind,
-        handshake::{Hello, Identity, Purpose},
-        network::{BenchNetwork, Neighbour, Probe},
-    },
-    telemetry::{
-        BenchProgress,
-        bench::{Incast, NetworkBench, PeerLink, collectives::median_and_p99},
-    },
+use common::{
+    fault::FaultKind,
     units::{Bytes, Nanoseconds},
+};
+use protocol::{
+    connection::dial,
+    handshake::{Hello, Identity, Purpose},
+    network::{BenchNetwork, Neighbour, Probe},
+};
+use telemetry::{
+    BenchProgress,
+    bench::{Incast, NetworkBench, PeerLink, collectives::median_and_p99},
 };
 use tokio::{
     sync::mpsc::Sender,
@@ -28,7 +28,8 @@ const WARM: u32 = 2;
 const ECHO: Duration = Duration::from_secs(5);
 /// Deadline of the first message of a stream.
 const BEGIN: Duration = Duration::from_secs(5);
-/// Round trips to one peer end after this with those that were timed, so that its stream begins before the peer closes the link.
+/// Round trips to one peer end after this with those that were timed, so that its stream begins before the peer closes
+/// the link.
 const PINGS: Duration = Duration::from_secs(20);
 
 /// Bytes and rate of a stream after its warm-up.
@@ -38,7 +39,8 @@ struct Streamed {
     bits_per_second: u64,
 }
 
-/// Measures the peers one after another and reports progress. `may_go_on` is checked before each peer and before the incast.
+/// Measures the peers one after another and reports progress. `may_go_on` is checked before each peer and before the
+/// incast.
 pub(super) async fn measure(
     own: &Identity,
     wanted: &BenchNetwork,
@@ -68,7 +70,7 @@ async fn open(own: &Identity, peer: &Neighbour) -> Result<Line, FaultKind> {
     let hello = Hello { identity: own.clone(), purpose: Purpose::Probe };
     let (connection, identity) = dial(&peer.address, &hello).await.map_err(|fault| failed(peer, &fault.kind))?;
     if identity.name != peer.name {
-        return Err(failed(peer, &format!("{} answers as {}", peer.address, identity.name)));
+        return Err(failed(peer, &format!("{} answered as {}", peer.address, identity.name)));
     }
     Ok(Line::new(connection))
 }

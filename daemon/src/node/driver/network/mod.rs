@@ -1,4 +1,5 @@
-//! Measures links to other nodes on separate connections, and serves the other end. A node that runs a request refuses to start either.
+//! Measures links to other nodes on separate connections, and serves the other end. A node that runs a request refuses
+//! to start either.
 mod line;
 mod measure;
 mod serve;
@@ -8,13 +9,9 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use shared::{
-    protocol::{
-        error::{Fault, FaultKind},
-        network::{BenchNetwork, NETWORK_SECONDS_MAX},
-    },
-    telemetry::{BenchFound, KnownLink, Measured, NetworkBench, NodeBench, NodeState},
-};
+use common::fault::{Fault, FaultKind};
+use protocol::network::{BenchNetwork, NETWORK_SECONDS_MAX};
+use telemetry::{BenchFound, KnownLink, Measured, NetworkBench, NodeBench, NodeState};
 use tokio::{
     sync::{Semaphore, mpsc::channel},
     time::timeout,
@@ -27,7 +24,7 @@ use crate::node::BenchKey;
 /// Most incoming measuring links at the same time.
 const LINES_MAX: usize = 4;
 /// Most measured links that are kept.
-const KNOWN_MAX: usize = shared::protocol::network::PEERS_MAX;
+const KNOWN_MAX: usize = protocol::network::PEERS_MAX;
 /// Capacity of the progress queue.
 const PROGRESS_MAX: usize = 8;
 /// An engine that finished a collective within this time counts as busy.
@@ -133,7 +130,8 @@ impl Network {
     }
 }
 
-/// The results that the planner uses, small enough for every report: bandwidth of all threads, first context, longest prompt.
+/// The results that the planner uses, small enough for every report: bandwidth of all threads, first context, longest
+/// prompt.
 fn shortened(found: &NodeBench) -> NodeBench {
     NodeBench {
         bandwidth: found.bandwidth.last().copied().into_iter().collect(),

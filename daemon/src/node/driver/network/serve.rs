@@ -1,15 +1,16 @@
 //! The accepting end of a measured link: echoes small messages and streams, only to the node that dialled.
 use std::time::Duration;
 
-use shared::protocol::{
+use common::fault::FaultKind;
+use protocol::{
     connection::{Connection, send_welcome},
-    error::FaultKind,
     handshake::{Identity, Welcome},
     network::{CHUNK_BYTES, LINE_SECONDS_MAX, Probe, STREAM_BYTES_MAX},
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{super::Driver, LINES_MAX, line::Line};
+use super::{LINES_MAX, line::Line};
+use crate::node::driver::Driver;
 
 /// Body of every message of a stream.
 static CHUNK: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];

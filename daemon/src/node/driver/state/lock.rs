@@ -1,5 +1,5 @@
-//! One process per state folder: two daemons that write the same epoch and votes break every promise that is on the disk. The lock is the
-//! kernel's and ends with its process, however that ends.
+//! Exclusive lock on a state folder: two daemons that write the same epoch and votes would break the promises on the
+//! disk. The kernel holds the lock and releases it when the process ends for any reason.
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{Read, Write},
@@ -10,18 +10,18 @@ use anyhow::{Context, bail};
 
 const LOCK_FILE: &str = "lock";
 
-/// Held for as long as the daemon runs.
+/// Held while the daemon runs.
 #[derive(Debug)]
 pub struct StateLock {
-    /// `None` on a disk that cannot be written: no other daemon can write to it either.
+    /// `None` on a file system that cannot be written, where no other daemon can write either.
     _file: Option<File>,
 }
 
 impl StateLock {
-    /// Locks the folder (and if needed makes it).
+    /// Locks the folder, creating it if needed.
     ///
     /// # Errors
-    /// Another process holds it, or the folder cannot be made: the message says what to do.
+    /// Another process holds the lock, or the folder cannot be created; the message gives the remedy.
     pub fn take(folder: &Path) -> anyhow::Result<Self> {
         if !folder.is_dir() {
             fs::create_dir_all(folder).with_context(|| super::unusable(folder))?;
@@ -33,18 +33,19 @@ impl StateLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
-                // A process that has just locked it may not have said who it is.
+                // A process that has just taken the lock may not have written its id yet.
                 let _ = file.read_to_string(&mut holder);
                 let holder = Some(holder.trim()).filter(|pid| !pid.is_empty()).unwrap_or("unknown");
                 let folder = folder.display();
                 bail!(
-                    "state folder {folder} is in use by another brambled (process {holder}); stop that one (kill {holder}), or give this one a folder of its own with --state DIR"
+                    "state folder {folder} is in use by another brambled (process {holder}); stop that one (kill \
+                     {holder}), or give this one a different folder with --state DIR"
                 );
             }
-            // A file system without locks.
+            // The file system does not support locks.
             Err(TryLockError::Error(_)) => return Ok(Self { _file: None }),
         }
-        // Only for the message above; on a full disk it stays empty.
+        // Used only for the message above; on a full disk the file stays empty.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(Self { _file: Some(file) })
     }
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_that_is_in_use_is_refused_with_the_process() {
+    fn locked_folder_is_refused_with_the_process_id() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let state = folder.path().join("state");
         let held = StateLock::take(&state).expect("the folder is free");

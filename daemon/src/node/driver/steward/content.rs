@@ -1,29 +1,27 @@
-//! Whether a member still holds the weights that the topology was committed with: asked before it is brought up again, and before a
-//! vote on a topology that the member joins.
+//! Checks whether a member still holds the weights that the topology was committed with: before recovery brings it up
+//! again, and before a vote on a topology that the member joins.
 use std::{sync::Arc, time::Duration};
 
-use shared::{
-    protocol::{
-        error::{Fault, FaultKind},
-        message::{RequestBody, ResponseBody},
-        models::{ModelsRequest, ModelsResponse},
-        session::Session,
-    },
-    topology::Topology,
+use common::fault::{Fault, FaultKind};
+use protocol::{
+    message::{RequestBody, ResponseBody},
+    models::{ModelsRequest, ModelsResponse},
+    session::Session,
 };
+use topology::Topology;
 
 use super::peers::unexpected;
 
-/// A member that hashes its file must say something within this.
+/// Longest silence of a member that hashes its file.
 const WORD: Duration = Duration::from_secs(60);
-/// The wire version in which nodes know the content of a model.
+/// The wire version since which nodes report the content hash of a model.
 const VERSION: u16 = 5;
 
-/// Asks a member for the content of its file, which it hashes if that changed, and compares. Without a known content, the identity of
-/// the file's header is compared.
+/// Requests the content hash of a member's file and compares it; the member hashes the file again if it changed. If the
+/// hash is unknown, the identity of the file's header is compared.
 ///
 /// # Errors
-/// It holds other weights, cannot read its file, or does not answer for too long.
+/// The member holds other weights, cannot read its file, or is silent for too long.
 pub(super) async fn check(topology: Topology, session: Arc<Session>) -> Result<(), Fault> {
     let Some(expected) = topology.content.filter(|_| session.version >= VERSION) else {
         return check_identity(topology, &session).await;

@@ -1,4 +1,5 @@
-//! Sends the questions of the node's steward (`node::steward`, which decides) and passes the answers on; drives rolling restarts.
+//! Sends the questions of the node's steward (`node::steward`, which decides) and returns the answers; drives rolling
+//! restarts.
 mod content;
 mod peers;
 mod rolling;
@@ -10,23 +11,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use shared::{
-    protocol::{
-        error::{Fault, FaultKind},
-        handshake::Identity,
-        message::{RequestBody, ResponseBody},
-        session::Session,
-    },
-    topology::{
-        Topology,
-        replan::{Stays, replan},
-        sizes::ModelSizes,
-    },
+use common::fault::{Fault, FaultKind};
+use planner::replan::{Stays, replan};
+use protocol::{
+    handshake::Identity,
+    message::{RequestBody, ResponseBody},
+    session::Session,
 };
 use tokio::{
     task::{JoinSet, spawn_blocking},
     time::sleep,
 };
+use topology::{Topology, sizes::ModelSizes};
 
 use self::{peers::Peers, rolling::Restarting};
 use super::loading;
@@ -35,7 +31,7 @@ use crate::{
     node::steward::{self, Ask, Question, Reply, Settings},
 };
 
-/// The steward's messenger.
+/// Driver of the steward's state machine.
 #[derive(Clone, Debug)]
 pub struct Steward {
     identity: Identity,
@@ -43,7 +39,7 @@ pub struct Steward {
     models: Vec<PathBuf>,
 }
 
-/// The answer to one question, and the session that it came by if that is new.
+/// The answer to one question, and its session if that was opened for it.
 struct Answered {
     question: Question,
     reply: Reply,
@@ -51,7 +47,7 @@ struct Answered {
 }
 
 impl Steward {
-    /// For a daemon that listens on `own`, as it is dialled from here.
+    /// A driver for a daemon whose address, as dialled from this machine, is `own`.
     pub fn new(config: &Config, identity: Identity, own: String) -> Self {
         let is_any = |address: SocketAddr| address.ip().is_unspecified();
         let settings = Settings {
@@ -64,7 +60,7 @@ impl Steward {
         Self { identity, settings, models: config.models.clone() }
     }
 
-    /// Runs until its task is ended.
+    /// Runs until its task is aborted.
     pub async fn run(self) {
         let started = Instant::now();
         let mut machine = steward::Steward::new(self.settings.clone());
@@ -85,7 +81,7 @@ impl Steward {
         }
     }
 
-    /// Passes questions and answers on until the machine is at rest. Questions that are left then end with the set.
+    /// Sends questions and returns answers until the state machine is idle. Unanswered questions then end with the set.
     async fn follow(&self, machine: &mut steward::Steward, peers: &mut Peers, mut asks: Vec<Ask>, started: Instant) {
         let mut asked = JoinSet::new();
         loop {
@@ -95,7 +91,7 @@ impl Steward {
             if !machine.is_busy() {
                 return;
             }
-            // A question that panicked is the end of this look: the next one begins from what the nodes say then.
+            // If a question panicked, this look ends; the next one starts from the current standings.
             let Some(Ok(Answered { question, reply, session })) = asked.join_next().await else { return };
             if let Some((address, session)) = session {
                 peers.keep(address, session);
@@ -148,13 +144,13 @@ impl Steward {
     }
 }
 
-/// The first answer that is no progress of a load.
+/// The first answer that is not progress of a load.
 async fn answer(session: &Session, body: RequestBody, within: Duration) -> Result<ResponseBody, Fault> {
     let what = match &body {
         RequestBody::Prepare(_) => "loading its shard",
         RequestBody::Commit { .. } => "opening its links",
         RequestBody::Abort { .. } => "an abort",
-        RequestBody::Exclude(_) => "keeping the list of nodes that are out",
+        RequestBody::Exclude(_) => "storing the list of excluded nodes",
         _ => "an answer about recovery",
     };
     let mut reply = session.ask(body).await?;

@@ -1,12 +1,12 @@
-//! Sessions of a node with other nodes while they bring a topology up: kept from look to look, each question with a deadline.
+//! Sessions with other nodes during recovery: kept between looks, with a deadline for each question.
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
     time::Duration,
 };
 
-use shared::protocol::{
-    error::{Fault, FaultKind},
+use common::fault::{Fault, FaultKind};
+use protocol::{
     handshake::Identity,
     message::{RequestBody, ResponseBody},
     recovery::{RecoveryAnswer, RecoveryAsk, Standing},
@@ -16,14 +16,14 @@ use tokio::{task::JoinSet, time::timeout};
 
 use crate::node::steward::ANSWER;
 
-/// A node must be connected within this.
+/// Deadline of a connection attempt.
 const DIAL: Duration = Duration::from_millis(1500);
 
 /// Sessions by address.
 #[derive(Debug)]
 pub(super) struct Peers {
     identity: Identity,
-    /// Where the own node listens.
+    /// Address at which this node listens.
     listen: Option<String>,
     sessions: HashMap<String, Arc<Session>>,
 }
@@ -52,12 +52,12 @@ impl Peers {
         self.sessions.get(address).cloned()
     }
 
-    /// Keeps a session that was opened elsewhere.
+    /// Stores a session that was opened elsewhere.
     pub(super) fn keep(&mut self, address: String, session: Arc<Session>) {
         self.sessions.insert(address, session);
     }
 
-    /// What the node at an address holds.
+    /// The standing of the node at an address.
     pub(super) async fn standing(&mut self, address: &str) -> Result<Standing, Fault> {
         let caller = self.caller();
         let session = self.session(address).await?;
@@ -68,7 +68,7 @@ impl Peers {
         self.listen.as_ref().map(|listen| (self.identity.name.clone(), listen.clone()))
     }
 
-    /// What the nodes at these addresses hold, asked all at once; those that do not answer are left out.
+    /// The standings of the nodes at these addresses, requested concurrently; nodes that do not answer are missing.
     pub(super) async fn standings(&mut self, mut addresses: Vec<String>) -> BTreeMap<String, Standing> {
         addresses.sort_unstable();
         addresses.dedup();
@@ -96,7 +96,7 @@ impl Peers {
         found
     }
 
-    /// Tells the node at an address something that it has to keep.
+    /// Sends a record to the node at an address, which has to store it.
     pub(super) async fn tell(&mut self, address: &str, ask: RecoveryAsk) -> Result<(), Fault> {
         let session = self.session(address).await?;
         match question(&session, ask).await? {

@@ -1,34 +1,35 @@
-//! Drives a rolling restart that the nodes keep among themselves: one node at a time, the next when all serve again, paused at the
-//! first trouble. The first of its nodes, else of the topology's, that answers and is not the one being restarted drives; another takes
-//! its place when it goes. A node that has nobody else sees to itself: it knows from its disk what it was about to do.
+//! Drives a rolling restart, whose record the nodes share: one node at a time, the next one when all members serve
+//! again; pauses at the first problem. The driver is the first reachable node of the restart, otherwise of the
+//! topology, that is not being restarted; if it is lost, another one takes over. A node without peers restarts itself
+//! and reads the pending step from its disk.
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-use shared::{
-    protocol::recovery::{RecoveryAsk, Standing},
-    telemetry::NodeState,
-    topology::{Rolling, Topology, rolling::Phase},
-};
+use protocol::recovery::{RecoveryAsk, Standing};
+use telemetry::NodeState;
+use topology::{Rolling, Topology, rolling::Phase};
 
 use super::{Steward, peers::Peers};
 
-/// Time for a node to restart and for all members to serve again, without its drain. Shards of gigabytes load from SD cards.
+/// Time for a node to restart and for all members to serve again, without its drain. Shards of gigabytes load from SD
+/// cards.
 const STEP: Duration = Duration::from_secs(300);
 
-/// What the driver of a restart remembers.
+/// State of the driver of a restart.
 #[derive(Debug, Default)]
 pub(super) struct Restarting {
     /// The step under way, and since when.
     step: Option<(u64, Instant)>,
-    /// When the node was told last.
+    /// When the order to restart was last sent to the node.
     told: Option<Instant>,
-    /// Whether the other members were already asked to continue without the node.
+    /// Whether the other members were already requested to continue without the node.
     has_left: bool,
 }
 
-/// Takes the next step of a restart that this node drives. Returns a node that the topology should exclude before it restarts.
+/// Takes the next step of a restart that this node drives. Returns a node that the topology should exclude before it
+/// restarts.
 pub(super) async fn look(
     steward: &Steward,
     peers: &mut Peers,
@@ -64,11 +65,17 @@ pub(super) async fn look(
     let well = is_well(own, &answers);
     let next = match (rolling.before, view) {
         (None, Some(standing)) if well.is_ok() && !standing.supervised => {
-            Some(rolling.in_phase(Phase::Paused(format!("{target} has nothing that would start it again"))))
+            Some(rolling.in_phase(Phase::Paused(format!(
+                "{target} cannot be restarted remotely: it does not run \
+             under a supervisor"
+            ))))
         }
         (None, Some(standing)) if well.is_ok() => Some(rolling.begun(standing.instance)),
         (Some(before), Some(standing)) if standing.instance != before && well.is_ok() && !has_left(own, target) => {
-            tracing::info!("rolling restart: {target} is back and serves, {} ms after it was told", since.as_millis());
+            tracing::info!(
+                "rolling restart: {target} serves again, {} ms after the order to restart",
+                since.as_millis()
+            );
             Some(rolling.advanced())
         }
         (Some(before), Some(standing)) if standing.instance == before && standing.state != NodeState::Draining => {
@@ -77,7 +84,7 @@ pub(super) async fn look(
             }
             if memory.told.is_none_or(|told| told.elapsed() > Duration::from_secs(2)) {
                 memory.told = Some(Instant::now());
-                tracing::info!("rolling restart: {target} is told to restart");
+                tracing::info!("rolling restart: ordering {target} to restart");
                 let ask = RecoveryAsk::Restart { drain_ms: rolling.drain_ms };
                 if let Err(fault) = peers.tell(address, ask).await {
                     tracing::warn!("rolling restart: {fault}");
@@ -98,7 +105,7 @@ pub(super) async fn look(
     None
 }
 
-/// Tells all who answer, this node first: what is not kept here is not done.
+/// Sends the record to all nodes that answer. This node stores it first; if that fails, nothing is sent.
 async fn spread(steward: &Steward, peers: &mut Peers, rolling: &Rolling, addresses: impl Iterator<Item = &String>) {
     if let Err(fault) = peers.tell(&steward.settings.own, RecoveryAsk::Rolling(rolling.clone())).await {
         return tracing::warn!("rolling restart: {fault}");
@@ -116,9 +123,9 @@ fn why_overdue(rolling: &Rolling, view: Option<&Standing>, well: Result<(), Stri
     match (well, rolling.before, view) {
         (Err(why), ..) => format!("{why}, for {seconds} s"),
         (Ok(()), Some(before), Some(one)) if one.instance != before => {
-            format!("{target} restarted but is not a member again after {seconds} s; console include {target}")
+            format!("{target} restarted but is not a member again after {seconds} s; run `console include {target}`")
         }
-        (Ok(()), ..) => format!("{target} does not restart, for {seconds} s"),
+        (Ok(()), ..) => format!("{target} has not restarted after {seconds} s"),
     }
 }
 
@@ -130,9 +137,9 @@ fn has_left(own: &Standing, node: &str) -> bool {
     left && own.exclusions.out().all(|entry| entry.node != node)
 }
 
-/// Whether all members of the topology serve it; who does not.
+/// Whether all members of the topology serve it; otherwise the first one that does not, and its state.
 fn is_well(own: &Standing, answers: &BTreeMap<String, Standing>) -> Result<(), String> {
-    // Whoever drives need not be a member itself.
+    // The driver need not be a member itself.
     let all = answers.values().chain([own]).filter_map(|standing| standing.committed.as_ref());
     let Some(committed) = all.max_by_key(|committed| committed.epoch) else { return Ok(()) };
     for member in &committed.topology.members {
@@ -160,9 +167,9 @@ mod tests {
             let rolling = Rolling { targets, done: 0, before, phase, drain_ms: 0, by, revision: 1 };
             why_overdue(&rolling, standing.as_ref(), well.map_err(str::to_owned), STEP)
         };
-        let gone = "pi3 restarted but is not a member again after 300 s; console include pi3";
+        let gone = "pi3 restarted but is not a member again after 300 s; run `console include pi3`";
         assert_eq!(why(Some(9), Ok(())), gone, "run 1 answers");
-        assert_eq!(why(Some(1), Ok(())), "pi3 does not restart, for 300 s");
+        assert_eq!(why(Some(1), Ok(())), "pi3 has not restarted after 300 s");
         assert_eq!(why(Some(9), Err("pi2 is loading")), "pi2 is loading, for 300 s");
     }
 }

@@ -1,0 +1,67 @@
+//! What one step computes, and the buffers that it reuses.
+use common::ids::Slot;
+use kernels::Activations;
+use kernels::{Choice, GroupedActivations, Groups};
+
+/// A token of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchToken {
+    /// Slot of its sequence.
+    pub slot: Slot,
+    /// Its position in the sequence.
+    pub position: u32,
+    /// Token id, below the vocabulary's length.
+    pub token: u32,
+    /// Whether the logits after it are needed.
+    pub wants_logits: bool,
+}
+
+/// A step's tokens and the KV blocks of their sequences.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Tokens; those of one sequence in order of position.
+    pub tokens: &'a [BatchToken],
+    /// Blocks of each slot in order of position.
+    pub blocks: &'a [Vec<u32>],
+}
+
+/// Buffers of a step, reused from step to step.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// `[token, embedding_length]` after a norm.
+    pub normed: Vec<f32>,
+    /// The same, quantised.
+    pub activations: Activations,
+    /// `[token, heads, head_length]`
+    pub(super) query: Vec<f32>,
+    /// `[token, head_count_kv, head_length]`
+    pub(super) key: Vec<f32>,
+    /// `[token, head_count_kv, head_length]`
+    pub(super) value: Vec<f32>,
+    /// `[token, heads, head_length]`
+    pub(super) attended: Vec<f32>,
+    /// Attention states (`attention.rs`).
+    pub(super) states: Vec<f32>,
+    /// `[token, columns]`
+    pub gate: Vec<f32>,
+    /// `[token, columns]`
+    pub up: Vec<f32>,
+    /// Buffers of the experts.
+    pub routing: Routing,
+    /// `[token, embedding_length]`: this rank's contribution to the hidden state.
+    pub partial: Vec<f32>,
+}
+
+/// Buffers of the experts, reused from step to step.
+#[derive(Debug, Default)]
+pub struct Routing {
+    /// `[token, expert_count]`
+    pub(super) logits: Vec<f32>,
+    /// `[token, expert_used_count]`
+    pub(super) choices: Vec<Choice>,
+    pub(super) groups: Groups,
+    /// `[token, embedding_length]`, then `[row of the groups, columns]`.
+    pub(super) activations: GroupedActivations,
+    /// `[row of the groups, columns]`
+    pub(super) inner: Vec<f32>,
+}

@@ -1,0 +1,32 @@
+//! Why a shard cannot be loaded.
+use std::io;
+
+/// Why a shard could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file changed between check and load.
+    #[error("tensor {0} disappeared from the file; do not replace a model while it is loading")]
+    Missing(String),
+    /// The file cannot be read.
+    #[error("cannot read tensor {tensor}: {source}; check the file and its disk")]
+    Read {
+        /// The tensor.
+        tensor: String,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The system has no memory for the shard.
+    #[error("cannot allocate {bytes} bytes for weights: {source}; use more nodes or a smaller model")]
+    Memory {
+        /// Bytes requested.
+        bytes: usize,
+        /// The error of the system.
+        source: io::Error,
+    },
+    /// The file was written to.
+    #[error("the file changed while it was loading; do not modify it, and assign again")]
+    Changed,
+    /// The assignment was cancelled.
+    #[error("the load was cancelled")]
+    Cancelled,
+}

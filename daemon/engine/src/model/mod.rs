@@ -1,0 +1,24 @@
+//! One rank's part of a model: its weights, its KV cache and the forward pass over a batch of tokens. Reaches the other
+//! ranks only through the `Collective` trait; starts no thread and opens no socket.
+pub mod arch;
+pub mod attention;
+pub mod batch;
+pub mod error;
+pub mod experts;
+pub mod feed_forward;
+pub mod forward;
+pub mod kv_cache;
+mod pace;
+pub mod packed;
+pub mod region;
+pub mod rope;
+pub mod slices;
+pub mod weights;
+
+pub use batch::{Batch, BatchToken};
+pub use error::LoadError;
+pub use forward::{ForwardError, KvSink, Model};
+pub use kv_cache::KvCache;
+pub use pace::{Pace, PacedMachine};
+pub use packed::{Cached, PackedCache};
+pub use weights::{Layer, Matrix, Shard, Source};

@@ -1,0 +1,269 @@
+//! The plan of a step: what the head sends to every rank, and the sequence state that each rank keeps by applying
+//! plans.
+use common::chat::Grammar;
+use common::{ids::Slot, limits::KV_BLOCK_LENGTH, sampling::SamplingParameters};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use topology::{Topology, layout::STEP_TOKENS_MAX};
+
+use super::costs::ROWS_MAX;
+use crate::model::BatchToken;
+
+/// One step, as scheduled by the head.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The head had work right before this step: time spent waiting for this plan is waiting, not idling.
+    pub continues: bool,
+    /// Whether it contains prompt tokens.
+    pub is_prefill: bool,
+    /// A constrained sequence is about to begin: ranks of the last stage read the vocabulary in the background.
+    pub prepares: bool,
+    /// Sequences that begin.
+    pub opened: Vec<Opened>,
+    /// Sequences that ended before this step.
+    pub closed: Vec<Slot>,
+    /// KV blocks appended to sequences, in order, as (slot, block).
+    pub blocks: Vec<(Slot, u32)>,
+    /// KV blocks to copy before the step, one after another, as (source, destination).
+    pub copies: Vec<(u32, u32)>,
+    /// The step's tokens.
+    pub entries: Vec<PlanEntry>,
+}
+
+/// A sequence that begins, with everything a surviving rank needs to continue it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Opened {
+    /// Its slot.
+    pub slot: Slot,
+    /// Sampling parameters.
+    pub sampling: SamplingParameters,
+    /// Prompt tokens whose keys and values are cached: their rows are never written, because other sequences may read
+    /// them.
+    pub cached: u32,
+    /// Its prompt.
+    pub prompt: Vec<u32>,
+    /// Constraint on its answer.
+    pub grammar: Option<Constraint>,
+}
+
+/// A token of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanEntry {
+    /// Slot of its sequence.
+    pub slot: Slot,
+    /// Its position in the sequence.
+    pub position: u32,
+    /// Token id.
+    pub token: u32,
+    /// Whether a token is sampled after it.
+    pub wants_logits: bool,
+}
+
+/// Why a plan cannot be applied: the ranks are out of step.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the head's plan does not match this rank's state: {0}")]
+pub struct PlanError(String);
+
+/// Limits on a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Concurrent sequences.
+    pub slots: usize,
+    /// KV blocks on each rank.
+    pub blocks: usize,
+    /// Longest sequence, in tokens.
+    pub context_length: usize,
+    /// Exclusive limit on token ids.
+    pub vocabulary_length: usize,
+}
+
+impl Limits {
+    /// The limits of a topology for a model with `vocabulary_length` tokens.
+    pub fn of(topology: &Topology, vocabulary_length: usize) -> Self {
+        Self {
+            slots: usize::from(topology.slots),
+            blocks: topology.kv_block_count(),
+            context_length: topology.context_length as usize,
+            vocabulary_length,
+        }
+    }
+}
+
+/// A running sequence, the same on every rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sequence {
+    /// Sampling parameters.
+    pub sampling: SamplingParameters,
+    /// Prompt and tokens fed so far; the last of these may be speculative.
+    pub tokens: Vec<u32>,
+    /// Number of cached positions, which are never written; length of the prompt, whose tokens are final.
+    settled: (usize, usize),
+}
+
+/// Sequences and block tables of one rank, maintained by applying plans.
+#[derive(Debug)]
+pub struct Sequences {
+    limits: Limits,
+    slots: Vec<Option<Sequence>>,
+    blocks: Vec<Vec<u32>>,
+    batch: Vec<BatchToken>,
+}
+
+impl Plan {
+    /// Empties the plan; its lists keep their capacity.
+    pub fn clear(&mut self) {
+        let Self { continues, is_prefill, prepares, opened, closed, blocks, copies, entries } = self;
+        (*continues, *is_prefill, *prepares) = (false, false, false);
+        opened.clear();
+        closed.clear();
+        blocks.clear();
+        copies.clear();
+        entries.clear();
+    }
+
+    /// Appends the encoded plan to a frame's payload.
+    pub fn encode(&self, payload: &mut Vec<u8>) {
+        let room = std::mem::take(payload);
+        *payload = postcard::to_extend(self, room).expect("a plan holds only types that postcard encodes");
+    }
+
+    /// Decodes a frame's payload in place, reusing the lists: there is one plan per token.
+    ///
+    /// # Errors
+    /// The bytes are not a plan; the contents are then undefined.
+    pub fn decode(&mut self, bytes: &[u8]) -> Result<(), PlanError> {
+        self.clear();
+        let rest = self.read(bytes).map_err(|error| PlanError(error.to_string()))?;
+        if rest.is_empty() { Ok(()) } else { Err(PlanError(format!("{} bytes follow its end", rest.len()))) }
+    }
+
+    /// Reads the fields in the order of the derived encoding.
+    fn read<'a>(&mut self, bytes: &'a [u8]) -> postcard::Result<&'a [u8]> {
+        let rest;
+        (self.continues, rest) = postcard::take_from_bytes(bytes)?;
+        let ((is_prefill, prepares), rest) = postcard::take_from_bytes(rest)?;
+        (self.is_prefill, self.prepares) = (is_prefill, prepares);
+        let rest = read_list(rest, &mut self.opened)?;
+        let rest = read_list(rest, &mut self.closed)?;
+        let rest = read_list(rest, &mut self.blocks)?;
+        let rest = read_list(rest, &mut self.copies)?;
+        read_list(rest, &mut self.entries)
+    }
+}
+
+/// Reads a counted list. A count larger than the remaining bytes fails when they run out: each item takes at least one.
+fn read_list<'a, T: DeserializeOwned>(bytes: &'a [u8], list: &mut Vec<T>) -> postcard::Result<&'a [u8]> {
+    let (count, mut rest) = postcard::take_from_bytes::<u64>(bytes)?;
+    for _ in 0..count {
+        let item;
+        (item, rest) = postcard::take_from_bytes(rest)?;
+        list.push(item);
+    }
+    Ok(rest)
+}
+
+impl Sequences {
+    /// Creates an empty set.
+    pub fn new(limits: Limits) -> Self {
+        let slots = (0..limits.slots).map(|_| None).collect();
+        Self { limits, slots, blocks: vec![Vec::new(); limits.slots], batch: Vec::new() }
+    }
+
+    /// The sequence in a slot.
+    pub fn get(&self, slot: Slot) -> Option<&Sequence> {
+        self.slots.get(slot.index()).and_then(Option::as_ref)
+    }
+
+    /// The step's tokens as of the latest [`Self::apply`], and the block tables.
+    pub fn batch(&self) -> (&[BatchToken], &[Vec<u32>]) {
+        (&self.batch, &self.blocks)
+    }
+
+    /// Applies a plan: closes and opens sequences, appends blocks and records the tokens.
+    ///
+    /// # Errors
+    /// A slot, block, position or id outside the limits, or a token that does not continue its sequence.
+    pub fn apply(&mut self, plan: &Plan) -> Result<(), PlanError> {
+        for slot in &plan.closed {
+            let sequence = self.slots.get_mut(slot.index());
+            sequence.and_then(Option::take).ok_or_else(|| PlanError(format!("it closes idle slot {slot}")))?;
+            self.blocks[slot.index()].clear();
+        }
+        for opened in &plan.opened {
+            self.open(opened)?;
+        }
+        for (slot, block) in &plan.blocks {
+            let is_running = self.get(*slot).is_some();
+            let most = self.limits.context_length.div_ceil(KV_BLOCK_LENGTH);
+            let table = self.blocks.get_mut(slot.index()).filter(|table| is_running && table.len() < most);
+            let table = table.filter(|_| (*block as usize) < self.limits.blocks);
+            table.ok_or_else(|| PlanError(format!("it appends block {block} to slot {slot}")))?.push(*block);
+        }
+        for opened in &plan.opened {
+            self.make_room(opened.slot);
+        }
+        let is_out = |(from, to): &(u32, u32)| (*from).max(*to) as usize >= self.limits.blocks;
+        if plan.copies.len() > plan.opened.len() || plan.copies.iter().any(is_out) {
+            return Err(PlanError(format!("it copies blocks {:?} of {}", plan.copies, self.limits.blocks)));
+        }
+        self.batch.clear();
+        if plan.entries.is_empty() || plan.entries.len() > STEP_TOKENS_MAX {
+            return Err(PlanError(format!("a step of {} tokens is empty or too large", plan.entries.len())));
+        }
+        let wanted = plan.entries.iter().filter(|entry| entry.wants_logits).count();
+        if wanted > ROWS_MAX {
+            return Err(PlanError(format!("it requests the logits of {wanted} tokens in one step")));
+        }
+        plan.entries.iter().try_for_each(|entry| self.enter(entry))
+    }
+
+    fn open(&mut self, opened: &Opened) -> Result<(), PlanError> {
+        let in_vocabulary = opened.prompt.iter().all(|id| (*id as usize) < self.limits.vocabulary_length);
+        let fits = (1..=self.limits.context_length).contains(&opened.prompt.len());
+        let place = self.slots.get_mut(opened.slot.index()).filter(|place| place.is_none());
+        let settled = (opened.cached as usize, opened.prompt.len());
+        let (Some(place), true, true, true) = (place, in_vocabulary, fits, settled.0 < settled.1) else {
+            return Err(PlanError(format!("a sequence of {} tokens for slot {}", opened.prompt.len(), opened.slot)));
+        };
+        *place = Some(Sequence { sampling: opened.sampling.clone(), tokens: opened.prompt.clone(), settled });
+        Ok(())
+    }
+
+    /// Reserves capacity for all tokens that a new sequence's blocks can hold, so that no token allocates later.
+    fn make_room(&mut self, slot: Slot) {
+        let most = self.blocks[slot.index()].len() * KV_BLOCK_LENGTH;
+        if let Some(sequence) = self.slots[slot.index()].as_mut() {
+            sequence.tokens.reserve(most.saturating_sub(sequence.tokens.len()));
+        }
+    }
+
+    fn enter(&mut self, entry: &PlanEntry) -> Result<(), PlanError> {
+        let PlanEntry { slot, position, token, wants_logits } = *entry;
+        let blocks = self.blocks.get(slot.index()).map_or(0, Vec::len);
+        let place = position as usize;
+        let error = || PlanError(format!("it feeds token {token} at position {position} of slot {slot}"));
+        let sequence = self.slots.get_mut(slot.index()).and_then(Option::as_mut).ok_or_else(error)?;
+        let (cached, settled) = sequence.settled;
+        let is_known = (cached..settled).contains(&place) && sequence.tokens[place] == token;
+        // After the prompt, a token may replace a rejected speculative token and all tokens after that.
+        let is_next = (settled..=sequence.tokens.len()).contains(&place) && place < self.limits.context_length;
+        let in_vocabulary = (token as usize) < self.limits.vocabulary_length;
+        if !(is_known || is_next) || !in_vocabulary || place / KV_BLOCK_LENGTH >= blocks {
+            return Err(error());
+        }
+        if is_next {
+            sequence.tokens.truncate(place);
+            sequence.tokens.push(token);
+        }
+        self.batch.push(BatchToken { slot, position, token, wants_logits });
+        Ok(())
+    }
+}
+
+/// Constraint on the answer of a sequence.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Constraint {
+    /// Form of the answer.
+    pub grammar: Grammar,
+    /// Position of the answer's first token.
+    pub begin: u32,
+}

@@ -1,0 +1,208 @@
+//! Samples the tokens of a step on the first rank of the last stage, from the summaries of all ranks of that stage.
+//! Reuses its buffers: no allocation per token.
+use common::{ids::Slot, units::Nanoseconds};
+use protocol::frame::FrameKind;
+use telemetry::RankTotals;
+
+use super::{
+    costs::ROWS_MAX,
+    error::EngineError,
+    plan::{Plan, PlanEntry},
+    sample::{Answer, Chooser, Chosen, SampleError, Step, Summary},
+    step::{Candidates, Stepper},
+};
+use crate::step::encode_totals;
+
+/// Initial capacity of a query, in bytes.
+const QUERY_ROOM: usize = 1024;
+
+/// The tokens of a step, and the time accounting of every rank of the replica since the previous tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Drawn {
+    /// In the order of the plan's entries that want logits; of a slot's speculative tokens only those that follow
+    /// accepted ones.
+    pub tokens: Vec<(Slot, Chosen)>,
+    /// Time accounting, by rank.
+    pub totals: Vec<RankTotals>,
+    /// Time from the end of the layers until all tokens were sampled.
+    pub sampling: Nanoseconds,
+}
+
+/// Samples a step's tokens on the first rank of the last stage.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    /// Summaries of the latest step, rank by rank with this one first, one for each token that wants logits.
+    summaries: Vec<Summary>,
+    answers: Vec<Answer>,
+    chooser: Chooser,
+    payload: Vec<u8>,
+    /// Result of the latest step.
+    pub drawn: Drawn,
+}
+
+impl Sampler {
+    /// Runs one step on this rank and samples its tokens into `drawn`; false if no token is wanted.
+    ///
+    /// # Errors
+    /// Any error that ends the topology.
+    pub fn step(&mut self, stepper: &mut Stepper, plan: &Plan) -> Result<bool, EngineError> {
+        self.summaries.reserve(ROWS_MAX * stepper.place.group.len());
+        stepper.step(plan, &mut self.summaries)?;
+        self.drawn.tokens.clear();
+        let count = self.summaries.len();
+        if count == 0 {
+            return Ok(false);
+        }
+        self.gather(stepper)?;
+        self.drawn.tokens.reserve(ROWS_MAX);
+        let wanted = plan.entries.iter().filter(|entry| entry.wants_logits);
+        let mut refused = None;
+        for (place, entry) in wanted.enumerate() {
+            // A second row of a slot is speculative: its logits count only if its token equals the one sampled before
+            // it.
+            let before = self.drawn.tokens.last().filter(|(slot, _)| *slot == entry.slot);
+            if before.is_some_and(|(_, before)| before.id != entry.token) {
+                refused = Some(entry.slot);
+            }
+            if refused == Some(entry.slot) {
+                continue;
+            }
+            let chosen = self.choose(stepper, (place, count), entry)?;
+            self.drawn.tokens.push((entry.slot, chosen));
+        }
+        self.drawn.sampling = stepper.since_computed();
+        Ok(true)
+    }
+
+    /// Collects the summaries and the time accounting of the stage's other ranks.
+    fn gather(&mut self, stepper: &mut Stepper) -> Result<(), EngineError> {
+        let Self { summaries, drawn: Drawn { totals, .. }, .. } = self;
+        let (count, ranks, first) = (summaries.len(), stepper.place.group.len(), stepper.place.leader());
+        totals.clear();
+        totals.resize(usize::from(stepper.place.stages) * ranks, RankTotals::default());
+        let mut broken = None;
+        let sequence = stepper.group.next_sequence();
+        stepper.group.gather(FrameKind::Candidates, sequence, |rank, payload| {
+            let column = totals[rank.index() - first.index()..].iter_mut().step_by(ranks);
+            broken = broken.take().or(Candidates::decode(payload, (column, count), summaries).err());
+        })?;
+        if let Some(error) = broken {
+            return Err(error);
+        }
+        stepper.group.accounting.close_compute();
+        let own = stepper.take_totals();
+        totals.iter_mut().step_by(ranks).zip(own).for_each(|(place, own)| *place = *own);
+        Ok(())
+    }
+
+    /// Samples a token from the summaries of all ranks, with further rounds if these do not suffice. Its summary is at
+    /// index `place` of the `count` that each rank has.
+    fn choose(
+        &mut self,
+        stepper: &mut Stepper,
+        (place, count): (usize, usize),
+        entry: &PlanEntry,
+    ) -> Result<Chosen, EngineError> {
+        let broken = || EngineError::Message(FrameKind::Candidates);
+        let sequence = stepper.sequences.get(entry.slot).ok_or_else(broken)?;
+        let summaries = self.summaries.iter().skip(place).step_by(count);
+        let mut step = match self.chooser.begin(place, &sequence.sampling, entry.position, summaries) {
+            Err(SampleError::NoToken) if stepper.grammars.holds(entry.slot) => return Ok(Chosen::none()),
+            // A sequence with broken logits affects no other: only its request fails.
+            Err(SampleError::NoToken | SampleError::NotANumber) => return Ok(Chosen::broken()),
+            begun => begun?,
+        };
+        loop {
+            let query = match step {
+                Step::Done(chosen) => return Ok(chosen),
+                Step::Ask(query) => query,
+            };
+            self.payload.clear();
+            self.payload.reserve(QUERY_ROOM);
+            query.encode(&mut self.payload);
+            let number = stepper.group.next_sequence();
+            stepper.group.tell(FrameKind::Query, number, &self.payload)?;
+            let own = stepper.slice(place).ok_or_else(broken)?.answer(&query)?;
+            let answers = &mut self.answers;
+            answers.clear();
+            answers.push(own);
+            let mut wrong = None;
+            stepper.group.gather(FrameKind::Answer, number, |_, payload| match Answer::decode(payload) {
+                Ok(answer) => answers.push(answer),
+                Err(error) => wrong = Some(error),
+            })?;
+            if let Some(error) = wrong {
+                return Err(error.into());
+            }
+            step = match self.chooser.answer(answers) {
+                Err(SampleError::NoToken) => return Ok(Chosen::broken()),
+                step => step?,
+            };
+        }
+    }
+}
+
+impl Drawn {
+    /// Appends the payload of the frame that is sent to the head.
+    pub fn encode(&self, payload: &mut Vec<u8>) {
+        payload.extend(self.sampling.0.to_le_bytes());
+        payload.extend((self.tokens.len() as u16).to_le_bytes());
+        for (slot, chosen) in &self.tokens {
+            payload.extend(slot.0.to_le_bytes());
+            chosen.encode(payload);
+        }
+        let room = std::mem::take(payload);
+        *payload = self.totals.iter().fold(room, |room, totals| encode_totals(totals, room));
+    }
+
+    /// Decodes a payload, which must contain the totals of exactly `ranks` ranks.
+    ///
+    /// # Errors
+    /// The payload is malformed; the contents are then undefined.
+    pub fn decode(&mut self, payload: &[u8], ranks: usize) -> Result<(), EngineError> {
+        let broken = || EngineError::Message(FrameKind::Drawn);
+        self.tokens.clear();
+        self.totals.clear();
+        let (sampling, rest) = payload.split_first_chunk().ok_or_else(broken)?;
+        self.sampling = Nanoseconds(u64::from_le_bytes(*sampling));
+        let (count, mut rest) = rest.split_first_chunk().ok_or_else(broken)?;
+        for _ in 0..u16::from_le_bytes(*count) {
+            let (slot, behind) = rest.split_first_chunk().ok_or_else(broken)?;
+            let (chosen, behind) = Chosen::decode(behind)?;
+            self.tokens.push((Slot(u16::from_le_bytes(*slot)), chosen));
+            rest = behind;
+        }
+        for _ in 0..ranks {
+            let (totals, behind) = postcard::take_from_bytes(rest).map_err(|_| broken())?;
+            self.totals.push(totals);
+            rest = behind;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(SampleError::Broken("bytes follow its end").into()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use telemetry::PhaseTotals;
+
+    use super::*;
+
+    #[test]
+    fn samples_survive_encoding_and_malformed_ones_are_errors() {
+        let chosen = Chosen { id: 7, rounds: 2, top_logprobs: [(7, -0.5), (9, -1.5)].into_iter().collect() };
+        let decode = PhaseTotals { steps: 3, tokens: 900, ..PhaseTotals::default() };
+        let totals = RankTotals { decode, ..RankTotals::default() };
+        let drawn = Drawn {
+            tokens: vec![(Slot(1), chosen.clone()), (Slot(300), Chosen { top_logprobs: Default::default(), ..chosen })],
+            totals: vec![totals; 3],
+            sampling: Nanoseconds(70_000),
+        };
+        let mut payload = Vec::new();
+        drawn.encode(&mut payload);
+        let mut found = Drawn { tokens: Vec::new(), totals: vec![totals; 9], ..Drawn::default() };
+        found.decode(&payload, 3).expect("it is whole");
+        assert_eq!(found, drawn);
+        assert!(found.decode(&payload, 2).is_err() && found.decode(&payload, 4).is_err());
+        (0..payload.len()).for_each(|end| assert!(found.decode(&payload[..end], 3).is_err(), "cut at {end}"));
+    }
+}

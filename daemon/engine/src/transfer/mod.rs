@@ -1,0 +1,174 @@
+//! Disaggregated prefill: one group computes prompts for another, and keys and values go from rank to rank while they
+//! are computed. Each rank executes its head's orders (`Order`); heads talk to each other through the driver
+//! (`asking.rs`, `computing.rs`).
+pub mod asking;
+pub mod computing;
+mod elsewhere;
+mod inbox;
+mod outbox;
+mod rank;
+
+use std::ops::Range;
+
+use common::ids::Slot;
+use serde::{Deserialize, Serialize};
+use topology::{ShardPlan, Topology, routes};
+
+pub use self::{elsewhere::Elsewhere, rank::Transfers};
+use self::{
+    inbox::Inbox,
+    outbox::{Outbox, Way},
+};
+use crate::collective::AcrossLinks;
+
+/// Identifies a transfer among those of the decode group that requested it; increasing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct TransferId(pub u64);
+
+/// A head's order about transfers to the ranks of its group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// Send the keys and values that will be computed in a slot.
+    Send {
+        /// The slot that the next plan opens.
+        slot: Slot,
+        /// The transfer.
+        transfer: TransferId,
+        /// The decode group.
+        replica: u16,
+        /// First block to send.
+        first_block: u32,
+        /// End position of the sent range; positions before the first block count but are not sent.
+        length: u32,
+    },
+    /// Receive keys and values into these blocks.
+    Receive {
+        /// The transfer.
+        transfer: TransferId,
+        /// The prefill group.
+        replica: u16,
+        /// The blocks of the sequence.
+        blocks: Vec<u32>,
+        /// First block to receive.
+        first_block: u32,
+        /// End position of the received range; positions before the first block count but are not received.
+        length: u32,
+    },
+    /// End a transfer: send and receive nothing more of it.
+    End {
+        /// The transfer.
+        transfer: TransferId,
+        /// The other group.
+        replica: u16,
+    },
+    /// Report the status of a transfer.
+    Tell {
+        /// The transfer.
+        transfer: TransferId,
+    },
+}
+
+/// Status of a transfer on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Standing {
+    /// Some parts are missing.
+    Waiting,
+    /// All of this rank's layers and heads have arrived.
+    Arrived {
+        /// Bytes received.
+        bytes: u64,
+    },
+    /// The missing parts will not arrive.
+    Failed,
+}
+
+/// Position of a frame's parts in a KV cache: parts `[head, block]`, each with keys and values in the layout of the
+/// cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    /// Index in the whole model.
+    layer: usize,
+    /// Indices in the sequence.
+    blocks: Range<usize>,
+    /// Indices in the whole model.
+    heads_kv: Range<usize>,
+}
+
+impl Place {
+    /// Encoded length in bytes, before the parts.
+    const BYTES: usize = 12;
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let short = |value: usize| u16::try_from(value).expect("layers, heads and blocks of a frame are below 65536");
+        out.extend(short(self.layer).to_le_bytes());
+        out.extend((self.blocks.start as u32).to_le_bytes());
+        out.extend(short(self.blocks.len()).to_le_bytes());
+        out.extend(short(self.heads_kv.start).to_le_bytes());
+        out.extend(short(self.heads_kv.len()).to_le_bytes());
+    }
+
+    /// Decodes the place and returns the parts after it; `None` if the payload is truncated.
+    fn decode(payload: &[u8]) -> Option<(Self, &[u8])> {
+        let (place, parts) = payload.split_first_chunk::<{ Self::BYTES }>()?;
+        let short = |at: usize| usize::from(u16::from_le_bytes([place[at], place[at + 1]]));
+        let first = u32::from_le_bytes([place[2], place[3], place[4], place[5]]) as usize;
+        let (blocks, heads_kv) = (first..first + short(6), short(8)..short(8) + short(10));
+        Some((Self { layer: short(0), blocks, heads_kv }, parts))
+    }
+}
+
+/// What a rank of a group with a role needs besides its links to the other groups.
+#[derive(Debug)]
+pub struct Partners {
+    /// Ranks that it sends to, with the parts for each; empty in a decode group.
+    ways: Vec<Way>,
+    /// The replicas with the other role.
+    pub replicas: Vec<u16>,
+    /// A prompt is computed by a prefill group if it has at least this many tokens without the last one.
+    pub least: usize,
+    /// For benchmarks: sends nothing before the whole prompt is computed.
+    pub at_end: bool,
+}
+
+impl Partners {
+    /// Creates those of a member of `topology`; `plans` are the shards of each replica.
+    pub fn new(topology: &Topology, own: &topology::Place, plans: &[Vec<ShardPlan>]) -> Self {
+        let layout = topology.layout;
+        let is_other = |replica: &u16| layout.role(*replica) != own.role;
+        let replicas: Vec<u16> = (0..layout.replicas).filter(is_other).collect();
+        let ways = |replica: &u16| {
+            let (replica, begin) = (*replica, layout.members(*replica).start);
+            let found = routes(&plans[usize::from(own.replica)], own.rank.index(), &plans[usize::from(replica)]);
+            let way = move |route: topology::Route| {
+                let member = common::ids::MemberIndex((begin + route.to) as u16);
+                Way { replica, member, route }
+            };
+            found.into_iter().map(way)
+        };
+        let sends = own.role == topology::Role::Prefill;
+        let ways = if sends { replicas.iter().flat_map(ways).collect() } else { Vec::new() };
+        Self { ways, replicas, least: usize::MAX, at_end: false }
+    }
+
+    /// The KV transfers of a rank with the shard `plan`.
+    pub fn transfers(&self, topology: &Topology, plan: &ShardPlan, links: AcrossLinks) -> Transfers {
+        let outbox = Outbox::new(self.ways.clone(), plan.layers.clone(), plan.heads_kv.start, self.at_end);
+        Transfers::new(links, outbox, Inbox::new(plan), topology.layout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn place_survives_encoding_and_is_refused_if_truncated() {
+        let place = Place { layer: 79, blocks: 70_000..70_008, heads_kv: 6..8 };
+        let mut payload = Vec::new();
+        place.encode(&mut payload);
+        assert_eq!(payload.len(), Place::BYTES);
+        assert_eq!((0..Place::BYTES).find(|end| Place::decode(&payload[..*end]).is_some()), None);
+        payload.push(7);
+        assert_eq!(Place::decode(&payload), Some((place, &[7][..])));
+    }
+}

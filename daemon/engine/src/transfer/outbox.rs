@@ -1,0 +1,143 @@
+//! Keys and values that a rank of a prefill group sends, block by block, as soon as a layer has stored the last
+//! position of each.
+use std::ops::Range;
+
+use common::{
+    ids::{MemberIndex, Slot},
+    limits::KV_BLOCK_LENGTH,
+};
+use topology::Route;
+
+use super::{Place, TransferId};
+use crate::{
+    collective::AcrossLinks,
+    model::{BatchToken, KvCache, KvSink, kv_cache},
+};
+
+/// Most blocks in a frame.
+const FRAME_BLOCKS: usize = 8;
+
+/// A sequence that is sent while it is computed.
+#[derive(Debug)]
+struct Outgoing {
+    slot: Slot,
+    transfer: TransferId,
+    replica: u16,
+    /// End of the positions to send.
+    length: usize,
+    /// From the next block to send to the end of the blocks that the current step completes.
+    blocks: Range<usize>,
+    sequence: u32,
+}
+
+/// The route to one rank of a decode group.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    pub(super) replica: u16,
+    pub(super) member: MemberIndex,
+    pub(super) route: Route,
+}
+
+/// The outgoing transfers of one rank.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    ways: Vec<Way>,
+    first_layer: usize,
+    layers: usize,
+    first_head: usize,
+    /// For benchmarks: sends nothing before the whole prompt is computed.
+    at_end: bool,
+    list: Vec<Outgoing>,
+}
+
+impl Outbox {
+    pub(super) fn new(ways: Vec<Way>, layers: Range<usize>, first_head: usize, at_end: bool) -> Self {
+        Self { ways, first_layer: layers.start, layers: layers.len(), first_head, at_end, list: Vec::new() }
+    }
+
+    /// Starts sending the keys and values of a slot.
+    pub(super) fn open(
+        &mut self,
+        slot: Slot,
+        (transfer, replica): (TransferId, u16),
+        first_block: usize,
+        length: usize,
+    ) {
+        // Any earlier transfer from this slot is over: the slot has another sequence now.
+        self.list.retain(|outgoing| outgoing.slot != slot);
+        let blocks = first_block..first_block;
+        self.list.push(Outgoing { slot, transfer, replica, length, blocks, sequence: 0 });
+    }
+
+    /// Stops sending a transfer.
+    pub(super) fn close(&mut self, transfer: TransferId, replica: u16) {
+        self.list.retain(|outgoing| (outgoing.transfer, outgoing.replica) != (transfer, replica));
+    }
+
+    /// Determines the blocks that a step completes.
+    pub(super) fn begin(&mut self, tokens: &[BatchToken]) {
+        for outgoing in &mut self.list {
+            let last =
+                tokens.iter().filter(|token| token.slot == outgoing.slot).map(|token| token.position as usize).max();
+            let Some(last) = last else { continue };
+            let is_whole = last + 1 >= outgoing.length;
+            let end = if is_whole { outgoing.length.div_ceil(KV_BLOCK_LENGTH) } else { (last + 1) / KV_BLOCK_LENGTH };
+            if is_whole || !self.at_end {
+                outgoing.blocks.end = end.max(outgoing.blocks.start);
+            }
+        }
+    }
+
+    /// Sends a stored layer's part of the blocks that the step completes.
+    pub(super) fn stored(&mut self, layer: usize, cache: &KvCache, tables: &[Vec<u32>], links: &mut AcrossLinks) {
+        if !self.at_end {
+            self.send(layer, cache, tables, links);
+        }
+    }
+
+    /// Ends a step.
+    pub(super) fn end(&mut self, cache: &KvCache, tables: &[Vec<u32>], links: &mut AcrossLinks) {
+        if self.at_end {
+            (0..self.layers).for_each(|layer| self.send(layer, cache, tables, links));
+        }
+        self.list.iter_mut().for_each(|outgoing| outgoing.blocks.start = outgoing.blocks.end);
+        self.list.retain(|outgoing| outgoing.blocks.end < outgoing.length.div_ceil(KV_BLOCK_LENGTH));
+    }
+
+    fn send(&mut self, layer: usize, cache: &KvCache, tables: &[Vec<u32>], links: &mut AcrossLinks) {
+        let (global, first_head) = (self.first_layer + layer, self.first_head);
+        for outgoing in self.list.iter_mut().filter(|outgoing| !outgoing.blocks.is_empty()) {
+            let Some(table) = tables.get(outgoing.slot.index()) else { continue };
+            let is_of_it = |way: &&Way| way.replica == outgoing.replica && way.route.layers.contains(&global);
+            for way in self.ways.iter().filter(is_of_it) {
+                for begin in outgoing.blocks.clone().step_by(FRAME_BLOCKS) {
+                    let blocks = begin..outgoing.blocks.end.min(begin + FRAME_BLOCKS);
+                    let Some(list) = table.get(blocks.clone()) else { continue };
+                    let place = Place { layer: global, blocks, heads_kv: way.route.heads_kv.clone() };
+                    links.send(way.member, (outgoing.transfer.0, outgoing.sequence), |out| {
+                        place.encode(out);
+                        for head in place.heads_kv.clone() {
+                            let at = |block| kv_cache::Place { layer, block, head: head - first_head };
+                            list.iter().for_each(|block| out.extend_from_slice(cache.part(at(*block))));
+                        }
+                    });
+                    outgoing.sequence += 1;
+                }
+            }
+        }
+    }
+}
+
+/// An outbox during a step.
+pub(super) struct Sending<'a> {
+    pub(super) outbox: &'a mut Outbox,
+    pub(super) links: &'a mut AcrossLinks,
+    pub(super) tables: &'a [Vec<u32>],
+}
+
+impl KvSink for Sending<'_> {
+    fn stored(&mut self, layer: usize, cache: &KvCache) {
+        self.outbox.stored(layer, cache, self.tables, self.links);
+        self.links.pump();
+    }
+}

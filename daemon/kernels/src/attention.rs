@@ -1,0 +1,75 @@
+//! Arguments of attention kernels: a block of the KV cache and the running state of the query heads that read it.
+
+/// 32 positions of one KV head.
+#[derive(Clone, Copy, Debug)]
+pub struct KvBlock<'a> {
+    /// `[head_length, 32]`: the same column of all positions is contiguous, so that scores need no sum over lanes.
+    pub keys: KvValues<'a>,
+    /// `[32, head_length]`
+    pub values: KvValues<'a>,
+    /// Number of positions to attend to.
+    pub count: usize,
+    /// Keys and values that are read next, for prefetching: they lie elsewhere, where hardware prefetchers do not
+    /// follow.
+    pub next: [&'a [u8]; 2],
+}
+
+/// Keys or values in their stored form.
+#[derive(Clone, Copy, Debug)]
+pub enum KvValues<'a> {
+    /// Unquantised.
+    F32(&'a [f32]),
+    /// Halves, as bits.
+    F16(&'a [u16]),
+    /// int8, with a scale as a half for each 32 columns of a head: `[head_length / 32, 32]`.
+    Q8(&'a [i8], &'a [u16]),
+}
+
+impl<'a> KvValues<'a> {
+    /// The values as bytes, without scales.
+    pub fn bytes(self) -> &'a [u8] {
+        match self {
+            Self::F32(values) => bytemuck::must_cast_slice(values),
+            Self::F16(values) => bytemuck::must_cast_slice(values),
+            Self::Q8(values, _) => bytemuck::must_cast_slice(values),
+        }
+    }
+}
+
+/// Query heads of one token that read the same KV head, and their running state.
+#[derive(Debug)]
+pub struct Attention<'a> {
+    /// Columns of a head.
+    pub head_length: usize,
+    /// `[heads, head_length]`, divided by the square root of the head's length.
+    pub queries: &'a [f32],
+    /// `[heads]`: largest score.
+    pub largest: &'a mut [f32],
+    /// `[heads]`: sum of weights.
+    pub sum: &'a mut [f32],
+    /// `[heads, head_length]`: weighted sum of values.
+    pub out: &'a mut [f32],
+}
+
+impl Attention<'_> {
+    /// Resets the state to that before the first position.
+    pub fn clear(&mut self) {
+        self.largest.fill(f32::NEG_INFINITY);
+        self.sum.fill(0.0);
+        self.out.fill(0.0);
+    }
+
+    /// Merges the state of the positions after this one: the result depends only on the order of the parts.
+    pub fn merge(&mut self, other: &Attention<'_>) {
+        for head in 0..self.largest.len() {
+            let largest = self.largest[head].max(other.largest[head]);
+            let (own, theirs) = ((self.largest[head] - largest).exp(), (other.largest[head] - largest).exp());
+            let columns = head * self.head_length..(head + 1) * self.head_length;
+            for (out, other) in self.out[columns.clone()].iter_mut().zip(&other.out[columns]) {
+                *out = *out * own + other * theirs;
+            }
+            self.sum[head] = self.sum[head] * own + other.sum[head] * theirs;
+            self.largest[head] = largest;
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Checks every kernel table against the scalar one, and the scalar one against f64 arithmetic on the dequantised
+//! bytes.
+use gguf::BlockFormat;
+
+use super::*;
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    fn value(&mut self) -> f32 {
+        (self.next() as f32 / (1_u64 << 30) as f32 - 1.0) * 3.0
+    }
+
+    fn values(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.value()).collect()
+    }
+
+    /// Blocks of random bytes, but with finite scales: halves in them are below 2.
+    fn row(&mut self, format: BlockFormat, blocks: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..blocks * format.block_bytes()).map(|_| self.next() as u8).collect();
+        for block in bytes.chunks_exact_mut(format.block_bytes()) {
+            scales_of(format).iter().for_each(|at| block[*at + 1] &= 0xbf);
+            if format == BlockFormat::Mxfp4 {
+                block[0] = 120 + block[0] % 8;
+            }
+        }
+        bytes
+    }
+}
+
+/// Offsets of the halves (or floats) in a block.
+fn scales_of(format: BlockFormat) -> &'static [usize] {
+    match format {
+        BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Iq4Nl | BlockFormat::Iq4Xs => &[0],
+        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => &[0, 2],
+        BlockFormat::Q2K => &[80, 82],
+        BlockFormat::Q3K => &[108],
+        BlockFormat::Q6K => &[208],
+        BlockFormat::F32 => &[2],
+        BlockFormat::F16 | BlockFormat::BF16 => &[0],
+        BlockFormat::Mxfp4 => &[],
+    }
+}
+
+fn compute(kernels: &'static Kernels, threads: usize) -> Compute {
+    Compute { kernels, pool: Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false }) }
+}
+
+/// Products `[token, row]` of rows, starting at their block `begin`.
+fn product(
+    compute: &Compute,
+    format: BlockFormat,
+    rows: &[Vec<u8>],
+    skip: usize,
+    columns: usize,
+    x: &[f32],
+) -> Vec<f32> {
+    let height = compute.kernels.panel_rows;
+    let row_bytes = rows[0].len();
+    let mut bytes = vec![0; packed_bytes(rows.len(), row_bytes, height)];
+    for (panel, out) in bytes.chunks_exact_mut(row_bytes * height).enumerate() {
+        let row = |lane: usize| rows.get(panel * height + lane).map(Vec::as_slice);
+        pack_panel(format, height, 0..row_bytes / format.block_bytes(), row, out);
+    }
+    let padded = row_bytes / format.block_bytes() * format.block_length();
+    let matrix = MatrixPanels { format, bytes: &bytes, rows: rows.len(), columns: padded };
+    let mut activations = Activations::default();
+    let wanted = Wanted { skip, quantised: format.is_quantised(), floats: !format.is_quantised() };
+    activations.load(compute, x, columns, wanted);
+    let mut out = vec![f32::NAN; x.len() / columns * rows.len()];
+    matmul(compute, matrix, &activations, &mut out);
+    out
+}
+
+const TOLERANCE: f64 = 2e-5;
+
+#[track_caller]
+fn assert_near(found: f64, exact: f64, scale: f64, what: &str) {
+    let error = (found - exact).abs() / scale.max(1e-30);
+    assert!(error <= TOLERANCE, "{what}: {found} instead of {exact}, {error} of {scale}");
+}
+
+/// The values that the kernels of a format multiply with.
+fn as_multiplied(format: BlockFormat, x: &[f32]) -> Vec<f64> {
+    if !format.is_quantised() {
+        return x.iter().map(|value| f64::from(*value)).collect();
+    }
+    let of_block = |values: &[f32]| {
+        let mut block = Block::default();
+        (Kernels::SCALAR.quantise)(values, &mut block);
+        block.quants[..values.len()].iter().map(|quant| f64::from(block.scale) * f64::from(*quant)).collect::<Vec<_>>()
+    };
+    x.chunks(BLOCK).flat_map(of_block).collect()
+}
+
+/// Compares the products of each table with f64 on dequantised weights and activations; `x` has the columns from `skip`
+/// on.
+#[track_caller]
+fn check(format: BlockFormat, row: &[u8], skip: usize, x: &[f32]) {
+    let mut weights = vec![0.0; row.len() / format.block_bytes() * format.block_length()];
+    Kernels::SCALAR.dequantise_row(format, row, &mut weights);
+    let weights = &weights[skip * 32..][..x.len()];
+    let products: Vec<f64> =
+        weights.iter().zip(as_multiplied(format, x)).map(|(weight, x)| f64::from(*weight) * x).collect();
+    // Formats with minimums subtract two large sums, so errors are relative to the sum of magnitudes.
+    let scale: f64 = products.iter().map(|product| product.abs()).sum::<f64>()
+        + weights.iter().fold(0.0_f64, |most, weight| most.max(f64::from(weight.abs())));
+    for table in Kernels::available() {
+        let found = product(&compute(table, 1), format, &[row.to_vec()], skip, x.len(), x);
+        let what = format!("{} {} columns {} skip {skip}", table.name, format.name(), x.len());
+        assert_near(f64::from(found[0]), products.iter().sum(), scale, &what);
+    }
+}
+
+#[test]
+fn every_table_multiplies_every_format_correctly() {
+    let mut random = Random(1);
+    for format in BlockFormat::ALL {
+        for columns in [32_usize, 64, 96, 256, 512, 768] {
+            let blocks = columns.div_ceil(format.block_length());
+            for _ in 0..20 {
+                let row = random.row(format, blocks);
+                let x = random.values(blocks * format.block_length());
+                check(format, &row, 0, &x);
+            }
+        }
+        let zeros = vec![0; 8 * format.block_bytes()];
+        check(format, &zeros, 0, &vec![1.0; 8 * format.block_length()]);
+        check(format, &random.row(format, 8), 0, &vec![0.0; 8 * format.block_length()]);
+    }
+}
+
+#[test]
+fn only_columns_between_super_block_cuts_are_multiplied() {
+    let mut random = Random(2);
+    for format in BlockFormat::ALL.into_iter().filter(|format| format.block_length() == 256) {
+        for skip in 0..8_usize {
+            for length in 1..=20_usize {
+                let row = random.row(format, (skip + length).div_ceil(8));
+                check(format, &row, skip, &random.values(length * 32));
+            }
+        }
+    }
+}
+
+#[test]
+fn unquantised_rows_of_any_length_are_fully_multiplied() {
+    let mut random = Random(3);
+    for format in [BlockFormat::F32, BlockFormat::F16, BlockFormat::BF16] {
+        for columns in [1, 7, 8, 9, 31, 33, 100] {
+            let row = random.row(format, columns);
+            check(format, &row, 0, &random.values(columns));
+        }
+    }
+}
+
+#[test]
+fn products_of_floats_have_the_same_bits_in_every_table() {
+    let mut random = Random(12);
+    for format in [BlockFormat::F32, BlockFormat::F16, BlockFormat::BF16] {
+        for columns in [1, 3, 4, 7, 64, 2047] {
+            let rows: Vec<Vec<u8>> = (0..19).map(|_| random.row(format, columns)).collect();
+            let x = random.values(5 * columns);
+            let bits = |table| {
+                let out = product(&compute(table, 2), format, &rows, 0, columns, &x);
+                out.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            };
+            for table in Kernels::available() {
+                assert_eq!(bits(table), bits(&Kernels::SCALAR), "{} {} {columns}", table.name, format.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_levels_do_not_saturate() {
+    for format in BlockFormat::ALL.into_iter().filter(|format| format.is_quantised()) {
+        for byte in [0x80, 0x7f, 0xff, 0x00, 0x88] {
+            let mut row = vec![byte; 2 * format.block_bytes()];
+            // Scales of 1.0 if the format has them.
+            for block in row.chunks_exact_mut(format.block_bytes()) {
+                scales_of(format).iter().for_each(|at| block[*at..at + 2].copy_from_slice(&[0x00, 0x3c]));
+                if format == BlockFormat::Mxfp4 {
+                    block[0] = 127;
+                }
+            }
+            for value in [1.0, -1.0, 1e20, 1e-30] {
+                check(format, &row, 0, &vec![value; 2 * format.block_length()]);
+            }
+        }
+    }
+}
+
+#[test]
+fn quantised_activations_are_the_same_bytes_in_every_table() {
+    let mut random = Random(4);
+    for columns in [1, 16, 31, 32] {
+        let mut values = random.values(columns);
+        for special in [0.0, -0.0, 1e-42, 1e-30, 1e-9, f32::MAX, f32::INFINITY, f32::NAN] {
+            values[columns / 2] = special;
+            let quantised = |table: &Kernels| {
+                let mut block = Block { quants: [1; BLOCK], ..Block::default() };
+                (table.quantise)(&values, &mut block);
+                (block.quants, block.scale.to_bits(), block.minus_8_sums, block.minus_8_first)
+            };
+            for table in Kernels::available() {
+                assert_eq!(quantised(table), quantised(&Kernels::SCALAR), "{} {special}", table.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn non_finite_activations_make_non_finite_products() {
+    let ones = [[0, 0x3c].as_slice(), &[1; 32]].concat().repeat(2);
+    for kernels in Kernels::available() {
+        for special in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = [1.0; 64];
+            x[40] = special;
+            let found = product(&compute(kernels, 1), BlockFormat::Q8_0, std::slice::from_ref(&ones), 0, 64, &x);
+            assert!(!found[0].is_finite(), "{} {special}: {found:?}", kernels.name);
+        }
+    }
+}
+
+#[test]
+fn quants_round_to_nearest_even_and_scale_is_a_half() {
+    let mut random = Random(7);
+    let mut values: Vec<f32> = vec![0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5, -126.5, 0.499_999_97, 1.0, -127.0, 63.5];
+    values.resize(BLOCK, 3.5);
+    for round in 0..2_000 {
+        let mut block = Block::default();
+        (Kernels::SCALAR.quantise)(&values, &mut block);
+        let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+        let expected: Vec<i8> =
+            values.iter().map(|value| (value * (LEVELS / largest)).round_ties_even() as i8).collect();
+        assert_eq!(block.quants.to_vec(), expected, "round {round}: {values:?}");
+        assert_eq!(block.scale, half::f16::from_f32(largest / LEVELS).to_f32());
+        let sum = |quants: &[i8]| quants.iter().map(|quant| i32::from(*quant)).sum::<i32>();
+        assert_eq!((block.minus_8_sums, block.minus_8_first), (-8 * sum(&block.quants), -8 * sum(&block.quants[..16])));
+        assert_eq!(block.minus_sums, -block.scale * sum(&block.quants) as f32);
+        for table in Kernels::available() {
+            for length in [BLOCK, 1 + round % BLOCK] {
+                let (mut found, mut wanted) = (block, Block::default());
+                (table.quantise)(&values[..length], &mut found);
+                (Kernels::SCALAR.quantise)(&values[..length], &mut wanted);
+                assert_eq!(found, wanted, "{} round {round}, {length} values", table.name);
+            }
+        }
+        values = random.values(BLOCK);
+    }
+}
+
+#[test]
+#[should_panic(expected = "the activations were quantised")]
+fn quantised_format_refuses_f32_only_activations() {
+    let compute = compute(Kernels::choose(Some("scalar")).expect("it is everywhere"), 1);
+    let mut activations = Activations::default();
+    let wanted = Wanted { skip: 0, quantised: true, floats: true };
+    activations.load(&compute, &[1.0; 32], 32, wanted);
+    activations.load(&compute, &[5.0; 32], 32, Wanted { quantised: false, ..wanted });
+    let matrix = MatrixPanels { format: BlockFormat::Q8_0, bytes: &[0; 34], rows: 1, columns: 32 };
+    matmul(&compute, matrix, &activations, &mut [0.0]);
+}
+
+#[test]
+fn dense_kernels_agree_with_the_scalar_ones() {
+    let mut random = Random(5);
+    for length in [1, 7, 8, 9, 31, 47, 64, 129] {
+        let (a, b) = (random.values(length), random.values(length));
+        let run = |table: &Kernels| {
+            let mut out = vec![vec![0.5; length]; 2];
+            (table.rms_norm)(&a, &b, 1e-5, &mut out[0]);
+            (table.add)(&mut out[1], &b);
+            out.concat()
+        };
+        let gated = |table: &Kernels| {
+            let mut gate: Vec<f32> = a.iter().map(|value| value * 40.0).collect();
+            (table.silu_multiply)(&mut gate, &b);
+            gate
+        };
+        for table in Kernels::available() {
+            for (found, exact) in run(table).into_iter().zip(run(&Kernels::SCALAR)) {
+                assert_near(f64::from(found), f64::from(exact), length as f64 * 9.0, table.name);
+            }
+            for ((found, exact), gate) in gated(table).into_iter().zip(gated(&Kernels::SCALAR)).zip(&a) {
+                let near = f64::from(exact.abs()) + 1e-30;
+                assert_near(f64::from(found), f64::from(exact), near.max(1e-20), &format!("{} {gate}", table.name));
+            }
+        }
+    }
+}
+
+#[test]
+fn nan_gate_stays_nan() {
+    for table in Kernels::available() {
+        let mut gate = [f32::NAN, 1e30, -1e30, f32::INFINITY];
+        (table.silu_multiply)(&mut gate, &[1.0; 4]);
+        assert!(gate[0].is_nan() && gate[1] == 1e30 && gate[2].abs() < 1e-3 && !gate[3].is_nan(), "{}", table.name);
+    }
+}
+
+/// Stored keys `[columns, 32]`, values `[32, columns]` and scales.
+fn kv_block(random: &mut Random, length: usize) -> (Vec<f32>, Vec<u16>, Vec<i8>, Vec<u16>) {
+    let floats = random.values(32 * length);
+    let halves = floats.iter().map(|value| half::f16::from_f32(*value).to_bits()).collect();
+    let levels = (0..32 * length).map(|_| random.next() as i8).collect();
+    let scales =
+        (0..32 * length.div_ceil(32)).map(|_| half::f16::from_f32(random.value().abs() / 127.0).to_bits()).collect();
+    (floats, halves, levels, scales)
+}
+
+#[test]
+fn attention_of_every_table_matches_the_formula() {
+    let mut random = Random(8);
+    for (length, heads) in [(64, 8), (64, 1), (128, 7), (16, 3), (24, 2), (80, 5)] {
+        let queries: Vec<f32> = random.values(heads * length).iter().map(|value| value / 8.0).collect();
+        let blocks: Vec<_> = (0..4).map(|_| (kv_block(&mut random, length), kv_block(&mut random, length))).collect();
+        for format in 0..3 {
+            let run = |table: &Kernels| {
+                let (mut largest, mut sum) = (vec![0.0; heads], vec![0.0; heads]);
+                let mut out = vec![0.0; heads * length];
+                let mut state = Attention {
+                    head_length: length,
+                    queries: &queries,
+                    largest: &mut largest,
+                    sum: &mut sum,
+                    out: &mut out,
+                };
+                state.clear();
+                for ((keys, values), count) in blocks.iter().zip([32, 32, 32, 5]) {
+                    let of =
+                        |(floats, halves, levels, scales): &'_ (Vec<f32>, Vec<u16>, Vec<i8>, Vec<u16>)| match format {
+                            0 => KvOwned::F32(floats.clone()),
+                            1 => KvOwned::F16(halves.clone()),
+                            _ => KvOwned::Q8(levels.clone(), scales.clone()),
+                        };
+                    let (keys, values) = (of(keys), of(values));
+                    (table.attend)(
+                        KvBlock { keys: keys.view(), values: values.view(), count, next: [keys.view().bytes(), &[]] },
+                        &mut state,
+                    );
+                }
+                out.chunks(length)
+                    .zip(&sum)
+                    .flat_map(|(out, sum)| out.iter().map(move |v| v / sum))
+                    .collect::<Vec<f32>>()
+            };
+            let exact = run(&Kernels::SCALAR);
+            for table in Kernels::available() {
+                for (found, exact) in run(table).iter().zip(&exact) {
+                    let what = format!("{} format {format} length {length}", table.name);
+                    assert_near(f64::from(*found), f64::from(*exact), 3.0, &what);
+                }
+            }
+        }
+    }
+}
+
+enum KvOwned {
+    F32(Vec<f32>),
+    F16(Vec<u16>),
+    Q8(Vec<i8>, Vec<u16>),
+}
+
+impl KvOwned {
+    fn view(&self) -> KvValues<'_> {
+        match self {
+            Self::F32(values) => KvValues::F32(values),
+            Self::F16(values) => KvValues::F16(values),
+            Self::Q8(levels, scales) => KvValues::Q8(levels, scales),
+        }
+    }
+}
+
+#[test]
+fn batch_matches_single_tokens_bit_for_bit() {
+    let mut random = Random(6);
+    let (count, columns, tokens) = (37, 512, 64);
+    for format in BlockFormat::ALL {
+        let rows: Vec<Vec<u8>> = (0..count).map(|_| random.row(format, columns / format.block_length())).collect();
+        let x = random.values(tokens * columns);
+        for kernels in Kernels::available() {
+            let bits = |x: &[f32], threads: usize| {
+                let out = product(&compute(kernels, threads), format, &rows, 0, columns, x);
+                out.iter().map(|value| value.to_bits()).collect::<Vec<u32>>()
+            };
+            let alone: Vec<u32> = x.chunks(columns).flat_map(|token| bits(token, 1)).collect();
+            for tokens in [1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 64] {
+                let what = format!("{} {} {tokens} tokens", kernels.name, format.name());
+                assert_eq!(bits(&x[..tokens * columns], 1 + tokens % 4), alone[..tokens * count], "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn unknown_table_is_refused_with_available_names() {
+    let error = Kernels::choose(Some("avx9000")).expect_err("there is no such table").to_string();
+    assert!(error.contains("avx9000") && error.contains("scalar"), "{error}");
+    assert_eq!(Kernels::choose(Some("scalar")).map(|table| table.name), Ok("scalar"));
+}

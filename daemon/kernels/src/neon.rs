@@ -1,0 +1,231 @@
+//! NEON: 8 rows per panel, in two registers of 4, processed together or, for many tokens, one after the other. Two
+//! tables: with byte dot products (Cortex-A76) and without (Cortex-A72), where products are summed in 16 bits.
+#![expect(unsafe_code, reason = "vector instructions; a token is made only after the machine was asked for them")]
+use std::{
+    arch::{aarch64::*, asm},
+    sync::OnceLock,
+};
+
+use super::{
+    Block, Kernels,
+    panel::{Lanes, Two, operations, table},
+};
+
+/// The tables that this machine can run, the fastest last.
+pub(super) fn detect() -> impl Iterator<Item = &'static Kernels> {
+    static HAS_DOTPROD: OnceLock<bool> = OnceLock::new();
+    static NEON: Kernels = table!("neon", "neon", Whole::<false>::NEW, Whole<false>);
+    static DOTPROD: Kernels = table!("neon-dotprod", "neon,dotprod", Whole::<true>::NEW, Whole<true>);
+    let has_dotprod = HAS_DOTPROD.get_or_init(|| std::arch::is_aarch64_feature_detected!("dotprod"));
+    std::iter::once(&NEON).chain(has_dotprod.then_some(&DOTPROD))
+}
+
+/// A whole panel.
+type Whole<const DOTPROD: bool> = Two<Half<DOTPROD, false>, Half<DOTPROD, true>>;
+
+impl<const DOTPROD: bool> Whole<DOTPROD> {
+    const NEW: Self = Two(Half(()), Half(()));
+}
+
+/// Proof that the machine has NEON and, if `DOTPROD`, byte dot products; created only in entries of the tables. Rows 0
+/// to 3 of a panel or, if `HIGH`, rows 4 to 7: sums of 8 tokens and weights of 32 columns fit the registers.
+#[derive(Clone, Copy)]
+struct Half<const DOTPROD: bool, const HIGH: bool>(());
+
+impl<const DOTPROD: bool, const HIGH: bool> Half<DOTPROD, HIGH> {
+    /// This half's part of 8 rows of `of_row` bytes each.
+    #[inline(always)]
+    fn own(bytes: &[u8], of_row: usize) -> *const u8 {
+        let bytes = &bytes[..8 * of_row];
+        bytes[if HIGH { 4 * of_row } else { 0 }..].as_ptr()
+    }
+
+    /// Scale and sums of a block in one register, so that multiplying by one of its lanes needs no additional register.
+    #[inline(always)]
+    fn words(x: &Block) -> int32x4_t {
+        let words: &[i32; 12] = bytemuck::must_cast_ref(x);
+        // SAFETY: the last four words are readable; NEON is part of every aarch64 machine.
+        unsafe { vld1q_s32(words[8..].as_ptr()) }
+    }
+
+    /// Like `words`, reinterpreted as floats.
+    #[inline(always)]
+    fn float_words(x: &Block) -> float32x4_t {
+        // SAFETY: NEON is part of every aarch64 machine.
+        unsafe { vreinterpretq_f32_s32(Self::words(x)) }
+    }
+}
+
+impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
+    const ROWS: usize = 8;
+    const TILES: &'static [usize] = if DOTPROD { &[1, 2, 4, 8, 16] } else { &[1, 2, 4, 8] };
+    const SIGNED: bool = true;
+    const PREFETCHES: bool = false;
+    const UNROLLED: [usize; 2] = if DOTPROD { [16, 16] } else { [0, 0] };
+    const SUMS: usize = 16;
+    const HAS_DOT: bool = DOTPROD;
+    type Levels = uint8x16_t;
+    type Ints = int32x4_t;
+    type Floats = float32x4_t;
+    type Low = Self;
+    type High = Self;
+
+    fn split(self) -> Option<(Self, Self)> {
+        None
+    }
+
+    operations! {
+        fn prefetch(line: *const u8) {
+            asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly))
+        }
+        fn levels(bytes: &[u8]) -> uint8x16_t { vld1q_u8(Self::own(bytes, 4)) }
+        fn store_levels(levels: uint8x16_t, out: &mut [u8]) {
+            vst1q_u8(out[..32][if HIGH { 16 } else { 0 }..].as_mut_ptr(), levels)
+        }
+        fn and(a: uint8x16_t, mask: u8) -> uint8x16_t { vandq_u8(a, vdupq_n_u8(mask)) }
+        fn or(a: uint8x16_t, b: uint8x16_t) -> uint8x16_t { vorrq_u8(a, b) }
+        fn xor(a: uint8x16_t, mask: u8) -> uint8x16_t { veorq_u8(a, vdupq_n_u8(mask)) }
+        fn right(a: uint8x16_t, bits: u32) -> uint8x16_t { vshlq_u8(a, vdupq_n_s8(-(bits as i8))) }
+        fn left(a: uint8x16_t, bits: u32) -> uint8x16_t { vshlq_u8(a, vdupq_n_s8(bits as i8)) }
+        fn spread(a: uint8x16_t, first: u32) -> uint8x16_t {
+            let four = vshlq_u32(vreinterpretq_u32_u8(a), vdupq_n_s32(-first.cast_signed()));
+            let four = vandq_u32(four, vdupq_n_u32(15));
+            vandq_u8(vreinterpretq_u8_u32(vmulq_u32(four, vdupq_n_u32(0x0020_4081))), vdupq_n_u8(1))
+        }
+        fn lookup(table: &[u8; 16], a: uint8x16_t) -> uint8x16_t { vqtbl1q_u8(vld1q_u8(table.as_ptr()), a) }
+        fn begin(x: &Block, is_first: bool, shift: u32) -> int32x4_t {
+            let words = Self::words(x);
+            let sums = if is_first { vdupq_laneq_s32::<3>(words) } else { vdupq_laneq_s32::<2>(words) };
+            if shift == 0 { sums } else { vshlq_s32(sums, vdupq_n_s32(shift.cast_signed())) }
+        }
+        fn times_scale(a: float32x4_t, x: &Block) -> float32x4_t { vmulq_laneq_f32::<0>(a, Self::float_words(x)) }
+        fn add_times_scale(a: float32x4_t, x: &Block, sum: float32x4_t) -> float32x4_t {
+            vfmaq_laneq_f32::<0>(sum, a, Self::float_words(x))
+        }
+        fn subtract_minimum(minimum: float32x4_t, x: &Block, sum: float32x4_t) -> float32x4_t {
+            vfmaq_laneq_f32::<1>(sum, minimum, Self::float_words(x))
+        }
+        fn subtract_ints(a: int32x4_t, b: int32x4_t) -> int32x4_t { vsubq_s32(a, b) }
+        fn ints(value: i32) -> int32x4_t { vdupq_n_s32(value) }
+        fn convert(a: int32x4_t) -> float32x4_t { vcvtq_f32_s32(a) }
+        fn halves(bytes: &[u8]) -> float32x4_t {
+            let halves = vld1_u8(Self::own(bytes, 2));
+            let floats: float32x4_t;
+            asm!(
+                "fcvtl {floats:v}.4s, {halves:v}.4h",
+                floats = out(vreg) floats,
+                halves = in(vreg) halves,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+            floats
+        }
+        fn upper_halves(bytes: &[u8]) -> float32x4_t {
+            vreinterpretq_f32_u32(vshll_n_u16::<16>(vreinterpret_u16_u8(vld1_u8(Self::own(bytes, 2)))))
+        }
+        fn unsigned(bytes: &[u8]) -> float32x4_t {
+            let words = vmovl_u8(vld1_u8(bytes[..8].as_ptr()));
+            vcvtq_f32_u32(if HIGH { vmovl_high_u16(words) } else { vmovl_u16(vget_low_u16(words)) })
+        }
+        fn signed(bytes: &[u8]) -> float32x4_t {
+            let words = vmovl_s8(vreinterpret_s8_u8(vld1_u8(bytes[..8].as_ptr())));
+            vcvtq_f32_s32(if HIGH { vmovl_high_s16(words) } else { vmovl_s16(vget_low_s16(words)) })
+        }
+        fn floats(bytes: &[u8]) -> float32x4_t { vreinterpretq_f32_u8(vld1q_u8(Self::own(bytes, 4))) }
+        fn load(values: &[f32]) -> float32x4_t { vld1q_f32(values[..8][if HIGH { 4 } else { 0 }..].as_ptr()) }
+        fn store(a: float32x4_t, out: &mut [f32]) { vst1q_f32(out[..8][if HIGH { 4 } else { 0 }..].as_mut_ptr(), a) }
+        fn splat(value: f32) -> float32x4_t { vdupq_n_f32(value) }
+        fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t { vaddq_f32(a, b) }
+        fn multiply(a: float32x4_t, b: float32x4_t) -> float32x4_t { vmulq_f32(a, b) }
+        fn divide(a: float32x4_t, b: float32x4_t) -> float32x4_t { vdivq_f32(a, b) }
+        fn settle(a: float32x4_t) -> float32x4_t {
+            let mut a = a;
+            asm!("/* {0:v} */", inout(vreg) a, options(nomem, nostack, preserves_flags));
+            a
+        }
+        fn multiply_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
+        fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t { vmaxq_f32(a, b) }
+        fn total(a: float32x4_t) -> f32 { vaddvq_f32(a) }
+        fn largest(a: float32x4_t) -> f32 { vmaxvq_f32(a) }
+        fn power(a: float32x4_t, n: float32x4_t) -> float32x4_t {
+            let exponent = vshlq_n_s32::<23>(vreinterpretq_s32_f32(n));
+            vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a), exponent))
+        }
+    }
+
+    #[inline(always)]
+    fn dot<const QUADS: usize>(
+        self,
+        (bits, _): (u32, usize),
+        begin: int32x4_t,
+        levels: &[uint8x16_t],
+        x: &[i8],
+    ) -> int32x4_t {
+        let x = &x[..4 * QUADS];
+        // SAFETY: the token proves the instructions; 4 * QUADS activations are readable.
+        unsafe {
+            if DOTPROD { with_dotprod::<QUADS>(begin, levels, x) } else { in_16_bits::<QUADS>(bits, begin, levels, x) }
+        }
+    }
+}
+
+/// Byte dot products by element: four activations in each lane of `x`. The intrinsics are not stable.
+macro_rules! sdot {
+    ($sum:ident, $levels:expr, $x:expr, $lane:literal) => {
+        asm!(
+            concat!("sdot {0:v}.4s, {1:v}.16b, {2:v}.4b[", $lane, "]"),
+            inout(vreg) $sum,
+            in(vreg) $levels,
+            in(vreg) $x,
+            options(pure, nomem, nostack, preserves_flags)
+        )
+    };
+}
+
+#[inline(always)]
+unsafe fn with_dotprod<const QUADS: usize>(mut sum: int32x4_t, levels: &[uint8x16_t], x: &[i8]) -> int32x4_t {
+    for group in 0..QUADS / 4 {
+        // SAFETY: the caller has the instructions and 4 * QUADS activations.
+        unsafe {
+            let x = vld1q_s8(x[16 * group..][..16].as_ptr());
+            sdot!(sum, levels[4 * group], x, 0);
+            sdot!(sum, levels[4 * group + 1], x, 1);
+            sdot!(sum, levels[4 * group + 2], x, 2);
+            sdot!(sum, levels[4 * group + 3], x, 3);
+        }
+    }
+    sum
+}
+
+/// Sums products in 16 bits, one product of each quad per lane: two for 8-bit levels (|level| <= 128, |x| <= 127: 32
+/// 512), four for 6-bit ones, eight for 5-bit ones (31 * 127 * 8 = 31 496) or smaller.
+#[inline(always)]
+unsafe fn in_16_bits<const QUADS: usize>(bits: u32, begin: int32x4_t, levels: &[uint8x16_t], x: &[i8]) -> int32x4_t {
+    let quads = x.as_chunks::<4>().0;
+    let together = match bits {
+        8 => 2,
+        6 => 4,
+        _ => 8,
+    };
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        // Rows 0 and 1, rows 2 and 3: each row has two lanes of 32 bits.
+        let mut sums = [vdupq_n_s32(0); 2];
+        let mut words = [vdupq_n_s16(0); 2];
+        for index in 0..QUADS {
+            let x = vreinterpretq_s8_s32(vdupq_n_s32(i32::from_le_bytes(quads[index].map(i8::cast_unsigned))));
+            let level = vreinterpretq_s8_u8(levels[index]);
+            words = if index % together == 0 {
+                [vmull_s8(vget_low_s8(level), vget_low_s8(x)), vmull_high_s8(level, x)]
+            } else {
+                [vmlal_s8(words[0], vget_low_s8(level), vget_low_s8(x)), vmlal_high_s8(words[1], level, x)]
+            };
+            if index % together == together - 1 || index + 1 == QUADS {
+                for pair in 0..2 {
+                    sums[pair] =
+                        if index < together { vpaddlq_s16(words[pair]) } else { vpadalq_s16(sums[pair], words[pair]) };
+                }
+            }
+        }
+        vaddq_s32(begin, vpaddq_s32(sums[0], sums[1]))
+    }
+}

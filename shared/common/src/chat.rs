@@ -1,0 +1,63 @@
+//! The parts of a generation request that are not numbers, and the reasons for which an answer ends.
+use serde::{Deserialize, Serialize};
+
+/// Longest prompt in bytes.
+pub const PROMPT_BYTES_MAX: usize = 2 << 20;
+
+/// Longest schema of a grammar in bytes.
+pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
+
+/// A conversation in the format of the OpenAI API.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Chat {
+    /// A JSON array of messages.
+    pub messages: String,
+    /// A JSON array of tools.
+    pub tools: Option<String>,
+}
+
+/// Required structure of an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Grammar {
+    /// Any JSON object.
+    Json,
+    /// JSON that matches a schema (the schema's text).
+    JsonSchema(String),
+}
+
+/// How a model's chat template writes calls of tools, which determines how to find them in an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolFormat {
+    /// The template has no tools.
+    #[default]
+    None,
+    /// `{"name": .., "parameters": ..}` (Llama 3.1 and later).
+    Llama3,
+    /// `<tool_call>{"name": .., "arguments": ..}</tool_call>` (Hermes, Qwen 2.5 and 3).
+    Hermes,
+}
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// An end token or a stop string was sampled.
+    Stop,
+    /// `max_tokens` were sampled.
+    Length,
+    /// The context is full.
+    Context,
+    /// The request was cancelled.
+    Cancelled,
+}
+
+impl Grammar {
+    /// Bytes of its text.
+    pub fn byte_count(&self) -> usize {
+        match self {
+            Self::Json => 0,
+            Self::JsonSchema(schema) => schema.len(),
+        }
+    }
+}

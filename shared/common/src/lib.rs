@@ -1,0 +1,15 @@
+//! The words that every crate shares: ids, units, limits, formats, faults, latencies. Pure; no file, socket, clock or thread.
+pub mod browser;
+pub mod calendar;
+pub mod chat;
+pub mod digest;
+pub mod fault;
+pub mod ids;
+pub mod latency;
+pub mod limits;
+pub mod older;
+pub mod precision;
+pub mod sampling;
+pub mod text;
+pub mod units;
+pub mod version;

@@ -1,0 +1,13 @@
+//! Which layout of a model on which nodes is best: its memory, its time by simulation, and its search. Pure.
+pub mod balance;
+pub mod cost;
+pub mod holding;
+pub mod memory;
+pub mod replan;
+#[cfg(test)]
+mod replan_tests;
+pub mod search;
+#[cfg(test)]
+mod search_tests;
+pub mod simulate;
+pub mod working;

@@ -1,0 +1,67 @@
+//! Compute times of a rank from its profile: one set of formulas for simulated nodes and for paced daemons.
+use common::precision::KvFormat;
+use telemetry::SyncKind;
+
+use super::NodeProfile;
+use crate::holding::{Holding, kv_position_bytes};
+
+/// Work of a step in the layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Tokens.
+    pub tokens: u32,
+    /// KV positions read: each sequence's positions once, including the tokens of this step.
+    pub read: f64,
+    /// Pairs of a token and a position that it attends to.
+    pub pairs: f64,
+}
+
+impl Load {
+    /// Sums over tokens, given as position and whether it is the last of its sequence; tokens of a sequence must be
+    /// consecutive.
+    pub fn of(tokens: impl Iterator<Item = (u32, bool)>) -> Self {
+        tokens.fold(Self::default(), |load, (position, is_last)| {
+            let seen = f64::from(position) + 1.0;
+            let read = load.read + if is_last { seen } else { 0.0 };
+            Self { tokens: load.tokens + 1, read, pairs: load.pairs + seen }
+        })
+    }
+}
+
+/// Nanoseconds of half a layer: its matrices, the KV cache in the attention half, and a fixed overhead.
+pub fn half_layer_ns(
+    profile: &NodeProfile,
+    holding: &Holding<'_>,
+    kv: KvFormat,
+    (layer, kind): (usize, SyncKind),
+    load: Load,
+) -> u64 {
+    let besides = (profile.layer_ns + profile.layer_token_ns * u64::from(load.tokens.saturating_sub(1))) / 2;
+    if kind == SyncKind::FeedForward {
+        return besides + profile.work_ns(holding.feed_forward(layer, load.tokens), load.tokens);
+    }
+    let head_length = holding.sizes.shape.head_length;
+    let bytes = load.read * kv_position_bytes(kv, holding.plan, head_length) as f64;
+    // The queries of a chunk share the KV cache reads; scores and weighted sums take two multiply-adds per value.
+    let macs = load.pairs * (2 * holding.plan.heads.len() * head_length) as f64;
+    besides + profile.work_ns(holding.attention(layer), load.tokens) + profile.attention_ns(bytes, macs)
+}
+
+/// Nanoseconds of the logits of a rank's vocabulary rows, and of sampling from them.
+pub fn output_ns(profile: &NodeProfile, holding: &Holding<'_>, wants_logits: u32) -> u64 {
+    let logits = holding.plan.vocabulary.len() as u64 * u64::from(wants_logits);
+    profile.work_ns(holding.output(), wants_logits) + logits * profile.logit_ns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunk_reads_its_sequence_once() {
+        let chunk = Load::of((100..104).map(|position| (position, position == 103)));
+        assert_eq!(chunk, Load { tokens: 4, read: 104.0, pairs: f64::from(101 + 102 + 103 + 104) });
+        let answers = Load::of([(9, true), (19, true)].into_iter());
+        assert_eq!(answers, Load { tokens: 2, read: 30.0, pairs: 30.0 });
+    }
+}

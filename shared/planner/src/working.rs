@@ -1,0 +1,213 @@
+//! Memory of a rank by part: weights, KV cache, recurrent state and working memory. Working memory is computed from the
+//! shapes of the engine's buffers; `tests/limits/memory.py` compares the sum with the peak that the kernel counts.
+use collectives::payload_bytes;
+use common::{
+    limits::SLOTS_MAX,
+    precision::{Exchange, KvFormat},
+    units::Bytes,
+};
+use gguf::BlockFormat;
+use topology::{
+    Place, Topology,
+    layout::{Layout, STEP_TOKENS_MAX},
+};
+
+use super::holding::{Holding, kv_bytes};
+
+/// The daemon without a model: its program pages, runtime, threads, telemetry. Measured: 16.7 to 18 MiB.
+pub const BASE_BYTES: u64 = 15 << 20;
+/// Tokenizer memory of a head per token of the vocabulary. Measured: 98 bytes with SPM, up to 230 with 280 000 merges
+/// of BPE.
+const TOKEN_BYTES: usize = 128;
+/// Copies of a row of logits: computed, adjusted, scaled.
+const LOGIT_LISTS: usize = 3;
+/// Bytes of a float.
+const FLOAT: usize = size_of::<f32>();
+/// Columns that share a scale, and the bytes of such a block including its sums.
+const BLOCK: [usize; 2] = [32, 48];
+/// Columns are padded to whole super-blocks.
+const SUPER_BLOCK: usize = 256;
+/// Numbers in front of the values in a head's attention state.
+const STATE_HEADER: usize = 2;
+/// Smallest receive buffer of a link.
+const LINK_BYTES: usize = 64 << 10;
+
+/// The properties of a rank that determine the size of its buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// Stages of its replica.
+    pub stages: usize,
+    /// Ranks of its stage.
+    pub ranks: usize,
+    /// Whether it is the replica's head.
+    pub is_head: bool,
+    /// Concurrent sequences.
+    pub slots: usize,
+    /// Format of partial sums.
+    pub exchange: Exchange,
+}
+
+impl Seat {
+    /// The seat of a member of a topology.
+    pub fn of(topology: &Topology, place: &Place) -> Self {
+        Self {
+            stages: usize::from(place.stages),
+            ranks: place.group.len(),
+            is_head: place.is_head(),
+            slots: usize::from(topology.slots),
+            exchange: topology.exchange,
+        }
+    }
+
+    /// Most tokens of a step.
+    fn step_tokens(&self) -> usize {
+        Layout::alike(1, self.stages as u16, self.ranks as u16).step_tokens().min(STEP_TOKENS_MAX)
+    }
+
+    /// Most rows of logits of a step: sequences take turns in a pipeline; in a single stage speculative tokens fill the
+    /// step.
+    fn rows(&self) -> usize {
+        if self.stages > 1 { self.slots.div_ceil(self.stages) } else { usize::from(SLOTS_MAX) }
+    }
+}
+
+/// Memory of a rank by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankMemory {
+    /// Its shard.
+    pub weights: Bytes,
+    /// Its KV cache, filled.
+    pub kv: Bytes,
+    /// Recurrent states of its sequences: none of the supported architectures has any.
+    pub state: Bytes,
+    /// Everything else: the daemon itself, buffers of a step, logits, links, the tokenizer of a head.
+    pub working: Bytes,
+}
+
+impl RankMemory {
+    /// The sum, which is the peak that the kernel counts.
+    pub fn total(&self) -> Bytes {
+        Bytes(self.weights.0 + self.kv.0 + self.state.0 + self.working.0)
+    }
+}
+
+impl Holding<'_> {
+    /// All memory of the rank, with panels of `panel_rows` rows and `blocks` KV blocks.
+    pub fn memory(&self, panel_rows: usize, (kv, blocks): (KvFormat, usize), seat: &Seat) -> RankMemory {
+        let (heads_kv, head_length) = (self.plan.heads_kv.len(), self.sizes.shape.head_length);
+        RankMemory {
+            weights: Bytes(self.shard_bytes(panel_rows)),
+            kv: Bytes(kv_bytes(kv, self.plan.layers.len(), blocks, heads_kv, head_length)),
+            state: Bytes(0),
+            working: Bytes(working_bytes(self, seat)),
+        }
+    }
+}
+
+/// Peak working memory of a rank in bytes, under long prompts with all slots in use. Excludes the vocabulary tables of
+/// structured output and the request bodies in the gateway.
+pub fn working_bytes(holding: &Holding<'_>, seat: &Seat) -> u64 {
+    let (shape, plan) = (&holding.sizes.shape, holding.plan);
+    let head = if seat.is_head { shape.vocabulary_length * TOKEN_BYTES } else { 0 };
+    let rows = if plan.is_last_stage(shape) { seat.rows() } else { 0 };
+    let logits = rows * plan.vocabulary.len() * LOGIT_LISTS * FLOAT;
+    BASE_BYTES + (head + logits + step(holding, seat.step_tokens()) + links(holding, seat)) as u64
+}
+
+/// Buffers of a step of this many tokens (`model/forward.rs`, `model/attention.rs`).
+fn step(holding: &Holding<'_>, tokens: usize) -> usize {
+    let (shape, plan) = (&holding.sizes.shape, holding.plan);
+    let (embedding, columns) = (shape.embedding_length, plan.columns.len());
+    let (heads, heads_kv) = (plan.heads.len(), plan.heads_kv.len());
+    let (queries, keys) = (heads * shape.head_length, heads_kv * shape.head_length);
+    let group = (shape.head_count / shape.head_count_kv.max(1)).min(heads);
+    let states = 2 * heads_kv * group * (STATE_HEADER + shape.head_length);
+    // Hidden, normed and partial states; queries and attention outputs; keys and values.
+    let floats = tokens * (3 * embedding + 2 * queries + 2 * keys + states) * FLOAT;
+    let widest = embedding.max(queries);
+    let feed_forward = match shape.experts {
+        None => 2 * tokens * columns * FLOAT + activations(holding, tokens, widest.max(columns)),
+        Some(experts) => {
+            let rows = tokens * experts.used_count;
+            // Tiles end with the tokens of their expert: up to half of their capacity may be unused.
+            let grouped = activations(holding, 2 * rows, embedding.max(columns));
+            let router = tokens * (experts.count + embedding) * FLOAT;
+            activations(holding, tokens, widest) + grouped + rows * columns * FLOAT + router
+        }
+    };
+    floats + feed_forward
+}
+
+/// Activations of this many rows as the kernels read them: int8 blocks, or floats for float matrices.
+fn activations(holding: &Holding<'_>, rows: usize, columns: usize) -> usize {
+    let layers = &holding.sizes.layers[holding.plan.layers.clone()];
+    let formats = || layers.iter().flat_map(|layer| [layer.query, layer.value, layer.gate, layer.down]);
+    let is_float = |format: &BlockFormat| format.block_length() == 1;
+    let floats = if formats().any(|format| is_float(&format)) { columns * FLOAT } else { 0 };
+    let blocks = columns.next_multiple_of(SUPER_BLOCK) / BLOCK[0] * BLOCK[1];
+    rows * (floats + if formats().all(|format| is_float(&format)) { 0 } else { blocks })
+}
+
+/// Buffers of links: an all-reduce keeps the sum, its own part and the result, and send and receive buffers for each
+/// peer; two more tensors are for timing all-reduces. Stages receive and hand over the hidden states of a step.
+fn links(holding: &Holding<'_>, seat: &Seat) -> usize {
+    let (shape, plan, tokens) = (&holding.sizes.shape, holding.plan, seat.step_tokens());
+    let peers = seat.ranks.saturating_sub(1);
+    let message = payload_bytes(seat.exchange, STEP_TOKENS_MAX, shape.embedding_length);
+    let tensor = STEP_TOKENS_MAX * shape.embedding_length * FLOAT;
+    let all_reduce = if peers > 0 { 3 * tensor + 2 * (1 + peers) * message } else { 0 };
+    let hops = usize::from(!plan.is_first_stage()) + usize::from(!plan.is_last_stage(shape));
+    let hand_overs = hops * payload_bytes(seat.exchange.hand_over(), tokens, shape.embedding_length);
+    all_reduce + hand_overs + (seat.ranks * seat.stages).saturating_sub(1) * LINK_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use topology::{
+        cut_stages,
+        sizes::{ModelSizes, Quantisation},
+    };
+
+    fn working(stages: usize, ranks: usize, rank: usize, slots: usize) -> f64 {
+        let sizes = ModelSizes::known("tinyllama-1.1b", Quantisation::Q4_0).expect("it is known");
+        let layers = sizes.shape.block_count;
+        let cut = |stage: usize| stage * layers / stages..(stage + 1) * layers / stages;
+        let of: Vec<_> = (0..stages).map(|stage| (cut(stage), vec![1; ranks])).collect();
+        let plans = cut_stages(&sizes.shape, &of).expect("it can be cut");
+        let seat = Seat { stages, ranks, is_head: rank == 0, slots, exchange: Exchange::F32 };
+        working_bytes(&Holding { sizes: &sizes, plan: &plans[rank] }, &seat) as f64 / (1_u64 << 20) as f64
+    }
+
+    #[test]
+    fn working_memory_matches_measured_daemons() {
+        // Peaks above weights and KV cache of real daemons (docs/measurements.md), in MiB, within 5 % of their totals
+        // of 126 to 640.
+        for ((stages, ranks, rank), peak, all) in [
+            ((1, 1, 0), 36.4, 630.0),
+            ((1, 2, 0), 38.1, 373.0),
+            ((1, 2, 1), 35.9, 371.0),
+            ((2, 1, 0), 26.3, 125.0),
+            ((2, 1, 1), 27.5, 128.0),
+        ] {
+            let found = working(stages, ranks, rank, 16);
+            assert!(
+                (found - peak).abs() < 0.05 * all,
+                "pp{stages}-tp{ranks} rank {rank}: {found} MiB, measured {peak}"
+            );
+        }
+    }
+
+    #[test]
+    fn slots_add_logits_rows_only_in_a_pipeline() {
+        assert!(working(2, 1, 1, 32) > working(2, 1, 1, 2));
+        assert_eq!(working(2, 1, 0, 32), working(2, 1, 0, 2), "the first stage has no logits");
+        assert_eq!(working(1, 1, 0, 32), working(1, 1, 0, 2));
+    }
+
+    #[test]
+    fn a_total_is_the_sum_of_its_parts() {
+        let [weights, kv, state, working] = [1, 2, 4, 8].map(Bytes);
+        assert_eq!(RankMemory { weights, kv, state, working }.total(), Bytes(15));
+    }
+}

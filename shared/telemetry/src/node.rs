@@ -1,0 +1,174 @@
+//! A node's report on itself.
+use collectives::Table;
+use common::{
+    fault::Fault,
+    ids::{Epoch, MemberIndex, TopologyHash},
+    units::Bytes,
+};
+use serde::{Deserialize, Serialize};
+use topology::{Exclusions, Rolling, Topology};
+
+use crate::{
+    bench::{KnownLink, NodeBench},
+    health::Health,
+    hop::HopSync,
+    request::RequestReport,
+    sync::{Lateness, LayerSync},
+};
+
+/// The state of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeState {
+    /// Holds no shard.
+    Idle,
+    /// Loads a prepared shard.
+    Loading,
+    /// Holds a shard and waits for the commit.
+    Prepared,
+    /// The assignment is committed; links to the other ranks are being opened.
+    Connecting,
+    /// Holds a shard of a running topology and is idle.
+    Ready,
+    /// Is running requests.
+    Serving,
+    /// Finishes running requests, accepts no new ones, then exits.
+    Draining,
+    /// Its topology failed; the reason is in the report. A new assignment clears the fault.
+    Faulted,
+    /// Holds no shard and runs a benchmark.
+    Benching,
+}
+
+impl NodeState {
+    /// The name in lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Loading => "loading",
+            Self::Prepared => "prepared",
+            Self::Connecting => "connecting",
+            Self::Ready => "ready",
+            Self::Serving => "serving",
+            Self::Draining => "draining",
+            Self::Faulted => "faulted",
+            Self::Benching => "benching",
+        }
+    }
+}
+
+/// Progress of loading a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadProgress {
+    /// Bytes read so far.
+    pub done: Bytes,
+    /// Bytes in all.
+    pub total: Bytes,
+}
+
+/// The KV blocks of a replica, as its head allocates them to sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvUse {
+    /// Blocks in use by sequences.
+    pub held: u32,
+    /// Cached blocks without a sequence, kept as prefix cache.
+    pub kept: u32,
+    /// All blocks.
+    pub total: u32,
+}
+
+/// Measurements of a node since its start, for planners: its latest links and its latest benchmark of a model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// At most one per peer.
+    pub links: Vec<KnownLink>,
+    /// The benchmark, and its end by the node's clock: milliseconds since 1970.
+    pub speed: Option<(Box<NodeBench>, u64)>,
+}
+
+/// Prefix of `kernels` on a paced node, which waits instead of computing (for benchmarks).
+pub const PACED: &str = "paced ";
+
+/// A node's report: sent on request, and at an interval to subscribers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeReport {
+    /// The node's name.
+    pub name: String,
+    /// Random number chosen at each start of the daemon.
+    pub instance: u64,
+    /// Whether a supervisor restarts the daemon after it exits for a restart.
+    pub supervised: bool,
+    /// Whether it recovers its topology automatically.
+    pub recovers: bool,
+    /// Its machine's clock: milliseconds since 1970.
+    pub unix_ms: u64,
+    /// Build of the daemon.
+    pub build: String,
+    /// Kernel table in use.
+    pub kernels: String,
+    /// Current state.
+    pub state: NodeState,
+    /// Highest epoch seen.
+    pub epoch: Epoch,
+    /// The running (or prepared) topology, its hash and this node's rank.
+    pub topology: Option<(Topology, TopologyHash, MemberIndex)>,
+    /// The topology that the operator requested, if the running one is reduced because members are missing.
+    #[serde(default, with = "common::version::since_5")]
+    pub desired: Option<Box<Topology>>,
+    /// Why the topology failed.
+    pub fault: Option<Fault>,
+    /// Progress of a load under way.
+    pub load: Option<LoadProgress>,
+    /// Bytes of weights and KV cache in the shard.
+    pub shard: Bytes,
+    /// Resident memory of the daemon.
+    pub memory_resident: Bytes,
+    /// Health of the machine, read once a second.
+    pub health: Health,
+    /// Requests running and queued here (a head's own count; 0 on other ranks).
+    pub requests: u32,
+    /// The oldest of these, and the latest that have ended (heads only).
+    pub traces: Vec<RequestReport>,
+    /// Tokens sampled since start (a head's own count).
+    pub tokens: u64,
+    /// KV blocks of the replica (heads only).
+    pub kv: Option<KvUse>,
+    /// All-reduces by layer since the last report.
+    pub layers: Vec<LayerSync>,
+    /// Observations of its peers' arrivals in these all-reduces.
+    pub lateness: Vec<Lateness>,
+    /// Hand-overs that it received since the last report, by sender.
+    #[serde(default, with = "common::version::since_5")]
+    pub hops: Vec<HopSync>,
+    /// The algorithms for all-reduces of the running topology, and the times on which the choice is based.
+    pub collectives: Option<Table>,
+    /// Excluded nodes, as far as this node has been informed.
+    pub exclusions: Exclusions,
+    /// The latest rolling restart that it has been informed of, including a completed one.
+    pub rolling: Option<Rolling>,
+    /// Its measurements since its start.
+    #[serde(default, with = "common::version::since_5")]
+    pub measured: Measured,
+}
+
+impl NodeReport {
+    /// Whether the node only simulates compute time. Its answers are meaningless.
+    pub fn is_paced(&self) -> bool {
+        self.kernels.starts_with(PACED)
+    }
+
+    /// Memory for the next shard: the available memory plus the current shard, which it replaces. `None` if the node
+    /// reports no memory.
+    pub fn free_for_next_shard(&self) -> Option<Bytes> {
+        let memory = self.health.memory?;
+        Some(Bytes(memory.available.0.saturating_add(self.shard.0)))
+    }
+
+    /// Whether another report is equal except for its time.
+    pub fn is_same_but_for_the_time(&self, other: &Self) -> bool {
+        self.state == other.state
+            && self.tokens == other.tokens
+            && self.health == other.health
+            && *self == Self { unix_ms: self.unix_ms, ..other.clone() }
+    }
+}

@@ -1,0 +1,243 @@
+//! Tokenizers from GGUF metadata: SPM and byte-level BPE, special tokens, and streaming detokenization. Pure: tables
+//! in, ids or text out. Nothing fails once a file is accepted, except the chat templates of `template`.
+mod bpe;
+mod character;
+mod error;
+mod limits;
+mod merge;
+mod pretokenizer;
+mod rule;
+mod special;
+mod spm;
+mod stream;
+pub mod template;
+mod texts;
+#[cfg(test)]
+mod tokenizer_tests;
+pub mod tools;
+mod vocabulary;
+
+use bpe::Bpe;
+use gguf::Metadata;
+use special::{Part, Specials};
+use spm::Spm;
+use texts::Index;
+
+pub use error::TokenizerError;
+pub use limits::{MERGES_MAX, TOKEN_BYTES_MAX, VOCABULARY_LENGTH_MAX};
+pub use stream::Detokenizer;
+pub use texts::Texts;
+pub use vocabulary::{Kind, Model, Vocabulary};
+
+/// Control tokens that end a generation even if no key of the file declares them.
+const END_TEXTS: &[&str] = &[
+    "</s>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<eos>",
+    "<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// Longest part of a text from a file that a message shows, in characters.
+const SHOWN_MAX: usize = 60;
+
+/// A text from a file, made safe for messages.
+fn shown(text: &[u8]) -> String {
+    let text: String = String::from_utf8_lossy(text).chars().take(SHOWN_MAX).collect();
+    text.escape_debug().to_string()
+}
+
+/// The index of the tokens that are text: those for which `is_text` is true.
+fn index_tokens(tokens: &Texts, is_text: impl Fn(usize) -> bool) -> Result<Index, TokenizerError> {
+    // Converters leave unused ids empty; there may be many.
+    let is_text = |id: usize, text: &[u8]| !text.is_empty() && is_text(id);
+    let texts = || tokens.iter().enumerate().filter(|&(id, text)| is_text(id, text));
+    let mut index = Index::with_room(texts().count());
+    for (id, text) in texts() {
+        let second = id as u32;
+        index.insert(tokens, second).map_err(|first| TokenizerError::Duplicate { first, second, text: shown(text) })?;
+    }
+    Ok(index)
+}
+
+enum Algorithm {
+    Spm(Spm),
+    Bpe(Bpe),
+}
+
+/// The tokenizer of a model. Shared between threads; encoding is deterministic.
+pub struct Tokenizer {
+    algorithm: Algorithm,
+    /// SPM: as in the file. BPE: decoded bytes of normal tokens, other tokens as in the file. `[vocabulary]`
+    tokens: Texts,
+    kinds: Vec<Kind>,
+    /// Always matched.
+    user_defined: Specials,
+    /// User-defined and control tokens, matched if special tokens are parsed.
+    special: Specials,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    add_bos: bool,
+    add_space_prefix: bool,
+    /// End tokens, sorted.
+    ends: Vec<u32>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("tokens", &self.vocabulary_length()).finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Creates the tokenizer that the metadata of a file describes.
+    ///
+    /// # Errors
+    /// Any defect of the metadata, see `Vocabulary::from_metadata` and `Tokenizer::new`.
+    pub fn from_metadata(metadata: Metadata<'_>) -> Result<Self, TokenizerError> {
+        Self::new(Vocabulary::from_metadata(metadata)?)
+    }
+
+    /// Compiles a vocabulary.
+    ///
+    /// # Errors
+    /// An unsupported pre-tokenizer, two text tokens with the same text, an invalid merge, or a byte token without a
+    /// byte.
+    ///
+    /// # Panics
+    /// If the lists of `vocabulary` differ in length; those of `Vocabulary::from_metadata` never do.
+    pub fn new(vocabulary: Vocabulary) -> Result<Self, TokenizerError> {
+        let length = vocabulary.tokens.len();
+        assert_eq!(vocabulary.kinds.len(), length, "a kind for every token");
+        let (algorithm, tokens) = match vocabulary.model {
+            Model::Spm => {
+                assert_eq!(vocabulary.scores.len(), length, "a score for every token");
+                let spm = Spm::new(&vocabulary)?;
+                (Algorithm::Spm(spm), vocabulary.tokens)
+            }
+            Model::Bpe => {
+                let (bpe, tokens) = Bpe::new(&vocabulary)?;
+                (Algorithm::Bpe(bpe), tokens)
+            }
+        };
+        let kinds = vocabulary.kinds;
+        let of_kinds = |wanted: &'static [Kind]| (0..length as u32).filter(|&id| wanted.contains(&kinds[id as usize]));
+        let named = [vocabulary.eos, vocabulary.eot, vocabulary.eom];
+        let by_text = of_kinds(&[Kind::Control]).filter(|&id| {
+            let text = tokens.get(id as usize).unwrap_or_default();
+            END_TEXTS.iter().any(|end| end.as_bytes() == text)
+        });
+        let mut ends: Vec<u32> = named.into_iter().flatten().chain(by_text).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        Ok(Self {
+            user_defined: Specials::new(&tokens, of_kinds(&[Kind::UserDefined])),
+            special: Specials::new(&tokens, of_kinds(&[Kind::UserDefined, Kind::Control, Kind::Unknown])),
+            bos: vocabulary.bos,
+            eos: vocabulary.eos,
+            add_bos: vocabulary.add_bos,
+            add_space_prefix: vocabulary.add_space_prefix,
+            ends,
+            algorithm,
+            tokens,
+            kinds,
+        })
+    }
+
+    /// The ids of a text. With `bos`, a BOS comes first if the model expects one. With `parse_special`, the texts of
+    /// control tokens become these tokens: for templates, never for user input. O(n log n).
+    pub fn encode(&self, text: &str, bos: bool, parse_special: bool) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        if bos && self.add_bos {
+            ids.extend(self.bos);
+        }
+        let specials = if parse_special { &self.special } else { &self.user_defined };
+        for part in specials.split(&self.tokens, text) {
+            match (part, &self.algorithm) {
+                (Part::Token(id), _) => ids.push(id),
+                (Part::Text(text), Algorithm::Spm(spm)) => {
+                    spm.encode(&self.tokens, text, &mut ids);
+                }
+                (Part::Text(text), Algorithm::Bpe(bpe)) => bpe.encode(&self.tokens, text, &mut ids),
+            }
+        }
+        ids
+    }
+
+    /// The text of ids from its beginning: as `stream`, without the space that SPM puts before a text.
+    pub fn decode(&self, ids: &[u32], special: bool) -> String {
+        let mut bytes = Vec::new();
+        for &id in ids {
+            self.append_piece(id, special, &mut bytes);
+        }
+        let is_spm = matches!(self.algorithm, Algorithm::Spm(_));
+        let begins_with_text = ids
+            .iter()
+            .map(|&id| self.kinds.get(id as usize))
+            .find(|kind| special || !matches!(kind, Some(Kind::Control | Kind::Unknown)))
+            .is_some_and(|kind| matches!(kind, Some(Kind::Normal | Kind::Unused)));
+        let text = match bytes.strip_prefix(b" ") {
+            Some(rest) if is_spm && self.add_space_prefix && begins_with_text => rest,
+            _ => &bytes,
+        };
+        String::from_utf8_lossy(text).into_owned()
+    }
+
+    /// The bytes that a token renders to, possibly part of a character. Control and unknown tokens render to nothing
+    /// unless `special` is set, ids beyond the vocabulary always do.
+    pub fn piece(&self, id: u32, special: bool) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.append_piece(id, special, &mut bytes);
+        bytes
+    }
+
+    /// As [`Self::piece`], appended to a buffer: does not allocate if the buffer has room.
+    pub fn append_piece(&self, id: u32, special: bool, bytes: &mut Vec<u8>) {
+        let (Some(text), Some(kind)) = (self.tokens.get(id as usize), self.kinds.get(id as usize)) else { return };
+        match (kind, &self.algorithm) {
+            (Kind::Control | Kind::Unknown, _) if !special => {}
+            (Kind::Byte, _) => match spm::byte_of(text) {
+                Some(byte) => bytes.push(byte),
+                None => bytes.extend_from_slice(text),
+            },
+            (Kind::Normal | Kind::Unused, Algorithm::Spm(_)) => spm::unescape(text, bytes),
+            _ => bytes.extend_from_slice(text),
+        }
+    }
+
+    /// A detokenizer for tokens that continue a prompt.
+    pub fn stream(&self) -> Detokenizer {
+        Detokenizer::default()
+    }
+
+    /// Number of tokens.
+    pub fn vocabulary_length(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The token that begins a text, if defined.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The token that ends a text, if defined.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// Whether generation stops at this token: EOS, EOT, EOM, and control tokens whose text is known to end a turn.
+    pub fn is_end(&self, id: u32) -> bool {
+        self.ends.binary_search(&id).is_ok()
+    }
+}

@@ -1,0 +1,287 @@
+//! Chat templates: from a conversation to the prompt format of the model. Templates are programs from a file: length,
+//! steps and output are bounded, they can access only the conversation, and their own refusals are reported with their
+//! text.
+mod conversation;
+mod date;
+mod json;
+
+use std::io;
+
+use common::chat::{Chat, PROMPT_BYTES_MAX, ToolFormat};
+use conversation::Conversation;
+use gguf::{GgufError, Metadata};
+use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, syntax::SyntaxConfig, value::Serde};
+use serde::{Deserialize, Serialize};
+
+use crate::Tokenizer;
+
+/// Longest template in bytes; the longest in use has about 20 kB.
+pub const TEMPLATE_BYTES_MAX: usize = 256 << 10;
+/// Longest rendered conversation in bytes.
+pub const CONVERSATION_BYTES_MAX: usize = 2 * PROMPT_BYTES_MAX;
+/// Maximum number of instructions of a template; a message takes about a hundred.
+const FUEL: u64 = 4_000_000;
+/// Maximum nesting of macros, loops and blocks.
+const DEPTH_MAX: usize = 100;
+
+const PLAIN: &str = "default";
+const WITH_TOOLS: &str = "tool_use";
+
+/// Why a conversation cannot be rendered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// The file's metadata or its template is invalid.
+    #[error("the model's chat template cannot be used: {0}")]
+    Broken(String),
+    /// The template raised an exception; its text.
+    #[error("the model's chat template refuses the conversation: {0}")]
+    Refused(String),
+    /// The template fails or takes too long.
+    #[error("the model's chat template fails on this conversation: {0}")]
+    Failed(String),
+    /// The conversation is invalid.
+    #[error("{0}")]
+    Conversation(String),
+    /// The result is longer than [`CONVERSATION_BYTES_MAX`].
+    #[error("the conversation is longer than {CONVERSATION_BYTES_MAX} bytes")]
+    TooLong,
+}
+
+/// The sources of a file's chat templates. They are untrusted programs: compiling or running them may abort the process
+/// or exhaust its memory, because a limit on steps does not limit bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TemplateSource {
+    /// For all conversations, or for those without tools.
+    pub plain: String,
+    /// For conversations with tools, if it differs.
+    pub tool_use: Option<String>,
+    /// The text of BOS; may be empty.
+    pub bos: String,
+    /// The text of EOS; may be empty.
+    pub eos: String,
+}
+
+impl TemplateSource {
+    /// The templates of a file, if it has any.
+    ///
+    /// # Errors
+    /// A template is not a text, or too long.
+    pub fn from_metadata(metadata: Metadata<'_>, tokenizer: &Tokenizer) -> Result<Option<Self>, TemplateError> {
+        let text = |key: &str| metadata.text(key).map_err(|error: GgufError| TemplateError::Broken(error.to_string()));
+        let tool_use = text("tokenizer.chat_template.tool_use")?;
+        let plain = text("tokenizer.chat_template")?.or(text("tokenizer.chat_template.default")?);
+        let Some(plain) = plain.or(tool_use) else { return Ok(None) };
+        [Some(plain), tool_use].into_iter().flatten().try_for_each(check_length)?;
+        let piece = |id: Option<u32>| {
+            id.map_or(String::new(), |id| String::from_utf8_lossy(&tokenizer.piece(id, true)).into_owned())
+        };
+        let (bos, eos) = (piece(tokenizer.bos()), piece(tokenizer.eos()));
+        Ok(Some(Self { plain: plain.into(), tool_use: tool_use.map(Into::into), bos, eos }))
+    }
+
+    /// The format of tool calls in answers.
+    pub fn tool_format(&self) -> ToolFormat {
+        tool_format(self.tool_use.as_deref().unwrap_or(&self.plain))
+    }
+
+    /// Whether a rendered text begins with BOS, so that no other BOS is added.
+    pub fn begins_with_bos(&self, text: &str) -> bool {
+        !self.bos.is_empty() && text.starts_with(&self.bos)
+    }
+}
+
+fn check_length(text: &str) -> Result<(), TemplateError> {
+    if text.len() > TEMPLATE_BYTES_MAX {
+        let length = text.len();
+        return Err(TemplateError::Broken(format!(
+            "it has {length} bytes, but at most {TEMPLATE_BYTES_MAX} are supported"
+        )));
+    }
+    Ok(())
+}
+
+/// The chat templates of a model.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// Whether there is a separate template for conversations with tools.
+    has_tool_use: bool,
+    knows_developer: bool,
+    bos: String,
+    eos: String,
+    tool_format: ToolFormat,
+}
+
+impl ChatTemplate {
+    /// Compiles the templates of a file, if it has any.
+    ///
+    /// # Errors
+    /// The template is not a text, too long, or cannot be compiled.
+    pub fn from_metadata(metadata: Metadata<'_>, tokenizer: &Tokenizer) -> Result<Option<Self>, TemplateError> {
+        TemplateSource::from_metadata(metadata, tokenizer)?.map(|source| Self::compile(&source)).transpose()
+    }
+
+    /// Compiles the templates of a file.
+    ///
+    /// # Errors
+    /// A template is too long or cannot be compiled.
+    pub fn compile(source: &TemplateSource) -> Result<Self, TemplateError> {
+        let TemplateSource { plain, tool_use, bos, eos } = source;
+        Self::new(plain, tool_use.as_deref(), bos.clone(), eos.clone())
+    }
+
+    /// Compiles a template, and optionally another one for conversations with tools.
+    ///
+    /// # Errors
+    /// A template is too long or cannot be compiled.
+    pub fn new(plain: &str, tool_use: Option<&str>, bos: String, eos: String) -> Result<Self, TemplateError> {
+        let broken = |error: Error| TemplateError::Broken(error.to_string());
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(broken)?;
+        environment.set_syntax(syntax);
+        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+        environment.set_fuel(Some(FUEL));
+        environment.set_recursion_limit(DEPTH_MAX);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_filter("tojson", json::tojson);
+        for (name, text) in [(PLAIN, Some(plain)), (WITH_TOOLS, tool_use)] {
+            let Some(text) = text else { continue };
+            check_length(text)?;
+            environment.add_template_owned(name, prepare(text)).map_err(broken)?;
+        }
+        let texts = [plain, tool_use.unwrap_or_default()];
+        let knows_developer = texts.iter().any(|text| text.contains("developer"));
+        let tool_format = tool_format(tool_use.unwrap_or(plain));
+        Ok(Self { environment, has_tool_use: tool_use.is_some(), knows_developer, bos, eos, tool_format })
+    }
+
+    /// The format of tool calls in answers.
+    pub fn tool_format(&self) -> ToolFormat {
+        self.tool_format
+    }
+
+    /// The prompt before the answer, with special tokens as text. `now` is in seconds since 1970 (UTC), for templates
+    /// that include the date.
+    ///
+    /// # Errors
+    /// The conversation is invalid, or the template refuses it or fails.
+    pub fn render(&self, chat: &Chat, now: u64) -> Result<String, TemplateError> {
+        let read = |parse: bool| Conversation::read(chat, self.knows_developer, parse);
+        match self.run(&read(true)?, now) {
+            // Most templates expect the arguments of tool calls as objects, some as texts, and none declares which.
+            Err(TemplateError::Failed(reason)) if chat.messages.contains("\"tool_calls\"") => {
+                self.run(&read(false)?, now).map_err(|_| TemplateError::Failed(reason))
+            }
+            result => result,
+        }
+    }
+
+    /// Whether a rendered text begins with BOS, so that no other BOS is added.
+    pub fn begins_with_bos(&self, text: &str) -> bool {
+        !self.bos.is_empty() && text.starts_with(&self.bos)
+    }
+
+    fn run(&self, conversation: &Conversation, now: u64) -> Result<String, TemplateError> {
+        let failed = |error: Error| TemplateError::Failed(error.to_string());
+        let name = if self.has_tool_use && conversation.tools.is_some() { WITH_TOOLS } else { PLAIN };
+        let template = self.environment.get_template(name).map_err(failed)?;
+        let context = context! {
+            messages => Value::from(Serde(&conversation.messages)),
+            tools => Value::from(Serde(&conversation.tools)),
+            add_generation_prompt => true,
+            bos_token => self.bos.as_str(),
+            eos_token => self.eos.as_str(),
+            strftime_now => Value::from_function(move |format: String| date::strftime(&format, now)),
+        };
+        let mut text = Bounded { text: Vec::new(), is_full: false };
+        match template.render_captured_to(context, &mut text) {
+            _ if text.is_full => Err(TemplateError::TooLong),
+            Err(error) => Err(refusal(&error).unwrap_or_else(|| failed(error))),
+            Ok(_) => String::from_utf8(text.text).map_err(|error| TemplateError::Failed(error.to_string())),
+        }
+    }
+}
+
+/// Prefix that marks an error raised by the template itself.
+const REFUSAL: &str = "refused: ";
+
+fn raise_exception(text: &str) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, format!("{REFUSAL}{text}")))
+}
+
+fn refusal(error: &Error) -> Option<TemplateError> {
+    let text = error.detail()?.strip_prefix(REFUSAL)?;
+    Some(TemplateError::Refused(text.to_owned()))
+}
+
+/// The tool call format that a template mentions.
+fn tool_format(text: &str) -> ToolFormat {
+    let has = |part: &str| text.contains(part);
+    match () {
+        () if has("<tool_call>") => ToolFormat::Hermes,
+        () if has("<|python_tag|>") || has("ipython") => ToolFormat::Llama3,
+        () if has("<|start_header_id|>") && has("\"parameters\":") => ToolFormat::Llama3,
+        () => ToolFormat::None,
+    }
+}
+
+/// Rewrites constructs that Python's Jinja and its extensions treat differently: tags that mark the assistant's text
+/// for training are removed, and within a tag a backslash before a line end removes both from a string.
+fn prepare(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((begin, close)) = next_tag(rest) {
+        let Some(end) = rest[begin..].find(close).map(|end| begin + end) else { break };
+        let tag = &rest[begin + 2..end];
+        out.push_str(&rest[..begin]);
+        if close == "%}" && matches!(tag.trim_matches(['-', '+', ' ', '\n', '\t']), "generation" | "endgeneration") {
+            // A comment strips the same white space.
+            let mark = |is_there: bool| if is_there { "-" } else { "" };
+            let (before, behind) = (mark(tag.starts_with('-')), mark(tag.ends_with('-')));
+            out.push_str(&format!("{{#{before} {behind}#}}"));
+        } else {
+            push_joined(&mut out, &rest[begin..end + 2]);
+        }
+        rest = &rest[end + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Offset of the next tag, and its closing delimiter.
+fn next_tag(text: &str) -> Option<(usize, &'static str)> {
+    let tags = [("{%", "%}"), ("{{", "}}")];
+    tags.iter().filter_map(|(open, close)| Some((text.find(open)?, *close))).min()
+}
+
+/// Appends a tag without its backslash-escaped line ends.
+fn push_joined(out: &mut String, tag: &str) {
+    for line in tag.split_inclusive('\n') {
+        let text = line.strip_suffix('\n').unwrap_or(line);
+        let backslashes = text.len() - text.trim_end_matches('\\').len();
+        let is_joined = line.ends_with('\n') && backslashes % 2 == 1;
+        out.push_str(if is_joined { &text[..text.len() - 1] } else { line });
+    }
+}
+
+/// Accepts text up to [`CONVERSATION_BYTES_MAX`].
+struct Bounded {
+    text: Vec<u8>,
+    is_full: bool,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.text.len() + bytes.len() > CONVERSATION_BYTES_MAX {
+            self.is_full = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

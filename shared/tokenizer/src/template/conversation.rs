@@ -1,0 +1,96 @@
+//! A conversation in the format of the OpenAI API, prepared for templates: text parts joined, arguments of tool calls
+//! as objects.
+use common::chat::Chat;
+use serde_json::{Map, Value};
+
+use super::TemplateError;
+
+/// Most messages of a conversation.
+const MESSAGES_MAX: usize = 16 << 10;
+
+/// The variables of a template.
+#[derive(Debug)]
+pub(super) struct Conversation {
+    pub(super) messages: Vec<Value>,
+    pub(super) tools: Option<Vec<Value>>,
+}
+
+fn refuse<T>(reason: impl Into<String>) -> Result<T, TemplateError> {
+    Err(TemplateError::Conversation(reason.into()))
+}
+
+impl Conversation {
+    /// Reads messages and tools. Templates that do not support the role `developer` receive `system` instead. With
+    /// `parse`, the arguments of tool calls, which are JSON texts, become objects.
+    pub(super) fn read(chat: &Chat, knows_developer: bool, parse: bool) -> Result<Self, TemplateError> {
+        let messages = list(&chat.messages, "messages")?;
+        if messages.is_empty() || messages.len() > MESSAGES_MAX {
+            let count = messages.len();
+            return refuse(format!("{count} messages; a conversation has 1 to {MESSAGES_MAX}"));
+        }
+        let messages = messages.into_iter().enumerate();
+        let messages = messages.map(|(index, message)| read_message(index, message, knows_developer));
+        let mut messages: Vec<Value> = messages.collect::<Result<_, _>>()?;
+        for arguments in messages.iter_mut().filter(|_| parse).flat_map(arguments) {
+            if let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok()) {
+                *arguments = Value::Object(object);
+            }
+        }
+        let tools = chat.tools.as_ref().map(|tools| list(tools, "tools")).transpose()?;
+        if let Some(index) = tools.iter().flatten().position(|tool| !tool.is_object()) {
+            return refuse(format!("tools[{index}] is not an object"));
+        }
+        Ok(Self { messages, tools: tools.filter(|tools| !tools.is_empty()) })
+    }
+}
+
+fn list(text: &str, what: &str) -> Result<Vec<Value>, TemplateError> {
+    match serde_json::from_str(text) {
+        Ok(Value::Array(list)) => Ok(list),
+        Ok(_) => refuse(format!("{what} is not an array")),
+        Err(error) => refuse(format!("{what} is not valid JSON: {error}")),
+    }
+}
+
+fn read_message(index: usize, message: Value, knows_developer: bool) -> Result<Value, TemplateError> {
+    let Value::Object(mut message) = message else { return refuse(format!("messages[{index}] is not an object")) };
+    let Some(Value::String(role)) = message.get_mut("role") else {
+        return refuse(format!("messages[{index}] has no role"));
+    };
+    if role == "developer" && !knows_developer {
+        *role = "system".into();
+    }
+    read_content(index, &mut message)?;
+    Ok(Value::Object(message))
+}
+
+/// Content is a text, or parts that are texts and are joined with line breaks. Only a message with tool calls may have
+/// none.
+fn read_content(index: usize, message: &mut Map<String, Value>) -> Result<(), TemplateError> {
+    let calls = message.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
+    let parts = match message.get("content") {
+        Some(Value::String(_)) => return Ok(()),
+        None | Some(Value::Null) if calls => return Ok(()),
+        Some(Value::Array(parts)) => parts,
+        _ => return refuse(format!("messages[{index}].content is neither a text nor a list of parts")),
+    };
+    let mut texts = Vec::with_capacity(parts.len());
+    for (place, part) in parts.iter().enumerate() {
+        let kind = part.get("type").and_then(Value::as_str);
+        let text = part.get("text").and_then(Value::as_str).filter(|_| kind == Some("text"));
+        let Some(text) = text else {
+            let kind: String = kind.unwrap_or("unknown").chars().take(60).collect();
+            return refuse(format!("messages[{index}].content[{place}] is of type {kind:?}; only text is supported"));
+        };
+        texts.push(text);
+    }
+    let text = texts.join("\n");
+    message.insert("content".into(), Value::String(text));
+    Ok(())
+}
+
+/// The arguments of a message's tool calls.
+fn arguments(message: &mut Value) -> impl Iterator<Item = &mut Value> {
+    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+    calls.into_iter().flatten().filter_map(|call| call.get_mut("function")?.get_mut("arguments"))
+}

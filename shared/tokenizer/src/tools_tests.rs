@@ -1,0 +1,158 @@
+//! Tool calls in answers that are split at every place.
+use ToolFormat::{Hermes, Llama3};
+
+use super::*;
+
+/// All pieces of an answer, with adjacent content joined.
+fn parse<'a>(format: ToolFormat, parts: impl Iterator<Item = &'a str>) -> Vec<Piece> {
+    let mut parser = ToolParser::new(format);
+    let mut pieces: Vec<Piece> = parts.flat_map(|part| parser.push(part)).collect();
+    pieces.extend(parser.finish());
+    let mut joined: Vec<Piece> = Vec::new();
+    for piece in pieces {
+        match (joined.last_mut(), piece) {
+            (Some(Piece::Content(before)), Piece::Content(text)) => before.push_str(&text),
+            (_, piece) => joined.push(piece),
+        }
+    }
+    joined
+}
+
+fn content(text: &str) -> Piece {
+    Piece::Content(text.into())
+}
+
+fn call(index: usize, name: &str, arguments: &str) -> Piece {
+    Piece::Call { index, name: name.into(), arguments: arguments.into() }
+}
+
+/// Checks the pieces of a text: whole, in every split into three, and letter by letter.
+#[track_caller]
+fn check(format: ToolFormat, text: &str, expected: &[Piece]) {
+    assert_eq!(parse(format, std::iter::once(text)), expected, "{text:?} whole");
+    let places: Vec<usize> = (0..=text.len()).filter(|place| text.is_char_boundary(*place)).collect();
+    for (index, first) in places.iter().enumerate() {
+        for second in &places[index..] {
+            let parts = [&text[..*first], &text[*first..*second], &text[*second..]];
+            assert_eq!(parse(format, parts.into_iter()), expected, "{parts:?}");
+        }
+    }
+    let letters = places.windows(2).map(|pair| &text[pair[0]..pair[1]]);
+    assert_eq!(parse(format, letters), expected, "{text:?} letter by letter");
+}
+
+#[test]
+fn calls_between_marks_are_found_with_the_text_around_them() {
+    let one = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.0, \"b\": [2]}}\n</tool_call>";
+    let found = call(0, "add", "{\"a\": 1.0, \"b\": [2]}");
+    check(Hermes, one, std::slice::from_ref(&found));
+    check(Hermes, &format!("\n\n{one}\n"), std::slice::from_ref(&found));
+    check(Hermes, &format!("Let me see.\n{one}\nDone."), &[content("Let me see."), found.clone(), content("\nDone.")]);
+    let two = format!("{one}\n<tool_call>{{\"name\":\"é\",\"arguments\":{{}}}}</tool_call>");
+    check(Hermes, &two, &[found, call(1, "é", "{}")]);
+}
+
+#[test]
+fn markers_and_braces_in_strings_belong_to_the_call() {
+    let text = r#"<tool_call>{"name":"say","arguments":{"text":"a </tool_call> \" } \\"}}</tool_call>!"#;
+    check(Hermes, text, &[call(0, "say", r#"{"text":"a </tool_call> \" } \\"}"#), content("!")]);
+}
+
+#[test]
+fn call_may_lack_end_marker_or_arguments() {
+    check(Hermes, r#"<tool_call>{"name":"f","arguments":{}}"#, &[call(0, "f", "{}")]);
+    check(Hermes, r#"<tool_call>{"name":"f"}</tool_call>"#, &[call(0, "f", "{}")]);
+    check(Hermes, r#"<tool_call>{"name":"f","arguments":{}} and"#, &[call(0, "f", "{}"), content(" and")]);
+    check(Hermes, r#"<tool_call>{"arguments":"{\"a\":1}","name":"f"}</tool_call>"#, &[call(0, "f", r#"{"a":1}"#)]);
+}
+
+#[test]
+fn text_without_a_call_is_returned_unchanged() {
+    for text in [
+        "",
+        " ",
+        "a < b <tool",
+        "a \n <tool_call",
+        "<tool_call>",
+        "<tool_call> nothing </tool_call>\n",
+        "<tool_call>{\"name\": \"f\", \"arguments\": {</tool_call> end",
+        "<tool_call>{\"name\": \"f\", \"arguments\": 7}</tool_call> end ",
+        "<tool_call>{\"name\": \"f\", \"arguments\": \"no\"}</tool_call>",
+        "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>",
+        "<tool_call>[1]</tool_call>",
+        "<tool_call>{\"name\": \"cut off, \\",
+        " \n</tool_call>",
+    ] {
+        let expected = if text.is_empty() { vec![] } else { vec![content(text)] };
+        check(Hermes, text, &expected);
+    }
+    check(
+        Hermes,
+        "<tool_call>{x<tool_call>{\"name\":\"f\"}</tool_call>",
+        &[content("<tool_call>{x"), call(0, "f", "{}")],
+    );
+}
+
+#[test]
+fn objects_at_the_beginning_are_calls_of_llama() {
+    let one = r#"{"name": "get", "parameters": {"city": "Paris; {"}}"#;
+    let found = call(0, "get", r#"{"city": "Paris; {"}"#);
+    check(Llama3, one, std::slice::from_ref(&found));
+    check(Llama3, &format!(" \n<|python_tag|>{one}\n"), std::slice::from_ref(&found));
+    check(Llama3, &format!("{one}; {one}"), &[found.clone(), call(1, "get", r#"{"city": "Paris; {"}"#)]);
+    check(Llama3, &format!("{one}\n\nThat is all."), &[found, content("\n\nThat is all.")]);
+    check(Llama3, r#"{"type": "function", "function": "f", "parameters": {}}"#, &[call(0, "f", "{}")]);
+}
+
+#[test]
+fn other_answers_of_llama_are_content() {
+    for text in [
+        "Hello {\"name\": \"f\", \"parameters\": {}}",
+        "{\"name\": \"Ada\"}",
+        "{\"name\": \"Ada\", \"parameters\": 3} {\"name\": \"f\", \"parameters\": {}}",
+        " {\"answer\": 42} ",
+        "<|python_tag|>print(1)",
+        "<|python",
+        "{\"name\": \"f\", \"parameters\": {\"a\"",
+        "{unfinished",
+    ] {
+        check(Llama3, text, &[content(text)]);
+    }
+}
+
+#[test]
+fn without_a_format_all_is_content_at_once() {
+    let mut parser = ToolParser::new(ToolFormat::None);
+    assert_eq!(parser.push("<tool_call>{\"name\":\"f\"} "), [content("<tool_call>{\"name\":\"f\"} ")]);
+    assert_eq!(parser.finish(), []);
+}
+
+#[test]
+fn content_is_held_back_only_while_it_may_begin_a_call() {
+    let mut parser = ToolParser::new(Hermes);
+    assert_eq!(parser.push("a <b> <tool"), [content("a <b>")]);
+    assert_eq!(parser.push("s"), [content(" <tools")]);
+    let mut parser = ToolParser::new(Llama3);
+    assert_eq!(parser.push("Hi"), [content("Hi")]);
+    assert_eq!(parser.push(" {"), [content(" {")]);
+}
+
+#[test]
+fn too_long_call_and_all_text_after_it_are_content() {
+    let mut parser = ToolParser::new(Hermes);
+    let mut given = 0;
+    let mut sent = 0;
+    for part in std::iter::once("<tool_call>{\"").chain(std::iter::repeat_n("0123456789abcdef", CALL_BYTES_MAX / 8)) {
+        sent += part.len();
+        for piece in parser.push(part) {
+            let Piece::Content(text) = piece else { panic!("it is no call") };
+            given += text.len();
+        }
+        assert!(sent - given <= CALL_BYTES_MAX + OPENING.len() + part.len());
+    }
+    assert_eq!(given, sent);
+    let calls = "<tool_call>{\"name\":\"f\"}</tool_call>".repeat(CALLS_MAX + 1);
+    let pieces = parse(Hermes, std::iter::once(calls.as_str()));
+    assert_eq!(pieces.len(), CALLS_MAX + 1);
+    assert_eq!(pieces.last(), Some(&content("<tool_call>{\"name\":\"f\"}</tool_call>")));
+}

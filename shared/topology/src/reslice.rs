@@ -1,0 +1,89 @@
+//! Computes which keys and values a rank of one group sends to the ranks of another group with a different partition of
+//! the model. Pure.
+use std::ops::Range;
+
+use super::ShardPlan;
+
+/// The keys and values that a rank sends to one rank of another group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The receiving rank, numbered in its group.
+    pub to: usize,
+    /// Layers, numbered in the whole model.
+    pub layers: Range<usize>,
+    /// KV heads, numbered in the whole model.
+    pub heads_kv: Range<usize>,
+}
+
+/// The routes of rank `own` of the group `from` to the ranks of the group `to`. A KV head that several ranks hold is
+/// sent by the lowest of them, to all receivers that hold it: every rank of `to` receives each of its layers and heads
+/// once.
+pub fn routes(from: &[ShardPlan], own: usize, to: &[ShardPlan]) -> Vec<Route> {
+    let Some(plan) = from.get(own) else { return Vec::new() };
+    let is_before = |other: &&ShardPlan| other.layers == plan.layers && !other.heads_kv.is_empty();
+    let sent_before = from[..own].iter().filter(is_before).map(|other| other.heads_kv.end).max();
+    let first = plan.heads_kv.start.max(sent_before.unwrap_or(0));
+    let route = |(to, other): (usize, &ShardPlan)| {
+        let layers = both(&plan.layers, &other.layers);
+        let heads_kv = both(&(first..plan.heads_kv.end), &other.heads_kv);
+        (!layers.is_empty() && !heads_kv.is_empty()).then_some(Route { to, layers, heads_kv })
+    };
+    to.iter().enumerate().filter_map(route).collect()
+}
+
+fn both(one: &Range<usize>, two: &Range<usize>) -> Range<usize> {
+    one.start.max(two.start)..one.end.min(two.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A group of stages with these layers, each cut at these query heads; `per_kv` query heads share a KV head, which
+    /// neighbouring ranks may both hold.
+    fn group(stages: &[Range<usize>], cuts: &[usize], per_kv: usize) -> Vec<ShardPlan> {
+        let plan = |layers: &Range<usize>, heads: Range<usize>| {
+            let heads_kv = if heads.is_empty() { 0..0 } else { heads.start / per_kv..heads.end.div_ceil(per_kv) };
+            ShardPlan { layers: layers.clone(), heads, heads_kv, columns: 0..32, vocabulary: 0..32 }
+        };
+        let of_stage = |layers| cuts.windows(2).map(move |cut| plan(layers, cut[0]..cut[1]));
+        stages.iter().flat_map(of_stage).collect()
+    }
+
+    #[test]
+    fn every_rank_receives_each_layer_and_head_once() {
+        let all = std::slice::from_ref(&(0..6));
+        let groups = |per_kv: usize| {
+            [
+                group(all, &[0, 8], per_kv),
+                group(all, &[0, 4, 8], per_kv),
+                group(all, &[0, 3, 6, 8], per_kv),
+                group(all, &[0, 1, 2, 3, 4, 5, 6, 7, 8], per_kv),
+                group(all, &[0, 0, 5, 8], per_kv),
+                group(&[0..2, 2..6], &[0, 7, 8], per_kv),
+                group(&[0..5, 5..6], &[0, 2, 4, 8], per_kv),
+            ]
+        };
+        for per_kv in [1, 2, 4, 8] {
+            for (from, to) in groups(per_kv).iter().flat_map(|from| groups(per_kv).map(|to| (from.clone(), to))) {
+                let mut sent: Vec<(usize, usize, usize)> = (0..from.len())
+                    .flat_map(|own| routes(&from, own, &to))
+                    .flat_map(|Route { to, layers, heads_kv }| {
+                        layers.flat_map(move |layer| heads_kv.clone().map(move |head| (to, layer, head)))
+                    })
+                    .collect();
+                sent.sort_unstable();
+                let held = |(rank, plan): (usize, &ShardPlan)| {
+                    let heads = plan.heads_kv.clone();
+                    plan.layers
+                        .clone()
+                        .flat_map(move |layer| heads.clone().map(move |head| (rank, layer, head)))
+                        .collect::<Vec<_>>()
+                };
+                let expected: Vec<_> = to.iter().enumerate().flat_map(held).collect();
+                assert_eq!(sent, expected, "{per_kv} heads a KV head, {from:?} to {to:?}");
+            }
+        }
+        assert_eq!(routes(&[], 0, &[]), []);
+    }
+}

@@ -1,0 +1,109 @@
+//! The structure as a test: the drawing in ARCHITECTURE.md is the graph of the crates, crates that compute have no async runtime, and no
+//! crate has a circle of modules. `BRAMBLE_UPDATE_SNAPSHOTS=1` redraws the graph.
+use std::{collections::BTreeMap, fmt::Write as _, fs, path::PathBuf};
+
+use harness::{modules::Modules, programs::root};
+
+/// The lines between which ARCHITECTURE.md has the graph.
+const BEGIN: &str = "<!-- crates -->\n";
+const END: &str = "<!-- /crates -->";
+
+/// Every crate of the workspace: its folder and the workspace's crates that it depends on, tests left out.
+fn crates() -> BTreeMap<String, (PathBuf, Vec<String>)> {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("the workspace has a manifest");
+    let folders: BTreeMap<String, PathBuf> = manifest
+        .lines()
+        .filter_map(|line| {
+            let (name, rest) = line.split_once(" = { package = \"bramble-")?;
+            let path = rest.split_once("path = \"")?.1.split('"').next()?;
+            Some((name.to_owned(), root().join(path)))
+        })
+        .chain([("tests".to_owned(), root().join("tests"))])
+        .collect();
+    let dependencies = |folder: &PathBuf| {
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a crate has a manifest");
+        let list = manifest.split("\n[dependencies]\n").nth(1).and_then(|rest| rest.split("\n[").next());
+        let names = list.unwrap_or_default().lines().filter_map(|line| line.strip_suffix(".workspace = true"));
+        names.filter(|name| folders.contains_key(*name)).map(str::to_owned).collect()
+    };
+    folders.iter().map(|(name, folder)| (name.clone(), (folder.clone(), dependencies(folder)))).collect()
+}
+
+/// The pages that name files.
+const PAGES: [&str; 6] =
+    ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "RUNBOOK.md", "docs/tuning.md", "docs/measurements.md"];
+
+#[test]
+fn every_path_that_a_document_names_exists() {
+    let mut missing = Vec::new();
+    for page in PAGES {
+        let text = fs::read_to_string(root().join(page)).expect("the page can be read");
+        let spans = text.split('`').skip(1).step_by(2);
+        let is_path = |span: &&str| {
+            let rooms = ["shared/", "daemon/", "console/", "tests/", "docs/", "packaging/", "systemd/", ".ci/"];
+            let plain = span.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
+            plain && rooms.iter().any(|room| span.starts_with(room))
+        };
+        // A name in capitals stands for any name.
+        let is_any =
+            |span: &str| span.split(['/', '.']).any(|part| part.len() > 2 && part.chars().all(char::is_uppercase));
+        let wanted = spans.filter(is_path).filter(|span| !is_any(&span.replace("README", "").replace("RUNBOOK", "")));
+        missing.extend(wanted.filter(|span| !root().join(span).exists()).map(|span| format!("{page}: {span}")));
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+/// Whether `from` reaches `to` by two or more arrows.
+fn is_implied(crates: &BTreeMap<String, (PathBuf, Vec<String>)>, from: &str, to: &str) -> bool {
+    fn reaches(crates: &BTreeMap<String, (PathBuf, Vec<String>)>, from: &str, to: &str) -> bool {
+        from == to || crates[from].1.iter().any(|next| reaches(crates, next, to))
+    }
+    crates[from].1.iter().filter(|next| *next != to).any(|next| reaches(crates, next, to))
+}
+
+#[test]
+fn architecture_shows_the_crate_graph() {
+    let crates = crates();
+    assert!(crates.len() >= 13, "only {} crates were found", crates.len());
+    let mut drawing = format!("{BEGIN}```mermaid\ngraph TD\n");
+    for (name, (_, dependencies)) in &crates {
+        for dependency in dependencies.iter().filter(|dependency| !is_implied(&crates, name, dependency)) {
+            writeln!(drawing, "    {name} --> {dependency}").expect("a string takes every line");
+        }
+    }
+    drawing += "```\n";
+    drawing += END;
+    let path = root().join("ARCHITECTURE.md");
+    let text = fs::read_to_string(&path).expect("the file can be read");
+    let (before, rest) = text.split_once(BEGIN).expect("ARCHITECTURE.md marks where the graph begins");
+    let (_, after) = rest.split_once(END).expect("ARCHITECTURE.md marks where the graph ends");
+    let drawn = format!("{before}{drawing}{after}");
+    if std::env::var_os("BRAMBLE_UPDATE_SNAPSHOTS").is_some() {
+        fs::write(&path, &drawn).expect("the file can be written");
+        return;
+    }
+    assert_eq!(text, drawn, "redraw the graph: BRAMBLE_UPDATE_SNAPSHOTS=1 cargo test --test scenarios architecture");
+    assert!(text.lines().count() <= 200, "ARCHITECTURE.md has {} lines, at most 200", text.lines().count());
+}
+
+#[test]
+fn computing_crates_have_no_async_runtime() {
+    for (name, (folder, dependencies)) in crates() {
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a crate has a manifest");
+        let may = ["protocol", "daemon", "console", "tests"].contains(&name.as_str());
+        assert!(may || !manifest.contains("tokio"), "{name} must not depend on tokio");
+        let programs = dependencies.iter().filter(|dependency| ["daemon", "console"].contains(&dependency.as_str()));
+        assert!(name == "tests" || programs.count() == 0, "{name} depends on a program");
+    }
+}
+
+#[test]
+fn no_crate_has_a_circle_of_modules() {
+    let mut found = Vec::new();
+    for (name, (folder, _)) in crates() {
+        let modules = Modules::read(&folder.join("src/lib.rs"));
+        assert!(!modules.is_empty(), "{name} has no modules");
+        found.extend(modules.circles().into_iter().map(|circle| format!("{name}: {circle}")));
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}

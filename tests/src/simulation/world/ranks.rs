@@ -1,0 +1,431 @@
+//! Links between ranks, heartbeats on them, and a stub of the engine whose tokens are a function of seed and position.
+use std::{collections::VecDeque, time::Duration};
+
+use common::{
+    chat::FinishReason,
+    fault::{Fault, FaultKind, Loss},
+    ids::{Epoch, MemberIndex},
+    latency::RequestTimes,
+    units::{Bytes, Nanoseconds},
+};
+use daemon::node::{event::Event as NodeEvent, pulse::Peer};
+use engine::{RequestKey, port::Progress};
+use protocol::message::{Beat, Finished, Generate, TokenEvent};
+use topology::Role;
+
+use crate::simulation::{
+    network::{End, Packet},
+    process::{Input, Linked, Opening, Pair, Run},
+    world::{LIVENESS, Own, World, name},
+};
+
+/// Deadline for all links of an assignment, as in the daemon.
+const LINKS: Duration = Duration::from_secs(15);
+/// A dial without an answer fails after this.
+const DIAL: Duration = Duration::from_secs(5);
+/// Duration of a step, which gives each running request one token.
+const STEP: Duration = Duration::from_millis(30);
+
+/// The token of a request at a position.
+pub(crate) fn token(seed: u64, position: usize) -> u32 {
+    (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(position as u64 * 0x2545_f491) >> 17) as u32
+}
+
+impl World {
+    pub(crate) fn run_of(&mut self, node: usize) -> Option<&mut Run> {
+        self.machines.get_mut(node)?.process.as_mut()?.run.as_mut()
+    }
+
+    fn opening_of(&mut self, node: usize) -> Option<&mut Opening> {
+        self.machines[node].process.as_mut()?.opening.as_mut()
+    }
+
+    pub(crate) fn loaded(&mut self, node: usize, attempt: u64) {
+        if let Some(opening) = self.opening_of(node).filter(|opening| opening.attempt == attempt) {
+            let epoch = opening.epoch;
+            self.input(node, Input::Event(NodeEvent::Loaded(epoch, Ok(Bytes(1)))));
+        }
+    }
+
+    /// The members to which a member has links, each with whether there is a control link as well.
+    fn linked(opening: &Opening) -> Vec<(MemberIndex, bool)> {
+        let (topology, own) = (&opening.topology, opening.member);
+        let place = topology.place(own);
+        let all = (0..topology.members.len() as u16).map(MemberIndex).filter(|member| *member != own);
+        all.filter_map(|member| {
+            let other = topology.place(member);
+            let is_across = topology.layout.are_across(own, member) && place.is_head() && other.is_head();
+            (other.replica == place.replica).then_some((member, true)).or(is_across.then_some((member, false)))
+        })
+        .collect()
+    }
+
+    pub(crate) fn connect(&mut self, node: usize, epoch: Epoch) {
+        let Some(opening) = self.opening_of(node).filter(|opening| opening.epoch == epoch) else { return };
+        let attempt = opening.attempt;
+        let mut dials = VecDeque::new();
+        for (member, has_control) in Self::linked(opening) {
+            if member > opening.member {
+                dials.push_back((member, true));
+                if has_control {
+                    dials.push_back((member, false));
+                }
+            }
+        }
+        opening.dials = Some(dials);
+        self.own_later(node, LINKS, Own::LinksOverdue(attempt));
+        self.next_dial(node);
+    }
+
+    fn links_failed(&mut self, node: usize, reason: &str) {
+        let Some(process) = &mut self.machines[node].process else { return };
+        let Some(opening) = process.opening.take() else { return };
+        let fault = Fault::new(name(node), FaultKind::LinksFailed { reason: reason.into() });
+        self.close_opening(node, &opening);
+        self.input(node, Input::Event(NodeEvent::Connected(opening.epoch, Err(fault))));
+    }
+
+    pub(crate) fn links_overdue(&mut self, node: usize, attempt: u64) {
+        if self.opening_of(node).is_some_and(|opening| opening.attempt == attempt && opening.dials.is_some()) {
+            self.story.say(self.now, &name(node), || "not all links were open within 15 s".into());
+            self.links_failed(node, "no link within 15 s");
+        }
+    }
+
+    pub(crate) fn dial_failed(&mut self, node: usize, attempt: u64) {
+        if self.opening_of(node).is_some_and(|opening| opening.attempt == attempt) {
+            self.links_failed(node, "cannot be reached");
+        }
+    }
+
+    fn next_dial(&mut self, node: usize) {
+        let Some(opening) = self.opening_of(node) else { return };
+        let Some(dials) = &mut opening.dials else { return };
+        let attempt = opening.attempt;
+        if let Some((member, is_data)) = dials.pop_front() {
+            let (epoch, hash, from) = (opening.epoch, opening.hash, opening.member);
+            let address = opening.topology.members[member.index()].address.clone();
+            let Some(to) = self.index_of(&address) else { return };
+            let Some(number) = self.dial(node, to) else {
+                let delay = if self.is_unreachable(node, to) { DIAL } else { Duration::from_millis(1) };
+                return self.own_later(node, delay, Own::DialFailed(attempt));
+            };
+            if let Some(opening) = self.opening_of(node) {
+                opening.dialling = Some(number);
+                let pair = opening.links.entry(member).or_default();
+                *(if is_data { &mut pair.data } else { &mut pair.control }) = Some(number);
+            }
+            self.own_later(node, DIAL, Own::DialOverdue(attempt, number));
+            return self.send(number, 0, Packet::Dial { epoch, hash, from, is_data });
+        }
+        self.check_links(node);
+    }
+
+    /// Fails the links if a dial is still unanswered.
+    pub(crate) fn dial_overdue(&mut self, node: usize, attempt: u64, number: u64) {
+        if self.opening_of(node).is_some_and(|opening| opening.attempt == attempt && opening.dialling == Some(number)) {
+            self.links_failed(node, "the handshake got no answer");
+        }
+    }
+
+    /// Handles a dial from another rank.
+    pub(crate) fn dialled(&mut self, node: usize, number: u64, packet: &Packet) {
+        let Packet::Dial { epoch, hash, from, is_data } = packet else { return };
+        let expects =
+            self.machines[node].process.as_ref().is_some_and(|process| process.node.expects_links(*epoch, *hash));
+        let opening =
+            self.opening_of(node).filter(|opening| expects && (opening.epoch, opening.hash) == (*epoch, *hash));
+        let Some(opening) = opening else {
+            self.send(number, 1, Packet::Welcome(false));
+            return self.send(number, 1, Packet::Closed);
+        };
+        let pair = opening.links.entry(*from).or_default();
+        *(if *is_data { &mut pair.data } else { &mut pair.control }) = Some(number);
+        self.send(number, 1, Packet::Welcome(true));
+        self.check_links(node);
+    }
+
+    pub(crate) fn welcomed(&mut self, node: usize, number: u64, is_welcome: bool) {
+        let Some(opening) = self.opening_of(node).filter(|opening| opening.dialling == Some(number)) else { return };
+        opening.dialling = None;
+        if is_welcome { self.next_dial(node) } else { self.links_failed(node, "the link was refused") }
+    }
+
+    /// Starts the engine once all links are open.
+    fn check_links(&mut self, node: usize) {
+        let Some(opening) = self.opening_of(node) else { return };
+        let is_idle = opening.dialling.is_none() && opening.dials.as_ref().is_some_and(VecDeque::is_empty);
+        let has_all = Self::linked(opening).iter().all(|(member, has_control)| {
+            opening
+                .links
+                .get(member)
+                .is_some_and(|pair| pair.data.is_some() && (pair.control.is_some() || !has_control))
+        });
+        if !is_idle || !has_all {
+            return;
+        }
+        self.runs += 1;
+        let (number, since) = (self.runs, self.now);
+        let Some(process) = &mut self.machines[node].process else { return };
+        let Some(opening) = process.opening.take() else { return };
+        let Opening { attempt, epoch, hash, topology, member, links, .. } = opening;
+        let replica = topology.place(member).replica;
+        let mut run = Run {
+            attempt,
+            number,
+            epoch,
+            hash,
+            topology,
+            member,
+            since,
+            ranks: Default::default(),
+            across: Default::default(),
+            failed: None,
+            draining: false,
+            is_aborted: false,
+            progress: 0,
+            requests: Default::default(),
+            steps: false,
+        };
+        for (other, pair) in links {
+            let place = run.topology.place(other);
+            if place.replica == replica {
+                let linked = Linked { member: other, pair, peer: Peer::new(Duration::ZERO), is_lost: false };
+                run.ranks.insert(place.rank, linked);
+            } else if let Some(data) = pair.data {
+                run.across.insert(place.replica, data);
+            }
+        }
+        process.run = Some(run);
+        self.own_later(node, Duration::ZERO, Own::Beats(attempt));
+        self.check_run(node);
+        self.input(node, Input::Event(NodeEvent::Connected(epoch, Ok(()))));
+    }
+
+    pub(crate) fn close_opening(&mut self, node: usize, opening: &Opening) {
+        let numbers: Vec<u64> =
+            opening.links.values().flat_map(|Pair { data, control }| data.iter().chain(control)).copied().collect();
+        numbers.into_iter().for_each(|number| self.close(node, number));
+    }
+
+    pub(crate) fn close(&mut self, node: usize, number: u64) {
+        if let Some(end) = self.network.end_of(number, node) {
+            self.send(number, end, Packet::Closed);
+        }
+    }
+
+    pub(crate) fn abort(&mut self, node: usize, epoch: Epoch) {
+        let Some(run) = self.run_of(node).filter(|run| run.epoch == epoch) else { return };
+        run.is_aborted = true;
+        run.requests.clear();
+        // Close the links to other groups, for which this replica is no longer of use.
+        let across: Vec<u64> = run.across.values().copied().collect();
+        across.into_iter().for_each(|number| self.close(node, number));
+    }
+
+    pub(crate) fn stop_run(&mut self, node: usize, epoch: Epoch) {
+        let Some(process) = &mut self.machines[node].process else { return };
+        let Some(run) = process.run.take_if(|run| run.epoch == epoch) else { return };
+        let links = run.ranks.values().flat_map(|linked| [linked.pair.data, linked.pair.control]).flatten();
+        let numbers: Vec<u64> = links.chain(run.across.values().copied()).collect();
+        numbers.into_iter().for_each(|number| self.close(node, number));
+    }
+
+    /// Runs every heartbeat interval: detects lost peers and sends this rank's heartbeats.
+    pub(crate) fn beats(&mut self, node: usize, attempt: u64) {
+        let now = self.now;
+        let Some(run) = self.run_of(node).filter(|run| run.attempt == attempt) else { return };
+        let (epoch, since) = (run.epoch, now - run.since);
+        let beat = Beat {
+            progress: run.progress,
+            busy: !run.requests.is_empty(),
+            waiting: true,
+            draining: run.draining,
+            leaving: false,
+            failed: run.failed,
+            sent: Nanoseconds(0),
+            echo: None,
+        };
+        let mut lost = Vec::new();
+        let mut told = Vec::new();
+        for (rank, linked) in run.ranks.iter_mut().filter(|(_, linked)| !linked.is_lost) {
+            told.extend(linked.pair.control);
+            if let Some(how) = linked.peer.lost(&LIVENESS, since) {
+                linked.is_lost = true;
+                lost.push((*rank, how));
+            }
+        }
+        for number in told {
+            if let Some(end) = self.network.end_of(number, node) {
+                if self.network.connections.get(&number).is_some_and(|connection| !connection.is_open[end]) {
+                    self.link_lost(node, number, Loss::Reset);
+                }
+                self.send(number, end, Packet::Beat(beat));
+            }
+        }
+        for (rank, how) in lost {
+            self.input(node, Input::Run(attempt, NodeEvent::PeerLost(epoch, rank, how)));
+        }
+        self.own_later(node, LIVENESS.heartbeat, Own::Beats(attempt));
+    }
+
+    /// Handles a heartbeat.
+    pub(crate) fn heard(&mut self, node: usize, number: u64, beat: &Beat) {
+        if beat.leaving {
+            return self.link_lost(node, number, Loss::Left);
+        }
+        let now = self.now;
+        let Some(run) = self.run_of(node) else { return };
+        let (epoch, attempt, since) = (run.epoch, run.attempt, now - run.since);
+        let found = run.ranks.iter_mut().find(|(_, linked)| linked.pair.control == Some(number) && !linked.is_lost);
+        let Some((rank, linked)) = found else { return };
+        let (rank, news) = (*rank, linked.peer.hear(beat, since));
+        if let Some(drain) = news.drain {
+            self.input(node, Input::Run(attempt, NodeEvent::PeerDrains(epoch, rank, drain)));
+        }
+        if let Some(failed) = news.failed {
+            self.input(node, Input::Run(attempt, NodeEvent::PeerFailed(epoch, rank, failed)));
+        }
+    }
+
+    /// Handles the loss of a link of the running topology.
+    pub(crate) fn link_lost(&mut self, node: usize, number: u64, how: Loss) {
+        let Some(run) = self.run_of(node) else { return };
+        let (epoch, attempt, is_aborted) = (run.epoch, run.attempt, run.is_aborted);
+        if let Some((replica, _)) = run.across.iter().find(|(_, link)| **link == number) {
+            let replica = *replica;
+            return self.input(node, Input::Run(attempt, NodeEvent::Across(epoch, replica, None)));
+        }
+        let mut event = None;
+        for (rank, linked) in &mut run.ranks {
+            if linked.pair.control == Some(number) && !linked.is_lost {
+                linked.is_lost = true;
+                event = Some(NodeEvent::PeerLost(epoch, *rank, how));
+            } else if linked.pair.data == Some(number) && !is_aborted {
+                let reason = "a data link was closed".into();
+                event = Some(NodeEvent::Engine(epoch, Progress::Broken { rank: Some(*rank), reason }));
+            }
+        }
+        if let Some(event) = event {
+            self.input(node, Input::Run(attempt, event));
+        }
+    }
+
+    /// Notifies the peers that this rank leaves.
+    pub(crate) fn say_goodbye(&mut self, node: usize) {
+        let Some(run) = self.run_of(node) else { return };
+        let links: Vec<u64> = run.ranks.values().filter_map(|linked| linked.pair.control).collect();
+        let (sent, echo) = (Nanoseconds(0), None);
+        let beat =
+            Beat { progress: 0, busy: false, waiting: true, draining: true, leaving: true, failed: None, sent, echo };
+        for number in links {
+            if let Some(end) = self.network.end_of(number, node) {
+                self.send(number, end, Packet::Beat(beat));
+            }
+        }
+    }
+
+    pub(crate) fn submit(&mut self, node: usize, key: RequestKey, generate: &Generate) {
+        self.check_submit(node);
+        let Some(run) = self.run_of(node).filter(|run| !run.is_aborted) else { return };
+        run.requests.insert(key, (generate.clone(), generate.resumed.clone()));
+        let (epoch, attempt) = (run.epoch, run.attempt);
+        if !std::mem::replace(&mut run.steps, true) {
+            self.own_later(node, STEP, Own::Step(attempt));
+        }
+        let started = Progress::Started(key, vec![1], Default::default());
+        self.input(node, Input::Run(attempt, NodeEvent::Engine(epoch, started)));
+    }
+
+    /// Whether all ranks of the replica run in step with this one: alive, linked, in the same run.
+    fn can_step(&self, node: usize) -> bool {
+        let Some(run) = self.machines[node].process.as_ref().and_then(|process| process.run.as_ref()) else {
+            return false;
+        };
+        let member_of = |node: usize| {
+            let process = self.machines[node].process.as_ref()?;
+            let run = process.run.as_ref().filter(|run| !run.is_aborted && !process.is_stopped)?;
+            Some((run.epoch, run.hash))
+        };
+        let mut nodes = vec![node];
+        nodes.extend(
+            run.ranks.values().filter_map(|linked| self.index_of(&run.topology.members[linked.member.index()].address)),
+        );
+        let is_whole = |one: &usize, two: &usize| !self.network.is_cut(*one, *two);
+        nodes.len() == run.ranks.len() + 1
+            && nodes.iter().all(|one| member_of(*one) == Some((run.epoch, run.hash)))
+            && nodes.iter().all(|one| nodes.iter().all(|two| is_whole(one, two)))
+            && nodes.iter().all(|one| self.has_links(*one))
+    }
+
+    /// Whether all data links of a rank are open at both ends.
+    fn has_links(&self, node: usize) -> bool {
+        let Some(run) = self.machines[node].process.as_ref().and_then(|process| process.run.as_ref()) else {
+            return false;
+        };
+        run.ranks.values().all(|linked| {
+            let connection = linked.pair.data.and_then(|number| self.network.connections.get(&number));
+            connection.is_some_and(|connection| connection.is_open == [true; 2])
+        })
+    }
+
+    /// Generates one token for every request.
+    pub(crate) fn step(&mut self, node: usize, attempt: u64) {
+        let can_step = self.can_step(node);
+        let Some(run) = self.run_of(node).filter(|run| run.attempt == attempt) else { return };
+        if run.is_aborted || run.requests.is_empty() {
+            run.steps = false;
+            return;
+        }
+        let mut events = Vec::new();
+        if can_step {
+            run.progress += 1;
+            let slots = usize::from(run.topology.slots);
+            let keys: Vec<RequestKey> = run.requests.keys().copied().take(slots).collect();
+            for key in keys {
+                let Some((generate, tokens)) = run.requests.get_mut(&key) else { continue };
+                let id = token(generate.sampling.seed, tokens.len());
+                tokens.push(id);
+                events.push(Progress::Token(key, TokenEvent { id: Some(id), text: "x".into(), logprobs: Vec::new() }));
+                if tokens.len() >= generate.max_tokens as usize {
+                    run.requests.remove(&key);
+                    let (reason, times) = (FinishReason::Length, RequestTimes::default());
+                    let finished = Finished { reason, times, ranks: Vec::new(), sampling_rounds: 0 };
+                    events.push(Progress::Finished(key, Box::new(finished)));
+                }
+            }
+        }
+        let epoch = run.epoch;
+        if can_step {
+            self.check_step(node);
+        }
+        for event in events {
+            self.input(node, Input::Run(attempt, NodeEvent::Engine(epoch, event)));
+        }
+        self.own_later(node, STEP, Own::Step(attempt));
+    }
+
+    /// A link between two machines, for a reset.
+    pub(crate) fn link_between(&self, one: usize, two: usize, is_data: bool) -> Option<u64> {
+        let run = self.machines[one].process.as_ref()?.run.as_ref()?;
+        let linked = run
+            .ranks
+            .values()
+            .find(|linked| self.index_of(&run.topology.members[linked.member.index()].address) == Some(two))?;
+        if is_data { linked.pair.data } else { linked.pair.control }
+    }
+
+    /// Whether a node accepts requests.
+    pub(crate) fn is_head(&self, node: usize) -> bool {
+        let run = self.machines[node].process.as_ref().and_then(|process| process.run.as_ref());
+        run.is_some_and(|run| {
+            let place = run.topology.place(run.member);
+            place.is_head() && place.role != Role::Prefill
+        })
+    }
+
+    /// This daemon's end of a connection.
+    pub(crate) fn own_end(&self, node: usize) -> Option<End> {
+        Some(End { node, life: self.life(node)? })
+    }
+}
