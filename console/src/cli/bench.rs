@@ -1,6 +1,15 @@
 //! `console bench`: measures nodes, or this machine with the brambled next to this program, with real work.
-use crate::cli::brambled::{child, tell_progress};
-use crate::cli::options::model_name;
+use crate::cli::{
+    Failure, collectives, disaggregation, links,
+    shared::{
+        brambled::{child, tell_progress},
+        find_node::find,
+        interrupts::Interrupts,
+        options::model_name,
+        output,
+        target::need::{Need, Reach},
+    },
+};
 use clap::Args;
 use common::precision::KvFormat;
 use protocol::bench::{BENCH_REPEATS_MAX, BENCH_THREADS_MAX, BenchKernels, BenchNode, MATRIX_DEFAULT};
@@ -27,14 +36,6 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    Failure, collectives, disaggregation,
-    interrupts::Interrupts,
-    links,
-    need::{Need, Reach},
-    nodes::find,
-    output,
-};
 use crate::client::{
     assign::report,
     bench::bench,

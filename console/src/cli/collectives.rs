@@ -13,14 +13,10 @@ use protocol::bench::{
 use serde_json::json;
 use telemetry::bench::{CollectiveBench, collectives_table};
 
-use super::{
+use crate::cli::{
     Failure,
-    brambled::printed,
-    confirm::Consent,
-    interrupts::Interrupts,
-    obtain::{Obtained, obtain},
-    options::Assignment,
-    output,
+    shared::{brambled::printed, confirm::Consent, interrupts::Interrupts, options::Assignment, output},
+    topology::ensure::{Obtained, obtain},
 };
 use crate::client::bench::bench_links;
 

@@ -17,15 +17,17 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use topology::{Layout, Topology};
 
-use super::{
+use crate::cli::{
     Failure,
-    confirm::Consent,
     generate::{complete, head, transfer},
-    interrupts::Interrupts,
-    obtain::clear_way,
-    options::{Assignment, layout},
-    output,
-    sessions::assign_and_tell,
+    shared::{
+        confirm::Consent,
+        interrupts::Interrupts,
+        options::{Assignment, layout},
+        output,
+        sessions::assign_and_tell,
+    },
+    topology::ensure::clear_way,
 };
 use crate::client::{event::GenerateEvent, generate::generate, identify::identify, session::Session};
 

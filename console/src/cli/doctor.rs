@@ -12,7 +12,10 @@ use telemetry::{
 };
 use tokio::task::JoinSet;
 
-use super::{Failure, interrupts::Interrupts, options::Nodes, output};
+use crate::cli::{
+    Failure,
+    shared::{interrupts::Interrupts, options::Nodes, output},
+};
 use crate::client::{
     assign::report,
     models,

@@ -8,13 +8,10 @@ use common::fault::Fault;
 use protocol::inspect::{LogLevel, LogLine};
 use serde_json::{Value, json};
 
-use super::{
+use crate::cli::{
     Failure,
-    interrupts::Interrupts,
     logs::{LOOK, ago, away, moment, time},
-    nodes::find,
-    options::Nodes,
-    output,
+    shared::{find_node::find, interrupts::Interrupts, options::Nodes, output},
 };
 use crate::client::{cluster::Cluster, inspect, with_port};
 

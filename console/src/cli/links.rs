@@ -8,7 +8,10 @@ use serde_json::json;
 use telemetry::{BenchProgress, NetworkBench, bench::network_table};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, interrupts::Interrupts, output, sessions::open};
+use crate::cli::{
+    Failure,
+    shared::{interrupts::Interrupts, output, sessions::open},
+};
 use crate::client::network::{Effort, measure};
 
 /// Options of `console bench links`.

@@ -6,7 +6,10 @@ use common::{calendar, fault::Fault};
 use protocol::inspect::{LogLevel, LogLine, LogLines};
 use serde_json::json;
 
-use super::{Failure, interrupts::Interrupts, nodes::find, options::Nodes, output};
+use crate::cli::{
+    Failure,
+    shared::{find_node::find, interrupts::Interrupts, options::Nodes, output},
+};
 use crate::client::{cluster::Cluster, inspect, session, with_port};
 
 /// Polling interval of a followed log.

@@ -1,59 +1,25 @@
-//! The command line, one file per command. Every command works without a terminal; read-only commands take --json.
-mod adopt;
-mod answer;
-mod arrange;
+//! The command line: a folder per noun, and `shared` for all. Every command works without a terminal; read-only commands take --json.
 mod bench;
-mod brambled;
-mod chat;
-mod clusters;
+mod cluster;
 mod collectives;
-mod confirm;
 mod dashboard;
 mod demo;
-mod described;
 mod disaggregation;
-mod discover;
 mod doctor;
-mod endpoint;
 mod events;
-mod exclude;
-mod failure;
-mod first;
 mod generate;
-mod hypothetical;
-mod interrupts;
 mod key;
-mod key_file;
-mod keys;
-mod layout;
 mod links;
 mod logs;
-mod look;
 mod model;
-mod need;
 mod node;
-mod nodes;
-mod obtain;
-mod options;
-mod output;
-mod plan;
 mod profile;
-mod progress;
 mod proxy;
-mod reach;
-mod replay;
 mod requests;
 mod restart;
-mod rolling;
-mod rotate;
-mod sampling;
-mod screen;
-mod sessions;
-mod show;
-mod simulate;
-mod source;
+mod shared;
 mod status;
-mod support;
+mod support_bundle;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -66,7 +32,9 @@ use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
 use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
-pub use failure::Failure;
+use shared::{options, output, target};
+
+pub use shared::failure::Failure;
 
 /// Operate a Bramble cluster: brambled nodes that run one language model together
 #[derive(Debug, Parser)]
@@ -95,7 +63,7 @@ struct Arguments {
     key: Option<PathBuf>,
     /// Use the nodes and the key of a saved cluster (see console clusters) [default: the one chosen with console
     /// clusters use, or the only one]
-    #[arg(long, global = true, value_name = "NAME", value_parser = clusters::cluster_name)]
+    #[arg(long, global = true, value_name = "NAME", value_parser = cluster::cluster_name)]
     cluster: Option<String>,
     /// Connect without encryption to nodes that have no key, even if this console has one
     #[arg(long, global = true, env = "BRAMBLE_INSECURE")]
@@ -108,18 +76,18 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Give the cluster key to new nodes, using the pairing code that each one displays
-    Adopt(adopt::Adopt),
+    Adopt(key::adopt::Adopt),
     /// Measure nodes or this machine: read bandwidth, load time, prefill, decode, memory, kernels, all-reduces
     Bench(bench::BenchOptions),
     /// Chat with the model over the HTTP API of a node
-    Chat(chat::Chat),
+    Chat(generate::chat::Chat),
     /// Save clusters by name, so that you need not type addresses
     #[command(subcommand)]
-    Clusters(clusters::Command),
+    Clusters(cluster::Command),
     /// Start local daemons, assign a topology and open the dashboard (without a terminal: print a completion)
     Demo(options::Demo),
     /// List the nodes that announce themselves on the local network
-    Discover(discover::Discover),
+    Discover(node::discover::Discover),
     /// Diagnose problems of nodes and links, with a remedy for each
     Doctor(doctor::Doctor),
     /// Show the events of all nodes, ordered by time
@@ -144,28 +112,28 @@ enum Command {
     #[command(subcommand)]
     Key(key::Command),
     /// Print the active key bindings of the dashboard, in the format of ~/.config/bramble/keys.toml
-    Keys(keys::Keys),
+    Keys(dashboard::keys::Keys),
     /// Rank the layouts of a model on nodes by predicted speed, with the reason for each layout that does not fit
-    Plan(plan::Plan),
+    Plan(topology::plan::Plan),
     /// Complete a text and show where the time went: table, bottleneck, trace
     Profile(options::Profile),
     /// Relay the HTTP API of the first reachable node to this machine
     Proxy(proxy::Proxy),
     /// Replay a recorded session, or print its events
-    Replay(replay::Replay),
+    Replay(dashboard::replay::Replay),
     /// Show queued, running and finished requests; cancel a request
     Requests(requests::Requests),
     /// Restart nodes one by one
     Restart(restart::RestartOptions),
     /// Print a page of the dashboard as text or SVG, from the cluster or a recording
-    Screen(screen::Screen),
+    Screen(dashboard::screen::Screen),
     /// Simulate a model on hypothetical nodes
-    Simulate(simulate::Simulate),
+    Simulate(topology::simulate::Simulate),
     /// Show the nodes
     #[command(visible_alias = "cluster")]
     Status(options::Status),
     /// Collect diagnostics from all nodes into one archive (secrets removed)
-    SupportBundle(support::Support),
+    SupportBundle(support_bundle::Support),
     /// Show all-reduce times by rank and layer, and the straggler with its cause
     Sync(sync::Sync),
     /// Show the tokens of a text
@@ -220,11 +188,11 @@ pub fn command() -> clap::Command {
 pub fn run() -> ExitCode {
     let line: Vec<OsString> = std::env::args_os().collect();
     let wants_json = line.iter().any(|argument| argument == "--json");
-    let mut arguments = match reach::parse(line.iter().cloned()) {
+    let mut arguments = match target::parse(line.iter().cloned()) {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
     };
-    if let Err(failure) = looks_only(&arguments, &line).and_then(|()| reach::resolve(&mut arguments)) {
+    if let Err(failure) = looks_only(&arguments, &line).and_then(|()| target::resolve(&mut arguments)) {
         return failure.report(wants_json);
     }
     let json = arguments.json();
@@ -283,34 +251,34 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         key::load(arguments.key.as_deref(), allows_plain)?;
     }
     match arguments.command {
-        Some(Command::Adopt(adopt)) => adopt::run(adopt, arguments.key, arguments.cluster).await,
+        Some(Command::Adopt(adopt)) => key::adopt::run(adopt, arguments.key, arguments.cluster).await,
         Some(Command::Bench(bench)) => bench::run(bench).await,
-        Some(Command::Chat(chat)) => chat::run(chat).await,
-        Some(Command::Clusters(command)) => clusters::run(command),
+        Some(Command::Chat(chat)) => generate::chat::run(chat).await,
+        Some(Command::Clusters(command)) => cluster::run(command),
         Some(Command::Demo(demo)) => demo::run(demo).await,
-        Some(Command::Discover(discover)) => discover::run(discover).await,
+        Some(Command::Discover(discover)) => node::discover::run(discover).await,
         Some(Command::Doctor(doctor)) => doctor::run(doctor).await,
         Some(Command::Events(events)) => events::run(events).await,
-        Some(Command::Exclude(exclude)) => exclude::run_exclude(exclude).await,
+        Some(Command::Exclude(exclude)) => node::exclude::run_exclude(exclude).await,
         Some(Command::Generate(generate)) => generate::run(generate).await,
-        Some(Command::Include(include)) => exclude::run_include(include).await,
+        Some(Command::Include(include)) => node::exclude::run_include(include).await,
         Some(Command::Logs(logs)) => logs::run(logs).await,
         Some(Command::Node(node)) => node::run(node, arguments.cluster.as_deref()).await,
         Some(Command::OkToStop(options)) => node::ok_to_stop(options).await,
         Some(Command::Model(model)) => model::run(model).await,
         Some(Command::Key(key)) => key::run(key, arguments.key).await,
-        Some(Command::Keys(options)) => keys::run(&options),
-        Some(Command::Replay(options)) => Box::pin(replay::run(options)).await,
-        Some(Command::Screen(options)) => screen::run(options).await,
-        Some(Command::Plan(plan)) => plan::run(plan).await,
+        Some(Command::Keys(options)) => dashboard::keys::run(&options),
+        Some(Command::Replay(options)) => Box::pin(dashboard::replay::run(options)).await,
+        Some(Command::Screen(options)) => dashboard::screen::run(options).await,
+        Some(Command::Plan(plan)) => topology::plan::run(plan).await,
         Some(Command::Profile(profile)) => profile::run(profile).await,
         Some(Command::Proxy(proxy)) => proxy::run(proxy).await,
         Some(Command::Requests(requests)) => requests::run(requests).await,
-        Some(Command::Restart(restart)) if restart.rolling.is_wanted() => rolling::run(restart).await,
+        Some(Command::Restart(restart)) if restart.rolling.is_wanted() => restart::rolling::run(restart).await,
         Some(Command::Restart(restart)) => restart::run(restart).await,
-        Some(Command::Simulate(simulate)) => simulate::run(&simulate),
+        Some(Command::Simulate(simulate)) => topology::simulate::run(&simulate),
         Some(Command::Status(status)) => status::run(&status).await,
-        Some(Command::SupportBundle(support)) => support::run(support).await,
+        Some(Command::SupportBundle(support)) => support_bundle::run(support).await,
         Some(Command::Sync(sync)) => sync::run(sync).await,
         Some(Command::Tokenize(tokenize)) => tokenize::run(&tokenize),
         Some(Command::Topology(topology)) => topology::run(topology).await,

@@ -6,7 +6,10 @@ use clap::Args;
 use common::browser::BrowserPolicy;
 use tokio::net::TcpListener;
 
-use super::{Failure, interrupts::Interrupts, output};
+use crate::cli::{
+    Failure,
+    shared::{interrupts::Interrupts, output},
+};
 use crate::{http::Url, proxy};
 
 /// Options of `console proxy`.

@@ -4,10 +4,12 @@ use serde_json::{Value, json};
 use telemetry::{NodeReport, NodeState, Warning};
 use topology::Exclusions;
 
-use super::{
+use crate::cli::{
     Failure,
-    look::{Seen, look_at},
-    options, output,
+    shared::{
+        options, output,
+        watch::{Seen, look_at},
+    },
 };
 use crate::client::cluster::{Cluster, ClusterNode};
 

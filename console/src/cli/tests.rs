@@ -17,10 +17,10 @@ use protocol::message::TokenLogprob;
 use serde_json::Value;
 use tokio::sync::mpsc::channel;
 
-use super::{
+use super::*;
+use crate::cli::{
     generate::{Completion, complete, object},
-    interrupts::Interrupts,
-    *,
+    shared::interrupts::Interrupts,
 };
 use crate::client::{
     assign::Assigned,
@@ -82,8 +82,8 @@ fn invalid_values_are_usage_errors_with_a_message() {
 
 /// Runs a command line. Returns the exit code and the error object.
 async fn execute_line(line: &str) -> (u8, Value) {
-    let mut arguments = reach::parse(line.split(' ').map(OsString::from)).expect("the line is right");
-    if let Err(failure) = reach::resolve(&mut arguments) {
+    let mut arguments = target::parse(line.split(' ').map(OsString::from)).expect("the line is right");
+    if let Err(failure) = target::resolve(&mut arguments) {
         return (failure.code(), failure.json()["error"].clone());
     }
     match execute(arguments).await {
@@ -253,7 +253,7 @@ fn generation_object_has_exactly_the_documented_fields() {
         "wire_ms",
     ];
     assert_eq!(keys(&full["timings"]), timings);
-    assert_eq!(full["timings"]["trace"], super::generate::trace(&completion.finished.times));
+    assert_eq!(full["timings"]["trace"], crate::cli::generate::trace(&completion.finished.times));
     assert_eq!(full["timings"]["ttft_ms"], 11.0);
     assert_eq!(full["timings"]["tpot_ms"], 10.0);
     assert_eq!(full["timings"]["network_fraction"], 0.4);
@@ -278,12 +278,12 @@ fn trace_has_no_flush_before_a_byte_is_sent() {
         "sampling_ms",
         "flush_ms",
     ];
-    let unsent = super::generate::trace(&times);
+    let unsent = crate::cli::generate::trace(&times);
     let object = unsent.as_object().expect("an object");
     assert_eq!(object.keys().collect::<Vec<_>>(), fields);
     assert!(unsent["flush_ms"].is_null() && unsent["t_first_byte_sent"].is_null(), "{unsent}");
     times.sent = Nanoseconds(first_token.0 + 500_000);
-    assert_eq!(super::generate::trace(&times)["flush_ms"], 0.5);
+    assert_eq!(crate::cli::generate::trace(&times)["flush_ms"], 0.5);
 }
 
 #[test]
@@ -322,7 +322,7 @@ async fn simulate_and_plan_need_no_node_and_report_bad_values() {
         ("console simulate --model qwen3-0.6b --topology dp2-tp2", "replicas"),
         ("console simulate --nodes a,b --model qwen3-0.6b", "1..8"),
     ] {
-        let parsed = reach::parse(line.split(' ').map(OsString::from));
+        let parsed = target::parse(line.split(' ').map(OsString::from));
         let (code, message) = match parsed {
             Err(error) => (2, error.to_string()),
             Ok(_) => {

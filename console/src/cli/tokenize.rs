@@ -4,7 +4,10 @@ use gguf::GgufFile;
 use serde_json::json;
 use tokenizer::Tokenizer;
 
-use super::{Failure, options, output};
+use crate::cli::{
+    Failure,
+    shared::{options, output},
+};
 
 /// Prints the token ids; without `--json`, each with its text.
 pub(super) fn run(options: &options::Tokenize) -> Result<u8, Failure> {

@@ -6,20 +6,21 @@ use common::latency::ratio;
 use serde_json::{Value, json};
 use topology::Layout;
 
-use super::{
-    matrix::{On, layouts, told},
-    pages::told_change,
+use crate::bench::{
+    cell::{Cell, Experiment, Plan},
+    compare::{Change, judge},
+    run::{Measured, Metric},
+    sample::Stages,
+    stats::median,
+    svg::number,
 };
-use crate::{
+use crate::cli::{
+    Failure,
     bench::{
-        cell::{Cell, Experiment, Plan},
-        compare::{Change, judge},
-        run::{Measured, Metric},
-        sample::Stages,
-        stats::median,
-        svg::number,
+        matrix::{On, layouts, told},
+        pages::told_change,
     },
-    cli::{Failure, interrupts::Interrupts, output},
+    shared::{interrupts::Interrupts, output},
 };
 
 /// Relative differences below this count as equal.

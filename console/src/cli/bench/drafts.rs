@@ -5,9 +5,12 @@ use anyhow::anyhow;
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::cli::{
+    Failure,
+    shared::{endpoint::Endpoint, interrupts::Interrupts, output},
+};
 use crate::{
     bench::drafts::{Answered, Found, Prompt, prompts, table},
-    cli::{Failure, endpoint::Endpoint, interrupts::Interrupts, output},
     http::{Api, Ask, Kind, Told, new_request_id, stream},
 };
 

@@ -10,13 +10,16 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::pages::{read, write};
+use crate::cli::{
+    Failure,
+    bench::pages::{read, write},
+    shared::{endpoint::Endpoint, interrupts::Interrupts, output},
+};
 use crate::{
     bench::{
         load::{Job, PROMPT_TOKENS_MAX, Prompt, REQUESTS_MAX, TRACE_BYTES_MAX, arrivals, trace},
         sample::{Sample, Slo, Summary},
     },
-    cli::{Failure, endpoint::Endpoint, interrupts::Interrupts, output},
     client::target::{Load, Target, UNDER_WAY_MAX, Until},
 };
 

@@ -8,26 +8,26 @@ use clap::Args;
 use protocol::BUILD;
 use serde_json::json;
 
-use super::{
-    load::{check_folder, shown},
-    pages::{matrix, write},
-    run::{Rig, machine},
+use crate::bench::{
+    cell::{Plan, degrees},
+    run::{Configuration, Measured, Metric, Run, VERSION},
+    svg::number,
 };
-use crate::{
+use crate::cli::{
+    Failure,
     bench::{
-        cell::{Plan, degrees},
-        run::{Configuration, Measured, Metric, Run, VERSION},
-        svg::number,
+        load::{check_folder, shown},
+        pages::{matrix, write},
+        run::{Rig, machine},
     },
-    cli::{
-        Failure,
+    shared::{
         confirm::Consent,
         endpoint::Endpoint,
         interrupts::Interrupts,
-        obtain::clear_way,
         options::{Assignment, Nodes},
         output,
     },
+    topology::ensure::clear_way,
 };
 
 /// Default time limit of a reduced matrix, in minutes.

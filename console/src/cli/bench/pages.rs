@@ -8,15 +8,13 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::{
-    bench::{
-        compare::{Change, Comparison, compare as compare_runs},
-        report::{charts, html, markdown},
-        run::{FILE_BYTES_MAX, Run},
-        svg::number,
-    },
-    cli::{Failure, output},
+use crate::bench::{
+    compare::{Change, Comparison, compare as compare_runs},
+    report::{charts, html, markdown},
+    run::{FILE_BYTES_MAX, Run},
+    svg::number,
 };
+use crate::cli::{Failure, shared::output};
 
 /// Options of `console bench report`.
 #[derive(Clone, Debug, Args)]

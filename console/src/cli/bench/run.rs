@@ -5,6 +5,10 @@ use std::{sync::Arc, time::Duration};
 use common::ids::MemberIndex;
 use topology::Topology;
 
+use crate::cli::{
+    Failure,
+    shared::{endpoint::Endpoint, options::Assignment, sessions::assign_and_tell},
+};
 use crate::{
     bench::{
         cell::{Cell, Phase},
@@ -12,7 +16,6 @@ use crate::{
         run::{ContextShort, Machine, Measured, Node},
         sample::{Slo, Summary},
     },
-    cli::{Failure, endpoint::Endpoint, options::Assignment, sessions::assign_and_tell},
     client::{
         assign::report,
         session::Session,

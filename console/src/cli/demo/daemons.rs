@@ -18,11 +18,11 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::machine::Machine;
-use crate::{
-    cli::{brambled, output},
-    client::session,
+use crate::cli::{
+    demo::machine::Machine,
+    shared::{brambled, output},
 };
+use crate::client::session;
 
 /// Time limit for all daemons to answer.
 const START: Duration = Duration::from_secs(20);

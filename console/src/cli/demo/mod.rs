@@ -13,13 +13,16 @@ use serde_json::json;
 use topology::Layout;
 
 use self::daemons::Daemons;
-use super::{
+use crate::cli::{
     Failure, dashboard,
     generate::{complete, first, head, object},
-    interrupts::Interrupts,
-    options::{self, DEMO_NODES_MAX},
-    output, profile,
-    sessions::{assign_and_tell, open},
+    profile,
+    shared::{
+        interrupts::Interrupts,
+        options::{self, DEMO_NODES_MAX},
+        output,
+        sessions::{assign_and_tell, open},
+    },
 };
 
 /// The model file that comes with Bramble.

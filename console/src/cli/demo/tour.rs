@@ -8,20 +8,22 @@ use serde_json::{Value, json};
 use telemetry::NodeState;
 use tokio::time::{Instant, sleep};
 
-use super::{
-    Daemons,
-    disturb::{Load, Slowed},
-    machine::Machine,
-};
-use crate::{
-    cli::{
-        Failure,
-        generate::{complete, first, head},
+use crate::cli::{
+    Failure,
+    demo::{
+        Daemons,
+        disturb::{Load, Slowed},
+        machine::Machine,
+    },
+    generate::{complete, first, head},
+    shared::{
         interrupts::Interrupts,
         options, output,
         sessions::{assign_and_tell, open},
-        sync,
     },
+    sync,
+};
+use crate::{
     client::{cluster::Cluster, session::Session},
     wanted::Wanted,
 };

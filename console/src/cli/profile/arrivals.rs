@@ -8,7 +8,7 @@ use telemetry::{
     straggler::{STRAGGLER_FACTOR, STRAGGLER_SHARE},
 };
 
-use super::trace::RankRecords;
+use crate::cli::profile::trace::RankRecords;
 
 /// Median and 99th percentile.
 type Times = (Nanoseconds, Nanoseconds);

@@ -15,12 +15,11 @@ use telemetry::{Health, SyncRecord};
 use topology::Topology;
 use trace::RankRecords;
 
-use super::{
+use crate::cli::{
     Failure,
     generate::{complete, head, object, prompt},
-    interrupts::Interrupts,
-    obtain::{Obtained, obtain},
-    options, output,
+    shared::{interrupts::Interrupts, options, output},
+    topology::ensure::{Obtained, obtain},
 };
 use crate::client::{
     assign::{records, report},

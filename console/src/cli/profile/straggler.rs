@@ -2,7 +2,7 @@
 use serde_json::{Value, json};
 use telemetry::{Health, Named, SyncRecord, judge};
 
-use super::trace::RankRecords;
+use crate::cli::profile::trace::RankRecords;
 use crate::state::sync::cause;
 
 /// A straggler of a run.

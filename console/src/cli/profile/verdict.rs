@@ -2,7 +2,7 @@
 use common::units::Nanoseconds;
 use telemetry::{PhaseTotals, RankTotals};
 
-use super::trace::RankRecords;
+use crate::cli::profile::trace::RankRecords;
 
 /// If time other than computing has at least this share, it is the bottleneck; otherwise computing is.
 const SHARE_MIN: f64 = 0.1;

@@ -1,0 +1,64 @@
+//! Opens the dashboard from the command line.
+mod first_run;
+pub(crate) mod keys;
+pub(crate) mod preferences;
+pub(crate) mod replay;
+pub(crate) mod screen;
+
+use std::io::IsTerminal;
+
+use protocol::message::Generate;
+
+use crate::cli::{Failure, dashboard::preferences::Session, shared::options};
+use crate::{
+    client::{Client, with_port},
+    run::{DashboardOptions, dashboard},
+    state::GenerateDefaults,
+    wanted::Asked,
+};
+
+/// Interval of the reports of a node, in milliseconds.
+const WATCH_MS: u32 = 250;
+
+/// Opens the dashboard on the given nodes.
+pub(crate) async fn run(mut options: options::Dashboard, readonly: bool) -> Result<u8, Failure> {
+    if options.nodes.is_empty() && has_terminal() {
+        options.nodes = first_run::ask().await?;
+    }
+    if options.nodes.is_empty() {
+        let message = "no nodes given".into();
+        let next = "run console --nodes A,B,.., or try console demo on this machine, or see console --help";
+        return Err(Failure::Usage { message, next });
+    }
+    if !has_terminal() {
+        let message = "the dashboard needs a terminal".into();
+        return Err(Failure::Usage { message, next: "use console status or console generate in scripts" });
+    }
+    let asked = options.model.as_deref().map(|model| options.assignment.asked(model));
+    let request = options.sampling.request(String::new(), 0);
+    show(options.nodes, asked, String::new(), request, readonly, options.session).await
+}
+
+/// Whether this process can render a screen and read keys.
+pub(crate) fn has_terminal() -> bool {
+    std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+}
+
+/// Runs the dashboard until it is closed. Each prompt is sent with the parameters of `request`. `readonly`: the
+/// dashboard changes nothing.
+pub(crate) async fn show(
+    nodes: Vec<String>,
+    asked: Option<Asked>,
+    prompt: String,
+    request: Generate,
+    readonly: bool,
+    session: Session,
+) -> Result<u8, Failure> {
+    let defaults = GenerateDefaults { max_tokens: request.max_tokens, sampling: request.sampling, stop: request.stop };
+    let nodes: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
+    let (desk, record) = (session.arrange.desk()?, session.record);
+    let options = DashboardOptions { nodes, asked, prompt, defaults, desk, record, readonly };
+    let code = dashboard(options, |nodes, events| Client::start(&nodes, WATCH_MS, events)).await;
+    let code = code.map_err(anyhow::Error::from)?;
+    Ok(u8::try_from(code).unwrap_or(1))
+}

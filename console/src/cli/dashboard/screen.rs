@@ -1,0 +1,146 @@
+//! `console screen`: prints a page of the dashboard, from the live cluster or from a recording.
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
+
+use crate::cli::{
+    Failure,
+    dashboard::{
+        preferences::Arrange,
+        replay::{At, at, failure},
+    },
+    shared::{
+        output,
+        target::need::{Need, Reach},
+    },
+};
+use crate::{
+    client::{Client, with_port},
+    event::Event,
+    recording::player::Player,
+    state::{GenerateDefaults, Page, Spot, State},
+    update::update,
+    view::{self, picture},
+};
+
+/// Longest wait for the nodes.
+const WAIT: Duration = Duration::from_secs(5);
+/// Time after the first reports until the figures that are computed from differences are available.
+const SETTLE: Duration = Duration::from_millis(1200);
+/// Interval between two reports of a node, in milliseconds.
+const WATCH_MS: u32 = 250;
+
+/// Options of `console screen`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Screen {
+    /// Page to print: cluster, topology, sync, generate, requests, events or node
+    #[arg(value_name = "PAGE", value_parser = page)]
+    page: Page,
+    #[arg(skip)]
+    nodes: Vec<String>,
+    /// Print a page of a recording instead of the live cluster
+    #[arg(long, value_name = "FILE")]
+    recording: Option<PathBuf>,
+    /// Time within the recording: seconds from the start, or a time of day in UTC [default: its end]
+    #[arg(long, value_name = "TIME", value_parser = at, requires = "recording")]
+    at: Option<At>,
+    /// Print once and exit, which is the default
+    #[arg(long)]
+    once: bool,
+    /// Print an image (SVG)
+    #[arg(long, conflicts_with = "text")]
+    svg: bool,
+    /// Print text, which is the default
+    #[arg(long)]
+    text: bool,
+    /// Size of the screen in columns and rows
+    #[arg(long, value_name = "WxH", default_value = "120x40", value_parser = size)]
+    size: (u16, u16),
+    #[command(flatten)]
+    arrange: Arrange,
+}
+
+fn page(text: &str) -> Result<Page, String> {
+    let titles = || Page::ALL.map(|page| page.title().to_lowercase()).join(", ");
+    let page = Page::ALL.into_iter().find(|page| page.title().eq_ignore_ascii_case(text));
+    page.ok_or_else(|| format!("expected one of {}", titles()))
+}
+
+fn size(text: &str) -> Result<(u16, u16), String> {
+    let wrong = || "expected 60x16 to 500x200, for example 120x40".to_owned();
+    let (width, height) = text.split_once('x').ok_or_else(wrong)?;
+    let (width, height) = (width.parse().map_err(|_| wrong())?, height.parse().map_err(|_| wrong())?);
+    let fits = (60..=500).contains(&width) && (16..=200).contains(&height);
+    if fits { Ok((width, height)) } else { Err(wrong()) }
+}
+
+impl Screen {
+    /// The nodes that the command contacts.
+    pub(crate) fn reach(&mut self) -> Reach<'_> {
+        match &self.recording {
+            Some(_) => Reach::Otherwise("prints a page of a recording"),
+            None => Reach::Nodes(&mut self.nodes, Need::Looks),
+        }
+    }
+}
+
+/// Renders the page. Exit code 3 if a node that is not excluded does not answer.
+pub(crate) async fn run(options: Screen) -> Result<u8, Failure> {
+    let (mut state, is_missed) = match &options.recording {
+        Some(file) => {
+            let mut player = Player::open(file).map_err(failure)?;
+            let end = player.span().1;
+            let to = options.at.map_or(end, |at| at.time(player.header(), player.span().0));
+            player.seek(to);
+            while !player.work(1000) {}
+            if let Some(error) = player.broken() {
+                output::note(&format!("console: {}", output::clean(&error.to_string())));
+            }
+            (player.state().shown().clone(), false)
+        }
+        None => live(&options.nodes).await,
+    };
+    state.spot = Spot::first_of(options.page);
+    if state.spot.is_typing() {
+        state.spot = state.spot.further(1);
+    }
+    (state.help, state.dialog, state.form, state.notice) = (None, None, None, None);
+    state.desk = options.arrange.desk()?;
+    let theme = view::theme_of(&state);
+    let is_light = state.desk.theme == crate::state::desk::ThemeName::Light;
+    let buffer = view::paint(&state, &theme, options.size);
+    output::text(&if options.svg { picture::svg(&buffer, is_light) } else { picture::text(&buffer) });
+    Ok(if is_missed { 3 } else { 0 })
+}
+
+/// The state of a dashboard after its first reports, and whether a node is missing.
+async fn live(nodes: &[String]) -> (State, bool) {
+    let nodes: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
+    let (sender, mut events) = mpsc::channel(1024);
+    let _client = Client::start(&nodes, WATCH_MS, sender);
+    let defaults = GenerateDefaults {
+        max_tokens: 64,
+        sampling: common::sampling::SamplingParameters::default(),
+        stop: Vec::new(),
+    };
+    let mut state = State::new(&nodes, None, "", defaults);
+    state.readonly = true;
+    let begun = Instant::now();
+    let mut deadline = begun + WAIT;
+    let mut was_complete = false;
+    while let Ok(Some(event)) = timeout_at(deadline, events.recv()).await {
+        drop(update(&mut state, Event::Tick { now: begun.elapsed() }));
+        drop(update(&mut state, Event::Client(event)));
+        let is_complete = state.nodes.iter().all(|node| node.report.is_some() || node.fault().is_some());
+        if is_complete && !was_complete {
+            was_complete = true;
+            deadline = deadline.min(Instant::now() + SETTLE);
+        }
+    }
+    let is_missed = state.usable().into_iter().any(|place| !state.nodes[place].is_open());
+    (state, is_missed)
+}

@@ -1,0 +1,140 @@
+//! One answer over the HTTP API: printed as it arrives, cancelled by a signal, timed by this machine's clock.
+use std::time::Duration;
+
+use common::{latency::RequestTimes, units::Nanoseconds};
+use protocol::message;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::{
+    Failure,
+    shared::{interrupts::Interrupts, output},
+};
+use crate::http::{Answer, Api, Ask, Told, stream};
+
+/// The result of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    /// For a cancelled request, the text received so far.
+    pub(crate) answer: Answer,
+    /// By this machine's clock, since the request was sent.
+    times: RequestTimes,
+    /// The exit code of the signal that cancelled the request.
+    pub(crate) interrupted: Option<u8>,
+}
+
+/// The request fields that text and chat completions share.
+pub(crate) fn body(request: &message::Generate, model: &str) -> Value {
+    let sampling = &request.sampling;
+    let mut body = json!({
+        "model": model, "max_tokens": request.max_tokens, "seed": sampling.seed,
+        "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty, "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    });
+    if !request.stop.is_empty() {
+        body["stop"] = json!(request.stop);
+    }
+    body
+}
+
+/// Sends a request; `prints`: also prints the text as it arrives. A signal closes the connection, which cancels the
+/// request.
+pub(crate) async fn answer(
+    apis: &[Api],
+    ask: &Ask,
+    patience: Duration,
+    prints: bool,
+    interrupts: &mut Interrupts,
+) -> Result<Outcome, Failure> {
+    let (begun, unread) = (Instant::now(), CancellationToken::new());
+    let (mut text, mut times, mut pieces) = (String::new(), RequestTimes::default(), 0_u32);
+    let mut tell = |told: Told<'_>| match told {
+        Told::Text(new) => {
+            let now = Nanoseconds(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            if pieces == 0 {
+                times.first_token = now;
+            }
+            times.last_token = now;
+            pieces = pieces.saturating_add(1);
+            text.push_str(new);
+            if prints {
+                output::text(&output::clean(new));
+                // Standard output is closed: cancel the rest of the answer.
+                if output::is_closed() {
+                    unread.cancel();
+                }
+            }
+        }
+        Told::Again(error) => output::note(&output::clean(&format!("\n{error}; retrying"))),
+    };
+    let ended = tokio::select! {
+        result = stream(apis, ask, patience, &mut tell) => Some(result),
+        () = unread.cancelled() => None,
+        code = interrupts.next() => {
+            let answer = Answer { text, finish_reason: Some("cancelled".into()), ..Answer::default() };
+            return Ok(Outcome { answer, times: counted(times, pieces), interrupted: Some(code) });
+        }
+    };
+    match ended {
+        Some(Ok(answer)) => {
+            let count = answer.usage["completion_tokens"].as_u64().and_then(|count| u32::try_from(count).ok());
+            Ok(Outcome { answer, times: counted(times, count.unwrap_or(pieces)), interrupted: None })
+        }
+        Some(Err(error)) => {
+            if prints && !text.is_empty() {
+                output::line("");
+            }
+            Err(error.into())
+        }
+        None => Ok(Outcome { answer: Answer { text, ..Answer::default() }, times, interrupted: None }),
+    }
+}
+
+fn counted(times: RequestTimes, sampled_tokens: u32) -> RequestTimes {
+    RequestTimes { sampled_tokens, ..times }
+}
+
+impl Outcome {
+    /// Prints the JSON object, or a summary of the times on standard error.
+    pub(crate) fn show(&self, as_json: bool, request_id: &str, seed: Option<u64>) {
+        if as_json {
+            output::line(&self.object(request_id, seed).to_string());
+        } else {
+            output::line("");
+            output::note(&self.summary());
+        }
+    }
+
+    /// Token count, TTFT, decode rate and finish reason on one line.
+    pub(crate) fn summary(&self) -> String {
+        let times = &self.times;
+        let reason = self.answer.finish_reason.as_deref().unwrap_or("closed output");
+        let tokens = times.sampled_tokens;
+        // An answer that arrives in one piece has no token times here, so the rate reported by the server comes first.
+        let told = self.answer.timings["predicted_per_second"].as_f64().filter(|speed| *speed > 0.0);
+        let speed = told.unwrap_or_else(|| times.decode_tokens_per_second());
+        output::clean(&format!(
+            "{tokens} tokens, TTFT {:.0} ms, {speed:.1} tokens/s, ended by {reason}",
+            times.ttft_ms()
+        ))
+    }
+
+    fn object(&self, request_id: &str, seed: Option<u64>) -> Value {
+        let Answer { id, model, text, finish_reason, usage, timings, logprobs, repeats } = &self.answer;
+        let mut object = json!({
+            "text": text, "finish_reason": finish_reason, "model": model, "id": id, "request_id": request_id,
+            "usage": usage, "timings": timings, "repeats": repeats,
+            "client": {"ttft_ms": self.times.ttft_ms(), "tpot_ms": self.times.tpot_ms(),
+                "decode_tokens_per_second": self.times.decode_tokens_per_second()},
+        });
+        if let Some(seed) = seed {
+            object["seed"] = json!(seed);
+        }
+        if !logprobs.is_empty() {
+            object["logprobs"] = json!(logprobs);
+        }
+        object
+    }
+}

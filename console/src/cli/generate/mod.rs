@@ -1,0 +1,376 @@
+//! `console generate`: completes a text on the topology that serves the model, assigning one if necessary.
+pub(crate) mod chat;
+mod http_answer;
+
+use std::{io::Read, sync::Arc};
+
+use anyhow::Context;
+use common::{
+    chat::{FinishReason, PROMPT_BYTES_MAX},
+    ids::MemberIndex,
+    latency::{RequestTimes, TransferTimes},
+};
+use protocol::message::{self, Finished, TokenLogprob};
+use serde_json::{Value, json};
+use telemetry::{NodeReport, PhaseTotals, RankTotals};
+use tokio::sync::mpsc::channel;
+use tokio_util::sync::CancellationToken;
+use topology::{Member, Topology};
+
+use crate::cli::{
+    Failure,
+    shared::{interrupts::Interrupts, options, output},
+    topology::ensure::{Obtained, obtain},
+};
+use crate::client::{
+    assign::{Assigned, report},
+    event::GenerateEvent,
+    generate::generate,
+    session::Session,
+};
+use crate::http::{Ask, Kind, new_request_id};
+use crate::wanted::least_loaded;
+
+/// Largest number of queued events.
+const EVENTS_MAX: usize = 64;
+
+/// A finished generation.
+#[derive(Clone, Debug)]
+pub(crate) struct Completion {
+    pub(crate) text: String,
+    pub(crate) prompt_token_ids: Vec<u32>,
+    pub(crate) token_ids: Vec<u32>,
+    pub(crate) logprobs: Vec<Vec<TokenLogprob>>,
+    pub(crate) finished: Finished,
+    /// How often another head continued the answer.
+    pub(crate) resumed: u32,
+    /// The topology and head that finished it, if another one started it.
+    pub(crate) moved: Option<(Assigned, MemberIndex)>,
+    /// The exit code of the signal that ended it early.
+    pub(crate) interrupted: Option<u8>,
+}
+
+/// Runs the command.
+pub(crate) async fn run(options: options::Generate) -> Result<u8, Failure> {
+    // A --url on the command line has priority over nodes from the environment.
+    if !options.endpoint.url.is_empty() {
+        return over_http(options).await;
+    }
+    let (nodes, model, options) = (options.nodes, options.model.unwrap_or_default(), options.completing);
+    let prompt = prompt(&options)?;
+    let mut request = options.sampling.request(prompt, options.logprobs);
+    let seed = request.sampling.seed;
+    let mut interrupts = Interrupts::listen()?;
+    let asked = options.assignment.asked(&model);
+    let obtained = obtain(&nodes, &asked, "complete the text", options.consent, options.json);
+    let Some(Obtained { sessions, assigned }) = interrupts.end(obtained).await? else { return Ok(0) };
+    if !options.json && request.sampling.temperature > 0.0 {
+        output::note(&format!("seed {seed}"));
+    }
+    let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
+    request.model = Some(assigned.topology.roots().into());
+    let completion = complete(&first(&sessions, head), request, !options.json, &mut interrupts).await?;
+    if options.json {
+        output::line(&object(&completion, (&assigned, head), seed, options.logprobs > 0).to_string());
+    } else {
+        output::line("");
+        let times = &completion.finished.times;
+        output::note(&format!(
+            "{} tokens, TTFT {:.0} ms, {:.1} tokens/s, ended by {}",
+            completion.token_ids.len(),
+            times.ttft_ms(),
+            times.decode_tokens_per_second(),
+            reason(completion.finished.reason)
+        ));
+        if completion.resumed > 0 {
+            let (count, plural) = (completion.resumed, if completion.resumed == 1 { "" } else { "s" });
+            output::note(&format!("resumed {count} time{plural}; the times cover the part since the last one"));
+        }
+    }
+    Ok(completion.interrupted.unwrap_or(0))
+}
+
+/// Completes the text over the HTTP API of a node.
+async fn over_http(options: options::Generate) -> Result<u8, Failure> {
+    let (completing, patience) = (&options.completing, options.endpoint.patience());
+    let request = completing.sampling.request(prompt(completing)?, completing.logprobs);
+    let apis = options.endpoint.apis();
+    if completing.consent.dry_run {
+        completing
+            .consent
+            .obtain("complete the text over the HTTP API given by --url", &Value::Null, completing.json)
+            .await?;
+        return Ok(0);
+    }
+    let mut interrupts = Interrupts::listen()?;
+    let model = interrupts.end(options.endpoint.model(&apis, options.model.as_deref())).await?;
+    let mut body = http_answer::body(&request, &model);
+    body["prompt"] = json!(request.prompt.text().unwrap_or_default());
+    if completing.logprobs > 0 {
+        body["logprobs"] = json!(completing.logprobs);
+    }
+    if !completing.json && request.sampling.temperature > 0.0 {
+        output::note(&format!("seed {}", request.sampling.seed));
+    }
+    let ask = Ask { kind: Kind::Text, body, request_id: new_request_id() };
+    let outcome = http_answer::answer(&apis, &ask, patience, !completing.json, &mut interrupts).await?;
+    outcome.show(completing.json, &ask.request_id, Some(request.sampling.seed));
+    Ok(outcome.interrupted.unwrap_or(0))
+}
+
+pub(crate) fn prompt(options: &options::Completing) -> Result<String, Failure> {
+    let Some(path) = &options.prompt_file else { return Ok(options.prompt.clone().unwrap_or_default()) };
+    let limit = PROMPT_BYTES_MAX as u64 + 1;
+    let mut text = String::new();
+    let read = if path.as_os_str() == "-" {
+        std::io::stdin().lock().take(limit).read_to_string(&mut text)
+    } else {
+        std::fs::File::open(path).and_then(|file| file.take(limit).read_to_string(&mut text))
+    };
+    read.with_context(|| format!("cannot read the prompt from {}", path.display()))?;
+    if text.len() > PROMPT_BYTES_MAX {
+        let message = format!("the prompt in {} is longer than {PROMPT_BYTES_MAX} bytes", path.display());
+        return Err(Failure::Usage { message, next: "shorten it" });
+    }
+    Ok(text)
+}
+
+/// The least loaded head. The sessions have the order of the members.
+pub(crate) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Result<MemberIndex, Failure> {
+    let mut requests = vec![None; sessions.len()];
+    if topology.layout.replicas > 1 {
+        for index in topology.layout.heads().map(MemberIndex::index) {
+            // Skip replicas whose head does not answer or has a fault, and those with an excluded member.
+            let found = report(&sessions[index]).await.ok();
+            let members = topology.replica(topology.place(MemberIndex(index as u16)).replica);
+            let takes = |found: &NodeReport| {
+                let is_out = |member: &Member| found.exclusions.of(&member.name, &member.address).is_some();
+                found.fault.is_none() && !members.iter().any(is_out)
+            };
+            requests[index] = found.filter(takes).map(|found| found.requests);
+        }
+    }
+    Ok(least_loaded(topology, |head| requests[head.index()]).unwrap_or(MemberIndex(0)))
+}
+
+/// All sessions, the head's first: if the head is lost, any other can continue the answer.
+pub(crate) fn first(sessions: &[Arc<Session>], head: MemberIndex) -> Vec<Arc<Session>> {
+    let mut sessions = sessions.to_vec();
+    sessions[..=head.index()].rotate_right(1);
+    sessions
+}
+
+/// Runs a request on the first node until it ends; `prints`: also prints the text as it arrives. The first signal
+/// cancels the request on the head, the second ends the command without waiting for the head.
+pub(crate) async fn complete(
+    nodes: &[Arc<Session>],
+    request: message::Generate,
+    prints: bool,
+    interrupts: &mut Interrupts,
+) -> Result<Completion, Failure> {
+    let cancel = CancellationToken::new();
+    let (events, mut received) = channel(EVENTS_MAX);
+    let running = async {
+        generate(nodes, request, &cancel, &events).await;
+        drop(events);
+    };
+    let collecting = async {
+        let mut gathered = Gathered::default();
+        loop {
+            tokio::select! {
+                event = received.recv() => match event {
+                    Some(event) => if gathered.take(event, prints)? { return gathered.done() },
+                    None => return gathered.done(),
+                },
+                code = interrupts.next() => {
+                    if gathered.interrupted.replace(code).is_some() {
+                        return Err(Failure::Interrupted { code });
+                    }
+                    cancel.cancel();
+                }
+            }
+            // Standard output is closed: cancel the rest of the answer.
+            if prints && output::is_closed() {
+                cancel.cancel();
+            }
+        }
+    };
+    tokio::pin!(running);
+    tokio::pin!(collecting);
+    let mut runs = true;
+    loop {
+        tokio::select! {
+            result = &mut collecting => return result,
+            () = &mut running, if runs => runs = false,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Gathered {
+    text: String,
+    prompt_token_ids: Vec<u32>,
+    token_ids: Vec<u32>,
+    logprobs: Vec<Vec<TokenLogprob>>,
+    finished: Option<Finished>,
+    resumed: u32,
+    moved: Option<(Assigned, MemberIndex)>,
+    interrupted: Option<u8>,
+}
+
+impl Gathered {
+    /// Processes an event; true if it is the last one.
+    fn take(&mut self, event: GenerateEvent, prints: bool) -> Result<bool, Failure> {
+        match event {
+            GenerateEvent::Started { prompt_token_ids } => self.prompt_token_ids = prompt_token_ids,
+            GenerateEvent::Token(token) => {
+                if prints {
+                    output::text(&output::clean(&token.text));
+                }
+                self.text.push_str(&token.text);
+                if let Some(id) = token.id {
+                    self.token_ids.push(id);
+                    self.logprobs.push(token.logprobs);
+                }
+            }
+            GenerateEvent::Finished(finished) => {
+                self.finished = Some(*finished);
+                return Ok(true);
+            }
+            GenerateEvent::Waits { fault, seconds } => {
+                output::note(&output::clean(&format!(
+                    "{fault}; waiting up to {seconds} s for a head to continue the answer (Ctrl-C cancels)"
+                )));
+            }
+            GenerateEvent::Moved { fault, epoch, topology, head } => {
+                let node = topology.members.get(head.index()).map_or("?", |member| member.name.as_str());
+                tracing::info!("{node} continues the answer on {}: {fault}", topology.layout);
+                self.resumed += 1;
+                self.moved = Some((Assigned { epoch, topology: *topology, reused: true }, head));
+            }
+            GenerateEvent::Failed(fault) => {
+                if prints && !self.text.is_empty() {
+                    output::line("");
+                }
+                // After a signal, the fault is a consequence of the cancellation.
+                return Err(self.interrupted.map_or(fault.into(), |code| Failure::Interrupted { code }));
+            }
+        }
+        Ok(false)
+    }
+
+    fn done(self) -> Result<Completion, Failure> {
+        let finished = self.finished.ok_or_else(|| anyhow::anyhow!("the generation ended without a result"))?;
+        let Self { text, prompt_token_ids, token_ids, logprobs, resumed, moved, interrupted, .. } = self;
+        Ok(Completion { text, prompt_token_ids, token_ids, logprobs, finished, resumed, moved, interrupted })
+    }
+}
+
+/// The name of a finish reason in JSON.
+pub(crate) fn reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Context => "context",
+        FinishReason::Cancelled => "cancelled",
+    }
+}
+
+/// The object of `--json`. `begun`: the assignment and head that started the answer.
+pub(crate) fn object(
+    completion: &Completion,
+    begun: (&Assigned, MemberIndex),
+    seed: u64,
+    with_logprobs: bool,
+) -> Value {
+    let (assigned, head) = completion.moved.as_ref().map_or(begun, |(assigned, head)| (assigned, *head));
+    let finished = &completion.finished;
+    let replica = assigned.topology.place(head).replica;
+    let members = assigned.topology.replica(replica).iter().map(|member| member.name.as_str());
+    let ranks: Vec<Value> = finished.ranks.iter().zip(members).map(|(rank, node)| rank_object(node, rank)).collect();
+    let head = finished.ranks.first().map(RankTotals::both).unwrap_or_default();
+    let mut object = json!({
+        "text": completion.text,
+        "prompt_token_ids": completion.prompt_token_ids,
+        "token_ids": completion.token_ids,
+        "finish_reason": reason(finished.reason),
+        "seed": seed,
+        "topology": assigned.topology.layout.to_string(),
+        "replica": replica,
+        "epoch": assigned.epoch.0,
+        "resumed": completion.resumed,
+        "timings": timings(&finished.times, &head),
+        "ranks": ranks,
+    });
+    if with_logprobs {
+        let token = |list: &Vec<TokenLogprob>| -> Value {
+            list.iter().map(|one| json!({"id": one.id, "text": one.text, "logprob": one.logprob})).collect()
+        };
+        object["logprobs"] = completion.logprobs.iter().map(token).collect();
+    }
+    object
+}
+
+fn timings(times: &RequestTimes, totals: &PhaseTotals) -> Value {
+    let mut object = phase(totals);
+    object["ttft_ms"] = json!(times.ttft_ms());
+    object["tpot_ms"] = json!(times.tpot_ms());
+    object["prefill_tokens_per_second"] = json!(times.prefill_tokens_per_second());
+    object["decode_tokens_per_second"] = json!(times.decode_tokens_per_second());
+    object["transfer"] = transfer(&times.transfer);
+    object["trace"] = trace(times);
+    object
+}
+
+/// Timestamps of a request, in milliseconds since the head received it, under the field names of the gateway's trace.
+pub(crate) fn trace(times: &RequestTimes) -> Value {
+    let sent = (times.sent.0 > 0).then(|| times.sent.milliseconds());
+    json!({
+        "t_prefill_start": times.dispatched.milliseconds(),
+        "t_prefill_done": times.prefill_done().milliseconds(),
+        "t_first_token": times.first_token.milliseconds(),
+        "t_first_byte_sent": sent,
+        "t_last_token": times.last_token.milliseconds(),
+        "sampling_ms": times.sampling().milliseconds(),
+        "flush_ms": sent.map(|_| times.flush().milliseconds()),
+    })
+}
+
+/// Times and sizes of the KV transfer from a prefill group; null if there was none.
+pub(crate) fn transfer(times: &TransferTimes) -> Value {
+    if times.tokens == 0 {
+        return Value::Null;
+    }
+    json!({
+        "tokens": times.tokens,
+        "bytes": times.bytes,
+        "queued_ms": times.queued.milliseconds(),
+        "compute_ms": times.compute.milliseconds(),
+        "visible_ms": times.visible.milliseconds(),
+    })
+}
+
+fn phase(totals: &PhaseTotals) -> Value {
+    json!({
+        "compute_ms": totals.compute.milliseconds(),
+        "threads_ms": totals.threads.milliseconds(),
+        "wait_ms": totals.wait.milliseconds(),
+        "wire_ms": totals.wire.milliseconds(),
+        "bubble_ms": totals.bubble.milliseconds(),
+        "network_fraction": totals.network_fraction(),
+    })
+}
+
+fn rank_object(node: &str, rank: &RankTotals) -> Value {
+    let mut object = phase(&rank.both());
+    object["node"] = json!(node);
+    for (name, totals) in [("prefill", &rank.prefill), ("decode", &rank.decode)] {
+        let mut part = phase(totals);
+        part["steps"] = json!(totals.steps);
+        part["tokens"] = json!(totals.tokens);
+        part["bytes_sent"] = json!(totals.bytes_sent);
+        part["messages_sent"] = json!(totals.messages_sent);
+        object[name] = part;
+    }
+    object
+}

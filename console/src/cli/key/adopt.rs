@@ -1,0 +1,175 @@
+//! `console adopt`: gives the cluster key to nodes, with pairing codes typed by the operator or fetched over ssh.
+use std::{path::PathBuf, process::Stdio, time::Duration};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use common::fault::{Fault, FaultKind};
+use protocol::noise::{key::Key, pake::Code};
+use serde_json::{Value, json};
+use tokio::{process::Command, time::timeout};
+
+use crate::cli::{
+    Failure, cluster, key,
+    shared::{confirm::Rehearsal, interrupts::Interrupts, options::node, output},
+};
+use crate::{
+    client::{adopt::adopt, with_port},
+    clusters::Clusters,
+};
+
+/// Time limit of one ssh command.
+const SSH: Duration = Duration::from_secs(30);
+
+/// Options of `console adopt`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Adopt {
+    /// The nodes as ADDRESS[:PORT]
+    #[arg(id = "adopted", required = true, value_name = "NODE", value_parser = node)]
+    nodes: Vec<String>,
+    /// Pairing codes displayed by `sudo brambled pair`, one per node in the same order
+    #[arg(long, value_name = "CODE,..", value_delimiter = ',', required_unless_present = "ssh",
+        value_parser = <Code as std::str::FromStr>::from_str)]
+    code: Vec<Code>,
+    /// Fetch the codes with `ssh NODE sudo brambled pair --json`
+    #[arg(long, conflicts_with = "code")]
+    ssh: bool,
+    #[command(flatten)]
+    rehearsal: Rehearsal,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Adopts each node independently. Fails with the first failure.
+pub(crate) async fn run(options: Adopt, file: Option<PathBuf>, kept: Option<String>) -> Result<u8, Failure> {
+    let path = file.map_or_else(key::default_path, Ok)?;
+    let secret = match crate::cli::key::file::current(&path) {
+        Ok(Key::Secret(secret)) => secret,
+        Ok(other) => {
+            return Err(Failure::Usage {
+                message: format!("{} holds a key of role {}, not the cluster secret", path.display(), other.name()),
+                next: "run this on the machine that holds the cluster secret",
+            });
+        }
+        Err(_) if !path.exists() => {
+            return Err(Failure::Usage {
+                message: format!("there is no key file {}", path.display()),
+                next: "create the cluster key with console key new, or pass its file with --key FILE",
+            });
+        }
+        Err(failure) => return Err(failure),
+    };
+    if !options.ssh && options.code.len() != options.nodes.len() {
+        return Err(Failure::Usage {
+            message: format!("{} pairing codes for {} nodes", options.code.len(), options.nodes.len()),
+            next: "pass one --code per node, in the same order, or --ssh",
+        });
+    }
+    let plan = json!({"nodes": options.nodes, "cluster": kept});
+    if !options.rehearsal.is_real(&format!("give the cluster key to {}", options.nodes.join(", ")), &plan, options.json)
+    {
+        return Ok(0);
+    }
+    let mut interrupts = Interrupts::listen()?;
+    let mut adopted = Vec::new();
+    let result = interrupts.end(all(&options, &secret, &mut adopted)).await;
+    // Without --cluster, the nodes are added to the default saved cluster, if it uses this key file.
+    let of_default = || {
+        let known = Clusters::read(&cluster::path().ok()?).ok()?;
+        let (name, kept) = known.default_cluster()?;
+        let own = kept.key.clone().or_else(|| key::default_path().ok());
+        (own.as_ref() == Some(&path)).then(|| name.to_owned())
+    };
+    cluster::follow(kept.or_else(of_default).as_deref(), &adopted, &[]);
+    result
+}
+
+async fn all(options: &Adopt, secret: &[u8; 32], done: &mut Vec<String>) -> Result<u8, Failure> {
+    let (mut results, mut first) = (Vec::new(), None);
+    for (index, node) in options.nodes.iter().enumerate() {
+        let adopted = async {
+            let code = match options.code.get(index) {
+                Some(code) => code.clone(),
+                None => over_ssh(node).await?,
+            };
+            Ok::<_, Failure>(adopt(&with_port(node), &code, secret).await?)
+        };
+        match adopted.await {
+            Ok(adopted) => {
+                done.push(node.clone());
+                results.push(json!({"node": adopted.node, "address": node, "fingerprint": adopted.fingerprint}));
+                if !options.json {
+                    let (name, fingerprint) = (output::clean(&adopted.node), output::clean(&adopted.fingerprint));
+                    output::line(&format!("{name} ({node}) has key {fingerprint}"));
+                }
+            }
+            Err(failure) => {
+                let mut object = failure.json();
+                object["address"] = json!(node);
+                results.push(object);
+                if options.nodes.len() > 1 {
+                    output::note(&format!("{node}: {}", output::clean(&failure.to_string())));
+                }
+                first.get_or_insert(failure);
+            }
+        }
+    }
+    match first {
+        None if options.json => output::line(&json!({"nodes": results}).to_string()),
+        None => {}
+        Some(failure) if options.nodes.len() == 1 => return Err(failure),
+        Some(failure) => {
+            if options.json {
+                output::line(&json!({"nodes": results}).to_string());
+            }
+            return Ok(failure.code());
+        }
+    }
+    Ok(0)
+}
+
+/// Fetches a pairing code from a node over ssh.
+async fn over_ssh(node: &str) -> Result<Code, Failure> {
+    let host = host(node);
+    let unreachable = |reason: String| {
+        let kind = FaultKind::Unreachable { address: format!("{host} (ssh)"), reason };
+        Failure::Fault(Fault::new(node, kind))
+    };
+    let mut command = Command::new("ssh");
+    command.args(["-o", "ConnectTimeout=10", "--", host, "sudo", "brambled", "pair", "--json"]);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let ended = timeout(SSH, command.output()).await.map_err(|_| unreachable("ssh timed out".into()))?;
+    let ended = ended.context("cannot run ssh")?;
+    if !ended.status.success() {
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("ssh printed no error");
+        return Err(unreachable(last.trim().to_owned()));
+    }
+    let object: Value = serde_json::from_slice(&ended.stdout)
+        .with_context(|| format!("{host}: sudo brambled pair --json did not print a JSON object"))?;
+    let code = object["code"].as_str().and_then(|code| code.parse().ok());
+    code.ok_or_else(|| Failure::Other(anyhow!("{host}: sudo brambled pair --json printed no valid pairing code")))
+}
+
+/// The host of an address, without its port.
+fn host(node: &str) -> &str {
+    if node.parse::<std::net::Ipv6Addr>().is_ok() {
+        return node;
+    }
+    let host = node.rsplit_once(':').map_or(node, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ssh_receives_host_without_port() {
+        for (node, expected) in
+            [("pi1", "pi1"), ("pi1:9999", "pi1"), ("[fe80::1]:9999", "fe80::1"), ("fe80::1", "fe80::1")]
+        {
+            assert_eq!(host(node), expected);
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! `console requests`: shows queued, running and finished requests of the heads, and cancels requests.
+use clap::Args;
+use common::latency::RequestTimes;
+use serde_json::{Value, json};
+use telemetry::{NodeReport, RequestReport, RequestStage};
+
+use crate::cli::{
+    Failure,
+    shared::{
+        confirm::Consent,
+        find_node::find,
+        interrupts::Interrupts,
+        options::Nodes,
+        output,
+        target::need::{Need, Reach},
+        watch::{Look, Seen, look_at},
+    },
+};
+use crate::{
+    client::{cluster::Cluster, inspect, with_port},
+    view::format::milliseconds,
+};
+
+/// Options of `console requests`.
+#[derive(Clone, Debug, Args)]
+#[command(subcommand_negates_reqs = true)]
+pub(crate) struct Requests {
+    #[command(subcommand)]
+    pub(crate) what: Option<What>,
+    #[command(flatten)]
+    pub(crate) nodes: Nodes,
+    /// Number of finished requests to show per head
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    last: usize,
+    #[command(flatten)]
+    pub(crate) look: Look,
+}
+
+/// Subcommands of `console requests`.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub(crate) enum What {
+    /// Cancel a request of any client; the client receives an error
+    Cancel(Cancel),
+}
+
+/// Options of `console requests cancel`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Cancel {
+    /// The request as printed by console requests: NODE/NUMBER
+    #[arg(value_name = "NODE/NUMBER", value_parser = name)]
+    request: (String, u64),
+    #[command(flatten)]
+    pub(crate) nodes: Nodes,
+    #[command(flatten)]
+    consent: Consent,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn name(text: &str) -> Result<(String, u64), String> {
+    let parts = text.rsplit_once('/').filter(|(node, _)| !node.is_empty());
+    let parts = parts.and_then(|(node, number)| Some((node.to_owned(), number.parse().ok()?)));
+    parts.ok_or_else(|| "expected NODE/NUMBER, for example pi1/12".into())
+}
+
+impl Requests {
+    /// The nodes that the command contacts.
+    pub(crate) fn reach(&mut self) -> Reach<'_> {
+        match &mut self.what {
+            Some(What::Cancel(cancel)) => Reach::Nodes(&mut cancel.nodes.nodes, Need::Acts),
+            None => Reach::Nodes(&mut self.nodes.nodes, Need::Looks),
+        }
+    }
+
+    /// Whether to print JSON.
+    pub(crate) fn json(&self) -> bool {
+        match &self.what {
+            Some(What::Cancel(cancel)) => cancel.json,
+            None => self.look.json,
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) async fn run(options: Requests) -> Result<u8, Failure> {
+    if let Some(What::Cancel(cancel)) = options.what {
+        return end(cancel).await;
+    }
+    look_at(&options.nodes.nodes, &options.look, async |cluster| see(cluster, options.last)).await
+}
+
+/// The name of a head and its requests.
+type Told = (String, Vec<RequestReport>);
+
+/// The requests of the heads of running topologies, or of all nodes if none runs.
+fn see(cluster: &Cluster, last: usize) -> Result<Seen, Failure> {
+    let heads: Vec<String> = cluster.topology().map_or_else(Vec::new, |(topology, _)| {
+        topology.layout.heads().filter_map(|head| Some(topology.members.get(head.index())?.name.clone())).collect()
+    });
+    let (mut found, mut missing) = (Vec::new(), None);
+    for node in &cluster.nodes {
+        let name = cluster.name(node);
+        if !heads.is_empty() && !heads.iter().any(|head| head == name) {
+            continue;
+        }
+        match &node.answer {
+            Ok((_, report)) => found.push((output::clean(name), told(report, last))),
+            // An excluded node does not count as missing.
+            Err(fault) if cluster.exclusion(node).is_none() => missing = Some(fault.clone()),
+            Err(_) => {}
+        }
+    }
+    if let (true, Some(fault)) = (found.is_empty(), &missing) {
+        return Err(fault.clone().into());
+    }
+    let code = missing.as_ref().map_or(0, |fault| Failure::from(fault.clone()).code());
+    let heads = found.iter().map(|(name, requests)| object(name, requests)).collect::<Value>();
+    let away = missing.map(|fault| fault.node);
+    Ok(Seen { lines: lines(&found), object: json!({"heads": heads, "away": away}), code })
+}
+
+/// The queued and running requests, and the last `last` finished ones.
+fn told(report: &NodeReport, last: usize) -> Vec<RequestReport> {
+    let (over, open): (Vec<_>, Vec<_>) = report.traces.iter().cloned().partition(|one| one.stage.is_over());
+    open.into_iter().chain(over.into_iter().take(last)).collect()
+}
+
+fn times(stage: &RequestStage) -> Option<&RequestTimes> {
+    match stage {
+        RequestStage::Finished(_, times) if times.sampled_tokens > 0 => Some(times),
+        _ => None,
+    }
+}
+
+/// A head's requests as a JSON object.
+pub(crate) fn object(name: &str, requests: &[RequestReport]) -> Value {
+    let one = |one: &RequestReport| {
+        let times = times(&one.stage);
+        let fault = if let RequestStage::Failed(fault) = &one.stage { Some(fault.to_string()) } else { None };
+        let reason = if let RequestStage::Finished(reason, _) = &one.stage { Some(*reason) } else { None };
+        json!({"id": format!("{name}/{}", one.number), "by": one.by, "state": one.stage.name(), "age_ms": one.age_ms,
+            "prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "max_tokens": one.max_tokens,
+            "reason": reason, "fault": fault, "cached_tokens": times.map(|times| times.cached_tokens),
+            "queued_ms": times.map(|times| times.dispatched.milliseconds()), "ttft_ms": times.map(RequestTimes::ttft_ms),
+            "tpot_ms": times.map(RequestTimes::tpot_ms), "total_ms": times.map(|times| times.last_token.milliseconds()),
+            "trace": times.map(crate::cli::generate::trace)})
+    };
+    let (ended, running): (Vec<_>, Vec<_>) = requests.iter().partition(|one| one.stage.is_over());
+    let objects = |list: Vec<&RequestReport>| list.into_iter().map(one).collect::<Value>();
+    json!({"node": name, "running": objects(running), "ended": objects(ended)})
+}
+
+fn lines(found: &[Told]) -> Vec<String> {
+    let count =
+        |is: fn(&RequestStage) -> bool| found.iter().flat_map(|(_, all)| all).filter(|one| is(&one.stage)).count();
+    let queued = count(|stage| matches!(stage, RequestStage::Queued));
+    let running = count(|stage| !stage.is_over()) - queued;
+    let mut lines = vec![format!("{running} running, {queued} queued"), String::new()];
+    lines.push(format!(
+        "{:<12}  {:<9}  {:>10}  {:>7}  {:>11}  {:>10}  {:>10}  BY",
+        "REQUEST", "STATE", "AGE", "PROMPT", "TOKENS", "TTFT", "TPOT"
+    ));
+    for is_over in [false, true] {
+        for (name, requests) in found {
+            let shown = requests.iter().filter(|one| one.stage.is_over() == is_over);
+            lines.extend(shown.flat_map(|one| row(name, one)));
+        }
+    }
+    lines
+}
+
+fn row(name: &str, one: &RequestReport) -> Vec<String> {
+    let is_over = one.stage.is_over();
+    let ago = if is_over { " ago" } else { "" };
+    let tokens = if is_over { one.tokens.to_string() } else { format!("{} of {}", one.tokens, one.max_tokens) };
+    let time =
+        |of: fn(&RequestTimes) -> f64| times(&one.stage).map_or_else(String::new, |times| milliseconds(of(times)));
+    let mut lines = vec![format!(
+        "{:<12}  {:<9}  {:>10}  {:>7}  {tokens:>11}  {:>10}  {:>10}  {}",
+        format!("{name}/{}", one.number),
+        one.stage.name(),
+        format!("{}{ago}", age(one.age_ms)),
+        one.prompt_tokens,
+        time(RequestTimes::ttft_ms),
+        time(RequestTimes::tpot_ms),
+        output::clean(&one.by)
+    )];
+    if let RequestStage::Failed(fault) = &one.stage {
+        lines.push(format!("{:<12}  {}", "", output::clean(&fault.to_string())));
+    }
+    lines
+}
+
+fn age(ms: u64) -> String {
+    match ms as f64 / 1e3 {
+        seconds if seconds < 100.0 => format!("{seconds:.1} s"),
+        seconds if seconds < 6000.0 => format!("{:.0} min", seconds / 60.0),
+        seconds => format!("{:.0} h", seconds / 3600.0),
+    }
+}
+
+async fn end(options: Cancel) -> Result<u8, Failure> {
+    options.consent.check()?;
+    let (who, number) = &options.request;
+    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
+    let mut interrupts = Interrupts::listen()?;
+    let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
+    let node = &cluster.nodes[find(&cluster, who)?];
+    let (session, report) = node.answer.as_ref().map_err(Clone::clone)?;
+    let one = report.traces.iter().find(|one| one.number == *number && !one.stage.is_over());
+    let request = format!("{}/{number}", output::clean(who));
+    let Some(one) = one else {
+        let message = format!("request {request} is neither queued nor running");
+        return Err(Failure::State { message, next: "list the requests with console requests" });
+    };
+    let (by, tokens) = (output::clean(&one.by), one.tokens);
+    let what = format!("Cancel request {request} of {by} after {tokens} of {} tokens?", one.max_tokens);
+    let object = json!({"request": request, "by": by, "tokens": tokens});
+    if !interrupts.end(options.consent.obtain(&what, &object, options.json)).await? {
+        return Ok(0);
+    }
+    interrupts.end(inspect::cancel(session, *number)).await?;
+    if options.json {
+        let mut object = object;
+        object["cancelled"] = json!(true);
+        output::line(&object.to_string());
+    } else {
+        output::line(&format!("cancelled {request}"));
+    }
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_named_by_node_and_number() {
+        assert_eq!(name("pi1/12"), Ok(("pi1".into(), 12)));
+        assert_eq!(name("[fe80::1]:9999/3"), Ok(("[fe80::1]:9999".into(), 3)));
+        for text in ["12", "/12", "pi1/", "pi1/x", "pi1/-1"] {
+            assert!(name(text).is_err_and(|error| error.contains("NODE/NUMBER")), "{text}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! `console restart`: restarts nodes one by one and assigns the topology again after each.
+pub(crate) mod rolling;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::Args;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::cli::{
+    Failure,
+    shared::{confirm::Consent, find_node::progress, interrupts::Interrupts, options::Nodes, output},
+};
+use crate::client::operate;
+use crate::client::{
+    cluster::Cluster,
+    event::{OperateEvent, RestartStep},
+    restart::{Stopped, restart},
+    with_port,
+};
+
+/// Runs the command. The first signal stops it after the current node, the second stops it at once.
+pub(crate) async fn run(options: crate::cli::restart::RestartOptions) -> Result<u8, Failure> {
+    options.consent.check()?;
+    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
+    let mut interrupts = Interrupts::listen()?;
+    let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
+    let which = which(&cluster, &options.only)?;
+    let names: Vec<String> = cluster.nodes.iter().map(|node| cluster.name(node).to_owned()).collect();
+    let named = |list: &[usize]| list.iter().map(|node| output::clean(&names[*node])).collect::<Vec<_>>();
+    let question = format!("Restart {}, one by one? Running requests finish first.", named(&which).join(", "));
+    let plan = json!({"restart": named(&which)});
+    if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
+        return Ok(0);
+    }
+    drop(cluster);
+
+    let begun = Instant::now();
+    let stop = AtomicBool::new(false);
+    let tell = |event| match event {
+        OperateEvent::Restart { node, step } => {
+            let name = output::clean(&names[node]);
+            output::note(&match step {
+                RestartStep::Draining => format!("{name}: draining"),
+                RestartStep::Starting => format!("{name}: stopped, starting again"),
+                RestartStep::Assigning => format!("{name}: started, assigning the topology again"),
+                RestartStep::Done { seconds } => format!("{name}: done after {seconds:.1} s"),
+            });
+        }
+        other => progress(&other),
+    };
+    let restarting = restart(&addresses, &which, &stop, &tell);
+    tokio::pin!(restarting);
+    let mut interrupted = None;
+    let result = loop {
+        tokio::select! {
+            result = &mut restarting => break result,
+            code = interrupts.next() => {
+                if interrupted.replace(code).is_some() {
+                    return Err(Failure::Interrupted { code });
+                }
+                stop.store(true, Ordering::Release);
+                output::note("stopping after this node; interrupt again to stop at once");
+            }
+        }
+    };
+    match (result, interrupted) {
+        (Ok(()), _) => {
+            let seconds = begun.elapsed().as_secs_f64();
+            if options.json {
+                output::line(&json!({"restarted": named(&which), "seconds": seconds}).to_string());
+            } else {
+                let nodes = if which.len() == 1 { "node" } else { "nodes" };
+                output::line(&format!("{} {nodes} restarted in {seconds:.1} s", which.len()));
+            }
+            Ok(0)
+        }
+        (Err(Stopped { fault, remaining }), code) => {
+            let remaining = named(&remaining);
+            Err(Failure::Unfinished { fault: fault.map(Box::new), remaining, code: code.unwrap_or(130) })
+        }
+    }
+}
+
+/// The indices of the nodes given by name or address; without any, of all nodes that are not excluded.
+pub(crate) fn which(cluster: &Cluster, only: &[String]) -> Result<Vec<usize>, Failure> {
+    if only.is_empty() {
+        cluster.usable()?;
+        let is_in = |index: &usize| cluster.exclusion(&cluster.nodes[*index]).is_none();
+        return Ok((0..cluster.nodes.len()).filter(is_in).collect());
+    }
+    only.iter().map(|who| crate::cli::shared::find_node::find(cluster, who)).collect()
+}
+
+/// Options of `console restart`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RestartOptions {
+    /// Restart only these nodes, by name or address, in this order [default: all nodes that are not excluded]
+    #[arg(value_name = "NODE")]
+    pub(crate) only: Vec<String>,
+    #[command(flatten)]
+    pub(crate) rolling: crate::cli::restart::Flags,
+    #[command(flatten)]
+    pub(crate) nodes: Nodes,
+    #[command(flatten)]
+    pub(crate) consent: Consent,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Options of a rolling restart.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Flags {
+    /// Let the nodes restart one another, independently of this console; running requests drain for up to
+    /// --drain-ms, then continue elsewhere or later
+    #[arg(long)]
+    pub(crate) rolling: bool,
+    /// Restart all nodes that are not excluded, which is the default
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Longest drain of a node in a rolling restart, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = operate::DRAIN_MS, value_parser = clap::value_parser!(u32).range(0..=600_000))]
+    pub(crate) drain_ms: u32,
+    /// Start a rolling restart without watching it
+    #[arg(long, requires = "rolling")]
+    pub(crate) detach: bool,
+    /// Watch the current rolling restart
+    #[arg(long, group = "what")]
+    pub(crate) watch: bool,
+    /// Pause the rolling restart after the current node
+    #[arg(long, group = "what")]
+    pub(crate) pause: bool,
+    /// Resume a paused rolling restart
+    #[arg(long, group = "what")]
+    pub(crate) resume: bool,
+    /// Abort the rolling restart after the current node
+    #[arg(long, group = "what")]
+    pub(crate) abort: bool,
+}
+
+impl Flags {
+    /// Whether any option of a rolling restart was given.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.rolling || self.watch || self.pause || self.resume || self.abort
+    }
+}

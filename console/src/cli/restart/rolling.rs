@@ -1,0 +1,143 @@
+//! `console restart --rolling`: a restart that the nodes store and drive themselves. The console only watches: it
+//! may exit, and another console may watch, pause, resume or abort the restart.
+use std::time::Duration;
+
+use common::fault::{Fault, FaultKind};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+use topology::{Rolling, rolling::Phase};
+
+use crate::cli::{
+    Failure,
+    shared::{interrupts::Interrupts, output},
+};
+use crate::client::{
+    cluster::Cluster,
+    operate,
+    recovery::{in_phase, rolling},
+    session::own_name,
+    with_port,
+};
+
+/// Interval between two polls.
+const LOOK: Duration = Duration::from_millis(300);
+
+/// Runs the command. Signals stop the watching, not the restart.
+pub(crate) async fn run(options: crate::cli::restart::RestartOptions) -> Result<u8, Failure> {
+    let flags = options.rolling.clone();
+    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
+    let mut interrupts = Interrupts::listen()?;
+    let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
+    if options.consent.dry_run && !flags.rolling {
+        let what = if flags.pause {
+            "Pause"
+        } else if flags.abort {
+            "Abort"
+        } else {
+            "Resume"
+        };
+        options.consent.obtain(&format!("{what} the rolling restart?"), &Value::Null, options.json).await?;
+        return Ok(0);
+    }
+    if flags.pause || flags.abort {
+        let phase = if flags.abort { Phase::Aborted } else { Phase::Paused(format!("requested by {}", own_name())) };
+        let changed = in_phase(&cluster, phase).await?;
+        tell(&changed, options.json, None);
+        return Ok(0);
+    }
+    if flags.resume {
+        in_phase(&cluster, Phase::Runs).await?;
+    } else if flags.rolling {
+        let Some(begun) = begin(&options, &cluster, &mut interrupts).await? else { return Ok(0) };
+        if flags.detach {
+            tell(&begun, options.json, None);
+            return Ok(0);
+        }
+    }
+    drop(cluster);
+    interrupts.end(watch(&addresses, options.json)).await
+}
+
+/// Starts a rolling restart. `None` after a dry run or a refusal.
+async fn begin(
+    options: &crate::cli::restart::RestartOptions,
+    cluster: &Cluster,
+    interrupts: &mut Interrupts,
+) -> Result<Option<Rolling>, Failure> {
+    options.consent.check()?;
+    let which = crate::cli::restart::which(cluster, &options.only)?;
+    let names: Vec<String> = which.iter().map(|node| output::clean(cluster.name(&cluster.nodes[*node]))).collect();
+    let question =
+        format!("Restart {}, one after another? Running requests pause or continue elsewhere.", names.join(", "));
+    let plan = json!({"restart": names, "drain_ms": options.rolling.drain_ms});
+    if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
+        return Ok(None);
+    }
+    let begun = operate::begin(cluster, &which, options.rolling.drain_ms);
+    interrupts.end(async { Ok::<_, Failure>(Some(begun.await?)) }).await
+}
+
+/// Reports each step until the restart ends or pauses.
+async fn watch(addresses: &[String], json: bool) -> Result<u8, Failure> {
+    let begun = Instant::now();
+    let mut seen: Option<u64> = None;
+    let mut silent = Instant::now();
+    loop {
+        let found = rolling(&Cluster::dial(addresses).await).await;
+        match found {
+            // If only a node that has just restarted answered, its state may be outdated.
+            Some(rolling) if seen.is_none_or(|seen| rolling.revision >= seen) => {
+                silent = Instant::now();
+                let is_new = seen.replace(rolling.revision) != Some(rolling.revision);
+                let is_over = !rolling.is_running();
+                if is_over {
+                    tell(&rolling, json, Some(begun.elapsed()));
+                    return Ok(if rolling.phase == Phase::Done { 0 } else { 1 });
+                }
+                if is_new {
+                    output::note(&line(&rolling));
+                }
+            }
+            None if seen.is_none() => {
+                let message = "no rolling restart is stored on these nodes".into();
+                return Err(Failure::State { message, next: "start one with console restart --rolling" });
+            }
+            _ if silent.elapsed() > Duration::from_secs(60) => {
+                let what = "the wait for a node that stores the rolling restart".into();
+                return Err(Fault::new("console", FaultKind::Timeout { what, seconds: 60 }).into());
+            }
+            _ => {}
+        }
+        sleep(LOOK).await;
+    }
+}
+
+fn line(rolling: &Rolling) -> String {
+    let count = format!("{} of {} done", rolling.done, rolling.targets.len());
+    match (&rolling.phase, rolling.target()) {
+        (Phase::Runs, Some((name, _))) if rolling.before.is_some() => {
+            format!("{} is restarting; {count}", output::clean(name))
+        }
+        (Phase::Runs, Some((name, _))) => format!("{} is next; {count}", output::clean(name)),
+        (Phase::Paused(reason), _) => format!("paused, {count}: {}", output::clean(reason)),
+        (Phase::Aborted, _) => format!("aborted, {count}"),
+        (Phase::Done | Phase::Runs, _) => count,
+    }
+}
+
+fn tell(rolling: &Rolling, json: bool, took: Option<Duration>) {
+    if !json {
+        return output::line(&line(rolling));
+    }
+    let reason = if let Phase::Paused(reason) = &rolling.phase { Some(reason) } else { None };
+    let phase = match rolling.phase {
+        Phase::Runs => "runs",
+        Phase::Paused(_) => "paused",
+        Phase::Aborted => "aborted",
+        Phase::Done => "done",
+    };
+    let names: Value = rolling.targets.iter().map(|(name, _)| name.as_str()).collect();
+    let seconds = took.map(|took| took.as_secs_f64());
+    let object = json!({"phase": phase, "reason": reason, "done": rolling.done, "nodes": names, "seconds": seconds});
+    output::line(&object.to_string());
+}

@@ -1,0 +1,120 @@
+//! Confirmation of commands that change the cluster. They describe the change and ask on a terminal. Without a terminal
+//! they refuse and name `--yes`. With `--dry-run` they describe the change and do nothing.
+use std::io::{IsTerminal, stdin};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::cli::{Failure, shared::output};
+
+/// For commands that add something and replace nothing: they do not ask, but have a dry run.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct Rehearsal {
+    /// Show the planned change without making it
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl Rehearsal {
+    /// Whether to execute the command. In a dry run, prints `what`, and with `json` also `plan`.
+    pub(crate) fn is_real(self, what: &str, plan: &Value, json: bool) -> bool {
+        if self.dry_run {
+            say_plan(what, plan, json);
+        }
+        !self.dry_run
+    }
+}
+
+fn say_plan(what: &str, plan: &Value, json: bool) {
+    if json {
+        output::line(&json!({"dry_run": true, "would": what, "plan": plan}).to_string());
+    } else {
+        output::line(&format!("would do: {what}"));
+    }
+}
+
+/// The operator's consent to a change.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct Consent {
+    /// Do not ask for confirmation
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    /// Show the planned change without making it
+    #[arg(long, conflicts_with = "yes")]
+    pub(crate) dry_run: bool,
+}
+
+impl Consent {
+    /// Checks, before any node is contacted, that the question can be asked or was answered by an option.
+    ///
+    /// # Errors
+    /// There is neither a terminal to ask on nor `--yes`.
+    pub(crate) fn check(self) -> Result<(), Failure> {
+        if self.yes || self.dry_run || stdin().is_terminal() && std::io::stderr().is_terminal() {
+            return Ok(());
+        }
+        let message = "this needs a confirmation, and there is no terminal to ask on".into();
+        Err(Failure::Usage { message, next: "add --yes, or --dry-run to see the planned change" })
+    }
+
+    /// [`Self::check`] and [`Self::obtain`] in one, for commands that ask only if something would be lost.
+    ///
+    /// # Errors
+    /// There is neither a terminal to ask on nor `--yes` (the message contains `question`), or the answer was no.
+    pub(crate) async fn obtain_late(self, question: &str, plan: &Value, json: bool) -> Result<bool, Failure> {
+        if let Err(Failure::Usage { message, next }) = self.check() {
+            return Err(Failure::Usage { message: format!("{question} {message}"), next });
+        }
+        self.obtain(question, plan, json).await
+    }
+
+    /// Whether to continue: asks on the terminal, unless `--yes` was given. `false` in a dry run, which prints the
+    /// question as a statement, and with `json` also `plan`.
+    ///
+    /// # Errors
+    /// The answer was no.
+    pub(crate) async fn obtain(self, question: &str, plan: &Value, json: bool) -> Result<bool, Failure> {
+        if self.dry_run {
+            say_plan(&question.replacen('?', ".", 1), plan, json);
+            return Ok(false);
+        }
+        if !self.yes {
+            ask(question).await?;
+        }
+        Ok(true)
+    }
+}
+
+async fn ask(question: &str) -> Result<(), Failure> {
+    output::note_part(&format!("{question} [y/N] "));
+    let answer = tokio::task::spawn_blocking(|| {
+        let mut answer = String::new();
+        stdin().read_line(&mut answer).map(|_| answer)
+    });
+    let answer = answer.await.map_err(anyhow::Error::from)?.map_err(anyhow::Error::from)?;
+    if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::Declined) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        consent: Consent,
+    }
+
+    #[tokio::test]
+    async fn yes_continues_and_dry_run_does_not() {
+        let obtain = async |consent: Consent| {
+            consent.check().expect("it is answered");
+            consent.obtain("Stop it?", &Value::Null, true).await.expect("it is answered")
+        };
+        assert!(obtain(Consent { yes: true, dry_run: false }).await);
+        assert!(!obtain(Consent { yes: false, dry_run: true }).await);
+        assert!(Line::try_parse_from(["x", "--yes", "--dry-run"]).is_err(), "one or the other");
+    }
+}

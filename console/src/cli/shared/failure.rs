@@ -1,0 +1,178 @@
+//! Failures of commands: the message, the next step and the exit code.
+use std::process::ExitCode;
+
+use common::fault::{Fault, FaultClass};
+use serde_json::json;
+
+use crate::cli::shared::output;
+use crate::http::HttpError;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A fault reported by a node, or by this console about a node.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// A request to the HTTP API failed.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    /// The command line is invalid.
+    #[error("{message}")]
+    Usage {
+        /// The problem.
+        message: String,
+        /// The next step.
+        next: &'static str,
+    },
+    /// The command line is valid, but not in the current state of the cluster, a server or a file.
+    #[error("{message}")]
+    State {
+        /// The state that prevents the command.
+        message: String,
+        /// The next step.
+        next: &'static str,
+    },
+    /// A signal interrupted the command.
+    #[error("interrupted")]
+    Interrupted {
+        /// 128 plus the signal number.
+        code: u8,
+    },
+    /// The operator declined the confirmation.
+    #[error("nothing was done")]
+    Declined,
+    /// A restart of nodes was not completed.
+    #[error("{}not restarted: {}", fault.as_ref().map_or(String::new(), |fault| format!("{fault}; ")), remaining.join(", "))]
+    Unfinished {
+        /// The cause; `None` if the operator interrupted it.
+        fault: Option<Box<Fault>>,
+        /// Names of the nodes that were not restarted.
+        remaining: Vec<String>,
+        /// Exit code without a fault.
+        code: u8,
+    },
+    /// An error on this machine.
+    #[error("{}", chain(.0))]
+    Other(#[from] anyhow::Error),
+}
+
+impl Failure {
+    /// The exit code (table in the README).
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Fault(fault) => code_of(fault),
+            Self::Http(error) => code_of_http(error),
+            Self::Unfinished { fault: Some(fault), .. } => code_of(fault),
+            Self::Unfinished { code, .. } => *code,
+            Self::Declined => 1,
+            Self::Usage { .. } => 2,
+            Self::State { .. } => 8,
+            Self::Interrupted { code } => *code,
+            Self::Other(_) => 1,
+        }
+    }
+
+    /// The object that `--json` prints.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let (code, node, next) = match self {
+            Self::Fault(fault) => (fault.kind.code(), Some(fault.node.as_str()), fault.kind.next()),
+            Self::Unfinished { fault: Some(fault), .. } => {
+                (fault.kind.code(), Some(fault.node.as_str()), fault.kind.next())
+            }
+            Self::Unfinished { fault: None, .. } => {
+                ("interrupted", None, "run console restart NODE.. with the remaining nodes")
+            }
+            Self::Http(error) => (error.code(), error.at(), error.next()),
+            Self::Declined => ("declined", None, "answer y, or add --yes"),
+            Self::Usage { next, .. } => ("usage", None, *next),
+            Self::State { next, .. } => ("state", None, *next),
+            Self::Interrupted { .. } => ("interrupted", None, "run the command again"),
+            Self::Other(_) => ("failed", None, "correct the cause and try again"),
+        };
+        let mut object = json!({"error": {"code": code, "message": self.to_string(), "node": node, "next": next}});
+        if let Self::Unfinished { remaining, .. } = self {
+            object["error"]["remaining"] = json!(remaining);
+        }
+        object
+    }
+
+    /// Prints the message and the next step on standard error, and with `json` the object on standard output.
+    pub(crate) fn report(&self, json: bool) -> ExitCode {
+        let object = self.json();
+        output::note(&format!("console: {}", output::clean(&self.to_string())));
+        if let Some(next) = object["error"]["next"].as_str() {
+            output::note(&format!("next: {next}"));
+        }
+        if json {
+            output::line(&object.to_string());
+        }
+        ExitCode::from(self.code())
+    }
+}
+
+fn code_of(fault: &Fault) -> u8 {
+    match fault.kind.class() {
+        FaultClass::Failed => 1,
+        FaultClass::Unreachable => 3,
+        FaultClass::Refused => 4,
+        FaultClass::Lost => 5,
+    }
+}
+
+fn code_of_http(error: &HttpError) -> u8 {
+    match error {
+        HttpError::Url { .. } => 2,
+        HttpError::Unreachable { .. } | HttpError::Refused { status: 502, .. } => 3,
+        HttpError::Refused { status: 400..500 | 503, .. } => 4,
+        HttpError::Lost { .. } | HttpError::Diverged { .. } => 5,
+        HttpError::Timeout { .. } | HttpError::Malformed { .. } | HttpError::Refused { .. } => 1,
+    }
+}
+
+/// An error and its causes, without causes that the text already contains.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().skip(1).fold(error.to_string(), |text, cause| {
+        let cause = cause.to_string();
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use common::fault::{FaultKind, Loss};
+
+    use super::*;
+
+    #[test]
+    fn exit_codes_follow_the_readme() {
+        let code = |kind| Failure::from(Fault::new("pi2", kind)).code();
+        assert_eq!(code(FaultKind::Unreachable { address: "a".into(), reason: "r".into() }), 3);
+        assert_eq!(code(FaultKind::Draining), 4);
+        assert_eq!(code(FaultKind::NodeLost { how: Loss::Reset }), 5);
+        assert_eq!(code(FaultKind::Internal { reason: "r".into() }), 1);
+        assert_eq!(Failure::Interrupted { code: 130 }.code(), 130);
+        let refused = |status| {
+            let (at, code, message) = ("a:1".into(), "c".into(), "m".into());
+            Failure::from(HttpError::Refused { at, status, code, message, retry_after_seconds: None }).code()
+        };
+        assert_eq!([400, 401, 429, 503, 500, 502].map(refused), [4, 4, 4, 4, 1, 3]);
+        assert_eq!(Failure::from(HttpError::Lost { at: "a:1".into(), reason: "r".into() }).code(), 5);
+        assert_eq!(Failure::Usage { message: "m".into(), next: "n" }.code(), 2);
+        assert_eq!(Failure::State { message: "m".into(), next: "n" }.code(), 8);
+    }
+
+    #[test]
+    fn object_has_code_message_node_and_next_step() {
+        let object = Failure::from(Fault::new("pi2", FaultKind::NodeLost { how: Loss::Reset })).json();
+        assert_eq!(object["error"]["code"], "node_lost");
+        assert_eq!(object["error"]["node"], "pi2");
+        assert!(object["error"]["message"].as_str().is_some_and(|message| message.contains("pi2")));
+        assert!(object["error"]["next"].as_str().is_some_and(|next| !next.is_empty()));
+    }
+
+    #[test]
+    fn cause_is_printed_once() {
+        let error = anyhow::anyhow!("no such file").context("cannot open m.gguf: no such file").context("no tokenizer");
+        assert_eq!(Failure::from(error).to_string(), "no tokenizer: cannot open m.gguf: no such file");
+    }
+}

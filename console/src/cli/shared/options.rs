@@ -1,0 +1,289 @@
+//! The options of the commands, with their bounds.
+use std::path::PathBuf;
+
+use clap::Args;
+use collectives::Choice;
+use common::precision::{Exchange, KvFormat};
+use planner::search::Goal;
+use topology::{Layout, exclusion::REASON_LENGTH_MAX};
+
+use crate::cli::shared::{confirm::Consent, endpoint::Endpoint, sampling::Sampling, watch::Look};
+use crate::{
+    client::assign::SLOTS_DEFAULT,
+    wanted::{Asked, Wanted},
+};
+
+pub(crate) fn node(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.contains(char::is_whitespace) {
+        Err("a node is ADDRESS[:PORT]".into())
+    } else {
+        Ok(text.into())
+    }
+}
+
+pub(crate) fn layout(text: &str) -> Result<Layout, String> {
+    text.parse().map_err(|error: topology::SpecError| error.to_string())
+}
+
+/// The nodes that a command contacts; `reach` fills them in from the global options.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Nodes {
+    #[arg(skip)]
+    pub(crate) nodes: Vec<String>,
+}
+
+/// The topology to assign, apart from nodes and model.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Assignment {
+    /// Layout: tpN, ppS-tpN or dpR-ppS-tpN (R replicas of S stages of N nodes), or with roles
+    /// prefill:tpN+decode:tpM [default: the planner's choice for --goal; tp over all nodes if nodes share a machine]
+    #[arg(long, value_parser = layout)]
+    pub(crate) topology: Option<Layout>,
+    /// Objective of the default layout: balanced (fewest nodes that fit, then ranks while answers get faster, then
+    /// replicas), latency (whole answer: TTFT plus 127 tokens), ttft, tpot or throughput
+    #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
+    pub(crate) goal: Goal,
+    /// Relative shares of each layer, per rank of a stage or per node, for example 3,2,1 [default: equal]
+    #[arg(long, value_delimiter = ',', value_name = "W,W,..", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    weights: Vec<u32>,
+    /// Number of layers of each stage, for example 12,10 [default: balanced by the cost of layers and output]
+    #[arg(long, value_delimiter = ',', value_name = "L,L,..", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    layers: Vec<u32>,
+    /// Format of the KV cache: f16, q8_0 or f32 [default: f16]
+    #[arg(long, value_parser = <KvFormat as std::str::FromStr>::from_str)]
+    kv: Option<KvFormat>,
+    /// Format of the partial sums that nodes exchange: f32, f16 or q80 [default: f32]
+    #[arg(long, value_parser = <Exchange as std::str::FromStr>::from_str)]
+    pub(crate) exchange: Option<Exchange>,
+    /// All-reduce algorithm: direct, rs-ag, star, doubling, ring, two-level, or auto to time the first three on the
+    /// links [default: auto]
+    #[arg(long, value_parser = <Choice as std::str::FromStr>::from_str)]
+    collective: Option<Choice>,
+    /// Longest sequence in tokens [default: the model's limit, at most 4096]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
+}
+
+impl Assignment {
+    /// The requirements for a topology with this model.
+    pub(crate) fn asked(&self, model: &str) -> Asked {
+        Asked {
+            model: model_name(model),
+            layout: self.topology,
+            weights: self.weights.clone(),
+            layers: self.layers.clone(),
+            kv: self.kv,
+            exchange: self.exchange,
+            collective: self.collective,
+            context_length: self.context,
+            slots: SLOTS_DEFAULT,
+            goal: self.goal,
+        }
+    }
+
+    /// The topology to assign to `nodes` nodes.
+    pub(crate) fn wanted(&self, nodes: usize, model: &str) -> Wanted {
+        self.asked(model).wanted(nodes)
+    }
+}
+
+/// The file name of a model: each node looks it up in its own model folders.
+pub(crate) fn model_name(model: &str) -> String {
+    let name = std::path::Path::new(model).file_name();
+    name.map_or_else(|| model.into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Options of the dashboard.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Dashboard {
+    #[arg(skip)]
+    pub(crate) nodes: Vec<String>,
+    /// Model file name. Unless the model is already served, it is assigned when the dashboard opens. Replacing a
+    /// running topology requires a confirmation
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) assignment: Assignment,
+    #[command(flatten)]
+    pub(crate) sampling: Sampling,
+    #[command(flatten)]
+    pub(crate) session: crate::cli::dashboard::preferences::Session,
+}
+
+/// Largest number of daemons of a demo.
+pub(crate) const DEMO_NODES_MAX: u16 = 8;
+
+impl Demo {
+    /// Number of daemons to start, if it was given.
+    ///
+    /// # Errors
+    /// `--nodes` has addresses instead of a number.
+    pub(crate) fn count(&self) -> Result<Option<u16>, String> {
+        self.nodes
+            .as_deref()
+            .map(|text| daemons(text).and_then(|_| text.parse().map_err(|_| String::new())))
+            .transpose()
+    }
+}
+
+fn daemons(text: &str) -> Result<String, String> {
+    let count = text.parse::<u16>().ok().filter(|count| (1..=DEMO_NODES_MAX).contains(count));
+    let wrong = || format!("{text} is not a number of daemons: use 1 to {DEMO_NODES_MAX}");
+    count.map(|_| text.to_owned()).ok_or_else(wrong)
+}
+
+/// Options of `console demo`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Demo {
+    /// Number of daemons to start, 1 to 8 [default: as many as the topology has nodes, otherwise 4]
+    // A string, because the global option of the same name is one.
+    #[arg(long, value_name = "N", value_parser = daemons)]
+    nodes: Option<String>,
+    /// A GGUF file [default: the demo model]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) model: Option<PathBuf>,
+    /// Print a completion and a profile, then exit; the default without a terminal
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Walk through the features and failure modes step by step (exit 1 if a step fails)
+    #[arg(long, conflicts_with_all = ["nodes", "topology"])]
+    pub(crate) tour: bool,
+    /// Text to complete
+    #[arg(long, default_value = "ROMEO:")]
+    pub(crate) prompt: String,
+    /// Print JSON (with --once)
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) session: crate::cli::dashboard::preferences::Session,
+    #[command(flatten)]
+    pub(crate) assignment: Assignment,
+    #[command(flatten)]
+    pub(crate) sampling: Sampling,
+}
+
+/// A text to complete, and how to print the result.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Completing {
+    /// Text to complete
+    #[arg(long, required_unless_present = "prompt_file")]
+    pub(crate) prompt: Option<String>,
+    /// Read the text from a file; - reads standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Report the K most probable tokens of each step
+    #[arg(long, default_value_t = 0, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=20))]
+    pub(crate) logprobs: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) assignment: Assignment,
+    #[command(flatten)]
+    pub(crate) sampling: Sampling,
+    #[command(flatten)]
+    pub(crate) consent: Consent,
+}
+
+/// Options of `console generate`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Generate {
+    #[arg(skip)]
+    pub(crate) nodes: Vec<String>,
+    /// Model file; each node looks up its name in its model folders. With --url: the model's name [default with
+    /// --url: the served model]
+    #[arg(long, value_name = "NAME|FILE", required_unless_present = "url")]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) completing: Completing,
+    #[command(flatten)]
+    pub(crate) endpoint: Endpoint,
+}
+
+/// Options of `console profile`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Profile {
+    #[command(flatten)]
+    pub(crate) nodes: Nodes,
+    /// Model file; each node looks up its name in its model folders
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) model: String,
+    #[command(flatten)]
+    pub(crate) completing: Completing,
+    /// Write all all-reduces as trace events for ui.perfetto.dev or chrome://tracing, one track per rank
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Write folded stacks for flame graphs
+    #[arg(long, value_name = "FILE")]
+    pub(crate) folded: Option<PathBuf>,
+    /// Write the raw all-reduce records of all ranks as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) records: Option<PathBuf>,
+}
+
+/// Options of `console status`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Status {
+    #[command(flatten)]
+    pub(crate) nodes: Nodes,
+    #[command(flatten)]
+    pub(crate) look: Look,
+}
+
+/// Parses a reason: one line, trimmed.
+fn reason(text: &str) -> Result<String, String> {
+    let fits = (1..=REASON_LENGTH_MAX).contains(&text.trim().len()) && !text.chars().any(char::is_control);
+    if fits { Ok(text.trim().into()) } else { Err(format!("a reason is one line of 1 to {REASON_LENGTH_MAX} bytes")) }
+}
+
+/// Options that `console exclude` and `console include` share.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Change {
+    /// Name or address of the node
+    #[arg(value_name = "NODE")]
+    pub(crate) node: String,
+    #[command(flatten)]
+    pub(crate) nodes: Nodes,
+    #[command(flatten)]
+    pub(crate) consent: Consent,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Options of `console exclude`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Exclude {
+    #[command(flatten)]
+    pub(crate) change: Change,
+    /// Reason, shown to the other operators of the cluster
+    #[arg(long, value_name = "TEXT", value_parser = reason)]
+    pub(crate) reason: String,
+}
+
+/// Options of `console include`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Include {
+    #[command(flatten)]
+    pub(crate) change: Change,
+}
+
+/// Options of `console tokenize`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Tokenize {
+    /// GGUF file on this machine
+    #[arg(long, value_name = "FILE")]
+    pub(crate) model: PathBuf,
+    /// Text to tokenize
+    #[arg(long)]
+    pub(crate) text: String,
+    /// Omit the token that marks the beginning of a text
+    #[arg(long)]
+    pub(crate) no_bos: bool,
+    /// Parse special tokens such as <|eot_id|> in the text
+    #[arg(long)]
+    pub(crate) special: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,40 @@
+//! Sessions with the nodes of a command, and what an assignment prints.
+use std::sync::Arc;
+
+use crate::cli::{Failure, shared::output};
+use crate::{
+    client::{
+        assign::{Assigned, assign},
+        cluster::Cluster,
+        event::AssignEvent,
+        session::Session,
+        with_port,
+    },
+    wanted::Wanted,
+};
+
+/// Opens a session with every node that is not excluded, in order.
+pub(crate) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure> {
+    let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
+    let cluster = Cluster::dial(&addresses).await;
+    for entry in cluster.out() {
+        let (node, by) = (output::clean(&entry.node), output::clean(&entry.by));
+        output::note(&format!("{node} is excluded: {} ({by})", output::clean(entry.reason.as_deref().unwrap_or(""))));
+    }
+    Ok(cluster.usable()?)
+}
+
+/// Assigns a topology, with progress on standard error if it is a terminal.
+pub(crate) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<Assigned, Failure> {
+    let nodes: Vec<String> = sessions.iter().map(|session| session.identity.name.clone()).collect();
+    let tell = |event: AssignEvent| {
+        event.pause().iter().for_each(|pause| output::note(&output::clean(pause)));
+        if let AssignEvent::Loading { node, progress } = event {
+            let what = format!("{} loads {}", output::clean(&nodes[node]), progress.total);
+            crate::cli::shared::progress::tell(&what, progress.done.0, progress.total.0, false);
+        }
+    };
+    let assigned = assign(sessions, wanted, &tell).await;
+    crate::cli::shared::progress::clear();
+    Ok(assigned?)
+}

@@ -1,0 +1,218 @@
+//! Resolves the nodes of a command: given on the command line, of a saved cluster, of BRAMBLE_NODES, or found by
+//! discovery. Global options work before and after the command; an option of one command in front of another command is
+//! refused.
+pub(crate) mod need;
+
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+use clap::{ArgMatches, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource};
+
+use crate::cli::{
+    Arguments, Command, Failure, cluster,
+    dashboard::has_terminal,
+    node::discover,
+    shared::{
+        options, output,
+        target::need::{Need, Reach},
+    },
+};
+use crate::clusters::{Clusters, Kept, default_path};
+
+/// How long to listen for announcements if no nodes are given.
+const LISTEN: Duration = Duration::from_millis(1500);
+/// Names the nodes if the command line does not.
+const VARIABLE: &str = "BRAMBLE_NODES";
+/// The next step if there are no nodes.
+const NEXT: &str = "save nodes with console clusters add NAME NODE.., or pass --nodes A,B,.. or BRAMBLE_NODES; \
+                    console discover finds nodes, console demo needs none";
+
+/// Nodes, and the saved cluster that they belong to.
+#[derive(Debug, Default, PartialEq)]
+struct Chosen {
+    nodes: Vec<String>,
+    cluster: Option<String>,
+    key: Option<PathBuf>,
+}
+
+/// Parses a command line.
+///
+/// # Errors
+/// It cannot be parsed, or has an option in front of a command that is not a global option.
+pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
+    let line: Vec<OsString> = line.into_iter().collect();
+    // A misplaced option can cause a misleading error about a missing option, so this check comes first.
+    if let Ok(matches) = Arguments::command().ignore_errors(true).try_get_matches_from(&line) {
+        misplaced(&matches)?;
+    }
+    Arguments::from_arg_matches(&Arguments::command().try_get_matches_from(line)?)
+}
+
+/// Finds an option in front of a command that would not receive it.
+fn misplaced(matches: &ArgMatches) -> Result<(), clap::Error> {
+    let (mut at, mut command, mut path) = (matches, Arguments::command(), vec!["console".to_owned()]);
+    let mut found: Option<(String, String)> = None;
+    while let Some((name, below)) = at.subcommand() {
+        let typed =
+            |argument: &&clap::Arg| at.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine);
+        let own = command.get_arguments().filter(|argument| !argument.is_global_set()).find(typed);
+        if let Some(option) = own.and_then(|argument| argument.get_long()) {
+            found.get_or_insert((option.to_owned(), path.join(" ")));
+        }
+        let Some(next) = command.find_subcommand(name).cloned() else { break };
+        (at, command) = (below, next);
+        path.push(name.to_owned());
+    }
+    let Some((option, owner)) = found else { return Ok(()) };
+    let path = path.join(" ");
+    let has_it = command.get_arguments().any(|argument| argument.get_long() == Some(&option));
+    let of = if owner == "console" { "the dashboard (console without a command)".to_owned() } else { owner };
+    let text = if has_it {
+        format!("--{option} before the command is an option of {of}; write: {path} --{option} ..")
+    } else {
+        format!("--{option} is an option of {of}; {path} has no such option: remove it")
+    };
+    Err(Arguments::command().error(ErrorKind::ArgumentConflict, text))
+}
+
+/// Fills in the nodes of a command, its cluster and the cluster's key.
+///
+/// # Errors
+/// There are no nodes, the cluster is unknown, its file is refused, or nodes are given to a command that contacts none.
+pub(crate) fn resolve(arguments: &mut Arguments) -> Result<(), Failure> {
+    let (typed, cluster) = (std::mem::take(&mut arguments.nodes), arguments.cluster.take());
+    let asks = arguments.command.is_none() && has_terminal();
+    let chosen = match reach(arguments) {
+        Reach::Counts if cluster.is_none() => return Ok(()),
+        Reach::Otherwise(_) if cluster.is_none() && typed.is_empty() => return Ok(()),
+        Reach::Counts => return Err(needless("--cluster", "starts or simulates its own nodes")),
+        Reach::Otherwise(how) => {
+            return Err(needless(if typed.is_empty() { "--cluster" } else { "--nodes" }, how));
+        }
+        Reach::Cluster if !typed.is_empty() => return Err(needless("--nodes", "takes its nodes as arguments")),
+        Reach::Cluster => match cluster {
+            Some(name) => Chosen { nodes: Vec::new(), ..named(&name)? },
+            None => Chosen::default(),
+        },
+        Reach::Nodes(nodes, need) => {
+            let mut chosen = choose(typed, cluster, need, asks)?;
+            *nodes = std::mem::take(&mut chosen.nodes);
+            chosen
+        }
+    };
+    arguments.cluster = chosen.cluster;
+    arguments.key = arguments.key.take().or(chosen.key);
+    Ok(())
+}
+
+fn needless(option: &str, how: &str) -> Failure {
+    let message = format!("{option} does not apply to this command: it {how}");
+    Failure::Usage { message, next: "remove it" }
+}
+
+fn choose(typed: Vec<String>, cluster: Option<String>, need: Need, asks: bool) -> Result<Chosen, Failure> {
+    let of = |nodes| Chosen { nodes, ..Chosen::default() };
+    match (cluster, typed.is_empty()) {
+        (Some(_), false) => {
+            let message = "--cluster and --nodes cannot be combined".into();
+            return Err(Failure::Usage { message, next: "remove one of them" });
+        }
+        (Some(name), true) => return named(&name),
+        (None, false) => return Ok(of(typed)),
+        (None, true) => {}
+    }
+    let variable = std::env::var(VARIABLE).ok().filter(|nodes| !nodes.is_empty() && need != Need::Typed);
+    if let Some(nodes) = variable {
+        let nodes: Result<Vec<String>, String> = nodes.split(',').map(options::node).collect();
+        let refused = |reason: String| Failure::Usage {
+            message: format!("{VARIABLE}={nodes}: {reason}", nodes = std::env::var(VARIABLE).unwrap_or_default()),
+            next: "correct the variable, or name the nodes with --nodes",
+        };
+        return nodes.map(of).map_err(refused);
+    }
+    if matches!(need, Need::May | Need::Typed) {
+        return Ok(Chosen::default());
+    }
+    let known = default_path().map_or_else(|| Ok(Clusters::default()), |path| Clusters::read(&path))?;
+    if let Some((name, kept)) = known.default_cluster() {
+        if need == Need::Acts {
+            output::note(&format!("cluster {name}: {}", output::clean(&kept.nodes.join(","))));
+        }
+        return Ok(chosen(name, kept));
+    }
+    if !known.all.is_empty() {
+        let names: Vec<&str> = known.all.keys().map(String::as_str).collect();
+        let message = format!("no nodes given, and none of the clusters {} is the default", names.join(", "));
+        return Err(Failure::Usage {
+            message,
+            next: "pass --cluster NAME, or choose a default with console clusters use NAME",
+        });
+    }
+    let found = if need == Need::Looks { listen() } else { Vec::new() };
+    if found.is_empty() && !asks {
+        let message =
+            if need == Need::Looks { "no nodes given, and no node announces itself" } else { "no nodes given" };
+        return Err(Failure::Usage { message: message.into(), next: NEXT });
+    }
+    if !found.is_empty() {
+        output::note(&format!("discovered nodes: {}", found.join(", ")));
+    }
+    Ok(of(found))
+}
+
+fn named(name: &str) -> Result<Chosen, Failure> {
+    Ok(chosen(name, Clusters::read(&cluster::path()?)?.named(name)?))
+}
+
+fn chosen(name: &str, kept: &Kept) -> Chosen {
+    Chosen { nodes: kept.nodes.clone(), cluster: Some(name.into()), key: kept.key.clone() }
+}
+
+/// Nodes that announce themselves; none if the network cannot be listened to.
+fn listen() -> Vec<String> {
+    let found = discover::listen(LISTEN, usize::MAX).unwrap_or_default();
+    found.keys().map(ToString::to_string).collect()
+}
+
+/// How a command gets its nodes. Every new command must be added here.
+fn reach(arguments: &mut Arguments) -> Reach<'_> {
+    let Some(command) = &mut arguments.command else {
+        return Reach::Nodes(&mut arguments.dashboard.nodes, Need::Looks);
+    };
+    match command {
+        Command::Adopt(_) => Reach::Cluster,
+        Command::Bench(bench) => bench.reach(),
+        Command::Chat(_) => Reach::Otherwise("uses the HTTP API given by --url"),
+        Command::Clusters(_) => Reach::Otherwise("takes the cluster as an argument"),
+        Command::Demo(_) | Command::Simulate(_) => Reach::Counts,
+        Command::Discover(_) => Reach::Otherwise("listens for all nodes of the network"),
+        Command::Doctor(doctor) => Reach::Nodes(&mut doctor.nodes.nodes, Need::Looks),
+        Command::Events(events) => Reach::Nodes(&mut events.nodes.nodes, Need::Looks),
+        Command::Exclude(exclude) => Reach::Nodes(&mut exclude.change.nodes.nodes, Need::Acts),
+        Command::Generate(generate) if generate.endpoint.url.is_empty() => {
+            Reach::Nodes(&mut generate.nodes, Need::Acts)
+        }
+        Command::Generate(_) => Reach::Otherwise("uses the HTTP API given by --url"),
+        Command::Include(include) => Reach::Nodes(&mut include.change.nodes.nodes, Need::Acts),
+        Command::Logs(logs) => Reach::Nodes(&mut logs.nodes.nodes, Need::Looks),
+        Command::Node(node) => node.reach(),
+        Command::OkToStop(options) => Reach::Nodes(&mut options.nodes.nodes, Need::Looks),
+        Command::Model(model) => model.reach(),
+        Command::Key(key) => key.reach(),
+        Command::Keys(_) => Reach::Otherwise("shows key bindings"),
+        Command::Plan(plan) => Reach::Nodes(&mut plan.typed, Need::Typed),
+        Command::Profile(profile) => Reach::Nodes(&mut profile.nodes.nodes, Need::Acts),
+        Command::Proxy(_) => Reach::Otherwise("relays to the HTTP API given by --to"),
+        Command::Replay(_) => Reach::Otherwise("reads a recording"),
+        Command::Requests(requests) => requests.reach(),
+        Command::Restart(restart) => Reach::Nodes(&mut restart.nodes.nodes, Need::Acts),
+        Command::Screen(screen) => screen.reach(),
+        Command::Status(status) => Reach::Nodes(&mut status.nodes.nodes, Need::Looks),
+        Command::SupportBundle(support) => Reach::Nodes(&mut support.nodes.nodes, Need::Looks),
+        Command::Sync(sync) => Reach::Nodes(&mut sync.nodes.nodes, Need::Looks),
+        Command::Tokenize(_) => Reach::Otherwise("reads a local file"),
+        Command::Topology(topology) => topology.reach(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

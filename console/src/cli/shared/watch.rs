@@ -1,0 +1,171 @@
+//! Output of read-only commands: once, or repeatedly with `--watch`, updated in place on a terminal; with `--json` one
+//! object per line.
+use std::{io::IsTerminal, time::Duration};
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::cli::{
+    Failure,
+    shared::{interrupts::Interrupts, output},
+};
+use crate::client::{cluster::Cluster, with_port};
+
+/// Bounds of the interval in seconds.
+const SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
+/// Number of lines to assume if the terminal does not report its size.
+const LINES: usize = 24;
+
+/// Options of a read-only command.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Look {
+    /// Print once and exit, which is the default
+    #[arg(long, conflicts_with = "watch")]
+    once: bool,
+    /// Repeat every SECONDS until Ctrl-C [default value: 2]; on a terminal in place, with --json one object per line
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = seconds)]
+    watch: Option<f64>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
+    if SECONDS.contains(&value) { Ok(value) } else { Err(format!("expected {} to {}", SECONDS.start(), SECONDS.end())) }
+}
+
+/// The output of one update.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// Text without control characters.
+    pub(crate) lines: Vec<String>,
+    /// The JSON object.
+    pub(crate) object: Value,
+    /// The exit code of the command.
+    pub(crate) code: u8,
+}
+
+/// Prints the output once, or repeatedly until a signal. When repeating, a failure is printed and the next update is
+/// tried.
+///
+/// # Errors
+/// The only update failed, or a signal arrived.
+pub(crate) async fn look(options: &Look, mut see: impl AsyncFnMut() -> Result<Seen, Failure>) -> Result<u8, Failure> {
+    let mut interrupts = Interrupts::listen()?;
+    let Some(seconds) = options.watch else {
+        let seen = interrupts.end(see()).await?;
+        show(&seen, options.json, false);
+        return Ok(seen.code);
+    };
+    let in_place = !options.json && std::io::stdout().is_terminal();
+    if in_place {
+        output::text("\x1b[2J");
+    }
+    while !output::is_closed() {
+        let seen = match interrupts.end(see()).await {
+            Err(interrupted @ Failure::Interrupted { .. }) => return Err(interrupted),
+            Err(failure) => failed(&failure),
+            Ok(seen) => seen,
+        };
+        show(&seen, options.json, in_place);
+        let pause = async {
+            tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+            Ok::<_, Failure>(())
+        };
+        interrupts.end(pause).await?;
+    }
+    Ok(0)
+}
+
+/// As [`look`], for the given nodes. Their sessions stay open between updates.
+///
+/// # Errors
+/// As [`look`].
+pub(crate) async fn look_at(
+    nodes: &[String],
+    options: &Look,
+    mut see: impl AsyncFnMut(&Cluster) -> Result<Seen, Failure>,
+) -> Result<u8, Failure> {
+    let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
+    let mut cluster: Option<Cluster> = None;
+    look(options, async || {
+        let asked = match &cluster {
+            Some(cluster) => cluster.again().await,
+            None => Cluster::dial(&addresses).await,
+        };
+        see(cluster.insert(asked)).await
+    })
+    .await
+}
+
+fn failed(failure: &Failure) -> Seen {
+    let object = failure.json();
+    let next = object["error"]["next"].as_str().unwrap_or_default();
+    let lines = vec![output::clean(&failure.to_string()), format!("next: {next}")];
+    Seen { lines, object, code: failure.code() }
+}
+
+fn show(seen: &Seen, json: bool, in_place: bool) {
+    if json {
+        return output::line(&seen.object.to_string());
+    }
+    if in_place {
+        let (columns, rows) = crossterm::terminal::size().unwrap_or((u16::MAX, LINES as u16));
+        return output::text(&picture(&seen.lines, columns.into(), rows.into()));
+    }
+    seen.lines.iter().for_each(|line| output::line(line));
+}
+
+/// Lines that overwrite the previous output, cut to the size of the terminal so that it does not scroll.
+fn picture(lines: &[String], columns: usize, rows: usize) -> String {
+    let room = rows.saturating_sub(1).max(1);
+    let mut text = String::from("\x1b[H");
+    for line in lines.iter().take(room) {
+        text.push_str(&crate::view::format::shorten(line, columns));
+        text.push_str("\x1b[K\n");
+    }
+    text.push_str("\x1b[J");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        look: Look,
+    }
+
+    #[test]
+    fn watch_defaults_to_two_seconds_and_excludes_once() {
+        let parse = |line: &str| Line::try_parse_from(line.split(' ')).map(|line| line.look.watch).map_err(|_| ());
+        assert_eq!(parse("x --json"), Ok(None));
+        assert_eq!(parse("x --watch"), Ok(Some(2.0)));
+        assert_eq!(parse("x --watch --json"), Ok(Some(2.0)));
+        assert_eq!(parse("x --watch 0.5"), Ok(Some(0.5)));
+        for line in ["x --watch 0", "x --watch nan", "x --watch soon", "x --watch --once"] {
+            assert_eq!(parse(line), Err(()), "{line}");
+        }
+    }
+
+    #[test]
+    fn output_overwrites_previous_and_fits_the_terminal() {
+        let lines = ["abcdef".to_owned(), "gh".to_owned(), "ij".to_owned()];
+        assert_eq!(picture(&lines, 80, 24), "\x1b[Habcdef\x1b[K\ngh\x1b[K\nij\x1b[K\n\x1b[J");
+        let small = picture(&lines, 4, 3);
+        assert!(!small.contains("abcdef") && small.contains("gh") && !small.contains("ij"), "{small:?}");
+    }
+
+    #[tokio::test]
+    async fn look_returns_exit_code_or_failure() {
+        let once = Look { json: true, ..Look::default() };
+        assert_eq!(look(&once, async || Ok(Seen { code: 6, ..Seen::default() })).await.ok(), Some(6));
+        let failing = look(&once, async || Err(Failure::Declined)).await;
+        assert_eq!(failing.map_err(|failure| failure.code()), Err(1));
+    }
+}

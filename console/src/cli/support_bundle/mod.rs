@@ -1,0 +1,290 @@
+//! `console support-bundle`: collects status, reports, findings, events, logs, redacted settings, versions and
+//! model lists in one archive. It lists its contents and omissions; an unreachable node is listed as missing, not
+//! an error.
+mod archive;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use clap::Args;
+use common::{fault::Fault, units::Bytes};
+use protocol::{BUILD, inspect::LogLevel};
+use serde_json::{Value, json};
+use telemetry::doctor::{Examined, compare};
+use tokio::{task::JoinSet, time::timeout};
+
+use self::archive::Archive;
+use crate::cli::{
+    Failure,
+    doctor::visit,
+    logs::{self, moment, time},
+    shared::{interrupts::Interrupts, options::Nodes, output},
+};
+use crate::{
+    client::{
+        assign::records,
+        cluster::{Cluster, ClusterNode},
+        inspect, models,
+        session::Session,
+        with_port,
+    },
+    topology_file::TopologyFile,
+};
+
+/// Time limit for the data of one node.
+const NODE: Duration = Duration::from_secs(30);
+
+/// What no bundle contains.
+const LEFT_OUT: &[&str] = &[
+    "keys: the cluster key and the API keys",
+    "prompts and answers: nodes do not store them",
+    "weights: models are listed by file, size and hash",
+    "environment and files of this machine",
+];
+
+/// Options of `console support-bundle`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Support {
+    #[command(flatten)]
+    pub(crate) nodes: Nodes,
+    /// File to write [default: bramble-support-DATE.tar.gz in the current folder]
+    #[arg(short, long, value_name = "FILE.tar.gz")]
+    output: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The data of a node by file name, and the data that is missing, with the reason.
+#[derive(Debug, Default)]
+struct Gathered {
+    files: Vec<(String, String)>,
+    missing: Vec<(String, String)>,
+}
+
+impl Gathered {
+    fn put(&mut self, name: &str, content: Result<String, Fault>) {
+        match content {
+            Ok(text) => self.files.push((name.into(), text)),
+            Err(fault) => self.missing.push((name.into(), logs::away(&fault))),
+        }
+    }
+}
+
+/// Runs the command. Unreachable nodes do not change the exit code 0: they are a reason to ask for help.
+pub(crate) async fn run(options: Support) -> Result<u8, Failure> {
+    let now = time(moment(Some(Duration::ZERO)));
+    let stamp: String = now.chars().take(16).filter(char::is_ascii_digit).collect();
+    let root = format!("bramble-support-{stamp}");
+    let path = options.output.clone().unwrap_or_else(|| format!("{root}.tar.gz").into());
+    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
+    let mut interrupts = Interrupts::listen()?;
+    let gathering = async { Ok::<_, Failure>(gather(&addresses, options.json).await) };
+    let mut all = interrupts.end(gathering).await?;
+    let contents = contents(&now, &addresses, &all);
+    all.files.push(("CONTENTS.txt".into(), contents));
+    all.files.sort();
+    let size = write(&path, &root, &all.files)?;
+    tell(&options, &path, size, &all);
+    Ok(0)
+}
+
+fn tell(options: &Support, path: &Path, size: Bytes, all: &Gathered) {
+    if options.json {
+        let files: Vec<&str> = all.files.iter().map(|(name, _)| name.as_str()).collect();
+        let missing: Value = all.missing.iter().map(|(what, why)| json!({"what": what, "why": why})).collect();
+        let object = json!({"file": path, "size": size.0, "contains": files, "missing": missing, "left_out": LEFT_OUT});
+        return output::line(&object.to_string());
+    }
+    output::line(&format!("{}: {size}, {} files", path.display(), all.files.len()));
+    all.files.iter().for_each(|(name, _)| output::line(&format!("  {}", output::clean(name))));
+    all.missing.iter().for_each(|(what, why)| output::line(&format!("  missing: {}: {why}", output::clean(what))));
+    LEFT_OUT.iter().for_each(|what| output::line(&format!("  left out: {what}")));
+}
+
+async fn gather(addresses: &[String], quiet: bool) -> Gathered {
+    let cluster = Arc::new(Cluster::dial(addresses).await);
+    let mut all = Gathered::default();
+    let seen = crate::cli::status::see(&cluster);
+    all.files.push(("status.txt".into(), seen.lines.join("\n") + "\n"));
+    all.files.push(("status.json".into(), pretty(&seen.object)));
+    if let Some((topology, _)) = cluster.topology() {
+        all.files.push(("topology.toml".into(), TopologyFile::of(topology).text()));
+    }
+    let mut asked = JoinSet::new();
+    for index in 0..cluster.nodes.len() {
+        let cluster = Arc::clone(&cluster);
+        asked.spawn(async move { of_node(&cluster, &cluster.nodes[index]).await });
+    }
+    let (mut examined, mut events) = (Vec::new(), Vec::new());
+    let mut done = 0;
+    while let Some(node) = asked.join_next().await {
+        done += 1;
+        crate::cli::shared::progress::tell("collecting", done, addresses.len() as u64, quiet);
+        let Ok((gathered, of_node, lines)) = node else { continue };
+        all.files.extend(gathered.files);
+        all.missing.extend(gathered.missing);
+        examined.extend(of_node);
+        events.extend(lines);
+    }
+    all.files.push(("findings-between-nodes.json".into(), pretty(&json!(compare(&examined)))));
+    events.sort();
+    let events: String = events.into_iter().map(|(_, line)| line + "\n").collect();
+    all.files.push(("events.txt".into(), events));
+    all.missing.sort();
+    all
+}
+
+/// Lines of a node's log with their times in milliseconds since 1970.
+type Timed = Vec<(u64, String)>;
+
+async fn of_node(cluster: &Cluster, node: &ClusterNode) -> (Gathered, Option<Examined>, Timed) {
+    let name = folder(cluster.name(node));
+    let mut gathered = Gathered::default();
+    match node.session() {
+        Err(fault) => {
+            gathered.missing.push((format!("all of {name}"), logs::away(&fault)));
+            (gathered, None, Vec::new())
+        }
+        Ok(session) => match timeout(NODE, ask(&name, node, &session, &mut gathered)).await {
+            Ok((examined, lines)) => (gathered, examined, lines),
+            Err(_) => {
+                let why = format!("no answer within {} s", NODE.as_secs());
+                gathered.missing.push((format!("the rest of {name}"), why));
+                (gathered, None, Vec::new())
+            }
+        },
+    }
+}
+
+async fn ask(
+    name: &str,
+    node: &ClusterNode,
+    session: &Arc<Session>,
+    gathered: &mut Gathered,
+) -> (Option<Examined>, Timed) {
+    let answer = node.answer.as_ref().map(|(_, report)| report.clone()).map_err(Clone::clone);
+    let report = pretty(&crate::cli::status::object(&node.address, &answer));
+    gathered.put(&format!("{name}/report.json"), Ok(report));
+    gathered.put(&format!("{name}/settings.toml"), inspect::settings(session).await);
+    let requests = node.answer.as_ref().map_err(Clone::clone);
+    let requests = requests.map(|(_, report)| pretty(&crate::cli::requests::object(name, &report.traces)));
+    gathered.put(&format!("{name}/requests.json"), requests);
+    let records = records(session).await;
+    gathered.put(&format!("{name}/all-reduces.json"), records.map(|list| json!(list).to_string()));
+    let files = models::list(session).await;
+    let files = files.map(|files| pretty(&files.iter().map(crate::cli::model::object).collect()));
+    gathered.put(&format!("{name}/models.json"), files);
+    let log = inspect::whole_log(session, 0, LogLevel::Trace).await;
+    let mut timed = Timed::new();
+    if let Ok(lines) = &log {
+        let is_told = |line: &&protocol::inspect::LogLine| line.level >= LogLevel::Info;
+        timed.extend(
+            lines
+                .lines
+                .iter()
+                .filter(is_told)
+                .map(|line| (line.unix_ms, format!("{} {name:<10} {}", time(line.unix_ms), output::clean(&line.text)))),
+        );
+    }
+    let text = log.map(|log| log.lines.iter().map(|line| logs::text(line) + "\n").collect());
+    gathered.put(&format!("{name}/log.txt"), text);
+    let visit = visit(&node.address).await;
+    let examined = visit.as_ref().ok().map(|visit| visit.examined.clone());
+    let findings = visit.map(|visit| {
+        pretty(&json!({"findings": visit.report.health.findings(), "unread": visit.report.health.unread(),
+            "skew_ms": visit.examined.skew_ms, "build": visit.examined.build, "numeric_version": visit.examined.numeric}))
+    });
+    gathered.put(&format!("{name}/doctor.json"), findings);
+    (examined, timed)
+}
+
+/// A safe folder name for a node, because nodes choose their names.
+fn folder(name: &str) -> String {
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() || "-_.".contains(letter) { letter } else { '_' };
+    let name: String = name.chars().take(64).map(plain).collect();
+    let name = name.trim_matches('.');
+    format!("node-{}", if name.is_empty() { "unnamed" } else { name })
+}
+
+fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+fn contents(now: &str, addresses: &[String], all: &Gathered) -> String {
+    let mut text =
+        format!("Bramble support bundle of {now} UTC, console {BUILD}\nnodes: {}\n\ncontains\n", addresses.join(", "));
+    let mut names: Vec<&str> = all.files.iter().map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    names.iter().for_each(|name| text.push_str(&format!("  {name}\n")));
+    text.push_str("\nleft out\n");
+    LEFT_OUT.iter().for_each(|what| text.push_str(&format!("  {what}\n")));
+    text.push_str("\nmissing\n");
+    all.missing.iter().for_each(|(what, why)| text.push_str(&format!("  {what}: {why}\n")));
+    if all.missing.is_empty() {
+        text.push_str("  nothing\n");
+    }
+    text
+}
+
+/// Writes the archive to a temporary file in the target folder and renames it when it is complete. Returns its
+/// size.
+fn write(path: &Path, root: &str, files: &[(String, String)]) -> Result<Bytes, Failure> {
+    let mut archive = Archive::begin(path)?;
+    for (name, text) in files {
+        archive.add(&format!("{root}/{name}"), text.as_bytes())?;
+    }
+    archive.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+    use crate::client::fake_node::{FakeNode, Script};
+
+    #[test]
+    fn node_cannot_choose_the_path_of_its_files() {
+        assert_eq!(folder("pi1"), "node-pi1");
+        assert_eq!(folder("../../etc/passwd"), "node-_.._etc_passwd");
+        assert_eq!((folder(".."), folder("[::1]:9999")), ("node-unnamed".into(), "node-___1__9999".into()));
+    }
+
+    #[tokio::test]
+    async fn bundle_has_all_data_and_lists_unreachable_nodes() {
+        let node = FakeNode::start("pi1", Script::default()).await;
+        let all = gather(&[node.address.clone(), "127.0.0.1:1".into()], true).await;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("b.tar.gz");
+        write(&path, "bundle", &all.files).expect("it can be written");
+        let file = std::fs::File::open(&path).expect("it is there");
+        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(file));
+        let mut found = std::collections::BTreeMap::new();
+        for entry in archive.entries().expect("an archive") {
+            let mut entry = entry.expect("an entry");
+            let name = entry.path().expect("a name").display().to_string();
+            let mut text = String::new();
+            entry.read_to_string(&mut text).expect("text");
+            found.insert(name, text);
+        }
+        for name in [
+            "report.json",
+            "settings.toml",
+            "requests.json",
+            "all-reduces.json",
+            "models.json",
+            "log.txt",
+            "doctor.json",
+        ] {
+            assert!(found.contains_key(&format!("bundle/node-pi1/{name}")), "{name}: {:?}", found.keys());
+        }
+        assert!(found["bundle/events.txt"].contains("84.0 C"), "{}", found["bundle/events.txt"]);
+        assert!(matches!(&all.missing[..], [(what, _)] if what.contains("127.0.0.1")), "{:?}", all.missing);
+        let left = std::fs::read_dir(folder.path()).expect("it can be read").count();
+        assert_eq!(left, 1, "no temporary file is left");
+    }
+}

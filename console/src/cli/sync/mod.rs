@@ -1,0 +1,498 @@
+//! `console sync`: all-reduce times of the running topology by rank (worst straggler first) and by layer, with the
+//! straggler and its cause.
+use std::collections::BTreeMap;
+
+use clap::Args;
+use common::{
+    fault::Fault,
+    ids::{MemberIndex, Rank},
+    latency::{Histogram, ratio},
+    units::{Bytes, Nanoseconds},
+};
+use serde_json::{Value, json};
+use telemetry::{Health, HopSync, LatenessSums, StageTime, SyncKind, SyncRecord, slow_stage};
+use topology::Topology;
+
+use crate::cli::{
+    Failure,
+    profile::{
+        beside,
+        straggler::{self, Straggler},
+    },
+    shared::{
+        options::Nodes,
+        output,
+        watch::{Look, Seen, look_at},
+    },
+};
+use crate::{
+    client::{assign::records, cluster::Cluster},
+    state::sync::cause,
+    view::format::{short_time, tight_time},
+};
+
+/// Options of `console sync`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Sync {
+    #[command(flatten)]
+    pub(crate) nodes: Nodes,
+    /// Show only these layers, for example 0,5
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    layers: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) look: Look,
+}
+
+/// Runs the command. With `--watch`, each later screen covers the all-reduces since the previous one.
+pub(crate) async fn run(options: Sync) -> Result<u8, Failure> {
+    let mut seen_steps: BTreeMap<String, u64> = BTreeMap::new();
+    look_at(&options.nodes.nodes, &options.look, async |cluster| {
+        let members = members(cluster, &mut seen_steps).await?;
+        Ok(Picture::of(cluster, &members)?.seen(&options.layers))
+    })
+    .await
+}
+
+/// A member of the running topology.
+struct Of {
+    name: String,
+    health: Health,
+    records: Vec<SyncRecord>,
+    /// The latest hand-overs that it received.
+    hops: Vec<HopSync>,
+    shard: Bytes,
+    /// Why there is no report, or why the member does not serve.
+    fault: Option<Fault>,
+}
+
+/// The straggler in the steps since the previous call, with a sentence on shares and cause.
+///
+/// # Errors
+/// No topology runs.
+pub(crate) async fn straggler(
+    cluster: &Cluster,
+    seen: &mut BTreeMap<String, u64>,
+) -> Result<Option<(String, String)>, Failure> {
+    let members = members(cluster, seen).await?;
+    let found = Picture::of(cluster, &members)?.straggler;
+    Ok(found.map(|found| {
+        let of = &members[found.member];
+        let others = others(&members, found.member);
+        (of.name.clone(), output::clean(&found.sentence(&of.name, &of.health, &others)))
+    }))
+}
+
+/// The records of each member since the previous call. A member that does not answer has none.
+async fn members(cluster: &Cluster, seen: &mut BTreeMap<String, u64>) -> Result<Vec<Of>, Failure> {
+    let (topology, _) = running(cluster)?;
+    let mut found = Vec::with_capacity(topology.members.len());
+    for member in &topology.members {
+        let node = cluster.nodes.iter().find(|node| cluster.name(node) == member.name);
+        let answer = node.and_then(|node| node.answer.as_ref().ok());
+        let (mut list, mut health) = (Vec::new(), Health::default());
+        let (mut hops, mut shard) = (Vec::new(), Bytes(0));
+        let mut fault = node.and_then(|node| node.answer.as_ref().err().cloned());
+        if let Some((session, report)) = answer {
+            (health, fault) = (report.health.clone(), report.fault.clone());
+            (hops, shard) = (report.hops.clone(), report.shard);
+            match records(session).await {
+                Ok(found) => list = found,
+                Err(lost) => fault = Some(lost),
+            }
+        }
+        let before = seen.get(&member.name).copied().unwrap_or(0);
+        let latest = list.iter().map(|record| record.step).max().unwrap_or(0);
+        // If the step count started again, the records belong to a new run of the engine.
+        list.retain(|record| latest < before || record.step > before);
+        if latest > 0 {
+            seen.insert(member.name.clone(), latest);
+        }
+        found.push(Of { name: output::clean(&member.name), health, records: list, hops, shard, fault });
+    }
+    Ok(found)
+}
+
+/// The machines of the other members, as far as they answered.
+fn others(members: &[Of], member: usize) -> Vec<&Health> {
+    beside(member, members.iter().map(|of| &of.health))
+}
+
+fn running(cluster: &Cluster) -> Result<(&Topology, u64), Failure> {
+    let found = cluster.topology();
+    if found.is_none() {
+        // An unreachable node may hold a topology, so report the node as unreachable instead of "no topology".
+        cluster.usable()?;
+    }
+    let (topology, reports) = found.ok_or_else(|| Failure::State {
+        message: "no topology runs on these nodes".into(),
+        next: "start one with console generate --topology tpN or console topology assign FILE",
+    })?;
+    Ok((topology, reports.first().map_or(0, |report| report.epoch.0)))
+}
+
+/// The all-reduces of one rank.
+struct Row {
+    member: usize,
+    rank: u16,
+    stage: u16,
+    late: f64,
+    last: f64,
+    /// Means of computing, waiting and wire.
+    means: [Nanoseconds; 3],
+    /// Means of the arrival of the first byte of the rank's parts after its peers entered, and of the time from
+    /// there to the last byte.
+    arrival: [Nanoseconds; 2],
+    count: usize,
+}
+
+/// Latencies and counts by member, for one all-reduce of a layer.
+type Members = BTreeMap<usize, (Histogram, usize)>;
+/// All-reduces of all layers, with the latency (wait + wire) by member.
+type Layers = BTreeMap<(u32, SyncKind), Members>;
+
+struct Picture<'a> {
+    title: String,
+    head: Value,
+    rows: Vec<Row>,
+    layers: Layers,
+    straggler: Option<Straggler>,
+    steps: usize,
+    members: &'a [Of],
+    /// Sending and receiving member of each hand-over, in the order in which a token passes them.
+    boundaries: Vec<(usize, usize, HopSync)>,
+    /// The member that is the slow stage of its pipeline, and its computing time relative to the other stages,
+    /// normalised by the weights.
+    slow_stage: Option<(usize, f64)>,
+}
+
+impl<'a> Picture<'a> {
+    fn of(cluster: &Cluster, members: &'a [Of]) -> Result<Self, Failure> {
+        let (topology, epoch) = running(cluster)?;
+        let (mut rows, mut named, mut groups) = (Vec::new(), Vec::new(), Vec::new());
+        for index in 0..members.len() {
+            let place = topology.place(MemberIndex(index as u16));
+            let begin = topology.layout.members(place.replica).start;
+            let group = begin + usize::from(place.group.start)..begin + usize::from(place.group.end);
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+        }
+        for group in groups {
+            let lists: Vec<Vec<SyncRecord>> = members[group.clone()].iter().map(|of| of.records.clone()).collect();
+            let first = topology.place(MemberIndex(group.start as u16)).rank.index();
+            let mut sums = LatenessSums::new(first, lists.len());
+            for (rank, list) in lists.iter().enumerate() {
+                list.iter().for_each(|record| sums.add(rank, record));
+            }
+            let (late, last) = (sums.shares(), sums.last_shares());
+            for (rank, list) in lists.iter().enumerate() {
+                let place = topology.place(MemberIndex((group.start + rank) as u16));
+                let (member, stage, rank_number) = (group.start + rank, place.stage, place.rank.0);
+                let (means, arrival, count) = (means(list), arrival(&lists, place.rank), list.len());
+                let (late, last) = (late[rank], last[rank]);
+                rows.push(Row { member, rank: rank_number, stage, late, last, means, arrival, count });
+            }
+            let found = straggler::of_ranks(first, &lists);
+            named.extend(found.map(|found| Straggler { member: group.start + found.member, ..found }));
+        }
+        let straggler = named.into_iter().max_by(|one, two| one.named.late.total_cmp(&two.named.late));
+        // Over all steps, a rank other than the one named in a window may have the largest share.
+        let is_named = |row: &Row| straggler.as_ref().is_some_and(|found| found.member == row.member);
+        rows.sort_by(|one, two| {
+            is_named(two).cmp(&is_named(one)).then(two.late.total_cmp(&one.late)).then(one.member.cmp(&two.member))
+        });
+        let steps = members.iter().map(|of| steps(&of.records)).max().unwrap_or(0);
+        let head = json!({"topology": topology.layout.to_string(), "epoch": epoch, "model": topology.model});
+        let title = format!("{}  epoch {epoch}  {}", topology.layout, output::clean(&topology.model));
+        let boundaries = boundaries(topology, members);
+        Ok(Self {
+            title,
+            head,
+            rows,
+            layers: layers(members),
+            straggler,
+            steps,
+            members,
+            boundaries,
+            slow_stage: slow(topology, members),
+        })
+    }
+
+    fn name(&self, member: usize) -> &str {
+        &self.members[member].name
+    }
+
+    fn network(&self) -> f64 {
+        let sums = self.rows.iter().fold([0.0; 3], |mut sums, row| {
+            sums.iter_mut().zip(row.means).for_each(|(sum, mean)| *sum += mean.0 as f64 * row.count as f64);
+            sums
+        });
+        // Add the hops. If a stage has one rank, no all-reduce contains its computing.
+        let (mut network, mut all) = (sums[1] + sums[2], sums.iter().sum::<f64>());
+        for (_, to, sync) in &self.boundaries {
+            let hops = sync.hop.0 as f64 * f64::from(sync.timed);
+            let reduces = self.rows.iter().any(|row| row.member == *to && row.count > 0);
+            let own = if reduces { 0.0 } else { sync.compute.0 as f64 * f64::from(sync.count) };
+            (network, all) = (network + hops, all + hops + own);
+        }
+        ratio(network, all)
+    }
+
+    fn seen(&self, only: &[u32]) -> Seen {
+        let sentence = self.straggler.as_ref().map(|found| {
+            let of = &self.members[found.member];
+            output::clean(&found.sentence(&of.name, &of.health, &others(self.members, found.member)))
+        });
+        let sentence = sentence.or_else(|| self.pipeline_sentence());
+        let mut lines = vec![format!("{}  {} steps  network {:.0} %", self.title, self.steps, 100.0 * self.network())];
+        let faults: Vec<(&str, &Fault)> =
+            self.members.iter().filter_map(|of| Some((of.name.as_str(), of.fault.as_ref()?))).collect();
+        lines.extend(faults.iter().map(|(name, fault)| format!("{name}: {}", output::clean(&fault.to_string()))));
+        lines.push(sentence.clone().unwrap_or_else(|| match self.steps {
+            0 if self.boundaries.is_empty() => "idle: no all-reduces since the last sample".into(),
+            0 => "no all-reduces; the latest hand-overs:".into(),
+            _ => "no straggler".into(),
+        }));
+        lines.push(String::new());
+        lines.extend(self.rank_lines());
+        lines.push(String::new());
+        lines.extend(self.boundary_lines());
+        lines.extend(self.layer_lines(only));
+        let mut object = self.head.clone();
+        object["steps"] = json!(self.steps);
+        object["network_fraction"] = json!(self.network());
+        object["straggler"] = json!(self.straggler.as_ref().map(|found| {
+            let of = &self.members[found.member];
+            found.object(&of.name, &of.health, &others(self.members, found.member))
+        }));
+        object["verdict"] = json!(sentence);
+        object["slow_stage"] = json!(self.slow_stage.map(|(member, factor)| {
+            let cause = self.members[member].health.cause_beside(&others(self.members, member));
+            json!({"node": self.name(member), "factor": factor, "cause": cause.map(|cause| cause.to_string())})
+        }));
+        object["ranks"] = self.rows.iter().map(|row| self.row_object(row)).collect();
+        object["layers"] = self.layer_objects(only);
+        object["hand_overs"] = self.boundaries.iter().map(|boundary| self.boundary_object(boundary)).collect();
+        object["faults"] =
+            faults.iter().map(|(name, fault)| json!({"node": name, "fault": fault.to_string()})).collect();
+        let code = faults.first().map_or(0, |(_, fault)| Failure::from((*fault).clone()).code());
+        Seen { lines, object, code }
+    }
+
+    fn rank_lines(&self) -> Vec<String> {
+        let width = self.members.iter().map(|of| of.name.chars().count()).max().unwrap_or(0).max(4);
+        let head = format!(
+            "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>5}  {:>5}  HEALTH",
+            "NODE", "STAGE", "RANK", "LATE", "LAST", "OWN", "WAIT", "WIRE", "FIRST", "WAY", "NET", "TEMP"
+        );
+        let line = |row: &Row| {
+            let of = &self.members[row.member];
+            let percent = |share: f64| format!("{:.0} %", 100.0 * share);
+            let [own, wait, wire] = row.means;
+            let total = (own.0 + wait.0 + wire.0) as f64;
+            let temperature = of.health.temperature.map_or("-".into(), |celsius| format!("{:.1}", celsius.0));
+            let words: Vec<String> = of.health.warnings().iter().map(|warning| warning.short()).collect();
+            let words = match (&of.fault, words.is_empty()) {
+                (Some(_), _) => "does not serve".into(),
+                (None, true) => "ok".into(),
+                (None, false) => words.join(", "),
+            };
+            format!(
+                "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>5}  {temperature:>5}  {words}",
+                of.name,
+                row.stage,
+                row.rank,
+                percent(row.late),
+                percent(row.last),
+                short_time(own),
+                short_time(wait),
+                short_time(wire),
+                short_time(row.arrival[0]),
+                short_time(row.arrival[1]),
+                percent(ratio((wait.0 + wire.0) as f64, total)),
+            )
+        };
+        std::iter::once(head).chain(self.rows.iter().map(line)).collect()
+    }
+
+    /// A sentence on the slow stage of a pipeline, or else on its slow hop.
+    fn pipeline_sentence(&self) -> Option<String> {
+        let stage = self.slow_stage.map(|(member, factor)| {
+            let cause = cause(&self.members[member].health, &others(self.members, member));
+            let name = self.name(member);
+            format!(
+                "{name} is the slow stage: relative to its weights it computes {factor:.2} times as long as the \
+                 other stages; {cause}."
+            )
+        });
+        let slowest = || {
+            let hops =
+                self.boundaries.iter().filter_map(|(from, to, sync)| Some((sync.slow_hop()?, from, to, sync.p50)));
+            hops.max_by(|one, two| one.0.total_cmp(&two.0))
+        };
+        stage.or_else(|| {
+            let (factor, from, to, p50) = slowest()?;
+            let (from, to) = (self.name(*from), self.name(*to));
+            Some(format!(
+                "the hop from {from} to {to} is slow: {} (p50), {factor:.1} times the transfer time of its bytes at \
+                 1 Gb/s. Check cable, port and switch.",
+                short_time(p50)
+            ))
+        })
+    }
+
+    /// The hand-overs between stages and an empty line; nothing without a pipeline.
+    fn boundary_lines(&self) -> Vec<String> {
+        if self.boundaries.is_empty() {
+            return Vec::new();
+        }
+        let head = format!(
+            "{:<25}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>9}  {:>6}",
+            "HAND-OVER", "HOP P50", "P95", "P99", "BEFORE", "BEHIND", "OWN", "BYTES", "COUNT"
+        );
+        let line = |(from, to, sync): &(usize, usize, HopSync)| {
+            let hop = |time: Nanoseconds| if sync.timed > 0 { short_time(time) } else { "-".to_owned() };
+            format!(
+                "{:<25}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>9}  {:>6}",
+                format!("{} > {}", self.name(*from), self.name(*to)),
+                hop(sync.p50),
+                hop(sync.p95),
+                hop(sync.p99),
+                short_time(sync.blocked),
+                short_time(sync.sending),
+                short_time(sync.compute),
+                sync.bytes.0 / u64::from(sync.count.max(1)),
+                sync.count
+            )
+        };
+        let words = "before: waiting for the previous stage; behind: passing the data for the next stage to the \
+                     operating system; own: computing in between";
+        std::iter::once(head).chain(self.boundaries.iter().map(line)).chain([words.to_owned(), String::new()]).collect()
+    }
+
+    fn boundary_object(&self, (from, to, sync): &(usize, usize, HopSync)) -> Value {
+        let hop = |time: Nanoseconds| (sync.timed > 0).then_some(time.0);
+        json!({"from": self.name(*from), "to": self.name(*to), "count": sync.count, "timed": sync.timed,
+            "slow": sync.slow_hop(), "p50_ns": hop(sync.p50), "p95_ns": hop(sync.p95), "p99_ns": hop(sync.p99), "mean_ns": hop(sync.hop),
+            "blocked_ns": sync.blocked.0, "sending_ns": sync.sending.0, "compute_ns": sync.compute.0, "bytes": sync.bytes.0})
+    }
+
+    fn row_object(&self, row: &Row) -> Value {
+        let of = &self.members[row.member];
+        let [own, wait, wire] = row.means.map(|time| time.0);
+        json!({"node": of.name, "member": row.member, "rank": row.rank, "stage": row.stage, "late": row.late, "last": row.last,
+            "count": row.count, "compute_ns": own, "wait_ns": wait, "wire_ns": wire,
+            "first_ns": row.arrival[0].0, "way_ns": row.arrival[1].0, "network_fraction": ratio((wait + wire) as f64, (own + wait + wire) as f64),
+            "cause": of.health.cause_beside(&others(self.members, row.member)).map(|cause| cause.to_string())})
+    }
+
+    fn layer_lines(&self, only: &[u32]) -> Vec<String> {
+        let columns: Vec<usize> = self.rows.iter().map(|row| row.member).collect();
+        let title = |member: &usize| format!("{:^20}", format!("{}  p50 p95 p99", self.name(*member)));
+        let mut lines = vec![format!("{:<10}{}", "LAYER", columns.iter().map(title).collect::<String>().trim_end())];
+        for ((layer, kind), members) in self.layers.iter().filter(|((layer, _), _)| is_wanted(only, *layer)) {
+            let cell = |member: &usize| {
+                let times = members.get(member).map(|(histogram, _)| quantiles(histogram));
+                let texts = times.map_or([(); 3].map(|()| "-".to_owned()), |times| times.map(tight_time));
+                texts.map(|text| format!("{text:>6}")).join("") + "  "
+            };
+            let cells: String = columns.iter().map(cell).collect();
+            lines.push(format!("{:<10}{}", format!("{layer:>3} {}", short(*kind)), cells.trim_end()));
+        }
+        lines
+    }
+
+    fn layer_objects(&self, only: &[u32]) -> Value {
+        let wanted = self.layers.iter().filter(|((layer, _), _)| is_wanted(only, *layer));
+        let object = |((layer, kind), members): (&(u32, SyncKind), &Members)| {
+            let rank = |(member, (histogram, count)): (&usize, &(Histogram, usize))| {
+                let [p50, p95, p99] = quantiles(histogram).map(|time| time.0);
+                json!({"node": self.name(*member), "count": count, "p50_ns": p50, "p95_ns": p95, "p99_ns": p99})
+            };
+            json!({"layer": layer, "all_reduce": short(*kind), "ranks": members.iter().map(rank).collect::<Value>()})
+        };
+        wanted.map(object).collect()
+    }
+}
+
+/// The slow stage of pipelines whose stages have one rank each. Where stages have several ranks, all-reduces
+/// already compare them.
+fn slow(topology: &Topology, members: &[Of]) -> Option<(usize, f64)> {
+    let found = (0..topology.layout.replicas).filter(|replica| topology.layout.ranks_of(*replica) == 1);
+    let of_replica = |replica: u16| {
+        let range = topology.layout.members(replica);
+        let stage = |of: &Of| StageTime { sync: of.hops.first().copied().unwrap_or_default(), shard: of.shard };
+        let stages: Vec<StageTime> = members.get(range.clone())?.iter().map(stage).collect();
+        slow_stage(&stages).map(|(stage, factor)| (range.start + stage, factor))
+    };
+    found.filter_map(of_replica).max_by(|one, two| one.1.total_cmp(&two.1))
+}
+
+fn boundaries(topology: &Topology, members: &[Of]) -> Vec<(usize, usize, HopSync)> {
+    let of = |(to, member): (usize, &Of)| {
+        let replica = topology.place(MemberIndex(to as u16)).replica;
+        let first = topology.layout.members(replica).start;
+        let boundary = move |sync: &HopSync| (first + sync.from.index(), to, *sync);
+        member.hops.iter().map(boundary).collect::<Vec<_>>()
+    };
+    let mut found: Vec<_> =
+        members.iter().enumerate().flat_map(of).filter(|(from, ..)| *from < members.len()).collect();
+    found.sort_by_key(|(from, to, _)| (*from, *to));
+    found
+}
+
+fn is_wanted(only: &[u32], layer: u32) -> bool {
+    only.is_empty() || only.contains(&layer)
+}
+
+fn short(kind: SyncKind) -> &'static str {
+    match kind {
+        SyncKind::Attention => "attn",
+        SyncKind::FeedForward => "ffn",
+    }
+}
+
+fn quantiles(histogram: &Histogram) -> [Nanoseconds; 3] {
+    [0.5, 0.95, 0.99].map(|quantile| histogram.quantile(quantile).unwrap_or_default())
+}
+
+fn means(list: &[SyncRecord]) -> [Nanoseconds; 3] {
+    let sums = list.iter().fold([0_u64; 3], |mut sums, record| {
+        let times = [record.compute, record.wait, record.wire];
+        sums.iter_mut().zip(times).for_each(|(sum, time)| *sum += time.0);
+        sums
+    });
+    sums.map(|sum| Nanoseconds(sum / (list.len() as u64).max(1)))
+}
+
+/// Means over the records of a rank's peers: arrival of its first byte after they entered, and time from there to
+/// its last byte.
+fn arrival(lists: &[Vec<SyncRecord>], of: Rank) -> [Nanoseconds; 2] {
+    let heard = lists.iter().flatten().flat_map(|record| &record.arrivals).filter(|arrival| arrival.rank == of);
+    let (count, first, way) = heard.fold((0_u64, 0_u64, 0_u64), |(count, first, way), arrival| {
+        (count + 1, first.saturating_add(arrival.first.0), way.saturating_add(arrival.way().0))
+    });
+    [first, way].map(|sum| Nanoseconds(sum / count.max(1)))
+}
+
+fn steps(list: &[SyncRecord]) -> usize {
+    let mut steps: Vec<u64> = list.iter().map(|record| record.step).collect();
+    steps.dedup();
+    steps.len()
+}
+
+fn layers(members: &[Of]) -> Layers {
+    let mut layers = Layers::new();
+    for (member, of) in members.iter().enumerate() {
+        for record in &of.records {
+            let of_layer = layers.entry((record.layer.0, record.kind)).or_default();
+            let (histogram, count) = of_layer.entry(member).or_default();
+            histogram.record(Nanoseconds(record.wait.0 + record.wire.0));
+            *count += 1;
+        }
+    }
+    layers
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,222 @@
+//! Finds or assigns the topology that a command needs: a topology that already serves the model, with any layout,
+//! or a new one. Replacing a running topology requires a confirmation that lists the losses.
+use std::sync::Arc;
+
+use common::ids::TopologyHash;
+use serde_json::{Value, json};
+use topology::Topology;
+
+use crate::cli::{
+    Failure,
+    shared::{confirm::Consent, output, sessions::assign_and_tell},
+    topology::choose_layout::{Chosen, choose},
+};
+use crate::{
+    client::{
+        assign::{Assigned, propose},
+        cluster::{Cluster, ClusterNode},
+        session::Session,
+        with_port,
+    },
+    wanted::{Asked, Wanted},
+};
+
+/// A running topology, and the sessions of its members in member order.
+#[derive(Debug)]
+pub(crate) struct Obtained {
+    pub(crate) sessions: Vec<Arc<Session>>,
+    pub(crate) assigned: Assigned,
+}
+
+/// The nodes that answered: the named nodes that are not excluded, and all members of the topologies that run on
+/// them.
+pub(crate) struct Reached {
+    pub(crate) cluster: Cluster,
+    pub(crate) sessions: Vec<Arc<Session>>,
+}
+
+/// A topology that is loaded on nodes.
+struct Held<'a> {
+    topology: &'a Topology,
+    hash: TopologyHash,
+    requests: u32,
+}
+
+impl Reached {
+    /// Dials the nodes, and the other members of the topologies that run on them.
+    pub(crate) async fn dial(nodes: &[String]) -> Result<Self, Failure> {
+        let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
+        let cluster = Cluster::dial(&addresses).await.with_known("").await;
+        for node in &cluster.nodes {
+            let Some(entry) = cluster.exclusion(node) else { continue };
+            let how = if cluster.is_cordoned(node) { "cordoned" } else { "excluded" };
+            let (node, by) = (output::clean(&entry.node), output::clean(&entry.by));
+            output::note(&format!("{node} is {how}: {} ({by})", output::clean(entry.reason.as_deref().unwrap_or(""))));
+        }
+        let sessions = cluster.usable_of(addresses.len());
+        Ok(Self { sessions: sessions.unwrap_or_default(), cluster })
+    }
+
+    /// The sessions of the named nodes that are not excluded.
+    ///
+    /// # Errors
+    /// A node does not answer, or all nodes are excluded.
+    pub(crate) fn usable(&self, named: usize) -> Result<&[Arc<Session>], Failure> {
+        self.cluster.usable_of(named)?;
+        Ok(&self.sessions)
+    }
+
+    /// The running topology that matches the request, if any.
+    fn serving(&self, asked: &Asked) -> Option<Obtained> {
+        let (topology, reports) = self.cluster.topology()?;
+        if !self.cluster.serves() || !asked.is_met_by(topology) {
+            return None;
+        }
+        let session = |name: &str| {
+            let node = self.cluster.nodes.iter().find(|node| self.cluster.name(node) == name)?;
+            node.session().ok()
+        };
+        let sessions: Option<Vec<_>> = topology.members.iter().map(|member| session(&member.name)).collect();
+        let epoch = reports.first()?.epoch;
+        Some(Obtained { sessions: sessions?, assigned: Assigned { epoch, topology: topology.clone(), reused: true } })
+    }
+
+    /// The topologies that have these nodes as members, without duplicates.
+    fn held(&self) -> Vec<Held<'_>> {
+        let mut held: Vec<Held<'_>> = Vec::new();
+        let is_meant = |topology: &Topology| {
+            let names = || self.sessions.iter().map(|session| session.identity.name.as_str());
+            topology.members.iter().any(|member| names().any(|name| name == member.name))
+        };
+        for report in self.cluster.nodes.iter().filter_map(ClusterNode::report) {
+            let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| is_meant(topology)) else {
+                continue;
+            };
+            match held.iter_mut().find(|held| held.hash == *hash) {
+                Some(held) => held.requests += report.requests,
+                None => held.push(Held { topology, hash: *hash, requests: report.requests }),
+            }
+        }
+        held
+    }
+
+    /// The topologies that a new assignment would end, in words and as an object. `None` if there are none, or if
+    /// the assignment only restores a broken topology.
+    pub(crate) fn losses(&self, next: Option<&Topology>) -> Option<(String, Value)> {
+        let is_again = |held: &&Held<'_>| {
+            let names =
+                |topology: &Topology| topology.members.iter().map(|member| member.name.clone()).collect::<Vec<_>>();
+            let is_same = |next: &Topology| {
+                (next.layout, &next.model, names(next))
+                    == (held.topology.layout, &held.topology.model, names(held.topology))
+            };
+            !self.cluster.serves() && next.is_some_and(is_same)
+        };
+        let held: Vec<Held<'_>> = self.held().into_iter().filter(|held| !is_again(&held)).collect();
+        if held.is_empty() {
+            return None;
+        }
+        let words: Vec<String> = held.iter().map(Held::words).collect();
+        let object = held.iter().map(|held| {
+            let (layout, model) = (held.topology.layout.to_string(), &held.topology.model);
+            json!({"topology": layout, "model": model, "requests": held.requests})
+        });
+        Some((words.join(" and "), object.collect()))
+    }
+
+    /// Sends the list of excluded nodes to the nodes that missed a change, before a topology is assigned.
+    pub(crate) async fn spread(&self) {
+        for (address, fault) in self.cluster.spread().await {
+            output::note(&output::clean(&format!("{address} cannot store the list of excluded nodes: {fault}")));
+        }
+    }
+}
+
+impl Held<'_> {
+    fn words(&self) -> String {
+        let names: Vec<&str> = self.topology.members.iter().map(|member| member.name.as_str()).collect();
+        let requests = match self.requests {
+            0 => "no running requests".to_owned(),
+            1 => "1 running request".to_owned(),
+            count => format!("{count} running requests"),
+        };
+        let (layout, model) = (self.topology.layout, &self.topology.model);
+        output::clean(&format!("{layout} with {model} on {} ({requests})", names.join(", ")))
+    }
+}
+
+/// A topology that meets the request: the one that already serves, or a new one. `purpose` describes its use, for
+/// the confirmation. `None` after a dry run.
+///
+/// # Errors
+/// Nodes do not answer, the topology is impossible, the operator declined, or there is no terminal to ask on.
+pub(crate) async fn obtain(
+    nodes: &[String],
+    asked: &Asked,
+    purpose: &str,
+    consent: Consent,
+    json: bool,
+) -> Result<Option<Obtained>, Failure> {
+    let reached = Reached::dial(nodes).await?;
+    if let Some(found) = reached.serving(asked) {
+        let topology = &found.assigned.topology;
+        let what = format!("{purpose} on the running {} with {}", topology.layout, output::clean(&topology.model));
+        let goes_on = !consent.dry_run || consent.obtain(&what, &json!({"replaces": []}), json).await?;
+        return Ok(goes_on.then_some(found));
+    }
+    let sessions = reached.usable(nodes.len())?;
+    let Chosen { sessions, wanted } = choose(sessions, asked).await?;
+    let (topology, _) = propose(&sessions, &wanted).await?;
+    if !may_replace(&reached, &wanted, &topology, consent, json).await? {
+        return Ok(None);
+    }
+    reached.spread().await;
+    let assigned = assign_and_tell(&sessions, &wanted).await?;
+    Ok(Some(Obtained { sessions, assigned }))
+}
+
+async fn may_replace(
+    reached: &Reached,
+    wanted: &Wanted,
+    topology: &Topology,
+    consent: Consent,
+    json: bool,
+) -> Result<bool, Failure> {
+    let names: Vec<String> = topology.members.iter().map(|member| output::clean(&member.name)).collect();
+    let next = format!("{} with {} on {}", wanted.layout, output::clean(&wanted.model), names.join(", "));
+    let plan = |replaces| json!({"topology": wanted.layout.to_string(), "model": wanted.model, "nodes": names, "replaces": replaces});
+    match reached.losses(Some(topology)) {
+        Some((lost, object)) => consent.obtain_late(&format!("Replace {lost} by {next}?"), &plan(object), json).await,
+        None if consent.dry_run => consent.obtain(&format!("Assign {next}?"), &plan(json!([])), json).await,
+        None => Ok(true),
+    }
+}
+
+/// The nodes for a command that assigns several topologies, one after another. `None` after a dry run.
+///
+/// # Errors
+/// See [`obtain`].
+pub(crate) async fn clear_way(
+    nodes: &[String],
+    purpose: &str,
+    consent: Consent,
+    json: bool,
+) -> Result<Option<Vec<Arc<Session>>>, Failure> {
+    let reached = Reached::dial(nodes).await?;
+    let sessions = reached.usable(nodes.len())?;
+    let may = match reached.losses(None) {
+        Some((lost, object)) => {
+            let question = format!("Replace {lost} by {purpose}? The last one stays assigned.");
+            consent.obtain_late(&question, &json!({"replaces": object}), json).await?
+        }
+        None if consent.dry_run => {
+            consent.obtain(&format!("Assign {purpose}?"), &json!({"replaces": []}), json).await?
+        }
+        None => true,
+    };
+    if !may {
+        return Ok(None);
+    }
+    reached.spread().await;
+    Ok(Some(sessions.to_vec()))
+}

@@ -1,0 +1,355 @@
+//! `console plan`: ranks the layouts for nodes by simulated speed. Nodes are measured, or described by options.
+mod node_file;
+mod sizing;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use common::{latency::ratio, limits::NODES_MAX, units::Bytes};
+use planner::{
+    cost::{Demand, PlanNode, PlanRank, PlanStage},
+    holding::PANEL_ROWS,
+    search::{self, Candidate, Goal},
+    simulate::NodeProfile,
+    working::RankMemory,
+};
+use protocol::bench::{Bench, BenchNode};
+use serde_json::{Value, json};
+use telemetry::BenchFound;
+use tokio_util::sync::CancellationToken;
+use topology::{Layout, sizes::ModelSizes};
+
+use crate::cli::{
+    Failure,
+    shared::{interrupts::Interrupts, output, sessions::open},
+    topology::{
+        hypothetical_cluster::{self, Hypothetical},
+        memory_object,
+    },
+};
+use crate::{
+    client::{
+        assign::{SLOTS_DEFAULT, report, reports},
+        bench::bench,
+        network::{Effort, measure},
+        session, with_port,
+    },
+    planned,
+};
+
+/// Names the nodes of commands that get none on the command line.
+const NODES_VARIABLE: &str = "BRAMBLE_NODES";
+/// Rows of the table without `--all`.
+const ROWS: usize = 8;
+
+/// Options of `console plan`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Plan {
+    /// Nodes as ADDRESS[:PORT]; each reports its memory and is measured with the model [default: hypothetical
+    /// nodes]
+    #[arg(value_name = "NODE", value_delimiter = ',', env = NODES_VARIABLE)]
+    named: Vec<String>,
+    /// Nodes given by `--nodes` or `--cluster`; they take precedence over `named`.
+    #[arg(skip)]
+    pub(crate) typed: Vec<String>,
+    #[command(flatten)]
+    hypothetical: Hypothetical,
+    /// Number of hypothetical nodes [default without nodes: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=NODES_MAX as i64))]
+    count: Option<u16>,
+    /// Memory of each hypothetical node
+    #[arg(long, value_name = "SIZE", default_value = "8G", value_parser = hypothetical_cluster::bytes)]
+    memory: u64,
+    /// Plan for the nodes of a TOML file: a [[node]] table each, with name, free_mib and optionally profile and
+    /// speed
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["count", "memory", "sizing"])]
+    described: Option<PathBuf>,
+    /// Objective: balanced (fewest nodes that fit, then ranks while they help, then replicas), latency (whole
+    /// answer: TTFT plus 127 tokens), ttft, tpot or throughput
+    #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
+    goal: Goal,
+    /// Longest sequence in tokens
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    context: u32,
+    /// Print all layouts, including those that do not fit
+    #[arg(long)]
+    all: bool,
+    /// Print the table of models, memory and node counts instead
+    #[arg(long)]
+    sizing: bool,
+}
+
+impl Plan {
+    pub(crate) fn json(&self) -> bool {
+        self.hypothetical.json
+    }
+
+    /// The nodes to measure.
+    fn live(&self) -> &[String] {
+        if self.typed.is_empty() { &self.named } else { &self.typed }
+    }
+
+    /// Whether the plan is for existing nodes.
+    fn is_live(&self) -> bool {
+        self.described.is_none() && self.count.is_none() && !self.live().is_empty()
+    }
+
+    /// Whether nodes were given for this command, and not only by the environment.
+    fn names_nodes(&self) -> bool {
+        let variable = std::env::var(NODES_VARIABLE).unwrap_or_default();
+        !self.typed.is_empty() || (!self.named.is_empty() && self.named.join(",") != variable)
+    }
+
+    /// The requirements for a layout.
+    pub(crate) fn demand(&self) -> Demand {
+        Demand {
+            context: self.context,
+            slots: SLOTS_DEFAULT,
+            kv: self.hypothetical.kv,
+            exchange: self.hypothetical.exchange,
+            choice: self.hypothetical.collective,
+            link: self.hypothetical.link(),
+            prompt: self.hypothetical.prompt.min(self.context),
+        }
+    }
+
+    /// The machine profile of hypothetical nodes.
+    pub(crate) fn profile(&self) -> &NodeProfile {
+        &self.hypothetical.profile
+    }
+
+    /// `count` hypothetical nodes with `memory` bytes each.
+    pub(crate) fn described(&self, count: usize, memory: u64) -> Vec<PlanNode> {
+        let node = |index: usize| PlanNode {
+            name: format!("{}-{}", self.hypothetical.profile.name, index + 1),
+            profile: self.hypothetical.profile.clone(),
+            memory: hypothetical_cluster::free(memory),
+            panel_rows: PANEL_ROWS,
+            link: None,
+        };
+        (0..count).map(node).collect()
+    }
+}
+
+/// Plans for the nodes and prints the ranking.
+pub(crate) async fn run(options: Plan) -> Result<u8, Failure> {
+    if options.sizing {
+        return sizing::run(&options);
+    }
+    if options.described.is_some() && options.names_nodes() {
+        let message = "--described cannot be combined with other nodes: its file already names the nodes".into();
+        return Err(Failure::Usage { message, next: "remove one of them" });
+    }
+    let sizes = options.hypothetical.sizes()?;
+    let (nodes, links) = if let Some(path) = &options.described {
+        (node_file::nodes(path, options.hypothetical.link())?, None)
+    } else if options.is_live() {
+        Interrupts::listen()?.end(probe_all(options.live(), &options, &sizes)).await?
+    } else {
+        (options.described(usize::from(options.count.unwrap_or(8)), options.memory), None)
+    };
+    let plan = search::plan(&sizes, &nodes, &options.demand(), options.goal);
+    if options.hypothetical.json {
+        let mut object = object(&options, &sizes, &nodes, &plan);
+        object["links"] = json!(links);
+        output::line(&object.to_string());
+    } else {
+        print(&options, &sizes, &nodes, &plan);
+        links.iter().for_each(|links| output::line(&output::clean(links)));
+    }
+    match (plan.ranked.is_empty(), plan.dropped.last()) {
+        (true, Some(dropped)) => {
+            let message = format!("no layout fits; {}: {}", dropped.layout, dropped.reason);
+            Err(Failure::State {
+                message,
+                next: "use more nodes, more memory, a smaller model or context, or --kv q8_0",
+            })
+        }
+        _ => Ok(0),
+    }
+}
+
+/// Benchmarks the nodes with the model, one after another, then measures the links between them. Also returns a
+/// line on the source of the link figures.
+async fn probe_all(
+    live: &[String],
+    options: &Plan,
+    sizes: &ModelSizes,
+) -> Result<(Vec<PlanNode>, Option<String>), Failure> {
+    let mut nodes = Vec::new();
+    for node in live {
+        nodes.push(probe(&with_port(node), options, sizes).await?);
+    }
+    if options.hypothetical.types_link() || nodes.len() < 2 {
+        return Ok((nodes, None));
+    }
+    let sessions = open(live).await?;
+    let measured = measure(&sessions, Effort::short(sessions.len()), &|_, _| {}, &CancellationToken::new()).await;
+    if let Err(fault) = measured {
+        // Earlier measurements of the nodes are better than none.
+        output::note(&output::clean(&format!("cannot measure the links, using earlier figures or defaults: {fault}")));
+    }
+    let reports = reports(&sessions).await?;
+    let known = || reports.iter().map(|report| (report.name.as_str(), report.measured.links.as_slice()));
+    for (report, link) in reports.iter().zip(planned::links(known())) {
+        // An excluded node has no session here.
+        if let Some(node) = nodes.iter_mut().find(|node| node.name == report.name) {
+            node.link = link.map(|link| options.hypothetical.over(link));
+        }
+    }
+    let now = reports.iter().map(|report| report.unix_ms).max().unwrap_or(0);
+    Ok((nodes, Some(planned::links_known(known(), now))))
+}
+
+async fn probe(address: &str, options: &Plan, sizes: &ModelSizes) -> Result<PlanNode, Failure> {
+    let session = session::open(address).await?;
+    let report = report(&session).await?;
+    let name = report.name.clone();
+    let model = std::path::Path::new(&options.hypothetical.model).file_name();
+    let model = model.map_or_else(|| options.hypothetical.model.clone(), |name| name.to_string_lossy().into_owned());
+    let wanted = Bench::Node(BenchNode {
+        model,
+        threads: None,
+        prefill: vec![128],
+        context: vec![0],
+        tokens: 16,
+        repeats: 1,
+        kv: options.hypothetical.kv,
+        read_mib: None,
+    });
+    let found = bench(&session, wanted, &|_| {}, &CancellationToken::new()).await?;
+    let BenchFound::Node(found) = found else {
+        return Err(
+            anyhow::anyhow!("node {name} returned results of matrix products instead of the model benchmark").into()
+        );
+    };
+    // Values that no benchmark measures come from the profile of a machine with the same instruction set.
+    let base = if report.kernels == "neon" { NodeProfile::pi4() } else { NodeProfile::pi5() };
+    let profile = NodeProfile::measured(&name, &found, sizes, &base);
+    let memory = report.health.memory.map_or(0, |memory| memory.available.0);
+    Ok(PlanNode { name, profile, memory, panel_rows: PANEL_ROWS, link: None })
+}
+
+/// Names of a replica's nodes, stage by stage.
+fn members(stages: &[PlanStage], nodes: &[PlanNode]) -> String {
+    let names = |stage: &PlanStage| {
+        let names: Vec<&str> = stage.ranks.iter().map(|rank| nodes[rank.node].name.as_str()).collect();
+        names.join(",")
+    };
+    stages.iter().map(names).collect::<Vec<_>>().join(",")
+}
+
+/// The command-line arguments of an assignment: nodes and layout, and shares and layers where they differ from the
+/// defaults.
+fn arguments(candidate: &Candidate, nodes: &[PlanNode]) -> String {
+    let all: Vec<String> = candidate.replicas.iter().map(|stages| members(stages, nodes)).collect();
+    let mut text = format!("--nodes {} --topology {}", all.join(","), candidate.layout);
+    let stages = || candidate.replicas.iter().flatten();
+    let weights: Vec<u32> = stages().flat_map(|stage| &stage.ranks).map(|rank| rank.weight).collect();
+    if weights.iter().any(|weight| *weight != weights[0]) {
+        let weights: Vec<String> = weights.iter().map(u32::to_string).collect();
+        text.push_str(&format!(" --weights {}", weights.join(",")));
+    }
+    let first = candidate.replicas.first().map_or(&[][..], Vec::as_slice);
+    if first.len() > 1 {
+        let layers: Vec<String> = first.iter().map(|stage| stage.layers.len().to_string()).collect();
+        text.push_str(&format!(" --layers {}", layers.join(",")));
+    }
+    text
+}
+
+/// One row per node of a candidate, with its memory by use in MiB.
+fn division(candidate: &Candidate, nodes: &[PlanNode]) -> Vec<String> {
+    let ranks = candidate.replicas.iter().flatten().flat_map(|stage| &stage.ranks);
+    let row = |(rank, memory): (&PlanRank, &RankMemory)| {
+        let parts = [memory.weights, memory.kv, memory.state, memory.working, memory.total()];
+        let parts = parts.map(|part| format!(" {:>8.1}", part.0 as f64 / (1_u64 << 20) as f64)).concat();
+        format!("  {:<26} {parts}", nodes[rank.node].name)
+    };
+    ranks.zip(candidate.memory.iter().flatten()).map(row).collect()
+}
+
+fn print(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &search::Plan) {
+    output::line(&format!("{}, context {}", options.hypothetical.line(sizes, options.is_live()), options.context));
+    output::line("topology     nodes  tok/s  all tok/s  TTFT       GiB/node  network");
+    let rows = if options.all { plan.ranked.len() } else { ROWS };
+    for candidate in plan.ranked.iter().take(rows) {
+        let prediction = &candidate.prediction;
+        output::line(&format!(
+            "{:<11}  {:>5}  {:>5.2}  {:>9.2}  {:<9}  {:>8.2}  {:>5.0} %",
+            candidate.layout,
+            candidate.layout.node_count(),
+            ratio(1e9, prediction.tpot.0 as f64),
+            prediction.throughput,
+            prediction.ttft,
+            candidate.memory_max().0 as f64 / (1_u64 << 30) as f64,
+            100.0 * prediction.network[1],
+        ));
+    }
+    if let Some(best) = plan.ranked.first() {
+        output::line(&output::clean(&format!("best for {}: {}", options.goal, arguments(best, nodes))));
+        output::line("memory per node, MiB:      weights       KV    state  working    total");
+        division(best, nodes).iter().for_each(|row| output::line(&output::clean(row)));
+    }
+    for dropped in plan.dropped.iter().filter(|_| options.all) {
+        output::line(&output::clean(&format!("{:<11}  {}", dropped.layout, dropped.reason)));
+    }
+    plan.warnings.iter().for_each(|warning| output::line(&output::clean(&format!("warning: {warning}"))));
+}
+
+fn object(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &search::Plan) -> Value {
+    let stage = |stage: &PlanStage, memory: &[RankMemory]| {
+        let ranks: Vec<Value> = stage
+            .ranks
+            .iter()
+            .zip(memory)
+            .map(|(rank, memory)| {
+                json!({"node": nodes[rank.node].name, "weight": rank.weight, "bytes": memory.total().0,
+                    "memory": memory_object(memory)})
+            })
+            .collect();
+        json!({"layers": [stage.layers.start, stage.layers.end], "ranks": ranks})
+    };
+    let replica = |(stages, memory): (&Vec<PlanStage>, &Vec<RankMemory>)| -> Vec<Value> {
+        let parts = memory.chunks(stages.first().map_or(1, |stage| stage.ranks.len().max(1)));
+        stages.iter().zip(parts).map(|(each, memory)| stage(each, memory)).collect()
+    };
+    let candidate = |candidate: &Candidate| {
+        let prediction = &candidate.prediction;
+        let replicas: Vec<Vec<Value>> = candidate.replicas.iter().zip(&candidate.memory).map(replica).collect();
+        json!({"topology": candidate.layout.to_string(), "nodes": candidate.layout.node_count(),
+            "ttft_ms": prediction.ttft.milliseconds(), "tpot_ms": prediction.tpot.milliseconds(),
+            "tokens_per_second": ratio(1e9, prediction.tpot.0 as f64), "throughput": prediction.throughput,
+            "network_fraction": {"prefill": prediction.network[0], "decode": prediction.network[1]},
+            "memory_max": candidate.memory_max().0, "replicas": replicas, "assign": arguments(candidate, nodes)})
+    };
+    let node = |node: &PlanNode| {
+        let link = node.link.unwrap_or_else(|| options.hypothetical.link());
+        json!({"name": node.name, "memory": node.memory, "alpha_us": link.alpha_ns as f64 / 1e3,
+            "bandwidth_mbit": link.bits_per_second as f64 / 1e6, "profile": node.profile.name,
+            "read_bytes_per_second": node.profile.read_bytes_per_second, "decode_share": node.profile.decode_share,
+            "macs_per_second": node.profile.macs_per_second})
+    };
+    let mut object = options.hypothetical.object(sizes, options.is_live());
+    object["goal"] = json!(options.goal.to_string());
+    object["context"] = json!(options.context);
+    object["nodes"] = nodes.iter().map(node).collect();
+    object["ranked"] = plan.ranked.iter().map(candidate).collect();
+    object["dropped"] = plan
+        .dropped
+        .iter()
+        .map(|dropped| json!({"topology": dropped.layout.to_string(), "reason": dropped.reason.to_string()}))
+        .collect();
+    object["warnings"] = json!(plan.warnings);
+    object
+}
+
+/// The fastest layout of one replica on all of these nodes: layout, largest memory of a node, tokens per second.
+pub(crate) fn fastest(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand) -> Option<(Layout, Bytes, f64)> {
+    let order: Vec<usize> = (0..nodes.len()).collect();
+    let layout = |stages: usize| Layout::alike(1, stages as u16, (nodes.len() / stages) as u16);
+    let layouts = (1..=nodes.len()).filter(|stages| nodes.len().is_multiple_of(*stages)).map(layout);
+    let candidates = layouts.filter_map(|layout| search::candidate(sizes, nodes, &order, demand, layout).ok());
+    let best = candidates.min_by_key(|candidate| candidate.prediction.tpot)?;
+    Some((best.layout, best.memory_max(), ratio(1e9, best.prediction.tpot.0 as f64)))
+}
