@@ -26,10 +26,10 @@ use topology::{
 };
 
 use crate::{
-    effect::{Effect, Wanted},
-    event::{AssignEvent, ClientEvent, Event, GenerateEvent},
     keymap::{Key, KeyCode},
     state::{Extent, GenerateDefaults, State},
+    update::effect::{DesiredTopology, Effect},
+    update::event::{AssignEvent, ClientEvent, Event, GenerateEvent},
     update::update,
 };
 
@@ -267,8 +267,8 @@ pub(crate) fn lost_fault() -> Fault {
     Fault::new("pi2", FaultKind::NodeLost { how: Loss::Reset })
 }
 
-pub(crate) fn wanted() -> Wanted {
-    Wanted {
+pub(crate) fn wanted() -> DesiredTopology {
+    DesiredTopology {
         layout: Layout::tensor_parallel(NODES as u16),
         weights: Vec::new(),
         layers: Vec::new(),

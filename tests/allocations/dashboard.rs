@@ -10,9 +10,11 @@ use common::{
     units::{Bytes, Celsius, Nanoseconds},
 };
 use console::{
-    event::{ClientEvent, Event},
     state::{GenerateDefaults, State},
-    update::update,
+    update::{
+        event::{ClientEvent, Event},
+        update,
+    },
 };
 use protocol::handshake::Identity;
 use telemetry::{

@@ -19,7 +19,7 @@ const LOCKS: &[&str] = &["Mutex", "RwLock", "Condvar", "mpsc", "thread::"];
 
 const RULES: &[Rule] = &[
     Rule { room: "console/src/state", except: &[], words: &["ratatui", "crossterm", "tokio", "Instant::now"] },
-    Rule { room: "console/src/update.rs", except: &[], words: &["ratatui", "crossterm", "tokio", "Instant::now"] },
+    Rule { room: "console/src/update", except: &[], words: &["ratatui", "crossterm", "tokio", "Instant::now"] },
     Rule { room: "console/src/view", except: &[], words: &["tokio", "crate::client", "&mut State"] },
     Rule {
         room: "daemon/src/node",

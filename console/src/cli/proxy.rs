@@ -10,7 +10,7 @@ use crate::cli::{
     Failure,
     shared::{interrupts::Interrupts, output},
 };
-use crate::{http::Url, proxy};
+use crate::{http::Url, http::proxy};
 
 /// Options of `console proxy`.
 #[derive(Clone, Debug, Args)]

@@ -23,7 +23,7 @@ use super::{
     shares::{Share, shares},
 };
 use crate::client::identify::{REPORT, error_node, identify, unexpected};
-use crate::wanted::Wanted;
+use crate::operator::desired::DesiredTopology;
 
 /// Longest time without progress of a load.
 const PREPARE: Duration = Duration::from_secs(120);
@@ -52,7 +52,7 @@ pub struct Assigned {
 ///
 /// # Errors
 /// A node does not answer or lacks the model, or the topology is impossible.
-pub async fn propose(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<(Topology, ModelCard), Fault> {
+pub async fn propose(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<(Topology, ModelCard), Fault> {
     let card = identify(&sessions[0], &wanted.model).await?;
     let machines = sessions.iter().map(|session| (&session.identity, session.address.as_str()));
     let topology = compose(&machines.collect::<Vec<_>>(), wanted, &card);
@@ -70,7 +70,7 @@ pub async fn propose(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<(Topo
 /// The first fault of any node; prepared shards are dropped.
 pub async fn assign(
     sessions: &[Arc<Session>],
-    wanted: &Wanted,
+    wanted: &DesiredTopology,
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<Assigned, Fault> {
     assign_until(sessions, wanted, &CancellationToken::new(), tell).await
@@ -82,7 +82,7 @@ pub async fn assign(
 /// Those of [`assign`], and [`FaultKind::AssignmentAborted`].
 pub async fn assign_until(
     sessions: &[Arc<Session>],
-    wanted: &Wanted,
+    wanted: &DesiredTopology,
     stop: &CancellationToken,
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<Assigned, Fault> {
@@ -226,7 +226,7 @@ fn running(reports: &[NodeReport], wanted: &Topology) -> Option<(Epoch, Topology
 }
 
 /// Composes a topology from nodes (identity and dialled address) in the order replica, stage, rank.
-fn compose(nodes: &[(&Identity, &str)], wanted: &Wanted, card: &ModelCard) -> Result<Topology, SpecError> {
+fn compose(nodes: &[(&Identity, &str)], wanted: &DesiredTopology, card: &ModelCard) -> Result<Topology, SpecError> {
     wanted.layout.check_nodes(nodes.len())?;
     let (weights, stages) = (wanted.shares()?, wanted.stages(card)?);
     let machines: Vec<(&str, &[u16])> =
@@ -356,12 +356,12 @@ mod tests {
     use super::*;
     use crate::client::identify::is_sound;
 
-    fn wanted() -> Wanted {
+    fn wanted() -> DesiredTopology {
         let (kv, exchange) = (KvFormat::F16, Exchange::F32);
         let layout = Layout::tensor_parallel(2);
         let (model, slots, collective) = ("m.gguf".into(), SLOTS_DEFAULT, Choice::Auto);
         let (weights, layers) = (Vec::new(), Vec::new());
-        Wanted { layout, weights, layers, model, kv, exchange, collective, context_length: None, slots }
+        DesiredTopology { layout, weights, layers, model, kv, exchange, collective, context_length: None, slots }
     }
 
     fn card() -> ModelCard {
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!((topology.context_length, topology.identity), (512, card().identity));
         let long = ModelCard { context_length: 131_072, ..card() };
         assert_eq!(compose(&nodes, &wanted(), &long).expect("it can be made").context_length, 4096);
-        let asked = Wanted { context_length: Some(9000), ..wanted() };
+        let asked = DesiredTopology { context_length: Some(9000), ..wanted() };
         assert_eq!(compose(&nodes, &asked, &long).expect("it can be made").context_length, 9000);
     }
 
@@ -423,18 +423,18 @@ mod tests {
         let reports = [report(0, &topology), report(1, &topology)];
         assert_eq!(running(&reports, &topology), Some((Epoch(7), topology.clone())));
 
-        let refused = |wanted: &Wanted, card: &ModelCard, nodes: &[(&Identity, &str)]| {
+        let refused = |wanted: &DesiredTopology, card: &ModelCard, nodes: &[(&Identity, &str)]| {
             assert_eq!(
                 running(&reports, &compose(nodes, wanted, card).expect("it can be made")),
                 None,
                 "{wanted:?} {card:?}"
             );
         };
-        refused(&Wanted { kv: KvFormat::F32, ..wanted() }, &card(), &nodes);
-        refused(&Wanted { exchange: Exchange::Q80, ..wanted() }, &card(), &nodes);
-        refused(&Wanted { context_length: Some(64), ..wanted() }, &card(), &nodes);
-        refused(&Wanted { slots: 1, ..wanted() }, &card(), &nodes);
-        refused(&Wanted { model: "n.gguf".into(), ..wanted() }, &card(), &nodes);
+        refused(&DesiredTopology { kv: KvFormat::F32, ..wanted() }, &card(), &nodes);
+        refused(&DesiredTopology { exchange: Exchange::Q80, ..wanted() }, &card(), &nodes);
+        refused(&DesiredTopology { context_length: Some(64), ..wanted() }, &card(), &nodes);
+        refused(&DesiredTopology { slots: 1, ..wanted() }, &card(), &nodes);
+        refused(&DesiredTopology { model: "n.gguf".into(), ..wanted() }, &card(), &nodes);
         refused(&wanted(), &ModelCard { identity: ModelIdentity([4; 32]), ..card() }, &nodes);
         refused(&wanted(), &card(), &[(&two, "b:1"), (&one, "a:1")]);
 

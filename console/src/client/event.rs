@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use telemetry::{LoadProgress, NodeReport};
 use topology::{Exclusion, Rolling, Topology};
 
-use crate::planned::Planned;
+use crate::operator::planner_query::PlannerAnswer;
 
 /// An event between the console and its nodes. `node` is the index in the list that the client was started with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ pub enum ClientEvent {
     /// The result of the planner.
     // Not part of a recording, because it is computed from reports.
     #[serde(skip)]
-    Planned(Result<Box<Planned>, Fault>),
+    Planned(Result<Box<PlannerAnswer>, Fault>),
 }
 
 /// Steps of an assignment.

@@ -17,7 +17,7 @@ use super::{
     event::{AssignEvent, OperateEvent},
     session::{Session, own_name},
 };
-use crate::wanted::Wanted;
+use crate::operator::desired::DesiredTopology;
 
 /// Longest wait for running requests before the topology is assigned again.
 pub const GRACE: Duration = Duration::from_secs(20);
@@ -324,7 +324,7 @@ async fn extend(
     let all = cluster.nodes.iter().filter(stays);
     let sessions = all.map(ClusterNode::session).collect::<Result<Vec<Arc<Session>>, Fault>>()?;
     let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
-    assign_until(&sessions, &Wanted::again(topology, sessions.len()), stop, &told).await
+    assign_until(&sessions, &DesiredTopology::again(topology, sessions.len()), stop, &told).await
 }
 
 fn refused(subject: &Subject, reason: String) -> Fault {

@@ -4,6 +4,7 @@ pub mod adopt;
 pub mod assign;
 pub mod bench;
 pub mod cluster;
+pub mod clusters;
 mod content;
 pub mod event;
 pub mod exclude;
@@ -48,9 +49,9 @@ use self::{
     session::Session,
 };
 use crate::{
-    order::{How, Order},
-    planned::PlanAsk,
-    wanted::Wanted,
+    operator::command::{OperatorCommand, Removal},
+    operator::desired::DesiredTopology,
+    operator::planner_query::PlannerQuery,
 };
 
 /// First pause before redialling; doubles up to [`BACKOFF_MAX`].
@@ -115,7 +116,7 @@ impl Client {
 }
 
 impl Nodes for Client {
-    fn assign(&self, wanted: Wanted, members: Vec<usize>) {
+    fn assign(&self, wanted: DesiredTopology, members: Vec<usize>) {
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         let abort = self.abortable();
         self.tasks.spawn(async move {
@@ -168,7 +169,7 @@ impl Nodes for Client {
         self.cancel.lock().unwrap_or_else(PoisonError::into_inner).cancel();
     }
 
-    fn plan(&self, ask: PlanAsk) {
+    fn plan(&self, ask: PlannerQuery) {
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         self.tasks.spawn(async move {
             let first = ask.nodes.first().map_or(0, |node| node.place);
@@ -192,15 +193,16 @@ impl Nodes for Client {
         });
     }
 
-    fn operate(&self, order: Order) {
-        if order == Order::AbortAssignment {
+    fn operate(&self, order: OperatorCommand) {
+        if order == OperatorCommand::AbortAssignment {
             return self.abort.lock().unwrap_or_else(PoisonError::into_inner).cancel();
         }
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         let stop = self.abortable();
         self.tasks.spawn(async move {
             let tell = |event| drop(events.try_send(ClientEvent::Operate(event)));
-            let is_change = matches!(order, Order::Out { how: How::Exclude, .. } | Order::In { .. });
+            let is_change =
+                matches!(order, OperatorCommand::Out { how: Removal::Exclude, .. } | OperatorCommand::In { .. });
             let last = match carry_out(&nodes, order, &stop, &tell).await {
                 Ok(event) => event,
                 Err(fault) if is_change => OperateEvent::ExcludeFailed(fault),
@@ -214,26 +216,26 @@ impl Nodes for Client {
 /// Carries out an operator's order. Returns its final event.
 async fn carry_out(
     nodes: &[Node],
-    order: Order,
+    order: OperatorCommand,
     stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<OperateEvent, Fault> {
-    if let Order::CancelRequest { node, number } = order {
+    if let OperatorCommand::CancelRequest { node, number } = order {
         let session = nodes.get(node).map_or_else(|| Err(no_such(node)), session)?;
         inspect::cancel(&session, number).await?;
         return Ok(OperateEvent::RequestCancelled { node: session.identity.name.clone() });
     }
     let cluster = Cluster::ask(nodes.iter().map(|node| (node.address.clone(), session(node))).collect()).await;
     match order {
-        Order::Roll(roll) => Ok(OperateEvent::Rolled(Box::new(operate::roll(&cluster, roll).await?))),
-        Order::Out { node, .. } | Order::In { node } if node >= nodes.len() => Err(no_such(node)),
-        Order::Out { node, reason, how } => operate::out(cluster, node, &reason, how, stop, tell).await,
-        Order::In { node } => {
+        OperatorCommand::Roll(roll) => Ok(OperateEvent::Rolled(Box::new(operate::roll(&cluster, roll).await?))),
+        OperatorCommand::Out { node, .. } | OperatorCommand::In { node } if node >= nodes.len() => Err(no_such(node)),
+        OperatorCommand::Out { node, reason, how } => operate::out(cluster, node, &reason, how, stop, tell).await,
+        OperatorCommand::In { node } => {
             let done = exclude::exclude_until(cluster, node, None, stop, tell).await?;
             let running = done.assigned.map(|done| (done.epoch, Box::new(done.topology)));
             Ok(OperateEvent::Excluded { node: done.node, out: false, running })
         }
-        Order::AbortAssignment | Order::CancelRequest { .. } => Err(no_such(0)),
+        OperatorCommand::AbortAssignment | OperatorCommand::CancelRequest { .. } => Err(no_such(0)),
     }
 }
 
@@ -325,15 +327,15 @@ pub(crate) mod tests;
 /// The dashboard's commands to the nodes. Methods return at once; results arrive as events.
 pub trait Nodes {
     /// Assigns the topology to the nodes with these list indices, by rank.
-    fn assign(&self, wanted: Wanted, members: Vec<usize>);
+    fn assign(&self, wanted: DesiredTopology, members: Vec<usize>);
     /// Starts a generation on the head.
     fn generate(&self, head: usize, generate: Generate);
     /// Cancels the running generation.
     fn cancel(&self);
     /// Queries the planner.
-    fn plan(&self, ask: PlanAsk);
+    fn plan(&self, ask: PlannerQuery);
     /// Reads the lines of a node's log after this line number.
     fn log(&self, node: usize, after: u64);
     /// Executes an operator command.
-    fn operate(&self, order: Order);
+    fn operate(&self, order: OperatorCommand);
 }

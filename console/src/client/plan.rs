@@ -5,7 +5,7 @@ use common::fault::{Fault, FaultKind};
 use tokio::time::timeout;
 
 use super::{identify::identify, session::Session};
-use crate::planned::{PlanAsk, Planned};
+use crate::operator::planner_query::{PlannerAnswer, PlannerQuery};
 
 /// Time limit of the planner.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -14,11 +14,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// The node lacks the model, the model's sizes are invalid, or planning takes too long.
-pub async fn plan(session: &Session, ask: PlanAsk) -> Result<Planned, Fault> {
+pub async fn plan(session: &Session, ask: PlannerQuery) -> Result<PlannerAnswer, Fault> {
     let card = identify(session, &ask.model).await?;
     let malformed =
         |reason: &str| Fault::new(&session.identity.name, FaultKind::Malformed { reason: reason.to_owned() });
-    let work = tokio::task::spawn_blocking(move || Planned::new(ask, card.sizes));
+    let work = tokio::task::spawn_blocking(move || PlannerAnswer::new(ask, card.sizes));
     match timeout(PATIENCE, work).await {
         Ok(Ok(planned)) => Ok(planned),
         Ok(Err(_)) => Err(malformed("cannot plan with the reported sizes of the model")),
@@ -37,13 +37,13 @@ mod tests {
         fake_node::{FakeNode, Script},
         session,
     };
-    use crate::planned::AskNode;
+    use crate::operator::planner_query::PlannerNode;
 
     #[tokio::test]
     async fn layouts_are_ranked_by_the_sizes_that_a_node_reports() {
         let node = FakeNode::start("pi1", Script::default()).await;
         let session = session::open(&node.address).await.expect("it answers");
-        let node = |place: usize| AskNode {
+        let node = |place: usize| PlannerNode {
             place,
             name: format!("pi{place}"),
             machine: format!("boot {place}"),
@@ -52,7 +52,7 @@ mod tests {
             memory: 4 << 30,
             measured: Default::default(),
         };
-        let ask = PlanAsk {
+        let ask = PlannerQuery {
             model: "m.gguf".to_owned(),
             nodes: (0..2).map(node).collect(),
             goal: Goal::Balanced,

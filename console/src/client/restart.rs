@@ -20,7 +20,7 @@ use super::{
     identify::unexpected,
     session::{self, Session},
 };
-use crate::wanted::Wanted;
+use crate::operator::desired::DesiredTopology;
 
 /// Time limit for a node to accept a restart.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -90,7 +90,7 @@ async fn one(addresses: &[String], node: usize, tell: &(dyn Fn(OperateEvent) + S
 
 /// Before a node restarts, everything else must be healthy. Returns what to assign when the node is back, and on
 /// which nodes.
-fn check(cluster: &Cluster, node: usize) -> Result<Option<(Wanted, Vec<usize>)>, Fault> {
+fn check(cluster: &Cluster, node: usize) -> Result<Option<(DesiredTopology, Vec<usize>)>, Fault> {
     cluster.usable()?;
     if let Some(report) = cluster.nodes[node].report().filter(|report| !report.supervised) {
         return Err(Fault::new(&report.name, FaultKind::Unsupervised));
@@ -111,7 +111,7 @@ fn check(cluster: &Cluster, node: usize) -> Result<Option<(Wanted, Vec<usize>)>,
         let reason = "its topology has members that are not among the given nodes: name all nodes with --nodes".into();
         Fault::new(cluster.name(&cluster.nodes[node]), FaultKind::ParameterInvalid { reason })
     })?;
-    Ok(Some((Wanted::again(topology, members.len()), members)))
+    Ok(Some((DesiredTopology::again(topology, members.len()), members)))
 }
 
 fn place_is_outside(cluster: &Cluster, node: usize, topology: &topology::Topology) -> bool {

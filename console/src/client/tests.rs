@@ -35,12 +35,12 @@ pub(super) async fn start(scripts: Vec<Script>) -> Vec<FakeNode> {
     nodes
 }
 
-pub(super) fn wanted(ranks: u16) -> Wanted {
+pub(super) fn wanted(ranks: u16) -> DesiredTopology {
     let (kv, exchange) = (KvFormat::F16, Exchange::F32);
     let layout = Layout::tensor_parallel(ranks);
     let (weights, layers) = (Vec::new(), Vec::new());
     let (model, slots, collective) = ("m.gguf".into(), SLOTS_DEFAULT, Choice::Auto);
-    Wanted { layout, weights, layers, model, kv, exchange, collective, context_length: None, slots }
+    DesiredTopology { layout, weights, layers, model, kv, exchange, collective, context_length: None, slots }
 }
 
 pub(super) fn request() -> Generate {

@@ -2,14 +2,13 @@
 //! persistent connections. Parsing is pure (`head.rs`, `body.rs`, `events.rs`); only `client.rs` has sockets. Every
 //! length is bounded, every wait has a deadline.
 mod api;
-#[cfg(test)]
-mod api_tests;
 mod body;
 mod client;
 mod events;
 #[cfg(test)]
 pub(crate) mod fake;
 mod head;
+pub mod proxy;
 mod request_head;
 mod url;
 

@@ -7,7 +7,7 @@ use telemetry::NodeReport;
 use topology::{Exclusions, Rolling, Topology};
 
 use super::{NODES_MAX, delta::ReportDelta, rounded};
-use crate::event::{AssignEvent, ClientEvent, Event, OperateEvent};
+use crate::update::event::{AssignEvent, ClientEvent, Event, OperateEvent};
 
 /// Largest line, cell or position number in the extent of a rendered frame.
 const EXTENT_MAX: u64 = 1 << 24;

@@ -2,6 +2,7 @@
 //! header. The state is a function of the events, so replaying them reproduces every screen, including those that were
 //! not shown.
 mod delta;
+pub mod export;
 mod line;
 pub mod player;
 pub mod reader;
@@ -16,10 +17,10 @@ pub use line::Moment;
 use protocol::handshake::Identity;
 
 use crate::{
-    effect::Wanted,
-    event::{AssignEvent, ClientEvent, Event},
+    operator::desired::TopologyRequest,
     state::{Assignment, GenerateDefaults, State, node::Link},
-    wanted::Asked,
+    update::effect::DesiredTopology,
+    update::event::{AssignEvent, ClientEvent, Event},
 };
 
 /// Version of the file format.
@@ -41,10 +42,10 @@ pub struct Header {
     /// Addresses of the nodes.
     pub nodes: Vec<String>,
     /// The topology that the dashboard should assign, if any.
-    pub wanted: Option<Wanted>,
+    pub wanted: Option<DesiredTopology>,
     /// The parts of it that the operator asked for.
     #[serde(default)]
-    pub asked: Option<Asked>,
+    pub asked: Option<TopologyRequest>,
     /// Initial text of the prompt box.
     pub prompt: String,
     /// Parameters of each generation.

@@ -7,7 +7,7 @@ use super::{
     reader::{Mark, Reader},
 };
 use crate::keymap::Keymap;
-use crate::{event::Event, state::State, update::update};
+use crate::{state::State, update::event::Event, update::update};
 
 /// Largest number of checkpoints.
 pub const CHECKPOINTS_MAX: usize = 48;

@@ -20,10 +20,10 @@ use super::{
     writer::Recorder,
 };
 use crate::{
-    event::{ClientEvent, Event},
     fixtures::{LAYERS, NODES, Story, address, defaults, idle, running, wanted},
     keymap::{Key, KeyCode},
     state::{State, lateness::ranks},
+    update::event::{ClientEvent, Event},
 };
 
 fn header() -> Header {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use super::{Header, RecordingError, line::Encoder};
-use crate::event::Event;
+use crate::update::event::Event;
 
 /// Largest number of queued lines.
 const LINES_MAX: usize = 1024;

@@ -11,9 +11,9 @@ use common::calendar::compact;
 use tokio::sync::mpsc;
 
 use crate::{
-    event::{Event, RecordingEvent},
     recording::{FORMAT, Header, RecordingError, opening, writer::Recorder},
     state::{State, command::Format},
+    update::event::{Event, RecordingEvent},
     view::{self, picture},
 };
 
@@ -141,7 +141,7 @@ fn content(state: &State, size: (u16, u16), format: Format) -> Result<String, St
             let is_light = state.shown().desk.theme == crate::state::desk::ThemeName::Light;
             Ok(picture::svg(&view::paint(state, &theme, size), is_light))
         }
-        Format::Csv | Format::Json => crate::export::data(state.shown(), format),
+        Format::Csv | Format::Json => crate::recording::export::data(state.shown(), format),
     }
 }
 

@@ -9,17 +9,17 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 
-use super::{Signals, files::Files, input::next_input};
+use super::{Signals, files::Files};
 use crate::{
-    effect::Effect,
-    event::Event,
     keymap::{Key, KeyCode},
     recording::player::Player,
     state::{
         Focus, State,
         desk::{Desk, Replay},
     },
-    terminal::{Screen, TerminalError},
+    terminal::{Screen, TerminalError, input::next_input},
+    update::effect::Effect,
+    update::event::Event,
     update::update,
     view,
 };

@@ -73,10 +73,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        effect::Effect,
-        event::Event,
         fixtures::Story,
         state::{Page, Spot},
+        update::effect::Effect,
+        update::event::Event,
     };
 
     fn lines(from: u64, to: u64) -> LogLines {

@@ -24,7 +24,7 @@ pub mod tables;
 pub mod terms;
 pub mod watch;
 
-pub use crate::page::{Area, Focus, Page, Spot};
+pub use crate::keymap::page::{Area, Focus, Page, Spot};
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ use telemetry::{NodeState, Severity};
 use topology::{Exclusion, Exclusions, Rolling, Topology, rolling};
 
 use crate::{
-    effect::Wanted,
+    operator::desired::{TopologyRequest, least_loaded},
     state::{
         editor::Editor,
         node::{Node, Standing},
@@ -49,7 +49,7 @@ use crate::{
         request::Request,
         sync::Metric,
     },
-    wanted::{Asked, least_loaded},
+    update::effect::DesiredTopology,
 };
 
 /// Sizes of the scrollable parts of a frame and their visible parts: the view reports them after rendering.
@@ -157,9 +157,9 @@ pub struct State {
     /// The nodes in the order in which they were named.
     pub nodes: Vec<Node>,
     /// The topology that the operator requests.
-    pub wanted: Option<Wanted>,
+    pub wanted: Option<DesiredTopology>,
     /// The request that this console was started with, until it is processed.
-    pub asked: Option<Asked>,
+    pub asked: Option<TopologyRequest>,
     /// Progress of the assignment.
     pub assignment: Assignment,
     /// The topology of this console's last successful assignment.
@@ -242,7 +242,7 @@ pub struct State {
 
 impl State {
     /// The initial state.
-    pub fn new(nodes: &[String], wanted: Option<Wanted>, prompt: &str, defaults: GenerateDefaults) -> Self {
+    pub fn new(nodes: &[String], wanted: Option<DesiredTopology>, prompt: &str, defaults: GenerateDefaults) -> Self {
         let assignment = if wanted.is_some() { Assignment::WaitsForNodes } else { Assignment::Nothing };
         Self {
             now: Duration::ZERO,
@@ -440,12 +440,12 @@ impl State {
     }
 
     /// The topology to assign: the requested one, otherwise the one that the nodes held, adapted to the included nodes.
-    pub fn assignable(&self) -> Option<Wanted> {
+    pub fn assignable(&self) -> Option<DesiredTopology> {
         let usable = self.usable().len();
         let again = || {
             let (topology, _) = self.topology()?;
             let count = topology.members.len();
-            (count == usable || usable < self.nodes.len()).then(|| Wanted::again(topology, usable))
+            (count == usable || usable < self.nodes.len()).then(|| DesiredTopology::again(topology, usable))
         };
         let wanted = self.wanted.clone().or_else(again)?;
         let wanted = if usable < self.nodes.len() { wanted.on(usable) } else { wanted };

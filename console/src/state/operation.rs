@@ -2,13 +2,13 @@
 use std::time::Duration;
 
 use crate::{
-    order::{How, Order, Roll},
+    operator::command::{OperatorCommand, Removal, RollingCommand},
+    operator::desired::DesiredTopology,
     state::{
         State,
         editor::Editor,
         outlook::{outlook, serves_without},
     },
-    wanted::Wanted,
 };
 
 /// The question of a dialog.
@@ -26,7 +26,7 @@ pub enum Question {
         /// List index of the node.
         node: usize,
         /// How far the node is removed from service.
-        how: How,
+        how: Removal,
     },
     /// Include this node again?
     In {
@@ -36,7 +36,7 @@ pub enum Question {
     /// Assign this topology?
     Assign {
         /// The topology request.
-        wanted: Wanted,
+        wanted: DesiredTopology,
         /// List indices of the nodes, by rank.
         members: Vec<usize>,
     },
@@ -74,7 +74,7 @@ impl Dialog {
 
     /// A question about removing a node from service: with a reason, and with its name if no node would be left to
     /// serve.
-    pub fn out(state: &State, node: usize, how: How) -> Self {
+    pub fn out(state: &State, node: usize, how: Removal) -> Self {
         let name = is_dangerous(state, node, how).then(Editor::default);
         Self { reason: Some(Editor::default()), name, ..Self::plain(Question::Out { node, how }) }
     }
@@ -85,26 +85,28 @@ impl Dialog {
     }
 
     /// The command that a yes issues; `None` if the answer issues none, or if a specific key chooses it.
-    pub fn order(&self) -> Option<Order> {
+    pub fn order(&self) -> Option<OperatorCommand> {
         let reason = self.reason.as_ref().map_or("", |reason| reason.text().trim()).to_owned();
         match &self.question {
-            Question::Restart { which } => Some(Order::Roll(Roll::Begin(which.clone()))),
-            Question::Out { node, how } => Some(Order::Out { node: *node, reason, how: *how }),
-            Question::In { node } => Some(Order::In { node: *node }),
-            Question::AbortAssignment => Some(Order::AbortAssignment),
-            Question::CancelRequest { node, number, .. } => Some(Order::CancelRequest { node: *node, number: *number }),
+            Question::Restart { which } => Some(OperatorCommand::Roll(RollingCommand::Begin(which.clone()))),
+            Question::Out { node, how } => Some(OperatorCommand::Out { node: *node, reason, how: *how }),
+            Question::In { node } => Some(OperatorCommand::In { node: *node }),
+            Question::AbortAssignment => Some(OperatorCommand::AbortAssignment),
+            Question::CancelRequest { node, number, .. } => {
+                Some(OperatorCommand::CancelRequest { node: *node, number: *number })
+            }
             Question::Rolling | Question::Assign { .. } => None,
         }
     }
 }
 
 /// Whether nothing could serve afterwards; if so, the node's name must be typed.
-pub fn is_dangerous(state: &State, node: usize, how: How) -> bool {
+pub fn is_dangerous(state: &State, node: usize, how: Removal) -> bool {
     let is_last = state.usable() == [node];
     let Some(outlook) = outlook(state, node) else { return is_last };
     match how {
-        How::Cordon | How::Drain => !serves_without(&outlook),
-        How::Exclude => is_last || (outlook.replicas == 0 && outlook.topology.is_err()),
+        Removal::Cordon | Removal::Drain => !serves_without(&outlook),
+        Removal::Exclude => is_last || (outlook.replicas == 0 && outlook.topology.is_err()),
     }
 }
 
@@ -118,7 +120,7 @@ pub enum Operation {
         /// List index of the node.
         node: usize,
         /// How far the node is removed; `None` = included again.
-        out: Option<How>,
+        out: Option<Removal>,
         /// Running requests that may finish first.
         requests: u32,
         /// Start of the operation.

@@ -2,10 +2,10 @@
 //! Nothing on the frozen screen can act on the cluster.
 use super::{desk::is_for_the_screen, update_live};
 use crate::{
-    effect::Effect,
-    event::Event,
     keymap::Action,
     state::{Frozen, State},
+    update::effect::Effect,
+    update::event::Event,
 };
 
 /// Freezes the screen.

@@ -1,8 +1,8 @@
 //! Actions of the Generate page except the prompt box: the sampling form, and the result pinned for comparison.
 use crate::{
-    effect::Effect,
     keymap::{Action, Key, KeyCode},
     state::{Focus, Page, Spot, State, request::SentWith, run::Run, terms},
+    update::effect::Effect,
 };
 
 /// The seed of the next generation: the pinned result's seed for the same prompt, so that the texts can be compared.
@@ -80,11 +80,11 @@ mod tests {
     use common::sampling::SamplingParameters;
 
     use crate::{
-        effect::Effect,
-        event::{Event, GenerateEvent},
         fixtures::{Story, finished},
         keymap::KeyCode,
         state::run::{Difference, Run, difference},
+        update::effect::Effect,
+        update::event::{Event, GenerateEvent},
     };
 
     fn sent(story: &Story) -> Vec<(&str, &SamplingParameters, u32)> {

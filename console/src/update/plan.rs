@@ -1,15 +1,15 @@
 //! Planner actions on the screen: query it, preview a candidate, assign it.
 use super::operate;
 use crate::{
-    effect::Effect,
-    planned::{PlanAsk, share_a_machine},
+    operator::desired::DesiredTopology,
+    operator::planner_query::{PlannerQuery, share_a_machine},
     state::{
         Page, State,
         node::Node,
         plan::{self, Planning},
         tables,
     },
-    wanted::Wanted,
+    update::effect::Effect,
 };
 
 /// `p`: queries the planner.
@@ -35,12 +35,12 @@ pub(super) enum Inquiry {
     /// The planner is working on a query.
     Pending,
     /// The planner has to be queried.
-    New(Box<PlanAsk>),
+    New(Box<PlannerQuery>),
 }
 
 /// The planner query to make before an assignment; `None` for one node and for nodes that share a machine, where
 /// predictions do not hold.
-pub(super) fn inquire(state: &State, wanted: &Wanted) -> Option<Inquiry> {
+pub(super) fn inquire(state: &State, wanted: &DesiredTopology) -> Option<Inquiry> {
     let ask = plan::ask_for(state, wanted.clone()).filter(|ask| ask.nodes.len() > 1 && !share_a_machine(&ask.nodes))?;
     Some(match &state.planning {
         Planning::Asked => Inquiry::Pending,
@@ -50,20 +50,20 @@ pub(super) fn inquire(state: &State, wanted: &Wanted) -> Option<Inquiry> {
 }
 
 /// Whether two queries are equal except for continuously measured values.
-fn is_same_question(one: &PlanAsk, other: &PlanAsk) -> bool {
-    let places = |ask: &PlanAsk| ask.nodes.iter().map(|node| node.place).collect::<Vec<usize>>();
-    let settings = |ask: &PlanAsk| (ask.goal, ask.context, ask.slots, ask.kv, ask.exchange, ask.choice);
+fn is_same_question(one: &PlannerQuery, other: &PlannerQuery) -> bool {
+    let places = |ask: &PlannerQuery| ask.nodes.iter().map(|node| node.place).collect::<Vec<usize>>();
+    let settings = |ask: &PlannerQuery| (ask.goal, ask.context, ask.slots, ask.kv, ask.exchange, ask.choice);
     one.model == other.model && settings(one) == settings(other) && places(one) == places(other)
 }
 
 /// Queries the planner.
-pub(super) fn put(state: &mut State, ask: Box<PlanAsk>) -> Vec<Effect> {
+pub(super) fn put(state: &mut State, ask: Box<PlannerQuery>) -> Vec<Effect> {
     state.planning = Planning::Asked;
     vec![Effect::Plan(ask)]
 }
 
 /// Queries the planner before an assignment, unless that is pointless or the answer is already there or on its way.
-pub(super) fn ask_before(state: &mut State, wanted: &Wanted) -> Vec<Effect> {
+pub(super) fn ask_before(state: &mut State, wanted: &DesiredTopology) -> Vec<Effect> {
     match inquire(state, wanted) {
         Some(Inquiry::New(ask)) => put(state, ask),
         Some(Inquiry::Answered | Inquiry::Pending) | None => Vec::new(),
@@ -71,7 +71,7 @@ pub(super) fn ask_before(state: &mut State, wanted: &Wanted) -> Vec<Effect> {
 }
 
 /// The planner's best candidate and the list indices of its members; `None` if one of them is excluded or disconnected.
-pub(super) fn best(state: &State) -> Option<(Wanted, Vec<usize>)> {
+pub(super) fn best(state: &State) -> Option<(DesiredTopology, Vec<usize>)> {
     let Planning::Done(planned) = &state.planning else { return None };
     let candidate = planned.plan.ranked.first()?;
     let (members, usable) = (planned.members(candidate), state.usable());

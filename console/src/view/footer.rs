@@ -10,7 +10,7 @@ use topology::rolling::Phase;
 
 use crate::{
     keymap::{self, Place},
-    order::How,
+    operator::command::Removal,
     state::{Assignment, State, clean::clean_line, operation::Operation},
     view::{
         format::{shorten, width},
@@ -61,15 +61,15 @@ fn words(state: &State) -> Option<(String, bool)> {
             Operation::Telling => "the nodes are told".to_owned(),
             Operation::Change { node, out, requests, since } => {
                 let word = match out {
-                    Some(How::Cordon) => "is cordoned",
-                    Some(How::Drain) => "is drained",
-                    Some(How::Exclude) => "is taken out",
+                    Some(Removal::Cordon) => "is cordoned",
+                    Some(Removal::Drain) => "is drained",
+                    Some(Removal::Exclude) => "is taken out",
                     None => "is taken in",
                 };
                 let waits =
                     if *requests > 0 { format!(", {requests} requests may finish first") } else { String::new() };
                 {
-                    let abort = if matches!(out, Some(How::Cordon)) { "" } else { "; A aborts it" };
+                    let abort = if matches!(out, Some(Removal::Cordon)) { "" } else { "; A aborts it" };
                     format!("{} {word}{waits} ({} s){abort}", name(node), seconds(*since))
                 }
             }

@@ -112,14 +112,4 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
 }
 
 #[cfg(test)]
-mod document_tests;
-#[cfg(test)]
-mod generate_tests;
-#[cfg(test)]
-mod operate_tests;
-#[cfg(test)]
-mod page_tests;
-#[cfg(test)]
-mod snapshot_tests;
-#[cfg(test)]
-mod sync_tests;
+mod tests;

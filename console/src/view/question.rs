@@ -3,7 +3,8 @@ use common::{ids::MemberIndex, units::Bytes};
 use topology::rolling::Phase;
 
 use crate::{
-    order::How,
+    operator::command::Removal,
+    operator::desired::DesiredTopology,
     state::{
         State,
         clean::clean_line,
@@ -11,7 +12,6 @@ use crate::{
         outlook::outlook,
         plan::preview,
     },
-    wanted::Wanted,
 };
 
 /// A dialog as text.
@@ -105,32 +105,32 @@ fn rolling(state: &State) -> Words {
     Words { title, paragraphs: vec![plain(count), plain(now)], keys }
 }
 
-fn out(state: &State, node: usize, how: How) -> (String, Vec<Paragraph>) {
+fn out(state: &State, node: usize, how: Removal) -> (String, Vec<Paragraph>) {
     let who = name(state, node);
     let is_last = state.usable() == [node];
     let requests =
         state.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum::<u32>();
     let running = match requests {
         0 => "Nothing runs now.".to_owned(),
-        1 => "1 request runs and may finish".to_owned() + if how == How::Exclude { " within 20 s." } else { "." },
+        1 => "1 request runs and may finish".to_owned() + if how == Removal::Exclude { " within 20 s." } else { "." },
         more => {
-            format!("{more} requests run and may finish{}", if how == How::Exclude { " within 20 s." } else { "." })
+            format!("{more} requests run and may finish{}", if how == Removal::Exclude { " within 20 s." } else { "." })
         }
     };
     let others: Vec<usize> = state.usable().into_iter().filter(|other| *other != node).collect();
     let (title, first) = match how {
-        How::Cordon => (
+        Removal::Cordon => (
             format!("Cordon {who}"),
             "Nothing new begins on it and its replica. It keeps its shard; c takes it in again.".to_owned(),
         ),
-        How::Drain => (
+        Removal::Drain => (
             format!("Drain {who}"),
             "Nothing new begins on it and its replica, and what runs there is waited for, 20 s at most.".to_owned(),
         ),
-        How::Exclude if is_last => {
+        Removal::Exclude if is_last => {
             (format!("Take {who} out"), "It stays out, also over restarts, until it is taken in again.".to_owned())
         }
-        How::Exclude => {
+        Removal::Exclude => {
             let rest = names(state, &others);
             let first = format!(
                 "{who} leaves, and the topology is assigned anew on {rest}. It stays out, also over restarts, until it is taken in again."
@@ -147,7 +147,7 @@ fn out(state: &State, node: usize, how: How) -> (String, Vec<Paragraph>) {
 }
 
 /// The remaining capacity: the preview that `console ok-to-stop` and the exclusion itself show.
-fn left(state: &State, node: usize, how: How) -> Paragraph {
+fn left(state: &State, node: usize, how: Removal) -> Paragraph {
     let who = name(state, node);
     let Some(outlook) = outlook(state, node) else {
         return plain(format!("ok to stop: {who} holds no shard of what runs."));
@@ -158,20 +158,22 @@ fn left(state: &State, node: usize, how: How) -> Paragraph {
         count => format!("ok to stop: {count} other replicas keep serving without a pause"),
     };
     let text = match (outlook.replicas, outlook.layout(), how) {
-        (1.., Some(layout), How::Exclude) => format!("{others}; then {layout} serves, about {}.", rest(outlook.needed)),
+        (1.., Some(layout), Removal::Exclude) => {
+            format!("{others}; then {layout} serves, about {}.", rest(outlook.needed))
+        }
         (1.., ..) => format!("{others}."),
-        (0, _, How::Cordon | How::Drain) => "not ok to stop: no other replica takes requests.".to_owned(),
-        (0, Some(layout), How::Exclude) if outlook.holds_both => {
+        (0, _, Removal::Cordon | Removal::Drain) => "not ok to stop: no other replica takes requests.".to_owned(),
+        (0, Some(layout), Removal::Exclude) if outlook.holds_both => {
             format!(
                 "ok to stop: {layout} is loaded on the rest while answers continue, about {}.",
                 rest(outlook.needed)
             )
         }
-        (0, Some(layout), How::Exclude) => format!(
+        (0, Some(layout), Removal::Exclude) => format!(
             "ok to stop: answers pause while {layout} is loaded on the rest, about {}: memory does not hold both.",
             rest(outlook.needed)
         ),
-        (0, None, How::Exclude) => {
+        (0, None, Removal::Exclude) => {
             let reason = outlook.topology.as_ref().err().map_or("nothing fits on the rest", String::as_str);
             format!("not ok to stop: {}.", clean_line(reason))
         }
@@ -207,7 +209,7 @@ fn take_in(state: &State, node: usize) -> (String, Vec<Paragraph>) {
     (format!("Take {who} in"), vec![plain(because), plain(then)])
 }
 
-fn assign(state: &State, wanted: &Wanted, members: &[usize]) -> Vec<Paragraph> {
+fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Paragraph> {
     let layout = wanted.layout;
     let runs = state.topology().map(|(topology, _)| topology);
     let mut now = match runs {

@@ -9,7 +9,7 @@ use crate::cli::{
     Failure,
     shared::{confirm::Rehearsal, options::node, output},
 };
-use crate::clusters::{Clusters, ClustersError, Kept, check_name, default_path};
+use crate::client::clusters::{Clusters, ClustersError, Kept, check_name, default_path};
 
 /// Subcommands of `console clusters`.
 #[derive(Clone, Debug, Subcommand)]

@@ -12,9 +12,9 @@ use protocol::message::Generate;
 use crate::cli::{Failure, dashboard::preferences::Session, shared::options};
 use crate::{
     client::{Client, with_port},
+    operator::desired::TopologyRequest,
     run::{DashboardOptions, dashboard},
     state::GenerateDefaults,
-    wanted::Asked,
 };
 
 /// Interval of the reports of a node, in milliseconds.
@@ -48,7 +48,7 @@ pub(crate) fn has_terminal() -> bool {
 /// dashboard changes nothing.
 pub(crate) async fn show(
     nodes: Vec<String>,
-    asked: Option<Asked>,
+    asked: Option<TopologyRequest>,
     prompt: String,
     request: Generate,
     readonly: bool,

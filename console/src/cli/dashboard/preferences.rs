@@ -5,7 +5,7 @@ use clap::Args;
 
 use crate::cli::Failure;
 use crate::{
-    clusters::config_folder,
+    client::clusters::config_folder,
     keymap::Keymap,
     state::desk::{Desk, ThemeName},
 };

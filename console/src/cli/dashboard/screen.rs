@@ -20,9 +20,9 @@ use crate::cli::{
 };
 use crate::{
     client::{Client, with_port},
-    event::Event,
     recording::player::Player,
     state::{GenerateDefaults, Page, Spot, State},
+    update::event::Event,
     update::update,
     view::{self, picture},
 };

@@ -25,7 +25,7 @@ use crate::cli::{
 };
 use crate::{
     client::{cluster::Cluster, session::Session},
-    wanted::Wanted,
+    operator::desired::DesiredTopology,
 };
 
 /// Time limit to observe the effect of a step.
@@ -101,7 +101,7 @@ struct Tour<'a> {
     daemons: &'a mut Daemons,
     machine: Machine,
     options: &'a options::Demo,
-    wanted: Wanted,
+    wanted: DesiredTopology,
     text: Option<Vec<u32>>,
 }
 

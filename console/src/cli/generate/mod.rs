@@ -29,7 +29,7 @@ use crate::client::{
     session::Session,
 };
 use crate::http::{Ask, Kind, new_request_id};
-use crate::wanted::least_loaded;
+use crate::operator::desired::least_loaded;
 
 /// Largest number of queued events.
 const EVENTS_MAX: usize = 64;

@@ -13,8 +13,8 @@ use crate::cli::{
     shared::{confirm::Rehearsal, interrupts::Interrupts, options::node, output},
 };
 use crate::{
+    client::clusters::Clusters,
     client::{adopt::adopt, with_port},
-    clusters::Clusters,
 };
 
 /// Time limit of one ssh command.

@@ -26,7 +26,7 @@ use crate::cli::{
         target::need::{Need, Reach},
     },
 };
-use crate::{client::with_port, clusters::config_folder};
+use crate::{client::clusters::config_folder, client::with_port};
 
 /// Subcommands of `console key`.
 #[derive(Debug, clap::Subcommand)]

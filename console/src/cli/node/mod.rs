@@ -33,7 +33,7 @@ use crate::{
         session::Session,
         with_port,
     },
-    wanted::Wanted,
+    operator::desired::DesiredTopology,
 };
 
 /// Subcommands of `console node`.
@@ -129,7 +129,7 @@ fn serving(cluster: &Cluster) -> Result<(Topology, Vec<Arc<Session>>), Failure> 
 }
 
 /// Upper bound of the speed-up in decoding, which is bound by the bytes that a node reads per token.
-fn gain(before: &Topology, after: &Wanted) -> f64 {
+fn gain(before: &Topology, after: &DesiredTopology) -> f64 {
     let ranks = |stages: u16, ranks: u16| f64::from(stages) * f64::from(ranks);
     let per_answer = ranks(1, after.layout.ranks) / ranks(1, before.layout.ranks);
     let replicas = f64::from(after.layout.replicas) / f64::from(before.layout.replicas);
@@ -150,7 +150,7 @@ async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failure> {
         return Err(Failure::State { message, next: "name the address of another node" });
     }
     sessions.push(session);
-    let wanted = Wanted::again(&topology, sessions.len());
+    let wanted = DesiredTopology::again(&topology, sessions.len());
     let (now, then) = (topology.layout, wanted.layout);
     let times = gain(&topology, &wanted);
     let what = format!("{now} becomes {then}: at most {times:.2} times the tokens per second, before network costs");
@@ -180,7 +180,7 @@ async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Failure> {
             format!("{} cannot leave: it is not a member of the topology, or its only member", output::clean(&name));
         return Err(Failure::State { message, next: "list the members with console topology show" });
     }
-    let wanted = Wanted::again(&topology, rest.len());
+    let wanted = DesiredTopology::again(&topology, rest.len());
     let question =
         format!("Remove {} from {}? The new layout is {}.", output::clean(&name), topology.layout, wanted.layout);
     let plan = json!({"node": name, "topology": wanted.layout.to_string()});
@@ -193,7 +193,7 @@ async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Failure> {
     Ok(0)
 }
 
-async fn switch(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<Assigned, Failure> {
+async fn switch(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Assigned, Failure> {
     Ok(assign(sessions, wanted, &|event| progress(&OperateEvent::Assign(event))).await?)
 }
 

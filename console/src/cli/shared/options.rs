@@ -10,7 +10,7 @@ use topology::{Layout, exclusion::REASON_LENGTH_MAX};
 use crate::cli::shared::{confirm::Consent, endpoint::Endpoint, sampling::Sampling, watch::Look};
 use crate::{
     client::assign::SLOTS_DEFAULT,
-    wanted::{Asked, Wanted},
+    operator::desired::{DesiredTopology, TopologyRequest},
 };
 
 pub(crate) fn node(text: &str) -> Result<String, String> {
@@ -66,8 +66,8 @@ pub(crate) struct Assignment {
 
 impl Assignment {
     /// The requirements for a topology with this model.
-    pub(crate) fn asked(&self, model: &str) -> Asked {
-        Asked {
+    pub(crate) fn asked(&self, model: &str) -> TopologyRequest {
+        TopologyRequest {
             model: model_name(model),
             layout: self.topology,
             weights: self.weights.clone(),
@@ -82,7 +82,7 @@ impl Assignment {
     }
 
     /// The topology to assign to `nodes` nodes.
-    pub(crate) fn wanted(&self, nodes: usize, model: &str) -> Wanted {
+    pub(crate) fn wanted(&self, nodes: usize, model: &str) -> DesiredTopology {
         self.asked(model).wanted(nodes)
     }
 }

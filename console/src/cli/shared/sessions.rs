@@ -10,7 +10,7 @@ use crate::{
         session::Session,
         with_port,
     },
-    wanted::Wanted,
+    operator::desired::DesiredTopology,
 };
 
 /// Opens a session with every node that is not excluded, in order.
@@ -25,7 +25,7 @@ pub(crate) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure>
 }
 
 /// Assigns a topology, with progress on standard error if it is a terminal.
-pub(crate) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &Wanted) -> Result<Assigned, Failure> {
+pub(crate) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Assigned, Failure> {
     let nodes: Vec<String> = sessions.iter().map(|session| session.identity.name.clone()).collect();
     let tell = |event: AssignEvent| {
         event.pause().iter().for_each(|pause| output::note(&output::clean(pause)));

@@ -31,7 +31,7 @@ use crate::{
         session::Session,
         with_port,
     },
-    topology_file::TopologyFile,
+    operator::topology_file::TopologyFile,
 };
 
 /// Time limit for the data of one node.

@@ -8,8 +8,8 @@ use topology::Layout;
 use crate::cli::{Failure, shared::output};
 use crate::{
     client::{assign::reports, plan::plan, session::Session},
-    planned::{AskNode, PlanAsk, Planned, share_a_machine},
-    wanted::{Asked, Wanted},
+    operator::desired::{DesiredTopology, TopologyRequest},
+    operator::planner_query::{PlannerAnswer, PlannerNode, PlannerQuery, share_a_machine},
 };
 
 /// The nodes of a topology, and the topology to assign to them.
@@ -17,14 +17,14 @@ use crate::{
 pub(crate) struct Chosen {
     /// In the order replica, stage, rank.
     pub(crate) sessions: Vec<Arc<Session>>,
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: DesiredTopology,
 }
 
 /// Chooses the layout if the operator left it open, and prints the choice on standard error.
 ///
 /// # Errors
 /// The layout was left open and a node does not answer, or has no such model.
-pub(crate) async fn choose(sessions: &[Arc<Session>], asked: &Asked) -> Result<Chosen, Failure> {
+pub(crate) async fn choose(sessions: &[Arc<Session>], asked: &TopologyRequest) -> Result<Chosen, Failure> {
     let all = asked.wanted(sessions.len());
     let as_asked = |wanted| Chosen { sessions: sessions.to_vec(), wanted };
     let planned = planned(sessions, asked, all.layout).await;
@@ -37,7 +37,7 @@ pub(crate) async fn choose(sessions: &[Arc<Session>], asked: &Asked) -> Result<C
     let Some(best) = planned.plan.ranked.first() else { return Ok(as_asked(all)) };
     let members = planned.members(best);
     let links = planned.links_known();
-    output::note(&format!("predicted for {}: {}; {links}", asked.goal, Planned::figures(best)));
+    output::note(&format!("predicted for {}: {}; {links}", asked.goal, PlannerAnswer::figures(best)));
     let unused = planned.ask.nodes.iter().filter(|node| !members.contains(&node.place));
     let unused: Vec<&str> = unused.map(|node| node.name.as_str()).collect();
     if !unused.is_empty() {
@@ -48,7 +48,7 @@ pub(crate) async fn choose(sessions: &[Arc<Session>], asked: &Asked) -> Result<C
     }
     let sessions = members.iter().map(|place| Arc::clone(&sessions[*place])).collect();
     // The planner chooses the layout only; other defaults stay.
-    let wanted = Wanted { context_length: all.context_length, ..planned.wanted(best) };
+    let wanted = DesiredTopology { context_length: all.context_length, ..planned.wanted(best) };
     Ok(Chosen { sessions, wanted })
 }
 
@@ -62,20 +62,20 @@ pub(crate) struct Forecast {
 
 /// Warns if fewer nodes would answer faster than a layout. The prediction is only advice: a failure is printed and
 /// otherwise ignored.
-pub(crate) async fn warn_past_knee(sessions: &[Arc<Session>], wanted: &Wanted) -> Option<Forecast> {
-    let planned = tolerated(planned(sessions, &Asked::from(wanted), wanted.layout).await)?;
+pub(crate) async fn warn_past_knee(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Option<Forecast> {
+    let planned = tolerated(planned(sessions, &TopologyRequest::from(wanted), wanted.layout).await)?;
     Some(Forecast { warning: tell_knee(&planned, wanted.layout), links: planned.links_known() })
 }
 
 /// Prints a failure of a plan that is only needed for a warning.
-fn tolerated(planned: Result<Option<Planned>, Fault>) -> Option<Planned> {
+fn tolerated(planned: Result<Option<PlannerAnswer>, Fault>) -> Option<PlannerAnswer> {
     planned.unwrap_or_else(|fault| {
         output::note(&output::clean(&format!("cannot predict whether fewer nodes are faster: {fault}")));
         None
     })
 }
 
-fn tell_knee(planned: &Planned, layout: Layout) -> Option<String> {
+fn tell_knee(planned: &PlannerAnswer, layout: Layout) -> Option<String> {
     let warning = planned.past_knee(layout)?;
     output::note(&output::clean(&format!("warning: {warning}; {}", planned.links_known())));
     Some(warning)
@@ -83,22 +83,26 @@ fn tell_knee(planned: &Planned, layout: Layout) -> Option<String> {
 
 /// Plans for these nodes. `None` if predictions are not valid: for a single node, nodes that share a machine or do not
 /// report free memory, and groups with roles.
-async fn planned(sessions: &[Arc<Session>], asked: &Asked, layout: Layout) -> Result<Option<Planned>, Fault> {
+async fn planned(
+    sessions: &[Arc<Session>],
+    asked: &TopologyRequest,
+    layout: Layout,
+) -> Result<Option<PlannerAnswer>, Fault> {
     if sessions.len() < 2 || !layout.groups.is_empty() {
         return Ok(None);
     }
     let reports = reports(sessions).await?;
     let node = |place: usize| {
         let identity = &sessions[place].identity;
-        AskNode::of(place, (&identity.machine, identity.cores.len()), &reports[place], false)
+        PlannerNode::of(place, (&identity.machine, identity.cores.len()), &reports[place], false)
     };
-    let nodes: Vec<AskNode> = (0..sessions.len()).map(node).collect();
+    let nodes: Vec<PlannerNode> = (0..sessions.len()).map(node).collect();
     // The planner needs the free memory of every node.
     if share_a_machine(&nodes) || nodes.iter().any(|node| node.memory == 0) {
         return Ok(None);
     }
     let all = asked.wanted(sessions.len());
-    let ask = PlanAsk {
+    let ask = PlannerQuery {
         model: asked.model.clone(),
         nodes,
         goal: asked.goal,

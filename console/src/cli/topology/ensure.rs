@@ -18,7 +18,7 @@ use crate::{
         session::Session,
         with_port,
     },
-    wanted::{Asked, Wanted},
+    operator::desired::{DesiredTopology, TopologyRequest},
 };
 
 /// A running topology, and the sessions of its members in member order.
@@ -67,7 +67,7 @@ impl Reached {
     }
 
     /// The running topology that matches the request, if any.
-    fn serving(&self, asked: &Asked) -> Option<Obtained> {
+    fn serving(&self, asked: &TopologyRequest) -> Option<Obtained> {
         let (topology, reports) = self.cluster.topology()?;
         if !self.cluster.serves() || !asked.is_met_by(topology) {
             return None;
@@ -152,7 +152,7 @@ impl Held<'_> {
 /// Nodes do not answer, the topology is impossible, the operator declined, or there is no terminal to ask on.
 pub(crate) async fn obtain(
     nodes: &[String],
-    asked: &Asked,
+    asked: &TopologyRequest,
     purpose: &str,
     consent: Consent,
     json: bool,
@@ -177,7 +177,7 @@ pub(crate) async fn obtain(
 
 async fn may_replace(
     reached: &Reached,
-    wanted: &Wanted,
+    wanted: &DesiredTopology,
     topology: &Topology,
     consent: Consent,
     json: bool,

@@ -42,8 +42,8 @@ use crate::{
         cluster::Cluster,
         session::Session,
     },
-    topology_file::{FILE_BYTES_MAX, FileError, TopologyFile},
-    wanted::Wanted,
+    operator::desired::DesiredTopology,
+    operator::topology_file::{FILE_BYTES_MAX, FileError, TopologyFile},
 };
 
 /// Options of `console topology assign`.
@@ -91,7 +91,7 @@ fn see(cluster: &Cluster) -> Result<Seen, Failure> {
     Ok(Seen { lines, object, code: 0 })
 }
 
-fn read(path: &Path) -> Result<(Vec<String>, Wanted), Failure> {
+fn read(path: &Path) -> Result<(Vec<String>, DesiredTopology), Failure> {
     let mut text = String::new();
     let file = std::fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     let read = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text);

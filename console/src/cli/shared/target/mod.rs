@@ -16,7 +16,7 @@ use crate::cli::{
         target::need::{Need, Reach},
     },
 };
-use crate::clusters::{Clusters, Kept, default_path};
+use crate::client::clusters::{Clusters, Kept, default_path};
 
 /// How long to listen for announcements if no nodes are given.
 const LISTEN: Duration = Duration::from_millis(1500);

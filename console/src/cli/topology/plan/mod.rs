@@ -34,7 +34,7 @@ use crate::{
         network::{Effort, measure},
         session, with_port,
     },
-    planned,
+    operator::planner_query,
 };
 
 /// Names the nodes of commands that get none on the command line.
@@ -191,14 +191,14 @@ async fn probe_all(
     }
     let reports = reports(&sessions).await?;
     let known = || reports.iter().map(|report| (report.name.as_str(), report.measured.links.as_slice()));
-    for (report, link) in reports.iter().zip(planned::links(known())) {
+    for (report, link) in reports.iter().zip(planner_query::links(known())) {
         // An excluded node has no session here.
         if let Some(node) = nodes.iter_mut().find(|node| node.name == report.name) {
             node.link = link.map(|link| options.hypothetical.over(link));
         }
     }
     let now = reports.iter().map(|report| report.unix_ms).max().unwrap_or(0);
-    Ok((nodes, Some(planned::links_known(known(), now))))
+    Ok((nodes, Some(planner_query::links_known(known(), now))))
 }
 
 async fn probe(address: &str, options: &Plan, sizes: &ModelSizes) -> Result<PlanNode, Failure> {

@@ -1,0 +1,230 @@
+//! The dashboard's driver: waits for an event, updates the state, performs the effects and renders a frame if something
+//! changed. Makes no decisions; the only module of the dashboard that uses tokio and the clock.
+use crate::client::Nodes;
+mod files;
+pub mod replay;
+
+use std::{future::pending, io, path::PathBuf, time::Duration};
+
+use crossterm::event::EventStream;
+use tokio::{
+    select,
+    signal::unix::{self, SignalKind},
+    sync::mpsc,
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
+};
+
+use self::files::Files;
+use crate::{
+    operator::desired::TopologyRequest,
+    recording::rounded,
+    state::{GenerateDefaults, State, desk::Desk},
+    terminal::{Screen, TerminalError, input::next_input},
+    update::effect::Effect,
+    update::event::{ClientEvent, Event, GenerateEvent, Signal},
+    update::update,
+    view,
+};
+
+/// Maximum number of queued client events; the client blocks while the queue is full.
+const CLIENT_EVENTS_MAX: usize = 1024;
+/// Interval between ticks.
+const TICK: Duration = Duration::from_millis(250);
+/// Minimum interval between two frames.
+const FRAME: Duration = Duration::from_millis(33);
+/// Minimum interval before a frame that only updates node figures: they cannot be read faster.
+const FIGURES_FRAME: Duration = Duration::from_millis(125);
+/// Maximum wait for the end of a generation that quitting cancelled.
+const CANCEL_WAIT: Duration = Duration::from_secs(1);
+
+/// Options of the dashboard.
+#[derive(Clone, Debug)]
+pub struct DashboardOptions {
+    /// Addresses of the nodes, in order of replica, stage and rank.
+    pub nodes: Vec<String>,
+    /// The topology to run once all nodes are connected: assigned if no topology runs, confirmed by the operator if
+    /// another one does; `None` = use any running topology.
+    pub asked: Option<TopologyRequest>,
+    /// Initial text of the prompt box.
+    pub prompt: String,
+    /// Default parameters of generations.
+    pub defaults: GenerateDefaults,
+    /// Screen preferences.
+    pub desk: Desk,
+    /// File to record the session to.
+    pub record: Option<PathBuf>,
+    /// Read-only: no operator command is ever issued.
+    pub readonly: bool,
+}
+
+/// Runs the dashboard until it quits; returns the exit code. `connect` starts the client, which sends its events to the
+/// channel.
+///
+/// # Errors
+/// The terminal cannot be used. The terminal is restored in every case.
+pub async fn dashboard<N: Nodes>(
+    options: DashboardOptions,
+    connect: impl FnOnce(Vec<String>, mpsc::Sender<ClientEvent>) -> N,
+) -> Result<i32, TerminalError> {
+    // Before entering the terminal: a signal in between must not leave it in raw mode.
+    let signals = Signals::listen()?;
+    let asked = options.asked.filter(|_| !options.readonly);
+    let wanted = asked.as_ref().map(|asked| asked.wanted(options.nodes.len()));
+    let mut state = State::new(&options.nodes, wanted, &options.prompt, options.defaults);
+    state.goal = asked.as_ref().map_or_else(Default::default, |asked| asked.goal);
+    state.asked = asked;
+    state.readonly = options.readonly;
+    state.desk = options.desk;
+    let started = Instant::now();
+    let mut files = Files::new(&state);
+    // Before entering the terminal, so that the error for an unwritable file stays readable.
+    let began =
+        options.record.map(|file| files.record(Some(file), &state)).transpose().map_err(TerminalError::Recording)?;
+    let mut screen = Screen::enter()?;
+    screen.take_mouse(state.desk.takes_mouse);
+    let (sender, events) = mpsc::channel(CLIENT_EVENTS_MAX);
+    state.clock_ms = files.started_unix_ms();
+    let nodes = connect(options.nodes, sender);
+    let mut driver = Driver { state, nodes, files, events, started, frame_due: None, exit: None };
+    if let Some(event) = began {
+        drop(update(&mut driver.state, event));
+    }
+    let code = driver.run(screen, signals).await?;
+    driver.files.finish();
+    driver.wait_for_cancel().await;
+    Ok(code)
+}
+
+struct Driver<N> {
+    state: State,
+    nodes: N,
+    files: Files,
+    events: mpsc::Receiver<ClientEvent>,
+    started: Instant,
+    frame_due: Option<Instant>,
+    exit: Option<i32>,
+}
+
+impl<N: Nodes> Driver<N> {
+    /// The event loop. Owns the screen, so that the terminal is restored before anything after the loop is awaited.
+    async fn run(&mut self, mut screen: Screen, mut signals: Signals) -> Result<i32, TerminalError> {
+        let mut keys = EventStream::new();
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.frame_due = Some(Instant::now());
+        let mut drawn_at = None;
+        loop {
+            let frame_due = self.frame_due;
+            let event = select! {
+                signal = signals.next() => Some(Event::Signal(signal)),
+                key = next_input(&mut keys) => key,
+                event = next_client(&mut self.events) => Some(Event::Client(event)),
+                event = self.files.news() => Some(event),
+                _ = ticks.tick() => None,
+                () = frame(frame_due, &screen) => {
+                    let theme = view::theme_of(&self.state);
+                    let extent = screen.draw(|frame| view::draw(&self.state, &theme, frame))?;
+                    drawn_at = Some(Instant::now());
+                    self.frame_due = None;
+                    Some(Event::Drawn(extent))
+                }
+            };
+            screen.check()?;
+            // Whole microseconds, the resolution of recorded times.
+            let now = rounded(self.started.elapsed());
+            self.files.happens(&self.state, now, event.as_ref());
+            self.handle(Event::Tick { now }, drawn_at, &mut screen);
+            if let Some(event) = event {
+                self.handle(event, drawn_at, &mut screen);
+            }
+            if let Some(code) = self.exit {
+                return Ok(code);
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event, drawn_at: Option<Instant>, screen: &mut Screen) {
+        let is_figures = matches!(event, Event::Tick { .. } | Event::Client(ClientEvent::Report { .. }));
+        let pause = if is_figures { FIGURES_FRAME } else { FRAME };
+        for effect in update(&mut self.state, event) {
+            match effect {
+                Effect::Draw => {
+                    let due = drawn_at.map_or_else(Instant::now, |at| at + pause);
+                    self.frame_due = Some(self.frame_due.map_or(due, |before| before.min(due)));
+                }
+                Effect::Assign { wanted, members } => self.nodes.assign(wanted, members),
+                Effect::Generate { head, generate } => self.nodes.generate(head, *generate),
+                Effect::Plan(ask) => self.nodes.plan(*ask),
+                Effect::Log { node, after } => self.nodes.log(node, after),
+                Effect::Operate(order) => self.nodes.operate(order),
+                Effect::Cancel => self.nodes.cancel(),
+                Effect::Quit(code) => self.exit = Some(code),
+                Effect::TakeMouse(takes) => screen.take_mouse(takes),
+                Effect::Record(file) => self.files.begin(file.map(PathBuf::from), &self.state),
+                Effect::StopRecording => self.files.end(),
+                Effect::Export { format, file } => {
+                    let size = screen.size().unwrap_or((80, 24));
+                    self.files.export(&self.state, size, format, file.map(PathBuf::from));
+                }
+            }
+        }
+    }
+
+    /// Waits briefly for a cancel sent while quitting to reach the head.
+    async fn wait_for_cancel(&mut self) {
+        let ended = async {
+            while let Some(event) = self.events.recv().await {
+                if matches!(event, ClientEvent::Generate(GenerateEvent::Finished(_) | GenerateEvent::Failed(_))) {
+                    break;
+                }
+            }
+        };
+        if self.state.request.is_sent() {
+            // Without an answer the session closes, and the head cancels the request because of that.
+            let _ = timeout(CANCEL_WAIT, ended).await;
+        }
+    }
+}
+
+/// The signals that end a console.
+struct Signals {
+    hang_up: unix::Signal,
+    interrupt: unix::Signal,
+    terminate: unix::Signal,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            hang_up: unix::signal(SignalKind::hangup())?,
+            interrupt: unix::signal(SignalKind::interrupt())?,
+            terminate: unix::signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) -> Signal {
+        select! {
+            _ = self.hang_up.recv() => Signal::HangUp,
+            _ = self.interrupt.recv() => Signal::Interrupt,
+            _ = self.terminate.recv() => Signal::Terminate,
+        }
+    }
+}
+
+/// Resolves when a frame is due: something changed, the last frame is old enough, and the terminal has accepted all of
+/// it. On a slow terminal frames are skipped, not queued.
+async fn frame(due: Option<Instant>, screen: &Screen) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => pending().await,
+    }
+    screen.ready().await;
+}
+
+/// The next client event; never resolves once the client is gone.
+async fn next_client(events: &mut mpsc::Receiver<ClientEvent>) -> ClientEvent {
+    match events.recv().await {
+        Some(event) => event,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,198 @@
+//! Topology candidates as ranked by the planner, the changes that assigning one would make, and the current division of
+//! memory.
+use std::ops::Range;
+
+use common::{fault::Fault, ids::MemberIndex, latency::ratio};
+use planner::{
+    holding::{Holding, PANEL_ROWS},
+    search::Candidate,
+    working::{RankMemory, Seat},
+};
+use topology::{Topology, cut_stages};
+
+use crate::{
+    operator::desired::DesiredTopology,
+    operator::planner_query::{PROMPT, PlannerAnswer, PlannerNode, PlannerQuery},
+    state::{
+        State,
+        clean::clean_line,
+        row::{Cell, Row, Tone},
+        table::{Column, Table},
+    },
+};
+
+/// State of the planner query.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Planning {
+    /// No query yet.
+    #[default]
+    Nothing,
+    /// The query is pending.
+    Asked,
+    /// The planner has answered.
+    Done(Box<PlannerAnswer>),
+    /// The query failed.
+    Failed(Fault),
+}
+
+/// The table's columns.
+const COLUMNS: &[Column] = &[
+    Column::left("topology", 11, 0),
+    Column::right("nodes", 5, 1),
+    Column::right("tok/s", 6, 0),
+    Column::right("all tok/s", 9, 3),
+    Column::right("TTFT", 9, 1),
+    Column::right("GiB/node", 8, 1),
+    Column::right("network", 7, 4),
+    Column::rest("remark", 14, 0),
+];
+
+/// The candidates, best first, then the layouts that do not fit.
+pub fn table(state: &State) -> Table {
+    let Planning::Done(planned) = &state.planning else { return Table { columns: COLUMNS, rows: Vec::new() } };
+    let ranked = planned.plan.ranked.iter().enumerate().map(|(place, candidate)| row(state, planned, place, candidate));
+    let dropped = planned.plan.dropped.iter().map(|dropped| {
+        let mut cells = vec![Cell::default().toned(Tone::Dim); COLUMNS.len()];
+        cells[0] = Cell::text(dropped.layout.to_string()).toned(Tone::Dim);
+        cells[COLUMNS.len() - 1] = Cell::text(clean_line(&dropped.reason.to_string())).toned(Tone::Dim);
+        Row { key: format!("no {}", dropped.layout), cells, is_stale: false }
+    });
+    Table { columns: COLUMNS, rows: ranked.chain(dropped).collect() }
+}
+
+fn row(state: &State, planned: &PlannerAnswer, place: usize, candidate: &Candidate) -> Row {
+    let prediction = &candidate.prediction;
+    let rate = ratio(1e9, prediction.tpot.0 as f64);
+    let gib = candidate.memory_max().0 as f64 / (1_u64 << 30) as f64;
+    let remark = match (runs(state, planned, candidate), place) {
+        (true, _) => Cell::text(match measured(state) {
+            Some(rate) => format!("runs: measured {rate:.1} tok/s"),
+            None => "runs".to_owned(),
+        })
+        .toned(Tone::Ok),
+        (false, 0) => Cell::text("best"),
+        _ => Cell::default(),
+    };
+    let cells = vec![
+        Cell::text(candidate.layout.to_string()),
+        Cell::figure(Some(candidate.layout.node_count() as f64), |count| format!("{count:.0}")),
+        Cell::figure(Some(rate), |rate| format!("{rate:.1}")),
+        Cell::figure(Some(prediction.throughput), |rate| format!("{rate:.1}")),
+        Cell { number: Some(prediction.ttft.0 as f64), ..Cell::text(prediction.ttft.to_string()) },
+        Cell::figure(Some(gib), |gib| format!("{gib:.2}")),
+        Cell::figure(Some(prediction.network[1]), |share| format!("{:.0} %", share * 100.0)),
+        remark,
+    ];
+    Row { key: candidate.layout.to_string(), cells, is_stale: false }
+}
+
+/// Whether a candidate is the running topology.
+fn runs(state: &State, planned: &PlannerAnswer, candidate: &Candidate) -> bool {
+    let Some((topology, _)) = state.topology() else { return false };
+    topology.layout == candidate.layout && topology.model == planned.ask.model
+}
+
+/// Tokens per second of this console's last request, if the running topology answered it.
+fn measured(state: &State) -> Option<f64> {
+    let epoch = state.topology().map(|(_, epoch)| epoch);
+    if state.request_epoch != epoch {
+        return None;
+    }
+    state.request.tpot_ms().map(|tpot| ratio(1e3, tpot))
+}
+
+/// The planner query for the current model and settings; `None` if no model is known or no node answers.
+pub fn ask(state: &State) -> Option<PlannerQuery> {
+    let running = state.topology().map(|(topology, _)| topology);
+    match (running, &state.wanted) {
+        (Some(topology), _) => ask_for(state, DesiredTopology::again(topology, topology.members.len())),
+        (None, Some(wanted)) => ask_for(state, wanted.clone()),
+        (None, None) => None,
+    }
+}
+
+/// The planner query for this model and these settings, regardless of the layout.
+pub fn ask_for(state: &State, wanted: DesiredTopology) -> Option<PlannerQuery> {
+    let node = |place: usize| {
+        let node = &state.nodes[place];
+        let report = node.report.as_ref().filter(|_| node.is_open())?;
+        // The running shard stays in memory until the new topology has been loaded.
+        let (machine, cores) = &node.machine;
+        Some(PlannerNode::of(place, (machine, *cores), report, true))
+    };
+    let nodes: Vec<_> = state.usable().into_iter().filter_map(node).collect();
+    let is_known = !nodes.is_empty();
+    is_known.then_some(PlannerQuery {
+        model: wanted.model,
+        nodes,
+        goal: state.goal,
+        context: wanted.context_length,
+        slots: wanted.slots,
+        kv: wanted.kv,
+        exchange: wanted.exchange,
+        choice: wanted.collective,
+        now_unix_ms: state.nodes.iter().filter_map(|node| Some(node.report.as_ref()?.unix_ms)).max().unwrap_or(0),
+    })
+}
+
+/// The planner's prediction for assigning this topology, and the layers that move; empty if the planner was not queried
+/// for such a layout.
+pub fn preview(state: &State, wanted: &DesiredTopology) -> Vec<String> {
+    let Planning::Done(planned) = &state.planning else { return Vec::new() };
+    let known = planned.candidate(&wanted.layout.to_string()).filter(|_| planned.ask.model == wanted.model);
+    let Some(candidate) = known else { return Vec::new() };
+    let prediction = &candidate.prediction;
+    let measured = measured(state).map_or_else(String::new, |rate| format!(" (measured now: {rate:.1})"));
+    let predicted = format!(
+        "Predicted: {:.1} tokens/s{measured}, TTFT {} for {} tokens, at most {} on a node.",
+        ratio(1e9, prediction.tpot.0 as f64),
+        prediction.ttft,
+        PROMPT.min(planned.context),
+        candidate.memory_max()
+    );
+    let warning = planned.past_knee(wanted.layout).map(|warning| format!("Warning: {warning}."));
+    let changes = state.topology().and_then(|(topology, _)| changes(state, topology, planned, candidate));
+    std::iter::once(predicted).chain(warning).chain(changes).collect()
+}
+
+/// The nodes whose layers change.
+fn changes(state: &State, topology: &Topology, planned: &PlannerAnswer, candidate: &Candidate) -> Option<String> {
+    let stages = candidate.replicas.iter().flatten();
+    let after = stages.flat_map(|stage| stage.ranks.iter().map(|rank| (rank, stage.layers.clone())));
+    let changed: Vec<String> = after
+        .filter_map(|(rank, layers)| {
+            let node = state.nodes.get(planned.ask.nodes.get(rank.node)?.place)?;
+            let member = topology.members.get(state.member_of(node)?)?;
+            let before = member.layers.start as usize..member.layers.end as usize;
+            (before != layers).then(|| format!("{} {} → {}", node.name(), span(&before), span(&layers)))
+        })
+        .collect();
+    (!changed.is_empty()).then(|| format!("Layers: {}.", changed.join(", ")))
+}
+
+/// A range of layers for display, with inclusive ends.
+pub fn span(layers: &Range<usize>) -> String {
+    if layers.len() < 2 { layers.start.to_string() } else { format!("{}–{}", layers.start, layers.end - 1) }
+}
+
+/// Memory of each member of the running topology, if the model's sizes are known.
+pub fn division(state: &State) -> Option<Vec<RankMemory>> {
+    let Planning::Done(planned) = &state.planning else { return None };
+    let (topology, _) = state.topology()?;
+    if topology.model != planned.ask.model {
+        return None;
+    }
+    let kv = (topology.kv, topology.kv_block_count());
+    let mut all = Vec::with_capacity(topology.members.len());
+    for replica in 0..topology.layout.replicas {
+        let plans = cut_stages(&planned.sizes.shape, &topology.stages(replica)).ok()?;
+        for (plan, member) in plans.iter().zip(topology.layout.members(replica)) {
+            let seat = Seat::of(topology, &topology.place(MemberIndex(member as u16)));
+            all.push(Holding { sizes: &planned.sizes, plan }.memory(PANEL_ROWS, kv, &seat));
+        }
+    }
+    (all.len() == topology.members.len()).then_some(all)
+}
+
+#[cfg(test)]
+mod tests;

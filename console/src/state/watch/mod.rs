@@ -1,0 +1,232 @@
+//! Turns changes into events: compares a node with its last observed state and reports each difference once.
+use std::time::Duration;
+
+use common::ids::Epoch;
+use telemetry::{Finding, Health, NodeState, Severity};
+
+use crate::state::{
+    Assignment, State,
+    lateness::{ranks, straggler},
+    node::{Link, STALE_AFTER, Standing},
+    request::Phase,
+};
+
+/// A finding or straggler counts as gone when it has not been seen for this long; flapping is reported once.
+const GONE_AFTER: Duration = Duration::from_secs(10);
+/// Interval between two checks for a straggler.
+const LATE_STEP: Duration = Duration::from_secs(1);
+/// Maximum number of findings kept per node.
+const FINDINGS_MAX: usize = 32;
+
+/// The last observed state of a node.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct SeenNode {
+    is_open: bool,
+    was_refused: bool,
+    is_stale: bool,
+    state: Option<NodeState>,
+    instance: Option<u64>,
+    is_out: bool,
+    findings: Vec<(&'static str, Duration)>,
+}
+
+/// The last observed state of the cluster.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Watch {
+    nodes: Vec<SeenNode>,
+    epoch: Option<Epoch>,
+    assignment: Option<Assignment>,
+    has_failed: bool,
+    late: Option<(usize, Duration)>,
+    late_checked: Duration,
+}
+
+/// Reports changes of a node.
+pub fn observe_node(state: &mut State, place: usize) {
+    let mut watch = std::mem::take(&mut state.watch);
+    watch.nodes.resize(state.nodes.len(), SeenNode::default());
+    if let Some(seen) = watch.nodes.get_mut(place) {
+        link(state, place, seen);
+        if state.nodes[place].is_open() {
+            reported(state, place, seen);
+            findings(state, place, seen);
+        }
+    }
+    state.watch = watch;
+}
+
+/// Reports changes of the cluster: assignments, topologies, requests of this console, stragglers.
+pub fn observe_cluster(state: &mut State) {
+    let mut watch = std::mem::take(&mut state.watch);
+    assignment(state, &mut watch);
+    let failed = match &state.request.phase {
+        Phase::Failed(fault) => Some(format!("request failed: {fault}")),
+        _ => None,
+    };
+    if let Some(text) = failed.as_ref().filter(|_| !watch.has_failed) {
+        state.events.push(state.now, Severity::Error, None, text);
+    }
+    watch.has_failed = failed.is_some();
+    if state.now.saturating_sub(watch.late_checked) >= LATE_STEP {
+        watch.late_checked = state.now;
+        lateness(state, &mut watch);
+    }
+    state.watch = watch;
+}
+
+/// Reports nodes that have fallen silent since the last check. Only the passing of time causes this change.
+pub fn observe_silence(state: &mut State) {
+    let mut watch = std::mem::take(&mut state.watch);
+    watch.nodes.resize(state.nodes.len(), SeenNode::default());
+    for (place, seen) in watch.nodes.iter_mut().enumerate() {
+        let is_stale = matches!(state.nodes[place].standing(state.now), Standing::Stale(_));
+        if is_stale && !seen.is_stale {
+            let text = format!("sent nothing for {} s", STALE_AFTER.as_secs());
+            state.events.push(state.now, Severity::Warning, Some(place), &text);
+        }
+        seen.is_stale = is_stale;
+    }
+    state.watch = watch;
+}
+
+fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
+    let say = |state: &mut State, severity, text: &str| state.events.push(state.now, severity, Some(place), text);
+    match state.nodes[place].link.clone() {
+        Link::Open if !seen.is_open => {
+            say(state, Severity::Note, "connected");
+            (seen.is_open, seen.was_refused) = (true, false);
+        }
+        Link::Lost { fault, .. } if seen.is_open => {
+            say(state, Severity::Error, &format!("connection lost: {}", fault.kind));
+            *seen = SeenNode { instance: seen.instance, is_out: seen.is_out, was_refused: true, ..SeenNode::default() };
+        }
+        Link::Lost { fault, .. } if !seen.was_refused => {
+            say(state, Severity::Warning, &format!("does not answer: {}", fault.kind));
+            seen.was_refused = true;
+        }
+        _ => {}
+    }
+    let was_stale =
+        std::mem::replace(&mut seen.is_stale, matches!(state.nodes[place].standing(state.now), Standing::Stale(_)));
+    if was_stale && !seen.is_stale && seen.is_open {
+        say(state, Severity::Note, "reports again");
+    }
+    let exclusion = state.exclusion(&state.nodes[place]).cloned();
+    if exclusion.is_some() != seen.is_out {
+        match &exclusion {
+            Some(entry) => {
+                let reason = format!("taken out: {} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by);
+                say(state, Severity::Warning, &reason);
+            }
+            None => say(state, Severity::Note, "taken in again"),
+        }
+        seen.is_out = exclusion.is_some();
+    }
+}
+
+fn reported(state: &mut State, place: usize, seen: &mut SeenNode) {
+    let Some(report) = &state.nodes[place].report else { return };
+    // The start or end of a request is not an event of the node.
+    let now_is = if report.state == NodeState::Serving { NodeState::Ready } else { report.state };
+    let (instance, fault) = (report.instance, report.fault.clone());
+    let mut news = Vec::new();
+    if seen.instance.replace(instance).is_some_and(|before| before != instance) {
+        news.push((Severity::Warning, "the daemon was started again".to_owned()));
+    }
+    if seen.state.replace(now_is) != Some(now_is) {
+        news.push(match fault.filter(|_| now_is == NodeState::Faulted) {
+            Some(fault) => (Severity::Error, format!("faulted: {fault}")),
+            None => (Severity::Note, format!("is {}", now_is.name())),
+        });
+    }
+    for (severity, text) in news {
+        state.events.push(state.now, severity, Some(place), &text);
+    }
+}
+
+fn findings(state: &mut State, place: usize, seen: &mut SeenNode) {
+    let Some(report) = &state.nodes[place].report else { return };
+    let now = state.now;
+    // Notes are ignored: most machines have a governor that may lower the clock.
+    let found: Vec<Finding> =
+        report.health.findings().into_iter().filter(|finding| finding.severity > Severity::Note).collect();
+    let mut news = Vec::new();
+    for finding in found.iter().take(FINDINGS_MAX) {
+        match seen.findings.iter_mut().find(|(code, _)| *code == finding.code) {
+            Some((_, at)) => *at = now,
+            None => {
+                seen.findings.push((finding.code, now));
+                news.push((finding.severity, format!("{}; fix: {}", finding.meaning, finding.fix)));
+            }
+        }
+    }
+    seen.findings.retain(|(code, at)| {
+        let is_gone = now.saturating_sub(*at) >= GONE_AFTER;
+        if is_gone {
+            news.push((Severity::Note, format!("no longer: {}", code.replace('_', " "))));
+        }
+        !is_gone
+    });
+    for (severity, text) in news {
+        state.events.push(now, severity, Some(place), &text);
+    }
+}
+
+fn assignment(state: &mut State, watch: &mut Watch) {
+    let epoch = state
+        .topology()
+        .map(|(topology, epoch)| (epoch, topology.layout, topology.model.clone(), topology.members.len()));
+    if let Some((epoch, layout, model, count)) = epoch
+        && watch.epoch.is_none_or(|before| before < epoch)
+    {
+        watch.epoch = Some(epoch);
+        state.events.push(
+            state.now,
+            Severity::Note,
+            None,
+            &format!("epoch {epoch}: {layout} of {model} on {count} nodes"),
+        );
+    }
+    if watch.assignment.as_ref() == Some(&state.assignment) {
+        return;
+    }
+    let news = match &state.assignment {
+        Assignment::Failed(fault) => Some((Severity::Error, format!("not assigned: {fault}"))),
+        Assignment::Loading => Some((Severity::Note, "an assignment from here begins".to_owned())),
+        Assignment::Running { reused: false, .. } => Some((Severity::Note, "assigned from here".to_owned())),
+        _ => None,
+    };
+    watch.assignment = Some(state.assignment.clone());
+    if let Some((severity, text)) = news {
+        state.events.push(state.now, severity, None, &text);
+    }
+}
+
+fn lateness(state: &mut State, watch: &mut Watch) {
+    let rows = if state.layers_move() { ranks(state) } else { Vec::new() };
+    let late = straggler(&rows).and_then(|row| Some((row.node?, row.late)));
+    match (late, watch.late) {
+        (Some((node, share)), Some((before, _))) if node != before => say_late(state, watch, node, share),
+        (Some((node, share)), None) => say_late(state, watch, node, share),
+        (Some((node, _)), Some(_)) => watch.late = Some((node, state.now)),
+        (None, Some((node, at))) if state.now.saturating_sub(at) >= GONE_AFTER => {
+            state.events.push(state.now, Severity::Note, Some(node), "holds nobody up any more");
+            watch.late = None;
+        }
+        (None, _) => {}
+    }
+}
+
+fn say_late(state: &mut State, watch: &mut Watch, node: usize, share: f64) {
+    let health = |place: usize| state.nodes[place].report.as_ref().map(|report| &report.health);
+    let members =
+        (0..state.nodes.len()).filter(|place| *place != node && state.member_of(&state.nodes[*place]).is_some());
+    let others: Vec<&Health> = members.filter_map(health).collect();
+    let cause = health(node).and_then(|health| health.cause_beside(&others)).map(|cause| format!(": {cause}"));
+    let text = format!("holds the others up, {:.0} % of their time{}", share * 100.0, cause.unwrap_or_default());
+    state.events.push(state.now, Severity::Warning, Some(node), &text);
+    watch.late = Some((node, state.now));
+}
+
+#[cfg(test)]
+mod tests;

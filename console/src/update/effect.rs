@@ -1,0 +1,71 @@
+//! Side effects that an update requests: plain values that `run` executes.
+use protocol::message::Generate;
+
+pub use crate::{operator::command::OperatorCommand, operator::desired::DesiredTopology};
+use crate::{operator::planner_query::PlannerQuery, state::command::Format};
+
+/// A requested side effect.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Render a frame: the screen content changed.
+    Draw,
+    /// Assign a topology to nodes.
+    Assign {
+        /// The topology request.
+        wanted: DesiredTopology,
+        /// Indices of the nodes in the list, by rank.
+        members: Vec<usize>,
+    },
+    /// Start a generation.
+    Generate {
+        /// Index of the head in the list.
+        head: usize,
+        /// The request.
+        generate: Box<Generate>,
+    },
+    /// Query the planner.
+    Plan(Box<PlannerQuery>),
+    /// Execute an operator command.
+    Operate(OperatorCommand),
+    /// Read a node's log.
+    Log {
+        /// Index of the node in the list.
+        node: usize,
+        /// Return only lines after this number.
+        after: u64,
+    },
+    /// Cancel the running generation.
+    Cancel,
+    /// Quit with this exit code.
+    Quit(i32),
+    /// Capture the mouse, or release it to the terminal.
+    TakeMouse(bool),
+    /// Start recording the session to a file; `None` = a file named by the time.
+    Record(Option<String>),
+    /// Stop recording.
+    StopRecording,
+    /// Write the page's data or the screen to a new file.
+    Export {
+        /// The file format.
+        format: Format,
+        /// The file; `None` = named by page and time.
+        file: Option<String>,
+    },
+}
+
+impl Effect {
+    /// Whether the effect reaches the cluster.
+    pub fn acts(&self) -> bool {
+        match self {
+            Self::Assign { .. } | Self::Generate { .. } | Self::Operate(_) | Self::Cancel => true,
+            Self::Draw
+            | Self::Plan(_)
+            | Self::Log { .. }
+            | Self::Quit(_)
+            | Self::TakeMouse(_)
+            | Self::Record(_)
+            | Self::StopRecording
+            | Self::Export { .. } => false,
+        }
+    }
+}

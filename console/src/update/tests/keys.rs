@@ -1,0 +1,312 @@
+//! Tests every key of the help page with a case that checks its effect; a key without a case fails the walk over the
+//! table.
+use telemetry::{NodeState, Severity};
+use topology::Exclusions;
+
+use crate::{
+    update::effect::Effect,
+    update::event::Event,
+    fixtures::{NODES, Story, address, name},
+    keymap::{Action, BINDINGS, Binding, Key, KeyCode, Place},
+    operator::command::Removal,
+    state::{
+        Focus, Page, Spot, State, TextScroll,
+        command::Format,
+        operation::{Dialog, Question},
+        tables,
+    }};
+
+/// A situation in which the key is pressed, and the condition that must hold afterwards.
+type Case = (Story, fn(&Story) -> bool);
+
+/// A finished generation with the focus outside the prompt box, on this page, with the third node selected.
+fn on(page: Page) -> Story {
+    let mut story = Story::finished();
+    story.key(KeyCode::Esc);
+    story.state.spot = Spot::first_of(page);
+    story.state.selected = 2;
+    story.effects.clear();
+    story
+}
+
+/// Text in the prompt box, the cursor inside its second line; the output above is longer than its panel.
+fn in_prompt() -> Story {
+    let mut story = Story::finished();
+    story.on(Event::Paste("one two\nthree four".to_owned()));
+    for _ in 0..5 {
+        story.key(KeyCode::Left);
+    }
+    story.effects.clear();
+    story
+}
+
+/// A filter being typed on the Cluster page.
+fn in_filter() -> Story {
+    let mut story = on(Page::Cluster);
+    for letter in "/pi x".chars() {
+        story.key(KeyCode::Char(letter));
+    }
+    story
+}
+
+fn selected(state: &State) -> usize {
+    state.selected
+}
+
+fn filter(state: &State) -> &str {
+    tables::arrangement(state, Page::Cluster).filter.typed()
+}
+
+/// Cases of keys that navigate and quit.
+fn of_pages(binding: &Binding, key: Key) -> Option<Case> {
+    let anywhere = |page| if key.types() { on(page) } else { in_prompt() };
+    Some(match (binding.place, binding.action) {
+        (_, Action::Interrupt | Action::Escape) => {
+            let mut story = Story::generating();
+            story.effects.clear();
+            (story, |after| after.effects == [Effect::Cancel])
+        }
+        (_, Action::FocusNext | Action::FocusPrevious) => {
+            (Story::ready(), |after| after.state.spot == Spot { page: Page::Generate, focus: Focus::Text })
+        }
+        (_, Action::Quit) => (on(Page::Cluster), |after| after.effects == [Effect::Quit(0)]),
+        (Place::Prompt, Action::Help) => (in_prompt(), |after| after.state.help == Some(0)),
+        (_, Action::Help) => (on(Page::Events), |after| after.state.help == Some(0)),
+        (_, Action::FocusPrompt) => (on(Page::Node), |after| after.state.spot == Spot::first_of(Page::Generate)),
+        (_, Action::Show(Page::Cluster)) => (anywhere(Page::Node), |after| after.state.spot.page == Page::Cluster),
+        (_, Action::Show(Page::Topology)) => (anywhere(Page::Node), |after| after.state.spot.page == Page::Topology),
+        (_, Action::Show(Page::Sync)) => (anywhere(Page::Node), |after| after.state.spot.page == Page::Sync),
+        (_, Action::Show(Page::Generate)) => (on(Page::Node), |after| after.state.spot.is_typing()),
+        (_, Action::Show(Page::Requests)) => (anywhere(Page::Node), |after| after.state.spot.page == Page::Requests),
+        (_, Action::Show(Page::Events)) => (anywhere(Page::Node), |after| after.state.spot.page == Page::Events),
+        (_, Action::Show(Page::Node)) => (anywhere(Page::Sync), |after| after.state.spot.page == Page::Node),
+        (_, Action::PageNext) => (on(Page::Node), |after| after.state.spot.page == Page::Cluster),
+        (_, Action::PagePrevious) => {
+            (on(Page::Requests), |after| after.state.spot == Spot { page: Page::Generate, focus: Focus::Text })
+        }
+        (_, Action::Open) => {
+            (on(Page::Cluster), |after| after.state.spot.page == Page::Node && after.state.selected == 2)
+        }
+        (_, Action::RankPrevious) => (on(Page::Node), |after| selected(&after.state) == 1),
+        (_, Action::RankNext) => (on(Page::Node), |after| selected(&after.state) == 3),
+        (Place::Panels | Place::Filter, Action::Up) => {
+            let story = if binding.place == Place::Filter { in_unmatched_filter() } else { on(Page::Cluster) };
+            (story, |after| selected(&after.state) == 1)
+        }
+        (Place::Panels | Place::Filter, Action::Down) => {
+            let story = if binding.place == Place::Filter { in_unmatched_filter() } else { on(Page::Cluster) };
+            (story, |after| selected(&after.state) == 3)
+        }
+        (Place::Panels, Action::PageUp | Action::Top) => (on(Page::Cluster), |after| selected(&after.state) == 0),
+        (Place::Panels, Action::PageDown | Action::Bottom) => {
+            (on(Page::Cluster), |after| selected(&after.state) == NODES - 1)
+        }
+        _ => return None,
+    })
+}
+
+/// A filter being typed that still matches every row.
+fn in_unmatched_filter() -> Story {
+    let mut story = on(Page::Cluster);
+    story.key(KeyCode::Char('/'));
+    story
+}
+
+fn question(story: &Story) -> Option<&Question> {
+    story.state.dialog.as_ref().map(|dialog: &Dialog| &dialog.question)
+}
+
+fn is_out(story: &Story, wanted: Removal) -> bool {
+    matches!(question(story), Some(Question::Out { node: 2, how }) if *how == wanted)
+}
+
+/// The Sync page after half a minute of all-reduces, showing the state ten seconds ago.
+fn in_the_past() -> Story {
+    let mut story = Story::generating();
+    for second in 2..30 {
+        story.at(1000 * second).all_report(NodeState::Serving, true);
+    }
+    story.state.spot = Spot::first_of(Page::Sync);
+    story.key(KeyCode::Char('{'));
+    story
+}
+
+/// The Generate page with the focus on the text, where letters are not typed.
+fn beside_prompt() -> Story {
+    let mut story = on(Page::Generate);
+    story.key(KeyCode::Tab);
+    story
+}
+
+/// Cases of the Sync and Generate pages.
+fn of_sync_and_generate(binding: &Binding) -> Option<Case> {
+    Some(match binding.action {
+        Action::SyncMetric => (on(Page::Sync), |after| after.state.sync_metric != on(Page::Sync).state.sync_metric),
+        Action::Older | Action::MuchOlder | Action::Newer | Action::MuchNewer | Action::Live => {
+            (in_the_past(), |after| after.state.sync != in_the_past().state.sync)
+        }
+        Action::Terms if binding.place == Place::Prompt => (in_prompt(), |after| after.state != in_prompt().state),
+        Action::Pin if binding.place == Place::Prompt => (in_prompt(), |after| after.state != in_prompt().state),
+        Action::Terms | Action::Pin => (beside_prompt(), |after| after.state != beside_prompt().state),
+        _ => return None,
+    })
+}
+
+/// Cases of keys that act on the cluster or on tables.
+fn of_actions(binding: &Binding) -> Option<Case> {
+    Some(match binding.action {
+        Action::AssignAgain => (on(Page::Cluster), |after| matches!(question(after), Some(Question::Assign { .. }))),
+        Action::Restart => {
+            let mut story = on(Page::Cluster);
+            story.all_report(NodeState::Ready, false);
+            (story, |after| matches!(question(after), Some(Question::Restart { .. })))
+        }
+        Action::Exclude => (on(Page::Cluster), |after| is_out(after, Removal::Exclude)),
+        Action::Cordon => (on(Page::Cluster), |after| is_out(after, Removal::Cordon)),
+        Action::Drain => (on(Page::Cluster), |after| is_out(after, Removal::Drain)),
+        Action::AbortAssignment => {
+            let mut story = Story::begin();
+            story.at(10).all_connected().all_loading().key(KeyCode::Esc);
+            (story, |after| question(after) == Some(&Question::AbortAssignment))
+        }
+        Action::CancelRequest => {
+            let mut story = Story::busy();
+            story.state.spot = Spot::first_of(Page::Requests);
+            (story, |after| matches!(question(after), Some(Question::CancelRequest { node: 0, number: 4, .. })))
+        }
+        Action::Plan => (on(Page::Topology), |after| matches!(after.effects.as_slice(), [Effect::Plan(_)])),
+        Action::Filter => {
+            (on(Page::Events), |after| after.state.spot == Spot { page: Page::Events, focus: Focus::Filter })
+        }
+        Action::KeepFilter => {
+            (in_filter(), |after| after.state.spot.focus == Focus::Nodes && filter(&after.state) == "pi x")
+        }
+        Action::SortNext => {
+            (on(Page::Cluster), |after| tables::arrangement(&after.state, Page::Cluster).sort == Some((0, false)))
+        }
+        Action::SortPrevious => (on(Page::Cluster), |after| {
+            let columns = tables::table(&after.state, Page::Cluster).map_or(0, |table| table.columns.len());
+            tables::arrangement(&after.state, Page::Cluster).sort.map(|(column, _)| column) == Some(columns - 1)
+        }),
+        Action::SortReverse => {
+            let mut story = on(Page::Cluster);
+            story.key(KeyCode::Char('s'));
+            (story, |after| {
+                let table = tables::table(&after.state, Page::Cluster).expect("the page has a table");
+                tables::shown(&after.state, Page::Cluster, &table).0[0].key == address(NODES - 1)
+            })
+        }
+        Action::Severity => (on(Page::Events), |after| after.state.severity_min == Severity::Warning),
+        _ => return None,
+    })
+}
+
+/// Cases of keys that edit text.
+fn of_typing(binding: &Binding) -> Option<Case> {
+    if binding.place == Place::Filter {
+        return Some(match binding.action {
+            Action::EraseBefore => (in_filter(), |after| filter(&after.state) == "pi "),
+            Action::EraseWord => (in_filter(), |after| filter(&after.state) == "pi "),
+            Action::EraseToStart => (in_filter(), |after| filter(&after.state).is_empty()),
+            _ => return None,
+        });
+    }
+    Some(match binding.action {
+        Action::Submit => (in_prompt(), |after| matches!(after.effects.as_slice(), [Effect::Generate { head: 0, .. }])),
+        Action::NewLine => (in_prompt(), |after| after.state.editor.text() == "one two\nthree\n four"),
+        Action::CursorLeft => (in_prompt(), |after| at(after) == "one two\nthre"),
+        Action::CursorRight => (in_prompt(), |after| at(after) == "one two\nthree "),
+        Action::WordLeft => (in_prompt(), |after| at(after) == "one two\n"),
+        Action::WordRight => (in_prompt(), |after| at(after) == "one two\nthree four"),
+        Action::LineStart => (in_prompt(), |after| at(after) == "one two\n"),
+        Action::LineEnd => (in_prompt(), |after| at(after) == "one two\nthree four"),
+        Action::LineUp => (in_prompt(), |after| at(after) == "one t"),
+        Action::LineDown => {
+            let mut story = in_prompt();
+            story.key(KeyCode::Up);
+            (story, |after| at(after) == "one two\nthree")
+        }
+        Action::EraseBefore => (in_prompt(), |after| after.state.editor.text() == "one two\nthre four"),
+        Action::EraseAfter => (in_prompt(), |after| after.state.editor.text() == "one two\nthreefour"),
+        Action::EraseWord => (in_prompt(), |after| after.state.editor.text() == "one two\n four"),
+        Action::EraseToStart => (in_prompt(), |after| after.state.editor.text() == "one two\n four"),
+        Action::EraseToEnd => (in_prompt(), |after| after.state.editor.text() == "one two\nthree"),
+        Action::PageUp => (in_prompt(), |after| matches!(after.state.text_scroll, TextScroll::At(_))),
+        Action::PageDown => {
+            let mut story = in_prompt();
+            story.key(KeyCode::PageUp);
+            (story, |after| after.state.text_scroll == TextScroll::Follow)
+        }
+        _ => return None,
+    })
+}
+
+/// Cases of keys that control the screen itself.
+fn of_desk(binding: &Binding) -> Option<Case> {
+    Some(match binding.action {
+        Action::Command => (on(Page::Cluster), |after| after.state.desk.is_commanding),
+        Action::Freeze => (on(Page::Cluster), |after| after.state.frozen.is_some()),
+        Action::Mouse => (on(Page::Cluster), |after| after.effects == [Effect::TakeMouse(false)]),
+        Action::Record => (on(Page::Cluster), |after| after.effects == [Effect::Record(None)]),
+        Action::ExportData => {
+            (on(Page::Cluster), |after| after.effects == [Effect::Export { format: Format::Csv, file: None }])
+        }
+        Action::ExportScreen => {
+            (on(Page::Cluster), |after| after.effects == [Effect::Export { format: Format::Svg, file: None }])
+        }
+        _ => return None,
+    })
+}
+
+/// The text before the cursor.
+fn at(story: &Story) -> &str {
+    story.state.editor.before_cursor()
+}
+
+#[test]
+fn every_key_of_the_help_page_has_an_effect() {
+    for binding in BINDINGS {
+        for key in binding.keys.iter() {
+            let case = of_pages(binding, *key)
+                .or_else(|| of_actions(binding))
+                .or_else(|| of_sync_and_generate(binding))
+                .or_else(|| of_desk(binding))
+                .or_else(|| of_typing(binding));
+            let Some((mut story, holds)) = case else { panic!("{key} ({}) has no case", binding.what) };
+            assert!(binding.place.holds(story.state.spot), "{key} ({}) is tried where it does not apply", binding.what);
+            story.effects.clear();
+            story.on(Event::Key(*key));
+            assert!(holds(&story), "{key} ({}) does not have its effect", binding.what);
+        }
+    }
+}
+
+#[test]
+fn escape_removes_a_filter_and_shows_all_rows() {
+    let mut story = in_filter();
+    story.key(KeyCode::Esc);
+    assert_eq!((filter(&story.state), story.state.spot.focus), ("", Focus::Nodes));
+    let mut story = in_filter();
+    story.key(KeyCode::Enter).key(KeyCode::Esc);
+    assert_eq!(filter(&story.state), "", "the next Esc removes a filter that was kept");
+}
+
+#[test]
+fn enter_on_an_event_opens_the_page_of_its_node() {
+    let mut story = on(Page::Cluster);
+    let mut exclusions = Exclusions::default();
+    exclusions.say(&name(3), &address(3), Some("fan stuck"), "me@here");
+    let report = crate::fixtures::running(0, telemetry::NodeState::Ready, false);
+    story.report(3, telemetry::NodeReport { name: name(3), exclusions, ..report });
+    story.key(KeyCode::Char('6')).key(KeyCode::Enter);
+    assert_eq!((story.state.spot.page, story.state.selected), (Page::Node, 3));
+}
+
+#[test]
+fn selection_survives_a_change_of_order() {
+    let mut story = on(Page::Cluster);
+    for letter in "sSs".chars() {
+        story.key(KeyCode::Char(letter));
+        assert_eq!(tables::selected(&story.state, Page::Cluster), address(2));
+    }
+}

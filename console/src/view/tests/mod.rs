@@ -1,0 +1,7 @@
+//! Screens of whole stories, compared with stored texts.
+mod document;
+mod generate;
+mod operate;
+mod page;
+mod snapshot;
+mod sync;

@@ -1,0 +1,73 @@
+//! Snapshot tests of every page in four states at three sizes, stored as text below `snapshots/pages`.
+use protocol::inspect::{LogLevel, LogLine, LogLines};
+
+use super::snapshot::check_at;
+use crate::{
+    fixtures::{Story, defaults, sizes},
+    operator::planner_query::PlannerAnswer,
+    state::{Page, Spot, State, plan::ask},
+    update::event::ClientEvent,
+};
+
+/// The smallest terminal over ssh, a window, a full screen.
+const SIZES: [(u16, u16); 3] = [(80, 24), (120, 40), (200, 60)];
+
+/// Fills the log of the selected node, if there is one.
+fn read_log(story: &mut Story) {
+    let (node, now) = (story.state.selected, story.state.now);
+    if story.state.nodes.is_empty() || story.state.log.ask(node, now).is_none() {
+        return;
+    }
+    let line = |(number, level, text): (u64, LogLevel, &str)| LogLine {
+        number,
+        unix_ms: 1_795_339_400_000 + 1500 * number,
+        level,
+        text: text.into(),
+    };
+    let said = [
+        (1, LogLevel::Info, "brambled 0.1.0 name=pi0 listen=10.0.0.1:9999 epoch=2 kernels=avx2"),
+        (2, LogLevel::Info, "idle -> loading epoch=3"),
+        (3, LogLevel::Warn, "the processor is hot: 84.2 degrees"),
+        (4, LogLevel::Error, "the disk takes no writes \u{1b}[2J"),
+    ];
+    let lines = LogLines { lines: said.map(line).into(), next: 4, ..LogLines::default() };
+    story.arrives(ClientEvent::Log { node, answer: Ok(lines) });
+}
+
+/// Compares every page of a story with its snapshots.
+#[track_caller]
+fn check(state: &str, make: impl Fn() -> Story) {
+    for page in Page::ALL {
+        let mut story = make();
+        story.state.spot = Spot::first_of(page);
+        if page == Page::Node {
+            read_log(&mut story);
+        }
+        check_at(&format!("pages/{}-{state}", page.title().to_lowercase()), story, &SIZES);
+    }
+}
+
+#[test]
+fn pages_of_a_busy_cluster() {
+    check("normal", || {
+        let mut story = Story::busy();
+        let ask = ask(&story.state).expect("a topology runs");
+        story.arrives(ClientEvent::Planned(Ok(Box::new(PlannerAnswer::new(ask, sizes())))));
+        story
+    });
+}
+
+#[test]
+fn pages_without_nodes() {
+    check("empty", || Story::with(State::new(&[], None, "", defaults())));
+}
+
+#[test]
+fn pages_of_a_degraded_cluster() {
+    check("degraded", Story::degraded);
+}
+
+#[test]
+fn pages_after_a_node_was_lost() {
+    check("error", Story::lost);
+}
