@@ -122,7 +122,7 @@ ctr brambled check >"target/boot/$arch.check.log" 2>&1 || code=$?
 ctr console doctor --nodes 127.0.0.1 >>"target/boot/$arch.check.log" 2>&1 || [[ $? =~ ^(6|7)$ ]] || fail "console doctor"
 
 step "bench as a child of the unit"
-ctr console bench --nodes 127.0.0.1 --model bard-q8_0.gguf --read-mib 16 --repeats 1 || fail "console bench"
+ctr console bench node --nodes 127.0.0.1 --model bard-q8_0.gguf --read-mib 16 --repeats 1 || fail "console bench node"
 
 step "generate with the demo model"
 ctr console generate --nodes 127.0.0.1 --model bard-q8_0.gguf --prompt ROMEO: --max-tokens 8 --temperature 0

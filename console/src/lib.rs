@@ -1,6 +1,5 @@
 //! console: the operator's terminal for a bramble cluster. See ARCHITECTURE.md for the modules and their allowed
 //! dependencies.
-pub mod bench;
 pub mod cli;
 pub mod client;
 #[cfg(test)]

@@ -61,15 +61,6 @@ pub struct Arguments {
     /// Read the machine's health below this folder instead of `/` (for tests)
     #[arg(long, value_name = "DIR", hide = true)]
     health_root: Option<PathBuf>,
-    /// Skip all all-reduces; results are meaningless, only timings are valid (for benchmarks)
-    #[arg(long, hide = true)]
-    omit_exchange: bool,
-    /// Send keys and values from a prefill group only when the prompt is complete (for benchmarks)
-    #[arg(long, hide = true)]
-    transfer_at_end: bool,
-    /// Disable speculative decoding and the prefix cache (for benchmarks)
-    #[arg(long, hide = true)]
-    plain: bool,
     /// Exit when standard input closes
     #[arg(long)]
     pub exit_with_parent: bool,
@@ -191,14 +182,8 @@ pub struct Config {
     pub pid_file: Option<PathBuf>,
     /// Whether a supervisor restarts the daemon after it exits with code 75.
     pub supervised: bool,
-    /// Whether all-reduces are omitted, for benchmarks.
-    pub omit_exchange: bool,
     /// Number of prompt tokens from which the head of a decode group uses a prefill group.
     pub prefill_elsewhere_from: u32,
-    /// Whether keys and values leave a prefill group only when the prompt is complete, for benchmarks.
-    pub transfer_at_end: bool,
-    /// Whether heads use neither speculative tokens nor the prefix cache, for benchmarks.
-    pub plain: bool,
     /// For benchmarks: the node waits instead of computing.
     pub paced: Option<Paced>,
     /// Root of /proc and /sys.
@@ -331,10 +316,7 @@ impl Config {
             models,
             state,
             pid_file: arguments.pid_file,
-            omit_exchange: arguments.omit_exchange,
             prefill_elsewhere_from: file.prefill_elsewhere_from.unwrap_or(ELSEWHERE_FROM),
-            transfer_at_end: arguments.transfer_at_end,
-            plain: arguments.plain,
             paced,
             supervised: arguments.supervised || supervised::by_systemd(),
             health_root: arguments.health_root.unwrap_or_else(|| "/".into()),

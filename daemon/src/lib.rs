@@ -11,6 +11,7 @@ pub mod node;
 pub mod pair;
 mod print;
 mod priority;
+pub mod run;
 pub mod serve;
 pub mod store;
 pub mod text;

@@ -143,7 +143,7 @@ class Network:
         for node in range(len(self.nodes)):
             core = ["taskset", "-c", str(cores[node % len(cores)])] if pin else []
             cluster.add(f"pi{node + 1}", f"10.77.0.{node + 1}:9999", enter=[*self.enter(node), *core],
-                        settings=settings if isinstance(settings, str) else settings[node], more=[bramble.PLAIN])
+                        settings=settings if isinstance(settings, str) else settings[node], variant=[bramble.PLAIN])
 
     def wait(self):
         """Waits until Ctrl-C, or until the network is gone."""

@@ -27,7 +27,7 @@ QUIET = "silent_ms = 30000\nstall_ms = 60000\npacked_shards = false\n"
 FOREIGN_SHARE = 0.03
 TICKS = os.sysconf("SC_CLK_TCK")
 
-# For daemons whose steps are measured: no speculative decoding and no prefix cache.
+# Variant of daemons whose steps are measured: no speculative decoding and no prefix cache.
 PLAIN = "--plain"
 
 
@@ -136,10 +136,11 @@ def end_on_signals():
 
 class Daemon:
     """One brambled. `enter`: command prefix, for example taskset or nsenter (which become the daemon); `run`: another
-    program; `more`: further arguments."""
+    program; `more`: further arguments; `variant`: options of `bramble-bench daemon`, which is then started instead."""
 
-    def __init__(self, name, address, state, models, enter=(), settings="", run=(), more=()):
+    def __init__(self, name, address, state, models, enter=(), settings="", run=(), more=(), variant=()):
         self.name, self.address, self.enter, self.run, self.more = name, address, list(enter), list(run), list(more)
+        self.daemon = [program("bramble-bench"), "daemon", *variant] if variant else [program("brambled")]
         self.state, self.log = os.path.join(state, name), os.path.join(state, name + ".log")
         self.config, self.models, self.process = os.path.join(state, name + ".toml"), models, None
         os.makedirs(self.state, exist_ok=True)
@@ -147,7 +148,7 @@ class Daemon:
             file.write(settings)
 
     def start(self):
-        command = [*self.enter, *(self.run or [program("brambled")]), "--listen", self.address, "--name", self.name, "--exit-with-parent"]
+        command = [*self.enter, *(self.run or self.daemon), "--listen", self.address, "--name", self.name, "--exit-with-parent"]
         command += ["--config", self.config, "--state", self.state, "--models", self.models, *self.more]
         # Network namespaces are isolated networks. A program given by `run` may not have the option.
         if not self.run and not self.address.startswith("127."):
@@ -220,21 +221,30 @@ def loopback(count):
 
 
 class Failed(Exception):
-    """A console that failed, with its exit code and the object that it printed."""
+    """A program that failed, with its exit code and the object that it printed."""
 
-    def __init__(self, code, out, err):
-        super().__init__(f"console ended with {code}: {out or err}")
+    def __init__(self, name, code, out, err):
+        super().__init__(f"{name} ended with {code}: {out or err}")
         self.code, self.out = code, out
 
 
-def console(*arguments, enter=(), patience=PATIENCE, is_good=(0,)):
-    """The JSON object that `console ... --json` prints. `is_good`: exit codes that count as success."""
-    environment = {name: value for name, value in os.environ.items() if name != "BRAMBLE_NODES"}
-    command = [*enter, program("console"), *arguments, "--json"]
+def _printed(name, arguments, enter=(), patience=PATIENCE, is_good=(0,)):
+    environment = {key: value for key, value in os.environ.items() if key != "BRAMBLE_NODES"}
+    command = [*enter, program(name), *arguments, "--json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment, stdin=subprocess.DEVNULL)
     if run.returncode not in is_good:
-        raise Failed(run.returncode, run.stdout, run.stderr)
+        raise Failed(name, run.returncode, run.stdout, run.stderr)
     return json.loads(run.stdout)
+
+
+def console(*arguments, **more):
+    """The JSON object that `console ... --json` prints. `is_good`: exit codes that count as success."""
+    return _printed("console", arguments, **more)
+
+
+def bench(*arguments, **more):
+    """The JSON object that `bramble-bench ... --json` prints. `is_good`: exit codes that count as success."""
+    return _printed("bramble-bench", arguments, **more)
 
 
 def generate(daemons, model, prompt, tokens, *more, enter=(), context=None):
@@ -258,7 +268,7 @@ def letters(count):
 
 
 # Two best tokens whose log-probabilities are closer than this may swap between rank counts, cuts and machines: int8
-# activations change the logits of the demo model by that much (up to 1.2e-2 of the largest, docs/measurements.md).
+# activations change the logits of the demo model by that much (up to 1.2e-2 of the largest, bench/measurements.md).
 TIE = 0.2
 PROMPTS = ["ROMEO:", "JULIET:\nO", "KING HENRY:\nWhat", "To be, or", "Now is the winter", "Enter the", "My lord, I", "FIRST CITIZEN:\nWe are"]
 

@@ -31,7 +31,7 @@ fn crates() -> BTreeMap<String, (PathBuf, Vec<String>)> {
 
 /// The pages that name files.
 const PAGES: [&str; 6] =
-    ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "RUNBOOK.md", "docs/tuning.md", "docs/measurements.md"];
+    ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "RUNBOOK.md", "docs/tuning.md", "bench/measurements.md"];
 
 #[test]
 fn every_path_that_a_document_names_exists() {
@@ -40,7 +40,8 @@ fn every_path_that_a_document_names_exists() {
         let text = fs::read_to_string(root().join(page)).expect("the page can be read");
         let spans = text.split('`').skip(1).step_by(2);
         let is_path = |span: &&str| {
-            let rooms = ["shared/", "daemon/", "console/", "tests/", "docs/", "packaging/", "systemd/", ".ci/"];
+            let rooms =
+                ["bench/", "shared/", "daemon/", "console/", "tests/", "docs/", "packaging/", "systemd/", ".ci/"];
             let plain = span.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
             plain && rooms.iter().any(|room| span.starts_with(room))
         };
@@ -90,10 +91,10 @@ fn architecture_shows_the_crate_graph() {
 fn computing_crates_have_no_async_runtime() {
     for (name, (folder, dependencies)) in crates() {
         let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a crate has a manifest");
-        let may = ["protocol", "daemon", "console", "tests"].contains(&name.as_str());
+        let may = ["protocol", "daemon", "console", "bench", "tests"].contains(&name.as_str());
         assert!(may || !manifest.contains("tokio"), "{name} must not depend on tokio");
         let programs = dependencies.iter().filter(|dependency| ["daemon", "console"].contains(&dependency.as_str()));
-        assert!(name == "tests" || programs.count() == 0, "{name} depends on a program");
+        assert!(["bench", "tests"].contains(&name.as_str()) || programs.count() == 0, "{name} depends on a program");
     }
 }
 

@@ -7,7 +7,10 @@ use std::{
 };
 
 use harness::{
-    programs::{Cluster, DEEP, console, deep_models, demo_models, finish, programs, root, spawn_console, wait_until},
+    programs::{
+        Cluster, DEEP, bench, console, deep_models, demo_models, finish, programs, root, spawn_bench, spawn_console,
+        wait_until,
+    },
     terminal::Terminal,
 };
 use nix::{
@@ -20,17 +23,17 @@ const MODEL: &str = "bard-q8_0.gguf";
 /// A minimal workload; its results are not representative of the machine.
 const SMALL: &[&str] = &["--read-mib", "4", "--tokens", "2", "--repeats", "1", "--product-tokens", "1,4"];
 
-/// Runs `console bench` on all nodes.
+/// Runs `console bench node` on all nodes.
 fn measure(cluster: &Cluster, more: &[&str]) -> harness::programs::Ended {
     let nodes = cluster.nodes();
-    console(&[&["bench", "--nodes", &nodes], SMALL, more].concat())
+    console(&[&["bench", "node", "--nodes", &nodes], SMALL, more].concat())
 }
 
 /// Starts a benchmark that takes minutes; returns once its process is running.
 fn start_long(cluster: &Cluster) -> (Child, Pid) {
     let nodes = cluster.nodes();
     let long = ["--model", DEEP, "--read-mib", "1", "--prefill", "8000", "--repeats", "99", "--json"];
-    let child = spawn_console(&[&["bench", "--nodes", &nodes], &long[..]].concat());
+    let child = spawn_console(&[&["bench", "node", "--nodes", &nodes], &long[..]].concat());
     wait_until("the bench runs", || children(cluster.pid(0)).len() == 1);
     assert_eq!(cluster.status(0)["state"], "benching");
     (child, children(cluster.pid(0))[0])
@@ -209,9 +212,7 @@ fn check_collectives(found: &Value, ranks: f64, kinds: &[(u64, u64, &str)]) {
 fn bench_collectives_times_a_topology_without_disturbing_it() {
     let cluster = Cluster::of(2);
     let two = cluster.nodes();
-    let asked = |more: &[&str]| {
-        console(&[&["bench", "collectives", "--nodes", &two, "--model", MODEL, "--yes"], more].concat())
-    };
+    let asked = |more: &[&str]| bench(&[&["collectives", "--nodes", &two, "--model", MODEL, "--yes"], more].concat());
     let short = ["--sizes", "1,16", "--algorithms", "direct,ring", "--repeats", "40", "--json"];
     let ended = asked(&short);
     assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
@@ -241,7 +242,7 @@ fn bench_collectives_times_a_topology_without_disturbing_it() {
     for bad in [&["--sizes", "129"][..], &["--sizes", "1x256"], &["--ranks", "2"], &["--repeats", "1001"]] {
         asked(&[bad, &["--json"]].concat()).assert_error(2, "usage", &[]);
     }
-    console(&["bench", "collectives", "--nodes", &two, "--json"]).assert_error(2, "usage", &["--model"]);
+    bench(&["collectives", "--nodes", &two, "--json"]).assert_error(2, "usage", &["--model"]);
     cluster.assert_alive();
 }
 
@@ -250,14 +251,14 @@ fn bench_collectives_refuses_a_busy_head_and_names_a_lost_node() {
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), "");
     let nodes = cluster.nodes();
-    let bench = ["bench", "collectives", "--nodes", &nodes, "--model", DEEP, "--json"];
+    let timing = ["collectives", "--nodes", &nodes, "--model", DEEP, "--json"];
     let busy = cluster.start_generation("4000");
-    console(&bench).assert_error(4, "requests_run", &["pi1"]);
+    bench(&timing).assert_error(4, "requests_run", &["pi1"]);
     kill(Pid::from_raw(busy.id().cast_signed()), Signal::SIGINT).expect("the console is running");
     finish(busy);
     wait_until("the head is idle", || cluster.status(0)["state"] == "ready");
     let long = ["--sizes", "128,127,126,125,124,123,122,121", "--repeats", "1000"];
-    let child = spawn_console(&[&bench[..], &long].concat());
+    let child = spawn_bench(&[&timing[..], &long].concat());
     wait_until("the benchmark times links", || cluster.status(0)["state"] == "serving");
     cluster.signal(1, Signal::SIGKILL);
     cluster.wait(1);
@@ -267,8 +268,8 @@ fn bench_collectives_refuses_a_busy_head_and_names_a_lost_node() {
 #[test]
 fn bench_collectives_runs_on_threads_without_a_daemon() {
     let few = ["--sizes", "1x64,3x96", "--algorithms", "star,rs-ag", "--repeats", "5", "--exchange", "q80"];
-    let local = [&["bench", "collectives", "--local", "--ranks", "3"], &few[..]].concat();
-    let ended = console(&[&local[..], &["--json"]].concat());
+    let local = [&["collectives", "--local", "--ranks", "3"], &few[..]].concat();
+    let ended = bench(&[&local[..], &["--json"]].concat());
     assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
     let found = ended.json();
     check_collectives(&found, 3.0, &[(1, 64, "star"), (1, 64, "rs-ag"), (3, 96, "star"), (3, 96, "rs-ag")]);
@@ -276,15 +277,12 @@ fn bench_collectives_runs_on_threads_without_a_daemon() {
     found["rows"].as_array().expect("a list").iter().for_each(|row| {
         assert_positive(&[&row["bare_us"], &row["over_bare"], &row["messages"], &row["calls_per_message"]]);
     });
-    let text = console(&local);
-    let mut brambled = Command::new(programs().join("brambled"));
-    let output = brambled.args(["bench", "collectives", "--ranks", "3"]).args(few).output().expect("brambled runs");
-    let own = String::from_utf8_lossy(&output.stdout);
-    let heads = |text: &str| text.lines().take(3).map(str::to_owned).collect::<Vec<_>>();
-    assert_eq!((text.code, heads(&text.out)), (Some(0), heads(&own)));
+    let text = bench(&local);
+    assert_eq!(text.code, Some(0), "{}", text.err);
+    assert!(text.out.contains("busbw MB/s") && text.out.contains("rs-ag"), "{}", text.out);
     for (bad, named) in [(&["--sizes", "16"][..], "TOKENSxCOLUMNS"), (&["--sizes", "99999x99999"], "values")] {
-        let bad = [&["bench", "collectives", "--local", "--json"], bad].concat();
-        console(&bad).assert_error(2, "usage", &[named]);
+        let bad = [&["collectives", "--local", "--json"], bad].concat();
+        bench(&bad).assert_error(2, "usage", &[named]);
     }
 }
 
@@ -292,23 +290,23 @@ fn bench_collectives_runs_on_threads_without_a_daemon() {
 fn this_machine_is_measured_without_a_daemon() {
     let file = root().join("packaging/demo").join(MODEL);
     let file = file.to_str().expect("a UTF-8 path");
-    let ended = console(&[&["bench", "--model", file, "--json"], SMALL].concat());
+    let ended = console(&[&["bench", "node", "--model", file, "--json"], SMALL].concat());
     assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
     let found = &ended.json()["nodes"];
     assert_eq!((found.as_array().map(Vec::len), &found[0]["address"]), (Some(1), &Value::Null));
     check(&found[0]);
-    console(&["bench", "pi1", "--kernels", "--json"]).assert_error(2, "usage", &["no nodes"]);
-    let missing = console(&[&["bench", "--model", "none.gguf", "--json"], SMALL].concat());
+    console(&["bench", "node", "pi1", "--kernels", "--json"]).assert_error(2, "usage", &["no nodes"]);
+    let missing = console(&[&["bench", "node", "--model", "none.gguf", "--json"], SMALL].concat());
     missing.assert_error(1, "failed", &["none.gguf"]);
     // A terminal shows the progress.
     let mut watched = Command::new(programs().join("console"));
-    watched.args(["bench", "--local", "--model", file]).args(SMALL);
+    watched.args(["bench", "node", "--local", "--model", file]).args(SMALL);
     let mut terminal = Terminal::run(watched, 120, 40);
     terminal.wait_for(" prefill of 128 tokens");
     terminal.wait_for("of peak");
     assert_eq!(terminal.ended(), Some(0));
     // Both programs print the same table, and brambled reports its progress if asked to.
-    let text = console(&[&["bench", "--model", file], SMALL].concat()).out;
+    let text = console(&[&["bench", "node", "--model", file], SMALL].concat()).out;
     let mut brambled = Command::new(programs().join("brambled"));
     brambled.args(["bench", "node", "--model", file, "--progress"]).args(&SMALL[..6]);
     let output = brambled.output().expect("brambled runs");

@@ -60,7 +60,7 @@ fn paced_nodes_refuse_http_benches_and_computing_peers() {
     let nodes = cluster.nodes();
     let shown = cluster.console(&["status", "--nodes", &nodes]);
     assert!(shown.out.contains("its output is meaningless"), "{}", shown.out);
-    let measured = cluster.console(&["bench", "--nodes", &nodes, "--model", DEEP, "--tokens", "1", "--json"]);
+    let measured = cluster.console(&["bench", "node", "--nodes", &nodes, "--model", DEEP, "--tokens", "1", "--json"]);
     assert_ne!(measured.code, Some(0), "{}", measured.out);
     assert!(format!("{}{}", measured.out, measured.err).contains("computes nothing"), "{}", measured.err);
     // The other node computes: its content hash is that of the weights.

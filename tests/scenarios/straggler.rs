@@ -1,4 +1,4 @@
-//! The ranks that the straggler rule names in recordings of real runs by `tests/speed/straggler.py --record`:
+//! The ranks that the straggler rule names in recordings of real runs by `bench/scripts/speed/straggler.py --record`:
 //! all-reduces, and jitter.
 use std::fs;
 

@@ -98,7 +98,7 @@ fn code(text: &str) -> String {
 #[test]
 fn every_file_follows_the_coding_rules() {
     let mut files = Vec::new();
-    for folder in ["shared", "daemon", "console", "tests"] {
+    for folder in ["shared", "daemon", "console", "bench", "tests"] {
         sources(&root().join(folder), &mut files);
     }
     assert!(files.len() > 60, "only {} files were found", files.len());

@@ -38,16 +38,8 @@ const OTHER: &str = "tiny.gguf";
 /// running request.
 const COMMANDS: &[(&str, Does, &str)] = &[
     ("adopt", Adds, "NEW --code 1234-5678"),
-    ("bench", Reads, ""),
-    ("bench ab", Changes, "--nodes ALL --model tiny.gguf --topologies tp1,tp2"),
-    ("bench collectives", Changes, "--nodes ALL --model tiny.gguf"),
-    ("bench compare", Reads, ""),
-    ("bench disagg", Changes, "--nodes ALL --model tiny.gguf --topologies prefill:tp1+decode:tp1 dp2-tp1"),
-    ("bench drafts", Reads, ""),
     ("bench links", Reads, ""),
-    ("bench matrix", Changes, "--nodes ALL --model tiny.gguf --reduced --out OUT"),
-    ("bench report", Reads, ""),
-    ("bench serve", Reads, ""),
+    ("bench node", Reads, ""),
     ("chat", Reads, ""),
     ("clusters add", Adds, "lab 127.0.0.1"),
     ("clusters list", Reads, ""),

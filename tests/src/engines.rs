@@ -20,7 +20,7 @@ use common::{
 };
 use daemon::text::{ModelText, Preparer, Unprepared, inline::Inline};
 use engine::{
-    self, RequestKey, Setup,
+    self, RequestKey, Setup, Variant,
     collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
     grammar::PieceSource,
     model::{KvCache, Model, Shard, Source},
@@ -156,8 +156,9 @@ impl Replica {
             file: Arc::clone(file),
             vocabulary_length: shape.vocabulary_length,
         });
-        let (node, plain, transfers) = (format!("pi{number}"), self.is_plain, None);
-        Setup { node, place, limits, model, group, transfers, plain, tokenizer, pieces, abort }
+        let (node, transfers) = (format!("pi{number}"), None);
+        let variant = Variant { is_plain: self.is_plain, ..Variant::default() };
+        Setup { node, place, limits, model, group, transfers, variant, tokenizer, pieces, abort }
     }
 
     fn limits(&self, shape: &Shape) -> Limits {

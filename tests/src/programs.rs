@@ -46,9 +46,11 @@ pub fn programs() -> &'static Path {
         std::env::vars_os().map(|(name, _)| name).filter(is_of_test).for_each(|name| {
             build.env_remove(name);
         });
-        build.args(["build", "--locked", "-p", "bramble-daemon", "-p", "bramble-console"]).current_dir(root());
+        build
+            .args(["build", "--locked", "-p", "bramble-daemon", "-p", "bramble-console", "-p", "bramble-bench"])
+            .current_dir(root());
         let built = build.stdin(Stdio::null()).status().expect("cargo runs");
-        assert!(built.success(), "both programs must compile");
+        assert!(built.success(), "the programs must compile");
         let own = std::env::current_exe().expect("a process has a program");
         // A test is in target/debug/deps, a command in target/debug.
         let folder = own.ancestors().skip(1).find(|folder| folder.join("brambled").is_file());
@@ -423,11 +425,15 @@ pub const NO_FOLDER: &str = "/nonexistent";
 /// # Panics
 /// If the console cannot be started.
 pub fn spawn_console_with(arguments: &[&str], silent_ms: Option<&str>) -> Child {
-    let mut command = Command::new(programs().join("console"));
+    spawn_program("console", arguments, silent_ms)
+}
+
+fn spawn_program(name: &str, arguments: &[&str], silent_ms: Option<&str>) -> Child {
+    let mut command = Command::new(programs().join(name));
     command.args(arguments).env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR").env_remove("BRAMBLE_KEY_FILE");
     command.envs(silent_ms.map(|silent| ("BRAMBLE_SILENT_MS", silent))).env(CONFIG_HOME, NO_FOLDER);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().expect("start the console")
+    command.spawn().expect("start the program")
 }
 
 /// Waits for a started console.
@@ -452,6 +458,19 @@ pub fn finish(child: Child) -> Ended {
 /// Runs `console` with arguments to its end.
 pub fn console(arguments: &[&str]) -> Ended {
     finish(spawn_console(arguments))
+}
+
+/// Starts `bramble-bench` with pipes for all standard streams.
+///
+/// # Panics
+/// If it cannot be started.
+pub fn spawn_bench(arguments: &[&str]) -> Child {
+    spawn_program("bramble-bench", arguments, Some("10000"))
+}
+
+/// Runs `bramble-bench` with arguments to its end.
+pub fn bench(arguments: &[&str]) -> Ended {
+    finish(spawn_bench(arguments))
 }
 
 /// Polls until a condition holds; fails the test at the deadline.

@@ -1,15 +1,12 @@
 //! The command line: a folder per noun, and `shared` for all. Every command works without a terminal; read-only commands take --json.
 mod bench;
 mod cluster;
-mod collectives;
 mod dashboard;
 mod demo;
-mod disaggregation;
 mod doctor;
 mod events;
 mod generate;
 mod key;
-mod links;
 mod logs;
 mod model;
 mod node;
@@ -24,6 +21,7 @@ mod sync;
 #[cfg(test)]
 mod tests;
 mod tokenize;
+pub mod toolkit;
 mod topology;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
@@ -77,8 +75,9 @@ struct Arguments {
 enum Command {
     /// Give the cluster key to new nodes, using the pairing code that each one displays
     Adopt(key::adopt::Adopt),
-    /// Measure nodes or this machine: read bandwidth, load time, prefill, decode, memory, kernels, all-reduces
-    Bench(bench::BenchOptions),
+    /// Measure nodes, and the links between them
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// Chat with the model over the HTTP API of a node
     Chat(generate::chat::Chat),
     /// Save clusters by name, so that you need not type addresses

@@ -24,7 +24,6 @@ mod resume;
 pub mod rotate;
 pub mod session;
 mod shares;
-pub mod target;
 
 use std::{
     sync::{Arc, Mutex, PoisonError},

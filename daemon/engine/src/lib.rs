@@ -18,6 +18,7 @@ pub mod schedule;
 mod schema;
 pub mod step;
 pub mod transfer;
+mod variant;
 
 use std::{
     fmt,
@@ -29,6 +30,7 @@ use tokenizer::Tokenizer;
 use topology::{Place, Role};
 
 pub use schedule::RequestKey;
+pub use variant::Variant;
 
 use self::{
     follower::Follower,
@@ -60,8 +62,8 @@ pub struct Setup {
     pub group: Group,
     /// KV transfers between groups, if the topology's groups have roles.
     pub transfers: Option<(Transfers, Partners)>,
-    /// For benchmarks: no speculative decoding and no prefix cache on the head.
-    pub plain: bool,
+    /// Deviations for benchmarks.
+    pub variant: Variant,
     /// On the head only.
     pub tokenizer: Option<Arc<Tokenizer>>,
     /// On the ranks of the last stage only.
@@ -103,7 +105,12 @@ fn decided(row: &TableRow) -> String {
 /// lost must not look lost itself.
 pub fn run(setup: Setup, orders: &Receiver<EngineOrder>, sink: &dyn Fn(Progress)) {
     let model = (setup.model)();
-    let mut stepper = Stepper::new(setup.place, model, setup.group, setup.limits);
+    let mut group = setup.group;
+    if setup.variant.omits_exchange {
+        tracing::warn!("all-reduces are omitted: the results of this node are meaningless");
+        group.omit_exchange();
+    }
+    let mut stepper = Stepper::new(setup.place, model, group, setup.limits);
     stepper.grammars = Grammars::new(setup.pieces);
     let (transfers, partners) = setup.transfers.unzip();
     stepper.transfers = transfers;
@@ -114,7 +121,7 @@ pub fn run(setup: Setup, orders: &Receiver<EngineOrder>, sink: &dyn Fn(Progress)
         _ if tuned.is_err() => (tuned, Some(stepper)),
         Some(tokenizer) if stepper.place.is_head() => {
             let head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink).beside(elsewhere);
-            let mut head = if setup.plain { head.plain() } else { head };
+            let mut head = if setup.variant.is_plain { head.plain() } else { head };
             (head.serve(orders), Some(head.into_stepper()))
         }
         _ => {

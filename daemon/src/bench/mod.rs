@@ -1,9 +1,7 @@
 //! `brambled bench`: real work on this machine, compared with its limits. Prints a table or JSON; never touches a
 //! running daemon.
 mod bandwidth;
-mod bare;
 mod cold;
-mod collectives;
 mod kernels;
 mod node;
 mod progress;
@@ -17,7 +15,7 @@ use protocol::bench::{
     BENCH_READ_MIB_MIN, BENCH_ROWS_MAX, BENCH_THREADS_MAX, BENCH_TOKENS_MAX, MATRIX_DEFAULT, PRODUCT_TOKENS_DEFAULT,
 };
 use serde::Serialize;
-use telemetry::bench::{collectives_table, kernels_table, node_table};
+use telemetry::bench::{kernels_table, node_table};
 
 use crate::print::line_out;
 
@@ -28,9 +26,6 @@ pub enum Bench {
     Node(NodeArguments),
     /// Matrix products of every format and kernel table
     Kernels(KernelArguments),
-    /// All-reduces between ranks that are threads of this process, over loopback, compared with a bare exchange of the
-    /// same bytes
-    Collectives(collectives::Arguments),
 }
 
 /// Options of `brambled bench kernels`.
@@ -131,10 +126,6 @@ pub fn run(bench: Bench, kernels: &'static ::kernels::Kernels) -> anyhow::Result
         Bench::Kernels(arguments) => {
             let found = kernels::run(&arguments, kernels)?;
             show(&found, kernels_table, arguments.json)
-        }
-        Bench::Collectives(arguments) => {
-            let found = collectives::run(&arguments, kernels)?;
-            show(&found, collectives_table, arguments.json)
         }
     }
 }

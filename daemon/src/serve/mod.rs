@@ -18,6 +18,7 @@ use std::{
 };
 
 use anyhow::Context;
+use engine::Variant;
 use kernels::Kernels;
 use protocol::{BUILD, NUMERIC_VERSION, handshake::Identity, noise::keyring};
 use tokio::{
@@ -136,6 +137,7 @@ pub async fn serve(
     kernels: &'static Kernels,
     state: (StateFolder, Kept),
     heartbeats: Handle,
+    variant: Variant,
 ) -> i32 {
     let identity = Identity {
         name: config.name.clone(),
@@ -149,7 +151,8 @@ pub async fn serve(
     let announcing = config.mdns.then(|| tokio::spawn(announce::keep(own, config.name.clone())));
     let config = Arc::new(config);
     let steward = Steward::new(&config, identity.clone(), gateway::dialled(own));
-    let (driver, inputs, receiver) = Driver::new(Arc::clone(&config), identity.clone(), kernels, state, heartbeats);
+    let (driver, inputs, receiver) =
+        Driver::new(Arc::clone(&config), identity.clone(), kernels, state, heartbeats, variant);
     for signal in signals.ends {
         tokio::spawn(end_at(signal, inputs.clone(), started));
     }

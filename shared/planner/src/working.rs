@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn working_memory_matches_measured_daemons() {
-        // Peaks above weights and KV cache of real daemons (docs/measurements.md), in MiB, within 5 % of their totals
+        // Peaks above weights and KV cache of real daemons (bench/measurements.md), in MiB, within 5 % of their totals
         // of 126 to 640.
         for ((stages, ranks, rank), peak, all) in [
             ((1, 1, 0), 36.4, 630.0),

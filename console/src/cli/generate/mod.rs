@@ -36,18 +36,19 @@ const EVENTS_MAX: usize = 64;
 
 /// A finished generation.
 #[derive(Clone, Debug)]
-pub(crate) struct Completion {
+pub struct Completion {
     pub(crate) text: String,
     pub(crate) prompt_token_ids: Vec<u32>,
     pub(crate) token_ids: Vec<u32>,
     pub(crate) logprobs: Vec<Vec<TokenLogprob>>,
-    pub(crate) finished: Finished,
+    /// Its end, as the head reported it.
+    pub finished: Finished,
     /// How often another head continued the answer.
     pub(crate) resumed: u32,
     /// The topology and head that finished it, if another one started it.
     pub(crate) moved: Option<(Assigned, MemberIndex)>,
     /// The exit code of the signal that ended it early.
-    pub(crate) interrupted: Option<u8>,
+    pub interrupted: Option<u8>,
 }
 
 /// Runs the command.
@@ -136,7 +137,10 @@ pub(crate) fn prompt(options: &options::Completing) -> Result<String, Failure> {
 }
 
 /// The least loaded head. The sessions have the order of the members.
-pub(crate) async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Result<MemberIndex, Failure> {
+///
+/// # Errors
+/// None today; a head that does not answer is skipped.
+pub async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Result<MemberIndex, Failure> {
     let mut requests = vec![None; sessions.len()];
     if topology.layout.replicas > 1 {
         for index in topology.layout.heads().map(MemberIndex::index) {
@@ -162,7 +166,10 @@ pub(crate) fn first(sessions: &[Arc<Session>], head: MemberIndex) -> Vec<Arc<Ses
 
 /// Runs a request on the first node until it ends; `prints`: also prints the text as it arrives. The first signal
 /// cancels the request on the head, the second ends the command without waiting for the head.
-pub(crate) async fn complete(
+///
+/// # Errors
+/// The request fails or is interrupted.
+pub async fn complete(
     nodes: &[Arc<Session>],
     request: message::Generate,
     prints: bool,
@@ -337,7 +344,7 @@ pub(crate) fn trace(times: &RequestTimes) -> Value {
 }
 
 /// Times and sizes of the KV transfer from a prefill group; null if there was none.
-pub(crate) fn transfer(times: &TransferTimes) -> Value {
+pub fn transfer(times: &TransferTimes) -> Value {
     if times.tokens == 0 {
         return Value::Null;
     }

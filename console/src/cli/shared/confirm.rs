@@ -35,7 +35,7 @@ fn say_plan(what: &str, plan: &Value, json: bool) {
 
 /// The operator's consent to a change.
 #[derive(Clone, Copy, Debug, Default, Args)]
-pub(crate) struct Consent {
+pub struct Consent {
     /// Do not ask for confirmation
     #[arg(long, short)]
     pub(crate) yes: bool,

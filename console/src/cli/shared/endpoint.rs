@@ -8,10 +8,10 @@ use crate::http::{self, Api, HttpError, Url};
 
 /// Servers, API key and time limit.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Endpoint {
+pub struct Endpoint {
     /// Base URL of a node's HTTP API (default port 9980); comma-separated URLs are tried in order
     #[arg(long, value_delimiter = ',', value_name = "URL,..", value_parser = url)]
-    pub(crate) url: Vec<Url>,
+    pub url: Vec<Url>,
     /// API key
     #[arg(long, env = "BRAMBLE_API_KEY", hide_env_values = true, value_name = "KEY", value_parser = key)]
     api_key: Option<String>,
@@ -31,17 +31,20 @@ fn key(text: &str) -> Result<String, String> {
 
 impl Endpoint {
     /// The servers in the order of the option.
-    pub(crate) fn apis(&self) -> Vec<Api> {
+    pub fn apis(&self) -> Vec<Api> {
         self.url.iter().map(|url| Api::new(url.clone(), self.api_key.clone())).collect()
     }
 
     /// Longest time to wait for data of a server.
-    pub(crate) fn patience(&self) -> Duration {
+    pub fn patience(&self) -> Duration {
         Duration::from_secs(self.timeout)
     }
 
     /// The model `named`, or the first one that a server serves.
-    pub(crate) async fn model(&self, apis: &[Api], named: Option<&str>) -> Result<String, Failure> {
+    ///
+    /// # Errors
+    /// No server answers, or none serves a model.
+    pub async fn model(&self, apis: &[Api], named: Option<&str>) -> Result<String, Failure> {
         if let Some(name) = named {
             return Ok(name.into());
         }

@@ -73,7 +73,7 @@ impl Failure {
     }
 
     /// The object that `--json` prints.
-    pub(crate) fn json(&self) -> serde_json::Value {
+    pub fn json(&self) -> serde_json::Value {
         let (code, node, next) = match self {
             Self::Fault(fault) => (fault.kind.code(), Some(fault.node.as_str()), fault.kind.next()),
             Self::Unfinished { fault: Some(fault), .. } => {

@@ -12,13 +12,16 @@ use crate::cli::Failure;
 
 /// Signals in the order of their arrival, as exit codes: 128 plus the signal number.
 #[derive(Debug)]
-pub(crate) struct Interrupts {
+pub struct Interrupts {
     codes: Receiver<u8>,
 }
 
 impl Interrupts {
     /// Handles the signals from now on.
-    pub(crate) fn listen() -> Result<Self, Failure> {
+    ///
+    /// # Errors
+    /// Signals cannot be handled.
+    pub fn listen() -> Result<Self, Failure> {
         let (sender, codes) = channel(4);
         for (kind, code) in
             [(SignalKind::interrupt(), 130), (SignalKind::terminate(), 143), (SignalKind::hangup(), 129)]
@@ -42,7 +45,7 @@ impl Interrupts {
     }
 
     /// The next signal's exit code.
-    pub(crate) async fn next(&mut self) -> u8 {
+    pub async fn next(&mut self) -> u8 {
         match self.codes.recv().await {
             Some(code) => code,
             None => std::future::pending().await,
@@ -50,10 +53,10 @@ impl Interrupts {
     }
 
     /// Runs `work`, and drops it when a signal arrives.
-    pub(crate) async fn end<T, E: Into<Failure>>(
-        &mut self,
-        work: impl Future<Output = Result<T, E>>,
-    ) -> Result<T, Failure> {
+    ///
+    /// # Errors
+    /// Of the work, or a signal arrived.
+    pub async fn end<T, E: Into<Failure>>(&mut self, work: impl Future<Output = Result<T, E>>) -> Result<T, Failure> {
         tokio::select! {
             result = work => result.map_err(Into::into),
             code = self.next() => Err(Failure::Interrupted { code }),

@@ -6,7 +6,7 @@ pub(crate) mod failure;
 pub(crate) mod find_node;
 pub(crate) mod interrupts;
 pub(crate) mod options;
-pub(crate) mod output;
+pub mod output;
 pub(crate) mod progress;
 pub(crate) mod sampling;
 pub(crate) mod sessions;

@@ -21,7 +21,11 @@ pub(crate) fn node(text: &str) -> Result<String, String> {
     }
 }
 
-pub(crate) fn layout(text: &str) -> Result<Layout, String> {
+/// Parses a layout.
+///
+/// # Errors
+/// Why the text is none.
+pub fn layout(text: &str) -> Result<Layout, String> {
     text.parse().map_err(|error: topology::SpecError| error.to_string())
 }
 
@@ -34,11 +38,11 @@ pub(crate) struct Nodes {
 
 /// The topology to assign, apart from nodes and model.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Assignment {
+pub struct Assignment {
     /// Layout: tpN, ppS-tpN or dpR-ppS-tpN (R replicas of S stages of N nodes), or with roles
     /// prefill:tpN+decode:tpM [default: the planner's choice for --goal; tp over all nodes if nodes share a machine]
     #[arg(long, value_parser = layout)]
-    pub(crate) topology: Option<Layout>,
+    pub topology: Option<Layout>,
     /// Objective of the default layout: balanced (fewest nodes that fit, then ranks while answers get faster, then
     /// replicas), latency (whole answer: TTFT plus 127 tokens), ttft, tpot or throughput
     #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
@@ -54,7 +58,7 @@ pub(crate) struct Assignment {
     kv: Option<KvFormat>,
     /// Format of the partial sums that nodes exchange: f32, f16 or q80 [default: f32]
     #[arg(long, value_parser = <Exchange as std::str::FromStr>::from_str)]
-    pub(crate) exchange: Option<Exchange>,
+    pub exchange: Option<Exchange>,
     /// All-reduce algorithm: direct, rs-ag, star, doubling, ring, two-level, or auto to time the first three on the
     /// links [default: auto]
     #[arg(long, value_parser = <Choice as std::str::FromStr>::from_str)]
@@ -66,7 +70,7 @@ pub(crate) struct Assignment {
 
 impl Assignment {
     /// The requirements for a topology with this model.
-    pub(crate) fn asked(&self, model: &str) -> TopologyRequest {
+    pub fn asked(&self, model: &str) -> TopologyRequest {
         TopologyRequest {
             model: model_name(model),
             layout: self.topology,
@@ -82,7 +86,7 @@ impl Assignment {
     }
 
     /// The topology to assign to `nodes` nodes.
-    pub(crate) fn wanted(&self, nodes: usize, model: &str) -> DesiredTopology {
+    pub fn wanted(&self, nodes: usize, model: &str) -> DesiredTopology {
         self.asked(model).wanted(nodes)
     }
 }

@@ -11,7 +11,7 @@ use common::text::is_unsafe;
 static LOST: OnceLock<(ErrorKind, String)> = OnceLock::new();
 
 /// Prints text unchanged and flushes it.
-pub(crate) fn text(text: &str) {
+pub fn text(text: &str) {
     let mut out = io::stdout().lock();
     if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         // The first error is kept.
@@ -20,34 +20,34 @@ pub(crate) fn text(text: &str) {
 }
 
 /// Prints a line.
-pub(crate) fn line(line: &str) {
+pub fn line(line: &str) {
     text(&format!("{line}\n"));
 }
 
 /// Whether standard output cannot be written any more.
-pub(crate) fn is_closed() -> bool {
+pub fn is_closed() -> bool {
     LOST.get().is_some()
 }
 
 /// Why output was lost. `None` if the reader closed its end on purpose (broken pipe).
-pub(crate) fn failure() -> Option<&'static str> {
+pub fn failure() -> Option<&'static str> {
     LOST.get().filter(|(kind, _)| *kind != ErrorKind::BrokenPipe).map(|(_, reason)| reason.as_str())
 }
 
 /// Prints part of a line on standard error.
-pub(crate) fn note_part(text: &str) {
+pub fn note_part(text: &str) {
     // There is no place left to report an error of standard error.
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
 /// Prints a line on standard error.
-pub(crate) fn note(line: &str) {
+pub fn note(line: &str) {
     note_part(&format!("{line}\n"));
 }
 
 /// Text of a model or a node without characters that move the cursor, ring the bell or change the writing
 /// direction.
-pub(crate) fn clean(text: &str) -> String {
+pub fn clean(text: &str) -> String {
     let keeps = |character: char| !is_unsafe(character) || matches!(character, '\n' | '\t');
     text.chars().map(|character| if keeps(character) { character } else { '\u{fffd}' }).collect()
 }

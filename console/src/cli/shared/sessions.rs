@@ -25,7 +25,10 @@ pub(crate) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure>
 }
 
 /// Assigns a topology, with progress on standard error if it is a terminal.
-pub(crate) async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Assigned, Failure> {
+///
+/// # Errors
+/// A node refuses or is lost.
+pub async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Assigned, Failure> {
     let nodes: Vec<String> = sessions.iter().map(|session| session.identity.name.clone()).collect();
     let tell = |event: AssignEvent| {
         event.pause().iter().for_each(|pause| output::note(&output::clean(pause)));

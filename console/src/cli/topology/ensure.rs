@@ -23,9 +23,11 @@ use crate::{
 
 /// A running topology, and the sessions of its members in member order.
 #[derive(Debug)]
-pub(crate) struct Obtained {
-    pub(crate) sessions: Vec<Arc<Session>>,
-    pub(crate) assigned: Assigned,
+pub struct Obtained {
+    /// Of its members.
+    pub sessions: Vec<Arc<Session>>,
+    /// The topology.
+    pub assigned: Assigned,
 }
 
 /// The nodes that answered: the named nodes that are not excluded, and all members of the topologies that run on
@@ -150,7 +152,7 @@ impl Held<'_> {
 ///
 /// # Errors
 /// Nodes do not answer, the topology is impossible, the operator declined, or there is no terminal to ask on.
-pub(crate) async fn obtain(
+pub async fn obtain(
     nodes: &[String],
     asked: &TopologyRequest,
     purpose: &str,
@@ -196,7 +198,7 @@ async fn may_replace(
 ///
 /// # Errors
 /// See [`obtain`].
-pub(crate) async fn clear_way(
+pub async fn clear_way(
     nodes: &[String],
     purpose: &str,
     consent: Consent,

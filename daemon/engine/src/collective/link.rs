@@ -80,7 +80,7 @@ struct Goal {
 
 /// Receive window of a rank in bytes, shared by the other ranks of its stage, and the minimum for each. In a prefill
 /// all-reduce they all send at once (incast); a small switch queues a few hundred kB per port and drops the rest. See
-/// "Paced nodes" in `docs/measurements.md`.
+/// "Paced nodes" in `bench/measurements.md`.
 const WINDOW_BYTES: (usize, usize) = (256 << 10, 8 << 10);
 
 /// The receive window for each of the other ranks; `None` for a single sender: the system's default.

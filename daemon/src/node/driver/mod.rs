@@ -33,7 +33,7 @@ use common::{
     fault::{Fault, FaultKind},
     units::Bytes,
 };
-use engine::port::Progress;
+use engine::{Variant, port::Progress};
 use kernels::Kernels;
 use protocol::{
     connection::Connection,
@@ -151,6 +151,7 @@ impl Driver {
         kernels: &'static Kernels,
         (state, kept): (StateFolder, Kept),
         heartbeats: Handle,
+        variant: Variant,
     ) -> (Self, Sender<Input>, Receiver<Input>) {
         let (inputs, receiver) = channel(INPUTS_MAX);
         let beginning = Beginning {
@@ -174,9 +175,8 @@ impl Driver {
             kernels,
             threads: config.threads,
             liveness: config.liveness,
-            omit_exchange: config.omit_exchange,
-            plain: config.plain,
-            elsewhere: (config.prefill_elsewhere_from as usize, config.transfer_at_end),
+            prefill_elsewhere_from: config.prefill_elsewhere_from as usize,
+            variant,
             inputs: inputs.clone(),
             pacemaker: Pacemaker(heartbeats),
         };
@@ -331,7 +331,7 @@ impl Driver {
         let config = Config { listen, name, state, log_dir, http: self.config.http.clone(), ..config };
         self.node.set_patience(patience(&config));
         (self.around.threads, self.around.liveness) = (config.threads, config.liveness);
-        self.around.elsewhere = (config.prefill_elsewhere_from as usize, config.transfer_at_end);
+        self.around.prefill_elsewhere_from = config.prefill_elsewhere_from as usize;
         self.config = Arc::new(config);
         tracing::info!("settings reloaded; threads and liveness take effect with the next assignment");
         self.supervisor.ready(&self.status());

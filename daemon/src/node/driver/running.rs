@@ -14,7 +14,7 @@ use common::{
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
 };
 use engine::{
-    self, Setup,
+    self, Setup, Variant,
     collective::{Abort, Accounting, AcrossLinks, Group, Links, Seat, Settings, Socket, SyncRing},
     model::{Model, Pace},
     plan::Limits,
@@ -98,13 +98,10 @@ pub(super) struct Surroundings {
     pub(super) kernels: &'static Kernels,
     pub(super) threads: Option<u16>,
     pub(super) liveness: Liveness,
-    /// For benchmarks: ranks compute without all-reduces.
-    pub(super) omit_exchange: bool,
-    /// Prompts with at least this many tokens are computed by a prefill group; and, for benchmarks, whether the
-    /// transfer starts only when the prompt is complete.
-    pub(super) elsewhere: (usize, bool),
-    /// For benchmarks: heads use neither speculative tokens nor the prefix cache.
-    pub(super) plain: bool,
+    /// Prompts with at least this many tokens are computed by a prefill group.
+    pub(super) prefill_elsewhere_from: usize,
+    /// Deviations for benchmarks.
+    pub(super) variant: Variant,
     pub(super) inputs: Sender<Input>,
     pub(super) pacemaker: Pacemaker,
 }
@@ -127,10 +124,6 @@ impl Running {
         let (commands, orders) = Orders::new();
         let columns = loaded.shard.shape.embedding_length;
         let mut group = group(&place, links.data, (&abort, &ring), (columns, around.kernels)).map_err(failed)?;
-        if around.omit_exchange {
-            tracing::warn!("all-reduces are omitted: the results of this node are meaningless");
-            group.omit_exchange();
-        }
         group.set_toll(loaded.pace.as_ref().map(Pace::toll));
         let (far_data, far_control) = apart(&place, links.across);
         let transfers = transfers(around, &place, &mut loaded, far_data).map_err(failed)?;
@@ -356,7 +349,8 @@ fn transfers(
     data: Sockets<MemberIndex>,
 ) -> io::Result<Option<(Transfers, Partners)>> {
     let Some(mut partners) = loaded.partners.take() else { return Ok(None) };
-    (partners.least, partners.at_end) = around.elsewhere;
+    partners.least = around.prefill_elsewhere_from;
+    partners.at_end = around.variant.transfers_at_end;
     let sockets = data.into_iter().map(|(member, connection)| Ok((member, socket(connection)?)));
     let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
     let who = (place.member, place.epoch, place.hash);
@@ -396,9 +390,9 @@ fn setup(
         pool.pin_caller();
         Model::new(shard, cache, Compute { kernels, pool }).paced(pace)
     });
-    let (node, place, plain) = (around.name.clone(), place.seat(), around.plain);
+    let (node, place, variant) = (around.name.clone(), place.seat(), around.variant);
     let (tokenizer, pieces) = (None, loaded.pieces);
-    Setup { node, place, limits, model, group, transfers, plain, tokenizer, pieces, abort }
+    Setup { node, place, limits, model, group, transfers, variant, tokenizer, pieces, abort }
 }
 
 fn sink(inputs: Sender<Input>, run: u64, epoch: Epoch) -> impl Fn(Progress) + Send + Sync + 'static {

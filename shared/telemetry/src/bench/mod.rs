@@ -1,4 +1,4 @@
-//! Performance of a machine with real work, as measured by `brambled bench` and shown by `console bench`. Plain values
+//! Performance of a machine with real work, as measured by `brambled bench` and shown by `console bench node`. Plain values
 //! with their units; nothing is measured here.
 pub mod collectives;
 pub mod network;

@@ -1,4 +1,4 @@
-//! A benchmark as lines of text, shared by `brambled bench` and `console bench`. Pure.
+//! A benchmark as lines of text, shared by `brambled bench` and `console bench node`. Pure.
 use super::{KernelBench, Load, NodeBench, Product};
 
 /// Lines for a benchmark of a node.

@@ -28,10 +28,10 @@ const NEXT: &str = "save nodes with console clusters add NAME NODE.., or pass --
 
 /// Nodes, and the saved cluster that they belong to.
 #[derive(Debug, Default, PartialEq)]
-struct Chosen {
-    nodes: Vec<String>,
+pub(crate) struct Chosen {
+    pub(crate) nodes: Vec<String>,
     cluster: Option<String>,
-    key: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
 }
 
 /// Parses a command line.
@@ -104,12 +104,16 @@ pub(crate) fn resolve(arguments: &mut Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn needless(option: &str, how: &str) -> Failure {
+pub(crate) fn needless(option: &str, how: &str) -> Failure {
     let message = format!("{option} does not apply to this command: it {how}");
     Failure::Usage { message, next: "remove it" }
 }
 
-fn choose(typed: Vec<String>, cluster: Option<String>, need: Need, asks: bool) -> Result<Chosen, Failure> {
+/// The nodes of a command that are given, saved, or in the environment; see [`Need`].
+///
+/// # Errors
+/// As [`resolve`].
+pub(crate) fn choose(typed: Vec<String>, cluster: Option<String>, need: Need, asks: bool) -> Result<Chosen, Failure> {
     let of = |nodes| Chosen { nodes, ..Chosen::default() };
     match (cluster, typed.is_empty()) {
         (Some(_), false) => {

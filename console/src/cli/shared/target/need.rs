@@ -15,7 +15,7 @@ pub(crate) enum Reach<'a> {
 
 /// Where a command gets its nodes from if none are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
+pub enum Need {
     /// A read-only command: discovered nodes are acceptable.
     Looks,
     /// A command that changes the cluster: its nodes must be given.

@@ -28,7 +28,7 @@ fn required(command: &clap::Command) -> Vec<String> {
     match path {
         "adopt" => return words("x --ssh"),
         "generate" | "profile" => return words("--model m --prompt x"),
-        "bench" => return words("--kernels"),
+        "node" => return words("--kernels"),
         _ => {}
     }
     let mut given = Vec::new();
@@ -68,7 +68,7 @@ fn globals(line: &[String]) -> Globals {
 #[test]
 fn global_options_work_before_and_after_every_command() {
     let all = leaves();
-    assert!(all.len() > 45, "{}", all.len());
+    assert!(all.len() > 38, "{}", all.len());
     let options: [&[&str]; 6] = [
         &["--nodes", "3"],
         &["--cluster", "home"],
@@ -109,7 +109,6 @@ fn options_of_one_command_before_another_are_refused() {
         ("console --model m generate --prompt x", "--model"),
         ("console --theme dark status", "console status has no such option"),
         ("console requests --last 3 cancel pi1/3", "--last is an option of console requests"),
-        ("console bench --kernels matrix --model m --out x", "--kernels is an option of console bench"),
     ] {
         let error = parsed(line).expect_err(line);
         assert!(error.contains(part), "{line}: {error}");

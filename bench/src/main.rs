@@ -1,0 +1,6 @@
+//! bramble-bench: benchmarks of Bramble for developers.
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    bench::run()
+}
