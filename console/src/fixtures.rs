@@ -55,7 +55,7 @@ impl Story {
 
     /// Starts from this state.
     pub(crate) fn with(mut state: State) -> Self {
-        state.extent = Extent {
+        state.screen.extent = Extent {
             text_lines: 9,
             text_height: 3,
             layers_height: 2,

@@ -33,9 +33,7 @@ const COMMIT: Duration = Duration::from_secs(30);
 const ABORT: Duration = Duration::from_secs(2);
 /// Default context length in tokens, if the model's limit is not lower.
 const CONTEXT_DEFAULT: u32 = 4096;
-/// Default number of concurrent sequences. All share the memory of the context: each additional slot takes 32
-/// positions of it, and requests beyond the slots wait even if there is memory for them.
-pub const SLOTS_DEFAULT: u16 = 16;
+pub use crate::operator::desired::SLOTS_DEFAULT;
 
 /// A running topology.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,6 +7,7 @@ use protocol::{
     handshake::Identity,
     inspect::LogLines,
     message::{Finished, TokenEvent},
+    models::ModelFile,
 };
 use serde::{Deserialize, Serialize};
 use telemetry::{LoadProgress, NodeReport};
@@ -50,6 +51,13 @@ pub enum ClientEvent {
         node: usize,
         /// The lines, or why there are none.
         answer: Result<LogLines, Fault>,
+    },
+    /// The model files of a node.
+    Models {
+        /// Index of the node.
+        node: usize,
+        /// The files, or why there are none.
+        answer: Result<Vec<ModelFile>, Fault>,
     },
     /// The result of the planner.
     // Not part of a recording, because it is computed from reports.

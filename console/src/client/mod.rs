@@ -192,6 +192,19 @@ impl Nodes for Client {
         });
     }
 
+    fn models(&self, which: Vec<usize>) {
+        for node in which {
+            let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
+            self.tasks.spawn(async move {
+                let answer = match nodes.get(node).map_or_else(|| Err(no_such(node)), session) {
+                    Ok(session) => models::list(&session).await,
+                    Err(fault) => Err(fault),
+                };
+                let _ = events.send(ClientEvent::Models { node, answer }).await;
+            });
+        }
+    }
+
     fn operate(&self, order: OperatorCommand) {
         if order == OperatorCommand::AbortAssignment {
             return self.abort.lock().unwrap_or_else(PoisonError::into_inner).cancel();
@@ -335,6 +348,8 @@ pub trait Nodes {
     fn plan(&self, ask: PlannerQuery);
     /// Reads the lines of a node's log after this line number.
     fn log(&self, node: usize, after: u64);
+    /// Lists the model files of these nodes.
+    fn models(&self, nodes: Vec<usize>);
     /// Executes an operator command.
     fn operate(&self, order: OperatorCommand);
 }

@@ -6,8 +6,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use super::{Action, BINDINGS, Binding, Key, KeyCode, Place};
-use crate::state::{Focus, Page, Spot};
+use super::{Action, AppAction, BINDINGS, Binding, EditAction, Focus, Key, KeyCode, Page, Panel, Place};
 
 static DEFAULT: LazyLock<Arc<[Binding]>> = LazyLock::new(|| BINDINGS.into());
 
@@ -60,7 +59,7 @@ impl Keymap {
         for change in changes.iter().rev() {
             keymap.check(change)?;
         }
-        for action in [Action::Interrupt, Action::Escape] {
+        for action in [Action::App(AppAction::Interrupt), Action::App(AppAction::Escape)] {
             if !keymap.all().any(|binding| binding.action == action && !binding.keys.is_empty()) {
                 let name = action.name();
                 let line = changes.iter().find(|change| change.name == name).map_or(1, |change| change.line);
@@ -95,25 +94,27 @@ impl Keymap {
     }
 
     /// The bindings that apply in this context.
-    pub fn bindings(&self, spot: Spot) -> impl Iterator<Item = &Binding> {
-        self.all().filter(move |binding| binding.place.holds(spot))
+    pub fn bindings(&self, focus: Focus) -> impl Iterator<Item = &Binding> {
+        self.all().filter(move |binding| binding.place.holds(focus))
     }
 
     /// The action bound to a key in this context; `None` if the key is unbound, or types a letter where text is
     /// entered.
-    pub fn action(&self, spot: Spot, pressed: Key) -> Option<Action> {
-        if spot.is_typing() && pressed.types() {
+    pub fn action(&self, focus: Focus, pressed: Key) -> Option<Action> {
+        if focus.is_typing() && pressed.types() {
             return None;
         }
-        self.bindings(spot).find(|binding| binding.keys.contains(&pressed)).map(|binding| binding.action)
+        self.bindings(focus).find(|binding| binding.keys.contains(&pressed)).map(|binding| binding.action)
     }
 
     /// The action of a key while a question or an input line is open: Enter confirms, Esc and Ctrl-C cancel, and
     /// editing keys work as in the prompt box.
     pub fn dialog_action(&self, pressed: Key) -> Option<Action> {
-        match self.action(Spot { page: Page::Generate, focus: Focus::Prompt }, pressed)? {
-            Action::Interrupt => Some(Action::Escape),
-            Action::NewLine | Action::LineUp | Action::LineDown => None,
+        match self.action(Focus { page: Page::Generate, panel: Panel::Prompt }, pressed)? {
+            Action::App(AppAction::Interrupt) => Some(Action::App(AppAction::Escape)),
+            Action::Edit(EditAction::NewLine)
+            | Action::Edit(EditAction::LineUp)
+            | Action::Edit(EditAction::LineDown) => None,
             other => Some(other),
         }
     }
@@ -126,11 +127,11 @@ impl Keymap {
 
     /// Checks that no key of a change has another meaning in any context where the change applies.
     fn check(&self, change: &Change) -> Result<(), KeymapError> {
-        let spots =
-            Page::ALL.into_iter().flat_map(|page| page.panels().iter().map(move |focus| Spot { page, focus: *focus }));
-        for spot in spots.filter(|spot| change.place.holds(*spot)) {
-            for key in change.keys.iter().filter(|key| !(spot.is_typing() && key.types())) {
-                let other = self.bindings(spot).find(|binding| {
+        let focuses =
+            Page::ALL.into_iter().flat_map(|page| page.panels().iter().map(move |panel| Focus { page, panel: *panel }));
+        for focus in focuses.filter(|focus| change.place.holds(*focus)) {
+            for key in change.keys.iter().filter(|key| !(focus.is_typing() && key.types())) {
+                let other = self.bindings(focus).find(|binding| {
                     binding.keys.contains(key)
                         && (binding.action.name() != change.name || binding.place != change.place)
                 });
@@ -269,11 +270,14 @@ mod tests {
     #[test]
     fn file_changes_only_the_keys_it_names() {
         let keymap = Keymap::read("[panels]\nquit = \"Q\"\nhelp = [\"?\", \"F12\"]\n").expect("valid file");
-        let spot = Spot::first_of(Page::Cluster);
-        let action = |key: &str| keymap.action(spot, key.parse().expect("a key"));
-        assert_eq!((action("Q"), action("q"), action("F12")), (Some(Action::Quit), None, Some(Action::Help)));
-        assert_eq!(action("Ctrl-C"), Some(Action::Interrupt));
-        assert_eq!(keymap.key_of(Action::Quit), "Q");
+        let focus = Focus::first_of(Page::Cluster);
+        let action = |key: &str| keymap.action(focus, key.parse().expect("a key"));
+        assert_eq!(
+            (action("Q"), action("q"), action("F12")),
+            (Some(Action::App(AppAction::Quit)), None, Some(Action::App(AppAction::Help)))
+        );
+        assert_eq!(action("Ctrl-C"), Some(Action::App(AppAction::Interrupt)));
+        assert_eq!(keymap.key_of(Action::App(AppAction::Quit)), "Q");
         assert_eq!(Keymap::read(""), Ok(Keymap::default()));
         assert_eq!(Keymap::read(&keymap.changed()), Ok(keymap));
         assert_eq!(Keymap::default().changed(), "");

@@ -55,22 +55,22 @@ impl Page {
     }
 
     /// The panels that can have the focus, in the order of the Tab key; the first one has it when the page opens.
-    pub fn panels(self) -> &'static [Focus] {
+    pub fn panels(self) -> &'static [Panel] {
         match self {
-            Self::Cluster => &[Focus::Nodes],
-            Self::Topology => &[Focus::Candidates, Focus::Picture],
-            Self::Sync => &[Focus::Nodes, Focus::Layers],
-            Self::Generate => &[Focus::Prompt, Focus::Text],
-            Self::Requests => &[Focus::Requests],
-            Self::Events => &[Focus::Events],
-            Self::Node => &[Focus::Details, Focus::Layers],
+            Self::Cluster => &[Panel::Nodes],
+            Self::Topology => &[Panel::Candidates, Panel::Picture],
+            Self::Sync => &[Panel::Nodes, Panel::Layers],
+            Self::Generate => &[Panel::Prompt, Panel::Text],
+            Self::Requests => &[Panel::Requests],
+            Self::Events => &[Panel::Events],
+            Self::Node => &[Panel::Details, Panel::Layers],
         }
     }
 }
 
 /// The panel that has the focus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Focus {
+pub enum Panel {
     /// The prompt box.
     Prompt,
     /// The generated text.
@@ -95,29 +95,34 @@ pub enum Focus {
 
 /// Where keys are sent: their meaning depends on page and focus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spot {
+pub struct Focus {
     /// The page.
     pub page: Page,
     /// The panel on it.
-    pub focus: Focus,
+    pub panel: Panel,
 }
 
-impl Spot {
+impl Focus {
     /// The page with the focus on its first panel.
     pub fn first_of(page: Page) -> Self {
-        Self { page, focus: page.panels()[0] }
+        Self { page, panel: page.panels()[0] }
     }
 
     /// The panel `distance` positions further on the same page, wrapping around.
     pub fn further(self, distance: usize) -> Self {
         let panels = self.page.panels();
-        let at = panels.iter().position(|panel| *panel == self.focus).unwrap_or(0);
-        Self { focus: panels[(at + distance) % panels.len()], ..self }
+        let at = panels.iter().position(|panel| *panel == self.panel).unwrap_or(0);
+        Self { panel: panels[(at + distance) % panels.len()], ..self }
+    }
+
+    /// Whether a filter is being typed.
+    pub fn is_filter(self) -> bool {
+        self.panel == Panel::Filter
     }
 
     /// Whether letters are text here and have no other meaning.
     pub fn is_typing(self) -> bool {
-        matches!(self.focus, Focus::Prompt | Focus::Filter)
+        matches!(self.panel, Panel::Prompt | Panel::Filter)
     }
 }
 

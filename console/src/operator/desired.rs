@@ -11,6 +11,10 @@ use protocol::message::ModelCard;
 use serde::{Deserialize, Serialize};
 use topology::{Layout, SpecError, Topology, split_layers};
 
+/// Default number of concurrent sequences. All share the memory of the context: each additional slot takes 32
+/// positions of it, and requests beyond the slots wait even if there is memory for them.
+pub const SLOTS_DEFAULT: u16 = 16;
+
 /// A requested topology. Identity, epoch and members are determined by the assignment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DesiredTopology {
@@ -152,6 +156,22 @@ impl From<&DesiredTopology> for TopologyRequest {
 }
 
 impl TopologyRequest {
+    /// A request that leaves everything open but the model.
+    pub fn open(model: &str, slots: u16) -> Self {
+        Self {
+            model: model.to_owned(),
+            layout: None,
+            weights: Vec::new(),
+            layers: Vec::new(),
+            kv: None,
+            exchange: None,
+            collective: None,
+            context_length: None,
+            slots,
+            goal: Goal::default(),
+        }
+    }
+
     /// Whether the planner may choose the layout. Explicit shares or layers imply one.
     pub fn leaves_layout_open(&self) -> bool {
         self.layout.is_none() && self.weights.is_empty() && self.layers.is_empty()

@@ -8,7 +8,7 @@ use common::{
 use serde::{Deserialize, Serialize};
 use topology::{Group, Layout, Role, Topology};
 
-use crate::{client::assign::SLOTS_DEFAULT, operator::desired::DesiredTopology};
+use super::desired::{DesiredTopology, SLOTS_DEFAULT};
 
 /// Maximum size of a topology file in bytes.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;

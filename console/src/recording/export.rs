@@ -8,7 +8,7 @@ use crate::state::{
     Page, State,
     command::Format,
     lateness::ranks,
-    node::{Node, Standing},
+    node::{Node, NodeStatus},
     row::Cell,
     tables,
 };
@@ -27,7 +27,7 @@ pub struct Grid {
 /// # Errors
 /// The page has no data yet; the message names the page.
 pub fn data(state: &State, format: Format) -> Result<String, String> {
-    let page = state.spot.page;
+    let page = state.screen.focus.page;
     let grid = grid(state);
     if grid.rows.is_empty() {
         return Err(format!("the page {} has no data to write yet", page.title()));
@@ -43,10 +43,10 @@ pub fn data(state: &State, format: Format) -> Result<String, String> {
 
 /// The data of the current page.
 pub fn grid(state: &State) -> Grid {
-    match state.spot.page {
+    match state.screen.focus.page {
         Page::Cluster | Page::Topology => nodes(state),
-        Page::Sync => layers(state, &(0..state.nodes.len()).collect::<Vec<_>>()),
-        Page::Node => layers(state, &[state.selected]),
+        Page::Sync => layers(state, &(0..state.cluster.nodes.len()).collect::<Vec<_>>()),
+        Page::Node => layers(state, &[state.screen.selected]),
         Page::Generate => request(state),
         Page::Requests => arranged(state),
         Page::Events => events(state),
@@ -86,8 +86,8 @@ fn nodes(state: &State) -> Grid {
             json!(node.address),
             json!(word),
             json!(silent),
-            json!(state.member_of(node)),
-            json!(state.exclusion(node).map(|entry| entry.reason.clone().unwrap_or_default())),
+            json!(state.cluster.member_of(node)),
+            json!(state.cluster.exclusion(node).map(|entry| entry.reason.clone().unwrap_or_default())),
             json!(report.map(|report| report.shard.0)),
             json!(report.map(|report| report.memory_resident.0)),
             json!(health.and_then(|health| health.memory).map(|memory| memory.available.0)),
@@ -104,12 +104,12 @@ fn nodes(state: &State) -> Grid {
             json!(late.iter().find(|row| row.node == Some(place)).map(|row| row.late)),
         ]
     };
-    Grid { columns, rows: state.nodes.iter().enumerate().map(row).collect() }
+    Grid { columns, rows: state.cluster.nodes.iter().enumerate().map(row).collect() }
 }
 
 /// The rows of a table, sorted and filtered as on the screen.
 fn arranged(state: &State) -> Grid {
-    let page = state.spot.page;
+    let page = state.screen.focus.page;
     let Some(table) = tables::table(state, page) else { return Grid { columns: Vec::new(), rows: Vec::new() } };
     let (rows, _) = tables::shown(state, page, &table);
     let value = |cell: &Cell| cell.number.map_or_else(|| json!(cell.text), |number| json!(number));
@@ -122,14 +122,14 @@ fn tenth(celsius: f32) -> f64 {
     (f64::from(celsius) * 10.0).round() / 10.0
 }
 
-fn standing(standing: Standing) -> (&'static str, Option<u64>) {
+fn standing(standing: NodeStatus) -> (&'static str, Option<u64>) {
     match standing {
-        Standing::Connecting => ("connecting", None),
-        Standing::Away => ("away", None),
-        Standing::Lost => ("lost", None),
-        Standing::Stale(seconds) => ("stale", Some(seconds)),
-        Standing::Silent => ("silent", None),
-        Standing::Reports(state) => (state.name(), None),
+        NodeStatus::Connecting => ("connecting", None),
+        NodeStatus::Away => ("away", None),
+        NodeStatus::Lost => ("lost", None),
+        NodeStatus::Stale(seconds) => ("stale", Some(seconds)),
+        NodeStatus::Silent => ("silent", None),
+        NodeStatus::Reports(state) => (state.name(), None),
     }
 }
 
@@ -149,8 +149,8 @@ fn layers(state: &State, places: &[usize]) -> Grid {
         "slowest_rank",
     ];
     let mut rows = Vec::new();
-    for node in places.iter().filter_map(|place| state.nodes.get(*place)) {
-        let member = state.member_of(node);
+    for node in places.iter().filter_map(|place| state.cluster.nodes.get(*place)) {
+        let member = state.cluster.member_of(node);
         let syncs = node.layers.iter().flat_map(|layer| layer.attention.iter().chain(&layer.feed_forward));
         rows.extend(syncs.map(|sync| {
             let LayerSync { layer, kind, count, p50, p95, p99, compute, wait, wire, slowest } = *sync;
@@ -165,7 +165,7 @@ fn layers(state: &State, places: &[usize]) -> Grid {
 }
 
 fn request(state: &State) -> Grid {
-    let request = &state.request;
+    let request = &state.generation.request;
     let columns = vec!["prompt", "text", "prompt_tokens", "tokens", "ttft_ms", "tpot_ms", "network_fraction"];
     let row = vec![
         json!(request.prompt_shown),
@@ -180,13 +180,13 @@ fn request(state: &State) -> Grid {
 }
 
 fn events(state: &State) -> Grid {
-    let rows = state.events.entries().iter().map(|entry| {
+    let rows = state.journal.events.entries().iter().map(|entry| {
         let severity = match entry.severity {
             Severity::Note => "note",
             Severity::Warning => "warning",
             Severity::Error => "error",
         };
-        let node = entry.node.and_then(|place| state.nodes.get(place)).map(|node| node.name());
+        let node = entry.node.and_then(|place| state.cluster.nodes.get(place)).map(|node| node.name());
         vec![json!(entry.at.as_secs_f64()), json!(severity), json!(node), json!(entry.text)]
     });
     Grid { columns: vec!["at_s", "severity", "node", "text"], rows: rows.collect() }
@@ -225,14 +225,14 @@ fn field(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{fixtures::Story, state::Spot};
+    use crate::{fixtures::Story, state::Focus};
 
     #[test]
     fn every_page_exports_both_formats_with_a_value_per_column() {
         // Heads report their requests; the last head here has reported none.
         for page in Page::ALL.into_iter().filter(|page| *page != Page::Requests) {
             let mut story = Story::finished();
-            story.state.spot = Spot::first_of(page);
+            story.state.screen.focus = Focus::first_of(page);
             let grid = grid(&story.state);
             assert!(!grid.rows.is_empty() && grid.rows.iter().all(|row| row.len() == grid.columns.len()), "{page:?}");
             let csv = data(&story.state, Format::Csv).expect("page has data");
@@ -246,7 +246,7 @@ mod tests {
     fn numbers_stay_numbers_and_outside_text_stays_text() {
         let story = Story::finished();
         let csv = data(&story.state, Format::Csv).unwrap_or_default();
-        assert!(Story::finished().state.spot.page != Page::Generate || csv.contains("torches"), "{csv}");
+        assert!(Story::finished().state.screen.focus.page != Page::Generate || csv.contains("torches"), "{csv}");
         assert_eq!(field(&json!("=1+1")), "'=1+1");
         assert_eq!(field(&json!("a \"b\", c")), "\"a \"\"b\"\", c\"");
         assert_eq!((field(&json!(2.5)), field(&Value::Null)), ("2.5".to_owned(), String::new()));
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn page_without_data_returns_an_error() {
         let mut story = Story::begin();
-        story.state.spot = Spot::first_of(Page::Sync);
+        story.state.screen.focus = Focus::first_of(Page::Sync);
         assert!(data(&story.state, Format::Csv).is_err_and(|reason| reason.contains("Sync")));
     }
 }

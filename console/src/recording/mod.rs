@@ -4,6 +4,7 @@
 mod delta;
 pub mod export;
 mod line;
+pub mod observer;
 pub mod player;
 pub mod reader;
 pub mod writer;
@@ -93,7 +94,7 @@ pub enum RecordingError {
 /// topology.
 pub fn opening(state: &State) -> Vec<Event> {
     let mut events = Vec::new();
-    for (place, node) in state.nodes.iter().enumerate() {
+    for (place, node) in state.cluster.nodes.iter().enumerate() {
         if let Some(report) = &node.report {
             let (name, build) = (node.name().to_owned(), report.build.clone());
             let identity = Identity { name, build, numeric: 0, machine: String::new(), cores: Vec::new() };
@@ -104,7 +105,9 @@ pub fn opening(state: &State) -> Vec<Event> {
             events.push(ClientEvent::Disconnected { node: place, fault: fault.clone() });
         }
     }
-    if let (Assignment::Running { epoch, reused }, Some(topology)) = (&state.assignment, &state.assigned) {
+    if let (Assignment::Running { epoch, reused }, Some(topology)) =
+        (&state.cluster.assignment, &state.cluster.assigned)
+    {
         let (epoch, reused, topology) = (*epoch, *reused, Box::new(topology.clone()));
         events.push(ClientEvent::Assign(AssignEvent::Running { epoch, topology, reused }));
     }

@@ -46,10 +46,10 @@ impl Player {
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         let (mut reader, header) = Reader::open(path)?;
         let mut state = State::new(&header.nodes, header.wanted.clone(), &header.prompt, header.defaults.clone());
-        state.goal = header.asked.as_ref().map_or_else(Default::default, |asked| asked.goal);
-        state.asked = header.asked.clone();
+        state.plan.goal = header.asked.as_ref().map_or_else(Default::default, |asked| asked.goal);
+        state.plan.requested = header.asked.clone();
         state.clock_ms = header.started_unix_ms;
-        state.desk.keys = Keymap::read(&header.keys).map_err(|error| {
+        state.preferences.keys = Keymap::read(&header.keys).map_err(|error| {
             let reason = format!("invalid key bindings: {error}");
             RecordingError::NoRecording { path: path.into(), reason }
         })?;

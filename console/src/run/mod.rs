@@ -1,7 +1,5 @@
 //! The dashboard's driver: waits for an event, updates the state, performs the effects and renders a frame if something
 //! changed. Makes no decisions; the only module of the dashboard that uses tokio and the clock.
-use crate::client::Nodes;
-mod files;
 pub mod replay;
 
 use std::{future::pending, io, path::PathBuf, time::Duration};
@@ -14,15 +12,17 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 
-use self::files::Files;
 use crate::{
+    client::Nodes,
     operator::desired::TopologyRequest,
-    recording::rounded,
-    state::{GenerateDefaults, State, desk::Desk},
+    recording::{observer::Observer, rounded},
+    state::{GenerateDefaults, State, preferences::Preferences},
     terminal::{Screen, TerminalError, input::next_input},
-    update::effect::Effect,
-    update::event::{ClientEvent, Event, GenerateEvent, Signal},
-    update::update,
+    update::{
+        effect::Effect,
+        event::{ClientEvent, Event, GenerateEvent, Signal},
+        update,
+    },
     view,
 };
 
@@ -50,7 +50,7 @@ pub struct DashboardOptions {
     /// Default parameters of generations.
     pub defaults: GenerateDefaults,
     /// Screen preferences.
-    pub desk: Desk,
+    pub desk: Preferences,
     /// File to record the session to.
     pub record: Option<PathBuf>,
     /// Read-only: no operator command is ever issued.
@@ -71,26 +71,26 @@ pub async fn dashboard<N: Nodes>(
     let asked = options.asked.filter(|_| !options.readonly);
     let wanted = asked.as_ref().map(|asked| asked.wanted(options.nodes.len()));
     let mut state = State::new(&options.nodes, wanted, &options.prompt, options.defaults);
-    state.goal = asked.as_ref().map_or_else(Default::default, |asked| asked.goal);
-    state.asked = asked;
+    state.plan.goal = asked.as_ref().map_or_else(Default::default, |asked| asked.goal);
+    state.plan.requested = asked;
     state.readonly = options.readonly;
-    state.desk = options.desk;
+    state.preferences = options.desk;
     let started = Instant::now();
-    let mut files = Files::new(&state);
+    let mut observer = Observer::new(&state);
     // Before entering the terminal, so that the error for an unwritable file stays readable.
     let began =
-        options.record.map(|file| files.record(Some(file), &state)).transpose().map_err(TerminalError::Recording)?;
+        options.record.map(|file| observer.record(Some(file), &state)).transpose().map_err(TerminalError::Recording)?;
     let mut screen = Screen::enter()?;
-    screen.take_mouse(state.desk.takes_mouse);
+    screen.take_mouse(state.preferences.takes_mouse);
     let (sender, events) = mpsc::channel(CLIENT_EVENTS_MAX);
-    state.clock_ms = files.started_unix_ms();
+    state.clock_ms = observer.started_unix_ms();
     let nodes = connect(options.nodes, sender);
-    let mut driver = Driver { state, nodes, files, events, started, frame_due: None, exit: None };
+    let mut driver = Driver { state, nodes, observer, events, started, frame_due: None, exit: None };
     if let Some(event) = began {
         drop(update(&mut driver.state, event));
     }
     let code = driver.run(screen, signals).await?;
-    driver.files.finish();
+    driver.observer.finish();
     driver.wait_for_cancel().await;
     Ok(code)
 }
@@ -98,7 +98,7 @@ pub async fn dashboard<N: Nodes>(
 struct Driver<N> {
     state: State,
     nodes: N,
-    files: Files,
+    observer: Observer,
     events: mpsc::Receiver<ClientEvent>,
     started: Instant,
     frame_due: Option<Instant>,
@@ -119,7 +119,7 @@ impl<N: Nodes> Driver<N> {
                 signal = signals.next() => Some(Event::Signal(signal)),
                 key = next_input(&mut keys) => key,
                 event = next_client(&mut self.events) => Some(Event::Client(event)),
-                event = self.files.news() => Some(event),
+                event = self.observer.news() => Some(event),
                 _ = ticks.tick() => None,
                 () = frame(frame_due, &screen) => {
                     let theme = view::theme_of(&self.state);
@@ -132,7 +132,7 @@ impl<N: Nodes> Driver<N> {
             screen.check()?;
             // Whole microseconds, the resolution of recorded times.
             let now = rounded(self.started.elapsed());
-            self.files.happens(&self.state, now, event.as_ref());
+            self.observer.observe(&self.state, now, event.as_ref());
             self.handle(Event::Tick { now }, drawn_at, &mut screen);
             if let Some(event) = event {
                 self.handle(event, drawn_at, &mut screen);
@@ -160,11 +160,9 @@ impl<N: Nodes> Driver<N> {
                 Effect::Cancel => self.nodes.cancel(),
                 Effect::Quit(code) => self.exit = Some(code),
                 Effect::TakeMouse(takes) => screen.take_mouse(takes),
-                Effect::Record(file) => self.files.begin(file.map(PathBuf::from), &self.state),
-                Effect::StopRecording => self.files.end(),
-                Effect::Export { format, file } => {
-                    let size = screen.size().unwrap_or((80, 24));
-                    self.files.export(&self.state, size, format, file.map(PathBuf::from));
+                Effect::ListModels(nodes) => self.nodes.models(nodes),
+                Effect::File(effect) => {
+                    self.observer.perform(effect, &self.state, screen.size().unwrap_or((80, 24)));
                 }
             }
         }
@@ -179,7 +177,7 @@ impl<N: Nodes> Driver<N> {
                 }
             }
         };
-        if self.state.request.is_sent() {
+        if self.state.generation.request.is_sent() {
             // Without an answer the session closes, and the head cancels the request because of that.
             let _ = timeout(CANCEL_WAIT, ended).await;
         }

@@ -9,16 +9,16 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 
-use super::{Signals, files::Files};
+use super::Signals;
 use crate::{
     keymap::{Key, KeyCode},
-    recording::player::Player,
+    recording::{observer::Observer, player::Player},
     state::{
-        Focus, State,
-        desk::{Desk, Replay},
+        Panel, State,
+        preferences::{Preferences, Replay},
     },
     terminal::{Screen, TerminalError, input::next_input},
-    update::effect::Effect,
+    update::effect::{Effect, FileEffect},
     update::event::Event,
     update::update,
     view,
@@ -35,7 +35,7 @@ const SPEEDS: [f64; 10] = [0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.
 #[derive(Clone, Debug)]
 pub struct Start {
     /// Screen preferences.
-    pub desk: Desk,
+    pub desk: Preferences,
     /// Start time; `None` = the first event.
     pub at: Option<Duration>,
     /// Playback speed: session seconds per second.
@@ -58,7 +58,7 @@ pub async fn replay(player: Player, start: Start) -> Result<i32, TerminalError> 
         let event = select! {
             signal = signals.next() => return Ok(signal.exit_code()),
             key = next_input(&mut keys) => key,
-            event = stage.files.news() => Some(event),
+            event = stage.observer.news() => Some(event),
             _ = ticks.tick() => None,
         };
         if let Some(event) = event
@@ -72,7 +72,7 @@ pub async fn replay(player: Player, start: Start) -> Result<i32, TerminalError> 
             let shown = stage.shown();
             let theme = view::theme_of(&shown);
             let extent = screen.draw(|frame| view::draw(&shown, &theme, frame))?;
-            stage.viewer.extent = extent;
+            stage.viewer.screen.extent = extent;
             stage.is_changed = false;
         }
     }
@@ -83,7 +83,7 @@ struct Stage {
     player: Player,
     /// The viewer's own view of the state.
     viewer: State,
-    files: Files,
+    observer: Observer,
     is_own_view: bool,
     is_paused: bool,
     is_seeking: bool,
@@ -96,13 +96,13 @@ struct Stage {
 impl Stage {
     fn new(player: Player, start: Start) -> Self {
         let mut viewer = player.state().clone();
-        viewer.desk = start.desk;
+        viewer.preferences = start.desk;
         viewer.readonly = true;
         let at = start.at.unwrap_or(player.at()).clamp(player.span().0, player.span().1);
-        let files = Files::new(&viewer);
+        let observer = Observer::new(&viewer);
         let (is_own_view, is_paused, is_seeking, is_changed) = (false, false, true, true);
         let (speed, moved) = (start.speed, Instant::now());
-        Self { player, viewer, files, is_own_view, is_paused, is_seeking, is_changed, speed, at, moved }
+        Self { player, viewer, observer, is_own_view, is_paused, is_seeking, is_changed, speed, at, moved }
     }
 
     /// Advances the time and plays up to it.
@@ -128,13 +128,13 @@ impl Stage {
         let mut shown = self.player.state().shown().clone();
         if self.is_own_view {
             shown.look_as(&self.viewer);
-            shown.dialog = None;
+            shown.operations.dialog = None;
         } else {
-            shown.notice.clone_from(&self.viewer.notice);
+            shown.screen.notice.clone_from(&self.viewer.screen.notice);
         }
         let (first, end) = self.player.span();
         let seconds = self.player.header().started_unix_ms / 1000 + self.at.as_secs();
-        shown.desk = Desk {
+        shown.preferences = Preferences {
             recording: None,
             replay: Some(Replay {
                 clock: time_of_day(seconds),
@@ -145,12 +145,12 @@ impl Stage {
                 is_seeking: self.is_seeking,
                 is_own_view: self.is_own_view,
             }),
-            ..self.viewer.desk.clone()
+            ..self.viewer.preferences.clone()
         };
         if let Some(error) = self.player.broken()
-            && shown.notice.is_none()
+            && shown.screen.notice.is_none()
         {
-            shown.notice = Some(crate::state::clean::clean_line(&error.to_string()));
+            shown.screen.notice = Some(crate::state::clean::clean_line(&error.to_string()));
         }
         shown.readonly = true;
         shown
@@ -165,32 +165,40 @@ impl Stage {
             return None;
         }
         if !self.is_own_view && matches!(event, Event::Key(_) | Event::Mouse(_) | Event::Paste(_)) {
-            let extent = self.viewer.extent;
+            let extent = self.viewer.screen.extent;
             self.viewer = self.shown();
-            (self.viewer.extent, self.is_own_view) = (extent, true);
+            (self.viewer.screen.extent, self.is_own_view) = (extent, true);
         } else if self.is_own_view {
             self.viewer = self.shown();
         }
         // No prompt can be sent: keys navigate and scroll even if the recorded session was typing.
-        if self.viewer.spot.focus == Focus::Prompt {
-            self.viewer.spot.focus = Focus::Text;
+        if self.viewer.screen.focus.panel == Panel::Prompt {
+            self.viewer.screen.focus.panel = Panel::Text;
         }
         let before = self.viewer.clone();
         let effects = update(&mut self.viewer, event);
         if effects.iter().any(Effect::acts) {
             self.viewer = before;
-            self.viewer.notice = Some("this is a recording: nothing can be done in it".to_owned());
+            self.viewer.screen.notice = Some("this is a recording: nothing can be done in it".to_owned());
             return None;
         }
         for effect in effects {
             match effect {
                 Effect::Quit(code) => return Some(code),
                 Effect::TakeMouse(takes) => screen.take_mouse(takes),
-                Effect::Export { format, file } => {
-                    let size = screen.size().unwrap_or((80, 24));
-                    self.files.export(&self.viewer, size, format, file.map(Into::into));
+                Effect::File(effect @ FileEffect::Export { .. }) => {
+                    self.observer.perform(effect, &self.viewer, screen.size().unwrap_or((80, 24)));
                 }
-                _ => {}
+                // Effects on the cluster were refused above, and a replay is not recorded.
+                Effect::File(FileEffect::Record(_) | FileEffect::StopRecording)
+                | Effect::Draw
+                | Effect::Plan(_)
+                | Effect::ListModels(_)
+                | Effect::Log { .. }
+                | Effect::Assign { .. }
+                | Effect::Generate { .. }
+                | Effect::Operate(_)
+                | Effect::Cancel => {}
             }
         }
         self.viewer.frozen = None;
@@ -201,7 +209,10 @@ impl Stage {
     fn steers(&mut self, key: Key) -> bool {
         let viewer = &self.viewer;
         let is_busy = self.is_own_view
-            && (viewer.desk.is_commanding || viewer.spot.is_typing() || viewer.help.is_some() || viewer.form.is_some());
+            && (viewer.preferences.is_commanding
+                || viewer.screen.focus.is_typing()
+                || viewer.screen.help.is_some()
+                || viewer.screen.form.is_some());
         if is_busy || key.control || key.alt || key.shift {
             return false;
         }

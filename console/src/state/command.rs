@@ -1,9 +1,9 @@
 //! The language of the command line: a word and its argument. Every key action and every page is a word.
 use crate::{
-    keymap::{Action, Keymap},
+    keymap::{Action, Keymap, NavigateAction},
     state::{
         Page,
-        desk::{Desk, ThemeName},
+        preferences::{Preferences, ThemeName},
     },
 };
 
@@ -51,6 +51,8 @@ pub enum Command {
     Sort(Option<(String, bool)>),
     /// Writes data or screen to a file; `None` = a file named by page and time.
     Export(Format, Option<String>),
+    /// Loads the model with this name; empty = shows the list.
+    Load(String),
     /// Starts recording the session to a file; `None` = a file named by the time.
     Record(Option<String>),
     /// Stops recording.
@@ -60,11 +62,12 @@ pub enum Command {
 }
 
 /// Words with an argument, and their help texts.
-pub const WORDS: [(&str, &str); 6] = [
+pub const WORDS: [(&str, &str); 7] = [
     ("page", "NAME: show a page"),
     ("filter", "TEXT: rows with it; !TEXT without it; ~REGEX; nothing: all"),
     ("sort", "COLUMN [down]: sort the table; nothing: the natural order"),
     ("export", "csv|json|text|svg [FILE]: the page's data, or the screen"),
+    ("load", "[MODEL]: assign a model from the nodes' model folders, after a question"),
     ("record", "[FILE]: write the session to a file; stop: end it"),
     ("theme", "NAME: sixteen, dark, light, high-contrast, mono"),
 ];
@@ -82,10 +85,11 @@ pub fn parse(text: &str, keys: &Keymap) -> Result<Command, String> {
     let rest = rest.trim();
     let word = ALIASES.iter().find(|(alias, _)| *alias == word).map_or(word, |(_, word)| word);
     match word {
-        "page" => page(rest).map(|page| Command::Act(Action::Show(page))),
+        "page" => page(rest).map(|page| Command::Act(Action::Navigate(NavigateAction::Show(page)))),
         "filter" => Ok(Command::Filter(rest.to_owned())),
         "sort" => Ok(Command::Sort(sort(rest))),
         "export" => export(rest),
+        "load" => Ok(Command::Load(rest.to_owned())),
         "record" if rest == "stop" => Ok(Command::StopRecording),
         "record" => Ok(Command::Record((!rest.is_empty()).then(|| rest.to_owned()))),
         "theme" => rest.parse().map(Command::Theme).map_err(|names: String| format!("theme: {names}")),
@@ -94,7 +98,7 @@ pub fn parse(text: &str, keys: &Keymap) -> Result<Command, String> {
                 return Err(format!("{word}: takes nothing behind it"));
             }
             if let Ok(page) = page(word) {
-                return Ok(Command::Act(Action::Show(page)));
+                return Ok(Command::Act(Action::Navigate(NavigateAction::Show(page))));
             }
             let action = actions(keys).into_iter().find(|(name, _)| name == word);
             action.map(|(_, action)| Command::Act(action)).ok_or_else(|| match nearest(word, keys) {
@@ -141,7 +145,7 @@ fn actions(keys: &Keymap) -> Vec<(String, Action)> {
 }
 
 /// Completions of the word under the cursor, in order.
-pub fn completions(text: &str, desk: &Desk) -> Vec<String> {
+pub fn completions(text: &str, desk: &Preferences) -> Vec<String> {
     let text = text.trim_start();
     let (word, argument) = match text.split_once(' ') {
         Some((word, argument)) => (Some(word), argument),
@@ -166,7 +170,7 @@ pub fn completions(text: &str, desk: &Desk) -> Vec<String> {
 }
 
 /// The text after Tab: the only completion, otherwise the common prefix of all completions.
-pub fn completed(text: &str, desk: &Desk) -> Option<String> {
+pub fn completed(text: &str, desk: &Preferences) -> Option<String> {
     let all = completions(text, desk);
     let first = all.first()?;
     let agree = |length: usize| all.iter().all(|other| other.get(..length) == first.get(..length));
@@ -203,6 +207,7 @@ fn distance(one: &str, two: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keymap::{AppAction, OperateAction};
 
     #[track_caller]
     fn check(text: &str, expected: Result<Command, &str>) {
@@ -215,14 +220,14 @@ mod tests {
 
     #[test]
     fn commands_are_parsed_with_their_arguments() {
-        check("quit", Ok(Command::Act(Action::Quit)));
-        check(" q ", Ok(Command::Act(Action::Quit)));
-        check("page sync", Ok(Command::Act(Action::Show(Page::Sync))));
-        check("page 3", Ok(Command::Act(Action::Show(Page::Sync))));
-        check("events", Ok(Command::Act(Action::Show(Page::Events))));
+        check("quit", Ok(Command::Act(Action::App(AppAction::Quit))));
+        check(" q ", Ok(Command::Act(Action::App(AppAction::Quit))));
+        check("page sync", Ok(Command::Act(Action::Navigate(NavigateAction::Show(Page::Sync)))));
+        check("page 3", Ok(Command::Act(Action::Navigate(NavigateAction::Show(Page::Sync)))));
+        check("events", Ok(Command::Act(Action::Navigate(NavigateAction::Show(Page::Events)))));
         check("page 8", Err("page: one of cluster"));
         check("page 0", Err("page: one of cluster"));
-        check("restart", Ok(Command::Act(Action::Restart)));
+        check("restart", Ok(Command::Act(Action::Operate(OperateAction::Restart))));
         check("filter  pi1 hot", Ok(Command::Filter("pi1 hot".into())));
         check("sort temp down", Ok(Command::Sort(Some(("temp".into(), true)))));
         check("sort", Ok(Command::Sort(None)));
@@ -239,7 +244,7 @@ mod tests {
 
     #[test]
     fn tab_completes_the_common_prefix() {
-        let desk = Desk::default();
+        let desk = Preferences::default();
         assert_eq!(completed("the", &desk).as_deref(), Some("theme "));
         assert_eq!(completed("theme h", &desk).as_deref(), Some("theme high-contrast "));
         assert_eq!(completed("page-", &desk), Some("page-".to_owned()), "page-next and page-previous");

@@ -34,12 +34,12 @@ pub struct Entry {
 
 /// The list of events.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Log {
+pub struct EventLog {
     entries: VecDeque<Entry>,
     latest: u64,
 }
 
-impl Log {
+impl EventLog {
     /// Adds an entry; the oldest is dropped at the limit.
     pub fn push(&mut self, at: Duration, severity: Severity, node: Option<usize>, text: &str) {
         let mut text = clean_line(text);
@@ -73,12 +73,13 @@ const COLUMNS: &[Column] = &[
 
 /// The entries of at least the selected severity, newest first.
 pub fn table(state: &State) -> Table {
-    let entries = state.events.entries().iter().rev().filter(|entry| entry.severity >= state.severity_min);
+    let entries =
+        state.journal.events.entries().iter().rev().filter(|entry| entry.severity >= state.tables.severity_min);
     Table { columns: COLUMNS, rows: entries.map(|entry| row(state, entry)).collect() }
 }
 
 fn row(state: &State, entry: &Entry) -> Row {
-    let node = entry.node.and_then(|place| state.nodes.get(place)).map_or("", |node| node.name());
+    let node = entry.node.and_then(|place| state.cluster.nodes.get(place)).map_or("", |node| node.name());
     let tone = match entry.severity {
         Severity::Note => Tone::Plain,
         Severity::Warning => Tone::Warn,
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn oldest_entries_are_dropped_and_texts_are_sanitised() {
-        let mut log = Log::default();
+        let mut log = EventLog::default();
         for count in 0..ENTRIES_MAX + 5 {
             log.push(Duration::ZERO, Severity::Note, None, &format!("{count}\u{1b}[2J\n{}", "ü".repeat(1000)));
         }

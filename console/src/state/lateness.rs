@@ -25,9 +25,9 @@ pub struct RankRow {
 
 /// All ranks of the topology, worst straggler first.
 pub fn ranks(state: &State) -> Vec<RankRow> {
-    let Some((topology, _)) = state.topology() else { return Vec::new() };
-    let places: Vec<Option<usize>> = (0..topology.members.len()).map(|member| state.place_of(member)).collect();
-    let window = |member: usize| places[member].map(|place| &state.nodes[place].window);
+    let Some((topology, _)) = state.cluster.topology() else { return Vec::new() };
+    let places: Vec<Option<usize>> = (0..topology.members.len()).map(|member| state.cluster.place_of(member)).collect();
+    let window = |member: usize| places[member].map(|place| &state.cluster.nodes[place].window);
     let row = |member: usize| {
         let heard = heard(topology, member, window);
         let own = window(member);
@@ -68,9 +68,9 @@ mod tests {
     #[test]
     fn metrics_name_dashboard_straggler_and_slow_hops() {
         let state = Story::generating().state;
-        let (topology, _) = state.topology().expect("a topology runs");
-        let mut windows: Vec<Window> = state.nodes.iter().map(|node| node.window.clone()).collect();
-        let reports: Vec<Option<&NodeReport>> = state.nodes.iter().map(|node| node.report.as_ref()).collect();
+        let (topology, _) = state.cluster.topology().expect("a topology runs");
+        let mut windows: Vec<Window> = state.cluster.nodes.iter().map(|node| node.window.clone()).collect();
+        let reports: Vec<Option<&NodeReport>> = state.cluster.nodes.iter().map(|node| node.report.as_ref()).collect();
         let of = |windows: &[Window]| culprits(topology, &reports, &windows.iter().map(Some).collect::<Vec<_>>());
         let found = of(&windows);
         assert_eq!(found.nodes.iter().map(|(member, _)| *member).collect::<Vec<_>>(), [2]);
@@ -161,10 +161,10 @@ mod tests {
         for _ in 0..2 * REPORTS_MAX {
             story.all_report(NodeState::Serving, true);
         }
-        assert!(story.state.nodes.iter().all(|node| node.window.reports() <= REPORTS_MAX));
+        assert!(story.state.cluster.nodes.iter().all(|node| node.window.reports() <= REPORTS_MAX));
         let mut report = running(0, NodeState::Ready, false);
         report.epoch = report.epoch.next();
         story.report(0, report);
-        assert_eq!(story.state.nodes[0].window, Window::default());
+        assert_eq!(story.state.cluster.nodes[0].window, Window::default());
     }
 }

@@ -11,7 +11,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// A node's log.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Log {
+pub struct NodeLog {
     /// List index of the node.
     pub node: Option<usize>,
     /// Oldest first.
@@ -25,7 +25,7 @@ pub struct Log {
     answered: Option<Duration>,
 }
 
-impl Log {
+impl NodeLog {
     /// The line number to query after, if a query for the selected node is due.
     pub fn ask(&mut self, node: usize, now: Duration) -> Option<u64> {
         if self.node != Some(node) {
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::{
         fixtures::Story,
-        state::{Page, Spot},
+        state::{Focus, Page},
         update::effect::Effect,
         update::event::Event,
     };
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn one_query_is_pending_at_a_time_and_last_lines_are_kept() {
-        let (mut log, second) = (Log::default(), Duration::from_secs);
+        let (mut log, second) = (NodeLog::default(), Duration::from_secs);
         assert_eq!((log.ask(2, second(5)), log.ask(2, second(9))), (Some(0), None));
         assert!(!log.answer(1, second(9), Ok(lines(1, 3))), "answer of another node");
         assert!(log.answer(2, second(9), Ok(lines(1, 500))));
@@ -108,7 +108,7 @@ mod tests {
         let asked = |story: &Story| story.effects.iter().filter(|effect| matches!(effect, Effect::Log { .. })).count();
         story.on(Event::Tick { now: Duration::from_secs(60) });
         assert_eq!(asked(&story), 0);
-        story.state.spot = Spot::first_of(Page::Node);
+        story.state.screen.focus = Focus::first_of(Page::Node);
         story.on(Event::Tick { now: Duration::from_secs(61) }).on(Event::Tick { now: Duration::from_secs(62) });
         assert_eq!(asked(&story), 1);
         assert_eq!(story.effects.last(), Some(&Effect::Log { node: 0, after: 0 }));

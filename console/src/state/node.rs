@@ -36,7 +36,7 @@ pub enum Link {
 
 /// A node's condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum NodeStatus {
     /// The first connection attempt is under way.
     Connecting,
     /// The node has never answered.
@@ -151,15 +151,15 @@ impl Node {
     }
 
     /// The node's condition.
-    pub fn standing(&self, now: Duration) -> Standing {
+    pub fn standing(&self, now: Duration) -> NodeStatus {
         let silent = now.saturating_sub(self.heard);
         match (&self.link, &self.report) {
-            (Link::Connecting, _) => Standing::Connecting,
-            (Link::Lost { was_open: false, .. }, _) => Standing::Away,
-            (Link::Lost { was_open: true, .. }, _) => Standing::Lost,
-            (Link::Open, _) if silent > STALE_AFTER => Standing::Stale(silent.as_secs()),
-            (Link::Open, None) => Standing::Silent,
-            (Link::Open, Some(report)) => Standing::Reports(report.state),
+            (Link::Connecting, _) => NodeStatus::Connecting,
+            (Link::Lost { was_open: false, .. }, _) => NodeStatus::Away,
+            (Link::Lost { was_open: true, .. }, _) => NodeStatus::Lost,
+            (Link::Open, _) if silent > STALE_AFTER => NodeStatus::Stale(silent.as_secs()),
+            (Link::Open, None) => NodeStatus::Silent,
+            (Link::Open, Some(report)) => NodeStatus::Reports(report.state),
         }
     }
 

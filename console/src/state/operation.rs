@@ -7,7 +7,7 @@ use crate::{
     state::{
         State,
         editor::Editor,
-        outlook::{outlook, serves_without},
+        what_if::{outlook, serves_without},
     },
 };
 
@@ -102,12 +102,21 @@ impl Dialog {
 
 /// Whether nothing could serve afterwards; if so, the node's name must be typed.
 pub fn is_dangerous(state: &State, node: usize, how: Removal) -> bool {
-    let is_last = state.usable() == [node];
+    let is_last = state.cluster.usable() == [node];
     let Some(outlook) = outlook(state, node) else { return is_last };
     match how {
         Removal::Cordon | Removal::Drain => !serves_without(&outlook),
         Removal::Exclude => is_last || (outlook.replicas == 0 && outlook.topology.is_err()),
     }
+}
+
+/// The open dialog and the running operator command.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Operations {
+    /// The open dialog.
+    pub dialog: Option<Dialog>,
+    /// The operator command in progress.
+    pub running: Option<Operation>,
 }
 
 /// The operation that this dashboard has issued. Not the rolling restart, whose state the nodes keep.

@@ -8,7 +8,7 @@ use telemetry::{RequestReport, RequestStage};
 use crate::state::{
     State,
     clean::clean_line,
-    node::{Node, Standing},
+    node::{Node, NodeStatus},
     request::Phase,
     row::{Cell, Row, Tone},
     table::{Column, Table},
@@ -34,9 +34,9 @@ const COLUMNS: &[Column] = &[
 /// Open requests, then finished ones, latest first.
 pub fn table(state: &State) -> Table {
     let mut rows: Vec<(bool, u64, Row)> = Vec::new();
-    for node in &state.nodes {
+    for node in &state.cluster.nodes {
         let Some(report) = &node.report else { continue };
-        let is_stale = !matches!(node.standing(state.now), Standing::Reports(_));
+        let is_stale = !matches!(node.standing(state.now), NodeStatus::Reports(_));
         for trace in &report.traces {
             let key = key(node, report.epoch, trace);
             let row = Row { key, cells: cells(node, trace), is_stale };
@@ -45,7 +45,7 @@ pub fn table(state: &State) -> Table {
     }
     // Open requests oldest first, finished ones latest first.
     rows.sort_by_key(|(is_over, age, _)| (*is_over, if *is_over { *age } else { u64::MAX - age }));
-    let held = (state.request.phase == Phase::Held).then(|| held(state));
+    let held = (state.generation.request.phase == Phase::Held).then(|| held(state));
     Table { columns: COLUMNS, rows: held.into_iter().chain(rows.into_iter().map(|(.., row)| row)).collect() }
 }
 
@@ -56,7 +56,7 @@ pub(super) fn key(node: &Node, epoch: Epoch, trace: &RequestReport) -> String {
 /// List index of the node that is the head of a row's request; `None` for a request held by this console.
 pub fn head(state: &State, key: &str) -> Option<usize> {
     let is_of = |node: &Node| key.strip_prefix(&node.address).is_some_and(|rest| rest.starts_with('/'));
-    state.nodes.iter().position(is_of)
+    state.cluster.nodes.iter().position(is_of)
 }
 
 fn cells(node: &Node, trace: &RequestReport) -> Vec<Cell> {
@@ -111,7 +111,7 @@ fn end(stage: &RequestStage) -> Cell {
 /// The request of this console that waits for a topology.
 fn held(state: &State) -> Row {
     let mut cells = vec![Cell::default(); COLUMNS.len()];
-    let age: Duration = state.request.age(state.now);
+    let age: Duration = state.generation.request.age(state.now);
     cells[0] = Cell::text("here");
     cells[2] = Cell::text("held").toned(Tone::Warn);
     cells[3] = Cell::figure(Some(age.as_secs_f64()), |age| format!("{age:.1}"));
@@ -121,7 +121,7 @@ fn held(state: &State) -> Row {
 
 /// Mean time to first token and mean time per output token of recently finished requests, in milliseconds.
 pub fn latencies(state: &State) -> (Option<f64>, Option<f64>) {
-    let live = state.nodes.iter().filter(|node| matches!(node.standing(state.now), Standing::Reports(_)));
+    let live = state.cluster.nodes.iter().filter(|node| matches!(node.standing(state.now), NodeStatus::Reports(_)));
     let traces = live.filter_map(|node| node.report.as_ref()).flat_map(|report| &report.traces);
     let times = || {
         traces.clone().filter_map(|trace| match &trace.stage {

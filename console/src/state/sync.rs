@@ -84,26 +84,26 @@ pub struct Boundary {
 /// Finds the slow stage of a pipeline with one rank per stage: the node's list index, and the factor by which it
 /// computes longer for its weights than the other stages.
 pub fn slow_pipeline(state: &State) -> Option<(usize, f64)> {
-    let (topology, _) = state.topology()?;
+    let (topology, _) = state.cluster.topology()?;
     let replicas = (0..topology.layout.replicas).filter(|replica| topology.layout.ranks_of(*replica) == 1);
     let of_replica = |replica: u16| {
         let members = topology.layout.members(replica);
-        let time = |member: usize| state.node_of(member).map_or_else(StageTime::default, Node::stage_time);
+        let time = |member: usize| state.cluster.node_of(member).map_or_else(StageTime::default, Node::stage_time);
         let stages: Vec<StageTime> = members.clone().map(time).collect();
         let (stage, factor) = slow_stage(&stages)?;
-        Some((state.place_of(members.start + stage)?, factor))
+        Some((state.cluster.place_of(members.start + stage)?, factor))
     };
     replicas.filter_map(of_replica).max_by(|one, two| one.1.total_cmp(&two.1))
 }
 
 /// The boundaries of all pipelines, in the order in which a token passes them.
 fn boundaries(state: &State) -> Vec<Boundary> {
-    let Some((topology, _)) = state.topology() else { return Vec::new() };
+    let Some((topology, _)) = state.cluster.topology() else { return Vec::new() };
     let name = |member: usize| topology.members.get(member).map_or("?", |member| member.name.as_str());
     let of = |to: usize| {
         let place = topology.place(MemberIndex(to as u16));
         let first = topology.layout.members(place.replica).start;
-        let hops = state.node_of(to).map_or_else(Vec::new, |node| node.hops.clone());
+        let hops = state.cluster.node_of(to).map_or_else(Vec::new, |node| node.hops.clone());
         let boundary = move |sync: HopSync| {
             let (from, to) = (clean_line(name(first + sync.from.index())), clean_line(name(to)));
             // Tokens return to the head last.
@@ -135,7 +135,7 @@ impl Picture {
     /// The current snapshot.
     pub fn take(state: &State) -> Self {
         let rows = ranks(state);
-        let node = |row: &RankRow| row.node.map(|node| &state.nodes[node]);
+        let node = |row: &RankRow| row.node.map(|node| &state.cluster.nodes[node]);
         // There is no straggler while nothing is computed.
         let late = straggler(&rows).filter(|_| state.layers_move());
         let late = late.and_then(|late| rows.iter().position(|row| row.member == late.member));
@@ -218,7 +218,7 @@ pub fn cause(health: &Health, others: &[&Health]) -> String {
 
 /// Snapshots of the last minutes, and the selected one.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct History {
+pub struct SyncHistory {
     kept: VecDeque<Picture>,
     /// Number of dropped snapshots.
     gone: usize,
@@ -227,7 +227,7 @@ pub struct History {
     layers: usize,
 }
 
-impl History {
+impl SyncHistory {
     /// Whether a snapshot is due: all-reduces have arrived since the last one.
     pub fn is_due(&self, now: Duration, arrived: Option<Duration>) -> bool {
         let last = self.kept.back().map(|picture| picture.at);
@@ -277,10 +277,10 @@ impl History {
 
 /// Adds a snapshot if one is due.
 pub fn record(state: &mut State) {
-    let arrived = state.nodes.iter().filter_map(|node| node.layers_at).max();
-    if state.sync.is_due(state.now, arrived) {
+    let arrived = state.cluster.nodes.iter().filter_map(|node| node.layers_at).max();
+    if state.cluster.sync.is_due(state.now, arrived) {
         let picture = Picture::take(state);
-        state.sync.keep(picture);
+        state.cluster.sync.keep(picture);
     }
 }
 
@@ -313,18 +313,18 @@ mod tests {
                 story.at(1000 * second + 250 * quarter).all_report(NodeState::Serving, true);
             }
         }
-        let kept = story.state.sync.kept().len();
+        let kept = story.state.cluster.sync.kept().len();
         assert!((8..=9).contains(&kept), "{kept}");
         story.at(20_000).all_report(NodeState::Ready, false).at(21_000).all_report(NodeState::Ready, false);
-        assert_eq!(story.state.sync.kept().len(), kept);
+        assert_eq!(story.state.cluster.sync.kept().len(), kept);
     }
 
     #[test]
     fn selected_snapshot_stays_while_new_ones_arrive() {
         let picture = |second| Picture { at: Duration::from_secs(second), ..Picture::take(&Story::generating().state) };
-        let mut history = History::default();
+        let mut history = SyncHistory::default();
         (1..=10).for_each(|second| history.keep(picture(second)));
-        let at = |history: &History| history.shown().map(|picture| picture.at.as_secs());
+        let at = |history: &SyncHistory| history.shown().map(|picture| picture.at.as_secs());
         assert_eq!(at(&history), None);
         history.turn(-3);
         assert_eq!(at(&history), Some(8));
@@ -345,7 +345,7 @@ mod tests {
     fn history_is_bounded_by_its_layers_too() {
         let mut picture = Picture::take(&Story::generating().state);
         picture.layers = vec![vec![Layer::default(); 1024]; 16];
-        let mut history = History::default();
+        let mut history = SyncHistory::default();
         (0..20).for_each(|_| history.keep(picture.clone()));
         assert_eq!(history.kept().len(), 4);
         assert_eq!(history.layers, 4 * 16 * 1024);

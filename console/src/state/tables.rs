@@ -1,15 +1,36 @@
 //! The table of each page: the only place that maps pages to tables, their selection and their arrangement.
-use crate::state::clean::clean_line;
+use telemetry::Severity;
+
 use crate::state::{
-    Page, State, cluster, events, plan, requests,
+    Page, State,
+    clean::clean_line,
+    events, nodes, plan, requests,
     row::Row,
+    sync::Metric,
     table::{Arrangement, Table},
 };
+
+/// How the tables are arranged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableState {
+    /// Sorting, filter and selection of each page's table.
+    pub arrangements: [Arrangement; Page::ALL.len()],
+    /// Less severe events are hidden.
+    pub severity_min: Severity,
+    /// The figure shown in the heat map of the Sync page.
+    pub sync_metric: Metric,
+}
+
+impl Default for TableState {
+    fn default() -> Self {
+        Self { arrangements: Default::default(), severity_min: Severity::Note, sync_metric: Metric::P95 }
+    }
+}
 
 /// The table of a page; `None` for pages without one.
 pub fn table(state: &State, page: Page) -> Option<Table> {
     match page {
-        Page::Cluster => Some(cluster::table(state)),
+        Page::Cluster => Some(nodes::table(state)),
         Page::Events => Some(events::table(state)),
         Page::Requests => Some(requests::table(state)),
         Page::Topology => Some(plan::table(state)),
@@ -19,7 +40,7 @@ pub fn table(state: &State, page: Page) -> Option<Table> {
 
 /// Sorting, filter and selection of a page's table.
 pub fn arrangement(state: &State, page: Page) -> &Arrangement {
-    &state.arrangements[page.index()]
+    &state.tables.arrangements[page.index()]
 }
 
 /// The key of the selected row, which is always visible: the selected node or the row selected there, if the filter
@@ -36,7 +57,7 @@ pub fn shown<'a>(state: &State, page: Page, table: &'a Table) -> (Vec<&'a Row>, 
     let rows = arrangement.rows(table);
     let place = match page {
         Page::Cluster => {
-            let node = state.nodes.get(state.selected).map(|node| node.address.as_str());
+            let node = state.cluster.nodes.get(state.screen.selected).map(|node| node.address.as_str());
             rows.iter().position(|row| Some(row.key.as_str()) == node).unwrap_or(0)
         }
         _ => arrangement.place(&rows),
@@ -49,7 +70,7 @@ pub fn selected_request(state: &State) -> Option<(usize, u64, String)> {
     let table = requests::table(state);
     let (rows, place) = shown(state, Page::Requests, &table);
     let wanted = &rows.get(place)?.key;
-    state.nodes.iter().enumerate().find_map(|(place, node)| {
+    state.cluster.nodes.iter().enumerate().find_map(|(place, node)| {
         let report = node.report.as_ref()?;
         let trace = report.traces.iter().find(|trace| requests::key(node, report.epoch, trace) == *wanted)?;
         let (by, stage, tokens) = (clean_line(&trace.by), trace.stage.name(), trace.tokens);

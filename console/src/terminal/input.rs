@@ -74,23 +74,22 @@ fn translate_key(key: KeyEvent) -> Option<Key> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keymap::{Action, Keymap};
-    use crate::state::{Focus, Page, Spot};
+    use crate::keymap::{Action, AppAction, Focus, Keymap, NavigateAction, OperateAction, Page, Panel, ScrollAction};
 
     #[test]
     fn terminal_keys_become_table_keys() {
         let press = |code, modifiers| {
             let event = translate(TerminalEvent::Key(KeyEvent::new(code, modifiers)));
             let Some(Event::Key(key)) = event else { panic!("{code:?} is not a key: {event:?}") };
-            Keymap::default().action(Spot { page: Page::Generate, focus: Focus::Text }, key)
+            Keymap::default().action(Focus { page: Page::Generate, panel: Panel::Text }, key)
         };
         let (none, shift) = (KeyModifiers::NONE, KeyModifiers::SHIFT);
-        assert_eq!(press(TerminalCode::Char('c'), KeyModifiers::CONTROL), Some(Action::Interrupt));
-        assert_eq!(press(TerminalCode::Char('?'), shift), Some(Action::Help));
-        assert_eq!(press(TerminalCode::Char('G'), shift), Some(Action::Bottom));
-        assert_eq!(press(TerminalCode::BackTab, shift), Some(Action::FocusPrevious));
-        assert_eq!(press(TerminalCode::Tab, none), Some(Action::FocusNext));
-        assert_eq!(press(TerminalCode::Char('c'), none), Some(Action::Cordon));
+        assert_eq!(press(TerminalCode::Char('c'), KeyModifiers::CONTROL), Some(Action::App(AppAction::Interrupt)));
+        assert_eq!(press(TerminalCode::Char('?'), shift), Some(Action::App(AppAction::Help)));
+        assert_eq!(press(TerminalCode::Char('G'), shift), Some(Action::Scroll(ScrollAction::Bottom)));
+        assert_eq!(press(TerminalCode::BackTab, shift), Some(Action::Navigate(NavigateAction::FocusPrevious)));
+        assert_eq!(press(TerminalCode::Tab, none), Some(Action::Navigate(NavigateAction::FocusNext)));
+        assert_eq!(press(TerminalCode::Char('c'), none), Some(Action::Operate(OperateAction::Cordon)));
     }
 
     #[test]

@@ -40,6 +40,15 @@ pub enum Effect {
     Quit(i32),
     /// Capture the mouse, or release it to the terminal.
     TakeMouse(bool),
+    /// List the model files of the nodes with these list indices.
+    ListModels(Vec<usize>),
+    /// Write a file; performed by the observer of the session.
+    File(FileEffect),
+}
+
+/// A requested file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileEffect {
     /// Start recording the session to a file; `None` = a file named by the time.
     Record(Option<String>),
     /// Stop recording.
@@ -63,9 +72,8 @@ impl Effect {
             | Self::Log { .. }
             | Self::Quit(_)
             | Self::TakeMouse(_)
-            | Self::Record(_)
-            | Self::StopRecording
-            | Self::Export { .. } => false,
+            | Self::ListModels(_)
+            | Self::File(_) => false,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The frozen screen: a copy of the state that the operator can inspect while events continue to update the live state.
 //! Nothing on the frozen screen can act on the cluster.
-use super::{desk::is_for_the_screen, update_live};
+use super::update_live;
 use crate::{
-    keymap::Action,
+    keymap::{Action, AppAction},
     state::{Frozen, State},
     update::effect::Effect,
     update::event::Event,
@@ -20,17 +20,17 @@ pub(super) fn update_frozen(state: &mut State, event: Event) -> Vec<Effect> {
     if thaws(&frozen, &event) {
         state.look_as(&frozen.shown);
         // Ctrl-C and q unfreeze the screen and then have their usual effect.
-        let freezes = matches!(&event, Event::Key(key) if frozen.shown.desk.keys.action(frozen.shown.spot, *key) == Some(Action::Freeze));
+        let freezes = matches!(&event, Event::Key(key) if frozen.shown.preferences.keys.action(frozen.shown.screen.focus, *key) == Some(Action::App(AppAction::Freeze)));
         return if freezes { vec![Effect::Draw] } else { update_live(state, event) };
     }
     let effects = if is_for_the_screen(&event) {
         let before = frozen.shown.clone();
         let mut effects = update_live(&mut frozen.shown, event);
         if effects.iter().any(Effect::acts) {
-            let thaw = before.desk.keys.key_of(Action::Freeze);
+            let thaw = before.preferences.keys.key_of(Action::App(AppAction::Freeze));
             frozen.shown = before;
-            frozen.shown.dialog = None;
-            frozen.shown.notice = Some(format!("the picture is frozen: {thaw} lets it go, then do it"));
+            frozen.shown.operations.dialog = None;
+            frozen.shown.screen.notice = Some(format!("the picture is frozen: {thaw} lets it go, then do it"));
             effects = vec![Effect::Draw];
         }
         effects
@@ -54,12 +54,26 @@ fn thaws(frozen: &Frozen, event: &Event) -> bool {
     let shown = &frozen.shown;
     match event {
         Event::Key(key)
-            if shown.dialog.is_none() && !shown.desk.is_commanding && shown.help.is_none() && shown.form.is_none() =>
+            if shown.operations.dialog.is_none()
+                && !shown.preferences.is_commanding
+                && shown.screen.help.is_none()
+                && shown.screen.form.is_none() =>
         {
-            let action = shown.desk.keys.action(shown.spot, *key);
-            matches!(action, Some(Action::Freeze | Action::Quit | Action::Interrupt))
+            let action = shown.preferences.keys.action(shown.screen.focus, *key);
+            matches!(
+                action,
+                Some(Action::App(AppAction::Freeze) | Action::App(AppAction::Quit) | Action::App(AppAction::Interrupt))
+            )
         }
         Event::Signal(_) => true,
         _ => false,
+    }
+}
+
+/// Whether an event changes only the arrangement of the screen, and therefore applies to the frozen screen.
+fn is_for_the_screen(event: &Event) -> bool {
+    match event {
+        Event::Key(_) | Event::Resize | Event::Drawn(_) | Event::Paste(_) | Event::Mouse(_) | Event::Said(_) => true,
+        Event::Recording(_) | Event::Client(_) | Event::Tick { .. } | Event::Signal(_) => false,
     }
 }

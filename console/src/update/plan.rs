@@ -14,14 +14,14 @@ use crate::{
 
 /// `p`: queries the planner.
 pub(super) fn ask(state: &mut State) -> Vec<Effect> {
-    if state.planning == Planning::Asked {
-        state.notice = Some("the planner is asked already".to_owned());
+    if state.plan.answer == Planning::Asked {
+        state.screen.notice = Some("the planner is asked already".to_owned());
         return Vec::new();
     }
-    match plan::ask(state) {
+    match plan::query(state) {
         Some(ask) => put(state, Box::new(ask)),
         None => {
-            state.notice =
+            state.screen.notice =
                 Some("no model to plan for: start the console with --model, or wait for the nodes".to_owned());
             Vec::new()
         }
@@ -41,8 +41,9 @@ pub(super) enum Inquiry {
 /// The planner query to make before an assignment; `None` for one node and for nodes that share a machine, where
 /// predictions do not hold.
 pub(super) fn inquire(state: &State, wanted: &DesiredTopology) -> Option<Inquiry> {
-    let ask = plan::ask_for(state, wanted.clone()).filter(|ask| ask.nodes.len() > 1 && !share_a_machine(&ask.nodes))?;
-    Some(match &state.planning {
+    let ask =
+        plan::query_for(state, wanted.clone()).filter(|ask| ask.nodes.len() > 1 && !share_a_machine(&ask.nodes))?;
+    Some(match &state.plan.answer {
         Planning::Asked => Inquiry::Pending,
         Planning::Done(planned) if is_same_question(&planned.ask, &ask) => Inquiry::Answered,
         Planning::Nothing | Planning::Failed(_) | Planning::Done(_) => Inquiry::New(Box::new(ask)),
@@ -58,7 +59,7 @@ fn is_same_question(one: &PlannerQuery, other: &PlannerQuery) -> bool {
 
 /// Queries the planner.
 pub(super) fn put(state: &mut State, ask: Box<PlannerQuery>) -> Vec<Effect> {
-    state.planning = Planning::Asked;
+    state.plan.answer = Planning::Asked;
     vec![Effect::Plan(ask)]
 }
 
@@ -72,10 +73,10 @@ pub(super) fn ask_before(state: &mut State, wanted: &DesiredTopology) -> Vec<Eff
 
 /// The planner's best candidate and the list indices of its members; `None` if one of them is excluded or disconnected.
 pub(super) fn best(state: &State) -> Option<(DesiredTopology, Vec<usize>)> {
-    let Planning::Done(planned) = &state.planning else { return None };
+    let Planning::Done(planned) = &state.plan.answer else { return None };
     let candidate = planned.plan.ranked.first()?;
-    let (members, usable) = (planned.members(candidate), state.usable());
-    let is_there = |place: &usize| usable.contains(place) && state.nodes[*place].is_open();
+    let (members, usable) = (planned.members(candidate), state.cluster.usable());
+    let is_there = |place: &usize| usable.contains(place) && state.cluster.nodes[*place].is_open();
     members.iter().all(is_there).then(|| (planned.wanted(candidate), members))
 }
 
@@ -85,17 +86,17 @@ pub(super) fn ask_assign(state: &mut State) {
         return;
     }
     let key = tables::selected(state, Page::Topology);
-    let Planning::Done(planned) = &state.planning else {
-        state.notice = Some("p asks the planner for candidates".to_owned());
+    let Planning::Done(planned) = &state.plan.answer else {
+        state.screen.notice = Some("p asks the planner for candidates".to_owned());
         return;
     };
     let Some(candidate) = planned.candidate(&key) else {
-        state.notice = Some("this layout does not fit; the table says why".to_owned());
+        state.screen.notice = Some("this layout does not fit; the table says why".to_owned());
         return;
     };
     let (wanted, members) = (planned.wanted(candidate), planned.members(candidate));
-    if members.iter().any(|place| !state.nodes.get(*place).is_some_and(Node::is_open)) {
-        state.notice = Some("a node of this candidate is gone; p plans again".to_owned());
+    if members.iter().any(|place| !state.cluster.nodes.get(*place).is_some_and(Node::is_open)) {
+        state.screen.notice = Some("a node of this candidate is gone; p plans again".to_owned());
         return;
     }
     operate::ask_assign(state, wanted, members);

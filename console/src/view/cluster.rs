@@ -10,7 +10,7 @@ use crate::{
     state::{
         Extent, State,
         clean::clean_line,
-        standing::{Cluster, cluster, hint},
+        status::{ClusterStatus, hint, status},
     },
     view::{format::wrap_words, tables, theme::Theme, topology, widgets::panel::lines},
 };
@@ -24,9 +24,9 @@ const TOPOLOGY_LINES: u16 = 6;
 
 /// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
-    let usable = state.usable();
-    let open = usable.iter().filter(|place| state.nodes[**place].is_open()).count();
-    let out = match state.nodes.len() - usable.len() {
+    let usable = state.cluster.usable();
+    let open = usable.iter().filter(|place| state.cluster.nodes[**place].is_open()).count();
+    let out = match state.cluster.nodes.len() - usable.len() {
         0 => String::new(),
         out => format!(", {out} out"),
     };
@@ -44,7 +44,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     }
     let most = above.height.saturating_sub(TOPOLOGY_LINES).max(3);
     // A filter that is being typed takes a line.
-    let rows = (state.nodes.len() as u16).saturating_add(3).clamp(4, most);
+    let rows = (state.cluster.nodes.len() as u16).saturating_add(3).clamp(4, most);
     let [upper, lower] = Layout::vertical([Constraint::Length(rows), Constraint::Fill(1)]).areas(above);
     tables::draw(state, theme, frame, upper, words, extent);
     topology::draw(state, theme, frame, lower);
@@ -58,8 +58,8 @@ fn next(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
         let rows = wrap_words(&text, width.saturating_sub(2));
         all.extend(rows.into_iter().map(|range| Line::styled(format!(" {}", &text[range]), style)));
     };
-    match cluster(state) {
-        Cluster::Empty => {
+    match status(state) {
+        ClusterStatus::Empty => {
             say("No nodes yet. To begin:", theme.plain);
             say("console discover          lists the nodes of this network", theme.plain);
             say("console adopt ADDRESS     gives a new node the cluster's key", theme.plain);
@@ -68,7 +68,7 @@ fn next(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
                 theme.plain,
             );
         }
-        Cluster::Refused(fault) => {
+        ClusterStatus::Refused(fault) => {
             say(&format!("Not assigned: {fault}"), theme.bad);
             say(&hint(state), theme.dim);
         }

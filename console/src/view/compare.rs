@@ -9,7 +9,7 @@ use ratatui::{
 use crate::{
     state::{
         State,
-        run::{Difference, Run, difference},
+        result::{Difference, GenerationResult, difference},
     },
     view::{
         format::{fit, fit_right, milliseconds, shorten},
@@ -25,12 +25,12 @@ const NOTABLE: f64 = 0.02;
 
 /// Lines needed; 0 without a pinned result.
 pub(super) fn height(state: &State) -> u16 {
-    if state.pinned.is_some() { 6 } else { 0 }
+    if state.generation.pinned.is_some() { 6 } else { 0 }
 }
 
 /// Renders the comparison.
-pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pinned: &Run) {
-    let now = Run::of(&state.request).filter(|run| run != pinned);
+pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pinned: &GenerationResult) {
+    let now = GenerationResult::of(&state.generation.request).filter(|run| run != pinned);
     let cells = usize::from(area.width);
     let below = panel(frame, theme, area, false, "Compared with what is pinned", Span::raw(""));
     let mut heading = fit("", TITLE + 1);
@@ -45,7 +45,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
             all.push(texts(theme, pinned, now, cells));
         }
         None => {
-            let what = if state.request.prompt == pinned.prompt && state.request.is_open() {
+            let what = if state.generation.request.prompt == pinned.prompt && state.generation.request.is_open() {
                 " this one is under way"
             } else {
                 " the same prompt again, as it is or on another topology, is compared here"
@@ -56,7 +56,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     lines(frame, below, all);
 }
 
-fn row(theme: &Theme, title: &str, run: &Run, cells: usize) -> Line<'static> {
+fn row(theme: &Theme, title: &str, run: &GenerationResult, cells: usize) -> Line<'static> {
     let network = run.network.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", share * 100.0));
     let rate = if run.tpot_ms > 0.0 { format!("{:.1}", run.tokens_per_second()) } else { "–".to_owned() };
     let tpot = if run.tpot_ms > 0.0 { milliseconds(run.tpot_ms) } else { "–".to_owned() };
@@ -71,7 +71,7 @@ fn row(theme: &Theme, title: &str, run: &Run, cells: usize) -> Line<'static> {
 }
 
 /// How much better or worse the current result is.
-fn change(theme: &Theme, pinned: &Run, now: &Run) -> Line<'static> {
+fn change(theme: &Theme, pinned: &GenerationResult, now: &GenerationResult) -> Line<'static> {
     let mut spans = vec![Span::raw(fit("", TITLE + 1))];
     let pairs = [
         (pinned.ttft_ms, now.ttft_ms, false),
@@ -96,7 +96,7 @@ fn change(theme: &Theme, pinned: &Run, now: &Run) -> Line<'static> {
     Line::from(spans)
 }
 
-fn texts(theme: &Theme, pinned: &Run, now: &Run, cells: usize) -> Line<'static> {
+fn texts(theme: &Theme, pinned: &GenerationResult, now: &GenerationResult, cells: usize) -> Line<'static> {
     if pinned.prompt != now.prompt {
         return Line::styled(" another prompt: the texts are not compared", theme.dim);
     }

@@ -28,7 +28,7 @@ const LABEL: usize = 9;
 
 /// Renders the dialog, if one is open, over everything else.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
-    let Some(dialog) = &state.dialog else { return };
+    let Some(dialog) = &state.operations.dialog else { return };
     let words = question::words(state, dialog);
     let cells = WIDTH.min(area.width.saturating_sub(4));
     let inner = usize::from(cells).saturating_sub(2);

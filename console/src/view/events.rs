@@ -9,12 +9,12 @@ use crate::{
 
 /// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
-    let title = match state.severity_min {
+    let title = match state.tables.severity_min {
         Severity::Note => "Events",
         Severity::Warning => "Events: warnings and errors",
         Severity::Error => "Events: errors",
     };
-    let remark = format!("{} kept, the newest first; Enter opens the node", state.events.entries().len());
+    let remark = format!("{} kept, the newest first; Enter opens the node", state.journal.events.entries().len());
     let words = (title, Span::styled(remark, theme.dim), "Nothing that bad happened since this console runs.");
     tables::draw(state, theme, frame, area, words, extent);
 }

@@ -21,7 +21,7 @@ use crate::{
 /// Renders the footer.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let cells = usize::from(area.width);
-    if let Some(notice) = &state.notice {
+    if let Some(notice) = &state.screen.notice {
         return frame.render_widget(Line::styled(shorten(&format!(" {notice}"), cells), theme.warn), area);
     }
     if let Some((words, goes_on)) = words(state) {
@@ -33,12 +33,12 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 
 /// As many hints as fit without being cut.
 fn hints(state: &State, theme: &Theme, cells: usize) -> Line<'static> {
-    let typing = state.spot.is_typing();
+    let typing = state.screen.focus.is_typing();
     let mut line = Line::default();
     let mut used = 0;
     // Hints of the current context come first; the others are the same everywhere.
     let is_common = |binding: &&keymap::Binding| matches!(binding.place, Place::Anywhere | Place::Panels);
-    let shown = || state.desk.keys.bindings(state.spot).filter(|binding| !binding.short.is_empty());
+    let shown = || state.preferences.keys.bindings(state.screen.focus).filter(|binding| !binding.short.is_empty());
     for binding in shown().filter(|binding| !is_common(binding)).chain(shown().filter(is_common)) {
         let key = binding.keys.iter().find(|key| !(typing && key.types()));
         let (key, what) = (format!(" {}", key.map_or_else(String::new, keymap::Key::to_string)), binding.short);
@@ -55,8 +55,8 @@ fn hints(state: &State, theme: &Theme, cells: usize) -> Line<'static> {
 /// The operation in progress, or the rolling restart that is paused.
 fn words(state: &State) -> Option<(String, bool)> {
     let seconds = |since: Duration| state.now.saturating_sub(since).as_secs();
-    let name = |place: &usize| state.nodes.get(*place).map_or("?", |node| node.name());
-    if let Some(operation) = &state.operation {
+    let name = |place: &usize| state.cluster.nodes.get(*place).map_or("?", |node| node.name());
+    if let Some(operation) = &state.operations.running {
         let words = match operation {
             Operation::Telling => "the nodes are told".to_owned(),
             Operation::Change { node, out, requests, since } => {
@@ -76,12 +76,13 @@ fn words(state: &State) -> Option<(String, bool)> {
         };
         return Some((words, true));
     }
-    if state.assignment == Assignment::Loading {
+    if state.cluster.assignment == Assignment::Loading {
         return Some(("the nodes load; A aborts it".to_owned(), true));
     }
-    let rolling = state.open_rolling()?;
+    let rolling = state.cluster.open_rolling()?;
     let count = format!("restart: {} of {} done", rolling.done, rolling.targets.len());
-    let (target, since) = (rolling.target().map_or("", |(name, _)| name.as_str()), seconds(state.rolling_since));
+    let (target, since) =
+        (rolling.target().map_or("", |(name, _)| name.as_str()), seconds(state.cluster.rolling_since));
     Some(match &rolling.phase {
         Phase::Paused(reason) => (format!("{count}, paused: {reason}; R resumes or ends it"), false),
         _ if rolling.before.is_some() => (format!("{count}, {target} restarts ({since} s); R pauses or ends it"), true),

@@ -6,7 +6,7 @@ use ratatui::{
 
 use crate::{
     state::{Extent, State},
-    view::{compare, form, prompt, text, theme::Theme, waterfall},
+    view::{compare, prompt, sampling_form, text, theme::Theme, waterfall},
 };
 
 /// Minimum height of the text, in lines, before anything else gets room.
@@ -28,7 +28,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         Constraint::Length(prompt_lines),
     ];
     let [texts, comparison, times, below] = Layout::vertical(heights).areas(area);
-    match &state.pinned {
+    match &state.generation.pinned {
         Some(pinned) if compares > 0 => {
             let [left, right] = Layout::horizontal([Constraint::Fill(1); 2]).spacing(1).areas(texts);
             text::draw_pinned(state, theme, frame, left, pinned);
@@ -41,5 +41,5 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         waterfall::draw(state, theme, frame, times);
     }
     prompt::draw(state, theme, frame, below);
-    form::draw(state, theme, frame, area);
+    sampling_form::draw(state, theme, frame, area);
 }

@@ -10,10 +10,10 @@ use ratatui::{
 use crate::{
     state::{
         State,
-        cluster::{requests, tokens_per_second},
         lateness::{ranks, straggler},
+        nodes::{requests, tokens_per_second},
         requests::latencies,
-        standing::{Cluster, cluster},
+        status::{ClusterStatus, status},
         sync::slow_pipeline,
     },
     view::{
@@ -38,8 +38,8 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 }
 
 fn what_runs(state: &State) -> String {
-    let Some((topology, epoch)) = state.topology() else {
-        let wanted = state.wanted.as_ref();
+    let Some((topology, epoch)) = state.cluster.topology() else {
+        let wanted = state.plan.desired.as_ref();
         return wanted
             .map_or_else(|| "no topology".to_owned(), |wanted| format!("{}  {}", wanted.layout, wanted.model));
     };
@@ -49,26 +49,26 @@ fn what_runs(state: &State) -> String {
 }
 
 fn standing(state: &State, theme: &Theme) -> (String, Style) {
-    match cluster(state) {
-        Cluster::Empty => ("no nodes".to_owned(), theme.bad),
-        Cluster::Connecting => ("connecting".to_owned(), theme.warn),
-        Cluster::WaitsFor(node) => (format!("waits for {}", node.name()), theme.warn),
-        Cluster::Loading(share) => (format!("loading {:.0} %", share * 100.0), theme.warn),
-        Cluster::Committing => ("opening links".to_owned(), theme.warn),
-        Cluster::Refused(_) => ("not assigned".to_owned(), theme.bad),
-        Cluster::Restarting => ("restarting".to_owned(), theme.warn),
-        Cluster::Changing => ("changing".to_owned(), theme.warn),
-        Cluster::Broken(name) => (format!("broken: {name}"), theme.bad),
-        Cluster::Cordoned(name) => (format!("cordoned: {name}"), theme.warn),
-        Cluster::Silent(node) => (format!("silent: {}", node.name()), theme.warn),
-        Cluster::Idle => ("idle".to_owned(), theme.dim),
-        Cluster::Ready => ("ready".to_owned(), theme.ok),
-        Cluster::Serving => ("serving".to_owned(), theme.ok),
+    match status(state) {
+        ClusterStatus::Empty => ("no nodes".to_owned(), theme.bad),
+        ClusterStatus::Connecting => ("connecting".to_owned(), theme.warn),
+        ClusterStatus::WaitsFor(node) => (format!("waits for {}", node.name()), theme.warn),
+        ClusterStatus::Loading(share) => (format!("loading {:.0} %", share * 100.0), theme.warn),
+        ClusterStatus::Committing => ("opening links".to_owned(), theme.warn),
+        ClusterStatus::Refused(_) => ("not assigned".to_owned(), theme.bad),
+        ClusterStatus::Restarting => ("restarting".to_owned(), theme.warn),
+        ClusterStatus::Changing => ("changing".to_owned(), theme.warn),
+        ClusterStatus::Broken(name) => (format!("broken: {name}"), theme.bad),
+        ClusterStatus::Cordoned(name) => (format!("cordoned: {name}"), theme.warn),
+        ClusterStatus::Silent(node) => (format!("silent: {}", node.name()), theme.warn),
+        ClusterStatus::Idle => ("idle".to_owned(), theme.dim),
+        ClusterStatus::Ready => ("ready".to_owned(), theme.ok),
+        ClusterStatus::Serving => ("serving".to_owned(), theme.ok),
     }
 }
 
 fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
-    let request = &state.request;
+    let request = &state.generation.request;
     let figure = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());
     // Figures of this console's request while it runs, otherwise of recently finished requests.
     let (ttft_all, tpot_all) = latencies(state);
@@ -77,7 +77,7 @@ fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
         false => (ttft_all, tpot_all),
     };
     // Heads count once per second; until then the rate of this console's running request is more accurate.
-    let own = tpot.filter(|_| request.is_sent() && state.is_ready()).map(|tpot| ratio(1e3, tpot));
+    let own = tpot.filter(|_| request.is_sent() && state.cluster.is_ready()).map(|tpot| ratio(1e3, tpot));
     let all = tokens_per_second(state);
     let rate = all.filter(|rate| *rate > 0.0).or(own).or(all);
     // Between requests nothing is computed; past figures are shown on the request's page.
@@ -93,11 +93,11 @@ fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
         [Span::styled(format!(" {label}"), theme.dim), Span::styled(value, theme.plain), Span::raw(" ")]
     });
     let rows = if state.layers_move() { ranks(state) } else { Vec::new() };
-    let late = straggler(&rows).and_then(|row| row.node.map(|node| (state.nodes[node].name(), row.late)));
+    let late = straggler(&rows).and_then(|row| row.node.map(|node| (state.cluster.nodes[node].name(), row.late)));
     let late = late.map(|(name, share)| format!(" late {name} {:.0} %", share * 100.0));
     let slow = || {
         let (node, factor) = slow_pipeline(state).filter(|_| state.layers_move())?;
-        Some(format!(" slow {} {factor:.1}x", state.nodes[node].name()))
+        Some(format!(" slow {} {factor:.1}x", state.cluster.nodes[node].name()))
     };
     let late = late.or_else(slow).map(|text| Span::styled(text, theme.warn));
     Line::from_iter(spans.chain(late))

@@ -13,7 +13,7 @@ use telemetry::LayerSync;
 
 use crate::{
     state::{
-        Focus, State,
+        Panel, State,
         sync::{Metric, Picture},
     },
     view::{
@@ -79,17 +79,17 @@ impl Columns {
 
 /// Renders the map; returns the total and the visible number of rows.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, picture: &Picture) -> (usize, usize) {
-    let metric = state.sync_metric;
+    let metric = state.tables.sync_metric;
     // A rule, a heading, the scale and the time strip.
     let height = usize::from(area.height).saturating_sub(4);
     let rows = 2 * picture.layer_count();
-    let first = state.sync_scroll.min(rows.saturating_sub(height));
+    let first = state.screen.scroll.sync.min(rows.saturating_sub(height));
     let columns = Columns::of(usize::from(area.width), picture.ranks.len());
     let title = format!("All-reduces: {}", meaning(metric));
     let remark = remark(state, (first, height, rows), picture.ranks.len() - columns.ranks);
-    let is_past = state.sync.shown().is_some();
+    let is_past = state.cluster.sync.shown().is_some();
     let remark = Span::styled(remark, if is_past { theme.warn } else { theme.dim });
-    let area = panel(frame, theme, area, state.spot.focus == Focus::Layers, &title, remark);
+    let area = panel(frame, theme, area, state.screen.focus.panel == Panel::Layers, &title, remark);
     if rows == 0 {
         let hint = match picture.boundaries.is_empty() {
             true => " Latencies appear here while text is generated on more than one rank.",
@@ -99,7 +99,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         return (0, height);
     }
     let usual = picture.usual(metric);
-    let selected = picture.ranks.iter().position(|(row, _)| row.node == Some(state.selected)).unwrap_or(0);
+    let selected = picture.ranks.iter().position(|(row, _)| row.node == Some(state.screen.selected)).unwrap_or(0);
     let body =
         (first..rows.min(first + height)).map(|row| line(theme, picture, &columns, (row, metric, usual), selected));
     let heading = heading(theme, picture, &columns, selected, metric);
@@ -135,7 +135,7 @@ fn remark(state: &State, (first, height, rows): (usize, usize, usize), hidden: u
     if rows > height {
         parts.push(format!("{}–{} of {rows}", first + 1, (first + height).min(rows)));
     }
-    match state.sync.shown() {
+    match state.cluster.sync.shown() {
         Some(past) => parts.push(format!("t-{} s", ago(state, past))),
         None if rows > 0 => parts.push(if state.layers_move() { "live" } else { "as last seen" }.to_owned()),
         None => {}
@@ -227,12 +227,12 @@ fn scale(theme: &Theme, usual: Nanoseconds) -> Line<'static> {
 
 /// The last minutes: the share of its peers' time that the worst straggler took, with the selected snapshot marked.
 fn strip(state: &State, theme: &Theme, width: usize) -> Line<'static> {
-    let kept = state.sync.kept();
+    let kept = state.cluster.sync.kept();
     let span = kept.front().map_or(Duration::ZERO, |oldest| state.now.saturating_sub(oldest.at));
     let left = format!(" t-{} s ", span.as_secs());
     let right = " now  < older  > newer  0 now";
     let room = width.saturating_sub(left.len() + right.len() + 1);
-    let place = state.sync.place();
+    let place = state.cluster.sync.place();
     // Show the newest snapshots, unless an older one is selected.
     let last = place.map_or(kept.len(), |place| (place + room / 2).clamp(room.min(kept.len()), kept.len()));
     let mut spans = vec![Span::styled(left, theme.dim)];

@@ -8,7 +8,7 @@ use telemetry::LayerSync;
 
 use crate::{
     state::{
-        Focus, State,
+        Panel, State,
         node::{Layer, Node},
     },
     view::{
@@ -33,14 +33,14 @@ const BAR_MIN: usize = 24;
 
 /// Renders the panel; returns the number of layers that fit.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> usize {
-    let Some(node) = state.nodes.get(state.selected) else {
-        panel(frame, theme, area, state.spot.focus == Focus::Layers, "Layers", Span::raw(""));
+    let Some(node) = state.cluster.nodes.get(state.screen.selected) else {
+        panel(frame, theme, area, state.screen.focus.panel == Panel::Layers, "Layers", Span::raw(""));
         return 0;
     };
     let height = usize::from(area.height).saturating_sub(2);
-    let first = state.layers_scroll.min(node.layers.len().saturating_sub(height));
-    let (focused, remark) = (state.spot.focus == Focus::Layers, remark(state, theme, node, first, height));
-    let rank = state.member_of(node).map_or_else(String::new, |rank| format!(", rank {rank}"));
+    let first = state.screen.scroll.layers.min(node.layers.len().saturating_sub(height));
+    let (focused, remark) = (state.screen.focus.panel == Panel::Layers, remark(state, theme, node, first, height));
+    let rank = state.cluster.member_of(node).map_or_else(String::new, |rank| format!(", rank {rank}"));
     let title = format!("All-reduce by layer, {}{rank}", node.name());
     let area = panel(frame, theme, area, focused, &title, remark);
     if node.layers.is_empty() {
@@ -48,15 +48,15 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
         return height;
     }
     let bar_and_others = usize::from(area.width).saturating_sub(LAYER + 2 * PAIR + 4 + WAITED);
-    let others = state.nodes.len().min(bar_and_others.saturating_sub(BAR_MIN) / TIME);
-    let others = if state.nodes.len() > 1 { others } else { 0 };
+    let others = state.cluster.nodes.len().min(bar_and_others.saturating_sub(BAR_MIN) / TIME);
+    let others = if state.cluster.nodes.len() > 1 { others } else { 0 };
     let bar_cells = bar_and_others - others * TIME;
     let full = node.layers.iter().map(total).max().unwrap_or(0);
     let heading = heading(state, theme, bar_cells, others);
-    let own = state.member_of(node);
+    let own = state.cluster.member_of(node);
     let rows = node.layers.iter().enumerate().skip(first).map(|(index, layer)| {
         let mut row = row(theme, index, layer, own, full, bar_cells);
-        row.extend(state.nodes.iter().take(others).map(|node| other(theme, node, index)));
+        row.extend(state.cluster.nodes.iter().take(others).map(|node| other(theme, node, index)));
         Line::from(row)
     });
     lines(frame, area, std::iter::once(heading).chain(rows));
@@ -78,7 +78,7 @@ fn remark(state: &State, theme: &Theme, node: &Node, first: usize, height: usize
 }
 
 fn empty(state: &State, node: &Node) -> &'static str {
-    match state.topology() {
+    match state.cluster.topology() {
         _ if !node.is_open() => "Nothing from a node that is not connected.",
         Some((topology, _)) if topology.layout.ranks < 2 => "One rank has nobody to exchange with.",
         Some(_) => "Latencies appear here while text is generated.",
@@ -88,8 +88,8 @@ fn empty(state: &State, node: &Node) -> &'static str {
 
 fn heading(state: &State, theme: &Theme, bar_cells: usize, others: usize) -> Line<'static> {
     let pair = |name: &str| format!("{} {}", fit_right(&format!("{name} p50"), 8), fit_right("p95", 6));
-    let rank = |node| state.member_of(node).map_or_else(|| "p95".to_owned(), |rank| format!("p95 r{rank}"));
-    let others: String = state.nodes.iter().take(others).map(|node| fit_right(&rank(node), TIME)).collect();
+    let rank = |node| state.cluster.member_of(node).map_or_else(|| "p95".to_owned(), |rank| format!("p95 r{rank}"));
+    let others: String = state.cluster.nodes.iter().take(others).map(|node| fit_right(&rank(node), TIME)).collect();
     let mut spans =
         vec![Span::styled(format!("{} {} {}  ", fit("layer", LAYER), pair("attn"), pair("ffn")), theme.dim)];
     spans.extend([

@@ -3,11 +3,9 @@ mod ascii;
 mod cluster;
 mod colour;
 mod compare;
-mod desk;
 mod dialog;
 mod events;
 mod footer;
-mod form;
 pub mod format;
 mod generate;
 mod header;
@@ -16,11 +14,14 @@ mod heat;
 mod help;
 mod hops;
 mod layers;
+mod models;
 mod node;
 pub mod picture;
+mod preferences;
 mod prompt;
 mod question;
 mod requests;
+mod sampling_form;
 mod sync;
 mod tables;
 mod tabs;
@@ -56,7 +57,7 @@ pub fn draw(state: &State, theme: &Theme, frame: &mut Frame) -> Extent {
 
 /// The active theme.
 pub fn theme_of(state: &State) -> Theme {
-    let desk = &state.shown().desk;
+    let desk = &state.shown().preferences;
     Theme::of(desk.theme).ascii(desk.is_ascii)
 }
 
@@ -88,9 +89,9 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
     let mut extent = Extent::default();
     header::draw(state, theme, frame, header);
     let figures = Rect { y: header.bottom() - 1, height: 1, ..header };
-    desk::marks(state, all.frozen.as_ref().map(|frozen| (frozen, all.now)), theme, frame, figures);
+    preferences::marks(state, all.frozen.as_ref().map(|frozen| (frozen, all.now)), theme, frame, figures);
     extent.tabs = tabs::draw(state, theme, frame, tabs);
-    match state.spot.page {
+    match state.screen.focus.page {
         Page::Cluster => cluster::draw(state, theme, frame, page, &mut extent),
         Page::Topology => topology::draw_page(state, theme, frame, page, &mut extent),
         Page::Sync => {
@@ -103,10 +104,11 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
         Page::Node => node::draw(state, theme, frame, page, &mut extent),
     }
     footer::draw(state, theme, frame, footer);
-    desk::command_line(state, theme, frame, footer);
-    if let Some(first) = state.help {
-        (extent.help_lines, extent.help_height) = help::draw(first, &state.desk.keys, theme, frame, area);
+    preferences::command_line(state, theme, frame, footer);
+    if let Some(first) = state.screen.help {
+        (extent.help_lines, extent.help_height) = help::draw(first, &state.preferences.keys, theme, frame, area);
     }
+    models::draw(state, theme, frame, area, &mut extent);
     dialog::draw(state, theme, frame, area);
     extent
 }

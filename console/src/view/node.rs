@@ -11,11 +11,11 @@ use telemetry::Severity;
 
 use crate::{
     state::{
-        Extent, Focus, State,
+        Extent, Panel, State,
         clean::clean_line,
-        cluster,
         history::Sample,
-        node::{Node, Standing},
+        node::{Node, NodeStatus},
+        nodes,
     },
     view::{
         format::{fit, fit_right, wrap_words},
@@ -36,20 +36,20 @@ const CELSIUS: (f64, f64) = (30.0, 90.0);
 
 /// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
-    let focused = state.spot.focus == Focus::Details;
-    let Some(node) = state.nodes.get(state.selected) else {
+    let focused = state.screen.focus.panel == Panel::Details;
+    let Some(node) = state.cluster.nodes.get(state.screen.selected) else {
         let area = panel(frame, theme, area, focused, "Node", Span::raw(""));
         return lines(frame, area, [Line::styled(" No node was named.", theme.dim)]);
     };
     let layer_lines = (state.layer_count() as u16 + 2).clamp(3, area.height / 3);
     let parts = [Constraint::Fill(1), Constraint::Length(area.height / 5), Constraint::Length(layer_lines)];
     let [above, middle, below] = Layout::vertical(parts).areas(area);
-    let remark = format!("{} of {}, ← → others", state.selected + 1, state.nodes.len());
+    let remark = format!("{} of {}, ← → others", state.screen.selected + 1, state.cluster.nodes.len());
     let title = format!("{} ({})", node.name(), node.address);
     let inner = panel(frame, theme, above, focused, &title, Span::styled(remark, theme.dim));
     let all = details(state, node, theme, usize::from(inner.width));
     (extent.details_lines, extent.details_height) = (all.len(), usize::from(inner.height));
-    let first = state.details_scroll.min(all.len().saturating_sub(usize::from(inner.height)));
+    let first = state.screen.scroll.details.min(all.len().saturating_sub(usize::from(inner.height)));
     lines(frame, inner, all.into_iter().skip(first));
     log(state, theme, frame, middle);
     extent.layers_height = layers::draw(state, theme, frame, below);
@@ -57,7 +57,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
 
 /// The latest lines of the node's log that fit.
 fn log(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
-    let log = Some(&state.log).filter(|log| log.node == Some(state.selected));
+    let log = Some(&state.journal.log).filter(|log| log.node == Some(state.screen.selected));
     let kept = log.map_or(0, |log| log.lines.len());
     let remark = Span::styled(if kept == 0 { String::new() } else { format!("the last {kept} lines, UTC") }, theme.dim);
     let inner = panel(frame, theme, area, false, "Log", remark);
@@ -81,14 +81,14 @@ fn log(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
 
 fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let mut all = vec![summary(state, node, theme)];
-    let is_live = matches!(node.standing(state.now), Standing::Reports(_));
+    let is_live = matches!(node.standing(state.now), NodeStatus::Reports(_));
     all.extend(graphs(node, theme, width, is_live));
     let mut say = |text: &str, style: Style| {
         let text = clean_line(text);
         let rows = wrap_words(&text, width.saturating_sub(2));
         all.extend(rows.into_iter().map(|range| Line::styled(format!(" {}", &text[range]), style)));
     };
-    if let Some(entry) = state.exclusion(node) {
+    if let Some(entry) = state.cluster.exclusion(node) {
         say(&format!("out: {} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by), theme.warn);
     }
     if let Some(fault) = node.fault() {
@@ -118,10 +118,10 @@ fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<
 }
 
 fn summary(state: &State, node: &Node, theme: &Theme) -> Line<'static> {
-    let standing = cluster::standing_cell(state, node);
+    let standing = nodes::standing_cell(state, node);
     let mut spans = vec![Span::styled(format!(" {}", standing.text), theme.tone(standing.tone))];
     let mut rest = Vec::new();
-    rest.extend(cluster::place(state, node).map(|place| format!("place {place}")));
+    rest.extend(nodes::place(state, node).map(|place| format!("place {place}")));
     if let Some(report) = &node.report {
         rest.push(format!("epoch {}", report.epoch));
         rest.push(format!("shard {}", report.shard));

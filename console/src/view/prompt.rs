@@ -8,7 +8,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Focus, State, terms},
+    state::{Panel, State, sampling_form},
     view::{
         format::{width, wrap_anywhere},
         theme::Theme,
@@ -27,10 +27,10 @@ pub(super) fn height(state: &State, area: Rect) -> u16 {
 
 /// Renders the box and places the cursor in it.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
-    let focused = state.spot.focus == Focus::Prompt;
+    let focused = state.screen.focus.panel == Panel::Prompt;
     let area = panel(frame, theme, area, focused, "Prompt", Span::styled(asked_for(state), theme.dim));
     let (all, cursor) = wrapped(state, area.width);
-    let text = state.editor.text();
+    let text = state.screen.editor.text();
     let height = usize::from(area.height).max(1);
     let first = (cursor.1 + 1).saturating_sub(height);
     let mark = |index: usize| Span::styled(if index == 0 { " > " } else { "   " }, theme.accent);
@@ -43,7 +43,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
             .map(|(index, range)| Line::from_iter([mark(index), Span::styled(text[range].to_owned(), theme.plain)]));
         lines(frame, area, rows);
     }
-    if focused && state.help.is_none() && state.dialog.is_none() && state.form.is_none() {
+    if focused && state.screen.help.is_none() && state.operations.dialog.is_none() && state.screen.form.is_none() {
         let position = Position { x: area.x + MARK + cursor.0 as u16, y: area.y + (cursor.1 - first) as u16 };
         frame.set_cursor_position(position);
     }
@@ -51,17 +51,17 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 
 /// The sampling parameters of an answer to this prompt.
 fn asked_for(state: &State) -> String {
-    let pinned = state.pinned.as_ref().filter(|run| run.prompt == state.editor.text());
-    let next = state.defaults.sampling.seed.wrapping_add(state.requests_sent);
-    terms::summary(&state.defaults, pinned.map_or(next, |run| run.seed))
+    let pinned = state.generation.pinned.as_ref().filter(|run| run.prompt == state.screen.editor.text());
+    let next = state.generation.defaults.sampling.seed.wrapping_add(state.generation.sent);
+    sampling_form::summary(&state.generation.defaults, pinned.map_or(next, |run| run.seed))
 }
 
 /// The wrapped text, and the cursor's column and line. One cell is reserved for a cursor at the end of a line.
 fn wrapped(state: &State, cells: u16) -> (Vec<Range<usize>>, (usize, usize)) {
     let cells = usize::from(cells.saturating_sub(MARK + 1));
-    let text = state.editor.text();
+    let text = state.screen.editor.text();
     let lines = wrap_anywhere(text, cells);
-    let at = state.editor.before_cursor().len();
+    let at = state.screen.editor.before_cursor().len();
     let line = lines.iter().rposition(|range| range.start <= at).unwrap_or(0);
     let column = width(&text[lines[line].start..at.min(lines[line].end)]);
     (lines, (column, line))

@@ -9,8 +9,8 @@ use crate::{
         State,
         clean::clean_line,
         operation::{Dialog, Operation, Question, is_dangerous},
-        outlook::outlook,
         plan::preview,
+        what_if::outlook,
     },
 };
 
@@ -59,7 +59,7 @@ pub(super) fn words(state: &State, dialog: &Dialog) -> Words {
 }
 
 fn name(state: &State, node: usize) -> &str {
-    state.nodes.get(node).map_or("?", |node| node.name())
+    state.cluster.nodes.get(node).map_or("?", |node| node.name())
 }
 
 fn names(state: &State, which: &[usize]) -> String {
@@ -67,7 +67,7 @@ fn names(state: &State, which: &[usize]) -> String {
 }
 
 fn restart(state: &State, which: &[usize]) -> Vec<Paragraph> {
-    let replicas = state.topology().map_or(0, |(topology, _)| topology.layout.replicas);
+    let replicas = state.cluster.topology().map_or(0, |(topology, _)| topology.layout.replicas);
     let meanwhile = match replicas {
         0 => "No topology runs that could pause.",
         1 => {
@@ -85,7 +85,7 @@ fn restart(state: &State, which: &[usize]) -> Vec<Paragraph> {
 
 fn rolling(state: &State) -> Words {
     let title = "Rolling restart".to_owned();
-    let Some(rolling) = &state.rolling else {
+    let Some(rolling) = &state.cluster.rolling else {
         return Words { title, paragraphs: Vec::new(), keys: YES_OR_NO.to_vec() };
     };
     let count = format!("{} of {} nodes are done, asked for by {}.", rolling.done, rolling.targets.len(), rolling.by);
@@ -107,9 +107,9 @@ fn rolling(state: &State) -> Words {
 
 fn out(state: &State, node: usize, how: Removal) -> (String, Vec<Paragraph>) {
     let who = name(state, node);
-    let is_last = state.usable() == [node];
+    let is_last = state.cluster.usable() == [node];
     let requests =
-        state.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum::<u32>();
+        state.cluster.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum::<u32>();
     let running = match requests {
         0 => "Nothing runs now.".to_owned(),
         1 => "1 request runs and may finish".to_owned() + if how == Removal::Exclude { " within 20 s." } else { "." },
@@ -117,7 +117,7 @@ fn out(state: &State, node: usize, how: Removal) -> (String, Vec<Paragraph>) {
             format!("{more} requests run and may finish{}", if how == Removal::Exclude { " within 20 s." } else { "." })
         }
     };
-    let others: Vec<usize> = state.usable().into_iter().filter(|other| *other != node).collect();
+    let others: Vec<usize> = state.cluster.usable().into_iter().filter(|other| *other != node).collect();
     let (title, first) = match how {
         Removal::Cordon => (
             format!("Cordon {who}"),
@@ -182,7 +182,7 @@ fn left(state: &State, node: usize, how: Removal) -> Paragraph {
 }
 
 fn abort(state: &State) -> (String, Vec<Paragraph>) {
-    if let Some(Operation::Change { node, .. }) = &state.operation {
+    if let Some(Operation::Change { node, .. }) = &state.operations.running {
         let (who, what) = (
             name(state, *node),
             "Nothing is waited for any more, and what is being loaded is forgotten. What runs runs on",
@@ -196,12 +196,12 @@ fn abort(state: &State) -> (String, Vec<Paragraph>) {
 
 fn take_in(state: &State, node: usize) -> (String, Vec<Paragraph>) {
     let who = name(state, node);
-    let known = state.nodes.get(node);
-    let entry = known.and_then(|node| state.exclusion(node));
+    let known = state.cluster.nodes.get(node);
+    let entry = known.and_then(|node| state.cluster.exclusion(node));
     let because = entry.map_or_else(String::new, |entry| {
         format!("{who} is out for: {} (said by {}).", entry.reason.as_deref().unwrap_or_default(), entry.by)
     });
-    let then = if known.is_some_and(|node| state.is_cordoned(node)) {
+    let then = if known.is_some_and(|node| state.cluster.is_cordoned(node)) {
         "It holds its shard still: its replica takes requests again at once.".to_owned()
     } else {
         "What runs may finish within 20 s, then the topology is assigned anew with it.".to_owned()
@@ -211,7 +211,7 @@ fn take_in(state: &State, node: usize) -> (String, Vec<Paragraph>) {
 
 fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Paragraph> {
     let layout = wanted.layout;
-    let runs = state.topology().map(|(topology, _)| topology);
+    let runs = state.cluster.topology().map(|(topology, _)| topology);
     let mut now = match runs {
         Some(topology) if topology.layout == layout && topology.model == wanted.model => {
             format!(
@@ -225,9 +225,9 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
         None => format!("{layout} with {}; nothing runs now.", wanted.model),
     };
     let joins = |topology: &topology::Topology| {
-        let known = |node: &usize| state.member_of(&state.nodes[*node]).is_some();
+        let known = |node: &usize| state.cluster.member_of(&state.cluster.nodes[*node]).is_some();
         let new: Vec<usize> = members.iter().copied().filter(|node| !known(node)).collect();
-        let stays = |member: usize| state.place_of(member).is_some_and(|place| members.contains(&place));
+        let stays = |member: usize| state.cluster.place_of(member).is_some_and(|place| members.contains(&place));
         let gone = (0..topology.members.len()).filter(|member| !stays(*member));
         let gone: Vec<&str> = gone.map(|member| topology.members[member].name.as_str()).collect();
         let part = |word: &str, list: String| if list.is_empty() { String::new() } else { format!(" {word} {list}.") };
@@ -236,7 +236,8 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
     now += &runs.map(joins).unwrap_or_default();
     let head =
         layout.heads().filter_map(|MemberIndex(head)| members.get(usize::from(head)).copied()).collect::<Vec<_>>();
-    let requests: u32 = state.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum();
+    let requests: u32 =
+        state.cluster.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum();
     let is_other_model = runs.is_some_and(|topology| topology.model != wanted.model);
     let cut = match requests {
         0 => "No request runs.".to_owned(),

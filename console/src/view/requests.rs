@@ -3,13 +3,13 @@
 use ratatui::{Frame, layout::Rect, text::Span};
 
 use crate::{
-    state::{Extent, State, cluster},
+    state::{Extent, State, nodes},
     view::{tables, theme::Theme},
 };
 
 /// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
-    let remark = match cluster::requests(state) {
+    let remark = match nodes::requests(state) {
         0 => "none under way".to_owned(),
         count => format!("{count} under way"),
     };

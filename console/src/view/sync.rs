@@ -10,7 +10,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Focus, State, lateness::RankRow, sync::Picture},
+    state::{Panel, State, lateness::RankRow, sync::Picture},
     view::{
         format::{fit, fit_right, tight_time, wrap_words},
         health, heat, hops,
@@ -37,7 +37,7 @@ pub(super) struct Shown {
 
 /// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> Shown {
-    let picture = match state.sync.shown() {
+    let picture = match state.cluster.sync.shown() {
         Some(past) => Cow::Borrowed(past),
         None => Cow::Owned(Picture::take(state)),
     };
@@ -67,11 +67,11 @@ fn words(picture: &Picture, cells: usize) -> Vec<String> {
 fn draw_ranks(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, picture: &Picture, words: Vec<String>) {
     let late = picture.straggler.as_ref().map(|(place, _)| *place);
     let remark = match late {
-        _ if state.sync.shown().is_some() => {
+        _ if state.cluster.sync.shown().is_some() => {
             let seconds = state.now.saturating_sub(picture.at).as_secs();
             Span::styled(format!("as of {seconds} s ago; 0 shows now"), theme.warn)
         }
-        _ if !state.layers_move() => match state.nodes.iter().filter_map(|node| node.layers_at).max() {
+        _ if !state.layers_move() => match state.cluster.nodes.iter().filter_map(|node| node.layers_at).max() {
             Some(at) => Span::styled(format!("as of {} s ago", state.now.saturating_sub(at).as_secs()), theme.dim),
             None => Span::raw(""),
         },
@@ -80,13 +80,13 @@ fn draw_ranks(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pictu
         None => Span::raw(""),
     };
     let is_wide = area.width >= WIDTH_WIDE;
-    let area = panel(frame, theme, area, state.spot.focus == Focus::Nodes, "Ranks, the latest first", remark);
+    let area = panel(frame, theme, area, state.screen.focus.panel == Panel::Nodes, "Ranks, the latest first", remark);
     if picture.ranks.is_empty() {
         return lines(frame, area, [Line::styled(" Ranks appear here when a topology runs.", theme.dim)]);
     }
     let words: Vec<Line> = words.into_iter().map(|line| Line::styled(format!(" {line}"), theme.warn)).collect();
     let room = usize::from(area.height).saturating_sub(words.len() + 1).max(1);
-    let selected = picture.ranks.iter().position(|(row, _)| row.node == Some(state.selected)).unwrap_or(0);
+    let selected = picture.ranks.iter().position(|(row, _)| row.node == Some(state.screen.selected)).unwrap_or(0);
     let first = (selected + 1).saturating_sub(room);
     let mut cells = vec![fit("  node", NAME + 2), fit_right("rank", RANK), fit_right("late", SHARE)];
     cells.extend(is_wide.then(|| fit_right("last", SHARE)));
@@ -102,7 +102,7 @@ fn draw_ranks(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pictu
 }
 
 fn rank(state: &State, theme: &Theme, row: &RankRow, name: &str, style: Style, is_wide: bool) -> Line<'static> {
-    let is_selected = row.node == Some(state.selected);
+    let is_selected = row.node == Some(state.screen.selected);
     // A stage with one rank has no all-reduces to measure.
     let is_known = row.means.iter().any(|mean| mean.0 > 0);
     let share = |share: f64| {
@@ -122,7 +122,10 @@ fn rank(state: &State, theme: &Theme, row: &RankRow, name: &str, style: Style, i
         Span::styled(cells.join(" ") + " ", style),
     ];
     // Health is current, so it would mislead next to a past snapshot.
-    let report = row.node.filter(|_| state.sync.shown().is_none()).and_then(|node| state.nodes[node].report.as_ref());
+    let report = row
+        .node
+        .filter(|_| state.cluster.sync.shown().is_none())
+        .and_then(|node| state.cluster.nodes[node].report.as_ref());
     spans.extend(report.map(|report| health::spans(theme, &report.health)).unwrap_or_default());
     Line::from(spans)
 }

@@ -6,7 +6,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Extent, Focus, Page, State, table::Table, tables},
+    state::{Extent, Page, Panel, State, table::Table, tables},
     view::{
         format::{shorten, width, wrap_words},
         theme::Theme,
@@ -35,14 +35,14 @@ pub(super) fn draw(
     (title, remark, empty): (&str, Span, &str),
     extent: &mut Extent,
 ) {
-    let page = state.spot.page;
+    let page = state.screen.focus.page;
     let Some(content) = tables::table(state, page) else { return };
     let arrangement = tables::arrangement(state, page);
     let (rows, _) = tables::shown(state, page, &content);
-    let is_typing = state.spot.focus == Focus::Filter;
+    let is_typing = state.screen.focus.panel == Panel::Filter;
     let words = arrangement.words(&content, rows.len());
     let remark = if words.is_empty() { remark } else { Span::styled(words, theme.accent) };
-    let focused = is_typing || page.panels().first() == Some(&state.spot.focus);
+    let focused = is_typing || page.panels().first() == Some(&state.screen.focus.panel);
     let mut inner = panel(frame, theme, area, focused, title, remark);
     if is_typing && inner.height > 1 {
         inner.height -= 1;
@@ -66,7 +66,7 @@ pub(super) fn draw(
 
 /// The last field of the selected row in full: it may be cut in the table.
 fn detail(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, content: &Table) {
-    let (rows, place) = tables::shown(state, state.spot.page, content);
+    let (rows, place) = tables::shown(state, state.screen.focus.page, content);
     let text = rows.get(place).and_then(|row| row.cells.last()).map_or("", |cell| cell.text.as_str());
     if width(text) < SHORT {
         return;

@@ -20,7 +20,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     let mut tabs = [Area::default(); Page::ALL.len()];
     let mut x = area.x;
     for page in Page::ALL {
-        let is_shown = page == state.spot.page;
+        let is_shown = page == state.screen.focus.page;
         let text = if fits || is_shown { long(page) } else { short(page) };
         let cells = (width(&text) as u16).min(area.right().saturating_sub(x));
         tabs[page.index()] = Area { x, y: area.y, width: cells, height: 1 };

@@ -11,11 +11,11 @@ use ratatui::{
 
 use crate::{
     state::{
-        Assignment, Focus, State, TextScroll,
+        Assignment, Panel, State, TextScroll,
         clean::{clean, clean_line},
         request::{Phase, Request},
-        run::Run,
-        standing::hint,
+        result::GenerationResult,
+        status::hint,
     },
     view::{
         format::{shorten, wrap_words},
@@ -30,13 +30,13 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     let height = usize::from(area.height).saturating_sub(1);
     let all = content(state, theme, width);
     let last = all.len().saturating_sub(height);
-    let first = match state.text_scroll {
+    let first = match state.screen.scroll.text {
         TextScroll::Follow => last,
         TextScroll::At(line) => line.min(last),
     };
     let title = if first < last { format!("Text, {} lines below", last - first) } else { "Text".to_owned() };
-    let remark = status(&state.request, theme);
-    let area = panel(frame, theme, area, state.spot.focus == Focus::Text, &title, remark);
+    let remark = status(&state.generation.request, theme);
+    let area = panel(frame, theme, area, state.screen.focus.panel == Panel::Text, &title, remark);
     let area = Rect { x: area.x + 1, width: area.width.saturating_sub(2), ..area };
     let count = all.len();
     lines(frame, area, all.into_iter().skip(first));
@@ -44,13 +44,13 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 }
 
 /// Renders the pinned text, scrolled like the current one.
-pub(super) fn draw_pinned(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pinned: &Run) {
+pub(super) fn draw_pinned(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pinned: &GenerationResult) {
     let width = usize::from(area.width).saturating_sub(2);
     let height = usize::from(area.height).saturating_sub(1);
     let prompt = if pinned.is_cut { String::new() } else { clean(&pinned.prompt) };
     let all = flow(&prompt, &pinned.text, theme, width);
     let last = all.len().saturating_sub(height);
-    let first = match state.text_scroll {
+    let first = match state.screen.scroll.text {
         TextScroll::Follow => last,
         TextScroll::At(line) => line.min(last),
     };
@@ -60,7 +60,7 @@ pub(super) fn draw_pinned(state: &State, theme: &Theme, frame: &mut Frame, area:
 }
 
 fn content(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
-    let request = &state.request;
+    let request = &state.generation.request;
     let mut content = Vec::new();
     if request.phase != Phase::Nothing {
         if request.is_cut {
@@ -81,12 +81,12 @@ fn content(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
 
 /// The current obstacle and the next step; empty if a text is finished.
 fn situation(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
-    let is_over = matches!(state.request.phase, Phase::Finished(_) | Phase::Withdrawn);
-    if is_over && state.is_ready() && !matches!(state.assignment, Assignment::Failed(_)) {
+    let is_over = matches!(state.generation.request.phase, Phase::Finished(_) | Phase::Withdrawn);
+    if is_over && state.cluster.is_ready() && !matches!(state.cluster.assignment, Assignment::Failed(_)) {
         return Vec::new();
     }
     let mut lines = Vec::new();
-    if let Assignment::Failed(fault) = &state.assignment {
+    if let Assignment::Failed(fault) = &state.cluster.assignment {
         lines.extend(paragraph(&format!("Not assigned: {fault}"), theme.bad, width));
     }
     lines.extend(paragraph(&hint(state), theme.dim, width));

@@ -13,10 +13,10 @@ use topology::{Role, Topology};
 
 use crate::{
     state::{
-        Extent, Focus, State,
+        Extent, Panel, State,
         clean::clean_line,
-        cluster,
-        node::Standing,
+        node::NodeStatus,
+        nodes,
         plan::{Planning, division, span},
     },
     view::{
@@ -32,11 +32,14 @@ const RANK_CELLS: usize = 96;
 
 /// Renders the page: candidates and the running topology.
 pub(super) fn draw_page(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
-    let rows = state.topology().map_or(1, |(topology, _)| topology.members.len() + topology.layout.stages as usize + 2);
+    let rows = state
+        .cluster
+        .topology()
+        .map_or(1, |(topology, _)| topology.members.len() + topology.layout.stages as usize + 2);
     let upper = (rows as u16 + 1).clamp(3, area.height.saturating_sub(6).min(area.height / 2 + 2));
     let [above, below] = Layout::vertical([Constraint::Length(upper), Constraint::Fill(1)]).areas(area);
     draw_running(state, theme, frame, above, extent);
-    let (title, remark, empty) = match &state.planning {
+    let (title, remark, empty) = match &state.plan.answer {
         Planning::Nothing => {
             ("Candidates", Span::raw(""), "p asks the planner which layouts fit and how fast they would be.".to_owned())
         }
@@ -55,21 +58,21 @@ pub(super) fn draw_page(state: &State, theme: &Theme, frame: &mut Frame, area: R
 }
 
 fn draw_running(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
-    let known = state.topology();
+    let known = state.cluster.topology();
     let remark = known.map_or_else(String::new, |(topology, epoch)| {
         format!("{}, epoch {epoch}, {}", topology.layout, clean_line(&topology.model))
     });
-    let focused = state.spot.focus == Focus::Picture;
+    let focused = state.screen.focus.panel == Panel::Picture;
     let inner = panel(frame, theme, area, focused, "Runs", Span::styled(remark, theme.dim));
     let Some((topology, _)) = known else {
-        let hint = state.wanted.as_ref().map_or("No topology runs.".to_owned(), |wanted| {
+        let hint = state.plan.desired.as_ref().map_or("No topology runs.".to_owned(), |wanted| {
             format!("Not assigned yet: {} of {}.", wanted.layout, clean_line(&wanted.model))
         });
         return lines(frame, inner, [Line::styled(format!(" {hint}"), theme.dim)]);
     };
     let all = ranks(state, theme, topology, usize::from(inner.width));
     (extent.picture_lines, extent.picture_height) = (all.len(), usize::from(inner.height));
-    let first = state.picture_scroll.min(all.len().saturating_sub(usize::from(inner.height)));
+    let first = state.screen.scroll.picture.min(all.len().saturating_sub(usize::from(inner.height)));
     lines(frame, inner, all.into_iter().skip(first));
 }
 
@@ -124,8 +127,8 @@ fn rank(
 ) -> Vec<Span<'static>> {
     let (sign, style) = sign(state, theme, member);
     let Some(known) = topology.members.get(member) else { return Vec::new() };
-    let node = state.node_of(member);
-    let is_live = node.is_some_and(|node| matches!(node.standing(state.now), Standing::Reports(_)));
+    let node = state.cluster.node_of(member);
+    let is_live = node.is_some_and(|node| matches!(node.standing(state.now), NodeStatus::Reports(_)));
     let report = node.and_then(|node| node.report.as_ref());
     let memory = match division.and_then(|all| all.get(member)) {
         Some(memory) => parts(memory),
@@ -146,13 +149,13 @@ fn rank(
 
 /// Renders the small diagram of the Cluster page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
-    let known = state.topology().map(|(topology, _)| topology);
+    let known = state.cluster.topology().map(|(topology, _)| topology);
     let remark = known.map_or_else(String::new, |topology| topology.layout.to_string());
     let area = panel(frame, theme, area, false, "Topology", Span::styled(remark, theme.dim));
     match known {
         Some(topology) => lines(frame, area, picture(state, theme, topology, usize::from(area.width))),
         None => {
-            let hint = state.wanted.as_ref().map_or("none", |_| "not assigned yet");
+            let hint = state.plan.desired.as_ref().map_or("none", |_| "not assigned yet");
             lines(frame, area, [Line::styled(format!(" {hint}"), theme.dim)]);
         }
     }
@@ -191,16 +194,16 @@ fn picture(state: &State, theme: &Theme, topology: &Topology, width: usize) -> V
 }
 
 fn sign(state: &State, theme: &Theme, member: usize) -> (&'static str, ratatui::style::Style) {
-    let Some(node) = state.node_of(member) else { return ("?", theme.dim) };
+    let Some(node) = state.cluster.node_of(member) else { return ("?", theme.dim) };
     let standing = node.standing(state.now);
-    if standing == Standing::Reports(NodeState::Faulted) && cluster::waited_for(state, node).is_some() {
+    if standing == NodeStatus::Reports(NodeState::Faulted) && nodes::waited_for(state, node).is_some() {
         return ("○", theme.warn);
     }
     let sign = match standing {
-        Standing::Away | Standing::Lost | Standing::Reports(NodeState::Faulted) => "✗",
-        Standing::Stale(_) | Standing::Silent | Standing::Connecting => "?",
-        Standing::Reports(NodeState::Ready | NodeState::Serving) => "●",
-        Standing::Reports(_) => "○",
+        NodeStatus::Away | NodeStatus::Lost | NodeStatus::Reports(NodeState::Faulted) => "✗",
+        NodeStatus::Stale(_) | NodeStatus::Silent | NodeStatus::Connecting => "?",
+        NodeStatus::Reports(NodeState::Ready | NodeState::Serving) => "●",
+        NodeStatus::Reports(_) => "○",
     };
     (sign, theme.standing(standing))
 }

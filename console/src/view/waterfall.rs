@@ -9,7 +9,7 @@ use ratatui::{
 use crate::{
     state::{
         State,
-        run::{Stage, stages},
+        result::{ResultStage, stages},
     },
     view::{
         format::{fit, fit_right, milliseconds},
@@ -61,7 +61,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     lines(frame, below, stages.iter().map(|stage| row(theme, stage, all, bar, words)));
 }
 
-fn row(theme: &Theme, stage: &Stage, all: f64, cells: usize, words: usize) -> Line<'static> {
+fn row(theme: &Theme, stage: &ResultStage, all: f64, cells: usize, words: usize) -> Line<'static> {
     let took = stage.to - stage.from;
     let mut spans = vec![
         Span::styled(format!(" {} ", fit(stage.title, TITLE)), theme.plain),
@@ -89,7 +89,7 @@ fn row(theme: &Theme, stage: &Stage, all: f64, cells: usize, words: usize) -> Li
     Line::from(spans)
 }
 
-fn in_words(stage: &Stage, took: f64) -> String {
+fn in_words(stage: &ResultStage, took: f64) -> String {
     let mut words = Vec::new();
     if stage.tokens > 0 && took > 0.0 {
         words.push(format!("{:.1} tokens/s", ratio(f64::from(stage.tokens) * 1e3, took)));

@@ -7,7 +7,7 @@ use crate::cli::Failure;
 use crate::{
     client::clusters::config_folder,
     keymap::Keymap,
-    state::desk::{Desk, ThemeName},
+    state::preferences::{Preferences, ThemeName},
 };
 
 /// Maximum size of a key bindings file in bytes.
@@ -39,15 +39,15 @@ pub(crate) struct Session {
 
 impl Arrange {
     /// The preferences, with the key bindings of `keys.toml` in the configuration folder.
-    pub(crate) fn desk(&self) -> Result<Desk, Failure> {
+    pub(crate) fn desk(&self) -> Result<Preferences, Failure> {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let without_colour = variable("NO_COLOR").map(|_| ThemeName::Mono);
-        Ok(Desk {
+        Ok(Preferences {
             theme: self.theme.or(without_colour).unwrap_or_default(),
             is_ascii: self.ascii || !is_utf8(&variable),
             takes_mouse: !self.no_mouse,
             keys: keys()?,
-            ..Desk::default()
+            ..Preferences::default()
         })
     }
 }

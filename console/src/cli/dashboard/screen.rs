@@ -21,7 +21,7 @@ use crate::cli::{
 use crate::{
     client::{Client, with_port},
     recording::player::Player,
-    state::{GenerateDefaults, Page, Spot, State},
+    state::{Focus, GenerateDefaults, Page, State},
     update::event::Event,
     update::update,
     view::{self, picture},
@@ -104,14 +104,14 @@ pub(crate) async fn run(options: Screen) -> Result<u8, Failure> {
         }
         None => live(&options.nodes).await,
     };
-    state.spot = Spot::first_of(options.page);
-    if state.spot.is_typing() {
-        state.spot = state.spot.further(1);
+    state.screen.focus = Focus::first_of(options.page);
+    if state.screen.focus.is_typing() {
+        state.screen.focus = state.screen.focus.further(1);
     }
-    (state.help, state.dialog, state.form, state.notice) = (None, None, None, None);
-    state.desk = options.arrange.desk()?;
+    (state.screen.help, state.operations.dialog, state.screen.form, state.screen.notice) = (None, None, None, None);
+    state.preferences = options.arrange.desk()?;
     let theme = view::theme_of(&state);
-    let is_light = state.desk.theme == crate::state::desk::ThemeName::Light;
+    let is_light = state.preferences.theme == crate::state::preferences::ThemeName::Light;
     let buffer = view::paint(&state, &theme, options.size);
     output::text(&if options.svg { picture::svg(&buffer, is_light) } else { picture::text(&buffer) });
     Ok(if is_missed { 3 } else { 0 })
@@ -135,12 +135,12 @@ async fn live(nodes: &[String]) -> (State, bool) {
     while let Ok(Some(event)) = timeout_at(deadline, events.recv()).await {
         drop(update(&mut state, Event::Tick { now: begun.elapsed() }));
         drop(update(&mut state, Event::Client(event)));
-        let is_complete = state.nodes.iter().all(|node| node.report.is_some() || node.fault().is_some());
+        let is_complete = state.cluster.nodes.iter().all(|node| node.report.is_some() || node.fault().is_some());
         if is_complete && !was_complete {
             was_complete = true;
             deadline = deadline.min(Instant::now() + SETTLE);
         }
     }
-    let is_missed = state.usable().into_iter().any(|place| !state.nodes[place].is_open());
+    let is_missed = state.cluster.usable().into_iter().any(|place| !state.cluster.nodes[place].is_open());
     (state, is_missed)
 }

@@ -5,13 +5,13 @@ use std::ops::Range;
 use common::{fault::Fault, ids::MemberIndex, latency::ratio};
 use planner::{
     holding::{Holding, PANEL_ROWS},
-    search::Candidate,
+    search::{Candidate, Goal},
     working::{RankMemory, Seat},
 };
 use topology::{Topology, cut_stages};
 
 use crate::{
-    operator::desired::DesiredTopology,
+    operator::desired::{DesiredTopology, TopologyRequest},
     operator::planner_query::{PROMPT, PlannerAnswer, PlannerNode, PlannerQuery},
     state::{
         State,
@@ -35,6 +35,21 @@ pub enum Planning {
     Failed(Fault),
 }
 
+/// The topology to assign, and what the planner says about it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PlanState {
+    /// The topology that the operator requests.
+    pub desired: Option<DesiredTopology>,
+    /// The request that this console was started with, until it is processed.
+    pub requested: Option<TopologyRequest>,
+    /// The goal that layouts are ranked by.
+    pub goal: Goal,
+    /// Whether to assign the planner's best layout once it answers.
+    pub assigns_best: bool,
+    /// State of the planner query.
+    pub answer: Planning,
+}
+
 /// The table's columns.
 const COLUMNS: &[Column] = &[
     Column::left("topology", 11, 0),
@@ -49,7 +64,7 @@ const COLUMNS: &[Column] = &[
 
 /// The candidates, best first, then the layouts that do not fit.
 pub fn table(state: &State) -> Table {
-    let Planning::Done(planned) = &state.planning else { return Table { columns: COLUMNS, rows: Vec::new() } };
+    let Planning::Done(planned) = &state.plan.answer else { return Table { columns: COLUMNS, rows: Vec::new() } };
     let ranked = planned.plan.ranked.iter().enumerate().map(|(place, candidate)| row(state, planned, place, candidate));
     let dropped = planned.plan.dropped.iter().map(|dropped| {
         let mut cells = vec![Cell::default().toned(Tone::Dim); COLUMNS.len()];
@@ -88,57 +103,63 @@ fn row(state: &State, planned: &PlannerAnswer, place: usize, candidate: &Candida
 
 /// Whether a candidate is the running topology.
 fn runs(state: &State, planned: &PlannerAnswer, candidate: &Candidate) -> bool {
-    let Some((topology, _)) = state.topology() else { return false };
+    let Some((topology, _)) = state.cluster.topology() else { return false };
     topology.layout == candidate.layout && topology.model == planned.ask.model
 }
 
 /// Tokens per second of this console's last request, if the running topology answered it.
 fn measured(state: &State) -> Option<f64> {
-    let epoch = state.topology().map(|(_, epoch)| epoch);
-    if state.request_epoch != epoch {
+    let epoch = state.cluster.topology().map(|(_, epoch)| epoch);
+    if state.generation.epoch != epoch {
         return None;
     }
-    state.request.tpot_ms().map(|tpot| ratio(1e3, tpot))
+    state.generation.request.tpot_ms().map(|tpot| ratio(1e3, tpot))
 }
 
 /// The planner query for the current model and settings; `None` if no model is known or no node answers.
-pub fn ask(state: &State) -> Option<PlannerQuery> {
-    let running = state.topology().map(|(topology, _)| topology);
-    match (running, &state.wanted) {
-        (Some(topology), _) => ask_for(state, DesiredTopology::again(topology, topology.members.len())),
-        (None, Some(wanted)) => ask_for(state, wanted.clone()),
+pub fn query(state: &State) -> Option<PlannerQuery> {
+    let running = state.cluster.topology().map(|(topology, _)| topology);
+    match (running, &state.plan.desired) {
+        (Some(topology), _) => query_for(state, DesiredTopology::again(topology, topology.members.len())),
+        (None, Some(wanted)) => query_for(state, wanted.clone()),
         (None, None) => None,
     }
 }
 
 /// The planner query for this model and these settings, regardless of the layout.
-pub fn ask_for(state: &State, wanted: DesiredTopology) -> Option<PlannerQuery> {
+pub fn query_for(state: &State, wanted: DesiredTopology) -> Option<PlannerQuery> {
     let node = |place: usize| {
-        let node = &state.nodes[place];
+        let node = &state.cluster.nodes[place];
         let report = node.report.as_ref().filter(|_| node.is_open())?;
         // The running shard stays in memory until the new topology has been loaded.
         let (machine, cores) = &node.machine;
         Some(PlannerNode::of(place, (machine, *cores), report, true))
     };
-    let nodes: Vec<_> = state.usable().into_iter().filter_map(node).collect();
+    let nodes: Vec<_> = state.cluster.usable().into_iter().filter_map(node).collect();
     let is_known = !nodes.is_empty();
     is_known.then_some(PlannerQuery {
         model: wanted.model,
         nodes,
-        goal: state.goal,
+        goal: state.plan.goal,
         context: wanted.context_length,
         slots: wanted.slots,
         kv: wanted.kv,
         exchange: wanted.exchange,
         choice: wanted.collective,
-        now_unix_ms: state.nodes.iter().filter_map(|node| Some(node.report.as_ref()?.unix_ms)).max().unwrap_or(0),
+        now_unix_ms: state
+            .cluster
+            .nodes
+            .iter()
+            .filter_map(|node| Some(node.report.as_ref()?.unix_ms))
+            .max()
+            .unwrap_or(0),
     })
 }
 
 /// The planner's prediction for assigning this topology, and the layers that move; empty if the planner was not queried
 /// for such a layout.
 pub fn preview(state: &State, wanted: &DesiredTopology) -> Vec<String> {
-    let Planning::Done(planned) = &state.planning else { return Vec::new() };
+    let Planning::Done(planned) = &state.plan.answer else { return Vec::new() };
     let known = planned.candidate(&wanted.layout.to_string()).filter(|_| planned.ask.model == wanted.model);
     let Some(candidate) = known else { return Vec::new() };
     let prediction = &candidate.prediction;
@@ -151,7 +172,7 @@ pub fn preview(state: &State, wanted: &DesiredTopology) -> Vec<String> {
         candidate.memory_max()
     );
     let warning = planned.past_knee(wanted.layout).map(|warning| format!("Warning: {warning}."));
-    let changes = state.topology().and_then(|(topology, _)| changes(state, topology, planned, candidate));
+    let changes = state.cluster.topology().and_then(|(topology, _)| changes(state, topology, planned, candidate));
     std::iter::once(predicted).chain(warning).chain(changes).collect()
 }
 
@@ -161,8 +182,8 @@ fn changes(state: &State, topology: &Topology, planned: &PlannerAnswer, candidat
     let after = stages.flat_map(|stage| stage.ranks.iter().map(|rank| (rank, stage.layers.clone())));
     let changed: Vec<String> = after
         .filter_map(|(rank, layers)| {
-            let node = state.nodes.get(planned.ask.nodes.get(rank.node)?.place)?;
-            let member = topology.members.get(state.member_of(node)?)?;
+            let node = state.cluster.nodes.get(planned.ask.nodes.get(rank.node)?.place)?;
+            let member = topology.members.get(state.cluster.member_of(node)?)?;
             let before = member.layers.start as usize..member.layers.end as usize;
             (before != layers).then(|| format!("{} {} → {}", node.name(), span(&before), span(&layers)))
         })
@@ -177,8 +198,8 @@ pub fn span(layers: &Range<usize>) -> String {
 
 /// Memory of each member of the running topology, if the model's sizes are known.
 pub fn division(state: &State) -> Option<Vec<RankMemory>> {
-    let Planning::Done(planned) = &state.planning else { return None };
-    let (topology, _) = state.topology()?;
+    let Planning::Done(planned) = &state.plan.answer else { return None };
+    let (topology, _) = state.cluster.topology()?;
     if topology.model != planned.ask.model {
         return None;
     }

@@ -36,12 +36,12 @@ fn planner_query_names_running_model_and_connected_nodes() {
     story.key(KeyCode::Char('p'));
     let [Effect::Plan(ask)] = story.effects.as_slice() else { panic!("{:?}", story.effects) };
     assert_eq!((ask.model.as_str(), ask.nodes.len(), ask.context), ("bard-q8_0.gguf", NODES - 1, Some(512)));
-    assert_eq!(story.state.planning, Planning::Asked);
+    assert_eq!(story.state.plan.answer, Planning::Asked);
     story.key(KeyCode::Char('p'));
     assert_eq!(story.effects.len(), 1, "only one query at a time");
     let fault = Fault::new("pi0", FaultKind::Draining);
     story.arrives(ClientEvent::Planned(Err(fault.clone())));
-    assert_eq!(story.state.planning, Planning::Failed(fault));
+    assert_eq!(story.state.plan.answer, Planning::Failed(fault));
 }
 
 #[test]
@@ -78,31 +78,32 @@ fn assigning_a_candidate_asks_and_shows_the_changes() {
     story.key(KeyCode::Enter);
     let key = crate::state::tables::selected(&story.state, crate::state::Page::Topology);
     story.key(KeyCode::Enter);
-    let Some(Question::Assign { wanted, .. }) = story.state.dialog.as_ref().map(|dialog| dialog.question.clone())
+    let Some(Question::Assign { wanted, .. }) =
+        story.state.operations.dialog.as_ref().map(|dialog| dialog.question.clone())
     else {
-        panic!("{:?}", story.state.dialog)
+        panic!("{:?}", story.state.operations.dialog)
     };
     let words = preview(&story.state, &wanted).join("\n");
     assert!(words.contains("Predicted: ") && words.contains("measured now: 50.0"), "{words}");
     story.on(Event::Key(Key::plain(KeyCode::Esc)));
-    assert_eq!((story.state.dialog.clone(), story.effects.len()), (None, 0));
+    assert_eq!((story.state.operations.dialog.clone(), story.effects.len()), (None, 0));
     story.key(KeyCode::Enter).key(KeyCode::Enter);
     let [Effect::Assign { wanted, members }] = story.effects.as_slice() else { panic!("{:?}", story.effects) };
     assert_eq!((wanted.layout.to_string(), members.len()), (key, wanted.layout.node_count()));
     assert_eq!(wanted.context_length, Some(512));
-    assert_eq!(story.state.assignment, Assignment::Loading);
+    assert_eq!(story.state.cluster.assignment, Assignment::Loading);
 }
 
 #[test]
 fn layouts_that_do_not_fit_are_listed_but_not_assignable() {
     let mut story = planned();
-    let Planning::Done(before) = story.state.planning.clone() else { panic!("planner has answered") };
+    let Planning::Done(before) = story.state.plan.answer.clone() else { panic!("planner has answered") };
     let mut ask = before.ask.clone();
     ask.nodes.iter_mut().for_each(|node| node.memory = 1);
     story.arrives(ClientEvent::Planned(Ok(Box::new(PlannerAnswer::new(ask, sizes())))));
     let rows = table(&story.state).rows;
     assert!(!rows.is_empty() && rows.iter().all(|row| row.key.starts_with("no ")), "{rows:?}");
     story.key(KeyCode::Enter);
-    assert_eq!(story.state.dialog, None);
-    assert!(story.state.notice.is_some());
+    assert_eq!(story.state.operations.dialog, None);
+    assert!(story.state.screen.notice.is_some());
 }

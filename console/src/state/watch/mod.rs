@@ -7,7 +7,7 @@ use telemetry::{Finding, Health, NodeState, Severity};
 use crate::state::{
     Assignment, State,
     lateness::{ranks, straggler},
-    node::{Link, STALE_AFTER, Standing},
+    node::{Link, NodeStatus, STALE_AFTER},
     request::Phase,
 };
 
@@ -43,55 +43,56 @@ pub struct Watch {
 
 /// Reports changes of a node.
 pub fn observe_node(state: &mut State, place: usize) {
-    let mut watch = std::mem::take(&mut state.watch);
-    watch.nodes.resize(state.nodes.len(), SeenNode::default());
+    let mut watch = std::mem::take(&mut state.cluster.watch);
+    watch.nodes.resize(state.cluster.nodes.len(), SeenNode::default());
     if let Some(seen) = watch.nodes.get_mut(place) {
         link(state, place, seen);
-        if state.nodes[place].is_open() {
+        if state.cluster.nodes[place].is_open() {
             reported(state, place, seen);
             findings(state, place, seen);
         }
     }
-    state.watch = watch;
+    state.cluster.watch = watch;
 }
 
 /// Reports changes of the cluster: assignments, topologies, requests of this console, stragglers.
 pub fn observe_cluster(state: &mut State) {
-    let mut watch = std::mem::take(&mut state.watch);
+    let mut watch = std::mem::take(&mut state.cluster.watch);
     assignment(state, &mut watch);
-    let failed = match &state.request.phase {
+    let failed = match &state.generation.request.phase {
         Phase::Failed(fault) => Some(format!("request failed: {fault}")),
         _ => None,
     };
     if let Some(text) = failed.as_ref().filter(|_| !watch.has_failed) {
-        state.events.push(state.now, Severity::Error, None, text);
+        state.journal.events.push(state.now, Severity::Error, None, text);
     }
     watch.has_failed = failed.is_some();
     if state.now.saturating_sub(watch.late_checked) >= LATE_STEP {
         watch.late_checked = state.now;
         lateness(state, &mut watch);
     }
-    state.watch = watch;
+    state.cluster.watch = watch;
 }
 
 /// Reports nodes that have fallen silent since the last check. Only the passing of time causes this change.
 pub fn observe_silence(state: &mut State) {
-    let mut watch = std::mem::take(&mut state.watch);
-    watch.nodes.resize(state.nodes.len(), SeenNode::default());
+    let mut watch = std::mem::take(&mut state.cluster.watch);
+    watch.nodes.resize(state.cluster.nodes.len(), SeenNode::default());
     for (place, seen) in watch.nodes.iter_mut().enumerate() {
-        let is_stale = matches!(state.nodes[place].standing(state.now), Standing::Stale(_));
+        let is_stale = matches!(state.cluster.nodes[place].standing(state.now), NodeStatus::Stale(_));
         if is_stale && !seen.is_stale {
             let text = format!("sent nothing for {} s", STALE_AFTER.as_secs());
-            state.events.push(state.now, Severity::Warning, Some(place), &text);
+            state.journal.events.push(state.now, Severity::Warning, Some(place), &text);
         }
         seen.is_stale = is_stale;
     }
-    state.watch = watch;
+    state.cluster.watch = watch;
 }
 
 fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
-    let say = |state: &mut State, severity, text: &str| state.events.push(state.now, severity, Some(place), text);
-    match state.nodes[place].link.clone() {
+    let say =
+        |state: &mut State, severity, text: &str| state.journal.events.push(state.now, severity, Some(place), text);
+    match state.cluster.nodes[place].link.clone() {
         Link::Open if !seen.is_open => {
             say(state, Severity::Note, "connected");
             (seen.is_open, seen.was_refused) = (true, false);
@@ -106,12 +107,14 @@ fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
         }
         _ => {}
     }
-    let was_stale =
-        std::mem::replace(&mut seen.is_stale, matches!(state.nodes[place].standing(state.now), Standing::Stale(_)));
+    let was_stale = std::mem::replace(
+        &mut seen.is_stale,
+        matches!(state.cluster.nodes[place].standing(state.now), NodeStatus::Stale(_)),
+    );
     if was_stale && !seen.is_stale && seen.is_open {
         say(state, Severity::Note, "reports again");
     }
-    let exclusion = state.exclusion(&state.nodes[place]).cloned();
+    let exclusion = state.cluster.exclusion(&state.cluster.nodes[place]).cloned();
     if exclusion.is_some() != seen.is_out {
         match &exclusion {
             Some(entry) => {
@@ -125,7 +128,7 @@ fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
 }
 
 fn reported(state: &mut State, place: usize, seen: &mut SeenNode) {
-    let Some(report) = &state.nodes[place].report else { return };
+    let Some(report) = &state.cluster.nodes[place].report else { return };
     // The start or end of a request is not an event of the node.
     let now_is = if report.state == NodeState::Serving { NodeState::Ready } else { report.state };
     let (instance, fault) = (report.instance, report.fault.clone());
@@ -140,12 +143,12 @@ fn reported(state: &mut State, place: usize, seen: &mut SeenNode) {
         });
     }
     for (severity, text) in news {
-        state.events.push(state.now, severity, Some(place), &text);
+        state.journal.events.push(state.now, severity, Some(place), &text);
     }
 }
 
 fn findings(state: &mut State, place: usize, seen: &mut SeenNode) {
-    let Some(report) = &state.nodes[place].report else { return };
+    let Some(report) = &state.cluster.nodes[place].report else { return };
     let now = state.now;
     // Notes are ignored: most machines have a governor that may lower the clock.
     let found: Vec<Finding> =
@@ -168,37 +171,38 @@ fn findings(state: &mut State, place: usize, seen: &mut SeenNode) {
         !is_gone
     });
     for (severity, text) in news {
-        state.events.push(now, severity, Some(place), &text);
+        state.journal.events.push(now, severity, Some(place), &text);
     }
 }
 
 fn assignment(state: &mut State, watch: &mut Watch) {
     let epoch = state
+        .cluster
         .topology()
         .map(|(topology, epoch)| (epoch, topology.layout, topology.model.clone(), topology.members.len()));
     if let Some((epoch, layout, model, count)) = epoch
         && watch.epoch.is_none_or(|before| before < epoch)
     {
         watch.epoch = Some(epoch);
-        state.events.push(
+        state.journal.events.push(
             state.now,
             Severity::Note,
             None,
             &format!("epoch {epoch}: {layout} of {model} on {count} nodes"),
         );
     }
-    if watch.assignment.as_ref() == Some(&state.assignment) {
+    if watch.assignment.as_ref() == Some(&state.cluster.assignment) {
         return;
     }
-    let news = match &state.assignment {
+    let news = match &state.cluster.assignment {
         Assignment::Failed(fault) => Some((Severity::Error, format!("not assigned: {fault}"))),
         Assignment::Loading => Some((Severity::Note, "an assignment from here begins".to_owned())),
         Assignment::Running { reused: false, .. } => Some((Severity::Note, "assigned from here".to_owned())),
         _ => None,
     };
-    watch.assignment = Some(state.assignment.clone());
+    watch.assignment = Some(state.cluster.assignment.clone());
     if let Some((severity, text)) = news {
-        state.events.push(state.now, severity, None, &text);
+        state.journal.events.push(state.now, severity, None, &text);
     }
 }
 
@@ -210,7 +214,7 @@ fn lateness(state: &mut State, watch: &mut Watch) {
         (Some((node, share)), None) => say_late(state, watch, node, share),
         (Some((node, _)), Some(_)) => watch.late = Some((node, state.now)),
         (None, Some((node, at))) if state.now.saturating_sub(at) >= GONE_AFTER => {
-            state.events.push(state.now, Severity::Note, Some(node), "holds nobody up any more");
+            state.journal.events.push(state.now, Severity::Note, Some(node), "holds nobody up any more");
             watch.late = None;
         }
         (None, _) => {}
@@ -218,13 +222,13 @@ fn lateness(state: &mut State, watch: &mut Watch) {
 }
 
 fn say_late(state: &mut State, watch: &mut Watch, node: usize, share: f64) {
-    let health = |place: usize| state.nodes[place].report.as_ref().map(|report| &report.health);
-    let members =
-        (0..state.nodes.len()).filter(|place| *place != node && state.member_of(&state.nodes[*place]).is_some());
+    let health = |place: usize| state.cluster.nodes[place].report.as_ref().map(|report| &report.health);
+    let members = (0..state.cluster.nodes.len())
+        .filter(|place| *place != node && state.cluster.member_of(&state.cluster.nodes[*place]).is_some());
     let others: Vec<&Health> = members.filter_map(health).collect();
     let cause = health(node).and_then(|health| health.cause_beside(&others)).map(|cause| format!(": {cause}"));
     let text = format!("holds the others up, {:.0} % of their time{}", share * 100.0, cause.unwrap_or_default());
-    state.events.push(state.now, Severity::Warning, Some(node), &text);
+    state.journal.events.push(state.now, Severity::Warning, Some(node), &text);
     watch.late = Some((node, state.now));
 }
 

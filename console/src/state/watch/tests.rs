@@ -9,7 +9,7 @@ use crate::{
 };
 
 fn texts(story: &Story, node: Option<usize>) -> Vec<&str> {
-    let entries = story.state.events.entries().iter();
+    let entries = story.state.journal.events.entries().iter();
     entries.filter(|entry| entry.node == node).map(|entry| entry.text.as_str()).collect()
 }
 
@@ -39,9 +39,9 @@ fn each_change_of_a_node_becomes_one_event() {
 #[test]
 fn silence_of_a_node_becomes_an_event_by_time_alone() {
     let mut story = Story::ready();
-    let before = story.state.events.entries().len();
+    let before = story.state.journal.events.entries().len();
     story.at(2500).at(2750).at(3000);
-    assert_eq!(story.state.events.entries().len(), before + NODES, "one event per node");
+    assert_eq!(story.state.journal.events.entries().len(), before + NODES, "one event per node");
     story.report(2, running(2, NodeState::Ready, false));
     assert_eq!(texts(&story, Some(2)).last(), Some(&"reports again"));
 }
@@ -57,7 +57,7 @@ fn flapping_finding_is_reported_once_and_once_when_gone() {
         story.at(1000 * second).report(0, report);
     }
     assert_eq!((count(&story, "under-voltage now"), count(&story, "no longer")), (1, 0));
-    let worst = story.state.events.entries().iter().map(|entry| entry.severity).max();
+    let worst = story.state.journal.events.entries().iter().map(|entry| entry.severity).max();
     assert_eq!(worst, Some(Severity::Error));
     for second in 20..40 {
         story.at(1000 * second).report(0, running(0, NodeState::Ready, false));

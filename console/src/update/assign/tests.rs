@@ -11,7 +11,7 @@ use crate::{
 /// No node is connected, and no layout was requested.
 fn begin() -> Story {
     let mut story = Story::begin();
-    story.state.asked =
+    story.state.plan.requested =
         Some(TopologyRequest { layout: None, context_length: None, ..TopologyRequest::from(&wanted()) });
     story.key(KeyCode::Esc);
     story
@@ -21,7 +21,7 @@ fn begin() -> Story {
 fn connect(story: &mut Story, nodes: std::ops::Range<usize>) {
     for node in nodes {
         story.connected(node);
-        story.state.nodes[node].machine.0 = format!("machine {node}");
+        story.state.cluster.nodes[node].machine.0 = format!("machine {node}");
         story.report(node, idle(node));
     }
 }
@@ -54,7 +54,7 @@ fn abort_while_planning_assigns_nothing() {
     connect(&mut story, 0..NODES);
     let ask = asked(&mut story);
     story.key(KeyCode::Char('A'));
-    assert_eq!((story.state.assigns_best, &story.state.assignment), (false, &Assignment::Nothing));
+    assert_eq!((story.state.plan.assigns_best, &story.state.cluster.assignment), (false, &Assignment::Nothing));
     answer(&mut story, ask, NODES);
     story.report(0, idle(0));
     assert_eq!(story.effects, []);
@@ -68,7 +68,7 @@ fn layout_of_a_subset_is_not_kept_for_all_nodes() {
         let ask = asked(&mut story);
         answer(&mut story, ask, count);
         assert_eq!(assigned(&story), count);
-        assert_eq!(story.state.wanted.is_some(), count == NODES);
+        assert_eq!(story.state.plan.desired.is_some(), count == NODES);
     }
 }
 

@@ -37,7 +37,7 @@ fn operate(story: &mut Story, event: OperateEvent) -> &mut Story {
 
 /// Every node reports that node 2 is excluded (`Some(reason)`) or included again (`None`).
 fn said(story: &mut Story, reason: Option<&str>) {
-    let mut exclusions = story.state.exclusions.clone();
+    let mut exclusions = story.state.cluster.exclusions.clone();
     exclusions.say(&name(2), &address(2), reason, "me@here");
     for node in 0..NODES {
         let exclusions: Exclusions = exclusions.clone();
@@ -73,11 +73,11 @@ fn rolls(story: &mut Story, rolling: Rolling) -> &mut Story {
 }
 
 fn question(story: &Story) -> Option<&Question> {
-    story.state.dialog.as_ref().map(|dialog| &dialog.question)
+    story.state.operations.dialog.as_ref().map(|dialog| &dialog.question)
 }
 
 fn notice(story: &Story) -> &str {
-    story.state.notice.as_deref().unwrap_or_default()
+    story.state.screen.notice.as_deref().unwrap_or_default()
 }
 
 #[test]
@@ -87,17 +87,17 @@ fn restart_asks_first_and_can_be_declined() {
         press(&mut story, 'R');
         assert!(matches!(question(&story), Some(Question::Restart { .. })));
         story.on(Event::Key(no));
-        assert_eq!((story.state.dialog.clone(), story.effects.len()), (None, 0), "{no}");
+        assert_eq!((story.state.operations.dialog.clone(), story.effects.len()), (None, 0), "{no}");
     }
     let mut story = ready();
     press(press(&mut story, 'R'), 'q');
-    assert!(story.state.dialog.is_some() && story.effects.is_empty(), "a dialog takes all keys");
+    assert!(story.state.operations.dialog.is_some() && story.effects.is_empty(), "a dialog takes all keys");
     press(&mut story, 'y');
     assert_eq!(story.effects, [Effect::Operate(OperatorCommand::Roll(RollingCommand::Begin(vec![0, 1, 2, 3])))]);
     press(&mut story, 'x');
-    assert_eq!(story.state.dialog, None, "only one operation at a time");
+    assert_eq!(story.state.operations.dialog, None, "only one operation at a time");
     operate(&mut story, OperateEvent::Rolled(Box::new(rolling(0, None, Phase::Runs, 1))));
-    assert!(story.state.rolling_runs() && story.state.operation.is_none());
+    assert!(story.state.cluster.rolling_runs() && story.state.operations.running.is_none());
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn later_dashboard_controls_a_running_restart() {
     );
     let paused = rolling(2, None, Phase::Paused("me@here said so".into()), 6);
     operate(&mut story, OperateEvent::Rolled(Box::new(paused)));
-    assert!(!story.state.rolling_runs() && story.state.open_rolling().is_some());
+    assert!(!story.state.cluster.rolling_runs() && story.state.cluster.open_rolling().is_some());
     press(press(&mut story, 'R'), 'p');
     assert_eq!(story.effects.len(), 1, "the restart is already paused");
     press(&mut story, 'r');
@@ -125,7 +125,7 @@ fn later_dashboard_controls_a_running_restart() {
     assert!(notice(&story).contains("ended after 3 of 4"));
     // A node that was away reports an older state of the restart.
     rolls(&mut story, rolling(1, None, Phase::Runs, 5));
-    assert!(story.state.open_rolling().is_none());
+    assert!(story.state.cluster.open_rolling().is_none());
     press(&mut story, 'R');
     assert!(matches!(question(&story), Some(Question::Restart { .. })));
 }
@@ -136,7 +136,7 @@ fn restart_holds_prompts_and_reports_its_end() {
     rolls(&mut story, rolling(0, Some(7), Phase::Runs, 2));
     story.report(1, NodeReport { epoch: Epoch(3), ..idle(1) }).effects.clear();
     press(&mut story, 'i').key(KeyCode::Enter);
-    assert_eq!(story.state.request.phase, Held);
+    assert_eq!(story.state.generation.request.phase, Held);
     assert_eq!(story.effects, [], "nothing is assigned during a restart");
     story.all_report(NodeState::Ready, false);
     assert!(matches!(story.effects.as_slice(), [Effect::Generate { head: 0, .. }]), "{:?}", story.effects);
@@ -145,7 +145,7 @@ fn restart_holds_prompts_and_reports_its_end() {
     // A dashboard that opens later does not announce a restart that is already over.
     let mut later = ready();
     rolls(&mut later, rolling(4, None, Phase::Done, 12));
-    assert_eq!(later.state.notice, None);
+    assert_eq!(later.state.screen.notice, None);
 }
 
 #[test]
@@ -155,14 +155,14 @@ fn node_that_cannot_come_back_is_not_restarted() {
         let mut story = ready();
         story.report(1, report);
         press(&mut story, 'R');
-        assert_eq!(story.state.dialog, None);
+        assert_eq!(story.state.operations.dialog, None);
         assert!(notice(&story).contains("pi1"), "{}", notice(&story));
     }
     let mut story = ready();
     let fault = Fault::new("pi1", FaultKind::SessionLost { reason: "reset".into() });
     story.arrives(ClientEvent::Disconnected { node: 1, fault });
     press(&mut story, 'R');
-    assert!(story.state.dialog.is_none() && notice(&story).contains("does not answer"));
+    assert!(story.state.operations.dialog.is_none() && notice(&story).contains("does not answer"));
 }
 
 #[test]
@@ -170,14 +170,14 @@ fn exclusion_needs_a_bounded_one_line_reason() {
     let mut story = ready();
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(&mut story, 'x').key(KeyCode::Enter);
-    assert!(story.state.dialog.is_some() && story.state.notice.is_some() && story.effects.is_empty());
+    assert!(story.state.operations.dialog.is_some() && story.state.screen.notice.is_some() && story.effects.is_empty());
     story.on(Event::Paste("fan\nstuck ".to_owned()));
     story.on(Event::Paste("x".repeat(10_000)));
     press(&mut story, '!').key(KeyCode::Backspace).key(KeyCode::Enter);
     let (reason, how) = ("fan stuck".to_owned(), Removal::Exclude);
     assert_eq!(story.effects, [Effect::Operate(OperatorCommand::Out { node: 2, reason, how })]);
     press(&mut story, 'x');
-    assert_eq!(story.state.dialog, None, "only one operation at a time");
+    assert_eq!(story.state.operations.dialog, None, "only one operation at a time");
     press(&mut story, 'r').key(KeyCode::Enter);
     assert_eq!(story.effects.len(), 1, "nothing is assigned meanwhile");
 }
@@ -185,19 +185,19 @@ fn exclusion_needs_a_bounded_one_line_reason() {
 #[test]
 fn rest_is_assigned_without_a_dead_excluded_node() {
     let mut story = without_two();
-    assert_eq!(story.state.assignment, Assignment::Running { epoch: Epoch(4), reused: false });
+    assert_eq!(story.state.cluster.assignment, Assignment::Running { epoch: Epoch(4), reused: false });
     let fault = Fault::new(address(2), FaultKind::SessionLost { reason: "reset".into() });
     story.arrives(ClientEvent::Disconnected { node: 2, fault });
-    assert!(story.state.all_open());
+    assert!(story.state.cluster.all_open());
     press(&mut story, 'r').key(KeyCode::Enter);
     let rest = DesiredTopology { layout: Layout::tensor_parallel(3), ..wanted() };
     assert_eq!(story.effects, [Effect::Assign { wanted: rest, members: vec![0, 1, 3] }]);
     // The node does not answer, so it cannot be included.
-    let topology = story.state.assigned.clone().map(Box::new).expect("remaining nodes were assigned");
+    let topology = story.state.cluster.assigned.clone().map(Box::new).expect("remaining nodes were assigned");
     story.arrives(ClientEvent::Assign(AssignEvent::Running { epoch: Epoch(5), topology, reused: false }));
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(&mut story, 'x');
-    assert_eq!(story.state.dialog, None);
+    assert_eq!(story.state.operations.dialog, None);
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn same_key_includes_an_excluded_node_and_all_are_requested() {
     press(press(&mut story, 'x'), 'y');
     assert_eq!(story.effects, [Effect::Operate(OperatorCommand::In { node: 2 })]);
     // The nodes have received the inclusion, and none has reported it yet.
-    let mut said = story.state.exclusions.clone();
+    let mut said = story.state.cluster.exclusions.clone();
     said.say(&name(2), &address(2), None, "me@here");
     operate(&mut story, OperateEvent::Said(said.0[0].clone()));
     operate(&mut story, OperateEvent::Excluded { node: name(2), out: false, running: None });
@@ -250,7 +250,7 @@ fn excluding_the_last_serving_node_needs_its_name() {
     (1..NODES).for_each(|node| exclusions.say(&name(node), &address(node), Some("x"), "me"));
     story.report(0, NodeReport { exclusions, ..running(0, NodeState::Ready, false) });
     press(&mut story, 'x').on(Event::Paste("sd card".to_owned())).key(KeyCode::Enter);
-    assert!(story.state.dialog.is_some() && story.effects.is_empty() && notice(&story).contains("type pi0"));
+    assert!(story.state.operations.dialog.is_some() && story.effects.is_empty() && notice(&story).contains("type pi0"));
     story.on(Event::Paste("pi1".to_owned())).key(KeyCode::Enter);
     assert_eq!(story.effects, [], "another node's name does not confirm");
     story
@@ -264,10 +264,10 @@ fn excluding_the_last_serving_node_needs_its_name() {
     // Cordoning a node of the only replica needs its name; excluding one of four nodes does not.
     let mut story = ready();
     press(&mut story, 'c');
-    assert!(story.state.dialog.as_ref().is_some_and(|dialog| dialog.name.is_some()));
+    assert!(story.state.operations.dialog.as_ref().is_some_and(|dialog| dialog.name.is_some()));
     let mut story = ready();
     press(&mut story, 'x');
-    assert!(story.state.dialog.as_ref().is_some_and(|dialog| dialog.name.is_none()), "three nodes remain");
+    assert!(story.state.operations.dialog.as_ref().is_some_and(|dialog| dialog.name.is_none()), "three nodes remain");
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn cordoned_node_takes_no_prompt_and_offers_every_next_step() {
     exclusions.say(&name(0), &address(0), Some("fan"), "me@here");
     story.report(1, NodeReport { exclusions, ..running(1, NodeState::Ready, false) });
     operate(&mut story, OperateEvent::Cordoned { node: name(0), drained: None });
-    assert!(!story.state.is_ready() && notice(&story).contains("takes nothing new"));
+    assert!(!story.state.cluster.is_ready() && notice(&story).contains("takes nothing new"));
     story.effects.clear();
     press(&mut story, 'i').key(KeyCode::Enter);
     assert_eq!(story.effects, [], "a prompt does not assign a topology without it");
@@ -312,13 +312,13 @@ fn assignment_asks_first_and_can_be_aborted_while_loading() {
     assert_eq!(story.effects.last(), Some(&Effect::Operate(OperatorCommand::AbortAssignment)));
     let fault = Fault::new("console", FaultKind::AssignmentAborted { epoch: Epoch(4) });
     story.arrives(ClientEvent::Assign(AssignEvent::Failed(fault)));
-    assert!(!story.state.is_assigning());
+    assert!(!story.state.cluster.is_assigning());
     // An assignment that still waits for nodes is withdrawn at once.
     let mut waits = Story::begin();
     waits.connected(0).key(KeyCode::Esc);
     press(&mut waits, 'A');
     waits.all_connected();
-    assert_eq!((waits.state.assignment.clone(), waits.effects.len()), (Assignment::Nothing, 0));
+    assert_eq!((waits.state.cluster.assignment.clone(), waits.effects.len()), (Assignment::Nothing, 0));
 }
 
 #[test]
@@ -326,14 +326,14 @@ fn read_only_dashboard_issues_no_command_for_any_key() {
     let keys = || crate::keymap::BINDINGS.iter().flat_map(|binding| binding.keys.to_vec());
     for mut story in [Story::begin(), Story::ready(), Story::generating(), Story::lost(), ready()] {
         story.state.readonly = true;
-        story.state.request = crate::state::request::Request::nothing();
+        story.state.generation.request = crate::state::request::Request::nothing();
         story.effects.clear();
         for page in crate::state::Page::ALL {
             for key in keys().filter(|key| *key != Key::control('c') && key.code != KeyCode::Char('q')) {
                 for key in [key, Key::plain(KeyCode::Enter), Key::plain(KeyCode::Char('y'))] {
                     story.on(Event::Key(key));
                 }
-                story.state.spot = crate::state::Spot::first_of(page);
+                story.state.screen.focus = crate::state::Focus::first_of(page);
             }
         }
         story.on(Event::Paste("x".to_owned())).all_connected();
@@ -352,7 +352,10 @@ fn failed_exclusion_shows_its_reason_and_unblocks_keys() {
     let mut story = ready();
     press(&mut story, 'x').on(Event::Paste("hot".to_owned())).key(KeyCode::Enter);
     operate(&mut story, OperateEvent::WaitsForRequests { count: 2 });
-    assert!(matches!(story.state.operation, Some(Operation::Change { requests: 2, out: Some(Removal::Exclude), .. })));
+    assert!(matches!(
+        story.state.operations.running,
+        Some(Operation::Change { requests: 2, out: Some(Removal::Exclude), .. })
+    ));
     press(&mut story, 'A').key(KeyCode::Enter);
     assert_eq!(
         story.effects.last(),
@@ -361,8 +364,11 @@ fn failed_exclusion_shows_its_reason_and_unblocks_keys() {
     );
     let fault = Fault::new("pi3", FaultKind::Draining);
     operate(&mut story, OperateEvent::ExcludeFailed(fault.clone()));
-    assert_eq!((story.state.operation.clone(), story.state.assignment.clone()), (None, Assignment::Failed(fault)));
-    assert!(story.state.notice.as_deref().is_some_and(|notice| notice.contains("pi3")));
+    assert_eq!(
+        (story.state.operations.running.clone(), story.state.cluster.assignment.clone()),
+        (None, Assignment::Failed(fault))
+    );
+    assert!(story.state.screen.notice.as_deref().is_some_and(|notice| notice.contains("pi3")));
 }
 
 #[test]
@@ -387,5 +393,5 @@ fn any_running_request_is_cancelled_by_its_number() {
     assert!(notice(&story).contains("pi1 ends"));
     story.key(KeyCode::Down);
     press(&mut story, 'X');
-    assert!(story.state.dialog.is_none() && notice(&story).contains("no request"));
+    assert!(story.state.operations.dialog.is_none() && notice(&story).contains("no request"));
 }

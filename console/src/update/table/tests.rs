@@ -12,7 +12,7 @@ use crate::{
 fn story() -> Story {
     let mut story = Story::busy();
     story.key(KeyCode::Esc);
-    story.state.dialog = None;
+    story.state.operations.dialog = None;
     story
 }
 
@@ -65,7 +65,7 @@ fn keys_after_a_filter_act_on_a_visible_row() {
         filter(&mut story, &name(place));
         assert_eq!(shown(&story, Page::Cluster), [address(place)]);
         press(&mut story, &key.to_string());
-        let question = story.state.dialog.as_ref().map(|dialog| dialog.question.clone());
+        let question = story.state.operations.dialog.as_ref().map(|dialog| dialog.question.clone());
         assert!(matches!(question, Some(Question::Out { node, .. }) if node == place), "{key}: {hidden}: {question:?}");
     }
     let mut story = Story::ready();
@@ -73,7 +73,7 @@ fn keys_after_a_filter_act_on_a_visible_row() {
     press(&mut story, "1g");
     filter(&mut story, &name(2));
     story.key(KeyCode::Enter);
-    assert_eq!((story.state.spot.page, story.state.selected), (Page::Node, 2));
+    assert_eq!((story.state.screen.focus.page, story.state.screen.selected), (Page::Node, 2));
 }
 
 #[test]
@@ -84,10 +84,14 @@ fn keys_do_nothing_if_the_filter_matches_no_row() {
     filter(&mut story, "no such node");
     for key in ["x", "c", "d"] {
         press(&mut story, key);
-        assert!(story.state.dialog.is_none() && story.state.notice.is_some(), "{key}: {:?}", story.state.dialog);
+        assert!(
+            story.state.operations.dialog.is_none() && story.state.screen.notice.is_some(),
+            "{key}: {:?}",
+            story.state.operations.dialog
+        );
     }
     story.key(KeyCode::Enter);
-    assert_eq!(story.state.spot.page, Page::Cluster);
+    assert_eq!(story.state.screen.focus.page, Page::Cluster);
 }
 
 #[test]
@@ -99,7 +103,7 @@ fn keys_ignore_a_row_that_a_report_hides() {
     assert_eq!(tables::selected(&story.state, Page::Cluster), address(0));
     story.report(0, crate::fixtures::running(0, NodeState::Faulted, false));
     press(&mut story, "x");
-    let question = story.state.dialog.as_ref().map(|dialog| dialog.question.clone());
+    let question = story.state.operations.dialog.as_ref().map(|dialog| dialog.question.clone());
     assert!(matches!(question, Some(Question::Out { node: 1, .. })), "{question:?}");
 }
 
@@ -112,5 +116,5 @@ fn request_hidden_by_the_filter_is_not_cancelled() {
     super::filter(&mut story.state, "no row has this text");
     assert_eq!(crate::state::tables::selected_request(&story.state), None);
     story.on(Event::Key(Key::plain(KeyCode::Char('X'))));
-    assert!(story.state.dialog.is_none());
+    assert!(story.state.operations.dialog.is_none());
 }

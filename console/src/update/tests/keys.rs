@@ -4,17 +4,21 @@ use telemetry::{NodeState, Severity};
 use topology::Exclusions;
 
 use crate::{
-    update::effect::Effect,
-    update::event::Event,
     fixtures::{NODES, Story, address, name},
-    keymap::{Action, BINDINGS, Binding, Key, KeyCode, Place},
+    keymap::{
+        Action, AppAction, BINDINGS, Binding, EditAction, GenerateAction, Key, KeyCode, NavigateAction, OperateAction,
+        Place, ScrollAction, TableAction,
+    },
     operator::command::Removal,
     state::{
-        Focus, Page, Spot, State, TextScroll,
+        Focus, Page, Panel, State, TextScroll,
         command::Format,
         operation::{Dialog, Question},
         tables,
-    }};
+    },
+    update::effect::{Effect, FileEffect},
+    update::event::Event,
+};
 
 /// A situation in which the key is pressed, and the condition that must hold afterwards.
 type Case = (Story, fn(&Story) -> bool);
@@ -23,8 +27,8 @@ type Case = (Story, fn(&Story) -> bool);
 fn on(page: Page) -> Story {
     let mut story = Story::finished();
     story.key(KeyCode::Esc);
-    story.state.spot = Spot::first_of(page);
-    story.state.selected = 2;
+    story.state.screen.focus = Focus::first_of(page);
+    story.state.screen.selected = 2;
     story.effects.clear();
     story
 }
@@ -50,7 +54,7 @@ fn in_filter() -> Story {
 }
 
 fn selected(state: &State) -> usize {
-    state.selected
+    state.screen.selected
 }
 
 fn filter(state: &State) -> &str {
@@ -61,44 +65,64 @@ fn filter(state: &State) -> &str {
 fn of_pages(binding: &Binding, key: Key) -> Option<Case> {
     let anywhere = |page| if key.types() { on(page) } else { in_prompt() };
     Some(match (binding.place, binding.action) {
-        (_, Action::Interrupt | Action::Escape) => {
+        (_, Action::App(AppAction::Interrupt) | Action::App(AppAction::Escape)) => {
             let mut story = Story::generating();
             story.effects.clear();
             (story, |after| after.effects == [Effect::Cancel])
         }
-        (_, Action::FocusNext | Action::FocusPrevious) => {
-            (Story::ready(), |after| after.state.spot == Spot { page: Page::Generate, focus: Focus::Text })
+        (_, Action::Navigate(NavigateAction::FocusNext) | Action::Navigate(NavigateAction::FocusPrevious)) => {
+            (Story::ready(), |after| after.state.screen.focus == Focus { page: Page::Generate, panel: Panel::Text })
         }
-        (_, Action::Quit) => (on(Page::Cluster), |after| after.effects == [Effect::Quit(0)]),
-        (Place::Prompt, Action::Help) => (in_prompt(), |after| after.state.help == Some(0)),
-        (_, Action::Help) => (on(Page::Events), |after| after.state.help == Some(0)),
-        (_, Action::FocusPrompt) => (on(Page::Node), |after| after.state.spot == Spot::first_of(Page::Generate)),
-        (_, Action::Show(Page::Cluster)) => (anywhere(Page::Node), |after| after.state.spot.page == Page::Cluster),
-        (_, Action::Show(Page::Topology)) => (anywhere(Page::Node), |after| after.state.spot.page == Page::Topology),
-        (_, Action::Show(Page::Sync)) => (anywhere(Page::Node), |after| after.state.spot.page == Page::Sync),
-        (_, Action::Show(Page::Generate)) => (on(Page::Node), |after| after.state.spot.is_typing()),
-        (_, Action::Show(Page::Requests)) => (anywhere(Page::Node), |after| after.state.spot.page == Page::Requests),
-        (_, Action::Show(Page::Events)) => (anywhere(Page::Node), |after| after.state.spot.page == Page::Events),
-        (_, Action::Show(Page::Node)) => (anywhere(Page::Sync), |after| after.state.spot.page == Page::Node),
-        (_, Action::PageNext) => (on(Page::Node), |after| after.state.spot.page == Page::Cluster),
-        (_, Action::PagePrevious) => {
-            (on(Page::Requests), |after| after.state.spot == Spot { page: Page::Generate, focus: Focus::Text })
+        (_, Action::App(AppAction::Quit)) => (on(Page::Cluster), |after| after.effects == [Effect::Quit(0)]),
+        (Place::Prompt, Action::App(AppAction::Help)) => (in_prompt(), |after| after.state.screen.help == Some(0)),
+        (_, Action::App(AppAction::Help)) => (on(Page::Events), |after| after.state.screen.help == Some(0)),
+        (_, Action::Navigate(NavigateAction::FocusPrompt)) => {
+            (on(Page::Node), |after| after.state.screen.focus == Focus::first_of(Page::Generate))
         }
-        (_, Action::Open) => {
-            (on(Page::Cluster), |after| after.state.spot.page == Page::Node && after.state.selected == 2)
+        (_, Action::Navigate(NavigateAction::Show(Page::Cluster))) => {
+            (anywhere(Page::Node), |after| after.state.screen.focus.page == Page::Cluster)
         }
-        (_, Action::RankPrevious) => (on(Page::Node), |after| selected(&after.state) == 1),
-        (_, Action::RankNext) => (on(Page::Node), |after| selected(&after.state) == 3),
-        (Place::Panels | Place::Filter, Action::Up) => {
+        (_, Action::Navigate(NavigateAction::Show(Page::Topology))) => {
+            (anywhere(Page::Node), |after| after.state.screen.focus.page == Page::Topology)
+        }
+        (_, Action::Navigate(NavigateAction::Show(Page::Sync))) => {
+            (anywhere(Page::Node), |after| after.state.screen.focus.page == Page::Sync)
+        }
+        (_, Action::Navigate(NavigateAction::Show(Page::Generate))) => {
+            (on(Page::Node), |after| after.state.screen.focus.is_typing())
+        }
+        (_, Action::Navigate(NavigateAction::Show(Page::Requests))) => {
+            (anywhere(Page::Node), |after| after.state.screen.focus.page == Page::Requests)
+        }
+        (_, Action::Navigate(NavigateAction::Show(Page::Events))) => {
+            (anywhere(Page::Node), |after| after.state.screen.focus.page == Page::Events)
+        }
+        (_, Action::Navigate(NavigateAction::Show(Page::Node))) => {
+            (anywhere(Page::Sync), |after| after.state.screen.focus.page == Page::Node)
+        }
+        (_, Action::Navigate(NavigateAction::PageNext)) => {
+            (on(Page::Node), |after| after.state.screen.focus.page == Page::Cluster)
+        }
+        (_, Action::Navigate(NavigateAction::PagePrevious)) => {
+            (on(Page::Requests), |after| after.state.screen.focus == Focus { page: Page::Generate, panel: Panel::Text })
+        }
+        (_, Action::Navigate(NavigateAction::Open)) => {
+            (on(Page::Cluster), |after| after.state.screen.focus.page == Page::Node && after.state.screen.selected == 2)
+        }
+        (_, Action::Navigate(NavigateAction::RankPrevious)) => (on(Page::Node), |after| selected(&after.state) == 1),
+        (_, Action::Navigate(NavigateAction::RankNext)) => (on(Page::Node), |after| selected(&after.state) == 3),
+        (Place::Panels | Place::Filter, Action::Scroll(ScrollAction::Up)) => {
             let story = if binding.place == Place::Filter { in_unmatched_filter() } else { on(Page::Cluster) };
             (story, |after| selected(&after.state) == 1)
         }
-        (Place::Panels | Place::Filter, Action::Down) => {
+        (Place::Panels | Place::Filter, Action::Scroll(ScrollAction::Down)) => {
             let story = if binding.place == Place::Filter { in_unmatched_filter() } else { on(Page::Cluster) };
             (story, |after| selected(&after.state) == 3)
         }
-        (Place::Panels, Action::PageUp | Action::Top) => (on(Page::Cluster), |after| selected(&after.state) == 0),
-        (Place::Panels, Action::PageDown | Action::Bottom) => {
+        (Place::Panels, Action::Scroll(ScrollAction::PageUp) | Action::Scroll(ScrollAction::Top)) => {
+            (on(Page::Cluster), |after| selected(&after.state) == 0)
+        }
+        (Place::Panels, Action::Scroll(ScrollAction::PageDown) | Action::Scroll(ScrollAction::Bottom)) => {
             (on(Page::Cluster), |after| selected(&after.state) == NODES - 1)
         }
         _ => return None,
@@ -113,7 +137,7 @@ fn in_unmatched_filter() -> Story {
 }
 
 fn question(story: &Story) -> Option<&Question> {
-    story.state.dialog.as_ref().map(|dialog: &Dialog| &dialog.question)
+    story.state.operations.dialog.as_ref().map(|dialog: &Dialog| &dialog.question)
 }
 
 fn is_out(story: &Story, wanted: Removal) -> bool {
@@ -126,7 +150,7 @@ fn in_the_past() -> Story {
     for second in 2..30 {
         story.at(1000 * second).all_report(NodeState::Serving, true);
     }
-    story.state.spot = Spot::first_of(Page::Sync);
+    story.state.screen.focus = Focus::first_of(Page::Sync);
     story.key(KeyCode::Char('{'));
     story
 }
@@ -141,13 +165,25 @@ fn beside_prompt() -> Story {
 /// Cases of the Sync and Generate pages.
 fn of_sync_and_generate(binding: &Binding) -> Option<Case> {
     Some(match binding.action {
-        Action::SyncMetric => (on(Page::Sync), |after| after.state.sync_metric != on(Page::Sync).state.sync_metric),
-        Action::Older | Action::MuchOlder | Action::Newer | Action::MuchNewer | Action::Live => {
-            (in_the_past(), |after| after.state.sync != in_the_past().state.sync)
+        Action::Navigate(NavigateAction::SyncMetric) => {
+            (on(Page::Sync), |after| after.state.tables.sync_metric != on(Page::Sync).state.tables.sync_metric)
         }
-        Action::Terms if binding.place == Place::Prompt => (in_prompt(), |after| after.state != in_prompt().state),
-        Action::Pin if binding.place == Place::Prompt => (in_prompt(), |after| after.state != in_prompt().state),
-        Action::Terms | Action::Pin => (beside_prompt(), |after| after.state != beside_prompt().state),
+        Action::Navigate(NavigateAction::Older)
+        | Action::Navigate(NavigateAction::MuchOlder)
+        | Action::Navigate(NavigateAction::Newer)
+        | Action::Navigate(NavigateAction::MuchNewer)
+        | Action::Navigate(NavigateAction::Live) => {
+            (in_the_past(), |after| after.state.cluster.sync != in_the_past().state.cluster.sync)
+        }
+        Action::Generate(GenerateAction::SamplingForm) if binding.place == Place::Prompt => {
+            (in_prompt(), |after| after.state != in_prompt().state)
+        }
+        Action::Generate(GenerateAction::Pin) if binding.place == Place::Prompt => {
+            (in_prompt(), |after| after.state != in_prompt().state)
+        }
+        Action::Generate(GenerateAction::SamplingForm) | Action::Generate(GenerateAction::Pin) => {
+            (beside_prompt(), |after| after.state != beside_prompt().state)
+        }
         _ => return None,
     })
 }
@@ -155,40 +191,47 @@ fn of_sync_and_generate(binding: &Binding) -> Option<Case> {
 /// Cases of keys that act on the cluster or on tables.
 fn of_actions(binding: &Binding) -> Option<Case> {
     Some(match binding.action {
-        Action::AssignAgain => (on(Page::Cluster), |after| matches!(question(after), Some(Question::Assign { .. }))),
-        Action::Restart => {
+        Action::Operate(OperateAction::AssignAgain) => {
+            (on(Page::Cluster), |after| matches!(question(after), Some(Question::Assign { .. })))
+        }
+        Action::Operate(OperateAction::LoadModel) => {
+            (on(Page::Cluster), |after| matches!(after.effects.as_slice(), [Effect::ListModels(_)]))
+        }
+        Action::Operate(OperateAction::Restart) => {
             let mut story = on(Page::Cluster);
             story.all_report(NodeState::Ready, false);
             (story, |after| matches!(question(after), Some(Question::Restart { .. })))
         }
-        Action::Exclude => (on(Page::Cluster), |after| is_out(after, Removal::Exclude)),
-        Action::Cordon => (on(Page::Cluster), |after| is_out(after, Removal::Cordon)),
-        Action::Drain => (on(Page::Cluster), |after| is_out(after, Removal::Drain)),
-        Action::AbortAssignment => {
+        Action::Operate(OperateAction::Exclude) => (on(Page::Cluster), |after| is_out(after, Removal::Exclude)),
+        Action::Operate(OperateAction::Cordon) => (on(Page::Cluster), |after| is_out(after, Removal::Cordon)),
+        Action::Operate(OperateAction::Drain) => (on(Page::Cluster), |after| is_out(after, Removal::Drain)),
+        Action::Operate(OperateAction::AbortAssignment) => {
             let mut story = Story::begin();
             story.at(10).all_connected().all_loading().key(KeyCode::Esc);
             (story, |after| question(after) == Some(&Question::AbortAssignment))
         }
-        Action::CancelRequest => {
+        Action::Operate(OperateAction::CancelRequest) => {
             let mut story = Story::busy();
-            story.state.spot = Spot::first_of(Page::Requests);
+            story.state.screen.focus = Focus::first_of(Page::Requests);
             (story, |after| matches!(question(after), Some(Question::CancelRequest { node: 0, number: 4, .. })))
         }
-        Action::Plan => (on(Page::Topology), |after| matches!(after.effects.as_slice(), [Effect::Plan(_)])),
-        Action::Filter => {
-            (on(Page::Events), |after| after.state.spot == Spot { page: Page::Events, focus: Focus::Filter })
+        Action::Operate(OperateAction::Plan) => {
+            (on(Page::Topology), |after| matches!(after.effects.as_slice(), [Effect::Plan(_)]))
         }
-        Action::KeepFilter => {
-            (in_filter(), |after| after.state.spot.focus == Focus::Nodes && filter(&after.state) == "pi x")
+        Action::Table(TableAction::Filter) => {
+            (on(Page::Events), |after| after.state.screen.focus == Focus { page: Page::Events, panel: Panel::Filter })
         }
-        Action::SortNext => {
+        Action::Table(TableAction::KeepFilter) => {
+            (in_filter(), |after| after.state.screen.focus.panel == Panel::Nodes && filter(&after.state) == "pi x")
+        }
+        Action::Table(TableAction::SortNext) => {
             (on(Page::Cluster), |after| tables::arrangement(&after.state, Page::Cluster).sort == Some((0, false)))
         }
-        Action::SortPrevious => (on(Page::Cluster), |after| {
+        Action::Table(TableAction::SortPrevious) => (on(Page::Cluster), |after| {
             let columns = tables::table(&after.state, Page::Cluster).map_or(0, |table| table.columns.len());
             tables::arrangement(&after.state, Page::Cluster).sort.map(|(column, _)| column) == Some(columns - 1)
         }),
-        Action::SortReverse => {
+        Action::Table(TableAction::SortReverse) => {
             let mut story = on(Page::Cluster);
             story.key(KeyCode::Char('s'));
             (story, |after| {
@@ -196,7 +239,9 @@ fn of_actions(binding: &Binding) -> Option<Case> {
                 tables::shown(&after.state, Page::Cluster, &table).0[0].key == address(NODES - 1)
             })
         }
-        Action::Severity => (on(Page::Events), |after| after.state.severity_min == Severity::Warning),
+        Action::Table(TableAction::Severity) => {
+            (on(Page::Events), |after| after.state.tables.severity_min == Severity::Warning)
+        }
         _ => return None,
     })
 }
@@ -205,62 +250,80 @@ fn of_actions(binding: &Binding) -> Option<Case> {
 fn of_typing(binding: &Binding) -> Option<Case> {
     if binding.place == Place::Filter {
         return Some(match binding.action {
-            Action::EraseBefore => (in_filter(), |after| filter(&after.state) == "pi "),
-            Action::EraseWord => (in_filter(), |after| filter(&after.state) == "pi "),
-            Action::EraseToStart => (in_filter(), |after| filter(&after.state).is_empty()),
+            Action::Edit(EditAction::EraseBefore) => (in_filter(), |after| filter(&after.state) == "pi "),
+            Action::Edit(EditAction::EraseWord) => (in_filter(), |after| filter(&after.state) == "pi "),
+            Action::Edit(EditAction::EraseToStart) => (in_filter(), |after| filter(&after.state).is_empty()),
             _ => return None,
         });
     }
     Some(match binding.action {
-        Action::Submit => (in_prompt(), |after| matches!(after.effects.as_slice(), [Effect::Generate { head: 0, .. }])),
-        Action::NewLine => (in_prompt(), |after| after.state.editor.text() == "one two\nthree\n four"),
-        Action::CursorLeft => (in_prompt(), |after| at(after) == "one two\nthre"),
-        Action::CursorRight => (in_prompt(), |after| at(after) == "one two\nthree "),
-        Action::WordLeft => (in_prompt(), |after| at(after) == "one two\n"),
-        Action::WordRight => (in_prompt(), |after| at(after) == "one two\nthree four"),
-        Action::LineStart => (in_prompt(), |after| at(after) == "one two\n"),
-        Action::LineEnd => (in_prompt(), |after| at(after) == "one two\nthree four"),
-        Action::LineUp => (in_prompt(), |after| at(after) == "one t"),
-        Action::LineDown => {
+        Action::Generate(GenerateAction::Submit) => {
+            (in_prompt(), |after| matches!(after.effects.as_slice(), [Effect::Generate { head: 0, .. }]))
+        }
+        Action::Edit(EditAction::NewLine) => {
+            (in_prompt(), |after| after.state.screen.editor.text() == "one two\nthree\n four")
+        }
+        Action::Edit(EditAction::CursorLeft) => (in_prompt(), |after| at(after) == "one two\nthre"),
+        Action::Edit(EditAction::CursorRight) => (in_prompt(), |after| at(after) == "one two\nthree "),
+        Action::Edit(EditAction::WordLeft) => (in_prompt(), |after| at(after) == "one two\n"),
+        Action::Edit(EditAction::WordRight) => (in_prompt(), |after| at(after) == "one two\nthree four"),
+        Action::Edit(EditAction::LineStart) => (in_prompt(), |after| at(after) == "one two\n"),
+        Action::Edit(EditAction::LineEnd) => (in_prompt(), |after| at(after) == "one two\nthree four"),
+        Action::Edit(EditAction::LineUp) => (in_prompt(), |after| at(after) == "one t"),
+        Action::Edit(EditAction::LineDown) => {
             let mut story = in_prompt();
             story.key(KeyCode::Up);
             (story, |after| at(after) == "one two\nthree")
         }
-        Action::EraseBefore => (in_prompt(), |after| after.state.editor.text() == "one two\nthre four"),
-        Action::EraseAfter => (in_prompt(), |after| after.state.editor.text() == "one two\nthreefour"),
-        Action::EraseWord => (in_prompt(), |after| after.state.editor.text() == "one two\n four"),
-        Action::EraseToStart => (in_prompt(), |after| after.state.editor.text() == "one two\n four"),
-        Action::EraseToEnd => (in_prompt(), |after| after.state.editor.text() == "one two\nthree"),
-        Action::PageUp => (in_prompt(), |after| matches!(after.state.text_scroll, TextScroll::At(_))),
-        Action::PageDown => {
+        Action::Edit(EditAction::EraseBefore) => {
+            (in_prompt(), |after| after.state.screen.editor.text() == "one two\nthre four")
+        }
+        Action::Edit(EditAction::EraseAfter) => {
+            (in_prompt(), |after| after.state.screen.editor.text() == "one two\nthreefour")
+        }
+        Action::Edit(EditAction::EraseWord) => {
+            (in_prompt(), |after| after.state.screen.editor.text() == "one two\n four")
+        }
+        Action::Edit(EditAction::EraseToStart) => {
+            (in_prompt(), |after| after.state.screen.editor.text() == "one two\n four")
+        }
+        Action::Edit(EditAction::EraseToEnd) => {
+            (in_prompt(), |after| after.state.screen.editor.text() == "one two\nthree")
+        }
+        Action::Scroll(ScrollAction::PageUp) => {
+            (in_prompt(), |after| matches!(after.state.screen.scroll.text, TextScroll::At(_)))
+        }
+        Action::Scroll(ScrollAction::PageDown) => {
             let mut story = in_prompt();
             story.key(KeyCode::PageUp);
-            (story, |after| after.state.text_scroll == TextScroll::Follow)
+            (story, |after| after.state.screen.scroll.text == TextScroll::Follow)
         }
         _ => return None,
     })
 }
 
 /// Cases of keys that control the screen itself.
-fn of_desk(binding: &Binding) -> Option<Case> {
+fn of_app(binding: &Binding) -> Option<Case> {
     Some(match binding.action {
-        Action::Command => (on(Page::Cluster), |after| after.state.desk.is_commanding),
-        Action::Freeze => (on(Page::Cluster), |after| after.state.frozen.is_some()),
-        Action::Mouse => (on(Page::Cluster), |after| after.effects == [Effect::TakeMouse(false)]),
-        Action::Record => (on(Page::Cluster), |after| after.effects == [Effect::Record(None)]),
-        Action::ExportData => {
-            (on(Page::Cluster), |after| after.effects == [Effect::Export { format: Format::Csv, file: None }])
+        Action::App(AppAction::Command) => (on(Page::Cluster), |after| after.state.preferences.is_commanding),
+        Action::App(AppAction::Freeze) => (on(Page::Cluster), |after| after.state.frozen.is_some()),
+        Action::App(AppAction::Mouse) => (on(Page::Cluster), |after| after.effects == [Effect::TakeMouse(false)]),
+        Action::App(AppAction::Record) => {
+            (on(Page::Cluster), |after| after.effects == [Effect::File(FileEffect::Record(None))])
         }
-        Action::ExportScreen => {
-            (on(Page::Cluster), |after| after.effects == [Effect::Export { format: Format::Svg, file: None }])
-        }
+        Action::App(AppAction::ExportData) => (on(Page::Cluster), |after| {
+            after.effects == [Effect::File(FileEffect::Export { format: Format::Csv, file: None })]
+        }),
+        Action::App(AppAction::ExportScreen) => (on(Page::Cluster), |after| {
+            after.effects == [Effect::File(FileEffect::Export { format: Format::Svg, file: None })]
+        }),
         _ => return None,
     })
 }
 
 /// The text before the cursor.
 fn at(story: &Story) -> &str {
-    story.state.editor.before_cursor()
+    story.state.screen.editor.before_cursor()
 }
 
 #[test]
@@ -270,10 +333,14 @@ fn every_key_of_the_help_page_has_an_effect() {
             let case = of_pages(binding, *key)
                 .or_else(|| of_actions(binding))
                 .or_else(|| of_sync_and_generate(binding))
-                .or_else(|| of_desk(binding))
+                .or_else(|| of_app(binding))
                 .or_else(|| of_typing(binding));
             let Some((mut story, holds)) = case else { panic!("{key} ({}) has no case", binding.what) };
-            assert!(binding.place.holds(story.state.spot), "{key} ({}) is tried where it does not apply", binding.what);
+            assert!(
+                binding.place.holds(story.state.screen.focus),
+                "{key} ({}) is tried where it does not apply",
+                binding.what
+            );
             story.effects.clear();
             story.on(Event::Key(*key));
             assert!(holds(&story), "{key} ({}) does not have its effect", binding.what);
@@ -285,7 +352,7 @@ fn every_key_of_the_help_page_has_an_effect() {
 fn escape_removes_a_filter_and_shows_all_rows() {
     let mut story = in_filter();
     story.key(KeyCode::Esc);
-    assert_eq!((filter(&story.state), story.state.spot.focus), ("", Focus::Nodes));
+    assert_eq!((filter(&story.state), story.state.screen.focus.panel), ("", Panel::Nodes));
     let mut story = in_filter();
     story.key(KeyCode::Enter).key(KeyCode::Esc);
     assert_eq!(filter(&story.state), "", "the next Esc removes a filter that was kept");
@@ -299,7 +366,7 @@ fn enter_on_an_event_opens_the_page_of_its_node() {
     let report = crate::fixtures::running(0, telemetry::NodeState::Ready, false);
     story.report(3, telemetry::NodeReport { name: name(3), exclusions, ..report });
     story.key(KeyCode::Char('6')).key(KeyCode::Enter);
-    assert_eq!((story.state.spot.page, story.state.selected), (Page::Node, 3));
+    assert_eq!((story.state.screen.focus.page, story.state.screen.selected), (Page::Node, 3));
 }
 
 #[test]

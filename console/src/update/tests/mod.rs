@@ -1,4 +1,8 @@
 //! Tests of events and their effects. A `Story` sends events to the state and collects the effects that it requests.
+mod keys;
+mod models;
+mod preferences;
+
 use std::time::Duration;
 
 use common::{
@@ -7,10 +11,15 @@ use common::{
 };
 use telemetry::NodeState;
 
-use super::*;
+use super::{
+    effect::Effect,
+    event::{AssignEvent, ClientEvent, Event, GenerateEvent, Signal},
+    *,
+};
 use crate::{
     fixtures::{NODES, Story, address, assign_all, defaults, finished, idle, lost_fault, running, topology},
-    state::node::Standing,
+    keymap::Panel,
+    state::{Assignment, node::NodeStatus, request::Phase},
 };
 
 fn prompt_of(effect: &Effect) -> Option<&str> {
@@ -40,8 +49,8 @@ fn nothing_is_assigned_without_a_requested_topology() {
     let mut story = Story::with(State::new(&addresses, None, "x", defaults()));
     story.all_connected().key(KeyCode::Enter);
     assert_eq!(story.effects, []);
-    assert!(story.state.notice.as_ref().is_some_and(|notice| notice.contains("--topology")));
-    assert_eq!(story.state.editor.text(), "x", "the prompt is kept");
+    assert!(story.state.screen.notice.as_ref().is_some_and(|notice| notice.contains("--topology")));
+    assert_eq!(story.state.screen.editor.text(), "x", "the prompt is kept");
 }
 
 #[test]
@@ -63,28 +72,28 @@ fn prompt_goes_to_the_head_with_its_own_seed() {
         })
         .collect();
     assert_eq!(sent, [("ROMEO:", 42), ("again", 43)]);
-    assert_eq!(story.state.request.text, "");
+    assert_eq!(story.state.generation.request.text, "");
 }
 
 #[test]
 fn prompt_sent_while_nodes_load_is_held_until_they_run() {
     let mut story = Story::begin();
     story.all_connected().all_loading().key(KeyCode::Enter);
-    assert_eq!(story.state.request.phase, Phase::Held);
+    assert_eq!(story.state.generation.request.phase, Phase::Held);
     assert_eq!(story.effects.iter().filter_map(prompt_of).count(), 0);
     story.running();
     assert_eq!(story.effects.iter().filter_map(prompt_of).collect::<Vec<_>>(), ["ROMEO:"]);
-    assert_eq!(story.state.request.phase, Phase::Queued);
+    assert_eq!(story.state.generation.request.phase, Phase::Queued);
 }
 
 #[test]
 fn held_prompt_fails_with_the_assignment_or_is_withdrawn() {
     let mut story = Story::begin();
     story.all_connected().key(KeyCode::Enter).arrives(ClientEvent::Assign(AssignEvent::Failed(lost_fault())));
-    assert_eq!(story.state.request.phase, Phase::Failed(lost_fault()));
+    assert_eq!(story.state.generation.request.phase, Phase::Failed(lost_fault()));
     let mut story = Story::begin();
     story.key(KeyCode::Enter).key(KeyCode::Esc).all_connected().running();
-    assert_eq!(story.state.request.phase, Phase::Withdrawn);
+    assert_eq!(story.state.generation.request.phase, Phase::Withdrawn);
     assert_eq!(story.effects, [assign_all()]);
 }
 
@@ -94,14 +103,14 @@ fn escape_cancels_until_the_answer_ends() {
     story.effects.clear();
     story.key(KeyCode::Esc);
     assert_eq!(story.effects, [Effect::Cancel]);
-    assert_eq!(story.state.spot.focus, Focus::Prompt, "the first Esc only cancels");
+    assert_eq!(story.state.screen.focus.panel, Panel::Prompt, "the first Esc only cancels");
     story.token("late").key(KeyCode::Esc);
-    assert_eq!(story.state.request.phase, Phase::Cancelling);
-    assert_eq!((story.effects.len(), story.state.spot.focus), (1, Focus::Text));
+    assert_eq!(story.state.generation.request.phase, Phase::Cancelling);
+    assert_eq!((story.effects.len(), story.state.screen.focus.panel), (1, Panel::Text));
     story.generate(GenerateEvent::Finished(Box::new(finished())));
-    let before = story.state.request.clone();
+    let before = story.state.generation.request.clone();
     story.token("after the end").generate(GenerateEvent::Failed(lost_fault()));
-    assert_eq!(story.state.request, before);
+    assert_eq!(story.state.generation.request, before);
 }
 
 #[test]
@@ -110,8 +119,8 @@ fn only_one_generation_runs_at_a_time() {
     story.effects.clear();
     story.on(Event::Paste("next".to_owned())).key(KeyCode::Enter);
     assert_eq!(story.effects, []);
-    assert!(story.state.notice.is_some());
-    assert_eq!(story.state.editor.text(), "next");
+    assert!(story.state.screen.notice.is_some());
+    assert_eq!(story.state.screen.editor.text(), "next");
 }
 
 #[test]
@@ -134,7 +143,7 @@ fn q_is_a_letter_in_the_prompt_box_and_quits_elsewhere() {
     let mut story = Story::ready();
     story.effects.clear();
     story.key(KeyCode::Char('q'));
-    assert_eq!((story.effects.len(), story.state.editor.text()), (0, "ROMEO:q"));
+    assert_eq!((story.effects.len(), story.state.screen.editor.text()), (0, "ROMEO:q"));
     story.key(KeyCode::Tab).key(KeyCode::Char('q'));
     assert_eq!(story.effects, [Effect::Quit(0)]);
 }
@@ -157,19 +166,19 @@ fn quitting_the_console_cancels_its_generation() {
 #[test]
 fn tick_marks_a_silent_node_stale_after_two_seconds() {
     let mut story = Story::ready();
-    let standing = |story: &Story| story.state.nodes[1].standing(story.state.now);
-    assert_eq!(standing(story.at(2010)), Standing::Reports(NodeState::Ready));
+    let standing = |story: &Story| story.state.cluster.nodes[1].standing(story.state.now);
+    assert_eq!(standing(story.at(2010)), NodeStatus::Reports(NodeState::Ready));
     for node in [0, 2, 3] {
         story.report(node, running(node, NodeState::Ready, false));
     }
     let effects = update(&mut story.state, Event::Tick { now: Duration::from_millis(2250) });
-    assert_eq!(standing(&story), Standing::Stale(2));
+    assert_eq!(standing(&story), NodeStatus::Stale(2));
     assert_eq!(effects, [Effect::Draw]);
     assert_eq!(update(&mut story.state, Event::Tick { now: Duration::from_millis(2500) }), [], "nothing changed");
     assert_eq!(update(&mut story.state, Event::Tick { now: Duration::from_millis(3010) }), [Effect::Draw]);
-    assert_eq!(story.state.nodes[0].standing(story.state.now), Standing::Reports(NodeState::Ready));
+    assert_eq!(story.state.cluster.nodes[0].standing(story.state.now), NodeStatus::Reports(NodeState::Ready));
     story.report(1, running(1, NodeState::Ready, false));
-    assert_eq!(standing(&story), Standing::Reports(NodeState::Ready));
+    assert_eq!(standing(&story), NodeStatus::Reports(NodeState::Ready));
 }
 
 #[test]
@@ -183,11 +192,11 @@ fn tick_renders_nothing_while_nothing_changes() {
 #[test]
 fn next_prompt_assigns_after_a_lost_node_is_back() {
     let mut story = Story::lost();
-    assert_eq!(story.state.request.phase, Phase::Failed(lost_fault()));
-    assert!(!story.state.is_ready());
+    assert_eq!(story.state.generation.request.phase, Phase::Failed(lost_fault()));
+    assert!(!story.state.cluster.is_ready());
     story.effects.clear();
     story.on(Event::Paste("once more".to_owned())).key(KeyCode::Enter);
-    assert_eq!((story.effects.len(), &story.state.assignment), (0, &Assignment::WaitsForNodes));
+    assert_eq!((story.effects.len(), &story.state.cluster.assignment), (0, &Assignment::WaitsForNodes));
     // A restarted node keeps its epoch and holds no shard.
     let back = crate::fixtures::idle(2);
     story.connected(2).report(2, telemetry::NodeReport { epoch: Epoch(3), ..back });
@@ -204,19 +213,19 @@ fn r_assigns_again_but_only_once_at_a_time() {
     story.effects.clear();
     story.key(KeyCode::Char('r')).key(KeyCode::Enter).key(KeyCode::Char('r'));
     assert_eq!(story.effects, [assign_all()]);
-    assert!(story.state.notice.is_some());
+    assert!(story.state.screen.notice.is_some());
 }
 
 #[test]
 fn layers_of_an_older_epoch_are_dropped() {
     let mut story = Story::generating();
-    assert_eq!(story.state.nodes[0].layers.len(), 6);
+    assert_eq!(story.state.cluster.nodes[0].layers.len(), 6);
     story.report(0, running(0, NodeState::Serving, false));
-    assert_eq!(story.state.nodes[0].layers.len(), 6, "a report without layers keeps the previous ones");
+    assert_eq!(story.state.cluster.nodes[0].layers.len(), 6, "a report without layers keeps the previous ones");
     let mut next = running(0, NodeState::Ready, false);
     next.epoch = Epoch(4);
     story.report(0, next);
-    assert_eq!(story.state.nodes[0].layers.len(), 0);
+    assert_eq!(story.state.cluster.nodes[0].layers.len(), 0);
 }
 
 #[test]
@@ -227,9 +236,9 @@ fn hostile_report_changes_only_its_own_row() {
     report.name = "\u{1b}[2Jevil\nname".to_owned();
     story.report(1, report).connected(99).report(99, idle(0));
     story.arrives(ClientEvent::Disconnected { node: 99, fault: Fault::new("x", FaultKind::NotHead) });
-    assert_eq!(story.state.nodes[1].name(), "[2Jevil name");
-    assert_eq!(story.state.nodes[1].layers.len(), 6);
-    assert_eq!(story.state.nodes.len(), NODES);
+    assert_eq!(story.state.cluster.nodes[1].name(), "[2Jevil name");
+    assert_eq!(story.state.cluster.nodes[1].layers.len(), 6);
+    assert_eq!(story.state.cluster.nodes.len(), NODES);
 }
 
 #[test]
@@ -238,19 +247,19 @@ fn text_is_bounded_and_keeps_its_end() {
     for _ in 0..70 {
         story.token(&"é\u{7}".repeat(4000));
     }
-    let text = &story.state.request.text;
+    let text = &story.state.generation.request.text;
     assert!(text.len() <= crate::state::request::TEXT_BYTES_MAX && text.len() > 60_000);
-    assert!(story.state.request.is_cut && text.ends_with('é') && !text.contains('\u{7}'));
+    assert!(story.state.generation.request.is_cut && text.ends_with('é') && !text.contains('\u{7}'));
 }
 
 #[test]
 fn times_on_the_console_clock_follow_their_definitions() {
     let story = Story::generating();
-    assert_eq!(story.state.request.ttft_ms(), Some(100.0));
-    let tpot = story.state.request.tpot_ms().expect("several tokens arrived");
+    assert_eq!(story.state.generation.request.ttft_ms(), Some(100.0));
+    let tpot = story.state.generation.request.tpot_ms().expect("several tokens arrived");
     assert!((tpot - 20.0).abs() < 1e-9, "{tpot}");
     let story = Story::finished();
-    assert_eq!(story.state.request.ttft_ms(), Some(98.0));
+    assert_eq!(story.state.generation.request.ttft_ms(), Some(98.0));
     assert_eq!(story.state.network_fraction(), Some(0.4));
 }
 
@@ -258,17 +267,17 @@ fn times_on_the_console_clock_follow_their_definitions() {
 fn paste_arrives_as_text_with_returns_as_new_lines() {
     let mut story = Story::ready();
     story.key(KeyCode::Esc).on(Event::Paste("q\rr\r\n?\u{3}".to_owned()));
-    assert_eq!(story.state.editor.text(), "ROMEO:q\nr\n?");
-    assert_eq!((story.state.spot.focus, story.state.is_ending), (Focus::Prompt, false));
+    assert_eq!(story.state.screen.editor.text(), "ROMEO:q\nr\n?");
+    assert_eq!((story.state.screen.focus.panel, story.state.is_ending), (Panel::Prompt, false));
 }
 
 #[test]
 fn help_page_scrolls_and_other_keys_close_it() {
     let mut story = Story::ready();
     story.key(KeyCode::Function(1)).key(KeyCode::Down);
-    assert_eq!(story.state.help, Some(1));
+    assert_eq!(story.state.screen.help, Some(1));
     story.key(KeyCode::End).key(KeyCode::Down);
-    assert_eq!(story.state.help, Some(6));
+    assert_eq!(story.state.screen.help, Some(6));
     story.key(KeyCode::Char('x'));
-    assert_eq!((story.state.help, story.state.editor.text()), (None, "ROMEO:"));
+    assert_eq!((story.state.screen.help, story.state.screen.editor.text()), (None, "ROMEO:"));
 }

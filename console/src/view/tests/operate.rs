@@ -93,7 +93,7 @@ fn assign_dialog_shows_the_effect_on_running_requests() {
 fn cancel_dialog_names_the_request_of_another_client() {
     let mut story = cluster();
     let who = "request 7 of gateway pi3, 120 tokens so far".to_owned();
-    story.state.dialog = Some(Dialog::plain(Question::CancelRequest { node: 0, number: 7, who }));
+    story.state.operations.dialog = Some(Dialog::plain(Question::CancelRequest { node: 0, number: 7, who }));
     check_all("ask-cancel", story);
 }
 

@@ -5,7 +5,7 @@ use super::snapshot::check_at;
 use crate::{
     fixtures::{Story, defaults, sizes},
     operator::planner_query::PlannerAnswer,
-    state::{Page, Spot, State, plan::ask},
+    state::{Focus, Page, State, plan::query},
     update::event::ClientEvent,
 };
 
@@ -14,8 +14,8 @@ const SIZES: [(u16, u16); 3] = [(80, 24), (120, 40), (200, 60)];
 
 /// Fills the log of the selected node, if there is one.
 fn read_log(story: &mut Story) {
-    let (node, now) = (story.state.selected, story.state.now);
-    if story.state.nodes.is_empty() || story.state.log.ask(node, now).is_none() {
+    let (node, now) = (story.state.screen.selected, story.state.now);
+    if story.state.cluster.nodes.is_empty() || story.state.journal.log.ask(node, now).is_none() {
         return;
     }
     let line = |(number, level, text): (u64, LogLevel, &str)| LogLine {
@@ -39,7 +39,7 @@ fn read_log(story: &mut Story) {
 fn check(state: &str, make: impl Fn() -> Story) {
     for page in Page::ALL {
         let mut story = make();
-        story.state.spot = Spot::first_of(page);
+        story.state.screen.focus = Focus::first_of(page);
         if page == Page::Node {
             read_log(&mut story);
         }
@@ -51,8 +51,8 @@ fn check(state: &str, make: impl Fn() -> Story) {
 fn pages_of_a_busy_cluster() {
     check("normal", || {
         let mut story = Story::busy();
-        let ask = ask(&story.state).expect("a topology runs");
-        story.arrives(ClientEvent::Planned(Ok(Box::new(PlannerAnswer::new(ask, sizes())))));
+        let query = query(&story.state).expect("a topology runs");
+        story.arrives(ClientEvent::Planned(Ok(Box::new(PlannerAnswer::new(query, sizes())))));
         story
     });
 }

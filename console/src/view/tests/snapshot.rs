@@ -204,7 +204,7 @@ fn scrolled_text_stays_in_place_while_more_arrives() {
     let before = as_text(&picture(&mut story, 80, 24));
     assert!(before.contains("line 49 of many"), "the end is followed:\n{before}");
     story.key(KeyCode::PageUp);
-    assert!(matches!(story.state.text_scroll, TextScroll::At(_)));
+    assert!(matches!(story.state.screen.scroll.text, TextScroll::At(_)));
     let seen = |picture: String| picture.lines().filter(|line| line.contains("of many")).map(str::to_owned).collect();
     let scrolled: Vec<String> = seen(as_text(&picture(&mut story, 80, 24)));
     story.token("\nmore and more");
@@ -212,7 +212,7 @@ fn scrolled_text_stays_in_place_while_more_arrives() {
     assert!(!scrolled.is_empty());
     assert_eq!(scrolled, after);
     story.key(KeyCode::PageDown).key(KeyCode::PageDown);
-    assert_eq!(story.state.text_scroll, TextScroll::Follow);
+    assert_eq!(story.state.screen.scroll.text, TextScroll::Follow);
 }
 
 #[test]
@@ -228,5 +228,5 @@ fn plain_theme_uses_no_colour() {
         let reset = ratatui::style::Color::Reset;
         assert!(terminal.backend().buffer().content.iter().all(|cell| cell.fg == reset && cell.bg == reset));
     }
-    assert_eq!(NODES, Story::lost().state.nodes.len());
+    assert_eq!(NODES, Story::lost().state.cluster.nodes.len());
 }

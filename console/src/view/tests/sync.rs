@@ -11,12 +11,12 @@ use super::snapshot::check_all;
 use crate::{
     fixtures::{Story, defaults, running, topology},
     keymap::KeyCode,
-    state::{Page, Spot, State, sync::Picture},
+    state::{Focus, Page, State, sync::Picture},
     update::event::ClientEvent,
 };
 
 fn on_sync(mut story: Story) -> Story {
-    story.state.spot = Spot::first_of(Page::Sync);
+    story.state.screen.focus = Focus::first_of(Page::Sync);
     story
 }
 
@@ -154,7 +154,7 @@ fn pipeline_shows_hand_overs_and_names_its_slow_stage() {
 fn heat_map_changes_its_figure_and_scrolls() {
     let mut story = large(4, 32, 2);
     story.key(KeyCode::Char('v')).key(KeyCode::Tab);
-    (story.state.extent.sync_rows, story.state.extent.sync_height) = (64, 8);
+    (story.state.screen.extent.sync_rows, story.state.screen.extent.sync_height) = (64, 8);
     story.key(KeyCode::PageDown).key(KeyCode::Right);
     check_all("sync-p99", story);
 }

@@ -5,7 +5,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{desk::ThemeName, node::Standing, row::Tone},
+    state::{node::NodeStatus, preferences::ThemeName, row::Tone},
     view::ascii,
 };
 
@@ -150,13 +150,15 @@ impl Theme {
     }
 
     /// The style of a node's standing.
-    pub fn standing(&self, standing: Standing) -> Style {
+    pub fn standing(&self, standing: NodeStatus) -> Style {
         use telemetry::NodeState::{Benching, Connecting, Draining, Faulted, Idle, Loading, Prepared, Ready, Serving};
         match standing {
-            Standing::Away | Standing::Lost | Standing::Reports(Faulted) => self.bad,
-            Standing::Stale(_) | Standing::Reports(Loading | Prepared | Connecting | Draining | Benching) => self.warn,
-            Standing::Connecting | Standing::Silent | Standing::Reports(Idle) => self.dim,
-            Standing::Reports(Ready | Serving) => self.ok,
+            NodeStatus::Away | NodeStatus::Lost | NodeStatus::Reports(Faulted) => self.bad,
+            NodeStatus::Stale(_) | NodeStatus::Reports(Loading | Prepared | Connecting | Draining | Benching) => {
+                self.warn
+            }
+            NodeStatus::Connecting | NodeStatus::Silent | NodeStatus::Reports(Idle) => self.dim,
+            NodeStatus::Reports(Ready | Serving) => self.ok,
         }
     }
 }

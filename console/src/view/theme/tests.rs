@@ -2,7 +2,7 @@
 use super::*;
 use crate::{
     fixtures::Story,
-    state::{Page, Spot},
+    state::{Focus, Page},
     view::colour::{Rgb, contrast, rgb},
 };
 
@@ -59,10 +59,10 @@ fn ascii_mode_uses_only_ascii_on_every_page() {
     for make in [Story::begin, Story::ready, Story::generating, Story::finished, Story::lost] {
         for page in Page::ALL {
             let mut story = make();
-            story.state.spot = Spot::first_of(page);
+            story.state.screen.focus = Focus::first_of(page);
             for help in [None, Some(0)] {
-                story.state.help = help;
-                story.state.desk.is_commanding = help.is_none();
+                story.state.screen.help = help;
+                story.state.preferences.is_commanding = help.is_none();
                 let buffer = crate::view::paint(&story.state, &theme, (100, 30));
                 let other = buffer.content.iter().find(|cell| !cell.symbol().is_ascii());
                 assert!(other.is_none(), "{page:?}: {:?}", other.map(|cell| cell.symbol()));

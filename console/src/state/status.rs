@@ -5,14 +5,14 @@ use topology::Topology;
 
 use crate::state::{
     Assignment, Page, State,
-    cluster::requests,
-    node::{Link, Node, Standing},
+    node::{Link, Node, NodeStatus},
+    nodes::requests,
     operation::Operation,
 };
 
 /// The status of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Cluster<'a> {
+pub enum ClusterStatus<'a> {
     /// No node was named.
     Empty,
     /// Some nodes have not answered yet.
@@ -44,53 +44,58 @@ pub enum Cluster<'a> {
 }
 
 /// The status of the cluster.
-pub fn cluster(state: &State) -> Cluster<'_> {
-    if state.nodes.is_empty() {
-        return Cluster::Empty;
+pub fn status(state: &State) -> ClusterStatus<'_> {
+    if state.cluster.nodes.is_empty() {
+        return ClusterStatus::Empty;
     }
-    let absent = state.usable().into_iter().map(|place| &state.nodes[place]).find(|node| !node.is_open());
-    match (&state.assignment, absent) {
-        (Assignment::Loading, _) => return Cluster::Loading(loaded(state)),
-        (Assignment::Committing, _) => return Cluster::Committing,
-        (Assignment::Failed(fault), _) if !state.is_ready() => return Cluster::Refused(fault),
-        (Assignment::WaitsForNodes, Some(node)) => return Cluster::WaitsFor(node),
+    let absent =
+        state.cluster.usable().into_iter().map(|place| &state.cluster.nodes[place]).find(|node| !node.is_open());
+    match (&state.cluster.assignment, absent) {
+        (Assignment::Loading, _) => return ClusterStatus::Loading(loaded(state)),
+        (Assignment::Committing, _) => return ClusterStatus::Committing,
+        (Assignment::Failed(fault), _) if !state.cluster.is_ready() => return ClusterStatus::Refused(fault),
+        (Assignment::WaitsForNodes, Some(node)) => return ClusterStatus::WaitsFor(node),
         _ => {}
     }
-    if state.is_ready() {
+    if state.cluster.is_ready() {
         if let Some(node) = silent(state) {
-            return Cluster::Silent(node);
+            return ClusterStatus::Silent(node);
         }
         // Requests of this console, other consoles, or clients of the HTTP API.
-        let works = state.request.is_sent() || requests(state) > 0;
-        return if works { Cluster::Serving } else { Cluster::Ready };
+        let works = state.generation.request.is_sent() || requests(state) > 0;
+        return if works { ClusterStatus::Serving } else { ClusterStatus::Ready };
     }
-    if state.rolling_runs() {
-        return Cluster::Restarting;
+    if state.cluster.rolling_runs() {
+        return ClusterStatus::Restarting;
     }
-    if let Some(Operation::Change { .. }) = state.operation {
-        return Cluster::Changing;
+    if let Some(Operation::Change { .. }) = state.operations.running {
+        return ClusterStatus::Changing;
     }
-    if let Some((topology, _)) = state.topology() {
+    if let Some((topology, _)) = state.cluster.topology() {
         return match culprit(state, topology) {
-            Some(name) => Cluster::Broken(name),
+            Some(name) => ClusterStatus::Broken(name),
             None => match (cordoned(state), silent(state)) {
-                (Some(name), _) => Cluster::Cordoned(name),
-                (None, Some(node)) => Cluster::Silent(node),
-                (None, None) => Cluster::Committing,
+                (Some(name), _) => ClusterStatus::Cordoned(name),
+                (None, Some(node)) => ClusterStatus::Silent(node),
+                (None, None) => ClusterStatus::Committing,
             },
         };
     }
-    if state.nodes.iter().any(|node| node.link == Link::Connecting) { Cluster::Connecting } else { Cluster::Idle }
+    if state.cluster.nodes.iter().any(|node| node.link == Link::Connecting) {
+        ClusterStatus::Connecting
+    } else {
+        ClusterStatus::Idle
+    }
 }
 
 /// The member that keeps a topology from running: a disconnected one, otherwise the one that most peers' faults name,
 /// otherwise one that holds no shard, drains or is faulted itself.
 fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
-    let members = || (0..topology.members.len()).map(|member| (member, state.node_of(member)));
+    let members = || (0..topology.members.len()).map(|member| (member, state.cluster.node_of(member)));
     let name = |member: usize| topology.members[member].name.as_str();
     let gone = members().find(|(_, node)| !node.is_some_and(Node::is_open));
-    let holds_nothing = Standing::Reports(NodeState::Idle);
-    let measures = Standing::Reports(NodeState::Benching);
+    let holds_nothing = NodeStatus::Reports(NodeState::Idle);
+    let measures = NodeStatus::Reports(NodeState::Benching);
     let idle = |node: &Node| [holds_nothing, measures].contains(&node.standing(state.now));
     let faulted = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Faulted);
     let draining = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Draining);
@@ -104,7 +109,8 @@ fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
 
 /// The member that most of its peers' faults name.
 fn blamed(state: &State, topology: &Topology) -> Option<usize> {
-    let faults = || state.nodes.iter().filter(|node| node.is_open()).filter_map(|node| Some((node, node.fault()?)));
+    let faults =
+        || state.cluster.nodes.iter().filter(|node| node.is_open()).filter_map(|node| Some((node, node.fault()?)));
     let blames = |member: usize| {
         let name = &topology.members[member].name;
         faults().filter(|(node, fault)| fault.node == *name && node.name() != name).count()
@@ -115,69 +121,69 @@ fn blamed(state: &State, topology: &Topology) -> Option<usize> {
 
 /// A connected member that is cordoned.
 pub fn cordoned(state: &State) -> Option<&str> {
-    state.nodes.iter().find(|node| node.is_open() && state.is_cordoned(node)).map(Node::name)
+    state.cluster.nodes.iter().find(|node| node.is_open() && state.cluster.is_cordoned(node)).map(Node::name)
 }
 
 /// A member that has sent nothing for a while.
 fn silent(state: &State) -> Option<&Node> {
-    members(state).find(|node| matches!(node.standing(state.now), Standing::Stale(_)))
+    members(state).find(|node| matches!(node.standing(state.now), NodeStatus::Stale(_)))
 }
 
 /// The members of the topology that were named to this console.
 fn members(state: &State) -> impl Iterator<Item = &Node> {
-    let count = state.topology().map_or(0, |(topology, _)| topology.members.len());
-    (0..count).filter_map(|member| state.node_of(member))
+    let count = state.cluster.topology().map_or(0, |(topology, _)| topology.members.len());
+    (0..count).filter_map(|member| state.cluster.node_of(member))
 }
 
 /// The share of all shards that is loaded.
 fn loaded(state: &State) -> f64 {
-    let loads = state.nodes.iter().filter_map(|node| node.load);
+    let loads = state.cluster.nodes.iter().filter_map(|node| node.load);
     let (done, total) = loads.fold((0, 0), |sum, load| (sum.0 + load.done.0, sum.1 + load.total.0));
     common::latency::ratio(Bytes(done).0 as f64, Bytes(total).0 as f64)
 }
 
 /// The operator's next step, in one sentence.
 pub fn hint(state: &State) -> String {
-    match cluster(state) {
-        Cluster::Empty => "No nodes. Start again with --nodes ADDRESS,ADDRESS,..".to_owned(),
-        Cluster::Connecting => "Waiting for the nodes to answer.".to_owned(),
-        Cluster::WaitsFor(node) => match node.fault() {
+    match status(state) {
+        ClusterStatus::Empty => "No nodes. Start again with --nodes ADDRESS,ADDRESS,..".to_owned(),
+        ClusterStatus::Connecting => "Waiting for the nodes to answer.".to_owned(),
+        ClusterStatus::WaitsFor(node) => match node.fault() {
             Some(fault) => format!("The assignment waits for {}: {}.", node.name(), fault.kind.next()),
             None => format!("The assignment starts when {} answers.", node.name()),
         },
-        Cluster::Loading(_) => {
+        ClusterStatus::Loading(_) => {
             "The nodes load their shards. A prompt sent now is kept until they are ready.".to_owned()
         }
-        Cluster::Committing => "The nodes open their links to each other.".to_owned(),
-        Cluster::Refused(fault) => format!("Next: {}. Then r assigns again.", fault.kind.next()),
-        Cluster::Restarting => {
+        ClusterStatus::Committing => "The nodes open their links to each other.".to_owned(),
+        ClusterStatus::Refused(fault) => format!("Next: {}. Then r assigns again.", fault.kind.next()),
+        ClusterStatus::Restarting => {
             "The nodes restart one by one. A prompt sent now is kept until a topology runs.".to_owned()
         }
-        Cluster::Changing => "The topology is assigned anew. A prompt sent now is kept until it runs.".to_owned(),
-        Cluster::Cordoned(name) => {
+        ClusterStatus::Changing => "The topology is assigned anew. A prompt sent now is kept until it runs.".to_owned(),
+        ClusterStatus::Cordoned(name) => {
             format!("{name} takes nothing new. c takes it in again, r assigns the topology without it.")
         }
-        Cluster::Broken(name) if silent(state).is_some_and(|node| node.name() == name) => {
+        ClusterStatus::Broken(name) if silent(state).is_some_and(|node| node.name() == name) => {
             format!("{name} sends nothing: its process is stopped, or it is cut off. r assigns again once it answers.")
         }
-        Cluster::Broken(name) if state.all_open() => {
+        ClusterStatus::Broken(name) if state.cluster.all_open() => {
             format!("{name} left the topology. r, or the next prompt, assigns it again.")
         }
-        Cluster::Broken(name) => {
+        ClusterStatus::Broken(name) => {
             format!("{name} is missing. Start brambled there; r, or the next prompt, assigns again.")
         }
-        Cluster::Silent(node) => {
+        ClusterStatus::Silent(node) => {
             format!("{} sends nothing: what is shown of it is old. A prompt may have to wait for it.", node.name())
         }
-        Cluster::Idle => match state.assignable() {
+        ClusterStatus::Idle => match state.assignable() {
             Some(_) => "No topology runs. r, or the next prompt, assigns it.".to_owned(),
-            None => "No topology runs. Start again with --topology and --model.".to_owned(),
+            None => "No model is loaded. Press M to choose one.".to_owned(),
         },
-        Cluster::Ready if state.spot.page == Page::Generate => {
+        ClusterStatus::Ready if state.screen.focus.page == Page::Generate => {
             "Ready. Type a prompt below; Enter generates.".to_owned()
         }
-        Cluster::Ready => "Ready. i to type a prompt.".to_owned(),
-        Cluster::Serving if state.request.is_sent() => "Generating. Esc cancels.".to_owned(),
-        Cluster::Serving => "Serving requests of other clients. i to type a prompt, 5 shows them.".to_owned(),
+        ClusterStatus::Ready => "Ready. i to type a prompt.".to_owned(),
+        ClusterStatus::Serving if state.generation.request.is_sent() => "Generating. Esc cancels.".to_owned(),
+        ClusterStatus::Serving => "Serving requests of other clients. i to type a prompt, 5 shows them.".to_owned(),
     }
 }

@@ -11,7 +11,7 @@ use crate::state::{
 
 /// A stage of a generation, with times in milliseconds since the request was received.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stage {
+pub struct ResultStage {
     /// Its name.
     pub title: &'static str,
     /// Its start.
@@ -26,7 +26,7 @@ pub struct Stage {
 
 /// A finished generation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Run {
+pub struct GenerationResult {
     /// The prompt as sent.
     pub prompt: String,
     /// The generated text, sanitised for display.
@@ -49,7 +49,7 @@ pub struct Run {
     pub network: Option<f64>,
 }
 
-impl Run {
+impl GenerationResult {
     /// The dashboard's request, if it is finished and has an answer.
     pub fn of(request: &Request) -> Option<Self> {
         let (Phase::Finished(finished), Some(sent)) = (&request.phase, &request.sent_with) else { return None };
@@ -95,7 +95,7 @@ pub enum Difference {
 const FOLLOWS: usize = 12;
 
 /// Finds the first difference between two texts.
-pub fn difference(first: &Run, second: &Run) -> Difference {
+pub fn difference(first: &GenerationResult, second: &GenerationResult) -> Difference {
     if first.is_cut || second.is_cut {
         return if first.text == second.text { Difference::Same } else { Difference::Unknown };
     }
@@ -108,8 +108,8 @@ pub fn difference(first: &Run, second: &Run) -> Difference {
 }
 
 /// The stages of a request so far: timed by the head's clock once it is finished, before that by this console's.
-pub fn stages(state: &State) -> Vec<Stage> {
-    let request = &state.request;
+pub fn stages(state: &State) -> Vec<ResultStage> {
+    let request = &state.generation.request;
     match &request.phase {
         Phase::Nothing | Phase::Held | Phase::Withdrawn => Vec::new(),
         Phase::Finished(finished) => finished_stages(finished),
@@ -118,7 +118,8 @@ pub fn stages(state: &State) -> Vec<Stage> {
             let is_open = request.is_sent();
             let now = if is_open { state.now } else { last.max(taken.unwrap_or(sent)) };
             let ms = |at: std::time::Duration| at.saturating_sub(sent).as_secs_f64() * 1e3;
-            let stage = |title, from, to, tokens| Stage { title, from: ms(from), to: ms(to), shares: None, tokens };
+            let stage =
+                |title, from, to, tokens| ResultStage { title, from: ms(from), to: ms(to), shares: None, tokens };
             let mut stages = vec![stage("queue", sent, taken.unwrap_or(now), 0)];
             if let Some(taken) = taken {
                 stages.push(stage("prefill", taken, first.unwrap_or(now), request.prompt_tokens as u32));
@@ -132,11 +133,11 @@ pub fn stages(state: &State) -> Vec<Stage> {
     }
 }
 
-fn finished_stages(finished: &Finished) -> Vec<Stage> {
+fn finished_stages(finished: &Finished) -> Vec<ResultStage> {
     let times = &finished.times;
     let (dispatched, first, last) =
         (times.dispatched.milliseconds(), times.first_token.milliseconds(), times.last_token.milliseconds());
-    let mut stages = vec![Stage { title: "queue", from: 0.0, to: dispatched, shares: None, tokens: 0 }];
+    let mut stages = vec![ResultStage { title: "queue", from: 0.0, to: dispatched, shares: None, tokens: 0 }];
     if times.sampled_tokens == 0 {
         return stages;
     }
@@ -146,9 +147,21 @@ fn finished_stages(finished: &Finished) -> Vec<Stage> {
         shares(&sum)
     };
     let (prefill, decode) = (sum(|rank| &rank.prefill), sum(|rank| &rank.decode));
-    stages.push(Stage { title: "prefill", from: dispatched, to: first, shares: prefill, tokens: times.prompt_tokens });
+    stages.push(ResultStage {
+        title: "prefill",
+        from: dispatched,
+        to: first,
+        shares: prefill,
+        tokens: times.prompt_tokens,
+    });
     if times.sampled_tokens > 1 {
-        stages.push(Stage { title: "decode", from: first, to: last, shares: decode, tokens: times.sampled_tokens - 1 });
+        stages.push(ResultStage {
+            title: "decode",
+            from: first,
+            to: last,
+            shares: decode,
+            tokens: times.sampled_tokens - 1,
+        });
     }
     stages
 }
@@ -166,9 +179,9 @@ mod tests {
     use super::*;
     use crate::fixtures::Story;
 
-    fn run(text: &str) -> Run {
-        let run = Run::of(&Story::finished().state.request).expect("generation is finished");
-        Run { text: text.to_owned(), ..run }
+    fn run(text: &str) -> GenerationResult {
+        let run = GenerationResult::of(&Story::finished().state.generation.request).expect("generation is finished");
+        GenerationResult { text: text.to_owned(), ..run }
     }
 
     #[test]
@@ -177,7 +190,11 @@ mod tests {
         assert_eq!((run.prompt.as_str(), run.seed, run.tokens), ("ROMEO:", 42, 31));
         assert_eq!((run.on.as_str(), run.ttft_ms, run.tpot_ms), ("tp4, epoch 3", 98.0, 20.0));
         assert!((run.tokens_per_second() - 50.0).abs() < 1e-9);
-        assert_eq!(Run::of(&Story::generating().state.request), None, "generation is not finished");
+        assert_eq!(
+            GenerationResult::of(&Story::generating().state.generation.request),
+            None,
+            "generation is not finished"
+        );
     }
 
     #[test]
@@ -186,7 +203,7 @@ mod tests {
         let from = |at, first: &str, second: &str| Difference::From { at, first: first.into(), second: second.into() };
         assert_eq!(difference(&run("the moon"), &run("the sun\nand more")), from(4, "moon", "sun and more"));
         assert_eq!(difference(&run("Würde"), &run("Würde und")), from(5, "", " und"));
-        let cut = Run { is_cut: true, ..run("b") };
+        let cut = GenerationResult { is_cut: true, ..run("b") };
         assert_eq!(difference(&run("a"), &cut), Difference::Unknown);
     }
 

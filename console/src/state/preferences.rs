@@ -68,7 +68,7 @@ pub struct Replay {
 
 /// Screen preferences.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Desk {
+pub struct Preferences {
     /// The colour theme.
     pub theme: ThemeName,
     /// Whether the terminal can display only ASCII.
@@ -87,7 +87,7 @@ pub struct Desk {
     pub command: Editor,
 }
 
-impl Default for Desk {
+impl Default for Preferences {
     fn default() -> Self {
         Self {
             theme: ThemeName::default(),

@@ -7,7 +7,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{State, terms::Field},
+    state::{State, sampling_form::Field},
     view::{
         format::{fit, shorten, width},
         theme::Theme,
@@ -23,7 +23,7 @@ const VALUE: usize = 18;
 
 /// Renders the form, if it is open, in the middle of the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
-    let Some(form) = &state.form else { return };
+    let Some(form) = &state.screen.form else { return };
     let cells = WIDTH.min(area.width.saturating_sub(4));
     let height = (Field::ALL.len() as u16 + 5).min(area.height);
     let place = Rect {

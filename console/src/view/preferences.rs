@@ -11,7 +11,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Frozen, State, command::completions, desk::Replay},
+    state::{Frozen, State, command::completions, preferences::Replay},
     view::{
         format::{shorten, width},
         theme::Theme,
@@ -25,13 +25,13 @@ pub(super) fn marks(state: &State, frozen: Option<(&Frozen, Duration)>, theme: &
         let seconds = now.saturating_sub(frozen.since).as_secs();
         marks.push((format!(" FROZEN {} ago, {} events since ", span(seconds), frozen.events), theme.tab));
     }
-    if let Some(replay) = &state.desk.replay {
+    if let Some(replay) = &state.preferences.replay {
         marks.push((replay_words(replay), theme.tab));
     }
-    if state.desk.recording.is_some() {
+    if state.preferences.recording.is_some() {
         marks.push((" REC ".to_owned(), theme.bad));
     }
-    if !state.desk.takes_mouse {
+    if !state.preferences.takes_mouse {
         marks.push((" mouse selects text ".to_owned(), theme.accent));
     }
     let mut right = line.right();
@@ -64,10 +64,10 @@ fn replay_words(replay: &Replay) -> String {
 
 /// Renders the command line into the footer, and the completions of its last word above it.
 pub(super) fn command_line(state: &State, theme: &Theme, frame: &mut Frame, footer: Rect) {
-    if !state.desk.is_commanding {
+    if !state.preferences.is_commanding {
         return;
     }
-    let editor = &state.desk.command;
+    let editor = &state.preferences.command;
     let cells = usize::from(footer.width).saturating_sub(3);
     // The text just before the cursor is always visible.
     let before = editor.before_cursor();
@@ -81,7 +81,7 @@ pub(super) fn command_line(state: &State, theme: &Theme, frame: &mut Frame, foot
         return;
     }
     let above = Rect { y: footer.y - 1, ..footer };
-    let (mut words, mut used, all) = (Vec::new(), 1, completions(editor.before_cursor(), &state.desk));
+    let (mut words, mut used, all) = (Vec::new(), 1, completions(editor.before_cursor(), &state.preferences));
     for word in &all {
         used += width(word) + 2;
         if used > usize::from(footer.width).saturating_sub(3) {

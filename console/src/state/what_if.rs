@@ -5,27 +5,27 @@ use planner::replan::{Now, Outlook, ok_to_stop};
 use telemetry::{NodeReport, NodeState};
 use topology::Topology;
 
-use crate::state::{State, node::Standing, plan::Planning};
+use crate::state::{State, node::NodeStatus, plan::Planning};
 
 /// The outlook of the running topology without the node at this list index; `None` if the node holds no shard of it.
 pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
-    let (topology, _) = state.topology()?;
-    let leaving = state.member_of(state.nodes.get(place)?)?;
+    let (topology, _) = state.cluster.topology()?;
+    let leaving = state.cluster.member_of(state.cluster.nodes.get(place)?)?;
     let now = |member: usize| {
-        let node = state.node_of(member);
+        let node = state.cluster.node_of(member);
         let standing = node.map(|node| node.standing(state.now));
         let report = node.and_then(|node| node.report.as_ref());
         let shard = report.map_or(Bytes(0), |report| report.shard);
         Now {
-            answers: matches!(standing, Some(Standing::Reports(_))),
-            serves: matches!(standing, Some(Standing::Reports(NodeState::Ready | NodeState::Serving))),
+            answers: matches!(standing, Some(NodeStatus::Reports(_))),
+            serves: matches!(standing, Some(NodeStatus::Reports(NodeState::Ready | NodeState::Serving))),
             free: report.and_then(NodeReport::free_for_next_shard).unwrap_or_default(),
             shard,
         }
     };
     let now: Vec<Now> = (0..topology.members.len()).map(now).collect();
     let desired = self::desired(state).unwrap_or(topology);
-    let sizes = match &state.planning {
+    let sizes = match &state.plan.answer {
         Planning::Done(planned) if planned.ask.model == topology.model => Some(&planned.sizes),
         _ => None,
     };
@@ -34,9 +34,10 @@ pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
 
 /// The desired topology, if the running one only approximates it.
 pub fn desired(state: &State) -> Option<&Topology> {
-    let (running, _) = state.topology()?;
+    let (running, _) = state.cluster.topology()?;
     let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == running);
     state
+        .cluster
         .nodes
         .iter()
         .filter_map(|node| node.report.as_ref())

@@ -1,5 +1,6 @@
-//! Files that the dashboard writes: recordings and exports. Disk access happens on another thread, and results arrive
-//! as events. Existing files are never overwritten.
+//! The observer of a session: the only door between the dashboard's driver and files. It sees every event, records the
+//! session, and writes exports. Disk access happens on another thread, and results arrive as events. Existing files are
+//! never overwritten.
 use std::{
     fs::OpenOptions,
     io::{self, Write},
@@ -13,63 +14,66 @@ use tokio::sync::mpsc;
 use crate::{
     recording::{FORMAT, Header, RecordingError, opening, writer::Recorder},
     state::{State, command::Format},
-    update::event::{Event, RecordingEvent},
+    update::{
+        effect::FileEffect,
+        event::{Event, RecordingEvent},
+    },
     view::{self, picture},
 };
 
 /// Maximum number of unread results; further ones are dropped.
 const NEWS_MAX: usize = 16;
 
-/// The files being written, and a queue of their results.
-pub(super) struct Files {
+/// Observes one session.
+pub(crate) struct Observer {
     header: Header,
     recorder: Option<Recorder>,
     sender: mpsc::Sender<Event>,
     news: mpsc::Receiver<Event>,
 }
 
-impl Files {
-    pub(super) fn new(state: &State) -> Self {
+impl Observer {
+    pub(crate) fn new(state: &State) -> Self {
         let (sender, news) = mpsc::channel(NEWS_MAX);
         let header = Header {
             bramble_recording: FORMAT,
             build: env!("CARGO_PKG_VERSION").to_owned(),
             started_unix_ms: unix_time().as_millis() as u64,
-            nodes: state.nodes.iter().map(|node| node.address.clone()).collect(),
-            wanted: state.wanted.clone(),
-            asked: state.asked.clone(),
-            prompt: state.editor.text().to_owned(),
-            defaults: state.defaults.clone(),
-            keys: state.desk.keys.changed(),
+            nodes: state.cluster.nodes.iter().map(|node| node.address.clone()).collect(),
+            wanted: state.plan.desired.clone(),
+            asked: state.plan.requested.clone(),
+            prompt: state.screen.editor.text().to_owned(),
+            defaults: state.generation.defaults.clone(),
+            keys: state.preferences.keys.changed(),
         };
         Self { header, recorder: None, sender, news }
     }
 
     /// Start time of this dashboard, in milliseconds since 1970.
-    pub(super) fn started_unix_ms(&self) -> u64 {
+    pub(crate) fn started_unix_ms(&self) -> u64 {
         self.header.started_unix_ms
     }
 
     /// The next result of a recording or export.
-    pub(super) async fn news(&mut self) -> Event {
+    pub(crate) async fn news(&mut self) -> Event {
         // Never closed: a sender is kept in this struct.
         self.news.recv().await.expect("this struct keeps a sender")
     }
 
     /// Adds an event and its time to the recording, if there is one.
-    pub(super) fn happens(&mut self, state: &State, now: Duration, event: Option<&Event>) {
+    pub(crate) fn observe(&mut self, state: &State, now: Duration, event: Option<&Event>) {
         let Some(recorder) = &mut self.recorder else { return };
         if let Some(reason) = recorder.failure() {
             self.recorder = None;
             return self.tell(Event::Recording(RecordingEvent::Failed { reason }));
         }
         // Most frames have the same extent as the previous one.
-        let is_as_before = matches!(event, Some(Event::Drawn(extent)) if *extent == state.shown().extent);
+        let is_as_before = matches!(event, Some(Event::Drawn(extent)) if *extent == state.shown().screen.extent);
         recorder.record(now, event.filter(|_| !is_as_before));
     }
 
     /// Starts a recording; returns the event that announces it.
-    pub(super) fn record(&mut self, file: Option<PathBuf>, state: &State) -> Result<Event, RecordingError> {
+    pub(crate) fn record(&mut self, file: Option<PathBuf>, state: &State) -> Result<Event, RecordingError> {
         let file = file.unwrap_or_else(|| named("session", "jsonl"));
         let mut recorder = Recorder::create(&file, &self.header)?;
         for event in opening(state) {
@@ -79,14 +83,23 @@ impl Files {
         Ok(Event::Recording(RecordingEvent::Began { file: file.display().to_string() }))
     }
 
+    /// Performs an effect on files; the outcome arrives as an event. `size` is that of the screen in cells.
+    pub(crate) fn perform(&mut self, effect: FileEffect, state: &State, size: (u16, u16)) {
+        match effect {
+            FileEffect::Record(file) => self.begin(file.map(PathBuf::from), state),
+            FileEffect::StopRecording => self.end(),
+            FileEffect::Export { format, file } => self.export(state, size, format, file.map(PathBuf::from)),
+        }
+    }
+
     /// Starts a recording; the outcome arrives as an event.
-    pub(super) fn begin(&mut self, file: Option<PathBuf>, state: &State) {
+    fn begin(&mut self, file: Option<PathBuf>, state: &State) {
         let event = self.record(file, state);
         self.tell(event.unwrap_or_else(|error| Event::Recording(RecordingEvent::Failed { reason: error.to_string() })));
     }
 
     /// Ends the recording; the outcome arrives as an event.
-    pub(super) fn end(&mut self) {
+    fn end(&mut self) {
         let Some(recorder) = self.recorder.take() else { return };
         let sender = self.sender.clone();
         tokio::task::spawn_blocking(move || {
@@ -97,7 +110,7 @@ impl Files {
 
     /// Ends the recording when the dashboard quits; errors go to standard error, because the terminal is already
     /// restored.
-    pub(super) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         if let Some(recorder) = self.recorder.take()
             && let RecordingEvent::Failed { reason } = ended(recorder)
         {
@@ -106,8 +119,8 @@ impl Files {
     }
 
     /// Writes the page's data or the screen to a file.
-    pub(super) fn export(&self, state: &State, size: (u16, u16), format: Format, file: Option<PathBuf>) {
-        let page = state.shown().spot.page.title().to_lowercase();
+    fn export(&self, state: &State, size: (u16, u16), format: Format, file: Option<PathBuf>) {
+        let page = state.shown().screen.focus.page.title().to_lowercase();
         let file = file.unwrap_or_else(|| named(&page, format.suffix()));
         let content = match content(state, size, format) {
             Ok(content) => content,
@@ -138,10 +151,10 @@ fn content(state: &State, size: (u16, u16), format: Format) -> Result<String, St
     match format {
         Format::Text => Ok(picture::text(&view::paint(state, &theme, size))),
         Format::Svg => {
-            let is_light = state.shown().desk.theme == crate::state::desk::ThemeName::Light;
+            let is_light = state.shown().preferences.theme == crate::state::preferences::ThemeName::Light;
             Ok(picture::svg(&view::paint(state, &theme, size), is_light))
         }
-        Format::Csv | Format::Json => crate::recording::export::data(state.shown(), format),
+        Format::Csv | Format::Json => super::export::data(state.shown(), format),
     }
 }
 

@@ -6,14 +6,14 @@ use telemetry::NodeState;
 use crate::{
     fixtures::Story,
     keymap::KeyCode,
-    state::{Area, Page, Spot, desk::ThemeName},
+    state::{Area, Focus, Page, preferences::ThemeName},
     update::effect::Effect,
     update::event::{Event, Mouse, MouseKind},
 };
 
 fn on(page: Page) -> Story {
     let mut story = Story::ready();
-    story.state.spot = Spot::first_of(page);
+    story.state.screen.focus = Focus::first_of(page);
     story.effects.clear();
     story
 }
@@ -30,15 +30,15 @@ fn command(story: &mut Story, text: &str) {
 fn frozen_screen_stays_unchanged_until_it_is_unfrozen() {
     let mut story = on(Page::Cluster);
     story.key(KeyCode::Char('f'));
-    let seen = story.state.shown().nodes.clone();
+    let seen = story.state.shown().cluster.nodes.clone();
     story.all_report(NodeState::Serving, true);
-    assert!(story.state.shown().nodes == seen && story.state.nodes != seen);
+    assert!(story.state.shown().cluster.nodes == seen && story.state.cluster.nodes != seen);
     assert_eq!(story.state.frozen.as_ref().map(|frozen| frozen.events), Some(4));
     story.key(KeyCode::Char('3'));
-    assert_eq!((story.state.shown().spot.page, story.state.spot.page), (Page::Sync, Page::Cluster));
+    assert_eq!((story.state.shown().screen.focus.page, story.state.screen.focus.page), (Page::Sync, Page::Cluster));
     story.key(KeyCode::Char('f'));
-    assert!(story.state.frozen.is_none() && story.state.nodes != seen);
-    assert_eq!(story.state.spot.page, Page::Sync, "the page of the frozen screen is kept");
+    assert!(story.state.frozen.is_none() && story.state.cluster.nodes != seen);
+    assert_eq!(story.state.screen.focus.page, Page::Sync, "the page of the frozen screen is kept");
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn frozen_screen_cannot_act_on_nodes() {
     let mut story = on(Page::Cluster);
     story.key(KeyCode::Char('f')).key(KeyCode::Char('R')).key(KeyCode::Enter);
     assert_eq!(story.effects.iter().filter(|effect| effect.acts()).count(), 0);
-    assert!(story.state.shown().notice.as_ref().is_some_and(|notice| notice.contains("frozen")));
+    assert!(story.state.shown().screen.notice.as_ref().is_some_and(|notice| notice.contains("frozen")));
     story.key(KeyCode::Char('q'));
     assert!(story.effects.contains(&Effect::Quit(0)), "quitting always works");
 }
@@ -55,15 +55,15 @@ fn frozen_screen_cannot_act_on_nodes() {
 fn command_line_executes_commands_and_keeps_history() {
     let mut story = on(Page::Cluster);
     command(&mut story, "theme light");
-    assert_eq!(story.state.desk.theme, ThemeName::Light);
+    assert_eq!(story.state.preferences.theme, ThemeName::Light);
     command(&mut story, "page events");
-    assert_eq!(story.state.spot.page, Page::Events);
+    assert_eq!(story.state.screen.focus.page, Page::Events);
     command(&mut story, "restrat");
-    assert!(story.state.notice.as_ref().is_some_and(|notice| notice.contains("\"restart\"?")));
+    assert!(story.state.screen.notice.as_ref().is_some_and(|notice| notice.contains("\"restart\"?")));
     story.key(KeyCode::Char(':')).key(KeyCode::Up).key(KeyCode::Up);
-    assert_eq!(story.state.desk.command.text(), "page events");
+    assert_eq!(story.state.preferences.command.text(), "page events");
     story.key(KeyCode::Esc);
-    assert!(!story.state.desk.is_commanding);
+    assert!(!story.state.preferences.is_commanding);
     command(&mut story, "quit");
     assert_eq!(story.effects, [Effect::Quit(0)]);
 }
@@ -73,27 +73,27 @@ fn commands_filter_and_sort_rows_where_there_is_a_table() {
     let mut story = on(Page::Cluster);
     command(&mut story, "filter pi2");
     command(&mut story, "sort temp down");
-    let arrangement = &story.state.arrangements[Page::Cluster.index()];
+    let arrangement = &story.state.tables.arrangements[Page::Cluster.index()];
     assert_eq!((arrangement.filter.typed(), arrangement.sort.map(|sort| sort.1)), ("pi2", Some(true)));
     command(&mut story, "sort colour");
-    assert!(story.state.notice.as_ref().is_some_and(|notice| notice.contains("one of node")));
+    assert!(story.state.screen.notice.as_ref().is_some_and(|notice| notice.contains("one of node")));
     let mut story = on(Page::Node);
     command(&mut story, "filter x");
-    assert!(story.state.notice.as_ref().is_some_and(|notice| notice.contains("no table")));
+    assert!(story.state.screen.notice.as_ref().is_some_and(|notice| notice.contains("no table")));
 }
 
 #[test]
 fn click_opens_a_page_and_selects_a_row() {
     let mut story = on(Page::Cluster);
-    story.state.extent.tabs[Page::Events.index()] = Area { x: 40, y: 2, width: 10, height: 1 };
-    story.state.extent.table = Area { x: 0, y: 5, width: 80, height: 4 };
+    story.state.screen.extent.tabs[Page::Events.index()] = Area { x: 40, y: 2, width: 10, height: 1 };
+    story.state.screen.extent.table = Area { x: 0, y: 5, width: 80, height: 4 };
     let click = |story: &mut Story, x, y| {
         story.on(Event::Mouse(Mouse { kind: MouseKind::Click, x, y }));
     };
     click(&mut story, 3, 7);
-    assert_eq!(story.state.selected, 2);
+    assert_eq!(story.state.screen.selected, 2);
     click(&mut story, 41, 2);
-    assert_eq!(story.state.spot.page, Page::Events);
+    assert_eq!(story.state.screen.focus.page, Page::Events);
 }
 
 #[test]

@@ -1,10 +1,7 @@
 //! Sampling parameters of a generation, and the form in which the operator edits them. Pure.
 use protocol::message::{STOP_BYTES_MAX, STOP_STRINGS_MAX};
 
-use crate::{
-    keymap::Action,
-    state::{GenerateDefaults, editor::Editor},
-};
+use crate::state::{GenerateDefaults, editor::Editor};
 
 /// Maximum length of a field's text in bytes.
 const FIELD_BYTES_MAX: usize = 400;
@@ -57,7 +54,7 @@ impl Field {
 
 /// The form.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Form {
+pub struct SamplingForm {
     /// The text of each of [`Field::ALL`].
     pub fields: Vec<Editor>,
     /// Index of the focused field.
@@ -66,7 +63,7 @@ pub struct Form {
     pub error: Option<String>,
 }
 
-impl Form {
+impl SamplingForm {
     /// A form filled with the parameters of the next generation; `count` generations have been sent.
     pub fn new(defaults: &GenerateDefaults, count: u64) -> Self {
         let sampling = &defaults.sampling;
@@ -98,20 +95,22 @@ impl Form {
         }
     }
 
-    /// Moves the focus to another field.
-    pub fn turn(&mut self, action: Action) {
+    /// Moves the focus to the next field.
+    pub fn next(&mut self) {
+        self.at = (self.at + 1) % self.fields.len().max(1);
+    }
+
+    /// Moves the focus to the previous field.
+    pub fn previous(&mut self) {
         let count = self.fields.len().max(1);
-        self.at = match action {
-            Action::LineUp | Action::FocusPrevious => (self.at + count - 1) % count,
-            _ => (self.at + 1) % count,
-        };
+        self.at = (self.at + count - 1) % count;
     }
 
     /// The parameters for the next generations; `count` generations have been sent.
     ///
     /// # Errors
     /// Index of the first invalid field, and why it is invalid.
-    pub fn terms(&self, before: &GenerateDefaults, count: u64) -> Result<GenerateDefaults, (usize, String)> {
+    pub fn values(&self, before: &GenerateDefaults, count: u64) -> Result<GenerateDefaults, (usize, String)> {
         let mut terms = before.clone();
         for (place, field) in Field::ALL.into_iter().enumerate() {
             let text = self.fields.get(place).map_or("", Editor::text).trim();
@@ -174,21 +173,21 @@ mod tests {
     use crate::fixtures::defaults;
 
     fn with(texts: [&str; 6]) -> Result<GenerateDefaults, (usize, String)> {
-        let mut form = Form::new(&defaults(), 0);
+        let mut form = SamplingForm::new(&defaults(), 0);
         form.fields = texts.iter().map(|text| Editor::new(text)).collect();
-        form.terms(&defaults(), 3)
+        form.values(&defaults(), 3)
     }
 
     #[test]
     fn unchanged_fields_stay_and_typed_values_apply() {
-        let form = Form::new(&defaults(), 5);
-        assert_eq!(form.terms(&defaults(), 5), Ok(defaults()));
+        let form = SamplingForm::new(&defaults(), 5);
+        assert_eq!(form.values(&defaults(), 5), Ok(defaults()));
         let terms = with(["10", "0.5", "40", "0.9", "100", "END|\\n\\n"]).expect("all fields are valid");
         let sampling = &terms.sampling;
         assert_eq!((terms.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p), (10, 0.5, 40, 0.9));
         assert_eq!(sampling.seed.wrapping_add(3), 100, "the next generation has this seed");
         assert_eq!(terms.stop, ["END", "\n\n"]);
-        assert_eq!(Form::new(&terms, 3).fields[5].text(), "END|\\n\\n");
+        assert_eq!(SamplingForm::new(&terms, 3).fields[5].text(), "END|\\n\\n");
         assert_eq!(summary(&terms, 100), "10 tokens, T 0.5, top-k 40, top-p 0.9, seed 100, 2 stops");
     }
 
@@ -207,7 +206,7 @@ mod tests {
         }
         assert_eq!(bad(5, &"x".repeat(STOP_BYTES_MAX + 1)).0, 5);
         assert_eq!(bad(5, &"x|".repeat(STOP_STRINGS_MAX + 1)).0, 5);
-        let mut form = Form::new(&defaults(), 0);
+        let mut form = SamplingForm::new(&defaults(), 0);
         form.insert(&"9".repeat(FIELD_BYTES_MAX));
         assert!(form.error.is_some() && form.fields[0].text() == "64");
     }

@@ -1,0 +1,48 @@
+//! Generations from the prompt box: the current or last one, the parameters of the next one, and the pinned result.
+use common::{ids::Epoch, sampling::SamplingParameters};
+use protocol::message::Generate;
+use serde::{Deserialize, Serialize};
+
+use super::{request::Request, result::GenerationResult};
+
+/// Default parameters of generations from the prompt box.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GenerateDefaults {
+    /// Maximum number of tokens.
+    pub max_tokens: u32,
+    /// Sampling parameters. The seed is that of the first generation; later ones count up from it.
+    pub sampling: SamplingParameters,
+    /// Stop strings.
+    pub stop: Vec<String>,
+}
+
+impl GenerateDefaults {
+    /// The request for a prompt; `count` is the number of earlier generations of this session.
+    pub fn request(&self, prompt: &str, count: u64) -> Generate {
+        let mut sampling = self.sampling.clone();
+        sampling.seed = sampling.seed.wrapping_add(count);
+        Generate::new(prompt, self.max_tokens, sampling, self.stop.clone())
+    }
+}
+
+/// Generations from the prompt box.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationState {
+    /// The current or last generation.
+    pub request: Request,
+    /// The epoch when it was sent; its times do not apply to other topologies.
+    pub epoch: Option<Epoch>,
+    /// Number of generations sent.
+    pub sent: u64,
+    /// Default parameters of generations.
+    pub defaults: GenerateDefaults,
+    /// The pinned result, compared with later ones.
+    pub pinned: Option<GenerationResult>,
+}
+
+impl GenerationState {
+    /// Before the first generation.
+    pub fn new(defaults: GenerateDefaults) -> Self {
+        Self { request: Request::nothing(), epoch: None, sent: 0, defaults, pinned: None }
+    }
+}

@@ -1,0 +1,107 @@
+//! What the screen shows: page and focus, selection, scrolling, typed text, and the panels that lie over the page.
+use serde::{Deserialize, Serialize};
+
+use super::{editor::Editor, models::ModelList, sampling_form::SamplingForm};
+use crate::keymap::{Area, Focus, Page};
+
+/// Sizes of the scrollable parts of a frame and their visible parts: the view reports them after rendering.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// The tabs of the pages in order; empty if a tab is not on the screen.
+    pub tabs: [Area; Page::ALL.len()],
+    /// The rows of the page's table, without its heading.
+    pub table: Area,
+    /// Index of its first visible row.
+    pub table_first: usize,
+    /// Number of its visible rows.
+    pub table_height: usize,
+    /// Number of wrapped lines of text.
+    pub text_lines: usize,
+    /// Number of visible lines of text.
+    pub text_height: usize,
+    /// Number of visible layers.
+    pub layers_height: usize,
+    /// Number of rows in the table of layers by ranks.
+    pub sync_rows: usize,
+    /// Number of its visible rows.
+    pub sync_height: usize,
+    /// Number of lines in the topology diagram.
+    pub picture_lines: usize,
+    /// Number of its visible lines.
+    pub picture_height: usize,
+    /// Number of lines in the details of a node.
+    pub details_lines: usize,
+    /// Number of visible lines of details.
+    pub details_height: usize,
+    /// Number of lines of the help page.
+    pub help_lines: usize,
+    /// Number of visible lines of the help page.
+    pub help_height: usize,
+    /// Number of visible rows of the list of models.
+    #[serde(default)]
+    pub models_height: usize,
+}
+
+/// Which part of the text is visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TextScroll {
+    /// The end of the text.
+    Follow,
+    /// The text from this line.
+    At(usize),
+}
+
+/// The first visible line of each scrollable panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scroll {
+    /// The table of layers by ranks on the Sync page.
+    pub sync: usize,
+    /// The topology diagram.
+    pub picture: usize,
+    /// The details of a node.
+    pub details: usize,
+    /// The layers of a node.
+    pub layers: usize,
+    /// The text.
+    pub text: TextScroll,
+}
+
+/// What the screen shows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScreenState {
+    /// The current page and panel.
+    pub focus: Focus,
+    /// The first line of the help page, if it is open.
+    pub help: Option<usize>,
+    /// The sampling form, while it is open.
+    pub form: Option<SamplingForm>,
+    /// The list of model files, while it is open.
+    pub models: Option<ModelList>,
+    /// The prompt box.
+    pub editor: Editor,
+    /// List index of the selected node.
+    pub selected: usize,
+    /// Scrolling of the panels.
+    pub scroll: Scroll,
+    /// Extent of the last frame.
+    pub extent: Extent,
+    /// A message about the last key, shown until the next key.
+    pub notice: Option<String>,
+}
+
+impl ScreenState {
+    /// The first screen, with this text in the prompt box.
+    pub fn new(prompt: &str) -> Self {
+        Self {
+            focus: Focus::first_of(if prompt.is_empty() { Page::Cluster } else { Page::Generate }),
+            help: None,
+            form: None,
+            models: None,
+            editor: Editor::new(prompt),
+            selected: 0,
+            scroll: Scroll { sync: 0, picture: 0, details: 0, layers: 0, text: TextScroll::Follow },
+            extent: Extent::default(),
+            notice: None,
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The command line: its keys, and the commands that it performs.
+use super::{act, app, edit, export, models, table};
+use crate::{
+    keymap::{Action, AppAction, EditAction, GenerateAction, Key, KeyCode},
+    state::{
+        State,
+        clean::clean_line,
+        command::{Command, completed, parse},
+    },
+    update::effect::{Effect, FileEffect},
+};
+
+/// Maximum length of a command in bytes.
+const COMMAND_BYTES_MAX: usize = 4096;
+
+/// Opens the command line.
+pub(super) fn open(state: &mut State) {
+    state.preferences.is_commanding = true;
+}
+
+fn close(state: &mut State) {
+    state.preferences.is_commanding = false;
+    state.preferences.command.replace("");
+}
+
+/// Handles all keys while the command line is open.
+pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
+    match (state.preferences.keys.dialog_action(key), key.code) {
+        (Some(Action::Generate(GenerateAction::Submit)), _) => return submit(state),
+        (Some(Action::App(AppAction::Escape)), _) => close(state),
+        (Some(Action::Edit(EditAction::EraseBefore)), _) if state.preferences.command.text().is_empty() => close(state),
+        (_, KeyCode::Tab) => {
+            if let Some(text) = completed(state.preferences.command.before_cursor(), &state.preferences) {
+                state.preferences.command.replace(&text);
+            }
+        }
+        (_, KeyCode::Up) => state.preferences.command.up(),
+        (_, KeyCode::Down) => state.preferences.command.down(),
+        (Some(Action::Edit(action)), _) => edit::edit_in(&mut state.preferences.command, action),
+        (None, KeyCode::Char(letter)) if key.types() => insert(state, letter.encode_utf8(&mut [0; 4])),
+        (Some(_) | None, _) => {}
+    }
+    Vec::new()
+}
+
+/// Inserts text typed or pasted into the command line.
+pub(super) fn insert(state: &mut State, text: &str) {
+    let text = text.replace(['\n', '\r', '\t'], " ");
+    if state.preferences.command.text().len() + text.len() <= COMMAND_BYTES_MAX {
+        state.preferences.command.insert(&text);
+    }
+}
+
+fn submit(state: &mut State) -> Vec<Effect> {
+    state.preferences.is_commanding = false;
+    if state.preferences.command.text().trim().is_empty() {
+        close(state);
+        return Vec::new();
+    }
+    let text = state.preferences.command.take();
+    match parse(&text, &state.preferences.keys) {
+        Ok(command) => perform(state, command),
+        Err(reason) => {
+            state.screen.notice = Some(clean_line(&reason));
+            Vec::new()
+        }
+    }
+}
+
+fn perform(state: &mut State, command: Command) -> Vec<Effect> {
+    match command {
+        Command::Act(action) => {
+            // A command applies to the page, not to its prompt box.
+            if state.screen.focus.is_typing() {
+                state.screen.focus = state.screen.focus.further(1);
+            }
+            return act(state, action);
+        }
+        Command::Export(format, file) => return export(format, file),
+        Command::Load(name) => return models::load(state, &name),
+        Command::Record(file) => return app::record(state, file),
+        Command::StopRecording if state.preferences.recording.is_some() => {
+            return vec![Effect::File(FileEffect::StopRecording)];
+        }
+        Command::StopRecording => state.screen.notice = Some("nothing is recorded".to_owned()),
+        Command::Theme(theme) => state.preferences.theme = theme,
+        Command::Filter(text) => table::filter(state, &text),
+        Command::Sort(by) => table::sort(state, by),
+    }
+    Vec::new()
+}
