@@ -5,7 +5,7 @@ use anyhow::anyhow;
 use clap::Args;
 use console::{
     cli::toolkit::{Endpoint, Failure, Interrupts, output},
-    http::{Api, Ask, Kind, Told, new_request_id, stream},
+    http::{Api, Ask, HttpProgress, Kind, new_request_id, stream},
 };
 use serde_json::{Value, json};
 
@@ -112,7 +112,7 @@ impl Server {
             body["speculative.n_max"] = json!(0);
         }
         let ask = Ask { kind: Kind::Text, body, request_id: new_request_id() };
-        let answer = stream(&self.apis, &ask, self.patience, &mut |_: Told<'_>| {}).await?;
+        let answer = stream(&self.apis, &ask, self.patience, &mut |_: HttpProgress<'_>| {}).await?;
         let whole = |name: &str| answer.timings[name].as_u64().unwrap_or_default();
         let Some(token_ms) = answer.timings["predicted_per_token_ms"].as_f64().filter(|time| *time > 0.0) else {
             let message = "the server reports no timings".to_owned();

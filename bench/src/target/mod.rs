@@ -16,7 +16,7 @@ use common::{
 };
 use console::{
     client::{event::GenerateEvent, generate::generate, session::Session},
-    http::{Api, Ask, Events, Gathering, HttpError, Kind, Request, new_request_id},
+    http::{Api, Ask, EventStreamReader, Gathering, HttpError, HttpRequest, Kind, new_request_id},
 };
 use protocol::message::{self, Finished};
 use serde_json::{Value, json};
@@ -191,10 +191,10 @@ impl Load {
             "ignore_eos": true});
         let ask = Ask { kind: Kind::Text, body, request_id: new_request_id() };
         let (path, body) = ask.request();
-        let request = Request { path, body: Some(&body), request_id: Some(&ask.request_id) };
+        let request = HttpRequest { path, body: Some(&body), request_id: Some(&ask.request_id) };
         let response = api.send(&request, self.patience).await.map_err(ended)?;
         let mut response = response.succeeded(self.patience).await.map_err(ended)?;
-        let (mut events, mut gathering) = (Events::default(), Gathering::default());
+        let (mut events, mut gathering) = (EventStreamReader::default(), Gathering::default());
         while let Some(bytes) = response.chunk(self.patience).await.map_err(ended)? {
             let mut failure = None;
             let fed = events.feed(&bytes, |data| match gathering.take(api.at(), data) {

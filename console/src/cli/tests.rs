@@ -349,9 +349,9 @@ async fn plan_measures_the_given_nodes() {
 
 #[tokio::test]
 async fn http_commands_exit_with_0_3_4_or_5_and_name_the_server() {
-    use crate::http::fake::{FakeServer, Step, answer, completion};
+    use crate::http::fake::{FakeServer, FakeStep, answer, completion};
     let server = FakeServer::start(|_, request| match request.line.split(' ').nth(1) {
-        Some("/v1/models") => vec![Step::Bytes(answer(200, "", "{\"data\":[{\"id\":\"bard\"}]}"))],
+        Some("/v1/models") => vec![FakeStep::Bytes(answer(200, "", "{\"data\":[{\"id\":\"bard\"}]}"))],
         Some("/v1/completions") => {
             let body: Value = serde_json::from_str(&request.body).expect("JSON");
             assert_eq!((&body["model"], &body["prompt"], &body["seed"]), (&"bard".into(), &"x".into(), &7.into()));
@@ -360,13 +360,13 @@ async fn http_commands_exit_with_0_3_4_or_5_and_name_the_server() {
         Some("/v1/chat/completions") => {
             let body: Value = serde_json::from_str(&request.body).expect("JSON");
             assert_eq!(body["messages"][0]["role"], "system");
-            vec![Step::Bytes(answer(
+            vec![FakeStep::Bytes(answer(
                 429,
                 "Retry-After: 1\r\n",
                 "{\"error\":{\"message\":\"full\",\"code\":\"queue_full\"}}",
             ))]
         }
-        _ => vec![Step::Close],
+        _ => vec![FakeStep::Close],
     });
     let url = server.url();
     assert_eq!(execute_line(&format!("console generate --url {url} --prompt x --seed 7")).await, (0, Value::Null));

@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// The result of an exclusion or an inclusion.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct ExclusionOutcome {
     /// Name of the node.
     pub node: String,
     /// The new topology; `None` if the running one did not have to change.
@@ -46,7 +46,7 @@ pub async fn exclude(
     node: usize,
     reason: Option<&str>,
     tell: &(dyn Fn(OperateEvent) + Sync),
-) -> Result<Outcome, Fault> {
+) -> Result<ExclusionOutcome, Fault> {
     exclude_until(cluster, node, reason, &CancellationToken::new(), tell).await
 }
 
@@ -60,7 +60,7 @@ pub async fn exclude_until(
     reason: Option<&str>,
     stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
-) -> Result<Outcome, Fault> {
+) -> Result<ExclusionOutcome, Fault> {
     let mut cluster = cluster.with_known("").await;
     let subject = Subject::of(&cluster, node);
     let others = subject.others(&cluster);
@@ -75,7 +75,7 @@ pub async fn exclude_until(
     subject.say(&mut cluster, subject.entry(reason), &others, tell).await?;
     let assigned = assign_rest(&cluster, &subject, reason.is_none(), stop, tell).await;
     match assigned {
-        Ok(assigned) => Ok(Outcome { node: subject.name, assigned }),
+        Ok(assigned) => Ok(ExclusionOutcome { node: subject.name, assigned }),
         Err(fault) => {
             if stop.is_cancelled() && reason.is_some() {
                 subject.put(&mut cluster, Exclusion { is_cordon: true, ..subject.entry(reason) }, tell).await;

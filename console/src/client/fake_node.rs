@@ -77,12 +77,12 @@ pub(crate) const TOKENS: [(u32, &str); 3] = [(10, "O "), (11, "Rom"), (12, "eo")
 pub(crate) struct FakeNode {
     /// Its `ADDRESS:PORT`.
     pub(crate) address: String,
-    state: Arc<State>,
+    state: Arc<FakeState>,
     task: JoinHandle<()>,
 }
 
 #[derive(Debug)]
-struct State {
+struct FakeState {
     name: String,
     script: Script,
     report: Mutex<NodeReport>,
@@ -130,7 +130,7 @@ impl FakeNode {
         let address = listener.local_addr().expect("a bound listener has an address").to_string();
         let report = NodeReport { epoch: Epoch(script.epoch), ..idle_report(name) };
         let (report, prepared, asked) = (Mutex::new(report), Mutex::default(), watch::Sender::new(Vec::new()));
-        let state = Arc::new(State { name: name.into(), script, report, prepared, asked });
+        let state = Arc::new(FakeState { name: name.into(), script, report, prepared, asked });
         let accepting = Arc::clone(&state);
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -179,7 +179,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl State {
+impl FakeState {
     fn identity(&self) -> Identity {
         let machine = format!("machine of {}", self.name);
         Identity { name: self.name.clone(), build: "0".into(), numeric: 1, machine, cores: vec![0, 1, 2, 3] }

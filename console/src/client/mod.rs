@@ -73,7 +73,7 @@ pub fn with_port(node: &str) -> String {
 /// Connections to all nodes of a dashboard.
 #[derive(Debug)]
 pub struct Client {
-    nodes: Arc<Vec<Node>>,
+    nodes: Arc<Vec<NodeConnection>>,
     events: Sender<ClientEvent>,
     stop: CancellationToken,
     cancel: Mutex<CancellationToken>,
@@ -83,7 +83,7 @@ pub struct Client {
 }
 
 #[derive(Debug)]
-struct Node {
+struct NodeConnection {
     address: String,
     session: Mutex<Option<Arc<Session>>>,
 }
@@ -91,7 +91,7 @@ struct Node {
 impl Client {
     /// Starts a task per node. Must be called inside a tokio runtime.
     pub fn start(nodes: &[String], watch_ms: u32, events: Sender<ClientEvent>) -> Self {
-        let node = |node: &String| Node { address: with_port(node), session: Mutex::new(None) };
+        let node = |node: &String| NodeConnection { address: with_port(node), session: Mutex::new(None) };
         let nodes = Arc::new(nodes.iter().map(node).collect::<Vec<_>>());
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         for index in 0..nodes.len() {
@@ -114,7 +114,7 @@ impl Client {
     }
 }
 
-impl Nodes for Client {
+impl NodeClient for Client {
     fn assign(&self, wanted: DesiredTopology, members: Vec<usize>) {
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         let abort = self.abortable();
@@ -227,7 +227,7 @@ impl Nodes for Client {
 
 /// Carries out an operator's order. Returns its final event.
 async fn carry_out(
-    nodes: &[Node],
+    nodes: &[NodeConnection],
     order: OperatorCommand,
     stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
@@ -270,7 +270,7 @@ impl Drop for Client {
     }
 }
 
-fn session(node: &Node) -> Result<Arc<Session>, Fault> {
+fn session(node: &NodeConnection) -> Result<Arc<Session>, Fault> {
     let session = node.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
     session.filter(|session| !session.is_broken()).ok_or_else(|| {
         let (address, reason) = (node.address.clone(), "not connected".into());
@@ -278,12 +278,12 @@ fn session(node: &Node) -> Result<Arc<Session>, Fault> {
     })
 }
 
-fn sessions(nodes: &[Node], members: &[usize]) -> Result<Vec<Arc<Session>>, Fault> {
+fn sessions(nodes: &[NodeConnection], members: &[usize]) -> Result<Vec<Arc<Session>>, Fault> {
     members.iter().filter_map(|member| nodes.get(*member)).map(session).collect()
 }
 
 /// Keeps one node's session open and its reports arriving.
-async fn keep(nodes: &[Node], index: usize, watch_ms: u32, events: &Sender<ClientEvent>) {
+async fn keep(nodes: &[NodeConnection], index: usize, watch_ms: u32, events: &Sender<ClientEvent>) {
     let node = &nodes[index];
     let mut pause = BACKOFF_MIN;
     loop {
@@ -337,7 +337,7 @@ fn jittered(pause: Duration) -> Duration {
 pub(crate) mod tests;
 
 /// The dashboard's commands to the nodes. Methods return at once; results arrive as events.
-pub trait Nodes {
+pub trait NodeClient {
     /// Assigns the topology to the nodes with these list indices, by rank.
     fn assign(&self, wanted: DesiredTopology, members: Vec<usize>);
     /// Starts a generation on the head.

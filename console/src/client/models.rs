@@ -24,13 +24,13 @@ use super::{identify::unexpected, session::Session};
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 300 });
 
 /// Progress callback: step, bytes done, total bytes if known.
-pub type Told<'a> = dyn Fn(Step, Bytes, Option<Bytes>) + Sync + 'a;
+pub type ModelProgress<'a> = dyn Fn(Step, Bytes, Option<Bytes>) + Sync + 'a;
 
 /// Sends a request to a node and waits for the final response.
 ///
 /// # Errors
 /// The node refuses or fails, or is silent for too long.
-pub async fn ask(session: &Session, request: ModelsRequest, told: &Told<'_>) -> Result<ModelsResponse, Fault> {
+pub async fn ask(session: &Session, request: ModelsRequest, told: &ModelProgress<'_>) -> Result<ModelsResponse, Fault> {
     let mut reply = session.ask(RequestBody::Models(Box::new(request))).await?;
     loop {
         match reply.next("progress with model files", PATIENCE).await? {
@@ -47,7 +47,7 @@ pub async fn ask(session: &Session, request: ModelsRequest, told: &Told<'_>) -> 
 ///
 /// # Errors
 /// See [`ask`].
-pub async fn stored(session: &Session, request: ModelsRequest, told: &Told<'_>) -> Result<ModelFile, Fault> {
+pub async fn stored(session: &Session, request: ModelsRequest, told: &ModelProgress<'_>) -> Result<ModelFile, Fault> {
     match ask(session, request, told).await? {
         ModelsResponse::Stored(file) => Ok(file),
         other => Err(odd(session, &other)),
@@ -97,7 +97,7 @@ pub async fn send(
     session: &Session,
     (path, model): (&Path, &str),
     (sha256, size): (Sha256, u64),
-    told: &Told<'_>,
+    told: &ModelProgress<'_>,
 ) -> Result<ModelFile, Fault> {
     let local = |error: io::Error| {
         let reason = format!("cannot read {}: {error}", path.display());

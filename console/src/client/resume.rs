@@ -24,7 +24,7 @@ pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 /// The head of a replica that serves.
 #[derive(Debug)]
-pub(super) struct Head {
+pub(super) struct ServingHead {
     pub(super) session: Arc<Session>,
     pub(super) epoch: Epoch,
     pub(super) topology: Box<Topology>,
@@ -34,7 +34,12 @@ pub(super) struct Head {
 /// Asks all nodes until one of them is the head of a replica with this model and numeric version. Nodes whose
 /// session broke are dialled again; the node at the address `failed` is asked last. `None` if nodes answer but none of
 /// them recovers topologies by itself.
-pub(super) async fn head(nodes: &[Arc<Session>], failed: &str, model: &ModelRoots, numeric: u32) -> Option<Head> {
+pub(super) async fn head(
+    nodes: &[Arc<Session>],
+    failed: &str,
+    model: &ModelRoots,
+    numeric: u32,
+) -> Option<ServingHead> {
     let mut sessions = nodes.to_vec();
     loop {
         let mut asked = JoinSet::new();
@@ -56,7 +61,7 @@ pub(super) async fn head(nodes: &[Arc<Session>], failed: &str, model: &ModelRoot
             if let Some((epoch, topology, member)) =
                 serves(report, model).filter(|_| session.identity.numeric == numeric)
             {
-                return Some(Head { session, epoch, topology, member });
+                return Some(ServingHead { session, epoch, topology, member });
             }
         }
         if recovers == Some(false) {

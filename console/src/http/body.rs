@@ -6,7 +6,7 @@ const LINE_BYTES_MAX: usize = 1 << 10;
 
 /// The position of the next byte in a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum BodyState {
     /// This many bytes of data follow, and after a chunk a line end.
     Data { left: u64, in_chunk: bool },
     /// In the line with the size of a chunk, or in the line end after a chunk.
@@ -22,28 +22,28 @@ enum Place {
 /// Decodes a body incrementally.
 #[derive(Clone, Debug)]
 pub(crate) struct BodyReader {
-    place: Place,
+    place: BodyState,
 }
 
 impl BodyReader {
     pub(crate) fn new(length: Length) -> Self {
         let place = match length {
-            Length::Bytes(0) => Place::End,
-            Length::Bytes(left) => Place::Data { left, in_chunk: false },
-            Length::Chunked => Place::Line { line: Vec::new(), is_after_chunk: false },
-            Length::UntilClosed => Place::Open,
+            Length::Bytes(0) => BodyState::End,
+            Length::Bytes(left) => BodyState::Data { left, in_chunk: false },
+            Length::Chunked => BodyState::Line { line: Vec::new(), is_after_chunk: false },
+            Length::UntilClosed => BodyState::Open,
         };
         Self { place }
     }
 
     /// Whether the body is complete.
     pub(crate) fn is_done(&self) -> bool {
-        self.place == Place::End
+        self.place == BodyState::End
     }
 
     /// Whether the body is complete if the connection closes now.
     pub(super) fn may_close(&self) -> bool {
-        matches!(self.place, Place::Open | Place::End)
+        matches!(self.place, BodyState::Open | BodyState::End)
     }
 
     /// Processes bytes of the connection and appends those of the body to `out`. Returns the number of processed bytes:
@@ -53,54 +53,57 @@ impl BodyReader {
     /// The chunks are malformed.
     pub(crate) fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, String> {
         let mut taken = 0;
-        while taken < bytes.len() && self.place != Place::End {
+        while taken < bytes.len() && self.place != BodyState::End {
             let rest = &bytes[taken..];
             match &mut self.place {
-                Place::Data { left, in_chunk } => {
+                BodyState::Data { left, in_chunk } => {
                     let count = rest.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
                     out.extend_from_slice(&rest[..count]);
                     *left -= count as u64;
                     taken += count;
                     if *left == 0 {
-                        self.place =
-                            if *in_chunk { Place::Line { line: Vec::new(), is_after_chunk: true } } else { Place::End };
+                        self.place = if *in_chunk {
+                            BodyState::Line { line: Vec::new(), is_after_chunk: true }
+                        } else {
+                            BodyState::End
+                        };
                     }
                 }
-                Place::Open => {
+                BodyState::Open => {
                     out.extend_from_slice(rest);
                     taken += rest.len();
                 }
-                Place::Line { .. } | Place::Trailer { .. } => {
+                BodyState::Line { .. } | BodyState::Trailer { .. } => {
                     taken += 1;
                     self.line_byte(rest[0])?;
                 }
-                Place::End => {}
+                BodyState::End => {}
             }
         }
         Ok(taken)
     }
 
     fn line_byte(&mut self, byte: u8) -> Result<(), String> {
-        let (Place::Line { line, .. } | Place::Trailer { line, .. }) = &mut self.place else { return Ok(()) };
+        let (BodyState::Line { line, .. } | BodyState::Trailer { line, .. }) = &mut self.place else { return Ok(()) };
         if line.len() >= LINE_BYTES_MAX {
             return Err(format!("a line between chunks is longer than {LINE_BYTES_MAX} bytes"));
         }
         line.push(byte);
         let Some(line) = line.strip_suffix(b"\r\n").map(<[u8]>::to_vec) else { return Ok(()) };
         self.place = match &self.place {
-            Place::Line { is_after_chunk: true, .. } if line.is_empty() => {
-                Place::Line { line: Vec::new(), is_after_chunk: false }
+            BodyState::Line { is_after_chunk: true, .. } if line.is_empty() => {
+                BodyState::Line { line: Vec::new(), is_after_chunk: false }
             }
-            Place::Line { is_after_chunk: true, .. } => return Err("a chunk is longer than its size".into()),
-            Place::Line { .. } => match size(&line)? {
-                0 => Place::Trailer { line: Vec::new(), total: 0 },
-                left => Place::Data { left, in_chunk: true },
+            BodyState::Line { is_after_chunk: true, .. } => return Err("a chunk is longer than its size".into()),
+            BodyState::Line { .. } => match size(&line)? {
+                0 => BodyState::Trailer { line: Vec::new(), total: 0 },
+                left => BodyState::Data { left, in_chunk: true },
             },
-            Place::Trailer { .. } if line.is_empty() => Place::End,
-            Place::Trailer { total, .. } if total + line.len() > 8 * LINE_BYTES_MAX => {
+            BodyState::Trailer { .. } if line.is_empty() => BodyState::End,
+            BodyState::Trailer { total, .. } if total + line.len() > 8 * LINE_BYTES_MAX => {
                 return Err("the trailer is too long".into());
             }
-            Place::Trailer { total, .. } => Place::Trailer { line: Vec::new(), total: total + line.len() + 2 },
+            BodyState::Trailer { total, .. } => BodyState::Trailer { line: Vec::new(), total: total + line.len() + 2 },
             other => other.clone(),
         };
         Ok(())

@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     BODY_BYTES_MAX, HttpError, Url,
     body::BodyReader,
-    head::{self, Head},
+    head::{self, HttpHead},
 };
 
 /// Time limit to open a connection.
@@ -28,7 +28,7 @@ const READ_BYTES: usize = 16 << 10;
 
 /// A request.
 #[derive(Clone, Debug, Default)]
-pub struct Request<'a> {
+pub struct HttpRequest<'a> {
     /// The path after the server's prefix: `/v1/..`.
     pub path: &'a str,
     /// JSON body of a POST request; `None` for GET.
@@ -56,7 +56,7 @@ pub struct Api {
 #[derive(Debug)]
 pub struct Response<'a> {
     /// Status and headers.
-    pub head: Head,
+    pub head: HttpHead,
     api: &'a Api,
     connection: Option<Connection>,
     body: BodyReader,
@@ -77,7 +77,7 @@ impl Api {
     ///
     /// # Errors
     /// The server is unreachable, silent, or does not send HTTP. A response with an error status is not an error here.
-    pub async fn send(&self, request: &Request<'_>, patience: Duration) -> Result<Response<'_>, HttpError> {
+    pub async fn send(&self, request: &HttpRequest<'_>, patience: Duration) -> Result<Response<'_>, HttpError> {
         let text = self.text(request);
         let mut last = None;
         // A server may close an idle connection at any time. The request was not read then; open a new connection.
@@ -94,7 +94,7 @@ impl Api {
     ///
     /// # Errors
     /// As [`Self::send`], or the status is not a success, or the body is not valid JSON.
-    pub async fn json(&self, request: &Request<'_>, patience: Duration) -> Result<Value, HttpError> {
+    pub async fn json(&self, request: &HttpRequest<'_>, patience: Duration) -> Result<Value, HttpError> {
         let response = self.send(request, patience).await?.succeeded(patience).await?;
         let at = self.at().to_owned();
         let bytes = response.whole(patience).await?;
@@ -114,7 +114,7 @@ impl Api {
         Ok(Connection { stream, buffer: Vec::new() })
     }
 
-    fn text(&self, request: &Request<'_>) -> String {
+    fn text(&self, request: &HttpRequest<'_>) -> String {
         let method = if request.body.is_some() { "POST" } else { "GET" };
         let mut text = format!("{method} {} HTTP/1.1\r\nHost: {}\r\n", self.url.target(request.path), self.at());
         let mut header = |name: &str, value: &str| {
@@ -276,7 +276,7 @@ pub(super) fn said(error: &Value, status: u16) -> (String, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::fake::{FakeServer, Step, answer};
+    use crate::http::fake::{FakeServer, FakeStep, answer};
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -285,11 +285,11 @@ mod tests {
         let server = FakeServer::start(|_, request| {
             let seen = serde_json::json!({"line": request.line, "key": request.header("authorization"),
                 "id": request.header("x-request-id"), "body": request.body});
-            vec![Step::Bytes(answer(200, "", &seen.to_string()))]
+            vec![FakeStep::Bytes(answer(200, "", &seen.to_string()))]
         });
         let api = Api::new(format!("{}/v1", server.url()).parse().expect("a URL"), Some("secret".into()));
         for id in ["one", "two"] {
-            let request = Request { path: "/v1/x", body: Some("{\"a\":1}"), request_id: Some(id) };
+            let request = HttpRequest { path: "/v1/x", body: Some("{\"a\":1}"), request_id: Some(id) };
             let seen = api.json(&request, PATIENCE).await.expect("it answers");
             assert_eq!(
                 seen,
@@ -301,9 +301,9 @@ mod tests {
 
     #[tokio::test]
     async fn closed_idle_connection_is_replaced() {
-        let server = FakeServer::start(|_, _| vec![Step::Bytes(answer(200, "", "{}")), Step::Close]);
+        let server = FakeServer::start(|_, _| vec![FakeStep::Bytes(answer(200, "", "{}")), FakeStep::Close]);
         let api = Api::new(server.url().parse().expect("a URL"), None);
-        let request = Request { path: "/health", ..Request::default() };
+        let request = HttpRequest { path: "/health", ..HttpRequest::default() };
         for _ in 0..3 {
             assert_eq!(api.json(&request, PATIENCE).await, Ok(serde_json::json!({})));
         }
@@ -315,19 +315,19 @@ mod tests {
         let server = FakeServer::start(|_, request| match request.line.split(' ').nth(1) {
             Some("/full") => {
                 let body = "{\"error\":{\"message\":\"the queue is full\",\"type\":\"server_error\",\"param\":null,\"code\":\"queue_full\"}}";
-                vec![Step::Bytes(answer(429, "Retry-After: 3\r\n", body))]
+                vec![FakeStep::Bytes(answer(429, "Retry-After: 3\r\n", body))]
             }
             Some("/cut") => {
-                vec![Step::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf".to_vec()), Step::Close]
+                vec![FakeStep::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf".to_vec()), FakeStep::Close]
             }
-            Some("/silent") => vec![Step::Pause(3000)],
-            Some("/ssh") => vec![Step::Bytes(b"SSH-2.0-x\r\n".to_vec()), Step::Close],
-            _ => vec![Step::Bytes(answer(200, "", "<html>"))],
+            Some("/silent") => vec![FakeStep::Pause(3000)],
+            Some("/ssh") => vec![FakeStep::Bytes(b"SSH-2.0-x\r\n".to_vec()), FakeStep::Close],
+            _ => vec![FakeStep::Bytes(answer(200, "", "<html>"))],
         });
         let api = Api::new(server.url().parse().expect("a URL"), None);
         let at = api.at().to_owned();
         let ask = async |path, patience| {
-            let request = Request { path, ..Request::default() };
+            let request = HttpRequest { path, ..HttpRequest::default() };
             api.json(&request, patience).await.expect_err("it fails")
         };
         let full = ask("/full", PATIENCE).await;
@@ -339,7 +339,7 @@ mod tests {
         assert!(matches!(ask("/ssh", PATIENCE).await, HttpError::Malformed { .. }));
         assert!(matches!(ask("/html", PATIENCE).await, HttpError::Malformed { .. }));
         let nobody = Api::new("http://127.0.0.1:1".parse().expect("a URL"), None);
-        let away = nobody.send(&Request::default(), PATIENCE).await.expect_err("no server listens");
+        let away = nobody.send(&HttpRequest::default(), PATIENCE).await.expect_err("no server listens");
         assert!(matches!(away, HttpError::Unreachable { .. }), "{away}");
     }
 }

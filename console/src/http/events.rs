@@ -5,7 +5,7 @@ pub const EVENT_BYTES_MAX: usize = 4 << 20;
 
 /// Parses a stream of events incrementally.
 #[derive(Clone, Debug, Default)]
-pub struct Events {
+pub struct EventStreamReader {
     /// Bytes of the incomplete line.
     line: Vec<u8>,
     /// Data of the incomplete event.
@@ -15,7 +15,7 @@ pub struct Events {
     after_return: bool,
 }
 
-impl Events {
+impl EventStreamReader {
     /// Processes bytes and passes the data of every complete event to `take`. Comments and other fields are ignored.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     fn read(bytes: &[u8], piece: usize) -> Result<Vec<String>, String> {
-        let (mut events, mut found) = (Events::default(), Vec::new());
+        let (mut events, mut found) = (EventStreamReader::default(), Vec::new());
         for bytes in bytes.chunks(piece) {
             events.feed(bytes, |data| found.push(data.to_owned()))?;
         }

@@ -11,7 +11,7 @@ use std::{
 
 /// A step of the server.
 #[derive(Clone, Debug)]
-pub(crate) enum Step {
+pub(crate) enum FakeStep {
     Bytes(Vec<u8>),
     /// Milliseconds.
     Pause(u64),
@@ -33,7 +33,7 @@ impl FakeRequest {
     }
 }
 
-type Script = dyn Fn(usize, &FakeRequest) -> Vec<Step> + Send + Sync;
+type FakeAnswers = dyn Fn(usize, &FakeRequest) -> Vec<FakeStep> + Send + Sync;
 
 /// A running server; its threads end with the test process.
 pub(crate) struct FakeServer {
@@ -43,7 +43,7 @@ pub(crate) struct FakeServer {
 
 impl FakeServer {
     /// Starts a server on a free loopback port. The script receives the number of the request, from 0, and the request.
-    pub(crate) fn start(script: impl Fn(usize, &FakeRequest) -> Vec<Step> + Send + Sync + 'static) -> Self {
+    pub(crate) fn start(script: impl Fn(usize, &FakeRequest) -> Vec<FakeStep> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback can be bound");
         let address = listener.local_addr().expect("a bound listener has an address");
         let connections = Arc::new(AtomicUsize::new(0));
@@ -74,18 +74,18 @@ impl FakeServer {
     }
 }
 
-fn serve(mut stream: TcpStream, requests: &AtomicUsize, script: &Script) {
+fn serve(mut stream: TcpStream, requests: &AtomicUsize, script: &FakeAnswers) {
     let mut reader = BufReader::new(stream.try_clone().expect("a socket can be cloned"));
     while let Some(request) = read(&mut reader) {
         for step in script(requests.fetch_add(1, Ordering::SeqCst), &request) {
             match step {
-                Step::Bytes(bytes) => {
+                FakeStep::Bytes(bytes) => {
                     if stream.write_all(&bytes).is_err() {
                         return;
                     }
                 }
-                Step::Pause(milliseconds) => std::thread::sleep(Duration::from_millis(milliseconds)),
-                Step::Close => return,
+                FakeStep::Pause(milliseconds) => std::thread::sleep(Duration::from_millis(milliseconds)),
+                FakeStep::Close => return,
             }
         }
     }
@@ -122,23 +122,25 @@ pub(crate) fn answer(status: u16, headers: &str, body: &str) -> Vec<u8> {
 }
 
 /// The head of a chunked response of events.
-pub(crate) fn events_head() -> Step {
-    Step::Bytes(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_vec())
+pub(crate) fn events_head() -> FakeStep {
+    FakeStep::Bytes(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_vec(),
+    )
 }
 
 /// An event as a chunk.
-pub(crate) fn event(data: &str) -> Step {
+pub(crate) fn event(data: &str) -> FakeStep {
     let text = format!("data: {data}\n\n");
-    Step::Bytes(format!("{:x}\r\n{text}\r\n", text.len()).into_bytes())
+    FakeStep::Bytes(format!("{:x}\r\n{text}\r\n", text.len()).into_bytes())
 }
 
 /// The chunk that ends a body.
-pub(crate) fn events_end() -> Step {
-    Step::Bytes(b"0\r\n\r\n".to_vec())
+pub(crate) fn events_end() -> FakeStep {
+    FakeStep::Bytes(b"0\r\n\r\n".to_vec())
 }
 
 /// A complete stream of a text completion, with one event per piece, usage and timings.
-pub(crate) fn completion(pieces: &[&str]) -> Vec<Step> {
+pub(crate) fn completion(pieces: &[&str]) -> Vec<FakeStep> {
     let mut steps = vec![events_head()];
     steps.extend(pieces.iter().map(|piece| {
         event(&serde_json::json!({"id": "cmpl-1", "model": "m", "choices": [{"index": 0, "text": piece, "finish_reason": null}]}).to_string())

@@ -16,7 +16,7 @@ pub(crate) enum Length {
 
 /// Status and headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct HttpHead {
     /// The status code.
     pub status: u16,
     /// Names in lower case, values trimmed.
@@ -26,7 +26,7 @@ pub struct Head {
     pub(super) length: Length,
 }
 
-impl Head {
+impl HttpHead {
     /// The first value of a header; `name` in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
@@ -37,7 +37,7 @@ impl Head {
 ///
 /// # Errors
 /// The head is malformed or too long.
-pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, String> {
+pub(super) fn parse(bytes: &[u8]) -> Result<Option<(HttpHead, usize)>, String> {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
         return if bytes.len() > HEAD_BYTES_MAX {
             Err(format!("the head is longer than {HEAD_BYTES_MAX} bytes"))
@@ -61,7 +61,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, String> {
         let (name, value) = line.split_once(':').ok_or("a header has no colon")?;
         headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
     }
-    let mut head = Head { status, headers, keeps_alive: false, length: Length::UntilClosed };
+    let mut head = HttpHead { status, headers, keeps_alive: false, length: Length::UntilClosed };
     head.length = length(&head)?;
     let says = |word: &str| head.header("connection").is_some_and(|value| value.to_ascii_lowercase().contains(word));
     let stays = if version == "HTTP/1.1" { !says("close") } else { says("keep-alive") };
@@ -69,7 +69,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, String> {
     Ok(Some((head, end + 4)))
 }
 
-fn length(head: &Head) -> Result<Length, String> {
+fn length(head: &HttpHead) -> Result<Length, String> {
     if matches!(head.status, 100..200 | 204 | 304) {
         return Ok(Length::Bytes(0));
     }

@@ -12,10 +12,10 @@ pub mod proxy;
 mod request_head;
 mod url;
 
-pub use api::{Answer, Ask, Gathering, Kind, Told, model, new_request_id, stream};
-pub use client::{Api, CONNECT, Request, Response};
-pub use events::{EVENT_BYTES_MAX, Events};
-pub use head::Head;
+pub use api::{Ask, Gathering, HttpAnswer, HttpProgress, Kind, model, new_request_id, stream};
+pub use client::{Api, CONNECT, HttpRequest, Response};
+pub use events::{EVENT_BYTES_MAX, EventStreamReader};
+pub use head::HttpHead;
 pub use url::{HTTP_PORT, Url};
 pub(crate) use {body::BodyReader, request_head::RequestLines};
 

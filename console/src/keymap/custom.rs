@@ -31,7 +31,7 @@ pub struct KeymapError {
 }
 
 /// One line of a key file.
-struct Change {
+struct KeyChange {
     line: usize,
     place: Place,
     name: String,
@@ -126,7 +126,7 @@ impl Keymap {
     }
 
     /// Checks that no key of a change has another meaning in any context where the change applies.
-    fn check(&self, change: &Change) -> Result<(), KeymapError> {
+    fn check(&self, change: &KeyChange) -> Result<(), KeymapError> {
         let focuses =
             Page::ALL.into_iter().flat_map(|page| page.panels().iter().map(move |panel| Focus { page, panel: *panel }));
         for focus in focuses.filter(|focus| change.place.holds(*focus)) {
@@ -149,7 +149,7 @@ impl Keymap {
 }
 
 /// Parses a key file line by line.
-fn changes(text: &str) -> Result<Vec<Change>, KeymapError> {
+fn changes(text: &str) -> Result<Vec<KeyChange>, KeymapError> {
     let line_at = |place: usize| text.bytes().take(place).filter(|byte| *byte == b'\n').count() + 1;
     let table = toml::de::DeTable::parse(text).map_err(|error| KeymapError {
         line: line_at(error.span().map_or(0, |span| span.start)),
@@ -168,7 +168,7 @@ fn changes(text: &str) -> Result<Vec<Change>, KeymapError> {
         for (name, value) in rows {
             let line = line_at(name.span().start);
             let keys = keys(value.get_ref()).map_err(|reason| KeymapError { line, reason })?;
-            changes.push(Change { line, place, name: name.get_ref().to_string(), keys });
+            changes.push(KeyChange { line, place, name: name.get_ref().to_string(), keys });
         }
     }
     changes.sort_by_key(|change| change.line);
@@ -189,7 +189,7 @@ fn keys(value: &toml::de::DeValue<'_>) -> Result<Vec<Key>, String> {
     }
 }
 
-fn no_action(change: &Change) -> KeymapError {
+fn no_action(change: &KeyChange) -> KeymapError {
     let elsewhere = BINDINGS.iter().find(|binding| binding.action.name() == change.name);
     let name = &change.name;
     let reason = match elsewhere {

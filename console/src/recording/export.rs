@@ -80,7 +80,7 @@ fn nodes(state: &State) -> Grid {
         let health = report.map(|report| &report.health);
         let clock = health.and_then(|health| health.clock.as_ref());
         let (network, all) = node.network_share();
-        let (word, silent) = standing(node.standing(state.now));
+        let (word, silent) = standing(node.status(state.now));
         vec![
             json!(node.name()),
             json!(node.address),

@@ -19,7 +19,7 @@ use protocol::handshake::Identity;
 
 use crate::{
     operator::desired::TopologyRequest,
-    state::{Assignment, GenerateDefaults, State, node::Link},
+    state::{AssignmentStatus, GenerateDefaults, State, node::Link},
     update::effect::DesiredTopology,
     update::event::{AssignEvent, ClientEvent, Event},
 };
@@ -105,7 +105,7 @@ pub fn opening(state: &State) -> Vec<Event> {
             events.push(ClientEvent::Disconnected { node: place, fault: fault.clone() });
         }
     }
-    if let (Assignment::Running { epoch, reused }, Some(topology)) =
+    if let (AssignmentStatus::Running { epoch, reused }, Some(topology)) =
         (&state.cluster.assignment, &state.cluster.assigned)
     {
         let (epoch, reused, topology) = (*epoch, *reused, Box::new(topology.clone()));

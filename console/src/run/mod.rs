@@ -13,11 +13,11 @@ use tokio::{
 };
 
 use crate::{
-    client::Nodes,
+    client::NodeClient,
     operator::desired::TopologyRequest,
     recording::{observer::Observer, rounded},
     state::{GenerateDefaults, State, preferences::Preferences},
-    terminal::{Screen, TerminalError, input::next_input},
+    terminal::{TerminalError, TerminalScreen, input::next_input},
     update::{
         effect::Effect,
         event::{ClientEvent, Event, GenerateEvent, Signal},
@@ -62,7 +62,7 @@ pub struct DashboardOptions {
 ///
 /// # Errors
 /// The terminal cannot be used. The terminal is restored in every case.
-pub async fn dashboard<N: Nodes>(
+pub async fn dashboard<N: NodeClient>(
     options: DashboardOptions,
     connect: impl FnOnce(Vec<String>, mpsc::Sender<ClientEvent>) -> N,
 ) -> Result<i32, TerminalError> {
@@ -80,7 +80,7 @@ pub async fn dashboard<N: Nodes>(
     // Before entering the terminal, so that the error for an unwritable file stays readable.
     let began =
         options.record.map(|file| observer.record(Some(file), &state)).transpose().map_err(TerminalError::Recording)?;
-    let mut screen = Screen::enter()?;
+    let mut screen = TerminalScreen::enter()?;
     screen.take_mouse(state.preferences.takes_mouse);
     let (sender, events) = mpsc::channel(CLIENT_EVENTS_MAX);
     state.clock_ms = observer.started_unix_ms();
@@ -105,9 +105,9 @@ struct Driver<N> {
     exit: Option<i32>,
 }
 
-impl<N: Nodes> Driver<N> {
+impl<N: NodeClient> Driver<N> {
     /// The event loop. Owns the screen, so that the terminal is restored before anything after the loop is awaited.
-    async fn run(&mut self, mut screen: Screen, mut signals: Signals) -> Result<i32, TerminalError> {
+    async fn run(&mut self, mut screen: TerminalScreen, mut signals: Signals) -> Result<i32, TerminalError> {
         let mut keys = EventStream::new();
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -143,7 +143,7 @@ impl<N: Nodes> Driver<N> {
         }
     }
 
-    fn handle(&mut self, event: Event, drawn_at: Option<Instant>, screen: &mut Screen) {
+    fn handle(&mut self, event: Event, drawn_at: Option<Instant>, screen: &mut TerminalScreen) {
         let is_figures = matches!(event, Event::Tick { .. } | Event::Client(ClientEvent::Report { .. }));
         let pause = if is_figures { FIGURES_FRAME } else { FRAME };
         for effect in update(&mut self.state, event) {
@@ -211,7 +211,7 @@ impl Signals {
 
 /// Resolves when a frame is due: something changed, the last frame is old enough, and the terminal has accepted all of
 /// it. On a slow terminal frames are skipped, not queued.
-async fn frame(due: Option<Instant>, screen: &Screen) {
+async fn frame(due: Option<Instant>, screen: &TerminalScreen) {
     match due {
         Some(due) => sleep_until(due).await,
         None => pending().await,

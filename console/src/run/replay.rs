@@ -15,9 +15,9 @@ use crate::{
     recording::{observer::Observer, player::Player},
     state::{
         Panel, State,
-        preferences::{Preferences, Replay},
+        preferences::{Preferences, ReplayStatus},
     },
-    terminal::{Screen, TerminalError, input::next_input},
+    terminal::{TerminalError, TerminalScreen, input::next_input},
     update::effect::{Effect, FileEffect},
     update::event::Event,
     update::update,
@@ -48,9 +48,9 @@ pub struct Start {
 /// The terminal cannot be used. The terminal is restored in every case.
 pub async fn replay(player: Player, start: Start) -> Result<i32, TerminalError> {
     let mut signals = Signals::listen()?;
-    let mut screen = Screen::enter()?;
+    let mut screen = TerminalScreen::enter()?;
     screen.take_mouse(start.desk.takes_mouse);
-    let mut stage = Stage::new(player, start);
+    let mut stage = Replayer::new(player, start);
     let mut keys = EventStream::new();
     let mut ticks = interval(FRAME);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -79,7 +79,7 @@ pub async fn replay(player: Player, start: Start) -> Result<i32, TerminalError> 
 }
 
 /// The replay without the terminal.
-struct Stage {
+struct Replayer {
     player: Player,
     /// The viewer's own view of the state.
     viewer: State,
@@ -93,7 +93,7 @@ struct Stage {
     moved: Instant,
 }
 
-impl Stage {
+impl Replayer {
     fn new(player: Player, start: Start) -> Self {
         let mut viewer = player.state().clone();
         viewer.preferences = start.desk;
@@ -136,7 +136,7 @@ impl Stage {
         let seconds = self.player.header().started_unix_ms / 1000 + self.at.as_secs();
         shown.preferences = Preferences {
             recording: None,
-            replay: Some(Replay {
+            replay: Some(ReplayStatus {
                 clock: time_of_day(seconds),
                 at: self.at.saturating_sub(first),
                 length: end.saturating_sub(first),
@@ -157,7 +157,7 @@ impl Stage {
     }
 
     /// Handles a key, a mouse action or a file result; returns the exit code at the end.
-    fn handle(&mut self, event: Event, screen: &mut Screen) -> Option<i32> {
+    fn handle(&mut self, event: Event, screen: &mut TerminalScreen) -> Option<i32> {
         self.is_changed = true;
         if let Event::Key(key) = event
             && self.steers(key)

@@ -13,7 +13,7 @@ use crate::operator::desired::least_loaded;
 
 /// Progress of an assignment by this console.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Assignment {
+pub enum AssignmentStatus {
     /// None was requested.
     Nothing,
     /// It starts once all included nodes have reported.
@@ -39,7 +39,7 @@ pub struct ClusterState {
     /// The nodes in the order in which they were named.
     pub nodes: Vec<Node>,
     /// Progress of the assignment.
-    pub assignment: Assignment,
+    pub assignment: AssignmentStatus,
     /// The topology of this console's last successful assignment.
     pub assigned: Option<Topology>,
     /// Exclusions, merged from all reports.
@@ -56,7 +56,7 @@ pub struct ClusterState {
 
 impl ClusterState {
     /// Nodes that are not connected yet.
-    pub fn new(nodes: &[String], assignment: Assignment) -> Self {
+    pub fn new(nodes: &[String], assignment: AssignmentStatus) -> Self {
         Self {
             nodes: nodes.iter().map(|address| Node::new(address)).collect(),
             assignment,
@@ -74,7 +74,7 @@ impl ClusterState {
         let reports = self.nodes.iter().filter_map(|node| node.report.as_ref());
         let reported = reports.filter_map(|report| report.topology.as_ref().map(|(known, _, _)| (known, report.epoch)));
         let assigned = match &self.assignment {
-            Assignment::Running { epoch, .. } => self.assigned.as_ref().map(|topology| (topology, *epoch)),
+            AssignmentStatus::Running { epoch, .. } => self.assigned.as_ref().map(|topology| (topology, *epoch)),
             _ => None,
         };
         reported.chain(assigned).max_by_key(|(_, epoch)| *epoch)
@@ -141,7 +141,7 @@ impl ClusterState {
 
     /// Whether an assignment of this console is in progress.
     pub fn is_assigning(&self) -> bool {
-        matches!(self.assignment, Assignment::Loading | Assignment::Committing)
+        matches!(self.assignment, AssignmentStatus::Loading | AssignmentStatus::Committing)
     }
 
     /// Whether a request can be sent: every member of some replica is connected and serves it.
@@ -160,7 +160,7 @@ impl ClusterState {
                     report.topology.is_some() && matches!(report.state, NodeState::Ready | NodeState::Serving)
                 }
                 // Committed a moment ago: the last report is older than that.
-                Some(_) => matches!(self.assignment, Assignment::Running { epoch: ours, .. } if ours == epoch),
+                Some(_) => matches!(self.assignment, AssignmentStatus::Running { epoch: ours, .. } if ours == epoch),
                 None => false,
             }
         };

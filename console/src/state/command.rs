@@ -42,7 +42,7 @@ impl Format {
 
 /// A command.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Command {
+pub enum LineCommand {
     /// Executes the action of a key.
     Act(Action),
     /// Shows only rows that match this text; empty = all rows.
@@ -79,29 +79,29 @@ const ALIASES: [(&str, &str); 4] = [("q", "quit"), ("q!", "quit"), ("exit", "qui
 ///
 /// # Errors
 /// The command is unknown or its argument is invalid; the message lists valid values.
-pub fn parse(text: &str, keys: &Keymap) -> Result<Command, String> {
+pub fn parse(text: &str, keys: &Keymap) -> Result<LineCommand, String> {
     let text = text.trim();
     let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
     let rest = rest.trim();
     let word = ALIASES.iter().find(|(alias, _)| *alias == word).map_or(word, |(_, word)| word);
     match word {
-        "page" => page(rest).map(|page| Command::Act(Action::Navigate(NavigateAction::Show(page)))),
-        "filter" => Ok(Command::Filter(rest.to_owned())),
-        "sort" => Ok(Command::Sort(sort(rest))),
+        "page" => page(rest).map(|page| LineCommand::Act(Action::Navigate(NavigateAction::Show(page)))),
+        "filter" => Ok(LineCommand::Filter(rest.to_owned())),
+        "sort" => Ok(LineCommand::Sort(sort(rest))),
         "export" => export(rest),
-        "load" => Ok(Command::Load(rest.to_owned())),
-        "record" if rest == "stop" => Ok(Command::StopRecording),
-        "record" => Ok(Command::Record((!rest.is_empty()).then(|| rest.to_owned()))),
-        "theme" => rest.parse().map(Command::Theme).map_err(|names: String| format!("theme: {names}")),
+        "load" => Ok(LineCommand::Load(rest.to_owned())),
+        "record" if rest == "stop" => Ok(LineCommand::StopRecording),
+        "record" => Ok(LineCommand::Record((!rest.is_empty()).then(|| rest.to_owned()))),
+        "theme" => rest.parse().map(LineCommand::Theme).map_err(|names: String| format!("theme: {names}")),
         _ => {
             if !rest.is_empty() {
                 return Err(format!("{word}: takes nothing behind it"));
             }
             if let Ok(page) = page(word) {
-                return Ok(Command::Act(Action::Navigate(NavigateAction::Show(page))));
+                return Ok(LineCommand::Act(Action::Navigate(NavigateAction::Show(page))));
             }
             let action = actions(keys).into_iter().find(|(name, _)| name == word);
-            action.map(|(_, action)| Command::Act(action)).ok_or_else(|| match nearest(word, keys) {
+            action.map(|(_, action)| LineCommand::Act(action)).ok_or_else(|| match nearest(word, keys) {
                 Some(near) => format!("no command {word:?}; {near:?}? Tab shows all"),
                 None => format!("no command {word:?}; Tab shows all"),
             })
@@ -125,12 +125,12 @@ fn sort(rest: &str) -> Option<(String, bool)> {
     }
 }
 
-fn export(rest: &str) -> Result<Command, String> {
+fn export(rest: &str) -> Result<LineCommand, String> {
     let (format, file) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
     let known = Format::ALL.into_iter().find(|known| known.name() == format || known.suffix() == format);
     let format = known.ok_or_else(|| "export: csv, json, text or svg, and a file if you like".to_owned())?;
     let file = file.trim();
-    Ok(Command::Export(format, (!file.is_empty()).then(|| file.to_owned())))
+    Ok(LineCommand::Export(format, (!file.is_empty()).then(|| file.to_owned())))
 }
 
 /// The key actions by name, each once, except those that edit text.
@@ -210,7 +210,7 @@ mod tests {
     use crate::keymap::{AppAction, OperateAction};
 
     #[track_caller]
-    fn check(text: &str, expected: Result<Command, &str>) {
+    fn check(text: &str, expected: Result<LineCommand, &str>) {
         let found = parse(text, &Keymap::default());
         match (found, expected) {
             (Err(found), Err(words)) => assert!(found.contains(words), "{found}"),
@@ -220,22 +220,22 @@ mod tests {
 
     #[test]
     fn commands_are_parsed_with_their_arguments() {
-        check("quit", Ok(Command::Act(Action::App(AppAction::Quit))));
-        check(" q ", Ok(Command::Act(Action::App(AppAction::Quit))));
-        check("page sync", Ok(Command::Act(Action::Navigate(NavigateAction::Show(Page::Sync)))));
-        check("page 3", Ok(Command::Act(Action::Navigate(NavigateAction::Show(Page::Sync)))));
-        check("events", Ok(Command::Act(Action::Navigate(NavigateAction::Show(Page::Events)))));
+        check("quit", Ok(LineCommand::Act(Action::App(AppAction::Quit))));
+        check(" q ", Ok(LineCommand::Act(Action::App(AppAction::Quit))));
+        check("page sync", Ok(LineCommand::Act(Action::Navigate(NavigateAction::Show(Page::Sync)))));
+        check("page 3", Ok(LineCommand::Act(Action::Navigate(NavigateAction::Show(Page::Sync)))));
+        check("events", Ok(LineCommand::Act(Action::Navigate(NavigateAction::Show(Page::Events)))));
         check("page 8", Err("page: one of cluster"));
         check("page 0", Err("page: one of cluster"));
-        check("restart", Ok(Command::Act(Action::Operate(OperateAction::Restart))));
-        check("filter  pi1 hot", Ok(Command::Filter("pi1 hot".into())));
-        check("sort temp down", Ok(Command::Sort(Some(("temp".into(), true)))));
-        check("sort", Ok(Command::Sort(None)));
-        check("export csv", Ok(Command::Export(Format::Csv, None)));
-        check("export txt a b.txt", Ok(Command::Export(Format::Text, Some("a b.txt".into()))));
+        check("restart", Ok(LineCommand::Act(Action::Operate(OperateAction::Restart))));
+        check("filter  pi1 hot", Ok(LineCommand::Filter("pi1 hot".into())));
+        check("sort temp down", Ok(LineCommand::Sort(Some(("temp".into(), true)))));
+        check("sort", Ok(LineCommand::Sort(None)));
+        check("export csv", Ok(LineCommand::Export(Format::Csv, None)));
+        check("export txt a b.txt", Ok(LineCommand::Export(Format::Text, Some("a b.txt".into()))));
         check("export pdf", Err("csv, json, text or svg"));
-        check("record stop", Ok(Command::StopRecording));
-        check("theme light", Ok(Command::Theme(ThemeName::Light)));
+        check("record stop", Ok(LineCommand::StopRecording));
+        check("theme light", Ok(LineCommand::Theme(ThemeName::Light)));
         check("theme pink", Err("high-contrast"));
         check("restrat", Err("\"restart\"?"));
         check("quit now", Err("takes nothing"));
@@ -261,7 +261,7 @@ mod tests {
             if WORDS.iter().any(|(word, _)| *word == name) {
                 continue;
             }
-            assert_eq!(parse(&name, &keys), Ok(Command::Act(binding.action)), "{name}");
+            assert_eq!(parse(&name, &keys), Ok(LineCommand::Act(binding.action)), "{name}");
         }
     }
 }

@@ -6,7 +6,7 @@ use telemetry::Severity;
 use crate::state::{
     State,
     clean::clean_line,
-    row::{Cell, Row, Tone},
+    row::{Cell, TableRow, Tone},
     table::{Column, Table},
 };
 
@@ -78,7 +78,7 @@ pub fn table(state: &State) -> Table {
     Table { columns: COLUMNS, rows: entries.map(|entry| row(state, entry)).collect() }
 }
 
-fn row(state: &State, entry: &Entry) -> Row {
+fn row(state: &State, entry: &Entry) -> TableRow {
     let node = entry.node.and_then(|place| state.cluster.nodes.get(place)).map_or("", |node| node.name());
     let tone = match entry.severity {
         Severity::Note => Tone::Plain,
@@ -88,7 +88,7 @@ fn row(state: &State, entry: &Entry) -> Row {
     let at = Cell { text: time_of_day(state, entry.at), number: Some(entry.number as f64), tone: Tone::Dim };
     let severity = Cell { number: Some(f64::from(entry.severity as u8)), ..Cell::text(entry.severity.name()) };
     let cells = vec![at, severity.toned(tone), Cell::text(node), Cell::text(entry.text.clone()).toned(tone)];
-    Row { key: entry.number.to_string(), cells, is_stale: false }
+    TableRow { key: entry.number.to_string(), cells, is_stale: false }
 }
 
 /// A time since the start as UTC time of day (hours, minutes, seconds).

@@ -2,7 +2,7 @@
 //! Case-insensitive.
 use regex::{Regex, RegexBuilder};
 
-use crate::state::row::Row;
+use crate::state::row::TableRow;
 
 /// Maximum length of a filter in bytes.
 pub const FILTER_BYTES_MAX: usize = 120;
@@ -75,7 +75,7 @@ impl Filter {
     }
 
     /// Whether a row is shown: one of its fields matches, or none of them for an inverse filter.
-    pub fn takes(&self, row: &Row) -> bool {
+    pub fn takes(&self, row: &TableRow) -> bool {
         let matches = |text: &str| match &self.meaning {
             Meaning::All | Meaning::Unreadable => true,
             Meaning::Text(wanted) => text.to_lowercase().contains(wanted),
@@ -93,7 +93,7 @@ mod tests {
     #[track_caller]
     fn check(filter: &str, expected: &[&str]) {
         let rows = ["pi1 ready", "pi2 loading", "Pi10 Ready", "x[9"];
-        let row = |text: &&str| Row { key: String::new(), cells: vec![Cell::text(*text)], is_stale: false };
+        let row = |text: &&str| TableRow { key: String::new(), cells: vec![Cell::text(*text)], is_stale: false };
         let filter = Filter::new(filter);
         let taken: Vec<&str> = rows.into_iter().filter(|text| filter.takes(&row(text))).collect();
         assert_eq!(taken, expected, "{filter:?}");

@@ -35,7 +35,7 @@ use common::{ids::MemberIndex, latency::ratio};
 use telemetry::NodeState;
 
 pub use self::{
-    cluster::{Assignment, ClusterState},
+    cluster::{AssignmentStatus, ClusterState},
     generation::{GenerateDefaults, GenerationState},
     screen::{Extent, ScreenState, TextScroll},
 };
@@ -103,7 +103,7 @@ pub struct State {
 impl State {
     /// The initial state.
     pub fn new(nodes: &[String], desired: Option<DesiredTopology>, prompt: &str, defaults: GenerateDefaults) -> Self {
-        let assignment = if desired.is_some() { Assignment::WaitsForNodes } else { Assignment::Nothing };
+        let assignment = if desired.is_some() { AssignmentStatus::WaitsForNodes } else { AssignmentStatus::Nothing };
         Self {
             now: Duration::ZERO,
             clock_ms: 0,
@@ -148,7 +148,7 @@ impl State {
         let replica = topology.place(MemberIndex(member as u16)).replica;
         let heads = topology.layout.heads().filter(|head| topology.place(*head).replica == replica);
         let mut nodes = heads.filter_map(|head| cluster.node_of(head.index()));
-        nodes.any(|head| head.standing(self.now) == NodeStatus::Reports(NodeState::Serving))
+        nodes.any(|head| head.status(self.now) == NodeStatus::Reports(NodeState::Serving))
     }
 
     /// The topology to assign: the requested one, otherwise the one that the nodes held, adapted to the included nodes.

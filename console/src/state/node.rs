@@ -151,7 +151,7 @@ impl Node {
     }
 
     /// The node's condition.
-    pub fn standing(&self, now: Duration) -> NodeStatus {
+    pub fn status(&self, now: Duration) -> NodeStatus {
         let silent = now.saturating_sub(self.heard);
         match (&self.link, &self.report) {
             (Link::Connecting, _) => NodeStatus::Connecting,

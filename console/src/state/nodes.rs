@@ -7,7 +7,7 @@ use crate::state::{
     clean::clean_line,
     lateness::ranks,
     node::{Node, NodeStatus},
-    row::{Cell, Row, Tone},
+    row::{Cell, TableRow, Tone},
     table::{Column, Table},
 };
 
@@ -36,14 +36,14 @@ pub fn table(state: &State) -> Table {
     Table { columns: COLUMNS, rows: state.cluster.nodes.iter().enumerate().map(row).collect() }
 }
 
-fn row(state: &State, node: &Node, late: Option<f64>) -> Row {
-    let standing = node.standing(state.now);
+fn row(state: &State, node: &Node, late: Option<f64>) -> TableRow {
+    let standing = node.status(state.now);
     let is_live = matches!(standing, NodeStatus::Reports(_));
     let report = node.report.as_ref();
     let health = report.map(|report| &report.health);
     let mut cells = vec![
         Cell::text(node.name()),
-        standing_cell(state, node),
+        status_cell(state, node),
         Cell::text(place(state, node).unwrap_or_else(|| "–".to_owned())),
         temperature(node, health),
         clock(health),
@@ -64,15 +64,15 @@ fn row(state: &State, node: &Node, late: Option<f64>) -> Row {
     }
     // The operator looks for lost nodes, so only their figures are dim.
     let is_gone = matches!(standing, NodeStatus::Away | NodeStatus::Lost);
-    Row { key: node.address.clone(), cells, is_stale: !is_live && !is_gone }
+    TableRow { key: node.address.clone(), cells, is_stale: !is_live && !is_gone }
 }
 
 /// A node's state in one word: `stale` if it has sent nothing for a while, regardless of its last report.
-pub fn standing_cell(state: &State, node: &Node) -> Cell {
+pub fn status_cell(state: &State, node: &Node) -> Cell {
     if state.cluster.exclusion(node).is_some() {
         return Cell::text(if node.is_open() { "out" } else { "out, away" }).toned(Tone::Warn);
     }
-    let standing = node.standing(state.now);
+    let standing = node.status(state.now);
     let text = match (node.load, standing) {
         (Some(load), NodeStatus::Reports(_) | NodeStatus::Silent) => {
             format!("load {:.0} %", 100.0 * ratio(load.done.0 as f64, load.total.0 as f64))
@@ -178,7 +178,7 @@ fn why(state: &State, node: &Node, health: Option<&Health>) -> Cell {
         let reason = format!("{} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by);
         return Cell::text(clean_line(&reason));
     }
-    if let NodeStatus::Stale(_) = node.standing(state.now) {
+    if let NodeStatus::Stale(_) = node.status(state.now) {
         return Cell::text("silent, old figures").toned(Tone::Dim);
     }
     if let Some(fault) = node.fault() {
@@ -207,7 +207,7 @@ pub fn tokens_per_second(state: &State) -> Option<f64> {
 
 /// Running and waiting requests on all reporting heads.
 pub fn requests(state: &State) -> u32 {
-    let live = state.cluster.nodes.iter().filter(|node| matches!(node.standing(state.now), NodeStatus::Reports(_)));
+    let live = state.cluster.nodes.iter().filter(|node| matches!(node.status(state.now), NodeStatus::Reports(_)));
     live.filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum()
 }
 
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
     use crate::{
         fixtures::{Story, running},
-        state::{Page, node::Link, status, sync::Picture, tables},
+        state::{Page, node::Link, status, sync::SyncPicture, tables},
     };
 
     #[test]
@@ -293,7 +293,7 @@ mod tests {
         let until = story.state.now.as_millis() as u64;
         story.at(until + 2500).all_report(NodeState::Ready, false);
         assert_eq!(late(&story), "–");
-        assert_eq!(Picture::take(&story.state).straggler, None);
+        assert_eq!(SyncPicture::take(&story.state).straggler, None);
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl std::str::FromStr for ThemeName {
 
 /// Position and mode of a replay.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Replay {
+pub struct ReplayStatus {
     /// UTC time of day of the displayed state.
     pub clock: String,
     /// Time since the first event.
@@ -80,7 +80,7 @@ pub struct Preferences {
     /// The file that the session is recorded to.
     pub recording: Option<String>,
     /// The replay that is playing.
-    pub replay: Option<Replay>,
+    pub replay: Option<ReplayStatus>,
     /// Whether the command line is open.
     pub is_commanding: bool,
     /// The command line, with its history.

@@ -10,7 +10,7 @@ use crate::state::{
     clean::clean_line,
     node::{Node, NodeStatus},
     request::Phase,
-    row::{Cell, Row, Tone},
+    row::{Cell, TableRow, Tone},
     table::{Column, Table},
 };
 
@@ -33,13 +33,13 @@ const COLUMNS: &[Column] = &[
 
 /// Open requests, then finished ones, latest first.
 pub fn table(state: &State) -> Table {
-    let mut rows: Vec<(bool, u64, Row)> = Vec::new();
+    let mut rows: Vec<(bool, u64, TableRow)> = Vec::new();
     for node in &state.cluster.nodes {
         let Some(report) = &node.report else { continue };
-        let is_stale = !matches!(node.standing(state.now), NodeStatus::Reports(_));
+        let is_stale = !matches!(node.status(state.now), NodeStatus::Reports(_));
         for trace in &report.traces {
             let key = key(node, report.epoch, trace);
-            let row = Row { key, cells: cells(node, trace), is_stale };
+            let row = TableRow { key, cells: cells(node, trace), is_stale };
             rows.push((trace.stage.is_over(), trace.age_ms, row));
         }
     }
@@ -109,19 +109,19 @@ fn end(stage: &RequestStage) -> Cell {
 }
 
 /// The request of this console that waits for a topology.
-fn held(state: &State) -> Row {
+fn held(state: &State) -> TableRow {
     let mut cells = vec![Cell::default(); COLUMNS.len()];
     let age: Duration = state.generation.request.age(state.now);
     cells[0] = Cell::text("here");
     cells[2] = Cell::text("held").toned(Tone::Warn);
     cells[3] = Cell::figure(Some(age.as_secs_f64()), |age| format!("{age:.1}"));
     cells[COLUMNS.len() - 1] = Cell::text("until a topology runs").toned(Tone::Warn);
-    Row { key: "here".to_owned(), cells, is_stale: false }
+    TableRow { key: "here".to_owned(), cells, is_stale: false }
 }
 
 /// Mean time to first token and mean time per output token of recently finished requests, in milliseconds.
 pub fn latencies(state: &State) -> (Option<f64>, Option<f64>) {
-    let live = state.cluster.nodes.iter().filter(|node| matches!(node.standing(state.now), NodeStatus::Reports(_)));
+    let live = state.cluster.nodes.iter().filter(|node| matches!(node.status(state.now), NodeStatus::Reports(_)));
     let traces = live.filter_map(|node| node.report.as_ref()).flat_map(|report| &report.traces);
     let times = || {
         traces.clone().filter_map(|trace| match &trace.stage {

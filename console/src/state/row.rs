@@ -34,7 +34,7 @@ impl Cell {
 
 /// A row.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct TableRow {
     /// Identifies the row: constant while its figures change.
     pub key: String,
     /// One field per column.

@@ -4,7 +4,7 @@ use telemetry::NodeState;
 use topology::Topology;
 
 use crate::state::{
-    Assignment, Page, State,
+    AssignmentStatus, Page, State,
     node::{Link, Node, NodeStatus},
     nodes::requests,
     operation::Operation,
@@ -51,10 +51,10 @@ pub fn status(state: &State) -> ClusterStatus<'_> {
     let absent =
         state.cluster.usable().into_iter().map(|place| &state.cluster.nodes[place]).find(|node| !node.is_open());
     match (&state.cluster.assignment, absent) {
-        (Assignment::Loading, _) => return ClusterStatus::Loading(loaded(state)),
-        (Assignment::Committing, _) => return ClusterStatus::Committing,
-        (Assignment::Failed(fault), _) if !state.cluster.is_ready() => return ClusterStatus::Refused(fault),
-        (Assignment::WaitsForNodes, Some(node)) => return ClusterStatus::WaitsFor(node),
+        (AssignmentStatus::Loading, _) => return ClusterStatus::Loading(loaded(state)),
+        (AssignmentStatus::Committing, _) => return ClusterStatus::Committing,
+        (AssignmentStatus::Failed(fault), _) if !state.cluster.is_ready() => return ClusterStatus::Refused(fault),
+        (AssignmentStatus::WaitsForNodes, Some(node)) => return ClusterStatus::WaitsFor(node),
         _ => {}
     }
     if state.cluster.is_ready() {
@@ -96,7 +96,7 @@ fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
     let gone = members().find(|(_, node)| !node.is_some_and(Node::is_open));
     let holds_nothing = NodeStatus::Reports(NodeState::Idle);
     let measures = NodeStatus::Reports(NodeState::Benching);
-    let idle = |node: &Node| [holds_nothing, measures].contains(&node.standing(state.now));
+    let idle = |node: &Node| [holds_nothing, measures].contains(&node.status(state.now));
     let faulted = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Faulted);
     let draining = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Draining);
     let first = |test: &dyn Fn(&Node) -> bool| members().find(|(_, node)| node.is_some_and(test));
@@ -126,7 +126,7 @@ pub fn cordoned(state: &State) -> Option<&str> {
 
 /// A member that has sent nothing for a while.
 fn silent(state: &State) -> Option<&Node> {
-    members(state).find(|node| matches!(node.standing(state.now), NodeStatus::Stale(_)))
+    members(state).find(|node| matches!(node.status(state.now), NodeStatus::Stale(_)))
 }
 
 /// The members of the topology that were named to this console.

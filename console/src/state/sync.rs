@@ -118,7 +118,7 @@ fn boundaries(state: &State) -> Vec<Boundary> {
 
 /// The all-reduces of all ranks at one moment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Picture {
+pub struct SyncPicture {
     /// Time since the start of the dashboard.
     pub at: Duration,
     /// The ranks with their names, worst straggler first.
@@ -131,7 +131,7 @@ pub struct Picture {
     pub straggler: Option<(usize, String)>,
 }
 
-impl Picture {
+impl SyncPicture {
     /// The current snapshot.
     pub fn take(state: &State) -> Self {
         let rows = ranks(state);
@@ -219,7 +219,7 @@ pub fn cause(health: &Health, others: &[&Health]) -> String {
 /// Snapshots of the last minutes, and the selected one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SyncHistory {
-    kept: VecDeque<Picture>,
+    kept: VecDeque<SyncPicture>,
     /// Number of dropped snapshots.
     gone: usize,
     /// The selected snapshot, counted from the first one ever; `None` = live.
@@ -236,7 +236,7 @@ impl SyncHistory {
     }
 
     /// Adds a snapshot and drops the oldest beyond the limits.
-    pub fn keep(&mut self, picture: Picture) {
+    pub fn keep(&mut self, picture: SyncPicture) {
         self.layers += picture.size();
         self.kept.push_back(picture);
         while self.kept.len() > KEPT_MAX || (self.layers > LAYERS_MAX && self.kept.len() > 1) {
@@ -260,7 +260,7 @@ impl SyncHistory {
     }
 
     /// The selected snapshot; `None` = live. If it has been dropped, the oldest one that is kept.
-    pub fn shown(&self) -> Option<&Picture> {
+    pub fn shown(&self) -> Option<&SyncPicture> {
         self.place().and_then(|place| self.kept.get(place))
     }
 
@@ -270,7 +270,7 @@ impl SyncHistory {
     }
 
     /// All snapshots, oldest first.
-    pub fn kept(&self) -> &VecDeque<Picture> {
+    pub fn kept(&self) -> &VecDeque<SyncPicture> {
         &self.kept
     }
 }
@@ -279,7 +279,7 @@ impl SyncHistory {
 pub fn record(state: &mut State) {
     let arrived = state.cluster.nodes.iter().filter_map(|node| node.layers_at).max();
     if state.cluster.sync.is_due(state.now, arrived) {
-        let picture = Picture::take(state);
+        let picture = SyncPicture::take(state);
         state.cluster.sync.keep(picture);
     }
 }
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn straggler_is_first_with_its_cause() {
         let story = Story::generating();
-        let picture = Picture::take(&story.state);
+        let picture = SyncPicture::take(&story.state);
         let (place, why) = picture.straggler.clone().expect("node 2 is the straggler");
         assert_eq!((place, picture.ranks[0].1.as_str()), (0, "pi2"));
         assert!(why.contains("no cause is known"), "{why}");
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!((sync.layer.0, sync.kind), (2, SyncKind::FeedForward));
         assert_eq!((picture.sync(1, 12), picture.sync(9, 0)), (None, None));
         assert!(picture.usual(Metric::P50).0 > 0);
-        assert_eq!(Picture::take(&Story::begin().state).usual(Metric::P95), Nanoseconds(0));
+        assert_eq!(SyncPicture::take(&Story::begin().state).usual(Metric::P95), Nanoseconds(0));
     }
 
     #[test]
@@ -321,7 +321,8 @@ mod tests {
 
     #[test]
     fn selected_snapshot_stays_while_new_ones_arrive() {
-        let picture = |second| Picture { at: Duration::from_secs(second), ..Picture::take(&Story::generating().state) };
+        let picture =
+            |second| SyncPicture { at: Duration::from_secs(second), ..SyncPicture::take(&Story::generating().state) };
         let mut history = SyncHistory::default();
         (1..=10).for_each(|second| history.keep(picture(second)));
         let at = |history: &SyncHistory| history.shown().map(|picture| picture.at.as_secs());
@@ -343,7 +344,7 @@ mod tests {
 
     #[test]
     fn history_is_bounded_by_its_layers_too() {
-        let mut picture = Picture::take(&Story::generating().state);
+        let mut picture = SyncPicture::take(&Story::generating().state);
         picture.layers = vec![vec![Layer::default(); 1024]; 16];
         let mut history = SyncHistory::default();
         (0..20).for_each(|_| history.keep(picture.clone()));

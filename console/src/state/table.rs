@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use crate::state::filter::Filter;
-use crate::state::row::Row;
+use crate::state::row::TableRow;
 
 /// Alignment of a column's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct Table {
     /// Its columns.
     pub columns: &'static [Column],
     /// All rows in their natural order.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TableRow>,
 }
 
 /// How an operator has arranged a table.
@@ -70,8 +70,8 @@ pub struct Arrangement {
 
 impl Arrangement {
     /// The visible rows, in display order.
-    pub fn rows<'a>(&self, table: &'a Table) -> Vec<&'a Row> {
-        let mut rows: Vec<&Row> = table.rows.iter().filter(|row| self.filter.takes(row)).collect();
+    pub fn rows<'a>(&self, table: &'a Table) -> Vec<&'a TableRow> {
+        let mut rows: Vec<&TableRow> = table.rows.iter().filter(|row| self.filter.takes(row)).collect();
         if let Some((column, descending)) = self.sort {
             // Stable: equal rows keep their natural order.
             rows.sort_by(|one, two| order(one, two, column, descending));
@@ -80,8 +80,8 @@ impl Arrangement {
     }
 
     /// The index of the selected row among the visible ones; the first row if it is not among them.
-    pub fn place(&self, rows: &[&Row]) -> usize {
-        let is_it = |row: &&Row| self.selected.as_deref() == Some(row.key.as_str());
+    pub fn place(&self, rows: &[&TableRow]) -> usize {
+        let is_it = |row: &&TableRow| self.selected.as_deref() == Some(row.key.as_str());
         rows.iter().position(is_it).unwrap_or(0)
     }
 
@@ -119,7 +119,7 @@ impl Arrangement {
 }
 
 /// Unknown figures come last in both directions.
-fn order(one: &Row, two: &Row, column: usize, descending: bool) -> Ordering {
+fn order(one: &TableRow, two: &TableRow, column: usize, descending: bool) -> Ordering {
     let (Some(one), Some(two)) = (one.cells.get(column), two.cells.get(column)) else { return Ordering::Equal };
     let order = match (one.number, two.number) {
         (Some(one), Some(two)) => one.total_cmp(&two),
@@ -138,7 +138,7 @@ mod tests {
     const COLUMNS: &[Column] = &[Column::left("node", 8, 0), Column::right("temp", 5, 1)];
 
     fn table(rows: &[(&str, Option<f64>)]) -> Table {
-        let row = |(name, temperature): &(&str, Option<f64>)| Row {
+        let row = |(name, temperature): &(&str, Option<f64>)| TableRow {
             key: (*name).to_owned(),
             cells: vec![Cell::text(*name), Cell::figure(*temperature, |value| format!("{value:.1}"))],
             is_stale: false,

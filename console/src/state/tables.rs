@@ -5,7 +5,7 @@ use crate::state::{
     Page, State,
     clean::clean_line,
     events, nodes, plan, requests,
-    row::Row,
+    row::TableRow,
     sync::Metric,
     table::{Arrangement, Table},
 };
@@ -52,7 +52,7 @@ pub fn selected(state: &State, page: Page) -> String {
 }
 
 /// The visible rows of a page's table, and the index of the selected one among them.
-pub fn shown<'a>(state: &State, page: Page, table: &'a Table) -> (Vec<&'a Row>, usize) {
+pub fn shown<'a>(state: &State, page: Page, table: &'a Table) -> (Vec<&'a TableRow>, usize) {
     let arrangement = arrangement(state, page);
     let rows = arrangement.rows(table);
     let place = match page {

@@ -13,7 +13,7 @@ pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
     let leaving = state.cluster.member_of(state.cluster.nodes.get(place)?)?;
     let now = |member: usize| {
         let node = state.cluster.node_of(member);
-        let standing = node.map(|node| node.standing(state.now));
+        let standing = node.map(|node| node.status(state.now));
         let report = node.and_then(|node| node.report.as_ref());
         let shard = report.map_or(Bytes(0), |report| report.shard);
         Now {

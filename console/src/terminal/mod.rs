@@ -61,13 +61,13 @@ pub enum TerminalError {
 
 /// The terminal in raw mode with the alternate screen and bracketed paste. Dropping it restores the previous state.
 #[derive(Debug)]
-pub struct Screen {
+pub struct TerminalScreen {
     terminal: Terminal<CrosstermBackend<writer::Frame>>,
     frame: writer::Frame,
     writer: TerminalWriter,
 }
 
-impl Screen {
+impl TerminalScreen {
     /// Takes over the terminal.
     ///
     /// # Errors
@@ -143,7 +143,7 @@ impl Screen {
     }
 }
 
-impl Drop for Screen {
+impl Drop for TerminalScreen {
     fn drop(&mut self) {
         if !self.writer.wait_idle(LAST_FRAME) {
             // Discard output that the terminal has not accepted yet: it would delay the restoring sequences.

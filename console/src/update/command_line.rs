@@ -5,7 +5,7 @@ use crate::{
     state::{
         State,
         clean::clean_line,
-        command::{Command, completed, parse},
+        command::{LineCommand, completed, parse},
     },
     update::effect::{Effect, FileEffect},
 };
@@ -67,25 +67,25 @@ fn submit(state: &mut State) -> Vec<Effect> {
     }
 }
 
-fn perform(state: &mut State, command: Command) -> Vec<Effect> {
+fn perform(state: &mut State, command: LineCommand) -> Vec<Effect> {
     match command {
-        Command::Act(action) => {
+        LineCommand::Act(action) => {
             // A command applies to the page, not to its prompt box.
             if state.screen.focus.is_typing() {
                 state.screen.focus = state.screen.focus.further(1);
             }
             return act(state, action);
         }
-        Command::Export(format, file) => return export(format, file),
-        Command::Load(name) => return models::load(state, &name),
-        Command::Record(file) => return app::record(state, file),
-        Command::StopRecording if state.preferences.recording.is_some() => {
+        LineCommand::Export(format, file) => return export(format, file),
+        LineCommand::Load(name) => return models::load(state, &name),
+        LineCommand::Record(file) => return app::record(state, file),
+        LineCommand::StopRecording if state.preferences.recording.is_some() => {
             return vec![Effect::File(FileEffect::StopRecording)];
         }
-        Command::StopRecording => state.screen.notice = Some("nothing is recorded".to_owned()),
-        Command::Theme(theme) => state.preferences.theme = theme,
-        Command::Filter(text) => table::filter(state, &text),
-        Command::Sort(by) => table::sort(state, by),
+        LineCommand::StopRecording => state.screen.notice = Some("nothing is recorded".to_owned()),
+        LineCommand::Theme(theme) => state.preferences.theme = theme,
+        LineCommand::Filter(text) => table::filter(state, &text),
+        LineCommand::Sort(by) => table::sort(state, by),
     }
     Vec::new()
 }

@@ -69,7 +69,7 @@ fn update_live(state: &mut State, event: Event) -> Vec<Effect> {
 /// all-reduces that stop arriving.
 fn time_dependent(state: &State) -> (Vec<NodeStatus>, bool, Option<u64>) {
     let seconds = state.is_operating().then_some(state.now.as_secs());
-    (state.cluster.nodes.iter().map(|node| node.standing(state.now)).collect(), state.layers_move(), seconds)
+    (state.cluster.nodes.iter().map(|node| node.status(state.now)).collect(), state.layers_move(), seconds)
 }
 
 /// Advances the time.

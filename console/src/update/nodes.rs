@@ -6,7 +6,9 @@ use super::{
     generate, models, operate,
 };
 use crate::{
-    state::{Assignment, State, clean::clean_line, node::NodeStatus, plan::Planning, request::Phase, sync, watch},
+    state::{
+        AssignmentStatus, State, clean::clean_line, node::NodeStatus, plan::Planning, request::Phase, sync, watch,
+    },
     update::{
         effect::Effect,
         event::{AssignEvent, ClientEvent},
@@ -17,7 +19,7 @@ use crate::{
 pub(super) fn says_nothing_new(state: &State, node: usize, report: &NodeReport) -> bool {
     let Some(node) = state.cluster.nodes.get(node) else { return true };
     let Some(before) = &node.report else { return false };
-    let is_heard = matches!(node.standing(state.now), NodeStatus::Reports(_));
+    let is_heard = matches!(node.status(state.now), NodeStatus::Reports(_));
     is_heard && report.layers.is_empty() && before.is_same_but_for_the_time(report) && node.load == report.load
 }
 
@@ -83,7 +85,7 @@ fn on_report(state: &mut State, node: usize, report: NodeReport) -> Vec<Effect> 
     if let Some(rolling) = rolling {
         effects = operate::rolled(state, &rolling);
     }
-    if state.cluster.assignment == Assignment::WaitsForNodes {
+    if state.cluster.assignment == AssignmentStatus::WaitsForNodes {
         effects.extend(assign(state));
     }
     // During a rolling restart only reports show that a topology runs.
@@ -97,15 +99,15 @@ fn on_assign(state: &mut State, event: AssignEvent) -> Vec<Effect> {
     let now = state.now;
     match event {
         AssignEvent::Loading { node, progress } => {
-            state.cluster.assignment = Assignment::Loading;
+            state.cluster.assignment = AssignmentStatus::Loading;
             if let Some(node) = state.cluster.nodes.get_mut(node) {
                 node.loading(now, progress);
             }
         }
-        AssignEvent::Committing => state.cluster.assignment = Assignment::Committing,
+        AssignEvent::Committing => state.cluster.assignment = AssignmentStatus::Committing,
         AssignEvent::Pauses { .. } => state.screen.notice = event.pause().map(|pause| clean_line(&pause)),
         AssignEvent::Running { epoch, topology, reused } => {
-            state.cluster.assignment = Assignment::Running { epoch, reused };
+            state.cluster.assignment = AssignmentStatus::Running { epoch, reused };
             state.cluster.assigned = Some(*topology);
             state.cluster.nodes.iter_mut().for_each(|node| node.load = None);
             if state.generation.request.phase == Phase::Held {
@@ -117,7 +119,7 @@ fn on_assign(state: &mut State, event: AssignEvent) -> Vec<Effect> {
                 state.generation.request.phase = Phase::Failed(fault.clone());
             }
             state.cluster.nodes.iter_mut().for_each(|node| node.load = None);
-            state.cluster.assignment = Assignment::Failed(fault);
+            state.cluster.assignment = AssignmentStatus::Failed(fault);
         }
     }
     Vec::new()

@@ -11,7 +11,7 @@ use topology::rolling::Phase;
 use crate::{
     keymap::{self, Place},
     operator::command::Removal,
-    state::{Assignment, State, clean::clean_line, operation::Operation},
+    state::{AssignmentStatus, State, clean::clean_line, operation::Operation},
     view::{
         format::{shorten, width},
         theme::Theme,
@@ -76,7 +76,7 @@ fn words(state: &State) -> Option<(String, bool)> {
         };
         return Some((words, true));
     }
-    if state.cluster.assignment == Assignment::Loading {
+    if state.cluster.assignment == AssignmentStatus::Loading {
         return Some(("the nodes load; A aborts it".to_owned(), true));
     }
     let rolling = state.cluster.open_rolling()?;

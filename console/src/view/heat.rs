@@ -14,7 +14,7 @@ use telemetry::LayerSync;
 use crate::{
     state::{
         Panel, State,
-        sync::{Metric, Picture},
+        sync::{Metric, SyncPicture},
     },
     view::{
         format::{fit, fit_right, tight_time},
@@ -78,7 +78,13 @@ impl Columns {
 }
 
 /// Renders the map; returns the total and the visible number of rows.
-pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, picture: &Picture) -> (usize, usize) {
+pub(super) fn draw(
+    state: &State,
+    theme: &Theme,
+    frame: &mut Frame,
+    area: Rect,
+    picture: &SyncPicture,
+) -> (usize, usize) {
     let metric = state.tables.sync_metric;
     // A rule, a heading, the scale and the time strip.
     let height = usize::from(area.height).saturating_sub(4);
@@ -123,7 +129,7 @@ fn meaning(metric: Metric) -> &'static str {
     }
 }
 
-fn ago(state: &State, picture: &Picture) -> u64 {
+fn ago(state: &State, picture: &SyncPicture) -> u64 {
     state.now.saturating_sub(picture.at).as_secs()
 }
 
@@ -143,7 +149,7 @@ fn remark(state: &State, (first, height, rows): (usize, usize, usize), hidden: u
     parts.join(", ")
 }
 
-fn heading(theme: &Theme, picture: &Picture, columns: &Columns, selected: usize, metric: Metric) -> Line<'static> {
+fn heading(theme: &Theme, picture: &SyncPicture, columns: &Columns, selected: usize, metric: Metric) -> Line<'static> {
     let late = picture.straggler.as_ref().map(|(place, _)| *place);
     let mut spans = vec![Span::styled(fit("layer", LAYER), theme.dim)];
     for (place, (row, _)) in picture.ranks.iter().take(columns.ranks).enumerate() {
@@ -173,7 +179,7 @@ fn heading(theme: &Theme, picture: &Picture, columns: &Columns, selected: usize,
 
 fn line(
     theme: &Theme,
-    picture: &Picture,
+    picture: &SyncPicture,
     columns: &Columns,
     (row, metric, usual): (usize, Metric, Nanoseconds),
     selected: usize,

@@ -8,7 +8,7 @@ use ratatui::{
 use telemetry::HopSync;
 
 use crate::{
-    state::sync::{Boundary, Picture},
+    state::sync::{Boundary, SyncPicture},
     view::{
         format::{fit, fit_right, tight_time},
         theme::Theme,
@@ -23,12 +23,12 @@ const BYTES: usize = 9;
 const ROWS_MAX: usize = 8;
 
 /// Lines needed; 0 without a pipeline.
-pub(super) fn height(picture: &Picture) -> u16 {
+pub(super) fn height(picture: &SyncPicture) -> u16 {
     if picture.boundaries.is_empty() { 0 } else { picture.boundaries.len().min(ROWS_MAX) as u16 + 2 }
 }
 
 /// Renders the boundaries.
-pub(super) fn draw(theme: &Theme, frame: &mut Frame, area: Rect, picture: &Picture) {
+pub(super) fn draw(theme: &Theme, frame: &mut Frame, area: Rect, picture: &SyncPicture) {
     if area.height == 0 {
         return;
     }

@@ -81,7 +81,7 @@ fn log(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
 
 fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let mut all = vec![summary(state, node, theme)];
-    let is_live = matches!(node.standing(state.now), NodeStatus::Reports(_));
+    let is_live = matches!(node.status(state.now), NodeStatus::Reports(_));
     all.extend(graphs(node, theme, width, is_live));
     let mut say = |text: &str, style: Style| {
         let text = clean_line(text);
@@ -118,7 +118,7 @@ fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<
 }
 
 fn summary(state: &State, node: &Node, theme: &Theme) -> Line<'static> {
-    let standing = nodes::standing_cell(state, node);
+    let standing = nodes::status_cell(state, node);
     let mut spans = vec![Span::styled(format!(" {}", standing.text), theme.tone(standing.tone))];
     let mut rest = Vec::new();
     rest.extend(nodes::place(state, node).map(|place| format!("place {place}")));

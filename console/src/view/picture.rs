@@ -45,7 +45,7 @@ fn cells(buffer: &Buffer, y: u16) -> impl Iterator<Item = (u16, &Cell, u16)> {
 
 /// The style of a run of cells.
 #[derive(Clone, Copy, PartialEq)]
-struct Look {
+struct CellLook {
     front: Rgb,
     ground: Option<Rgb>,
     modifiers: Modifier,
@@ -60,7 +60,7 @@ pub fn svg(buffer: &Buffer, is_light: bool) -> String {
         if cell.modifier.contains(Modifier::REVERSED) {
             (letters, back) = (back.unwrap_or(ground), Some(letters));
         }
-        Look { front: letters, ground: back, modifiers: cell.modifier.difference(Modifier::REVERSED) }
+        CellLook { front: letters, ground: back, modifiers: cell.modifier.difference(Modifier::REVERSED) }
     };
     let (across, down) = (f64::from(buffer.area.width) * CELL_WIDTH, f64::from(buffer.area.height) * CELL_HEIGHT);
     let mut svg = format!(
@@ -70,7 +70,7 @@ pub fn svg(buffer: &Buffer, is_light: bool) -> String {
         hex(ground)
     );
     for y in buffer.area.top()..buffer.area.bottom() {
-        let mut run: Option<(u16, u16, String, Look)> = None;
+        let mut run: Option<(u16, u16, String, CellLook)> = None;
         let top = f64::from(y - buffer.area.top()) * CELL_HEIGHT;
         for (x, cell, cells) in cells(buffer, y) {
             let look = look(cell);
@@ -91,7 +91,7 @@ pub fn svg(buffer: &Buffer, is_light: bool) -> String {
     svg
 }
 
-fn push_run(svg: &mut String, top: f64, x: u16, cells: u16, text: &str, look: Look) {
+fn push_run(svg: &mut String, top: f64, x: u16, cells: u16, text: &str, look: CellLook) {
     let (left, across) = (f64::from(x) * CELL_WIDTH, f64::from(cells) * CELL_WIDTH);
     if let Some(ground) = look.ground {
         let fill = hex(ground);

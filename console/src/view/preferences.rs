@@ -11,7 +11,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Frozen, State, command::completions, preferences::Replay},
+    state::{Frozen, State, command::completions, preferences::ReplayStatus},
     view::{
         format::{shorten, width},
         theme::Theme,
@@ -51,7 +51,7 @@ fn span(seconds: u64) -> String {
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
-fn replay_words(replay: &Replay) -> String {
+fn replay_words(replay: &ReplayStatus) -> String {
     let what = match (replay.is_seeking, replay.is_paused) {
         (true, _) => "seeks".to_owned(),
         (false, true) => "paused".to_owned(),

@@ -10,7 +10,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Panel, State, lateness::RankRow, sync::Picture},
+    state::{Panel, State, lateness::RankRow, sync::SyncPicture},
     view::{
         format::{fit, fit_right, tight_time, wrap_words},
         health, heat, hops,
@@ -39,7 +39,7 @@ pub(super) struct Shown {
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> Shown {
     let picture = match state.cluster.sync.shown() {
         Some(past) => Cow::Borrowed(past),
-        None => Cow::Owned(Picture::take(state)),
+        None => Cow::Owned(SyncPicture::take(state)),
     };
     let words = words(&picture, usize::from(area.width).saturating_sub(2));
     let most = (area.height / 3).max(3);
@@ -53,7 +53,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 }
 
 /// The straggler and its cause as lines of text.
-fn words(picture: &Picture, cells: usize) -> Vec<String> {
+fn words(picture: &SyncPicture, cells: usize) -> Vec<String> {
     let Some((_, text)) = &picture.straggler else { return Vec::new() };
     let mut lines: Vec<String> =
         wrap_words(text, cells).into_iter().map(|range| text[range].trim_end().to_owned()).collect();
@@ -64,7 +64,7 @@ fn words(picture: &Picture, cells: usize) -> Vec<String> {
     lines
 }
 
-fn draw_ranks(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, picture: &Picture, words: Vec<String>) {
+fn draw_ranks(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, picture: &SyncPicture, words: Vec<String>) {
     let late = picture.straggler.as_ref().map(|(place, _)| *place);
     let remark = match late {
         _ if state.cluster.sync.shown().is_some() => {

@@ -11,7 +11,7 @@ use ratatui::{
 
 use crate::{
     state::{
-        Assignment, Panel, State, TextScroll,
+        AssignmentStatus, Panel, State, TextScroll,
         clean::{clean, clean_line},
         request::{Phase, Request},
         result::GenerationResult,
@@ -82,11 +82,11 @@ fn content(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
 /// The current obstacle and the next step; empty if a text is finished.
 fn situation(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let is_over = matches!(state.generation.request.phase, Phase::Finished(_) | Phase::Withdrawn);
-    if is_over && state.cluster.is_ready() && !matches!(state.cluster.assignment, Assignment::Failed(_)) {
+    if is_over && state.cluster.is_ready() && !matches!(state.cluster.assignment, AssignmentStatus::Failed(_)) {
         return Vec::new();
     }
     let mut lines = Vec::new();
-    if let Assignment::Failed(fault) = &state.cluster.assignment {
+    if let AssignmentStatus::Failed(fault) = &state.cluster.assignment {
         lines.extend(paragraph(&format!("Not assigned: {fault}"), theme.bad, width));
     }
     lines.extend(paragraph(&hint(state), theme.dim, width));

@@ -128,7 +128,7 @@ fn rank(
     let (sign, style) = sign(state, theme, member);
     let Some(known) = topology.members.get(member) else { return Vec::new() };
     let node = state.cluster.node_of(member);
-    let is_live = node.is_some_and(|node| matches!(node.standing(state.now), NodeStatus::Reports(_)));
+    let is_live = node.is_some_and(|node| matches!(node.status(state.now), NodeStatus::Reports(_)));
     let report = node.and_then(|node| node.report.as_ref());
     let memory = match division.and_then(|all| all.get(member)) {
         Some(memory) => parts(memory),
@@ -195,7 +195,7 @@ fn picture(state: &State, theme: &Theme, topology: &Topology, width: usize) -> V
 
 fn sign(state: &State, theme: &Theme, member: usize) -> (&'static str, ratatui::style::Style) {
     let Some(node) = state.cluster.node_of(member) else { return ("?", theme.dim) };
-    let standing = node.standing(state.now);
+    let standing = node.status(state.now);
     if standing == NodeStatus::Reports(NodeState::Faulted) && nodes::waited_for(state, node).is_some() {
         return ("○", theme.warn);
     }
@@ -205,5 +205,5 @@ fn sign(state: &State, theme: &Theme, member: usize) -> (&'static str, ratatui::
         NodeStatus::Reports(NodeState::Ready | NodeState::Serving) => "●",
         NodeStatus::Reports(_) => "○",
     };
-    (sign, theme.standing(standing))
+    (sign, theme.status(standing))
 }

@@ -11,13 +11,13 @@ use crate::cli::{
     Failure,
     shared::{interrupts::Interrupts, output},
 };
-use crate::http::{Answer, Api, Ask, Told, stream};
+use crate::http::{Api, Ask, HttpAnswer, HttpProgress, stream};
 
 /// The result of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     /// For a cancelled request, the text received so far.
-    pub(crate) answer: Answer,
+    pub(crate) answer: HttpAnswer,
     /// By this machine's clock, since the request was sent.
     times: RequestTimes,
     /// The exit code of the signal that cancelled the request.
@@ -50,8 +50,8 @@ pub(crate) async fn answer(
 ) -> Result<Outcome, Failure> {
     let (begun, unread) = (Instant::now(), CancellationToken::new());
     let (mut text, mut times, mut pieces) = (String::new(), RequestTimes::default(), 0_u32);
-    let mut tell = |told: Told<'_>| match told {
-        Told::Text(new) => {
+    let mut tell = |told: HttpProgress<'_>| match told {
+        HttpProgress::Text(new) => {
             let now = Nanoseconds(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
             if pieces == 0 {
                 times.first_token = now;
@@ -67,13 +67,13 @@ pub(crate) async fn answer(
                 }
             }
         }
-        Told::Again(error) => output::note(&output::clean(&format!("\n{error}; retrying"))),
+        HttpProgress::Again(error) => output::note(&output::clean(&format!("\n{error}; retrying"))),
     };
     let ended = tokio::select! {
         result = stream(apis, ask, patience, &mut tell) => Some(result),
         () = unread.cancelled() => None,
         code = interrupts.next() => {
-            let answer = Answer { text, finish_reason: Some("cancelled".into()), ..Answer::default() };
+            let answer = HttpAnswer { text, finish_reason: Some("cancelled".into()), ..HttpAnswer::default() };
             return Ok(Outcome { answer, times: counted(times, pieces), interrupted: Some(code) });
         }
     };
@@ -88,7 +88,7 @@ pub(crate) async fn answer(
             }
             Err(error.into())
         }
-        None => Ok(Outcome { answer: Answer { text, ..Answer::default() }, times, interrupted: None }),
+        None => Ok(Outcome { answer: HttpAnswer { text, ..HttpAnswer::default() }, times, interrupted: None }),
     }
 }
 
@@ -122,7 +122,7 @@ impl Outcome {
     }
 
     fn object(&self, request_id: &str, seed: Option<u64>) -> Value {
-        let Answer { id, model, text, finish_reason, usage, timings, logprobs, repeats } = &self.answer;
+        let HttpAnswer { id, model, text, finish_reason, usage, timings, logprobs, repeats } = &self.answer;
         let mut object = json!({
             "text": text, "finish_reason": finish_reason, "model": model, "id": id, "request_id": request_id,
             "usage": usage, "timings": timings, "repeats": repeats,

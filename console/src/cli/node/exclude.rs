@@ -12,7 +12,7 @@ use crate::cli::{
 };
 use crate::client::{
     cluster::Cluster,
-    exclude::{Outcome, exclude},
+    exclude::{ExclusionOutcome, exclude},
     with_port,
 };
 
@@ -64,7 +64,8 @@ async fn change(
     if !interrupts.end(options.consent.obtain(question, &plan, options.json)).await? {
         return Ok(0);
     }
-    let Outcome { node, assigned } = interrupts.end(exclude(cluster, node, reason, &|event| progress(&event))).await?;
+    let ExclusionOutcome { node, assigned } =
+        interrupts.end(exclude(cluster, node, reason, &|event| progress(&event))).await?;
     let now = assigned.as_ref().map(|done| done.topology.layout.to_string());
     if options.json {
         let epoch = assigned.as_ref().map(|done| done.epoch.0);

@@ -43,7 +43,7 @@ pub async fn generate(
 ) {
     let Some(mut session) = nodes.first().cloned() else { return };
     let (model, numeric) = (request.model.as_deref().copied(), session.identity.numeric);
-    let mut answer = Answer { request, has_begun: false, rest: None, losses: Losses::default() };
+    let mut answer = PartialAnswer { request, has_begun: false, rest: None, losses: Losses::default() };
     // The first fault since the latest token; later faults are its consequences.
     let mut lost: Option<(Fault, Instant)> = None;
     loop {
@@ -75,7 +75,7 @@ pub async fn generate(
             return tell(events, GenerateEvent::Failed(first.clone())).await;
         };
         session = Arc::clone(&head.session);
-        let (fault, resume::Head { epoch, topology, member, .. }) = (first.clone(), head);
+        let (fault, resume::ServingHead { epoch, topology, member, .. }) = (first.clone(), head);
         tell(events, GenerateEvent::Moved { fault, epoch, topology, head: member }).await;
     }
 }
@@ -83,12 +83,12 @@ pub async fn generate(
 /// Waits for a head until a deadline, and reports the wait if it exceeds [`MOMENT`]. `None` without a head, or if
 /// the request is cancelled.
 async fn wait(
-    searching: impl Future<Output = Option<resume::Head>>,
+    searching: impl Future<Output = Option<resume::ServingHead>>,
     deadline: Instant,
     fault: &Fault,
     cancel: &CancellationToken,
     events: &Sender<GenerateEvent>,
-) -> Option<resume::Head> {
+) -> Option<resume::ServingHead> {
     let mut searching = pin!(timeout_at(deadline.into(), searching));
     let mut moment = pin!(sleep(MOMENT));
     let mut is_told = false;
@@ -107,7 +107,7 @@ async fn wait(
 }
 
 /// A request, and the part of its answer that has arrived.
-struct Answer {
+struct PartialAnswer {
     request: Generate,
     has_begun: bool,
     /// Text without a token, held back until the end, because a head that continues the answer would send it again.
@@ -115,7 +115,7 @@ struct Answer {
     losses: Losses,
 }
 
-impl Answer {
+impl PartialAnswer {
     /// Whether the node refused the request before it started.
     fn is_refused(&self, fault: &Fault) -> bool {
         let refuses = matches!(
@@ -132,7 +132,7 @@ impl Answer {
 
 async fn run(
     session: &Session,
-    answer: &mut Answer,
+    answer: &mut PartialAnswer,
     cancel: &CancellationToken,
     events: &Sender<GenerateEvent>,
 ) -> Result<(), Fault> {

@@ -8,7 +8,7 @@ use super::*;
 use crate::client::{
     assign::assign_until,
     event::AssignEvent,
-    exclude::Outcome,
+    exclude::ExclusionOutcome,
     fake_node::{FakeNode, Script},
     recovery::rolling,
     tests::{addresses, assigns, open, start, wanted},
@@ -90,7 +90,7 @@ async fn reasons(nodes: &[FakeNode]) -> Vec<Option<String>> {
     Cluster::dial(&addresses(nodes)).await.out().map(|entry| entry.reason.clone()).collect()
 }
 
-async fn exclude(nodes: &[FakeNode], named: usize, who: &str) -> Result<Outcome, Fault> {
+async fn exclude(nodes: &[FakeNode], named: usize, who: &str) -> Result<ExclusionOutcome, Fault> {
     let cluster = Cluster::dial(&addresses(&nodes[..named])).await.with_known(who).await;
     let node = cluster.find(who).expect("the other nodes have its address");
     exclude_until(cluster, node, Some("disk"), &CancellationToken::new(), &|_| {}).await

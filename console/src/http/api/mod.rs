@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    Events, HttpError,
-    client::{Api, Request, said},
+    EventStreamReader, HttpError,
+    client::{Api, HttpRequest, said},
 };
 
 /// Maximum length of the text of an answer in bytes.
@@ -47,7 +47,7 @@ pub struct Ask {
 
 /// A complete answer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Answer {
+pub struct HttpAnswer {
     /// Id assigned by the server.
     pub id: Option<String>,
     /// The model that generated it.
@@ -68,7 +68,7 @@ pub struct Answer {
 
 /// Progress of an answer.
 #[derive(Debug)]
-pub enum Told<'a> {
+pub enum HttpProgress<'a> {
     /// Text that follows the text reported before.
     Text(&'a str),
     /// The connection broke for this reason; the request is repeated.
@@ -79,7 +79,7 @@ pub enum Told<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Gathering {
     /// The answer so far.
-    pub answer: Answer,
+    pub answer: HttpAnswer,
     /// The server has sent `[DONE]`.
     pub is_done: bool,
 }
@@ -158,7 +158,7 @@ pub async fn model(apis: &[Api], patience: Duration) -> Result<String, HttpError
     loop {
         let mut none = None;
         for api in apis {
-            match api.json(&Request { path: "/v1/models", ..Request::default() }, patience).await {
+            match api.json(&HttpRequest { path: "/v1/models", ..HttpRequest::default() }, patience).await {
                 Ok(list) => match list["data"][0]["id"].as_str() {
                     Some(name) => return Ok(name.to_owned()),
                     None => none = Some(no_model(api.at())),
@@ -190,8 +190,8 @@ pub async fn stream(
     apis: &[Api],
     ask: &Ask,
     patience: Duration,
-    tell: &mut (dyn FnMut(Told<'_>) + Send),
-) -> Result<Answer, HttpError> {
+    tell: &mut (dyn FnMut(HttpProgress<'_>) + Send),
+) -> Result<HttpAnswer, HttpError> {
     let mut told = String::new();
     let mut place = 0;
     // Number of consecutive unreachable servers before the first byte of an answer.
@@ -204,7 +204,7 @@ pub async fn stream(
         };
         let mut has_begun = false;
         let error = match attempt(api, ask, patience, &mut told, tell, &mut has_begun).await {
-            Ok(answer) => return Ok(Answer { repeats, ..answer }),
+            Ok(answer) => return Ok(HttpAnswer { repeats, ..answer }),
             Err(error) => error,
         };
         place += 1;
@@ -220,7 +220,7 @@ pub async fn stream(
         if !error.is_passing() || broken.is_some_and(|since| since.elapsed() > AGAIN) {
             return Err(error);
         }
-        tell(Told::Again(&error));
+        tell(HttpProgress::Again(&error));
         sleep(PAUSES[(repeats as usize).min(PAUSES.len() - 1)]).await;
         repeats += 1;
     }
@@ -232,14 +232,14 @@ async fn attempt(
     ask: &Ask,
     patience: Duration,
     told: &mut String,
-    tell: &mut (dyn FnMut(Told<'_>) + Send),
+    tell: &mut (dyn FnMut(HttpProgress<'_>) + Send),
     has_begun: &mut bool,
-) -> Result<Answer, HttpError> {
+) -> Result<HttpAnswer, HttpError> {
     let (path, body) = ask.request();
-    let request = Request { path, body: Some(&body), request_id: Some(&ask.request_id) };
+    let request = HttpRequest { path, body: Some(&body), request_id: Some(&ask.request_id) };
     let mut response = api.send(&request, patience).await?.succeeded(patience).await?;
     *has_begun = true;
-    let (mut events, mut gathering) = (Events::default(), Gathering::default());
+    let (mut events, mut gathering) = (EventStreamReader::default(), Gathering::default());
     while let Some(bytes) = response.chunk(patience).await? {
         let mut failure = None;
         let fed = events.feed(&bytes, |data| {
@@ -263,13 +263,18 @@ async fn attempt(
 }
 
 /// Reports the part of `text` that follows `told`, and appends it to `told`.
-fn go_on(api: &Api, text: &str, told: &mut String, tell: &mut (dyn FnMut(Told<'_>) + Send)) -> Result<(), HttpError> {
+fn go_on(
+    api: &Api,
+    text: &str,
+    told: &mut String,
+    tell: &mut (dyn FnMut(HttpProgress<'_>) + Send),
+) -> Result<(), HttpError> {
     let common = text.bytes().zip(told.bytes()).take_while(|(one, other)| one == other).count();
     if common < text.len().min(told.len()) {
         return Err(HttpError::Diverged { at: api.at().into(), after: common });
     }
     if let Some(rest) = text.get(told.len()..).filter(|rest| !rest.is_empty()) {
-        tell(Told::Text(rest));
+        tell(HttpProgress::Text(rest));
         told.push_str(rest);
     }
     Ok(())

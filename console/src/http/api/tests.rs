@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Api, Ask, HttpError, Kind, Told, model, stream};
-use crate::http::fake::{FakeServer, Step, answer, completion};
+use super::{Api, Ask, HttpError, HttpProgress, Kind, model, stream};
+use crate::http::fake::{FakeServer, FakeStep, answer, completion};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -17,11 +17,11 @@ fn ask() -> Ask {
 }
 
 /// The result, and all reported text, with `|` for each repeat.
-async fn asked(apis: &[Api]) -> (Result<super::Answer, HttpError>, String) {
+async fn asked(apis: &[Api]) -> (Result<super::HttpAnswer, HttpError>, String) {
     let mut told = String::new();
-    let mut tell = |what: Told<'_>| match what {
-        Told::Text(text) => told.push_str(text),
-        Told::Again(_) => told.push('|'),
+    let mut tell = |what: HttpProgress<'_>| match what {
+        HttpProgress::Text(text) => told.push_str(text),
+        HttpProgress::Again(_) => told.push('|'),
     };
     let result = stream(apis, &ask(), PATIENCE, &mut tell).await;
     (result, told)
@@ -46,8 +46,8 @@ fn breaking(again: &'static [&'static str]) -> FakeServer {
     FakeServer::start(move |number, request| {
         assert_eq!(request.header("x-request-id"), Some("r1"));
         match number {
-            0 => completion(&["O ", "Rom", "eo"]).into_iter().take(3).chain([Step::Close]).collect(),
-            1 => vec![Step::Bytes(answer(503, "", "{}")), Step::Close],
+            0 => completion(&["O ", "Rom", "eo"]).into_iter().take(3).chain([FakeStep::Close]).collect(),
+            1 => vec![FakeStep::Bytes(answer(503, "", "{}")), FakeStep::Close],
             _ => completion(again),
         }
     })
@@ -78,7 +78,7 @@ async fn unreachable_server_is_skipped_but_refusal_is_final() {
     assert!(matches!(away, Err(HttpError::Unreachable { .. })), "{away:?}");
 
     let refusing = FakeServer::start(|_, _| {
-        vec![Step::Bytes(answer(
+        vec![FakeStep::Bytes(answer(
             400,
             "",
             "{\"error\":{\"message\":\"too long\",\"code\":\"context_length_exceeded\"}}",
@@ -104,15 +104,19 @@ async fn error_event_ends_the_answer() {
 #[tokio::test]
 async fn default_model_is_the_first_one_served() {
     let server = FakeServer::start(|_, _| {
-        vec![Step::Bytes(answer(200, "", "{\"data\":[{\"id\":\"bard\"},{\"id\":\"other\"}]}"))]
+        vec![FakeStep::Bytes(answer(200, "", "{\"data\":[{\"id\":\"bard\"},{\"id\":\"other\"}]}"))]
     });
     let apis = [api("127.0.0.1:1"), api(&server.url())];
     assert_eq!(model(&apis, PATIENCE).await, Ok("bard".into()));
     let later = FakeServer::start(|number, _| {
-        vec![Step::Bytes(answer(200, "", if number < 3 { "{\"data\":[]}" } else { "{\"data\":[{\"id\":\"late\"}]}" }))]
+        vec![FakeStep::Bytes(answer(
+            200,
+            "",
+            if number < 3 { "{\"data\":[]}" } else { "{\"data\":[{\"id\":\"late\"}]}" },
+        ))]
     });
     assert_eq!(model(&[api(&later.url())], PATIENCE).await, Ok("late".into()));
-    let empty = FakeServer::start(|_, _| vec![Step::Bytes(answer(200, "", "{\"data\":[]}"))]);
+    let empty = FakeServer::start(|_, _| vec![FakeStep::Bytes(answer(200, "", "{\"data\":[]}"))]);
     assert!(model(&[api(&empty.url())], PATIENCE).await.is_err_and(|error| error.code() == "no_model"));
 }
 

@@ -24,7 +24,7 @@ use tokio::{
     time::{Instant, sleep, timeout, timeout_at},
 };
 
-use crate::http::{Api, BodyReader, Request, RequestLines, Url};
+use crate::http::{Api, BodyReader, HttpRequest, RequestLines, Url};
 
 /// Timeout for connecting to a node.
 const CONNECT: Duration = Duration::from_secs(2);
@@ -73,9 +73,9 @@ impl From<io::Error> for NoRequest {
 
 /// The nodes as `HOST:PORT`, with the result of each one's last health check.
 #[derive(Debug)]
-struct Nodes(Vec<(String, AtomicBool)>);
+struct Upstreams(Vec<(String, AtomicBool)>);
 
-impl Nodes {
+impl Upstreams {
     /// Nodes that answered their last health check first, otherwise in the configured order.
     fn in_order(&self) -> Vec<&str> {
         let part = |answers: bool| {
@@ -108,7 +108,7 @@ pub async fn run(
     policy: BrowserPolicy,
     tell: impl Fn(String) + Send + 'static,
 ) -> Infallible {
-    let nodes = Arc::new(Nodes(nodes.into_iter().map(|node| (node, AtomicBool::new(true))).collect()));
+    let nodes = Arc::new(Upstreams(nodes.into_iter().map(|node| (node, AtomicBool::new(true))).collect()));
     let (places, policy) = (Arc::new(Semaphore::new(limits.connections)), Arc::new(policy));
     // Tasks in this set are aborted when this function is dropped.
     let mut tasks = JoinSet::new();
@@ -145,7 +145,7 @@ pub async fn run(
     }
 }
 
-async fn serve(mut client: TcpStream, nodes: &Nodes, policy: &BrowserPolicy, idle: Duration) -> io::Result<()> {
+async fn serve(mut client: TcpStream, nodes: &Upstreams, policy: &BrowserPolicy, idle: Duration) -> io::Result<()> {
     let mut buffer = Vec::new();
     let first = timeout(HEAD, next_request(&mut client, &mut buffer, policy));
     let first = match first.await.map_err(|_| io::ErrorKind::TimedOut)? {
@@ -317,13 +317,13 @@ async fn refuse(mut client: TcpStream, refused: Refused, mut read: usize) -> io:
 }
 
 /// Checks continuously whether every node answers. A stopped process still accepts connections but never answers.
-async fn probe(nodes: &Nodes, tell: impl Fn(String)) {
+async fn probe(nodes: &Upstreams, tell: impl Fn(String)) {
     let parse = |(node, _): &(String, AtomicBool)| node.parse::<Url>().ok().map(|url| Api::new(url, None));
     let apis: Vec<Option<Api>> = nodes.0.iter().map(parse).collect();
     loop {
         for ((node, answers), api) in nodes.0.iter().zip(&apis) {
             let Some(api) = api else { continue };
-            let request = Request { path: "/health", ..Request::default() };
+            let request = HttpRequest { path: "/health", ..HttpRequest::default() };
             // Any status counts as an answer: a node without a shard relays requests to one that serves.
             let answer = match timeout(PROBE, api.send(&request, PROBE)).await {
                 Ok(Ok(response)) => response.whole(PROBE).await.map(drop),

@@ -4,7 +4,7 @@ use std::time::Instant as Clock;
 use super::*;
 use crate::http::{
     HttpError,
-    fake::{FakeServer, Step, answer, completion},
+    fake::{FakeServer, FakeStep, answer, completion},
 };
 
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -20,18 +20,18 @@ async fn proxy(nodes: &[String], limits: Limits) -> Api {
 
 const LIMITS: Limits = Limits { connections: 8, idle: Duration::from_secs(5) };
 
-fn get(path: &str) -> Request<'_> {
-    Request { path, ..Request::default() }
+fn get(path: &str) -> HttpRequest<'_> {
+    HttpRequest { path, ..HttpRequest::default() }
 }
 
 #[tokio::test]
 async fn first_reachable_node_is_used_and_its_stream_is_not_delayed() {
     let server = FakeServer::start(|_, request| {
         if request.line.contains("/health") {
-            return vec![Step::Bytes(answer(200, "", "{}"))];
+            return vec![FakeStep::Bytes(answer(200, "", "{}"))];
         }
         let mut steps = completion(&["a", "b"]);
-        steps.insert(2, Step::Pause(600));
+        steps.insert(2, FakeStep::Pause(600));
         steps
     });
     let api = proxy(&["127.0.0.1:1".into(), server.address()], LIMITS).await;
@@ -48,11 +48,11 @@ async fn first_reachable_node_is_used_and_its_stream_is_not_delayed() {
 async fn missing_node_or_capacity_is_reported_as_an_api_error() {
     let api = proxy(&["127.0.0.1:1".into()], LIMITS).await;
     let body = "x".repeat(1 << 20);
-    let error = api.json(&Request { path: "/v1/x", body: Some(&body), request_id: None }, PATIENCE).await;
+    let error = api.json(&HttpRequest { path: "/v1/x", body: Some(&body), request_id: None }, PATIENCE).await;
     let Err(HttpError::Refused { status: 502, code, message, .. }) = error else { panic!("{error:?}") };
     assert!(code == "no_node" && message.contains("127.0.0.1:1: "), "{code} {message}");
 
-    let server = FakeServer::start(|_, _| vec![Step::Pause(1000), Step::Bytes(answer(200, "", "{}"))]);
+    let server = FakeServer::start(|_, _| vec![FakeStep::Pause(1000), FakeStep::Bytes(answer(200, "", "{}"))]);
     let api = Arc::new(proxy(&[server.address()], Limits { connections: 1, ..LIMITS }).await);
     let holding = Arc::clone(&api);
     let held = tokio::spawn(async move { holding.json(&get("/v1/x"), PATIENCE).await });
@@ -65,7 +65,7 @@ async fn missing_node_or_capacity_is_reported_as_an_api_error() {
 
 #[tokio::test]
 async fn idle_connection_is_closed() {
-    let server = FakeServer::start(|_, _| vec![Step::Pause(4000), Step::Bytes(answer(200, "", "{}"))]);
+    let server = FakeServer::start(|_, _| vec![FakeStep::Pause(4000), FakeStep::Bytes(answer(200, "", "{}"))]);
     let api = proxy(&[server.address()], Limits { idle: Duration::from_millis(100), ..LIMITS }).await;
     let error = api.json(&get("/v1/x"), Duration::from_secs(3)).await;
     assert!(matches!(error, Err(HttpError::Lost { .. })), "{error:?}");
@@ -73,8 +73,8 @@ async fn idle_connection_is_closed() {
 
 #[tokio::test]
 async fn hung_node_is_tried_after_responsive_ones() {
-    let silent = FakeServer::start(|_, _| vec![Step::Pause(60_000)]);
-    let server = FakeServer::start(|_, _| vec![Step::Bytes(answer(200, "", "{\"who\":2}"))]);
+    let silent = FakeServer::start(|_, _| vec![FakeStep::Pause(60_000)]);
+    let server = FakeServer::start(|_, _| vec![FakeStep::Bytes(answer(200, "", "{\"who\":2}"))]);
     let api = proxy(&[silent.address(), server.address()], LIMITS).await;
     // The first health check of all nodes takes a second.
     let deadline = Clock::now() + Duration::from_secs(20);
@@ -105,7 +105,7 @@ async fn cross_site_requests_never_reach_a_node() {
             let seen = (request.line.clone(), request.header("host").map(str::to_owned), request.body.clone());
             told.lock().expect("no test thread panics").send(seen).expect("test receives");
         }
-        vec![Step::Bytes(answer(200, "", "{}"))]
+        vec![FakeStep::Bytes(answer(200, "", "{}"))]
     });
     let api = proxy(&[server.address()], LIMITS).await;
     let address = api.at().to_owned();

@@ -16,7 +16,7 @@ use crate::{
     state::{
         State,
         clean::clean_line,
-        row::{Cell, Row, Tone},
+        row::{Cell, TableRow, Tone},
         table::{Column, Table},
     },
 };
@@ -70,12 +70,12 @@ pub fn table(state: &State) -> Table {
         let mut cells = vec![Cell::default().toned(Tone::Dim); COLUMNS.len()];
         cells[0] = Cell::text(dropped.layout.to_string()).toned(Tone::Dim);
         cells[COLUMNS.len() - 1] = Cell::text(clean_line(&dropped.reason.to_string())).toned(Tone::Dim);
-        Row { key: format!("no {}", dropped.layout), cells, is_stale: false }
+        TableRow { key: format!("no {}", dropped.layout), cells, is_stale: false }
     });
     Table { columns: COLUMNS, rows: ranked.chain(dropped).collect() }
 }
 
-fn row(state: &State, planned: &PlannerAnswer, place: usize, candidate: &Candidate) -> Row {
+fn row(state: &State, planned: &PlannerAnswer, place: usize, candidate: &Candidate) -> TableRow {
     let prediction = &candidate.prediction;
     let rate = ratio(1e9, prediction.tpot.0 as f64);
     let gib = candidate.memory_max().0 as f64 / (1_u64 << 30) as f64;
@@ -98,7 +98,7 @@ fn row(state: &State, planned: &PlannerAnswer, place: usize, candidate: &Candida
         Cell::figure(Some(prediction.network[1]), |share| format!("{:.0} %", share * 100.0)),
         remark,
     ];
-    Row { key: candidate.layout.to_string(), cells, is_stale: false }
+    TableRow { key: candidate.layout.to_string(), cells, is_stale: false }
 }
 
 /// Whether a candidate is the running topology.

@@ -7,7 +7,7 @@ use crate::{
     keymap::{Key, KeyCode},
     operator::planner_query::PlannerAnswer,
     state::{
-        Assignment,
+        AssignmentStatus,
         operation::Question,
         plan::{Planning, division, preview, table},
     },
@@ -91,7 +91,7 @@ fn assigning_a_candidate_asks_and_shows_the_changes() {
     let [Effect::Assign { wanted, members }] = story.effects.as_slice() else { panic!("{:?}", story.effects) };
     assert_eq!((wanted.layout.to_string(), members.len()), (key, wanted.layout.node_count()));
     assert_eq!(wanted.context_length, Some(512));
-    assert_eq!(story.state.cluster.assignment, Assignment::Loading);
+    assert_eq!(story.state.cluster.assignment, AssignmentStatus::Loading);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use common::ids::Epoch;
 use telemetry::{Finding, Health, NodeState, Severity};
 
 use crate::state::{
-    Assignment, State,
+    AssignmentStatus, State,
     lateness::{ranks, straggler},
     node::{Link, NodeStatus, STALE_AFTER},
     request::Phase,
@@ -35,7 +35,7 @@ struct SeenNode {
 pub struct Watch {
     nodes: Vec<SeenNode>,
     epoch: Option<Epoch>,
-    assignment: Option<Assignment>,
+    assignment: Option<AssignmentStatus>,
     has_failed: bool,
     late: Option<(usize, Duration)>,
     late_checked: Duration,
@@ -79,7 +79,7 @@ pub fn observe_silence(state: &mut State) {
     let mut watch = std::mem::take(&mut state.cluster.watch);
     watch.nodes.resize(state.cluster.nodes.len(), SeenNode::default());
     for (place, seen) in watch.nodes.iter_mut().enumerate() {
-        let is_stale = matches!(state.cluster.nodes[place].standing(state.now), NodeStatus::Stale(_));
+        let is_stale = matches!(state.cluster.nodes[place].status(state.now), NodeStatus::Stale(_));
         if is_stale && !seen.is_stale {
             let text = format!("sent nothing for {} s", STALE_AFTER.as_secs());
             state.journal.events.push(state.now, Severity::Warning, Some(place), &text);
@@ -109,7 +109,7 @@ fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
     }
     let was_stale = std::mem::replace(
         &mut seen.is_stale,
-        matches!(state.cluster.nodes[place].standing(state.now), NodeStatus::Stale(_)),
+        matches!(state.cluster.nodes[place].status(state.now), NodeStatus::Stale(_)),
     );
     if was_stale && !seen.is_stale && seen.is_open {
         say(state, Severity::Note, "reports again");
@@ -195,9 +195,9 @@ fn assignment(state: &mut State, watch: &mut Watch) {
         return;
     }
     let news = match &state.cluster.assignment {
-        Assignment::Failed(fault) => Some((Severity::Error, format!("not assigned: {fault}"))),
-        Assignment::Loading => Some((Severity::Note, "an assignment from here begins".to_owned())),
-        Assignment::Running { reused: false, .. } => Some((Severity::Note, "assigned from here".to_owned())),
+        AssignmentStatus::Failed(fault) => Some((Severity::Error, format!("not assigned: {fault}"))),
+        AssignmentStatus::Loading => Some((Severity::Note, "an assignment from here begins".to_owned())),
+        AssignmentStatus::Running { reused: false, .. } => Some((Severity::Note, "assigned from here".to_owned())),
         _ => None,
     };
     watch.assignment = Some(state.cluster.assignment.clone());

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     operator::desired::DesiredTopology,
-    state::{Assignment, State, plan::Planning},
+    state::{AssignmentStatus, State, plan::Planning},
     update::effect::Effect,
 };
 
@@ -19,7 +19,7 @@ pub(super) fn assign(state: &mut State) -> Vec<Effect> {
     let Some(wanted) = state.assignable().filter(|_| !state.readonly) else { return Vec::new() };
     if !state.cluster.all_report() {
         state.plan.desired.get_or_insert(wanted);
-        state.cluster.assignment = Assignment::WaitsForNodes;
+        state.cluster.assignment = AssignmentStatus::WaitsForNodes;
         return Vec::new();
     }
     let asked = state.plan.requested.take();
@@ -27,7 +27,7 @@ pub(super) fn assign(state: &mut State) -> Vec<Effect> {
         && asked.is_met_by(topology)
     {
         // Reuse the running topology.
-        state.cluster.assignment = Assignment::Nothing;
+        state.cluster.assignment = AssignmentStatus::Nothing;
         state.plan.desired = None;
         return Vec::new();
     }
@@ -37,7 +37,7 @@ pub(super) fn assign(state: &mut State) -> Vec<Effect> {
     {
         state.plan.desired = Some(wanted);
         state.plan.assigns_best = true;
-        state.cluster.assignment = Assignment::WaitsForNodes;
+        state.cluster.assignment = AssignmentStatus::WaitsForNodes;
         return match inquiry {
             Inquiry::Answered => on_planned(state),
             Inquiry::Pending => Vec::new(),
@@ -51,12 +51,12 @@ pub(super) fn assign(state: &mut State) -> Vec<Effect> {
 /// Assigns, or asks for confirmation first if the assignment would replace another topology.
 fn assign_to(state: &mut State, wanted: DesiredTopology, members: Vec<usize>, is_start: bool) -> Vec<Effect> {
     if replaces(state, &wanted, is_start) {
-        state.cluster.assignment = Assignment::Nothing;
+        state.cluster.assignment = AssignmentStatus::Nothing;
         state.plan.desired = None;
         operate::ask_assign(state, wanted, members);
         return Vec::new();
     }
-    state.cluster.assignment = Assignment::Loading;
+    state.cluster.assignment = AssignmentStatus::Loading;
     vec![Effect::Assign { wanted, members }]
 }
 

@@ -54,7 +54,7 @@ fn abort_while_planning_assigns_nothing() {
     connect(&mut story, 0..NODES);
     let ask = asked(&mut story);
     story.key(KeyCode::Char('A'));
-    assert_eq!((story.state.plan.assigns_best, &story.state.cluster.assignment), (false, &Assignment::Nothing));
+    assert_eq!((story.state.plan.assigns_best, &story.state.cluster.assignment), (false, &AssignmentStatus::Nothing));
     answer(&mut story, ask, NODES);
     story.report(0, idle(0));
     assert_eq!(story.effects, []);

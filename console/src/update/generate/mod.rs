@@ -5,7 +5,7 @@ use super::{assign::assign, models};
 use crate::{
     keymap::GenerateAction,
     state::{
-        Assignment, State, TextScroll,
+        AssignmentStatus, State, TextScroll,
         clean::clean_line,
         request::{Phase, Request, SentWith},
         result::GenerationResult,
@@ -76,7 +76,7 @@ pub(super) fn release_held(state: &mut State) -> Vec<Effect> {
     if state.cluster.is_ready() {
         return send(state);
     }
-    if state.is_operating() || state.cluster.assignment == Assignment::WaitsForNodes {
+    if state.is_operating() || state.cluster.assignment == AssignmentStatus::WaitsForNodes {
         Vec::new()
     } else {
         assign(state)
@@ -96,9 +96,9 @@ pub(super) fn send(state: &mut State) -> Vec<Effect> {
     state.generation.request.sent_with = Some(SentWith { seed, terms, on });
     state.generation.sent += 1;
     state.generation.epoch = epoch;
-    if matches!(state.cluster.assignment, Assignment::Failed(_)) {
+    if matches!(state.cluster.assignment, AssignmentStatus::Failed(_)) {
         // The previous topology still runs: the failure has been shown, and the text replaces it.
-        state.cluster.assignment = Assignment::Nothing;
+        state.cluster.assignment = AssignmentStatus::Nothing;
     }
     state.generation.request.send(state.now);
     let head = state.cluster.ready_head().or(state.cluster.place_of(0)).unwrap_or(0);

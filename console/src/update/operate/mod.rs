@@ -9,7 +9,7 @@ use crate::{
     operator::command::{OperatorCommand, Removal, RollingCommand},
     operator::desired::DesiredTopology,
     state::{
-        Assignment, State,
+        AssignmentStatus, State,
         clean::clean_line,
         operation::{Dialog, Operation, Question},
     },
@@ -124,14 +124,14 @@ fn ask_abort(state: &mut State) {
         return;
     }
     match state.cluster.assignment {
-        Assignment::Loading => state.operations.dialog = Some(Dialog::plain(Question::AbortAssignment)),
-        Assignment::WaitsForNodes => {
-            state.cluster.assignment = Assignment::Nothing;
+        AssignmentStatus::Loading => state.operations.dialog = Some(Dialog::plain(Question::AbortAssignment)),
+        AssignmentStatus::WaitsForNodes => {
+            state.cluster.assignment = AssignmentStatus::Nothing;
             state.plan.desired = None;
             state.plan.assigns_best = false;
             state.screen.notice = Some("nothing is assigned any more when the nodes are there".to_owned());
         }
-        Assignment::Committing => {
+        AssignmentStatus::Committing => {
             state.screen.notice = Some("the nodes switch already: that is over in a moment".to_owned());
         }
         _ => state.screen.notice = Some("no assignment of this dashboard is under way".to_owned()),
@@ -246,7 +246,7 @@ fn answer(state: &mut State) -> Vec<Effect> {
     match (dialog.order(), dialog.question) {
         (_, Question::Assign { wanted, members }) => {
             // Execute only what the dialog showed: if a node has disconnected since, the assignment fails.
-            state.cluster.assignment = Assignment::Loading;
+            state.cluster.assignment = AssignmentStatus::Loading;
             // Otherwise the planner's answer would be assigned afterwards.
             state.plan.assigns_best = false;
             if members == state.cluster.usable() {
@@ -351,13 +351,13 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
             let state_word = if out { "out" } else { "in again" };
             say(state, Severity::Note, &node, &format!("is {state_word}{}", serves.unwrap_or_default()));
             if let Some((epoch, topology)) = running {
-                state.cluster.assignment = Assignment::Running { epoch, reused: false };
+                state.cluster.assignment = AssignmentStatus::Running { epoch, reused: false };
                 state.plan.assigns_best = false;
                 state.cluster.assigned = Some(*topology);
             }
         }
         OperateEvent::ExcludeFailed(fault) => {
-            state.cluster.assignment = Assignment::Failed(fault.clone());
+            state.cluster.assignment = AssignmentStatus::Failed(fault.clone());
             fails(state, &fault);
         }
         OperateEvent::RequestCancelled { node } => say(state, Severity::Note, &node, "ends that request"),

@@ -11,7 +11,7 @@ use crate::{
     keymap::{Key, KeyCode},
     operator::command::{OperatorCommand, Removal, RollingCommand},
     state::{
-        Assignment,
+        AssignmentStatus,
         operation::{Operation, Question},
         request::Phase::Held,
     },
@@ -185,7 +185,7 @@ fn exclusion_needs_a_bounded_one_line_reason() {
 #[test]
 fn rest_is_assigned_without_a_dead_excluded_node() {
     let mut story = without_two();
-    assert_eq!(story.state.cluster.assignment, Assignment::Running { epoch: Epoch(4), reused: false });
+    assert_eq!(story.state.cluster.assignment, AssignmentStatus::Running { epoch: Epoch(4), reused: false });
     let fault = Fault::new(address(2), FaultKind::SessionLost { reason: "reset".into() });
     story.arrives(ClientEvent::Disconnected { node: 2, fault });
     assert!(story.state.cluster.all_open());
@@ -318,7 +318,7 @@ fn assignment_asks_first_and_can_be_aborted_while_loading() {
     waits.connected(0).key(KeyCode::Esc);
     press(&mut waits, 'A');
     waits.all_connected();
-    assert_eq!((waits.state.cluster.assignment.clone(), waits.effects.len()), (Assignment::Nothing, 0));
+    assert_eq!((waits.state.cluster.assignment.clone(), waits.effects.len()), (AssignmentStatus::Nothing, 0));
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn failed_exclusion_shows_its_reason_and_unblocks_keys() {
     operate(&mut story, OperateEvent::ExcludeFailed(fault.clone()));
     assert_eq!(
         (story.state.operations.running.clone(), story.state.cluster.assignment.clone()),
-        (None, Assignment::Failed(fault))
+        (None, AssignmentStatus::Failed(fault))
     );
     assert!(story.state.screen.notice.as_deref().is_some_and(|notice| notice.contains("pi3")));
 }

@@ -11,7 +11,7 @@ use super::snapshot::check_all;
 use crate::{
     fixtures::{Story, defaults, running, topology},
     keymap::KeyCode,
-    state::{Focus, Page, State, sync::Picture},
+    state::{Focus, Page, State, sync::SyncPicture},
     update::event::ClientEvent,
 };
 
@@ -141,11 +141,11 @@ fn pipeline(slow: Option<usize>) -> Story {
 #[test]
 fn pipeline_shows_hand_overs_and_names_its_slow_stage() {
     let story = pipeline(Some(2));
-    let picture = Picture::take(&story.state);
+    let picture = SyncPicture::take(&story.state);
     let (place, sentence) = picture.straggler.expect("stage 2 is slow");
     assert_eq!(picture.ranks[place].1, "pi2");
     assert!(sentence.starts_with("pi2 is the slow stage: it computes 1.2"), "{sentence}");
-    assert_eq!(Picture::take(&pipeline(None).state).straggler, None);
+    assert_eq!(SyncPicture::take(&pipeline(None).state).straggler, None);
     assert!(story.state.network_fraction().is_some_and(|share| (0.01..0.03).contains(&share)));
     check_all("sync-pipeline", story);
 }

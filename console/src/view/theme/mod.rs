@@ -150,7 +150,7 @@ impl Theme {
     }
 
     /// The style of a node's standing.
-    pub fn standing(&self, standing: NodeStatus) -> Style {
+    pub fn status(&self, standing: NodeStatus) -> Style {
         use telemetry::NodeState::{Benching, Connecting, Draining, Faulted, Idle, Loading, Prepared, Ready, Serving};
         match standing {
             NodeStatus::Away | NodeStatus::Lost | NodeStatus::Reports(Faulted) => self.bad,

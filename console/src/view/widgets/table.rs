@@ -9,7 +9,7 @@ use ratatui::{
 use crate::{
     state::{
         Area,
-        row::{Cell, Row, Tone},
+        row::{Cell, TableRow, Tone},
         table::{Align, Arrangement, Column, Table},
     },
     view::{
@@ -103,7 +103,7 @@ fn heading(theme: &Theme, table: &Table, columns: &[(usize, usize)], arrangement
     Line::from(spans)
 }
 
-fn line(theme: &Theme, table: &Table, row: &Row, columns: &[(usize, usize)], is_selected: bool) -> Line<'static> {
+fn line(theme: &Theme, table: &Table, row: &TableRow, columns: &[(usize, usize)], is_selected: bool) -> Line<'static> {
     let mut spans = vec![Span::styled(if is_selected { "▸ " } else { "  " }, theme.accent)];
     for (index, (column, cells)) in columns.iter().enumerate() {
         let empty = Cell::default();
