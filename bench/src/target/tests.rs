@@ -2,7 +2,7 @@
 use std::sync::atomic::AtomicI64;
 
 use super::{
-    fake::{FakeServer, FakeStep, answer, completion},
+    fake::{FakeServer, Step, answer, completion},
     *,
 };
 use crate::measurement::sample::{Slo, Summary};
@@ -42,7 +42,7 @@ async fn closed_load_keeps_exactly_its_concurrency_in_flight() {
 #[tokio::test]
 async fn open_load_does_not_wait_and_measures_from_due_times() {
     let server = FakeServer::start(|_, _| {
-        let mut steps = vec![FakeStep::Pause(300)];
+        let mut steps = vec![Step::Pause(300)];
         steps.extend(completion(&["a"]));
         steps
     });
@@ -58,10 +58,10 @@ async fn open_load_does_not_wait_and_measures_from_due_times() {
 #[tokio::test]
 async fn refusals_failures_and_timeouts_are_distinguished() {
     let server = FakeServer::start(|number, _| match number % 4 {
-        0 => vec![answer(429, "{\"error\":{\"code\":\"queue_full\",\"message\":\"m\"}}"), FakeStep::Close],
-        1 => vec![FakeStep::Close],
-        2 => completion(&["a", "b"]).into_iter().take(2).chain([FakeStep::Close]).collect(),
-        _ => vec![FakeStep::Pause(5000)],
+        0 => vec![answer(429, "{\"error\":{\"code\":\"queue_full\",\"message\":\"m\"}}"), Step::Close],
+        1 => vec![Step::Close],
+        2 => completion(&["a", "b"]).into_iter().take(2).chain([Step::Close]).collect(),
+        _ => vec![Step::Pause(5000)],
     });
     let load = over_http(&server, Duration::from_millis(500));
     let samples = load.closed(&jobs(), 1, Until { requests: 4, elapsed: PATIENCE }).await;
