@@ -32,8 +32,9 @@ pub async fn adopt(address: &str, code: &Code, secret: &[u8; 32]) -> Result<Adop
         let (pake, element) = Pake::dialler(code);
         write_short(&mut stream, &element).await.map_err(named)?;
         let theirs = read_short(&mut stream).await.map_err(named)??;
-        let no_element = || named(FaultKind::Malformed { reason: "the message has no valid pairing element".into() });
-        let psk = pake.finish(&theirs).ok_or_else(no_element)?;
+        let psk = pake
+            .finish(&theirs)
+            .ok_or_else(|| named(FaultKind::Malformed { reason: "the message has no valid pairing element".into() }))?;
         let (initiator, message) = Initiator::begin(&psk, &prologue, &[]).map_err(named)?;
         write_short(&mut stream, &message).await.map_err(named)?;
         let reply = read_short(&mut stream).await.map_err(named)??;

@@ -132,8 +132,7 @@ impl Cluster {
     /// The index of the node with this name or address.
     pub fn find(&self, who: &str) -> Option<usize> {
         let address = super::with_port(who);
-        let is_it = |node: &ClusterNode| self.name(node) == who || node.address == address;
-        self.nodes.iter().position(is_it)
+        self.nodes.iter().position(|node: &ClusterNode| self.name(node) == who || node.address == address)
     }
 
     /// A node's own name; if it does not answer, the name that other nodes use for it, or its address.
@@ -156,8 +155,12 @@ impl Cluster {
         let held = reports().filter_map(|report| Some(((serves(report), report.epoch), report.topology.as_ref()?)));
         let (_, (topology, hash, _)) = held.max_by_key(|(key, _)| *key)?;
         // Compare topologies, not epochs: a failed assignment may have raised the epoch of some nodes.
-        let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(_, other, _)| other == hash);
-        Some((topology, reports().filter(holds).collect()))
+        Some((
+            topology,
+            reports()
+                .filter(|report: &&NodeReport| report.topology.as_ref().is_some_and(|(_, other, _)| other == hash))
+                .collect(),
+        ))
     }
 
     /// The desired topology, if the current one only approximates it.
@@ -182,8 +185,12 @@ impl Cluster {
         };
         let members = self.topology().map_or(&[][..], |(topology, _)| &topology.members);
         let members = members.iter().map(|member| (&member.name, &member.address));
-        let is_it = |entry: &&Exclusion| entry.node == who || entry.address == super::with_port(who);
-        let entries = self.exclusions.0.iter().filter(is_it).map(|entry| (&entry.node, &entry.address));
+        let entries = self
+            .exclusions
+            .0
+            .iter()
+            .filter(|entry: &&Exclusion| entry.node == who || entry.address == super::with_port(who))
+            .map(|entry| (&entry.node, &entry.address));
         let missing = members.chain(entries).filter(|(name, address)| is_missing(name, address));
         let mut missing: Vec<String> = missing.map(|(_, address)| address.clone()).collect();
         missing.dedup();
@@ -199,15 +206,21 @@ impl Cluster {
     pub fn serves(&self) -> bool {
         let Some((topology, _)) = self.topology() else { return false };
         // Compare topologies, not epochs: a failed assignment may have raised the epoch of some nodes.
-        let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == topology);
         let serves = |member: &Member| {
-            let mut reports = self.nodes.iter().filter_map(ClusterNode::report).filter(holds);
+            let mut reports = self
+                .nodes
+                .iter()
+                .filter_map(ClusterNode::report)
+                .filter(|report: &&NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == topology));
             let found = reports.find(|report| report.name == member.name && report.fault.is_none());
             found.is_some_and(|report| matches!(report.state, NodeState::Ready | NodeState::Serving))
         };
-        let is_whole = |replica: u16| topology.replica(replica).iter().all(serves);
         let mut replicas = 0..topology.layout.replicas;
-        if !topology.layout.has_roles() { replicas.any(is_whole) } else { topology.members.iter().all(serves) }
+        if !topology.layout.has_roles() {
+            replicas.any(|replica: u16| topology.replica(replica).iter().all(serves))
+        } else {
+            topology.members.iter().all(serves)
+        }
     }
 
     /// Sends the merged exclusion list to every reachable node with an older list. Returns the addresses of nodes

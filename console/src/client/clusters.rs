@@ -93,8 +93,8 @@ pub fn config_folder() -> Option<PathBuf> {
 /// # Errors
 /// The name has invalid characters or an invalid length; the message describes a valid name.
 pub fn check_name(name: &str) -> Result<(), String> {
-    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_good);
+    let fits = (1..=NAME_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(|byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if fits { Ok(()) } else { Err(format!("a name must have 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.'")) }
 }
 
@@ -190,8 +190,7 @@ impl Clusters {
 
     /// The cluster used if none is named: the chosen default, or the only one.
     pub fn default_cluster(&self) -> Option<(&str, &Kept)> {
-        let only = || self.all.keys().next().filter(|_| self.all.len() == 1);
-        let name = self.default.as_ref().or_else(only)?;
+        let name = self.default.as_ref().or_else(|| self.all.keys().next().filter(|_| self.all.len() == 1))?;
         self.all.get_key_value(name).map(|(name, kept)| (name.as_str(), kept))
     }
 }

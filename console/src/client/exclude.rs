@@ -139,8 +139,12 @@ impl Subject {
 
     /// Addresses of the other included nodes.
     fn others(&self, cluster: &Cluster) -> Vec<String> {
-        let is_other = |node: &&ClusterNode| node.address != self.address && cluster.exclusion(node).is_none();
-        cluster.nodes.iter().filter(is_other).map(|node| node.address.clone()).collect()
+        cluster
+            .nodes
+            .iter()
+            .filter(|node: &&ClusterNode| node.address != self.address && cluster.exclusion(node).is_none())
+            .map(|node| node.address.clone())
+            .collect()
     }
 
     /// The address of the head of its replica, as listed.
@@ -228,8 +232,12 @@ async fn assign_rest(
         true => joins,
         false => topology.members.iter().any(|one| one.name == member.name),
     };
-    let answers = |member: &&Member| reports.iter().any(|report| report.name == member.name);
-    let has_majority = 2 * topology.members.iter().filter(answers).count() > topology.members.len();
+    let has_majority = 2 * topology
+        .members
+        .iter()
+        .filter(|member: &&Member| reports.iter().any(|report| report.name == member.name))
+        .count()
+        > topology.members.len();
     let goes_on = has_majority || cluster.serves();
     let mut stay = Vec::new();
     for (index, member) in desired.members.iter().enumerate().filter(|(_, member)| stays(member)) {

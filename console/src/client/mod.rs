@@ -91,8 +91,12 @@ struct NodeConnection {
 impl Client {
     /// Starts a task per node. Must be called inside a tokio runtime.
     pub fn start(nodes: &[String], watch_ms: u32, events: Sender<ClientEvent>) -> Self {
-        let node = |node: &String| NodeConnection { address: with_port(node), session: Mutex::new(None) };
-        let nodes = Arc::new(nodes.iter().map(node).collect::<Vec<_>>());
+        let nodes = Arc::new(
+            nodes
+                .iter()
+                .map(|node: &String| NodeConnection { address: with_port(node), session: Mutex::new(None) })
+                .collect::<Vec<_>>(),
+        );
         let (stop, tasks) = (CancellationToken::new(), TaskTracker::new());
         for index in 0..nodes.len() {
             let (nodes, events, stop) = (Arc::clone(&nodes), events.clone(), stop.clone());

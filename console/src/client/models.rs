@@ -89,16 +89,25 @@ pub fn digest(path: &Path) -> io::Result<(Sha256, u64)> {
     }
 }
 
+/// A local file to upload.
+#[derive(Clone, Copy, Debug)]
+pub struct Upload<'a> {
+    /// The file.
+    pub path: &'a Path,
+    /// Its name on the node.
+    pub model: &'a str,
+    /// Its hash.
+    pub sha256: Sha256,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
 /// Uploads a local file, resuming an interrupted upload.
 ///
 /// # Errors
 /// The node refuses or fails, or the file cannot be read.
-pub async fn send(
-    session: &Session,
-    (path, model): (&Path, &str),
-    (sha256, size): (Sha256, u64),
-    told: &ModelProgress<'_>,
-) -> Result<ModelFile, Fault> {
+pub async fn send(session: &Session, upload: Upload<'_>, told: &ModelProgress<'_>) -> Result<ModelFile, Fault> {
+    let Upload { path, model, sha256, size } = upload;
     let local = |error: io::Error| {
         let reason = format!("cannot read {}: {error}", path.display());
         Fault::new("console", FaultKind::StoreFailed { reason })

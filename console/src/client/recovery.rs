@@ -63,8 +63,11 @@ pub async fn take_over(cluster: &Cluster) -> Result<Vec<String>, Fault> {
             Err(fault) => drop(first.get_or_insert(fault)),
         }
     }
-    let none = || Fault::new("console", FaultKind::NotServing { state: "away".into() });
-    if names.is_empty() { Err(first.unwrap_or_else(none)) } else { Ok(names) }
+    if names.is_empty() {
+        Err(first.unwrap_or_else(|| Fault::new("console", FaultKind::NotServing { state: "away".into() })))
+    } else {
+        Ok(names)
+    }
 }
 
 /// The latest rolling restart that any node stores.
@@ -108,9 +111,12 @@ pub async fn in_phase(cluster: &Cluster, phase: Phase) -> Result<Rolling, Fault>
         let reason = "no rolling restart is running or paused".into();
         Fault::new("console", FaultKind::ParameterInvalid { reason })
     };
-    let is_open = |rolling: &&Rolling| matches!(rolling.phase, Phase::Runs | Phase::Paused(_));
-    let next =
-        |latest: Option<&Rolling>| latest.filter(is_open).map(|latest| latest.in_phase(phase.clone())).ok_or_else(none);
+    let next = |latest: Option<&Rolling>| {
+        latest
+            .filter(|rolling: &&Rolling| matches!(rolling.phase, Phase::Runs | Phase::Paused(_)))
+            .map(|latest| latest.in_phase(phase.clone()))
+            .ok_or_else(none)
+    };
     let mut said = change(cluster, next).await?;
     for _ in 1..ATTEMPTS {
         let kept = standings(cluster).await;

@@ -86,7 +86,9 @@ fn serves(report: NodeReport, model: &ModelRoots) -> Option<(Epoch, Box<Topology
     let (topology, _, member) = report.topology.filter(|_| is_up)?;
     let place = topology.place(member);
     let is_head = place.is_head() && place.role.takes_requests() && !topology.roots().differs(model);
-    let is_out = |member: &Member| report.exclusions.of(&member.name, &member.address).is_some();
-    let is_whole = !topology.replica(place.replica).iter().any(is_out);
+    let is_whole = !topology
+        .replica(place.replica)
+        .iter()
+        .any(|member: &Member| report.exclusions.of(&member.name, &member.address).is_some());
     (is_head && is_whole).then(|| (report.epoch, Box::new(topology), member))
 }

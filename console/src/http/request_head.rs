@@ -53,8 +53,10 @@ impl RequestLines {
     }
 
     fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        let is_it = move |(known, _): &&(String, String)| known.eq_ignore_ascii_case(name);
-        self.headers.iter().filter(is_it).map(|(_, value)| value.as_str())
+        self.headers
+            .iter()
+            .filter(move |(known, _): &&(String, String)| known.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value.as_str())
     }
 
     fn body_length(&self) -> Result<Length, String> {

@@ -48,8 +48,10 @@ impl Keymap {
         let mut all: Vec<Binding> = BINDINGS.to_vec();
         let changes = changes(text)?;
         for change in &changes {
-            let is_it = |binding: &&mut Binding| binding.place == change.place && binding.action.name() == change.name;
-            match all.iter_mut().find(is_it) {
+            match all
+                .iter_mut()
+                .find(|binding: &&mut Binding| binding.place == change.place && binding.action.name() == change.name)
+            {
                 Some(binding) => binding.keys = Cow::Owned(change.keys.clone()),
                 None => return Err(no_action(change)),
             }

@@ -84,7 +84,7 @@ pub struct PlannerAnswer {
 
 impl PlannerNode {
     /// Builds a node from its report. With `keeps`, the current shard stays in memory and its bytes are not available.
-    pub fn of(place: usize, (machine, cores): (&str, usize), report: &NodeReport, keeps: bool) -> Self {
+    pub fn of(place: usize, machine: &str, cores: usize, report: &NodeReport, keeps: bool) -> Self {
         let free = report.health.memory.map_or(0, |memory| memory.available.0);
         Self {
             place,
@@ -187,11 +187,14 @@ impl PlannerAnswer {
             candidate.replicas.iter().flatten().flat_map(|stage| &stage.ranks).map(|rank| rank.weight).collect();
         let is_equal = weights.iter().all(|weight| *weight == weights[0]);
         let first = candidate.replicas.first().map_or(&[][..], Vec::as_slice);
-        let layers = |stage: &PlanStage| stage.layers.len() as u32;
         DesiredTopology {
             layout: candidate.layout,
             weights: if is_equal { Vec::new() } else { weights },
-            layers: if first.len() > 1 { first.iter().map(layers).collect() } else { Vec::new() },
+            layers: if first.len() > 1 {
+                first.iter().map(|stage: &PlanStage| stage.layers.len() as u32).collect()
+            } else {
+                Vec::new()
+            },
             model: self.ask.model.clone(),
             kv: self.ask.kv,
             exchange: self.ask.exchange,
@@ -238,8 +241,12 @@ impl PlannerAnswer {
 /// As [`PlannerAnswer::links_known`].
 pub fn links_known<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> + Clone, now_unix_ms: u64) -> String {
     let found: Vec<Link> = links(nodes.clone()).into_iter().flatten().collect();
-    let is_listed = |link: &&KnownLink| nodes.clone().any(|(name, _)| name == link.peer);
-    let oldest = nodes.clone().flat_map(|(_, known)| known).filter(is_listed).map(|link| link.unix_ms).min();
+    let oldest = nodes
+        .clone()
+        .flat_map(|(_, known)| known)
+        .filter(|link: &&KnownLink| nodes.clone().any(|(name, _)| name == link.peer))
+        .map(|link| link.unix_ms)
+        .min();
     let alpha = found.iter().map(|link| link.alpha_ns).max();
     let rate = found.iter().map(|link| link.bits_per_second).min();
     let Some(((alpha, rate), oldest)) = alpha.zip(rate).zip(oldest) else {
@@ -308,9 +315,11 @@ mod tests {
         ];
         let names = ["pi0", "pi1", "pi2"];
         let found = links(names.iter().copied().zip(of.iter().map(Vec::as_slice)));
-        let rounded = |link: &Option<Link>| link.map(|link| (link.alpha_ns / 1000, link.bits_per_second / 1_000_000));
         assert_eq!(
-            found.iter().map(rounded).collect::<Vec<_>>(),
+            found
+                .iter()
+                .map(|link: &Option<Link>| link.map(|link| (link.alpha_ns / 1000, link.bits_per_second / 1_000_000)))
+                .collect::<Vec<_>>(),
             [Some((100, 987)), Some((100, 987)), Some((1000, 99))]
         );
         assert_eq!(links(std::iter::once(("pi0", &[][..]))), [None]);

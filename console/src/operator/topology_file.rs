@@ -234,8 +234,9 @@ fn layout(stages: &[&Stage]) -> Result<Layout, FileError> {
             return Err(FileError::Uneven { what: format!("replica {number}"), found, first, each: "replica" });
         }
     }
-    let group = |replica: &[&Stage]| Group { role: replica[0].role, ranks: replica[0].nodes.len() as u16 };
-    let groups: Vec<Group> = replicas.map(group).collect();
+    let groups: Vec<Group> = replicas
+        .map(|replica: &[&Stage]| Group { role: replica[0].role, ranks: replica[0].nodes.len() as u16 })
+        .collect();
     Layout::of_replicas(&groups, count as u16).map_err(|error| FileError::Value(error.to_string()))
 }
 

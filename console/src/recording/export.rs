@@ -112,8 +112,15 @@ fn arranged(state: &State) -> Grid {
     let page = state.screen.focus.page;
     let Some(table) = tables::table(state, page) else { return Grid { columns: Vec::new(), rows: Vec::new() } };
     let (rows, _) = tables::shown(state, page, &table);
-    let value = |cell: &Cell| cell.number.map_or_else(|| json!(cell.text), |number| json!(number));
-    let rows = rows.into_iter().map(|row| row.cells.iter().map(value).collect()).collect();
+    let rows = rows
+        .into_iter()
+        .map(|row| {
+            row.cells
+                .iter()
+                .map(|cell: &Cell| cell.number.map_or_else(|| json!(cell.text), |number| json!(number)))
+                .collect()
+        })
+        .collect();
     Grid { columns: table.columns.iter().map(|column| column.title).collect(), rows }
 }
 

@@ -124,8 +124,9 @@ impl ClusterState {
 
     /// The rolling restart, unless it is over.
     pub fn open_rolling(&self) -> Option<&Rolling> {
-        let is_open = |rolling: &&Rolling| matches!(rolling.phase, rolling::Phase::Runs | rolling::Phase::Paused(_));
-        self.rolling.as_ref().filter(is_open)
+        self.rolling
+            .as_ref()
+            .filter(|rolling: &&Rolling| matches!(rolling.phase, rolling::Phase::Runs | rolling::Phase::Paused(_)))
     }
 
     /// Whether the rolling restart is currently at this node.

@@ -80,8 +80,13 @@ mod tests {
     };
 
     fn lines(from: u64, to: u64) -> LogLines {
-        let line = |number| LogLine { number, unix_ms: 0, level: LogLevel::Info, text: "x".into() };
-        LogLines { lines: (from..=to).map(line).collect(), next: to, ..LogLines::default() }
+        LogLines {
+            lines: (from..=to)
+                .map(|number| LogLine { number, unix_ms: 0, level: LogLevel::Info, text: "x".into() })
+                .collect(),
+            next: to,
+            ..LogLines::default()
+        }
     }
 
     #[test]

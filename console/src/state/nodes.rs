@@ -32,8 +32,16 @@ pub fn table(state: &State) -> Table {
     let ranks = if state.layers_move() { ranks(state) } else { Vec::new() };
     let late: Vec<(usize, f64)> = ranks.iter().filter_map(|row| row.node.map(|node| (node, row.late))).collect();
     let late_of = |place: usize| late.iter().find(|(node, _)| *node == place).map(|(_, share)| *share);
-    let row = |(place, node): (usize, &Node)| row(state, node, late_of(place));
-    Table { columns: COLUMNS, rows: state.cluster.nodes.iter().enumerate().map(row).collect() }
+    Table {
+        columns: COLUMNS,
+        rows: state
+            .cluster
+            .nodes
+            .iter()
+            .enumerate()
+            .map(|(place, node): (usize, &Node)| row(state, node, late_of(place)))
+            .collect(),
+    }
 }
 
 fn row(state: &State, node: &Node, late: Option<f64>) -> TableRow {
@@ -99,8 +107,12 @@ pub fn status_cell(state: &State, node: &Node) -> Cell {
 /// The other node that a node's fault names: this node itself is fine.
 pub fn waited_for(state: &State, node: &Node) -> Option<String> {
     let fault = node.fault()?;
-    let is_other = |other: &&Node| fault.node == other.name() && other.address != node.address;
-    state.cluster.nodes.iter().find(is_other).map(|other| other.name().to_owned())
+    state
+        .cluster
+        .nodes
+        .iter()
+        .find(|other: &&Node| fault.node == other.name() && other.address != node.address)
+        .map(|other| other.name().to_owned())
 }
 
 /// The tone of a standing.

@@ -55,8 +55,11 @@ pub(super) fn key(node: &Node, epoch: Epoch, trace: &RequestReport) -> String {
 
 /// List index of the node that is the head of a row's request; `None` for a request held by this console.
 pub fn head(state: &State, key: &str) -> Option<usize> {
-    let is_of = |node: &Node| key.strip_prefix(&node.address).is_some_and(|rest| rest.starts_with('/'));
-    state.cluster.nodes.iter().position(is_of)
+    state
+        .cluster
+        .nodes
+        .iter()
+        .position(|node: &Node| key.strip_prefix(&node.address).is_some_and(|rest| rest.starts_with('/')))
 }
 
 fn cells(node: &Node, trace: &RequestReport) -> Vec<Cell> {

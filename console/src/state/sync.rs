@@ -88,8 +88,10 @@ pub fn slow_pipeline(state: &State) -> Option<(usize, f64)> {
     let replicas = (0..topology.layout.replicas).filter(|replica| topology.layout.ranks_of(*replica) == 1);
     let of_replica = |replica: u16| {
         let members = topology.layout.members(replica);
-        let time = |member: usize| state.cluster.node_of(member).map_or_else(StageTime::default, Node::stage_time);
-        let stages: Vec<StageTime> = members.clone().map(time).collect();
+        let stages: Vec<StageTime> = members
+            .clone()
+            .map(|member: usize| state.cluster.node_of(member).map_or_else(StageTime::default, Node::stage_time))
+            .collect();
         let (stage, factor) = slow_stage(&stages)?;
         Some((state.cluster.place_of(members.start + stage)?, factor))
     };

@@ -81,8 +81,7 @@ impl Arrangement {
 
     /// The index of the selected row among the visible ones; the first row if it is not among them.
     pub fn place(&self, rows: &[&TableRow]) -> usize {
-        let is_it = |row: &&TableRow| self.selected.as_deref() == Some(row.key.as_str());
-        rows.iter().position(is_it).unwrap_or(0)
+        rows.iter().position(|row: &&TableRow| self.selected.as_deref() == Some(row.key.as_str())).unwrap_or(0)
     }
 
     /// The first visible row for a screen of this height: unchanged as long as the selected row is visible.

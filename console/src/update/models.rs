@@ -98,8 +98,11 @@ pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
 /// nodes share a machine, all of them are used.
 fn choose(state: &mut State, choice: ModelChoice) -> Vec<Effect> {
     let usable = state.cluster.usable();
-    let is_member = |place: &usize| usable.contains(place) && state.cluster.nodes[*place].is_open();
-    let mut members: Vec<usize> = choice.nodes.into_iter().filter(is_member).collect();
+    let mut members: Vec<usize> = choice
+        .nodes
+        .into_iter()
+        .filter(|place: &usize| usable.contains(place) && state.cluster.nodes[*place].is_open())
+        .collect();
     members.sort_unstable();
     let request = TopologyRequest { goal: state.plan.goal, ..TopologyRequest::open(&choice.model, SLOTS_DEFAULT) };
     let desired = request.wanted(members.len());

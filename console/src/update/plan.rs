@@ -76,8 +76,10 @@ pub(super) fn best(state: &State) -> Option<(DesiredTopology, Vec<usize>)> {
     let Planning::Done(planned) = &state.plan.answer else { return None };
     let candidate = planned.plan.ranked.first()?;
     let (members, usable) = (planned.members(candidate), state.cluster.usable());
-    let is_there = |place: &usize| usable.contains(place) && state.cluster.nodes[*place].is_open();
-    members.iter().all(is_there).then(|| (planned.wanted(candidate), members))
+    members
+        .iter()
+        .all(|place: &usize| usable.contains(place) && state.cluster.nodes[*place].is_open())
+        .then(|| (planned.wanted(candidate), members))
 }
 
 /// Enter on a candidate: asks whether to assign it.

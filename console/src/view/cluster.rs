@@ -12,7 +12,13 @@ use crate::{
         clean::clean_line,
         status::{ClusterStatus, hint, status},
     },
-    view::{format::wrap_words, tables, theme::Theme, topology, widgets::panel::lines},
+    view::{
+        format::wrap_words,
+        tables::{self, TableTexts},
+        theme::Theme,
+        topology,
+        widgets::panel::lines,
+    },
 };
 
 /// From this width the topology is placed to the right of the nodes.
@@ -35,7 +41,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     let next = next(state, theme, usize::from(area.width));
     let [above, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(next.len() as u16)]).areas(area);
     lines(frame, below, next);
-    let words = ("Nodes", remark, "No node was named.");
+    let words = TableTexts { title: "Nodes", remark, empty: "No node was named." };
     if area.width >= WIDTH_WIDE {
         let columns = [Constraint::Fill(1), Constraint::Length(TOPOLOGY_CELLS)];
         let [left, right] = Layout::horizontal(columns).spacing(1).areas(above);

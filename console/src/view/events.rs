@@ -4,7 +4,10 @@ use telemetry::Severity;
 
 use crate::{
     state::{Extent, State},
-    view::{tables, theme::Theme},
+    view::{
+        tables::{self, TableTexts},
+        theme::Theme,
+    },
 };
 
 /// Renders the page.
@@ -15,6 +18,10 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         Severity::Error => "Events: errors",
     };
     let remark = format!("{} kept, the newest first; Enter opens the node", state.journal.events.entries().len());
-    let words = (title, Span::styled(remark, theme.dim), "Nothing that bad happened since this console runs.");
+    let words = TableTexts {
+        title,
+        remark: Span::styled(remark, theme.dim),
+        empty: "Nothing that bad happened since this console runs.",
+    };
     tables::draw(state, theme, frame, area, words, extent);
 }

@@ -92,7 +92,7 @@ pub(super) fn draw(
     let first = state.screen.scroll.sync.min(rows.saturating_sub(height));
     let columns = Columns::of(usize::from(area.width), picture.ranks.len());
     let title = format!("All-reduces: {}", meaning(metric));
-    let remark = remark(state, (first, height, rows), picture.ranks.len() - columns.ranks);
+    let remark = remark(state, first, height, rows, picture.ranks.len() - columns.ranks);
     let is_past = state.cluster.sync.shown().is_some();
     let remark = Span::styled(remark, if is_past { theme.warn } else { theme.dim });
     let area = panel(frame, theme, area, state.screen.focus.panel == Panel::Layers, &title, remark);
@@ -107,7 +107,7 @@ pub(super) fn draw(
     let usual = picture.usual(metric);
     let selected = picture.ranks.iter().position(|(row, _)| row.node == Some(state.screen.selected)).unwrap_or(0);
     let body =
-        (first..rows.min(first + height)).map(|row| line(theme, picture, &columns, (row, metric, usual), selected));
+        (first..rows.min(first + height)).map(|row| line(theme, picture, &columns, row, metric, usual, selected));
     let heading = heading(theme, picture, &columns, selected, metric);
     lines(frame, area, std::iter::once(heading).chain(body));
     let bottom = |above: u16| Rect { y: area.bottom().saturating_sub(above), height: 1, ..area };
@@ -133,7 +133,7 @@ fn ago(state: &State, picture: &SyncPicture) -> u64 {
     state.now.saturating_sub(picture.at).as_secs()
 }
 
-fn remark(state: &State, (first, height, rows): (usize, usize, usize), hidden: usize) -> String {
+fn remark(state: &State, first: usize, height: usize, rows: usize, hidden: usize) -> String {
     let mut parts = Vec::new();
     if hidden > 0 {
         parts.push(format!("{hidden} more ranks on a wider screen"));
@@ -181,7 +181,9 @@ fn line(
     theme: &Theme,
     picture: &SyncPicture,
     columns: &Columns,
-    (row, metric, usual): (usize, Metric, Nanoseconds),
+    row: usize,
+    metric: Metric,
+    usual: Nanoseconds,
     selected: usize,
 ) -> Line<'static> {
     let kind = if row.is_multiple_of(2) { "attn" } else { "ffn" };

@@ -38,8 +38,7 @@ pub(super) fn draw(first: usize, keys: &Keymap, theme: &Theme, frame: &mut Frame
 
 fn content(keys: &Keymap, theme: &Theme) -> Vec<Line<'static>> {
     let mut content = Vec::new();
-    let bound = |place: &Place| keys.all().any(|binding| binding.place == *place);
-    for place in Place::ALL.into_iter().filter(bound) {
+    for place in Place::ALL.into_iter().filter(|place: &Place| keys.all().any(|binding| binding.place == *place)) {
         content.push(Line::styled(format!(" {}", place.title()), theme.plain));
         for binding in keys.all().filter(|binding| binding.place == place && !binding.keys.is_empty()) {
             let keys = Span::styled(format!("   {}", fit(&binding.keys_text(), KEYS)), theme.accent);

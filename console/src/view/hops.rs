@@ -56,6 +56,6 @@ fn row(boundary: &Boundary) -> String {
 
 /// Median, 95th and 99th percentile of the hop latency; empty until the clocks have been compared.
 fn hop_times(sync: &HopSync) -> [String; 3] {
-    let time = |time: Nanoseconds| if sync.timed > 0 { tight_time(time) } else { "–".to_owned() };
-    [sync.p50, sync.p95, sync.p99].map(time)
+    [sync.p50, sync.p95, sync.p99]
+        .map(|time: Nanoseconds| if sync.timed > 0 { tight_time(time) } else { "–".to_owned() })
 }

@@ -62,7 +62,8 @@ pub fn theme_of(state: &State) -> Theme {
 }
 
 /// Renders a frame into a buffer of this size, as [`draw`] would on a terminal.
-pub fn paint(state: &State, theme: &Theme, (width, height): (u16, u16)) -> Buffer {
+pub fn paint(state: &State, theme: &Theme, size: (u16, u16)) -> Buffer {
+    let (width, height) = size;
     let mut terminal = match Terminal::new(TestBackend::new(width, height)) {
         Ok(terminal) => terminal,
         Err(never) => match never {},

@@ -4,7 +4,10 @@ use ratatui::{Frame, layout::Rect, text::Span};
 
 use crate::{
     state::{Extent, State, nodes},
-    view::{tables, theme::Theme},
+    view::{
+        tables::{self, TableTexts},
+        theme::Theme,
+    },
 };
 
 /// Renders the page.
@@ -14,5 +17,12 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         count => format!("{count} under way"),
     };
     let empty = "No head tells of a request yet. i opens the prompt box.";
-    tables::draw(state, theme, frame, area, ("Requests", Span::styled(remark, theme.dim), empty), extent);
+    tables::draw(
+        state,
+        theme,
+        frame,
+        area,
+        TableTexts { title: "Requests", remark: Span::styled(remark, theme.dim), empty },
+        extent,
+    );
 }

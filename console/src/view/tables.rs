@@ -25,16 +25,26 @@ const DETAIL_FROM: u16 = 12;
 /// Shorter texts, in cells, are complete in the table.
 const SHORT: usize = 14;
 
-/// Renders the current page's table. `remark` appears on the right if nothing is sorted or filtered; `empty` replaces
-/// missing rows.
+/// The texts around a table.
+#[derive(Clone)]
+pub(super) struct TableTexts<'a> {
+    pub(super) title: &'a str,
+    /// On the right, if nothing is sorted or filtered.
+    pub(super) remark: Span<'a>,
+    /// Instead of missing rows.
+    pub(super) empty: &'a str,
+}
+
+/// Renders the current page's table.
 pub(super) fn draw(
     state: &State,
     theme: &Theme,
     frame: &mut Frame,
     area: Rect,
-    (title, remark, empty): (&str, Span, &str),
+    texts: TableTexts,
     extent: &mut Extent,
 ) {
+    let TableTexts { title, remark, empty } = texts;
     let page = state.screen.focus.page;
     let Some(content) = tables::table(state, page) else { return };
     let arrangement = tables::arrangement(state, page);
@@ -59,7 +69,7 @@ pub(super) fn draw(
     // If a long text is repeated below the table, the other columns stay.
     let wish = if DETAILED.contains(&page) { 0 } else { table::wish(&content) };
     let selected = tables::selected(state, page);
-    let drawn = table::draw(frame, theme, inner, &content, arrangement, (&selected, wish));
+    let drawn = table::draw(frame, theme, inner, &content, arrangement, &selected, wish);
     (extent.table, extent.table_first) = (drawn.area, drawn.first);
     extent.table_height = usize::from(drawn.area.height);
 }

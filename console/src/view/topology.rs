@@ -21,7 +21,7 @@ use crate::{
     },
     view::{
         format::{fit, shorten},
-        tables,
+        tables::{self, TableTexts},
         theme::Theme,
         widgets::panel::{lines, panel},
     },
@@ -54,7 +54,7 @@ pub(super) fn draw_page(state: &State, theme: &Theme, frame: &mut Frame, area: R
             ("Candidates, predicted", Span::styled(remark, theme.dim), String::new())
         }
     };
-    tables::draw(state, theme, frame, below, (title, remark, &empty), extent);
+    tables::draw(state, theme, frame, below, TableTexts { title, remark, empty: &empty }, extent);
 }
 
 fn draw_running(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
@@ -94,9 +94,8 @@ fn ranks(state: &State, theme: &Theme, topology: &Topology, width: usize) -> Vec
             let title = format!(" replica {replica}{role} › stage {stage} › layers {}", span(&layers));
             picture.push(Line::styled(title, theme.plain));
             for members in members.chunks(a_row) {
-                let spans = members
-                    .iter()
-                    .flat_map(|member| rank(state, theme, topology, (*member, first), division.as_deref()));
+                let spans =
+                    members.iter().flat_map(|member| rank(state, theme, topology, *member, first, division.as_deref()));
                 picture.push(Line::from_iter(spans));
             }
         }
@@ -122,7 +121,8 @@ fn rank(
     state: &State,
     theme: &Theme,
     topology: &Topology,
-    (member, first): (usize, usize),
+    member: usize,
+    first: usize,
     division: Option<&[RankMemory]>,
 ) -> Vec<Span<'static>> {
     let (sign, style) = sign(state, theme, member);

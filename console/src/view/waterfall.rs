@@ -75,8 +75,7 @@ fn row(theme: &Theme, stage: &ResultStage, all: f64, cells: usize, words: usize)
     spans.push(Span::raw(" ".repeat(from)));
     match stage.shares {
         Some(shares) => {
-            let part = |share: f64| (share * 1e6) as u64;
-            let [own, wait, wire] = shares.map(part);
+            let [own, wait, wire] = shares.map(|share: f64| (share * 1e6) as u64);
             let parts = [(own, "█", theme.ok), (wait, "▒", theme.warn), (wire, "░", theme.accent)];
             spans.extend(bar::stacked(&parts, own + wait + wire, to - from));
         }

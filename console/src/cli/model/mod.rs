@@ -266,14 +266,13 @@ async fn add(options: Add) -> Result<u8, Failure> {
     let digest = tokio::task::spawn_blocking(move || models::digest(&file))
         .await
         .context("the task that hashes the file failed")?;
-    let digest = digest.with_context(|| format!("cannot read {}", options.file.display()))?;
+    let (sha256, size) = digest.with_context(|| format!("cannot read {}", options.file.display()))?;
     let Some((first, rest)) = places.split_first() else { return Ok(0) };
     let node = &cluster.nodes[*first];
     let session = node.session()?;
     let bar = Bar::new(cluster.name(node), &name);
-    let stored =
-        models::send(&session, (&options.file, &name), digest, &|step, done, total| bar.tell(step, done, total))
-            .await?;
+    let upload = models::Upload { path: &options.file, model: &name, sha256, size };
+    let stored = models::send(&session, upload, &|step, done, total| bar.tell(step, done, total)).await?;
     let mut done = vec![(cluster.name(node).to_owned(), stored)];
     copy(&cluster, (*first, rest), &name, &mut done).await?;
     Ok(show(&done, options.to.json))

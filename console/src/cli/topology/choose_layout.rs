@@ -94,7 +94,7 @@ async fn planned(
     let reports = reports(sessions).await?;
     let node = |place: usize| {
         let identity = &sessions[place].identity;
-        PlannerNode::of(place, (&identity.machine, identity.cores.len()), &reports[place], false)
+        PlannerNode::of(place, &identity.machine, identity.cores.len(), &reports[place], false)
     };
     let nodes: Vec<PlannerNode> = (0..sessions.len()).map(node).collect();
     // The planner needs the free memory of every node.

@@ -79,8 +79,10 @@ impl Upstreams {
     /// Nodes that answered their last health check first, otherwise in the configured order.
     fn in_order(&self) -> Vec<&str> {
         let part = |answers: bool| {
-            let is_it = move |(_, answered): &&(String, AtomicBool)| answered.load(Ordering::Relaxed) == answers;
-            self.0.iter().filter(is_it).map(|(node, _)| node.as_str())
+            self.0
+                .iter()
+                .filter(move |(_, answered): &&(String, AtomicBool)| answered.load(Ordering::Relaxed) == answers)
+                .map(|(node, _)| node.as_str())
         };
         part(true).chain(part(false)).collect()
     }
@@ -165,7 +167,8 @@ async fn serve(mut client: TcpStream, nodes: &Upstreams, policy: &BrowserPolicy,
     let (client_reader, client_writer) = client.into_split();
     let (node_reader, node_writer) = node.into_split();
     let (moved, last) = watch::channel(Instant::now());
-    let up = requests(client_reader, node_writer, (first, buffer), (policy, &address), (&moved, idle));
+    let forwarding = Forwarding { policy, address: &address, moved: &moved, idle };
+    let up = requests(client_reader, node_writer, first, buffer, forwarding);
     let down = pump(node_reader, client_writer, &moved, idle);
     let both = async {
         tokio::pin!(up, down);
@@ -223,14 +226,26 @@ async fn next_request(
     }
 }
 
+/// Where requests go, and what watches them.
+struct Forwarding<'a> {
+    policy: &'a BrowserPolicy,
+    /// The node's own address.
+    address: &'a str,
+    /// When data moved last.
+    moved: &'a watch::Sender<Instant>,
+    /// Longest time in which no data moves.
+    idle: Duration,
+}
+
 /// Forwards requests one after another, each with the node's own address as host.
 async fn requests(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    (mut head, mut buffer): (RequestLines, Vec<u8>),
-    (policy, address): (&BrowserPolicy, &str),
-    (moved, idle): (&watch::Sender<Instant>, Duration),
+    mut head: RequestLines,
+    mut buffer: Vec<u8>,
+    forwarding: Forwarding<'_>,
 ) -> io::Result<()> {
+    let Forwarding { policy, address, moved, idle } = forwarding;
     let wrong = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
     loop {
         let mut body = BodyReader::new(head.length);
@@ -318,8 +333,11 @@ async fn refuse(mut client: TcpStream, refused: Refused, mut read: usize) -> io:
 
 /// Checks continuously whether every node answers. A stopped process still accepts connections but never answers.
 async fn probe(nodes: &Upstreams, tell: impl Fn(String)) {
-    let parse = |(node, _): &(String, AtomicBool)| node.parse::<Url>().ok().map(|url| Api::new(url, None));
-    let apis: Vec<Option<Api>> = nodes.0.iter().map(parse).collect();
+    let apis: Vec<Option<Api>> = nodes
+        .0
+        .iter()
+        .map(|(node, _): &(String, AtomicBool)| node.parse::<Url>().ok().map(|url| Api::new(url, None)))
+        .collect();
     loop {
         for ((node, answers), api) in nodes.0.iter().zip(&apis) {
             let Some(api) = api else { continue };

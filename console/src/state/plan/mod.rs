@@ -133,7 +133,7 @@ pub fn query_for(state: &State, wanted: DesiredTopology) -> Option<PlannerQuery>
         let report = node.report.as_ref().filter(|_| node.is_open())?;
         // The running shard stays in memory until the new topology has been loaded.
         let (machine, cores) = &node.machine;
-        Some(PlannerNode::of(place, (machine, *cores), report, true))
+        Some(PlannerNode::of(place, machine, *cores, report, true))
     };
     let nodes: Vec<_> = state.cluster.usable().into_iter().filter_map(node).collect();
     let is_known = !nodes.is_empty();

@@ -3,7 +3,8 @@
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// The last `cells` values on a scale from `low` to `high`; a space if a value is unknown.
-pub(crate) fn sparkline(values: &[Option<f64>], (low, high): (f64, f64), cells: usize) -> String {
+pub(crate) fn sparkline(values: &[Option<f64>], range: (f64, f64), cells: usize) -> String {
+    let (low, high) = range;
     let bar = |value: &Option<f64>| match value {
         Some(value) if value.is_finite() => {
             let share = if high > low { ((value - low) / (high - low)).clamp(0.0, 1.0) } else { 0.0 };

@@ -43,7 +43,8 @@ pub(crate) fn draw(
     area: Rect,
     table: &Table,
     arrangement: &Arrangement,
-    (selected, wish): (&str, usize),
+    selected: &str,
+    wish: usize,
 ) -> Drawn {
     let rows = arrangement.rows(table);
     let height = usize::from(area.height).saturating_sub(1);
@@ -78,8 +79,11 @@ fn columns(all: &[Column], cells: usize, wish: usize) -> Vec<(usize, usize)> {
         shown.retain(|column| *column != least);
     }
     let wanted = |shown: &[usize]| {
-        let short = |column: &usize| if all[*column].grows { wish.saturating_sub(all[*column].width) } else { 0 };
-        taken(shown) + shown.iter().map(short).sum::<usize>()
+        taken(shown)
+            + shown
+                .iter()
+                .map(|column: &usize| if all[*column].grows { wish.saturating_sub(all[*column].width) } else { 0 })
+                .sum::<usize>()
     };
     while wanted(&shown) > cells + 1 {
         let nice = shown.iter().copied().filter(|column| all[*column].priority >= NICE);
