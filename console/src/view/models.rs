@@ -43,7 +43,9 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         body.extend(ranges.into_iter().map(|range| Line::styled(format!(" {}", text[range].trim_end()), theme.plain)));
     }
     body.push(Line::raw(""));
-    let keys = [("Enter", "load it"), ("↑ ↓", "select"), ("Esc", "close")].into_iter().flat_map(|(key, what)| {
+    let keys = [("Enter", "load it"), ("↑ ↓", "select"), ("Esc", "close")];
+    // An empty list can only be closed.
+    let keys = keys.into_iter().skip(if list.choices.is_empty() { 2 } else { 0 }).flat_map(|(key, what)| {
         [Span::styled(format!(" {key}"), theme.accent), Span::styled(format!(" {what}  "), theme.plain)]
     });
     body.push(Line::from_iter(keys));
