@@ -4,6 +4,7 @@ mod adopt;
 mod architecture;
 mod bad_input;
 mod bench;
+mod bench_layouts;
 mod breaker;
 mod content;
 mod cordon;

@@ -12,7 +12,7 @@ use super::{
     pages::told_change,
 };
 use crate::measurement::{
-    cell::{Cell, Experiment, Plan},
+    cell::{Experiment, Plan},
     compare::{Change, judge},
     run::{Measured, Metric},
     sample::Stages,
@@ -182,10 +182,11 @@ fn verdicts(found: &[Measured]) -> Vec<Verdict> {
     let Some(first) = found.first().map(|measured| measured.cell.layout.clone()) else { return Vec::new() };
     let mut verdicts = Vec::new();
     for measured in found.iter().filter(|measured| measured.cell.layout != first) {
-        let same = |cell: &Cell| {
+        let Some(base) = found.iter().find(|Measured { cell, .. }| {
             cell.layout == first && cell.phase == measured.cell.phase && cell.experiment == Experiment::Layouts
+        }) else {
+            continue;
         };
-        let Some(base) = found.iter().find(|base| same(&base.cell)) else { continue };
         for metric in Metric::of(measured.cell.phase) {
             let layout = measured.cell.layout.clone();
             match judge(&base.values(metric), &measured.values(metric), metric, FLOOR) {

@@ -68,7 +68,7 @@ pub(crate) struct Disaggregation {
 
 /// The result for one prompt length on one topology; times in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Found {
+struct PromptTimes {
     ttft: f64,
     /// Time per output token after the first.
     tpot: f64,
@@ -81,8 +81,7 @@ struct Found {
 
 /// Runs the command.
 pub(crate) async fn run(options: Disaggregation, nodes: Vec<String>) -> Result<u8, Failure> {
-    let usage = |message: String| Failure::Usage { message, next: NEXT };
-    let layouts = options.layouts(nodes.len()).map_err(usage)?;
+    let layouts = options.layouts(nodes.len()).map_err(|message| Failure::Usage { message, next: NEXT })?;
     let mut interrupts = Interrupts::listen()?;
     let purpose = format!("{} and {}, one after another", layouts[0], layouts[1]);
     let cleared = clear_way(&nodes, &purpose, options.consent, options.json);
@@ -112,9 +111,9 @@ pub(crate) async fn run(options: Disaggregation, nodes: Vec<String>) -> Result<u
         for tokens in prompts.iter().copied() {
             let mut runs = Vec::new();
             for _ in 0..options.repeats {
-                let answers = Answers::start(&sessions, layout, (options.running, context));
-                let topology = &assigned.topology;
-                let run = beside((&sessions, topology), (tokens, options.tokens), &answers, &mut interrupts).await;
+                let answers = Background::start(&sessions, layout, options.running, context);
+                let asked = MeasuredPrompt { tokens, max_tokens: options.tokens };
+                let run = beside(&sessions, &assigned.topology, asked, &answers, &mut interrupts).await;
                 answers.end().await;
                 runs.push(run?);
             }
@@ -184,7 +183,7 @@ impl Disaggregation {
 }
 
 /// Background requests that decode during a measurement; each is restarted when it ends.
-struct Answers {
+struct Background {
     /// Arrival times of the tokens of each request.
     tokens: Vec<Arc<Mutex<Vec<Instant>>>>,
     tasks: JoinSet<()>,
@@ -193,8 +192,8 @@ struct Answers {
     fault: Arc<OnceLock<Fault>>,
 }
 
-impl Answers {
-    fn start(sessions: &[Arc<Session>], layout: Layout, (count, context): (u16, u32)) -> Self {
+impl Background {
+    fn start(sessions: &[Arc<Session>], layout: Layout, count: u16, context: u32) -> Self {
         let heads: Vec<MemberIndex> = layout.heads().collect();
         let (cancel, mut tasks, mut tokens) = (CancellationToken::new(), JoinSet::new(), Vec::new());
         let fault = Arc::new(OnceLock::new());
@@ -282,58 +281,64 @@ fn request(tokens: Vec<u32>, max_tokens: u32) -> Generate {
     Generate::new(Prompt::Tokens(tokens), max_tokens.max(1), sampling, Vec::new())
 }
 
+/// A prompt to measure: its length, and the number of tokens to generate.
+#[derive(Clone, Copy, Debug)]
+struct MeasuredPrompt {
+    tokens: u32,
+    max_tokens: u32,
+}
+
 /// Measures one prompt while the background requests decode, on the least loaded head.
 async fn beside(
-    (sessions, topology): (&[Arc<Session>], &Topology),
-    (tokens, generated): (u32, u32),
-    answers: &Answers,
+    sessions: &[Arc<Session>],
+    topology: &Topology,
+    asked: MeasuredPrompt,
+    answers: &Background,
     interrupts: &mut Interrupts,
-) -> Result<Found, Failure> {
+) -> Result<PromptTimes, Failure> {
     interrupts.end(answers.wait(8)).await?;
     let begin = Instant::now();
     interrupts.end(answers.wait(8 + QUIET_GAPS)).await?;
     let head = interrupts.end(head(sessions, topology)).await?;
-    let asked = Instant::now();
-    let completion =
-        complete(&sessions[head.index()..=head.index()], request(prompt(tokens), generated), false, interrupts).await?;
+    let sent = Instant::now();
+    let request = request(prompt(asked.tokens), asked.max_tokens);
+    let completion = complete(&sessions[head.index()..=head.index()], request, false, interrupts).await?;
     if let Some(code) = completion.interrupted {
         return Err(Failure::Interrupted { code });
     }
     let times = &completion.finished.times;
     // Up to the first token: after that the request decodes like the others.
-    let first = asked + Duration::from_nanos(times.first_token.0);
-    let (quiet, beside) = (answers.p95(begin, asked), answers.p95(asked, first));
-    Ok(Found { ttft: times.ttft_ms(), tpot: times.tpot_ms(), quiet, beside, transfer: transfer(&times.transfer) })
+    let first = sent + Duration::from_nanos(times.first_token.0);
+    let (quiet, beside) = (answers.p95(begin, sent), answers.p95(sent, first));
+    Ok(PromptTimes { ttft: times.ttft_ms(), tpot: times.tpot_ms(), quiet, beside, transfer: transfer(&times.transfer) })
 }
 
 /// The median of each time, with the transfer of the run of median TTFT.
-fn median(mut runs: Vec<Found>) -> Found {
-    let mut of = |part: fn(&Found) -> f64| {
+fn median(mut runs: Vec<PromptTimes>) -> PromptTimes {
+    let mut of = |part: fn(&PromptTimes) -> f64| {
         runs.sort_by(|one, two| part(one).total_cmp(&part(two)));
         runs.get(runs.len() / 2).map_or(0.0, part)
     };
     let tpot = of(|run| run.tpot);
     let (quiet, beside, ttft) = (of(|run| run.quiet), of(|run| run.beside), of(|run| run.ttft));
     let transfer = runs.get(runs.len() / 2).map_or(Value::Null, |run| run.transfer.clone());
-    Found { ttft, tpot, quiet, beside, transfer }
+    PromptTimes { ttft, tpot, quiet, beside, transfer }
 }
 
 /// The results of one prompt length on both topologies.
 #[derive(Clone, Debug)]
 struct Row {
     tokens: u32,
-    roles: Found,
-    alike: Found,
+    roles: PromptTimes,
+    alike: PromptTimes,
 }
 
-fn rows(found: &[(Layout, Vec<(u32, Found)>)]) -> Vec<Row> {
+fn rows(found: &[(Layout, Vec<(u32, PromptTimes)>)]) -> Vec<Row> {
     let (roles, alike) = (&found[0].1, &found[1].1);
-    let row = |((tokens, roles), (_, alike)): (&(u32, Found), &(u32, Found))| Row {
-        tokens: *tokens,
-        roles: roles.clone(),
-        alike: alike.clone(),
-    };
-    roles.iter().zip(alike).map(row).collect()
+    let pairs = roles.iter().zip(alike);
+    pairs
+        .map(|((tokens, roles), (_, alike))| Row { tokens: *tokens, roles: roles.clone(), alike: alike.clone() })
+        .collect()
 }
 
 impl Row {
@@ -353,7 +358,7 @@ impl Row {
     }
 
     fn object(&self) -> Value {
-        let part = |found: &Found| json!({"ttft_ms": found.ttft, "tpot_ms": found.tpot, "quiet_p95_ms": found.quiet, "beside_p95_ms": found.beside, "transfer": found.transfer});
+        let part = |found: &PromptTimes| json!({"ttft_ms": found.ttft, "tpot_ms": found.tpot, "quiet_p95_ms": found.quiet, "beside_p95_ms": found.beside, "transfer": found.transfer});
         json!({"prompt_tokens": self.tokens, "roles": part(&self.roles), "alike": part(&self.alike), "worth_it": self.verdict()})
     }
 }
@@ -369,7 +374,7 @@ fn table(roles: &Layout, alike: &Layout, rows: &[Row]) -> Vec<String> {
             "prompt", "roles", "prefill", "transfer", "decode", "answers", "alike", "decode", "answers"
         ),
     ];
-    let answers = |found: &Found| format!("{:.1} ({:.1})", found.beside, found.quiet);
+    let answers = |found: &PromptTimes| format!("{:.1} ({:.1})", found.beside, found.quiet);
     lines.extend(rows.iter().map(|row| {
         let Row { tokens, roles, alike } = row;
         let (one, two) = (answers(roles), answers(alike));
@@ -387,7 +392,7 @@ mod tests {
 
     #[test]
     fn roles_must_gain_a_tenth_somewhere_and_lose_it_nowhere() {
-        let found = |ttft, beside| Found { ttft, beside, ..Found::default() };
+        let found = |ttft, beside| PromptTimes { ttft, beside, ..PromptTimes::default() };
         let verdict = |roles, alike| Row { tokens: 1, roles, alike }.verdict();
         assert_eq!(verdict(found(100.0, 10.0), found(100.0, 10.0)), "no");
         assert_eq!(verdict(found(105.0, 5.0), found(100.0, 10.0)), "yes: for running answers");

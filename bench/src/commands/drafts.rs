@@ -9,7 +9,7 @@ use console::{
 };
 use serde_json::{Value, json};
 
-use crate::measurement::drafts::{Answered, Found, Prompt, prompts, table};
+use crate::measurement::drafts::{Answered, DraftPrompt, DraftsResult, prompts, table};
 
 /// Options of `bramble-bench drafts`.
 #[derive(Clone, Debug, Args)]
@@ -55,26 +55,28 @@ pub(crate) async fn run(options: Drafts) -> Result<u8, Failure> {
     } else {
         table(&found).iter().for_each(|line| output::line(&output::clean(line)));
     }
-    Ok(u8::from(found.iter().any(Found::is_slower)))
+    Ok(u8::from(found.iter().any(DraftsResult::is_slower)))
 }
 
-fn object(found: &Found) -> Value {
+fn object(found: &DraftsResult) -> Value {
     let mut object = json!(found);
     object["ratio"] = json!(found.ratio());
     object
 }
 
 impl Drafts {
-    fn prompts(&self) -> Vec<Prompt> {
+    fn prompts(&self) -> Vec<DraftPrompt> {
         if self.prompt.is_empty() {
             return prompts();
         }
-        let named = |(index, text): (usize, &String)| Prompt {
-            name: format!("prompt {}", index + 1),
-            text: text.clone(),
-            is_repetitive: false,
-        };
-        self.prompt.iter().enumerate().map(named).collect()
+        let numbered = self.prompt.iter().enumerate();
+        numbered
+            .map(|(index, text)| DraftPrompt {
+                name: format!("prompt {}", index + 1),
+                text: text.clone(),
+                is_repetitive: false,
+            })
+            .collect()
     }
 }
 
@@ -86,7 +88,7 @@ struct Server {
 }
 
 impl Server {
-    async fn compare(&self, prompt: &Prompt, repeats: u16) -> Result<Found, Failure> {
+    async fn compare(&self, prompt: &DraftPrompt, repeats: u16) -> Result<DraftsResult, Failure> {
         let (mut with, mut without) = (Vec::new(), Vec::new());
         for _ in 0..repeats {
             let (text, answered) = self.answer(&prompt.text, true).await?;
@@ -102,7 +104,7 @@ impl Server {
             with.push(answered);
             without.push(other);
         }
-        Ok(Found::of(prompt, &with, &without))
+        Ok(DraftsResult::of(prompt, &with, &without))
     }
 
     /// The greedy completion of exactly `max_tokens` tokens, and the server's timings.

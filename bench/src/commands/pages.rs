@@ -59,16 +59,17 @@ pub(super) fn read(path: &Path, most: u64) -> Result<String, Failure> {
 /// Replaces a file atomically.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let work = || -> std::io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        file.write_all(text.as_bytes())?;
-        file.as_file().sync_all()?;
-        // Temporary files are private to their owner; a result is not.
-        file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(())
-    };
-    Ok(work().with_context(|| format!("cannot write {}", path.display()))?)
+    Ok(replace(path, folder, text).with_context(|| format!("cannot write {}", path.display()))?)
+}
+
+fn replace(path: &Path, folder: &Path, text: &str) -> std::io::Result<()> {
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().sync_all()?;
+    // Temporary files are private to their owner; a result is not.
+    file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
 }
 
 /// Reads a matrix.

@@ -7,7 +7,6 @@ use console::{
     cli::toolkit::{Assignment, Endpoint, Failure, assign_and_tell},
     client::{assign::report, session::Session},
 };
-use topology::Topology;
 
 use crate::{
     measurement::{
@@ -91,7 +90,7 @@ impl Rig {
         let mut wanted = assignment.wanted(sessions.len(), &self.model);
         wanted.slots = self.concurrency.clamp(*SLOTS.start(), *SLOTS.end());
         let assigned = assign_and_tell(sessions, &wanted).await?;
-        let heads = heads(&assigned.topology).map(MemberIndex::index).collect();
+        let heads = assigned.topology.layout.heads().map(MemberIndex::index).collect();
         *running = Some(Running { layout: cell.layout.clone(), context: assigned.topology.context_length, heads });
         Ok(())
     }
@@ -133,22 +132,19 @@ impl Rig {
     async fn target(&self, running: &Running) -> Result<Target, Failure> {
         let mut apis = self.endpoint.apis();
         if apis.is_empty() {
-            let head = |index: &usize| (Arc::clone(&self.sessions[*index]), Default::default());
-            return Ok(Target::Heads(running.heads.iter().map(head).collect()));
+            let heads = running.heads.iter().map(|head| (Arc::clone(&self.sessions[*head]), Default::default()));
+            return Ok(Target::Heads(heads.collect()));
         }
         let model = self.endpoint.model(&apis, None).await?;
         Ok(Target::Http { api: apis.remove(0), model })
     }
 }
 
-fn heads(topology: &Topology) -> impl Iterator<Item = MemberIndex> + '_ {
-    topology.layout.heads()
-}
-
 /// A hash of the cell (FNV-1a), which makes its prompts differ from those in the prefix cache from other cells.
 fn of_cell(cell: &Cell) -> u64 {
-    let step = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    cell.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step)
+    cell.to_string()
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// This machine.

@@ -81,13 +81,13 @@ fn rate(text: &str) -> Result<f64, String> {
 
 /// A point of a sweep.
 #[derive(Clone, Debug)]
-enum Point {
+enum LoadPoint {
     Rate(f64),
     Concurrency(u16),
     Trace(Arc<Vec<(Duration, Job)>>),
 }
 
-impl Point {
+impl LoadPoint {
     fn name(&self) -> String {
         match self {
             Self::Rate(rate) => format!("{rate}/s"),
@@ -132,18 +132,18 @@ pub(crate) async fn run(options: Serve) -> Result<u8, Failure> {
 }
 
 impl Serve {
-    fn points(&self) -> Result<Vec<Point>, Failure> {
+    fn points(&self) -> Result<Vec<LoadPoint>, Failure> {
         if let Some(path) = &self.trace {
             let jobs = trace(&read(path, TRACE_BYTES_MAX)?).map_err(|error| Failure::Usage {
                 message: format!("{}: {error}", path.display()),
                 next: "write one object per line: {\"at_ms\": 0, \"prompt_tokens\": 128, \"max_tokens\": 64}",
             })?;
-            return Ok(vec![Point::Trace(Arc::new(jobs))]);
+            return Ok(vec![LoadPoint::Trace(Arc::new(jobs))]);
         }
-        let rates = self.rates.iter().map(|rate| Point::Rate(*rate));
+        let rates = self.rates.iter().map(|rate| LoadPoint::Rate(*rate));
         let concurrencies: &[u16] =
             if self.rates.is_empty() && self.concurrencies.is_empty() { &[1] } else { &self.concurrencies };
-        Ok(rates.chain(concurrencies.iter().map(|count| Point::Concurrency(*count))).collect())
+        Ok(rates.chain(concurrencies.iter().map(|count| LoadPoint::Concurrency(*count))).collect())
     }
 
     fn job(&self) -> Job {
@@ -151,7 +151,7 @@ impl Serve {
         Job { prompt, max_tokens: self.max_tokens }
     }
 
-    async fn measure(&self, load: &Arc<Load>, point: &Point) -> Vec<Sample> {
+    async fn measure(&self, load: &Arc<Load>, point: &LoadPoint) -> Vec<Sample> {
         let forever = Duration::from_secs(86_400);
         if self.warmup > 0 {
             load.closed(&[self.job()], 1, Until { requests: self.warmup as usize, elapsed: forever }).await;
@@ -159,17 +159,17 @@ impl Serve {
         let elapsed = self.duration.map(Duration::from_secs);
         let most = self.requests.map(|count| count as usize);
         match point {
-            Point::Rate(rate) => {
+            LoadPoint::Rate(rate) => {
                 let until = elapsed.unwrap_or(if most.is_some() { forever } else { Duration::from_secs(30) });
                 let due = arrivals(*rate, until, most.unwrap_or(REQUESTS_MAX), self.seed);
                 load.open(due.into_iter().map(|at| (at, self.job()))).await
             }
-            Point::Concurrency(count) => {
+            LoadPoint::Concurrency(count) => {
                 let default = if elapsed.is_some() { REQUESTS_MAX } else { 10 * usize::from(*count) };
                 let until = Until { requests: most.unwrap_or(default), elapsed: elapsed.unwrap_or(forever) };
                 load.closed(&[self.job()], usize::from(*count), until).await
             }
-            Point::Trace(jobs) => {
+            LoadPoint::Trace(jobs) => {
                 let until = elapsed.unwrap_or(forever);
                 let jobs = jobs.iter().take_while(|(at, _)| *at <= until).take(most.unwrap_or(REQUESTS_MAX)).cloned();
                 load.open(jobs.collect::<Vec<_>>()).await

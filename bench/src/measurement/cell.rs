@@ -82,8 +82,8 @@ impl Plan {
     /// All cells. Those of a layout are consecutive, so that it is assigned once.
     pub fn cells(&self) -> Vec<Cell> {
         let tp = self.tp.iter().map(|ranks| (Experiment::Tp, Layout::tensor_parallel(*ranks)));
-        let replica = |replicas: &u16| Layout::alike(*replicas, 1, self.replica_ranks);
-        let replicas = self.replicas.iter().map(|replicas| (Experiment::Replicas, replica(replicas)));
+        let replicas = self.replicas.iter();
+        let replicas = replicas.map(|count| (Experiment::Replicas, Layout::alike(*count, 1, self.replica_ranks)));
         let layouts = self.layouts.iter().map(|layout| (Experiment::Layouts, *layout));
         let mut cells = Vec::new();
         for (experiment, layout) in tp.chain(replicas).chain(layouts) {

@@ -5,7 +5,7 @@ use super::stats::median;
 
 /// A prompt of the set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prompt {
+pub struct DraftPrompt {
     /// Its name in the table.
     pub name: String,
     /// The text to complete.
@@ -20,8 +20,8 @@ pub const WORST: f64 = 0.95;
 pub const REPETITIVE: f64 = 1.9;
 
 /// The fixed set: a repetitive text, and others of several kinds.
-pub fn prompts() -> Vec<Prompt> {
-    let prompt = |name: &str, text: String, is_repetitive| Prompt { name: name.into(), text, is_repetitive };
+pub fn prompts() -> Vec<DraftPrompt> {
+    let prompt = |name: &str, text: String, is_repetitive| DraftPrompt { name: name.into(), text, is_repetitive };
     let verse = "ROMEO:\nTo be, or not to be.\n".repeat(8) + "ROMEO:\nTo be, or";
     let plain = [
         ("play", "JULIET:\nO gentle night, what news from"),
@@ -39,7 +39,7 @@ pub fn prompts() -> Vec<Prompt> {
 
 /// The result of a prompt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Found {
+pub struct DraftsResult {
     /// The prompt's name.
     pub name: String,
     /// Whether speculative decoding should help.
@@ -65,9 +65,9 @@ pub struct Answered {
     pub accepted: u64,
 }
 
-impl Found {
+impl DraftsResult {
     /// The result of a prompt from the timings of its answers.
-    pub fn of(prompt: &Prompt, with: &[Answered], without: &[Answered]) -> Self {
+    pub fn of(prompt: &DraftPrompt, with: &[Answered], without: &[Answered]) -> Self {
         let middle = |answers: &[Answered]| {
             let times: Vec<f64> = answers.iter().map(|answer| answer.token_ms).collect();
             median(&times).unwrap_or_default()
@@ -94,7 +94,7 @@ impl Found {
 }
 
 /// The table, and the summary below it.
-pub fn table(found: &[Found]) -> Vec<String> {
+pub fn table(found: &[DraftsResult]) -> Vec<String> {
     let mut lines = vec![format!(
         "{:12} {:>9} {:>9} {:>7} {:>8} {:>9}",
         "prompt", "with", "without", "ratio", "drafted", "accepted"
@@ -112,7 +112,7 @@ pub fn table(found: &[Found]) -> Vec<String> {
         )
     }));
     let least = |is_repetitive: bool| {
-        let ratios = found.iter().filter(|it| it.is_repetitive == is_repetitive).map(Found::ratio);
+        let ratios = found.iter().filter(|it| it.is_repetitive == is_repetitive).map(DraftsResult::ratio);
         ratios.min_by(f64::total_cmp)
     };
     let mut said = Vec::new();
@@ -130,9 +130,9 @@ mod tests {
     fn medians_are_compared_and_a_slower_prompt_is_named() {
         let prompts = prompts();
         let answers = |times: [f64; 3]| times.map(|token_ms| Answered { token_ms, drafted: 4, accepted: 3 });
-        let fast = Found::of(&prompts[0], &answers([5.0, 50.0, 4.0]), &answers([10.0, 11.0, 1.0]));
+        let fast = DraftsResult::of(&prompts[0], &answers([5.0, 50.0, 4.0]), &answers([10.0, 11.0, 1.0]));
         assert_eq!((fast.ratio(), fast.drafted, fast.accepted, fast.is_slower()), (2.0, 12, 9, false));
-        let slow = Found::of(&prompts[1], &answers([11.0; 3]), &answers([10.0; 3]));
+        let slow = DraftsResult::of(&prompts[1], &answers([11.0; 3]), &answers([10.0; 3]));
         assert!(slow.is_slower());
         let lines = table(&[fast, slow]);
         assert!(lines[1].ends_with('9') && lines[2].ends_with("slower"), "{lines:?}");

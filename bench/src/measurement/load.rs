@@ -45,11 +45,11 @@ pub fn tokens(count: u32, seed: u64) -> Vec<u32> {
 pub fn arrivals(rate: f64, until: Duration, count: usize, seed: u64) -> Vec<Duration> {
     let mut random = Random::new(seed);
     let mut at = 0.0;
-    let next = || {
+    let times = std::iter::from_fn(|| {
         at += -random.share().ln() / rate;
         (at < until.as_secs_f64()).then(|| Duration::from_secs_f64(at))
-    };
-    std::iter::from_fn(next).take(count.min(REQUESTS_MAX)).collect()
+    });
+    times.take(count.min(REQUESTS_MAX)).collect()
 }
 
 #[derive(Debug, Deserialize)]

@@ -25,10 +25,14 @@ pub fn charts(run: &Run) -> [(&'static str, Chart); 3] {
     let replicas = chart(run, Metric::Ttft, &of(Experiment::Replicas, most), &layout, &input);
     let (shortest, longest) =
         (run.configuration.plan.inputs.iter().min().copied(), run.configuration.plan.outputs.iter().max().copied());
-    let is_decode =
-        |cell: &Cell| cell.phase == Phase::Decode && Some(cell.input) == shortest && Some(cell.output) == longest;
     let concurrency = |cell: &Cell| cell.concurrency.to_string();
-    let tokens = chart(run, Metric::Throughput, &is_decode, &concurrency, &layout);
+    let tokens = chart(
+        run,
+        Metric::Throughput,
+        &|cell| cell.phase == Phase::Decode && Some(cell.input) == shortest && Some(cell.output) == longest,
+        &concurrency,
+        &layout,
+    );
     let title = |title: String, x: &str, y: &str, chart: Chart| Chart { title, x: x.into(), y: y.into(), ..chart };
     [
         (
@@ -88,11 +92,9 @@ fn stages(run: &Run) -> Vec<(&Measured, Stages)> {
     for measured in run.cells.iter().filter(|measured| measured.cell.phase == Phase::Prefill) {
         let found: Vec<Stages> = measured.repeats.iter().filter_map(|summary| summary.stages).collect();
         let Some(stages) = Stages::median(&found) else { continue };
-        let better = |one: &Cell, other: &Cell| {
-            (one.input, std::cmp::Reverse(one.concurrency)) > (other.input, std::cmp::Reverse(other.concurrency))
-        };
+        let rank = |cell: &Cell| (cell.input, std::cmp::Reverse(cell.concurrency));
         match rows.iter_mut().find(|(row, _)| row.cell.layout == measured.cell.layout) {
-            Some(row) if better(&measured.cell, &row.0.cell) => *row = (measured, stages),
+            Some(row) if rank(&measured.cell) > rank(&row.0.cell) => *row = (measured, stages),
             Some(_) => {}
             None => rows.push((measured, stages)),
         }

@@ -157,8 +157,9 @@ mod tests {
     use super::*;
 
     fn chart(points: &[f64]) -> Chart {
-        let point = |(at, value): (usize, &f64)| Point { at, value: *value, range: (0.9 * value, 1.1 * value) };
-        let series = Series { name: "in 64 <b>".into(), points: points.iter().enumerate().map(point).collect() };
+        let points = points.iter().enumerate();
+        let points = points.map(|(at, value)| Point { at, value: *value, range: (0.9 * value, 1.1 * value) });
+        let series = Series { name: "in 64 <b>".into(), points: points.collect() };
         let categories = ["tp1", "tp2", "tp4"].map(str::to_owned).to_vec();
         Chart { title: "a & b".into(), x: "ranks".into(), y: "ms".into(), categories, series: vec![series] }
     }

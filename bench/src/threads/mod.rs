@@ -183,13 +183,15 @@ fn row(algorithm: Algorithm, size: TensorSize, repeats: u32, samples: &[&RankSam
 /// Each pair of ranks has its own key.
 fn protected(bench: &ThreadBench, rank: usize, streams: Vec<Option<TcpStream>>) -> Vec<Option<Socket>> {
     let cipher = if noise::has_aes() && !bench.chacha { Cipher::AesGcm } else { Cipher::ChaChaPoly };
-    let seals = |other: usize| {
+    let mut sockets = Vec::with_capacity(streams.len());
+    for (other, stream) in streams.into_iter().enumerate() {
         let mut key = [7; 32];
         (key[1], key[2]) = (rank.min(other) as u8, rank.max(other) as u8);
         let (lower, higher) = Seals::pair(cipher, &key, bench.protection);
-        if rank < other { lower } else { higher }
-    };
-    streams.into_iter().enumerate().map(|(other, stream)| stream.map(|stream| (stream, seals(other)))).collect()
+        let seals = if rank < other { lower } else { higher };
+        sockets.push(stream.map(|stream| (stream, seals)));
+    }
+    sockets
 }
 
 /// Runs one rank: in each round, every algorithm and its bare exchange, alternating. Returns the group, so that no link
@@ -289,11 +291,11 @@ fn open_in<T: Send + 'static>(
     make: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {
     let Some(process) = namespace.map(|namespace| namespace.process) else { return make() };
-    let inside = move || {
+    let thread = thread::spawn(move || {
         let path = format!("/proc/{process}/ns/net");
         let namespace = File::open(&path).with_context(|| format!("cannot open {path}"))?;
         setns(namespace, CloneFlags::CLONE_NEWNET).with_context(|| format!("cannot enter {path}; this needs root"))?;
         make()
-    };
-    thread::spawn(inside).join().map_err(|_| anyhow!("a thread failed"))?
+    });
+    thread.join().map_err(|_| anyhow!("a thread failed"))?
 }
