@@ -22,7 +22,7 @@ pub fn load(config: &Config) -> anyhow::Result<Keyring> {
     let is_secret = |held: &Held| matches!(held.key, Key::Secret(_));
     ensure!(
         held.iter().all(is_secret),
-        "key file {} holds a role's key; a node needs the secret of its cluster: run `console adopt` to give it one",
+        "key file {} holds a role's key; a node needs the secret of its cluster: run `console key adopt` to give it one",
         config.key_file.display()
     );
     Ok(keyring_of(held, config))
@@ -67,7 +67,7 @@ pub fn take(rekey: &Rekeying, config: &Config) -> Result<String, FaultKind> {
 /// The next key, if a holder of the current one sent it. A key that the node already has may be sent under the previous
 /// key, by a console that continues a rotation.
 fn next(rekey: &Rekeying, keyring: &Keyring) -> Result<NextKey, &'static str> {
-    let current = keyring.current().ok_or("it has no key yet; run `console adopt` to give it the first one")?;
+    let current = keyring.current().ok_or("it has no key yet; run `console key adopt` to give it the first one")?;
     let is_current = |next: &NextKey| *current == Key::Secret(next.secret);
     match rekey {
         Rekeying::Bare(rekey) => {

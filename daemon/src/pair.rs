@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let port = if listen.port() == protocol::PORT { String::new() } else { format!(":{}", listen.port()) };
     let host =
         if listen.is_ipv6() && !port.is_empty() { format!("[{}]", listen.ip()) } else { listen.ip().to_string() };
-    println!("next: run `console adopt {host}{port} --code {code}` on the operator's machine");
+    println!("next: run `console key adopt {host}{port} --code {code}` on the operator's machine");
     if listen.ip().is_loopback() {
         println!(
             "note: the node listens on {listen}, which only this machine can reach; set listen in \

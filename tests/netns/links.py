@@ -7,7 +7,7 @@ direction only.
 usage: tests/netns/links.py [--nodes 3] [--rate 100mbit] [--delay-ms 5] [--attempts N] [--json]
 
 Exit code 1 if a throughput is off by more than 10 % or a round trip by more than 20 %, or if a short measurement of all
-links (as `console plan` runs it) takes longer than two seconds. --attempts N measures again, N times in all, while one
+links (as `console topology plan` runs it) takes longer than two seconds. --attempts N measures again, N times in all, while one
 is off.
 """
 import os

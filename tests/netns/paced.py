@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """1 to 16 paced daemons in network namespaces (pacing.py): real sockets, schedules, plans and all-reduces through links
 of 1 Gb/s; only the computation is replaced by a wait from a machine profile. Reports TTFT, TPOT and the network share
-for each number of nodes, compared with what `console simulate` predicts for the same nodes and links.
+for each number of nodes, compared with what `console topology simulate` predicts for the same nodes and links.
 
 usage: tests/netns/paced.py [--shape llama-3.1-8b] [--nodes 1,2,4,8,16] [--prompt 512] [--tokens 32] [--requests N]
 [--short] [--baselines]
@@ -61,7 +61,7 @@ def measure(arguments, layout, model):
     if not all(node["paced"] for node in status["nodes"]):
         sys.exit(f"a node does not report that it is paced; check the [paced] section of its settings: {status}")
     tokens = len(answers[0]["prompt_token_ids"])
-    simulated = bramble.console("simulate", "--model", model, "--profile", arguments.profile, "--topology", re.sub(r"dp\d+-", "", layout), "--prompt", str(tokens),
+    simulated = bramble.console("topology", "simulate", "--model", model, "--profile", arguments.profile, "--topology", re.sub(r"dp\d+-", "", layout), "--prompt", str(tokens),
                                 "--tokens", str(arguments.tokens - 1), "--exchange", arguments.exchange, "--alpha-us", str(round(alpha)),
                                 "--bandwidth-mbit", str(arguments.mbit), "--jitter", str(JITTER_PPM))["runs"][0]
     found = {**row(nodes, motion, alpha, answers, simulated), "sent_again": lost[0], "dropped": lost[1]}

@@ -31,7 +31,7 @@ fn pair(cluster: &Cluster, index: usize) -> String {
 }
 
 fn adopt(address: &str, code: &str, key: &str) -> Ended {
-    console(&["adopt", address, "--code", code, "--key", key, "--json"])
+    console(&["key", "adopt", address, "--code", code, "--key", key, "--json"])
 }
 
 /// A different code.
@@ -93,7 +93,7 @@ fn unclaimed_node_answers_only_pairing_until_it_has_a_key() {
     let code = pair(&cluster, 0);
     adopt(&address, &another(&code, 1), &key).assert_error(4, "code_wrong", &["pi1", "4 more"]);
     let adopted = adopt(&address, &code, &key).json();
-    let fingerprint = console(&["key", "fingerprint", "--key", &key]);
+    let fingerprint = console(&["key", "show", "--fingerprint", "--key", &key]);
     assert_eq!(adopted["nodes"][0]["fingerprint"], fingerprint.out.trim(), "{adopted}");
     console(&[&generate(&address)[..], &["--key", &key]].concat()).completion();
     keyless(&generate(&address)).assert_error(4, "key_needed", &[]);
@@ -149,7 +149,7 @@ fn nodes_are_adopted_over_ssh_and_rotate_their_key_together() {
     fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).expect("this process owns the file");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
     let mut command = Command::new(programs().join("console"));
-    command.arg("adopt").args(&cluster.addresses).args(["--ssh", "--json", "--key", &key]).env("PATH", path);
+    command.args(["key", "adopt"]).args(&cluster.addresses).args(["--ssh", "--json", "--key", &key]).env("PATH", path);
     let ended = command.output().expect("console runs");
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     let with = |key: &str| cluster.generate(2, &["--prompt", "ROMEO:", "--max-tokens", "4", "--key", key]);
@@ -160,7 +160,7 @@ fn nodes_are_adopted_over_ssh_and_rotate_their_key_together() {
     let nodes = cluster.nodes();
     let rotate =
         |grace| console(&["key", "rotate", "--nodes", &nodes, "--grace", grace, "--yes", "--json", "--key", &key]);
-    let old = console(&["key", "fingerprint", "--key", &before]).out;
+    let old = console(&["key", "show", "--fingerprint", "--key", &before]).out;
     let rotated = rotate("3600").json();
     assert!(rotated["fingerprint"].as_str().is_some_and(|new| new != old.trim()), "{rotated}");
     with(&key).completion();

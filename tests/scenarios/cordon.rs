@@ -25,7 +25,7 @@ fn node_whose_disk_is_full_is_excluded_and_the_rest_serves() {
     let mut cluster = Cluster::with(3, &demo_models(), "");
     let ids = cluster.generate(3, PROMPT).completion()["token_ids"].clone();
     break_list(&cluster, 1);
-    let out = order(&cluster, &["exclude", "pi2", "--reason", "disk full"]);
+    let out = order(&cluster, &["node", "exclude", "pi2", "--reason", "disk full"]);
     assert_eq!((out.code, out.json()["topology"].as_str()), (Some(0), Some("tp2")), "{} {}", out.out, out.err);
     assert!(out.err.contains("pi2 cannot store the list"), "{}", out.err);
     let two = cluster.generate(3, PROMPT).completion();
@@ -34,7 +34,7 @@ fn node_whose_disk_is_full_is_excluded_and_the_rest_serves() {
     cluster.signal(1, nix::sys::signal::Signal::SIGKILL);
     cluster.wait(1);
     let named = format!("{},{}", cluster.addresses[0], cluster.addresses[2]);
-    let again = cluster.console(&["exclude", "pi2", "--reason", "dead", "--nodes", &named, "--yes", "--json"]);
+    let again = cluster.console(&["node", "exclude", "pi2", "--reason", "dead", "--nodes", &named, "--yes", "--json"]);
     assert_eq!(again.code, Some(0), "{} {}", again.out, again.err);
     assert_eq!(cluster.generate(3, PROMPT).completion()["topology"], "tp2");
 }
@@ -44,7 +44,7 @@ fn exclusion_stored_by_too_few_nodes_changes_nothing() {
     let cluster = Cluster::with(3, &demo_models(), "");
     let epoch = cluster.generate(3, PROMPT).completion()["epoch"].clone();
     [0, 2].into_iter().for_each(|index| break_list(&cluster, index));
-    order(&cluster, &["exclude", "pi2", "--reason", "fan"]).assert_error(4, "state_unwritable", &[]);
+    order(&cluster, &["node", "exclude", "pi2", "--reason", "fan"]).assert_error(4, "state_unwritable", &[]);
     let after = cluster.generate(3, PROMPT).completion();
     assert_eq!((after["topology"].as_str(), &after["epoch"]), (Some("tp3"), &epoch), "the heads must keep serving");
     for index in 0..3 {
@@ -67,7 +67,7 @@ fn cordon_of_the_only_replica_is_reported_to_everyone() {
     assert!(tried.code == Some(0) && tried.out.contains("No other replica accepts requests"), "{}", tried.out);
     let done = cluster.console(&[&words[..], &["--yes"]].concat());
     assert_eq!(done.code, Some(0), "{} {}", done.out, done.err);
-    assert!(done.err.contains("new ones are refused") && done.out.contains("node uncordon pi2"), "{done:?}");
+    assert!(done.err.contains("new ones are refused") && done.out.contains("node include pi2"), "{done:?}");
     wait_until("the gateway reports it", || get(&api, "/health").status == 503);
     let health = get(&api, "/health").json();
     assert_eq!(health["status"], "cordoned", "{health}");
@@ -78,9 +78,7 @@ fn cordon_of_the_only_replica_is_reported_to_everyone() {
     assert!(begun.elapsed() < PATIENCE / 20, "the request must be refused at once");
     let status = cluster.console(&["status", "--nodes", &nodes]);
     assert!(status.out.contains("cordoned: fan") && !status.out.contains("excluded:"), "{}", status.out);
-    let other = order(&cluster, &["node", "uncordon", "pi1"]);
-    other.assert_error(8, "state", &["pi1 is not cordoned"]);
-    assert_eq!(order(&cluster, &["node", "uncordon", "pi2"]).code, Some(0));
+    assert_eq!(order(&cluster, &["node", "include", "pi2"]).code, Some(0));
     wait_until("it serves again", || post(&api, "/v1/completions", &body).status == 200);
     assert_eq!(get(&api, "/health").json()["status"], "ready");
 }

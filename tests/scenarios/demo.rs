@@ -44,13 +44,13 @@ fn demo_without_a_terminal_prints_text_and_profile() {
 
 #[test]
 fn once_takes_prompt_length_nodes_and_layout() {
-    let run = ["demo", "--once", "--json", "--nodes", "3", "--max-tokens", "5", "--prompt", "JULIET:", "--seed", "1"];
+    let run = ["demo", "--json", "--nodes", "3", "--max-tokens", "5", "--prompt", "JULIET:", "--seed", "1"];
     let object = console(&run).completion();
     assert_eq!(object["token_ids"].as_array().map(Vec::len), Some(5));
     assert_eq!((object["topology"].as_str(), object["ranks"].as_array().map(Vec::len)), (Some("tp3"), Some(3)));
-    let pipeline = console(&["demo", "--once", "--json", "--topology", "pp2-tp2", "--max-tokens", "5"]).completion();
+    let pipeline = console(&["demo", "--json", "--topology", "pp2-tp2", "--max-tokens", "5"]).completion();
     assert_eq!((pipeline["topology"].as_str(), pipeline["ranks"].as_array().map(Vec::len)), (Some("pp2-tp2"), Some(4)));
-    let missing = console(&["demo", "--once", "--model", "nowhere.gguf", "--json"]);
+    let missing = console(&["demo", "--model", "nowhere.gguf", "--json"]);
     assert_eq!(missing.code, Some(1));
     assert!(missing.err.contains("nowhere.gguf"));
 }
@@ -58,7 +58,7 @@ fn once_takes_prompt_length_nodes_and_layout() {
 #[test]
 fn no_daemon_outlives_a_killed_demo() {
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
-        let child = spawn_console(&["demo", "--once", "--max-tokens", "400"]);
+        let child = spawn_console(&["demo", "--max-tokens", "400"]);
         let mut daemons = Vec::new();
         wait_until("four daemons run", || {
             daemons = daemons_of(child.id());

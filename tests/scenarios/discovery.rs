@@ -4,7 +4,7 @@ use harness::programs::{Cluster, console, demo_models};
 #[test]
 fn announced_nodes_are_found_and_leave_with_a_goodbye() {
     let mut cluster = Cluster::with(2, &demo_models(), "mdns = true\n");
-    let found = console(&["discover", "--seconds", "30", "--count", "2", "--json"]);
+    let found = console(&["node", "discover", "--seconds", "30", "--count", "2", "--json"]);
     assert_eq!(found.code, Some(0), "{} {}", found.out, found.err);
     let nodes = found.json()["nodes"].clone();
     for address in &cluster.addresses {
@@ -22,6 +22,6 @@ fn announced_nodes_are_found_and_leave_with_a_goodbye() {
     }
     // On loopback a node announces itself only if configured to.
     let _quiet = Cluster::with(1, &demo_models(), "");
-    let none = console(&["discover", "--seconds", "1", "--json"]);
+    let none = console(&["node", "discover", "--seconds", "1", "--json"]);
     assert_eq!((none.code, none.json()["nodes"].as_array().map(Vec::len)), (Some(1), Some(0)), "{}", none.out);
 }

@@ -80,7 +80,7 @@ fn restart_stops_at_the_first_failure_and_reports_the_rest() {
 fn excluded_node_stays_out_until_it_is_included() {
     let mut cluster = Cluster::with(4, &demo_models(), "");
     let ids = generates(&cluster, 4)["token_ids"].clone();
-    let out = operate(&cluster, &["exclude", "pi3", "--reason", "fan stuck"]);
+    let out = operate(&cluster, &["node", "exclude", "pi3", "--reason", "fan stuck"]);
     assert_eq!(out.code, Some(0), "{} {}", out.out, out.err);
     assert_eq!((out.json()["topology"].as_str(), out.json()["out"].as_bool()), (Some("tp3"), Some(true)));
     wait_until("it lets its shard go", || cluster.status(2)["state"] == "idle");
@@ -102,12 +102,12 @@ fn excluded_node_stays_out_until_it_is_included() {
     let three = cluster.generate(4, PROMPT);
     assert!(three.err.contains("pi3 is excluded: fan stuck"), "{}", three.err);
     assert_eq!((three.completion()["topology"].as_str(), &three.completion()["token_ids"]), (Some("tp3"), &ids));
-    operate(&cluster, &["include", "pi3"]).assert_error(3, "node_unreachable", &[]);
+    operate(&cluster, &["node", "include", "pi3"]).assert_error(3, "node_unreachable", &[]);
     // An explicitly requested layout is refused, not silently changed.
     let more = [PROMPT, &["--topology", "tp4"]].concat();
     assert_ne!(cluster.generate(4, &more).code, Some(0));
     cluster.start(2);
-    let back = operate(&cluster, &["include", "pi3"]);
+    let back = operate(&cluster, &["node", "include", "pi3"]);
     assert_eq!((back.code, back.json()["topology"].as_str()), (Some(0), Some("tp4")), "{} {}", back.out, back.err);
     let four = generates(&cluster, 4);
     assert_eq!((four["topology"].as_str(), &four["token_ids"]), (Some("tp4"), &ids));
@@ -118,15 +118,15 @@ fn excluded_node_stays_out_until_it_is_included() {
 fn head_can_be_excluded_but_not_the_last_node() {
     let cluster = Cluster::with(2, &demo_models(), "");
     generates(&cluster, 2);
-    let out = operate(&cluster, &["exclude", "pi1", "--reason", "sd card"]);
+    let out = operate(&cluster, &["node", "exclude", "pi1", "--reason", "sd card"]);
     assert_eq!((out.code, out.json()["topology"].as_str()), (Some(0), Some("tp1")), "{} {}", out.out, out.err);
     assert_eq!(generates(&cluster, 2)["topology"], "tp1");
-    operate(&cluster, &["exclude", "pi2", "--reason", "why not"]).assert_error(
+    operate(&cluster, &["node", "exclude", "pi2", "--reason", "why not"]).assert_error(
         4,
         "parameter_invalid",
         &["last included node"],
     );
-    operate(&cluster, &["exclude", "pi9", "--reason", "x"]).assert_error(2, "usage", &["pi9", "pi1", "pi2"]);
+    operate(&cluster, &["node", "exclude", "pi9", "--reason", "x"]).assert_error(2, "usage", &["pi9", "pi1", "pi2"]);
     // A console that names only the excluded node gets the reason.
     let refused = cluster.generate(1, PROMPT);
     refused.assert_error(4, "excluded", &["pi1", "sd card"]);
@@ -138,7 +138,7 @@ fn running_requests_finish_before_a_node_is_excluded() {
     let cluster = Cluster::with(3, models.path(), "");
     let child = cluster.start_generation("150");
     let nodes = cluster.nodes();
-    let excluding = spawn_console(&["exclude", "pi2", "--reason", "hot", "--nodes", &nodes, "--yes", "--json"]);
+    let excluding = spawn_console(&["node", "exclude", "pi2", "--reason", "hot", "--nodes", &nodes, "--yes", "--json"]);
     wait_until("the head has the exclusion", || !cluster.status(0)["exclusions"].as_array().is_none_or(Vec::is_empty));
     let more = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--topology", "tp3"];
     assert_ne!(cluster.generate(3, &more).code, Some(0), "no new request may start on it");

@@ -43,14 +43,14 @@ fn rolling_restart_outlives_its_console_and_streams_continue() {
     let pids: Vec<_> = (0..3).map(|index| cluster.pid(index)).collect();
     let mut running = stream(&address, "/v1/completions", &body);
     assert!(running.event().is_some(), "tokens arrive");
-    good(operate(&cluster, &["restart", "--rolling", "--all", "--drain-ms", "100", "--yes", "--detach"]));
+    good(operate(&cluster, &["restart", "--rolling", "--drain-ms", "100", "--yes", "--detach"]));
     // The two ranks that serve while the third restarts round sums differently, so a sampled text may change from there
     // on.
     let events = running.events();
     let end = events.last().expect("the stream has events");
     assert_eq!(end["choices"][0]["finish_reason"], "length", "{end}");
     assert!(end["timings"]["trace"]["resumed"].as_u64() > Some(0), "{end}");
-    let done = good(operate(&cluster, &["restart", "--watch"]));
+    let done = good(operate(&cluster, &["restart", "status"]));
     assert_eq!((done["phase"].as_str(), done["done"].as_u64()), (Some("done"), Some(3)));
     (0..3).for_each(|index| assert_ne!(cluster.pid(index), pids[index], "pi{} was not restarted", index + 1));
     let status = cluster.status(0);
@@ -81,8 +81,8 @@ fn rolling_restart_pauses_at_a_failure_and_can_be_ended() {
     );
     assert!(paused["reason"].as_str().is_some_and(|reason| reason.contains("pi2")), "{paused}");
     assert_eq!(cluster.pid(2), third, "the nodes after it must not be restarted");
-    assert_eq!(good(operate(&cluster, &["restart", "--abort"]))["phase"], "aborted");
-    assert_eq!(operate(&cluster, &["restart", "--resume"]).code, Some(4), "the restart must be over");
+    assert_eq!(good(operate(&cluster, &["restart", "abort"]))["phase"], "aborted");
+    assert_eq!(operate(&cluster, &["restart", "resume"]).code, Some(4), "the restart must be over");
     // A single node is restarted by its peers.
     let first = cluster.pid(0);
     assert_eq!(good(operate(&cluster, &["restart", "pi1", "--rolling", "--yes"]))["phase"], "done");
@@ -98,7 +98,7 @@ fn nodes_join_and_leave_while_an_answer_continues() {
     let address = beside(&cluster.addresses[0]);
     wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
     let three = cluster.addresses[..3].join(",");
-    let stop = cluster.console(&["ok-to-stop", "pi2", "--nodes", &three, "--json"]);
+    let stop = cluster.console(&["node", "check", "pi2", "--nodes", &three, "--json"]);
     let outlook = good(stop);
     assert_eq!((outlook["ok"].as_bool(), outlook["topology"].as_str()), (Some(true), Some("tp2")), "{outlook}");
     let body = json!({"prompt": "abab", "max_tokens": 400, "temperature": 0.9, "seed": 5, "stream": true});
@@ -111,7 +111,7 @@ fn nodes_join_and_leave_while_an_answer_continues() {
     assert!(end["timings"]["trace"]["resumed"].as_u64() > Some(0), "the answer must continue after the switch: {end}");
     assert_eq!(good(operate(&cluster, &["node", "remove", "pi2", "--yes"]))["topology"], "tp3");
     assert_eq!(cluster.status(0)["topology"]["layout"], "tp3");
-    let last = operate(&cluster, &["node", "drain", "pi3", "--reason", "fan", "--yes"]);
+    let last = operate(&cluster, &["node", "cordon", "pi3", "--drain", "--reason", "fan", "--yes"]);
     assert_eq!(good(last)["state"], "drained");
 }
 

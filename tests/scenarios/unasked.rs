@@ -37,26 +37,21 @@ const OTHER: &str = "tiny.gguf";
 /// that does not, FILE a model on this machine, TOPOLOGY a topology file, OUT a file that does not exist, REQUEST a
 /// running request.
 const COMMANDS: &[(&str, Does, &str)] = &[
-    ("adopt", Adds, "NEW --code 1234-5678"),
     ("bench links", Reads, ""),
     ("bench node", Reads, ""),
     ("chat", Reads, ""),
-    ("clusters add", Adds, "lab 127.0.0.1"),
-    ("clusters list", Reads, ""),
-    ("clusters remove", Adds, "home"),
-    ("clusters use", Adds, "home"),
+    ("cluster add", Adds, "lab 127.0.0.1"),
+    ("cluster list", Reads, ""),
+    ("cluster remove", Adds, "home"),
+    ("cluster use", Adds, "home"),
     ("demo", Reads, ""),
-    ("discover", Reads, ""),
     ("doctor", Reads, ""),
     ("events", Reads, ""),
-    ("exclude", Changes, "pi2 --reason fan --nodes ALL"),
     ("generate", Changes, "--nodes ALL --model tiny.gguf --prompt a --max-tokens 1"),
-    ("include", Changes, "pi4 --nodes ALL"),
-    ("key fingerprint", Reads, ""),
+    ("key adopt", Adds, "NEW --code 1234-5678"),
     ("key new", Adds, "--key OUT"),
     ("key rotate", Changes, "--nodes SERVE"),
     ("key show", Reads, ""),
-    ("keys", Reads, ""),
     ("logs", Reads, ""),
     ("model add", Adds, "FILE --node pi5 --nodes ALL"),
     ("model fetch", Adds, "tiny.gguf --from pi1 --node pi5 --nodes ALL"),
@@ -65,15 +60,13 @@ const COMMANDS: &[(&str, Does, &str)] = &[
     ("model remove", Changes, "tiny.gguf --nodes ALL"),
     ("model verify", Reads, ""),
     ("node add", Changes, "NEW --nodes SERVE"),
+    ("node check", Reads, ""),
     ("node cordon", Changes, "pi2 --reason fan --nodes ALL"),
-    ("node drain", Changes, "pi2 --reason fan --nodes ALL"),
+    ("node discover", Reads, ""),
     ("node exclude", Changes, "pi2 --reason fan --nodes ALL"),
     ("node include", Changes, "pi4 --nodes ALL"),
     ("node remove", Changes, "pi2 --nodes SERVE"),
     ("node show", Reads, ""),
-    ("node uncordon", Changes, "pi3 --nodes ALL"),
-    ("ok-to-stop", Reads, ""),
-    ("plan", Reads, ""),
     ("profile", Changes, "--nodes ALL --model tiny.gguf --prompt a --max-tokens 1"),
     ("proxy", Reads, ""),
     ("replay", Reads, ""),
@@ -81,14 +74,14 @@ const COMMANDS: &[(&str, Does, &str)] = &[
     ("requests cancel", Changes, "REQUEST --nodes SERVE"),
     ("restart", Changes, "--nodes SERVE"),
     ("screen", Reads, ""),
-    ("simulate", Reads, ""),
     ("status", Reads, ""),
-    ("support-bundle", Reads, ""),
     ("sync", Reads, ""),
     ("tokenize", Reads, ""),
     ("topology assign", Changes, "TOPOLOGY"),
     ("topology check", Reads, ""),
+    ("topology plan", Reads, ""),
     ("topology show", Reads, ""),
+    ("topology simulate", Reads, ""),
     ("topology take-over", Changes, "--nodes SERVE"),
 ];
 
@@ -142,10 +135,10 @@ impl Served {
             assert_eq!(ended.code, Some(0), "{line}: {} {}", ended.out, ended.err);
         };
         good("key new --json");
-        good(&format!("clusters add home {four}"));
+        good(&format!("cluster add home {four}"));
         let deep = format!("--model {DEEP} --context 8192 --prompt ab --max-tokens 1");
         good(&format!("generate --nodes SERVE --topology dp3-tp1 {deep}"));
-        good(&format!("exclude pi4 --reason old --yes --nodes {four}"));
+        good(&format!("node exclude pi4 --reason old --yes --nodes {four}"));
         good(&format!("node cordon pi3 --reason fan --yes --nodes {four}"));
         served
     }
@@ -279,14 +272,14 @@ fn nothing_changes_without_confirmation_on_a_serving_cluster() {
 #[test]
 fn saved_cluster_follows_nodes_that_join_and_leave() {
     let served = Served::start();
-    let kept = || served.console("clusters list --json").json()["clusters"][0]["nodes"].clone();
+    let kept = || served.console("cluster list --json").json()["clusters"][0]["nodes"].clone();
     assert_eq!(kept().as_array().map(Vec::len), Some(4));
     let good = |line: &str| {
         let ended = served.console(line);
         assert_eq!(ended.code, Some(0), "{line}: {} {}", ended.out, ended.err);
         ended
     };
-    good("node uncordon pi3 --yes");
+    good("node include pi3 --yes");
     good("node add NEW --yes");
     let names = kept();
     assert_eq!(names.as_array().map(Vec::len), Some(5), "{names}");

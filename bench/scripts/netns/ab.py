@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compares one tensor-parallel group with two stages of half the ranks and with two replicas: `bramble-bench ab` on
-paced daemons (pacing.py) behind links of 1 Gb/s, next to the predictions of `console plan` for the same nodes.
+paced daemons (pacing.py) behind links of 1 Gb/s, next to the predictions of `console topology plan` for the same nodes.
 
 usage: bench/scripts/netns/ab.py [--nodes 2,4] [--at-once 1,8] [--shape llama-3.1-8b] [--prompt 256] [--tokens 16] [--rounds 3]
 [--json]
@@ -28,7 +28,7 @@ def layouts_of(nodes):
 
 def predictions(model, nodes, alpha, arguments):
     """The planner's predictions for each layout of equal nodes."""
-    plan = bramble.console("plan", "--model", model, "--count", str(nodes), "--profile", arguments.profile, "--memory", "8G", "--prompt", str(arguments.prompt),
+    plan = bramble.console("topology", "plan", "--model", model, "--count", str(nodes), "--profile", arguments.profile, "--memory", "8G", "--prompt", str(arguments.prompt),
                            "--context", str(context(arguments)), "--exchange", arguments.exchange, "--alpha-us", str(round(alpha)), "--bandwidth-mbit", str(MBIT), "--all")
     return {one["topology"]: one for one in plan["ranked"]}
 

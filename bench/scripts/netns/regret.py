@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The regret of taking the planner's first choice, on random clusters of 2 to 8 paced nodes (pacing.py) whose speeds,
-memory and links depend on the seed. `console plan` ranks the layouts for these nodes; the daemons then run them.
+memory and links depend on the seed. `console topology plan` ranks the layouts for these nodes; the daemons then run them.
 
 usage: bench/scripts/netns/regret.py [--clusters 100] [--seed 1] [--shape tinyllama-1.1b] [--prompt 64] [--layouts 6]
 [--minutes M] [--json]
@@ -26,7 +26,7 @@ from pacing import bramble
 REGRET, SHARE, OFF = 0.05, 0.95, 0.10
 # Goals of the planner and what they minimise.
 KEYS = (("ttft", "ttft_ms"), ("tpot", "tpot_ms"))
-# Exit code of `console plan` if no layout fits.
+# Exit code of `console topology plan` if no layout fits.
 NOTHING_FITS = 8
 # Number of generated clusters into which the model does not fit, per cluster wanted.
 EMPTY_MAX = 10
@@ -57,7 +57,7 @@ def plan(model, nodes, alpha, goal, arguments, folder):
     with open(path, "w") as file:
         for node in nodes:
             file.write(f'[[node]]\nname = "{node["name"]}"\nspeed = {node["speed"]!r}\nfree_mib = {node["free_mib"]}\nlink_mbit = {node["link_mbit"]}\n')
-    return bramble.console("plan", "--model", model, "--described", path, "--goal", goal, "--prompt", str(arguments.prompt), "--context", str(CONTEXT),
+    return bramble.console("topology", "plan", "--model", model, "--described", path, "--goal", goal, "--prompt", str(arguments.prompt), "--context", str(CONTEXT),
                            "--alpha-us", str(round(alpha)), "--exchange", arguments.exchange, "--all")["ranked"]
 
 

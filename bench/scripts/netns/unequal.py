@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """How close unequal nodes come to their ideal: paced daemons (pacing.py) of different speeds with the shares that
-`console plan` assigns, compared with equal shares. The ideal is the speed of a single node times the sum of the speeds:
+`console topology plan` assigns, compared with equal shares. The ideal is the speed of a single node times the sum of the speeds:
 no time for messages, and work divisible into parts of any size.
 
 usage: bench/scripts/netns/unequal.py [--sets 0.85,0.15 0.4,0.4,0.2] [--slows 1.0,1.0] [--to 0.6] [--shape llama-3.1-8b]
@@ -56,7 +56,7 @@ def planned(model, speeds, alpha, arguments, folder):
     path = os.path.join(folder, "nodes.toml")
     with open(path, "w") as file:
         file.writelines(f'[[node]]\nname = "pi{index + 1}"\nspeed = {speed!r}\nfree_mib = 16000\n' for index, speed in enumerate(speeds))
-    plan = bramble.console("plan", "--model", model, "--described", path, "--goal", "tpot", "--context", str(CONTEXT), "--exchange", arguments.exchange,
+    plan = bramble.console("topology", "plan", "--model", model, "--described", path, "--goal", "tpot", "--context", str(CONTEXT), "--exchange", arguments.exchange,
                            "--alpha-us", str(round(alpha)), "--bandwidth-mbit", str(MBIT), "--all")
     layout = next(one for one in plan["ranked"] if one["topology"] == f"tp{len(speeds)}")
     shares = {rank["node"]: rank["weight"] for rank in layout["replicas"][0][0]["ranks"]}

@@ -161,12 +161,12 @@ def cancelled(day, daemons):
 def morning(day, addresses, folder):
     """Check the cluster, its health and what would fit, then run it."""
     day.do("status", code=2)
-    day.do("clusters", "add", "home", *addresses)
-    want(day.do("clusters", "list")["clusters"][0]["used"], "the added cluster is in use")
-    want([node["state"] for node in day.do("cluster")["nodes"]] == ["idle"] * 4, "all nodes are idle")
+    day.do("cluster", "add", "home", *addresses)
+    want(day.do("cluster", "list")["clusters"][0]["used"], "the added cluster is in use")
+    want([node["state"] for node in day.do("status")["nodes"]] == ["idle"] * 4, "all nodes are idle")
     found = day.raw("doctor", "--json").returncode
     want(found in (0, 6, 7), f"doctor ended with {found}")
-    day.do("plan", "--model", "llama-3.2-1b", "--count", "4")
+    day.do("topology", "plan", "--model", "llama-3.2-1b", "--count", "4")
     day.do("sync", code=2)
     path = os.path.join(folder, "tp4.toml")
     with open(path, "w") as file:
@@ -174,7 +174,7 @@ def morning(day, addresses, folder):
     day.do("topology", "check", path)
     day.do("topology", "assign", path, code=2)
     day.do("topology", "assign", path, "--dry-run")
-    want(day.do("cluster")["nodes"][0]["topology"] is None, "a dry run assigns nothing")
+    want(day.do("status")["nodes"][0]["topology"] is None, "a dry run assigns nothing")
     want(day.do("topology", "assign", path, "--yes")["topology"] == "tp4", "tp4 runs")
     want(day.do("topology", "show")["serving"], "it serves")
     text = day.do("generate", "--model", MODEL, "--prompt", "ROMEO:", "--max-tokens", "30", "--temperature", "0")["text"]
@@ -186,18 +186,18 @@ def noon(day, daemons):
     """Find the slow node and the cause, exclude it, include it again, and restart everything."""
     found = straggler(day, daemons[1].process.pid)
     want(found["straggler"]["node"] == "pi2" and found["ranks"][0]["node"] == "pi2", f"pi2 is named and listed first: {found['straggler']}")
-    day.do("ok-to-stop", "pi2")
-    day.do("exclude", "pi2", "--reason", "slow", code=2)
-    want(day.do("exclude", "pi2", "--reason", "slow", "--yes")["topology"] == "tp3", "the rest serves")
+    day.do("node", "check", "pi2")
+    day.do("node", "exclude", "pi2", "--reason", "slow", code=2)
+    want(day.do("node", "exclude", "pi2", "--reason", "slow", "--yes")["topology"] == "tp3", "the rest serves")
     want(day.do("node", "show", "pi2")["out"]["reason"] == "slow", "the reason is kept")
-    want(day.do("include", "pi2", "--yes")["topology"] == "tp4", "all serve again")
+    want(day.do("node", "include", "pi2", "--yes")["topology"] == "tp4", "all serve again")
     pids = [daemon.process.pid for daemon in daemons]
     want(day.do("restart", "--rolling", "--yes")["phase"] == "done", "all are restarted")
     want(all(daemon.process.pid != pid for daemon, pid in zip(daemons, pids)), "all processes were replaced")
     until("it serves again", lambda: json.loads(day.raw("topology", "show", "--json").stdout or "{}").get("serving"))
     day.do("node", "cordon", "pi3", "--reason", "new fan", "--yes")
-    want(day.do("node", "drain", "pi3", "--reason", "new fan", "--yes")["state"] == "drained", "nothing runs on it")
-    day.do("include", "pi3", "--yes")
+    want(day.do("node", "cordon", "pi3", "--drain", "--reason", "new fan", "--yes")["state"] == "drained", "nothing runs on it")
+    day.do("node", "include", "pi3", "--yes")
 
 
 def evening(day, daemons, folder, text):
@@ -211,13 +211,13 @@ def evening(day, daemons, folder, text):
     want(any("cancel-running: ok" in event["text"] for event in events), "the cancellation is an event")
     day.do("logs", "pi1", "--level", "info")
     bundle = os.path.join(folder, "day.tar.gz")
-    want(not day.do("support-bundle", "-o", bundle)["missing"], "nothing is missing")
+    want(not day.do("doctor", "--bundle", bundle)["missing"], "nothing is missing")
     with tarfile.open(bundle) as archive:
         for member in archive.getmembers():
             content = archive.extractfile(member).read().decode()
             want(SECRET not in content, f"no prompt is in {member.name}")
     daemons[3].process.kill()
-    until("a lost node is shown", lambda: day.raw("cluster", "--json").returncode == 3 or daemons[3].process.poll() is None)
+    until("a lost node is shown", lambda: day.raw("status", "--json").returncode == 3 or daemons[3].process.poll() is None)
     day.do("doctor", code=day.raw("doctor", "--json").returncode)
 
 

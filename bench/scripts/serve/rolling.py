@@ -136,7 +136,7 @@ async def until_serving(daemons, patience=60):
 
 async def rolling(daemons, arguments):
     """Runs a rolling restart driven by the nodes; prints the seconds per node as this console sees them."""
-    command = [bramble.program("console"), "restart", "--rolling", "--all", "--nodes", nodes(daemons), "--drain-ms", str(arguments.drain), "--yes", "--json"]
+    command = [bramble.program("console"), "restart", "--rolling", "--nodes", nodes(daemons), "--drain-ms", str(arguments.drain), "--yes", "--json"]
     watching = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     begin, times = time.monotonic(), []
     async for line in watching.stderr:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the predictions of `console plan` with the same daemons' measurements: two one-core daemons, every layout of
+"""Compares the predictions of `console topology plan` with the same daemons' measurements: two one-core daemons, every layout of
 one replica. The two share one memory, which two machines do not: where both read weights at once (decode of tp2) the
 prediction is that of two machines.
 
@@ -28,7 +28,7 @@ def measure(form, arguments):
         addresses = bramble.loopback(2)
         for index, core in enumerate(cores):
             cluster.add(f"pi{index + 1}", addresses[index], enter=["taskset", "-c", str(core)], settings=bramble.QUIET, variant=[bramble.PLAIN])
-        command = ["plan", ",".join(addresses), "--model", model, "--context", str(context), "--prompt", str(arguments.prompt_tokens)]
+        command = ["topology", "plan", ",".join(addresses), "--model", model, "--context", str(context), "--prompt", str(arguments.prompt_tokens)]
         link = ["--alpha-us", str(arguments.alpha_us), "--bandwidth-mbit", str(arguments.bandwidth_mbit)]
         plan = bramble.console(*command, *link, "--all")
         for candidate in plan["ranked"]:

@@ -130,7 +130,7 @@ def write_exchanges(path, lists):
 
 def write_jitter(path, runs):
     """Writes the compute time of each rank before its feed-forward all-reduces, in order, rank by rank, as input for
-    `console simulate --jitter-file`. Omits the first layer and normalises different shares: every time is scaled to a
+    `console topology simulate --jitter-file`. Omits the first layer and normalises different shares: every time is scaled to a
     median of 1 ms for its rank."""
     ranks = len(runs[0])
     with open(path, "w") as file:

@@ -72,8 +72,7 @@ pub(super) struct Events {
     /// Show at most the N latest events at first
     #[arg(long, value_name = "N", default_value_t = 200)]
     last: usize,
-    /// Print JSON; with --follow, one object per line
-    #[arg(long)]
+    #[arg(from_global)]
     pub(super) json: bool,
 }
 

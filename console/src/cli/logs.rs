@@ -32,8 +32,7 @@ pub(super) struct Logs {
     /// Show only lines of at least this level: trace, debug, info, warn, error; RUST_LOG of the node limits them
     #[arg(long, value_name = "LEVEL", default_value = "trace", value_parser = <LogLevel as std::str::FromStr>::from_str)]
     level: LogLevel,
-    /// Print one JSON object per line
-    #[arg(long)]
+    #[arg(from_global)]
     pub(super) json: bool,
 }
 

@@ -16,7 +16,6 @@ mod requests;
 mod restart;
 mod shared;
 mod status;
-mod support_bundle;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -59,13 +58,16 @@ struct Arguments {
     /// Key file of the cluster [default: ~/.config/bramble/cluster.key if it exists]
     #[arg(long, global = true, env = "BRAMBLE_KEY_FILE", value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Use the nodes and the key of a saved cluster (see console clusters) [default: the one chosen with console
-    /// clusters use, or the only one]
+    /// Use the nodes and the key of a saved cluster (see console status) [default: the one chosen with console
+    /// cluster use, or the only one]
     #[arg(long, global = true, value_name = "NAME", value_parser = cluster::cluster_name)]
     cluster: Option<String>,
     /// Connect without encryption to nodes that have no key, even if this console has one
     #[arg(long, global = true, env = "BRAMBLE_INSECURE")]
     insecure: bool,
+    /// Print JSON instead of text
+    #[arg(long, global = true)]
+    json: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -73,8 +75,6 @@ struct Arguments {
 /// Commands. Without a command, the dashboard opens.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Give the cluster key to new nodes, using the pairing code that each one displays
-    Adopt(key::adopt::Adopt),
     /// Measure nodes, and the links between them
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -82,38 +82,26 @@ enum Command {
     Chat(generate::chat::Chat),
     /// Save clusters by name, so that you need not type addresses
     #[command(subcommand)]
-    Clusters(cluster::Command),
+    Cluster(cluster::ClusterCommand),
     /// Start local daemons, assign a topology and open the dashboard (without a terminal: print a completion)
     Demo(options::Demo),
-    /// List the nodes that announce themselves on the local network
-    Discover(node::discover::Discover),
     /// Diagnose problems of nodes and links, with a remedy for each
     Doctor(doctor::Doctor),
     /// Show the events of all nodes, ordered by time
     Events(events::Events),
-    /// Exclude a node and assign the topology to the remaining nodes
-    Exclude(options::Exclude),
     /// Complete a text on nodes, or over the HTTP API of one
     Generate(options::Generate),
-    /// Include an excluded node and assign the topology with it
-    Include(options::Include),
+    /// Create, show or rotate the cluster key, give it to new nodes, or derive restricted keys from it
+    #[command(subcommand)]
+    Key(key::KeyCommand),
     /// Show or follow the log of a node
     Logs(logs::Logs),
-    /// Show, add, remove, cordon, drain, exclude or include a node
-    #[command(subcommand)]
-    Node(node::Node),
-    /// Check whether the cluster can keep serving without a node (exit 1 if not)
-    OkToStop(node::OkToStop),
-    /// Manage the model files of nodes: list, pull, add, fetch, verify, remove
+    /// Manage the model files of nodes
     #[command(subcommand)]
     Model(model::Model),
-    /// Create, show or rotate the cluster key, or derive restricted keys from it
+    /// Show, find, add, remove, cordon, drain, exclude or include nodes
     #[command(subcommand)]
-    Key(key::Command),
-    /// Print the active key bindings of the dashboard, in the format of ~/.config/bramble/keys.toml
-    Keys(dashboard::keys::Keys),
-    /// Rank the layouts of a model on nodes by predicted speed, with the reason for each layout that does not fit
-    Plan(topology::plan::Plan),
+    Node(node::Node),
     /// Complete a text and show where the time went: table, bottleneck, trace
     Profile(options::Profile),
     /// Relay the HTTP API of the first reachable node to this machine
@@ -124,58 +112,17 @@ enum Command {
     Requests(requests::Requests),
     /// Restart nodes one by one
     Restart(restart::RestartOptions),
-    /// Print a page of the dashboard as text or SVG, from the cluster or a recording
+    /// Print a page of the dashboard as text or SVG, from the cluster or a recording, or its key bindings
     Screen(dashboard::screen::Screen),
-    /// Simulate a model on hypothetical nodes
-    Simulate(topology::simulate::Simulate),
     /// Show the nodes
-    #[command(visible_alias = "cluster")]
     Status(options::Status),
-    /// Collect diagnostics from all nodes into one archive (secrets removed)
-    SupportBundle(support_bundle::Support),
     /// Show all-reduce times by rank and layer, and the straggler with its cause
     Sync(sync::Sync),
     /// Show the tokens of a text
     Tokenize(options::Tokenize),
-    /// Print the running topology as a file, or check or assign a topology file
+    /// Show the running topology, check or assign a topology file, plan or simulate a topology
     #[command(subcommand)]
     Topology(topology::TopologyCommand),
-}
-
-impl Arguments {
-    fn json(&self) -> bool {
-        match &self.command {
-            Some(Command::Adopt(adopt)) => adopt.json,
-            Some(Command::Bench(bench)) => bench.json(),
-            Some(Command::Chat(chat)) => chat.json,
-            Some(Command::Clusters(command)) => command.json(),
-            Some(Command::Demo(demo)) => demo.json,
-            Some(Command::Discover(discover)) => discover.json,
-            Some(Command::Doctor(doctor)) => doctor.json,
-            Some(Command::Events(events)) => events.json,
-            Some(Command::Exclude(exclude)) => exclude.change.json,
-            Some(Command::Generate(generate)) => generate.completing.json,
-            Some(Command::Include(include)) => include.change.json,
-            Some(Command::Logs(logs)) => logs.json,
-            Some(Command::Node(node)) => node.json(),
-            Some(Command::OkToStop(options)) => options.json,
-            Some(Command::Model(model)) => model.json(),
-            Some(Command::Key(key)) => key.json(),
-            Some(Command::Keys(keys)) => keys.json,
-            Some(Command::Replay(replay)) => replay.json,
-            Some(Command::Plan(plan)) => plan.json(),
-            Some(Command::Profile(profile)) => profile.completing.json,
-            Some(Command::Proxy(_) | Command::Screen(_)) | None => false,
-            Some(Command::Requests(requests)) => requests.json(),
-            Some(Command::Restart(restart)) => restart.json,
-            Some(Command::Simulate(simulate)) => simulate.json(),
-            Some(Command::Status(status)) => status.look.json,
-            Some(Command::SupportBundle(support)) => support.json,
-            Some(Command::Sync(sync)) => sync.look.json,
-            Some(Command::Tokenize(tokenize)) => tokenize.json,
-            Some(Command::Topology(topology)) => topology.json(),
-        }
-    }
 }
 
 /// The clap definition of the command line, for man pages and completions.
@@ -194,7 +141,7 @@ pub fn run() -> ExitCode {
     if let Err(failure) = looks_only(&arguments, &line).and_then(|()| target::resolve(&mut arguments)) {
         return failure.report(wants_json);
     }
-    let json = arguments.json();
+    let json = arguments.json;
     let _log = match arguments.log_dir.as_deref().map(log).transpose() {
         Ok(guard) => guard,
         Err(failure) => return failure.report(json),
@@ -241,47 +188,40 @@ fn looks_only(arguments: &Arguments, line: &[OsString]) -> Result<(), Failure> {
 }
 
 async fn execute(arguments: Arguments) -> Result<u8, Failure> {
-    if !matches!(
-        arguments.command,
-        Some(Command::Adopt(_) | Command::Clusters(_) | Command::Key(_) | Command::Simulate(_) | Command::Tokenize(_))
-    ) {
+    let Arguments { command, key, cluster, .. } = arguments;
+    let needs_key = match &command {
+        Some(Command::Cluster(_) | Command::Key(_) | Command::Tokenize(_)) => false,
+        Some(Command::Topology(topology)) => !topology.is_local(),
+        _ => true,
+    };
+    if needs_key {
         // The daemons that the demo starts have no key.
-        let allows_plain = arguments.insecure || matches!(arguments.command, Some(Command::Demo(_)));
-        key::load(arguments.key.as_deref(), allows_plain)?;
+        let allows_plain = arguments.insecure || matches!(command, Some(Command::Demo(_)));
+        key::load(key.as_deref(), allows_plain)?;
     }
-    match arguments.command {
-        Some(Command::Adopt(adopt)) => key::adopt::run(adopt, arguments.key, arguments.cluster).await,
-        Some(Command::Bench(bench)) => bench::run(bench).await,
-        Some(Command::Chat(chat)) => generate::chat::run(chat).await,
-        Some(Command::Clusters(command)) => cluster::run(command),
-        Some(Command::Demo(demo)) => demo::run(demo).await,
-        Some(Command::Discover(discover)) => node::discover::run(discover).await,
-        Some(Command::Doctor(doctor)) => doctor::run(doctor).await,
-        Some(Command::Events(events)) => events::run(events).await,
-        Some(Command::Exclude(exclude)) => node::exclude::run_exclude(exclude).await,
-        Some(Command::Generate(generate)) => generate::run(generate).await,
-        Some(Command::Include(include)) => node::exclude::run_include(include).await,
-        Some(Command::Logs(logs)) => logs::run(logs).await,
-        Some(Command::Node(node)) => node::run(node, arguments.cluster.as_deref()).await,
-        Some(Command::OkToStop(options)) => node::ok_to_stop(options).await,
-        Some(Command::Model(model)) => model::run(model).await,
-        Some(Command::Key(key)) => key::run(key, arguments.key).await,
-        Some(Command::Keys(options)) => dashboard::keys::run(&options),
-        Some(Command::Replay(options)) => Box::pin(dashboard::replay::run(options)).await,
-        Some(Command::Screen(options)) => dashboard::screen::run(options).await,
-        Some(Command::Plan(plan)) => topology::plan::run(plan).await,
-        Some(Command::Profile(profile)) => profile::run(profile).await,
-        Some(Command::Proxy(proxy)) => proxy::run(proxy).await,
-        Some(Command::Requests(requests)) => requests::run(requests).await,
-        Some(Command::Restart(restart)) if restart.rolling.is_wanted() => restart::rolling::run(restart).await,
-        Some(Command::Restart(restart)) => restart::run(restart).await,
-        Some(Command::Simulate(simulate)) => topology::simulate::run(&simulate),
-        Some(Command::Status(status)) => status::run(&status).await,
-        Some(Command::SupportBundle(support)) => support_bundle::run(support).await,
-        Some(Command::Sync(sync)) => sync::run(sync).await,
-        Some(Command::Tokenize(tokenize)) => tokenize::run(&tokenize),
-        Some(Command::Topology(topology)) => topology::run(topology).await,
-        None => dashboard::run(arguments.dashboard, arguments.readonly).await,
+    let Some(command) = command else { return dashboard::run(arguments.dashboard, arguments.readonly).await };
+    match command {
+        Command::Bench(bench) => bench::run(bench).await,
+        Command::Chat(chat) => generate::chat::run(chat).await,
+        Command::Cluster(command) => cluster::run(command),
+        Command::Demo(demo) => demo::run(demo).await,
+        Command::Doctor(doctor) => doctor::run(doctor).await,
+        Command::Events(events) => events::run(events).await,
+        Command::Generate(generate) => generate::run(generate).await,
+        Command::Key(command) => key::run(command, key, cluster).await,
+        Command::Logs(logs) => logs::run(logs).await,
+        Command::Model(model) => model::run(model).await,
+        Command::Node(node) => node::run(node, cluster.as_deref()).await,
+        Command::Profile(profile) => profile::run(profile).await,
+        Command::Proxy(proxy) => proxy::run(proxy).await,
+        Command::Replay(replay) => Box::pin(dashboard::replay::run(replay)).await,
+        Command::Requests(requests) => requests::run(requests).await,
+        Command::Restart(restart) => restart::run(restart).await,
+        Command::Screen(screen) => dashboard::screen::run(screen).await,
+        Command::Status(status) => status::run(&status).await,
+        Command::Sync(sync) => sync::run(sync).await,
+        Command::Tokenize(tokenize) => tokenize::run(&tokenize),
+        Command::Topology(topology) => topology::run(topology).await,
     }
 }
 

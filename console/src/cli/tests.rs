@@ -33,6 +33,31 @@ fn command_line_definition_is_consistent() {
     Arguments::command().debug_assert();
 }
 
+/// Largest number of commands that can be run (the dashboard, which is no subcommand, excluded), and of the arguments and
+/// options of all, global ones excluded.
+const COMMANDS_MAX: usize = 48;
+const OPTIONS_MAX: usize = 300;
+
+/// Counts the commands that can be run below a command, itself included, and their options.
+fn counted(command: &clap::Command) -> (usize, usize) {
+    let own = command
+        .get_arguments()
+        .filter(|one| !one.is_global_set() && !matches!(one.get_id().as_str(), "help" | "version"));
+    let runs = !command.is_subcommand_required_set();
+    let own = if runs { (1, own.count()) } else { (0, 0) };
+    let below = command.get_subcommands().filter(|below| below.get_name() != "help").map(counted);
+    below.fold(own, |sum, next| (sum.0 + next.0, sum.1 + next.1))
+}
+
+#[test]
+fn command_line_stays_small() {
+    // The program itself opens the dashboard.
+    let (all, options) = counted(&command());
+    let commands = all - 1;
+    println!("{commands} commands, {options} options");
+    assert!(commands <= COMMANDS_MAX && options <= OPTIONS_MAX, "{commands} commands, {options} options");
+}
+
 #[test]
 fn invalid_values_are_usage_errors_with_a_message() {
     for (line, part) in [
@@ -52,16 +77,16 @@ fn invalid_values_are_usage_errors_with_a_message() {
         ("console demo --nodes 0", "0"),
         ("console demo --nodes 9", "9"),
         ("console tokenize --model m", "--text"),
-        ("console simulate --nodes 4..2", "1..8"),
-        ("console simulate --nodes 65", "64"),
-        ("console simulate --nodes 4 --topology tp4", "cannot be used with"),
-        ("console simulate --profile pi6", "pi4 or pi5"),
-        ("console simulate --collective cube", "auto"),
-        ("console simulate --slow 2", "RANK:PERCENT"),
-        ("console plan --memory 8", "8G"),
-        ("console plan --goal cheap", "throughput"),
-        ("console plan --count 0", "count"),
-        ("console plan --quant q3", "q4_k_m"),
+        ("console topology simulate --nodes 4..2", "1..8"),
+        ("console topology simulate --nodes 65", "64"),
+        ("console topology simulate --nodes 4 --topology tp4", "cannot be used with"),
+        ("console topology simulate --profile pi6", "pi4 or pi5"),
+        ("console topology simulate --collective cube", "auto"),
+        ("console topology simulate --slow 2", "RANK:PERCENT"),
+        ("console topology plan --memory 8", "8G"),
+        ("console topology plan --goal cheap", "throughput"),
+        ("console topology plan --count 0", "count"),
+        ("console topology plan --quant q3", "q4_k_m"),
         ("console generate --prompt x --url https://a", "https is not supported"),
         ("console chat --url a:0", "from 1 to 65535"),
         ("console proxy", "--to"),
@@ -312,15 +337,15 @@ fn profile_compares_each_rank_with_the_formula() {
 
 #[tokio::test]
 async fn simulate_and_plan_need_no_node_and_report_bad_values() {
-    assert_eq!(execute_line("console simulate --model qwen3-0.6b --nodes 1,2 --prompt 64 --json").await.0, 0);
-    assert_eq!(execute_line("console simulate --model qwen3-0.6b --topology pp2-tp2 --watch 64").await.0, 0);
-    assert_eq!(execute_line("console plan --model qwen3-0.6b --count 3 --prompt 64 --all").await.0, 0);
+    assert_eq!(execute_line("console topology simulate --model qwen3-0.6b --nodes 1,2 --prompt 64 --json").await.0, 0);
+    assert_eq!(execute_line("console topology simulate --model qwen3-0.6b --topology pp2-tp2 --watch 64").await.0, 0);
+    assert_eq!(execute_line("console topology plan --model qwen3-0.6b --count 3 --prompt 64 --all").await.0, 0);
     for (line, part) in [
-        ("console simulate --model llama-9", "llama-3.1-8b"),
-        ("console simulate --model qwen3-0.6b --jitter-file Cargo.toml", "64 times"),
-        ("console simulate --model qwen3-0.6b --topology pp30", "28 layers"),
-        ("console simulate --model qwen3-0.6b --topology dp2-tp2", "replicas"),
-        ("console simulate --nodes a,b --model qwen3-0.6b", "1..8"),
+        ("console topology simulate --model llama-9", "llama-3.1-8b"),
+        ("console topology simulate --model qwen3-0.6b --jitter-file Cargo.toml", "64 times"),
+        ("console topology simulate --model qwen3-0.6b --topology pp30", "28 layers"),
+        ("console topology simulate --model qwen3-0.6b --topology dp2-tp2", "replicas"),
+        ("console topology simulate --nodes a,b --model qwen3-0.6b", "1..8"),
     ] {
         let parsed = target::parse(line.split(' ').map(OsString::from));
         let (code, message) = match parsed {
@@ -332,7 +357,7 @@ async fn simulate_and_plan_need_no_node_and_report_bad_values() {
         };
         assert!(code == 2 && message.contains(part), "{line}: {code} {message}");
     }
-    let (code, error) = execute_line("console plan --model llama-3.3-70b --count 2 --memory 4G").await;
+    let (code, error) = execute_line("console topology plan --model llama-3.3-70b --count 2 --memory 4G").await;
     assert!(code == 8 && error["message"].as_str().is_some_and(|text| text.contains("no layout fits")), "{error}");
 }
 
@@ -340,10 +365,10 @@ async fn simulate_and_plan_need_no_node_and_report_bad_values() {
 async fn plan_measures_the_given_nodes() {
     let nodes = [FakeNode::start("pi1", Script::default()).await, FakeNode::start("pi2", Script::default()).await];
     // This node only measures matrix products.
-    let (code, error) = execute_line(&format!("console plan {} --model qwen3-0.6b", nodes[0].address)).await;
+    let (code, error) = execute_line(&format!("console topology plan {} --model qwen3-0.6b", nodes[0].address)).await;
     assert_eq!(code, 1);
     assert!(error["message"].as_str().is_some_and(|message| message.contains("pi1")), "{error}");
-    let (code, error) = execute_line("console plan 127.0.0.1:1 --model qwen3-0.6b").await;
+    let (code, error) = execute_line("console topology plan 127.0.0.1:1 --model qwen3-0.6b").await;
     assert_eq!((code, &error["code"]), (3, &"node_unreachable".into()));
 }
 

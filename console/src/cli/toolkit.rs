@@ -31,7 +31,7 @@ pub struct Connection {
     /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank [env: BRAMBLE_NODES=]
     #[arg(long, global = true, value_delimiter = ',', value_name = "A,B,..", value_parser = node)]
     nodes: Vec<String>,
-    /// Use the nodes and the key of a saved cluster [default: the one chosen with console clusters use, or the only
+    /// Use the nodes and the key of a saved cluster [default: the one chosen with console cluster use, or the only
     /// one]
     #[arg(long, global = true, value_name = "NAME", value_parser = cluster_name)]
     cluster: Option<String>,

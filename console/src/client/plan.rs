@@ -22,7 +22,7 @@ pub async fn plan(session: &Session, ask: PlannerQuery) -> Result<PlannerAnswer,
     match timeout(PATIENCE, work).await {
         Ok(Ok(planned)) => Ok(planned),
         Ok(Err(_)) => Err(malformed("cannot plan with the reported sizes of the model")),
-        Err(_) => Err(malformed("planning takes longer than a minute; use console plan with fewer nodes")),
+        Err(_) => Err(malformed("planning takes longer than a minute; use console topology plan with fewer nodes")),
     }
 }
 

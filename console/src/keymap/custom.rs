@@ -196,7 +196,7 @@ fn no_action(change: &KeyChange) -> KeymapError {
     let name = &change.name;
     let reason = match elsewhere {
         Some(binding) => format!("{name} belongs to [{}]", binding.place.section()),
-        None => format!("unknown action {name:?}; list the actions with console keys"),
+        None => format!("unknown action {name:?}; list the actions with console screen keys"),
     };
     KeymapError { line: change.line, reason }
 }
@@ -294,7 +294,11 @@ mod tests {
     #[test]
     fn invalid_lines_are_rejected_with_their_number() {
         check_refused("[panels]\nquit = \n", 2, "");
-        check_refused("[panels]\n\nqiut = \"x\"\n", 3, "unknown action \"qiut\"; list the actions with console keys");
+        check_refused(
+            "[panels]\n\nqiut = \"x\"\n",
+            3,
+            "unknown action \"qiut\"; list the actions with console screen keys",
+        );
         check_refused("[nowhere]\nquit = \"x\"\n", 1, "unknown section [nowhere]; use one of anywhere, panels, tables");
         check_refused("quit = \"x\"\n", 1, "unknown section [quit]");
         check_refused("panels = 1\n", 1, "[panels] on a line of its own");

@@ -43,7 +43,7 @@ const MOUSE_OFF: &[u8] = b"\x1b[?1006l\x1b[?1000l";
 #[derive(Debug, thiserror::Error)]
 pub enum TerminalError {
     /// stdin or stdout is not a terminal.
-    #[error("stdin and stdout must be terminals; use console generate or console demo --once")]
+    #[error("stdin and stdout must be terminals; use console generate, or console demo with its output in a pipe")]
     NotATerminal,
     /// Another dashboard of this process uses it.
     #[error("the terminal is in use by another dashboard of this process; quit that one first")]

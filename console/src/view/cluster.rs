@@ -67,8 +67,8 @@ fn next(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     match status(state) {
         ClusterStatus::Empty => {
             say("No nodes yet. To begin:", theme.plain);
-            say("console discover          lists the nodes of this network", theme.plain);
-            say("console adopt ADDRESS     gives a new node the cluster's key", theme.plain);
+            say("console node discover     lists the nodes of this network", theme.plain);
+            say("console key adopt ADDRESS gives a new node the cluster's key", theme.plain);
             say(
                 "console --nodes A,B,..    opens this screen on them; console demo tries it on this machine",
                 theme.plain,

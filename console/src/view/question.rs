@@ -146,7 +146,7 @@ fn out(state: &State, node: usize, how: Removal) -> (String, Vec<Paragraph>) {
     (title, paragraphs)
 }
 
-/// The remaining capacity: the preview that `console ok-to-stop` and the exclusion itself show.
+/// The remaining capacity: the preview that `console node check` and the exclusion itself show.
 fn left(state: &State, node: usize, how: Removal) -> Paragraph {
     let who = name(state, node);
     let Some(outlook) = outlook(state, node) else {

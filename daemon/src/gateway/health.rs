@@ -119,7 +119,7 @@ fn cordoned(serving: &Serving) -> String {
     let why = reason.as_deref().unwrap_or_default();
     format!(
         "{node} is cordoned ({why}; by {by}) and no other replica takes requests; \
-        run `console node uncordon {node}`"
+        run `console node include {node}`"
     )
 }
 

@@ -269,7 +269,7 @@ faults! {
     /// An operator excluded a member of the topology.
     Excluded { member: String, reason: String, by: String } => "excluded", Refused,
         "{member} is excluded (by {by}: {reason})",
-        "include it again (console include NODE), or assign a topology without it";
+        "include it again (console node include NODE), or assign a topology without it";
     /// No supervisor would start the daemon again.
     Unsupervised => "unsupervised", Refused,
         "cannot be restarted remotely: it does not run under a supervisor",
@@ -281,7 +281,7 @@ faults! {
     /// Benchmarks run only on idle nodes.
     NotIdle { state: String } => "not_idle", Refused,
         "cannot run the benchmark: its state is {state}, but benchmarks need an idle node",
-        "exclude it first (console exclude NODE --reason bench), or restart it (systemctl restart brambled)";
+        "exclude it first (console node exclude NODE --reason bench), or restart it (systemctl restart brambled)";
     /// Another benchmark is running.
     BenchRuns { by: String } => "bench_runs", Refused,
         "is already running a benchmark for {by}",
@@ -313,7 +313,7 @@ faults! {
     /// The file belongs to the model of a topology.
     ModelInUse { model: String } => "model_in_use", Refused,
         "model {model} is in use: the node holds a shard of it",
-        "assign a topology with another model first, or exclude the node (console exclude)";
+        "assign a topology with another model first, or exclude the node (console node exclude)";
     /// A file with this name already exists.
     ModelExists { model: String } => "model_exists", Refused,
         "model {model} already exists",
@@ -353,11 +353,11 @@ faults! {
     /// The two ends have different keys.
     KeyDiffers => "key_differs", Refused,
         "its cluster key differs from this program's key",
-        "compare the output of console key fingerprint here and on a machine that can connect; for a lost key see RUNBOOK.md, Keys";
+        "compare the output of console key show --fingerprint here and on a machine that can connect; for a lost key see RUNBOOK.md, Keys";
     /// The node has no key and the connection comes from another machine.
     Unclaimed => "unclaimed", Refused,
         "has no cluster key yet: it must be adopted first",
-        "run sudo brambled pair on it, then console adopt ADDRESS --code CODE; on the node's own machine, --insecure connects without a key";
+        "run sudo brambled pair on it, then console key adopt ADDRESS --code CODE; on the node's own machine, --insecure connects without a key";
     /// The node already has a key.
     Claimed => "claimed", Refused,
         "already belongs to a cluster",

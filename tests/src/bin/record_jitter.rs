@@ -1,4 +1,4 @@
-//! Records the jitter of compute times in a real run, for `console simulate --jitter-file`. Two single-threaded ranks
+//! Records the jitter of compute times in a real run, for `console topology simulate --jitter-file`. Two single-threaded ranks
 //! decode with a synthetic model; the times of one layer's feed-forward on rank 1 are written to a file: `record_jitter
 //! OUT`.
 use std::{fs, path::PathBuf, sync::Arc};

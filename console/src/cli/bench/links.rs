@@ -33,9 +33,8 @@ pub(in crate::cli) struct Links {
     /// Skip the incast measurement, in which all other nodes stream to one at once
     #[arg(long)]
     no_incast: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
+    #[arg(from_global)]
+    json: bool,
 }
 
 /// Runs the command. A signal closes its sessions, which ends the measurements on the nodes.

@@ -25,14 +25,6 @@ impl Bench {
             Self::Links(links) => Reach::Nodes(&mut links.nodes, Need::Acts),
         }
     }
-
-    /// Whether to print JSON.
-    pub(super) fn json(&self) -> bool {
-        match self {
-            Self::Node(node) => node.json,
-            Self::Links(links) => links.json,
-        }
-    }
 }
 
 /// Runs the command.

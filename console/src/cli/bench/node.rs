@@ -280,9 +280,8 @@ pub(in crate::cli) struct NodeOptions {
     /// Columns of synthetic matrices
     #[arg(long, value_name = "N", default_value_t = MATRIX_DEFAULT)]
     columns: u32,
-    /// Print JSON
-    #[arg(long)]
-    pub(super) json: bool,
+    #[arg(from_global)]
+    json: bool,
 }
 
 impl NodeOptions {

@@ -1,5 +1,5 @@
-//! `console clusters`: clusters saved by name. A command without `--cluster` and nodes uses the default cluster: the
-//! one chosen with `console clusters use`, or the only one.
+//! `console status`: clusters saved by name. A command without `--cluster` and nodes uses the default cluster: the
+//! one chosen with `console cluster use`, or the only one.
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -11,30 +11,29 @@ use crate::cli::{
 };
 use crate::client::clusters::{Clusters, ClustersError, Kept, check_name, default_path};
 
-/// Subcommands of `console clusters`.
+/// Subcommands of `console status`.
 #[derive(Clone, Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum ClusterCommand {
     /// List the saved clusters; an asterisk marks the default
-    List(List),
+    List(ListClusters),
     /// Save a cluster, or replace a saved one
-    Add(Add),
+    Add(AddCluster),
     /// Remove a saved cluster; its nodes are not contacted
     Remove(Named),
     /// Make a saved cluster the default
     Use(Named),
 }
 
-/// Options of `console clusters list`.
+/// Options of `console cluster list`.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct List {
-    /// Print JSON
-    #[arg(long)]
+pub(crate) struct ListClusters {
+    #[arg(from_global)]
     json: bool,
 }
 
-/// Options of `console clusters add`.
+/// Options of `console cluster add`.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Add {
+pub(crate) struct AddCluster {
     /// Name of the cluster
     #[arg(value_name = "NAME", value_parser = cluster_name)]
     name: String,
@@ -46,8 +45,7 @@ pub(crate) struct Add {
     key_file: Option<PathBuf>,
     #[command(flatten)]
     rehearsal: Rehearsal,
-    /// Print JSON
-    #[arg(long)]
+    #[arg(from_global)]
     json: bool,
 }
 
@@ -59,8 +57,7 @@ pub(crate) struct Named {
     name: String,
     #[command(flatten)]
     rehearsal: Rehearsal,
-    /// Print JSON
-    #[arg(long)]
+    #[arg(from_global)]
     json: bool,
 }
 
@@ -74,10 +71,10 @@ impl From<ClustersError> for Failure {
         let next = match &error {
             ClustersError::Io { .. } => "make the folder writable, or pass the nodes with --nodes",
             ClustersError::Refused { .. } => {
-                "correct the file, or remove it and save the clusters again with console clusters add"
+                "correct the file, or remove it and save the clusters again with console cluster add"
             }
             ClustersError::Unknown { .. } => {
-                "list the saved clusters with console clusters list, or save one with console clusters add NAME NODE.."
+                "list the saved clusters with console cluster list, or save one with console cluster add NAME NODE.."
             }
         };
         match error {
@@ -95,27 +92,16 @@ pub(crate) fn path() -> Result<PathBuf, Failure> {
     })
 }
 
-impl Command {
-    /// Whether to print JSON.
-    pub(crate) fn json(&self) -> bool {
-        match self {
-            Self::List(list) => list.json,
-            Self::Add(add) => add.json,
-            Self::Remove(named) | Self::Use(named) => named.json,
-        }
-    }
-}
-
 /// Runs the command.
-pub(crate) fn run(command: Command) -> Result<u8, Failure> {
+pub(crate) fn run(command: ClusterCommand) -> Result<u8, Failure> {
     let path = path()?;
     let mut clusters = Clusters::read(&path)?;
     let (name, said, rehearsal, json) = match command {
-        Command::List(list) => {
+        ClusterCommand::List(list) => {
             show(&clusters, list.json);
             return Ok(0);
         }
-        Command::Add(Add { name, addresses, key_file, rehearsal, json }) => {
+        ClusterCommand::Add(AddCluster { name, addresses, key_file, rehearsal, json }) => {
             // The next command may run in another folder.
             let key = key_file.map(std::path::absolute).transpose().map_err(anyhow::Error::from)?;
             let count = addresses.len();
@@ -124,18 +110,18 @@ pub(crate) fn run(command: Command) -> Result<u8, Failure> {
             let how = if is_default {
                 "the default"
             } else {
-                "not the default; use it with --cluster, or make it the default with console clusters use"
+                "not the default; use it with --cluster, or make it the default with console cluster use"
             };
             let nodes = if count == 1 { "node" } else { "nodes" };
             (name, format!("is saved with {count} {nodes}; it is {how}"), rehearsal, json)
         }
-        Command::Remove(Named { name, rehearsal, json }) => {
+        ClusterCommand::Remove(Named { name, rehearsal, json }) => {
             clusters.named(&name)?;
             clusters.all.remove(&name);
             clusters.default.take_if(|default| *default == name);
             (name, "is removed".into(), rehearsal, json)
         }
-        Command::Use(Named { name, rehearsal, json }) => {
+        ClusterCommand::Use(Named { name, rehearsal, json }) => {
             clusters.named(&name)?;
             clusters.default = Some(name.clone());
             (name, "is now the default".into(), rehearsal, json)
@@ -184,7 +170,7 @@ fn show(clusters: &Clusters, json: bool) {
         return output::line(&object(clusters).to_string());
     }
     if clusters.all.is_empty() {
-        return output::line("no saved clusters; next: console clusters add NAME NODE..");
+        return output::line("no saved clusters; next: console cluster add NAME NODE..");
     }
     let used = clusters.default_cluster().map(|(name, _)| name);
     for (name, kept) in &clusters.all {

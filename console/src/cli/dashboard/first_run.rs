@@ -20,11 +20,11 @@ pub(crate) async fn ask() -> Result<Vec<String>, Failure> {
     });
     let answer = answer.await.map_err(anyhow::Error::from)?.map_err(anyhow::Error::from)?;
     if answer.trim().is_empty() {
-        let next = "run console clusters add NAME NODE.., console --nodes A,B,.. or console demo";
+        let next = "run console cluster add NAME NODE.., console --nodes A,B,.. or console demo";
         return Err(Failure::Usage { message: "no nodes given".into(), next });
     }
     let nodes = learn(answer.trim()).await?;
-    output::note(&format!("{} nodes; save them with console clusters add NAME {}", nodes.len(), nodes.join(",")));
+    output::note(&format!("{} nodes; save them with console cluster add NAME {}", nodes.len(), nodes.join(",")));
     Ok(nodes)
 }
 

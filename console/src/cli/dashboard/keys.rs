@@ -1,22 +1,13 @@
-//! `console keys`: prints the active key bindings.
-use clap::Args;
+//! `console screen keys`: prints the active key bindings.
 use serde_json::json;
 
 use crate::cli::{Failure, dashboard::preferences, shared::output};
 use crate::keymap::{Key, Place};
 
-/// Options of `console keys`.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct Keys {
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
 /// Prints the active key bindings in the format of a key bindings file.
-pub(crate) fn run(options: &Keys) -> Result<u8, Failure> {
+pub(super) fn run(json: bool) -> Result<u8, Failure> {
     let keys = preferences::keys()?;
-    if options.json {
+    if json {
         let list: Vec<_> = keys
             .all()
             .map(|binding| {

@@ -1,6 +1,6 @@
 //! Opens the dashboard from the command line.
 mod first_run;
-pub(crate) mod keys;
+mod keys;
 pub(crate) mod preferences;
 pub(crate) mod replay;
 pub(crate) mod screen;

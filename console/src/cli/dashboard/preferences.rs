@@ -71,7 +71,7 @@ pub(crate) fn keys() -> Result<Keymap, Failure> {
     let Some(path) = key_file() else { return Ok(Keymap::default()) };
     let usage = |reason: String| Failure::Usage {
         message: format!("{}: {reason}", path.display()),
-        next: "correct the line, or move the file away; console keys prints the active key bindings",
+        next: "correct the line, or move the file away; console screen keys prints the active key bindings",
     };
     let read = || -> io::Result<String> {
         if fs::metadata(&path)?.len() > KEY_FILE_BYTES_MAX {

@@ -25,8 +25,7 @@ pub(crate) struct Replay {
     /// Playback speed, in seconds of the session per second
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = speed)]
     speed: f64,
-    /// Print the events as JSON, one per line, and exit
-    #[arg(long)]
+    #[arg(from_global)]
     pub(crate) json: bool,
     #[command(flatten)]
     arrange: Arrange,

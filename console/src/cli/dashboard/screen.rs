@@ -10,6 +10,7 @@ use tokio::{
 use crate::cli::{
     Failure,
     dashboard::{
+        keys,
         preferences::Arrange,
         replay::{At, at, failure},
     },
@@ -37,9 +38,10 @@ const WATCH_MS: u32 = 250;
 /// Options of `console screen`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Screen {
-    /// Page to print: cluster, topology, sync, generate, requests, events or node
+    /// Page to print: cluster, topology, sync, generate, requests, events or node; keys: the active key bindings, in the
+    /// format of ~/.config/bramble/keys.toml
     #[arg(value_name = "PAGE", value_parser = page)]
-    page: Page,
+    page: Printed,
     #[arg(skip)]
     nodes: Vec<String>,
     /// Print a page of a recording instead of the live cluster
@@ -48,26 +50,32 @@ pub(crate) struct Screen {
     /// Time within the recording: seconds from the start, or a time of day in UTC [default: its end]
     #[arg(long, value_name = "TIME", value_parser = at, requires = "recording")]
     at: Option<At>,
-    /// Print once and exit, which is the default
+    /// Print an image (SVG) instead of text
     #[arg(long)]
-    once: bool,
-    /// Print an image (SVG)
-    #[arg(long, conflicts_with = "text")]
     svg: bool,
-    /// Print text, which is the default
-    #[arg(long)]
-    text: bool,
     /// Size of the screen in columns and rows
     #[arg(long, value_name = "WxH", default_value = "120x40", value_parser = size)]
     size: (u16, u16),
     #[command(flatten)]
     arrange: Arrange,
+    #[arg(from_global)]
+    json: bool,
 }
 
-fn page(text: &str) -> Result<Page, String> {
-    let titles = || Page::ALL.map(|page| page.title().to_lowercase()).join(", ");
-    let page = Page::ALL.into_iter().find(|page| page.title().eq_ignore_ascii_case(text));
-    page.ok_or_else(|| format!("expected one of {}", titles()))
+/// What to print.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Printed {
+    Page(Page),
+    Keys,
+}
+
+fn page(text: &str) -> Result<Printed, String> {
+    if text.eq_ignore_ascii_case("keys") {
+        return Ok(Printed::Keys);
+    }
+    let page = Page::ALL.into_iter().find(|page| page.title().eq_ignore_ascii_case(text)).map(Printed::Page);
+    let titles = Page::ALL.map(|page| page.title().to_lowercase()).join(", ");
+    page.ok_or_else(|| format!("expected one of {titles}, keys"))
 }
 
 fn size(text: &str) -> Result<(u16, u16), String> {
@@ -82,6 +90,7 @@ impl Screen {
     /// The nodes that the command contacts.
     pub(crate) fn reach(&mut self) -> Reach<'_> {
         match &self.recording {
+            _ if self.page == Printed::Keys => Reach::Otherwise("shows key bindings"),
             Some(_) => Reach::Otherwise("prints a page of a recording"),
             None => Reach::Nodes(&mut self.nodes, Need::Looks),
         }
@@ -90,6 +99,17 @@ impl Screen {
 
 /// Renders the page. Exit code 3 if a node that is not excluded does not answer.
 pub(crate) async fn run(options: Screen) -> Result<u8, Failure> {
+    let page = match options.page {
+        Printed::Page(_) if options.json => {
+            let message = "console screen prints a page as text or SVG, not as JSON".into();
+            return Err(Failure::Usage {
+                message,
+                next: "use console status --json, or another command for this page",
+            });
+        }
+        Printed::Page(page) => page,
+        Printed::Keys => return keys::run(options.json),
+    };
     let (mut state, is_missed) = match &options.recording {
         Some(file) => {
             let mut player = Player::open(file).map_err(failure)?;
@@ -104,7 +124,7 @@ pub(crate) async fn run(options: Screen) -> Result<u8, Failure> {
         }
         None => live(&options.nodes).await,
     };
-    state.screen.focus = Focus::first_of(options.page);
+    state.screen.focus = Focus::first_of(page);
     if state.screen.focus.is_typing() {
         state.screen.focus = state.screen.focus.further(1);
     }

@@ -45,7 +45,7 @@ pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
         return guided(&options, &model, &folder, &mut interrupts).await;
     }
     let daemons = interrupts.end(Daemons::start(layout.node_count(), &folder, &[])).await?;
-    if !options.once && dashboard::has_terminal() {
+    if !options.json && dashboard::has_terminal() {
         let asked = options.assignment.asked(&model.to_string_lossy());
         let request = options.sampling.request(options.prompt.clone(), 0);
         return dashboard::show(

@@ -49,7 +49,7 @@ const STEPS: [Step; 7] = [
         title: "Four daemons on this machine, each with the health of a Raspberry Pi 4",
         look: [
             "The page Cluster (key 1) lists them: idle, 52.6 degrees, 1.8 GHz, ok.",
-            "Without the screen: console cluster",
+            "Without the screen: console status",
         ],
     },
     Step {

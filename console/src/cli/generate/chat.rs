@@ -27,8 +27,7 @@ pub(crate) struct Chat {
     /// Name of the model [default: the served model]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Print one JSON object per answer
-    #[arg(long)]
+    #[arg(from_global)]
     pub(crate) json: bool,
     #[command(flatten)]
     endpoint: Endpoint,

@@ -1,4 +1,4 @@
-//! `console adopt`: gives the cluster key to nodes, with pairing codes typed by the operator or fetched over ssh.
+//! `console key adopt`: gives the cluster key to nodes, with pairing codes typed by the operator or fetched over ssh.
 use std::{path::PathBuf, process::Stdio, time::Duration};
 
 use anyhow::{Context, anyhow};
@@ -20,7 +20,7 @@ use crate::{
 /// Time limit of one ssh command.
 const SSH: Duration = Duration::from_secs(30);
 
-/// Options of `console adopt`.
+/// Options of `console key adopt`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Adopt {
     /// The nodes as ADDRESS[:PORT]
@@ -35,14 +35,12 @@ pub(crate) struct Adopt {
     ssh: bool,
     #[command(flatten)]
     rehearsal: Rehearsal,
-    /// Print JSON
-    #[arg(long)]
+    #[arg(from_global)]
     pub(crate) json: bool,
 }
 
 /// Adopts each node independently. Fails with the first failure.
-pub(crate) async fn run(options: Adopt, file: Option<PathBuf>, kept: Option<String>) -> Result<u8, Failure> {
-    let path = file.map_or_else(key::default_path, Ok)?;
+pub(super) async fn run(options: Adopt, path: PathBuf, kept: Option<String>) -> Result<u8, Failure> {
     let secret = match crate::cli::key::file::current(&path) {
         Ok(Key::Secret(secret)) => secret,
         Ok(other) => {

@@ -30,14 +30,15 @@ use crate::{client::clusters::config_folder, client::with_port};
 
 /// Subcommands of `console key`.
 #[derive(Debug, clap::Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum KeyCommand {
+    /// Give the cluster key to new nodes, using the pairing code that each one displays
+    Adopt(adopt::Adopt),
     /// Create a new key in a file that only you can read
     New {
         /// Whether this is a dry run.
         #[command(flatten)]
         rehearsal: Rehearsal,
-        /// Print JSON
-        #[arg(long)]
+        #[arg(from_global)]
         json: bool,
     },
     /// Print the key, or a restricted key derived from it; store the output in a file of mode 0600
@@ -45,8 +46,10 @@ pub(crate) enum Command {
         /// Role of the derived key. viewer: read only; operator: everything except adopting nodes
         #[arg(long, value_name = "ROLE")]
         role: Option<ShownRole>,
-        /// Print JSON
+        /// Print only the fingerprint, which is safe to share
         #[arg(long)]
+        fingerprint: bool,
+        #[arg(from_global)]
         json: bool,
     },
     /// Rotate the cluster key; the old key stays valid for --grace. Safe to re-run after an interruption
@@ -59,14 +62,7 @@ pub(crate) enum Command {
         /// The operator's consent.
         #[command(flatten)]
         consent: Consent,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Print the key's fingerprint (safe to share)
-    Fingerprint {
-        /// Print JSON
-        #[arg(long)]
+        #[arg(from_global)]
         json: bool,
     },
 }
@@ -80,43 +76,27 @@ pub(crate) enum ShownRole {
     Operator,
 }
 
-impl Command {
+impl KeyCommand {
     /// The nodes that the command contacts.
     pub(crate) fn reach(&mut self) -> Reach<'_> {
         match self {
-            Self::New { .. } | Self::Show { .. } | Self::Fingerprint { .. } => Reach::Otherwise("uses a local file"),
+            Self::Adopt(_) => Reach::Cluster,
+            Self::New { .. } | Self::Show { .. } => Reach::Otherwise("uses a local file"),
             Self::Rotate { nodes, .. } => Reach::Nodes(&mut nodes.nodes, Need::Acts),
-        }
-    }
-
-    /// Whether to print JSON.
-    pub(crate) fn json(&self) -> bool {
-        match self {
-            Self::New { json, .. }
-            | Self::Show { json, .. }
-            | Self::Fingerprint { json }
-            | Self::Rotate { json, .. } => *json,
         }
     }
 }
 
 /// Runs the command.
-pub(crate) async fn run(command: Command, file: Option<PathBuf>) -> Result<u8, Failure> {
+pub(crate) async fn run(command: KeyCommand, file: Option<PathBuf>, cluster: Option<String>) -> Result<u8, Failure> {
     let path = file.map_or_else(default_path, Ok)?;
     match command {
-        Command::New { rehearsal, json } => new(&path, rehearsal, json)?,
-        Command::Show { role, json } => show(&path, role, json)?,
-        Command::Rotate { nodes, grace, consent, json } => {
+        KeyCommand::Adopt(adopt) => return adopt::run(adopt, path, cluster).await,
+        KeyCommand::New { rehearsal, json } => new(&path, rehearsal, json)?,
+        KeyCommand::Show { role, fingerprint, json } => show(&path, role, Shown { fingerprint, json })?,
+        KeyCommand::Rotate { nodes, grace, consent, json } => {
             let nodes: Vec<String> = nodes.nodes.iter().map(|node| with_port(node)).collect();
             return rotate::run(&path, &nodes, (grace, consent, json)).await;
-        }
-        Command::Fingerprint { json } => {
-            let fingerprint = current(&path)?.fingerprint();
-            if json {
-                output::line(&json!({"file": path, "fingerprint": fingerprint}).to_string());
-            } else {
-                output::line(&fingerprint);
-            }
         }
     }
     Ok(0)
@@ -166,12 +146,19 @@ fn new(path: &Path, rehearsal: Rehearsal, json: bool) -> Result<(), Failure> {
         output::line(&json!({"file": path, "fingerprint": fingerprint}).to_string());
     } else {
         output::line(&format!("{}: key {fingerprint}", path.display()));
-        output::note("next: store a backup copy, then run console adopt NODE.. --code CODE (or --ssh)");
+        output::note("next: store a backup copy, then run console key adopt NODE.. --code CODE (or --ssh)");
     }
     Ok(())
 }
 
-fn show(path: &Path, role: Option<ShownRole>, json: bool) -> Result<(), Failure> {
+/// What `console key show` prints.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shown {
+    fingerprint: bool,
+    json: bool,
+}
+
+fn show(path: &Path, role: Option<ShownRole>, what: Shown) -> Result<(), Failure> {
     let key = current(path)?;
     let wanted = role.map(|role| match role {
         ShownRole::Viewer => Role::Viewer,
@@ -184,7 +171,11 @@ fn show(path: &Path, role: Option<ShownRole>, json: bool) -> Result<(), Failure>
             next: "run this on the machine that holds the cluster secret",
         })?,
     };
-    if json {
+    if what.fingerprint {
+        let fingerprint = shown.fingerprint();
+        let object = || json!({"file": path, "fingerprint": fingerprint}).to_string();
+        output::line(&if what.json { object() } else { fingerprint.clone() });
+    } else if what.json {
         let shown =
             json!({"role": shown.name(), "key": hexadecimal(shown.bytes()), "fingerprint": shown.fingerprint()});
         output::line(&shown.to_string());
@@ -214,7 +205,7 @@ mod tests {
         let path = folder.path().join("viewer.key");
         let key = Key::Secret([1; 32]).for_role(Role::Viewer).expect("a secret has all roles");
         keyring::write(&path, &[Held { key, until: None }]).expect("the folder can be written");
-        assert!(show(&path, Some(ShownRole::Viewer), true).is_ok());
-        assert_eq!(show(&path, Some(ShownRole::Operator), true).expect_err("it is a viewer's").code(), 2);
+        assert!(show(&path, Some(ShownRole::Viewer), Shown::default()).is_ok());
+        assert_eq!(show(&path, Some(ShownRole::Operator), Shown::default()).expect_err("it is a viewer's").code(), 2);
     }
 }

@@ -44,8 +44,7 @@ pub(crate) enum Model {
 pub(crate) struct List {
     #[command(flatten)]
     nodes: Nodes,
-    /// Print JSON
-    #[arg(long)]
+    #[arg(from_global)]
     json: bool,
 }
 
@@ -57,8 +56,7 @@ pub(crate) struct Where {
     /// Act only on this node (name or address); repeatable [default: all of --nodes]
     #[arg(long, value_name = "NODE")]
     node: Vec<String>,
-    /// Print JSON
-    #[arg(long)]
+    #[arg(from_global)]
     json: bool,
 }
 
@@ -143,14 +141,6 @@ impl Model {
             Self::Verify(Verify { on, .. }) | Self::Remove(Remove { on, .. }) => (&mut on.nodes, Need::Acts),
         };
         Reach::Nodes(&mut nodes.nodes, need)
-    }
-
-    pub(crate) fn json(&self) -> bool {
-        match self {
-            Self::List(list) => list.json,
-            Self::Add(Add { to, .. }) | Self::Pull(Pull { to, .. }) | Self::Fetch(Fetch { to, .. }) => to.json,
-            Self::Verify(Verify { on, .. }) | Self::Remove(Remove { on, .. }) => on.json,
-        }
     }
 }
 

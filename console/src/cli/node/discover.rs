@@ -1,4 +1,4 @@
-//! `console discover`: lists the nodes that announce themselves on the local network over mDNS.
+//! `console node discover`: lists the nodes that announce themselves on the local network over mDNS.
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
@@ -19,7 +19,7 @@ use crate::cli::{
 /// Largest number of nodes to list.
 const NODES_MAX: usize = 1024;
 
-/// Options of `console discover`.
+/// Options of `console node discover`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Discover {
     /// Listen for this many seconds
@@ -28,8 +28,7 @@ pub(crate) struct Discover {
     /// Stop as soon as this many nodes are found
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=NODES_MAX as u64))]
     count: Option<u64>,
-    /// Print JSON
-    #[arg(long)]
+    #[arg(from_global)]
     pub(crate) json: bool,
 }
 

@@ -1,4 +1,4 @@
-//! `console exclude` and `console include`: exclude a node with a reason, or include it again. The running topology is
+//! `console node exclude` and `console node include`: exclude a node with a reason, or include it again. The running topology is
 //! assigned again to the remaining nodes.
 use serde_json::json;
 
@@ -16,52 +16,35 @@ use crate::client::{
     with_port,
 };
 
-/// Runs `console exclude`.
-pub(crate) async fn run_exclude(options: options::Exclude) -> Result<u8, Failure> {
-    let reason = options.reason.clone();
-    let question = format!(
-        "Exclude {}? Running requests have 20 s to finish, then the other nodes serve without it.",
-        options.change.node
-    );
-    change(options.change, Some(&reason), false, &question).await
+/// Runs `console node exclude`.
+pub(super) async fn run_exclude(options: options::Exclude) -> Result<u8, Failure> {
+    change(options.change, Some(&options.reason)).await
 }
 
-/// Runs `console include`.
-pub(crate) async fn run_include(options: options::Include) -> Result<u8, Failure> {
-    let question = format!(
-        "Include {} again? Running requests have 20 s to finish, then all nodes serve with it.",
-        options.change.node
-    );
-    change(options.change, None, false, &question).await
+/// Runs `console node include`.
+pub(super) async fn run_include(options: options::Include) -> Result<u8, Failure> {
+    change(options.change, None).await
 }
 
-/// Runs `console node uncordon`.
-pub(crate) async fn run_uncordon(options: options::Include) -> Result<u8, Failure> {
-    let question = format!("Schedule new requests again on {} and its replica?", options.change.node);
-    change(options.change, None, true, &question).await
-}
-
-async fn change(
-    options: options::Change,
-    reason: Option<&str>,
-    only_cordon: bool,
-    question: &str,
-) -> Result<u8, Failure> {
+async fn change(options: options::Change, reason: Option<&str>) -> Result<u8, Failure> {
     options.consent.check()?;
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
     let dialled = async { Ok::<_, Failure>(Cluster::dial(&addresses).await.with_known(&options.node).await) };
     let cluster = interrupts.end(dialled).await?;
     let node = find(&cluster, &options.node)?;
-    if only_cordon && !cluster.is_cordoned(&cluster.nodes[node]) {
-        let message = format!("{} is not cordoned", output::clean(cluster.name(&cluster.nodes[node])));
-        return Err(Failure::State {
-            message,
-            next: "check console status; to include an excluded node, use console include",
-        });
-    }
+    let name = output::clean(cluster.name(&cluster.nodes[node]));
+    let question = match reason {
+        Some(_) => {
+            format!("Exclude {name}? Running requests have 20 s to finish, then the other nodes serve without it.")
+        }
+        None if cluster.is_cordoned(&cluster.nodes[node]) => {
+            format!("Schedule new requests again on {name} and its replica?")
+        }
+        None => format!("Include {name} again? Running requests have 20 s to finish, then all nodes serve with it."),
+    };
     let plan = json!({"node": cluster.name(&cluster.nodes[node]), "out": reason.is_some(), "reason": reason});
-    if !interrupts.end(options.consent.obtain(question, &plan, options.json)).await? {
+    if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
         return Ok(0);
     }
     let ExclusionOutcome { node, assigned } =

@@ -22,13 +22,13 @@ pub(crate) struct Show {
     #[arg(value_name = "NODE")]
     node: String,
     #[command(flatten)]
-    pub(crate) nodes: Nodes,
+    pub(super) nodes: Nodes,
     #[command(flatten)]
-    pub(crate) look: Look,
+    pub(super) look: Look,
 }
 
 /// Runs the command.
-pub(crate) async fn run(options: Show) -> Result<u8, Failure> {
+pub(super) async fn run(options: Show) -> Result<u8, Failure> {
     look_at(&options.nodes.nodes, &options.look, async |cluster| {
         let node = &cluster.nodes[find(cluster, &options.node)?];
         let entry = cluster.exclusion(node);

@@ -53,8 +53,7 @@ pub(crate) struct Cancel {
     pub(crate) nodes: Nodes,
     #[command(flatten)]
     consent: Consent,
-    /// Print JSON
-    #[arg(long)]
+    #[arg(from_global)]
     json: bool,
 }
 
@@ -70,14 +69,6 @@ impl Requests {
         match &mut self.what {
             Some(What::Cancel(cancel)) => Reach::Nodes(&mut cancel.nodes.nodes, Need::Acts),
             None => Reach::Nodes(&mut self.nodes.nodes, Need::Looks),
-        }
-    }
-
-    /// Whether to print JSON.
-    pub(crate) fn json(&self) -> bool {
-        match &self.what {
-            Some(What::Cancel(cancel)) => cancel.json,
-            None => self.look.json,
         }
     }
 }

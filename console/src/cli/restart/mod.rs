@@ -1,5 +1,5 @@
 //! `console restart`: restarts nodes one by one and assigns the topology again after each.
-pub(crate) mod rolling;
+mod rolling;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,8 +19,17 @@ use crate::client::{
     with_port,
 };
 
-/// Runs the command. The first signal stops it after the current node, the second stops it at once.
-pub(crate) async fn run(options: crate::cli::restart::RestartOptions) -> Result<u8, Failure> {
+/// Runs the command.
+pub(crate) async fn run(options: RestartOptions) -> Result<u8, Failure> {
+    match options.verb()? {
+        Some(verb) => rolling::control(&options, verb).await,
+        None if options.rolling => rolling::run(&options).await,
+        None => one_by_one(options).await,
+    }
+}
+
+/// Restarts the nodes from here. The first signal stops it after the current node, the second stops it at once.
+async fn one_by_one(options: RestartOptions) -> Result<u8, Failure> {
     options.consent.check()?;
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
@@ -95,53 +104,58 @@ pub(crate) fn which(cluster: &Cluster, only: &[String]) -> Result<Vec<usize>, Fa
 /// Options of `console restart`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RestartOptions {
-    /// Restart only these nodes, by name or address, in this order [default: all nodes that are not excluded]
-    #[arg(value_name = "NODE")]
-    pub(crate) only: Vec<String>,
-    #[command(flatten)]
-    pub(crate) rolling: crate::cli::restart::Flags,
-    #[command(flatten)]
-    pub(crate) nodes: Nodes,
-    #[command(flatten)]
-    pub(crate) consent: Consent,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Options of a rolling restart.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct Flags {
+    /// Restart only these nodes, by name or address, in this order [default: all nodes that are not excluded]; or one of
+    /// status (watch the rolling restart), pause, resume, abort (each after the current node)
+    #[arg(value_name = "NODE|status|pause|resume|abort")]
+    only: Vec<String>,
     /// Let the nodes restart one another, independently of this console; running requests drain for up to
     /// --drain-ms, then continue elsewhere or later
     #[arg(long)]
-    pub(crate) rolling: bool,
-    /// Restart all nodes that are not excluded, which is the default
-    #[arg(long)]
-    pub(crate) all: bool,
+    rolling: bool,
     /// Longest drain of a node in a rolling restart, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = operate::DRAIN_MS, value_parser = clap::value_parser!(u32).range(0..=600_000))]
-    pub(crate) drain_ms: u32,
+    drain_ms: u32,
     /// Start a rolling restart without watching it
     #[arg(long, requires = "rolling")]
-    pub(crate) detach: bool,
-    /// Watch the current rolling restart
-    #[arg(long, group = "what")]
-    pub(crate) watch: bool,
-    /// Pause the rolling restart after the current node
-    #[arg(long, group = "what")]
-    pub(crate) pause: bool,
-    /// Resume a paused rolling restart
-    #[arg(long, group = "what")]
-    pub(crate) resume: bool,
-    /// Abort the rolling restart after the current node
-    #[arg(long, group = "what")]
-    pub(crate) abort: bool,
+    detach: bool,
+    #[command(flatten)]
+    pub(crate) nodes: Nodes,
+    #[command(flatten)]
+    consent: Consent,
+    #[arg(from_global)]
+    json: bool,
 }
 
-impl Flags {
-    /// Whether any option of a rolling restart was given.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.rolling || self.watch || self.pause || self.resume || self.abort
+/// What to do with the rolling restart that the nodes drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verb {
+    Status,
+    Pause,
+    Resume,
+    Abort,
+}
+
+impl Verb {
+    fn named(word: &str) -> Option<Self> {
+        match word {
+            "status" => Some(Self::Status),
+            "pause" => Some(Self::Pause),
+            "resume" => Some(Self::Resume),
+            "abort" => Some(Self::Abort),
+            _ => None,
+        }
+    }
+}
+
+impl RestartOptions {
+    /// The verb, if the first word is one.
+    fn verb(&self) -> Result<Option<Verb>, Failure> {
+        let Some((first, rest)) = self.only.split_first() else { return Ok(None) };
+        let verb = Verb::named(first);
+        if verb.is_some() && (!rest.is_empty() || self.rolling) {
+            let message = format!("console restart {first} concerns the whole rolling restart and takes no nodes");
+            return Err(Failure::Usage { message, next: "give a node of this name by its address" });
+        }
+        Ok(verb)
     }
 }

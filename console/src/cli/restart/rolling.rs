@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use topology::{Rolling, rolling::Phase};
 
+use super::{RestartOptions, Verb};
+
 use crate::cli::{
     Failure,
     shared::{interrupts::Interrupts, output},
@@ -22,58 +24,59 @@ use crate::client::{
 /// Interval between two polls.
 const LOOK: Duration = Duration::from_millis(300);
 
-/// Runs the command. Signals stop the watching, not the restart.
-pub(crate) async fn run(options: crate::cli::restart::RestartOptions) -> Result<u8, Failure> {
-    let flags = options.rolling.clone();
+/// Starts a rolling restart. Signals stop the watching, not the restart.
+pub(super) async fn run(options: &RestartOptions) -> Result<u8, Failure> {
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
     let cluster = interrupts.end(async { Ok::<_, Failure>(Cluster::dial(&addresses).await) }).await?;
-    if options.consent.dry_run && !flags.rolling {
-        let what = if flags.pause {
-            "Pause"
-        } else if flags.abort {
-            "Abort"
-        } else {
-            "Resume"
-        };
-        options.consent.obtain(&format!("{what} the rolling restart?"), &Value::Null, options.json).await?;
+    let Some(begun) = begin(options, &cluster, &mut interrupts).await? else { return Ok(0) };
+    if options.detach {
+        tell(&begun, options.json, None);
         return Ok(0);
-    }
-    if flags.pause || flags.abort {
-        let phase = if flags.abort { Phase::Aborted } else { Phase::Paused(format!("requested by {}", own_name())) };
-        let changed = in_phase(&cluster, phase).await?;
-        tell(&changed, options.json, None);
-        return Ok(0);
-    }
-    if flags.resume {
-        in_phase(&cluster, Phase::Runs).await?;
-    } else if flags.rolling {
-        let Some(begun) = begin(&options, &cluster, &mut interrupts).await? else { return Ok(0) };
-        if flags.detach {
-            tell(&begun, options.json, None);
-            return Ok(0);
-        }
     }
     drop(cluster);
     interrupts.end(watch(&addresses, options.json)).await
 }
 
+/// Watches, pauses, resumes or aborts the current rolling restart. Signals stop the watching, not the restart.
+pub(super) async fn control(options: &RestartOptions, verb: Verb) -> Result<u8, Failure> {
+    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
+    let mut interrupts = Interrupts::listen()?;
+    let (what, phase) = match verb {
+        Verb::Status => return interrupts.end(watch(&addresses, options.json)).await,
+        Verb::Pause => ("Pause", Phase::Paused(format!("requested by {}", own_name()))),
+        Verb::Resume => ("Resume", Phase::Runs),
+        Verb::Abort => ("Abort", Phase::Aborted),
+    };
+    if options.consent.dry_run {
+        options.consent.obtain(&format!("{what} the rolling restart?"), &Value::Null, options.json).await?;
+        return Ok(0);
+    }
+    let changing = async { in_phase(&Cluster::dial(&addresses).await, phase).await };
+    let changed = interrupts.end(changing).await?;
+    if verb != Verb::Resume {
+        tell(&changed, options.json, None);
+        return Ok(0);
+    }
+    interrupts.end(watch(&addresses, options.json)).await
+}
+
 /// Starts a rolling restart. `None` after a dry run or a refusal.
 async fn begin(
-    options: &crate::cli::restart::RestartOptions,
+    options: &RestartOptions,
     cluster: &Cluster,
     interrupts: &mut Interrupts,
 ) -> Result<Option<Rolling>, Failure> {
     options.consent.check()?;
-    let which = crate::cli::restart::which(cluster, &options.only)?;
+    let which = super::which(cluster, &options.only)?;
     let names: Vec<String> = which.iter().map(|node| output::clean(cluster.name(&cluster.nodes[*node]))).collect();
     let question =
         format!("Restart {}, one after another? Running requests pause or continue elsewhere.", names.join(", "));
-    let plan = json!({"restart": names, "drain_ms": options.rolling.drain_ms});
+    let plan = json!({"restart": names, "drain_ms": options.drain_ms});
     if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
         return Ok(None);
     }
-    let begun = operate::begin(cluster, &which, options.rolling.drain_ms);
+    let begun = operate::begin(cluster, &which, options.drain_ms);
     interrupts.end(async { Ok::<_, Failure>(Some(begun.await?)) }).await
 }
 

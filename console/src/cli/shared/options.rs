@@ -146,17 +146,13 @@ pub(crate) struct Demo {
     /// A GGUF file [default: the demo model]
     #[arg(long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
-    /// Print a completion and a profile, then exit; the default without a terminal
-    #[arg(long)]
-    pub(crate) once: bool,
     /// Walk through the features and failure modes step by step (exit 1 if a step fails)
     #[arg(long, conflicts_with_all = ["nodes", "topology"])]
     pub(crate) tour: bool,
     /// Text to complete
     #[arg(long, default_value = "ROMEO:")]
     pub(crate) prompt: String,
-    /// Print JSON (with --once)
-    #[arg(long)]
+    #[arg(from_global)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) session: crate::cli::dashboard::preferences::Session,
@@ -178,8 +174,7 @@ pub(crate) struct Completing {
     /// Report the K most probable tokens of each step
     #[arg(long, default_value_t = 0, value_name = "K", value_parser = clap::value_parser!(u32).range(0..=20))]
     pub(crate) logprobs: u32,
-    /// Print one JSON object
-    #[arg(long)]
+    #[arg(from_global)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) assignment: Assignment,
@@ -240,7 +235,7 @@ fn reason(text: &str) -> Result<String, String> {
     if fits { Ok(text.trim().into()) } else { Err(format!("a reason is one line of 1 to {REASON_LENGTH_MAX} bytes")) }
 }
 
-/// Options that `console exclude` and `console include` share.
+/// Options that `console node exclude` and `console node include` share.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Change {
     /// Name or address of the node
@@ -250,12 +245,11 @@ pub(crate) struct Change {
     pub(crate) nodes: Nodes,
     #[command(flatten)]
     pub(crate) consent: Consent,
-    /// Print JSON
-    #[arg(long)]
+    #[arg(from_global)]
     pub(crate) json: bool,
 }
 
-/// Options of `console exclude`.
+/// Options of `console node exclude`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Exclude {
     #[command(flatten)]
@@ -265,7 +259,7 @@ pub(crate) struct Exclude {
     pub(crate) reason: String,
 }
 
-/// Options of `console include`.
+/// Options of `console node include`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Include {
     #[command(flatten)]
@@ -287,7 +281,6 @@ pub(crate) struct Tokenize {
     /// Parse special tokens such as <|eot_id|> in the text
     #[arg(long)]
     pub(crate) special: bool,
-    /// Print JSON
-    #[arg(long)]
+    #[arg(from_global)]
     pub(crate) json: bool,
 }

@@ -19,14 +19,10 @@ const LINES: usize = 24;
 /// Options of a read-only command.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Look {
-    /// Print once and exit, which is the default
-    #[arg(long, conflicts_with = "watch")]
-    once: bool,
     /// Repeat every SECONDS until Ctrl-C [default value: 2]; on a terminal in place, with --json one object per line
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = seconds)]
     watch: Option<f64>,
-    /// Print JSON
-    #[arg(long)]
+    #[arg(from_global)]
     pub(crate) json: bool,
 }
 
@@ -137,18 +133,24 @@ mod tests {
 
     #[derive(Debug, Parser)]
     struct Line {
+        #[arg(long, global = true)]
+        json: bool,
         #[command(flatten)]
         look: Look,
     }
 
     #[test]
-    fn watch_defaults_to_two_seconds_and_excludes_once() {
-        let parse = |line: &str| Line::try_parse_from(line.split(' ')).map(|line| line.look.watch).map_err(|_| ());
+    fn watch_defaults_to_two_seconds() {
+        let parse = |line: &str| {
+            Line::try_parse_from(line.split(' '))
+                .map(|line| line.look.watch.filter(|_| !line.json || line.look.json))
+                .map_err(|_| ())
+        };
         assert_eq!(parse("x --json"), Ok(None));
         assert_eq!(parse("x --watch"), Ok(Some(2.0)));
         assert_eq!(parse("x --watch --json"), Ok(Some(2.0)));
         assert_eq!(parse("x --watch 0.5"), Ok(Some(0.5)));
-        for line in ["x --watch 0", "x --watch nan", "x --watch soon", "x --watch --once"] {
+        for line in ["x --watch 0", "x --watch nan", "x --watch soon"] {
             assert_eq!(parse(line), Err(()), "{line}");
         }
     }

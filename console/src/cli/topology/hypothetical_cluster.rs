@@ -1,4 +1,4 @@
-//! Options for a hypothetical model and cluster, shared by `console simulate` and `console plan`.
+//! Options for a hypothetical model and cluster, shared by `console topology simulate` and `plan`.
 use std::path::Path;
 
 use anyhow::Context;
@@ -73,8 +73,7 @@ pub(crate) struct Hypothetical {
     /// Prompt length in tokens
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 17))]
     pub(crate) prompt: u32,
-    /// Print JSON
-    #[arg(long)]
+    #[arg(from_global)]
     pub(crate) json: bool,
 }
 

@@ -1,4 +1,4 @@
-//! `console simulate`: runs a model on hypothetical nodes in virtual time: its speed, where the time goes, and the
+//! `console topology simulate`: runs a model on hypothetical nodes in virtual time: its speed, where the time goes, and the
 //! number of nodes beyond which more nodes do not help.
 use std::{io::Read, path::PathBuf};
 
@@ -46,7 +46,7 @@ fn slow(text: &str) -> Result<(usize, u64), String> {
     Ok((rank.parse().map_err(|_| wrong())?, 1000 + 10 * percent.min(10_000)))
 }
 
-/// Options of `console simulate`.
+/// Options of `console topology simulate`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Simulate {
     #[command(flatten)]
@@ -89,15 +89,11 @@ struct Run {
 }
 
 impl Simulate {
-    pub(crate) fn json(&self) -> bool {
-        self.hypothetical.json
-    }
-
     fn layouts(&self) -> Result<Vec<Layout>, Failure> {
         Ok(match (self.topology, &self.nodes) {
             (Some(layout), _) => vec![layout],
             (None, Some(text)) => {
-                let next = "pass a number of hypothetical nodes, for example console simulate --nodes 1..8";
+                let next = "pass a number of hypothetical nodes, for example console topology simulate --nodes 1..8";
                 let counts = counts(text).map_err(|message| Failure::Usage { message, next })?;
                 counts.0.iter().map(|n| Layout::tensor_parallel(*n as u16)).collect()
             }
@@ -127,7 +123,7 @@ impl Simulate {
 
     /// Nodes and layers of a layout. Stages are balanced by the bytes that a token reads.
     fn setup(&self, sizes: &ModelSizes, layout: Layout) -> Result<Setup, Failure> {
-        let usage = |message: String| Failure::Usage { message, next: "console simulate --help" };
+        let usage = |message: String| Failure::Usage { message, next: "console topology simulate --help" };
         if layout.replicas > 1 {
             return Err(usage(format!(
                 "{layout} has replicas, which do not wait for one another; simulate a single replica"
@@ -189,7 +185,7 @@ pub(crate) fn run(options: &Simulate) -> Result<u8, Failure> {
         }
     }
     if let (true, Some((_, error))) = (runs.is_empty(), left_out.first()) {
-        return Err(Failure::Usage { message: error.to_string(), next: "console simulate --help" });
+        return Err(Failure::Usage { message: error.to_string(), next: "console topology simulate --help" });
     }
     let times: Vec<(usize, Nanoseconds)> = runs.iter().map(|run| (run.layout.node_count(), run.outcome.tpot)).collect();
     let knee = knee(&times).filter(|_| runs.len() > 1);

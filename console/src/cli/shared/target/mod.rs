@@ -23,8 +23,8 @@ const LISTEN: Duration = Duration::from_millis(1500);
 /// Names the nodes if the command line does not.
 const VARIABLE: &str = "BRAMBLE_NODES";
 /// The next step if there are no nodes.
-const NEXT: &str = "save nodes with console clusters add NAME NODE.., or pass --nodes A,B,.. or BRAMBLE_NODES; \
-                    console discover finds nodes, console demo needs none";
+const NEXT: &str = "save nodes with console cluster add NAME NODE.., or pass --nodes A,B,.. or BRAMBLE_NODES; \
+                    console node discover finds nodes, console demo needs none";
 
 /// Nodes, and the saved cluster that they belong to.
 #[derive(Debug, Default, PartialEq)]
@@ -148,7 +148,7 @@ pub(crate) fn choose(typed: Vec<String>, cluster: Option<String>, need: Need, as
         let message = format!("no nodes given, and none of the clusters {} is the default", names.join(", "));
         return Err(Failure::Usage {
             message,
-            next: "pass --cluster NAME, or choose a default with console clusters use NAME",
+            next: "pass --cluster NAME, or choose a default with console cluster use NAME",
         });
     }
     let found = if need == Need::Looks { listen() } else { Vec::new() };
@@ -183,27 +183,20 @@ fn reach(arguments: &mut Arguments) -> Reach<'_> {
         return Reach::Nodes(&mut arguments.dashboard.nodes, Need::Looks);
     };
     match command {
-        Command::Adopt(_) => Reach::Cluster,
         Command::Bench(bench) => bench.reach(),
         Command::Chat(_) => Reach::Otherwise("uses the HTTP API given by --url"),
-        Command::Clusters(_) => Reach::Otherwise("takes the cluster as an argument"),
-        Command::Demo(_) | Command::Simulate(_) => Reach::Counts,
-        Command::Discover(_) => Reach::Otherwise("listens for all nodes of the network"),
+        Command::Cluster(_) => Reach::Otherwise("takes the cluster as an argument"),
+        Command::Demo(_) => Reach::Counts,
         Command::Doctor(doctor) => Reach::Nodes(&mut doctor.nodes.nodes, Need::Looks),
         Command::Events(events) => Reach::Nodes(&mut events.nodes.nodes, Need::Looks),
-        Command::Exclude(exclude) => Reach::Nodes(&mut exclude.change.nodes.nodes, Need::Acts),
         Command::Generate(generate) if generate.endpoint.url.is_empty() => {
             Reach::Nodes(&mut generate.nodes, Need::Acts)
         }
         Command::Generate(_) => Reach::Otherwise("uses the HTTP API given by --url"),
-        Command::Include(include) => Reach::Nodes(&mut include.change.nodes.nodes, Need::Acts),
-        Command::Logs(logs) => Reach::Nodes(&mut logs.nodes.nodes, Need::Looks),
-        Command::Node(node) => node.reach(),
-        Command::OkToStop(options) => Reach::Nodes(&mut options.nodes.nodes, Need::Looks),
-        Command::Model(model) => model.reach(),
         Command::Key(key) => key.reach(),
-        Command::Keys(_) => Reach::Otherwise("shows key bindings"),
-        Command::Plan(plan) => Reach::Nodes(&mut plan.typed, Need::Typed),
+        Command::Logs(logs) => Reach::Nodes(&mut logs.nodes.nodes, Need::Looks),
+        Command::Model(model) => model.reach(),
+        Command::Node(node) => node.reach(),
         Command::Profile(profile) => Reach::Nodes(&mut profile.nodes.nodes, Need::Acts),
         Command::Proxy(_) => Reach::Otherwise("relays to the HTTP API given by --to"),
         Command::Replay(_) => Reach::Otherwise("reads a recording"),
@@ -211,7 +204,6 @@ fn reach(arguments: &mut Arguments) -> Reach<'_> {
         Command::Restart(restart) => Reach::Nodes(&mut restart.nodes.nodes, Need::Acts),
         Command::Screen(screen) => screen.reach(),
         Command::Status(status) => Reach::Nodes(&mut status.nodes.nodes, Need::Looks),
-        Command::SupportBundle(support) => Reach::Nodes(&mut support.nodes.nodes, Need::Looks),
         Command::Sync(sync) => Reach::Nodes(&mut sync.nodes.nodes, Need::Looks),
         Command::Tokenize(_) => Reach::Otherwise("reads a local file"),
         Command::Topology(topology) => topology.reach(),

@@ -57,25 +57,27 @@ struct Globals {
     log_dir: Option<PathBuf>,
     readonly: bool,
     insecure: bool,
+    json: bool,
 }
 
 fn globals(line: &[String]) -> Globals {
-    let Arguments { nodes, cluster, key, log_dir, readonly, insecure, .. } =
+    let Arguments { nodes, cluster, key, log_dir, readonly, insecure, json, .. } =
         parse(line.iter().map(OsString::from)).unwrap_or_else(|error| panic!("{line:?}: {error}"));
-    Globals { nodes, cluster, key, log_dir, readonly, insecure }
+    Globals { nodes, cluster, key, log_dir, readonly, insecure, json }
 }
 
 #[test]
 fn global_options_work_before_and_after_every_command() {
     let all = leaves();
-    assert!(all.len() > 38, "{}", all.len());
-    let options: [&[&str]; 6] = [
+    assert!(all.len() > 35, "{}", all.len());
+    let options: [&[&str]; 7] = [
         &["--nodes", "3"],
         &["--cluster", "home"],
         &["--key", "/k"],
         &["--log-dir", "/l"],
         &["--readonly"],
         &["--insecure"],
+        &["--json"],
     ];
     let known: Vec<&str> = options.iter().map(|option| option[0].trim_start_matches("--")).collect();
     let command = command();
@@ -118,7 +120,7 @@ fn options_of_one_command_before_another_are_refused() {
 
 #[test]
 fn nodes_named_for_a_command_without_nodes_are_refused() {
-    for line in ["tokenize --model m --text x", "demo", "keys", "chat --url http://a", "clusters list"] {
+    for line in ["tokenize --model m --text x", "demo", "screen keys", "chat --url http://a", "cluster list"] {
         for option in ["--nodes a,b", "--cluster home"] {
             let line = format!("console {option} {line}");
             let refused = match parsed(&line) {
@@ -147,7 +149,7 @@ fn typed_nodes_reach_the_command() {
 #[test]
 fn readonly_refuses_commands_that_change_something() {
     for (line, expected) in [
-        ("console --readonly exclude pi1 --reason x --nodes a", Err(2)),
+        ("console --readonly node exclude pi1 --reason x --nodes a", Err(2)),
         ("console generate --readonly --model m --prompt x --nodes a", Err(2)),
         ("console model --readonly remove m --nodes a", Err(2)),
         ("console --readonly status --nodes a", Ok(())),

@@ -1,11 +1,10 @@
-//! `console plan`: ranks the layouts for nodes by simulated speed. Nodes are measured, or described by options.
+//! `console topology plan`: ranks the layouts for nodes by simulated speed. Nodes are measured, or described by options.
 mod node_file;
-mod sizing;
 
 use std::path::PathBuf;
 
 use clap::Args;
-use common::{latency::ratio, limits::NODES_MAX, units::Bytes};
+use common::{latency::ratio, limits::NODES_MAX};
 use planner::{
     cost::{Demand, PlanNode, PlanRank, PlanStage},
     holding::PANEL_ROWS,
@@ -17,14 +16,14 @@ use protocol::bench::{Bench, BenchNode};
 use serde_json::{Value, json};
 use telemetry::BenchFound;
 use tokio_util::sync::CancellationToken;
-use topology::{Layout, sizes::ModelSizes};
+use topology::sizes::ModelSizes;
 
 use crate::cli::{
     Failure,
     shared::{interrupts::Interrupts, output, sessions::open},
     topology::{
+        check::memory_object,
         hypothetical_cluster::{self, Hypothetical},
-        memory_object,
     },
 };
 use crate::{
@@ -42,9 +41,9 @@ const NODES_VARIABLE: &str = "BRAMBLE_NODES";
 /// Rows of the table without `--all`.
 const ROWS: usize = 8;
 
-/// Options of `console plan`.
+/// Options of `console topology plan`.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Plan {
+pub(crate) struct PlanOptions {
     /// Nodes as ADDRESS[:PORT]; each reports its memory and is measured with the model [default: hypothetical
     /// nodes]
     #[arg(value_name = "NODE", value_delimiter = ',', env = NODES_VARIABLE)]
@@ -62,7 +61,7 @@ pub(crate) struct Plan {
     memory: u64,
     /// Plan for the nodes of a TOML file: a [[node]] table each, with name, free_mib and optionally profile and
     /// speed
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["count", "memory", "sizing"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["count", "memory"])]
     described: Option<PathBuf>,
     /// Objective: balanced (fewest nodes that fit, then ranks while they help, then replicas), latency (whole
     /// answer: TTFT plus 127 tokens), ttft, tpot or throughput
@@ -74,16 +73,9 @@ pub(crate) struct Plan {
     /// Print all layouts, including those that do not fit
     #[arg(long)]
     all: bool,
-    /// Print the table of models, memory and node counts instead
-    #[arg(long)]
-    sizing: bool,
 }
 
-impl Plan {
-    pub(crate) fn json(&self) -> bool {
-        self.hypothetical.json
-    }
-
+impl PlanOptions {
     /// The nodes to measure.
     fn live(&self) -> &[String] {
         if self.typed.is_empty() { &self.named } else { &self.typed }
@@ -113,11 +105,6 @@ impl Plan {
         }
     }
 
-    /// The machine profile of hypothetical nodes.
-    pub(crate) fn profile(&self) -> &NodeProfile {
-        &self.hypothetical.profile
-    }
-
     /// `count` hypothetical nodes with `memory` bytes each.
     pub(crate) fn described(&self, count: usize, memory: u64) -> Vec<PlanNode> {
         let node = |index: usize| PlanNode {
@@ -132,10 +119,7 @@ impl Plan {
 }
 
 /// Plans for the nodes and prints the ranking.
-pub(crate) async fn run(options: Plan) -> Result<u8, Failure> {
-    if options.sizing {
-        return sizing::run(&options);
-    }
+pub(crate) async fn run(options: PlanOptions) -> Result<u8, Failure> {
     if options.described.is_some() && options.names_nodes() {
         let message = "--described cannot be combined with other nodes: its file already names the nodes".into();
         return Err(Failure::Usage { message, next: "remove one of them" });
@@ -173,7 +157,7 @@ pub(crate) async fn run(options: Plan) -> Result<u8, Failure> {
 /// line on the source of the link figures.
 async fn probe_all(
     live: &[String],
-    options: &Plan,
+    options: &PlanOptions,
     sizes: &ModelSizes,
 ) -> Result<(Vec<PlanNode>, Option<String>), Failure> {
     let mut nodes = Vec::new();
@@ -201,7 +185,7 @@ async fn probe_all(
     Ok((nodes, Some(planner_query::links_known(known(), now))))
 }
 
-async fn probe(address: &str, options: &Plan, sizes: &ModelSizes) -> Result<PlanNode, Failure> {
+async fn probe(address: &str, options: &PlanOptions, sizes: &ModelSizes) -> Result<PlanNode, Failure> {
     let session = session::open(address).await?;
     let report = report(&session).await?;
     let name = report.name.clone();
@@ -269,7 +253,7 @@ fn division(candidate: &Candidate, nodes: &[PlanNode]) -> Vec<String> {
     ranks.zip(candidate.memory.iter().flatten()).map(row).collect()
 }
 
-fn print(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &search::Plan) {
+fn print(options: &PlanOptions, sizes: &ModelSizes, nodes: &[PlanNode], plan: &search::Plan) {
     output::line(&format!("{}, context {}", options.hypothetical.line(sizes, options.is_live()), options.context));
     output::line("topology     nodes  tok/s  all tok/s  TTFT       GiB/node  network");
     let rows = if options.all { plan.ranked.len() } else { ROWS };
@@ -297,7 +281,7 @@ fn print(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &search::
     plan.warnings.iter().for_each(|warning| output::line(&output::clean(&format!("warning: {warning}"))));
 }
 
-fn object(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &search::Plan) -> Value {
+fn object(options: &PlanOptions, sizes: &ModelSizes, nodes: &[PlanNode], plan: &search::Plan) -> Value {
     let stage = |stage: &PlanStage, memory: &[RankMemory]| {
         let ranks: Vec<Value> = stage
             .ranks
@@ -342,14 +326,4 @@ fn object(options: &Plan, sizes: &ModelSizes, nodes: &[PlanNode], plan: &search:
         .collect();
     object["warnings"] = json!(plan.warnings);
     object
-}
-
-/// The fastest layout of one replica on all of these nodes: layout, largest memory of a node, tokens per second.
-pub(crate) fn fastest(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand) -> Option<(Layout, Bytes, f64)> {
-    let order: Vec<usize> = (0..nodes.len()).collect();
-    let layout = |stages: usize| Layout::alike(1, stages as u16, (nodes.len() / stages) as u16);
-    let layouts = (1..=nodes.len()).filter(|stages| nodes.len().is_multiple_of(*stages)).map(layout);
-    let candidates = layouts.filter_map(|layout| search::candidate(sizes, nodes, &order, demand, layout).ok());
-    let best = candidates.min_by_key(|candidate| candidate.prediction.tpot)?;
-    Some((best.layout, best.memory_max(), ratio(1e9, best.prediction.tpot.0 as f64)))
 }

@@ -1,4 +1,4 @@
-//! Reads hypothetical nodes, which need not be equal, from a TOML file for `console plan --described`.
+//! Reads hypothetical nodes, which need not be equal, from a TOML file for `console topology plan --described`.
 use std::{collections::HashSet, fs::File, io::Read, path::Path};
 
 use anyhow::Context;

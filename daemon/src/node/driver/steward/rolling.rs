@@ -123,7 +123,9 @@ fn why_overdue(rolling: &Rolling, view: Option<&Standing>, well: Result<(), Stri
     match (well, rolling.before, view) {
         (Err(why), ..) => format!("{why}, for {seconds} s"),
         (Ok(()), Some(before), Some(one)) if one.instance != before => {
-            format!("{target} restarted but is not a member again after {seconds} s; run `console include {target}`")
+            format!(
+                "{target} restarted but is not a member again after {seconds} s; run `console node include {target}`"
+            )
         }
         (Ok(()), ..) => format!("{target} has not restarted after {seconds} s"),
     }
@@ -167,7 +169,7 @@ mod tests {
             let rolling = Rolling { targets, done: 0, before, phase, drain_ms: 0, by, revision: 1 };
             why_overdue(&rolling, standing.as_ref(), well.map_err(str::to_owned), STEP)
         };
-        let gone = "pi3 restarted but is not a member again after 300 s; run `console include pi3`";
+        let gone = "pi3 restarted but is not a member again after 300 s; run `console node include pi3`";
         assert_eq!(why(Some(9), Ok(())), gone, "run 1 answers");
         assert_eq!(why(Some(1), Ok(())), "pi3 has not restarted after 300 s");
         assert_eq!(why(Some(9), Err("pi2 is loading")), "pi2 is loading, for 300 s");

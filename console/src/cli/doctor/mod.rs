@@ -1,5 +1,11 @@
 //! `console doctor`: collects the findings of `brambled check` from every node, and compares the nodes with each other.
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+mod archive;
+mod bundle;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
 use clap::Args;
 use common::fault::Fault;
@@ -28,8 +34,11 @@ use crate::client::{
 pub(super) struct Doctor {
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// Print JSON
-    #[arg(long)]
+    /// Collect diagnostics of all nodes in one archive instead, without secrets [default file:
+    /// bramble-support-DATE.tar.gz]
+    #[arg(long, value_name = "FILE.tar.gz", num_args = 0..=1)]
+    bundle: Option<Option<PathBuf>>,
+    #[arg(from_global)]
     pub(super) json: bool,
 }
 
@@ -41,6 +50,9 @@ pub(super) struct Visit {
 
 /// Runs the command. Exit code 3 if a node does not answer, otherwise that of the worst finding, or 0.
 pub(super) async fn run(options: Doctor) -> Result<u8, Failure> {
+    if let Some(file) = options.bundle {
+        return bundle::run(file, &options.nodes.nodes, options.json).await;
+    }
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
     let visits = interrupts.end(async { Ok::<_, Failure>(visit_all(&addresses).await) }).await?;

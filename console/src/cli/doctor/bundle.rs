@@ -1,27 +1,23 @@
-//! `console support-bundle`: collects status, reports, findings, events, logs, redacted settings, versions and
+//! `console doctor --bundle`: collects status, reports, findings, events, logs, redacted settings, versions and
 //! model lists in one archive. It lists its contents and omissions; an unreachable node is listed as missing, not
 //! an error.
-mod archive;
-
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use clap::Args;
 use common::{fault::Fault, units::Bytes};
 use protocol::{BUILD, inspect::LogLevel};
 use serde_json::{Value, json};
 use telemetry::doctor::{Examined, compare};
 use tokio::{task::JoinSet, time::timeout};
 
-use self::archive::Archive;
 use crate::cli::{
     Failure,
-    doctor::visit,
+    doctor::{archive::Archive, visit},
     logs::{self, moment, time},
-    shared::{interrupts::Interrupts, options::Nodes, output},
+    shared::{interrupts::Interrupts, output},
 };
 use crate::{
     client::{
@@ -45,19 +41,6 @@ const LEFT_OUT: &[&str] = &[
     "environment and files of this machine",
 ];
 
-/// Options of `console support-bundle`.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct Support {
-    #[command(flatten)]
-    pub(crate) nodes: Nodes,
-    /// File to write [default: bramble-support-DATE.tar.gz in the current folder]
-    #[arg(short, long, value_name = "FILE.tar.gz")]
-    output: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
 /// The data of a node by file name, and the data that is missing, with the reason.
 #[derive(Debug, Default)]
 struct Gathered {
@@ -74,26 +57,27 @@ impl Gathered {
     }
 }
 
-/// Runs the command. Unreachable nodes do not change the exit code 0: they are a reason to ask for help.
-pub(crate) async fn run(options: Support) -> Result<u8, Failure> {
+/// Writes the archive to a file, without one to bramble-support-DATE.tar.gz in the current folder. Unreachable nodes do
+/// not change the exit code 0: they are a reason to ask for help.
+pub(crate) async fn run(file: Option<PathBuf>, nodes: &[String], json: bool) -> Result<u8, Failure> {
     let now = time(moment(Some(Duration::ZERO)));
     let stamp: String = now.chars().take(16).filter(char::is_ascii_digit).collect();
     let root = format!("bramble-support-{stamp}");
-    let path = options.output.clone().unwrap_or_else(|| format!("{root}.tar.gz").into());
-    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
+    let path = file.unwrap_or_else(|| format!("{root}.tar.gz").into());
+    let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
-    let gathering = async { Ok::<_, Failure>(gather(&addresses, options.json).await) };
+    let gathering = async { Ok::<_, Failure>(gather(&addresses, json).await) };
     let mut all = interrupts.end(gathering).await?;
     let contents = contents(&now, &addresses, &all);
     all.files.push(("CONTENTS.txt".into(), contents));
     all.files.sort();
     let size = write(&path, &root, &all.files)?;
-    tell(&options, &path, size, &all);
+    tell(json, &path, size, &all);
     Ok(0)
 }
 
-fn tell(options: &Support, path: &Path, size: Bytes, all: &Gathered) {
-    if options.json {
+fn tell(json: bool, path: &Path, size: Bytes, all: &Gathered) {
+    if json {
         let files: Vec<&str> = all.files.iter().map(|(name, _)| name.as_str()).collect();
         let missing: Value = all.missing.iter().map(|(what, why)| json!({"what": what, "why": why})).collect();
         let object = json!({"file": path, "size": size.0, "contains": files, "missing": missing, "left_out": LEFT_OUT});

@@ -1,0 +1,87 @@
+//! `console node cordon`: no new requests on a node and its replica.
+use common::ids::MemberIndex;
+use serde_json::json;
+use telemetry::NodeState;
+use topology::Member;
+
+use super::dial;
+use crate::{
+    cli::{
+        Failure,
+        shared::{
+            find_node::{find, progress},
+            interrupts::Interrupts,
+            options::Exclude,
+            output,
+        },
+    },
+    client::{
+        cluster::Cluster,
+        event::OperateEvent,
+        exclude::{drain, say},
+    },
+};
+
+/// Options of `console node cordon`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Cordon {
+    #[command(flatten)]
+    pub(super) exclude: Exclude,
+    /// Also wait until the running requests have finished (exit 1 if they have not)
+    #[arg(long)]
+    drain: bool,
+}
+
+/// Whether a replica other than the node's own accepts requests.
+fn others_serve(cluster: &Cluster, name: &str) -> bool {
+    let Some((topology, reports)) = cluster.topology() else { return true };
+    let Some(place) = topology.members.iter().position(|member| member.name == name) else { return true };
+    let own = topology.layout.replica_of(MemberIndex(place as u16));
+    let takes = |member: &Member| {
+        let report = reports.iter().find(|report| report.name == member.name);
+        let serves = report.is_some_and(|report| matches!(report.state, NodeState::Ready | NodeState::Serving));
+        serves && cluster.exclusions.of(&member.name, &member.address).is_none()
+    };
+    // Groups with prefill and decode roles depend on each other.
+    let others = (0..topology.layout.replicas).filter(|replica| *replica != own);
+    !topology.layout.has_roles() && others.into_iter().any(|replica| topology.replica(replica).iter().all(takes))
+}
+
+/// Runs `console node cordon`.
+pub(super) async fn run(options: Cordon) -> Result<u8, Failure> {
+    let Cordon { exclude: Exclude { change, reason }, drain: waits } = options;
+    change.consent.check()?;
+    let mut interrupts = Interrupts::listen()?;
+    let dialled = async { Ok::<_, Failure>(dial(&change.nodes, None).await.with_known(&change.node).await) };
+    let mut cluster = interrupts.end(dialled).await?;
+    let node = find(&cluster, &change.node)?;
+    let name = cluster.name(&cluster.nodes[node]).to_owned();
+    let is_outage = !others_serve(&cluster, &name);
+    let who = output::clean(&name);
+    let outage = format!(
+        " No other replica accepts requests: new ones are refused (HTTP 503, /health is not ready) until console \
+         node include {who}."
+    );
+    let outage = if is_outage { outage } else { String::new() };
+    let question = format!("Stop scheduling new requests on {who} and its replica?{outage}");
+    let plan = json!({"node": name, "reason": reason, "waits": waits, "outage": is_outage});
+    if is_outage && change.consent.yes {
+        output::note(outage.trim());
+    }
+    if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
+        return Ok(0);
+    }
+    let told = |event: OperateEvent| progress(&event);
+    let name = interrupts.end(async { Ok::<_, Failure>(say(&mut cluster, node, Some(&reason), &told).await?) }).await?;
+    let is_drained = match waits {
+        true => interrupts.end(async { Ok::<_, Failure>(drain(&cluster, &name, &told).await?) }).await?,
+        false => false,
+    };
+    let state = if is_drained { "drained" } else { "cordoned" };
+    if change.json {
+        output::line(&json!({"node": name, "state": state, "reason": reason}).to_string());
+    } else {
+        output::line(&format!("{} is {state}; undo: console node include {0}", output::clean(&name)));
+    }
+    Ok(u8::from(waits && !is_drained))
+}

@@ -1,0 +1,56 @@
+//! `console topology assign`: assigns a topology file.
+use clap::Args;
+use serde_json::json;
+
+use super::{
+    choose_layout::warn_past_knee,
+    ensure::Reached,
+    file::{TopologyFileOptions, read},
+};
+use crate::cli::{
+    Failure,
+    shared::{confirm::Consent, output, sessions::assign_and_tell},
+};
+
+/// Options of `console topology assign`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AssignFile {
+    #[command(flatten)]
+    file: TopologyFileOptions,
+    #[command(flatten)]
+    consent: Consent,
+}
+
+/// Runs `console topology assign`.
+pub(super) async fn run(options: &AssignFile) -> Result<u8, Failure> {
+    options.consent.check()?;
+    let AssignFile { file: options, consent } = options;
+    let (nodes, wanted) = read(&options.file)?;
+    let reached = Reached::dial(&nodes).await?;
+    let sessions = reached.usable(nodes.len())?;
+    let names: Vec<String> = sessions.iter().map(|session| output::clean(&session.identity.name)).collect();
+    let (what, count) = (format!("{} with {}", wanted.layout, output::clean(&wanted.model)), names.len());
+    // The warning must precede the confirmation.
+    warn_past_knee(sessions, &wanted).await;
+    let losses = reached.losses(None);
+    let question = match &losses {
+        Some((lost, _)) => format!("Assign {what} to {count} nodes? It replaces {lost}."),
+        None => format!("Assign {what} to {count} nodes?"),
+    };
+    let replaces = losses.map(|(_, object)| object);
+    let plan =
+        json!({"topology": wanted.layout.to_string(), "model": wanted.model, "nodes": names, "replaces": replaces});
+    if !consent.obtain(&question, &plan, options.json).await? {
+        return Ok(0);
+    }
+    reached.spread().await;
+    let assigned = assign_and_tell(sessions, &wanted).await?;
+    let (layout, epoch) = (assigned.topology.layout.to_string(), assigned.epoch.0);
+    if options.json {
+        output::line(&json!({"topology": layout, "epoch": epoch, "reused": assigned.reused}).to_string());
+    } else {
+        let how = if assigned.reused { "is already running" } else { "is running" };
+        output::line(&format!("{layout} {how}, epoch {epoch}"));
+    }
+    Ok(0)
+}
