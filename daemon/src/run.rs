@@ -82,7 +82,7 @@ pub fn run(line: CommandLine, variant: Variant) -> anyhow::Result<i32> {
             tracing::warn!("insecure: everyone who can reach {} may use this node", config.listen);
         }
         keyring::set_own(keyring);
-        anyhow::Ok(serve::serve(config, arguments, (signals, listener, http), kernels, (state, kept), beating, variant).await)
+        serve::serve(config, arguments, (signals, listener, http), kernels, (state, kept), beating, variant).await
     })?;
     // Blocking tasks (a read of standard input, an engine that still computes) must not delay the exit.
     runtime.shutdown_background();

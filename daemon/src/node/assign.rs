@@ -9,10 +9,11 @@ use telemetry::LoadProgress;
 use topology::Topology;
 
 use super::{
-    event::{Effect, SessionId},
-    machine::{Assignment, Node, Open, Phase, Running},
+    event::{ReplyTo, SessionId},
+    machine::{Assignment, Node, OpenAssignment, Phase, RunningTopology},
     requests::Requests,
 };
+use crate::node::effect::{AssignmentEffect, DiskEffect, Effect, EngineEffect, SessionEffect};
 
 impl Node {
     pub(super) fn check_prepare(&self, prepare: &Prepare) -> Result<(), FaultKind> {
@@ -48,7 +49,7 @@ impl Node {
     }
 
     /// The fault with which other commands are refused while an assignment is open.
-    fn prepare_open(&self, open: &Open) -> FaultKind {
+    fn prepare_open(&self, open: &OpenAssignment) -> FaultKind {
         let seconds = match open.phase {
             Phase::Prepared { since } => (since + self.patience.lease).saturating_sub(self.now),
             _ => self.patience.lease,
@@ -71,14 +72,14 @@ impl Node {
             effects.extend(self.fail_open(self.fault_here(kind)));
         }
         // Stop a broken engine first to free its memory for the next one. Groups with roles start together.
-        let is_useless = |running: &mut Running| {
+        let is_useless = |running: &mut RunningTopology| {
             let leaves = prepare.previous == Previous::Leaves || running.fault.is_some();
             leaves || (again && running.assignment.epoch == prepare.epoch)
         };
         if let Some(mut running) = self.running.take_if(is_useless) {
             let fault = self.fault_here(FaultKind::NodeLost { how: Loss::Left });
             effects.extend(running.requests.fail_all(&fault));
-            effects.push(Effect::StopEngine(running.engine));
+            effects.push(Effect::Engine(EngineEffect::Stop(running.engine)));
         }
         let stays = prepare.previous == Previous::Stays;
         let shard = self.running.as_ref().filter(|_| stays).map(|running| running.assignment.shard);
@@ -93,13 +94,13 @@ impl Node {
         };
         if stays {
             let (phase, epoch, hash) = (Phase::Persisting, assignment.epoch, assignment.hash);
-            self.open = Some(Open { assignment, session, id, phase, again, keeps: true });
-            effects.push(Effect::Persist(epoch, hash));
+            self.open = Some(OpenAssignment { assignment, session, id, phase, again, keeps: true });
+            effects.push(Effect::Disk(DiskEffect::Persist(epoch, hash)));
             return effects;
         }
         let phase = Phase::Loading(LoadProgress::default());
-        self.open = Some(Open { assignment, session, id, phase, again, keeps: false });
-        effects.push(Effect::Load(Box::new(prepare)));
+        self.open = Some(OpenAssignment { assignment, session, id, phase, again, keeps: false });
+        effects.push(Effect::Assignment(AssignmentEffect::Load(Box::new(prepare))));
         effects
     }
 
@@ -110,14 +111,14 @@ impl Node {
     }
 
     /// The open assignment, if it is of this epoch.
-    pub(super) fn open_at(&mut self, epoch: Epoch) -> Option<&mut Open> {
+    pub(super) fn open_at(&mut self, epoch: Epoch) -> Option<&mut OpenAssignment> {
         self.open.as_mut().filter(|open| open.assignment.epoch == epoch)
     }
 
     pub(super) fn load_progress(&mut self, epoch: Epoch, progress: LoadProgress) -> Vec<Effect> {
         let Some(open) = self.open_at(epoch) else { return Vec::new() };
         open.phase = Phase::Loading(progress);
-        vec![Effect::Respond { session: open.session, id: open.id, body: ResponseBody::Loading(progress) }]
+        vec![Effect::respond(open.reply_to(), ResponseBody::Loading(progress))]
     }
 
     pub(super) fn loaded(&mut self, epoch: Epoch, result: Result<Bytes, Fault>) -> Vec<Effect> {
@@ -126,29 +127,39 @@ impl Node {
         match result {
             Ok(shard) if is_kept => {
                 open.assignment.shard = shard;
-                open.phase = Phase::Persisting;
-                self.persisted(epoch, Ok(()))
+                // A record of it may still wait for the disk.
+                let answer = Effect::respond_after_writes(open.reply_to(), ResponseBody::Prepared);
+                self.prepared(epoch);
+                vec![answer]
             }
             Ok(shard) => {
                 open.assignment.shard = shard;
                 open.phase = Phase::Persisting;
-                vec![Effect::Persist(epoch, open.assignment.hash)]
+                vec![Effect::Disk(DiskEffect::Persist(epoch, open.assignment.hash))]
             }
             Err(fault) => self.fail_open(fault),
         }
     }
 
-    pub(super) fn persisted(&mut self, epoch: Epoch, result: Result<(), Fault>) -> Vec<Effect> {
-        let now = self.now;
+    /// The result of a write; that of an assignment which was abandoned meanwhile is ignored.
+    pub(super) fn persisted(&mut self, epoch: Epoch, hash: TopologyHash, result: Result<(), Fault>) -> Vec<Effect> {
         let Some(open) = self.open_at(epoch) else { return Vec::new() };
+        if open.phase != Phase::Persisting || open.assignment.hash != hash {
+            return Vec::new();
+        }
         if let Err(fault) = result {
             return self.fail_open(fault);
         }
-        open.phase = Phase::Prepared { since: now };
-        let respond = Effect::Respond { session: open.session, id: open.id, body: ResponseBody::Prepared };
+        let answer = Effect::respond(open.reply_to(), ResponseBody::Prepared);
+        self.prepared(epoch);
+        vec![answer]
+    }
+
+    fn prepared(&mut self, epoch: Epoch) {
+        let Some(open) = self.open.as_mut() else { return };
+        open.phase = Phase::Prepared { since: self.now };
         self.latest_by = open.assignment.by.clone();
         self.epoch = self.epoch.max(epoch);
-        vec![respond]
     }
 
     /// Fails the open assignment: reports the fault to its console and drops what was loaded.
@@ -158,12 +169,16 @@ impl Node {
             Phase::Connecting { commit } => commit,
             _ => (open.session, open.id),
         };
-        let respond = Effect::Respond { session, id, body: ResponseBody::Failed(fault) };
-        vec![respond, Effect::Discard(open.assignment.epoch)]
+        let respond = Effect::Session(SessionEffect::Respond { session, id, body: ResponseBody::Failed(fault) });
+        vec![respond, Effect::Assignment(AssignmentEffect::Discard(open.assignment.epoch))]
     }
 
     pub(super) fn give_up(&mut self) -> Vec<Effect> {
-        self.open.take().map(|open| Effect::Discard(open.assignment.epoch)).into_iter().collect()
+        self.open
+            .take()
+            .map(|open| Effect::Assignment(AssignmentEffect::Discard(open.assignment.epoch)))
+            .into_iter()
+            .collect()
     }
 
     pub(super) fn commit(
@@ -189,18 +204,18 @@ impl Node {
         if let Some(open) = self.open.take_if(|open| open.keeps) {
             // If the replica has failed since the prepare, recovery restarts it as part of the topology committed here.
             self.running.iter_mut().for_each(|running| running.assignment = open.assignment.clone());
-            effects.push(Effect::Respond { session, id, body: ResponseBody::Committed });
+            effects.push(Effect::respond_after_writes(ReplyTo { session, id }, ResponseBody::Committed));
             return effects;
         }
         if let Some(mut running) = self.running.take() {
             let fault = self.fault_here(FaultKind::Superseded { epoch, by: self.latest_by.clone() });
             effects.extend(running.requests.fail_all(&fault));
-            effects.push(Effect::StopEngine(running.engine));
+            effects.push(Effect::Engine(EngineEffect::Stop(running.engine)));
         }
         if let Some(open) = &mut self.open {
             open.phase = Phase::Connecting { commit: (session, id) };
         }
-        effects.push(Effect::Connect(epoch));
+        effects.push(Effect::Assignment(AssignmentEffect::Connect(epoch)));
         effects
     }
 
@@ -211,12 +226,14 @@ impl Node {
         if let Err(fault) = result {
             return self.fail_open(fault);
         }
-        let Some(Open { assignment, phase: Phase::Connecting { commit: (session, id) }, .. }) = self.open.take() else {
+        let Some(OpenAssignment { assignment, phase: Phase::Connecting { commit: (session, id) }, .. }) =
+            self.open.take()
+        else {
             return Vec::new();
         };
         let requests = Requests::new(self.now, self.requests_begun);
         let engine = assignment.epoch;
-        self.running = Some(Running { assignment, engine, requests, fault: None, peer_drains: None, kv: None });
-        vec![Effect::Respond { session, id, body: ResponseBody::Committed }]
+        self.running = Some(RunningTopology { assignment, engine, requests, fault: None, peer_drains: None, kv: None });
+        vec![Effect::respond_after_writes(ReplyTo { session, id }, ResponseBody::Committed)]
     }
 }

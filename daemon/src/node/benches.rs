@@ -5,7 +5,7 @@ use crate::node::event::{BenchKey, SessionId};
 
 /// A running benchmark.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Running {
+pub(super) struct RunningBench {
     pub(super) key: BenchKey,
     pub(super) session: SessionId,
     pub(super) id: RequestId,
@@ -16,7 +16,7 @@ pub(super) struct Running {
 #[derive(Debug, Default)]
 pub(super) struct Benches {
     pub(super) latest: u64,
-    pub(super) running: Option<Running>,
+    pub(super) running: Option<RunningBench>,
 }
 
 impl Benches {

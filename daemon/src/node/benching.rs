@@ -8,10 +8,11 @@ use protocol::{bench::Bench, message::ResponseBody};
 use telemetry::{BenchFound, BenchProgress};
 
 use super::{
-    event::{BenchKey, Effect, SessionId},
+    event::{BenchKey, ReplyTo, SessionId},
     machine::Node,
 };
-use crate::node::benches::Running;
+use crate::node::benches::RunningBench;
+use crate::node::effect::{BenchEffect, Effect, SessionEffect};
 
 impl Node {
     /// Refuses operations that would disturb a running benchmark.
@@ -41,42 +42,47 @@ impl Node {
         bench.check().map_err(|reason| FaultKind::ParameterInvalid { reason })
     }
 
-    pub(super) fn bench(&mut self, (session, id): (SessionId, RequestId), by: String, bench: Bench) -> Vec<Effect> {
+    pub(super) fn bench(&mut self, to: ReplyTo, by: String, bench: Bench) -> Vec<Effect> {
+        let ReplyTo { session, id } = to;
         if let Err(kind) = self.check_bench(&bench) {
             return self.refuse(session, id, kind);
         }
         self.benches.latest += 1;
         let key = BenchKey(self.benches.latest);
-        self.benches.running = Some(Running { key, session, id, by });
-        vec![Effect::Bench(key, Box::new(bench))]
+        self.benches.running = Some(RunningBench { key, session, id, by });
+        vec![Effect::Bench(BenchEffect::Start(key, Box::new(bench)))]
     }
 
     pub(super) fn bench_progress(&self, key: BenchKey, progress: BenchProgress) -> Vec<Effect> {
         let running = self.benches.running.iter().filter(|running| running.key == key);
-        let body = |running: &Running| {
-            let Running { session, id, .. } = *running;
-            Effect::Respond { session, id, body: ResponseBody::Benching(progress.clone()) }
+        let body = |running: &RunningBench| {
+            let RunningBench { session, id, .. } = *running;
+            Effect::Session(SessionEffect::Respond { session, id, body: ResponseBody::Benching(progress.clone()) })
         };
         running.map(body).collect()
     }
 
     pub(super) fn bench_ended(&mut self, key: BenchKey, result: Result<BenchFound, Fault>) -> Vec<Effect> {
-        let Some(Running { session, id, .. }) = self.benches.running.take_if(|running| running.key == key) else {
+        let Some(RunningBench { session, id, .. }) = self.benches.running.take_if(|running| running.key == key) else {
             return Vec::new();
         };
-        vec![Effect::Respond { session, id, body: result.map_or_else(ResponseBody::Failed, ResponseBody::Benched) }]
+        vec![Effect::Session(SessionEffect::Respond {
+            session,
+            id,
+            body: result.map_or_else(ResponseBody::Failed, ResponseBody::Benched),
+        })]
     }
 
     /// Ends the running benchmark, if any, and sends the fault to the session that requested it.
     pub(super) fn end_bench(&mut self, kind: FaultKind) -> Vec<Effect> {
-        let Some(Running { key, session, id, .. }) = self.benches.running.take() else { return Vec::new() };
+        let Some(RunningBench { key, session, id, .. }) = self.benches.running.take() else { return Vec::new() };
         let body = ResponseBody::Failed(self.fault_here(kind));
-        vec![Effect::StopBench(key), Effect::Respond { session, id, body }]
+        vec![Effect::Bench(BenchEffect::Stop(key)), Effect::Session(SessionEffect::Respond { session, id, body })]
     }
 
     /// Cancels a benchmark on request of the session that started it.
     pub(super) fn cancel_bench(&mut self, session: SessionId, id: Option<RequestId>) -> Vec<Effect> {
-        let is_it = |running: &&Running| running.session == session && id.is_none_or(|id| running.id == id);
+        let is_it = |running: &&RunningBench| running.session == session && id.is_none_or(|id| running.id == id);
         let by = self.benches.running.as_ref().filter(is_it).map(|running| running.by.clone());
         by.map_or_else(Vec::new, |by| self.end_bench(FaultKind::BenchCancelled { by }))
     }
@@ -99,6 +105,7 @@ mod tests {
     use super::*;
     use crate::node::{
         Event,
+        effect::{AssignmentEffect, EngineEffect},
         tests::{CONSOLE, OTHER, ask, failure, generate, node, prepare, prepare_of, running, topology},
     };
 
@@ -121,7 +128,7 @@ mod tests {
 
     fn benching() -> Node {
         let mut node = node();
-        assert_eq!(asked(&mut node, CONSOLE), [Effect::Bench(BenchKey(1), Box::new(bench()))]);
+        assert_eq!(asked(&mut node, CONSOLE), [Effect::Bench(BenchEffect::Start(BenchKey(1), Box::new(bench())))]);
         assert_eq!(node.state(), NodeState::Benching);
         node
     }
@@ -136,13 +143,13 @@ mod tests {
         let progress = BenchProgress { step: 1, steps: 2, what: "prefill".into() };
         let told = node.handle(Event::BenchProgress(BenchKey(1), progress.clone()));
         let body = ResponseBody::Benching(progress.clone());
-        assert_eq!(told, [Effect::Respond { session: CONSOLE, id: RequestId(7), body }]);
+        assert_eq!(told, [Effect::Session(SessionEffect::Respond { session: CONSOLE, id: RequestId(7), body })]);
         let ended = node.handle(Event::BenchEnded(BenchKey(1), Ok(found())));
         let body = ResponseBody::Benched(found());
-        assert_eq!(ended, [Effect::Respond { session: CONSOLE, id: RequestId(7), body }]);
+        assert_eq!(ended, [Effect::Session(SessionEffect::Respond { session: CONSOLE, id: RequestId(7), body })]);
         assert_eq!(node.state(), NodeState::Idle);
         assert_eq!(node.handle(Event::BenchProgress(BenchKey(1), progress)), []);
-        assert_eq!(asked(&mut node, OTHER), [Effect::Bench(BenchKey(2), Box::new(bench()))]);
+        assert_eq!(asked(&mut node, OTHER), [Effect::Bench(BenchEffect::Start(BenchKey(2), Box::new(bench())))]);
         assert_eq!(node.handle(Event::BenchEnded(BenchKey(1), Ok(found()))), [], "that was the previous benchmark");
     }
 
@@ -170,7 +177,7 @@ mod tests {
 
     #[test]
     fn bench_ends_on_cancel_session_end_or_drain() {
-        let stop = Effect::StopBench(BenchKey(1));
+        let stop = Effect::Bench(BenchEffect::Stop(BenchKey(1)));
         let mut cancelled = benching();
         assert_eq!(ask(&mut cancelled, OTHER, 7, RequestBody::Cancel), [], "another session's id");
         assert_eq!(ask(&mut cancelled, CONSOLE, 8, RequestBody::Cancel), [], "another id");
@@ -195,12 +202,12 @@ mod tests {
             || Bench::Network(BenchNetwork { peers: vec![peer.clone()], pings: 1, stream_ms: 5, incast: false });
         let ask_links = |node: &mut Node| ask(node, OTHER, 7, RequestBody::Bench(Box::new(links())));
         let mut node = running();
-        assert_eq!(ask_links(&mut node), [Effect::Bench(BenchKey(1), Box::new(links()))]);
+        assert_eq!(ask_links(&mut node), [Effect::Bench(BenchEffect::Start(BenchKey(1), Box::new(links())))]);
         assert_eq!(node.state(), NodeState::Ready, "the node keeps serving");
         let effects = generate(&mut node, CONSOLE, 3);
-        assert_eq!(effects[0], Effect::StopBench(BenchKey(1)));
+        assert_eq!(effects[0], Effect::Bench(BenchEffect::Stop(BenchKey(1))));
         assert!(matches!(failure(&effects[1..2]), Some(FaultKind::BenchSuperseded { .. })), "{effects:?}");
-        assert!(matches!(effects[2..], [Effect::Command(_)]), "{effects:?}");
+        assert!(matches!(effects[2..], [Effect::Engine(EngineEffect::Command(_))]), "{effects:?}");
         assert_eq!(failure(&ask_links(&mut node)), Some(&FaultKind::RequestsRun { count: 1 }));
     }
 
@@ -224,9 +231,9 @@ mod tests {
         assert!(matches!(node.check_benching(), Err(FaultKind::BenchRuns { by }) if by == "console 2"));
         let wanted = BenchLinks { tokens: vec![1], algorithms: vec![Algorithm::Direct], repeats: 5 };
         let effects = ask(&mut node, CONSOLE, 8, RequestBody::BenchLinks(wanted));
-        assert_eq!(effects[0], Effect::StopBench(BenchKey(1)));
+        assert_eq!(effects[0], Effect::Bench(BenchEffect::Stop(BenchKey(1))));
         assert!(matches!(failure(&effects[1..2]), Some(FaultKind::BenchSuperseded { .. })), "{effects:?}");
-        assert!(matches!(effects[2..], [Effect::Command(_)]), "{effects:?}");
+        assert!(matches!(effects[2..], [Effect::Engine(EngineEffect::Command(_))]), "{effects:?}");
         assert_eq!(node.check_benching(), Ok(()));
     }
 
@@ -238,9 +245,15 @@ mod tests {
         let effects = prepare(&mut node, OTHER, 3, 4);
         let by = "console 2".to_owned();
         let body = ResponseBody::Failed(node.fault_here(FaultKind::BenchSuperseded { by }));
-        let stopped = [Effect::StopBench(BenchKey(1)), Effect::Respond { session: CONSOLE, id: RequestId(7), body }];
+        let stopped = [
+            Effect::Bench(BenchEffect::Stop(BenchKey(1))),
+            Effect::Session(SessionEffect::Respond { session: CONSOLE, id: RequestId(7), body }),
+        ];
         assert_eq!(effects[..2], stopped, "stopped before anything is loaded");
-        assert!(matches!(&effects[2..], [Effect::Load(prepare)] if prepare.epoch == Epoch(4)), "{effects:?}");
+        assert!(
+            matches!(&effects[2..], [Effect::Assignment(AssignmentEffect::Load(prepare))] if prepare.epoch == Epoch(4)),
+            "{effects:?}"
+        );
         assert_eq!(node.state(), NodeState::Loading);
         assert_eq!(node.handle(Event::BenchEnded(BenchKey(1), Ok(found()))), []);
     }

@@ -1,17 +1,17 @@
 //! Cancellation of another session's request by an operator.
-use common::{fault::FaultKind, ids::RequestId};
+use common::fault::FaultKind;
 use protocol::message::ResponseBody;
 
 use super::{
-    event::{Effect, EngineCommand, SessionId},
+    event::{EngineCommand, ReplyTo},
     machine::Node,
 };
+use crate::node::effect::{Effect, EngineEffect};
 
 impl Node {
     /// Cancels a request of any session; that session receives a response that says so.
-    pub(super) fn cancel_running(&self, who: (SessionId, RequestId), number: u64) -> Vec<Effect> {
-        let (session, id) = who;
-        let refused = |reason| self.refuse(session, id, FaultKind::ParameterInvalid { reason });
+    pub(super) fn cancel_running(&self, to: ReplyTo, number: u64) -> Vec<Effect> {
+        let refused = |reason| self.refuse(to.session, to.id, FaultKind::ParameterInvalid { reason });
         let running = self.running.as_ref();
         let Some((key, is_bench)) = running.and_then(|running| running.requests.numbered(number)) else {
             return refused(format!("no request {number} runs here; list them with `console requests`"));
@@ -23,8 +23,8 @@ impl Node {
             ));
         }
         vec![
-            Effect::Command(EngineCommand::Cancel(key)),
-            Effect::Respond { session, id, body: ResponseBody::Cancelling },
+            Effect::Engine(EngineEffect::Command(EngineCommand::Cancel(key))),
+            Effect::respond(to, ResponseBody::Cancelling),
         ]
     }
 }

@@ -1,4 +1,4 @@
-//! Inputs and outputs of the node's state machine. Plain values.
+//! Events of the node's state machine, and the values that they share with its effects. Plain values.
 use std::{sync::Arc, time::Duration};
 
 use common::{
@@ -9,21 +9,27 @@ use common::{
 use engine::{RequestKey, port::Progress};
 use protocol::{
     across::Across,
-    bench::{Bench, BenchLinks},
-    inspect::Inspect,
-    message::{Generate, Prepare, Request, ResponseBody},
-    models::ModelsRequest,
-    pairing::Rekeying,
+    bench::BenchLinks,
+    message::{Generate, Request},
     recovery::Committed,
 };
 use telemetry::{BenchFound, BenchProgress, LoadProgress};
 use topology::{Exclusions, Rolling};
 
-use super::quorum::{Forgot, Votes};
+use super::quorum::{VoteGap, Votes};
 
 /// A console's session on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
+
+/// Where the answer to a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplyTo {
+    /// The session that sent the request.
+    pub session: SessionId,
+    /// The request.
+    pub id: RequestId,
+}
 
 /// Identifies a benchmark of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +56,7 @@ pub enum Event {
     /// A load ended; on success the bytes that the shard holds.
     Loaded(Epoch, Result<Bytes, Fault>),
     /// (epoch, hash) was written to the disk, or could not be.
-    Persisted(Epoch, Result<(), Fault>),
+    Persisted(Epoch, TopologyHash, Result<(), Fault>),
     /// The links to all ranks are open and the engine runs, or not.
     Connected(Epoch, Result<(), Fault>),
     /// An event of the engine.
@@ -81,7 +87,7 @@ pub enum Event {
     },
 }
 
-/// The result of [`Effect::KeepExclusions`].
+/// The result of [`DiskEffect::KeepExclusions`](super::effect::DiskEffect::KeepExclusions).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExclusionsKept {
     /// The session that sent the list.
@@ -128,132 +134,7 @@ pub enum Record {
     /// The node's votes.
     Votes(Votes),
     /// The gap in the record of earlier votes; `None`: none.
-    Forgot(Option<Forgot>),
+    VoteGap(Option<VoteGap>),
     /// The latest rolling restart.
     Rolling(Rolling),
-}
-
-/// Effects that the driver executes.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
-    /// Answer a request.
-    Respond {
-        /// The session.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
-        /// The answer.
-        body: ResponseBody,
-    },
-    /// Send a report now.
-    Report {
-        /// The session.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
-    },
-    /// Send the latest all-reduces one by one.
-    Records {
-        /// The session.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
-    },
-    /// Send lines of the log, or the effective settings.
-    Inspect {
-        /// The session.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
-        /// The kind.
-        what: Inspect,
-    },
-    /// Send reports at an interval.
-    Watch {
-        /// The session.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
-        /// Interval between two reports.
-        interval: Duration,
-    },
-    /// Read a model's identity and answer.
-    Identify {
-        /// The session.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
-        /// The file's name.
-        model: String,
-    },
-    /// Execute a request about model files, and answer.
-    Models {
-        /// The session.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
-        /// The request about model files.
-        request: Box<ModelsRequest>,
-    },
-    /// Write the list of exclusions to the disk.
-    KeepExclusions {
-        /// The session.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
-        /// The list.
-        list: Exclusions,
-    },
-    /// Run a benchmark in a process of its own.
-    Bench(BenchKey, Box<Bench>),
-    /// Kill a benchmark and ignore its result. A later load waits until its memory is free.
-    StopBench(BenchKey),
-    /// Store the cluster's next key and use it.
-    Rekey {
-        /// The session.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
-        /// The key.
-        rekey: Rekeying,
-    },
-    /// Load the shard of an assignment.
-    Load(Box<Prepare>),
-    /// Abandon a load, or drop a shard that was not committed.
-    Discard(Epoch),
-    /// Write (epoch, hash) to the disk and sync.
-    Persist(Epoch, TopologyHash),
-    /// Write records to the disk and sync, then answer. Without an answer, a failure is only a warning.
-    Write {
-        /// The records.
-        records: Vec<Record>,
-        /// Session, request and answer.
-        then: Option<(SessionId, RequestId, ResponseBody)>,
-    },
-    /// Report this node's standing, and store the address at which the caller listens.
-    Standing {
-        /// The session.
-        session: SessionId,
-        /// The request.
-        id: RequestId,
-        /// A node's name and address.
-        caller: Option<(String, String)>,
-    },
-    /// Open links to all ranks and start the engine on the prepared shard.
-    Connect(Epoch),
-    /// Send a message to the head of another group.
-    SendAcross(u16, Across),
-    /// Send a command to the running engine.
-    Command(EngineCommand),
-    /// End all waits of the running engine, stop it and drop its shard.
-    StopEngine(Epoch),
-    /// End all waits of the running engine, but keep its links open, so that peers do not mistake this node for the
-    /// lost one.
-    AbortEngine(Epoch),
-    /// Announce in heartbeats that the topology broke here, and which rank was lost.
-    AnnounceFault(Epoch, Rank),
-    /// Announce in heartbeats that this node takes no new work.
-    AnnounceDraining,
-    /// Say goodbye to peers, then end the process with this code.
-    Exit(i32),
 }

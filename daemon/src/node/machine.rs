@@ -1,5 +1,5 @@
 //! The state machine: assignments in two phases, requests, lost peers, draining.
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use common::{
     fault::{Fault, FaultKind},
@@ -16,10 +16,11 @@ use topology::{Exclusions, Member, Place, Rolling, Topology};
 
 use super::{
     benches::Benches,
-    event::{Effect, EngineCommand, Event, PeerDrain, SessionId},
-    quorum::Voter,
-    requests::Requests,
+    event::{EngineCommand, Event, PeerDrain, ReplyTo, SessionId},
+    quorum::Acceptor,
+    requests::{NewRequest, Requests},
 };
+use crate::node::effect::{ClusterEffect, Effect, EngineEffect, ModelEffect, ReportEffect, SessionEffect};
 
 /// Capacity of a head's admission queue: running and waiting requests.
 pub const QUEUE_MAX: usize = 64;
@@ -71,7 +72,7 @@ pub(super) enum Phase {
 
 /// An assignment that is not yet running.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Open {
+pub(super) struct OpenAssignment {
     pub(super) assignment: Assignment,
     pub(super) session: SessionId,
     pub(super) id: RequestId,
@@ -82,9 +83,16 @@ pub(super) struct Open {
     pub(super) keeps: bool,
 }
 
+impl OpenAssignment {
+    /// Where the answer to its prepare goes.
+    pub(super) fn reply_to(&self) -> ReplyTo {
+        ReplyTo { session: self.session, id: self.id }
+    }
+}
+
 /// A committed assignment.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningTopology {
     pub(super) assignment: Assignment,
     /// The epoch in which the engine was started; it identifies the engine and its links. A later assignment that
     /// leaves the replica unchanged keeps the engine, and this epoch.
@@ -105,8 +113,8 @@ pub struct Node {
     pub(super) latest_by: String,
     pub(super) patience: Patience,
     pub(super) now: Duration,
-    pub(super) open: Option<Open>,
-    pub(super) running: Option<Running>,
+    pub(super) open: Option<OpenAssignment>,
+    pub(super) running: Option<RunningTopology>,
     /// Start of the drain.
     pub(super) draining: Option<Duration>,
     pub(super) exited: bool,
@@ -118,10 +126,11 @@ pub struct Node {
     /// Number of the latest request, counted over all topologies.
     pub(super) requests_begun: u64,
     pub(super) exclusions: Exclusions,
+    pub(super) exclusion_writes: ExclusionWrites,
     pub(super) benches: Benches,
     /// The topology that recovery brings back after a loss.
     pub(super) committed: Option<Committed>,
-    pub(super) voter: Voter,
+    pub(super) voter: Acceptor,
     /// Address of the witness of a topology of two nodes.
     pub(super) witness: Option<String>,
     pub(super) takes_over: bool,
@@ -130,9 +139,18 @@ pub struct Node {
     pub(super) drain_for: Option<Duration>,
 }
 
+/// Lists of exclusions are written one after another: each is merged with what the previous write has made valid.
+#[derive(Debug, Default)]
+pub(super) struct ExclusionWrites {
+    /// A list is being written.
+    pub(super) is_writing: bool,
+    /// Lists that wait for it.
+    pub(super) waiting: VecDeque<(ReplyTo, Exclusions)>,
+}
+
 /// Initial state of a node.
 #[derive(Clone, Debug, Default)]
-pub struct Beginning {
+pub struct NodeInit {
     /// Its name.
     pub name: String,
     /// Highest epoch seen before.
@@ -144,7 +162,7 @@ pub struct Beginning {
     /// The stored topology.
     pub committed: Option<Committed>,
     /// The stored votes.
-    pub voter: Voter,
+    pub voter: Acceptor,
     /// Address of the witness of a topology of two nodes.
     pub witness: Option<String>,
     /// The latest rolling restart.
@@ -153,8 +171,8 @@ pub struct Beginning {
 
 impl Node {
     /// An idle node.
-    pub fn new(beginning: Beginning, patience: Patience) -> Self {
-        let Beginning { name, epoch, exclusions, supervised, committed, voter, witness, rolling } = beginning;
+    pub fn new(init: NodeInit, patience: Patience) -> Self {
+        let NodeInit { name, epoch, exclusions, supervised, committed, voter, witness, rolling } = init;
         Self {
             name,
             epoch,
@@ -170,6 +188,7 @@ impl Node {
             tokens: 0,
             requests_begun: 0,
             exclusions,
+            exclusion_writes: ExclusionWrites::default(),
             benches: Benches::default(),
             committed,
             voter,
@@ -231,7 +250,7 @@ impl Node {
     }
 
     /// Whether the running topology keeps serving while `open` is prepared.
-    fn serves_beside(&self, open: &Open) -> bool {
+    fn serves_beside(&self, open: &OpenAssignment) -> bool {
         self.serves() && !matches!(open.phase, Phase::Connecting { .. })
     }
 
@@ -305,7 +324,7 @@ impl Node {
             Event::SessionSlow(session) => self.session_slow(session),
             Event::LoadProgress(epoch, progress) => self.load_progress(epoch, progress),
             Event::Loaded(epoch, result) => self.loaded(epoch, result),
-            Event::Persisted(epoch, result) => self.persisted(epoch, result),
+            Event::Persisted(epoch, hash, result) => self.persisted(epoch, hash, result),
             Event::Connected(epoch, result) => self.connected(epoch, result),
             Event::Engine(epoch, progress) => self.engine(epoch, progress),
             Event::PeerLost(epoch, rank, how) => self.peer_lost(epoch, rank, how),
@@ -325,39 +344,42 @@ impl Node {
     }
 
     pub(super) fn refuse(&self, session: SessionId, id: RequestId, kind: FaultKind) -> Vec<Effect> {
-        vec![Effect::Respond { session, id, body: ResponseBody::Failed(self.fault_here(kind)) }]
+        vec![Effect::Session(SessionEffect::Respond { session, id, body: ResponseBody::Failed(self.fault_here(kind)) })]
     }
 
     fn request(&mut self, session: SessionId, by: String, request: Request) -> Vec<Effect> {
         let id = request.id;
         match request.body {
-            RequestBody::Report => vec![Effect::Report { session, id }],
-            RequestBody::Records => vec![Effect::Records { session, id }],
-            RequestBody::Rekey(rekey) => vec![Effect::Rekey { session, id, rekey: Rekeying::Bare(rekey) }],
-            RequestBody::RekeyWrapped(rekey) => vec![Effect::Rekey { session, id, rekey: Rekeying::Wrapped(rekey) }],
+            RequestBody::Report => vec![Effect::Report(ReportEffect::Current { session, id })],
+            RequestBody::Records => vec![Effect::Report(ReportEffect::Records { session, id })],
+            RequestBody::Rekey(rekey) => {
+                vec![Effect::Cluster(ClusterEffect::Rekey { session, id, rekey: Rekeying::Bare(rekey) })]
+            }
+            RequestBody::RekeyWrapped(rekey) => {
+                vec![Effect::Cluster(ClusterEffect::Rekey { session, id, rekey: Rekeying::Wrapped(rekey) })]
+            }
             RequestBody::Watch { interval_ms } => {
                 let interval = Duration::from_millis(u64::from(interval_ms.max(REPORT_INTERVAL_MS_MIN)));
-                vec![Effect::Watch { session, id, interval }]
+                vec![Effect::Session(SessionEffect::Watch { session, id, interval })]
             }
-            RequestBody::Identify { model } => vec![Effect::Identify { session, id, model }],
+            RequestBody::Identify { model } => vec![Effect::Model(ModelEffect::Identify { session, id, model })],
             RequestBody::Prepare(prepare) => match self.check_prepare(&prepare) {
                 Ok(()) => self.prepare(session, id, by, *prepare),
                 Err(kind) => self.refuse(session, id, kind),
             },
             RequestBody::Commit { epoch, hash } => self.commit(session, id, epoch, hash),
             RequestBody::Abort { epoch, hash } => {
-                let is_open = |open: &Open| (open.assignment.epoch, open.assignment.hash) == (epoch, hash);
+                let is_open = |open: &OpenAssignment| (open.assignment.epoch, open.assignment.hash) == (epoch, hash);
                 let mut effects = if self.open.as_ref().is_some_and(is_open) { self.give_up() } else { Vec::new() };
-                effects.push(Effect::Respond { session, id, body: ResponseBody::Aborted });
+                effects.push(Effect::Session(SessionEffect::Respond { session, id, body: ResponseBody::Aborted }));
                 effects
             }
             RequestBody::Generate(generate) => match self.check_generate(&generate) {
                 Ok(()) => {
                     // Requests take precedence over a link bench.
                     let mut effects = self.end_bench(FaultKind::BenchSuperseded { by: by.clone() });
-                    let who = (by, generate.max_tokens);
-                    effects
-                        .extend(self.start((session, id), who, |key| EngineCommand::Submit(key, Arc::from(generate))));
+                    let new = NewRequest { to: ReplyTo { session, id }, by, max_tokens: generate.max_tokens };
+                    effects.extend(self.start(new, |key| EngineCommand::Submit(key, Arc::from(generate))));
                     effects
                 }
                 Err(kind) => self.refuse(session, id, kind),
@@ -366,22 +388,23 @@ impl Node {
                 Ok(()) => {
                     // Both would measure the other's traffic.
                     let mut effects = self.end_bench(FaultKind::BenchSuperseded { by: by.clone() });
-                    effects.extend(self.start((session, id), (by, 0), |key| EngineCommand::BenchLinks(key, wanted)));
+                    let new = NewRequest { to: ReplyTo { session, id }, by, max_tokens: 0 };
+                    effects.extend(self.start(new, |key| EngineCommand::BenchLinks(key, wanted)));
                     effects
                 }
                 Err(kind) => self.refuse(session, id, kind),
             },
             RequestBody::Models(request) => self.models(session, id, *request),
             RequestBody::Restart => self.restart(session, id),
-            RequestBody::Exclude(list) => self.exclude(session, id, &list),
-            RequestBody::Bench(bench) => self.bench((session, id), by, *bench),
-            RequestBody::Inspect(what) => vec![Effect::Inspect { session, id, what }],
-            RequestBody::CancelRunning { number } => self.cancel_running((session, id), number),
-            RequestBody::Recovery(ask) => self.recovery((session, id), *ask),
+            RequestBody::Exclude(list) => self.exclude(ReplyTo { session, id }, list),
+            RequestBody::Bench(bench) => self.bench(ReplyTo { session, id }, by, *bench),
+            RequestBody::Inspect(what) => vec![Effect::Session(SessionEffect::Inspect { session, id, what })],
+            RequestBody::CancelRunning { number } => self.cancel_running(ReplyTo { session, id }, number),
+            RequestBody::Recovery(ask) => self.recovery(ReplyTo { session, id }, *ask),
             RequestBody::Cancel => {
                 let key = self.running.as_ref().and_then(|running| running.requests.key(session, id));
                 let mut effects = self.cancel_bench(session, Some(id));
-                effects.extend(key.map(|key| Effect::Command(EngineCommand::Cancel(key))));
+                effects.extend(key.map(|key| Effect::Engine(EngineEffect::Command(EngineCommand::Cancel(key)))));
                 effects
             }
         }
@@ -393,7 +416,7 @@ impl Node {
             running.requests.tick(now);
         }
         let lease = self.patience.lease;
-        let is_over = |open: &Open| matches!(open.phase, Phase::Prepared { since } if now >= since + lease);
+        let is_over = |open: &OpenAssignment| matches!(open.phase, Phase::Prepared { since } if now >= since + lease);
         if self.open.as_ref().is_some_and(is_over) {
             return self.give_up();
         }
@@ -409,7 +432,7 @@ impl Node {
             return self.drain_ended();
         }
         self.draining = Some(now);
-        let mut effects = vec![Effect::AnnounceDraining];
+        let mut effects = vec![Effect::Engine(EngineEffect::AnnounceDraining)];
         effects.extend(self.end_bench(FaultKind::DrainEnded));
         effects.extend(self.give_up());
         effects.extend(self.leave_if_drained());
@@ -449,7 +472,7 @@ impl Node {
         };
         if drain.draining && running.assignment.place().is_head() && running.peer_drains.is_none() {
             running.peer_drains = Some(rank);
-            return vec![Effect::AnnounceDraining];
+            return vec![Effect::Engine(EngineEffect::AnnounceDraining)];
         }
         let head_is_done = rank == Rank(0) && drain.draining && !drain.busy;
         if self.draining.is_some() && head_is_done { self.exit() } else { Vec::new() }

@@ -2,10 +2,8 @@
 use common::{fault::FaultKind, ids::RequestId};
 use protocol::models::{ModelsRequest, family};
 
-use super::{
-    event::{Effect, SessionId},
-    machine::Node,
-};
+use super::{event::SessionId, machine::Node};
+use crate::node::effect::{Effect, ModelEffect};
 
 impl Node {
     pub(super) fn models(&self, session: SessionId, id: RequestId, request: ModelsRequest) -> Vec<Effect> {
@@ -13,7 +11,7 @@ impl Node {
             ModelsRequest::Remove { model } if self.needs(model) => {
                 self.refuse(session, id, FaultKind::ModelInUse { model: model.clone() })
             }
-            _ => vec![Effect::Models { session, id, request: Box::new(request) }],
+            _ => vec![Effect::Model(ModelEffect::Files { session, id, request: Box::new(request) })],
         }
     }
 

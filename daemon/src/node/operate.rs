@@ -4,9 +4,13 @@ use protocol::message::ResponseBody;
 use topology::{Exclusions, Member};
 
 use super::{
-    event::{Effect, ExclusionsKept, SessionId},
+    event::{ExclusionsKept, ReplyTo, SessionId},
     machine::{Node, RESTART_CODE},
 };
+use crate::node::effect::{DiskEffect, Effect, SessionEffect};
+
+/// Lists of excluded nodes that may wait for the disk.
+const EXCLUSION_WRITES_MAX: usize = 64;
 
 impl Node {
     /// Drains like after SIGTERM, then exits with [`RESTART_CODE`]. Refused without a supervisor.
@@ -18,23 +22,41 @@ impl Node {
             return self.refuse(session, id, FaultKind::Draining);
         }
         self.exit_code = RESTART_CODE;
-        let mut effects = vec![Effect::Respond { session, id, body: ResponseBody::Restarting }];
+        let mut effects = vec![Effect::Session(SessionEffect::Respond { session, id, body: ResponseBody::Restarting })];
         effects.extend(self.terminate(self.now));
         effects
     }
 
     /// Stores a list of exclusions. It takes effect, and is answered, once it is on the disk; if it cannot be stored,
     /// nothing changes.
-    pub(super) fn exclude(&mut self, session: SessionId, id: RequestId, list: &Exclusions) -> Vec<Effect> {
-        if let Err(error) = list.check_after(&self.exclusions) {
-            return self.refuse(session, id, FaultKind::Malformed { reason: error.to_string() });
+    pub(super) fn exclude(&mut self, to: ReplyTo, list: Exclusions) -> Vec<Effect> {
+        let writes = &mut self.exclusion_writes;
+        if writes.is_writing && writes.waiting.len() >= EXCLUSION_WRITES_MAX {
+            let what = "lists of excluded nodes that wait for the disk".into();
+            return self.refuse(to.session, to.id, FaultKind::Full { what, limit: EXCLUSION_WRITES_MAX as u32 });
         }
-        let mut merged = self.exclusions.clone();
-        if merged.merge(list) {
-            vec![Effect::KeepExclusions { session, id, list: merged }]
-        } else {
-            vec![Effect::Respond { session, id, body: ResponseBody::Excluded }]
+        writes.waiting.push_back((to, list));
+        self.write_exclusions()
+    }
+
+    /// Answers waiting lists that change nothing, and writes the first one that does.
+    fn write_exclusions(&mut self) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        while !self.exclusion_writes.is_writing
+            && let Some((to, list)) = self.exclusion_writes.waiting.pop_front()
+        {
+            let ReplyTo { session, id } = to;
+            let mut merged = self.exclusions.clone();
+            if let Err(error) = list.check_after(&self.exclusions) {
+                effects.extend(self.refuse(session, id, FaultKind::Malformed { reason: error.to_string() }));
+            } else if merged.merge(&list) {
+                self.exclusion_writes.is_writing = true;
+                effects.push(Effect::Disk(DiskEffect::KeepExclusions { session, id, list: merged }));
+            } else {
+                effects.push(Effect::respond(to, ResponseBody::Excluded));
+            }
         }
+        effects
     }
 
     /// A list of exclusions was written to the disk, or could not be.
@@ -47,7 +69,10 @@ impl Node {
             }
             Err(fault) => ResponseBody::Failed(fault),
         };
-        vec![Effect::Respond { session, id, body }]
+        let mut effects = vec![Effect::respond(ReplyTo { session, id }, body)];
+        self.exclusion_writes.is_writing = false;
+        effects.extend(self.write_exclusions());
+        effects
     }
 
     /// Refuses a topology with an excluded member. A topology that forms `again` keeps its cordoned members.

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use common::ids::Epoch;
-use protocol::recovery::{Ballot, Committed, Ruling, Vote};
+use protocol::recovery::{Ballot, Committed, Vote, VoteReply};
 use serde::{Deserialize, Serialize};
 
 use super::planted::{Planted, is_planted};
@@ -33,17 +33,17 @@ pub struct Accepted {
 
 /// A voter.
 #[derive(Clone, Debug, Default)]
-pub struct Voter {
+pub struct Acceptor {
     /// Votes about the latest base.
     pub votes: Option<Votes>,
     /// What is unknown about its earlier votes.
-    pub forgot: Option<Forgot>,
+    pub forgot: Option<VoteGap>,
 }
 
 /// What a voter has lost of its earlier votes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Forgot {
+pub enum VoteGap {
     /// Its state folder was empty: the node is new, or was wiped.
     Fresh,
     /// Its record was damaged, and it is unknown which topology it was about.
@@ -52,36 +52,36 @@ pub enum Forgot {
     UpTo(Epoch),
 }
 
-impl Voter {
+impl Acceptor {
     /// Called for a voter that acts as a witness and commits no topology. A new witness votes; a damaged one abstains
     /// about the first topology that it is asked about.
     pub fn witnesses(&mut self, epoch: Epoch) {
         self.forgot = match self.forgot {
-            Some(Forgot::Lost) => Some(Forgot::UpTo(epoch)),
-            Some(Forgot::Fresh) => None,
+            Some(VoteGap::Lost) => Some(VoteGap::UpTo(epoch)),
+            Some(VoteGap::Fresh) => None,
             other => other,
         };
     }
 
     /// Rules on a vote; `seen` is the highest epoch that the node has seen. Returns the ruling, and whether the record
     /// must be written before the answer is sent. The caller has checked that this node has seen no later topology.
-    pub fn rule(&mut self, vote: &Vote, seen: Epoch) -> (Ruling, bool) {
+    pub fn rule(&mut self, vote: &Vote, seen: Epoch) -> (VoteReply, bool) {
         if let Some(own) = &self.votes
             && own.base.epoch > vote.base.epoch
         {
-            return (Ruling::Behind(Box::new(own.base.clone())), false);
+            return (VoteReply::Behind(Box::new(own.base.clone())), false);
         }
         if let Some(forgot) = self.forgot {
             let reason = match forgot {
-                Forgot::UpTo(epoch) if epoch < vote.base.epoch => None,
-                Forgot::UpTo(_) => Some("its record of votes was lost; it votes again about later topologies"),
-                Forgot::Fresh | Forgot::Lost => Some(
+                VoteGap::UpTo(epoch) if epoch < vote.base.epoch => None,
+                VoteGap::UpTo(_) => Some("its record of votes was lost; it votes again about later topologies"),
+                VoteGap::Fresh | VoteGap::Lost => Some(
                     "its record of votes is lost; it votes again when it has learned the topology of a \
                      majority",
                 ),
             };
             if let Some(reason) = reason {
-                return (Ruling::Abstains(reason.into()), false);
+                return (VoteReply::Abstains(reason.into()), false);
             }
         }
         let is_new = self.votes.as_ref().is_none_or(|own| own.base.epoch < vote.base.epoch);
@@ -89,24 +89,24 @@ impl Voter {
             self.votes = Some(Votes { promised: Ballot::default(), base: vote.base.clone(), accepted: None });
         }
         let Some(own) = self.votes.as_mut().filter(|own| own.base == vote.base) else {
-            return (Ruling::Abstains(format!("it holds another topology of epoch {}", vote.base.epoch)), false);
+            return (VoteReply::Abstains(format!("it holds another topology of epoch {}", vote.base.epoch)), false);
         };
         // A ballot is promised only once: a restarted proposer that counts from the beginning must not receive promises
         // made to its previous run.
         let is_used = vote.next.is_none() && vote.ballot == own.promised && !is_planted(Planted::BallotTwice);
         if vote.ballot < own.promised || is_used {
-            return (Ruling::Outdone(own.promised), is_new);
+            return (VoteReply::Nack(own.promised), is_new);
         }
         let before = own.clone();
         own.promised = vote.ballot;
         let ruling = match &vote.next {
             None => {
                 let accepted = own.accepted.clone().map(|accepted| (accepted.ballot, accepted.next));
-                Ruling::Promised { accepted, epoch: seen }
+                VoteReply::Promised { accepted, epoch: seen }
             }
             Some(next) => {
                 own.accepted = Some(Accepted { ballot: vote.ballot, next: next.clone() });
-                Ruling::Accepted
+                VoteReply::Accepted
             }
         };
         (ruling, is_new || *own != before)
@@ -125,7 +125,7 @@ pub enum Step {
     /// A later topology was committed.
     Behind(Committed),
     /// A voter has promised a higher ballot: start again with a later round.
-    Outdone(Ballot),
+    Nack(Ballot),
 }
 
 /// One proposal.
@@ -142,15 +142,24 @@ pub struct Proposer {
     next: Option<Committed>,
 }
 
+/// Those that decide about a proposal.
+#[derive(Clone, Copy, Debug)]
+pub struct Electorate {
+    /// Number of voters.
+    pub voters: usize,
+    /// Of these, voters that are away and for which an operator answers.
+    pub granted: usize,
+}
+
 /// Size of a majority of `voters`.
 pub fn majority(voters: usize) -> usize {
     voters / 2 + 1
 }
 
 impl Proposer {
-    /// A proposal among `voters`; an operator answers for `granted` of them, which are away.
-    pub fn new(base: &Committed, ballot: Ballot, (voters, granted): (usize, usize)) -> Self {
-        let needed = majority(voters).saturating_sub(granted).max(1);
+    /// A proposal among the voters.
+    pub fn new(base: &Committed, ballot: Ballot, electorate: Electorate) -> Self {
+        let needed = majority(electorate.voters).saturating_sub(electorate.granted).max(1);
         let (promised, accepted) = (BTreeSet::new(), BTreeSet::new());
         Self { ballot, needed, promised, accepted, best: None, epoch: base.epoch, next: None }
     }
@@ -167,12 +176,12 @@ impl Proposer {
     }
 
     /// Processes a voter's answer to this proposal.
-    pub fn hear(&mut self, voter: usize, ruling: Ruling) -> Step {
+    pub fn hear(&mut self, voter: usize, ruling: VoteReply) -> Step {
         match ruling {
-            Ruling::Behind(later) => Step::Behind(*later),
-            Ruling::Outdone(ballot) => Step::Outdone(ballot),
-            Ruling::Abstains(_) => Step::Wait,
-            Ruling::Promised { accepted, epoch } => {
+            VoteReply::Behind(later) => Step::Behind(*later),
+            VoteReply::Nack(ballot) => Step::Nack(ballot),
+            VoteReply::Abstains(_) => Step::Wait,
+            VoteReply::Promised { accepted, epoch } => {
                 // A late promise does not change a proposal.
                 if self.next.is_some() {
                     return Step::Wait;
@@ -186,7 +195,7 @@ impl Proposer {
                 self.promised.insert(voter);
                 if self.promised.len() >= self.needed { Step::Propose } else { Step::Wait }
             }
-            Ruling::Accepted => {
+            VoteReply::Accepted => {
                 self.accepted.insert(voter);
                 match &self.next {
                     Some(next) if self.accepted.len() >= self.needed => Step::Chosen(next.clone()),

@@ -4,20 +4,21 @@ use std::time::Duration;
 
 use common::{
     fault::{Fault, FaultKind},
-    ids::{Epoch, JUMP_MAX, RequestId, TopologyHash, is_in_reach},
+    ids::{Epoch, JUMP_MAX, TopologyHash, is_in_reach},
 };
 use protocol::{
     message::{Prepare, ResponseBody},
-    recovery::{Committed, RESTART_DRAIN_MS_MAX, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
+    recovery::{Committed, RESTART_DRAIN_MS_MAX, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
 };
 use topology::{Rolling, layout::SpecError};
 
 use super::{
-    event::{Effect, Record, SessionId},
-    machine::{Assignment, Node, Open, Running},
+    event::{Record, ReplyTo},
+    machine::{Assignment, Node, OpenAssignment, RunningTopology},
     planted::{Planted, is_planted},
-    quorum::Forgot,
+    quorum::VoteGap,
 };
+use crate::node::effect::{ClusterEffect, DiskEffect, Effect, EngineEffect, PendingAnswer};
 
 impl Node {
     /// The last topology that this node committed or learned as a member.
@@ -80,7 +81,7 @@ impl Node {
             let reason = "it has accepted another topology, which has precedence".into();
             return Err(FaultKind::TopologyInvalid { reason });
         }
-        let is_it = |running: &Running| (running.assignment.epoch, running.assignment.hash) == name;
+        let is_it = |running: &RunningTopology| (running.assignment.epoch, running.assignment.hash) == name;
         let serves = self.running.as_ref().is_some_and(|running| running.fault.is_none() && is_it(running));
         // A member requests this only when its replica is broken. This node may not have noticed.
         if serves && prepare.topology.layout.groups.is_empty() && is_planted(Planted::UntoldFault) {
@@ -95,7 +96,7 @@ impl Node {
     }
 
     /// Whether this is the topology that this node holds, so that it is on the disk already.
-    pub(super) fn is_kept(&self, open: &Open) -> bool {
+    pub(super) fn is_kept(&self, open: &OpenAssignment) -> bool {
         self.holds(open.assignment.epoch, open.assignment.hash)
     }
 
@@ -113,21 +114,22 @@ impl Node {
         let mut records = vec![Record::Committed(Some(committed))];
         // A new epoch by assignment: there was no earlier vote about its successor.
         if !again && self.voter.forgot.take().is_some() {
-            records.push(Record::Forgot(None));
+            records.push(Record::VoteGap(None));
         }
-        vec![Effect::Write { records, then: None }]
+        vec![Effect::Disk(DiskEffect::Write { records, then: None })]
     }
 
-    pub(super) fn recovery(&mut self, (session, id): (SessionId, RequestId), ask: RecoveryAsk) -> Vec<Effect> {
-        let done = |answer| (session, id, ResponseBody::Recovery(answer));
+    pub(super) fn recovery(&mut self, to: ReplyTo, ask: RecoveryAsk) -> Vec<Effect> {
+        let ReplyTo { session, id } = to;
+        let done = |answer| PendingAnswer { to, body: ResponseBody::Recovery(answer) };
         match ask {
-            RecoveryAsk::Standing(caller) => vec![Effect::Standing { session, id, caller }],
+            RecoveryAsk::Standing(caller) => vec![Effect::Cluster(ClusterEffect::Standing { session, id, caller })],
             RecoveryAsk::Learn(committed) => {
                 if let Err(kind) = self.check_told(&committed) {
                     return self.refuse(session, id, kind);
                 }
                 let (mut effects, records) = self.learn(*committed);
-                effects.push(Effect::Write { records, then: Some(done(RecoveryAnswer::Learned)) });
+                effects.push(Effect::Disk(DiskEffect::Write { records, then: Some(done(RecoveryAnswer::Learned)) }));
                 effects
             }
             RecoveryAsk::Vote(vote) => {
@@ -135,7 +137,8 @@ impl Node {
                     return self.refuse(session, id, kind);
                 }
                 let (mut effects, records, ruling) = self.vote(&vote);
-                effects.push(Effect::Write { records, then: Some(done(RecoveryAnswer::Ruling(ruling))) });
+                effects
+                    .push(Effect::Disk(DiskEffect::Write { records, then: Some(done(RecoveryAnswer::Vote(ruling))) }));
                 effects
             }
             RecoveryAsk::TakeOver => {
@@ -145,8 +148,7 @@ impl Node {
                 tracing::warn!(epoch = %committed.epoch, "an operator lets the remaining members continue without \
                  the missing ones");
                 self.takes_over = true;
-                let (session, id, body) = done(RecoveryAnswer::Learned);
-                vec![Effect::Respond { session, id, body }]
+                vec![Effect::respond(to, ResponseBody::Recovery(RecoveryAnswer::Learned))]
             }
             RecoveryAsk::Rolling(rolling) => {
                 if let Err(reason) = rolling.check() {
@@ -159,14 +161,14 @@ impl Node {
                 }
                 let is_later = Rolling::merge(&mut self.rolling, &rolling);
                 let records = if is_later { vec![Record::Rolling(rolling)] } else { Vec::new() };
-                vec![Effect::Write { records, then: Some(done(RecoveryAnswer::Learned)) }]
+                vec![Effect::Disk(DiskEffect::Write { records, then: Some(done(RecoveryAnswer::Learned)) })]
             }
             RecoveryAsk::Recall(committed) => {
                 if let Err(kind) = self.check_told(&committed) {
                     return self.refuse(session, id, kind);
                 }
                 let (mut effects, records) = self.recall(*committed);
-                effects.push(Effect::Write { records, then: Some(done(RecoveryAnswer::Learned)) });
+                effects.push(Effect::Disk(DiskEffect::Write { records, then: Some(done(RecoveryAnswer::Learned)) }));
                 effects
             }
             RecoveryAsk::Restart { drain_ms } => {
@@ -197,7 +199,7 @@ impl Node {
             } else {
                 let fault = Fault::new(&self.name, FaultKind::Superseded { epoch, by });
                 effects = running.requests.fail_all(&fault);
-                effects.push(Effect::StopEngine(running.engine));
+                effects.push(Effect::Engine(EngineEffect::Stop(running.engine)));
             }
         }
         if self.open.as_ref().is_some_and(|open| open.assignment.epoch < epoch) {
@@ -237,25 +239,25 @@ impl Node {
         let epoch = committed.epoch;
         let (effects, mut records) = self.learn(committed);
         if self.forgets() {
-            self.voter.forgot = Some(Forgot::UpTo(self.committed.as_ref().map_or(epoch, |own| own.epoch.max(epoch))));
-            records.push(Record::Forgot(self.voter.forgot));
+            self.voter.forgot = Some(VoteGap::UpTo(self.committed.as_ref().map_or(epoch, |own| own.epoch.max(epoch))));
+            records.push(Record::VoteGap(self.voter.forgot));
         }
         (effects, records)
     }
 
     /// Whether its record of votes is lost and it has not yet learned the topology of a majority.
     pub fn forgets(&self) -> bool {
-        matches!(self.voter.forgot, Some(Forgot::Fresh | Forgot::Lost))
+        matches!(self.voter.forgot, Some(VoteGap::Fresh | VoteGap::Lost))
     }
 
-    fn vote(&mut self, vote: &Vote) -> (Vec<Effect>, Vec<Record>, Ruling) {
-        let abstain = |reason: &str| (Vec::new(), Vec::new(), Ruling::Abstains(reason.into()));
+    fn vote(&mut self, vote: &Vote) -> (Vec<Effect>, Vec<Record>, VoteReply) {
+        let abstain = |reason: &str| (Vec::new(), Vec::new(), VoteReply::Abstains(reason.into()));
         let is_member = vote.base.topology.members.iter().any(|member| member.name == self.name);
         if is_member && vote.witness != self.witness {
             return abstain("its configuration names a different witness");
         }
         if let Some(own) = self.committed.as_ref().filter(|own| is_member && own.epoch > vote.base.epoch) {
-            return (Vec::new(), Vec::new(), Ruling::Behind(Box::new(own.clone())));
+            return (Vec::new(), Vec::new(), VoteReply::Behind(Box::new(own.clone())));
         }
         if self.open.as_ref().is_some_and(|open| open.assignment.epoch > vote.base.epoch) {
             return abstain("it prepares another assignment");
@@ -271,7 +273,7 @@ impl Node {
         if let Some(votes) = self.voter.votes.clone().filter(|_| is_new) {
             records.push(Record::Votes(votes));
         }
-        if let (Ruling::Accepted, Some(next)) = (&ruling, &vote.next)
+        if let (VoteReply::Accepted, Some(next)) = (&ruling, &vote.next)
             && next.epoch > self.epoch
             && is_member
         {

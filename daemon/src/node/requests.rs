@@ -9,12 +9,23 @@ use engine::RequestKey;
 use protocol::message::ResponseBody;
 use telemetry::request::{BY_BYTES_MAX, OPEN_MAX, OVER_MAX, RequestReport, RequestStage};
 
-use super::event::{Effect, SessionId};
+use super::event::{ReplyTo, SessionId};
+use crate::node::effect::Effect;
+
+/// A request for the engine.
+#[derive(Clone, Debug)]
+pub(super) struct NewRequest {
+    pub(super) to: ReplyTo,
+    /// Name of its session's client.
+    pub(super) by: String,
+    /// Longest answer; 0 for a link benchmark.
+    pub(super) max_tokens: u32,
+}
 
 /// A running request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Open {
-    asked: (SessionId, RequestId),
+struct OpenRequest {
+    to: ReplyTo,
     by: String,
     max_tokens: u32,
     since: Duration,
@@ -25,7 +36,7 @@ struct Open {
 
 /// A finished request: when it ended, and its report.
 #[derive(Debug)]
-struct Over {
+struct EndedRequest {
     ended: Duration,
     report: RequestReport,
 }
@@ -35,8 +46,8 @@ struct Over {
 pub(super) struct Requests {
     latest: u64,
     now: Duration,
-    running: BTreeMap<RequestKey, Open>,
-    over: VecDeque<Over>,
+    running: BTreeMap<RequestKey, OpenRequest>,
+    over: VecDeque<EndedRequest>,
 }
 
 impl Requests {
@@ -58,17 +69,18 @@ impl Requests {
         self.running.is_empty()
     }
 
-    pub(super) fn add(&mut self, asked: (SessionId, RequestId), (by, max_tokens): (String, u32)) -> RequestKey {
+    pub(super) fn add(&mut self, new: NewRequest) -> RequestKey {
         self.latest += 1;
         let key = RequestKey(self.latest);
+        let NewRequest { to, by, max_tokens } = new;
         let by = bounded(&by).to_owned();
         let (since, prompt_tokens, tokens, is_dispatched) = (self.now, 0, 0, false);
-        self.running.insert(key, Open { asked, by, max_tokens, since, prompt_tokens, tokens, is_dispatched });
+        self.running.insert(key, OpenRequest { to, by, max_tokens, since, prompt_tokens, tokens, is_dispatched });
         key
     }
 
     pub(super) fn key(&self, session: SessionId, id: RequestId) -> Option<RequestKey> {
-        self.running.iter().find(|(_, open)| open.asked == (session, id)).map(|(key, _)| *key)
+        self.running.iter().find(|(_, open)| open.to == ReplyTo { session, id }).map(|(key, _)| *key)
     }
 
     /// The key of a running request by number, and whether it is a link benchmark, which generates no tokens.
@@ -78,7 +90,7 @@ impl Requests {
     }
 
     pub(super) fn keys_of(&self, session: SessionId) -> Vec<RequestKey> {
-        self.running.iter().filter(|(_, open)| open.asked.0 == session).map(|(key, _)| *key).collect()
+        self.running.iter().filter(|(_, open)| open.to.session == session).map(|(key, _)| *key).collect()
     }
 
     pub(super) fn respond(&mut self, key: RequestKey, body: ResponseBody) -> Option<Effect> {
@@ -88,8 +100,7 @@ impl Requests {
             ResponseBody::Token(token) => open.tokens += u32::from(token.id.is_some()),
             _ => {}
         }
-        let (session, id) = open.asked;
-        Some(Effect::Respond { session, id, body })
+        Some(Effect::respond(open.to, body))
     }
 
     /// It no longer waits for a slot or for KV memory.
@@ -154,7 +165,7 @@ impl Requests {
         let (prompt_tokens, tokens) = (open.prompt_tokens, open.tokens);
         let (by, max_tokens) = (open.by, open.max_tokens);
         let report = RequestReport { number: key.0, by, stage, age_ms: 0, prompt_tokens, tokens, max_tokens };
-        self.over.push_back(Over { ended: self.now, report });
+        self.over.push_back(EndedRequest { ended: self.now, report });
     }
 }
 
@@ -170,6 +181,11 @@ mod tests {
 
     use super::*;
 
+    fn new(id: u64, by: &str) -> NewRequest {
+        let to = ReplyTo { session: SessionId(1), id: RequestId(id) };
+        NewRequest { to, by: by.into(), max_tokens: 9 }
+    }
+
     fn token() -> ResponseBody {
         ResponseBody::Token(TokenEvent { id: Some(1), text: "x".into(), logprobs: Vec::new() })
     }
@@ -182,8 +198,7 @@ mod tests {
     #[test]
     fn report_lists_running_waiting_and_finished_requests() {
         let mut requests = Requests::new(Duration::from_secs(1), 0);
-        let keys: Vec<RequestKey> =
-            (0..4).map(|id| requests.add((SessionId(1), RequestId(id)), ("ann".into(), 9))).collect();
+        let keys: Vec<RequestKey> = (0..4).map(|id| requests.add(new(id, "ann"))).collect();
         requests.tick(Duration::from_secs(3));
         requests.respond(keys[0], token());
         // The second one waits for memory, although a slot is free.
@@ -205,7 +220,7 @@ mod tests {
     fn reported_names_and_counts_are_bounded() {
         let mut requests = Requests::default();
         for id in 0..10 * OPEN_MAX as u64 {
-            requests.add((SessionId(1), RequestId(id)), ("\u{fc}".repeat(999), 9));
+            requests.add(new(id, &"\u{fc}".repeat(999)));
         }
         assert_eq!(requests.report().len(), OPEN_MAX);
         assert!(requests.report().iter().all(|report| report.by.len() <= BY_BYTES_MAX));

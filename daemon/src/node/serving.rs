@@ -2,7 +2,7 @@
 use common::{
     chat::{GRAMMAR_BYTES_MAX, Grammar, PROMPT_BYTES_MAX},
     fault::{Fault, FaultKind, Loss},
-    ids::{Epoch, Rank, RequestId},
+    ids::{Epoch, Rank},
 };
 use engine::RequestKey;
 use engine::port::Progress;
@@ -14,14 +14,16 @@ use protocol::{
 use topology::{Member, Role};
 
 use super::{
-    event::{Effect, EngineCommand, SessionId},
-    machine::{Node, Open, Phase, QUEUE_MAX, Running},
+    event::{EngineCommand, ReplyTo, SessionId},
+    machine::{Node, OpenAssignment, Phase, QUEUE_MAX, RunningTopology},
     planted::{Planted, is_planted},
+    requests::NewRequest,
 };
+use crate::node::effect::{Effect, EngineEffect};
 
 impl Node {
     /// The topology, if it accepts new requests.
-    fn serving(&self) -> Result<&Running, FaultKind> {
+    fn serving(&self) -> Result<&RunningTopology, FaultKind> {
         let state = self.state();
         if self.draining.is_some() {
             return Err(FaultKind::Draining);
@@ -92,22 +94,17 @@ impl Node {
         wanted.check().map_err(|reason| FaultKind::ParameterInvalid { reason })
     }
 
-    /// Sends a command to the engine that ends with an answer, and records its session (`who`) and its maximum number
-    /// of tokens.
-    pub(super) fn start(
-        &mut self,
-        (session, id): (SessionId, RequestId),
-        who: (String, u32),
-        command: impl FnOnce(RequestKey) -> EngineCommand,
-    ) -> Vec<Effect> {
+    /// Sends a command to the engine that ends with an answer, and records the request.
+    pub(super) fn start(&mut self, new: NewRequest, command: impl FnOnce(RequestKey) -> EngineCommand) -> Vec<Effect> {
         let Some(running) = &mut self.running else { return Vec::new() };
+        let ReplyTo { session, id } = new.to;
         if running.requests.key(session, id).is_some() {
             let reason = format!("request id {id} is in use on this session");
             return self.refuse(session, id, FaultKind::ParameterInvalid { reason });
         }
-        let key = running.requests.add((session, id), who);
+        let key = running.requests.add(new);
         self.requests_begun = key.0;
-        vec![Effect::Command(command(key))]
+        vec![Effect::Engine(EngineEffect::Command(command(key)))]
     }
 
     pub(super) fn engine(&mut self, epoch: Epoch, progress: Progress) -> Vec<Effect> {
@@ -133,7 +130,7 @@ impl Node {
                 None
             }
             Progress::LinksBenched(key, found) => requests.end(key, ResponseBody::BenchedLinks(found)),
-            Progress::Across(replica, message) => Some(Effect::SendAcross(replica, message)),
+            Progress::Across(replica, message) => Some(Effect::Engine(EngineEffect::SendAcross(replica, message))),
             Progress::Refused(key, fault) => requests.end(key, ResponseBody::Failed(fault)),
             Progress::Broken { rank: Some(rank), .. } => return self.peer_lost(epoch, rank, Loss::Reset),
             Progress::Broken { rank: None, reason } => {
@@ -153,17 +150,17 @@ impl Node {
 
     /// A message of another group's head, or its loss.
     pub(super) fn across(&mut self, epoch: Epoch, replica: u16, message: Option<Across>) -> Vec<Effect> {
-        let serves = |running: &&Running| running.engine == epoch && running.fault.is_none();
+        let serves = |running: &&RunningTopology| running.engine == epoch && running.fault.is_none();
         let Some(running) = self.running.as_ref().filter(serves) else { return Vec::new() };
         let takes_asks = self.draining.is_none()
             && running.peer_drains.is_none()
             && running.assignment.place().role == Role::Prefill;
         match message {
             Some(Across::Ask(ask)) if !takes_asks => {
-                vec![Effect::SendAcross(replica, Across::Refused { transfer: ask.transfer })]
+                vec![Effect::Engine(EngineEffect::SendAcross(replica, Across::Refused { transfer: ask.transfer }))]
             }
-            Some(message) => vec![Effect::Command(EngineCommand::Across(replica, message))],
-            None => vec![Effect::Command(EngineCommand::AcrossLost(replica))],
+            Some(message) => vec![Effect::Engine(EngineEffect::Command(EngineCommand::Across(replica, message)))],
+            None => vec![Effect::Engine(EngineEffect::Command(EngineCommand::AcrossLost(replica)))],
         }
     }
 
@@ -190,7 +187,7 @@ impl Node {
             && let Some(mut running) = self.running.take_if(|running| running.fault.is_none())
         {
             let mut effects = running.requests.fail_all(&fault);
-            effects.push(Effect::StopEngine(running.engine));
+            effects.push(Effect::Engine(EngineEffect::Stop(running.engine)));
             effects.extend(self.leave_if_drained());
             return effects;
         }
@@ -199,8 +196,8 @@ impl Node {
         let is_lost = |member: &Member| member.name == fault.node;
         let lost = running.assignment.replica().iter().position(is_lost);
         let lost = lost.map_or(running.assignment.place().rank, |rank| Rank(rank as u16));
-        effects.push(Effect::AnnounceFault(running.engine, lost));
-        effects.push(Effect::AbortEngine(running.engine));
+        effects.push(Effect::Engine(EngineEffect::AnnounceFault(running.engine, lost)));
+        effects.push(Effect::Engine(EngineEffect::Abort(running.engine)));
         running.fault = Some(fault);
         effects.extend(self.leave_if_drained());
         effects
@@ -210,7 +207,7 @@ impl Node {
         let mut effects = self.cancel_bench(session, None);
         // A console's commit continues, because the other nodes switch too. A prepare whose console is gone is aborted,
         // and so are the links of a recovery whose leader is lost, because no link to it will come.
-        let is_open = |open: &Open| {
+        let is_open = |open: &OpenAssignment| {
             let is_patient = !open.again || is_planted(Planted::PatientAbort);
             open.session == session && !(is_patient && matches!(open.phase, Phase::Connecting { .. }))
         };
@@ -228,7 +225,7 @@ impl Node {
         let keys = running.requests.keys_of(session);
         let end = |key| {
             let respond = running.requests.end(key, ResponseBody::Failed(fault.clone()));
-            respond.into_iter().chain([Effect::Command(EngineCommand::Cancel(key))])
+            respond.into_iter().chain([Effect::Engine(EngineEffect::Command(EngineCommand::Cancel(key)))])
         };
         effects.extend(keys.into_iter().flat_map(end));
         effects
@@ -239,7 +236,7 @@ impl Node {
         let keys = running.requests.keys_of(session);
         let cancel = |key| {
             running.requests.forget(key);
-            Effect::Command(EngineCommand::Cancel(key))
+            Effect::Engine(EngineEffect::Command(EngineCommand::Cancel(key)))
         };
         let mut effects: Vec<Effect> = keys.into_iter().map(cancel).collect();
         effects.extend(self.leave_if_drained());

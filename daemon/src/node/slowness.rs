@@ -17,7 +17,7 @@ const WORTH: f64 = 0.8;
 
 /// Sums of one part of the window.
 #[derive(Clone, Debug, Default)]
-pub struct Part {
+pub struct WindowPart {
     /// Nanoseconds of this node's all-reduces, including the computation before each.
     time: u64,
     /// Nanoseconds of `time` that this node spent computing.
@@ -26,7 +26,7 @@ pub struct Part {
     late: BTreeMap<Rank, u64>,
 }
 
-impl Part {
+impl WindowPart {
     /// Adds an all-reduce of this node.
     pub fn add(&mut self, record: &SyncRecord) {
         self.time += record.compute.0 + record.wait.0 + record.wire.0;
@@ -52,7 +52,7 @@ pub struct Slowness {
     /// Start of the last part.
     begun: Duration,
     /// At most [`PARTS`] complete parts, and the current one.
-    parts: VecDeque<Part>,
+    parts: VecDeque<WindowPart>,
 }
 
 impl Slowness {
@@ -63,17 +63,17 @@ impl Slowness {
 
     /// The current part at `now`, and the number of the last record in it; `None`: disabled. Another run starts with an
     /// empty window.
-    pub fn part(&mut self, run: u64, now: Duration) -> Option<(&mut u64, &mut Part)> {
+    pub fn part(&mut self, run: u64, now: Duration) -> Option<(&mut u64, &mut WindowPart)> {
         let length = self.window? / PARTS as u32;
         if run != self.run || self.parts.is_empty() {
-            *self = Self { run, begun: now, parts: [Part::default()].into(), ..Self::new(self.window) };
+            *self = Self { run, begun: now, parts: [WindowPart::default()].into(), ..Self::new(self.window) };
         }
         for _ in 0..=PARTS {
             if now < self.begun + length {
                 break;
             }
             self.begun += length;
-            self.parts.push_back(Part::default());
+            self.parts.push_back(WindowPart::default());
         }
         // After a long silence the whole window is stale.
         self.begun = self.begun.max(now.saturating_sub(length));
@@ -100,8 +100,8 @@ impl Slowness {
         if ranks < 2 || self.parts.len() <= PARTS {
             return None;
         }
-        let active: Vec<&Part> = self.parts.iter().take(PARTS).filter(|part| part.time > 0).collect();
-        let mut all = Part::default();
+        let active: Vec<&WindowPart> = self.parts.iter().take(PARTS).filter(|part| part.time > 0).collect();
+        let mut all = WindowPart::default();
         for part in &active {
             all.time += part.time;
             part.late.iter().for_each(|(rank, late)| *all.late.entry(*rank).or_default() += late);

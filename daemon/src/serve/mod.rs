@@ -42,9 +42,9 @@ use crate::{
     node::{
         Event,
         driver::{
-            Driver, Input, Room,
-            state::{Kept, StateFolder},
-            steward::Steward,
+            Driver, DriverInit, Input, Inputs, ResponseBudget,
+            state::{PersistedState, StateFolder},
+            steward::StewardDriver,
         },
     },
 };
@@ -71,7 +71,7 @@ struct Host {
     places: Semaphore,
     viewers_places: Semaphore,
     /// Budget for responses that wait for their sockets.
-    room: Room,
+    room: ResponseBudget,
     started: Instant,
 }
 
@@ -130,15 +130,18 @@ pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 
 /// Serves until the node exits; returns the exit code. `heartbeats` is a runtime used only for heartbeats. SIGHUP
 /// reloads the settings from `arguments`.
+///
+/// # Errors
+/// A thread of the daemon cannot be started.
 pub async fn serve(
     config: Config,
     arguments: Arguments,
     (signals, listener, http): (Signals, TcpListener, Option<TcpListener>),
     kernels: &'static Kernels,
-    state: (StateFolder, Kept),
+    state: (StateFolder, PersistedState),
     heartbeats: Handle,
     variant: Variant,
-) -> i32 {
+) -> anyhow::Result<i32> {
     let identity = Identity {
         name: config.name.clone(),
         build: BUILD.into(),
@@ -150,9 +153,18 @@ pub async fn serve(
     let (own, settings, drain) = (listener.local_addr().unwrap_or(config.listen), config.http.clone(), config.drain);
     let announcing = config.mdns.then(|| tokio::spawn(announce::keep(own, config.name.clone())));
     let config = Arc::new(config);
-    let steward = Steward::new(&config, identity.clone(), gateway::dialled(own));
-    let (driver, inputs, receiver) =
-        Driver::new(Arc::clone(&config), identity.clone(), kernels, state, heartbeats, variant);
+    let steward = StewardDriver::new(&config, identity.clone(), gateway::dialled(own));
+    let (state, persisted) = state;
+    let init = DriverInit {
+        config: Arc::clone(&config),
+        identity: identity.clone(),
+        kernels,
+        state,
+        persisted,
+        heartbeats,
+        variant,
+    };
+    let (driver, Inputs { sender: inputs, receiver }) = Driver::new(init).context("cannot start a thread")?;
     for signal in signals.ends {
         tokio::spawn(end_at(signal, inputs.clone(), started));
     }
@@ -172,7 +184,7 @@ pub async fn serve(
         viewers_quiet: Arc::default(),
         places: Semaphore::new(CONNECTIONS_MAX),
         viewers_places: Semaphore::new(VIEWERS_MAX),
-        room: Room::default(),
+        room: ResponseBudget::default(),
         started,
     });
     let accepting = tokio::spawn(accept(listener, host, sessions.clone()));
@@ -193,7 +205,7 @@ pub async fn serve(
     // The driver has dropped its senders: sessions write what is queued, then close.
     sessions.close();
     let _ = tokio::time::timeout(Duration::from_secs(1), sessions.wait()).await;
-    code
+    Ok(code)
 }
 
 async fn accept(listener: TcpListener, host: Arc<Host>, sessions: TaskTracker) {

@@ -40,7 +40,7 @@ use super::{
 };
 use crate::node::{
     Event, SessionId,
-    driver::{Guest, Input, Outbox, Queued},
+    driver::{Input, Outbox, Queued, SessionClient},
 };
 
 /// Maximum of concurrent answers per session whose first token is timed.
@@ -88,7 +88,7 @@ pub(super) async fn run(stream: TcpStream, peer: SocketAddr, host: &Host, ticket
         Purpose::Console => {
             let welcome = Welcome::Accepted(host.identity.clone());
             if matches!(timeout(WELCOME, send_welcome(&mut connection, &welcome)).await, Ok(Ok(()))) {
-                let guest = Guest { role: connection.role(), name: hello.identity.name };
+                let guest = SessionClient { role: connection.role(), name: hello.identity.name };
                 console(connection, (guest, peer), host).await;
             }
         }
@@ -145,7 +145,7 @@ async fn turn_away(connection: &mut Connection, host: &Host, kind: FaultKind) {
     let _ = timeout(WELCOME, send_welcome(connection, &refusal)).await;
 }
 
-async fn console(connection: Connection, (guest, peer): (Guest, SocketAddr), host: &Host) {
+async fn console(connection: Connection, (guest, peer): (SessionClient, SocketAddr), host: &Host) {
     static LATEST: AtomicU64 = AtomicU64::new(0);
     let session = SessionId(LATEST.fetch_add(1, Ordering::Relaxed) + 1);
     let by = format!("{} ({peer})", guest.name);

@@ -38,12 +38,12 @@ pub const VARIANTS_4: &[(&str, u32)] = &[
     ("RequestStage", 6),
     ("ResponseBody", 21),
     ("Role", 3),
-    ("Ruling", 5),
     ("SealError", 3),
     ("Step", 4),
     ("Storage", 8),
     ("SyncKind", 2),
     ("ToolFormat", 3),
+    ("VoteReply", 5),
     ("Welcome", 2),
 ];
 

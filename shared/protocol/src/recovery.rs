@@ -71,7 +71,7 @@ pub struct Vote {
 
 /// A voter's response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ruling {
+pub enum VoteReply {
     /// Promised, and stored on disk, not to accept older ballots.
     Promised {
         /// The topology accepted earlier, which must be proposed again.
@@ -82,7 +82,7 @@ pub enum Ruling {
     /// Accepted, and stored on disk.
     Accepted,
     /// Rejected: another proposal is newer.
-    Outdone(Ballot),
+    Nack(Ballot),
     /// Rejected: a later topology was committed.
     Behind(Box<Committed>),
     /// It has no vote: its record was lost, it is preparing an assignment, or it has a different witness configured.
@@ -120,7 +120,7 @@ pub enum RecoveryAnswer {
     /// Stored, also on disk.
     Learned,
     /// A voter's answer.
-    Ruling(Ruling),
+    Vote(VoteReply),
 }
 
 /// A rank that has delayed its stage for a long time, as seen by one of its peers.

@@ -2,8 +2,8 @@
 use common::ids::Epoch;
 use daemon::node::{
     event::Record,
-    machine::Beginning,
-    quorum::{Forgot, Voter, Votes},
+    machine::NodeInit,
+    quorum::{Acceptor, VoteGap, Votes},
 };
 use protocol::recovery::Committed;
 use topology::{Exclusions, Rolling};
@@ -25,7 +25,7 @@ struct Synced {
     epoch: Epoch,
     committed: Option<Committed>,
     votes: Option<Votes>,
-    forgot: Option<Forgot>,
+    forgot: Option<VoteGap>,
     exclusions: Exclusions,
     rolling: Option<Rolling>,
 }
@@ -47,7 +47,7 @@ impl Disk {
 
     /// Empties the folder. A daemon of release 0.1 does not notice.
     pub(super) fn wipe(&mut self) {
-        self.synced = Synced { forgot: Some(Forgot::Fresh), ..Synced::default() };
+        self.synced = Synced { forgot: Some(VoteGap::Fresh), ..Synced::default() };
     }
 
     /// Writes all entries and syncs them.
@@ -70,7 +70,7 @@ impl Disk {
             Entry::Record(Record::Promise(epoch, _)) => self.synced.epoch = *epoch,
             Entry::Record(Record::Committed(committed)) => self.synced.committed.clone_from(committed),
             Entry::Record(Record::Votes(votes)) => self.synced.votes = Some(votes.clone()),
-            Entry::Record(Record::Forgot(forgot)) => self.synced.forgot = *forgot,
+            Entry::Record(Record::VoteGap(forgot)) => self.synced.forgot = *forgot,
             Entry::Record(Record::Rolling(rolling)) => self.synced.rolling = Some(rolling.clone()),
             Entry::Exclusions(list) => self.synced.exclusions = list.clone(),
         }
@@ -87,15 +87,15 @@ impl Disk {
     }
 
     /// The persisted state with which a daemon starts.
-    pub(super) fn beginning(&self, name: &str, witness: Option<String>) -> Beginning {
+    pub(super) fn beginning(&self, name: &str, witness: Option<String>) -> NodeInit {
         let Synced { committed, votes, forgot, exclusions, rolling, .. } = self.synced.clone();
-        Beginning {
+        NodeInit {
             name: name.into(),
             epoch: self.epoch(),
             exclusions,
             supervised: true,
             committed,
-            voter: Voter { votes, forgot },
+            voter: Acceptor { votes, forgot },
             witness,
             rolling,
         }

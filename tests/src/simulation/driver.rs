@@ -1,4 +1,4 @@
-//! A daemon's driver: processes inputs and effects one after another and waits for the disk.
+//! A daemon's driver: processes inputs and effects one after another, while its disk writes in the order of the effects.
 use std::{collections::VecDeque, time::Duration};
 
 use common::{
@@ -7,8 +7,9 @@ use common::{
     units::Bytes,
 };
 use daemon::node::{
-    Effect, SessionId,
-    event::{EngineCommand, Event as NodeEvent, ExclusionsKept},
+    SessionId,
+    effect::{AssignmentEffect, ClusterEffect, DiskEffect, Effect, EngineEffect, PendingAnswer, SessionEffect},
+    event::{EngineCommand, Event as NodeEvent, ExclusionsKept, ReplyTo},
 };
 use protocol::{
     message::ResponseBody,
@@ -32,11 +33,11 @@ impl World {
         self.work(node);
     }
 
-    /// Runs until the queue is empty or a write is pending.
+    /// Runs until the queue is empty.
     pub(super) fn work(&mut self, node: usize) {
         loop {
             let Some(process) = &mut self.machines[node].process else { return };
-            if process.writing.is_some() || process.is_stopped {
+            if process.is_stopped {
                 return;
             }
             if let Some(effect) = process.effects.pop_front() {
@@ -44,7 +45,10 @@ impl World {
                 continue;
             }
             if process.exits {
-                return self.leave(node);
+                // The daemon ends when its disk has written everything.
+                return if process.writes.is_empty() {
+                    self.leave(node)
+                };
             }
             let event = match process.inbox.pop_front() {
                 None => return,
@@ -74,8 +78,8 @@ impl World {
 
     fn perform(&mut self, node: usize, effect: Effect) {
         match effect {
-            Effect::Respond { session, id, body } => self.respond(node, session, id, body),
-            Effect::Standing { session, id, caller } => {
+            Effect::Session(SessionEffect::Respond { session, id, body }) => self.respond(node, session, id, body),
+            Effect::Cluster(ClusterEffect::Standing { session, id, caller }) => {
                 if let Some((name, address)) = caller
                     && let Some(process) = &mut self.machines[node].process
                 {
@@ -84,7 +88,7 @@ impl World {
                 let standing = Box::new(self.standing(node));
                 self.respond(node, session, id, ResponseBody::Recovery(RecoveryAnswer::Standing(standing)));
             }
-            Effect::Load(prepare) => {
+            Effect::Assignment(AssignmentEffect::Load(prepare)) => {
                 let delay = Duration::from_millis(80 + self.random.below(300) as u64);
                 let Some(process) = &mut self.machines[node].process else { return };
                 process.attempts += 1;
@@ -101,39 +105,41 @@ impl World {
                 });
                 self.own_later(node, delay, Own::Loaded(attempt));
             }
-            Effect::Discard(epoch) => {
+            Effect::Assignment(AssignmentEffect::Discard(epoch)) => {
                 let Some(process) = &mut self.machines[node].process else { return };
                 if let Some(opening) = process.opening.take_if(|opening| opening.epoch == epoch) {
                     self.close_opening(node, &opening);
                 }
             }
-            Effect::Persist(epoch, hash) => {
+            Effect::Disk(DiskEffect::Persist(epoch, hash)) => {
                 let entries = vec![Entry::Record(daemon::node::event::Record::Promise(epoch, hash))];
-                self.write(node, entries, AfterWrite::Persisted(epoch));
+                self.write(node, entries, AfterWrite::Persisted(epoch, hash));
             }
-            Effect::KeepExclusions { session, id, list } => {
+            Effect::Disk(DiskEffect::KeepExclusions { session, id, list }) => {
                 let entries = vec![Entry::Exclusions(list.clone())];
                 self.write(node, entries, AfterWrite::Exclusions(session, id, list));
             }
-            Effect::Write { records, then } => {
+            Effect::Disk(DiskEffect::Write { records, then }) => {
                 let entries = records.into_iter().map(Entry::Record).collect();
                 self.write(node, entries, AfterWrite::Respond(then));
             }
-            Effect::Connect(epoch) => self.connect(node, epoch),
-            Effect::Command(EngineCommand::Submit(key, generate)) => self.submit(node, key, &generate),
-            Effect::Command(EngineCommand::Cancel(key)) => {
+            Effect::Assignment(AssignmentEffect::Connect(epoch)) => self.connect(node, epoch),
+            Effect::Engine(EngineEffect::Command(EngineCommand::Submit(key, generate))) => {
+                self.submit(node, key, &generate)
+            }
+            Effect::Engine(EngineEffect::Command(EngineCommand::Cancel(key))) => {
                 if let Some(run) = self.run_of(node) {
                     run.requests.remove(&key);
                 }
             }
-            Effect::AnnounceFault(epoch, rank) => {
+            Effect::Engine(EngineEffect::AnnounceFault(epoch, rank)) => {
                 if let Some(run) = self.run_of(node).filter(|run| run.epoch == epoch) {
                     run.failed.get_or_insert(rank);
                 }
             }
-            Effect::AbortEngine(epoch) => self.abort(node, epoch),
-            Effect::StopEngine(epoch) => self.stop_run(node, epoch),
-            Effect::AnnounceDraining => {
+            Effect::Engine(EngineEffect::Abort(epoch)) => self.abort(node, epoch),
+            Effect::Engine(EngineEffect::Stop(epoch)) => self.stop_run(node, epoch),
+            Effect::Engine(EngineEffect::AnnounceDraining) => {
                 if let Some(run) = self.run_of(node) {
                     run.draining = true;
                 }
@@ -146,18 +152,25 @@ impl World {
     }
 
     fn write(&mut self, node: usize, entries: Vec<Entry>, then: AfterWrite) {
-        let delay = Duration::from_micros(500 + self.random.below(20_000) as u64);
-        let delay = if entries.is_empty() { Duration::ZERO } else { delay };
-        if let Some(process) = &mut self.machines[node].process {
-            process.writing = Some(Writing { entries, then });
-            self.own_later(node, delay, Own::Written);
+        let Some(process) = &mut self.machines[node].process else { return };
+        process.writes.push_back(Writing { entries, then });
+        if process.writes.len() == 1 {
+            self.write_next(node);
         }
+    }
+
+    /// Lets the disk execute the oldest write.
+    fn write_next(&mut self, node: usize) {
+        let writing = self.machines[node].process.as_ref().and_then(|process| process.writes.front());
+        let Some(is_empty) = writing.map(|writing| writing.entries.is_empty()) else { return };
+        let delay = Duration::from_micros(500 + self.random.below(20_000) as u64);
+        self.own_later(node, if is_empty { Duration::ZERO } else { delay }, Own::Written);
     }
 
     /// Called when the disk has synced or has failed.
     pub(super) fn written(&mut self, node: usize) {
         let Some(Writing { entries, then }) =
-            self.machines[node].process.as_mut().and_then(|process| process.writing.take())
+            self.machines[node].process.as_mut().and_then(|process| process.writes.pop_front())
         else {
             return;
         };
@@ -165,15 +178,16 @@ impl World {
         let result = self.machines[node].disk.write(&entries).map_err(unwritable);
         match then {
             AfterWrite::Respond(None) => {}
-            AfterWrite::Respond(Some((session, id, body))) => {
+            AfterWrite::Respond(Some(PendingAnswer { to: ReplyTo { session, id }, body })) => {
                 self.respond(node, session, id, result.map_or_else(ResponseBody::Failed, |()| body));
             }
-            AfterWrite::Persisted(epoch) => self.next(node, NodeEvent::Persisted(epoch, result)),
+            AfterWrite::Persisted(epoch, hash) => self.next(node, NodeEvent::Persisted(epoch, hash, result)),
             AfterWrite::Exclusions(session, id, list) => {
                 let kept = ExclusionsKept { session, id, list, result };
                 self.next(node, NodeEvent::ExclusionsKept(kept));
             }
         }
+        self.write_next(node);
         self.work(node);
     }
 

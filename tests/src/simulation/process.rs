@@ -6,13 +6,14 @@ use std::{
 
 use common::ids::{Epoch, MemberIndex, Rank, RequestId, TopologyHash};
 use daemon::node::{
-    Effect, Node, SessionId,
+    Node, SessionId,
+    effect::{Effect, PendingAnswer},
     event::Event as NodeEvent,
     pulse::Peer,
     steward::{Question, Steward},
 };
 use engine::RequestKey;
-use protocol::message::{Generate, ResponseBody};
+use protocol::message::Generate;
 use topology::{Exclusions, Topology};
 
 use super::disk::Entry;
@@ -28,7 +29,7 @@ pub(super) enum Input {
     Look,
 }
 
-/// A write in progress, which the driver waits for.
+/// A write that the disk executes or that waits for it.
 #[derive(Debug)]
 pub(super) struct Writing {
     pub(super) entries: Vec<Entry>,
@@ -40,9 +41,9 @@ pub(super) struct Writing {
 #[expect(clippy::large_enum_variant, reason = "a simulation holds few of them at a time")]
 pub(super) enum AfterWrite {
     /// Send an answer, if one is due.
-    Respond(Option<(SessionId, RequestId, ResponseBody)>),
+    Respond(Option<PendingAnswer>),
     /// Notify the node.
-    Persisted(Epoch),
+    Persisted(Epoch, TopologyHash),
     /// Notify the node.
     Exclusions(SessionId, RequestId, Exclusions),
 }
@@ -128,8 +129,8 @@ pub(super) struct Process {
     pub(super) inbox: VecDeque<Input>,
     /// Pending effects of the node.
     pub(super) effects: VecDeque<Effect>,
-    /// The write in progress.
-    pub(super) writing: Option<Writing>,
+    /// The write in progress, and those that wait for it.
+    pub(super) writes: VecDeque<Writing>,
     /// Whether it is stopped (SIGSTOP).
     pub(super) is_stopped: bool,
     /// The steward's state machine.

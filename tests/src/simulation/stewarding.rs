@@ -5,7 +5,7 @@ use common::{
     fault::{Fault, FaultKind},
     ids::RequestId,
 };
-use daemon::node::steward::{Ask, Question, Reply};
+use daemon::node::steward::{Question, Reply, StewardAsk};
 use planner::replan::replan;
 use protocol::{
     message::{Request, RequestBody, ResponseBody},
@@ -47,12 +47,14 @@ impl World {
         self.ask(node, asks);
     }
 
-    fn ask(&mut self, node: usize, asks: Vec<Ask>) {
+    fn ask(&mut self, node: usize, asks: Vec<StewardAsk>) {
         for ask in asks {
             match ask {
-                Ask::Node { question, address, body, within } => self.ask_node(node, question, &address, body, within),
-                Ask::Content { question, .. } => self.own_later(node, PLAN, Own::SameContent(question)),
-                Ask::Plan { question, desired, stay } => {
+                StewardAsk::Node { question, address, body, within } => {
+                    self.ask_node(node, question, &address, body, within)
+                }
+                StewardAsk::Content { question, .. } => self.own_later(node, PLAN, Own::SameContent(question)),
+                StewardAsk::Plan { question, desired, stay } => {
                     let planned = replan(&desired, &stay, &self.sizes);
                     let planned = planned.map_err(|reason| FaultKind::TopologyInvalid { reason });
                     self.own_later(node, PLAN, Own::Planned(question, Box::new(planned)));

@@ -11,145 +11,160 @@ use common::{fault::FaultKind, ids::Epoch};
 use protocol::{
     NUMERIC_VERSION,
     connection::{Connection, send_welcome},
-    handshake::{Between, Identity, Purpose, Welcome},
+    handshake::{Between, Identity, Welcome},
     message::Prepare,
 };
-use telemetry::LoadProgress;
+use telemetry::{LoadProgress, NodeState};
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
     task::{AbortHandle, spawn_blocking},
 };
 
 use super::{
-    Driver, Event, Input,
-    linking::{self, Arrival, Linking, OpenLinks},
+    Input,
+    benching::{BenchHost, BenchTask},
+    context::DriverContext,
+    engine_host::EngineHost,
+    linking::{self, IncomingLink, Linking, OpenLinks},
     loading::{self, Loaded},
-    running::{Place, Running},
+    running::{EngineStart, LocalAssignment, RunningEngine},
 };
+use crate::node::{Event, Node, effect::AssignmentEffect};
 
-/// A finished load and the number of its attempt; the result of an earlier attempt at the same epoch is ignored.
+/// A finished load; the result of an earlier attempt at the same epoch is ignored.
 #[derive(Debug)]
-pub struct LoadOutcome(pub(super) u64, pub(super) Result<Box<Loaded>, FaultKind>);
+pub struct LoadOutcome {
+    attempt: u64,
+    result: Result<Box<Loaded>, FaultKind>,
+}
 
-/// Opened links, with the number of their attempt.
+/// Opened links, or why they could not be opened.
 #[derive(Debug)]
-pub struct LinkOutcome(pub(super) u64, pub(super) Result<OpenLinks, FaultKind>);
+pub struct LinkOutcome {
+    attempt: u64,
+    result: Result<OpenLinks, FaultKind>,
+}
+
+/// An incoming link of a rank, after its Hello and before the Welcome.
+#[derive(Debug)]
+pub(super) struct RankLink {
+    pub(super) connection: Connection,
+    pub(super) between: Between,
+    pub(super) is_data: bool,
+    pub(super) identity: Identity,
+}
 
 /// An assignment between its load and its start.
 #[derive(Debug)]
-pub(super) struct Open {
-    pub(super) attempt: u64,
-    pub(super) place: Place,
-    pub(super) loaded: Option<Box<Loaded>>,
-    pub(super) cancelled: Arc<AtomicBool>,
-    pub(super) arrivals: Sender<Arrival>,
-    pub(super) arrived: Option<Receiver<Arrival>>,
+struct PendingAssignment {
+    attempt: u64,
+    place: LocalAssignment,
+    loaded: Option<Box<Loaded>>,
+    cancelled: Arc<AtomicBool>,
+    arrivals: Sender<IncomingLink>,
+    arrived: Option<Receiver<IncomingLink>>,
     /// The task that opens links ends with the assignment, so that a later assignment of the same epoch gets none of
     /// them.
-    linking: Option<Ending>,
+    linking: Option<AbortOnDrop>,
 }
 
 /// A task that is aborted when this is dropped.
 #[derive(Debug)]
-struct Ending(AbortHandle);
+struct AbortOnDrop(AbortHandle);
 
-impl Drop for Ending {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl Driver {
-    pub(super) fn load(&mut self, prepare: Prepare) {
+/// The assignment that is being loaded or connected, if there is one.
+#[derive(Debug, Default)]
+pub(super) struct Assignments {
+    open: Option<PendingAssignment>,
+    /// Number of assignments that were started.
+    attempts: u64,
+}
+
+impl Assignments {
+    pub(super) fn perform(&mut self, effect: AssignmentEffect, context: &DriverContext, benches: &mut BenchHost) {
+        match effect {
+            AssignmentEffect::Load(prepare) => self.load(*prepare, context, benches.take()),
+            AssignmentEffect::Discard(epoch) => {
+                if let Some(open) = self.open.take_if(|open| open.place.epoch == epoch) {
+                    open.cancelled.store(true, Ordering::Release);
+                }
+            }
+            AssignmentEffect::Connect(epoch) => self.connect(epoch, context),
+        }
+    }
+
+    /// Loads a shard on a blocking thread, after the end of `bench`.
+    fn load(&mut self, prepare: Prepare, context: &DriverContext, bench: Option<BenchTask>) {
         let cancelled = Arc::new(AtomicBool::new(false));
         let topology = prepare.topology.clone();
         let (arrivals, arrived) = channel(4 * topology.members.len());
-        let place = Place { epoch: prepare.epoch, hash: topology.hash(), topology, member: prepare.member };
-        let arrived = Some(arrived);
+        let place = LocalAssignment { epoch: prepare.epoch, hash: topology.hash(), topology, member: prepare.member };
         self.attempts += 1;
         let attempt = self.attempts;
-        self.open = Some(Open {
+        self.open = Some(PendingAssignment {
             attempt,
             place,
             loaded: None,
             cancelled: Arc::clone(&cancelled),
             arrivals,
-            arrived,
+            arrived: Some(arrived),
             linking: None,
         });
-        let (config, inputs) = (Arc::clone(&self.config), self.around.inputs.clone());
-        let kernels = self.around.kernels;
-        let load = move || {
-            let epoch = prepare.epoch;
-            let begun = Instant::now();
-            let told = AtomicU64::new(0);
-            let progress = |progress: LoadProgress| {
-                // At most ten a second, and the last one.
-                let now = begun.elapsed().as_millis() as u64;
-                let last = told.load(Ordering::Relaxed);
-                if (now >= last + 100 || progress.done == progress.total)
-                    && told.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-                {
-                    // If the queue is full, only a progress line is lost.
-                    let _ = inputs.try_send(Input::Event(Event::LoadProgress(epoch, progress)));
-                }
-                !cancelled.load(Ordering::Acquire)
-            };
-            let result = loading::load(&config, kernels, &prepare, &progress).map(Box::new);
-            tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = begun.elapsed().as_millis() as u64, "load ended");
-            let _ = inputs.blocking_send(Input::Loaded(LoadOutcome(attempt, result)));
-        };
-        let benching = self.benching.take();
+        let context = context.clone();
         tokio::spawn(async move {
-            if let Some(benching) = benching {
-                benching.gone().await;
+            if let Some(bench) = bench {
+                bench.gone().await;
             }
-            spawn_blocking(load);
+            spawn_blocking(move || run_load(&context, attempt, &prepare, &cancelled));
         });
     }
 
-    pub(super) async fn loaded(&mut self, attempt: u64, result: Result<Box<Loaded>, FaultKind>) {
-        let Some(open) = self.open.as_mut().filter(|open| open.attempt == attempt) else { return };
-        let epoch = open.place.epoch;
-        let result = match result {
-            Ok(loaded) => {
-                let bytes = loaded.bytes;
-                open.loaded = Some(loaded);
-                Ok(bytes)
-            }
-            Err(kind) => Err(self.fault(kind)),
-        };
-        self.event(Event::Loaded(epoch, result)).await;
+    /// Takes the result of a load. Returns its event, unless the assignment was abandoned.
+    pub(super) fn loaded(&mut self, outcome: LoadOutcome, context: &DriverContext) -> Option<Event> {
+        let LoadOutcome { attempt, result } = outcome;
+        let open = self.open.as_mut().filter(|open| open.attempt == attempt)?;
+        let result = result.map_err(|kind| context.fault(kind)).map(|loaded| {
+            let bytes = loaded.bytes;
+            open.loaded = Some(loaded);
+            bytes
+        });
+        Some(Event::Loaded(open.place.epoch, result))
     }
 
     /// Accepts an incoming link of a rank if its assignment is being connected here.
-    pub(super) fn link(&mut self, mut connection: Connection, purpose: Purpose, identity: &Identity) {
-        let (between, is_data) = match purpose {
-            Purpose::Data(between) => (between, true),
-            Purpose::Control(between) => (between, false),
-            Purpose::Console => return,
-            Purpose::Probe => return self.probed(connection, identity),
-        };
-        let verdict =
-            self.identity.check_ranks(identity, connection.version).and_then(|()| self.check_link(&between, identity));
+    pub(super) fn link(&self, link: RankLink, node: &Node, context: &DriverContext) {
+        let RankLink { mut connection, between, is_data, identity } = link;
+        let checked = context.identity.check_ranks(&identity, connection.version);
+        let verdict = checked.and_then(|()| self.check_link(&between, &identity, node));
         let from = between.from;
         let welcome = match verdict {
-            Ok(_) => Welcome::Accepted(self.identity.clone()),
-            Err(ref kind) => Welcome::Refused(self.fault(kind.clone())),
+            Ok(_) => Welcome::Accepted(context.identity.clone()),
+            Err(ref kind) => Welcome::Refused(context.fault(kind.clone())),
         };
         tokio::spawn(async move {
             if send_welcome(&mut connection, &welcome).await.is_ok()
                 && let Ok(arrivals) = verdict
             {
                 // If the assignment ended meanwhile, the socket closes.
-                let _ = arrivals.send(Arrival { from, is_data, connection }).await;
+                let _ = arrivals.send(IncomingLink { from, is_data, connection }).await;
             }
         });
     }
 
-    fn check_link(&self, between: &Between, identity: &Identity) -> Result<Sender<Arrival>, FaultKind> {
-        let open = self.open.as_ref().filter(|_| self.node.expects_links(between.epoch, between.hash));
-        let open = open.ok_or_else(|| self.unexpected(between))?;
+    fn check_link(
+        &self,
+        between: &Between,
+        identity: &Identity,
+        node: &Node,
+    ) -> Result<Sender<IncomingLink>, FaultKind> {
+        let open = self.open.as_ref().filter(|_| node.expects_links(between.epoch, between.hash));
+        let open = open.ok_or_else(|| unexpected(between, node))?;
         if identity.numeric != NUMERIC_VERSION {
             return Err(FaultKind::NumericVersion { theirs: identity.numeric, own: NUMERIC_VERSION });
         }
@@ -166,52 +181,73 @@ impl Driver {
         Ok(open.arrivals.clone())
     }
 
-    /// Why links do not belong to the assignment that this node prepares: the epoch or the topology differs.
-    fn unexpected(&self, between: &Between) -> FaultKind {
-        let (epoch, hash) = (between.epoch, between.hash);
-        match self.node.topology() {
-            Some((_, own, _)) if own != hash || self.node.epoch() != epoch => FaultKind::LinksFailed {
-                reason: format!(
-                    "the links are for epoch {epoch} and topology {hash}, this node is at epoch {} and topology \
-                     {own}",
-                    self.node.epoch()
-                ),
-            },
-            _ => FaultKind::NotPrepared { epoch },
-        }
-    }
-
-    pub(super) fn connect(&mut self, epoch: Epoch) {
+    fn connect(&mut self, epoch: Epoch, context: &DriverContext) {
         let Some(open) = self.open.as_mut().filter(|open| open.place.epoch == epoch) else { return };
         let Some(arrived) = open.arrived.take() else { return };
         let attempt = open.attempt;
-        let Place { epoch, hash, topology, member: own } = open.place.clone();
-        let linking = Linking { identity: self.identity.clone(), topology, epoch, hash, own };
-        let inputs = self.around.inputs.clone();
+        let LocalAssignment { epoch, hash, topology, member: own } = open.place.clone();
+        let linking = Linking { identity: context.identity.clone(), topology, epoch, hash, own };
+        let inputs = context.inputs.clone();
         let task = tokio::spawn(async move {
             let result = linking::open(linking, arrived).await;
-            let _ = inputs.send(Input::Linked(LinkOutcome(attempt, result))).await;
+            let _ = inputs.send(Input::Linked(LinkOutcome { attempt, result })).await;
         });
-        open.linking = Some(Ending(task.abort_handle()));
+        open.linking = Some(AbortOnDrop(task.abort_handle()));
     }
 
-    pub(super) async fn linked(&mut self, attempt: u64, result: Result<OpenLinks, FaultKind>) {
-        let Some(open) = self.open.take_if(|open| open.attempt == attempt) else { return };
+    /// Starts the engine on opened links. Returns the event, unless the assignment was abandoned.
+    pub(super) fn linked(
+        &mut self,
+        outcome: LinkOutcome,
+        context: &DriverContext,
+        node: &Node,
+        engine: &mut EngineHost,
+    ) -> Option<Event> {
+        let LinkOutcome { attempt, result } = outcome;
+        let open = self.open.take_if(|open| open.attempt == attempt)?;
         let epoch = open.place.epoch;
         let started = result.and_then(|links| {
-            let loaded = open.loaded.ok_or(FaultKind::NotPrepared { epoch })?;
-            Running::start(&self.around, open.place, *loaded, (links, attempt))
+            let loaded = *open.loaded.ok_or(FaultKind::NotPrepared { epoch })?;
+            RunningEngine::start(context, EngineStart { run: attempt, place: open.place, loaded, links })
         });
-        let result = match started {
-            Ok(running) => {
-                if self.draining {
-                    running.announce_draining();
-                }
-                self.running = Some(running);
-                Ok(())
-            }
-            Err(kind) => Err(self.fault(kind)),
-        };
-        self.event(Event::Connected(epoch, result)).await;
+        let result = started.map(|running| engine.host(running, node.state() == NodeState::Draining));
+        let result = result.map_err(|kind| context.fault(kind));
+        Some(Event::Connected(epoch, result))
+    }
+}
+
+/// Loads a shard and reports its progress.
+fn run_load(context: &DriverContext, attempt: u64, prepare: &Prepare, cancelled: &AtomicBool) {
+    let (epoch, inputs) = (prepare.epoch, &context.inputs);
+    let begun = Instant::now();
+    let told = AtomicU64::new(0);
+    let progress = |progress: LoadProgress| {
+        // At most ten a second, and the last one.
+        let now = begun.elapsed().as_millis() as u64;
+        let last = told.load(Ordering::Relaxed);
+        if (now >= last + 100 || progress.done == progress.total)
+            && told.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            // If the queue is full, only a progress line is lost.
+            let _ = inputs.try_send(Input::Event(Event::LoadProgress(epoch, progress)));
+        }
+        !cancelled.load(Ordering::Acquire)
+    };
+    let result = loading::load(&context.config, context.kernels, prepare, &progress).map(Box::new);
+    tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = begun.elapsed().as_millis() as u64, "load ended");
+    let _ = inputs.blocking_send(Input::Loaded(LoadOutcome { attempt, result }));
+}
+
+/// Why links do not belong to the assignment that this node prepares: the epoch or the topology differs.
+fn unexpected(between: &Between, node: &Node) -> FaultKind {
+    let (epoch, hash) = (between.epoch, between.hash);
+    match node.topology() {
+        Some((_, own, _)) if own != hash || node.epoch() != epoch => FaultKind::LinksFailed {
+            reason: format!(
+                "the links are for epoch {epoch} and topology {hash}, this node is at epoch {} and topology {own}",
+                node.epoch()
+            ),
+        },
+        _ => FaultKind::NotPrepared { epoch },
     }
 }

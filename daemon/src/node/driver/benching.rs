@@ -13,7 +13,7 @@ use common::{
     precision::Exchange,
 };
 use engine::model::{KvCache, weights::shard_bytes};
-use gguf::{BlockFormat, GgufFile, Shape};
+use gguf::{BlockFormat, GgufFile};
 use kernels::Kernels;
 use planner::{
     holding::Holding,
@@ -32,11 +32,16 @@ use tokio_util::sync::CancellationToken;
 use topology::{cut, sizes::ModelSizes};
 
 use super::{
-    Driver, Event, Input,
-    loading::{self, preflight},
+    Event, Input,
+    context::DriverContext,
+    loading::{self, ModelFile, preflight, program},
+    network::{self, Network},
+    running::RunningEngine,
 };
-use crate::node::driver::loading::program;
-use crate::{config::Config, node::BenchKey};
+use crate::{
+    config::Config,
+    node::{BenchKey, Node, effect::BenchEffect},
+};
 
 /// Deadline for a killed process to disappear and free its memory.
 const GONE: Duration = Duration::from_secs(5);
@@ -45,13 +50,13 @@ const REASON_MAX: usize = 500;
 
 /// A running benchmark, or one that is being killed.
 #[derive(Debug)]
-pub(super) struct Benching {
+pub(super) struct BenchTask {
     pub(super) key: BenchKey,
     cancel: CancellationToken,
     task: JoinHandle<()>,
 }
 
-impl Benching {
+impl BenchTask {
     /// Wraps a running task that ends when `cancel` is cancelled.
     pub(super) fn new(key: BenchKey, cancel: CancellationToken, task: JoinHandle<()>) -> Self {
         Self { key, cancel, task }
@@ -70,7 +75,7 @@ impl Benching {
 }
 
 /// Context of a benchmark's task.
-struct Job {
+struct BenchJob {
     config: Arc<Config>,
     kernels: &'static Kernels,
     bench: Arc<Bench>,
@@ -79,21 +84,47 @@ struct Job {
     patience: Duration,
 }
 
-impl Driver {
-    pub(super) fn bench(&mut self, key: BenchKey, bench: Bench) {
-        if let Bench::Network(wanted) = bench {
-            return self.bench_network(key, wanted);
+/// The node's benchmarks: the latest one, and what was measured.
+#[derive(Debug, Default)]
+pub(super) struct BenchHost {
+    latest: Option<BenchTask>,
+    pub(super) network: Network,
+}
+
+impl BenchHost {
+    pub(super) fn perform(&mut self, effect: BenchEffect, sources: BenchSources<'_>) {
+        match effect {
+            BenchEffect::Start(key, bench) => match *bench {
+                Bench::Network(wanted) => {
+                    let before = self.latest.take();
+                    self.latest = Some(network::start(BenchStart { key, before }, wanted, sources));
+                }
+                bench @ (Bench::Node(_) | Bench::Kernels(_)) => self.start(key, bench, sources.context),
+            },
+            BenchEffect::Stop(key) => {
+                if let Some(bench) = self.latest.as_ref().filter(|bench| bench.key == key) {
+                    bench.stop();
+                }
+            }
         }
+    }
+
+    /// The latest benchmark, for which its successor waits.
+    pub(super) fn take(&mut self) -> Option<BenchTask> {
+        self.latest.take()
+    }
+
+    fn start(&mut self, key: BenchKey, bench: Bench, context: &DriverContext) {
         let cancel = CancellationToken::new();
-        let job = Job {
-            config: Arc::clone(&self.config),
-            kernels: self.around.kernels,
+        let job = BenchJob {
+            config: Arc::clone(&context.config),
+            kernels: context.kernels,
             bench: Arc::new(bench),
             key,
-            inputs: self.around.inputs.clone(),
+            inputs: context.inputs.clone(),
             patience: Duration::from_secs(u64::from(BENCH_SECONDS_MAX)),
         };
-        let (cancelled, before) = (cancel.clone(), self.benching.take());
+        let (cancelled, before) = (cancel.clone(), self.latest.take());
         let task = tokio::spawn(async move {
             if let Some(before) = before {
                 before.gone().await;
@@ -106,11 +137,27 @@ impl Driver {
             tracing::info!(ok = result.is_ok(), "benchmark ended");
             let _ = job.inputs.send(Input::Event(Event::BenchEnded(key, result))).await;
         });
-        self.benching = Some(Benching { key, cancel, task });
+        self.latest = Some(BenchTask { key, cancel, task });
     }
 }
 
-impl Job {
+/// What a benchmark needs to know of this node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BenchSources<'a> {
+    pub(super) context: &'a DriverContext,
+    pub(super) node: &'a Node,
+    pub(super) engine: Option<&'a RunningEngine>,
+}
+
+/// A benchmark to start.
+#[derive(Debug)]
+pub(super) struct BenchStart {
+    pub(super) key: BenchKey,
+    /// The previous benchmark, whose end it awaits.
+    pub(super) before: Option<BenchTask>,
+}
+
+impl BenchJob {
     async fn run(&self, cancelled: &CancellationToken) -> Result<BenchFound, FaultKind> {
         let (config, kernels, bench) = (Arc::clone(&self.config), self.kernels, Arc::clone(&self.bench));
         let model = spawn_blocking(move || check(&config, kernels, &bench)).await;
@@ -211,21 +258,18 @@ fn check(config: &Config, kernels: &'static Kernels, bench: &Bench) -> Result<Op
     }
     let opened = bench.model().map(|model| loading::open(&config.models, model)).transpose()?;
     let needed = match (bench, &opened) {
-        (Bench::Node(node), Some((_, file, shape))) => node_bytes(node, (file, shape), kernels)?,
+        (Bench::Node(node), Some(model)) => node_bytes(node, model, kernels)?,
         (Bench::Node(_), None) | (Bench::Network(_), _) => BASE_BYTES,
         (Bench::Kernels(products), opened) => {
-            BASE_BYTES + kernel_bytes(products, opened.as_ref().map(|(_, file, _)| &**file))
+            BASE_BYTES + kernel_bytes(products, opened.as_ref().map(|model| &*model.file))
         }
     };
     preflight(needed, config.memory_max)?;
-    Ok(opened.map(|(path, ..)| path))
+    Ok(opened.map(|model| model.path))
 }
 
-fn node_bytes(
-    node: &BenchNode,
-    (file, shape): (&GgufFile, &Shape),
-    kernels: &'static Kernels,
-) -> Result<u64, FaultKind> {
+fn node_bytes(node: &BenchNode, model: &ModelFile, kernels: &'static Kernels) -> Result<u64, FaultKind> {
+    let ModelFile { file, shape, .. } = model;
     let invalid = |reason: String| FaultKind::ModelInvalid { model: node.model.clone(), reason };
     let plans = cut(shape, &[1]).map_err(|error| invalid(error.to_string()))?;
     let weights = shard_bytes(file, shape, &plans[0], kernels).map_err(|error| invalid(error.to_string()))?;
@@ -293,7 +337,7 @@ mod tests {
         let config = Config::load(Arguments::default()).expect("defaults are settings");
         let bench = Arc::new(Bench::Kernels(kernels(1, &[])));
         let kernels = Kernels::choose(None).expect("there is one");
-        let job = Job { config: config.into(), kernels, bench, key: BenchKey(1), inputs, patience };
+        let job = BenchJob { config: config.into(), kernels, bench, key: BenchKey(1), inputs, patience };
         let mut shell = Command::new("sh");
         shell.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = shell.spawn().expect("there is a shell");

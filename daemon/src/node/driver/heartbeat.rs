@@ -62,21 +62,20 @@ pub(super) async fn run(pulse: Pulse, rank: Rank, connection: Connection) {
     let mut ticks = interval(pulse.liveness.heartbeat);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let started = Instant::now();
-    let mut clock = Clock::default();
-    let mut peer = Peer::new(Duration::ZERO);
+    let mut far = FarEnd { rank, started, peer: Peer::new(Duration::ZERO), clock: Clock::default() };
     let lost = loop {
         // Reading has precedence: after a stop of this process (SIGSTOP), queued heartbeats count before silence does.
         tokio::select! {
             biased;
             () = pulse.stop.cancelled() => return,
             () = pulse.leave.cancelled() => return leave(&pulse, &mut writer).await,
-            beat = reader.receive::<Beat>() => match hear(&pulse, (&mut peer, started.elapsed()), (rank, &mut clock), beat).await {
+            beat = reader.receive::<Beat>() => match far.hear(&pulse, beat).await {
                 Some(how) => break how,
                 None => continue,
             },
             _ = ticks.tick() => {}
         }
-        if let Err(how) = beat(&pulse, &mut writer, (&peer, started), clock.echo).await {
+        if let Err(how) = far.beat(&pulse, &mut writer).await {
             break how;
         }
     };
@@ -108,19 +107,44 @@ impl Clock {
     }
 }
 
-async fn beat(
-    pulse: &Pulse,
-    writer: &mut MessageWriter,
-    (peer, started): (&Peer, Instant),
-    echo: Option<(Nanoseconds, Nanoseconds)>,
-) -> Result<(), Loss> {
-    let beat = Beat { echo, ..own_beat(pulse, false) };
-    match timeout(pulse.liveness.silent, writer.send(&beat)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(_)) => return Err(Loss::Reset),
-        Err(_) => return Err(Loss::Silent),
+/// What is known of the other end.
+struct FarEnd {
+    rank: Rank,
+    /// Start of the link.
+    started: Instant,
+    peer: Peer,
+    clock: Clock,
+}
+
+impl FarEnd {
+    /// Sends a heartbeat; fails if the peer is lost.
+    async fn beat(&self, pulse: &Pulse, writer: &mut MessageWriter) -> Result<(), Loss> {
+        let beat = Beat { echo: self.clock.echo, ..own_beat(pulse, false) };
+        match timeout(pulse.liveness.silent, writer.send(&beat)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return Err(Loss::Reset),
+            Err(_) => return Err(Loss::Silent),
+        }
+        self.peer.lost(&pulse.liveness, self.started.elapsed()).map_or(Ok(()), Err)
     }
-    peer.lost(&pulse.liveness, started.elapsed()).map_or(Ok(()), Err)
+
+    /// Processes a heartbeat; returns how the peer was lost, if it was.
+    async fn hear(&mut self, pulse: &Pulse, beat: Result<Option<Beat>, FaultKind>) -> Option<Loss> {
+        let Ok(Some(beat)) = beat else { return Some(Loss::Reset) };
+        if let Some(ahead) = self.clock.hear(&beat) {
+            pulse.engine.clocks().set(self.rank, ahead);
+        }
+        if beat.leaving {
+            return Some(Loss::Left);
+        }
+        let News { drain, failed } = self.peer.hear(&beat, self.started.elapsed());
+        let drain = drain.map(|drain| Event::PeerDrains(pulse.epoch, self.rank, drain));
+        let failed = failed.map(|failed| Event::PeerFailed(pulse.epoch, self.rank, failed));
+        for event in drain.into_iter().chain(failed) {
+            let _ = pulse.inputs.send(Input::Run(pulse.run, event)).await;
+        }
+        None
+    }
 }
 
 fn own_beat(pulse: &Pulse, leaving: bool) -> Beat {
@@ -139,27 +163,4 @@ fn own_beat(pulse: &Pulse, leaving: bool) -> Beat {
 async fn leave(pulse: &Pulse, writer: &mut MessageWriter) {
     // Best effort: a peer that misses the goodbye sees the closed connection.
     let _ = timeout(Duration::from_millis(200), writer.send(&own_beat(pulse, true))).await;
-}
-
-/// Processes a heartbeat; returns how the peer was lost, if it was.
-async fn hear(
-    pulse: &Pulse,
-    (peer, now): (&mut Peer, Duration),
-    (rank, clock): (Rank, &mut Clock),
-    beat: Result<Option<Beat>, FaultKind>,
-) -> Option<Loss> {
-    let Ok(Some(beat)) = beat else { return Some(Loss::Reset) };
-    if let Some(ahead) = clock.hear(&beat) {
-        pulse.engine.clocks().set(rank, ahead);
-    }
-    if beat.leaving {
-        return Some(Loss::Left);
-    }
-    let News { drain, failed } = peer.hear(&beat, now);
-    let drain = drain.map(|drain| Event::PeerDrains(pulse.epoch, rank, drain));
-    let failed = failed.map(|failed| Event::PeerFailed(pulse.epoch, rank, failed));
-    for event in drain.into_iter().chain(failed) {
-        let _ = pulse.inputs.send(Input::Run(pulse.run, event)).await;
-    }
-    None
 }

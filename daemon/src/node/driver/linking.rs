@@ -18,7 +18,7 @@ const LINKS_SECONDS: u64 = 15;
 
 /// A socket of a lower member, after the handshake.
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(super) struct IncomingLink {
     pub(super) from: MemberIndex,
     pub(super) is_data: bool,
     pub(super) connection: Connection,
@@ -30,12 +30,12 @@ pub(super) struct OpenLinks {
     pub(super) data: Vec<Option<Connection>>,
     pub(super) control: Vec<Option<Connection>>,
     /// To the ranks of other groups.
-    pub(super) across: Vec<Far>,
+    pub(super) across: Vec<GroupPeer>,
 }
 
 /// A member of another group.
 #[derive(Debug)]
-pub(super) struct Far {
+pub(super) struct GroupPeer {
     pub(super) member: MemberIndex,
     pub(super) data: Option<Connection>,
     /// The control link, only between heads.
@@ -43,7 +43,7 @@ pub(super) struct Far {
     has_control: bool,
 }
 
-impl Far {
+impl GroupPeer {
     fn is_open(&self) -> bool {
         self.data.is_some() && self.control.is_some() == self.has_control
     }
@@ -60,7 +60,7 @@ pub(super) struct Linking {
 }
 
 /// Opens all links.
-pub(super) async fn open(linking: Linking, mut arrivals: Receiver<Arrival>) -> Result<OpenLinks, FaultKind> {
+pub(super) async fn open(linking: Linking, mut arrivals: Receiver<IncomingLink>) -> Result<OpenLinks, FaultKind> {
     let world = linking.topology.replica(linking.topology.place(linking.own).replica).len();
     let (topology, own) = (&linking.topology, linking.own);
     let place = topology.place(own);
@@ -80,7 +80,7 @@ pub(super) async fn open(linking: Linking, mut arrivals: Receiver<Arrival>) -> R
             }
         }
         while links.data[..rank].iter().chain(&links.control[..rank]).any(Option::is_none)
-            || !links.across.iter().all(Far::is_open)
+            || !links.across.iter().all(GroupPeer::is_open)
         {
             let arrival = arrivals.recv().await;
             let arrival = arrival.ok_or_else(|| FaultKind::LinksFailed { reason: "the assignment ended".into() })?;
@@ -103,11 +103,11 @@ pub(super) async fn open(linking: Linking, mut arrivals: Receiver<Arrival>) -> R
 }
 
 /// The members of other groups that a member has links to.
-fn across(topology: &Topology, own: MemberIndex) -> Vec<Far> {
+fn across(topology: &Topology, own: MemberIndex) -> Vec<GroupPeer> {
     let members = (0..topology.members.len() as u16).map(MemberIndex);
     let far = |member: MemberIndex| {
         let has_control = topology.place(own).is_head() && topology.place(member).is_head();
-        Far { member, data: None, control: None, has_control }
+        GroupPeer { member, data: None, control: None, has_control }
     };
     members.filter(|member| topology.layout.are_across(own, *member)).map(far).collect()
 }

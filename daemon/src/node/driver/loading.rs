@@ -69,18 +69,26 @@ fn find(folders: &[PathBuf], model: &str) -> Result<PathBuf, FaultKind> {
     })
 }
 
-/// Path, file and shape of a model.
-pub(super) fn open(folders: &[PathBuf], model: &str) -> Result<(PathBuf, Arc<GgufFile>, Shape), FaultKind> {
+/// An open model file.
+#[derive(Debug)]
+pub(super) struct ModelFile {
+    pub(super) path: PathBuf,
+    pub(super) file: Arc<GgufFile>,
+    pub(super) shape: Shape,
+}
+
+/// Opens a model by its name.
+pub(super) fn open(folders: &[PathBuf], model: &str) -> Result<ModelFile, FaultKind> {
     let path = find(folders, model)?;
     let invalid = |error: GgufError| FaultKind::ModelInvalid { model: model.into(), reason: error.to_string() };
     let file = GgufFile::open(&path).map_err(invalid)?;
     let shape = Shape::read(&file).map_err(invalid)?;
-    Ok((path, Arc::new(file), shape))
+    Ok(ModelFile { path, file: Arc::new(file), shape })
 }
 
 /// Identity and shape of a model.
 pub(super) fn identify(folders: &[PathBuf], model: &str) -> Result<ModelCard, FaultKind> {
-    let (_, file, shape) = open(folders, model)?;
+    let ModelFile { file, shape, .. } = open(folders, model)?;
     let output = file.tensor(if shape.tied_output { "token_embd.weight" } else { "output.weight" });
     Ok(ModelCard {
         model: model.into(),
@@ -127,7 +135,7 @@ pub(super) fn load(
 ) -> Result<Loaded, FaultKind> {
     let topology = &prepare.topology;
     let model = || topology.model.clone();
-    let (path, file, shape) = open(&config.models, &topology.model)?;
+    let ModelFile { path, file, shape } = open(&config.models, &topology.model)?;
     let actual = ModelIdentity(file.identity());
     if actual != topology.identity {
         return Err(FaultKind::ModelDiffers { model: model(), expected: topology.identity, actual });
@@ -147,7 +155,10 @@ pub(super) fn load(
     let kv = kv_bytes(topology, &shape, plan);
     let weight_bytes = shard_bytes(&file, &shape, plan, kernels).map_err(|error| invalid(error.to_string()))?;
     let paced = config.paced.as_ref();
-    check_memory(config, weight_bytes + kv + working((&file, &shape), plan, (topology, &place)))?;
+    check_memory(
+        config,
+        weight_bytes + kv + working(&ModelSizes::of_file(&file, &shape), plan, &Seat::of(topology, &place)),
+    )?;
     let content = content(config, topology, &file, progress)
         .map_err(|kind| if kind == FaultKind::StoreCancelled { not_prepared(prepare) } else { kind })?;
     let total = Bytes(weight_bytes.max(1));
@@ -182,7 +193,7 @@ pub(super) fn load(
         text::check_template(&Program::of(program()), &mut text);
         text
     });
-    let pace = paced.map(|paced| pace(paced, (&file, &shape), plan, topology));
+    let pace = paced.map(|paced| pace(paced, ModelSizes::of_file(&file, &shape), plan, topology));
     let pieces = place.is_last_stage().then(|| PieceSource {
         aside,
         file: Arc::clone(&file),
@@ -192,15 +203,14 @@ pub(super) fn load(
 }
 
 /// Working memory in bytes, without weights and KV cache.
-fn working((file, shape): (&GgufFile, &Shape), plan: &ShardPlan, (topology, place): (&Topology, &Place)) -> u64 {
-    let sizes = ModelSizes::of_file(file, shape);
-    working_bytes(&Holding { sizes: &sizes, plan }, &Seat::of(topology, place))
+fn working(sizes: &ModelSizes, plan: &ShardPlan, seat: &Seat) -> u64 {
+    working_bytes(&Holding { sizes, plan }, seat)
 }
 
 /// The pace of a node that waits for the simulated compute time instead of computing its shard.
-fn pace(paced: &Paced, (file, shape): (&GgufFile, &Shape), plan: &ShardPlan, topology: &Topology) -> Pace {
+fn pace(paced: &Paced, sizes: ModelSizes, plan: &ShardPlan, topology: &Topology) -> Pace {
     let noise = if paced.jitter_ppm > 0 { Noise::Random { mean_ppm: paced.jitter_ppm } } else { Noise::None };
-    let rank = (ModelSizes::of_file(file, shape), plan.clone(), topology.kv);
+    let rank = (sizes, plan.clone(), topology.kv);
     Pace::new(paced.machine.clone(), rank, (noise, paced.seed))
 }
 

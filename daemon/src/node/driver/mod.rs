@@ -1,9 +1,12 @@
 //! Executes the node's effects: sessions, loads, links, the engine, heartbeats, the disk. The only module of `node`
 //! with sockets, clocks and threads. It takes no decisions.
-mod across;
-mod asking;
 mod assigning;
 mod benching;
+mod cluster;
+mod context;
+mod disk;
+mod engine_host;
+mod head_links;
 mod heartbeat;
 mod linking;
 mod loading;
@@ -12,27 +15,25 @@ mod network;
 mod orders;
 mod outbox;
 pub mod pacemaker;
-mod recovery;
 mod report;
 mod running;
+mod sessions;
 pub mod state;
 pub mod steward;
 mod supervisor;
+#[cfg(test)]
+mod tests;
 mod watching;
 
-pub use outbox::{Guest, Outbox, Queued, Room};
+pub use outbox::{Outbox, Queued, ResponseBudget, SessionClient};
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::VecDeque,
     io,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use common::{
-    fault::{Fault, FaultKind},
-    units::Bytes,
-};
 use engine::{Variant, port::Progress};
 use kernels::Kernels;
 use protocol::{
@@ -44,40 +45,34 @@ use telemetry::{Health, NodeState};
 use tokio::{
     runtime::Handle,
     sync::mpsc::{Receiver, Sender, channel},
-    task::spawn_blocking,
-    time::{MissedTickBehavior, interval},
+    time::{Instant as Deadline, MissedTickBehavior, interval},
 };
-use topology::Exclusions;
 
 use self::{
-    assigning::{LinkOutcome, LoadOutcome, Open},
-    benching::Benching,
-    models::Jobs,
-    network::Network,
+    assigning::{Assignments, LinkOutcome, LoadOutcome, RankLink},
+    benching::{BenchHost, BenchSources},
+    cluster::{ClusterView, StandingSources},
+    context::DriverContext,
+    disk::Disk,
+    engine_host::EngineHost,
+    models::ModelJobs,
     pacemaker::Pacemaker,
-    report::{Constants, Watcher},
-    running::{Running, Surroundings},
-    state::{Kept, StateFolder},
+    report::{ReportSources, Reports},
+    sessions::OpenSessions,
+    state::{PersistedState, StateFolder},
     supervisor::Supervisor,
-    watching::Watching,
 };
 use super::{
     Effect, Event, Node, SessionId,
-    event::{ExclusionsKept, Record},
-    machine::{Beginning, Patience},
-    slowness::Slowness,
+    effect::SessionEffect,
+    machine::{NodeInit, Patience},
 };
-use crate::{
-    config::{Config, Paced},
-    health::{Monitor, memory},
-};
+use crate::{config::Config, health::Monitor};
 
 /// Events that may wait for the driver.
 const INPUTS_MAX: usize = 1024;
 /// Interval of timers and health checks.
 const TICK: Duration = Duration::from_millis(50);
-/// Resident memory is read at most this often.
-const MEMORY_AGE: Duration = Duration::from_millis(500);
 
 /// Inputs of the driver, from tasks and threads.
 #[derive(Debug)]
@@ -110,178 +105,218 @@ pub enum Input {
     Linked(LinkOutcome),
 }
 
-/// The driver of one node.
+/// The driver of one node: its rooms, each with the effects that it performs.
 #[derive(Debug)]
 pub struct Driver {
     node: Node,
-    config: Arc<Config>,
-    identity: Identity,
-    around: Surroundings,
-    state: StateFolder,
-    sessions: HashMap<SessionId, Outbox>,
-    watchers: Vec<Watcher>,
-    open: Option<Open>,
-    running: Option<Running>,
-    /// The latest benchmark.
-    benching: Option<Benching>,
-    jobs: Jobs,
-    network: Network,
-    /// Resident memory, and when it was read.
-    memory: (Instant, Bytes),
-    watching: Watching,
+    context: DriverContext,
+    sessions: OpenSessions,
+    reports: Reports,
+    cluster: ClusterView,
+    models: ModelJobs,
+    disk: Disk,
+    /// Results of the disk.
+    written: disk::Results,
+    assignments: Assignments,
+    engine: EngineHost,
+    benches: BenchHost,
     supervisor: Supervisor,
-    instance: u64,
-    started: Instant,
-    /// Number of assignments that were started.
-    attempts: u64,
-    /// Addresses at which other nodes reported that they listen.
-    heard: BTreeMap<String, String>,
-    slowness: Slowness,
-    /// Like `slowness`, over the shorter window of rebalancing.
-    balance: Slowness,
-    draining: bool,
     exit: Option<i32>,
 }
 
+/// What a driver is started with.
+#[derive(Debug)]
+pub struct DriverInit {
+    /// The settings.
+    pub config: Arc<Config>,
+    /// This node's identity.
+    pub identity: Identity,
+    /// The kernels of this machine.
+    pub kernels: &'static Kernels,
+    /// The state folder.
+    pub state: StateFolder,
+    /// The records in the state folder.
+    pub persisted: PersistedState,
+    /// A runtime used only for heartbeats.
+    pub heartbeats: Handle,
+    /// Deviations for benchmarks.
+    pub variant: Variant,
+}
+
+/// The ends of a driver's queue of inputs.
+#[derive(Debug)]
+pub struct Inputs {
+    /// For those that have an input for the driver.
+    pub sender: Sender<Input>,
+    /// For [`Driver::run`].
+    pub receiver: Receiver<Input>,
+}
+
 impl Driver {
-    /// A driver for an idle node, and the sender for its inputs. `heartbeats` is a runtime used only for them.
-    pub fn new(
-        config: Arc<Config>,
-        identity: Identity,
-        kernels: &'static Kernels,
-        (state, kept): (StateFolder, Kept),
-        heartbeats: Handle,
-        variant: Variant,
-    ) -> (Self, Sender<Input>, Receiver<Input>) {
-        let (inputs, receiver) = channel(INPUTS_MAX);
-        let beginning = Beginning {
-            name: config.name.clone(),
-            epoch: kept.epoch,
-            exclusions: kept.exclusions,
-            supervised: config.supervised,
-            committed: kept.committed,
-            voter: kept.voter,
-            witness: config.recovery.witness.clone(),
-            rolling: kept.rolling,
-        };
-        for name in &kept.damaged {
+    /// A driver for an idle node, and its inputs.
+    ///
+    /// # Errors
+    /// The thread that writes to the state folder cannot be started.
+    pub fn new(init: DriverInit) -> io::Result<(Self, Inputs)> {
+        let DriverInit { config, identity, kernels, state, persisted, heartbeats, variant } = init;
+        let (sender, receiver) = channel(INPUTS_MAX);
+        let name = config.name.clone();
+        for file in &persisted.damaged {
             tracing::warn!(
-                "{name} in the state folder was damaged and has been set aside; the node restores it from its peers"
+                "{file} in the state folder was damaged and has been set aside; the node restores it from its peers"
             );
         }
+        let node = NodeInit {
+            name: name.clone(),
+            epoch: persisted.epoch,
+            exclusions: persisted.exclusions,
+            supervised: config.supervised,
+            committed: persisted.committed,
+            voter: persisted.voter,
+            witness: config.recovery.witness.clone(),
+            rolling: persisted.rolling,
+        };
         let monitor = Monitor::new(&config.health_root, config.listen, config.models.first().unwrap_or(&config.state));
-        let around = Surroundings {
-            name: config.name.clone(),
-            kernels,
-            threads: config.threads,
-            liveness: config.liveness,
-            prefill_elsewhere_from: config.prefill_elsewhere_from as usize,
-            variant,
-            inputs: inputs.clone(),
-            pacemaker: Pacemaker(heartbeats),
-        };
-        let slowness = Slowness::new(config.recovery.exclude_slow);
-        let balance = Slowness::new(config.recovery.rebalance_after);
+        let (disk, written) = Disk::start(name.clone(), state)?;
         let driver = Self {
-            node: Node::new(beginning, patience(&config)),
-            around,
-            config,
-            identity,
-            state,
-            sessions: HashMap::new(),
-            watchers: Vec::new(),
-            open: None,
-            running: None,
-            benching: None,
-            jobs: Jobs::default(),
-            network: Network::default(),
-            memory: (Instant::now(), memory::resident()),
-            watching: Watching::new(monitor),
+            node: Node::new(node, patience(&config)),
+            sessions: OpenSessions::new(name.clone()),
+            reports: Reports::new(monitor),
+            cluster: ClusterView::new(&config),
+            models: ModelJobs::default(),
+            disk,
+            written,
+            assignments: Assignments::default(),
+            engine: EngineHost::new(name),
+            benches: BenchHost::default(),
             supervisor: Supervisor::from_environment(),
-            instance: instance(),
-            started: Instant::now(),
-            attempts: 0,
-            heard: BTreeMap::new(),
-            slowness,
-            balance,
-            draining: false,
             exit: None,
+            context: DriverContext {
+                config,
+                identity,
+                kernels,
+                variant,
+                inputs: sender.clone(),
+                pacemaker: Pacemaker(heartbeats),
+                instance: instance(),
+                started: Instant::now(),
+            },
         };
-        (driver, inputs, receiver)
+        Ok((driver, Inputs { sender, receiver }))
     }
 
-    /// Runs until the node wants to exit; returns the exit code.
+    /// Runs until the node wants to exit; returns the exit code. Never waits for the disk meanwhile.
     pub async fn run(mut self, mut inputs: Receiver<Input>) -> i32 {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        self.watching.begin(&self.around.inputs).await;
+        self.reports.health.begin(&self.context.inputs).await;
         self.supervisor.ready(&self.status());
         while self.exit.is_none() {
             tokio::select! {
                 input = inputs.recv() => match input {
-                    Some(input) => self.input(input).await,
+                    Some(input) => self.input(input),
                     None => break,
                 },
-                _ = ticks.tick() => self.tick().await,
+                Some(result) = self.written.recv() => self.written(result),
+                _ = ticks.tick() => self.tick(),
             }
         }
         self.supervisor.stopping();
         // No input is read from here on: an engine that waits for room in the queue must not block its own end.
         drop(inputs);
-        if let Some(running) = self.running.take() {
-            running.stop(true).await;
+        self.engine.end().await;
+        if let Some(bench) = self.benches.take() {
+            bench.stop();
+            bench.gone().await;
         }
-        if let Some(benching) = self.benching.take() {
-            benching.stop();
-            benching.gone().await;
+        let since = Deadline::now();
+        while self.disk.is_pending()
+            && let Some(result) = disk::flushed(&mut self.written, since).await
+        {
+            self.written(result);
         }
         self.exit.unwrap_or(0)
     }
 
-    async fn input(&mut self, input: Input) {
-        match input {
-            Input::Event(event) => self.event(event).await,
-            Input::Run(run, event) => {
-                if self.running.as_ref().is_some_and(|running| running.run == run) {
-                    self.event(event).await;
-                }
-            }
+    fn input(&mut self, input: Input) {
+        let event = match input {
+            Input::Event(event) => Some(event),
+            Input::Run(run, event) => self.engine.is_run(run).then_some(event),
             Input::SessionOpened(session, outbox) => {
-                self.sessions.insert(session, outbox);
+                self.sessions.open(session, outbox);
+                None
             }
-            Input::Reloaded(config) => self.reloaded(*config),
-            Input::Health(health, monitor) => self.watching.read(*health, monitor),
-            Input::Link { connection, purpose, identity } => self.link(connection, purpose, &identity),
-            Input::Loaded(LoadOutcome(attempt, result)) => self.loaded(attempt, result).await,
-            Input::Linked(LinkOutcome(attempt, result)) => self.linked(attempt, result).await,
+            Input::Reloaded(config) => {
+                self.reloaded(*config);
+                None
+            }
+            Input::Health(health, monitor) => {
+                self.reports.health.read(*health, monitor);
+                None
+            }
+            Input::Link { connection, purpose, identity } => {
+                self.link(connection, purpose, identity);
+                None
+            }
+            Input::Loaded(outcome) => self.assignments.loaded(outcome, &self.context),
+            Input::Linked(outcome) => self.assignments.linked(outcome, &self.context, &self.node, &mut self.engine),
+        };
+        if let Some(event) = event {
+            self.event(event);
         }
     }
 
-    async fn event(&mut self, event: Event) {
-        match &event {
-            Event::SessionClosed(session) => {
-                self.sessions.remove(session);
-                self.watchers.retain(|watcher| watcher.session != *session);
-                self.jobs.stop_all(*session);
-            }
-            Event::Request { session, request: Request { id, body: RequestBody::Cancel }, .. } => {
-                self.jobs.stop(*session, *id);
-            }
-            Event::Engine(epoch, Progress::Broken { rank, reason }) => {
-                tracing::warn!(%epoch, ?rank, reason, "the engine failed");
-            }
-            Event::Engine(epoch, Progress::Unreadable(reason)) => {
-                tracing::warn!(%epoch, reason, "the engine failed");
-            }
-            // The loss of a rank of an earlier assignment is expected.
-            Event::PeerLost(epoch, rank, how) if self.node.computes() == Some(*epoch) => {
-                tracing::warn!(%epoch, %rank, "lost a rank: {how}");
-            }
-            Event::PeerFailed(epoch, rank, failed) if self.node.computes() == Some(*epoch) => {
-                tracing::warn!(%epoch, %rank, "a peer reports that the topology broke at rank {failed}");
-            }
-            _ => {}
+    fn link(&self, connection: Connection, purpose: Purpose, identity: Identity) {
+        let (between, is_data) = match purpose {
+            Purpose::Data(between) => (between, true),
+            Purpose::Control(between) => (between, false),
+            Purpose::Probe => return self.benches.network.accept(connection, &identity, self.bench_sources()),
+            // Sessions are served elsewhere.
+            Purpose::Console => return,
+        };
+        self.assignments.link(RankLink { connection, between, is_data, identity }, &self.node, &self.context);
+    }
+
+    fn bench_sources(&self) -> BenchSources<'_> {
+        BenchSources { context: &self.context, node: &self.node, engine: self.engine.running() }
+    }
+
+    fn written(&mut self, result: Result<(), String>) {
+        if let Some(event) = self.disk.written(result, &mut self.sessions) {
+            self.event(event);
+        } else {
+            self.end_slow();
         }
+    }
+
+    /// Passes an event to the node, and those that follow from its effects.
+    fn event(&mut self, event: Event) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for effect in self.decide(event) {
+                events.extend(self.perform(effect));
+            }
+            events.extend(self.sessions.take_slow().into_iter().map(Event::SessionSlow));
+        }
+    }
+
+    /// Tells the node which sessions ended because their clients read too slowly.
+    fn end_slow(&mut self) {
+        for session in self.sessions.take_slow() {
+            self.event(Event::SessionSlow(session));
+        }
+    }
+
+    /// Passes an event to the node; returns its effects.
+    fn decide(&mut self, event: Event) -> Vec<Effect> {
+        if let Event::SessionClosed(session) = &event {
+            self.sessions.close(*session);
+            self.models.stop_all(*session);
+        }
+        if let Event::Request { session, request: Request { id, body: RequestBody::Cancel }, .. } = &event {
+            self.models.stop(*session, *id);
+        }
+        log_failure(&event, &self.node);
         let before = self.node.state();
         let effects = self.node.handle(event);
         let after = self.node.state();
@@ -292,13 +327,42 @@ impl Driver {
         if before != after {
             self.supervisor.status(&self.status());
         }
-        for effect in effects {
-            // The results of a cancelled or superseded bench are not answered.
-            if let Effect::Respond { body: ResponseBody::Benched(found), .. } = &effect {
-                self.network.keep(found);
+        effects
+    }
+
+    /// Performs an effect in its room; returns an event that follows at once.
+    fn perform(&mut self, effect: Effect) -> Option<Event> {
+        let (context, node) = (&self.context, &self.node);
+        match effect {
+            Effect::Session(effect) => {
+                // The results of a cancelled or superseded bench are not answered.
+                if let SessionEffect::Respond { body: ResponseBody::Benched(found), .. } = &effect {
+                    self.benches.network.keep(found);
+                }
+                self.sessions.perform(effect, context);
             }
-            Box::pin(self.perform(effect)).await;
+            Effect::Report(effect) => {
+                let (engine, measured) = (self.engine.running(), &self.benches.network.measured);
+                let sources = ReportSources { context, node, engine, measured };
+                self.reports.perform(effect, sources, &mut self.sessions);
+            }
+            Effect::Cluster(effect) => {
+                let warning = self.reports.health.health.cause().map(|warning| warning.to_string());
+                let trouble = warning.or_else(|| self.disk.trouble(Instant::now()));
+                let engine = self.engine.running();
+                let sources = StandingSources { context, node, engine, trouble: trouble.as_deref() };
+                self.cluster.perform(effect, sources, &mut self.sessions);
+            }
+            Effect::Model(effect) => self.models.perform(effect, context, &mut self.sessions),
+            Effect::Disk(effect) => return self.disk.perform(effect, &mut self.sessions),
+            Effect::Assignment(effect) => self.assignments.perform(effect, context, &mut self.benches),
+            Effect::Engine(effect) => return self.engine.perform(effect),
+            Effect::Bench(effect) => {
+                self.benches.perform(effect, BenchSources { context, node, engine: self.engine.running() });
+            }
+            Effect::Exit(code) => self.exit = Some(code),
         }
+        None
     }
 
     /// The status line of `systemctl status`.
@@ -319,155 +383,54 @@ impl Driver {
 
     /// Applies settings that may change at run time; warns about the others.
     fn reloaded(&mut self, config: Config) {
-        let fixed = |config: &Config| {
-            let Config { listen, name, state, log_dir, http, .. } = config.clone();
-            (listen, name, state, log_dir, http)
-        };
-        if fixed(&config) != fixed(&self.config) {
+        let old = &self.context.config;
+        let is_fixed_alike = (config.listen, &config.name, &config.state, &config.log_dir, &config.http)
+            == (old.listen, &old.name, &old.state, &old.log_dir, &old.http);
+        if !is_fixed_alike {
             tracing::warn!("listen, name, state, log_dir and http keep their old values until a restart");
         }
-        let (listen, name) = (self.config.listen, self.config.name.clone());
-        let (state, log_dir) = (self.config.state.clone(), self.config.log_dir.clone());
-        let config = Config { listen, name, state, log_dir, http: self.config.http.clone(), ..config };
+        let Config { listen, name, state, log_dir, http, .. } = Config::clone(old);
+        let config = Config { listen, name, state, log_dir, http, ..config };
         self.node.set_patience(patience(&config));
-        (self.around.threads, self.around.liveness) = (config.threads, config.liveness);
-        self.around.prefill_elsewhere_from = config.prefill_elsewhere_from as usize;
-        self.config = Arc::new(config);
+        self.context.config = Arc::new(config);
         tracing::info!("settings reloaded; threads and liveness take effect with the next assignment");
         self.supervisor.ready(&self.status());
     }
 
-    async fn tick(&mut self) {
-        self.event(Event::Tick { now: self.started.elapsed() }).await;
-        let stall = self.around.liveness.stall;
-        if self.running.as_mut().is_none_or(|running| !running.is_stalled(stall)) {
+    fn tick(&mut self) {
+        self.event(Event::Tick { now: self.context.started.elapsed() });
+        if self.engine.tick(self.context.config.liveness.stall) {
             self.supervisor.alive();
         }
-        self.running.iter_mut().for_each(Running::flush);
-        self.watching.tick(&self.around.inputs);
-        if self.memory.0.elapsed() > MEMORY_AGE && !self.watchers.is_empty() {
-            self.memory = (Instant::now(), memory::resident());
+        self.disk.tick(Instant::now());
+        self.reports.health.tick(&self.context.inputs);
+        if let Some(event) = self.engine.death() {
+            self.event(event);
         }
-        if let Some(running) = self.running.as_ref().filter(|running| running.has_died()) {
-            let reason = "the engine thread panicked; see its message in the log".into();
-            let event = Event::Engine(running.epoch, Progress::Broken { rank: None, reason });
-            self.event(event).await;
+        let (engine, measured) = (self.engine.running(), &self.benches.network.measured);
+        let sources = ReportSources { context: &self.context, node: &self.node, engine, measured };
+        self.reports.send_due(sources, &mut self.sessions);
+        self.end_slow();
+    }
+}
+
+/// Logs the failure of an engine, and the loss of a rank.
+fn log_failure(event: &Event, node: &Node) {
+    match event {
+        Event::Engine(epoch, Progress::Broken { rank, reason }) => {
+            tracing::warn!(%epoch, ?rank, reason, "the engine failed");
         }
-        let now = Instant::now();
-        let mut watchers = std::mem::take(&mut self.watchers);
-        for watcher in watchers.iter_mut().filter(|watcher| watcher.next <= now) {
-            watcher.next = now + watcher.interval;
-            let body = self.report(&mut watcher.cursors);
-            self.respond(watcher.session, watcher.id, body).await;
+        Event::Engine(epoch, Progress::Unreadable(reason)) => {
+            tracing::warn!(%epoch, reason, "the engine failed");
         }
-        watchers.retain(|watcher| self.sessions.contains_key(&watcher.session));
-        self.watchers = watchers;
-    }
-
-    fn report(&self, cursors: &mut report::Cursors) -> ResponseBody {
-        let ring = self.running.as_ref().map(|running| &*running.ring);
-        let paced = self.config.paced.as_ref().map(Paced::kernels);
-        let constants = Constants {
-            name: &self.config.name,
-            instance: self.instance,
-            supervised: self.config.supervised,
-            recovers: self.config.recovery.enabled,
-            kernels: paced.as_deref().unwrap_or(self.around.kernels.name),
-        };
-        ResponseBody::Report(Box::new(report::report(
-            &self.node,
-            constants,
-            (&self.watching.health, self.memory.1),
-            &self.network.measured,
-            ring,
-            cursors,
-        )))
-    }
-
-    async fn perform(&mut self, effect: Effect) {
-        match effect {
-            Effect::Respond { session, id, body } => self.respond(session, id, body).await,
-            Effect::Report { session, id } => {
-                self.memory = (Instant::now(), memory::resident());
-                let body = self.report(&mut report::Cursors::default());
-                self.respond(session, id, body).await;
-            }
-            Effect::Records { session, id } => self.records(session, id).await,
-            Effect::Inspect { session, id, what } => self.inspect(session, id, what).await,
-            Effect::Rekey { session, id, rekey } => self.rekey(session, id, rekey),
-            Effect::Watch { session, id, interval } => self.watch(session, id, interval).await,
-            Effect::Identify { session, id, model } => self.identify(session, id, model).await,
-            Effect::Models { session, id, request } => self.models(session, id, *request).await,
-            Effect::Bench(key, bench) => self.bench(key, *bench),
-            Effect::StopBench(key) => {
-                if let Some(benching) = self.benching.as_ref().filter(|benching| benching.key == key) {
-                    benching.stop();
-                }
-            }
-            Effect::Load(prepare) => self.load(*prepare),
-            Effect::Discard(epoch) => {
-                if let Some(open) = self.open.take_if(|open| open.place.epoch == epoch) {
-                    open.cancelled.store(true, Ordering::Release);
-                }
-            }
-            Effect::Persist(epoch, hash) => {
-                let result = self.keep(move |state| state.save(&Record::Promise(epoch, hash))).await;
-                self.event(Event::Persisted(epoch, result)).await;
-            }
-            Effect::KeepExclusions { session, id, list } => self.keep_exclusions(session, id, list).await,
-            Effect::Write { records, then } => self.write(records, then).await,
-            Effect::Standing { session, id, caller } => self.standing(session, id, caller).await,
-            Effect::Connect(epoch) => self.connect(epoch),
-            Effect::Command(command) => self.command(command).await,
-            Effect::SendAcross(replica, message) => {
-                if let Some(running) = &mut self.running {
-                    running.send_across(replica, message);
-                }
-            }
-            Effect::AbortEngine(epoch) => {
-                if let Some(running) = self.running.as_ref().filter(|running| running.epoch == epoch) {
-                    running.abort();
-                }
-            }
-            Effect::AnnounceFault(epoch, rank) => {
-                if let Some(running) = self.running.as_ref().filter(|running| running.epoch == epoch) {
-                    running.announce_fault(rank);
-                }
-            }
-            Effect::StopEngine(epoch) => {
-                if let Some(running) = self.running.take_if(|running| running.epoch == epoch) {
-                    tokio::spawn(running.stop(false));
-                }
-            }
-            Effect::AnnounceDraining => {
-                self.draining = self.node.state() == NodeState::Draining;
-                if let Some(running) = &self.running {
-                    running.announce_draining();
-                }
-            }
-            Effect::Exit(code) => self.exit = Some(code),
+        // The loss of a rank of an earlier assignment is expected.
+        Event::PeerLost(epoch, rank, how) if node.computes() == Some(*epoch) => {
+            tracing::warn!(%epoch, %rank, "lost a rank: {how}");
         }
-    }
-
-    async fn keep_exclusions(&mut self, session: SessionId, id: common::ids::RequestId, list: Exclusions) {
-        let kept = list.clone();
-        let result = self.keep(move |state| state.save_exclusions(&kept)).await;
-        if result.is_ok() {
-            tell(&list);
+        Event::PeerFailed(epoch, rank, failed) if node.computes() == Some(*epoch) => {
+            tracing::warn!(%epoch, %rank, "a peer reports that the topology broke at rank {failed}");
         }
-        self.event(Event::ExclusionsKept(ExclusionsKept { session, id, list, result })).await;
-    }
-
-    /// Writes to the state folder on a blocking thread.
-    async fn keep(&self, save: impl FnOnce(&StateFolder) -> io::Result<()> + Send + 'static) -> Result<(), Fault> {
-        let state = self.state.clone();
-        let saved = spawn_blocking(move || save(&state)).await;
-        let result = saved.map_err(|error| error.to_string()).and_then(|saved| saved.map_err(|e| e.to_string()));
-        result.map_err(|reason| self.fault(FaultKind::StateUnwritable { reason }))
-    }
-
-    fn fault(&self, kind: FaultKind) -> Fault {
-        Fault::new(&self.config.name, kind)
+        _ => {}
     }
 }
 
@@ -480,10 +443,4 @@ fn instance() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     // TOML integers are signed.
     RandomState::new().build_hasher().finish() >> 1
-}
-
-fn tell(list: &Exclusions) {
-    let out: Vec<String> =
-        list.out().map(|entry| format!("{} ({})", entry.node, entry.reason.as_deref().unwrap_or(""))).collect();
-    tracing::info!("excluded nodes: {}", if out.is_empty() { "none".into() } else { out.join(", ") });
 }

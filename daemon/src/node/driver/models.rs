@@ -22,10 +22,10 @@ use protocol::{
 };
 use tokio::{runtime::Handle, task::spawn_blocking};
 
-use super::{Driver, Outbox, loading};
+use super::{Outbox, context::DriverContext, loading, sessions::OpenSessions};
 use crate::{
     config::Config,
-    node::SessionId,
+    node::{SessionId, effect::ModelEffect},
     store::{Origin, Store, Tell, pull},
 };
 
@@ -42,9 +42,9 @@ const PEER: Duration = Duration::from_secs(30);
 
 /// Running requests, each with a flag that is false once it is cancelled.
 #[derive(Debug, Default)]
-pub(super) struct Jobs(HashMap<(SessionId, RequestId), Arc<AtomicBool>>);
+pub(super) struct ModelJobs(HashMap<(SessionId, RequestId), Arc<AtomicBool>>);
 
-impl Jobs {
+impl ModelJobs {
     /// Cancels one request.
     pub(super) fn stop(&self, session: SessionId, id: RequestId) {
         if let Some(wanted) = self.0.get(&(session, id)) {
@@ -60,7 +60,7 @@ impl Jobs {
 }
 
 /// One request.
-struct Job {
+struct ModelJob {
     config: Arc<Config>,
     store: Store,
     identity: Identity,
@@ -69,34 +69,35 @@ struct Job {
     id: RequestId,
 }
 
-impl Driver {
-    pub(super) async fn models(&mut self, session: SessionId, id: RequestId, request: ModelsRequest) {
-        let Some(outbox) = self.sessions.get(&session).cloned() else { return };
-        // A finished job has dropped its reference.
-        self.jobs.0.retain(|_, wanted| Arc::strong_count(wanted) > 1);
-        if let Err(kind) = self.check_job(session) {
-            return self.respond(session, id, ResponseBody::Failed(self.fault(kind))).await;
+impl ModelJobs {
+    pub(super) fn perform(&mut self, effect: ModelEffect, context: &DriverContext, sessions: &mut OpenSessions) {
+        match effect {
+            ModelEffect::Identify { session, id, model } => identify(session, id, model, context, sessions),
+            ModelEffect::Files { session, id, request } => {
+                let Some(outbox) = sessions.outbox(session).cloned() else { return };
+                // A finished job has dropped its reference.
+                self.0.retain(|_, wanted| Arc::strong_count(wanted) > 1);
+                if let Err(kind) = self.check(session, sessions) {
+                    return sessions.refuse(session, id, kind);
+                }
+                let wanted = Arc::new(AtomicBool::new(true));
+                self.0.insert((session, id), Arc::clone(&wanted));
+                let config = Arc::clone(&context.config);
+                let store = Store::new(&config.models, &config.state).hollow(config.paced.is_some());
+                let job = ModelJob { config, store, identity: context.identity.clone(), wanted, outbox, id };
+                spawn_blocking(move || job.run(*request));
+            }
         }
-        let wanted = Arc::new(AtomicBool::new(true));
-        self.jobs.0.insert((session, id), Arc::clone(&wanted));
-        let store = Store::new(&self.config.models, &self.config.state).hollow(self.config.paced.is_some());
-        let config = Arc::clone(&self.config);
-        let job = Job { config, store, identity: self.identity.clone(), wanted, outbox, id };
-        spawn_blocking(move || job.run(request));
     }
 
     /// Refuses a request above the limits; those of viewers leave room for operators and nodes.
-    fn check_job(&self, session: SessionId) -> Result<(), FaultKind> {
-        let is_viewer = |session| self.sessions.get(&session).is_some_and(|outbox| outbox.guest.is_viewer());
-        let of = |counts: &dyn Fn(SessionId) -> bool| self.jobs.0.keys().filter(|(of, _)| counts(*of)).count();
+    fn check(&self, session: SessionId, sessions: &OpenSessions) -> Result<(), FaultKind> {
+        let of = |counts: &dyn Fn(SessionId) -> bool| self.0.keys().filter(|(of, _)| counts(*of)).count();
+        let viewers = if sessions.is_viewer(session) { of(&|one| sessions.is_viewer(one)) } else { 0 };
         let bounds = [
             ("requests about model files", of(&|_| true), JOBS_MAX),
             ("requests of one session about model files", of(&|one| one == session), SESSION_JOBS_MAX),
-            (
-                "viewers' requests about model files",
-                if is_viewer(session) { of(&is_viewer) } else { 0 },
-                VIEWERS_JOBS_MAX,
-            ),
+            ("viewers' requests about model files", viewers, VIEWERS_JOBS_MAX),
         ];
         match bounds.into_iter().find(|(_, count, limit)| count >= limit) {
             Some((what, _, limit)) => Err(FaultKind::Full { what: what.into(), limit: limit as u32 }),
@@ -105,7 +106,26 @@ impl Driver {
     }
 }
 
-impl Job {
+/// Reads a model's identity on a blocking thread, then answers.
+fn identify(session: SessionId, id: RequestId, model: String, context: &DriverContext, sessions: &mut OpenSessions) {
+    let Some(outbox) = sessions.outbox(session).cloned() else { return };
+    let permit = match outbox.question() {
+        Ok(permit) => permit,
+        Err(kind) => return sessions.refuse(session, id, kind),
+    };
+    let config = Arc::clone(&context.config);
+    tokio::spawn(async move {
+        let name = config.name.clone();
+        let found = spawn_blocking(move || loading::identify(&config.models, &model)).await;
+        let found = found.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }));
+        drop(permit);
+        let body = found.map_or_else(|kind| ResponseBody::Failed(Fault::new(&name, kind)), ResponseBody::Model);
+        // A session that is gone or full needs no answer.
+        outbox.try_send(Response { id, body });
+    });
+}
+
+impl ModelJob {
     fn run(self, request: ModelsRequest) {
         let body = match self.result(request) {
             Ok(response) => ResponseBody::Models(Box::new(response)),
@@ -144,7 +164,7 @@ impl Job {
             }
             ModelsRequest::Write(piece) => self.write(&piece, &mut tell),
             ModelsRequest::Content { model } => {
-                let (_, file, _) = loading::open(&self.config.models, &model)?;
+                let file = loading::open(&self.config.models, &model)?.file;
                 store.content(&file, &mut tell).map(ModelsResponse::Content)
             }
         }

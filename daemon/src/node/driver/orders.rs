@@ -6,18 +6,13 @@ use std::{
     sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
 };
 
-use common::fault::{Fault, FaultKind};
-use engine::port::{EngineOrder, Progress};
+use engine::port::EngineOrder;
 use protocol::across::Across;
 
-use super::Driver;
-use crate::node::{
-    event::{EngineCommand, Event},
-    machine::QUEUE_MAX,
-};
+use crate::node::machine::QUEUE_MAX;
 
 /// Capacity of the queue: all requests of a full admission queue, and their ends.
-const COMMANDS_MAX: usize = 2 * QUEUE_MAX;
+pub(super) const COMMANDS_MAX: usize = 2 * QUEUE_MAX;
 /// Commands that must not be lost and wait for room.
 const WAITING_MAX: usize = 4 * QUEUE_MAX;
 
@@ -113,27 +108,6 @@ impl Orders {
             self.waiting.push_back(command);
         }
         Ok(())
-    }
-}
-
-impl Driver {
-    /// Sends a command to the running engine. If there is no room, a request is refused to its console and a remote
-    /// prefill to its group; a group that floods this one with other messages is disconnected.
-    pub(super) async fn command(&mut self, command: EngineCommand) {
-        let Some(running) = &mut self.running else { return };
-        let epoch = running.epoch;
-        match running.command(command) {
-            Ok(()) => {}
-            Err(EngineOrder::Begin(key, _) | EngineOrder::BenchLinks(key, _)) => {
-                let fault = Fault::new(&self.config.name, FaultKind::QueueFull { limit: COMMANDS_MAX as u32 });
-                self.event(Event::Engine(epoch, Progress::Refused(key, fault))).await;
-            }
-            Err(EngineOrder::Across(replica, Across::Ask(ask))) => {
-                running.send_across(replica, Across::Refused { transfer: ask.transfer });
-            }
-            Err(EngineOrder::Across(replica, _)) => running.give_up_way(replica),
-            Err(command) => tracing::error!("cannot queue a command for the engine: {command:?}"),
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! client that does not read costs only its own session.
 use std::{mem::size_of, sync::Arc, time::Duration};
 
-use common::{fault::FaultKind, ids::RequestId};
+use common::fault::FaultKind;
 use protocol::{
     inspect::Inspected,
     message::{Response, ResponseBody},
@@ -16,14 +16,8 @@ use tokio::{
         OwnedSemaphorePermit, Semaphore,
         mpsc::{Receiver, Sender, WeakSender, channel},
     },
-    time::{Instant, timeout},
+    time::timeout,
 };
-
-use super::{
-    Driver,
-    report::{Cursors, Watcher},
-};
-use crate::node::{Event, SessionId};
 
 /// Responses that may wait for a session's socket; a slower client is disconnected.
 pub(super) const RESPONSES_MAX: usize = 256;
@@ -39,23 +33,19 @@ const SMALL: usize = 4 << 10;
 const REPORT_BYTES: usize = 32 << 10;
 /// Longest wait of a job's response for room.
 const ROOM: Duration = Duration::from_secs(30);
-/// Limits for reporting subscriptions: in total, of viewers, per session.
-const WATCHERS_MAX: usize = 128;
-const VIEWERS_WATCHES_MAX: usize = 64;
-const SESSION_WATCHES_MAX: usize = 8;
 /// Concurrent requests of one session that are answered outside of the driver.
 const QUESTIONS_MAX: usize = 8;
 
 /// The client of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Guest {
+pub struct SessionClient {
     /// Role of its key; `None` for connections without a key.
     pub role: Option<Role>,
     /// The name from its Hello.
     pub name: String,
 }
 
-impl Guest {
+impl SessionClient {
     /// Whether the client has read-only access.
     pub fn is_viewer(&self) -> bool {
         self.role == Some(Role::Viewer)
@@ -64,12 +54,12 @@ impl Guest {
 
 /// Byte budget for the waiting responses of all sessions of a node.
 #[derive(Clone, Debug)]
-pub struct Room {
+pub struct ResponseBudget {
     all: Arc<Semaphore>,
     viewers: Arc<Semaphore>,
 }
 
-impl Default for Room {
+impl Default for ResponseBudget {
     fn default() -> Self {
         let of = |bytes| Arc::new(Semaphore::new(bytes));
         Self { all: of(ALL_BYTES_MAX), viewers: of(VIEWERS_BYTES_MAX) }
@@ -92,12 +82,12 @@ pub struct Outbox {
     all: Arc<Semaphore>,
     questions: Arc<Semaphore>,
     /// The client that reads the responses.
-    pub guest: Arc<Guest>,
+    pub guest: Arc<SessionClient>,
 }
 
 impl Outbox {
     /// An outbox, and the receiver that feeds the socket.
-    pub fn new(guest: Guest, room: &Room) -> (Self, Receiver<Queued>) {
+    pub fn new(guest: SessionClient, room: &ResponseBudget) -> (Self, Receiver<Queued>) {
         let (sender, receiver) = channel(RESPONSES_MAX);
         let all = Arc::clone(if guest.is_viewer() { &room.viewers } else { &room.all });
         let (own, questions) = (Arc::new(Semaphore::new(SESSION_BYTES_MAX)), Arc::new(Semaphore::new(QUESTIONS_MAX)));
@@ -111,7 +101,7 @@ impl Outbox {
     }
 
     /// Whether only the last place is left, which is reserved for the reason of the session's end.
-    fn is_nearly_full(&self) -> bool {
+    pub(super) fn is_nearly_full(&self) -> bool {
         self.sender.capacity() <= 1
     }
 
@@ -163,7 +153,7 @@ pub struct WeakOutbox {
     own: Arc<Semaphore>,
     all: Arc<Semaphore>,
     questions: Arc<Semaphore>,
-    guest: Arc<Guest>,
+    guest: Arc<SessionClient>,
 }
 
 impl WeakOutbox {
@@ -195,59 +185,14 @@ fn weight(body: &ResponseBody) -> u32 {
     if bytes < SMALL { 0 } else { bytes.min(SESSION_BYTES_MAX) as u32 }
 }
 
-impl Driver {
-    pub(super) async fn respond(&mut self, session: SessionId, id: RequestId, body: ResponseBody) {
-        let Some(outbox) = self.sessions.get(&session) else { return };
-        let is_last = outbox.is_nearly_full();
-        if outbox.try_send(Response { id, body }) && !is_last {
-            return;
-        }
-        // The last place is reserved for the reason; then the session ends.
-        tracing::warn!(?session, "a console reads too slowly; its session is closed");
-        self.watchers.retain(|watcher| watcher.session != session);
-        if let Some(outbox) = self.sessions.remove(&session) {
-            let body = ResponseBody::Failed(self.fault(FaultKind::SlowReader));
-            // If there is no room even for that, the client sees the closed session.
-            outbox.try_send(Response { id, body });
-        }
-        Box::pin(self.event(Event::SessionSlow(session))).await;
-    }
-
-    pub(super) async fn watch(&mut self, session: SessionId, id: RequestId, interval: Duration) {
-        if let Err(kind) = self.check_watch(session) {
-            let body = ResponseBody::Failed(self.fault(kind));
-            return self.respond(session, id, body).await;
-        }
-        let cursors = Cursors::default();
-        self.watchers.push(Watcher { session, id, interval, next: Instant::now().into_std(), cursors });
-    }
-
-    /// Refuses a subscription above the limits; those of viewers leave room for operators and nodes.
-    fn check_watch(&self, session: SessionId) -> Result<(), FaultKind> {
-        let is_viewer = |session| self.sessions.get(&session).is_some_and(|outbox| outbox.guest.is_viewer());
-        let count = |counts: &dyn Fn(&Watcher) -> bool| self.watchers.iter().filter(|watcher| counts(watcher)).count();
-        let full = |what: &str, limit: usize| Err(FaultKind::Full { what: what.into(), limit: limit as u32 });
-        if count(&|watcher| watcher.session == session) >= SESSION_WATCHES_MAX {
-            return full("watches of one session", SESSION_WATCHES_MAX);
-        }
-        if is_viewer(session) && count(&|watcher| is_viewer(watcher.session)) >= VIEWERS_WATCHES_MAX {
-            return full("watching viewers", VIEWERS_WATCHES_MAX);
-        }
-        if self.watchers.len() >= WATCHERS_MAX {
-            return full("watching consoles", WATCHERS_MAX);
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use common::units::Bytes;
+    use common::{ids::RequestId, units::Bytes};
 
     use super::*;
 
-    fn guest(role: Role) -> Guest {
-        Guest { role: Some(role), name: "x".into() }
+    fn guest(role: Role) -> SessionClient {
+        SessionClient { role: Some(role), name: "x".into() }
     }
 
     fn piece(bytes: usize) -> Response {
@@ -257,19 +202,19 @@ mod tests {
 
     #[test]
     fn waiting_bytes_of_a_session_are_bounded() {
-        let (outbox, mut queue) = Outbox::new(guest(Role::Operator), &Room::default());
+        let (outbox, mut queue) = Outbox::new(guest(Role::Operator), &ResponseBudget::default());
         let taken = (0..RESPONSES_MAX).take_while(|_| outbox.try_send(piece(1 << 20))).count();
         assert_eq!(taken, SESSION_BYTES_MAX >> 20);
         assert!(outbox.try_send(Response { id: RequestId(2), body: ResponseBody::Committed }), "small ones have room");
         drop(queue.try_recv().expect("the first piece"));
         assert!(outbox.try_send(piece(1 << 20)), "a response that was written makes room");
-        let (other, _queue) = Outbox::new(guest(Role::Operator), &Room::default());
+        let (other, _queue) = Outbox::new(guest(Role::Operator), &ResponseBudget::default());
         assert!(other.try_send(piece(2 * SESSION_BYTES_MAX)), "a larger one goes alone");
     }
 
     #[test]
     fn viewers_use_no_room_of_operators() {
-        let room = Room::default();
+        let room = ResponseBudget::default();
         let mut viewers = Vec::new();
         let filled = (0..100).map(|_| {
             let (outbox, queue) = Outbox::new(guest(Role::Viewer), &room);
@@ -284,7 +229,7 @@ mod tests {
 
     #[tokio::test]
     async fn response_waits_for_room_and_ends_with_the_session() {
-        let (outbox, mut queue) = Outbox::new(guest(Role::Node), &Room::default());
+        let (outbox, mut queue) = Outbox::new(guest(Role::Node), &ResponseBudget::default());
         while outbox.try_send(piece(1 << 20)) {}
         let (sent, first) = tokio::join!(outbox.send(piece(1 << 20)), queue.recv());
         assert!(sent || first.is_some());

@@ -5,27 +5,23 @@ use std::{
 };
 
 use common::{
-    ids::{LayerIndex, Rank, RequestId},
+    ids::{LayerIndex, Rank},
     latency::Histogram,
     units::{Bytes, Nanoseconds},
 };
 use engine::collective::SyncRing;
-use protocol::BUILD;
-use telemetry::{
-    Health, HopRecord, HopSync, Lateness, LayerSync, Measured, NodeReport, SyncKind, SyncRecord, hop::LATEST,
+use protocol::{BUILD, message::ResponseBody};
+use telemetry::{HopRecord, HopSync, Lateness, LayerSync, Measured, NodeReport, SyncKind, SyncRecord, hop::LATEST};
+
+use super::{context::DriverContext, running::RunningEngine, sessions::OpenSessions, watching::HealthWatch};
+use crate::{
+    config::Paced,
+    health::{Monitor, memory},
+    node::{Node, effect::ReportEffect},
 };
 
-use crate::node::{Node, SessionId};
-
-/// A client that receives reports at an interval.
-#[derive(Debug)]
-pub(super) struct Watcher {
-    pub(super) session: SessionId,
-    pub(super) id: RequestId,
-    pub(super) interval: Duration,
-    pub(super) next: Instant,
-    pub(super) cursors: Cursors,
-}
+/// Resident memory is read at most this often.
+const MEMORY_AGE: Duration = Duration::from_millis(500);
 
 /// Positions up to which a subscription has read the engine's records.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,54 +30,88 @@ pub(super) struct Cursors {
     hops: u64,
 }
 
-/// Fields of a report that stay constant while the daemon runs.
+/// What a report is composed of.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Constants<'a> {
-    pub(super) name: &'a str,
-    pub(super) instance: u64,
-    pub(super) supervised: bool,
-    pub(super) recovers: bool,
-    pub(super) kernels: &'a str,
+pub(super) struct ReportSources<'a> {
+    pub(super) context: &'a DriverContext,
+    pub(super) node: &'a Node,
+    pub(super) engine: Option<&'a RunningEngine>,
+    /// What this node has measured.
+    pub(super) measured: &'a Measured,
 }
 
-/// Composes a report.
-pub(super) fn report(
-    node: &Node,
-    constants: Constants<'_>,
-    (health, resident): (&Health, Bytes),
-    measured: &Measured,
-    ring: Option<&SyncRing>,
-    cursors: &mut Cursors,
-) -> NodeReport {
-    let (layers, lateness) = ring.map_or_else(Default::default, |ring| exchanges(ring, &mut cursors.all_reduces));
-    NodeReport {
-        name: constants.name.into(),
-        instance: constants.instance,
-        supervised: constants.supervised,
-        recovers: constants.recovers,
-        unix_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64),
-        build: BUILD.into(),
-        kernels: constants.kernels.into(),
-        state: node.state(),
-        epoch: node.epoch(),
-        topology: node.topology(),
-        fault: node.fault(),
-        load: node.load(),
-        shard: node.shard(),
-        memory_resident: resident,
-        health: health.clone(),
-        requests: node.request_count(),
-        traces: node.traces(),
-        tokens: node.tokens(),
-        kv: node.kv(),
-        layers,
-        lateness,
-        desired: node.desired().map(|desired| Box::new(desired.clone())),
-        hops: ring.map_or_else(Vec::new, |ring| hops(&ring.hops().since(&mut cursors.hops))),
-        collectives: ring.and_then(SyncRing::table).cloned(),
-        exclusions: node.exclusions().clone(),
-        rolling: node.rolling().cloned(),
-        measured: measured.clone(),
+/// Composes reports, and reads what they need from the machine.
+#[derive(Debug)]
+pub(super) struct Reports {
+    pub(super) health: HealthWatch,
+    /// Resident memory, and when it was read.
+    memory: (Instant, Bytes),
+}
+
+impl Reports {
+    pub(super) fn new(monitor: Monitor) -> Self {
+        Self { health: HealthWatch::new(monitor), memory: (Instant::now(), memory::resident()) }
+    }
+
+    pub(super) fn perform(&mut self, effect: ReportEffect, sources: ReportSources<'_>, sessions: &mut OpenSessions) {
+        match effect {
+            ReportEffect::Current { session, id } => {
+                self.memory = (Instant::now(), memory::resident());
+                let body = self.report(sources, &mut Cursors::default());
+                sessions.respond(session, id, body);
+            }
+            ReportEffect::Records { session, id } => {
+                let mut records = Vec::new();
+                if let Some(engine) = sources.engine {
+                    engine.ring.read_since(&mut 0, |record| records.push(record.clone()));
+                }
+                sessions.respond(session, id, ResponseBody::Records(records));
+            }
+        }
+    }
+
+    /// Sends the reports that are due.
+    pub(super) fn send_due(&mut self, sources: ReportSources<'_>, sessions: &mut OpenSessions) {
+        if self.memory.0.elapsed() > MEMORY_AGE && sessions.has_watchers() {
+            self.memory = (Instant::now(), memory::resident());
+        }
+        sessions.send_reports(Instant::now(), |cursors| self.report(sources, cursors));
+    }
+
+    fn report(&self, sources: ReportSources<'_>, cursors: &mut Cursors) -> ResponseBody {
+        let ReportSources { context, node, engine, measured } = sources;
+        let config = &context.config;
+        let ring = engine.map(|engine| &*engine.ring);
+        let (layers, lateness) = ring.map_or_else(Default::default, |ring| exchanges(ring, &mut cursors.all_reduces));
+        ResponseBody::Report(Box::new(NodeReport {
+            name: config.name.clone(),
+            instance: context.instance,
+            supervised: config.supervised,
+            recovers: config.recovery.enabled,
+            unix_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64),
+            build: BUILD.into(),
+            kernels: config.paced.as_ref().map_or_else(|| context.kernels.name.into(), Paced::kernels),
+            state: node.state(),
+            epoch: node.epoch(),
+            topology: node.topology(),
+            fault: node.fault(),
+            load: node.load(),
+            shard: node.shard(),
+            memory_resident: self.memory.1,
+            health: self.health.health.clone(),
+            requests: node.request_count(),
+            traces: node.traces(),
+            tokens: node.tokens(),
+            kv: node.kv(),
+            layers,
+            lateness,
+            desired: node.desired().map(|desired| Box::new(desired.clone())),
+            hops: ring.map_or_else(Vec::new, |ring| hops(&ring.hops().since(&mut cursors.hops))),
+            collectives: ring.and_then(SyncRing::table).cloned(),
+            exclusions: node.exclusions().clone(),
+            rolling: node.rolling().cloned(),
+            measured: measured.clone(),
+        }))
     }
 }
 
@@ -92,6 +122,27 @@ struct Sums {
     wait: u64,
     wire: u64,
     slowest: BTreeMap<Rank, u32>,
+}
+
+impl Sums {
+    fn of_layer(self, place: (LayerIndex, SyncKind)) -> LayerSync {
+        let (layer, kind) = place;
+        let count = self.latency.count().max(1);
+        let quantile = |quantile| self.latency.quantile(quantile).unwrap_or_default();
+        let slowest = self.slowest.iter().max_by_key(|(_, count)| **count).map_or(Rank(0), |(rank, _)| *rank);
+        LayerSync {
+            layer,
+            kind,
+            count: count as u32,
+            p50: quantile(0.5),
+            p95: quantile(0.95),
+            p99: quantile(0.99),
+            compute: Nanoseconds(self.compute / count),
+            wait: Nanoseconds(self.wait / count),
+            wire: Nanoseconds(self.wire / count),
+            slowest,
+        }
+    }
 }
 
 /// The latest hand-overs, by sending member.
@@ -113,7 +164,8 @@ fn hops(records: &[HopRecord]) -> Vec<HopSync> {
         sum.bytes.0 += u64::from(record.bytes);
     }
     let mean = |sum: Nanoseconds, count: u32| Nanoseconds(sum.0 / u64::from(count.max(1)));
-    let of = |(hops, sum): (Histogram, HopSync)| {
+    let summary = |sums: (Histogram, HopSync)| {
+        let (hops, sum) = sums;
         let quantile = |quantile| hops.quantile(quantile).unwrap_or_default();
         HopSync {
             p50: quantile(0.5),
@@ -126,7 +178,7 @@ fn hops(records: &[HopRecord]) -> Vec<HopSync> {
             ..sum
         }
     };
-    found.into_values().map(of).collect()
+    found.into_values().map(summary).collect()
 }
 
 /// The all-reduces since the cursor, by layer and by the peer rank.
@@ -157,22 +209,6 @@ fn exchanges(ring: &SyncRing, cursor: &mut u64) -> (Vec<LayerSync>, Vec<Lateness
             });
         }
     });
-    let layer = |((layer, kind), sum): ((LayerIndex, SyncKind), Sums)| {
-        let count = sum.latency.count().max(1);
-        let quantile = |quantile| sum.latency.quantile(quantile).unwrap_or_default();
-        let slowest = sum.slowest.into_iter().max_by_key(|(_, count)| *count).map_or(Rank(0), |(rank, _)| rank);
-        LayerSync {
-            layer,
-            kind,
-            count: count as u32,
-            p50: quantile(0.5),
-            p95: quantile(0.95),
-            p99: quantile(0.99),
-            compute: Nanoseconds(sum.compute / count),
-            wait: Nanoseconds(sum.wait / count),
-            wire: Nanoseconds(sum.wire / count),
-            slowest,
-        }
-    };
-    (sums.into_iter().map(layer).collect(), lateness.into_values().collect())
+    let layers = sums.into_iter().map(|(place, sum)| sum.of_layer(place));
+    (layers.collect(), lateness.into_values().collect())
 }

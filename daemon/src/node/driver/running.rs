@@ -14,7 +14,7 @@ use common::{
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
 };
 use engine::{
-    self, Setup, Variant,
+    self, Setup,
     collective::{Abort, Accounting, AcrossLinks, Group, Links, Seat, Settings, Socket, SyncRing},
     model::{Model, Pace},
     plan::Limits,
@@ -23,21 +23,22 @@ use engine::{
 };
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use protocol::{across::Across, connection::Connection};
+use tokenizer::Tokenizer;
 use tokio::sync::mpsc::Sender;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use topology::{self, Role, Topology};
 
 use super::{
     Input,
-    across::{Way, Ways},
+    context::DriverContext,
+    head_links::{HeadLink, HeadLinks},
     heartbeat::{self, Pulse},
-    linking::{Far, OpenLinks},
+    linking::{GroupPeer, OpenLinks},
     loading::{Loaded, program},
     orders::Orders,
-    pacemaker::Pacemaker,
 };
 use crate::{
-    config::Liveness,
+    config::Config,
     node::event::{EngineCommand, Event},
     text::{Program, TextService},
 };
@@ -51,14 +52,14 @@ const ENGINE_STACK_BYTES: usize = 32 << 20;
 
 /// The running assignment and this node's place in it.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct LocalAssignment {
     pub(super) epoch: Epoch,
     pub(super) hash: TopologyHash,
     pub(super) topology: Topology,
     pub(super) member: MemberIndex,
 }
 
-impl Place {
+impl LocalAssignment {
     /// This node's place in the topology.
     pub(super) fn seat(&self) -> topology::Place {
         self.topology.place(self.member)
@@ -67,7 +68,7 @@ impl Place {
 
 /// A running engine.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningEngine {
     /// Number of the run, unique in this process even if two runs have the same epoch.
     pub(super) run: u64,
     pub(super) epoch: Epoch,
@@ -82,7 +83,7 @@ pub(super) struct Running {
     leave: CancellationToken,
     /// Closes the control links to other groups.
     apart: CancellationToken,
-    ways: Vec<Way>,
+    head_links: Vec<HeadLink>,
     beats: TaskTracker,
     thread: thread::JoinHandle<()>,
     /// Last observed value of the engine's counter, and since when it has not changed although there is work.
@@ -91,87 +92,85 @@ pub(super) struct Running {
     moved: Instant,
 }
 
-/// What starting an engine needs from the daemon.
-#[derive(Clone, Debug)]
-pub(super) struct Surroundings {
-    pub(super) name: String,
-    pub(super) kernels: &'static Kernels,
-    pub(super) threads: Option<u16>,
-    pub(super) liveness: Liveness,
-    /// Prompts with at least this many tokens are computed by a prefill group.
-    pub(super) prefill_elsewhere_from: usize,
-    /// Deviations for benchmarks.
-    pub(super) variant: Variant,
-    pub(super) inputs: Sender<Input>,
-    pub(super) pacemaker: Pacemaker,
+/// What starting an engine needs in addition to the daemon's context.
+#[derive(Debug)]
+pub(super) struct EngineStart {
+    /// Number of the run.
+    pub(super) run: u64,
+    pub(super) place: LocalAssignment,
+    pub(super) loaded: Loaded,
+    pub(super) links: OpenLinks,
 }
 
-impl Running {
+impl RunningEngine {
     /// Starts the engine and the heartbeats on open links.
-    pub(super) fn start(
-        around: &Surroundings,
-        place: Place,
-        mut loaded: Loaded,
-        (links, run): (OpenLinks, u64),
-    ) -> Result<Self, FaultKind> {
-        let failed = |error: io::Error| FaultKind::Internal { reason: error.to_string() };
-        let abort = Arc::new(Abort::new().map_err(|error| failed(error.into()))?);
+    ///
+    /// # Errors
+    /// Descriptors, threads or memory are missing.
+    pub(super) fn start(context: &DriverContext, start: EngineStart) -> Result<Self, FaultKind> {
+        Self::launch(context, start).map_err(|error| FaultKind::Internal { reason: error.to_string() })
+    }
+
+    fn launch(context: &DriverContext, start: EngineStart) -> io::Result<Self> {
+        let EngineStart { run, place, mut loaded, links } = start;
+        let abort = Arc::new(Abort::new()?);
         let seat = place.seat();
         let ring = Arc::new(SyncRing::new(seat.rank, seat.group));
-        let draining = Arc::new(AtomicBool::new(false));
-        let failed_rank = Arc::<OnceLock<Rank>>::default();
-        let (stop, leave) = (CancellationToken::new(), CancellationToken::new());
-        let (commands, orders) = Orders::new();
-        let columns = loaded.shard.shape.embedding_length;
-        let mut group = group(&place, links.data, (&abort, &ring), (columns, around.kernels)).map_err(failed)?;
-        group.set_toll(loaded.pace.as_ref().map(Pace::toll));
-        let (far_data, far_control) = apart(&place, links.across);
-        let transfers = transfers(around, &place, &mut loaded, far_data).map_err(failed)?;
-        let sink = Arc::new(sink(around.inputs.clone(), run, place.epoch));
-        let tokenizer = loaded.text.as_ref().map(|text| Arc::clone(&text.tokenizer));
-        let text = texts(around, &mut loaded, &commands, sink.clone()).map_err(failed)?;
-        let setup = Setup { tokenizer, ..setup(around, &place, loaded, group, (Arc::clone(&abort), transfers)) };
-        let builder = thread::Builder::new().name("engine".into()).stack_size(ENGINE_STACK_BYTES);
-        let thread = builder.spawn(move || engine::run(setup, &orders, &*sink)).map_err(failed)?;
-        let beats = TaskTracker::new();
         let pulse = Pulse {
             run,
             epoch: place.epoch,
-            liveness: around.liveness,
+            liveness: context.config.liveness,
             engine: Arc::clone(&abort),
-            draining: Arc::clone(&draining),
-            failed: Arc::clone(&failed_rank),
-            stop: stop.clone(),
-            leave: leave.clone(),
-            inputs: around.inputs.clone(),
+            draining: Arc::default(),
+            failed: Arc::default(),
+            stop: CancellationToken::new(),
+            leave: CancellationToken::new(),
+            inputs: context.inputs.clone(),
         };
+        let (commands, orders) = Orders::new();
+        let columns = loaded.shard.shape.embedding_length;
+        let stage = StageLinks { sockets: links.data, abort: &abort, ring: &ring, columns };
+        let mut group = group(&place, stage, context.kernels)?;
+        group.set_toll(loaded.pace.as_ref().map(Pace::toll));
+        let groups = group_sockets(&place, links.across);
+        let transfers = transfers(context, &place, &mut loaded, groups.data)?;
+        let sink = Arc::new(sink(context.inputs.clone(), run, place.epoch));
+        let tokenizer = loaded.text.as_ref().map(|text| Arc::clone(&text.tokenizer));
+        let text = texts(&context.config, &mut loaded, &commands, sink.clone())?;
+        let parts = EngineParts { group, transfers, tokenizer, abort: Arc::clone(&abort) };
+        let setup = setup(context, &place, loaded, parts);
+        let builder = thread::Builder::new().name("engine".into()).stack_size(ENGINE_STACK_BYTES);
+        let thread = builder.spawn(move || engine::run(setup, &orders, &*sink))?;
+        let beats = TaskTracker::new();
         for (rank, connection) in links.control.into_iter().enumerate() {
             if let Some(connection) = connection {
-                let connection = around.pacemaker.take(connection).map_err(failed)?;
+                let connection = context.pacemaker.take(connection)?;
                 let beating = heartbeat::run(pulse.clone(), Rank(rank as u16), connection);
-                around.pacemaker.spawn_counted(&beats, beating);
+                context.pacemaker.spawn_counted(&beats, beating);
             }
         }
         beats.close();
-        let apart = stop.child_token();
-        let ways = ways(around, &pulse, &apart, far_control).map_err(failed)?;
+        let apart = pulse.stop.child_token();
+        let head_links = head_links(context, &pulse, &apart, groups.control)?;
+        let (seen, moved) = ((0, Instant::now()), Instant::now());
+        let Pulse { epoch, draining, failed, stop, leave, .. } = pulse;
         Ok(Self {
             run,
-            epoch: place.epoch,
+            epoch,
             ring,
             commands,
             text,
             abort,
             draining,
-            failed: failed_rank,
+            failed,
             stop,
             leave,
             apart,
-            ways,
+            head_links,
             beats,
             thread,
-            seen: (0, Instant::now()),
-            moved: Instant::now(),
+            seen,
+            moved,
         })
     }
 
@@ -202,15 +201,15 @@ impl Running {
     }
 
     /// Closes the link to another group; the engine treats the group as lost.
-    pub(super) fn give_up_way(&self, replica: u16) {
-        self.ways.iter().filter(|way| way.replica == replica).for_each(Way::give_up);
+    pub(super) fn give_up_link(&self, replica: u16) {
+        self.head_links.iter().filter(|link| link.replica == replica).for_each(HeadLink::give_up);
     }
 
     /// Sends a message to the head of another group; a lost group was already reported.
     pub(super) fn send_across(&mut self, replica: u16, message: Across) {
         self.commands.answered(replica, &message);
-        if let Some(way) = self.ways.iter().find(|way| way.replica == replica) {
-            way.send(message);
+        if let Some(link) = self.head_links.iter().find(|link| link.replica == replica) {
+            link.send(message);
         }
     }
 
@@ -279,13 +278,13 @@ impl Running {
 }
 
 /// Opens the control links to other groups.
-fn ways(
-    around: &Surroundings,
+fn head_links(
+    context: &DriverContext,
     pulse: &Pulse,
     apart: &CancellationToken,
     control: Sockets<u16>,
-) -> io::Result<Vec<Way>> {
-    let ways = Ways {
+) -> io::Result<Vec<HeadLink>> {
+    let links = HeadLinks {
         run: pulse.run,
         epoch: pulse.epoch,
         liveness: pulse.liveness,
@@ -294,19 +293,26 @@ fn ways(
         stop: apart.clone(),
         inputs: pulse.inputs.clone(),
     };
-    let open = |(replica, connection)| {
-        let connection = around.pacemaker.take(connection)?;
-        Ok(Way::open(ways.clone(), replica, connection, &around.pacemaker))
-    };
-    control.into_iter().map(open).collect()
+    let mut open = Vec::with_capacity(control.len());
+    for (replica, connection) in control {
+        let connection = context.pacemaker.take(connection)?;
+        open.push(HeadLink::open(links.clone(), replica, connection, &context.pacemaker));
+    }
+    Ok(open)
 }
 
-fn group(
-    place: &Place,
-    data: Vec<Option<Connection>>,
-    (abort, ring): (&Arc<Abort>, &Arc<SyncRing>),
-    (columns, kernels): (usize, &'static Kernels),
-) -> io::Result<Group> {
+/// The links between the ranks of a replica, and what their use is recorded in.
+struct StageLinks<'a> {
+    /// Data links, by rank.
+    sockets: Vec<Option<Connection>>,
+    abort: &'a Arc<Abort>,
+    ring: &'a Arc<SyncRing>,
+    /// Length of a token's hidden state.
+    columns: usize,
+}
+
+fn group(place: &LocalAssignment, stage: StageLinks<'_>, kernels: &'static Kernels) -> io::Result<Group> {
+    let StageLinks { sockets, abort, ring, columns } = stage;
     let seat = place.seat();
     let accounting = Accounting::new(seat.rank, Arc::clone(ring));
     let (exchange, choice) = (place.topology.exchange, place.topology.collective);
@@ -314,7 +320,7 @@ fn group(
     if place.topology.replica(seat.replica).len() == 1 {
         return Ok(Group::new(None, settings, accounting));
     }
-    let sockets = data.into_iter().map(|connection| connection.map(socket).transpose());
+    let sockets = sockets.into_iter().map(|connection| connection.map(socket).transpose());
     let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
     let spin = place.topology.members[place.member.index()].spin;
     let seat = Seat { own: seat.rank, stage: seat.group, epoch: place.epoch, hash: place.hash };
@@ -325,32 +331,40 @@ fn group(
 /// Sockets, each with the member or group at its other end.
 type Sockets<Who> = Vec<(Who, Connection)>;
 
+/// Sockets to other groups.
+struct GroupSockets {
+    /// Data links for the engine.
+    data: Sockets<MemberIndex>,
+    /// Control links between heads.
+    control: Sockets<u16>,
+}
+
 /// A data link for the engine's thread.
 fn socket(connection: Connection) -> io::Result<Socket> {
     let (stream, seals) = connection.into_data_link();
     Ok((stream.into_std()?, seals))
 }
 
-/// Sockets to other groups: data links for the engine, control links between heads.
-fn apart(place: &Place, across: Vec<Far>) -> (Sockets<MemberIndex>, Sockets<u16>) {
-    let (mut data, mut control) = (Vec::new(), Vec::new());
-    for far in across {
-        data.extend(far.data.map(|connection| (far.member, connection)));
-        control.extend(far.control.map(|connection| (place.topology.place(far.member).replica, connection)));
+fn group_sockets(place: &LocalAssignment, peers: Vec<GroupPeer>) -> GroupSockets {
+    let mut sockets = GroupSockets { data: Vec::new(), control: Vec::new() };
+    for peer in peers {
+        sockets.data.extend(peer.data.map(|connection| (peer.member, connection)));
+        let replica = place.topology.place(peer.member).replica;
+        sockets.control.extend(peer.control.map(|connection| (replica, connection)));
     }
-    (data, control)
+    sockets
 }
 
 /// The KV transfers between groups with roles.
 fn transfers(
-    around: &Surroundings,
-    place: &Place,
+    context: &DriverContext,
+    place: &LocalAssignment,
     loaded: &mut Loaded,
     data: Sockets<MemberIndex>,
 ) -> io::Result<Option<(Transfers, Partners)>> {
     let Some(mut partners) = loaded.partners.take() else { return Ok(None) };
-    partners.least = around.prefill_elsewhere_from;
-    partners.at_end = around.variant.transfers_at_end;
+    partners.least = context.config.prefill_elsewhere_from as usize;
+    partners.at_end = context.variant.transfers_at_end;
     let sockets = data.into_iter().map(|(member, connection)| Ok((member, socket(connection)?)));
     let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
     let who = (place.member, place.epoch, place.hash);
@@ -360,28 +374,32 @@ fn transfers(
 
 /// The service that prepares the requests of a head.
 fn texts(
-    around: &Surroundings,
+    config: &Config,
     loaded: &mut Loaded,
     commands: &Orders,
     sink: Arc<impl Fn(Progress) + Send + Sync + 'static>,
 ) -> io::Result<Option<TextService>> {
     let Some(text) = loaded.text.take() else { return Ok(None) };
     let program = Program::of(program());
-    TextService::start(around.name.clone(), text, &program, commands.sender(), sink).map(Some)
+    TextService::start(config.name.clone(), text, &program, commands.sender(), sink).map(Some)
 }
 
-fn setup(
-    around: &Surroundings,
-    place: &Place,
-    loaded: Loaded,
+/// Parts of an engine that are not in its shard.
+struct EngineParts {
     group: Group,
-    (abort, transfers): (Arc<Abort>, Option<(Transfers, Partners)>),
-) -> Setup {
+    transfers: Option<(Transfers, Partners)>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    abort: Arc<Abort>,
+}
+
+fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts: EngineParts) -> Setup {
+    let EngineParts { group, transfers, tokenizer, abort } = parts;
+    let config = &context.config;
     let member = &place.topology.members[place.member.index()];
     let cores = member.cores.iter().map(|core| usize::from(*core)).collect();
-    let threads = usize::from(around.threads.unwrap_or(member.threads));
+    let threads = usize::from(config.threads.unwrap_or(member.threads));
     let limits = Limits::of(&place.topology, loaded.shard.shape.vocabulary_length);
-    let kernels = around.kernels;
+    let kernels = context.kernels;
     let options = PoolOptions { threads, cores, spin: member.spin };
     let (shard, cache, pace) = (loaded.shard, loaded.cache, loaded.pace);
     // The thread pool and the model are created on the engine's thread, which first sets its CPU affinity.
@@ -390,8 +408,7 @@ fn setup(
         pool.pin_caller();
         Model::new(shard, cache, Compute { kernels, pool }).paced(pace)
     });
-    let (node, place, variant) = (around.name.clone(), place.seat(), around.variant);
-    let (tokenizer, pieces) = (None, loaded.pieces);
+    let (node, place, variant, pieces) = (config.name.clone(), place.seat(), context.variant, loaded.pieces);
     Setup { node, place, limits, model, group, transfers, variant, tokenizer, pieces, abort }
 }
 

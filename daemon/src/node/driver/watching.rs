@@ -20,21 +20,21 @@ const QUIET: Duration = Duration::from_secs(10);
 
 /// The latest reading, and the monitor while no reading is under way.
 #[derive(Debug)]
-pub(super) struct Watching {
+pub(super) struct HealthWatch {
     monitor: Option<Monitor>,
     next: Instant,
     /// Empty before the first reading.
     pub(super) health: Health,
     is_first: bool,
-    known: Known,
+    known: ActiveWarnings,
 }
 
 /// A running reading, on a blocking thread.
-type Reading = JoinHandle<(Health, Monitor)>;
+type HealthReading = JoinHandle<(Health, Monitor)>;
 
-impl Watching {
+impl HealthWatch {
     pub(super) fn new(monitor: Monitor) -> Self {
-        let (health, known) = (Health::default(), Known::default());
+        let (health, known) = (Health::default(), ActiveWarnings::default());
         Self { monitor: Some(monitor), next: Instant::now(), health, is_first: true, known }
     }
 
@@ -59,7 +59,7 @@ impl Watching {
         }
     }
 
-    fn start(&mut self) -> Option<Reading> {
+    fn start(&mut self) -> Option<HealthReading> {
         let now = Instant::now();
         let mut monitor = self.monitor.take_if(|_| now >= self.next)?;
         self.next = now + INTERVAL;
@@ -83,15 +83,15 @@ impl Watching {
     fn tell(&mut self, now: Instant) {
         for change in self.known.changes(self.health.warnings(), now) {
             match change {
-                Change::Begun(warning) => tracing::warn!("{warning}"),
-                Change::Over(warning) => tracing::info!("resolved: {warning}"),
+                WarningChange::Begun(warning) => tracing::warn!("{warning}"),
+                WarningChange::Over(warning) => tracing::info!("resolved: {warning}"),
             }
         }
     }
 }
 
 /// Sends a reading to the driver when it is complete.
-fn send(reading: Reading, inputs: Sender<Input>) {
+fn send(reading: HealthReading, inputs: Sender<Input>) {
     tokio::spawn(async move {
         if let Ok((health, monitor)) = reading.await {
             // If the driver is gone, the reading is not needed.
@@ -114,31 +114,31 @@ fn summary(health: &Health) -> String {
 
 /// A change to log.
 #[derive(Debug, PartialEq)]
-enum Change {
+enum WarningChange {
     Begun(Warning),
     Over(Warning),
 }
 
 /// Active warnings, with the time when each was last seen. Pure.
 #[derive(Debug, Default)]
-struct Known(Vec<(Warning, Instant)>);
+struct ActiveWarnings(Vec<(Warning, Instant)>);
 
-impl Known {
-    fn changes(&mut self, warnings: Vec<Warning>, now: Instant) -> Vec<Change> {
+impl ActiveWarnings {
+    fn changes(&mut self, warnings: Vec<Warning>, now: Instant) -> Vec<WarningChange> {
         let mut changes = Vec::new();
         for warning in warnings {
             match self.0.iter_mut().find(|(known, _)| known.is_like(&warning)) {
                 Some(known) => *known = (warning, now),
                 None => {
                     self.0.push((warning.clone(), now));
-                    changes.push(Change::Begun(warning));
+                    changes.push(WarningChange::Begun(warning));
                 }
             }
         }
         self.0.retain(|(warning, seen)| {
             let is_over = now.saturating_duration_since(*seen) >= QUIET;
             if is_over {
-                changes.push(Change::Over(warning.clone()));
+                changes.push(WarningChange::Over(warning.clone()));
             }
             !is_over
         });
@@ -155,19 +155,19 @@ mod tests {
 
     #[test]
     fn warning_is_logged_when_it_appears_and_when_it_ends() {
-        let mut known = Known::default();
+        let mut known = ActiveWarnings::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let low = Warning::Throttle(Throttle::UnderVoltage);
         let hot = |celsius| Warning::Hot(Celsius(celsius));
         assert_eq!(
             known.changes(vec![low.clone(), hot(80.0)], at(0)),
-            [Change::Begun(low.clone()), Change::Begun(hot(80.0))]
+            [WarningChange::Begun(low.clone()), WarningChange::Begun(hot(80.0))]
         );
         assert_eq!(known.changes(vec![hot(83.0)], at(1)), [], "the same, hotter");
         assert_eq!(known.changes(vec![low.clone()], at(5)), [], "it flaps");
-        assert_eq!(known.changes(vec![low.clone()], at(11)), [Change::Over(hot(83.0))]);
-        assert_eq!(known.changes(Vec::new(), at(21)), [Change::Over(low.clone())]);
-        assert_eq!(known.changes(vec![low.clone()], at(22)), [Change::Begun(low)]);
+        assert_eq!(known.changes(vec![low.clone()], at(11)), [WarningChange::Over(hot(83.0))]);
+        assert_eq!(known.changes(Vec::new(), at(21)), [WarningChange::Over(low.clone())]);
+        assert_eq!(known.changes(vec![low.clone()], at(22)), [WarningChange::Begun(low)]);
     }
 }

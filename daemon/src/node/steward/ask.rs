@@ -14,7 +14,7 @@ pub struct Question(pub u64);
 
 /// A question of the steward. [`Steward::hear`] takes one answer to each, unless the steward is idle by then.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Ask {
+pub enum StewardAsk {
     /// Send a request to the node at an address. Each answer must arrive within `within`; the first one that is not
     /// progress of a load counts.
     Node {

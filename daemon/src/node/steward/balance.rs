@@ -58,7 +58,7 @@ mod tests {
     use topology::Layout;
 
     use super::*;
-    use crate::node::steward_tests::{base, view};
+    use crate::node::tests::steward::{base, view};
 
     fn weights(layout: Layout, held: &[u32], busy: &[Option<u16>]) -> Option<Vec<u32>> {
         let mut base = base(held.len() as u16);

@@ -8,7 +8,7 @@ use protocol::{
     recovery::Committed,
 };
 
-use super::{ANSWER, Ask, Doing, Question, Reply, Steward, View, unexpected};
+use super::{ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, unexpected};
 use crate::node::planted::{Planted, is_planted};
 
 /// Longest time without progress of a load.
@@ -18,7 +18,7 @@ const COMMIT: Duration = Duration::from_secs(20);
 
 /// The current stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum BringStage {
     /// Before anything is prepared, so that no lease ends while another member hashes its file.
     Content,
     Prepare,
@@ -33,7 +33,7 @@ pub(super) struct Bring {
     base: Committed,
     /// The members with their addresses.
     unit: Vec<(MemberIndex, String)>,
-    stage: Stage,
+    stage: BringStage,
     waiting: BTreeMap<Question, MemberIndex>,
     /// The first fault.
     result: Result<(), Fault>,
@@ -41,32 +41,32 @@ pub(super) struct Bring {
 
 impl Steward {
     /// Starts to bring up a topology on a unit: all members of a replica, or all members.
-    pub(super) fn bring(&mut self, base: Committed, views: &[View], unit: &[MemberIndex]) -> Vec<Ask> {
+    pub(super) fn bring(&mut self, base: Committed, views: &[View], unit: &[MemberIndex]) -> Vec<StewardAsk> {
         let unit = unit.iter().map(|member| (*member, views[member.index()].address.clone())).collect();
-        let first = if base.topology.content.is_some() { Stage::Content } else { Stage::Prepare };
+        let first = if base.topology.content.is_some() { BringStage::Content } else { BringStage::Prepare };
         let bring = Bring { base, unit, stage: first, waiting: BTreeMap::new(), result: Ok(()) };
         self.bring_stage(Box::new(bring), first)
     }
 
-    fn bring_stage(&mut self, mut bring: Box<Bring>, stage: Stage) -> Vec<Ask> {
+    fn bring_stage(&mut self, mut bring: Box<Bring>, stage: BringStage) -> Vec<StewardAsk> {
         (bring.stage, bring.waiting) = (stage, BTreeMap::new());
         let (epoch, hash) = bring.base.name();
         let mut asks = Vec::with_capacity(bring.unit.len());
         for (member, address) in bring.unit.clone() {
             let (body, within) = match stage {
-                Stage::Content => {
+                BringStage::Content => {
                     let (question, topology) = (self.question(), Box::new(bring.base.topology.clone()));
                     bring.waiting.insert(question, member);
-                    asks.push(Ask::Content { question, address, topology });
+                    asks.push(StewardAsk::Content { question, address, topology });
                     continue;
                 }
-                Stage::Prepare => {
+                BringStage::Prepare => {
                     let Committed { topology, desired, .. } = bring.base.clone();
                     let prepare = Prepare { seen: epoch, epoch, topology, member, desired, previous: Previous::Serves };
                     (RequestBody::Prepare(Box::new(prepare)), PREPARE)
                 }
-                Stage::Commit => (RequestBody::Commit { epoch, hash }, COMMIT),
-                Stage::Abort => (RequestBody::Abort { epoch, hash }, ANSWER),
+                BringStage::Commit => (RequestBody::Commit { epoch, hash }, COMMIT),
+                BringStage::Abort => (RequestBody::Abort { epoch, hash }, ANSWER),
             };
             let (question, ask) = self.ask(&address, body, within);
             bring.waiting.insert(question, member);
@@ -76,32 +76,33 @@ impl Steward {
         asks
     }
 
-    pub(super) fn hear_bring(&mut self, mut bring: Box<Bring>, question: Question, reply: Reply) -> Vec<Ask> {
+    pub(super) fn hear_bring(&mut self, mut bring: Box<Bring>, question: Question, reply: Reply) -> Vec<StewardAsk> {
         if bring.waiting.remove(&question).is_none() {
             self.doing = Doing::Bring(bring);
             return Vec::new();
         }
         let answer = match (bring.stage, reply) {
-            (Stage::Content, Reply::Content(result)) => result,
+            (BringStage::Content, Reply::Content(result)) => result,
             (stage, reply) => match (stage, reply.of_node()) {
-                (Stage::Abort, _) => Ok(()),
-                (Stage::Prepare, Ok(ResponseBody::Prepared)) | (Stage::Commit, Ok(ResponseBody::Committed)) => Ok(()),
+                (BringStage::Abort, _) => Ok(()),
+                (BringStage::Prepare, Ok(ResponseBody::Prepared))
+                | (BringStage::Commit, Ok(ResponseBody::Committed)) => Ok(()),
                 (_, Ok(_)) => Err(unexpected()),
                 (_, Err(fault)) => Err(fault),
             },
         };
         bring.result = bring.result.and(answer);
         // One failure is decisive: members that wait for a lost one would wait until their links time out.
-        let is_over = bring.result.is_err() && bring.stage != Stage::Abort && !is_planted(Planted::PatientAbort);
+        let is_over = bring.result.is_err() && bring.stage != BringStage::Abort && !is_planted(Planted::PatientAbort);
         if !bring.waiting.is_empty() && !is_over {
             self.doing = Doing::Bring(bring);
             return Vec::new();
         }
         match (bring.stage, &bring.result) {
-            (Stage::Content, Ok(())) => self.bring_stage(bring, Stage::Prepare),
-            (Stage::Prepare, Ok(())) => self.bring_stage(bring, Stage::Commit),
-            (Stage::Prepare | Stage::Commit, Err(_)) => self.bring_stage(bring, Stage::Abort),
-            (Stage::Content | Stage::Commit | Stage::Abort, _) => {
+            (BringStage::Content, Ok(())) => self.bring_stage(bring, BringStage::Prepare),
+            (BringStage::Prepare, Ok(())) => self.bring_stage(bring, BringStage::Commit),
+            (BringStage::Prepare | BringStage::Commit, Err(_)) => self.bring_stage(bring, BringStage::Abort),
+            (BringStage::Content | BringStage::Commit | BringStage::Abort, _) => {
                 self.ended(bring.result);
                 Vec::new()
             }

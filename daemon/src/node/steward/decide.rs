@@ -86,7 +86,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
         standing.is_some_and(|one| one.committed.is_none() && one.epoch > base.epoch)
     };
     if unit.clone().any(let_go) && !(0..views.len()).any(|index| missing(&index)) {
-        return propose(own, base, views, (rules, taken_over), &reason);
+        return propose(own, base, views, Grant { witness: rules.witness, taken_over }, &reason);
     }
     if !unit.clone().any(|index| missing(&index)) && !is_accepted {
         return bring(own, base, views, unit);
@@ -108,7 +108,7 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
                 .into(),
         );
     }
-    propose(own, base, views, (rules, taken_over), &reason)
+    propose(own, base, views, Grant { witness: rules.witness, taken_over }, &reason)
 }
 
 fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Range<usize>) -> Decision {
@@ -149,11 +149,20 @@ fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Ran
     Decision::Bring(unit.map(member).collect())
 }
 
+/// Votes besides those of the members that answer.
+#[derive(Clone, Copy)]
+struct Grant {
+    /// Whether the witness answers, if there is one.
+    witness: Option<bool>,
+    /// An operator answers for the members that are away.
+    taken_over: bool,
+}
+
 fn propose(
     own: MemberIndex,
     base: &Committed,
     views: &[View],
-    (rules, taken_over): (&Rules, bool),
+    grant: Grant,
     reason: &dyn Fn(usize) -> Option<String>,
 ) -> Decision {
     let lost: Vec<(MemberIndex, String)> =
@@ -164,10 +173,10 @@ fn propose(
         .collect();
     let answers = views.iter().filter(|view| view.standing.is_some()).count();
     let (mut votes, mut voters) = (answers, views.len());
-    if let (2, Some(answers)) = (views.len(), rules.witness) {
+    if let (2, Some(answers)) = (views.len(), grant.witness) {
         (votes, voters) = (votes + usize::from(answers), voters + 1);
     }
-    let granted = if taken_over { voters - votes } else { 0 };
+    let granted = if grant.taken_over { voters - votes } else { 0 };
     if votes + granted < majority(voters) {
         let help = "if you are sure that the others do not serve, run `console topology take-over`";
         return Decision::Wait(format!("sees {votes} of {voters} votes, no majority: {help}"));

@@ -2,14 +2,14 @@
 //! of another group, and its own lost record of votes.
 use protocol::recovery::{Committed, RecoveryAsk};
 
-use super::{Ask, Doing, Look, Steward, View};
+use super::{Doing, Look, Steward, StewardAsk, View};
 use crate::node::quorum::majority;
 
 impl Steward {
     /// Learns a later decision that this node missed. With roles, sends the topology to a member of another group that
     /// lost its record: groups with roles start together, and only an idle member that has the record can lead the
     /// start.
-    pub(super) fn teach(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
+    pub(super) fn teach(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
         // A replica that the decision leaves unchanged keeps running, so a missed decision has no other symptom.
         let held = views.iter().filter_map(|view| view.standing.as_ref()?.committed.as_ref());
         let (base, lacks_desired) = (&look.base, look.base.desired.is_none());
@@ -42,7 +42,7 @@ impl Steward {
 
     /// Restores this node's lost record of votes from the topology that a majority of the other members holds. If one
     /// of them has accepted a next topology, that vote is finished first.
-    pub(super) fn recall(&mut self, look: &Look, views: &[View]) -> Option<Ask> {
+    pub(super) fn recall(&mut self, look: &Look, views: &[View]) -> Option<StewardAsk> {
         let others =
             || views.iter().filter_map(|view| view.standing.as_ref()).filter(|one| one.name != self.settings.name);
         let is_open = others().any(|one| one.accepted || one.committed.as_ref().is_some_and(|held| *held != look.base));

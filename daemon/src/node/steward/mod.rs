@@ -27,12 +27,12 @@ use topology::Member;
 #[cfg(test)]
 pub(in crate::node) use self::propose::with_shares;
 pub use self::{
-    ask::{Ask, Question, Reply},
+    ask::{Question, Reply, StewardAsk},
     decide::{Decision, Rules, decide},
 };
 use self::{
     bring::Bring,
-    propose::{Change, Joins, Proposal, Propose},
+    propose::{Joins, Proposal, Propose, TopologyChange},
     shape::BALANCE_PAUSE,
 };
 use super::steward::breaker::{Breaker, Turn};
@@ -59,7 +59,7 @@ pub const ANSWER: Duration = Duration::from_secs(3);
 
 /// Settings of the daemon that the steward needs.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct StewardSettings {
     /// The node's name.
     pub name: String,
     /// Address for dialling this node from this machine.
@@ -130,7 +130,7 @@ const NONE: Question = Question(0);
 /// The steward of one node.
 #[derive(Debug)]
 pub struct Steward {
-    settings: Settings,
+    settings: StewardSettings,
     now: Duration,
     asked: u64,
     doing: Doing,
@@ -166,7 +166,7 @@ pub struct Steward {
 
 impl Steward {
     /// A steward in its initial state.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: StewardSettings) -> Self {
         let breaker = Breaker::new(settings.recovery.retry_slow);
         Self {
             settings,
@@ -209,7 +209,7 @@ impl Steward {
 
     /// Starts a look with this node's standing; `now` is the time since the daemon started. Abandons the current
     /// activity.
-    pub fn look(&mut self, now: Duration, own: Standing) -> Vec<Ask> {
+    pub fn look(&mut self, now: Duration, own: Standing) -> Vec<StewardAsk> {
         (self.now, self.doing) = (now, Doing::Nothing);
         let is_wrong = matches!(own.state, NodeState::Idle | NodeState::Faulted);
         let place = |base: Committed| {
@@ -247,7 +247,7 @@ impl Steward {
     /// Starts to exclude a member that is about to restart, if it belongs to the only replica. The next topology is
     /// loaded while the current one serves; without enough memory for both, nothing changes. The member rejoins by
     /// itself after its restart.
-    pub fn leave(&mut self, now: Duration, own: Standing, name: &str) -> Vec<Ask> {
+    pub fn leave(&mut self, now: Duration, own: Standing, name: &str) -> Vec<StewardAsk> {
         (self.now, self.doing) = (now, Doing::Nothing);
         let Some(base) = own.committed.clone() else { return Vec::new() };
         let place = |name: &str| base.topology.members.iter().position(|member| member.name == name);
@@ -260,7 +260,7 @@ impl Steward {
     }
 
     /// Processes an answer.
-    pub fn hear(&mut self, now: Duration, question: Question, reply: Reply) -> Vec<Ask> {
+    pub fn hear(&mut self, now: Duration, question: Question, reply: Reply) -> Vec<StewardAsk> {
         self.now = now;
         match std::mem::replace(&mut self.doing, Doing::Nothing) {
             Doing::Nothing => Vec::new(),
@@ -283,17 +283,17 @@ impl Steward {
         Question(self.asked)
     }
 
-    fn ask(&mut self, address: &str, body: RequestBody, within: Duration) -> (Question, Ask) {
+    fn ask(&mut self, address: &str, body: RequestBody, within: Duration) -> (Question, StewardAsk) {
         let question = self.question();
-        (question, Ask::Node { question, address: address.into(), body, within })
+        (question, StewardAsk::Node { question, address: address.into(), body, within })
     }
 
-    fn recover(&mut self, address: &str, ask: RecoveryAsk) -> (Question, Ask) {
+    fn recover(&mut self, address: &str, ask: RecoveryAsk) -> (Question, StewardAsk) {
         self.ask(address, RequestBody::Recovery(Box::new(ask)), ANSWER)
     }
 
     /// Requests the standings at all addresses at which a member may be.
-    fn ask_all(&mut self, base: Committed, place: usize, own: Standing, purpose: Purpose) -> Vec<Ask> {
+    fn ask_all(&mut self, base: Committed, place: usize, own: Standing, purpose: Purpose) -> Vec<StewardAsk> {
         let mut addresses: Vec<String> = base.topology.members.iter().map(|member| member.address.clone()).collect();
         if purpose == Purpose::Return {
             addresses.extend(base.desired().members.iter().map(|member| member.address.clone()));
@@ -333,7 +333,7 @@ impl Steward {
         asks
     }
 
-    fn hear_look(&mut self, mut look: Box<Look>, question: Question, reply: Reply) -> Vec<Ask> {
+    fn hear_look(&mut self, mut look: Box<Look>, question: Question, reply: Reply) -> Vec<StewardAsk> {
         let standing = match reply.of_node() {
             Ok(ResponseBody::Recovery(RecoveryAnswer::Standing(standing))) => Some(*standing),
             _ => None,
@@ -390,7 +390,7 @@ impl Steward {
         members.iter().map(&mut view).collect()
     }
 
-    fn decide(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
+    fn decide(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
         let Look { base, place, witness, .. } = look;
         let witness = witness.and_then(|(_, answers)| answers);
         let rules = Rules { exclude_after: self.settings.recovery.exclude_after, witness };
@@ -425,14 +425,14 @@ impl Steward {
             }
             Decision::Propose { .. } if !settled => Vec::new(),
             Decision::Propose { stay, lost, granted } => {
-                let change = Change::On { stay, lost };
+                let change = TopologyChange::On { stay, lost };
                 self.propose(Proposal { base, views, own: place, change, granted, serves: false })
             }
         }
     }
 
     /// Excludes a straggler, or tries an excluded one again, while all members serve.
-    fn watch_speed(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
+    fn watch_speed(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
         let Look { base, place, out, .. } = look;
         let out = out.and_then(|(_, _, standing)| standing);
         let change = match self.breaker.look(MemberIndex(place as u16), &base, &views, out.as_ref(), self.now) {
@@ -440,11 +440,11 @@ impl Steward {
             Turn::TakeOut { slow, reason } => {
                 tracing::warn!("{} is excluded as a straggler: it {reason}", base.topology.members[slow.index()].name);
                 let all = (0..views.len() as u16).map(MemberIndex);
-                Change::On { stay: all.filter(|one| *one != slow).collect(), lost: vec![(slow, reason)] }
+                TopologyChange::On { stay: all.filter(|one| *one != slow).collect(), lost: vec![(slow, reason)] }
             }
             Turn::TryAgain { before, joins } => {
                 tracing::warn!("{} is tried again", before.members[joins.index()].name);
-                Change::Again { topology: before, joins }
+                TopologyChange::Again { topology: before, joins }
             }
         };
         self.propose(Proposal { base, views, own: place, change, granted: 0, serves: true })

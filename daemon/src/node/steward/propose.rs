@@ -8,19 +8,19 @@ use common::{
 use planner::replan::Stays;
 use protocol::{
     message::{Prepare, Previous, RequestBody, ResponseBody},
-    recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
+    recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
 };
 use topology::{Exclusions, Member, Topology};
 
-use super::{ANSWER, Ask, Doing, Question, Reply, Steward, View, unexpected};
+use super::{ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, unexpected};
 use crate::node::{
-    quorum::{Proposer, Step},
+    quorum::{Electorate, Proposer, Step},
     steward::breaker::BY_ITSELF,
 };
 
 /// The kind of topology to propose.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(super) enum TopologyChange {
     /// The desired topology on the members that stay; `lost` are the excluded members, each with the reason.
     On { stay: Vec<MemberIndex>, lost: Vec<(MemberIndex, String)> },
     /// The same members with new shares, which become part of the desired topology.
@@ -47,7 +47,7 @@ pub(super) struct Proposal {
     pub(super) views: Vec<View>,
     /// This node's place.
     pub(super) own: usize,
-    pub(super) change: Change,
+    pub(super) change: TopologyChange,
     /// Votes of absent members, for which an operator answers.
     pub(super) granted: usize,
     /// The topology serves, so the next one is loaded before it ends.
@@ -57,23 +57,23 @@ pub(super) struct Proposal {
 impl Proposal {
     /// Whether the plan with the returned members equals the running topology.
     fn would_change_nothing(&self, wanted: &Topology) -> bool {
-        matches!(self.change, Change::Return { .. }) && wanted.is_alike(&self.base.topology)
+        matches!(self.change, TopologyChange::Return { .. }) && wanted.is_alike(&self.base.topology)
     }
 
     /// The addresses of the members of the wanted topology that join it.
     fn joining(&self, wanted: &Topology) -> Vec<String> {
         let has = |one: &&Joins| wanted.members.iter().any(|member| member.name == one.name);
         match &self.change {
-            Change::Return { joins, .. } => joins.iter().filter(has).map(|one| one.address.clone()).collect(),
-            Change::Again { topology, joins } => vec![topology.members[joins.index()].address.clone()],
-            Change::On { .. } | Change::Shares(_) | Change::Leave { .. } => Vec::new(),
+            TopologyChange::Return { joins, .. } => joins.iter().filter(has).map(|one| one.address.clone()).collect(),
+            TopologyChange::Again { topology, joins } => vec![topology.members[joins.index()].address.clone()],
+            TopologyChange::On { .. } | TopologyChange::Shares(_) | TopologyChange::Leave { .. } => Vec::new(),
         }
     }
 }
 
 /// The current stage.
 #[derive(Debug)]
-enum Stage {
+enum ProposalStage {
     Plan,
     /// The members that join compare their model files: the decision could not be undone if one of them cannot load its
     /// shard.
@@ -116,7 +116,7 @@ pub(super) struct Propose {
     /// Voters with their addresses; the witness is the last.
     voters: Vec<(usize, String)>,
     wanted: Option<Topology>,
-    stage: Stage,
+    stage: ProposalStage,
     /// Open questions, with the index of the voter or the index in `told`.
     waiting: BTreeMap<Question, usize>,
     result: Result<(), Fault>,
@@ -124,20 +124,22 @@ pub(super) struct Propose {
 
 impl Steward {
     /// Starts a vote.
-    pub(super) fn propose(&mut self, proposal: Proposal) -> Vec<Ask> {
+    pub(super) fn propose(&mut self, proposal: Proposal) -> Vec<StewardAsk> {
         let question = self.question();
         let (wanted, asks) = match &proposal.change {
-            Change::Again { topology, .. } | Change::Shares(topology) => (Some(topology.clone()), Vec::new()),
-            Change::On { stay, .. } => {
+            TopologyChange::Again { topology, .. } | TopologyChange::Shares(topology) => {
+                (Some(topology.clone()), Vec::new())
+            }
+            TopologyChange::On { stay, .. } => {
                 let views = stay
                     .iter()
                     .map(|member| (&proposal.base.topology.members[member.index()], &proposal.views[member.index()]));
                 let stay = stays(proposal.base.desired(), views);
-                (None, vec![Ask::Plan { question, desired: proposal.base.desired().clone(), stay }])
+                (None, vec![StewardAsk::Plan { question, desired: proposal.base.desired().clone(), stay }])
             }
-            Change::Return { stay, .. } | Change::Leave { stay } => {
+            TopologyChange::Return { stay, .. } | TopologyChange::Leave { stay } => {
                 let (desired, stay) = (proposal.base.desired().clone(), stay.clone());
-                (None, vec![Ask::Plan { question, desired, stay }])
+                (None, vec![StewardAsk::Plan { question, desired, stay }])
             }
         };
         let propose = Propose {
@@ -145,7 +147,7 @@ impl Steward {
             ballot: Ballot::default(),
             voters: Vec::new(),
             wanted,
-            stage: Stage::Plan,
+            stage: ProposalStage::Plan,
             waiting: BTreeMap::from([(question, 0)]),
             result: Ok(()),
         };
@@ -157,25 +159,25 @@ impl Steward {
     }
 
     /// Asks the joining members whether they hold the model; without any, the vote starts.
-    fn check_joins(&mut self, mut propose: Box<Propose>) -> Vec<Ask> {
+    fn check_joins(&mut self, mut propose: Box<Propose>) -> Vec<StewardAsk> {
         let Some(wanted) = propose.wanted.clone() else { return self.begin_vote(propose) };
         propose.waiting.clear();
         let mut asks = Vec::new();
         for (place, address) in propose.proposal.joining(&wanted).into_iter().enumerate() {
             let question = self.question();
             propose.waiting.insert(question, place);
-            asks.push(Ask::Content { question, address, topology: Box::new(wanted.clone()) });
+            asks.push(StewardAsk::Content { question, address, topology: Box::new(wanted.clone()) });
         }
         if asks.is_empty() {
             return self.begin_vote(propose);
         }
-        propose.stage = Stage::Content;
+        propose.stage = ProposalStage::Content;
         self.doing = Doing::Propose(propose);
         asks
     }
 
     /// Asks all voters to promise.
-    fn begin_vote(&mut self, mut propose: Box<Propose>) -> Vec<Ask> {
+    fn begin_vote(&mut self, mut propose: Box<Propose>) -> Vec<StewardAsk> {
         let views = &propose.proposal.views;
         let answering = views.iter().enumerate().filter(|(_, view)| view.standing.is_some());
         propose.voters = answering.map(|(index, view)| (index, view.address.clone())).collect();
@@ -184,12 +186,16 @@ impl Steward {
         propose.voters.extend(witness.map(|address| (views.len(), address)));
         self.round += 1;
         propose.ballot = Ballot { round: self.round, member: propose.proposal.own as u16 };
-        let proposer = Proposer::new(&propose.proposal.base, propose.ballot, (count, propose.proposal.granted));
-        propose.stage = Stage::Vote(Box::new(proposer));
+        let proposer = Proposer::new(
+            &propose.proposal.base,
+            propose.ballot,
+            Electorate { voters: count, granted: propose.proposal.granted },
+        );
+        propose.stage = ProposalStage::Vote(Box::new(proposer));
         self.ask_voters(propose, None)
     }
 
-    fn ask_voters(&mut self, mut propose: Box<Propose>, next: Option<Committed>) -> Vec<Ask> {
+    fn ask_voters(&mut self, mut propose: Box<Propose>, next: Option<Committed>) -> Vec<StewardAsk> {
         let (base, ballot) = (propose.proposal.base.clone(), propose.ballot);
         let vote = Vote { base, witness: self.settings.recovery.witness.clone(), ballot, next };
         propose.waiting.clear();
@@ -203,35 +209,40 @@ impl Steward {
         asks
     }
 
-    pub(super) fn hear_propose(&mut self, mut propose: Box<Propose>, question: Question, reply: Reply) -> Vec<Ask> {
+    pub(super) fn hear_propose(
+        &mut self,
+        mut propose: Box<Propose>,
+        question: Question,
+        reply: Reply,
+    ) -> Vec<StewardAsk> {
         let Some(voter) = propose.waiting.remove(&question) else {
             self.doing = Doing::Propose(propose);
             return Vec::new();
         };
         match (&mut propose.stage, reply) {
-            (Stage::Plan, Reply::Plan(Ok(wanted))) if propose.proposal.would_change_nothing(&wanted) => {
+            (ProposalStage::Plan, Reply::Plan(Ok(wanted))) if propose.proposal.would_change_nothing(&wanted) => {
                 self.return_changes_nothing();
                 Vec::new()
             }
-            (Stage::Plan, Reply::Plan(Ok(wanted))) => {
+            (ProposalStage::Plan, Reply::Plan(Ok(wanted))) => {
                 propose.wanted = Some(wanted);
                 self.check_joins(propose)
             }
-            (Stage::Plan, Reply::Plan(Err(kind))) => {
+            (ProposalStage::Plan, Reply::Plan(Err(kind))) => {
                 let fault = Fault::new(&self.settings.name, kind);
                 self.end_vote(&propose.proposal, Err(fault))
             }
-            (Stage::Content, Reply::Content(Ok(()))) if propose.waiting.is_empty() => self.begin_vote(propose),
-            (Stage::Content, Reply::Content(Ok(()))) => {
+            (ProposalStage::Content, Reply::Content(Ok(()))) if propose.waiting.is_empty() => self.begin_vote(propose),
+            (ProposalStage::Content, Reply::Content(Ok(()))) => {
                 self.doing = Doing::Propose(propose);
                 Vec::new()
             }
-            (Stage::Content, Reply::Content(Err(fault))) => self.end_vote(&propose.proposal, Err(fault)),
-            (Stage::Plan | Stage::Content, _) => self.end_vote(&propose.proposal, Err(unexpected())),
-            (Stage::Vote(proposer), reply) => {
+            (ProposalStage::Content, Reply::Content(Err(fault))) => self.end_vote(&propose.proposal, Err(fault)),
+            (ProposalStage::Plan | ProposalStage::Content, _) => self.end_vote(&propose.proposal, Err(unexpected())),
+            (ProposalStage::Vote(proposer), reply) => {
                 let step = match reply.of_node() {
-                    Ok(ResponseBody::Recovery(RecoveryAnswer::Ruling(ruling))) => {
-                        if let Ruling::Abstains(reason) = &ruling {
+                    Ok(ResponseBody::Recovery(RecoveryAnswer::Vote(ruling))) => {
+                        if let VoteReply::Abstains(reason) = &ruling {
                             tracing::warn!(voter, "a voter abstains: {reason}");
                         }
                         proposer.hear(voter, ruling)
@@ -244,14 +255,14 @@ impl Steward {
                 };
                 self.vote_step(propose, step)
             }
-            (Stage::Tell(..), reply) => self.told(propose, reply),
-            (Stage::Load(..), reply) => self.loaded(propose, reply),
-            (Stage::Behind, reply) => self.end_vote(&propose.proposal, reply.of_node().map(drop)),
+            (ProposalStage::Tell(..), reply) => self.told(propose, reply),
+            (ProposalStage::Load(..), reply) => self.loaded(propose, reply),
+            (ProposalStage::Behind, reply) => self.end_vote(&propose.proposal, reply.of_node().map(drop)),
         }
     }
 
-    fn vote_step(&mut self, mut propose: Box<Propose>, step: Step) -> Vec<Ask> {
-        let Stage::Vote(proposer) = &mut propose.stage else { return Vec::new() };
+    fn vote_step(&mut self, mut propose: Box<Propose>, step: Step) -> Vec<StewardAsk> {
+        let ProposalStage::Vote(proposer) = &mut propose.stage else { return Vec::new() };
         match step {
             Step::Wait if !propose.waiting.is_empty() => {
                 self.doing = Doing::Propose(propose);
@@ -265,7 +276,7 @@ impl Steward {
                 let base = &propose.proposal.base;
                 let topology = propose.wanted.clone().unwrap_or_else(|| base.topology.clone());
                 let wanted = match &propose.proposal.change {
-                    Change::Shares(topology) => with_shares(base.desired(), topology),
+                    TopologyChange::Shares(topology) => with_shares(base.desired(), topology),
                     _ => base.desired().clone(),
                 };
                 let desired = (!topology.is_alike(&wanted)).then(|| Box::new(wanted));
@@ -276,11 +287,11 @@ impl Steward {
             Step::Behind(later) => {
                 let own = self.settings.own.clone();
                 let (question, ask) = self.recover(&own, RecoveryAsk::Learn(Box::new(later)));
-                (propose.stage, propose.waiting) = (Stage::Behind, BTreeMap::from([(question, 0)]));
+                (propose.stage, propose.waiting) = (ProposalStage::Behind, BTreeMap::from([(question, 0)]));
                 self.doing = Doing::Propose(propose);
                 vec![ask]
             }
-            Step::Outdone(other) => {
+            Step::Nack(other) => {
                 self.round = self.round.max(other.round);
                 let fault = self.no_majority("another node holds a vote");
                 self.end_vote(&propose.proposal, Err(fault))
@@ -292,11 +303,11 @@ impl Steward {
         Fault::new(&self.settings.name, FaultKind::TopologyInvalid { reason: reason.into() })
     }
 
-    fn end_vote(&mut self, proposal: &Proposal, outcome: Result<(), Fault>) -> Vec<Ask> {
+    fn end_vote(&mut self, proposal: &Proposal, outcome: Result<(), Fault>) -> Vec<StewardAsk> {
         match &proposal.change {
-            Change::Return { .. } => self.return_ended(outcome),
-            Change::Leave { .. } => self.leave_ended(outcome),
-            Change::Shares(_) => self.balance_ended(outcome),
+            TopologyChange::Return { .. } => self.return_ended(outcome),
+            TopologyChange::Leave { .. } => self.leave_ended(outcome),
+            TopologyChange::Shares(_) => self.balance_ended(outcome),
             _ if proposal.serves => self.speed_ended(outcome),
             _ => self.ended(outcome),
         }
@@ -305,7 +316,7 @@ impl Steward {
 
     /// Excludes the members that the next topology does not have, with the reason; then sends that topology to all
     /// members that answer.
-    fn decided(&mut self, mut propose: Box<Propose>, next: Committed) -> Vec<Ask> {
+    fn decided(&mut self, mut propose: Box<Propose>, next: Committed) -> Vec<StewardAsk> {
         let Proposal { base, views, change, .. } = &propose.proposal;
         let names: Vec<&str> = next.topology.members.iter().map(|member| member.name.as_str()).collect();
         let layout = next.topology.layout;
@@ -320,7 +331,7 @@ impl Steward {
         // The decision may be an earlier proposal, which a ballot must adopt: members that it does not have do not
         // join.
         match change {
-            Change::On { lost, .. } => {
+            TopologyChange::On { lost, .. } => {
                 for (member, reason) in lost {
                     let member = &base.topology.members[member.index()];
                     if !names.contains(&member.name.as_str()) && list.of(&member.name, &member.address).is_none() {
@@ -328,15 +339,15 @@ impl Steward {
                     }
                 }
             }
-            Change::Again { topology, joins } => {
+            TopologyChange::Again { topology, joins } => {
                 let member = &topology.members[joins.index()];
                 if names.contains(&member.name.as_str()) {
                     list.say(&member.name, &member.address, None, &by);
                     told.push(member.address.clone());
                 }
             }
-            Change::Shares(_) | Change::Leave { .. } => {}
-            Change::Return { joins, .. } => {
+            TopologyChange::Shares(_) | TopologyChange::Leave { .. } => {}
+            TopologyChange::Return { joins, .. } => {
                 for one in joins.iter().filter(|one| names.contains(&one.name.as_str())) {
                     // An operator's entry has precedence.
                     if list.of(&one.name, &one.address).is_some_and(|entry| !entry.is_cordon) {
@@ -354,14 +365,14 @@ impl Steward {
             asks.push(ask);
         }
         propose.voters = told.into_iter().enumerate().collect();
-        propose.stage = Stage::Tell(next, Told::Out);
+        propose.stage = ProposalStage::Tell(next, Told::Out);
         self.doing = Doing::Propose(propose);
         asks
     }
 
     /// The result of storing the list, or of learning the next topology, on one member.
-    fn told(&mut self, mut propose: Box<Propose>, reply: Reply) -> Vec<Ask> {
-        let Stage::Tell(next, told) = &propose.stage else { return Vec::new() };
+    fn told(&mut self, mut propose: Box<Propose>, reply: Reply) -> Vec<StewardAsk> {
+        let ProposalStage::Tell(next, told) = &propose.stage else { return Vec::new() };
         let (next, told) = (next.clone(), *told);
         match (told, reply.of_node()) {
             (Told::Out, Err(fault)) => tracing::warn!("cannot store the list of excluded nodes: {fault}"),
@@ -380,7 +391,7 @@ impl Steward {
     }
 
     /// Sends the next topology to all members that answer.
-    fn tell_next(&mut self, mut propose: Box<Propose>, next: Committed) -> Vec<Ask> {
+    fn tell_next(&mut self, mut propose: Box<Propose>, next: Committed) -> Vec<StewardAsk> {
         propose.waiting.clear();
         let mut asks = Vec::with_capacity(propose.voters.len());
         for (place, address) in propose.voters.clone() {
@@ -388,14 +399,14 @@ impl Steward {
             propose.waiting.insert(question, place);
             asks.push(ask);
         }
-        propose.stage = Stage::Tell(next, Told::Next);
+        propose.stage = ProposalStage::Tell(next, Told::Next);
         self.doing = Doing::Propose(propose);
         asks
     }
 
     /// Loads the next topology while the current one serves, so that serving pauses only to open links. Unchanged
     /// replicas are skipped.
-    fn load(&mut self, mut propose: Box<Propose>, next: Committed, stage: Loading) -> Vec<Ask> {
+    fn load(&mut self, mut propose: Box<Propose>, next: Committed, stage: Loading) -> Vec<StewardAsk> {
         let before = &propose.proposal.base.topology;
         let is_kept = |member: &Member| {
             let place = before.members.iter().position(|one| one.name == member.name);
@@ -424,15 +435,15 @@ impl Steward {
         if asks.is_empty() {
             return self.tell_next(propose, next);
         }
-        propose.stage = Stage::Load(next, stage);
+        propose.stage = ProposalStage::Load(next, stage);
         self.doing = Doing::Propose(propose);
         asks
     }
 
     /// A member has loaded or switched, or failed. After a failure all members learn the decision, and recovery starts
     /// it as after a loss.
-    fn loaded(&mut self, propose: Box<Propose>, reply: Reply) -> Vec<Ask> {
-        let Stage::Load(next, stage) = &propose.stage else { return Vec::new() };
+    fn loaded(&mut self, propose: Box<Propose>, reply: Reply) -> Vec<StewardAsk> {
+        let ProposalStage::Load(next, stage) = &propose.stage else { return Vec::new() };
         let (next, stage) = (next.clone(), *stage);
         let answer = match (stage, reply.of_node()) {
             (Loading::Abort, _) => Ok(()),

@@ -9,8 +9,8 @@ use telemetry::NodeState;
 use topology::{Exclusions, Member};
 
 use super::{
-    Ask, Look, PAUSE_MAX, SETTLE, Steward, View,
-    propose::{Change, Joins, Proposal, stays},
+    Look, PAUSE_MAX, SETTLE, Steward, StewardAsk, View,
+    propose::{Joins, Proposal, TopologyChange, stays},
 };
 use crate::node::steward::view::AWAY;
 use crate::node::steward::{balance::rebalanced, breaker::BY_ITSELF};
@@ -23,7 +23,7 @@ const RETURN_PAUSE_MAX: Duration = Duration::from_secs(300);
 
 impl Steward {
     /// Proposes the desired topology, or the best fit, with the members that are back, while all members serve.
-    pub(super) fn watch_return(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
+    pub(super) fn watch_return(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
         let others: Vec<Member> = {
             let serves = |member: &&Member| look.base.topology.members.iter().any(|one| one.name == member.name);
             look.base.desired().members.iter().filter(|member| !serves(member)).cloned().collect()
@@ -57,12 +57,12 @@ impl Steward {
             return Vec::new();
         }
         let stay = stays(look.base.desired(), look.base.topology.members.iter().zip(&views).chain(back));
-        let change = Change::Return { stay, joins };
+        let change = TopologyChange::Return { stay, joins };
         self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
     }
 
     /// Proposes a topology without the member that is about to restart, while all members serve.
-    pub(super) fn watch_leave(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
+    pub(super) fn watch_leave(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
         if !views.iter().all(|view| is_at_rest(view, &look.base)) {
             return Vec::new();
         }
@@ -77,12 +77,12 @@ impl Steward {
                 one.free = Bytes(one.free.0.saturating_sub(shard.0).max(1));
             }
         }
-        let change = Change::Leave { stay };
+        let change = TopologyChange::Leave { stay };
         self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
     }
 
     /// Proposes new shares for ranks that compute for different times, while all members serve.
-    pub(super) fn watch_balance(&mut self, look: Look, views: Vec<View>) -> Vec<Ask> {
+    pub(super) fn watch_balance(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
         let waits = look.place != 0 || self.now < self.balance_next || self.settings.recovery.rebalance_after.is_none();
         if waits || views.iter().any(View::is_restarting) || !views.iter().all(|view| is_at_rest(view, &look.base)) {
             return Vec::new();
@@ -91,7 +91,7 @@ impl Steward {
         let shares: Vec<String> =
             topology.members.iter().map(|member| format!("{} {}", member.name, member.weight)).collect();
         tracing::warn!("ranks compute for different times; proposes new shares: {}", shares.join(", "));
-        let change = Change::Shares(topology);
+        let change = TopologyChange::Shares(topology);
         self.propose(Proposal { base: look.base, views, own: look.place, change, granted: 0, serves: true })
     }
 

@@ -29,7 +29,7 @@ use super::{
     message::{Beat, Generate, Prompt, Request, RequestBody, Response, ResponseBody, decode, encode},
     models::{FileState, ModelsRequest, ModelsResponse, Step},
     pairing::{Adopt, Adopted},
-    recovery::{RecoveryAnswer, RecoveryAsk, Ruling},
+    recovery::{RecoveryAnswer, RecoveryAsk, VoteReply},
 };
 
 /// One message.
@@ -88,7 +88,7 @@ fn samples(version: u16) -> (Vec<Sample>, Enums) {
         Grammar,
         RecoveryAsk,
         RecoveryAnswer,
-        Ruling,
+        VoteReply,
         Topology,
         ModelsRequest,
         ModelsResponse,

@@ -6,7 +6,7 @@ use common::ids::{Epoch, RequestId, TopologyHash};
 use daemon::node::{SessionId, quorum::majority};
 use protocol::{
     message::{Request, RequestBody, ResponseBody},
-    recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
+    recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
 };
 use telemetry::NodeState;
 
@@ -113,12 +113,12 @@ impl World {
 
     /// Called when a node answers: a promise must be on its disk and must not break an earlier one.
     pub(crate) fn check_response(&mut self, node: usize, session: SessionId, id: RequestId, body: &ResponseBody) {
-        let ResponseBody::Recovery(RecoveryAnswer::Ruling(ruling)) = body else { return };
+        let ResponseBody::Recovery(RecoveryAnswer::Vote(ruling)) = body else { return };
         let Some(vote) = self.told.votes.remove(&(session.0, id)) else { return };
         let base = name_of(&vote.base);
         let value = match ruling {
-            Ruling::Promised { .. } => None,
-            Ruling::Accepted => vote.next.clone(),
+            VoteReply::Promised { .. } => None,
+            VoteReply::Accepted => vote.next.clone(),
             _ => return,
         };
         let synced = self.machines[node].disk.votes().filter(|votes| votes.base == vote.base);

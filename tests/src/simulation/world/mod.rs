@@ -6,7 +6,7 @@ pub(super) mod votes;
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
+    collections::{BTreeMap, BinaryHeap, VecDeque},
     time::Duration,
 };
 
@@ -20,7 +20,7 @@ use daemon::{
         Node, SessionId,
         event::Event as NodeEvent,
         machine::Patience,
-        steward::{Question, Reply, Settings, Steward},
+        steward::{Question, Reply, Steward, StewardSettings},
     },
 };
 use protocol::{
@@ -311,7 +311,7 @@ impl World {
             }
             Packet::Response(response, _) => {
                 let is_vote =
-                    matches!(&response.body, ResponseBody::Recovery(protocol::recovery::RecoveryAnswer::Ruling(_)));
+                    matches!(&response.body, ResponseBody::Recovery(protocol::recovery::RecoveryAnswer::Vote(_)));
                 self.answered(node, number, response.id, response.body);
                 self.count_vote(is_vote);
             }
@@ -363,8 +363,13 @@ impl World {
             rebalance_after: None,
             witness: witness.clone(),
         };
-        let settings =
-            Settings { name: name(node), own: address(node), listen: Some(address(node)), recovery, known: Vec::new() };
+        let settings = StewardSettings {
+            name: name(node),
+            own: address(node),
+            listen: Some(address(node)),
+            recovery,
+            known: Vec::new(),
+        };
         let beginning = machine.disk.beginning(&name(node), witness);
         machine.lives += 1;
         let life = machine.lives;
@@ -375,7 +380,7 @@ impl World {
             node: Node::new(beginning, patience),
             inbox: Default::default(),
             effects: Default::default(),
-            writing: None,
+            writes: VecDeque::new(),
             is_stopped: false,
             steward: Steward::new(settings),
             sessions: BTreeMap::new(),
@@ -398,7 +403,7 @@ impl World {
     pub(crate) fn end_process(&mut self, node: usize, says_so: bool) -> Vec<(u64, usize)> {
         let Some(process) = self.machines[node].process.take() else { return Vec::new() };
         let end = End { node, life: process.life };
-        if let Some(writing) = &process.writing {
+        if let Some(writing) = process.writes.front() {
             self.machines[node].disk.cut(&writing.entries, &mut self.random);
         }
         self.machines[node].lives += 1;

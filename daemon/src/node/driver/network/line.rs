@@ -18,7 +18,7 @@ const LENGTH_BYTES: usize = 4;
 
 /// One end.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ProbeLink {
     stream: TcpStream,
     seals: Seals,
     /// Buffer of the message being sent.
@@ -27,7 +27,7 @@ pub(super) struct Line {
     input: Vec<u8>,
 }
 
-impl Line {
+impl ProbeLink {
     /// On a connection after its handshake.
     pub(super) fn new(connection: Connection) -> Self {
         let (stream, seals) = connection.into_data_link();

@@ -20,7 +20,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::line::Line;
+use super::line::ProbeLink;
 
 /// Warm-up round trips, not counted.
 const WARM: u32 = 2;
@@ -66,13 +66,13 @@ pub(super) async fn measure(
     Ok(NetworkBench { links, incast })
 }
 
-async fn open(own: &Identity, peer: &Neighbour) -> Result<Line, FaultKind> {
+async fn open(own: &Identity, peer: &Neighbour) -> Result<ProbeLink, FaultKind> {
     let hello = Hello { identity: own.clone(), purpose: Purpose::Probe };
     let (connection, identity) = dial(&peer.address, &hello).await.map_err(|fault| failed(peer, &fault.kind))?;
     if identity.name != peer.name {
         return Err(failed(peer, &format!("{} answered as {}", peer.address, identity.name)));
     }
-    Ok(Line::new(connection))
+    Ok(ProbeLink::new(connection))
 }
 
 async fn link(own: &Identity, peer: &Neighbour, wanted: &BenchNetwork) -> Result<PeerLink, FaultKind> {
@@ -97,13 +97,13 @@ async fn link(own: &Identity, peer: &Neighbour, wanted: &BenchNetwork) -> Result
     Ok(PeerLink { peer, pings, p50, p99, bits_per_second, bytes })
 }
 
-async fn echo(line: &mut Line) -> Result<(), FaultKind> {
+async fn echo(line: &mut ProbeLink) -> Result<(), FaultKind> {
     line.send(&Probe::Echo.encode()).await?;
     line.receive().await.map(drop)
 }
 
 /// Receives a stream for `ms`. The first quarter is not counted, because TCP slow start limits it.
-async fn streamed(line: &mut Line, peer: &Neighbour, ms: u32) -> Result<Streamed, FaultKind> {
+async fn streamed(line: &mut ProbeLink, peer: &Neighbour, ms: u32) -> Result<Streamed, FaultKind> {
     let broke = |kind: FaultKind| failed(peer, &kind);
     line.send(&Probe::Stream { ms }.encode()).await.map_err(broke)?;
     let first = timeout(BEGIN, line.receive()).await;

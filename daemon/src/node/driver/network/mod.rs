@@ -18,8 +18,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Driver, Event, Input, benching::Benching};
-use crate::node::BenchKey;
+use super::{
+    Event, Input,
+    benching::{BenchSources, BenchStart, BenchTask},
+    running::RunningEngine,
+};
 
 /// Most incoming measuring links at the same time.
 const LINES_MAX: usize = 4;
@@ -30,7 +33,7 @@ const PROGRESS_MAX: usize = 8;
 /// An engine that finished a collective within this time counts as busy.
 const QUIET: Duration = Duration::from_millis(250);
 
-/// What a driver keeps of its network.
+/// What this node knows of its network.
 #[derive(Debug)]
 pub(super) struct Network {
     /// Permits for incoming measuring links.
@@ -45,64 +48,63 @@ impl Default for Network {
     }
 }
 
-impl Driver {
-    /// Refuses a measurement while this node runs a request or loads: each would slow down the other.
-    fn check_quiet(&self) -> Result<(), FaultKind> {
-        let state = self.node.state();
-        let works = self.running.as_ref().is_some_and(|running| running.has_worked_within(QUIET));
-        match state {
-            NodeState::Idle | NodeState::Ready | NodeState::Faulted if !works => Ok(()),
-            // Only the head knows how many requests run.
-            NodeState::Ready | NodeState::Serving => {
-                Err(FaultKind::RequestsRun { count: self.node.request_count().max(1) })
-            }
-            state => Err(FaultKind::NotIdle { state: state.name().into() }),
+/// Refuses a measurement while this node runs a request or loads: each would slow down the other.
+fn check_quiet(sources: BenchSources<'_>) -> Result<(), FaultKind> {
+    let state = sources.node.state();
+    let works = sources.engine.is_some_and(|engine| engine.has_worked_within(QUIET));
+    match state {
+        NodeState::Idle | NodeState::Ready | NodeState::Faulted if !works => Ok(()),
+        // Only the head knows how many requests run.
+        NodeState::Ready | NodeState::Serving => {
+            Err(FaultKind::RequestsRun { count: sources.node.request_count().max(1) })
         }
+        state => Err(FaultKind::NotIdle { state: state.name().into() }),
     }
+}
 
-    /// Starts a link measurement; its result arrives as `Event::BenchEnded`.
-    pub(super) fn bench_network(&mut self, key: BenchKey, wanted: BenchNetwork) {
-        let cancel = CancellationToken::new();
-        let (inputs, own, cancelled) = (self.around.inputs.clone(), self.identity.clone(), cancel.clone());
-        // `Benching` is this very bench on an otherwise idle node.
-        let is_idle = self.node.state() == NodeState::Benching;
-        let quiet = if is_idle { Ok(()) } else { self.check_quiet().and_then(|()| self.node.check_assigning()) };
-        let before = self.benching.take();
-        let engine = self.running.as_ref().map(super::running::Running::engine);
-        let name = self.config.name.clone();
-        let task = tokio::spawn(async move {
-            if let Some(before) = before {
-                before.gone().await;
+/// Starts a link measurement; its result arrives as `Event::BenchEnded`.
+pub(super) fn start(bench: BenchStart, wanted: BenchNetwork, sources: BenchSources<'_>) -> BenchTask {
+    let BenchStart { key, before } = bench;
+    let context = sources.context;
+    let cancel = CancellationToken::new();
+    let (inputs, own, cancelled) = (context.inputs.clone(), context.identity.clone(), cancel.clone());
+    // `Benching` is this very bench on an otherwise idle node.
+    let is_idle = sources.node.state() == NodeState::Benching;
+    let quiet = if is_idle { Ok(()) } else { check_quiet(sources).and_then(|()| sources.node.check_assigning()) };
+    let engine = sources.engine.map(RunningEngine::engine);
+    let name = context.config.name.clone();
+    let task = tokio::spawn(async move {
+        if let Some(before) = before {
+            before.gone().await;
+        }
+        let begun = engine.as_ref().map(|engine| engine.progress());
+        let may_go_on = || {
+            let busy = engine.as_ref().map(|engine| engine.progress()) != begun;
+            if busy { Err(FaultKind::RequestsRun { count: 1 }) } else { Ok(()) }
+        };
+        let (told, mut progress) = channel(PROGRESS_MAX);
+        let telling = async {
+            while let Some(progress) = progress.recv().await {
+                // The send fails only when the driver has ended, which cancels this bench.
+                let _ = inputs.send(Input::Event(Event::BenchProgress(key, progress))).await;
             }
-            let begun = engine.as_ref().map(|engine| engine.progress());
-            let may_go_on = || {
-                let busy = engine.as_ref().map(|engine| engine.progress()) != begun;
-                if busy { Err(FaultKind::RequestsRun { count: 1 }) } else { Ok(()) }
-            };
-            let (told, mut progress) = channel(PROGRESS_MAX);
-            let telling = async {
-                while let Some(progress) = progress.recv().await {
-                    // The send fails only when the driver has ended, which cancels this bench.
-                    let _ = inputs.send(Input::Event(Event::BenchProgress(key, progress))).await;
-                }
-            };
-            let measuring = async {
-                let told = told;
-                quiet?;
-                measure::measure(&own, &wanted, &told, may_go_on).await
-            };
-            let work = async { tokio::join!(measuring, telling).0 };
-            let patience = Duration::from_secs(u64::from(NETWORK_SECONDS_MAX));
-            let late = FaultKind::Timeout { what: "measuring links".into(), seconds: NETWORK_SECONDS_MAX };
-            let found = tokio::select! {
-                () = cancelled.cancelled() => return,
-                found = timeout(patience, work) => found.unwrap_or(Err(late)),
-            };
-            let result = found.map(BenchFound::Network).map_err(|kind| Fault::new(&name, kind));
-            let _ = inputs.send(Input::Event(Event::BenchEnded(key, result))).await;
-        });
-        self.benching = Some(Benching::new(key, cancel, task));
-    }
+        };
+        let measuring = async {
+            let told = told;
+            quiet?;
+            measure::measure(&own, &wanted, &told, may_go_on).await
+        };
+        let work = async { tokio::join!(measuring, telling).0 };
+        let patience = Duration::from_secs(u64::from(NETWORK_SECONDS_MAX));
+        let late = FaultKind::Timeout { what: "measuring links".into(), seconds: NETWORK_SECONDS_MAX };
+        let found = tokio::select! {
+            () = cancelled.cancelled() => return,
+            found = timeout(patience, work) => found.unwrap_or(Err(late)),
+        };
+        let result = found.map(BenchFound::Network).map_err(|kind| Fault::new(&name, kind));
+        let _ = inputs.send(Input::Event(Event::BenchEnded(key, result))).await;
+    });
+    BenchTask::new(key, cancel, task)
 }
 
 impl Network {

@@ -9,31 +9,36 @@ use protocol::{
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{LINES_MAX, line::Line};
-use crate::node::driver::Driver;
+use super::{LINES_MAX, Network, check_quiet, line::ProbeLink};
+use crate::node::driver::benching::BenchSources;
 
 /// Body of every message of a stream.
 static CHUNK: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 
-impl Driver {
+impl Network {
     /// Accepts a node that wants to measure its link to this one, unless this node is busy or has too many such links.
-    pub(in crate::node::driver) fn probed(&mut self, mut connection: Connection, identity: &Identity) {
+    pub(in crate::node::driver) fn accept(
+        &self,
+        mut connection: Connection,
+        identity: &Identity,
+        sources: BenchSources<'_>,
+    ) {
         // A node that serves stays ready while it loads its next topology or measures its own links.
-        let node = &self.node;
-        let free = self.check_quiet().and_then(|()| node.check_assigning()).and_then(|()| node.check_benching());
+        let node = sources.node;
+        let free = check_quiet(sources).and_then(|()| node.check_assigning()).and_then(|()| node.check_benching());
         let verdict = free.and_then(|()| {
             let full = |_| FaultKind::Full { what: "measured links".into(), limit: LINES_MAX as u32 };
-            self.network.lines.clone().try_acquire_owned().map_err(full)
+            self.lines.clone().try_acquire_owned().map_err(full)
         });
         let welcome = match &verdict {
-            Ok(_) => Welcome::Accepted(self.identity.clone()),
-            Err(kind) => Welcome::Refused(self.fault(kind.clone())),
+            Ok(_) => Welcome::Accepted(sources.context.identity.clone()),
+            Err(kind) => Welcome::Refused(sources.context.fault(kind.clone())),
         };
         let peer = identity.name.clone();
         tokio::spawn(timeout(Duration::from_secs(u64::from(LINE_SECONDS_MAX)), async move {
             let welcomed = send_welcome(&mut connection, &welcome).await;
-            if let (Ok(()), Ok(_place)) = (welcomed, verdict) {
-                let why = serve(Line::new(connection)).await;
+            if let (Ok(()), Ok(_permit)) = (welcomed, verdict) {
+                let why = serve(ProbeLink::new(connection)).await;
                 tracing::debug!(peer, "a measured link ended: {why}");
             }
         }));
@@ -41,7 +46,7 @@ impl Driver {
 }
 
 /// Answers probes until the connection ends; returns the reason.
-async fn serve(mut line: Line) -> FaultKind {
+async fn serve(mut line: ProbeLink) -> FaultKind {
     loop {
         let probe = match line.receive().await {
             Ok(body) => Probe::decode(body),
@@ -58,7 +63,7 @@ async fn serve(mut line: Line) -> FaultKind {
     }
 }
 
-async fn stream(line: &mut Line, time: Duration) -> Result<(), FaultKind> {
+async fn stream(line: &mut ProbeLink, time: Duration) -> Result<(), FaultKind> {
     let end = Instant::now() + time;
     let mut rest = STREAM_BYTES_MAX;
     while rest >= CHUNK_BYTES as u64 && Instant::now() < end {

@@ -25,17 +25,17 @@ use tokio::{
 use topology::{Topology, sizes::ModelSizes};
 
 use self::{peers::Peers, rolling::Restarting};
-use super::loading;
+use super::loading::{self, ModelFile};
 use crate::{
     config::Config,
-    node::steward::{self, Ask, Question, Reply, Settings},
+    node::steward::{self, Question, Reply, StewardAsk, StewardSettings},
 };
 
 /// Driver of the steward's state machine.
 #[derive(Clone, Debug)]
-pub struct Steward {
+pub struct StewardDriver {
     identity: Identity,
-    settings: Settings,
+    settings: StewardSettings,
     models: Vec<PathBuf>,
 }
 
@@ -46,11 +46,11 @@ struct Answered {
     session: Option<(String, Arc<Session>)>,
 }
 
-impl Steward {
+impl StewardDriver {
     /// A driver for a daemon whose address, as dialled from this machine, is `own`.
     pub fn new(config: &Config, identity: Identity, own: String) -> Self {
         let is_any = |address: SocketAddr| address.ip().is_unspecified();
-        let settings = Settings {
+        let settings = StewardSettings {
             name: identity.name.clone(),
             listen: (!is_any(config.listen)).then(|| own.clone()),
             own,
@@ -82,7 +82,13 @@ impl Steward {
     }
 
     /// Sends questions and returns answers until the state machine is idle. Unanswered questions then end with the set.
-    async fn follow(&self, machine: &mut steward::Steward, peers: &mut Peers, mut asks: Vec<Ask>, started: Instant) {
+    async fn follow(
+        &self,
+        machine: &mut steward::Steward,
+        peers: &mut Peers,
+        mut asks: Vec<StewardAsk>,
+        started: Instant,
+    ) {
         let mut asked = JoinSet::new();
         loop {
             for ask in asks {
@@ -100,9 +106,9 @@ impl Steward {
         }
     }
 
-    fn begin(&self, ask: Ask, peers: &mut Peers, asked: &mut JoinSet<Answered>) {
+    fn begin(&self, ask: StewardAsk, peers: &mut Peers, asked: &mut JoinSet<Answered>) {
         match ask {
-            Ask::Node { question, address, body, within } => {
+            StewardAsk::Node { question, address, body, within } => {
                 let (known, identity) = (peers.known(&address), self.identity.clone());
                 asked.spawn(async move {
                     let (session, is_new) = match known {
@@ -116,7 +122,7 @@ impl Steward {
                     Answered { question, reply: Reply::Node(reply), session: session.filter(|_| is_new) }
                 });
             }
-            Ask::Content { question, address, topology } => {
+            StewardAsk::Content { question, address, topology } => {
                 let (known, identity) = (peers.known(&address), self.identity.clone());
                 asked.spawn(async move {
                     let session = match known {
@@ -130,7 +136,7 @@ impl Steward {
                     Answered { question, reply: Reply::Content(result), session: None }
                 });
             }
-            Ask::Plan { question, desired, stay } => {
+            StewardAsk::Plan { question, desired, stay } => {
                 let models = self.models.clone();
                 asked.spawn(async move {
                     let planned = spawn_blocking(move || plan(&models, &desired, &stay)).await;
@@ -164,7 +170,7 @@ async fn answer(session: &Session, body: RequestBody, within: Duration) -> Resul
 
 /// Fits the desired topology to the available members, with the sizes in the model's file.
 fn plan(models: &[PathBuf], desired: &Topology, stay: &[Stays]) -> Result<Topology, FaultKind> {
-    let (_, file, shape) = loading::open(models, &desired.model)?;
+    let ModelFile { file, shape, .. } = loading::open(models, &desired.model)?;
     let sizes = ModelSizes::of_file(&file, &shape);
     replan(desired, stay, &sizes).map_err(|reason| FaultKind::TopologyInvalid { reason })
 }

@@ -11,7 +11,7 @@ use protocol::recovery::{RecoveryAsk, Standing};
 use telemetry::NodeState;
 use topology::{Rolling, Topology, rolling::Phase};
 
-use super::{Steward, peers::Peers};
+use super::{StewardDriver, peers::Peers};
 
 /// Time for a node to restart and for all members to serve again, without its drain. Shards of gigabytes load from SD
 /// cards.
@@ -31,7 +31,7 @@ pub(super) struct Restarting {
 /// Takes the next step of a restart that this node drives. Returns a node that the topology should exclude before it
 /// restarts.
 pub(super) async fn look(
-    steward: &Steward,
+    steward: &StewardDriver,
     peers: &mut Peers,
     own: &Standing,
     memory: &mut Restarting,
@@ -106,7 +106,12 @@ pub(super) async fn look(
 }
 
 /// Sends the record to all nodes that answer. This node stores it first; if that fails, nothing is sent.
-async fn spread(steward: &Steward, peers: &mut Peers, rolling: &Rolling, addresses: impl Iterator<Item = &String>) {
+async fn spread(
+    steward: &StewardDriver,
+    peers: &mut Peers,
+    rolling: &Rolling,
+    addresses: impl Iterator<Item = &String>,
+) {
     if let Err(fault) = peers.tell(&steward.settings.own, RecoveryAsk::Rolling(rolling.clone())).await {
         return tracing::warn!("rolling restart: {fault}");
     }
@@ -158,7 +163,7 @@ fn is_well(own: &Standing, answers: &BTreeMap<String, Standing>) -> Result<(), S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::steward_tests::{base, view};
+    use crate::node::tests::steward::{base, view};
 
     #[test]
     fn pause_names_what_the_target_lacks() {

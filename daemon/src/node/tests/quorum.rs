@@ -7,10 +7,10 @@ use common::{
     ids::{Epoch, ModelIdentity},
     precision::{Exchange, KvFormat},
 };
-use protocol::recovery::{Ballot, Committed, Ruling, Vote};
+use protocol::recovery::{Ballot, Committed, Vote, VoteReply};
 use topology::{Layout, Member, Topology};
 
-use super::quorum::{Forgot, Proposer, Step, Voter, majority};
+use crate::node::quorum::{Acceptor, Electorate, Proposer, Step, VoteGap, majority};
 
 /// A small generator (Knuth, MMIX): the same sequence for the same seed.
 struct Random(u64);
@@ -46,14 +46,18 @@ fn topology(members: &[usize]) -> Topology {
     }
 }
 
+fn of(voters: usize, granted: usize) -> Electorate {
+    Electorate { voters, granted }
+}
+
 fn members(committed: &Committed) -> Vec<usize> {
     committed.topology.members.iter().map(|member| member.name.parse().expect("a number")).collect()
 }
 
 /// A node: its disk, and its own proposal.
-struct Node {
+struct Elector {
     holds: Committed,
-    voter: Voter,
+    voter: Acceptor,
     seen: Epoch,
     round: u32,
     proposal: Option<(Committed, Proposer)>,
@@ -61,12 +65,12 @@ struct Node {
 
 enum Mail {
     Ask { from: usize, to: usize, vote: Vote },
-    Answer { to: usize, from: usize, ballot: Ballot, ruling: Ruling },
+    Answer { to: usize, from: usize, ballot: Ballot, ruling: VoteReply },
 }
 
 struct World {
     random: Random,
-    nodes: Vec<Node>,
+    nodes: Vec<Elector>,
     mail: Vec<Mail>,
     /// The topology chosen after each topology, and its epoch.
     chosen: BTreeMap<Epoch, Committed>,
@@ -77,7 +81,8 @@ impl World {
     fn new(seed: u64, count: usize) -> Self {
         let all: Vec<usize> = (0..count).collect();
         let holds = Committed::new(Epoch(4), topology(&all));
-        let node = |_| Node { holds: holds.clone(), voter: Voter::default(), seen: Epoch(4), round: 0, proposal: None };
+        let node =
+            |_| Elector { holds: holds.clone(), voter: Acceptor::default(), seen: Epoch(4), round: 0, proposal: None };
         let (chosen, by_epoch) = (BTreeMap::new(), BTreeMap::new());
         Self { random: Random(seed), nodes: (0..count).map(node).collect(), mail: Vec::new(), chosen, by_epoch }
     }
@@ -89,7 +94,7 @@ impl World {
         let Some(own) = electorate.iter().position(|member| *member == who) else { return };
         node.round += 1;
         let ballot = Ballot { round: node.round, member: own as u16 };
-        node.proposal = Some((base.clone(), Proposer::new(&base, ballot, (electorate.len(), 0))));
+        node.proposal = Some((base.clone(), Proposer::new(&base, ballot, of(electorate.len(), 0))));
         let vote = Vote { base, witness: None, ballot, next: None };
         self.mail.extend(electorate.into_iter().map(|to| Mail::Ask { from: who, to, vote: vote.clone() }));
     }
@@ -110,7 +115,7 @@ impl World {
                 let disk = node.voter.clone();
                 let later = (node.holds.epoch > vote.base.epoch).then(|| node.holds.clone());
                 let ruling = match later {
-                    Some(later) => Ruling::Behind(Box::new(later)),
+                    Some(later) => VoteReply::Behind(Box::new(later)),
                     None => node.voter.rule(&vote, node.seen).0,
                 };
                 if self.random.below(12) == 0 {
@@ -123,19 +128,20 @@ impl World {
             Mail::Answer { to, from, ballot, ruling } => {
                 let Some((base, mut proposer)) = self.nodes[to].proposal.take() else { return };
                 if proposer.ballot() == ballot {
-                    self.step(to, from, (&base, &mut proposer), ruling);
+                    self.step(from, (to, &base, &mut proposer), ruling);
                 }
                 self.nodes[to].proposal.get_or_insert((base, proposer));
             }
         }
     }
 
-    fn step(&mut self, who: usize, from: usize, (base, proposer): (&Committed, &mut Proposer), ruling: Ruling) {
+    fn step(&mut self, from: usize, own: (usize, &Committed, &mut Proposer), ruling: VoteReply) {
+        let (who, base, proposer) = own;
         let electorate = members(base);
         let Some(voter) = electorate.iter().position(|member| *member == from) else { return };
         match proposer.hear(voter, ruling) {
             Step::Wait => {}
-            Step::Outdone(ballot) => self.nodes[who].round = self.nodes[who].round.max(ballot.round),
+            Step::Nack(ballot) => self.nodes[who].round = self.nodes[who].round.max(ballot.round),
             Step::Behind(later) => self.learn(who, &later),
             Step::Propose => {
                 let keep = electorate.iter().copied().filter(|_| self.random.below(3) > 0).collect::<Vec<_>>();
@@ -214,65 +220,68 @@ fn vote(round: u32, member: u16, next: Option<Committed>) -> Vote {
 #[test]
 fn voter_keeps_its_promise_and_reports_what_it_accepted() {
     let next = Committed::new(Epoch(5), topology(&[1, 2]));
-    let mut voter = Voter::default();
-    assert_eq!(voter.rule(&vote(2, 1, None), Epoch(4)), (Ruling::Promised { accepted: None, epoch: Epoch(4) }, true));
+    let mut voter = Acceptor::default();
+    assert_eq!(
+        voter.rule(&vote(2, 1, None), Epoch(4)),
+        (VoteReply::Promised { accepted: None, epoch: Epoch(4) }, true)
+    );
     let older = Ballot { round: 2, member: 1 };
-    assert_eq!(voter.rule(&vote(2, 0, None), Epoch(4)).0, Ruling::Outdone(older));
-    assert_eq!(voter.rule(&vote(1, 2, Some(next.clone())), Epoch(4)).0, Ruling::Outdone(older));
-    assert_eq!(voter.rule(&vote(2, 1, Some(next.clone())), Epoch(4)), (Ruling::Accepted, true));
+    assert_eq!(voter.rule(&vote(2, 0, None), Epoch(4)).0, VoteReply::Nack(older));
+    assert_eq!(voter.rule(&vote(1, 2, Some(next.clone())), Epoch(4)).0, VoteReply::Nack(older));
+    assert_eq!(voter.rule(&vote(2, 1, Some(next.clone())), Epoch(4)), (VoteReply::Accepted, true));
     let later = voter.rule(&vote(3, 0, None), Epoch(9)).0;
-    assert_eq!(later, Ruling::Promised { accepted: Some((older, next)), epoch: Epoch(9) });
+    assert_eq!(later, VoteReply::Promised { accepted: Some((older, next)), epoch: Epoch(9) });
 }
 
 #[test]
 fn voter_without_record_abstains_until_a_later_topology() {
-    let mut voter = Voter { votes: None, forgot: Some(Forgot::Lost) };
-    assert!(matches!(voter.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Abstains(_)));
-    assert!(matches!(voter.rule(&vote(9, 0, None), Epoch(4)).0, Ruling::Abstains(_)));
-    voter.forgot = Some(Forgot::UpTo(Epoch(4)));
-    assert!(matches!(voter.rule(&vote(9, 0, None), Epoch(4)).0, Ruling::Abstains(_)));
+    let mut voter = Acceptor { votes: None, forgot: Some(VoteGap::Lost) };
+    assert!(matches!(voter.rule(&vote(1, 0, None), Epoch(4)).0, VoteReply::Abstains(_)));
+    assert!(matches!(voter.rule(&vote(9, 0, None), Epoch(4)).0, VoteReply::Abstains(_)));
+    voter.forgot = Some(VoteGap::UpTo(Epoch(4)));
+    assert!(matches!(voter.rule(&vote(9, 0, None), Epoch(4)).0, VoteReply::Abstains(_)));
     let mut later = vote(1, 0, None);
     later.base.epoch = Epoch(5);
-    assert!(matches!(voter.rule(&later, Epoch(5)).0, Ruling::Promised { .. }));
+    assert!(matches!(voter.rule(&later, Epoch(5)).0, VoteReply::Promised { .. }));
 }
 
 #[test]
 fn ballot_is_promised_once_after_proposer_restart() {
     let next = |keep: &[usize]| Some(Committed::new(Epoch(5), topology(keep)));
-    let (mut own, mut second) = (Voter::default(), Voter::default());
+    let (mut own, mut second) = (Acceptor::default(), Acceptor::default());
     for voter in [&mut own, &mut second] {
-        assert!(matches!(voter.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Promised { .. }));
+        assert!(matches!(voter.rule(&vote(1, 0, None), Epoch(4)).0, VoteReply::Promised { .. }));
     }
-    assert_eq!(second.rule(&vote(1, 0, next(&[0, 2])), Epoch(4)).0, Ruling::Accepted);
+    assert_eq!(second.rule(&vote(1, 0, next(&[0, 2])), Epoch(4)).0, VoteReply::Accepted);
     // The proposer crashes before it accepts its own proposal, and starts again at round 1 with another topology.
     let used = Ballot { round: 1, member: 0 };
-    assert_eq!(own.rule(&vote(1, 0, None), Epoch(4)), (Ruling::Outdone(used), false));
-    assert!(matches!(own.rule(&vote(2, 0, None), Epoch(4)).0, Ruling::Promised { .. }));
-    assert_eq!(own.rule(&vote(1, 0, next(&[0, 2])), Epoch(4)).0, Ruling::Outdone(Ballot { round: 2, member: 0 }));
+    assert_eq!(own.rule(&vote(1, 0, None), Epoch(4)), (VoteReply::Nack(used), false));
+    assert!(matches!(own.rule(&vote(2, 0, None), Epoch(4)).0, VoteReply::Promised { .. }));
+    assert_eq!(own.rule(&vote(1, 0, next(&[0, 2])), Epoch(4)).0, VoteReply::Nack(Ballot { round: 2, member: 0 }));
 }
 
 #[test]
 fn new_witness_votes_and_a_damaged_one_abstains_once() {
-    let mut fresh = Voter { votes: None, forgot: Some(Forgot::Fresh) };
-    assert!(matches!(fresh.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Abstains(_)), "as a member");
+    let mut fresh = Acceptor { votes: None, forgot: Some(VoteGap::Fresh) };
+    assert!(matches!(fresh.rule(&vote(1, 0, None), Epoch(4)).0, VoteReply::Abstains(_)), "as a member");
     fresh.witnesses(Epoch(4));
-    assert!(matches!(fresh.rule(&vote(1, 0, None), Epoch(4)).0, Ruling::Promised { .. }));
-    let mut damaged = Voter { votes: None, forgot: Some(Forgot::Lost) };
+    assert!(matches!(fresh.rule(&vote(1, 0, None), Epoch(4)).0, VoteReply::Promised { .. }));
+    let mut damaged = Acceptor { votes: None, forgot: Some(VoteGap::Lost) };
     damaged.witnesses(Epoch(4));
-    assert_eq!(damaged.forgot, Some(Forgot::UpTo(Epoch(4))));
+    assert_eq!(damaged.forgot, Some(VoteGap::UpTo(Epoch(4))));
 }
 
 #[test]
 fn two_nodes_decide_only_with_witness_or_operator() {
     let base = Committed::new(Epoch(4), topology(&[0, 1]));
-    let promised = || Ruling::Promised { accepted: None, epoch: Epoch(7) };
+    let promised = || VoteReply::Promised { accepted: None, epoch: Epoch(7) };
     let ballot = Ballot { round: 1, member: 0 };
-    assert_eq!(Proposer::new(&base, ballot, (2, 0)).hear(0, promised()), Step::Wait, "alone");
-    let mut witnessed = Proposer::new(&base, ballot, (3, 0));
+    assert_eq!(Proposer::new(&base, ballot, of(2, 0)).hear(0, promised()), Step::Wait, "alone");
+    let mut witnessed = Proposer::new(&base, ballot, of(3, 0));
     assert_eq!((witnessed.hear(0, promised()), witnessed.hear(2, promised())), (Step::Wait, Step::Propose));
-    let mut granted = Proposer::new(&base, ballot, (2, 1));
+    let mut granted = Proposer::new(&base, ballot, of(2, 1));
     assert_eq!(granted.hear(0, promised()), Step::Propose);
     let next = granted.propose(|epoch| Committed::new(epoch, topology(&[0])));
     assert_eq!(next.epoch, Epoch(8), "an unused epoch");
-    assert_eq!(granted.hear(0, Ruling::Accepted), Step::Chosen(next));
+    assert_eq!(granted.hear(0, VoteReply::Accepted), Step::Chosen(next));
 }

@@ -8,16 +8,17 @@ use common::{
 };
 use protocol::{
     message::{Prepare, Previous, RequestBody, ResponseBody},
-    recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Vote},
+    recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
 };
 use telemetry::NodeState;
 use topology::{Exclusions, Rolling, Topology, rolling::Phase};
 
-use super::{
-    event::{Effect, Event, ExclusionsKept, Record, SessionId},
-    machine::{Beginning, Node, Patience},
+use crate::node::effect::{AssignmentEffect, DiskEffect, Effect, EngineEffect, PendingAnswer, SessionEffect};
+use crate::node::{
+    event::{Event, ExclusionsKept, Record, ReplyTo, SessionId},
+    machine::{Node, NodeInit, Patience},
     planted::{Planted, plant},
-    quorum::{Forgot, Voter},
+    quorum::{Acceptor, VoteGap},
     tests::{CONSOLE, OTHER, ask, failure, running, topology},
 };
 
@@ -30,7 +31,7 @@ fn again(node: &mut Node, session: SessionId, epoch: u64, topology: Topology) ->
 fn of(name: &str, committed: Option<Committed>) -> Node {
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
     let epoch = committed.as_ref().map_or(Epoch(0), |committed| committed.epoch);
-    Node::new(Beginning { name: name.into(), epoch, committed, ..Beginning::default() }, patience)
+    Node::new(NodeInit { name: name.into(), epoch, committed, ..NodeInit::default() }, patience)
 }
 
 fn base(epoch: u64) -> Committed {
@@ -44,26 +45,36 @@ fn recover(node: &mut Node, question: RecoveryAsk) -> Vec<Effect> {
 #[test]
 fn recovery_writes_nothing_and_a_console_supersedes_it() {
     let mut node = of("pi1", Some(base(4)));
-    assert!(matches!(again(&mut node, CONSOLE, 4, topology(2))[..], [Effect::Load(_)]));
+    assert!(matches!(again(&mut node, CONSOLE, 4, topology(2))[..], [Effect::Assignment(AssignmentEffect::Load(_))]));
     let hash = topology(2).hash();
     let effects = node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))));
-    assert!(matches!(effects[..], [Effect::Respond { body: ResponseBody::Prepared, .. }]), "{effects:?}");
+    let to = ReplyTo { session: CONSOLE, id: RequestId(1) };
+    assert_eq!(effects, [Effect::respond_after_writes(to, ResponseBody::Prepared)]);
     let effects = ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash });
-    assert_eq!(effects, [Effect::Connect(Epoch(4))], "nothing new to store");
+    assert_eq!(effects, [Effect::Assignment(AssignmentEffect::Connect(Epoch(4)))], "nothing new to store");
     node.handle(Event::Connected(Epoch(4), Ok(())));
     assert_eq!(node.state(), NodeState::Ready);
     let effects = again(&mut node, OTHER, 4, topology(2));
     assert!(
-        matches!(effects[..], [Effect::StopEngine(Epoch(4)), Effect::Load(_)]),
+        matches!(
+            effects[..],
+            [Effect::Engine(EngineEffect::Stop(Epoch(4))), Effect::Assignment(AssignmentEffect::Load(_))]
+        ),
         "a member found it broken: {effects:?}"
     );
 
     let mut node = of("pi1", Some(base(4)));
     again(&mut node, CONSOLE, 4, topology(2));
     assert!(matches!(failure(&again(&mut node, OTHER, 4, topology(2))), Some(FaultKind::PrepareOpen { .. })));
-    let effects = super::tests::prepare(&mut node, OTHER, 4, 5);
+    let effects = super::prepare(&mut node, OTHER, 4, 5);
     assert!(matches!(failure(&effects), Some(FaultKind::Superseded { epoch: Epoch(5), .. })), "{effects:?}");
-    assert!(matches!(effects[..], [_, Effect::Discard(Epoch(4)), Effect::Load(_)]), "{effects:?}");
+    assert!(
+        matches!(
+            effects[..],
+            [_, Effect::Assignment(AssignmentEffect::Discard(Epoch(4))), Effect::Assignment(AssignmentEffect::Load(_))]
+        ),
+        "{effects:?}"
+    );
 }
 
 #[test]
@@ -75,7 +86,7 @@ fn links_of_a_recovery_end_with_the_session_of_its_leader() {
         node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))));
         ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash: topology(2).hash() });
         let effects = node.handle(Event::SessionClosed(CONSOLE));
-        assert_eq!(effects.contains(&Effect::Discard(Epoch(4))), discards, "{effects:?}");
+        assert_eq!(effects.contains(&Effect::Assignment(AssignmentEffect::Discard(Epoch(4)))), discards, "{effects:?}");
         plant(None);
     }
 }
@@ -84,16 +95,19 @@ fn links_of_a_recovery_end_with_the_session_of_its_leader() {
 fn peer_fault_breaks_topology_and_is_passed_on() {
     let mut node = running();
     let effects = node.handle(Event::PeerFailed(Epoch(4), Rank(1), Rank(1)));
-    assert_eq!(effects, [Effect::AnnounceFault(Epoch(4), Rank(1)), Effect::AbortEngine(Epoch(4))]);
+    assert_eq!(
+        effects,
+        [Effect::Engine(EngineEffect::AnnounceFault(Epoch(4), Rank(1))), Effect::Engine(EngineEffect::Abort(Epoch(4)))]
+    );
     assert_eq!(node.state(), NodeState::Faulted);
     assert!(node.handle(Event::PeerFailed(Epoch(4), Rank(1), Rank(1))).is_empty(), "once");
 }
 
 #[test]
 fn wiped_voter_recalls_then_votes_on_later_topologies() {
-    let voter = Voter { votes: None, forgot: Some(Forgot::Fresh) };
+    let voter = Acceptor { votes: None, forgot: Some(VoteGap::Fresh) };
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
-    let mut node = Node::new(Beginning { name: "pi1".into(), voter, ..Beginning::default() }, patience);
+    let mut node = Node::new(NodeInit { name: "pi1".into(), voter, ..NodeInit::default() }, patience);
     let vote = |base: Committed| {
         let ballot = Ballot { round: 1, member: 1 };
         RecoveryAsk::Vote(Box::new(Vote { base, witness: None, ballot, next: None }))
@@ -101,8 +115,8 @@ fn wiped_voter_recalls_then_votes_on_later_topologies() {
     let told = format!("{:?}", recover(&mut node, vote(base(4))));
     assert!(told.contains("Abstains") && node.forgets(), "{told}");
     let effects = recover(&mut node, RecoveryAsk::Recall(Box::new(base(4))));
-    let Some(Effect::Write { records, .. }) = effects.last() else { panic!("{effects:?}") };
-    assert!(records.contains(&Record::Forgot(Some(Forgot::UpTo(Epoch(4))))), "{records:?}");
+    let Some(Effect::Disk(DiskEffect::Write { records, .. })) = effects.last() else { panic!("{effects:?}") };
+    assert!(records.contains(&Record::VoteGap(Some(VoteGap::UpTo(Epoch(4))))), "{records:?}");
     let told = format!("{:?}", recover(&mut node, vote(base(4))));
     assert!(told.contains("Abstains"), "it may have voted about this one: {told}");
     let told = format!("{:?}", recover(&mut node, vote(base(5))));
@@ -117,8 +131,11 @@ fn conflicting_or_older_topology_is_not_restored() {
     assert!(matches!(failure(&again(&mut node, CONSOLE, 3, topology(2))), Some(FaultKind::Superseded { .. })));
     // A node whose record was lost learns the topology from the others, and stores it.
     let mut lost = of("pi1", None);
-    assert!(matches!(again(&mut lost, CONSOLE, 4, topology(2))[..], [Effect::Load(_)]));
-    assert!(matches!(lost.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))))[..], [Effect::Persist(Epoch(4), _)]));
+    assert!(matches!(again(&mut lost, CONSOLE, 4, topology(2))[..], [Effect::Assignment(AssignmentEffect::Load(_))]));
+    assert!(matches!(
+        lost.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))))[..],
+        [Effect::Disk(DiskEffect::Persist(Epoch(4), _))]
+    ));
 }
 
 #[test]
@@ -126,14 +143,14 @@ fn later_topology_replaces_older_and_nonmembers_drop_it() {
     let mut node = running();
     let later = Committed::new(Epoch(9), Topology { slots: 1, ..topology(2) });
     let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(later.clone())));
-    assert_eq!(effects[0], Effect::StopEngine(Epoch(4)));
+    assert_eq!(effects[0], Effect::Engine(EngineEffect::Stop(Epoch(4))));
     assert_eq!((node.state(), node.epoch(), node.committed()), (NodeState::Idle, Epoch(9), Some(&later)));
     let older = recover(&mut node, RecoveryAsk::Learn(Box::new(base(5))));
-    assert!(matches!(&older[..], [Effect::Write { records, .. }] if records.is_empty()), "{older:?}");
+    assert!(matches!(&older[..], [Effect::Disk(DiskEffect::Write { records, .. })] if records.is_empty()), "{older:?}");
     let mut without = Committed::new(Epoch(10), topology(2));
     without.topology.members[0].name = "pi9".into();
     let effects = recover(&mut node, RecoveryAsk::Learn(Box::new(without)));
-    let Some(Effect::Write { records, .. }) = effects.last() else { panic!("{effects:?}") };
+    let Some(Effect::Disk(DiskEffect::Write { records, .. })) = effects.last() else { panic!("{effects:?}") };
     assert!(records.contains(&Record::Committed(None)) && node.committed().is_none(), "{records:?}");
 }
 
@@ -143,10 +160,12 @@ fn vote_is_stored_before_the_answer_and_blocks_its_epoch() {
     let next = Committed::new(Epoch(5), Topology { slots: 1, ..topology(2) });
     let vote = |next| Vote { base: base(4), witness: None, ballot: Ballot { round: 1, member: 1 }, next };
     let effects = recover(&mut node, RecoveryAsk::Vote(Box::new(vote(Some(next)))));
-    let [Effect::Write { records, then: Some((_, _, body)) }] = &effects[..] else { panic!("{effects:?}") };
+    let [Effect::Disk(DiskEffect::Write { records, then: Some(PendingAnswer { body, .. }) })] = &effects[..] else {
+        panic!("{effects:?}")
+    };
     assert!(matches!(records[..], [Record::Votes(_), Record::Promise(Epoch(5), _)]), "{records:?}");
-    assert_eq!(*body, ResponseBody::Recovery(RecoveryAnswer::Ruling(Ruling::Accepted)));
-    assert!(failure(&super::tests::prepare(&mut node, CONSOLE, 4, 5)).is_some(), "its epoch is 5 now");
+    assert_eq!(*body, ResponseBody::Recovery(RecoveryAnswer::Vote(VoteReply::Accepted)));
+    assert!(failure(&super::prepare(&mut node, CONSOLE, 4, 5)).is_some(), "its epoch is 5 now");
     assert!(failure(&again(&mut node, CONSOLE, 4, topology(2))).is_some(), "the vote has precedence");
     let other = Vote { witness: Some("127.0.0.1:1".into()), ..vote(None) };
     let effects = recover(&mut node, RecoveryAsk::Vote(Box::new(other)));
@@ -180,7 +199,7 @@ fn no_message_moves_a_counter_out_of_reach() {
         assert_eq!((node.epoch(), node.committed(), node.rolling()), (Epoch(4), Some(&base(4)), None));
     }
     let mut node = of("pi1", Some(base(4)));
-    assert!(failure(&super::tests::prepare(&mut node, CONSOLE, 4, u64::MAX)).is_some());
+    assert!(failure(&super::prepare(&mut node, CONSOLE, 4, u64::MAX)).is_some());
     assert!(failure(&again(&mut of("pi1", None), CONSOLE, u64::MAX, topology(2))).is_some());
     let mut list = Exclusions::default();
     list.say("pi2", "pi2:9999", Some("hot"), "me@here");
@@ -198,12 +217,16 @@ fn cordoned_member_forms_the_topology_again_after_a_loss() {
         }
         let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
         let (name, committed) = ("pi1".into(), Some(base(4)));
-        let beginning = Beginning { name, epoch: Epoch(4), committed, exclusions: list, ..Beginning::default() };
+        let beginning = NodeInit { name, epoch: Epoch(4), committed, exclusions: list, ..NodeInit::default() };
         let mut node = Node::new(beginning, patience);
-        let refused = super::tests::prepare(&mut node, CONSOLE, 4, 5);
+        let refused = super::prepare(&mut node, CONSOLE, 4, 5);
         assert!(matches!(failure(&refused), Some(FaultKind::Excluded { .. })), "a new assignment: {refused:?}");
         let effects = again(&mut node, CONSOLE, 4, topology(2));
-        assert_eq!(matches!(effects[..], [Effect::Load(_)]), is_cordon, "{own}: {effects:?}");
+        assert_eq!(
+            matches!(effects[..], [Effect::Assignment(AssignmentEffect::Load(_))]),
+            is_cordon,
+            "{own}: {effects:?}"
+        );
     }
 }
 
@@ -215,7 +238,10 @@ fn cordoned_node_announces_the_fault_of_a_peer() {
     let (session, id) = (CONSOLE, RequestId(9));
     node.handle(Event::ExclusionsKept(ExclusionsKept { session, id, list, result: Ok(()) }));
     let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset));
-    assert_eq!(effects, [Effect::AnnounceFault(Epoch(4), Rank(1)), Effect::AbortEngine(Epoch(4))]);
+    assert_eq!(
+        effects,
+        [Effect::Engine(EngineEffect::AnnounceFault(Epoch(4), Rank(1))), Effect::Engine(EngineEffect::Abort(Epoch(4)))]
+    );
     assert_eq!(node.state(), NodeState::Faulted);
 }
 
@@ -225,12 +251,17 @@ fn missing_desired_topology_is_adopted_once_and_stored() {
     let desired = Some(Box::new(topology(3)));
     let learn = |desired| RecoveryAsk::Learn(Box::new(Committed { desired, ..base(4) }));
     let effects = recover(&mut node, learn(desired.clone()));
-    let [Effect::Write { records, .. }] = &effects[..] else { panic!("the topology keeps serving: {effects:?}") };
+    let [Effect::Disk(DiskEffect::Write { records, .. })] = &effects[..] else {
+        panic!("the topology keeps serving: {effects:?}")
+    };
     let [Record::Committed(Some(kept))] = &records[..] else { panic!("{records:?}") };
     assert_eq!((&kept.desired, node.desired()), (&desired, desired.as_deref()));
     for later in [Some(Box::new(topology(4))), None, desired.clone()] {
         let effects = recover(&mut node, learn(later));
-        assert!(matches!(&effects[..], [Effect::Write { records, .. }] if records.is_empty()), "{effects:?}");
+        assert!(
+            matches!(&effects[..], [Effect::Disk(DiskEffect::Write { records, .. })] if records.is_empty()),
+            "{effects:?}"
+        );
     }
     assert_eq!(node.desired(), desired.as_deref());
 }
@@ -299,10 +330,16 @@ impl Fight {
     fn perform(&mut self, node: usize, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
-                Effect::Load(prepare) => self.events.push((node, Event::Loaded(prepare.epoch, Ok(Bytes(1))))),
-                Effect::Persist(epoch, _) => self.events.push((node, Event::Persisted(epoch, Ok(())))),
-                Effect::Connect(epoch) => self.events.push((node, Event::Connected(epoch, Ok(())))),
-                Effect::Respond { session, id, body } => {
+                Effect::Assignment(AssignmentEffect::Load(prepare)) => {
+                    self.events.push((node, Event::Loaded(prepare.epoch, Ok(Bytes(1)))))
+                }
+                Effect::Disk(DiskEffect::Persist(epoch, hash)) => {
+                    self.events.push((node, Event::Persisted(epoch, hash, Ok(()))))
+                }
+                Effect::Assignment(AssignmentEffect::Connect(epoch)) => {
+                    self.events.push((node, Event::Connected(epoch, Ok(()))))
+                }
+                Effect::Session(SessionEffect::Respond { session, id, body }) => {
                     let console =
                         self.consoles.iter_mut().find(|console| console.session == session).expect("one of two");
                     match body {
@@ -358,7 +395,7 @@ impl Fight {
     fn commit(&mut self, which: usize, node: usize, epoch: Epoch, hash: TopologyHash) {
         let before = self.nodes[node].committed().map(|committed| committed.epoch);
         let effects = self.send(which, node, RequestBody::Commit { epoch, hash });
-        if !effects.contains(&Effect::Connect(epoch)) {
+        if !effects.contains(&Effect::Assignment(AssignmentEffect::Connect(epoch))) {
             self.refused += 1;
             return;
         }

@@ -1,7 +1,7 @@
 //! Behaviour of a running replica while the next topology is prepared, and after it is committed.
 use common::{
     fault::{FaultKind, Loss},
-    ids::{Epoch, Rank},
+    ids::{Epoch, Rank, RequestId},
     units::Bytes,
 };
 use protocol::{
@@ -11,23 +11,30 @@ use protocol::{
 use telemetry::NodeState;
 use topology::{Layout, Topology};
 
-use super::{
-    event::{Effect, EngineCommand, Event, Record},
+use crate::node::effect::{AssignmentEffect, DiskEffect, Effect, EngineEffect, SessionEffect};
+use crate::node::{
+    event::{EngineCommand, Event, Record, ReplyTo},
     tests::*,
 };
 
 #[test]
 fn running_topology_serves_until_next_commit() {
     let mut node = running();
-    assert!(matches!(generate(&mut node, CONSOLE, 5)[..], [Effect::Command(EngineCommand::Submit(_, _))]));
+    assert!(matches!(
+        generate(&mut node, CONSOLE, 5)[..],
+        [Effect::Engine(EngineEffect::Command(EngineCommand::Submit(_, _)))]
+    ));
     prepare_of(&mut node, OTHER, (4, 5), other());
     assert_eq!(node.state(), NodeState::Serving, "while the next is loaded");
     node.handle(Event::Loaded(Epoch(5), Ok(Bytes(1))));
-    node.handle(Event::Persisted(Epoch(5), Ok(())));
+    node.handle(Event::Persisted(Epoch(5), other().hash(), Ok(())));
     let hash = other().hash();
     let effects = ask(&mut node, OTHER, 2, RequestBody::Commit { epoch: Epoch(5), hash });
     assert!(matches!(failure(&effects), Some(FaultKind::Superseded { epoch: Epoch(5), .. })), "{effects:?}");
-    assert!(effects.contains(&Effect::StopEngine(Epoch(4))) && effects.contains(&Effect::Connect(Epoch(5))));
+    assert!(
+        effects.contains(&Effect::Engine(EngineEffect::Stop(Epoch(4))))
+            && effects.contains(&Effect::Assignment(AssignmentEffect::Connect(Epoch(5))))
+    );
 }
 
 #[test]
@@ -37,7 +44,7 @@ fn assignment_of_unchanged_replica_keeps_engine_and_requests() {
     let mut node = node();
     prepare_of(&mut node, CONSOLE, (3, 4), four.clone());
     node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5))));
-    node.handle(Event::Persisted(Epoch(4), Ok(())));
+    node.handle(Event::Persisted(Epoch(4), four.hash(), Ok(())));
     ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash: four.hash() });
     node.handle(Event::Connected(Epoch(4), Ok(())));
     generate(&mut node, CONSOLE, 5);
@@ -47,28 +54,31 @@ fn assignment_of_unchanged_replica_keeps_engine_and_requests() {
     let hash = three.hash();
     assert_eq!(
         prepare_after(&mut node, OTHER, (4, 5), three.clone(), Previous::Stays),
-        [Effect::Persist(Epoch(5), hash)],
+        [Effect::Disk(DiskEffect::Persist(Epoch(5), hash))],
         "nothing is loaded"
     );
-    node.handle(Event::Persisted(Epoch(5), Ok(())));
+    node.handle(Event::Persisted(Epoch(5), hash, Ok(())));
     let effects = ask(&mut node, OTHER, 2, RequestBody::Commit { epoch: Epoch(5), hash });
     let kept = Record::Committed(Some(Committed::new(Epoch(5), three)));
-    let committed = |effect: &Effect| matches!(effect, Effect::Respond { body: ResponseBody::Committed, .. });
-    assert_eq!((&effects[0], effects.len()), (&Effect::Write { records: vec![kept], then: None }, 2));
-    assert!(committed(&effects[1]));
+    let to = ReplyTo { session: OTHER, id: RequestId(2) };
+    let answer = Effect::respond_after_writes(to, ResponseBody::Committed);
+    assert_eq!(effects, [Effect::Disk(DiskEffect::Write { records: vec![kept], then: None }), answer]);
     assert_eq!(
         (node.state(), node.request_count(), node.topology().map(|one| one.1)),
         (NodeState::Serving, 1, Some(hash))
     );
     // Engine and links keep the epoch in which they were started.
-    let finished = matches!(finished(&mut node, 1)[..], [Effect::Respond { body: ResponseBody::Finished(_), .. }]);
+    let finished = matches!(
+        finished(&mut node, 1)[..],
+        [Effect::Session(SessionEffect::Respond { body: ResponseBody::Finished(_), .. })]
+    );
     assert_eq!((finished, node.computes()), (true, Some(Epoch(4))));
     let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Silent));
-    assert!(effects.contains(&Effect::AbortEngine(Epoch(4))), "{effects:?}");
+    assert!(effects.contains(&Effect::Engine(EngineEffect::Abort(Epoch(4)))), "{effects:?}");
     // A topology learned while this replica is broken stops the old engine.
     let learned = Committed::new(Epoch(6), four);
     let effects = ask(&mut node, OTHER, 3, RequestBody::Recovery(Box::new(RecoveryAsk::Learn(Box::new(learned)))));
-    assert!(effects.contains(&Effect::StopEngine(Epoch(4))), "{effects:?}");
+    assert!(effects.contains(&Effect::Engine(EngineEffect::Stop(Epoch(4)))), "{effects:?}");
 }
 
 #[test]
@@ -79,12 +89,21 @@ fn running_shard_serves_stays_or_leaves_as_prepare_says() {
         (effects, node.state())
     };
     let (effects, state) = prepared(other(), Previous::Serves);
-    assert!(matches!(effects[..], [Effect::Load(_)]) && state == NodeState::Ready, "{effects:?}");
+    assert!(
+        matches!(effects[..], [Effect::Assignment(AssignmentEffect::Load(_))]) && state == NodeState::Ready,
+        "{effects:?}"
+    );
     let (effects, state) = prepared(other(), Previous::Leaves);
-    assert!(matches!(effects[..], [Effect::StopEngine(Epoch(4)), Effect::Load(_)]), "{effects:?}");
+    assert!(
+        matches!(
+            effects[..],
+            [Effect::Engine(EngineEffect::Stop(Epoch(4))), Effect::Assignment(AssignmentEffect::Load(_))]
+        ),
+        "{effects:?}"
+    );
     assert_eq!(state, NodeState::Loading);
     let (effects, _) = prepared(topology(2), Previous::Stays);
-    assert!(matches!(effects[..], [Effect::Persist(Epoch(5), _)]), "{effects:?}");
+    assert!(matches!(effects[..], [Effect::Disk(DiskEffect::Persist(Epoch(5), _))]), "{effects:?}");
     // An engine of a different or broken replica cannot stay: its peers must not count on it.
     let (effects, _) = prepared(other(), Previous::Stays);
     assert!(matches!(failure(&effects), Some(FaultKind::NotServing { .. })), "{effects:?}");

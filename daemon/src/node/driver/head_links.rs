@@ -30,7 +30,7 @@ const MESSAGES_MAX: usize = 256;
 
 /// State shared by the links of one head to those of other groups.
 #[derive(Clone, Debug)]
-pub(super) struct Ways {
+pub(super) struct HeadLinks {
     pub(super) run: u64,
     pub(super) epoch: Epoch,
     pub(super) liveness: Liveness,
@@ -45,16 +45,16 @@ pub(super) struct Ways {
 
 /// One control link.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct HeadLink {
     pub(super) replica: u16,
     messages: Sender<Across>,
     /// Cancelled when the link is no longer usable.
     broken: CancellationToken,
 }
 
-impl Way {
+impl HeadLink {
     /// Opens the link on a socket that `pacemaker` has taken over, because it also carries heartbeats.
-    pub(super) fn open(ways: Ways, replica: u16, connection: Connection, pacemaker: &Pacemaker) -> Self {
+    pub(super) fn open(ways: HeadLinks, replica: u16, connection: Connection, pacemaker: &Pacemaker) -> Self {
         let (messages, queue) = channel(MESSAGES_MAX);
         let broken = ways.stop.child_token();
         pacemaker.spawn(run(ways, replica, connection, queue, broken.clone()));
@@ -74,7 +74,13 @@ impl Way {
     }
 }
 
-async fn run(ways: Ways, replica: u16, connection: Connection, queue: Receiver<Across>, broken: CancellationToken) {
+async fn run(
+    ways: HeadLinks,
+    replica: u16,
+    connection: Connection,
+    queue: Receiver<Across>,
+    broken: CancellationToken,
+) {
     let (reader, writer) = split(connection);
     tokio::select! {
         () = broken.cancelled() => {}
@@ -89,7 +95,7 @@ async fn run(ways: Ways, replica: u16, connection: Connection, queue: Receiver<A
 }
 
 /// Forwards incoming messages until the peer closes the link, is silent for too long or stalls.
-async fn listen(ways: &Ways, replica: u16, mut reader: MessageReader) {
+async fn listen(ways: &HeadLinks, replica: u16, mut reader: MessageReader) {
     let Liveness { silent, stall, .. } = ways.liveness;
     let (mut progress, mut moved) = (0, Instant::now());
     while let Ok(Ok(Some(message))) = timeout(silent, reader.receive::<Across>()).await {
@@ -112,7 +118,7 @@ async fn listen(ways: &Ways, replica: u16, mut reader: MessageReader) {
 }
 
 /// Sends queued messages and heartbeats.
-async fn speak(ways: &Ways, mut writer: MessageWriter, mut queue: Receiver<Across>) {
+async fn speak(ways: &HeadLinks, mut writer: MessageWriter, mut queue: Receiver<Across>) {
     let mut ticks = interval(ways.liveness.heartbeat);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let patience: Duration = ways.liveness.silent;

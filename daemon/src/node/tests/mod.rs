@@ -1,4 +1,12 @@
 //! The state machine alone: events in, effects out.
+mod assign;
+mod breaker;
+mod disk;
+mod quorum;
+mod recovery;
+mod shape;
+pub(crate) mod steward;
+
 use std::time::Duration;
 
 use collectives::{Algorithm, Choice};
@@ -20,18 +28,19 @@ use protocol::{
 use telemetry::{LinkBench, NodeState};
 use topology::{Exclusions, Layout, Member, Topology};
 
-use super::{
-    event::{Effect, EngineCommand, Event, ExclusionsKept, PeerDrain, Record, SessionId},
-    machine::{Beginning, Node, Patience, QUEUE_MAX, RESTART_CODE},
+use crate::node::effect::{AssignmentEffect, DiskEffect, Effect, EngineEffect, SessionEffect};
+use crate::node::{
+    event::{EngineCommand, Event, ExclusionsKept, PeerDrain, Record, SessionId},
+    machine::{Node, NodeInit, Patience, QUEUE_MAX, RESTART_CODE},
 };
 
-pub(super) const CONSOLE: SessionId = SessionId(1);
-pub(super) const OTHER: SessionId = SessionId(2);
+pub(in crate::node) const CONSOLE: SessionId = SessionId(1);
+pub(in crate::node) const OTHER: SessionId = SessionId(2);
 
-pub(super) fn node() -> Node {
+pub(in crate::node) fn node() -> Node {
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
     let (name, epoch, exclusions) = ("pi1".into(), Epoch(3), Exclusions::default());
-    Node::new(Beginning { name, epoch, exclusions, supervised: true, ..Beginning::default() }, patience)
+    Node::new(NodeInit { name, epoch, exclusions, supervised: true, ..NodeInit::default() }, patience)
 }
 
 pub(crate) fn topology(world: u16) -> Topology {
@@ -58,69 +67,76 @@ pub(crate) fn topology(world: u16) -> Topology {
     }
 }
 
-pub(super) fn ask(node: &mut Node, session: SessionId, id: u64, body: RequestBody) -> Vec<Effect> {
+pub(in crate::node) fn ask(node: &mut Node, session: SessionId, id: u64, body: RequestBody) -> Vec<Effect> {
     let by = format!("console {}", session.0);
     node.handle(Event::Request { session, by, request: Request { id: RequestId(id), body } })
 }
 
-pub(super) fn prepare(node: &mut Node, session: SessionId, seen: u64, epoch: u64) -> Vec<Effect> {
+pub(in crate::node) fn prepare(node: &mut Node, session: SessionId, seen: u64, epoch: u64) -> Vec<Effect> {
     prepare_of(node, session, (seen, epoch), topology(2))
 }
 
-pub(super) fn prepare_of(
+pub(in crate::node) fn prepare_of(
     node: &mut Node,
     session: SessionId,
-    (seen, epoch): (u64, u64),
+    epochs: (u64, u64),
     topology: Topology,
 ) -> Vec<Effect> {
-    prepare_after(node, session, (seen, epoch), topology, Previous::Serves)
+    prepare_after(node, session, epochs, topology, Previous::Serves)
 }
 
-pub(super) fn prepare_after(
+pub(in crate::node) fn prepare_after(
     node: &mut Node,
     session: SessionId,
-    (seen, epoch): (u64, u64),
+    epochs: (u64, u64),
     topology: Topology,
     previous: Previous,
 ) -> Vec<Effect> {
-    let (seen, epoch, member) = (Epoch(seen), Epoch(epoch), MemberIndex(0));
+    let (seen, epoch, member) = (Epoch(epochs.0), Epoch(epochs.1), MemberIndex(0));
     let prepare = Prepare { seen, epoch, topology, member, desired: None, previous };
     ask(node, session, 1, RequestBody::Prepare(Box::new(prepare)))
 }
 
 /// Another topology of the same nodes.
-pub(super) fn other() -> Topology {
+pub(in crate::node) fn other() -> Topology {
     Topology { slots: 1, ..topology(2) }
 }
 
-pub(super) fn failure(effects: &[Effect]) -> Option<&FaultKind> {
+pub(in crate::node) fn failure(effects: &[Effect]) -> Option<&FaultKind> {
     effects.iter().find_map(|effect| match effect {
-        Effect::Respond { body: ResponseBody::Failed(Fault { kind, .. }), .. } => Some(kind),
+        Effect::Session(SessionEffect::Respond { body: ResponseBody::Failed(Fault { kind, .. }), .. }) => Some(kind),
         _ => None,
     })
 }
 
 /// A node that runs the two-rank topology as its head at epoch 4.
-pub(super) fn running() -> Node {
+pub(in crate::node) fn running() -> Node {
     let mut node = node();
-    assert!(matches!(prepare(&mut node, CONSOLE, 3, 4)[..], [Effect::Load(_)]));
+    assert!(matches!(prepare(&mut node, CONSOLE, 3, 4)[..], [Effect::Assignment(AssignmentEffect::Load(_))]));
     assert_eq!(node.state(), NodeState::Loading);
     let hash = topology(2).hash();
-    assert_eq!(node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5)))), [Effect::Persist(Epoch(4), hash)]);
+    assert_eq!(node.handle(Event::Loaded(Epoch(4), Ok(Bytes(5)))), [Effect::Disk(DiskEffect::Persist(Epoch(4), hash))]);
     assert_eq!(node.epoch(), Epoch(3), "an epoch counts only when it is on the disk");
-    node.handle(Event::Persisted(Epoch(4), Ok(())));
+    node.handle(Event::Persisted(Epoch(4), hash, Ok(())));
     assert_eq!((node.state(), node.epoch()), (NodeState::Prepared, Epoch(4)));
     assert!(node.expects_links(Epoch(4), hash) && !node.expects_links(Epoch(5), hash));
     let effects = ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash });
     let committed = Committed::new(Epoch(4), topology(2));
     let records = vec![Record::Committed(Some(committed))];
-    assert_eq!(effects, [Effect::Write { records, then: None }, Effect::Connect(Epoch(4))], "kept before it counts");
+    assert_eq!(
+        effects,
+        [
+            Effect::Disk(DiskEffect::Write { records, then: None }),
+            Effect::Assignment(AssignmentEffect::Connect(Epoch(4)))
+        ],
+        "kept before it counts"
+    );
     node.handle(Event::Connected(Epoch(4), Ok(())));
     assert_eq!(node.state(), NodeState::Ready);
     node
 }
 
-pub(super) fn generate(node: &mut Node, session: SessionId, id: u64) -> Vec<Effect> {
+pub(in crate::node) fn generate(node: &mut Node, session: SessionId, id: u64) -> Vec<Effect> {
     let sampling = SamplingParameters::default();
     let request = Generate::new("x", 3, sampling, Vec::new());
     ask(node, session, id, RequestBody::Generate(Box::new(request)))
@@ -141,14 +157,20 @@ fn request_waits_while_links_are_timed() {
     let parameter = failure(&bench_links(&mut node, CONSOLE, 7, LINK_TOKENS_MAX + 1)).cloned();
     assert!(matches!(parameter, Some(FaultKind::ParameterInvalid { .. })), "{parameter:?}");
     let effects = bench_links(&mut node, CONSOLE, 8, 1);
-    assert!(matches!(effects[..], [Effect::Command(EngineCommand::BenchLinks(RequestKey(1), _))]), "{effects:?}");
+    assert!(
+        matches!(effects[..], [Effect::Engine(EngineEffect::Command(EngineCommand::BenchLinks(RequestKey(1), _)))]),
+        "{effects:?}"
+    );
     assert_eq!(failure(&bench_links(&mut node, OTHER, 1, 1)), Some(&FaultKind::RequestsRun { count: 1 }));
-    assert!(matches!(generate(&mut node, OTHER, 2)[..], [Effect::Command(EngineCommand::Submit(_, _))]));
+    assert!(matches!(
+        generate(&mut node, OTHER, 2)[..],
+        [Effect::Engine(EngineEffect::Command(EngineCommand::Submit(_, _)))]
+    ));
     let (exchange, columns) = (Exchange::F32, 256);
     let found = LinkBench { ranks: 2, exchange, columns, times: Vec::new(), left_out: vec![1] };
     let told = node.handle(Event::Engine(Epoch(4), Progress::LinksBenched(RequestKey(1), found.clone())));
     let body = ResponseBody::BenchedLinks(found);
-    assert_eq!(told, [Effect::Respond { session: CONSOLE, id: RequestId(8), body }]);
+    assert_eq!(told, [Effect::Session(SessionEffect::Respond { session: CONSOLE, id: RequestId(8), body })]);
 }
 
 #[test]
@@ -157,10 +179,10 @@ fn node_lost_while_links_are_timed_ends_the_bench_by_name() {
     bench_links(&mut node, CONSOLE, 7, 1);
     let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset));
     assert_eq!(failure(&effects), Some(&FaultKind::NodeLost { how: Loss::Reset }));
-    assert!(effects.contains(&Effect::AbortEngine(Epoch(4))), "{effects:?}");
+    assert!(effects.contains(&Effect::Engine(EngineEffect::Abort(Epoch(4)))), "{effects:?}");
 }
 
-pub(super) fn finished(node: &mut Node, key: u64) -> Vec<Effect> {
+pub(in crate::node) fn finished(node: &mut Node, key: u64) -> Vec<Effect> {
     let finished = Finished {
         reason: FinishReason::Stop,
         times: common::latency::RequestTimes::default(),
@@ -189,7 +211,7 @@ fn concurrent_prepare_is_refused_with_the_name_of_the_winner() {
 #[test]
 fn prepare_ends_by_abort_session_end_lease_or_failure() {
     let hash = topology(2).hash();
-    let discard = Effect::Discard(Epoch(4));
+    let discard = Effect::Assignment(AssignmentEffect::Discard(Epoch(4)));
     let mut first = node();
     prepare(&mut first, CONSOLE, 3, 4);
     let effects = ask(&mut first, CONSOLE, 2, RequestBody::Abort { epoch: Epoch(4), hash });
@@ -201,7 +223,7 @@ fn prepare_ends_by_abort_session_end_lease_or_failure() {
     let mut third = node();
     prepare(&mut third, CONSOLE, 3, 4);
     third.handle(Event::Loaded(Epoch(4), Ok(Bytes(1))));
-    third.handle(Event::Persisted(Epoch(4), Ok(())));
+    third.handle(Event::Persisted(Epoch(4), topology(2).hash(), Ok(())));
     assert_eq!(third.handle(Event::Tick { now: Duration::from_secs(59) }), []);
     assert_eq!(third.handle(Event::Tick { now: Duration::from_secs(60) }), std::slice::from_ref(&discard));
     assert_eq!((third.state(), third.epoch()), (NodeState::Idle, Epoch(4)), "the promised epoch stays used");
@@ -209,7 +231,7 @@ fn prepare_ends_by_abort_session_end_lease_or_failure() {
     prepare(&mut fourth, CONSOLE, 3, 4);
     let fault = Fault::new("pi1", FaultKind::StateUnwritable { reason: "full".into() });
     fourth.handle(Event::Loaded(Epoch(4), Ok(Bytes(1))));
-    let effects = fourth.handle(Event::Persisted(Epoch(4), Err(fault)));
+    let effects = fourth.handle(Event::Persisted(Epoch(4), topology(2).hash(), Err(fault)));
     assert!(effects.contains(&discard) && fourth.epoch() == Epoch(3));
     assert!(matches!(failure(&effects), Some(FaultKind::StateUnwritable { .. })));
 }
@@ -222,17 +244,17 @@ fn lost_rank_fails_every_request_once_by_its_name() {
     assert_eq!(node.state(), NodeState::Serving);
     let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Silent));
     let lost = |effect: &&Effect| {
-        matches!(effect, Effect::Respond { body: ResponseBody::Failed(fault), .. }
+        matches!(effect, Effect::Session(SessionEffect::Respond { body: ResponseBody::Failed(fault), .. })
             if fault.node == "pi2" && fault.kind == FaultKind::NodeLost { how: Loss::Silent })
     };
     assert_eq!(effects.iter().filter(lost).count(), 2, "{effects:?}");
-    assert!(effects.contains(&Effect::AbortEngine(Epoch(4))));
+    assert!(effects.contains(&Effect::Engine(EngineEffect::Abort(Epoch(4)))));
     assert_eq!(node.state(), NodeState::Faulted);
     assert_eq!(node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset)), [], "it is lost once");
     assert_eq!(node.handle(Event::PeerLost(Epoch(3), Rank(1), Loss::Reset)), [], "a different epoch");
     assert!(matches!(failure(&generate(&mut node, CONSOLE, 6)), Some(FaultKind::NotServing { .. })));
     assert!(
-        prepare(&mut node, CONSOLE, 4, 5).contains(&Effect::StopEngine(Epoch(4))),
+        prepare(&mut node, CONSOLE, 4, 5).contains(&Effect::Engine(EngineEffect::Stop(Epoch(4)))),
         "its memory is free for the next"
     );
 }
@@ -246,7 +268,9 @@ fn queue_is_bounded_and_session_end_cancels_its_requests() {
     assert!(matches!(failure(&generate(&mut node, OTHER, 1)), Some(FaultKind::QueueFull { .. })));
     let effects = node.handle(Event::SessionClosed(CONSOLE));
     assert_eq!(effects.len(), QUEUE_MAX);
-    assert!(effects.iter().all(|effect| matches!(effect, Effect::Command(EngineCommand::Cancel(_)))));
+    assert!(
+        effects.iter().all(|effect| matches!(effect, Effect::Engine(EngineEffect::Command(EngineCommand::Cancel(_)))))
+    );
     assert_eq!(node.state(), NodeState::Ready);
     assert!(failure(&generate(&mut node, OTHER, 2)).is_none());
     assert!(
@@ -295,7 +319,7 @@ fn resuming_with_other_weights_is_refused_despite_same_header() {
 fn draining_head_leaves_after_last_request_or_its_time_limit() {
     let mut node = running();
     generate(&mut node, CONSOLE, 5);
-    assert_eq!(node.handle(Event::Terminate { now: Duration::ZERO }), [Effect::AnnounceDraining]);
+    assert_eq!(node.handle(Event::Terminate { now: Duration::ZERO }), [Effect::Engine(EngineEffect::AnnounceDraining)]);
     assert_eq!(node.state(), NodeState::Draining);
     assert!(matches!(failure(&generate(&mut node, OTHER, 6)), Some(FaultKind::Draining)));
     let effects = finished(&mut node, 1);
@@ -314,7 +338,10 @@ fn draining_head_leaves_after_last_request_or_its_time_limit() {
 fn head_takes_no_new_work_while_a_rank_drains() {
     let mut node = running();
     let drain = PeerDrain { draining: true, busy: false };
-    assert_eq!(node.handle(Event::PeerDrains(Epoch(4), Rank(1), drain)), [Effect::AnnounceDraining]);
+    assert_eq!(
+        node.handle(Event::PeerDrains(Epoch(4), Rank(1), drain)),
+        [Effect::Engine(EngineEffect::AnnounceDraining)]
+    );
     assert!(matches!(failure(&generate(&mut node, CONSOLE, 5)), Some(FaultKind::Draining)));
 }
 
@@ -328,20 +355,26 @@ fn out(member: &str) -> Exclusions {
 fn restart_drains_then_exits_with_the_restart_code() {
     let mut idle = node();
     let effects = ask(&mut idle, CONSOLE, 1, RequestBody::Restart);
-    assert!(matches!(effects[0], Effect::Respond { body: ResponseBody::Restarting, .. }), "{effects:?}");
+    assert!(
+        matches!(effects[0], Effect::Session(SessionEffect::Respond { body: ResponseBody::Restarting, .. })),
+        "{effects:?}"
+    );
     assert_eq!(effects.last(), Some(&Effect::Exit(RESTART_CODE)));
 
     let mut busy = running();
     generate(&mut busy, CONSOLE, 5);
     let effects = ask(&mut busy, OTHER, 1, RequestBody::Restart);
-    assert!(effects.contains(&Effect::AnnounceDraining) && !effects.contains(&Effect::Exit(RESTART_CODE)));
+    assert!(
+        effects.contains(&Effect::Engine(EngineEffect::AnnounceDraining))
+            && !effects.contains(&Effect::Exit(RESTART_CODE))
+    );
     assert!(matches!(failure(&ask(&mut busy, OTHER, 2, RequestBody::Restart)), Some(FaultKind::Draining)));
     assert!(matches!(failure(&generate(&mut busy, CONSOLE, 6)), Some(FaultKind::Draining)));
     assert_eq!(finished(&mut busy, 1).last(), Some(&Effect::Exit(RESTART_CODE)));
 
     let (name, epoch, exclusions) = ("pi1".into(), Epoch(0), Exclusions::default());
     let patience = Patience { lease: Duration::from_secs(60), drain: Duration::from_secs(20) };
-    let mut alone = Node::new(Beginning { name, epoch, exclusions, ..Beginning::default() }, patience);
+    let mut alone = Node::new(NodeInit { name, epoch, exclusions, ..NodeInit::default() }, patience);
     let effects = ask(&mut alone, CONSOLE, 1, RequestBody::Restart);
     assert_eq!((failure(&effects), effects.len()), (Some(&FaultKind::Unsupervised), 1));
     assert_eq!(alone.state(), NodeState::Idle);
@@ -351,11 +384,20 @@ fn restart_drains_then_exits_with_the_restart_code() {
 fn exclusions_are_stored_before_the_answer() {
     let mut node = node();
     let effects = ask(&mut node, CONSOLE, 1, RequestBody::Exclude(out("pi2")));
-    assert_eq!(effects, [Effect::KeepExclusions { session: CONSOLE, id: RequestId(1), list: out("pi2") }]);
+    assert_eq!(
+        effects,
+        [Effect::Disk(DiskEffect::KeepExclusions { session: CONSOLE, id: RequestId(1), list: out("pi2") })]
+    );
     let kept = keeps(&mut node, out("pi2"), Ok(()));
-    assert!(matches!(kept[..], [Effect::Respond { body: ResponseBody::Excluded, .. }]), "{kept:?}");
+    assert!(
+        matches!(kept[..], [Effect::Session(SessionEffect::Respond { body: ResponseBody::Excluded, .. })]),
+        "{kept:?}"
+    );
     let again = ask(&mut node, CONSOLE, 2, RequestBody::Exclude(out("pi2")));
-    assert!(matches!(again[..], [Effect::Respond { body: ResponseBody::Excluded, .. }]), "{again:?}");
+    assert!(
+        matches!(again[..], [Effect::Session(SessionEffect::Respond { body: ResponseBody::Excluded, .. })]),
+        "{again:?}"
+    );
     let mut bad = out("pi2");
     bad.0[0].reason = Some("two\nlines".into());
     let refused = ask(&mut node, CONSOLE, 3, RequestBody::Exclude(bad));
@@ -386,12 +428,18 @@ fn excluded_member_blocks_new_requests_and_prepares() {
         |effects: &[Effect]| matches!(failure(effects), Some(FaultKind::Excluded { member, .. }) if member == "pi2");
     assert!(excluded(&generate(&mut head, CONSOLE, 6)));
     assert_eq!(head.request_count(), 1, "running requests continue");
-    assert!(matches!(finished(&mut head, 1)[..], [Effect::Respond { body: ResponseBody::Finished(_), .. }]));
+    assert!(matches!(
+        finished(&mut head, 1)[..],
+        [Effect::Session(SessionEffect::Respond { body: ResponseBody::Finished(_), .. })]
+    ));
     assert!(excluded(&prepare(&mut head, CONSOLE, 4, 5)));
     let mut include = out("pi2");
     include.say("pi2", "pi2:9999", None, "me@here");
     keeps(&mut head, include, Ok(()));
-    assert!(matches!(prepare_of(&mut head, CONSOLE, (4, 5), other())[..], [Effect::Load(_)]));
+    assert!(matches!(
+        prepare_of(&mut head, CONSOLE, (4, 5), other())[..],
+        [Effect::Assignment(AssignmentEffect::Load(_))]
+    ));
 }
 
 #[test]
@@ -400,7 +448,7 @@ fn excluded_node_drops_its_shard_when_the_others_do() {
     keeps(&mut node, out("pi1"), Ok(()));
     assert_eq!(node.state(), NodeState::Ready);
     let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset));
-    assert_eq!((effects, node.state()), (vec![Effect::StopEngine(Epoch(4))], NodeState::Idle));
+    assert_eq!((effects, node.state()), (vec![Effect::Engine(EngineEffect::Stop(Epoch(4)))], NodeState::Idle));
 }
 
 #[test]
@@ -420,15 +468,18 @@ fn any_operator_may_end_a_request_by_its_reported_number() {
     assert_eq!(told, [(1, "console 1".to_owned()), (2, "console 1".to_owned())]);
     let cancel = |node: &mut Node, number| ask(node, OTHER, 10, RequestBody::CancelRunning { number });
     let effects = cancel(&mut node, 2);
-    assert_eq!(effects[0], Effect::Command(EngineCommand::Cancel(RequestKey(2))));
+    assert_eq!(effects[0], Effect::Engine(EngineEffect::Command(EngineCommand::Cancel(RequestKey(2)))));
     assert!(matches!(failure(&cancel(&mut node, 99)), Some(FaultKind::ParameterInvalid { .. })));
     finished(&mut node, 2);
     assert!(matches!(failure(&cancel(&mut node, 2)), Some(FaultKind::ParameterInvalid { .. })), "it is over");
     // A number from an earlier topology identifies no request here.
-    assert!(matches!(prepare_of(&mut node, CONSOLE, (4, 5), other())[..], [Effect::Load(_)]));
+    assert!(matches!(
+        prepare_of(&mut node, CONSOLE, (4, 5), other())[..],
+        [Effect::Assignment(AssignmentEffect::Load(_))]
+    ));
     let hash = other().hash();
     node.handle(Event::Loaded(Epoch(5), Ok(Bytes(5))));
-    node.handle(Event::Persisted(Epoch(5), Ok(())));
+    node.handle(Event::Persisted(Epoch(5), hash, Ok(())));
     ask(&mut node, CONSOLE, 12, RequestBody::Commit { epoch: Epoch(5), hash });
     node.handle(Event::Connected(Epoch(5), Ok(())));
     generate(&mut node, CONSOLE, 3);

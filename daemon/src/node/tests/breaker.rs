@@ -6,12 +6,12 @@ use protocol::recovery::{Committed, Slow, Standing};
 use telemetry::NodeState;
 use topology::Exclusions;
 
-use super::{
+use crate::node::{
     steward::{
         View,
         breaker::{BY_ITSELF, Breaker, Turn},
     },
-    steward_tests::{base, view},
+    tests::steward::{base, view},
 };
 
 const RETRY: Duration = Duration::from_secs(600);

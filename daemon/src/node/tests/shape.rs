@@ -8,16 +8,16 @@ use common::{
 };
 use protocol::{
     message::{RequestBody, ResponseBody},
-    recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Ruling, Slow},
+    recovery::{Ballot, Committed, RecoveryAnswer, RecoveryAsk, Slow, VoteReply},
 };
 use telemetry::NodeState;
 use topology::{Exclusions, Layout, Member, Rolling, Topology, rolling::Phase};
 
-use super::{
-    steward::{Ask, Question, Reply, Settings, Steward, View, with_shares},
-    steward_tests::{base, bodies, steward, tell, view},
-};
 use crate::config::Recovery;
+use crate::node::{
+    steward::{Question, Reply, Steward, StewardAsk, StewardSettings, View, with_shares},
+    tests::steward::{base, bodies, steward, tell, view},
+};
 
 /// The first member's steward of a degraded topology, that topology, and the views of all desired members; the last one
 /// is back.
@@ -37,10 +37,10 @@ fn degraded() -> (Steward, Committed, Vec<View>) {
 }
 
 /// Answers the plan and the question about the returned member's model; returns the questions that follow.
-fn voting(steward: &mut Steward, plan: Question, wanted: &Topology) -> Vec<Ask> {
+fn voting(steward: &mut Steward, plan: Question, wanted: &Topology) -> Vec<StewardAsk> {
     let now = Duration::from_secs(13);
     let asks = steward.hear(now, plan, Reply::Plan(Ok(wanted.clone())));
-    let [Ask::Content { question, address, topology }] = &asks[..] else { panic!("{asks:?}") };
+    let [StewardAsk::Content { question, address, topology }] = &asks[..] else { panic!("{asks:?}") };
     assert_eq!((address, &**topology), (&wanted.members[3].address, wanted), "only the returned member is asked");
     steward.hear(now, *question, Reply::Content(Ok(())))
 }
@@ -50,7 +50,7 @@ fn voting(steward: &mut Steward, plan: Question, wanted: &Topology) -> Vec<Ask> 
 /// with `prepared`.
 fn followed(
     steward: &mut Steward,
-    mut asks: Vec<Ask>,
+    mut asks: Vec<StewardAsk>,
     promise: (Option<(Ballot, Committed)>, Epoch),
     prepared: &ResponseBody,
 ) -> Vec<(&'static str, usize)> {
@@ -61,14 +61,14 @@ fn followed(
         seen.push((kinds[0], kinds.len()));
         let mut next = Vec::new();
         for ask in &asks {
-            let Ask::Node { question, body, .. } = ask else { panic!("{ask:?}") };
+            let StewardAsk::Node { question, body, .. } = ask else { panic!("{ask:?}") };
             let answer = match body {
                 RequestBody::Recovery(ask) => ResponseBody::Recovery(match &**ask {
                     RecoveryAsk::Vote(vote) if vote.next.is_none() => {
                         let (accepted, epoch) = promise.clone();
-                        RecoveryAnswer::Ruling(Ruling::Promised { accepted, epoch })
+                        RecoveryAnswer::Vote(VoteReply::Promised { accepted, epoch })
                     }
-                    RecoveryAsk::Vote(_) => RecoveryAnswer::Ruling(Ruling::Accepted),
+                    RecoveryAsk::Vote(_) => RecoveryAnswer::Vote(VoteReply::Accepted),
                     _ => RecoveryAnswer::Learned,
                 }),
                 RequestBody::Exclude(_) => ResponseBody::Excluded,
@@ -99,7 +99,7 @@ fn kind(body: &RequestBody) -> &'static str {
 }
 
 /// Looks once a second for `seconds`; returns the first questions that follow the members' standings.
-fn watched(steward: &mut Steward, seconds: u64, all: &[View]) -> Vec<Ask> {
+fn watched(steward: &mut Steward, seconds: u64, all: &[View]) -> Vec<StewardAsk> {
     let own = all[0].standing.clone().expect("it answers");
     for second in 1..=seconds {
         let now = Duration::from_secs(second);
@@ -116,7 +116,7 @@ fn watched(steward: &mut Steward, seconds: u64, all: &[View]) -> Vec<Ask> {
 fn desired_topology_is_planned_when_a_member_is_back() {
     let (mut first, held, mut all) = degraded();
     let asks = watched(&mut first, 12, &all);
-    let [Ask::Plan { question, desired, stay }] = &asks[..] else { panic!("{asks:?}") };
+    let [StewardAsk::Plan { question, desired, stay }] = &asks[..] else { panic!("{asks:?}") };
     assert_eq!((desired, stay.len()), (held.desired(), 4));
     // The members of the running topology vote, the returned member does not.
     let votes = voting(&mut first, *question, held.desired());
@@ -132,7 +132,7 @@ fn desired_topology_is_planned_when_a_member_is_back() {
     let (mut first, _, _) = degraded();
     list.say(&name, &address, Some("did not answer for 60 s"), "pi1 (by itself)");
     all[0].standing.as_mut().expect("it answers").exclusions = list;
-    assert!(matches!(watched(&mut first, 12, &all)[..], [Ask::Plan { .. }]), "it was away and is back");
+    assert!(matches!(watched(&mut first, 12, &all)[..], [StewardAsk::Plan { .. }]), "it was away and is back");
     let (mut first, _, _) = degraded();
     all[1].standing.as_mut().expect("it answers").state = NodeState::Faulted;
     assert!(watched(&mut first, 12, &all).is_empty(), "recovery has precedence");
@@ -142,7 +142,7 @@ fn desired_topology_is_planned_when_a_member_is_back() {
 fn only_changed_replica_loads_next_topology_while_serving() {
     let (mut first, held, all) = degraded();
     let asks = watched(&mut first, 12, &all);
-    let [Ask::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
+    let [StewardAsk::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
     let votes = voting(&mut first, *question, held.desired());
     let seen = followed(&mut first, votes, (None, held.epoch), &ResponseBody::Prepared);
     // Voters, excluded nodes, then the changed replica alone loads, and all members learn.
@@ -153,7 +153,7 @@ fn only_changed_replica_loads_next_topology_while_serving() {
 /// The plan that follows when the last member of a degraded topology is back.
 fn planned(steward: &mut Steward, all: &[View]) -> Question {
     let asks = watched(steward, 12, all);
-    let [Ask::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
+    let [StewardAsk::Plan { question, .. }] = &asks[..] else { panic!("{asks:?}") };
     *question
 }
 
@@ -163,7 +163,7 @@ fn member_without_the_model_ends_its_return_before_a_vote() {
     let plan = planned(&mut first, &all);
     let now = Duration::from_secs(13);
     let asks = first.hear(now, plan, Reply::Plan(Ok(held.desired().clone())));
-    let [Ask::Content { question, .. }] = &asks[..] else { panic!("{asks:?}") };
+    let [StewardAsk::Content { question, .. }] = &asks[..] else { panic!("{asks:?}") };
     let missing = Fault::new("pi4", FaultKind::ModelMissing { model: "m.gguf".into(), folders: "/models".into() });
     assert_eq!(first.hear(now, *question, Reply::Content(Err(missing))), []);
     assert!(!first.is_busy());
@@ -240,7 +240,7 @@ fn member_leaves_without_the_memory_of_serving_shards() {
     assert!(asks.is_empty(), "no member");
     let asks = own.leave(now, all[0].standing.clone().expect("it answers"), "pi2");
     let asks = tell(&mut own, now, &asks, &all);
-    let [Ask::Plan { question, stay, .. }] = &asks[..] else { panic!("{asks:?}") };
+    let [StewardAsk::Plan { question, stay, .. }] = &asks[..] else { panic!("{asks:?}") };
     let free: Vec<(usize, u64)> = stay.iter().map(|one| (one.member.index(), one.free.0)).collect();
     assert_eq!(free, [(0, 400), (2, 1)], "0 would mean unknown");
     assert_eq!(own.hear(now, *question, Reply::Plan(Err(FaultKind::Draining))), []);
@@ -268,7 +268,7 @@ fn balancing(base: &Committed) -> Steward {
     let member = &base.topology.members[0];
     let recovery = Recovery { enabled: true, rebalance_after: Some(Duration::from_secs(60)), ..Recovery::default() };
     let (name, own) = (member.name.clone(), member.address.clone());
-    Steward::new(Settings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() })
+    Steward::new(StewardSettings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() })
 }
 
 #[test]

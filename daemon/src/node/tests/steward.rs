@@ -13,16 +13,16 @@ use protocol::{
 use telemetry::NodeState;
 use topology::{Exclusions, Layout};
 
-use super::{
-    planted::{Planted, plant},
-    steward::{Ask, Decision, Reply, Rules, Settings, Steward, View, decide},
-};
 use crate::config::Recovery;
+use crate::node::{
+    planted::{Planted, plant},
+    steward::{Decision, Reply, Rules, Steward, StewardAsk, StewardSettings, View, decide},
+};
 
 const RULES: Rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None };
 
 pub(crate) fn base(count: u16) -> Committed {
-    Committed::new(Epoch(4), super::tests::topology(count))
+    Committed::new(Epoch(4), super::topology(count))
 }
 
 pub(crate) fn view(base: &Committed, index: usize, state: NodeState) -> View {
@@ -214,18 +214,23 @@ fn group_with_a_role_is_led_by_a_member_that_does_not_serve() {
     plant(None);
 }
 
-pub(super) fn steward(base: &Committed, own: usize) -> Steward {
+pub(in crate::node) fn steward(base: &Committed, own: usize) -> Steward {
     let member = &base.topology.members[own];
     let recovery = Recovery { enabled: true, ..Recovery::default() };
     let (name, own) = (member.name.clone(), member.address.clone());
-    Steward::new(Settings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() })
+    Steward::new(StewardSettings { name, listen: Some(own.clone()), own, recovery, known: Vec::new() })
 }
 
 /// Answers all questions about members' standings; returns the next questions.
-pub(super) fn tell(steward: &mut Steward, now: Duration, asks: &[Ask], views: &[View]) -> Vec<Ask> {
+pub(in crate::node) fn tell(
+    steward: &mut Steward,
+    now: Duration,
+    asks: &[StewardAsk],
+    views: &[View],
+) -> Vec<StewardAsk> {
     let mut next = Vec::new();
     for ask in asks {
-        let Ask::Node { question, address, .. } = ask else { panic!("{ask:?}") };
+        let StewardAsk::Node { question, address, .. } = ask else { panic!("{ask:?}") };
         let view = views.iter().find(|view| view.address == *address).expect("it is a member's");
         let standing =
             view.standing.clone().map(|standing| ResponseBody::Recovery(RecoveryAnswer::Standing(Box::new(standing))));
@@ -239,10 +244,10 @@ fn lost() -> Fault {
     Fault::new("pi2", FaultKind::SessionLost { reason: "closed by the node".into() })
 }
 
-pub(super) fn bodies(asks: &[Ask]) -> Vec<&RequestBody> {
-    fn body(ask: &Ask) -> &RequestBody {
+pub(in crate::node) fn bodies(asks: &[StewardAsk]) -> Vec<&RequestBody> {
+    fn body(ask: &StewardAsk) -> &RequestBody {
         match ask {
-            Ask::Node { body, .. } => body,
+            StewardAsk::Node { body, .. } => body,
             other => panic!("{other:?} is not a question to a node"),
         }
     }
@@ -261,11 +266,11 @@ fn recovery_is_aborted_on_all_members_at_the_first_failure() {
         assert!(bodies(&prepares).iter().all(|body| matches!(body, RequestBody::Prepare(_))), "{prepares:?}");
         let mut commits = Vec::new();
         for ask in &prepares {
-            let Ask::Node { question, .. } = ask else { panic!("{ask:?}") };
+            let StewardAsk::Node { question, .. } = ask else { panic!("{ask:?}") };
             commits.extend(steward.hear(now, *question, Reply::Node(Ok(ResponseBody::Prepared))));
         }
         assert!(bodies(&commits).iter().all(|body| matches!(body, RequestBody::Commit { .. })), "{commits:?}");
-        let Ask::Node { question, .. } = &commits[1] else { panic!("{commits:?}") };
+        let StewardAsk::Node { question, .. } = &commits[1] else { panic!("{commits:?}") };
         let aborts = steward.hear(now, *question, Reply::Node(Err(lost())));
         assert_eq!(aborts.len(), if fault.is_none() { 3 } else { 0 }, "the others would wait for links for 15 s");
         assert!(bodies(&aborts).iter().all(|body| matches!(body, RequestBody::Abort { .. })), "{aborts:?}");

@@ -1,0 +1,173 @@
+//! Answers about the cluster: this node's standing, from which its peers decide about recovery, and the change of the
+//! cluster key.
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
+
+use common::{
+    fault::{Fault, FaultKind},
+    ids::RequestId,
+    limits::NAME_LENGTH_MAX,
+    units::Bytes,
+};
+use protocol::{
+    message::{Response, ResponseBody},
+    noise::key::Role,
+    pairing::Rekeying,
+    recovery::{RecoveryAnswer, Slow, Standing},
+};
+use tokio::task::spawn_blocking;
+use topology::Member;
+
+use super::{Outbox, SessionClient, context::DriverContext, running::RunningEngine, sessions::OpenSessions};
+use crate::{
+    config::Config,
+    health::memory,
+    keys,
+    node::{Node, effect::ClusterEffect, slowness::Slowness},
+};
+
+/// What a standing is composed of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StandingSources<'a> {
+    pub(super) context: &'a DriverContext,
+    pub(super) node: &'a Node,
+    pub(super) engine: Option<&'a RunningEngine>,
+    /// What is wrong with this node's machine.
+    pub(super) trouble: Option<&'a str>,
+}
+
+/// What this node knows of its peers.
+#[derive(Debug)]
+pub(super) struct ClusterView {
+    /// Addresses at which other nodes reported that they listen.
+    heard: BTreeMap<String, String>,
+    slowness: Slowness,
+    /// Like `slowness`, over the shorter window of rebalancing.
+    balance: Slowness,
+}
+
+impl ClusterView {
+    /// With the windows of the settings.
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            heard: BTreeMap::new(),
+            slowness: Slowness::new(config.recovery.exclude_slow),
+            balance: Slowness::new(config.recovery.rebalance_after),
+        }
+    }
+
+    pub(super) fn perform(&mut self, effect: ClusterEffect, sources: StandingSources<'_>, sessions: &mut OpenSessions) {
+        match effect {
+            ClusterEffect::Standing { session, id, caller } => {
+                if let (Some((name, address)), Some(outbox)) = (caller, sessions.outbox(session)) {
+                    self.hear(&outbox.guest, sources.node, name, address);
+                }
+                let standing = Box::new(self.standing(sources));
+                sessions.respond(session, id, ResponseBody::Recovery(RecoveryAnswer::Standing(standing)));
+            }
+            ClusterEffect::Rekey { session, id, rekey } => {
+                if let Some(outbox) = sessions.outbox(session) {
+                    change_key(outbox.clone(), id, rekey, Arc::clone(&sources.context.config));
+                }
+            }
+        }
+    }
+
+    /// Stores the address at which a caller listens.
+    fn hear(&mut self, guest: &SessionClient, node: &Node, name: String, address: String) {
+        let members = node.committed().map_or(&[][..], |committed| &committed.topology.members);
+        if is_member(guest, &name, members) && address.len() <= NAME_LENGTH_MAX {
+            self.heard.retain(|name, _| members.iter().any(|member| member.name == *name));
+            self.heard.insert(name, address);
+        }
+    }
+
+    fn standing(&mut self, sources: StandingSources<'_>) -> Standing {
+        let StandingSources { context, node, engine, trouble } = sources;
+        let config = &context.config;
+        let (slow, busy) = engine.map_or((None, None), |engine| {
+            (self.slow(context.started, node, engine), self.busy(context.started, engine))
+        });
+        let free = match (config.memory_max, &config.paced) {
+            // A paced node needs no memory for weights: only its configured limit counts. 0 would mean unknown.
+            (most, Some(_)) => most.unwrap_or(0),
+            (most, None) => most.unwrap_or(u64::MAX).min(memory::available().0 + node.shard().0),
+        };
+        Standing {
+            name: config.name.clone(),
+            instance: context.instance,
+            state: node.state(),
+            epoch: node.epoch(),
+            committed: node.committed().cloned(),
+            accepted: node.has_accepted(),
+            forgets: node.forgets(),
+            free: Bytes(free),
+            shard: node.shard(),
+            supervised: config.supervised,
+            takes_over: node.takes_over(),
+            exclusions: node.exclusions().clone(),
+            rolling: node.rolling().cloned(),
+            heard: self.heard.iter().map(|(name, address)| (name.clone(), address.clone())).collect(),
+            slow,
+            busy,
+            trouble: trouble.map(str::to_owned),
+        }
+    }
+
+    /// Share of its time that this node computes, in thousandths, from its recent all-reduces.
+    fn busy(&mut self, started: Instant, engine: &RunningEngine) -> Option<u16> {
+        let (cursor, part) = self.balance.part(engine.run, started.elapsed())?;
+        engine.ring.read_since(cursor, |record| part.add(record));
+        self.balance.busy()
+    }
+
+    /// The rank without which this node would be faster, from its all-reduces so far.
+    fn slow(&mut self, started: Instant, node: &Node, engine: &RunningEngine) -> Option<Slow> {
+        let (cursor, part) = self.slowness.part(engine.run, started.elapsed())?;
+        engine.ring.read_since(cursor, |record| part.add(record));
+        let (topology, _, member) = node.topology()?;
+        self.slowness.slow(topology.layout.place(member).group.len() as u16)
+    }
+}
+
+/// Stores and uses the next key of the cluster, on a blocking thread, then answers.
+fn change_key(outbox: Outbox, id: RequestId, rekey: Rekeying, config: Arc<Config>) {
+    tokio::spawn(async move {
+        let name = config.name.clone();
+        let taken = spawn_blocking(move || keys::take(&rekey, &config)).await;
+        let taken = taken.unwrap_or_else(|error| Err(FaultKind::Internal { reason: error.to_string() }));
+        let body = match taken {
+            Ok(fingerprint) => ResponseBody::Rekeyed { fingerprint },
+            Err(kind) => ResponseBody::Failed(Fault::new(&name, kind)),
+        };
+        // A session that is gone or full needs no answer.
+        outbox.try_send(Response { id, body });
+    });
+}
+
+/// Whether a caller may announce its address: only a node, for itself, and as a member of the topology that this node
+/// holds. Otherwise any client could make nodes dial arbitrary addresses.
+fn is_member(guest: &SessionClient, name: &str, members: &[Member]) -> bool {
+    matches!(guest.role, None | Some(Role::Node))
+        && guest.name == name
+        && members.iter().any(|member| member.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::tests::topology;
+
+    #[test]
+    fn only_members_announce_only_their_own_address() {
+        let members = topology(2).members;
+        let guest = |role, name: &str| SessionClient { role, name: name.into() };
+        for role in [None, Some(Role::Node)] {
+            assert!(is_member(&guest(role, "pi2"), "pi2", &members));
+        }
+        for role in [Role::Viewer, Role::Operator, Role::Owner] {
+            assert!(!is_member(&guest(Some(role), "pi2"), "pi2", &members), "{role}");
+        }
+        assert!(!is_member(&guest(Some(Role::Node), "pi1"), "pi2", &members), "of another node");
+        assert!(!is_member(&guest(Some(Role::Node), "pi9"), "pi9", &members), "no member");
+    }
+}

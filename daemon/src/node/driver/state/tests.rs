@@ -1,0 +1,139 @@
+//! Records of the state folder across restarts, damage and loss.
+use common::ids::TopologyHash;
+use protocol::recovery::Ballot;
+use topology::rolling::Phase;
+
+use super::*;
+use crate::node::quorum::Accepted;
+
+fn committed(epoch: u64) -> Committed {
+    let topology = Topology { slots: 3, ..crate::node::tests::topology(2) };
+    Committed::new(Epoch(epoch), topology)
+}
+
+fn folder(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("bramble-state-{name}-{}", std::process::id()))
+}
+
+fn full(folder: &Path) -> (StateFolder, Exclusions, Votes, Rolling) {
+    let (state, kept) = StateFolder::open(folder).expect("the folder can be made");
+    assert_eq!((kept.epoch, kept.committed, kept.damaged.len()), (Epoch(0), None, 0));
+    let mut exclusions = Exclusions::default();
+    exclusions.say("pi2", "pi2:9999", Some("fan \"stuck\""), "me@here");
+    exclusions.say("pi3", "pi3:9999", None, "me@here");
+    let ballot = Ballot { round: 2, member: 1 };
+    let accepted = Some(Accepted { ballot, next: committed(8) });
+    let votes = Votes { promised: ballot, base: committed(7), accepted };
+    let targets = vec![("pi1".into(), "pi1:9999".into())];
+    let (before, phase) = (Some(u64::MAX >> 1), Phase::Paused("x".into()));
+    let rolling = Rolling { targets, done: 0, before, phase, drain_ms: 5, by: "me".into(), revision: 3 };
+    let records = [
+        Record::Promise(Epoch(7), TopologyHash(9)),
+        Record::Committed(Some(committed(7))),
+        Record::Votes(votes.clone()),
+        Record::Rolling(rolling.clone()),
+        Record::VoteGap(None),
+    ];
+    records.iter().for_each(|record| state.save(record).expect("the folder can be written"));
+    state.save_exclusions(&exclusions).expect("the folder can be written");
+    (state, exclusions, votes, rolling)
+}
+
+#[test]
+fn wiped_folder_is_remembered_until_majority_or_assignment() {
+    let folder = folder("wiped");
+    for _ in 0..2 {
+        let (_, kept) = StateFolder::open(&folder).expect("the folder can be made");
+        assert_eq!(kept.voter.forgot, Some(VoteGap::Fresh));
+    }
+    let (state, _) = StateFolder::open(&folder).expect("the folder is there");
+    state.save(&Record::Committed(Some(committed(7)))).expect("the folder can be written");
+    let (_, kept) = StateFolder::open(&folder).expect("the folder is there");
+    assert_eq!(kept.voter.forgot, Some(VoteGap::Fresh), "the other nodes restored it");
+    for forgot in [Some(VoteGap::UpTo(Epoch(7))), None] {
+        state.save(&Record::VoteGap(forgot)).expect("the folder can be written");
+        assert_eq!(StateFolder::open(&folder).expect("the folder is there").1.voter.forgot, forgot);
+    }
+    fs::remove_dir_all(&folder).expect("the folder can be removed");
+}
+
+#[test]
+fn records_survive_a_restart() {
+    let folder = folder("kept");
+    let (state, exclusions, votes, rolling) = full(&folder);
+    let (_, kept) = StateFolder::open(&folder).expect("the folder is there");
+    assert_eq!((kept.epoch, kept.exclusions, kept.committed), (Epoch(7), exclusions, Some(committed(7))));
+    assert_eq!((kept.voter.votes, kept.voter.forgot, kept.rolling), (Some(votes), None, Some(rolling)));
+    state.save(&Record::Committed(None)).expect("the folder can be written");
+    let (_, kept) = StateFolder::open(&folder).expect("the folder is there");
+    assert_eq!((kept.committed, kept.damaged.len()), (None, 0));
+    fs::remove_dir_all(&folder).expect("the folder can be removed");
+}
+
+#[test]
+fn desired_topology_is_kept_until_it_is_the_topology() {
+    let folder = folder("desired");
+    let (state, _) = StateFolder::open(&folder).expect("the folder can be made");
+    let desired = |kept: PersistedState| kept.committed.and_then(|committed| committed.desired);
+    let wanted = Some(Box::new(crate::node::tests::topology(3)));
+    let reduced = Committed { desired: wanted.clone(), ..committed(7) };
+    state.save(&Record::Committed(Some(reduced))).expect("the folder can be written");
+    assert_eq!(desired(StateFolder::open(&folder).expect("the folder is there").1), wanted);
+    let file = fs::read(folder.join(DESIRED_FILE)).expect("it was written");
+    state.save(&Record::Committed(Some(committed(8)))).expect("the folder can be written");
+    assert!(!folder.join(DESIRED_FILE).exists());
+    // After a crash before the removal, the file of another epoch remains.
+    fs::write(folder.join(DESIRED_FILE), file).expect("the folder can be written");
+    assert_eq!(desired(StateFolder::open(&folder).expect("the folder is there").1), None);
+    fs::remove_dir_all(&folder).expect("the folder can be removed");
+}
+
+#[test]
+fn votes_with_an_invalid_topology_are_put_aside() {
+    let folder = folder("votes");
+    let (state, _, votes, _) = full(&folder);
+    let mut invalid = crate::node::tests::topology(2);
+    invalid.members[1].name = invalid.members[0].name.clone();
+    let mut next = votes.clone();
+    next.accepted.as_mut().expect("it accepted").next.topology = invalid.clone();
+    let desired = Votes { base: Committed { desired: Some(Box::new(invalid)), ..committed(7) }, ..votes };
+    for votes in [next, desired] {
+        state.save(&Record::Votes(votes)).expect("the folder can be written");
+        let (_, kept) = StateFolder::open(&folder).expect("damaged votes are survived");
+        assert_eq!((kept.voter.votes, &kept.damaged[..]), (None, &[VOTES_FILE.to_owned()][..]));
+    }
+    fs::remove_dir_all(&folder).expect("the folder can be removed");
+}
+
+#[test]
+fn truncated_file_is_reported_and_stops_votes_if_they_are_lost() {
+    let folder = folder("cut");
+    full(&folder);
+    for name in [FILE, EXCLUSIONS_FILE, TOPOLOGY_FILE, VOTES_FILE, ROLLING_FILE] {
+        let whole = fs::read(folder.join(name)).expect("it was written");
+        for length in (1..whole.len()).step_by(7) {
+            fs::write(folder.join(name), &whole[..length]).expect("the folder can be written");
+            let (_, kept) = StateFolder::open(&folder).expect("a damaged file is survived");
+            // A list of exclusions can be valid without its last entries.
+            if name == TOPOLOGY_FILE {
+                assert_eq!((kept.committed.as_ref(), &kept.damaged[..]), (None, &[name.to_owned()][..]), "{length}");
+            }
+            let is_lost = kept.damaged.iter().any(|lost| lost == FILE || lost == VOTES_FILE);
+            assert_eq!(kept.voter.forgot.is_some(), is_lost, "{name} cut at {length}");
+            assert_eq!(folder.join(format!("{name}.damaged")).is_file(), folder.join(name).metadata().is_err());
+            let _ = fs::remove_file(folder.join(format!("{name}.damaged")));
+            let (_, kept) = StateFolder::open(&folder).expect("it was set aside");
+            assert_eq!(kept.voter.forgot.is_some(), is_lost, "still after the next restart: {name} cut at {length}");
+            let _ = fs::remove_file(folder.join(FORGOT_FILE));
+        }
+        fs::write(folder.join(name), &whole).expect("the folder can be written");
+    }
+    fs::write(folder.join(FILE), [0xff; 40]).expect("the folder can be written");
+    let (_, kept) = StateFolder::open(&folder).expect("a damaged file is survived");
+    assert_eq!(
+        (kept.epoch, kept.voter.forgot),
+        (Epoch(7), Some(VoteGap::UpTo(Epoch(7)))),
+        "the topology gives the epoch"
+    );
+    fs::remove_dir_all(&folder).expect("the folder can be removed");
+}

@@ -1,0 +1,201 @@
+//! The driver beside a disk that stalls. A state folder's file is replaced by way of `NAME.new`: where that is a FIFO,
+//! the write waits for a reader.
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use common::{
+    fault::FaultKind,
+    ids::{Epoch, RequestId},
+};
+use kernels::Kernels;
+use protocol::{
+    BUILD, NUMERIC_VERSION,
+    handshake::Identity,
+    message::{Request, RequestBody, ResponseBody},
+    recovery::{RecoveryAnswer, RecoveryAsk},
+};
+use tempfile::TempDir;
+use tokio::{
+    sync::mpsc::{Receiver, Sender},
+    task::JoinHandle,
+    time::{Instant, timeout, timeout_at},
+};
+use topology::{Exclusions, Rolling, rolling::Phase};
+
+use super::*;
+use crate::config::Arguments;
+use crate::node::effect::DiskEffect;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const SESSION: SessionId = SessionId(1);
+/// Interval of reports.
+const INTERVAL_MS: u32 = 50;
+
+/// A driver with one session.
+struct Rig {
+    folder: TempDir,
+    inputs: Sender<Input>,
+    answers: Receiver<Queued>,
+    driver: JoinHandle<i32>,
+}
+
+impl Rig {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let config = Config::load(Arguments::default()).expect("defaults are settings");
+        let config = Config { name: "pi1".into(), state: folder.path().into(), ..config };
+        let (state, persisted) = StateFolder::open(&config.state).expect("the folder is there");
+        let identity = Identity {
+            name: config.name.clone(),
+            build: BUILD.into(),
+            numeric: NUMERIC_VERSION,
+            machine: String::new(),
+            cores: Vec::new(),
+        };
+        let (config, kernels) = (Arc::new(config), Kernels::choose(None).expect("there is one"));
+        let init = DriverInit {
+            config,
+            identity,
+            kernels,
+            state,
+            persisted,
+            heartbeats: Handle::current(),
+            variant: Variant::default(),
+        };
+        let (driver, Inputs { sender: inputs, receiver }) = Driver::new(init).expect("a thread can be started");
+        let (outbox, answers) =
+            Outbox::new(SessionClient { role: None, name: "test".into() }, &ResponseBudget::default());
+        inputs.try_send(Input::SessionOpened(SESSION, outbox)).expect("the queue is empty");
+        Self { folder, inputs, answers, driver: tokio::spawn(driver.run(receiver)) }
+    }
+
+    async fn ask(&self, id: u64, body: RequestBody) {
+        let request = Request { id: RequestId(id), body };
+        let event = Event::Request { session: SESSION, by: "test".into(), request };
+        self.inputs.send(Input::Event(event)).await.expect("the driver runs");
+    }
+
+    /// The next answer that is no report of the subscription.
+    async fn answer(&mut self) -> (u64, ResponseBody) {
+        loop {
+            let queued = timeout(PATIENCE, self.answers.recv()).await.expect("an answer in time");
+            let response = queued.expect("the session is open").response;
+            if !matches!(response.body, ResponseBody::Report(_)) {
+                return (response.id.0, response.body);
+            }
+        }
+    }
+
+    /// Makes the next write of a file wait.
+    fn stall(&self, name: &str) -> PathBuf {
+        let path = self.folder.path().join(format!("{name}.new"));
+        let made = Command::new("mkfifo").arg(&path).status().expect("mkfifo can be run");
+        assert!(made.success());
+        path
+    }
+}
+
+/// Ends the wait for a FIFO, in which nothing can be synced: that write fails.
+fn release(fifo: &Path) {
+    // The write that follows finds no FIFO.
+    let other = fifo.with_extension("fifo");
+    fs::rename(fifo, &other).expect("the folder can be written");
+    thread::spawn(move || fs::read(other).expect("a FIFO can be read"));
+}
+
+fn exclusion() -> RequestBody {
+    let mut list = Exclusions::default();
+    list.say("pi2", "pi2:9999", Some("fan"), "me");
+    RequestBody::Exclude(list)
+}
+
+fn rolling(revision: u64) -> RequestBody {
+    let (targets, phase, by) = (vec![("pi1".into(), "pi1:9999".into())], Phase::Paused("x".into()), "me".into());
+    let rolling = Rolling { targets, done: 0, before: None, phase, drain_ms: 5, by, revision };
+    RequestBody::Recovery(Box::new(RecoveryAsk::Rolling(rolling)))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stalled_disk_delays_only_answers_that_need_it() {
+    let mut rig = Rig::start();
+    let fifo = rig.stall("exclusions.toml");
+    rig.ask(1, exclusion()).await;
+    rig.ask(2, rolling(1)).await;
+    rig.ask(3, RequestBody::Watch { interval_ms: INTERVAL_MS }).await;
+    // Reports are sent by ticks, as the notifications of the watchdog are.
+    let mut reports = 0;
+    let end = Instant::now() + PATIENCE;
+    while reports < 5 {
+        let queued = timeout_at(end, rig.answers.recv()).await.expect("a stalled disk delays no report");
+        let response = queued.expect("the session is open").response;
+        assert!(matches!(response.body, ResponseBody::Report(_)), "answered before it was written: {response:?}");
+        reports += 1;
+    }
+    rig.ask(4, RequestBody::Records).await;
+    assert!(matches!(rig.answer().await, (4, ResponseBody::Records(_))), "a session is served");
+    assert!(!rig.folder.path().join("restart.toml").exists(), "writes keep their order");
+    release(&fifo);
+    let (id, body) = rig.answer().await;
+    let ResponseBody::Failed(fault) = body else { panic!("{body:?}") };
+    assert!(id == 1 && matches!(fault.kind, FaultKind::StateUnwritable { .. }), "{fault}");
+    let (id, body) = rig.answer().await;
+    assert!(matches!((id, &body), (2, ResponseBody::Recovery(RecoveryAnswer::Learned))), "{id}: {body:?}");
+    assert!(rig.folder.path().join("restart.toml").exists());
+    rig.ask(5, exclusion()).await;
+    assert!(matches!(rig.answer().await, (5, ResponseBody::Excluded)), "the disk works again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn repeated_request_is_not_answered_before_the_first_is_written() {
+    let mut rig = Rig::start();
+    let fifo = rig.stall("exclusions.toml");
+    rig.ask(1, exclusion()).await;
+    rig.ask(2, rolling(1)).await;
+    // It changes nothing, but what it repeats is not on the disk yet.
+    rig.ask(3, rolling(1)).await;
+    rig.ask(4, RequestBody::Records).await;
+    assert!(matches!(rig.answer().await, (4, _)));
+    release(&fifo);
+    for id in 1..=3 {
+        assert_eq!(rig.answer().await.0, id);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn daemon_ends_after_its_last_write() {
+    let mut rig = Rig::start();
+    let fifo = rig.stall("exclusions.toml");
+    rig.ask(1, exclusion()).await;
+    rig.ask(2, rolling(1)).await;
+    rig.ask(3, RequestBody::Records).await;
+    assert!(matches!(rig.answer().await, (3, _)));
+    rig.inputs.send(Input::Event(Event::Terminate { now: Duration::ZERO })).await.expect("the driver runs");
+    release(&fifo);
+    assert_eq!((rig.answer().await.0, rig.answer().await.0), (1, 2));
+    assert_eq!(timeout(PATIENCE, rig.driver).await.expect("it ends").expect("no panic"), 0);
+    assert!(rig.folder.path().join("restart.toml").exists());
+}
+
+#[tokio::test]
+async fn full_queue_refuses_requests_and_a_stall_is_named() {
+    let folder = tempfile::tempdir().expect("a folder can be made");
+    let (state, _) = StateFolder::open(folder.path()).expect("the folder is there");
+    let (mut disk, _results) = Disk::start("pi1".into(), state).expect("a thread can be started");
+    let mut sessions = OpenSessions::new("pi1".into());
+    let fifo = folder.path().join("epoch.toml.new");
+    assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo can be run").success());
+    let persist = |epoch| DiskEffect::Persist(Epoch(epoch), common::ids::TopologyHash(1));
+    let refused = (1..1000).find_map(|epoch| disk.perform(persist(epoch), &mut sessions));
+    let Some(Event::Persisted(epoch, _, Err(fault))) = refused else { panic!("{refused:?}") };
+    assert!(epoch.0 < 200 && matches!(fault.kind, FaultKind::StateUnwritable { .. }), "{epoch}: {fault}");
+    assert_eq!(disk.trouble(std::time::Instant::now()), None, "it is slow, not stalled");
+    let trouble = disk.trouble(std::time::Instant::now() + PATIENCE).expect("20 s later");
+    assert!(trouble.contains(&folder.path().display().to_string()), "{trouble}");
+    release(&fifo);
+}
