@@ -78,14 +78,14 @@ pub(super) struct Events {
 
 /// An event; `unix_ms` in milliseconds since 1970.
 #[derive(Clone, Debug)]
-struct Event {
+struct ClusterEvent {
     unix_ms: u64,
     node: String,
     severity: Severity,
     text: String,
 }
 
-impl Event {
+impl ClusterEvent {
     fn of(node: &str, line: LogLine) -> Self {
         let LogLine { unix_ms, level, text, .. } = line;
         Self { unix_ms, node: node.into(), severity: Severity::of(level), text: output::clean(&text) }
@@ -112,7 +112,9 @@ pub(super) async fn run(options: Events) -> Result<u8, Failure> {
     let faults: Vec<Fault> = heard.away.values().cloned().collect();
     if options.json && !options.follow {
         let away = faults.iter().map(|fault| Failure::from(fault.clone()).json()["error"].clone()).collect::<Value>();
-        output::line(&json!({"events": events.iter().map(Event::object).collect::<Value>(), "away": away}).to_string());
+        output::line(
+            &json!({"events": events.iter().map(ClusterEvent::object).collect::<Value>(), "away": away}).to_string(),
+        );
     } else {
         tell(&events, options.json);
         faults.iter().for_each(|fault| output::note(&away(fault)));
@@ -129,7 +131,7 @@ pub(super) async fn run(options: Events) -> Result<u8, Failure> {
     Ok(faults.into_iter().next().map_or(0, |fault| Failure::from(fault).code()))
 }
 
-fn tell(events: &[Event], json: bool) {
+fn tell(events: &[ClusterEvent], json: bool) {
     events.iter().for_each(|event| output::line(&if json { event.object().to_string() } else { event.line() }));
 }
 
@@ -153,7 +155,7 @@ impl Default for Heard {
 
 impl Heard {
     /// Reads the new events of the nodes (only of those with an index in `only`, unless it is empty), oldest first.
-    async fn from(&mut self, cluster: &Cluster, only: &[usize]) -> Result<Vec<Event>, Failure> {
+    async fn from(&mut self, cluster: &Cluster, only: &[usize]) -> Result<Vec<ClusterEvent>, Failure> {
         let mut events = Vec::new();
         for (_, node) in cluster.nodes.iter().enumerate().filter(|(index, _)| only.is_empty() || only.contains(index)) {
             let name = output::clean(cluster.name(node));
@@ -184,7 +186,7 @@ impl Heard {
                     format!("{} log lines were dropped before they were read", found.missed),
                 ));
             }
-            events.extend(found.lines.into_iter().map(|line| Event::of(&name, line)));
+            events.extend(found.lines.into_iter().map(|line| ClusterEvent::of(&name, line)));
         }
         self.is_first = false;
         events.retain(|event| event.unix_ms >= self.since && event.severity >= self.severity);
@@ -194,8 +196,8 @@ impl Heard {
 }
 
 /// An event that this console observed, with the time of its own clock.
-fn here(node: &str, severity: Severity, text: String) -> Event {
-    Event { unix_ms: moment(Some(Duration::ZERO)), node: node.into(), severity, text }
+fn here(node: &str, severity: Severity, text: String) -> ClusterEvent {
+    ClusterEvent { unix_ms: moment(Some(Duration::ZERO)), node: node.into(), severity, text }
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The command line: a folder per noun, and `shared` for all. Every command works without a terminal; read-only commands take --json.
+//! The command line: a folder per noun, and `shared` for all. Every command works without a terminal; read-only commands
+//! take --json.
 mod bench;
 mod cluster;
 mod dashboard;
@@ -17,6 +18,7 @@ mod restart;
 mod shared;
 mod status;
 mod sync;
+mod target;
 #[cfg(test)]
 mod tests;
 mod tokenize;
@@ -29,7 +31,7 @@ use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
 use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
-use shared::{options, output, target};
+use shared::{options, output};
 
 pub use shared::failure::Failure;
 
@@ -45,7 +47,7 @@ pub use shared::failure::Failure;
 )]
 struct Arguments {
     #[command(flatten)]
-    dashboard: options::Dashboard,
+    dashboard: dashboard::Dashboard,
     /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank; the first one is the head [env: BRAMBLE_NODES=]
     #[arg(long, global = true, value_delimiter = ',', value_name = "A,B,..", value_parser = options::node)]
     nodes: Vec<String>,
@@ -58,7 +60,7 @@ struct Arguments {
     /// Key file of the cluster [default: ~/.config/bramble/cluster.key if it exists]
     #[arg(long, global = true, env = "BRAMBLE_KEY_FILE", value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Use the nodes and the key of a saved cluster (see console status) [default: the one chosen with console
+    /// Use the nodes and the key of a saved cluster (see console cluster) [default: the one chosen with console
     /// cluster use, or the only one]
     #[arg(long, global = true, value_name = "NAME", value_parser = cluster::cluster_name)]
     cluster: Option<String>,
@@ -84,7 +86,7 @@ enum Command {
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
     /// Start local daemons, assign a topology and open the dashboard (without a terminal: print a completion)
-    Demo(options::Demo),
+    Demo(demo::options::Demo),
     /// Diagnose problems of nodes and links, with a remedy for each
     Doctor(doctor::Doctor),
     /// Show the events of all nodes, ordered by time
@@ -101,7 +103,7 @@ enum Command {
     Model(model::Model),
     /// Show, find, add, remove, cordon, drain, exclude or include nodes
     #[command(subcommand)]
-    Node(node::Node),
+    Node(node::NodeCommand),
     /// Complete a text and show where the time went: table, bottleneck, trace
     Profile(options::Profile),
     /// Relay the HTTP API of the first reachable node to this machine

@@ -4,11 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{
-    cluster::cluster_name,
-    key,
-    shared::{options::node, target},
-};
+use super::{cluster::cluster_name, key, shared::options::node, target};
 
 pub use super::{
     generate::{Completion, complete, head, transfer},
@@ -17,10 +13,10 @@ pub use super::{
         endpoint::Endpoint,
         failure::Failure,
         interrupts::Interrupts,
+        need::Need,
         options::{Assignment, layout},
         output,
         sessions::assign_and_tell,
-        target::need::Need,
     },
     topology::ensure::{Obtained, clear_way, obtain},
 };

@@ -38,7 +38,7 @@ pub struct HttpRequest<'a> {
 }
 
 #[derive(Debug)]
-struct Connection {
+struct HttpConnection {
     stream: TcpStream,
     /// Bytes that were read but not processed yet.
     buffer: Vec<u8>,
@@ -49,7 +49,7 @@ struct Connection {
 pub struct Api {
     url: Url,
     key: Option<String>,
-    idle: Mutex<Vec<Connection>>,
+    idle: Mutex<Vec<HttpConnection>>,
 }
 
 /// A response whose body can be read. Dropping it before its end closes the connection, which cancels the request.
@@ -58,7 +58,7 @@ pub struct Response<'a> {
     /// Status and headers.
     pub head: HttpHead,
     api: &'a Api,
-    connection: Option<Connection>,
+    connection: Option<HttpConnection>,
     body: BodyReader,
 }
 
@@ -101,17 +101,17 @@ impl Api {
         serde_json::from_slice(&bytes).map_err(|error| HttpError::Malformed { at, reason: error.to_string() })
     }
 
-    fn idle(&self) -> Option<Connection> {
+    fn idle(&self) -> Option<HttpConnection> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
-    async fn dial(&self) -> Result<Connection, HttpError> {
+    async fn dial(&self) -> Result<HttpConnection, HttpError> {
         let unreachable = |reason: String| HttpError::Unreachable { at: self.at().into(), reason };
         let stream = timeout(CONNECT, TcpStream::connect(self.at())).await;
         let stream = stream.map_err(|_| unreachable(format!("no connection within {} s", CONNECT.as_secs())))?;
         let stream = stream.map_err(|error| unreachable(error.to_string()))?;
         stream.set_nodelay(true).map_err(|error| unreachable(error.to_string()))?;
-        Ok(Connection { stream, buffer: Vec::new() })
+        Ok(HttpConnection { stream, buffer: Vec::new() })
     }
 
     fn text(&self, request: &HttpRequest<'_>) -> String {
@@ -140,7 +140,7 @@ impl Api {
 
     async fn exchange(
         &self,
-        mut connection: Connection,
+        mut connection: HttpConnection,
         text: &str,
         patience: Duration,
     ) -> Result<Response<'_>, HttpError> {
@@ -176,7 +176,7 @@ impl Api {
         Ok(Response { head, api: self, connection: Some(connection), body })
     }
 
-    async fn read(&self, connection: &mut Connection) -> io::Result<usize> {
+    async fn read(&self, connection: &mut HttpConnection) -> io::Result<usize> {
         connection.buffer.reserve(READ_BYTES);
         let buffer = &mut connection.buffer;
         (&mut connection.stream).take(READ_BYTES as u64).read_buf(buffer).await

@@ -4,7 +4,7 @@ mod node;
 
 use super::{
     Failure,
-    shared::target::need::{Need, Reach},
+    shared::need::{Need, Reach},
 };
 
 /// Subcommands of `console bench`.

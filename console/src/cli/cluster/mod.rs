@@ -1,4 +1,4 @@
-//! `console status`: clusters saved by name. A command without `--cluster` and nodes uses the default cluster: the
+//! `console cluster`: clusters saved by name. A command without `--cluster` and nodes uses the default cluster: the
 //! one chosen with `console cluster use`, or the only one.
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::cli::{
 };
 use crate::client::clusters::{Clusters, ClustersError, Kept, check_name, default_path};
 
-/// Subcommands of `console status`.
+/// Subcommands of `console cluster`.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
     /// List the saved clusters; an asterisk marks the default

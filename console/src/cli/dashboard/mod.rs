@@ -7,9 +7,14 @@ pub(crate) mod screen;
 
 use std::io::IsTerminal;
 
+use clap::Args;
 use protocol::message::Generate;
 
-use crate::cli::{Failure, dashboard::preferences::Session, shared::options};
+use self::preferences::Session;
+use crate::cli::{
+    Failure,
+    shared::{options::Assignment, sampling::Sampling},
+};
 use crate::{
     client::{Client, with_port},
     operator::desired::TopologyRequest,
@@ -17,11 +22,28 @@ use crate::{
     state::GenerateDefaults,
 };
 
+/// Options of the dashboard.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Dashboard {
+    #[arg(skip)]
+    pub(crate) nodes: Vec<String>,
+    /// Model file name. Unless the model is already served, it is assigned when the dashboard opens. Replacing a
+    /// running topology requires a confirmation
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) assignment: Assignment,
+    #[command(flatten)]
+    pub(crate) sampling: Sampling,
+    #[command(flatten)]
+    pub(crate) session: Session,
+}
+
 /// Interval of the reports of a node, in milliseconds.
 const WATCH_MS: u32 = 250;
 
 /// Opens the dashboard on the given nodes.
-pub(crate) async fn run(mut options: options::Dashboard, readonly: bool) -> Result<u8, Failure> {
+pub(crate) async fn run(mut options: Dashboard, readonly: bool) -> Result<u8, Failure> {
     if options.nodes.is_empty() && has_terminal() {
         options.nodes = first_run::ask().await?;
     }

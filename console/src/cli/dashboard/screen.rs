@@ -15,8 +15,8 @@ use crate::cli::{
         replay::{At, at, failure},
     },
     shared::{
+        need::{Need, Reach},
         output,
-        target::need::{Need, Reach},
     },
 };
 use crate::{

@@ -3,6 +3,7 @@
 mod daemons;
 mod disturb;
 mod machine;
+pub(super) mod options;
 mod tour;
 
 use std::path::{Path, PathBuf};
@@ -12,14 +13,13 @@ use gguf::{GgufFile, Shape};
 use serde_json::json;
 use topology::Layout;
 
-use self::daemons::Daemons;
+use self::{daemons::Daemons, options::DEMO_NODES_MAX};
 use crate::cli::{
     Failure, dashboard,
     generate::{complete, first, head, object},
     profile,
     shared::{
         interrupts::Interrupts,
-        options::{self, DEMO_NODES_MAX},
         output,
         sessions::{assign_and_tell, open},
     },

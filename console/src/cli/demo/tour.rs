@@ -14,11 +14,12 @@ use crate::cli::{
         Daemons,
         disturb::{Load, Slowed},
         machine::Machine,
+        options,
     },
     generate::{complete, first, head},
     shared::{
         interrupts::Interrupts,
-        options, output,
+        output,
         sessions::{assign_and_tell, open},
     },
     sync,

@@ -43,12 +43,12 @@ const LEFT_OUT: &[&str] = &[
 
 /// The data of a node by file name, and the data that is missing, with the reason.
 #[derive(Debug, Default)]
-struct Gathered {
+struct Diagnostics {
     files: Vec<(String, String)>,
     missing: Vec<(String, String)>,
 }
 
-impl Gathered {
+impl Diagnostics {
     fn put(&mut self, name: &str, content: Result<String, Fault>) {
         match content {
             Ok(text) => self.files.push((name.into(), text)),
@@ -76,7 +76,7 @@ pub(crate) async fn run(file: Option<PathBuf>, nodes: &[String], json: bool) -> 
     Ok(0)
 }
 
-fn tell(json: bool, path: &Path, size: Bytes, all: &Gathered) {
+fn tell(json: bool, path: &Path, size: Bytes, all: &Diagnostics) {
     if json {
         let files: Vec<&str> = all.files.iter().map(|(name, _)| name.as_str()).collect();
         let missing: Value = all.missing.iter().map(|(what, why)| json!({"what": what, "why": why})).collect();
@@ -89,9 +89,9 @@ fn tell(json: bool, path: &Path, size: Bytes, all: &Gathered) {
     LEFT_OUT.iter().for_each(|what| output::line(&format!("  left out: {what}")));
 }
 
-async fn gather(addresses: &[String], quiet: bool) -> Gathered {
+async fn gather(addresses: &[String], quiet: bool) -> Diagnostics {
     let cluster = Arc::new(Cluster::dial(addresses).await);
-    let mut all = Gathered::default();
+    let mut all = Diagnostics::default();
     let seen = crate::cli::status::see(&cluster);
     all.files.push(("status.txt".into(), seen.lines.join("\n") + "\n"));
     all.files.push(("status.json".into(), pretty(&seen.object)));
@@ -125,9 +125,9 @@ async fn gather(addresses: &[String], quiet: bool) -> Gathered {
 /// Lines of a node's log with their times in milliseconds since 1970.
 type Timed = Vec<(u64, String)>;
 
-async fn of_node(cluster: &Cluster, node: &ClusterNode) -> (Gathered, Option<Examined>, Timed) {
+async fn of_node(cluster: &Cluster, node: &ClusterNode) -> (Diagnostics, Option<Examined>, Timed) {
     let name = folder(cluster.name(node));
-    let mut gathered = Gathered::default();
+    let mut gathered = Diagnostics::default();
     match node.session() {
         Err(fault) => {
             gathered.missing.push((format!("all of {name}"), logs::away(&fault)));
@@ -148,7 +148,7 @@ async fn ask(
     name: &str,
     node: &ClusterNode,
     session: &Arc<Session>,
-    gathered: &mut Gathered,
+    gathered: &mut Diagnostics,
 ) -> (Option<Examined>, Timed) {
     let answer = node.answer.as_ref().map(|(_, report)| report.clone()).map_err(Clone::clone);
     let report = pretty(&crate::cli::status::object(&node.address, &answer));
@@ -198,7 +198,7 @@ fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }
 
-fn contents(now: &str, addresses: &[String], all: &Gathered) -> String {
+fn contents(now: &str, addresses: &[String], all: &Diagnostics) -> String {
     let mut text =
         format!("Bramble support bundle of {now} UTC, console {BUILD}\nnodes: {}\n\ncontains\n", addresses.join(", "));
     let mut names: Vec<&str> = all.files.iter().map(|(name, _)| name.as_str()).collect();

@@ -65,7 +65,7 @@ impl Conversation {
 
 /// A line of input.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Line {
+enum InputLine {
     Say(String),
     Clear,
     Help,
@@ -73,7 +73,7 @@ enum Line {
     Nothing,
 }
 
-impl Line {
+impl InputLine {
     fn read(text: &str) -> Self {
         match text.trim() {
             "" => Self::Nothing,
@@ -113,12 +113,12 @@ pub(crate) async fn run(options: Chat) -> Result<u8, Failure> {
             code = interrupts.next() => return Err(Failure::Interrupted { code }),
         };
         let Some(line) = line else { return Ok(0) };
-        match Line::read(&line?) {
-            Line::Quit => return Ok(0),
-            Line::Nothing => {}
-            Line::Help => output::note("/clear starts a new conversation, /quit quits, Ctrl-C cancels an answer"),
-            Line::Clear => conversation = Conversation::new(options.system.as_deref()),
-            Line::Say(text) => {
+        match InputLine::read(&line?) {
+            InputLine::Quit => return Ok(0),
+            InputLine::Nothing => {}
+            InputLine::Help => output::note("/clear starts a new conversation, /quit quits, Ctrl-C cancels an answer"),
+            InputLine::Clear => conversation = Conversation::new(options.system.as_deref()),
+            InputLine::Say(text) => {
                 match turn(&options, &apis, &model, &mut conversation, &text, &mut interrupts).await {
                     // In an interactive chat, Ctrl-C cancels only the answer; other signals end the command.
                     Ok(Outcome { interrupted: Some(code), .. }) if code != 130 || !is_watched => return Ok(code),
@@ -194,12 +194,15 @@ mod tests {
 
     #[test]
     fn only_whole_lines_are_commands() {
-        for (text, line) in
-            [("/quit\n", Line::Quit), ("  \n", Line::Nothing), ("/clear", Line::Clear), ("/help ", Line::Help)]
-        {
-            assert_eq!(Line::read(text), line);
+        for (text, line) in [
+            ("/quit\n", InputLine::Quit),
+            ("  \n", InputLine::Nothing),
+            ("/clear", InputLine::Clear),
+            ("/help ", InputLine::Help),
+        ] {
+            assert_eq!(InputLine::read(text), line);
         }
-        assert_eq!(Line::read("/etc/passwd is a file\n"), Line::Say("/etc/passwd is a file".into()));
+        assert_eq!(InputLine::read("/etc/passwd is a file\n"), InputLine::Say("/etc/passwd is a file".into()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `console key`: the file with the cluster key, which the console uses to connect and gives to adopted nodes.
-pub(crate) mod adopt;
-pub(crate) mod file;
-pub(crate) mod rotate;
+mod adopt;
+mod file;
+mod rotate;
 
 use std::{
     fs,
@@ -22,8 +22,8 @@ use crate::cli::{
     key::file::current,
     shared::{
         confirm::{Consent, Rehearsal},
+        need::{Need, Reach},
         options, output,
-        target::need::{Need, Reach},
     },
 };
 use crate::{client::clusters::config_folder, client::with_port};
@@ -93,10 +93,10 @@ pub(crate) async fn run(command: KeyCommand, file: Option<PathBuf>, cluster: Opt
     match command {
         KeyCommand::Adopt(adopt) => return adopt::run(adopt, path, cluster).await,
         KeyCommand::New { rehearsal, json } => new(&path, rehearsal, json)?,
-        KeyCommand::Show { role, fingerprint, json } => show(&path, role, Shown { fingerprint, json })?,
+        KeyCommand::Show { role, fingerprint, json } => show(&path, role, KeyOutput { fingerprint, json })?,
         KeyCommand::Rotate { nodes, grace, consent, json } => {
             let nodes: Vec<String> = nodes.nodes.iter().map(|node| with_port(node)).collect();
-            return rotate::run(&path, &nodes, (grace, consent, json)).await;
+            return rotate::run(&path, &nodes, rotate::Rotation { grace, consent, json }).await;
         }
     }
     Ok(0)
@@ -153,12 +153,12 @@ fn new(path: &Path, rehearsal: Rehearsal, json: bool) -> Result<(), Failure> {
 
 /// What `console key show` prints.
 #[derive(Clone, Copy, Debug, Default)]
-struct Shown {
+struct KeyOutput {
     fingerprint: bool,
     json: bool,
 }
 
-fn show(path: &Path, role: Option<ShownRole>, what: Shown) -> Result<(), Failure> {
+fn show(path: &Path, role: Option<ShownRole>, what: KeyOutput) -> Result<(), Failure> {
     let key = current(path)?;
     let wanted = role.map(|role| match role {
         ShownRole::Viewer => Role::Viewer,
@@ -205,7 +205,10 @@ mod tests {
         let path = folder.path().join("viewer.key");
         let key = Key::Secret([1; 32]).for_role(Role::Viewer).expect("a secret has all roles");
         keyring::write(&path, &[Held { key, until: None }]).expect("the folder can be written");
-        assert!(show(&path, Some(ShownRole::Viewer), Shown::default()).is_ok());
-        assert_eq!(show(&path, Some(ShownRole::Operator), Shown::default()).expect_err("it is a viewer's").code(), 2);
+        assert!(show(&path, Some(ShownRole::Viewer), KeyOutput::default()).is_ok());
+        assert_eq!(
+            show(&path, Some(ShownRole::Operator), KeyOutput::default()).expect_err("it is a viewer's").code(),
+            2
+        );
     }
 }

@@ -20,12 +20,17 @@ use crate::cli::{
 };
 use crate::client::rotate::rekey;
 
+/// How to rotate a key.
+pub(super) struct Rotation {
+    /// Seconds for which the old key stays valid.
+    pub(super) grace: u32,
+    pub(super) consent: Consent,
+    pub(super) json: bool,
+}
+
 /// Gives all nodes the new key.
-pub(crate) async fn run(
-    path: &Path,
-    nodes: &[String],
-    (grace, consent, json): (u32, Consent, bool),
-) -> Result<u8, Failure> {
+pub(super) async fn run(path: &Path, nodes: &[String], how: Rotation) -> Result<u8, Failure> {
+    let Rotation { grace, consent, json } = how;
     consent.check()?;
     let old = current(path)?;
     if !matches!(old, Key::Secret(_)) {

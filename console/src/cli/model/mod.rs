@@ -15,9 +15,9 @@ use crate::cli::{
         confirm::{Consent, Rehearsal},
         find_node::find,
         interrupts::Interrupts,
+        need::{Need, Reach},
         options::Nodes,
         output,
-        target::need::{Need, Reach},
     },
 };
 use crate::client::{cluster::Cluster, models, with_port};

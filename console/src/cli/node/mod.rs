@@ -10,8 +10,8 @@ use crate::{
     cli::{
         Failure,
         shared::{
+            need::{Need, Reach},
             options::{Change, Exclude, Include, Nodes},
-            target::need::{Need, Reach},
         },
     },
     client::{cluster::Cluster, with_port},
@@ -19,7 +19,7 @@ use crate::{
 
 /// Subcommands of `console node`.
 #[derive(Debug, clap::Subcommand)]
-pub(crate) enum Node {
+pub(crate) enum NodeCommand {
     /// Add a node to the running topology without interrupting requests
     Add(Change),
     /// Check whether the cluster can keep serving without a node (exit 1 if not)
@@ -39,7 +39,7 @@ pub(crate) enum Node {
     Show(show::Show),
 }
 
-impl Node {
+impl NodeCommand {
     /// The nodes that the command contacts.
     pub(crate) fn reach(&mut self) -> Reach<'_> {
         let nodes = match self {
@@ -56,16 +56,16 @@ impl Node {
 }
 
 /// Runs `console node`. `kept` is the saved cluster, which follows its nodes.
-pub(crate) async fn run(node: Node, kept: Option<&str>) -> Result<u8, Failure> {
+pub(crate) async fn run(node: NodeCommand, kept: Option<&str>) -> Result<u8, Failure> {
     match node {
-        Node::Add(change) => membership::join(change, kept).await,
-        Node::Check(check) => check::run(check).await,
-        Node::Cordon(options) => cordon::run(options).await,
-        Node::Discover(discover) => discover::run(discover).await,
-        Node::Exclude(exclude) => exclude::run_exclude(exclude).await,
-        Node::Include(include) => exclude::run_include(include).await,
-        Node::Remove(change) => membership::leave(change, kept).await,
-        Node::Show(show) => show::run(show).await,
+        NodeCommand::Add(change) => membership::join(change, kept).await,
+        NodeCommand::Check(check) => check::run(check).await,
+        NodeCommand::Cordon(options) => cordon::run(options).await,
+        NodeCommand::Discover(discover) => discover::run(discover).await,
+        NodeCommand::Exclude(exclude) => exclude::run_exclude(exclude).await,
+        NodeCommand::Include(include) => exclude::run_include(include).await,
+        NodeCommand::Remove(change) => membership::leave(change, kept).await,
+        NodeCommand::Show(show) => show::run(show).await,
     }
 }
 

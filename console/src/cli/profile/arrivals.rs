@@ -15,7 +15,7 @@ type Times = (Nanoseconds, Nanoseconds);
 
 /// Arrivals of the parts of one rank.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Row {
+pub(super) struct ArrivalRow {
     /// Steps of one token (decode) rather than of several (batch).
     is_decode: bool,
     rank: usize,
@@ -31,14 +31,14 @@ pub(super) struct Row {
 }
 
 /// Rows of batch steps, then of decode steps, by rank. A rank without recorded arrivals has no row.
-pub(super) fn rows(records: &RankRecords<'_>) -> Vec<Row> {
+pub(super) fn rows(records: &RankRecords<'_>) -> Vec<ArrivalRow> {
     let ranks = (0..records.records.len()).flat_map(|rank| [(false, rank), (true, rank)]);
-    let mut rows: Vec<Row> = ranks.filter_map(|(is_decode, rank)| row(records, is_decode, rank)).collect();
+    let mut rows: Vec<ArrivalRow> = ranks.filter_map(|(is_decode, rank)| row(records, is_decode, rank)).collect();
     rows.sort_by_key(|row| (row.is_decode, row.rank));
     rows
 }
 
-fn row(records: &RankRecords<'_>, is_decode: bool, rank: usize) -> Option<Row> {
+fn row(records: &RankRecords<'_>, is_decode: bool, rank: usize) -> Option<ArrivalRow> {
     let of_phase = |observer: usize| records.records[observer].iter().filter(move |one| (one.tokens == 1) == is_decode);
     let (mut heard, mut totals) = (Vec::<Arrival>::new(), Vec::new());
     for observer in (0..records.records.len()).filter(|observer| *observer != rank) {
@@ -52,7 +52,7 @@ fn row(records: &RankRecords<'_>, is_decode: bool, rank: usize) -> Option<Row> {
     }
     let times = |time: fn(&Arrival) -> Nanoseconds| sorted(heard.iter().map(time));
     let compute = sorted(of_phase(rank).map(|record| record.compute)).map_or(Nanoseconds(0), |(median, _)| median);
-    Some(Row {
+    Some(ArrivalRow {
         is_decode,
         rank,
         count: heard.len(),
@@ -71,7 +71,7 @@ fn sorted(times: impl Iterator<Item = Nanoseconds>) -> Option<Times> {
 }
 
 /// The lines of the table; empty without rows.
-pub(super) fn lines(rows: &[Row], names: &[String]) -> Vec<String> {
+pub(super) fn lines(rows: &[ArrivalRow], names: &[String]) -> Vec<String> {
     if rows.is_empty() {
         return Vec::new();
     }
@@ -90,14 +90,14 @@ pub(super) fn lines(rows: &[Row], names: &[String]) -> Vec<String> {
     lines
 }
 
-fn phase(row: &Row) -> &'static str {
+fn phase(row: &ArrivalRow) -> &'static str {
     if row.is_decode { "decode" } else { "batch" }
 }
 
 /// The rows as JSON objects.
-pub(super) fn objects(rows: &[Row], names: &[String]) -> Value {
+pub(super) fn objects(rows: &[ArrivalRow], names: &[String]) -> Value {
     let times = |(p50, p99): Times| json!({"p50_ns": p50.0, "p99_ns": p99.0});
-    let object = |row: &Row| {
+    let object = |row: &ArrivalRow| {
         json!({"phase": phase(row), "node": names[row.rank], "rank": Rank(row.rank as u16), "count": row.count,
             "first": times(row.first), "whole": times(row.whole), "way": times(row.way), "compute_p50_ns": row.compute.0})
     };
@@ -106,22 +106,25 @@ pub(super) fn objects(rows: &[Row], names: &[String]) -> Value {
 
 /// Sentences on ranks that send late and on ranks with slow transmission, for decode steps (for batches if nothing
 /// was decoded). The thresholds are those of the straggler rule.
-pub(super) fn sentences(rows: &[Row], names: &[String], ranks: usize) -> Vec<String> {
+pub(super) fn sentences(rows: &[ArrivalRow], names: &[String], ranks: usize) -> Vec<String> {
     let is_decode = rows.iter().any(|row| row.is_decode);
-    let rows: Vec<&Row> = rows.iter().filter(|row| row.is_decode == is_decode).collect();
+    let rows: Vec<&ArrivalRow> = rows.iter().filter(|row| row.is_decode == is_decode).collect();
     let stages = rows.chunk_by(|one, two| one.rank / ranks.max(1) == two.rank / ranks.max(1));
     stages.flat_map(|stage| [late(stage, names), long(stage, names)].into_iter().flatten()).collect()
 }
 
 /// The row with the largest time, if it is an outlier, and the second largest.
-fn outstanding<'a>(stage: &[&'a Row], time: fn(&Row) -> Nanoseconds) -> Option<(&'a Row, &'a Row)> {
+fn outstanding<'a>(
+    stage: &[&'a ArrivalRow],
+    time: fn(&ArrivalRow) -> Nanoseconds,
+) -> Option<(&'a ArrivalRow, &'a ArrivalRow)> {
     let most = *stage.iter().max_by_key(|row| time(row))?;
     let next = *stage.iter().filter(|row| row.rank != most.rank).max_by_key(|row| time(row))?;
     let (at, other) = (time(most).0 as f64, time(next).0 as f64);
     (at >= STRAGGLER_SHARE * most.total.0 as f64 && at >= STRAGGLER_FACTOR * other).then_some((most, next))
 }
 
-fn late(stage: &[&Row], names: &[String]) -> Option<String> {
+fn late(stage: &[&ArrivalRow], names: &[String]) -> Option<String> {
     let (late, next) = outstanding(stage, |row| row.first.0)?;
     let others = stage.iter().filter(|row| row.rank != late.rank).map(|row| row.compute).max()?;
     // A longer computation must explain at least half of the lateness; otherwise the cause is the delay of the link.
@@ -136,7 +139,7 @@ fn late(stage: &[&Row], names: &[String]) -> Option<String> {
     ))
 }
 
-fn long(stage: &[&Row], names: &[String]) -> Option<String> {
+fn long(stage: &[&ArrivalRow], names: &[String]) -> Option<String> {
     let (long, next) = outstanding(stage, |row| row.way.0)?;
     Some(format!(
         "{} has slow transmission: {} from the first byte to the last (next: {}, {}); check its link.",
@@ -161,7 +164,7 @@ mod tests {
         (1..=100).map(record).collect()
     }
 
-    fn said(lists: &[Vec<SyncRecord>]) -> (Vec<Row>, String) {
+    fn said(lists: &[Vec<SyncRecord>]) -> (Vec<ArrivalRow>, String) {
         let rows = rows(&RankRecords { names: &names(), ranks: 3, records: lists });
         let sentences = sentences(&rows, &names(), 3).join("|");
         (rows, sentences)

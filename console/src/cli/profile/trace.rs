@@ -20,9 +20,9 @@ pub(super) struct RankRecords<'a> {
     pub(super) records: &'a [Vec<SyncRecord>],
 }
 
-type Key = (u64, u32, SyncKind);
+type RecordKey = (u64, u32, SyncKind);
 
-fn key(record: &SyncRecord) -> Key {
+fn key(record: &SyncRecord) -> RecordKey {
     (record.step, record.layer.0, record.kind)
 }
 
@@ -45,7 +45,7 @@ fn offsets(records: &RankRecords<'_>) -> Vec<i64> {
             let before = before * records.ranks;
             offsets[before] + behind(&records.records[before], &ranks[0])
         });
-        let ends: BTreeMap<Key, i64> = ranks[0].iter().map(|record| (key(record), end(record))).collect();
+        let ends: BTreeMap<RecordKey, i64> = ranks[0].iter().map(|record| (key(record), end(record))).collect();
         for (rank, others) in ranks.iter().enumerate().skip(1) {
             let mut apart: Vec<i64> =
                 others.iter().filter_map(|record| Some(ends.get(&key(record))? - end(record))).collect();

@@ -10,9 +10,9 @@ use crate::cli::{
         confirm::Consent,
         find_node::find,
         interrupts::Interrupts,
+        need::{Need, Reach},
         options::Nodes,
         output,
-        target::need::{Need, Reach},
         watch::{Look, Seen, look_at},
     },
 };

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct ConsentLine {
         #[command(flatten)]
         consent: Consent,
     }
@@ -115,6 +115,6 @@ mod tests {
         };
         assert!(obtain(Consent { yes: true, dry_run: false }).await);
         assert!(!obtain(Consent { yes: false, dry_run: true }).await);
-        assert!(Line::try_parse_from(["x", "--yes", "--dry-run"]).is_err(), "one or the other");
+        assert!(ConsentLine::try_parse_from(["x", "--yes", "--dry-run"]).is_err(), "one or the other");
     }
 }

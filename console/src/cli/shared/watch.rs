@@ -132,17 +132,18 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
-        #[arg(long, global = true)]
-        json: bool,
+    struct WatchLine {
+        // Read before `json`, because reading a global option at its own level takes it.
         #[command(flatten)]
         look: Look,
+        #[arg(long, global = true)]
+        json: bool,
     }
 
     #[test]
     fn watch_defaults_to_two_seconds() {
         let parse = |line: &str| {
-            Line::try_parse_from(line.split(' '))
+            WatchLine::try_parse_from(line.split(' '))
                 .map(|line| line.look.watch.filter(|_| !line.json || line.look.json))
                 .map_err(|_| ())
         };

@@ -131,7 +131,7 @@ fn running(cluster: &Cluster) -> Result<(&Topology, u64), Failure> {
 }
 
 /// The all-reduces of one rank.
-struct Row {
+struct RankSyncRow {
     member: usize,
     rank: u16,
     stage: u16,
@@ -153,7 +153,7 @@ type Layers = BTreeMap<(u32, SyncKind), Members>;
 struct Picture<'a> {
     title: String,
     head: Value,
-    rows: Vec<Row>,
+    rows: Vec<RankSyncRow>,
     layers: Layers,
     straggler: Option<Straggler>,
     steps: usize,
@@ -190,14 +190,14 @@ impl<'a> Picture<'a> {
                 let (member, stage, rank_number) = (group.start + rank, place.stage, place.rank.0);
                 let (means, arrival, count) = (means(list), arrival(&lists, place.rank), list.len());
                 let (late, last) = (late[rank], last[rank]);
-                rows.push(Row { member, rank: rank_number, stage, late, last, means, arrival, count });
+                rows.push(RankSyncRow { member, rank: rank_number, stage, late, last, means, arrival, count });
             }
             let found = straggler::of_ranks(first, &lists);
             named.extend(found.map(|found| Straggler { member: group.start + found.member, ..found }));
         }
         let straggler = named.into_iter().max_by(|one, two| one.named.late.total_cmp(&two.named.late));
         // Over all steps, a rank other than the one named in a window may have the largest share.
-        let is_named = |row: &Row| straggler.as_ref().is_some_and(|found| found.member == row.member);
+        let is_named = |row: &RankSyncRow| straggler.as_ref().is_some_and(|found| found.member == row.member);
         rows.sort_by(|one, two| {
             is_named(two).cmp(&is_named(one)).then(two.late.total_cmp(&one.late)).then(one.member.cmp(&two.member))
         });
@@ -285,7 +285,7 @@ impl<'a> Picture<'a> {
             "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>5}  {:>5}  HEALTH",
             "NODE", "STAGE", "RANK", "LATE", "LAST", "OWN", "WAIT", "WIRE", "FIRST", "WAY", "NET", "TEMP"
         );
-        let line = |row: &Row| {
+        let line = |row: &RankSyncRow| {
             let of = &self.members[row.member];
             let percent = |share: f64| format!("{:.0} %", 100.0 * share);
             let [own, wait, wire] = row.means;
@@ -377,7 +377,7 @@ impl<'a> Picture<'a> {
             "blocked_ns": sync.blocked.0, "sending_ns": sync.sending.0, "compute_ns": sync.compute.0, "bytes": sync.bytes.0})
     }
 
-    fn row_object(&self, row: &Row) -> Value {
+    fn row_object(&self, row: &RankSyncRow) -> Value {
         let of = &self.members[row.member];
         let [own, wait, wire] = row.means.map(|time| time.0);
         json!({"node": of.name, "member": row.member, "rank": row.rank, "stage": row.stage, "late": row.late, "last": row.last,

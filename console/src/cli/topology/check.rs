@@ -37,11 +37,11 @@ pub(super) async fn run(options: &TopologyFileOptions) -> Result<u8, Failure> {
     let (topology, card) = propose(&sessions, &wanted).await?;
     let mut rows = Vec::with_capacity(sessions.len());
     for (index, session) in sessions.iter().enumerate() {
-        rows.push(Row::of(&topology, &card, index, session).await?);
+        rows.push(ShardRow::of(&topology, &card, index, session).await?);
     }
     let forecast = warn_past_knee(&sessions, &wanted).await;
     if options.json {
-        let rows: Value = rows.iter().map(Row::object).collect();
+        let rows: Value = rows.iter().map(ShardRow::object).collect();
         output::line(
             &json!({"layout": topology.layout.to_string(), "model": topology.model, "members": rows,
                 "warning": forecast.as_ref().and_then(|one| one.warning.as_ref()), "links": forecast.as_ref().map(|one| &one.links)})
@@ -68,7 +68,7 @@ pub(super) async fn run(options: &TopologyFileOptions) -> Result<u8, Failure> {
 
 /// The shard of one member.
 #[derive(Clone, Debug)]
-struct Row {
+struct ShardRow {
     node: String,
     replica: u16,
     stage: u16,
@@ -80,7 +80,7 @@ struct Row {
     free: Bytes,
 }
 
-impl Row {
+impl ShardRow {
     async fn of(topology: &Topology, card: &ModelCard, index: usize, session: &Arc<Session>) -> Result<Self, Failure> {
         let member = &topology.members[index];
         let place = topology.place(MemberIndex(index as u16));

@@ -14,7 +14,7 @@ use crate::{
 
 /// The nodes of a topology, and the topology to assign to them.
 #[derive(Debug)]
-pub(crate) struct Chosen {
+pub(crate) struct ChosenLayout {
     /// In the order replica, stage, rank.
     pub(crate) sessions: Vec<Arc<Session>>,
     pub(crate) wanted: DesiredTopology,
@@ -24,9 +24,9 @@ pub(crate) struct Chosen {
 ///
 /// # Errors
 /// The layout was left open and a node does not answer, or has no such model.
-pub(crate) async fn choose(sessions: &[Arc<Session>], asked: &TopologyRequest) -> Result<Chosen, Failure> {
+pub(crate) async fn choose(sessions: &[Arc<Session>], asked: &TopologyRequest) -> Result<ChosenLayout, Failure> {
     let all = asked.wanted(sessions.len());
-    let as_asked = |wanted| Chosen { sessions: sessions.to_vec(), wanted };
+    let as_asked = |wanted| ChosenLayout { sessions: sessions.to_vec(), wanted };
     let planned = planned(sessions, asked, all.layout).await;
     if !asked.leaves_layout_open() {
         tolerated(planned).and_then(|planned| tell_knee(&planned, all.layout));
@@ -49,7 +49,7 @@ pub(crate) async fn choose(sessions: &[Arc<Session>], asked: &TopologyRequest) -
     let sessions = members.iter().map(|place| Arc::clone(&sessions[*place])).collect();
     // The planner chooses the layout only; other defaults stay.
     let wanted = DesiredTopology { context_length: all.context_length, ..planned.wanted(best) };
-    Ok(Chosen { sessions, wanted })
+    Ok(ChosenLayout { sessions, wanted })
 }
 
 /// The prediction for a layout.

@@ -9,7 +9,7 @@ use topology::Topology;
 use crate::cli::{
     Failure,
     shared::{confirm::Consent, output, sessions::assign_and_tell},
-    topology::choose_layout::{Chosen, choose},
+    topology::choose_layout::{ChosenLayout, choose},
 };
 use crate::{
     client::{
@@ -167,7 +167,7 @@ pub async fn obtain(
         return Ok(goes_on.then_some(found));
     }
     let sessions = reached.usable(nodes.len())?;
-    let Chosen { sessions, wanted } = choose(sessions, asked).await?;
+    let ChosenLayout { sessions, wanted } = choose(sessions, asked).await?;
     let (topology, _) = propose(&sessions, &wanted).await?;
     if !may_replace(&reached, &wanted, &topology, consent, json).await? {
         return Ok(None);

@@ -16,7 +16,7 @@ use crate::cli::{
     Failure,
     shared::{
         interrupts::Interrupts,
-        target::need::{Need, Reach},
+        need::{Need, Reach},
     },
 };
 

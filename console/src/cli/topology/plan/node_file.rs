@@ -18,12 +18,12 @@ const BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Described {
-    node: Vec<Node>,
+    node: Vec<NodeEntry>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Node {
+struct NodeEntry {
     name: String,
     #[serde(default = "pi5")]
     profile: String,
@@ -72,7 +72,7 @@ fn parse(text: &str, link: Link) -> Result<Vec<PlanNode>, String> {
     if let Some(node) = file.node.iter().find(|node| !names.insert(node.name.as_str())) {
         return Err(format!("{} is described twice", node.name));
     }
-    let node = |Node { name, profile, speed, free_mib, link_mbit }: Node| {
+    let node = |NodeEntry { name, profile, speed, free_mib, link_mbit }: NodeEntry| {
         if !(0.01..=100.0).contains(&speed) || !(1..=1 << 24).contains(&free_mib) {
             return Err(format!("{name}: speed {speed} or free_mib {free_mib} is out of bounds"));
         }

@@ -1,8 +1,6 @@
 //! Resolves the nodes of a command: given on the command line, of a saved cluster, of BRAMBLE_NODES, or found by
 //! discovery. Global options work before and after the command; an option of one command in front of another command is
 //! refused.
-pub(crate) mod need;
-
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource};
@@ -12,8 +10,8 @@ use crate::cli::{
     dashboard::has_terminal,
     node::discover,
     shared::{
+        need::{Need, Reach},
         options, output,
-        target::need::{Need, Reach},
     },
 };
 use crate::client::clusters::{Clusters, Kept, default_path};
