@@ -6,9 +6,10 @@ cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-target/debian}")
 tools=$PWD/target/tools
 arm=aarch64-unknown-linux-gnu
-# The packages contain the time of the commit, not of the build.
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s)
-export SOURCE_DATE_EPOCH
+# The packages contain the time of the commit, not of the build. Only cargo-deb may see it: build scripts of C code run again
+# when SOURCE_DATE_EPOCH changes, and with them the whole workspace is compiled again.
+committed=$(git log -1 --format=%ct 2>/dev/null || date +%s)
+deb() { SOURCE_DATE_EPOCH=$committed "$tools/bin/cargo-deb" "$@" --no-build --strip --quiet --output "$out/"; }
 
 need() { # need PACKAGE..: Debian packages
     local missing=() package
@@ -28,7 +29,7 @@ need() { # need PACKAGE..: Debian packages
 need dpkg-dev gcc libc6-dev rustc-web libstd-rust-web-dev:arm64 gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 [ -x "$tools/bin/cargo-deb" ] || cargo install cargo-deb --version 3.8.0 --locked --root "$tools"
 
-cargo run --locked -p bramble-tests --bin manual -- target/packaging
+cargo run --release --locked -p bramble-tests --bin manual -- target/packaging
 cargo build --release --locked -p bramble-daemon -p bramble-console
 # Debian's compiler has the standard library for arm64. It uses its own target folder, because two compilers would invalidate each
 # other's builds.
@@ -38,7 +39,7 @@ RUSTC=/usr/bin/rustc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux
 rm -rf "$out"
 mkdir -p "$out"
 for package in bramble-daemon bramble-console; do
-    "$tools/bin/cargo-deb" -p $package --no-build --strip --quiet --output "$out/"
-    CARGO_TARGET_DIR=target/cross "$tools/bin/cargo-deb" -p $package --no-build --strip --quiet --target $arm --output "$out/"
+    deb -p $package
+    CARGO_TARGET_DIR=target/cross deb -p $package --target $arm
 done
 ls -l "$out"
