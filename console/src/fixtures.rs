@@ -328,18 +328,19 @@ fn identity(node: usize) -> Identity {
 }
 
 pub(crate) fn topology() -> Topology {
-    let member = |node| Member {
-        name: name(node),
-        address: address(node),
-        weight: 1,
-        layers: 0..6,
-        cores: Vec::new(),
-        threads: 1,
-        spin: false,
-    };
     Topology {
         layout: Layout::tensor_parallel(NODES as u16),
-        members: (0..NODES).map(member).collect(),
+        members: (0..NODES)
+            .map(|node| Member {
+                name: name(node),
+                address: address(node),
+                weight: 1,
+                layers: 0..6,
+                cores: Vec::new(),
+                threads: 1,
+                spin: false,
+            })
+            .collect(),
         model: "bard-q8_0.gguf".to_owned(),
         identity: ModelIdentity::default(),
         content: None,
@@ -429,14 +430,15 @@ pub(crate) fn health() -> Health {
 fn lateness(node: usize, layers: &[LayerSync]) -> Vec<Lateness> {
     let time = Nanoseconds(layers.iter().map(|sync| sync.wait.0 * u64::from(sync.count)).sum());
     let heard = layers.iter().map(|sync| sync.count).sum();
-    let of = |rank: u16| {
-        let (count, time) = if rank == 2 { (heard, time) } else { (0, Nanoseconds(0)) };
-        let wire = if node == 2 { 0 } else { 50_000 * u64::from(heard) };
-        let way = Nanoseconds(8_000 * u64::from(heard));
-        Lateness { rank: Rank(rank), count, time, heard, first: Nanoseconds(time.0 + wire), way }
-    };
     let others = (0..NODES as u16).filter(|rank| usize::from(*rank) != node && !layers.is_empty());
-    others.map(of).collect()
+    others
+        .map(|rank: u16| {
+            let (count, time) = if rank == 2 { (heard, time) } else { (0, Nanoseconds(0)) };
+            let wire = if node == 2 { 0 } else { 50_000 * u64::from(heard) };
+            let way = Nanoseconds(8_000 * u64::from(heard));
+            Lateness { rank: Rank(rank), count, time, heard, first: Nanoseconds(time.0 + wire), way }
+        })
+        .collect()
 }
 
 /// Node 2 computes longest; the others wait for it.

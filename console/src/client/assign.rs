@@ -214,12 +214,11 @@ fn running(reports: &[NodeReport], wanted: &Topology) -> Option<(Epoch, Topology
     let (held, ..) = first.topology.as_ref()?;
     let (epoch, wanted) = (first.epoch, Topology { content: held.content, ..wanted.clone() });
     let hash = wanted.hash();
-    let runs = |(member, report): (usize, &NodeReport)| {
+    let runs_everywhere = reports.iter().enumerate().all(|(member, report): (usize, &NodeReport)| {
         let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
         let place = report.topology.as_ref().map(|(topology, hash, member)| (topology, *hash, member.index()));
         serves && report.epoch == epoch && place == Some((&wanted, hash, member))
-    };
-    let runs_everywhere = reports.iter().enumerate().all(runs);
+    });
     runs_everywhere.then_some((epoch, wanted))
 }
 
@@ -229,18 +228,22 @@ fn compose(nodes: &[(&Identity, &str)], wanted: &DesiredTopology, card: &ModelCa
     let (weights, stages) = (wanted.shares()?, wanted.stages(card)?);
     let machines: Vec<(&str, &[u16])> =
         nodes.iter().map(|(identity, _)| (identity.machine.as_str(), identity.cores.as_slice())).collect();
-    let member = |(index, ((identity, address), share)): (usize, (&(&Identity, &str), Share))| Member {
-        name: identity.name.clone(),
-        address: (*address).into(),
-        weight: weights[index],
-        layers: stages[usize::from(wanted.layout.place(MemberIndex(index as u16)).stage)].clone(),
-        cores: share.cores,
-        threads: share.threads,
-        spin: share.spin,
-    };
     Ok(Topology {
         layout: wanted.layout,
-        members: nodes.iter().zip(shares(&machines)).enumerate().map(member).collect(),
+        members: nodes
+            .iter()
+            .zip(shares(&machines))
+            .enumerate()
+            .map(|(index, ((identity, address), share)): (usize, (&(&Identity, &str), Share))| Member {
+                name: identity.name.clone(),
+                address: (*address).into(),
+                weight: weights[index],
+                layers: stages[usize::from(wanted.layout.place(MemberIndex(index as u16)).stage)].clone(),
+                cores: share.cores,
+                threads: share.threads,
+                spin: share.spin,
+            })
+            .collect(),
         model: wanted.model.clone(),
         identity: card.identity,
         content: None,

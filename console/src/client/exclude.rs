@@ -242,14 +242,13 @@ async fn assign_rest(
     let mut stay = Vec::new();
     for (index, member) in desired.members.iter().enumerate().filter(|(_, member)| stays(member)) {
         let known = cluster.find(&member.name).or_else(|| cluster.find(&member.address));
-        let not_named = || {
+        let known = &cluster.nodes[known.ok_or_else(|| {
             let reason = format!(
                 "the topology has the member {}, which is not among the given nodes: name all nodes with --nodes",
                 member.name
             );
             Fault::new(&member.name, FaultKind::ParameterInvalid { reason })
-        };
-        let known = &cluster.nodes[known.ok_or_else(not_named)?];
+        })?];
         // Skip a member that is also lost, as the nodes' own vote would; it rejoins when it is back.
         if goes_on && known.session().is_err() {
             continue;
@@ -280,14 +279,17 @@ async fn assign_rest(
 
 /// The sessions of a topology's members, in member order. All members are nodes that stay.
 fn sessions_of(topology: &Topology, stay: &[(Stays, Arc<Session>)]) -> Result<Vec<Arc<Session>>, Fault> {
-    let session = |member: &Member| {
-        let found = stay.iter().find(|(one, _)| one.address == member.address);
-        found.map(|(_, session)| Arc::clone(session)).ok_or_else(|| {
-            let reason = format!("there is no session with member {} at {}", member.name, member.address);
-            Fault::new(&member.name, FaultKind::TopologyInvalid { reason })
+    topology
+        .members
+        .iter()
+        .map(|member: &Member| {
+            let found = stay.iter().find(|(one, _)| one.address == member.address);
+            found.map(|(_, session)| Arc::clone(session)).ok_or_else(|| {
+                let reason = format!("there is no session with member {} at {}", member.name, member.address);
+                Fault::new(&member.name, FaultKind::TopologyInvalid { reason })
+            })
         })
-    };
-    topology.members.iter().map(session).collect()
+        .collect()
 }
 
 /// The heads among members that serve. Another member may be lost: the requests of the other replicas are still
@@ -325,11 +327,10 @@ async fn extend(
     stop: &CancellationToken,
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) -> Result<Assigned, Fault> {
-    let stays = |other: &&ClusterNode| {
+    let all = cluster.nodes.iter().filter(|other: &&ClusterNode| {
         let name = cluster.name(other);
         name == subject.name || topology.members.iter().any(|member| member.name == name)
-    };
-    let all = cluster.nodes.iter().filter(stays);
+    });
     let sessions = all.map(ClusterNode::session).collect::<Result<Vec<Arc<Session>>, Fault>>()?;
     let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
     assign_until(&sessions, &DesiredTopology::again(topology, sessions.len()), stop, &told).await
@@ -390,12 +391,18 @@ async fn wait_for_sessions(
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) {
     let is_gateway = |by: &str| by.split_once(" (").is_some_and(|(name, _)| nodes.contains(&name));
-    let is_replayed = |one: &&RequestReport| {
-        let tokens = one.prompt_tokens.saturating_add(one.tokens);
-        !one.stage.is_over() && is_gateway(&one.by) && tokens <= REPLAY_TOKENS
+    let count = |report: &NodeReport| {
+        report.requests.saturating_sub(
+            report
+                .traces
+                .iter()
+                .filter(|one: &&RequestReport| {
+                    let tokens = one.prompt_tokens.saturating_add(one.tokens);
+                    !one.stage.is_over() && is_gateway(&one.by) && tokens <= REPLAY_TOKENS
+                })
+                .count() as u32,
+        )
     };
-    let count =
-        |report: &NodeReport| report.requests.saturating_sub(report.traces.iter().filter(is_replayed).count() as u32);
     wait_while(head, deadline, stop, &count, tell).await;
 }
 

@@ -57,10 +57,18 @@ pub async fn measure(
     for session in sessions {
         let name = &session.identity.name;
         let others = sessions.iter().filter(|other| !Arc::ptr_eq(other, session));
-        let neighbour =
-            |other: &Arc<Session>| Neighbour { name: other.identity.name.clone(), address: other.address.clone() };
         let Effort { pings, stream_ms, incast } = effort;
-        let wanted = BenchNetwork { peers: others.map(neighbour).collect(), pings, stream_ms, incast };
+        let wanted = BenchNetwork {
+            peers: others
+                .map(|other: &Arc<Session>| Neighbour {
+                    name: other.identity.name.clone(),
+                    address: other.address.clone(),
+                })
+                .collect(),
+            pings,
+            stream_ms,
+            incast,
+        };
         match bench(session, Bench::Network(wanted), &|progress| tell(name, progress), cancel).await? {
             BenchFound::Network(one) => found.push(one),
             BenchFound::Node(_) | BenchFound::Kernels(_) => {

@@ -43,18 +43,19 @@ mod tests {
     async fn layouts_are_ranked_by_the_sizes_that_a_node_reports() {
         let node = FakeNode::start("pi1", Script::default()).await;
         let session = session::open(&node.address).await.expect("it answers");
-        let node = |place: usize| PlannerNode {
-            place,
-            name: format!("pi{place}"),
-            machine: format!("boot {place}"),
-            cores: 4,
-            kernels: "neon-dotprod".to_owned(),
-            memory: 4 << 30,
-            measured: Default::default(),
-        };
         let ask = PlannerQuery {
             model: "m.gguf".to_owned(),
-            nodes: (0..2).map(node).collect(),
+            nodes: (0..2)
+                .map(|place: usize| PlannerNode {
+                    place,
+                    name: format!("pi{place}"),
+                    machine: format!("boot {place}"),
+                    cores: 4,
+                    kernels: "neon-dotprod".to_owned(),
+                    memory: 4 << 30,
+                    measured: Default::default(),
+                })
+                .collect(),
             goal: Goal::Balanced,
             context: None,
             slots: 1,

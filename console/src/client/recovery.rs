@@ -107,15 +107,14 @@ pub async fn change(
 /// # Errors
 /// There is no open rolling restart, or no node stores the change.
 pub async fn in_phase(cluster: &Cluster, phase: Phase) -> Result<Rolling, Fault> {
-    let none = || {
-        let reason = "no rolling restart is running or paused".into();
-        Fault::new("console", FaultKind::ParameterInvalid { reason })
-    };
     let next = |latest: Option<&Rolling>| {
         latest
             .filter(|rolling: &&Rolling| matches!(rolling.phase, Phase::Runs | Phase::Paused(_)))
             .map(|latest| latest.in_phase(phase.clone()))
-            .ok_or_else(none)
+            .ok_or_else(|| {
+                let reason = "no rolling restart is running or paused".into();
+                Fault::new("console", FaultKind::ParameterInvalid { reason })
+            })
     };
     let mut said = change(cluster, next).await?;
     for _ in 1..ATTEMPTS {

@@ -79,9 +79,12 @@ async fn one(addresses: &[String], node: usize, tell: &(dyn Fn(OperateEvent) + S
     let (session, _) = back(&addresses[node], &before).await?;
     if let Some((wanted, members)) = again {
         step(RestartStep::Assigning);
-        let of =
-            |index: &usize| if *index == node { Ok(Arc::clone(&session)) } else { cluster.nodes[*index].session() };
-        let sessions = members.iter().map(of).collect::<Result<Vec<_>, Fault>>()?;
+        let sessions = members
+            .iter()
+            .map(
+                |index: &usize| if *index == node { Ok(Arc::clone(&session)) } else { cluster.nodes[*index].session() },
+            )
+            .collect::<Result<Vec<_>, Fault>>()?;
         assign(&sessions, &wanted, &|event: AssignEvent| tell(OperateEvent::Assign(event))).await?;
     }
     step(RestartStep::Done { seconds: begun.elapsed().as_secs_f64() });

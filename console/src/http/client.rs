@@ -206,9 +206,11 @@ impl Response<'_> {
                 return Ok(Some(out));
             }
             let at = || self.api.at().to_owned();
-            let late =
-                |_| HttpError::Timeout { at: at(), what: "the next part of the response", seconds: patience.as_secs() };
-            match timeout(patience, self.api.read(connection)).await.map_err(late)? {
+            match timeout(patience, self.api.read(connection)).await.map_err(|_| HttpError::Timeout {
+                at: at(),
+                what: "the next part of the response",
+                seconds: patience.as_secs(),
+            })? {
                 Ok(0) if self.body.may_close() => {
                     self.connection = None;
                     return Ok(None);

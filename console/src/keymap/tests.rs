@@ -1,3 +1,4 @@
+//! The built-in table: no key twice, letters stay free in the prompt box, keys in common notation.
 use super::*;
 
 /// Every panel of every page.

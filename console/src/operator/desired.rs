@@ -96,11 +96,14 @@ impl DesiredTopology {
                 return Err(SpecError::LayerCounts { given, layout, stages: layout.stages, block_count });
             }
             let mut end = 0;
-            let stage = |layers: &u32| {
-                end += layers;
-                end - layers..end
-            };
-            return Ok(self.layers.iter().map(stage).collect());
+            return Ok(self
+                .layers
+                .iter()
+                .map(|layers: &u32| {
+                    end += layers;
+                    end - layers..end
+                })
+                .collect());
         }
         // Shares compare ranks within a stage; stages on unequal nodes need explicit layers instead.
         let speeds = vec![1; usize::from(layout.stages)];

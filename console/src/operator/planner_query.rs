@@ -147,14 +147,18 @@ impl PlannerAnswer {
     /// Runs the planner; slow with many nodes.
     pub fn new(ask: PlannerQuery, sizes: ModelSizes) -> Self {
         let links = links(ask.nodes.iter().map(|node| (node.name.as_str(), node.measured.links.as_slice())));
-        let node = |(node, link): (&PlannerNode, Option<Link>)| PlanNode {
-            name: node.name.clone(),
-            profile: node.profile(&sizes, &ask.model),
-            memory: node.memory,
-            panel_rows: PANEL_ROWS,
-            link,
-        };
-        let nodes: Vec<PlanNode> = ask.nodes.iter().zip(links).map(node).collect();
+        let nodes: Vec<PlanNode> = ask
+            .nodes
+            .iter()
+            .zip(links)
+            .map(|(node, link): (&PlannerNode, Option<Link>)| PlanNode {
+                name: node.name.clone(),
+                profile: node.profile(&sizes, &ask.model),
+                memory: node.memory,
+                panel_rows: PANEL_ROWS,
+                link,
+            })
+            .collect();
         let trained = u32::try_from(sizes.shape.context_length).unwrap_or(u32::MAX);
         let context = ask.context.unwrap_or(CONTEXT).min(trained);
         let demand = Demand {
@@ -279,18 +283,19 @@ mod tests {
     }
 
     fn ask(count: usize, machine: impl Fn(usize) -> String) -> PlannerQuery {
-        let node = |place: usize| PlannerNode {
-            place,
-            name: format!("pi{place}"),
-            machine: machine(place),
-            cores: 4,
-            kernels: "neon-dotprod".into(),
-            memory: 8 << 30,
-            measured: Measured::default(),
-        };
         PlannerQuery {
             model: "m.gguf".into(),
-            nodes: (0..count).map(node).collect(),
+            nodes: (0..count)
+                .map(|place: usize| PlannerNode {
+                    place,
+                    name: format!("pi{place}"),
+                    machine: machine(place),
+                    cores: 4,
+                    kernels: "neon-dotprod".into(),
+                    memory: 8 << 30,
+                    measured: Measured::default(),
+                })
+                .collect(),
             goal: Goal::Balanced,
             context: None,
             slots: 4,

@@ -167,13 +167,19 @@ impl TopologyFile {
         let layout = layout(&stages)?;
         let nodes: Vec<String> = stages.iter().flat_map(|stage| stage.nodes.clone()).collect();
         let has_weights = stages.iter().any(|stage| !stage.weights.is_empty());
-        let weights = |stage: &&Stage| match stage.weights.as_slice() {
-            [] => vec![1; stage.nodes.len()],
-            weights => weights.to_vec(),
-        };
         let wanted = DesiredTopology {
             layout,
-            weights: if has_weights { stages.iter().flat_map(weights).collect() } else { Vec::new() },
+            weights: if has_weights {
+                stages
+                    .iter()
+                    .flat_map(|stage: &&Stage| match stage.weights.as_slice() {
+                        [] => vec![1; stage.nodes.len()],
+                        weights => weights.to_vec(),
+                    })
+                    .collect()
+            } else {
+                Vec::new()
+            },
             layers: layers(&stages, usize::from(layout.stages))?,
             model: self.model.clone(),
             kv: self.kv.parse().map_err(FileError::Value)?,
@@ -209,11 +215,10 @@ impl TopologyFile {
 fn layout(stages: &[&Stage]) -> Result<Layout, FileError> {
     let has_roles = stages.iter().any(|stage| stage.role != Role::Both);
     // Replicas may differ in their number of ranks; the stages of one replica may not.
-    let unlike = |stage: &&&Stage| {
+    if let Some(other) = stages.iter().find(|stage: &&&Stage| {
         let first = stages.iter().find(|other| other.replica == stage.replica).unwrap_or(&stages[0]);
         stage.nodes.len() != first.nodes.len() || stage.role != first.role
-    };
-    if let Some(other) = stages.iter().find(unlike) {
+    }) {
         if has_roles && stages.iter().any(|stage| stage.replica == other.replica && stage.role != other.role) {
             return Err(FileError::Value(format!("the stages of replica {} have different roles", other.replica)));
         }

@@ -152,12 +152,16 @@ type SyncRow = (u32, u8, u32, u64, u64, u64, u64, u64, u64, u16);
 
 impl From<Vec<LayerSync>> for Rows {
     fn from(layers: Vec<LayerSync>) -> Self {
-        let row = |sync: LayerSync| {
-            let LayerSync { layer, kind, count, p50, p95, p99, compute, wait, wire, slowest } = sync;
-            let kind = u8::from(kind == SyncKind::FeedForward);
-            (layer.0, kind, count, p50.0, p95.0, p99.0, compute.0, wait.0, wire.0, slowest.0)
-        };
-        Self(layers.into_iter().map(row).collect())
+        Self(
+            layers
+                .into_iter()
+                .map(|sync: LayerSync| {
+                    let LayerSync { layer, kind, count, p50, p95, p99, compute, wait, wire, slowest } = sync;
+                    let kind = u8::from(kind == SyncKind::FeedForward);
+                    (layer.0, kind, count, p50.0, p95.0, p99.0, compute.0, wait.0, wire.0, slowest.0)
+                })
+                .collect(),
+        )
     }
 }
 

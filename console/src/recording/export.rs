@@ -200,11 +200,13 @@ fn events(state: &State) -> Grid {
 }
 
 fn objects(grid: &Grid) -> Vec<Value> {
-    let object = |row: &Vec<Value>| {
-        let fields = grid.columns.iter().zip(row).map(|(column, value)| ((*column).to_owned(), value.clone()));
-        Value::Object(fields.collect::<Map<_, _>>())
-    };
-    grid.rows.iter().map(object).collect()
+    grid.rows
+        .iter()
+        .map(|row: &Vec<Value>| {
+            let fields = grid.columns.iter().zip(row).map(|(column, value)| ((*column).to_owned(), value.clone()));
+            Value::Object(fields.collect::<Map<_, _>>())
+        })
+        .collect()
 }
 
 /// Comma-separated values (RFC 4180).

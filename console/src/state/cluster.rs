@@ -168,10 +168,10 @@ impl ClusterState {
         let load = |head: MemberIndex| {
             let mut members = topology.layout.members(topology.place(head).replica);
             // A head whose replica has an excluded member accepts no new requests.
-            let takes = |member: usize| {
-                serves(member) && self.node_of(member).is_some_and(|node| self.exclusion(node).is_none())
-            };
-            let is_ready = !self.is_assigning() && members.all(takes);
+            let is_ready = !self.is_assigning()
+                && members.all(|member: usize| {
+                    serves(member) && self.node_of(member).is_some_and(|node| self.exclusion(node).is_none())
+                });
             let report = self.node_of(head.index())?.report.as_ref();
             is_ready.then(|| report.map_or(0, |report| report.requests))
         };

@@ -76,16 +76,20 @@ impl ModelList {
 
 /// Name and size of the models of which a node has every file.
 fn complete_models(files: &[ModelFile]) -> Vec<(String, u64)> {
-    let size = |name: &String| {
-        let file = files.iter().find(|file| file.model == *name && file.state == FileState::Complete);
-        file.map(|file| file.size.0)
-    };
     let mut models: Vec<(String, u64)> = Vec::new();
     for file in files {
         let parts = files_of(&file.model);
         let is_first = parts.first() == Some(&file.model);
-        if let (true, Some(sizes)) = (is_first, parts.iter().map(size).collect::<Option<Vec<u64>>>())
-            && !models.iter().any(|(known, _)| *known == file.model)
+        if let (true, Some(sizes)) = (
+            is_first,
+            parts
+                .iter()
+                .map(|name: &String| {
+                    let file = files.iter().find(|file| file.model == *name && file.state == FileState::Complete);
+                    file.map(|file| file.size.0)
+                })
+                .collect::<Option<Vec<u64>>>(),
+        ) && !models.iter().any(|(known, _)| *known == file.model)
         {
             models.push((file.model.clone(), sizes.iter().sum()));
         }

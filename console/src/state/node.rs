@@ -235,8 +235,10 @@ impl Node {
 
     /// Recent compute time of its steps as a stage of a pipeline.
     pub fn stage_time(&self) -> StageTime {
-        let sum = |(counts, times): (u32, u64), (count, time): &(u32, u64)| (counts + count, times + time);
-        let (count, time) = self.computing.iter().fold((0, 0), sum);
+        let (count, time) = self
+            .computing
+            .iter()
+            .fold((0, 0), |(counts, times): (u32, u64), (count, time): &(u32, u64)| (counts + count, times + time));
         let compute = Nanoseconds(time / u64::from(count.max(1)));
         let shard = self.report.as_ref().map_or(Bytes(0), |report| report.shard);
         StageTime { sync: HopSync { count, compute, ..HopSync::default() }, shard }

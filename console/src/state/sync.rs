@@ -86,34 +86,35 @@ pub struct Boundary {
 pub fn slow_pipeline(state: &State) -> Option<(usize, f64)> {
     let (topology, _) = state.cluster.topology()?;
     let replicas = (0..topology.layout.replicas).filter(|replica| topology.layout.ranks_of(*replica) == 1);
-    let of_replica = |replica: u16| {
-        let members = topology.layout.members(replica);
-        let stages: Vec<StageTime> = members
-            .clone()
-            .map(|member: usize| state.cluster.node_of(member).map_or_else(StageTime::default, Node::stage_time))
-            .collect();
-        let (stage, factor) = slow_stage(&stages)?;
-        Some((state.cluster.place_of(members.start + stage)?, factor))
-    };
-    replicas.filter_map(of_replica).max_by(|one, two| one.1.total_cmp(&two.1))
+    replicas
+        .filter_map(|replica: u16| {
+            let members = topology.layout.members(replica);
+            let stages: Vec<StageTime> = members
+                .clone()
+                .map(|member: usize| state.cluster.node_of(member).map_or_else(StageTime::default, Node::stage_time))
+                .collect();
+            let (stage, factor) = slow_stage(&stages)?;
+            Some((state.cluster.place_of(members.start + stage)?, factor))
+        })
+        .max_by(|one, two| one.1.total_cmp(&two.1))
 }
 
 /// The boundaries of all pipelines, in the order in which a token passes them.
 fn boundaries(state: &State) -> Vec<Boundary> {
     let Some((topology, _)) = state.cluster.topology() else { return Vec::new() };
     let name = |member: usize| topology.members.get(member).map_or("?", |member| member.name.as_str());
-    let of = |to: usize| {
-        let place = topology.place(MemberIndex(to as u16));
-        let first = topology.layout.members(place.replica).start;
-        let hops = state.cluster.node_of(to).map_or_else(Vec::new, |node| node.hops.clone());
-        let boundary = move |sync: HopSync| {
-            let (from, to) = (clean_line(name(first + sync.from.index())), clean_line(name(to)));
-            // Tokens return to the head last.
-            ((place.replica, sync.from), Boundary { from, to, sync })
-        };
-        hops.into_iter().map(boundary)
-    };
-    let mut found: Vec<_> = (0..topology.members.len()).flat_map(of).collect();
+    let mut found: Vec<_> = (0..topology.members.len())
+        .flat_map(|to: usize| {
+            let place = topology.place(MemberIndex(to as u16));
+            let first = topology.layout.members(place.replica).start;
+            let hops = state.cluster.node_of(to).map_or_else(Vec::new, |node| node.hops.clone());
+            hops.into_iter().map(move |sync: HopSync| {
+                let (from, to) = (clean_line(name(first + sync.from.index())), clean_line(name(to)));
+                // Tokens return to the head last.
+                ((place.replica, sync.from), Boundary { from, to, sync })
+            })
+        })
+        .collect();
     found.sort_by_key(|(order, _)| *order);
     found.into_iter().map(|(_, boundary)| boundary).collect()
 }
@@ -233,8 +234,7 @@ impl SyncHistory {
     /// Whether a snapshot is due: all-reduces have arrived since the last one.
     pub fn is_due(&self, now: Duration, arrived: Option<Duration>) -> bool {
         let last = self.kept.back().map(|picture| picture.at);
-        let is_new = |last: Duration| now >= last + INTERVAL && arrived.is_some_and(|at| at > last);
-        last.map_or(arrived.is_some(), is_new)
+        last.map_or(arrived.is_some(), |last: Duration| now >= last + INTERVAL && arrived.is_some_and(|at| at > last))
     }
 
     /// Adds a snapshot and drops the oldest beyond the limits.

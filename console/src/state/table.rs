@@ -137,12 +137,17 @@ mod tests {
     const COLUMNS: &[Column] = &[Column::left("node", 8, 0), Column::right("temp", 5, 1)];
 
     fn table(rows: &[(&str, Option<f64>)]) -> Table {
-        let row = |(name, temperature): &(&str, Option<f64>)| TableRow {
-            key: (*name).to_owned(),
-            cells: vec![Cell::text(*name), Cell::figure(*temperature, |value| format!("{value:.1}"))],
-            is_stale: false,
-        };
-        Table { columns: COLUMNS, rows: rows.iter().map(row).collect() }
+        Table {
+            columns: COLUMNS,
+            rows: rows
+                .iter()
+                .map(|(name, temperature): &(&str, Option<f64>)| TableRow {
+                    key: (*name).to_owned(),
+                    cells: vec![Cell::text(*name), Cell::figure(*temperature, |value| format!("{value:.1}"))],
+                    is_stale: false,
+                })
+                .collect(),
+        }
     }
 
     #[track_caller]

@@ -209,11 +209,14 @@ fn line(
 fn numbers(theme: &Theme, columns: &Columns, sync: &LayerSync, own: Option<usize>) -> Vec<Span<'static>> {
     let total = sync.compute.0 + sync.wait.0 + sync.wire.0;
     let waits = sync.wait.0 * 3 > total && Some(sync.slowest.index()) != own;
-    let number = |metric: &Metric| {
-        let style = if *metric == Metric::Wait && waits { theme.warn } else { theme.plain };
-        Span::styled(fit_right(&tight_time(metric.of(sync)), TIME), style)
-    };
-    let mut spans: Vec<Span> = columns.numbers.iter().map(number).collect();
+    let mut spans: Vec<Span> = columns
+        .numbers
+        .iter()
+        .map(|metric: &Metric| {
+            let style = if *metric == Metric::Wait && waits { theme.warn } else { theme.plain };
+            Span::styled(fit_right(&tight_time(metric.of(sync)), TIME), style)
+        })
+        .collect();
     if columns.with_waited && waits {
         spans.push(Span::styled(fit(&format!(" r{}", sync.slowest), WAITED), theme.warn));
     }

@@ -64,19 +64,22 @@ fn log(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     if let Some(fault) = log.and_then(|log| log.fault.as_ref()) {
         return lines(frame, inner, [Line::styled(format!(" {}", clean_line(&fault.to_string())), theme.warn)]);
     }
-    let line = |line: &LogLine| {
-        let style = match line.level {
-            LogLevel::Error => theme.bad,
-            LogLevel::Warn => theme.warn,
-            _ => theme.plain,
-        };
-        let time = calendar::time_of_day(line.unix_ms / 1000);
-        let text = fit(&clean_line(&line.text), usize::from(inner.width).saturating_sub(time.len() + 2));
-        Line::from_iter([Span::styled(format!(" {time} "), theme.dim), Span::styled(text, style)])
-    };
     let room = usize::from(inner.height);
     let shown = log.into_iter().flat_map(|log| log.lines.iter().skip(kept.saturating_sub(room)));
-    lines(frame, inner, shown.map(line));
+    lines(
+        frame,
+        inner,
+        shown.map(|line: &LogLine| {
+            let style = match line.level {
+                LogLevel::Error => theme.bad,
+                LogLevel::Warn => theme.warn,
+                _ => theme.plain,
+            };
+            let time = calendar::time_of_day(line.unix_ms / 1000);
+            let text = fit(&clean_line(&line.text), usize::from(inner.width).saturating_sub(time.len() + 2));
+            Line::from_iter([Span::styled(format!(" {time} "), theme.dim), Span::styled(text, style)])
+        }),
+    );
 }
 
 fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<'static>> {

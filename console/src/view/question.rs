@@ -224,16 +224,18 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
         }
         None => format!("{layout} with {}; nothing runs now.", wanted.model),
     };
-    let joins = |topology: &topology::Topology| {
-        let known = |node: &usize| state.cluster.member_of(&state.cluster.nodes[*node]).is_some();
-        let new: Vec<usize> = members.iter().copied().filter(|node| !known(node)).collect();
-        let stays = |member: usize| state.cluster.place_of(member).is_some_and(|place| members.contains(&place));
-        let gone = (0..topology.members.len()).filter(|member| !stays(*member));
-        let gone: Vec<&str> = gone.map(|member| topology.members[member].name.as_str()).collect();
-        let part = |word: &str, list: String| if list.is_empty() { String::new() } else { format!(" {word} {list}.") };
-        part("New:", names(state, &new)) + &part("No longer:", gone.join(", "))
-    };
-    now += &runs.map(joins).unwrap_or_default();
+    now += &runs
+        .map(|topology: &topology::Topology| {
+            let known = |node: &usize| state.cluster.member_of(&state.cluster.nodes[*node]).is_some();
+            let new: Vec<usize> = members.iter().copied().filter(|node| !known(node)).collect();
+            let stays = |member: usize| state.cluster.place_of(member).is_some_and(|place| members.contains(&place));
+            let gone = (0..topology.members.len()).filter(|member| !stays(*member));
+            let gone: Vec<&str> = gone.map(|member| topology.members[member].name.as_str()).collect();
+            let part =
+                |word: &str, list: String| if list.is_empty() { String::new() } else { format!(" {word} {list}.") };
+            part("New:", names(state, &new)) + &part("No longer:", gone.join(", "))
+        })
+        .unwrap_or_default();
     let head =
         layout.heads().filter_map(|MemberIndex(head)| members.get(usize::from(head)).copied()).collect::<Vec<_>>();
     let requests: u32 =

@@ -108,12 +108,14 @@ fn paragraph(text: &str, style: Style, width: usize) -> Vec<Line<'static>> {
 fn flow(prompt: &str, text: &str, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let text = format!("{prompt}{text}");
     let border = prompt.len();
-    let line = |range: Range<usize>| {
-        let middle = border.clamp(range.start, range.end);
-        let prompt = Span::styled(text[range.start..middle].to_owned(), theme.dim);
-        Line::from_iter([prompt, Span::styled(text[middle..range.end].to_owned(), theme.plain)])
-    };
-    wrap_words(&text, width).into_iter().map(line).collect()
+    wrap_words(&text, width)
+        .into_iter()
+        .map(|range: Range<usize>| {
+            let middle = border.clamp(range.start, range.end);
+            let prompt = Span::styled(text[range.start..middle].to_owned(), theme.dim);
+            Line::from_iter([prompt, Span::styled(text[middle..range.end].to_owned(), theme.plain)])
+        })
+        .collect()
 }
 
 fn status(request: &Request, theme: &Theme) -> Span<'static> {

@@ -92,9 +92,17 @@ async fn events_of(request: Generate, sessions: &[Arc<Session>], topology: &Topo
 /// The text, the number of starts, and the epochs that continue the answer.
 fn summary(seen: &[GenerateEvent]) -> (String, usize, Vec<Epoch>) {
     let starts = seen.iter().filter(|event| matches!(event, GenerateEvent::Started { .. })).count();
-    let moved =
-        |event: &GenerateEvent| if let GenerateEvent::Moved { epoch, .. } = event { Some(*epoch) } else { None };
-    (seen.iter().filter_map(text_of).collect(), starts, seen.iter().filter_map(moved).collect())
+    (
+        seen.iter().filter_map(text_of).collect(),
+        starts,
+        seen.iter()
+            .filter_map(
+                |event: &GenerateEvent| {
+                    if let GenerateEvent::Moved { epoch, .. } = event { Some(*epoch) } else { None }
+                },
+            )
+            .collect(),
+    )
 }
 
 fn fault(seen: &[GenerateEvent]) -> &Fault {

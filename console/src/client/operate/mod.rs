@@ -36,11 +36,13 @@ pub async fn roll(cluster: &Cluster, roll: RollingCommand) -> Result<Rolling, Fa
 /// One is already running, no node is given, or no node stores it.
 pub async fn begin(cluster: &Cluster, which: &[usize], drain_ms: u32) -> Result<Rolling, Fault> {
     let refused = |reason: String| Fault::new("console", FaultKind::ParameterInvalid { reason });
-    let target = |node: &usize| {
-        let node = cluster.nodes.get(*node)?;
-        Some((cluster.name(node).to_owned(), node.address.clone()))
-    };
-    let targets: Vec<(String, String)> = which.iter().filter_map(target).collect();
+    let targets: Vec<(String, String)> = which
+        .iter()
+        .filter_map(|node: &usize| {
+            let node = cluster.nodes.get(*node)?;
+            Some((cluster.name(node).to_owned(), node.address.clone()))
+        })
+        .collect();
     let (done, before, phase, by, revision) = (0, None, Phase::Runs, own_name(), 0);
     let wanted = Rolling { targets, done, before, phase, drain_ms, by, revision };
     wanted.check().map_err(refused)?;

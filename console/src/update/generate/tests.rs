@@ -10,11 +10,14 @@ use crate::{
 };
 
 fn sent(story: &Story) -> Vec<(&str, &SamplingParameters, u32)> {
-    let generate = |effect: &'_ Effect| match effect {
-        Effect::Generate { generate, .. } => Some(generate.clone()),
-        _ => None,
-    };
-    let all: Vec<_> = story.effects.iter().filter_map(generate).collect();
+    let all: Vec<_> = story
+        .effects
+        .iter()
+        .filter_map(|effect: &'_ Effect| match effect {
+            Effect::Generate { generate, .. } => Some(generate.clone()),
+            _ => None,
+        })
+        .collect();
     let all: &'static Vec<_> = Box::leak(Box::new(all));
     all.iter().map(|one| (one.prompt.text().unwrap_or_default(), &one.sampling, one.max_tokens)).collect()
 }

@@ -5,14 +5,16 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 /// The last `cells` values on a scale from `low` to `high`; a space if a value is unknown.
 pub(crate) fn sparkline(values: &[Option<f64>], range: (f64, f64), cells: usize) -> String {
     let (low, high) = range;
-    let bar = |value: &Option<f64>| match value {
-        Some(value) if value.is_finite() => {
-            let share = if high > low { ((value - low) / (high - low)).clamp(0.0, 1.0) } else { 0.0 };
-            BARS[((share * 7.0).round() as usize).min(7)]
-        }
-        _ => ' ',
-    };
-    let shown: String = values[values.len().saturating_sub(cells)..].iter().map(bar).collect();
+    let shown: String = values[values.len().saturating_sub(cells)..]
+        .iter()
+        .map(|value: &Option<f64>| match value {
+            Some(value) if value.is_finite() => {
+                let share = if high > low { ((value - low) / (high - low)).clamp(0.0, 1.0) } else { 0.0 };
+                BARS[((share * 7.0).round() as usize).min(7)]
+            }
+            _ => ' ',
+        })
+        .collect();
     " ".repeat(cells.saturating_sub(values.len())) + &shown
 }
 
