@@ -8,7 +8,7 @@ use common::{
 use telemetry::NodeState;
 use topology::{Exclusion, Exclusions, Rolling, Topology, rolling};
 
-use super::{node::Node, sync, watch};
+use super::{node::Node, sync};
 use crate::operator::desired::least_loaded;
 
 /// Progress of an assignment by this console.
@@ -50,8 +50,6 @@ pub struct ClusterState {
     pub rolling_since: Duration,
     /// All-reduces of the last minutes.
     pub sync: sync::SyncHistory,
-    /// The last observed state; differences become events.
-    pub watch: watch::Watch,
 }
 
 impl ClusterState {
@@ -65,7 +63,6 @@ impl ClusterState {
             rolling: None,
             rolling_since: Duration::ZERO,
             sync: sync::SyncHistory::default(),
-            watch: watch::Watch::default(),
         }
     }
 

@@ -56,6 +56,8 @@ pub struct Journal {
     pub events: events::EventLog,
     /// The log of the node whose page was open last.
     pub log: log::NodeLog,
+    /// The last observed state; differences become events.
+    pub watch: watch::Watch,
 }
 
 /// A screen that is frozen while the cluster continues.

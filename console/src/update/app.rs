@@ -1,5 +1,5 @@
 //! Actions on the dashboard itself: interrupt, escape, quit, help, freeze, mouse, recording, export.
-use super::{command_line, export, frozen, generate, navigate::scrolled, table};
+use super::{export, frozen, generate, scroll::scrolled, table};
 use crate::{
     keymap::{Action, AppAction, Focus, Key, Page, Panel},
     state::{State, clean::clean_line, command::Format},
@@ -17,7 +17,7 @@ pub(super) fn act(state: &mut State, action: AppAction) -> Vec<Effect> {
         AppAction::Escape => return escape(state),
         AppAction::Quit => return quit(state, 0),
         AppAction::Help => state.screen.help = Some(0),
-        AppAction::Command => command_line::open(state),
+        AppAction::Command => state.preferences.is_commanding = true,
         AppAction::Freeze => frozen::freeze(state),
         AppAction::Mouse => return switch_mouse(state),
         AppAction::Record if state.preferences.recording.is_some() => {

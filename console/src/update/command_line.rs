@@ -13,11 +13,6 @@ use crate::{
 /// Maximum length of a command in bytes.
 const COMMAND_BYTES_MAX: usize = 4096;
 
-/// Opens the command line.
-pub(super) fn open(state: &mut State) {
-    state.preferences.is_commanding = true;
-}
-
 fn close(state: &mut State) {
     state.preferences.is_commanding = false;
     state.preferences.command.replace("");

@@ -14,6 +14,8 @@ mod navigate;
 mod nodes;
 mod operate;
 mod plan;
+mod question;
+mod scroll;
 mod table;
 
 use std::time::Duration;
@@ -121,7 +123,7 @@ fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
 
 /// Performs an action: the only place that distributes actions to their groups.
 fn act(state: &mut State, action: Action) -> Vec<Effect> {
-    if action.acts() && operate::refuses_looker(state) {
+    if action.acts() && question::refuses_looker(state) {
         return Vec::new();
     }
     match action {

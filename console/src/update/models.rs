@@ -3,7 +3,11 @@
 use common::fault::Fault;
 use protocol::models::ModelFile;
 
-use super::{navigate::scrolled, operate, plan};
+use super::{
+    plan,
+    question::{ask_assign, refuses, refuses_looker},
+    scroll::scrolled,
+};
 use crate::{
     keymap::{Action, AppAction, Focus, GenerateAction, Key, NavigateAction, OperateAction, Page},
     operator::{
@@ -29,14 +33,14 @@ pub(super) fn open(state: &mut State) -> Vec<Effect> {
 
 /// Loads a model by its name, as if it were chosen from the list.
 pub(super) fn load(state: &mut State, name: &str) -> Vec<Effect> {
-    if operate::refuses_looker(state) {
+    if refuses_looker(state) {
         return Vec::new();
     }
     ask(state, (!name.is_empty()).then(|| name.to_owned()))
 }
 
 fn ask(state: &mut State, requested: Option<String>) -> Vec<Effect> {
-    if operate::refuses(state) {
+    if refuses(state) {
         return Vec::new();
     }
     let nodes = state.cluster.usable().into_iter().filter(|place| state.cluster.nodes[*place].is_open());
@@ -124,7 +128,7 @@ fn choose(state: &mut State, choice: ModelChoice) -> Vec<Effect> {
         }
         _ => {
             state.screen.models = None;
-            operate::ask_assign(state, desired, members);
+            ask_assign(state, desired, members);
             Vec::new()
         }
     }
@@ -138,7 +142,7 @@ pub(super) fn on_planned(state: &mut State) {
             Some(best) => {
                 let (desired, members) = (planned.wanted(best), planned.members(best));
                 state.screen.models = None;
-                return operate::ask_assign(state, desired, members);
+                return ask_assign(state, desired, members);
             }
             None => {
                 let reason = planned.plan.dropped.first().map(|dropped| format!(": {}", dropped.reason));

@@ -1,5 +1,5 @@
 //! The mouse: clicks on tabs and rows, and the wheel.
-use super::{navigate, table};
+use super::{navigate, scroll::scrolled, table};
 use crate::{
     keymap::{Focus, NavigateAction, Page, ScrollAction},
     state::State,
@@ -22,8 +22,8 @@ pub(super) fn on_mouse(state: &mut State, mouse: Mouse) -> Vec<Effect> {
         let last = extent.help_lines.saturating_sub(extent.help_height);
         state.screen.help = match mouse.kind {
             MouseKind::Click => None,
-            MouseKind::WheelUp => Some(navigate::scrolled(at, ScrollAction::Up, extent.help_height, last)),
-            MouseKind::WheelDown => Some(navigate::scrolled(at, ScrollAction::Down, extent.help_height, last)),
+            MouseKind::WheelUp => Some(scrolled(at, ScrollAction::Up, extent.help_height, last)),
+            MouseKind::WheelDown => Some(scrolled(at, ScrollAction::Down, extent.help_height, last)),
         };
         return Vec::new();
     }

@@ -1,5 +1,5 @@
 //! Keys that change only the view: pages, panels, selection and scrolling.
-use super::{plan, table};
+use super::{plan, scroll::scrolled, table};
 use crate::{
     keymap::{Focus, NavigateAction, Page, Panel, ScrollAction},
     state::{State, TextScroll, lateness::ranks},
@@ -101,19 +101,4 @@ pub(super) fn scroll(state: &mut State, action: ScrollAction) {
             scroll.picture = scrolled(scroll.picture.min(last), action, extent.picture_height, last);
         }
     }
-}
-
-/// The position that a scrolling key leads to from `at`, with `page` lines per page and `last` as the maximum.
-pub(super) fn scrolled(at: usize, action: ScrollAction, page: usize, last: usize) -> usize {
-    // Keep one line of the old page on the new one.
-    let page = page.saturating_sub(1).max(1);
-    let at = match action {
-        ScrollAction::Up => at.saturating_sub(1),
-        ScrollAction::Down => at + 1,
-        ScrollAction::PageUp => at.saturating_sub(page),
-        ScrollAction::PageDown => at + page,
-        ScrollAction::Top => 0,
-        ScrollAction::Bottom => last,
-    };
-    at.min(last)
 }

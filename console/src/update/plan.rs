@@ -1,5 +1,5 @@
 //! Planner actions on the screen: query it, preview a candidate, assign it.
-use super::operate;
+use super::question;
 use crate::{
     operator::desired::DesiredTopology,
     operator::planner_query::{PlannerQuery, share_a_machine},
@@ -84,7 +84,7 @@ pub(super) fn best(state: &State) -> Option<(DesiredTopology, Vec<usize>)> {
 
 /// Enter on a candidate: asks whether to assign it.
 pub(super) fn ask_assign(state: &mut State) {
-    if operate::refuses_looker(state) {
+    if question::refuses_looker(state) {
         return;
     }
     let key = tables::selected(state, Page::Topology);
@@ -101,5 +101,5 @@ pub(super) fn ask_assign(state: &mut State) {
         state.screen.notice = Some("a node of this candidate is gone; p plans again".to_owned());
         return;
     }
-    operate::ask_assign(state, wanted, members);
+    question::ask_assign(state, wanted, members);
 }

@@ -43,7 +43,7 @@ pub struct Watch {
 
 /// Reports changes of a node.
 pub fn observe_node(state: &mut State, place: usize) {
-    let mut watch = std::mem::take(&mut state.cluster.watch);
+    let mut watch = std::mem::take(&mut state.journal.watch);
     watch.nodes.resize(state.cluster.nodes.len(), SeenNode::default());
     if let Some(seen) = watch.nodes.get_mut(place) {
         link(state, place, seen);
@@ -52,12 +52,12 @@ pub fn observe_node(state: &mut State, place: usize) {
             findings(state, place, seen);
         }
     }
-    state.cluster.watch = watch;
+    state.journal.watch = watch;
 }
 
 /// Reports changes of the cluster: assignments, topologies, requests of this console, stragglers.
 pub fn observe_cluster(state: &mut State) {
-    let mut watch = std::mem::take(&mut state.cluster.watch);
+    let mut watch = std::mem::take(&mut state.journal.watch);
     assignment(state, &mut watch);
     let failed = match &state.generation.request.phase {
         Phase::Failed(fault) => Some(format!("request failed: {fault}")),
@@ -71,12 +71,12 @@ pub fn observe_cluster(state: &mut State) {
         watch.late_checked = state.now;
         lateness(state, &mut watch);
     }
-    state.cluster.watch = watch;
+    state.journal.watch = watch;
 }
 
 /// Reports nodes that have fallen silent since the last check. Only the passing of time causes this change.
 pub fn observe_silence(state: &mut State) {
-    let mut watch = std::mem::take(&mut state.cluster.watch);
+    let mut watch = std::mem::take(&mut state.journal.watch);
     watch.nodes.resize(state.cluster.nodes.len(), SeenNode::default());
     for (place, seen) in watch.nodes.iter_mut().enumerate() {
         let is_stale = matches!(state.cluster.nodes[place].status(state.now), NodeStatus::Stale(_));
@@ -86,7 +86,7 @@ pub fn observe_silence(state: &mut State) {
         }
         seen.is_stale = is_stale;
     }
-    state.cluster.watch = watch;
+    state.journal.watch = watch;
 }
 
 fn link(state: &mut State, place: usize, seen: &mut SeenNode) {

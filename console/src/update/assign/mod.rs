@@ -1,8 +1,8 @@
 //! When this console assigns a topology, and which one: the requested one, or the planner's best if the layout was left
 //! open.
 use super::{
-    operate,
     plan::{self, Inquiry},
+    question,
 };
 use crate::{
     operator::desired::DesiredTopology,
@@ -53,7 +53,7 @@ fn assign_to(state: &mut State, wanted: DesiredTopology, members: Vec<usize>, is
     if replaces(state, &wanted, is_start) {
         state.cluster.assignment = AssignmentStatus::Nothing;
         state.plan.desired = None;
-        operate::ask_assign(state, wanted, members);
+        question::ask_assign(state, wanted, members);
         return Vec::new();
     }
     state.cluster.assignment = AssignmentStatus::Loading;

@@ -3,11 +3,16 @@ use common::fault::Fault;
 use telemetry::Severity;
 use topology::{Exclusions, Rolling, exclusion::REASON_LENGTH_MAX, rolling::Phase};
 
-use super::{edit::edit_in, generate::release_held, models, plan, table::node_of_selected};
+use super::{
+    edit::edit_in,
+    generate::release_held,
+    models, plan,
+    question::{ask_assign, refuses},
+    table::node_of_selected,
+};
 use crate::{
     keymap::{Action, AppAction, GenerateAction, Key, KeyCode, NavigateAction, OperateAction},
     operator::command::{OperatorCommand, Removal, RollingCommand},
-    operator::desired::DesiredTopology,
     state::{
         AssignmentStatus, State,
         clean::clean_line,
@@ -104,18 +109,6 @@ fn ask_assign_again(state: &mut State) -> Vec<Effect> {
     if state.operations.dialog.is_some() { plan::ask_before(state, &desired) } else { Vec::new() }
 }
 
-/// Asks whether to assign this topology to the nodes with these list indices, by rank.
-pub(super) fn ask_assign(state: &mut State, wanted: DesiredTopology, members: Vec<usize>) {
-    if refuses(state) {
-        return;
-    }
-    if state.generation.request.is_sent() {
-        state.screen.notice = Some("a generation runs; Esc cancels it, then assign again".to_owned());
-        return;
-    }
-    state.operations.dialog = Some(Dialog::plain(Question::Assign { wanted, members }));
-}
-
 fn ask_abort(state: &mut State) {
     if let Some(Operation::Change { out: None | Some(Removal::Drain | Removal::Exclude), .. }) =
         state.operations.running
@@ -146,28 +139,6 @@ fn ask_cancel(state: &mut State) {
         }
         None => state.screen.notice = Some("no request that runs is selected".to_owned()),
     }
-}
-
-/// Shows a notice and returns `true` on a read-only dashboard.
-pub(super) fn refuses_looker(state: &mut State) -> bool {
-    if state.readonly {
-        state.screen.notice = Some("this dashboard only looks: start it without --readonly to act".to_owned());
-    }
-    state.readonly
-}
-
-pub(super) fn refuses(state: &mut State) -> bool {
-    let why = if state.cluster.rolling_runs() {
-        "a rolling restart is under way: R pauses or ends it"
-    } else if state.operations.running.is_some() {
-        "something else is under way, see below; wait for its end"
-    } else if state.cluster.is_assigning() {
-        "an assignment is under way: A aborts it"
-    } else {
-        return false;
-    };
-    state.screen.notice = Some(why.to_owned());
-    true
 }
 
 /// Handles all keys while a dialog is open.

@@ -1,6 +1,6 @@
 //! Keys in tables: select, sort, filter, open.
 
-use super::navigate::scrolled;
+use super::scroll::scrolled;
 use crate::{
     keymap::{EditAction, ScrollAction, TableAction},
     state::{
