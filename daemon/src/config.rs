@@ -257,8 +257,7 @@ impl Config {
     /// # Errors
     /// As [`Self::load`].
     pub fn load_as_packaged(mut arguments: Arguments) -> anyhow::Result<Self> {
-        let packaged = || Some(PathBuf::from(FILE_DEFAULT)).filter(|path| path.exists());
-        arguments.config = arguments.config.or_else(packaged);
+        arguments.config = arguments.config.or_else(|| Some(PathBuf::from(FILE_DEFAULT)).filter(|path| path.exists()));
         Self::load(arguments)
     }
 
@@ -373,8 +372,11 @@ mod tests {
     #[test]
     fn packaged_file_lists_every_key_and_each_is_accepted() {
         let text = include_str!("../../packaging/bramble.toml");
-        let is_setting = |line: &&str| line.contains(" = ") && !line.starts_with("# ");
-        let settings: Vec<&str> = text.lines().filter(is_setting).map(|line| line.trim_start_matches('#')).collect();
+        let settings: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains(" = ") && !line.starts_with("# "))
+            .map(|line| line.trim_start_matches('#'))
+            .collect();
         assert_eq!(settings.len(), 33);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));

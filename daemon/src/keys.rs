@@ -19,9 +19,8 @@ use crate::config::Config;
 /// Other users can read it, it is not a key file, or it holds a key that is not for nodes.
 pub fn load(config: &Config) -> anyhow::Result<Keyring> {
     let held = keyring::read_if_there(&config.key_file)?;
-    let is_secret = |held: &Held| matches!(held.key, Key::Secret(_));
     ensure!(
-        held.iter().all(is_secret),
+        held.iter().all(|held| matches!(held.key, Key::Secret(_))),
         "key file {} holds a role's key; a node needs the secret of its cluster: run `console key adopt` to give it one",
         config.key_file.display()
     );

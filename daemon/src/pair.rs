@@ -71,8 +71,9 @@ pub fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let seconds = 60 * u64::from(arguments.minutes);
     let now = since_start().context("cannot read the time since boot")?;
     let shown = Shown { code: code.clone(), until: now + seconds };
-    let help = || format!("cannot write below {}; run it as root: sudo brambled pair", config.state.display());
-    write(&config.state, &shown).with_context(help)?;
+    write(&config.state, &shown).with_context(|| {
+        format!("cannot write below {}; run it as root: sudo brambled pair", config.state.display())
+    })?;
     let (name, listen) = (&config.name, reached(config.listen));
     if arguments.json {
         let object = json!({"node": name, "address": listen.to_string(), "code": code.to_string(),

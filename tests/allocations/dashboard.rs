@@ -27,18 +27,19 @@ const LAYERS: u32 = 32;
 const REPORTS_PER_SECOND: u64 = 4;
 
 fn topology() -> Topology {
-    let member = |node: usize| Member {
-        name: format!("pi{node}"),
-        address: address(node),
-        weight: 1,
-        layers: 0..LAYERS,
-        cores: Vec::new(),
-        threads: 1,
-        spin: false,
-    };
     Topology {
         layout: Layout::tensor_parallel(NODES as u16),
-        members: (0..NODES).map(member).collect(),
+        members: (0..NODES)
+            .map(|node| Member {
+                name: format!("pi{node}"),
+                address: address(node),
+                weight: 1,
+                layers: 0..LAYERS,
+                cores: Vec::new(),
+                threads: 1,
+                spin: false,
+            })
+            .collect(),
         model: "m.gguf".into(),
         identity: ModelIdentity::default(),
         content: None,
@@ -72,15 +73,6 @@ fn layer(number: u64, layer: u32) -> LayerSync {
 
 /// The `number`-th report of a node. Everything keeps changing: figures, findings that come and go, requests that end.
 fn report(topology: &Topology, node: usize, number: u64) -> NodeReport {
-    let request = |back: u64| RequestReport {
-        number: number / 2 + 2 - back,
-        by: "ann@desk".into(),
-        stage: if back == 0 { RequestStage::Decoding } else { RequestStage::Abandoned },
-        age_ms: 250 * back,
-        prompt_tokens: 7,
-        tokens: 3,
-        max_tokens: 64,
-    };
     let health = Health {
         temperature: Some(Celsius(50.0 + (number % 40) as f32)),
         firmware: Some(ThrottleBits(if number / 40 % 2 == node as u64 % 2 { 0 } else { 0x5_0005 })),
@@ -103,7 +95,21 @@ fn report(topology: &Topology, node: usize, number: u64) -> NodeReport {
         memory_resident: Bytes(1 << 30),
         health,
         requests: 1,
-        traces: if node == 0 { (0..3).map(request).collect() } else { Vec::new() },
+        traces: if node == 0 {
+            (0..3)
+                .map(|back| RequestReport {
+                    number: number / 2 + 2 - back,
+                    by: "ann@desk".into(),
+                    stage: if back == 0 { RequestStage::Decoding } else { RequestStage::Abandoned },
+                    age_ms: 250 * back,
+                    prompt_tokens: 7,
+                    tokens: 3,
+                    max_tokens: 64,
+                })
+                .collect()
+        } else {
+            Vec::new()
+        },
         tokens: 5 * number,
         kv: None,
         layers: (0..LAYERS).map(|index| layer(number, index)).collect(),

@@ -34,18 +34,19 @@ const SPREAD: usize = 128;
 const MUTANTS: usize = 10_000;
 
 fn topology() -> Topology {
-    let member = |index: u16| Member {
-        name: format!("pi{index}"),
-        address: format!("127.0.0.{index}:9999"),
-        weight: 1,
-        layers: 0..6,
-        cores: vec![0, 1],
-        threads: 2,
-        spin: true,
-    };
     Topology {
         layout: Layout::tensor_parallel(4),
-        members: (0..4).map(member).collect(),
+        members: (0..4)
+            .map(|index| Member {
+                name: format!("pi{index}"),
+                address: format!("127.0.0.{index}:9999"),
+                weight: 1,
+                layers: 0..6,
+                cores: vec![0, 1],
+                threads: 2,
+                spin: true,
+            })
+            .collect(),
         model: "bard-q8_0.gguf".into(),
         identity: ModelIdentity([7; 32]),
         content: None,
@@ -179,7 +180,6 @@ fn plans_survive_cuts_and_mutants_and_stay_within_limits() {
     let limits = Limits { slots: 4, blocks: 16, context_length: 512, vocabulary_length: 2048 };
     let (slot, sampling) = (Slot(1), SamplingParameters::default());
     let opened = Opened { slot, sampling, cached: 0, prompt: vec![1, 2, 3, 4], grammar: None };
-    let entry = |position: u32| PlanEntry { slot: Slot(1), position, token: position + 1, wants_logits: position == 3 };
     let plan = Plan {
         continues: false,
         is_prefill: true,
@@ -188,7 +188,9 @@ fn plans_survive_cuts_and_mutants_and_stay_within_limits() {
         closed: Vec::new(),
         blocks: vec![(Slot(1), 0)],
         copies: vec![(3, 0)],
-        entries: (0..4).map(entry).collect(),
+        entries: (0..4)
+            .map(|position| PlanEntry { slot: Slot(1), position, token: position + 1, wants_logits: position == 3 })
+            .collect(),
     };
     let mut bytes = Vec::new();
     plan.encode(&mut bytes);

@@ -63,8 +63,8 @@ fn read_all(path: &Path) -> Result<Shape, GgufError> {
 /// Reads a file under the counter; `case` names it in messages.
 #[track_caller]
 fn check(path: &Path, length: usize, case: &str) -> Result<Shape, GgufError> {
-    let run = || peak_of(|| read_all(path));
-    let (result, peak) = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| panic!("{case}: panicked"));
+    let (result, peak) =
+        catch_unwind(AssertUnwindSafe(|| peak_of(|| read_all(path)))).unwrap_or_else(|_| panic!("{case}: panicked"));
     let most = (4 * length).max(MESSAGE_MAX);
     assert!(peak <= most, "{case}: {peak} bytes at once for a file of {length}");
     result
@@ -174,14 +174,17 @@ fn extreme_header_numbers_cost_no_more_than_the_file() {
 fn shortest_entries_cost_no_more_than_four_times_the_file() {
     let name = |number: usize| String::from_utf8(vec![33 + (number / 90) as u8, 33 + (number % 90) as u8]);
     let names: Vec<String> = (0..5_000).map(|n| name(n).expect("ASCII")).collect();
-    let flags = |writer: GgufWriter, name: &String| writer.flag(name, true);
-    let tensors = |writer: GgufWriter, name: &String| writer.tensor(name, &[1], BlockFormat::F32, vec![]).at_offset(0);
     let numbers = Value::Array(4, vec![Value::U32(u32::MAX); 10_000]);
     let folder = tempfile::tempdir().expect("create a temporary folder");
     let path = folder.path().join("dense.gguf");
     for (case, writer) in [
-        ("flags", names.iter().fold(GgufWriter::new(3), flags)),
-        ("tensors", names.iter().fold(GgufWriter::new(3), tensors)),
+        ("flags", names.iter().fold(GgufWriter::new(3), |writer, name| writer.flag(name, true))),
+        (
+            "tensors",
+            names.iter().fold(GgufWriter::new(3), |writer, name| {
+                writer.tensor(name, &[1], BlockFormat::F32, vec![]).at_offset(0)
+            }),
+        ),
         ("numbers", GgufWriter::new(3).value("numbers", numbers)),
     ] {
         let mut bytes = writer.finish();

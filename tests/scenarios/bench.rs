@@ -49,12 +49,15 @@ fn stat(process: &Path) -> Option<(i32, char)> {
 
 /// Live child processes.
 fn children(parent: Pid) -> Vec<Pid> {
-    let of = |entry: fs::DirEntry| {
-        let pid = entry.file_name().to_str()?.parse().ok()?;
-        let (ppid, state) = stat(&entry.path())?;
-        (ppid == parent.as_raw() && state != 'Z').then_some(Pid::from_raw(pid))
-    };
-    fs::read_dir("/proc").expect("there is a /proc").flatten().filter_map(of).collect()
+    fs::read_dir("/proc")
+        .expect("there is a /proc")
+        .flatten()
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let (ppid, state) = stat(&entry.path())?;
+            (ppid == parent.as_raw() && state != 'Z').then_some(Pid::from_raw(pid))
+        })
+        .collect()
 }
 
 fn is_gone(pid: Pid) -> bool {
@@ -195,9 +198,13 @@ fn assignment_takes_precedence_over_a_bench() {
 #[track_caller]
 fn check_collectives(found: &Value, ranks: f64, kinds: &[(u64, u64, &str)]) {
     let rows = found["rows"].as_array().expect("a list");
-    let kind = |row: &Value| (row["tokens"].clone(), row["columns"].clone(), row["algorithm"].clone());
     let wanted = kinds.iter().map(|(tokens, columns, name)| (json!(tokens), json!(columns), json!(name)));
-    assert_eq!(rows.iter().map(kind).collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+    assert_eq!(
+        rows.iter()
+            .map(|row| (row["tokens"].clone(), row["columns"].clone(), row["algorithm"].clone()))
+            .collect::<Vec<_>>(),
+        wanted.collect::<Vec<_>>()
+    );
     for (row, (tokens, columns, _)) in rows.iter().zip(kinds) {
         let number = |key: &str| row[key].as_f64().expect(key);
         assert_eq!(row["bytes"], 4 * tokens * columns);
@@ -313,8 +320,11 @@ fn this_machine_is_measured_without_a_daemon() {
     let words = |text: &str| {
         // Another test may read the same file in the meantime: then only one of the two loads is cold.
         let lines = text.lines().filter(|line| !line.starts_with("load cold"));
-        let known = |word: &&str| !word.contains(|letter: char| letter.is_ascii_digit());
-        lines.flat_map(str::split_whitespace).filter(known).map(str::to_owned).collect::<Vec<_>>()
+        lines
+            .flat_map(str::split_whitespace)
+            .filter(|word| !word.contains(|letter: char| letter.is_ascii_digit()))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
     };
     let own = words(&String::from_utf8_lossy(&output.stdout));
     let printed = words(&text);

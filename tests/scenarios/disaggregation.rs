@@ -110,11 +110,13 @@ fn eight_requests_through_one_prefill_group_equal_single_ones() {
     let alone: Vec<Value> = prompts.iter().map(|prompt| generate(&cluster, "tp1", prompt, &more)).collect();
     generate(&cluster, topology, "ab", &more);
     let nodes = nodes(&cluster, topology);
-    let start = |prompt: &String| {
-        let rest = ["--max-tokens", "24", "--seed", "7"];
-        spawn_console(&[&arguments(&nodes, "tiny.gguf", topology, prompt)[..], &rest[..], &more[..]].concat())
-    };
-    let running: Vec<_> = prompts.iter().map(start).collect();
+    let running: Vec<_> = prompts
+        .iter()
+        .map(|prompt| {
+            let rest = ["--max-tokens", "24", "--seed", "7"];
+            spawn_console(&[&arguments(&nodes, "tiny.gguf", topology, prompt)[..], &rest[..], &more[..]].concat())
+        })
+        .collect();
     let mut replicas = Vec::new();
     for (child, expected) in running.into_iter().zip(&alone) {
         let found = finish(child).completion();

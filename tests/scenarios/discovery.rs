@@ -8,8 +8,7 @@ fn announced_nodes_are_found_and_leave_with_a_goodbye() {
     assert_eq!(found.code, Some(0), "{} {}", found.out, found.err);
     let nodes = found.json()["nodes"].clone();
     for address in &cluster.addresses {
-        let is_it = |node: &&serde_json::Value| node["address"] == address.as_str();
-        let node = nodes.as_array().expect("nodes").iter().find(is_it);
+        let node = nodes.as_array().expect("nodes").iter().find(|node| node["address"] == address.as_str());
         let node = node.unwrap_or_else(|| panic!("{address} is not in {nodes}"));
         assert!(
             node["name"].as_str().is_some_and(|name| name.starts_with("pi")) && node["build"].is_string(),

@@ -37,13 +37,14 @@ fn tokens(count: usize) -> Vec<u32> {
 /// A model whose routing decisions for these tokens are all clear, and its exact logits.
 #[track_caller]
 fn clear(model: &TinyModel, tokens: &[u32]) -> (Arc<GgufFile>, Vec<Vec<f32>>) {
-    let of_seed = |seed| {
-        let file = open(&TinyModel { seed, ..model.clone() });
-        let (logits, routes) = Oracle::new(&file).routed_logits(tokens);
-        let is_clear = routes.iter().flatten().all(|route| route.margin > MARGIN);
-        is_clear.then_some((file, logits))
-    };
-    (1..60).find_map(of_seed).expect("some seed has only clear routing decisions")
+    (1..60)
+        .find_map(|seed| {
+            let file = open(&TinyModel { seed, ..model.clone() });
+            let (logits, routes) = Oracle::new(&file).routed_logits(tokens);
+            let is_clear = routes.iter().flatten().all(|route| route.margin > MARGIN);
+            is_clear.then_some((file, logits))
+        })
+        .expect("some seed has only clear routing decisions")
 }
 
 fn bits(logits: &[Vec<f32>]) -> Vec<u32> {
@@ -142,12 +143,13 @@ fn tokens_may_share_no_expert_or_leave_some_expert_unused() {
         ..model(Experts { count, used_count })
     };
     let check = |model: &TinyModel, tokens: &[u32], wanted: (bool, bool)| {
-        let of_seed = |seed| {
-            let file = open(&TinyModel { seed, ..model.clone() });
-            let (exact, routes) = Oracle::new(&file).routed_logits(tokens);
-            (spread(&routes[0], model.experts.count) == wanted).then_some((file, exact))
-        };
-        let (file, exact) = (1..60).find_map(of_seed).expect("some seed has such a routing");
+        let (file, exact) = (1..60)
+            .find_map(|seed| {
+                let file = open(&TinyModel { seed, ..model.clone() });
+                let (exact, routes) = Oracle::new(&file).routed_logits(tokens);
+                (spread(&routes[0], model.experts.count) == wanted).then_some((file, exact))
+            })
+            .expect("some seed has such a routing");
         for world in [1, 3] {
             let error = max_error(&run(&file, tokens, &Run::exact(world)).logits, &exact);
             assert!(error <= 1e-4, "{:?} on {world} ranks: {error}", model.experts);
@@ -165,11 +167,12 @@ fn tokens_may_share_no_expert_or_leave_some_expert_unused() {
 fn equal_logits_choose_the_lower_experts_on_every_rank() {
     // A router of zeros: the first three experts get a third each.
     let zeros = |model: &TinyModel| {
-        let router = |writer: harness::gguf_writer::GgufWriter, layer| {
-            let name = format!("blk.{layer}.ffn_gate_inp.weight");
-            writer.without_tensor(&name).tensor(&name, &[256, 8], BlockFormat::F32, vec![0; 4 * 256 * 8])
-        };
-        let bytes = (0..model.block_count).fold(model.writer(), router).finish();
+        let bytes = (0..model.block_count)
+            .fold(model.writer(), |writer, layer| {
+                let name = format!("blk.{layer}.ffn_gate_inp.weight");
+                writer.without_tensor(&name).tensor(&name, &[256, 8], BlockFormat::F32, vec![0; 4 * 256 * 8])
+            })
+            .finish();
         Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is valid"))
     };
     let (file, tokens) = (zeros(&model(EXPERTS)), tokens(5));

@@ -63,8 +63,13 @@ fn options_take_effect() {
     let streamed =
         stream(&address, "/v1/completions", &prompt(json!({"logprobs": 0, "stream": true, "n": 2}))).events();
     assert_eq!((text_of(&streamed, 0), text_of(&streamed, 1)), (plain.clone(), plain.clone()));
-    let list = |event: &Value| event["choices"][0]["logprobs"]["tokens"].as_array().map_or(0, Vec::len);
-    assert_eq!(streamed.iter().map(list).sum::<usize>(), 24);
+    assert_eq!(
+        streamed
+            .iter()
+            .map(|event| event["choices"][0]["logprobs"]["tokens"].as_array().map_or(0, Vec::len))
+            .sum::<usize>(),
+        24
+    );
 
     let first = tokens[0];
     let ids = raw(

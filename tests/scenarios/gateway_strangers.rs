@@ -140,8 +140,7 @@ fn oversized_prompts_take_neither_memory_nor_a_replica() {
     let tokens = format!("{{\"prompt\":[{}1],\"n\":16,\"max_tokens\":1}}", "1,".repeat((8 << 20) / 2 - 40));
     let request = bytes("POST", "/v1/completions", &[], Some(&tokens));
     thread::scope(|scope| {
-        let ask = || raw(&address, &request).rest();
-        let asked: Vec<_> = (0..24).map(|_| scope.spawn(ask)).collect();
+        let asked: Vec<_> = (0..24).map(|_| scope.spawn(|| raw(&address, &request).rest())).collect();
         for answer in asked.into_iter().map(|asked| asked.join().expect("it is answered")) {
             let code = answer.json()["error"]["code"].as_str().expect("a code").to_owned();
             let is_expected =
@@ -169,12 +168,13 @@ fn oversized_prompts_take_neither_memory_nor_a_replica() {
 
 /// Opens connections that send `begin` and nothing more.
 fn silent(address: &str, count: usize, begin: &[u8]) -> Vec<TcpStream> {
-    let open = |_| {
-        let mut stream = TcpStream::connect(address).expect("the node listens");
-        stream.write_all(begin).expect("it is taken");
-        stream
-    };
-    (0..count).map(open).collect()
+    (0..count)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).expect("the node listens");
+            stream.write_all(begin).expect("it is taken");
+            stream
+        })
+        .collect()
 }
 
 #[test]

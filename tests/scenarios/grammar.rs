@@ -18,7 +18,7 @@ use engine::{
 };
 use gguf::{Architecture, GgufFile};
 use harness::{
-    engines::{self, Replica},
+    engines::Replica,
     programs::{Cluster, root},
     tiny_model::TinyModel,
 };
@@ -47,14 +47,17 @@ fn replica(stages: u16, ranks: u16) -> Replica {
 
 /// The answers to requests that are submitted together.
 fn answers(file: &Arc<GgufFile>, how: Replica, requests: &[Generate]) -> Vec<Result<Answer, Fault>> {
-    let of = |answer: engines::Answer| match answer.refused {
-        Some(fault) => Err(fault),
-        None => {
-            let reason = Some(answer.end().reason);
-            Ok(Answer { prompt: answer.prompt, ids: answer.ids, text: answer.text, reason })
-        }
-    };
-    how.answers(file, &[requests.to_vec()]).remove(0).into_iter().map(of).collect()
+    how.answers(file, &[requests.to_vec()])
+        .remove(0)
+        .into_iter()
+        .map(|answer| match answer.refused {
+            Some(fault) => Err(fault),
+            None => {
+                let reason = Some(answer.end().reason);
+                Ok(Answer { prompt: answer.prompt, ids: answer.ids, text: answer.text, reason })
+            }
+        })
+        .collect()
 }
 
 fn tiny(architecture: Architecture) -> Arc<GgufFile> {
@@ -137,8 +140,11 @@ fn answer_by_a_schema_has_its_keys_and_values() {
             assert!(value["count"].as_i64().is_some_and(|count| (3..=250).contains(&count)), "{value}");
             assert!(value["colour"] == "red" || value["colour"] == "green", "{value}");
             let tags = value["tags"].as_array().expect("a list");
-            let is_tag = |tag: &Value| tag.as_str().is_some_and(|tag| (1..=3).contains(&tag.chars().count()));
-            assert!((1..=2).contains(&tags.len()) && tags.iter().all(is_tag), "{value}");
+            assert!(
+                (1..=2).contains(&tags.len())
+                    && tags.iter().all(|tag| tag.as_str().is_some_and(|tag| (1..=3).contains(&tag.chars().count()))),
+                "{value}"
+            );
         }
     }
 }
@@ -280,10 +286,6 @@ fn hostile() -> Vec<(String, Option<bool>)> {
         format!(r##"{{"$defs": {{{links} "d{count}": {{"type": "integer"}}}}, "$ref": "#/$defs/d0"}}"##)
     };
     let list = |index: usize| format!(r##"{{"type": "array", "items": {{"$ref": "#/$defs/d{index}"}}}}"##);
-    let both =
-        |index: usize| format!(r##"{{"allOf": [{{"$ref": "#/$defs/d{index}"}}, {{"$ref": "#/$defs/d{index}"}}]}}"##);
-    let either =
-        |index: usize| format!(r##"{{"anyOf": [{{"$ref": "#/$defs/d{index}"}}, {{"$ref": "#/$defs/d{index}"}}]}}"##);
     let nested = (0..6).fold(r#"{"type": "integer"}"#.to_owned(), |inner, _| {
         format!(r#"{{"type": "array", "items": {inner}, "minItems": 1000, "maxItems": 1000}}"#)
     });
@@ -306,8 +308,18 @@ fn hostile() -> Vec<(String, Option<bool>)> {
         (chain(300, &list), Some(true)),
         (chain(4000, &list), Some(false)),
         (chain(498, &list), None),
-        (chain(240, &both), None),
-        (chain(240, &either), None),
+        (
+            chain(240, &|index: usize| {
+                format!(r##"{{"allOf": [{{"$ref": "#/$defs/d{index}"}}, {{"$ref": "#/$defs/d{index}"}}]}}"##)
+            }),
+            None,
+        ),
+        (
+            chain(240, &|index: usize| {
+                format!(r##"{{"anyOf": [{{"$ref": "#/$defs/d{index}"}}, {{"$ref": "#/$defs/d{index}"}}]}}"##)
+            }),
+            None,
+        ),
         (nested, Some(true)),
         (all(4), None),
         (all(12), Some(false)),
@@ -325,19 +337,21 @@ fn hostile() -> Vec<(String, Option<bool>)> {
 
 #[test]
 fn hostile_schema_is_bounded_in_time_and_stack() {
-    let run = || {
-        for (schema, expected) in hostile() {
-            let begin = Instant::now();
-            let found = check(&Grammar::JsonSchema(schema.clone()));
-            let (took, start) = (begin.elapsed(), &schema[..schema.len().min(150)]);
-            assert!(took < Duration::from_secs(5), "{took:?} for {start}");
-            if let Some(is_good) = expected {
-                assert_eq!(found.is_ok(), is_good, "{found:?} for {start}");
-            }
-        }
-    };
     // The stack of the child process that checks schemas.
-    let thread = Builder::new().stack_size(24 << 20).spawn(run).expect("start a thread");
+    let thread = Builder::new()
+        .stack_size(24 << 20)
+        .spawn(|| {
+            for (schema, expected) in hostile() {
+                let begin = Instant::now();
+                let found = check(&Grammar::JsonSchema(schema.clone()));
+                let (took, start) = (begin.elapsed(), &schema[..schema.len().min(150)]);
+                assert!(took < Duration::from_secs(5), "{took:?} for {start}");
+                if let Some(is_good) = expected {
+                    assert_eq!(found.is_ok(), is_good, "{found:?} for {start}");
+                }
+            }
+        })
+        .expect("start a thread");
     thread.join().expect("no schema breaks the child");
 }
 

@@ -137,12 +137,14 @@ fn viewer_can_read_but_not_act() {
     wait_until("commands are in the audit log", || {
         let log = cluster.log(0);
         let lines: Vec<&str> = log.lines().filter(|line| line.contains("audit: operator")).collect();
-        let has = |end: &&str| lines.iter().any(|line| line.contains(*end));
-        ["prepare: ok", "commit: ok"].iter().all(has)
+        ["prepare: ok", "commit: ok"].iter().all(|end| lines.iter().any(|line| line.contains(*end)))
     });
     // Successful requests are shown to consoles but not written to disk.
-    let told = || console(&["logs", "pi1", "--nodes", &cluster.addresses[0], "--key", &operator]).out;
-    wait_until("the request is in the log that consoles read", || told().contains("generate: ok, 12 tokens"));
+    wait_until("the request is in the log that consoles read", || {
+        console(&["logs", "pi1", "--nodes", &cluster.addresses[0], "--key", &operator])
+            .out
+            .contains("generate: ok, 12 tokens")
+    });
     assert!(!cluster.log(0).contains("generate: ok"));
 }
 

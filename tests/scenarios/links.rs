@@ -97,9 +97,9 @@ fn link_probe_rejects_other_roles_and_malformed_frames() {
     let keys = Keys::new();
     let cluster = keys.cluster(1, "");
     let address = &cluster.addresses[0];
-    let keyring = |role: Role, path: &Path| Keyring::with(role, keyring::read(path).expect("it is a key file"));
     for role in [Role::Viewer, Role::Operator] {
-        let held = keyring(role, Path::new(&keys.role(&role.to_string())));
+        let held =
+            Keyring::with(role, keyring::read(Path::new(&keys.role(&role.to_string()))).expect("it is a key file"));
         let refused = runtime.block_on(dialled(address, &held)).expect_err("no node");
         assert!(matches!(refused.kind, FaultKind::RoleRefused { .. }), "{refused}");
     }

@@ -19,22 +19,23 @@ struct Line {
 /// Reads the subset of YAML in which the rules are written: block mappings and lists, plain or single-quoted values,
 /// comments on separate lines. Anything else is refused, so that no other parser can read it differently.
 fn lines(text: &str) -> Vec<Line> {
-    let is_said = |line: &&str| !line.trim_start().starts_with('#') && !line.trim().is_empty();
-    let read = |line: &str| {
-        assert!(!line.contains('\t') && line == line.trim_end(), "{line:?}");
-        let indent = line.len() - line.trim_start().len();
-        let content = line.trim_start();
-        let (is_entry, content) = content.strip_prefix("- ").map_or((false, content), |content| (true, content));
-        let (key, value) = content.split_once(':').unwrap_or_else(|| panic!("no key: {line:?}"));
-        assert!(key.bytes().all(|byte| byte.is_ascii_alphabetic()) && indent.is_multiple_of(2), "{line:?}");
-        let value = value.strip_prefix(' ').unwrap_or(value);
-        let plain = |value: &str| value.bytes().all(|byte| byte.is_ascii_alphanumeric());
-        let quoted =
-            value.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\'')).filter(|text| !text.contains('\''));
-        assert!(quoted.is_some() || plain(value), "neither plain nor in single quotes: {line:?}");
-        Line { indent, is_entry, key: key.into(), value: quoted.unwrap_or(value).into() }
-    };
-    text.lines().filter(is_said).map(read).collect()
+    text.lines()
+        .filter(|line| !line.trim_start().starts_with('#') && !line.trim().is_empty())
+        .map(|line| {
+            assert!(!line.contains('\t') && line == line.trim_end(), "{line:?}");
+            let indent = line.len() - line.trim_start().len();
+            let content = line.trim_start();
+            let (is_entry, content) = content.strip_prefix("- ").map_or((false, content), |content| (true, content));
+            let (key, value) = content.split_once(':').unwrap_or_else(|| panic!("no key: {line:?}"));
+            assert!(key.bytes().all(|byte| byte.is_ascii_alphabetic()) && indent.is_multiple_of(2), "{line:?}");
+            let value = value.strip_prefix(' ').unwrap_or(value);
+            let plain = |value: &str| value.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            let quoted =
+                value.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\'')).filter(|text| !text.contains('\''));
+            assert!(quoted.is_some() || plain(value), "neither plain nor in single quotes: {line:?}");
+            Line { indent, is_entry, key: key.into(), value: quoted.unwrap_or(value).into() }
+        })
+        .collect()
 }
 
 /// The alerts with their expressions; asserts that each has the fields that Prometheus requires.
@@ -72,8 +73,9 @@ fn names(expression: &str) -> BTreeSet<String> {
         let count = |letter| expression.chars().filter(|other| *other == letter).count();
         assert_eq!(count(open), count(close), "{expression}");
     }
-    let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
-    let words = expression.split(|letter: char| !is_name(letter)).filter(|word| word.starts_with("bramble_"));
+    let words = expression
+        .split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'))
+        .filter(|word| word.starts_with("bramble_"));
     words.map(str::to_owned).collect()
 }
 
@@ -105,8 +107,11 @@ fn printed() -> BTreeSet<String> {
     });
     // Some gauges have no sample in a healthy cluster, only their TYPE line.
     let gauge = |line: &str| line.strip_prefix("# TYPE ")?.strip_suffix(" gauge").map(str::to_owned);
-    let row = |line: &str| line.split([' ', '{']).next().filter(|name| *name != "#").map(str::to_owned);
-    text.lines().filter_map(|line| gauge(line).or_else(|| row(line))).collect()
+    text.lines()
+        .filter_map(|line| {
+            gauge(line).or_else(|| line.split([' ', '{']).next().filter(|name| *name != "#").map(str::to_owned))
+        })
+        .collect()
 }
 
 #[test]

@@ -40,11 +40,16 @@ fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
     let source =
         Source { file: &file, shape: &shape, plan: &plan, kernels, cache, is_hollow: false, progress: &progress };
     let shard = Shard::load(source).expect("the shard can be loaded");
-    let of_layer = |layer: &engine::model::Layer| {
-        [&layer.query, &layer.key, &layer.attention_output, &layer.gate, &layer.down].map(|m| m.view().bytes.to_vec())
-    };
     Loaded {
-        matrices: shard.layers.iter().flat_map(of_layer).chain([shard.output.view().bytes.to_vec()]).collect(),
+        matrices: shard
+            .layers
+            .iter()
+            .flat_map(|layer| {
+                [&layer.query, &layer.key, &layer.attention_output, &layer.gate, &layer.down]
+                    .map(|m| m.view().bytes.to_vec())
+            })
+            .chain([shard.output.view().bytes.to_vec()])
+            .collect(),
         norms: shard.layers.iter().map(|layer| layer.attention_norm.clone()).collect(),
         told: told.into_inner(),
         shard,

@@ -49,12 +49,13 @@ fn rest((answer, mut events): (Stream, Vec<Value>)) -> String {
 fn four_killed_nodes_serve_again_without_a_console() {
     let mut cluster = Cluster::with(4, &demo_models(), RECOVER);
     let before = cluster.generate(4, PROMPT).completion()["token_ids"].clone();
-    let written = || {
-        let of =
-            |index: usize| fs::metadata(cluster.state(index).join("topology.toml")).and_then(|file| file.modified());
-        (0..4).map(|index| of(index).expect("it was written")).collect::<Vec<_>>()
-    };
-    let first = written();
+    let first = (0..4)
+        .map(|index| {
+            fs::metadata(cluster.state(index).join("topology.toml"))
+                .and_then(|file| file.modified())
+                .expect("it was written")
+        })
+        .collect::<Vec<_>>();
     for order in [[2, 0, 3, 1], [1, 3, 2, 0]] {
         (0..4).for_each(|index| cluster.signal(index, Signal::SIGKILL));
         (0..4).for_each(|index| assert_eq!(cluster.wait(index), None));
@@ -67,8 +68,13 @@ fn four_killed_nodes_serve_again_without_a_console() {
         (&before, Some(1)),
         "same text and epoch, nothing may be assigned"
     );
-    let of = |index: usize| fs::metadata(cluster.state(index).join("topology.toml")).and_then(|file| file.modified());
-    let last: Vec<_> = (0..4).map(|index| of(index).expect("it is there")).collect();
+    let last: Vec<_> = (0..4)
+        .map(|index| {
+            fs::metadata(cluster.state(index).join("topology.toml"))
+                .and_then(|file| file.modified())
+                .expect("it is there")
+        })
+        .collect();
     assert_eq!(first, last, "unchanged state must not be written again");
 }
 

@@ -49,15 +49,18 @@ fn every_console_command_of_the_runbook_runs_as_written() {
 #[test]
 fn every_link_of_the_runbook_leads_to_a_heading() {
     let text = std::fs::read_to_string(root().join("RUNBOOK.md")).expect("the runbook is there");
-    let slug = |heading: &str| {
-        let kept = heading
-            .to_lowercase()
-            .chars()
-            .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-'))
-            .collect::<String>();
-        kept.trim().replace(' ', "-")
-    };
-    let headings: Vec<String> = text.lines().filter_map(|line| line.strip_prefix("## ")).map(slug).collect();
+    let headings: Vec<String> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("## "))
+        .map(|heading| {
+            let kept = heading
+                .to_lowercase()
+                .chars()
+                .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-'))
+                .collect::<String>();
+            kept.trim().replace(' ', "-")
+        })
+        .collect();
     let links: Vec<&str> = text.split("](#").skip(1).filter_map(|rest| rest.split(')').next()).collect();
     assert!(links.len() > 5);
     for link in links {

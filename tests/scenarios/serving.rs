@@ -50,12 +50,13 @@ fn cut_answer_resumed_elsewhere_has_the_same_ids_and_text() {
         }
         // A stop string that begins in the token before the cut and ends in a token after it.
         let span = |cut: usize| whole.told[cut - 2]..whole.told[cut + 1];
-        let is_good = |cut: &usize| {
-            let (span, middle) = (span(*cut), whole.told[cut - 1]);
-            let fits = span.start < middle && middle < span.end;
-            fits && whole.text.get(span.clone()).is_some_and(|stop| whole.text.find(stop) == Some(span.start))
-        };
-        let cut = (8..40).find(is_good).expect("some text is unique");
+        let cut = (8..40)
+            .find(|cut| {
+                let (span, middle) = (span(*cut), whole.told[cut - 1]);
+                let fits = span.start < middle && middle < span.end;
+                fits && whole.text.get(span.clone()).is_some_and(|stop| whole.text.find(stop) == Some(span.start))
+            })
+            .expect("some text is unique");
         let stop = [whole.text[span(cut)].to_owned()];
         let stopped = one(generate(&[], &stop));
         assert_eq!((stopped.end().reason, stopped.text.as_str()), (FinishReason::Stop, &whole.text[..span(cut).start]));
@@ -87,14 +88,15 @@ fn check(found: &[Answer], alone: &[Answer], what: &str) {
 
 /// Prompts of 5 to 300 tokens; every third shares a prefix of up to 200 tokens with others.
 fn requests() -> Vec<Generate> {
-    let request = |number: u32| {
-        let mut prompt = if number.is_multiple_of(3) { tokens(99, 200 - number as usize * 7) } else { Vec::new() };
-        prompt.extend(tokens(number, 5 + (number as usize * 53) % 120));
-        let temperature = [0.0, 0.8, 1.3][number as usize % 3 % 2 + usize::from(number > 11)];
-        let sampling = SamplingParameters { logprobs: number % 4, ..sampling(temperature, u64::from(number)) };
-        Generate::new(Prompt::Tokens(prompt), 12 + number % 5 * 9, sampling, Vec::new())
-    };
-    (0..16).map(request).collect()
+    (0..16)
+        .map(|number: u32| {
+            let mut prompt = if number.is_multiple_of(3) { tokens(99, 200 - number as usize * 7) } else { Vec::new() };
+            prompt.extend(tokens(number, 5 + (number as usize * 53) % 120));
+            let temperature = [0.0, 0.8, 1.3][number as usize % 3 % 2 + usize::from(number > 11)];
+            let sampling = SamplingParameters { logprobs: number % 4, ..sampling(temperature, u64::from(number)) };
+            Generate::new(Prompt::Tokens(prompt), 12 + number % 5 * 9, sampling, Vec::new())
+        })
+        .collect()
 }
 
 #[test]

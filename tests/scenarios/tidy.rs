@@ -91,8 +91,7 @@ fn sources(folder: &Path, found: &mut Vec<String>) {
 
 /// The part of a file's code to which the rules apply, without comments.
 fn code(text: &str) -> String {
-    let is_code = |line: &&str| !line.trim_start().starts_with("//");
-    text.lines().filter(is_code).collect::<Vec<_>>().join("\n")
+    text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
@@ -164,8 +163,10 @@ fn every_chosen_package_is_a_direct_dependency_in_use() {
         });
         is_direct && is_used
     };
-    let below = |folder: &str| fs::read_dir(root().join(folder)).expect("the folder can be read").flatten();
-    let crates = below("shared").map(|entry| format!("shared/{}", entry.file_name().to_string_lossy()));
+    let crates = fs::read_dir(root().join("shared"))
+        .expect("the folder can be read")
+        .flatten()
+        .map(|entry| format!("shared/{}", entry.file_name().to_string_lossy()));
     let rooms: Vec<String> =
         crates.chain(["daemon", "daemon/kernels", "daemon/engine", "console"].map(str::to_owned)).collect();
     for package in CHOSEN {

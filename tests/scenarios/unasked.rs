@@ -16,7 +16,6 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::Value;
 
 /// The effect of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,13 +157,12 @@ impl Served {
             ("OUT", home("out")),
             ("REQUEST", request.to_owned()),
         ];
-        let word = |word: &str| {
-            let found = words.iter().find(|(name, _)| *name == word);
-            found.map_or_else(|| word.to_owned(), |(_, value)| value.clone())
-        };
         let mut command = Command::new(programs().join("console"));
         command.env("BRAMBLE_INSECURE", "true");
-        command.args(line.split(' ').filter(|part| !part.is_empty()).map(word));
+        command.args(line.split(' ').filter(|part| !part.is_empty()).map(|word| {
+            let found = words.iter().find(|(name, _)| *name == word);
+            found.map_or_else(|| word.to_owned(), |(_, value)| value.clone())
+        }));
         command.env_remove("BRAMBLE_NODES").env_remove("BRAMBLE_LOG_DIR").env_remove("BRAMBLE_KEY_FILE");
         command.env(CONFIG_HOME, self.home.path()).env("BRAMBLE_SILENT_MS", "10000");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -183,8 +181,10 @@ impl Served {
         let mut name = String::new();
         wait_until("the request runs", || {
             let heads = self.console("requests --nodes SERVE --json").json()["heads"].clone();
-            let running = |head: &Value| head["running"][0]["id"].as_str().map(str::to_owned);
-            name = heads.as_array().and_then(|heads| heads.iter().find_map(running)).unwrap_or_default();
+            name = heads
+                .as_array()
+                .and_then(|heads| heads.iter().find_map(|head| head["running"][0]["id"].as_str().map(str::to_owned)))
+                .unwrap_or_default();
             !name.is_empty()
         });
         self.running = Some((asked, name));

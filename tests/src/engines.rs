@@ -200,24 +200,24 @@ impl Replica {
                 scope.spawn(move || engine::run(follower, &orders, &|_| {}));
             }
             scope.spawn(move || {
-                let sink = move |progress: Progress| drop(sender.send(progress));
-                engine::run(head, &of_head, &sink);
+                engine::run(head, &of_head, &move |progress: Progress| drop(sender.send(progress)));
             });
-            let mut submit = |(number, generate): (usize, &Generate)| {
-                let key = RequestKey(number as u64);
-                match begin(&mut preparer, key, generate) {
-                    Ok(order) => orders.send(order).expect("the engine holds the receiver"),
-                    Err(kind) => {
-                        let refused = Progress::Refused(key, Fault::new("pi0", kind));
-                        refuse.send(refused).expect("this thread holds the receiver");
-                    }
-                }
-            };
-            let mut run = |batch: &Vec<Generate>| {
-                batch.iter().enumerate().for_each(&mut submit);
-                collect(&receiver, batch.len())
-            };
-            let answers = batches.iter().map(&mut run).collect();
+            let answers = batches
+                .iter()
+                .map(&mut |batch: &Vec<Generate>| {
+                    batch.iter().enumerate().for_each(&mut |(number, generate): (usize, &Generate)| {
+                        let key = RequestKey(number as u64);
+                        match begin(&mut preparer, key, generate) {
+                            Ok(order) => orders.send(order).expect("the engine holds the receiver"),
+                            Err(kind) => {
+                                let refused = Progress::Refused(key, Fault::new("pi0", kind));
+                                refuse.send(refused).expect("this thread holds the receiver");
+                            }
+                        }
+                    });
+                    collect(&receiver, batch.len())
+                })
+                .collect();
             orders.send(EngineOrder::Stop).expect("the engine holds the receiver");
             answers
         })
@@ -225,8 +225,7 @@ impl Replica {
 
     /// Runs requests one after another, each on new engines without any state of earlier requests.
     pub fn each_alone(&self, file: &Arc<GgufFile>, requests: &[Generate]) -> Vec<Answer> {
-        let alone = |generate: &Generate| self.answers(file, &[vec![generate.clone()]]).remove(0).remove(0);
-        requests.iter().map(alone).collect()
+        requests.iter().map(|generate| self.answers(file, &[vec![generate.clone()]]).remove(0).remove(0)).collect()
     }
 }
 

@@ -60,10 +60,14 @@ impl FakeHeads {
     pub fn start(scripts: &[Script]) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("create a runtime");
-        let bind = || runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("bind to loopback");
-        let listeners: Vec<TcpListener> = scripts.iter().map(|_| bind()).collect();
-        let address = |listener: &TcpListener| listener.local_addr().expect("the listener is bound").to_string();
-        let addresses: Vec<String> = listeners.iter().map(address).collect();
+        let listeners: Vec<TcpListener> = scripts
+            .iter()
+            .map(|_| runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("bind to loopback"))
+            .collect();
+        let addresses: Vec<String> = listeners
+            .iter()
+            .map(|listener| listener.local_addr().expect("the listener is bound").to_string())
+            .collect();
         let (topology, asked) = (topology(&addresses), Arc::<Mutex<Vec<Generate>>>::default());
         for (index, (listener, script)) in listeners.into_iter().zip(scripts).enumerate() {
             let name = topology.members[index].name.clone();
@@ -89,18 +93,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn topology(addresses: &[String]) -> Topology {
-    let member = |(index, address): (usize, &String)| Member {
-        name: format!("head{index}"),
-        address: address.clone(),
-        weight: 1,
-        layers: 0..2,
-        cores: Vec::new(),
-        threads: 1,
-        spin: false,
-    };
     let topology = Topology {
         layout: Layout { replicas: addresses.len() as u16, ..Layout::tensor_parallel(1) },
-        members: addresses.iter().enumerate().map(member).collect(),
+        members: addresses
+            .iter()
+            .enumerate()
+            .map(|(index, address)| Member {
+                name: format!("head{index}"),
+                address: address.clone(),
+                weight: 1,
+                layers: 0..2,
+                cores: Vec::new(),
+                threads: 1,
+                spin: false,
+            })
+            .collect(),
         model: "fake.gguf".into(),
         identity: ModelIdentity([7; 32]),
         content: None,
@@ -198,11 +205,13 @@ impl Head {
             Script::IsCancelledAfter(count) => (count, Some(FinishReason::Cancelled)),
             Script::Answers => (generate.max_tokens - resumed, Some(FinishReason::Length)),
         };
-        let token = |number: u32| {
-            let (id, text) = (Some(resumed + number), format!("t{} ", resumed + number).into());
-            ResponseBody::Token(TokenEvent { id, text, logprobs: Vec::new() })
-        };
         let started = ResponseBody::Started { prompt_token_ids: vec![1, 2], tool_format: ToolFormat::None };
-        std::iter::once(started).chain((0..count).map(token)).chain(end.map(finished)).collect()
+        std::iter::once(started)
+            .chain((0..count).map(|number| {
+                let (id, text) = (Some(resumed + number), format!("t{} ", resumed + number).into());
+                ResponseBody::Token(TokenEvent { id, text, logprobs: Vec::new() })
+            }))
+            .chain(end.map(finished))
+            .collect()
     }
 }

@@ -224,10 +224,13 @@ fn is_whole(cluster: &Cluster) -> bool {
 
 /// The number of state changes in a node's log, without those at the start and the end of requests.
 fn changes(cluster: &Cluster, node: usize) -> usize {
-    let is_change = |line: &&str| {
-        [" -> idle", " -> faulted", " -> loading", " -> connecting"].iter().any(|change| line.contains(change))
-    };
-    cluster.log(node).lines().filter(is_change).count()
+    cluster
+        .log(node)
+        .lines()
+        .filter(|line| {
+            [" -> idle", " -> faulted", " -> loading", " -> connecting"].iter().any(|change| line.contains(change))
+        })
+        .count()
 }
 
 /// Streams an answer; returns its text and statistics.
@@ -321,22 +324,23 @@ impl Clients {
     fn start(address: &str, expected: &Arc<Vec<String>>) -> Self {
         let (end, done) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<Streamed>>>::default());
         let (longest, events) = (Arc::<AtomicU64>::default(), Arc::<[AtomicU64; STREAMS]>::default());
-        let client = |kind: usize| {
-            let (end, done) = (Arc::clone(&end), Arc::clone(&done));
-            let (longest, events) = (Arc::clone(&longest), Arc::clone(&events));
-            let (address, expected) = (address.to_owned(), Arc::clone(expected));
-            thread::spawn(move || {
-                while !end.load(Ordering::Acquire) {
-                    let (text, streamed) = text_with(&address, kind, &|gap| {
-                        longest.fetch_max(gap.as_millis() as u64, Ordering::AcqRel);
-                        events[kind].fetch_add(1, Ordering::AcqRel);
-                    });
-                    assert_eq!(text, expected[kind], "{streamed:?}");
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push(streamed);
-                }
+        let mut threads: Vec<thread::JoinHandle<()>> = (0..STREAMS)
+            .map(|kind| {
+                let (end, done) = (Arc::clone(&end), Arc::clone(&done));
+                let (longest, events) = (Arc::clone(&longest), Arc::clone(&events));
+                let (address, expected) = (address.to_owned(), Arc::clone(expected));
+                thread::spawn(move || {
+                    while !end.load(Ordering::Acquire) {
+                        let (text, streamed) = text_with(&address, kind, &|gap| {
+                            longest.fetch_max(gap.as_millis() as u64, Ordering::AcqRel);
+                            events[kind].fetch_add(1, Ordering::AcqRel);
+                        });
+                        assert_eq!(text, expected[kind], "{streamed:?}");
+                        done.lock().unwrap_or_else(PoisonError::into_inner).push(streamed);
+                    }
+                })
             })
-        };
-        let mut threads: Vec<thread::JoinHandle<()>> = (0..STREAMS).map(client).collect();
+            .collect();
         let stall = Arc::<AtomicU64>::default();
         let (over, worst) = (Arc::clone(&end), Arc::clone(&stall));
         threads.push(thread::spawn(move || {

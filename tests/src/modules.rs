@@ -116,8 +116,7 @@ impl Modules {
         if module.defined.contains(item) {
             return Some(name);
         }
-        let imported = |import: &&Import| import.name == *item;
-        if let Some(import) = module.imports.iter().find(imported) {
+        if let Some(import) = module.imports.iter().find(|import| import.name == *item) {
             let target: Name =
                 self.absolute(&name, &import.path)?.into_iter().chain(rest[1..].iter().cloned()).collect();
             return self.home(&target, depth - 1);
@@ -135,15 +134,14 @@ impl Modules {
     /// The modules that a module uses.
     fn uses(&self, name: &Name, module: &Module) -> BTreeSet<Name> {
         let imported = module.imports.iter().map(|import| &import.path);
-        let known = |path: &Name| {
+        let paths = module.paths.iter().filter_map(|path| {
             let first = path.first()?;
             let import = module.imports.iter().find(|import| import.name == *first);
             match import {
                 Some(import) => Some(import.path.iter().cloned().chain(path[1..].iter().cloned()).collect()),
                 None => Some(path.clone()),
             }
-        };
-        let paths = module.paths.iter().filter_map(known);
+        });
         // A re-export of a child is no use of it.
         let whole: Vec<Name> = imported.cloned().chain(paths).collect();
         whole.iter().filter_map(|path| self.home(&self.absolute(name, path)?, 8)).filter(|home| home != name).collect()

@@ -28,9 +28,9 @@ struct Matrix {
 impl Matrix {
     fn times(&self, x: &[f64]) -> Vec<f64> {
         assert_eq!(x.len(), self.columns);
-        let row =
-            |row: usize| self.values[row * self.columns..][..self.columns].iter().zip(x).map(|(w, x)| w * x).sum();
-        (0..self.rows).map(row).collect()
+        (0..self.rows)
+            .map(|row| self.values[row * self.columns..][..self.columns].iter().zip(x).map(|(w, x)| w * x).sum())
+            .collect()
     }
 }
 
@@ -111,14 +111,26 @@ impl<'a> Oracle<'a> {
     pub fn routed_logits(&self, tokens: &[u32]) -> (Vec<Vec<f32>>, Vec<Vec<Route>>) {
         let shape = &self.shape;
         let embedding = self.matrix("token_embd.weight").expect("the embedding exists");
-        let row = |token: &u32| embedding.values[*token as usize * embedding.columns..][..embedding.columns].to_vec();
-        let mut hidden: Vec<Vec<f64>> = tokens.iter().map(row).collect();
+        let mut hidden: Vec<Vec<f64>> = tokens
+            .iter()
+            .map(|token| embedding.values[*token as usize * embedding.columns..][..embedding.columns].to_vec())
+            .collect();
         let mut routes = vec![Vec::new(); shape.block_count];
         routes.iter_mut().enumerate().for_each(|(layer, routes)| self.layer(layer, &mut hidden, routes));
         let output = self.matrix("output.weight").unwrap_or(embedding);
-        let logits = |hidden: &Vec<f64>| output.times(&self.norm(hidden, "output_norm.weight"));
-        let row = |hidden| logits(hidden).into_iter().map(|logit| logit as f32).collect();
-        (hidden.iter().map(row).collect(), routes)
+        (
+            hidden
+                .iter()
+                .map(|hidden| {
+                    output
+                        .times(&self.norm(hidden, "output_norm.weight"))
+                        .into_iter()
+                        .map(|logit| logit as f32)
+                        .collect()
+                })
+                .collect(),
+            routes,
+        )
     }
 
     fn layer(&self, layer: usize, hidden: &mut [Vec<f64>], routes: &mut Vec<Route>) {
@@ -133,11 +145,13 @@ impl<'a> Oracle<'a> {
             for (head, query) in query.chunks(shape.head_length).enumerate() {
                 let begin = head / (shape.head_count / shape.head_count_kv) * shape.head_length;
                 let part = |row: &Vec<f64>| row[begin..begin + shape.head_length].to_vec();
-                let score = |key: &Vec<f64>| {
-                    let dot: f64 = query.iter().zip(part(key)).map(|(q, k)| q * k).sum();
-                    (dot / (shape.head_length as f64).sqrt()).exp()
-                };
-                let weights: Vec<f64> = keys.iter().map(score).collect();
+                let weights: Vec<f64> = keys
+                    .iter()
+                    .map(|key| {
+                        let dot: f64 = query.iter().zip(part(key)).map(|(q, k)| q * k).sum();
+                        (dot / (shape.head_length as f64).sqrt()).exp()
+                    })
+                    .collect();
                 let total: f64 = weights.iter().sum();
                 let mut out = vec![0.0; shape.head_length];
                 for (weight, value) in weights.iter().zip(&values) {
@@ -170,14 +184,18 @@ impl<'a> Oracle<'a> {
         let last = logits[*chosen.last().expect("an expert is chosen")];
         let margin = others.first().map_or(f64::INFINITY, |next| last - logits[*next]);
         routes.push(Route { experts: chosen.to_vec(), margin });
-        let of_expert = |expert: &usize| {
-            let project = |name: &str, x: &[f64]| {
-                let name = format!("blk.{layer}.{name}_exps.weight");
-                self.part(&name, *expert).expect("the weight exists").times(x)
-            };
-            (probabilities[*expert] / sum, gated(x, project))
-        };
-        chosen.iter().map(of_expert).collect()
+        chosen
+            .iter()
+            .map(|expert| {
+                (
+                    probabilities[*expert] / sum,
+                    gated(x, |name, x| {
+                        let name = format!("blk.{layer}.{name}_exps.weight");
+                        self.part(&name, *expert).expect("the weight exists").times(x)
+                    }),
+                )
+            })
+            .collect()
     }
 }
 
@@ -195,8 +213,12 @@ pub fn kl_divergence(exact: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
         let total: f64 = row.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
         row.iter().map(|logit| f64::from(*logit) - largest - total.ln()).collect::<Vec<f64>>()
     };
-    let of_token = |(exact, found): (&Vec<f32>, &Vec<f32>)| {
-        log_softmax(exact).iter().zip(log_softmax(found)).map(|(p, q)| p.exp() * (p - q)).sum::<f64>()
-    };
-    exact.iter().zip(found).map(of_token).sum::<f64>() / exact.len() as f64
+    exact
+        .iter()
+        .zip(found)
+        .map(|(exact, found)| {
+            log_softmax(exact).iter().zip(log_softmax(found)).map(|(p, q)| p.exp() * (p - q)).sum::<f64>()
+        })
+        .sum::<f64>()
+        / exact.len() as f64
 }

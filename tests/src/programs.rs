@@ -39,16 +39,16 @@ pub fn programs() -> &'static Path {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
         // Build scripts would see the variables that cargo sets for a test's own package as a change and run again.
-        let is_of_test = |name: &OsString| {
-            let name = name.to_string_lossy();
-            ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_"].iter().any(|prefix| name.starts_with(prefix))
-        };
-        std::env::vars_os().map(|(name, _)| name).filter(is_of_test).for_each(|name| {
-            build.env_remove(name);
-        });
-        build
-            .args(["build", "--locked", "-p", "bramble-daemon", "-p", "bramble-console", "-p", "bramble-bench"])
-            .current_dir(root());
+        std::env::vars_os()
+            .map(|(name, _)| name)
+            .filter(|name| {
+                let name = name.to_string_lossy();
+                ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_"].iter().any(|prefix| name.starts_with(prefix))
+            })
+            .for_each(|name| {
+                build.env_remove(name);
+            });
+        build.args(["build", "--locked", "-p", "bramble-daemon", "-p", "bramble-console", "-p", "bramble-bench"]).current_dir(root());
         let built = build.stdin(Stdio::null()).status().expect("cargo runs");
         assert!(built.success(), "the programs must compile");
         let own = std::env::current_exe().expect("a process has a program");
@@ -80,8 +80,7 @@ fn network(count: usize) -> (String, u16) {
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed) + std::process::id() * 16;
         let prefix = format!("127.{}.{}", 1 + number / 250 % 250, 1 + number % 250);
-        let is_free = |index: usize| TcpListener::bind(format!("{prefix}.{}:9999", index + 1)).is_ok();
-        if (0..count).all(is_free) {
+        if (0..count).all(|index| TcpListener::bind(format!("{prefix}.{}:9999", index + 1)).is_ok()) {
             return (prefix, 9999);
         }
     }

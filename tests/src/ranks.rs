@@ -96,8 +96,8 @@ pub fn sockets(world: usize) -> Vec<Vec<Option<TcpStream>>> {
 pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     let shape = Shape::read(file).expect("the model is valid");
     let layers = split_layers(&vec![1; shape.block_count], 0, &vec![1; how.stages]).expect("a layer for each stage");
-    let stage = |layers: &Range<u32>| (layers.start as usize..layers.end as usize, how.weights.clone());
-    let stages: Vec<_> = layers.iter().map(stage).collect();
+    let stages: Vec<_> =
+        layers.iter().map(|layers| (layers.start as usize..layers.end as usize, how.weights.clone())).collect();
     let plans = cut_stages(&shape, &stages).expect("the model can be cut");
     let layout = Layout::alike(1, how.stages as u16, how.weights.len() as u16);
     let vocabulary = shape.vocabulary_length;
@@ -106,12 +106,13 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     // A rank that is done keeps its links open until all are; the others would otherwise declare it lost.
     let ranks: Vec<RankResult> = thread::scope(|scope| {
         let shape = &shape;
-        let spawn = |(rank, (plan, streams)): (usize, (ShardPlan, Vec<Option<TcpStream>>))| {
-            let place = layout.place(MemberIndex(rank as u16));
-            scope.spawn(move || rank_of((file, shape), plan, place, streams, tokens, how))
-        };
         let parts = plans.into_iter().zip(sockets(layout.node_count())).enumerate();
-        let threads: Vec<_> = parts.map(spawn).collect();
+        let threads: Vec<_> = parts
+            .map(|(rank, (plan, streams))| {
+                let place = layout.place(MemberIndex(rank as u16));
+                scope.spawn(move || rank_of((file, shape), plan, place, streams, tokens, how))
+            })
+            .collect();
         threads.into_iter().map(|thread| thread.join().expect("the rank finishes")).collect()
     });
     for (rows, logits, mut group, records) in ranks {
@@ -165,13 +166,14 @@ fn rank_of(
     let mut step = 0;
     while begin < tokens.len() {
         let end = begin.saturating_add(chunks.next().unwrap_or(1).max(1)).min(tokens.len());
-        let entry = |position: usize| BatchToken {
-            slot: Slot(0),
-            position: position as u32,
-            token: tokens[position],
-            wants_logits: true,
-        };
-        let batch: Vec<BatchToken> = (begin..end).map(entry).collect();
+        let batch: Vec<BatchToken> = (begin..end)
+            .map(|position| BatchToken {
+                slot: Slot(0),
+                position: position as u32,
+                token: tokens[position],
+                wants_logits: true,
+            })
+            .collect();
         step += 1;
         group.begin_step(step);
         group.accounting.begin_step(false, batch.len() as u32);

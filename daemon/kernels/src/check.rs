@@ -64,8 +64,13 @@ fn product(
     let row_bytes = rows[0].len();
     let mut bytes = vec![0; packed_bytes(rows.len(), row_bytes, height)];
     for (panel, out) in bytes.chunks_exact_mut(row_bytes * height).enumerate() {
-        let row = |lane: usize| rows.get(panel * height + lane).map(Vec::as_slice);
-        pack_panel(format, height, 0..row_bytes / format.block_bytes(), row, out);
+        pack_panel(
+            format,
+            height,
+            0..row_bytes / format.block_bytes(),
+            |lane| rows.get(panel * height + lane).map(Vec::as_slice),
+            out,
+        );
     }
     let padded = row_bytes / format.block_bytes() * format.block_length();
     let matrix = MatrixPanels { format, bytes: &bytes, rows: rows.len(), columns: padded };
@@ -90,12 +95,16 @@ fn as_multiplied(format: BlockFormat, x: &[f32]) -> Vec<f64> {
     if !format.is_quantised() {
         return x.iter().map(|value| f64::from(*value)).collect();
     }
-    let of_block = |values: &[f32]| {
-        let mut block = Block::default();
-        (Kernels::SCALAR.quantise)(values, &mut block);
-        block.quants[..values.len()].iter().map(|quant| f64::from(block.scale) * f64::from(*quant)).collect::<Vec<_>>()
-    };
-    x.chunks(BLOCK).flat_map(of_block).collect()
+    x.chunks(BLOCK)
+        .flat_map(|values| {
+            let mut block = Block::default();
+            (Kernels::SCALAR.quantise)(values, &mut block);
+            block.quants[..values.len()]
+                .iter()
+                .map(|quant| f64::from(block.scale) * f64::from(*quant))
+                .collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 /// Compares the products of each table with f64 on dequantised weights and activations; `x` has the columns from `skip`

@@ -298,14 +298,19 @@ pub fn weighted_sums(
     let output = Columns { out, width: matrices.rows, unit: at_once * height };
     pool.columns(&mut [output], |_, rows, out| {
         for (group, matrix) in groups.matrices.iter().enumerate() {
-            let tile = |tile, is_quantised| x.tile(groups, group, tile, is_quantised);
             let first = groups.first(group);
-            let each = |token: usize, rows, products: &[f32]| {
-                let (token, weight) = (groups.tokens[first + token], groups.weights[first + token]);
-                let sums = out.row_mut(token, rows).iter_mut();
-                sums.zip(products).for_each(|(sum, product)| *sum += weight * product);
-            };
-            products(kernels, matrices.get(*matrix), rows.clone(), groups.rows_of(group), tile, each);
+            products(
+                kernels,
+                matrices.get(*matrix),
+                rows.clone(),
+                groups.rows_of(group),
+                |tile, is_quantised| x.tile(groups, group, tile, is_quantised),
+                |token, rows, products| {
+                    let (token, weight) = (groups.tokens[first + token], groups.weights[first + token]);
+                    let sums = out.row_mut(token, rows).iter_mut();
+                    sums.zip(products).for_each(|(sum, product)| *sum += weight * product);
+                },
+            );
         }
     });
 }
@@ -326,25 +331,32 @@ mod tests {
 
     fn packed(format: BlockFormat, height: usize, seed: usize, columns: usize) -> Vec<u8> {
         let row_bytes = format.row_bytes(columns).expect("whole blocks");
-        let matrix = |matrix| {
-            let rows: Vec<Vec<u8>> = (0..ROWS).map(|row| noise(row_bytes, seed + row + 100 * matrix)).collect();
-            let mut bytes = vec![0; ROWS.next_multiple_of(height) * row_bytes];
-            for (panel, out) in bytes.chunks_exact_mut(height * row_bytes).enumerate() {
-                let row = |lane: usize| rows.get(panel * height + lane).map(Vec::as_slice);
-                pack_panel(format, height, 0..columns / format.block_length(), row, out);
-            }
-            bytes
-        };
-        (0..COUNT).flat_map(matrix).collect()
+        (0..COUNT)
+            .flat_map(|matrix| {
+                let rows: Vec<Vec<u8>> = (0..ROWS).map(|row| noise(row_bytes, seed + row + 100 * matrix)).collect();
+                let mut bytes = vec![0; ROWS.next_multiple_of(height) * row_bytes];
+                for (panel, out) in bytes.chunks_exact_mut(height * row_bytes).enumerate() {
+                    pack_panel(
+                        format,
+                        height,
+                        0..columns / format.block_length(),
+                        |lane| rows.get(panel * height + lane).map(Vec::as_slice),
+                        out,
+                    );
+                }
+                bytes
+            })
+            .collect()
     }
 
     /// Choices where the first matrix is chosen by all tokens and the last by none.
     fn choices(tokens: usize) -> Vec<Choice> {
-        let choice = |index: usize| Choice {
-            matrix: [0, 1 + index / 2 % (COUNT - 2)][index % 2],
-            weight: 0.25 + index as f32 / 64.0,
-        };
-        (0..2 * tokens).map(choice).collect()
+        (0..2 * tokens)
+            .map(|index| Choice {
+                matrix: [0, 1 + index / 2 % (COUNT - 2)][index % 2],
+                weight: 0.25 + index as f32 / 64.0,
+            })
+            .collect()
     }
 
     /// Computes each token alone, with one matrix after another in index order.
@@ -355,18 +367,20 @@ mod tests {
             matmul(compute, stack.get(matrix), &activations, &mut out);
             out
         };
-        let of_token = |(token, x): (usize, &[f32])| {
-            let mut sums = vec![0.0; ROWS];
-            let choices = choices(token + 1).split_off(2 * token);
-            for Choice { matrix, weight } in choices {
-                let mut gates = product(stacks[0], matrix, x, 0);
-                (compute.kernels.silu_multiply)(&mut gates, &product(stacks[1], matrix, x, 0));
-                let out = product(stacks[2], matrix, &gates[..32], wanted.skip);
-                sums.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight * out);
-            }
-            sums
-        };
-        x.chunks(COLUMNS).enumerate().flat_map(of_token).collect()
+        x.chunks(COLUMNS)
+            .enumerate()
+            .flat_map(|(token, x)| {
+                let mut sums = vec![0.0; ROWS];
+                let choices = choices(token + 1).split_off(2 * token);
+                for Choice { matrix, weight } in choices {
+                    let mut gates = product(stacks[0], matrix, x, 0);
+                    (compute.kernels.silu_multiply)(&mut gates, &product(stacks[1], matrix, x, 0));
+                    let out = product(stacks[2], matrix, &gates[..32], wanted.skip);
+                    sums.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight * out);
+                }
+                sums
+            })
+            .collect()
     }
 
     #[test]

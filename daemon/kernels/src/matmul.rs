@@ -59,13 +59,19 @@ pub fn matmuls<const N: usize>(
     });
     compute.pool.columns(&mut outputs, |index, rows, out| {
         let kernels = compute.kernels;
-        let tile = |tile, is_quantised| match is_quantised {
-            true => Values::Blocks(x.blocks(kernels, tile)),
-            false => Values::Floats(x.floats(kernels, tile)),
-        };
-        products(kernels, matrices[index], rows, x.tokens(), tile, |token, rows, products| {
-            out.row_mut(token, rows).copy_from_slice(products);
-        });
+        products(
+            kernels,
+            matrices[index],
+            rows,
+            x.tokens(),
+            |tile, is_quantised| match is_quantised {
+                true => Values::Blocks(x.blocks(kernels, tile)),
+                false => Values::Floats(x.floats(kernels, tile)),
+            },
+            |token, rows, products| {
+                out.row_mut(token, rows).copy_from_slice(products);
+            },
+        );
     });
 }
 

@@ -170,12 +170,13 @@ impl Pool {
             spin: options.spin,
             clock: Arc::default(),
         });
-        let worker = |thread: usize| {
-            let (shared, core) = (Arc::clone(&shared), core_of(&options, thread));
-            let builder = std::thread::Builder::new().name(format!("compute-{thread}"));
-            builder.spawn(move || work(&shared, thread, core)).expect("the system can start a thread")
-        };
-        let workers = (1..options.threads).map(worker).collect();
+        let workers = (1..options.threads)
+            .map(|thread| {
+                let (shared, core) = (Arc::clone(&shared), core_of(&options, thread));
+                let builder = std::thread::Builder::new().name(format!("compute-{thread}"));
+                builder.spawn(move || work(&shared, thread, core)).expect("the system can start a thread")
+            })
+            .collect();
         Self { shared, workers, options }
     }
 

@@ -21,8 +21,14 @@ mod tests {
 
     #[track_caller]
     fn check(variables: &[(&str, &str)], expected: bool) {
-        let value = |name: &str| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| OsString::from(value));
-        assert_eq!(is_main_process(value, 42), expected, "{variables:?}");
+        assert_eq!(
+            is_main_process(
+                |name| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| OsString::from(value)),
+                42
+            ),
+            expected,
+            "{variables:?}"
+        );
     }
 
     #[test]

@@ -400,7 +400,6 @@ async fn heard(gateway: &Gateway, attempt: &mut Attempt) -> Result<ResponseBody,
 /// too.
 async fn silence(gateway: &Gateway, session: &Session, head: &str) -> Fault {
     let patience = gateway.settings.silent;
-    let lost = || Fault::new(&session.identity.name, FaultKind::NodeLost { how: Loss::Silent });
     loop {
         sleep(patience.min(LOOK)).await;
         // A head whose reports arrive is alive: no need for one report request per waiting answer.
@@ -413,7 +412,9 @@ async fn silence(gateway: &Gateway, session: &Session, head: &str) -> Fault {
         };
         match answered {
             Ok(_) => {}
-            Err(Fault { kind: FaultKind::Timeout { .. }, .. }) => return lost(),
+            Err(Fault { kind: FaultKind::Timeout { .. }, .. }) => {
+                return Fault::new(&session.identity.name, FaultKind::NodeLost { how: Loss::Silent });
+            }
             Err(fault) => return fault,
         }
     }

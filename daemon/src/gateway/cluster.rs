@@ -8,7 +8,7 @@ use std::{
 
 use common::{
     fault::{Fault, FaultKind},
-    ids::{Epoch, MemberIndex, TopologyHash},
+    ids::{Epoch, TopologyHash},
 };
 use protocol::{
     handshake::Identity,
@@ -140,8 +140,10 @@ impl Cluster {
             });
             self.keep_only(&wanted);
             for address in wanted {
-                let again = || tokio::spawn(Arc::clone(&self).follow(address.clone()));
-                tasks.0.entry(address.clone()).or_insert_with(again);
+                tasks
+                    .0
+                    .entry(address.clone())
+                    .or_insert_with(|| tokio::spawn(Arc::clone(&self).follow(address.clone())));
             }
             sleep(LOOK).await;
         }
@@ -157,8 +159,8 @@ impl Cluster {
         if let Some((.., topology)) = &known.latest {
             let is_asked = known.asked.is_some_and(|asked| asked.elapsed() < ASKED);
             let is_head = |index: usize| topology.layout.heads().any(|head| head.index() == index);
-            let matters = |(index, _): &(usize, &Member)| !is_serving || is_asked || is_head(*index);
-            let members = topology.members.iter().enumerate().filter(matters);
+            let members =
+                topology.members.iter().enumerate().filter(|(index, _)| !is_serving || is_asked || is_head(*index));
             wanted.extend(members.map(|(_, member)| member.address.clone()));
         }
         wanted.sort_unstable();
@@ -264,12 +266,19 @@ impl Cluster {
         let mut known = self.known();
         known.asked = Some(Instant::now());
         let (_, _, topology) = known.latest.as_ref()?;
-        let fresh = |member: &Member| known.nodes.get(&member.address).filter(|seen| seen.at.elapsed() < FRESH);
-        let reports: Vec<Option<&NodeReport>> =
-            topology.members.iter().map(|member| fresh(member).map(|seen| &*seen.report)).collect();
+        let reports: Vec<Option<&NodeReport>> = topology
+            .members
+            .iter()
+            .map(|member| {
+                known.nodes.get(&member.address).filter(|seen| seen.at.elapsed() < FRESH).map(|seen| &*seen.report)
+            })
+            .collect();
         let begin = self.begun.elapsed().saturating_sub(FRESH);
-        let window = |member: &Member| known.windows.get(&member.address).filter(|window| window.is_since(begin));
-        let windows: Vec<Option<&Window>> = topology.members.iter().map(window).collect();
+        let windows: Vec<Option<&Window>> = topology
+            .members
+            .iter()
+            .map(|member| known.windows.get(&member.address).filter(|window| window.is_since(begin)))
+            .collect();
         Some((Arc::clone(topology), culprits(topology, &reports, &windows)))
     }
 
@@ -294,30 +303,33 @@ impl Cluster {
         let Some((_, hash, topology)) = &known.latest else { return Serving::default() };
         let patience = self.silent.max(Duration::from_secs(1));
         let mut cordons = Vec::new();
-        let replica = |index: MemberIndex| {
-            let head = &topology.members[index.index()];
-            let seen = known.nodes.get(&head.address);
-            let takes = |seen: &&Seen| {
-                let is_in = seen.report.topology.as_ref().is_some_and(|(_, own, _)| own == hash);
-                let serves = matches!(seen.report.state, NodeState::Ready | NodeState::Serving);
-                // The output of a paced node must not reach a client as an answer.
-                is_in && serves && !seen.report.is_paced()
-            };
-            let takes = seen.filter(|seen| seen.at.elapsed() < patience).as_ref().is_some_and(takes);
-            let entry = |member: &Member| seen?.report.exclusions.of(&member.name, &member.address);
-            let members = topology.replica(topology.place(index).replica);
-            let cordon = members.iter().find_map(entry).filter(|entry| takes && entry.is_cordon);
-            cordons.extend(cordon.cloned());
-            Replica {
-                head: head.address.clone(),
-                name: head.name.clone(),
-                slots: u32::from(topology.slots),
-                requests: seen.map_or(0, |seen| seen.report.requests),
-                at: seen.map_or_else(Instant::now, |seen| seen.at),
-                is_serving: takes && cordon.is_none(),
-            }
-        };
-        let replicas = topology.layout.heads().map(replica).collect();
+        let replicas = topology
+            .layout
+            .heads()
+            .map(|index| {
+                let head = &topology.members[index.index()];
+                let seen = known.nodes.get(&head.address);
+                let takes = |seen: &&Seen| {
+                    let is_in = seen.report.topology.as_ref().is_some_and(|(_, own, _)| own == hash);
+                    let serves = matches!(seen.report.state, NodeState::Ready | NodeState::Serving);
+                    // The output of a paced node must not reach a client as an answer.
+                    is_in && serves && !seen.report.is_paced()
+                };
+                let takes = seen.filter(|seen| seen.at.elapsed() < patience).as_ref().is_some_and(takes);
+                let entry = |member: &Member| seen?.report.exclusions.of(&member.name, &member.address);
+                let members = topology.replica(topology.place(index).replica);
+                let cordon = members.iter().find_map(entry).filter(|entry| takes && entry.is_cordon);
+                cordons.extend(cordon.cloned());
+                Replica {
+                    head: head.address.clone(),
+                    name: head.name.clone(),
+                    slots: u32::from(topology.slots),
+                    requests: seen.map_or(0, |seen| seen.report.requests),
+                    at: seen.map_or_else(Instant::now, |seen| seen.at),
+                    is_serving: takes && cordon.is_none(),
+                }
+            })
+            .collect();
         Serving { topology: Some(Arc::clone(topology)), replicas, cordons }
     }
 }

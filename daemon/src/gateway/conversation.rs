@@ -60,17 +60,19 @@ fn check_conversation(bytes: usize) -> Result<(), ApiError> {
 
 /// JSON schema of a call of one of the tools.
 fn call_schema(tools: &[Value]) -> Value {
-    let call = |tool: &Value| {
-        let function = &tool["function"];
-        let arguments = function.get("parameters").cloned().unwrap_or_else(|| json!({"type": "object"}));
-        json!({
-            "type": "object",
-            "properties": {"name": {"const": function["name"]}, "arguments": arguments},
-            "required": ["name", "arguments"],
-            "additionalProperties": false,
+    let calls: Vec<Value> = tools
+        .iter()
+        .map(|tool| {
+            let function = &tool["function"];
+            let arguments = function.get("parameters").cloned().unwrap_or_else(|| json!({"type": "object"}));
+            json!({
+                "type": "object",
+                "properties": {"name": {"const": function["name"]}, "arguments": arguments},
+                "required": ["name", "arguments"],
+                "additionalProperties": false,
+            })
         })
-    };
-    let calls: Vec<Value> = tools.iter().map(call).collect();
+        .collect();
     if let [one] = &calls[..] { one.clone() } else { json!({"anyOf": calls}) }
 }
 
@@ -81,8 +83,9 @@ fn check_content(index: usize, message: &Value) -> Result<(), ApiError> {
         Value::String(_) => Ok(()),
         Value::Null if message.get("tool_calls").is_some() || message.get("function_call").is_some() => Ok(()),
         Value::Array(parts) => {
-            let is_text = |part: &Value| part.get("type").and_then(Value::as_str).is_none_or(|kind| kind == "text");
-            if parts.iter().all(|part| part.is_object() && is_text(part)) {
+            if parts.iter().all(|part| {
+                part.is_object() && part.get("type").and_then(Value::as_str).is_none_or(|kind| kind == "text")
+            }) {
                 return Ok(());
             }
             Err(ApiError::invalid(&param, format!("{param} has a part that is not text; the model accepts only text")))

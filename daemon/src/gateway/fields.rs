@@ -25,32 +25,36 @@ impl<'a> Fields<'a> {
     pub(super) fn whole(self, name: &str, least: u64, most: u64) -> Result<Option<u64>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = value.as_u64().filter(|number| (least..=most).contains(number));
-        let refusal = || {
+        number.map(Some).ok_or_else(|| {
             let message = format!("{name} is {}, it must be a whole number from {least} to {most}", brief(value));
             ApiError::invalid(name, message)
-        };
-        number.map(Some).ok_or_else(refusal)
+        })
     }
 
     /// True or false.
     pub(super) fn flag(self, name: &str) -> Result<bool, ApiError> {
         let Some(value) = self.get(name) else { return Ok(false) };
-        let refusal = || ApiError::invalid(name, format!("{name} is {}, it must be true or false", brief(value)));
-        value.as_bool().ok_or_else(refusal)
+        value
+            .as_bool()
+            .ok_or_else(|| ApiError::invalid(name, format!("{name} is {}, it must be true or false", brief(value))))
     }
 
     /// A text.
     pub(super) fn text(self, name: &str) -> Result<Option<&'a str>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        let refusal = || ApiError::invalid(name, format!("{name} is {}, it must be a string", brief(value)));
-        value.as_str().map(Some).ok_or_else(refusal)
+        value
+            .as_str()
+            .map(Some)
+            .ok_or_else(|| ApiError::invalid(name, format!("{name} is {}, it must be a string", brief(value))))
     }
 
     /// An object.
     pub(super) fn object(self, name: &str) -> Result<Option<Fields<'a>>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        let refusal = || ApiError::invalid(name, format!("{name} is {}, it must be an object", brief(value)));
-        value.as_object().map(|object| Some(Fields(object))).ok_or_else(refusal)
+        value
+            .as_object()
+            .map(|object| Some(Fields(object)))
+            .ok_or_else(|| ApiError::invalid(name, format!("{name} is {}, it must be an object", brief(value))))
     }
 }
 

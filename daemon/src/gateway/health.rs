@@ -76,9 +76,13 @@ impl Gateway {
 
     /// Bytes loaded and bytes to load on all loading nodes, and the estimated seconds left.
     fn load(&self) -> Option<(u64, u64, Option<f64>)> {
-        let is_loading = |state| matches!(state, NodeState::Loading | NodeState::Prepared | NodeState::Connecting);
         let nodes = self.cluster.nodes();
-        let loading: Vec<_> = nodes.iter().filter(|(_, seen)| is_loading(seen.report.state)).collect();
+        let loading: Vec<_> = nodes
+            .iter()
+            .filter(|(_, seen)| {
+                matches!(seen.report.state, NodeState::Loading | NodeState::Prepared | NodeState::Connecting)
+            })
+            .collect();
         let mut begun = self.loading.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if loading.is_empty() {
             *begun = None;

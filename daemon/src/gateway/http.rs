@@ -44,9 +44,6 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Routes of all paths.
 pub(super) fn router(gateway: Arc<Gateway>) -> Router {
-    let wrong =
-        |request: Request| async move { ApiError::wrong_method(request.method().as_str(), request.uri().path()) };
-    let nothing = |request: Request| async move { ApiError::no_such_path(request.uri().path()) };
     Router::new()
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chats))
@@ -55,8 +52,10 @@ pub(super) fn router(gateway: Arc<Gateway>) -> Router {
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/traces", get(traces))
-        .fallback(any(nothing))
-        .method_not_allowed_fallback(any(wrong))
+        .fallback(any(|request: Request| async move { ApiError::no_such_path(request.uri().path()) }))
+        .method_not_allowed_fallback(any(|request: Request| async move {
+            ApiError::wrong_method(request.method().as_str(), request.uri().path())
+        }))
         .layer(from_fn_with_state(Arc::clone(&gateway), around))
         .with_state(gateway)
 }
@@ -90,8 +89,9 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
 /// The client's id if it is short visible ASCII, else a new one.
 fn request_id(headers: &HeaderMap) -> String {
     let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
-    let is_good = |id: &&str| (1..=ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic());
-    given.filter(is_good).map_or_else(new_id, Into::into)
+    given
+        .filter(|id| (1..=ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic()))
+        .map_or_else(new_id, Into::into)
 }
 
 /// 16 random hexadecimal digits.
@@ -231,16 +231,21 @@ async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
 
 async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
     let own = gateway.cluster.own();
-    let replica = |replica: &super::cluster::Replica| {
-        let (running, is_out) = gateway.admission.standing(&replica.head);
-        (replica.name.clone(), running, replica.is_serving, is_out)
-    };
     let moment = Moment {
         occupancy: gateway.admission.occupancy(),
         own: own.as_ref().map(|seen| &*seen.report),
         running: gateway.running.load(Ordering::Relaxed),
         culprits: gateway.cluster.culprits(),
-        replicas: gateway.cluster.serving().replicas.iter().map(replica).collect(),
+        replicas: gateway
+            .cluster
+            .serving()
+            .replicas
+            .iter()
+            .map(|replica| {
+                let (running, is_out) = gateway.admission.standing(&replica.head);
+                (replica.name.clone(), running, replica.is_serving, is_out)
+            })
+            .collect(),
     };
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
     (kind, gateway.metrics.text(&moment)).into_response()

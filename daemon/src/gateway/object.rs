@@ -95,24 +95,27 @@ impl Common {
 
     /// A complete answer.
     pub(super) fn whole(&self, choices: &[Whole], with_logprobs: bool, usage: Usage, timings: Value) -> Value {
-        let choice = |(index, whole): (usize, &Whole)| {
-            let logprobs = self.logprobs(&whole.shown, with_logprobs, 0);
-            match self.kind {
-                Kind::Completion => {
-                    json!({"index": index, "text": whole.text, "logprobs": logprobs, "finish_reason": whole.finish})
-                }
-                Kind::Chat => {
-                    let is_text = whole.calls.is_empty() || !whole.text.is_empty();
-                    let mut message =
-                        json!({"role": "assistant", "content": is_text.then_some(&whole.text), "refusal": null});
-                    if !whole.calls.is_empty() {
-                        message["tool_calls"] = whole.calls.clone().into();
+        let choices: Vec<Value> = choices
+            .iter()
+            .enumerate()
+            .map(|(index, whole)| {
+                let logprobs = self.logprobs(&whole.shown, with_logprobs, 0);
+                match self.kind {
+                    Kind::Completion => {
+                        json!({"index": index, "text": whole.text, "logprobs": logprobs, "finish_reason": whole.finish})
                     }
-                    json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": whole.finish})
+                    Kind::Chat => {
+                        let is_text = whole.calls.is_empty() || !whole.text.is_empty();
+                        let mut message =
+                            json!({"role": "assistant", "content": is_text.then_some(&whole.text), "refusal": null});
+                        if !whole.calls.is_empty() {
+                            message["tool_calls"] = whole.calls.clone().into();
+                        }
+                        json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": whole.finish})
+                    }
                 }
-            }
-        };
-        let choices: Vec<Value> = choices.iter().enumerate().map(choice).collect();
+            })
+            .collect();
         let name = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
         let mut object = self.object(name, choices.into());
         (object["usage"], object["timings"]) = (usage.object(), timings);
@@ -150,12 +153,11 @@ impl Common {
         if self.kind == Kind::Chat {
             let one =
                 |token: &str, logprob: f32| json!({"token": token, "logprob": logprob, "bytes": token.as_bytes()});
-            let entry = |shown: &Shown| {
+            return json!({"content": shown.iter().map(|shown| {
                 let mut entry = one(&shown.token, shown.logprob);
                 entry["top_logprobs"] = shown.top.iter().map(|(token, logprob)| one(token, *logprob)).collect();
                 entry
-            };
-            return json!({"content": shown.iter().map(entry).collect::<Vec<_>>()});
+            }).collect::<Vec<_>>()});
         }
         let mut at = offset;
         let mut offsets = Vec::new();
@@ -163,13 +165,12 @@ impl Common {
             offsets.push(at);
             at += one.token.len();
         }
-        let top = |shown: &Shown| -> Value {
-            shown.top.iter().map(|(token, logprob)| (token.clone(), json!(logprob))).collect()
-        };
         json!({
             "tokens": shown.iter().map(|one| &one.token).collect::<Vec<_>>(),
             "token_logprobs": shown.iter().map(|one| one.logprob).collect::<Vec<_>>(),
-            "top_logprobs": shown.iter().map(top).collect::<Vec<_>>(),
+            "top_logprobs": shown.iter().map(|shown| -> Value {
+            shown.top.iter().map(|(token, logprob)| (token.clone(), json!(logprob))).collect()
+        }).collect::<Vec<_>>(),
             "text_offset": offsets,
         })
     }

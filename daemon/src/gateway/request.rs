@@ -172,8 +172,11 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
         generate.drafts_max = drafts_max.unwrap_or(generate.drafts_max);
         generate.ignores_end = ignores_end;
         let generate = Arc::new(generate);
-        let wish = |index| Wish { generate: Arc::clone(&generate), seed: sampling.seed.wrapping_add(index), prefix };
-        choices.extend((0..n).map(wish));
+        choices.extend((0..n).map(|index| Wish {
+            generate: Arc::clone(&generate),
+            seed: sampling.seed.wrapping_add(index),
+            prefix,
+        }));
     }
     Ok(Asked {
         kind,
@@ -256,10 +259,9 @@ fn logit_bias(fields: Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
         let message = format!("logit_bias names {} tokens, at most {LOGIT_BIAS_MAX}; name fewer", biases.len());
         return Err(ApiError::invalid("logit_bias", message));
     }
-    let bias = |(id, bias): (&String, &Value)| Some((id.parse().ok()?, bias.as_f64()? as f32));
-    let refusal =
-        || ApiError::invalid("logit_bias", "logit_bias must map token ids to numbers, for example {\"50\": -100}");
-    biases.iter().map(bias).collect::<Option<_>>().ok_or_else(refusal)
+    biases.iter().map(|(id, bias)| Some((id.parse().ok()?, bias.as_f64()? as f32))).collect::<Option<_>>().ok_or_else(
+        || ApiError::invalid("logit_bias", "logit_bias must map token ids to numbers, for example {\"50\": -100}"),
+    )
 }
 
 fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
@@ -291,11 +293,15 @@ fn grammar(fields: Fields<'_>) -> Result<Option<Grammar>, ApiError> {
         Some("json_object") => Ok(Some(Grammar::Json)),
         Some("json_schema") => {
             let schema = format.object("json_schema")?.and_then(|wrapped| wrapped.get("schema"));
-            let refusal = || {
-                let message = "response_format.json_schema.schema is missing; give the JSON schema of the answer";
-                ApiError::invalid("response_format", message)
-            };
-            Ok(Some(Grammar::JsonSchema(schema.ok_or_else(refusal)?.to_string())))
+            Ok(Some(Grammar::JsonSchema(
+                schema
+                    .ok_or_else(|| {
+                        let message =
+                            "response_format.json_schema.schema is missing; give the JSON schema of the answer";
+                        ApiError::invalid("response_format", message)
+                    })?
+                    .to_string(),
+            )))
         }
         Some(other) => {
             let message =

@@ -219,17 +219,25 @@ impl Router {
 
     /// Requests of this gateway and of others on a replica.
     fn load(&self, replica: &Replica) -> u32 {
-        let others = |standing: &Standing| standing.others[0].min(standing.others[1]);
-        self.heads.get(&replica.head).map_or(0, |standing| standing.running + others(standing))
+        self.heads
+            .get(&replica.head)
+            .map_or(0, |standing| standing.running + standing.others[0].min(standing.others[1]))
     }
 
     /// Time per token relative to the fastest of these replicas; 1 if unknown or not clearly slower.
     fn slowness(&self, head: &str, among: &[&Replica], now: Instant) -> f64 {
         // While its circuit breaker is open, a replica is judged by its probe; and one without requests for a while
         // may have recovered.
-        let is_recent = |one: &Standing| one.sampled.is_some_and(|sampled| now < sampled + SAMPLES_AGE);
-        let is_known = |one: &&Standing| one.samples >= SAMPLES_MIN && one.gate == Gate::Closed && is_recent(one);
-        let known = |head: &str| self.heads.get(head).filter(is_known).map(|one| one.token_ms);
+        let known = |head: &str| {
+            self.heads
+                .get(head)
+                .filter(|one| {
+                    one.samples >= SAMPLES_MIN
+                        && one.gate == Gate::Closed
+                        && one.sampled.is_some_and(|sampled| now < sampled + SAMPLES_AGE)
+                })
+                .map(|one| one.token_ms)
+        };
         let fastest = among.iter().filter_map(|replica| known(&replica.head)).min_by(f64::total_cmp);
         let times = known(head).zip(fastest).map_or(1.0, |(own, fastest)| own / fastest.max(f64::MIN_POSITIVE));
         if times > CLEARLY { times } else { 1.0 }
@@ -272,8 +280,12 @@ mod tests {
     /// A router that has received two reports of these replicas.
     fn after(replicas: &[Replica]) -> Router {
         let mut router = Router::default();
-        let earlier = |replica: &Replica| Replica { at: replica.at - Duration::from_millis(1), ..replica.clone() };
-        router.learn(&replicas.iter().map(earlier).collect::<Vec<_>>());
+        router.learn(
+            &replicas
+                .iter()
+                .map(|replica| Replica { at: replica.at - Duration::from_millis(1), ..replica.clone() })
+                .collect::<Vec<_>>(),
+        );
         router.learn(replicas);
         router
     }

@@ -87,9 +87,12 @@ fn device(root: &Root, mount: &Mount) -> Option<String> {
     // Partitions are named `sda2`, but `nvme0n1p2` and `mmcblk0p2`.
     let without = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let numbered = without.strip_suffix('p').filter(|disk| disk.ends_with(|c: char| c.is_ascii_digit()));
-    let is_whole = |name: &&str| root.has(&format!("sys/block/{name}"));
     let candidates = [Some(name), numbered, Some(without)];
-    let found = candidates.into_iter().flatten().filter(|name| !name.is_empty() && !name.contains('/')).find(is_whole);
+    let found = candidates
+        .into_iter()
+        .flatten()
+        .filter(|name| !name.is_empty() && !name.contains('/'))
+        .find(|name| root.has(&format!("sys/block/{name}")));
     found.map(str::to_owned)
 }
 

@@ -41,9 +41,8 @@ impl Firmware {
             return Self::File(file);
         }
         // A device that opens may still refuse the command; trying it every second would waste 3 ms.
-        let open = |path: &&str| File::open(path).ok().filter(|device| bits(device).is_some());
         let devices: &[&str] = if root.is_machine() { &DEVICES } else { &[] };
-        match devices.iter().find_map(open) {
+        match devices.iter().find_map(|path| File::open(path).ok().filter(|device| bits(device).is_some())) {
             Some(device) => Self::Mailbox(device),
             None => Self::Nowhere,
         }

@@ -37,9 +37,13 @@ fn ticks(root: &Root) -> Option<(Ticks, u16)> {
     let values: Vec<u64> = sum.split_whitespace().take(8).map(|word| word.parse().ok()).collect::<Option<_>>()?;
     let idle = values.get(3)?.saturating_add(*values.get(4)?);
     let all = values.iter().fold(0u64, |sum, value| sum.saturating_add(*value));
-    let is_core =
-        |line: &&str| line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-    let cores = u16::try_from(table.lines().filter(is_core).count()).ok()?;
+    let cores = u16::try_from(
+        table
+            .lines()
+            .filter(|line| line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())))
+            .count(),
+    )
+    .ok()?;
     Some((Ticks { busy: all.saturating_sub(idle), all, own: own(root) }, cores))
 }
 

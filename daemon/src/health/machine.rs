@@ -20,6 +20,5 @@ pub fn host_name() -> String {
 /// Cores that this process may run on.
 pub fn allowed_cores() -> Vec<u16> {
     let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else { return vec![0] };
-    let is_set = |core: &u16| set.is_set(usize::from(*core)).unwrap_or(false);
-    (0..1024).filter(is_set).collect()
+    (0..1024).filter(|core| set.is_set(usize::from(*core)).unwrap_or(false)).collect()
 }

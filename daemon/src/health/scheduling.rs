@@ -31,21 +31,22 @@ impl Scheduling {
         let (then, before) = self.before.replace((now, threads.clone()))?;
         let time = now.saturating_duration_since(then).as_nanos() as f64;
         let share = |now: u64, before: u64| ratio(now.saturating_sub(before) as f64, time).min(1.0) as f32;
-        let since = |(thread, now): (&String, &Times)| {
-            let before = before.get(thread)?;
-            Some(RunQueue { waited: share(now.waited, before.waited), ran: share(now.ran, before.ran) })
-        };
-        threads.iter().filter_map(since).max_by(|one, two| one.waited.total_cmp(&two.waited))
+        threads
+            .iter()
+            .filter_map(|(thread, now)| {
+                let before = before.get(thread)?;
+                Some(RunQueue { waited: share(now.waited, before.waited), ran: share(now.ran, before.ran) })
+            })
+            .max_by(|one, two| one.waited.total_cmp(&two.waited))
     }
 }
 
 /// The engine's threads by thread folder. A thread that ends meanwhile is skipped.
 fn threads(root: &Root) -> BTreeMap<String, Times> {
-    let is_engine = |folder: &String| {
+    let folders = root.entries("proc/self/task", "").into_iter().filter(|folder| {
         let name = root.text(&format!("{folder}/comm")).unwrap_or_default();
         THREADS.iter().any(|thread| name.starts_with(thread))
-    };
-    let folders = root.entries("proc/self/task", "").into_iter().filter(is_engine);
+    });
     folders.filter_map(|folder| times(root, &folder).map(|times| (folder, times))).collect()
 }
 

@@ -10,17 +10,24 @@ const MONITORS: [&str; 4] = ["cpu_thermal", "coretemp", "k10temp", "zenpower"];
 
 pub(super) fn read(root: &Root) -> Option<Celsius> {
     let zones = root.entries("sys/class/thermal", "thermal_zone");
-    let kind = |zone: &String| root.value::<String>(&format!("{zone}/type")).unwrap_or_default();
     let reading = |zone: &String| degrees(root, &format!("{zone}/temp"));
-    let of_kind = |wanted: &&str| zones.iter().filter(|zone| kind(zone).starts_with(wanted)).find_map(reading);
-    let monitor = || {
-        let monitors = root.entries("sys/class/hwmon", "hwmon");
-        let name = |monitor: &&String| root.value::<String>(&format!("{monitor}/name")).unwrap_or_default();
-        let found = monitors.iter().find(|monitor| MONITORS.contains(&name(monitor).as_str()))?;
-        degrees(root, &format!("{found}/temp1_input"))
-    };
     // Zones of other types (`acpitz`) may be stuck at a mainboard's default: the last resort.
-    ZONES.iter().find_map(of_kind).or_else(monitor).or_else(|| zones.iter().find_map(reading))
+    ZONES
+        .iter()
+        .find_map(|wanted| {
+            zones
+                .iter()
+                .filter(|zone| root.value::<String>(&format!("{zone}/type")).unwrap_or_default().starts_with(wanted))
+                .find_map(reading)
+        })
+        .or_else(|| {
+            let monitors = root.entries("sys/class/hwmon", "hwmon");
+            let found = monitors.iter().find(|monitor| {
+                MONITORS.contains(&root.value::<String>(&format!("{monitor}/name")).unwrap_or_default().as_str())
+            })?;
+            degrees(root, &format!("{found}/temp1_input"))
+        })
+        .or_else(|| zones.iter().find_map(reading))
 }
 
 /// A file in thousandths of a degree; values impossible for a processor are ignored.

@@ -4,7 +4,11 @@ use super::source::Root;
 /// Whether the voltage was too low at the last check.
 pub(super) fn read(root: &Root) -> Option<bool> {
     let monitors = root.entries("sys/class/hwmon", "hwmon");
-    let is_it = |monitor: &&String| root.value::<String>(&format!("{monitor}/name")).as_deref() == Some("rpi_volt");
-    let alarm: u8 = root.value(&format!("{}/in0_lcrit_alarm", monitors.iter().find(is_it)?))?;
+    let alarm: u8 = root.value(&format!(
+        "{}/in0_lcrit_alarm",
+        monitors
+            .iter()
+            .find(|monitor| root.value::<String>(&format!("{monitor}/name")).as_deref() == Some("rpi_volt"))?
+    ))?;
     Some(alarm != 0)
 }

@@ -47,8 +47,13 @@ impl Announcer {
 fn announce(listen: SocketAddr, said: &Announcement) -> Result<Announcer, mdns_sd::Error> {
     let properties = said.properties();
     // A separate host name: the machine's own name belongs to avahi, if that runs.
-    let letters = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    let host = format!("bramble-{}.local.", said.instance().chars().map(letters).collect::<String>());
+    let host = format!(
+        "bramble-{}.local.",
+        said.instance()
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
+            .collect::<String>()
+    );
     let is_any = listen.ip().is_unspecified();
     let address = if is_any { String::new() } else { listen.ip().to_string() };
     let info = ServiceInfo::new(SERVICE, &said.instance(), &host, address.as_str(), listen.port(), &properties[..])?;

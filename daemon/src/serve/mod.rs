@@ -241,12 +241,13 @@ async fn end_at(mut signals: Signal, inputs: Sender<Input>, started: Instant) {
 async fn reload_at(mut hangups: Signal, inputs: Sender<Input>, arguments: Arguments) {
     while hangups.recv().await.is_some() {
         let arguments = arguments.clone();
-        let read = move || {
+        match tokio::task::spawn_blocking(move || {
             let config = Config::load(arguments)?;
             let keyring = keys::load(&config)?;
             anyhow::Ok((config, keyring))
-        };
-        match tokio::task::spawn_blocking(read).await {
+        })
+        .await
+        {
             Ok(Ok((config, keyring))) => {
                 keys::tell(keyring.current(), &config.key_file);
                 keyring::set_own(keyring);

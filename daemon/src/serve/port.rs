@@ -13,8 +13,10 @@ pub(super) fn holder(address: SocketAddr) -> Option<String> {
     for entry in fs::read_dir("/proc").ok()?.flatten() {
         let Some(pid) = is_process(&entry.path()) else { continue };
         let Ok(descriptors) = fs::read_dir(entry.path().join("fd")) else { continue };
-        let holds = |path: &Path| fs::read_link(path).is_ok_and(|link| link.as_os_str() == wanted.as_str());
-        if descriptors.flatten().any(|descriptor| holds(&descriptor.path())) {
+        if descriptors
+            .flatten()
+            .any(|descriptor| fs::read_link(&descriptor.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str()))
+        {
             let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             return Some(format!("process {pid} ({})", name.trim()));
         }
@@ -40,8 +42,8 @@ fn hexadecimal(address: SocketAddr) -> String {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
     };
-    let word = |bytes: &[u8; 4]| format!("{:08X}", u32::from_ne_bytes(*bytes));
-    let ip: String = bytes.as_chunks::<4>().0.iter().map(word).collect();
+    let ip: String =
+        bytes.as_chunks::<4>().0.iter().map(|bytes| format!("{:08X}", u32::from_ne_bytes(*bytes))).collect();
     format!("{ip}:{:04X}", address.port())
 }
 

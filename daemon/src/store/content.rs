@@ -206,8 +206,9 @@ fn hash_all(file: &GgufFile, progress: &mut Progress<'_>) -> Result<io::Result<V
     };
     let total = content::total_bytes(file);
     let parts = thread::scope(|scope| {
-        let spawn = |_| thread::Builder::new().name("hash".into()).spawn_scoped(scope, || run(&work));
-        let threads: io::Result<Vec<_>> = (0..cores.div_ceil(2)).map(spawn).collect();
+        let threads: io::Result<Vec<_>> = (0..cores.div_ceil(2))
+            .map(|_| thread::Builder::new().name("hash".into()).spawn_scoped(scope, || run(&work)))
+            .collect();
         let threads = match threads {
             Ok(threads) => threads,
             Err(error) => {
@@ -222,10 +223,10 @@ fn hash_all(file: &GgufFile, progress: &mut Progress<'_>) -> Result<io::Result<V
             }
             thread::park_timeout(WORD);
         }
-        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("a hashing thread panicked")))
-        };
-        Ok(threads.into_iter().map(join).collect::<io::Result<Vec<Vec<_>>>>())
+        Ok(threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(io::Error::other("a hashing thread panicked"))))
+            .collect::<io::Result<Vec<Vec<_>>>>())
     })?;
     Ok(parts.map(|parts| {
         let mut hashes: Vec<(usize, [u8; 32])> = parts.into_iter().flatten().collect();

@@ -138,8 +138,9 @@ impl Store {
     /// The file cannot be read, is changed meanwhile, or the request is cancelled.
     pub fn content(&self, file: &GgufFile, tell: &mut Tell<'_>) -> Result<ContentRoot, FaultKind> {
         let mut pace = Pace::new(tell);
-        let mut progress = |done, total| pace.at(Step::Hashing, done, Some(total)).is_ok();
-        self.contents.of(file, &mut progress).map(|content| content.root)
+        self.contents
+            .of(file, &mut |done, total| pace.at(Step::Hashing, done, Some(total)).is_ok())
+            .map(|content| content.root)
     }
 
     /// Path of the complete file with this name.
@@ -171,9 +172,9 @@ impl Store {
             // With `is_known_enough`, the content hash is left to the assignment that needs it.
             if !is_known_enough && let Ok(file) = GgufFile::open(&path) {
                 let is_sure = known == Some(hash) && self.contents.known(&file).is_some();
-                let mut progress = |done, total| pace.at(Step::Hashing, done, Some(total)).is_ok();
                 if !is_sure {
-                    self.contents.compute(&file, &mut progress)?;
+                    self.contents
+                        .compute(&file, &mut |done, total| pace.at(Step::Hashing, done, Some(total)).is_ok())?;
                 }
             }
         }

@@ -319,15 +319,21 @@ fn hash_is_stored_until_the_file_changes() {
     fs::write(&path, &bytes).expect("it can be written");
     assert_eq!(store.list()[0].sha256, None);
     let mut read = 0;
-    let mut count = |step: Step, done: u64, _: Option<u64>| {
-        assert_eq!(step, Step::Hashing);
-        read = read.max(done);
-        true
-    };
-    assert_eq!(store.verify(NAME, true, &mut count).map(|file| file.sha256), Ok(Some(hash_of(&bytes))));
+    assert_eq!(
+        store
+            .verify(NAME, true, &mut |step: Step, done: u64, _: Option<u64>| {
+                assert_eq!(step, Step::Hashing);
+                read = read.max(done);
+                true
+            })
+            .map(|file| file.sha256),
+        Ok(Some(hash_of(&bytes)))
+    );
     assert!(read > 0);
-    let mut never = |_: Step, _: u64, _: Option<u64>| panic!("it is known");
-    assert_eq!(store.verify(NAME, true, &mut never).map(|file| file.sha256), Ok(Some(hash_of(&bytes))));
+    assert_eq!(
+        store.verify(NAME, true, &mut |_: Step, _: u64, _: Option<u64>| panic!("it is known")).map(|file| file.sha256),
+        Ok(Some(hash_of(&bytes)))
+    );
     *bytes.last_mut().expect("it has bytes") ^= 1;
     fs::write(&path, &bytes).expect("it can be written");
     assert_eq!(store.verify(NAME, true, &mut go_on).map(|file| file.sha256), Ok(Some(hash_of(&bytes))));

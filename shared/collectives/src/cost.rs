@@ -78,6 +78,9 @@ fn two_level_messages(own: usize, world: usize) -> usize {
     let groups = (0..group_count(world)).map(|index| group(index, world));
     let mine = groups.clone().find(|group| group.contains(&own)).expect("the groups hold all ranks");
     let place = own - mine.start;
-    let served = |other: std::ops::Range<usize>| other.len().saturating_sub(place).div_ceil(mine.len());
-    mine.len() - 1 + groups.filter(|other| *other != mine).map(served).sum::<usize>()
+    mine.len() - 1
+        + groups
+            .filter(|other| *other != mine)
+            .map(|other| other.len().saturating_sub(place).div_ceil(mine.len()))
+            .sum::<usize>()
 }

@@ -38,10 +38,10 @@ impl Table {
         let row = |tokens: u32, algorithm| TableRow { tokens, algorithm, timed: Vec::new() };
         let rows = match choice {
             Choice::Forced(algorithm) => vec![row(1, algorithm)],
-            Choice::Auto => {
-                let chosen = |tokens| by_formula(exchange, world, (tokens as usize, columns));
-                TOKENS_TIMED.iter().map(|tokens| row(*tokens, chosen(*tokens))).collect()
-            }
+            Choice::Auto => TOKENS_TIMED
+                .iter()
+                .map(|tokens| row(*tokens, by_formula(exchange, world, ((*tokens) as usize, columns))))
+                .collect(),
         };
         Self { rows }
     }
@@ -54,9 +54,8 @@ impl Table {
 
     /// Whether another rank's table is valid: ascending rows that contain only candidates of `auto`.
     pub fn is_sound(&self) -> bool {
-        let is_candidate = |row: &TableRow| Algorithm::candidates().any(|candidate| candidate == row.algorithm);
         (1..=TOKENS_TIMED.len()).contains(&self.rows.len())
-            && self.rows.iter().all(is_candidate)
+            && self.rows.iter().all(|row| Algorithm::candidates().any(|candidate| candidate == row.algorithm))
             && self.rows.is_sorted_by(|before, after| before.tokens < after.tokens)
             && self.rows.iter().all(|row| row.timed.len() <= Algorithm::ALL.len())
     }

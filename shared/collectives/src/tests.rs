@@ -34,15 +34,21 @@ fn blocks(columns: &Range<usize>) -> Range<usize> {
 impl World {
     fn new(algorithm: Algorithm, world: usize, columns: usize) -> Self {
         let count = columns.div_ceil(EXCHANGE_BLOCK);
-        let rank = |rank: usize| Symbolic {
-            steps: schedule(algorithm, Rank(rank as u16), world, columns).into(),
-            sum: vec![rank.to_string(); count],
-            result: vec![None; count],
-            ranges: Vec::new(),
-            sent: Cost::default(),
-        };
         let none = || (0..world).map(|_| (0..world).map(|_| None).collect()).collect();
-        Self { ranks: (0..world).map(rank).collect(), unsent: none(), arrived: none(), columns }
+        Self {
+            ranks: (0..world)
+                .map(|rank| Symbolic {
+                    steps: schedule(algorithm, Rank(rank as u16), world, columns).into(),
+                    sum: vec![rank.to_string(); count],
+                    result: vec![None; count],
+                    ranges: Vec::new(),
+                    sent: Cost::default(),
+                })
+                .collect(),
+            unsent: none(),
+            arrived: none(),
+            columns,
+        }
     }
 
     /// Executes one step of a rank if possible, and moves messages in flight.
@@ -138,8 +144,10 @@ fn run(algorithm: Algorithm, world: usize, columns: usize) -> Vec<String> {
         assert_eq!(symbolic.sent, formula, "{algorithm} of {world}, rank {rank}, {columns} columns");
         assert_eq!(symbolic.result, all.ranks[0].result, "{algorithm} of {world}: rank {rank} holds the same sums");
     }
-    let is_empty = |channel: &Vec<Option<Message>>| channel.iter().all(Option::is_none);
-    assert!(all.unsent.iter().chain(&all.arrived).all(is_empty), "{algorithm} of {world}: a message is not received");
+    assert!(
+        all.unsent.iter().chain(&all.arrived).all(|channel| channel.iter().all(Option::is_none)),
+        "{algorithm} of {world}: a message is not received"
+    );
     all.ranks[0].result.iter().map(|value| value.clone().unwrap_or_default()).collect()
 }
 

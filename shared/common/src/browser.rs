@@ -137,17 +137,18 @@ impl BrowserPolicy {
         let (host, port) = authority.split_at(authority.find(':').unwrap_or(authority.len()));
         let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
         // An attacker's server cannot have bound a name to these: they are addresses, not names.
-        let is_own = || host == "localhost" || host.parse::<Ipv4Addr>().is_ok();
-        is_port(port) && (is_own() || self.hosts.iter().any(|known| *known == host || known == "*"))
+        is_port(port)
+            && (host == "localhost"
+                || host.parse::<Ipv4Addr>().is_ok()
+                || self.hosts.iter().any(|known| *known == host || known == "*"))
     }
 
     fn has_origin(&self, origin: &str) -> bool {
         let origin = origin.to_ascii_lowercase();
-        let is_it = |known: &String| match known.strip_suffix('*') {
+        self.origins.iter().any(|known| match known.strip_suffix('*') {
             Some(beginning) => origin.starts_with(beginning),
             None => origin == *known,
-        };
-        self.origins.iter().any(is_it)
+        })
     }
 }
 
@@ -163,8 +164,8 @@ pub fn check_json(content_type: Option<&str>) -> Result<(), Refusal> {
 }
 
 fn is_host(name: &str) -> bool {
-    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    (1..=HOST_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_good)
+    (1..=HOST_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
 }
 
 /// Empty, or a colon and a number.

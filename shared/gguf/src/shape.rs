@@ -175,8 +175,7 @@ impl Shape {
             return MODEL.contains(&name);
         };
         // Also rejects other spellings of the number, such as 01.
-        let known = |number: usize| number < self.block_count && number.to_string() == block;
-        if !block.parse().is_ok_and(known) {
+        if !block.parse::<usize>().is_ok_and(|number| number < self.block_count && number.to_string() == block) {
             return false;
         }
         match part.split_once('.') {
@@ -341,8 +340,7 @@ impl Keys<'_> {
         if kind == Some("none") {
             return Ok(1.0);
         }
-        let has = |name: &str| self.metadata.float(&self.key(name)).map(|value| value.is_some());
-        if kind.is_none() && !has(FACTOR)? {
+        if kind.is_none() && !self.metadata.float(&self.key(FACTOR)).map(|value| value.is_some())? {
             return self.positive(FORMER, Some(1.0));
         }
         self.positive(FACTOR, None)

@@ -110,8 +110,9 @@ fn divide(
     let frees = frees.collect::<Result<Vec<u64>, NoFit>>()?;
     let speeds: Vec<u64> =
         groups.iter().map(|group| group.iter().map(|node| speed(&nodes[*node])).sum::<f64>() as u64).collect();
-    let fits = |stage: usize, layers: Range<usize>| holds[layers].iter().sum::<u64>() <= frees[stage];
-    let split = split_layers_where(&reads, all.output().bytes, &speeds, fits);
+    let split = split_layers_where(&reads, all.output().bytes, &speeds, |stage, layers| {
+        holds[layers].iter().sum::<u64>() <= frees[stage]
+    });
     let split =
         split.ok_or(NoFit::Stages { needed: Bytes(holds.iter().sum()), available: Bytes(frees.iter().sum()) })?;
     Ok(split.into_iter().map(|layers| layers.start as usize..layers.end as usize).collect())
@@ -149,11 +150,15 @@ fn shares(
         let is_equal = whole.iter().all(|weight| *weight == whole[0]);
         let whole = if is_equal { vec![1; whole.len()] } else { whole };
         let plans = cut_stage(&sizes.shape, layers, &whole).map_err(|error| NoFit::Cut(error.to_string()))?;
-        let need = |(rank, (plan, node)): (usize, (&ShardPlan, &usize))| {
-            let seat = demand.seat((stages, group.len()), (stage, rank));
-            cost::needed(&Holding { sizes, plan }, nodes[*node].panel_rows, demand, &seat)
-        };
-        let needed: Vec<RankMemory> = plans.iter().zip(group).enumerate().map(need).collect();
+        let needed: Vec<RankMemory> = plans
+            .iter()
+            .zip(group)
+            .enumerate()
+            .map(|(rank, (plan, node))| {
+                let seat = demand.seat((stages, group.len()), (stage, rank));
+                cost::needed(&Holding { sizes, plan }, nodes[*node].panel_rows, demand, &seat)
+            })
+            .collect();
         let over = |rank: &usize| needed[*rank].total().0 as f64 / nodes[group[*rank]].memory.max(1) as f64;
         let fullest = (0..group.len()).max_by(|one, two| over(one).total_cmp(&over(two)));
         let Some(fullest) = fullest.filter(|rank| needed[*rank].total().0 > nodes[group[*rank]].memory) else {

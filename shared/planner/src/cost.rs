@@ -102,13 +102,23 @@ impl Prediction {
 }
 
 fn setup(stages: &[PlanStage], nodes: &[PlanNode], demand: &Demand) -> Setup {
-    let rank = |rank: &PlanRank| {
-        let PlanNode { profile, link, .. } = &nodes[rank.node];
-        (Machine { profile: profile.clone(), link: link.unwrap_or(demand.link) }, rank.weight)
-    };
-    let stage = |stage: &PlanStage| (stage.layers.clone(), stage.ranks.iter().map(rank).collect());
     Setup {
-        stages: stages.iter().map(stage).collect(),
+        stages: stages
+            .iter()
+            .map(|stage| {
+                (
+                    stage.layers.clone(),
+                    stage
+                        .ranks
+                        .iter()
+                        .map(|rank| {
+                            let PlanNode { profile, link, .. } = &nodes[rank.node];
+                            (Machine { profile: profile.clone(), link: link.unwrap_or(demand.link) }, rank.weight)
+                        })
+                        .collect(),
+                )
+            })
+            .collect(),
         exchange: demand.exchange,
         choice: demand.choice,
         kv: demand.kv,
@@ -133,13 +143,16 @@ pub fn memory(
     let setup = setup(stages, nodes, demand);
     let replica = Replica::new(sizes, &setup)?;
     let seats = stages.iter().enumerate().flat_map(|(stage, held)| {
-        let seat = move |rank| demand.seat((stages.len(), held.ranks.len()), (stage, rank));
-        held.ranks.iter().enumerate().map(move |(index, rank)| (seat(index), rank))
+        held.ranks
+            .iter()
+            .enumerate()
+            .map(move |(index, rank)| (demand.seat((stages.len(), held.ranks.len()), (stage, index)), rank))
     });
-    let of = |(holding, (seat, rank)): (Holding<'_>, (Seat, &PlanRank))| {
-        needed(&holding, nodes[rank.node].panel_rows, demand, &seat)
-    };
-    Ok(replica.holdings().zip(seats).map(of).collect())
+    Ok(replica
+        .holdings()
+        .zip(seats)
+        .map(|(holding, (seat, rank))| needed(&holding, nodes[rank.node].panel_rows, demand, &seat))
+        .collect())
 }
 
 /// Predicts a replica with one prompt, and with as many concurrent answers as it has slots.

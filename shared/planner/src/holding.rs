@@ -152,8 +152,7 @@ impl Holding<'_> {
         parts.push(self.output_part());
         parts.push(Part::vector(shape.embedding_length));
         parts.extend(shape.has_rope_factors.then(|| Part::vector(shape.rope_dimension_count / 2)));
-        let end = |bytes: u64, part: &Part| bytes.next_multiple_of(ALIGNMENT) + part.packed(panel_rows.max(1));
-        parts.iter().fold(0, end)
+        parts.iter().fold(0, |bytes, part| bytes.next_multiple_of(ALIGNMENT) + part.packed(panel_rows.max(1)))
     }
 
     /// Reads and multiply-adds of a token in the attention matrices of a layer.

@@ -17,16 +17,19 @@ use crate::holding::{Holding, PANEL_ROWS};
 pub fn of_replica(sizes: &ModelSizes, topology: &Topology, replica: u16) -> Result<Vec<RankMemory>, CutError> {
     let plans = cut_stages(&sizes.shape, &topology.stages(replica))?;
     let kv = (topology.kv, topology.kv_block_count());
-    let memory = |(index, plan)| {
-        let seat = Seat::of(topology, &topology.place(MemberIndex(index as u16)));
-        Holding { sizes, plan }.memory(PANEL_ROWS, kv, &seat)
-    };
-    Ok(topology.layout.members(replica).zip(&plans).map(memory).collect())
+    Ok(topology
+        .layout
+        .members(replica)
+        .zip(&plans)
+        .map(|(index, plan)| {
+            let seat = Seat::of(topology, &topology.place(MemberIndex(index as u16)));
+            Holding { sizes, plan }.memory(PANEL_ROWS, kv, &seat)
+        })
+        .collect())
 }
 
 #[cfg(test)]
 mod tests {
-    use topology::ShardPlan;
 
     use super::*;
     use topology::{cut, sizes::Quantisation};
@@ -36,8 +39,11 @@ mod tests {
         let sizes = ModelSizes::known(name, quantisation).expect("it is known");
         let plans = cut(&sizes.shape, &[1]).expect("one rank holds all");
         let holding = Holding { sizes: &sizes, plan: &plans[0] };
-        let layer = |layer: usize| holding.attention(layer).bytes + holding.feed_forward(layer, 1).bytes;
-        ((0..sizes.shape.block_count).map(layer).sum::<u64>() + holding.output().bytes) as f64 / 1e9
+        ((0..sizes.shape.block_count)
+            .map(|layer| holding.attention(layer).bytes + holding.feed_forward(layer, 1).bytes)
+            .sum::<u64>()
+            + holding.output().bytes) as f64
+            / 1e9
     }
 
     #[test]
@@ -70,8 +76,7 @@ mod tests {
         let sizes = ModelSizes::known("llama-3.1-8b", Quantisation::Q4_0).expect("it is known");
         let whole = |world: usize| {
             let plans = cut(&sizes.shape, &vec![1; world]).expect("it can be cut");
-            let bytes = |plan: &ShardPlan| Holding { sizes: &sizes, plan }.shard_bytes(PANEL_ROWS);
-            plans.iter().map(bytes).sum::<u64>() as f64
+            plans.iter().map(|plan| Holding { sizes: &sizes, plan }.shard_bytes(PANEL_ROWS)).sum::<u64>() as f64
         };
         assert!((whole(8) / whole(1) - 1.0).abs() < 0.01, "{} {}", whole(8), whole(1));
     }

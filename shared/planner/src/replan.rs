@@ -181,8 +181,9 @@ fn as_one(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Result<Topol
                 first.get_or_insert(format!("{layout} has more stages than the model has layers"));
                 continue;
             };
-            let stage = |index: usize| &stages[usize::from(layout.place(MemberIndex(index as u16)).stage)];
-            let members = chosen.iter().enumerate().map(|(index, one)| placed(desired, one, stage(index)));
+            let members = chosen.iter().enumerate().map(|(index, one)| {
+                placed(desired, one, &stages[usize::from(layout.place(MemberIndex(index as u16)).stage)])
+            });
             let (members, free): (Vec<Member>, Vec<Bytes>) = members.unzip();
             match fits_alone(desired, layout, members, &free, needs) {
                 Ok(topology) => return Ok(topology),
@@ -202,8 +203,9 @@ impl Needs for OfFile<'_> {
     fn stages(&self, count: u16) -> Option<Vec<Range<u32>>> {
         let whole = cut(&self.sizes.shape, &[1]).ok()?;
         let holding = Holding { sizes: self.sizes, plan: &whole[0] };
-        let cost = |layer: usize| holding.attention(layer).bytes + holding.feed_forward(layer, 1).bytes;
-        let costs: Vec<u64> = (0..self.sizes.shape.block_count).map(cost).collect();
+        let costs: Vec<u64> = (0..self.sizes.shape.block_count)
+            .map(|layer| holding.attention(layer).bytes + holding.feed_forward(layer, 1).bytes)
+            .collect();
         split_layers(&costs, holding.output().bytes, &vec![1; usize::from(count)])
     }
 
@@ -291,33 +293,42 @@ pub fn ok_to_stop(
 ) -> Outlook {
     let layout = running.layout;
     let own = layout.replica_of(leaving);
-    let serves = |replica: &u16| now.get(layout.members(*replica)).is_some_and(|all| all.iter().all(|one| one.serves));
     let others = (0..layout.replicas).filter(|replica| *replica != own && !layout.has_roles());
-    let replicas = others.filter(serves).count();
+    let replicas = others
+        .filter(|replica| now.get(layout.members(*replica)).is_some_and(|all| all.iter().all(|one| one.serves)))
+        .count();
     let is_left = |index: usize| index != leaving.index() && now.get(index).is_some_and(|one| one.answers);
     let rest: Vec<usize> = (0..running.members.len()).filter(|index| is_left(*index)).collect();
-    let stays = |index: &usize| {
-        let member = &running.members[*index];
-        let place = desired.members.iter().position(|one| one.name == member.name)?;
-        let (address, free) = (member.address.clone(), now[*index].free);
-        Some(Stays { member: MemberIndex(place as u16), address, free })
-    };
-    let mut stay: Vec<Stays> = rest.iter().filter_map(stays).collect();
+    let mut stay: Vec<Stays> = rest
+        .iter()
+        .filter_map(|index| {
+            let member = &running.members[*index];
+            let place = desired.members.iter().position(|one| one.name == member.name)?;
+            let (address, free) = (member.address.clone(), now[*index].free);
+            Some(Stays { member: MemberIndex(place as u16), address, free })
+        })
+        .collect();
     stay.sort_by_key(|one| one.member);
-    let shards = |replica: u16| now.get(layout.members(replica)).unwrap_or_default().iter().map(|one| one.shard.0);
-    let bytes = |replica: u16| shards(replica).fold(0, u64::saturating_add);
-    let whole: u64 = (0..layout.replicas).map(bytes).max().unwrap_or(0);
+    let whole: u64 = (0..layout.replicas)
+        .map(|replica| {
+            now.get(layout.members(replica))
+                .unwrap_or_default()
+                .iter()
+                .map(|one| one.shard.0)
+                .fold(0, u64::saturating_add)
+        })
+        .max()
+        .unwrap_or(0);
     let estimated = Estimated { whole, layers: desired.members.iter().map(|one| one.layers.end).max().unwrap_or(1) };
     let of_file = sizes.map(|sizes| OfFile { sizes });
     let needs: &dyn Needs = of_file.as_ref().map_or(&estimated, |of_file| of_file);
     let topology = shape(desired, &stay, needs);
     // The replica that its members then form; if it is gone, the one with some of them.
     let needed = topology.as_ref().ok().and_then(|next| {
-        let was_of_it = |member: &Member| {
+        let member = next.members.iter().position(|member| {
             let place = running.members.iter().position(|one| one.name == member.name);
             place.is_some_and(|place| layout.replica_of(MemberIndex(place as u16)) == own)
-        };
-        let member = next.members.iter().position(was_of_it)?;
+        })?;
         let replica = next.layout.replica_of(MemberIndex(member as u16));
         needs.of_replica(next, replica).ok()?.into_iter().max()
     });

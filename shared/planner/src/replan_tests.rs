@@ -17,18 +17,19 @@ fn before(layout: &str, count: usize) -> (Topology, ModelSizes) {
     let sizes = ModelSizes::known("llama-3.2-1b", Quantisation::Q4_0).expect("it is known");
     let layout: Layout = layout.parse().expect("a layout");
     let blocks = sizes.shape.block_count as u32;
-    let member = |index: usize| Member {
-        name: format!("pi{index}"),
-        address: format!("pi{index}:9999"),
-        weight: 1,
-        layers: 0..blocks,
-        cores: vec![index as u16],
-        threads: 1,
-        spin: false,
-    };
     let topology = Topology {
         layout,
-        members: (0..count).map(member).collect(),
+        members: (0..count)
+            .map(|index| Member {
+                name: format!("pi{index}"),
+                address: format!("pi{index}:9999"),
+                weight: 1,
+                layers: 0..blocks,
+                cores: vec![index as u16],
+                threads: 1,
+                spin: false,
+            })
+            .collect(),
         model: "m.gguf".into(),
         identity: common::ids::ModelIdentity::default(),
         content: None,
@@ -43,12 +44,13 @@ fn before(layout: &str, count: usize) -> (Topology, ModelSizes) {
 }
 
 fn stays(list: &[(u16, u64)]) -> Vec<Stays> {
-    let one = |(member, mib): &(u16, u64)| Stays {
-        member: MemberIndex(*member),
-        address: format!("pi{member}:9999"),
-        free: Bytes(mib << 20),
-    };
-    list.iter().map(one).collect()
+    list.iter()
+        .map(|(member, mib)| Stays {
+            member: MemberIndex(*member),
+            address: format!("pi{member}:9999"),
+            free: Bytes(mib << 20),
+        })
+        .collect()
 }
 
 #[test]

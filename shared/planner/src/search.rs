@@ -159,11 +159,12 @@ fn together(predictions: &[Prediction]) -> Prediction {
 fn is_same(one: &[PlanStage], two: &[PlanStage], nodes: &[PlanNode]) -> bool {
     one.iter().zip(two).all(|(one, two)| {
         let ranks = one.ranks.iter().zip(&two.ranks);
-        let is_same = |(one, two): (&cost::PlanRank, &cost::PlanRank)| {
-            let [first, second] = [&nodes[one.node], &nodes[two.node]];
-            one.weight == two.weight && first.profile == second.profile && first.link == second.link
-        };
-        one.layers == two.layers && one.ranks.len() == two.ranks.len() && ranks.into_iter().all(is_same)
+        one.layers == two.layers
+            && one.ranks.len() == two.ranks.len()
+            && ranks.into_iter().all(|(one, two)| {
+                let [first, second] = [&nodes[one.node], &nodes[two.node]];
+                one.weight == two.weight && first.profile == second.profile && first.link == second.link
+            })
     })
 }
 
@@ -201,7 +202,9 @@ fn choose_head(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand, goal: Go
             let one = &stages[0].ranks[rank];
             (&nodes[one.node].profile, nodes[one.node].link, one.weight)
         };
-        let predict = |rank: usize| {
+        // Identical nodes need only one evaluation.
+        let others = (1..ranks).filter(|rank| like(*rank) != like(*rank - 1));
+        let found = std::iter::once(0).chain(others).filter_map(|rank| {
             let mut stages = stages.clone();
             stages[0].ranks[..=rank].rotate_right(1);
             let prediction = cost::predict(sizes, &stages, nodes, demand).ok()?;
@@ -209,10 +212,7 @@ fn choose_head(sizes: &ModelSizes, nodes: &[PlanNode], demand: &Demand, goal: Go
             let mut held = stages.iter().flat_map(|stage| &stage.ranks).zip(&memory);
             let fits = held.all(|(rank, needed)| needed.total().0 <= nodes[rank.node].memory);
             fits.then_some((key(&prediction, goal), rank, (stages, memory)))
-        };
-        // Identical nodes need only one evaluation.
-        let others = (1..ranks).filter(|rank| like(*rank) != like(*rank - 1));
-        let found = std::iter::once(0).chain(others).filter_map(predict);
+        });
         let found = found.min_by(|one, two| one.0.total_cmp(&two.0).then(one.1.cmp(&two.1)));
         let Some((_, _, (stages, memory))) = found.filter(|found| found.1 > 0) else { continue };
         best.memory[replica] = memory;
@@ -254,28 +254,32 @@ fn balanced(ranked: &[Candidate]) -> Option<usize> {
             best = candidate;
         }
     }
-    let is_of_it = |candidate: &&Candidate| {
-        (candidate.layout.stages, candidate.layout.ranks) == (best.layout.stages, best.layout.ranks)
-    };
-    let most = ranked.iter().filter(is_of_it).max_by_key(|candidate| candidate.layout.replicas)?;
+    let most = ranked
+        .iter()
+        .filter(|candidate| {
+            (candidate.layout.stages, candidate.layout.ranks) == (best.layout.stages, best.layout.ranks)
+        })
+        .max_by_key(|candidate| candidate.layout.replicas)?;
     ranked.iter().position(|candidate| candidate == most)
 }
 
 /// Warns of nodes that make a single answer slower.
 fn warnings(ranked: &[Candidate], nodes: &[PlanNode], order: &[usize]) -> Vec<String> {
-    let fastest = |count: usize| {
-        let singles = ranked.iter().filter(|candidate| candidate.layout.replicas == 1);
-        singles
-            .filter(|candidate| candidate.layout.node_count() == count)
-            .min_by_key(|candidate| candidate.prediction.tpot)
-    };
     let rate = |candidate: &Candidate| ratio(1e9, candidate.prediction.tpot.0 as f64);
-    let all: Vec<&Candidate> = (1..=order.len()).filter_map(fastest).collect();
+    let all: Vec<&Candidate> = (1..=order.len())
+        .filter_map(|count| {
+            let singles = ranked.iter().filter(|candidate| candidate.layout.replicas == 1);
+            singles
+                .filter(|candidate| candidate.layout.node_count() == count)
+                .min_by_key(|candidate| candidate.prediction.tpot)
+        })
+        .collect();
     let Some(best) = all.iter().min_by_key(|candidate| candidate.prediction.tpot) else { return Vec::new() };
-    let slower = |candidate: &&&Candidate| {
+    let Some(last) = all.iter().rev().find(|candidate| {
         candidate.layout.node_count() > best.layout.node_count() && candidate.prediction.tpot > best.prediction.tpot
+    }) else {
+        return Vec::new();
     };
-    let Some(last) = all.iter().rev().find(slower) else { return Vec::new() };
     let [few, many] = [best, last].map(|candidate| candidate.layout.node_count());
     let names: Vec<&str> = order[few..many].iter().map(|node| nodes[*node].name.as_str()).collect();
     vec![format!(

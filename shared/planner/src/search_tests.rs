@@ -18,14 +18,15 @@ fn demand() -> Demand {
 }
 
 fn pis(count: usize, gigabytes: u64) -> Vec<PlanNode> {
-    let node = |index: usize| PlanNode {
-        name: format!("pi{}", index + 1),
-        profile: NodeProfile::pi5(),
-        memory: gigabytes << 30,
-        link: None,
-        panel_rows: PANEL_ROWS,
-    };
-    (0..count).map(node).collect()
+    (0..count)
+        .map(|index| PlanNode {
+            name: format!("pi{}", index + 1),
+            profile: NodeProfile::pi5(),
+            memory: gigabytes << 30,
+            link: None,
+            panel_rows: PANEL_ROWS,
+        })
+        .collect()
 }
 
 fn planned(model: &str, nodes: &[PlanNode], goal: Goal) -> Plan {

@@ -172,8 +172,8 @@ mod tests {
     fn working(stages: usize, ranks: usize, rank: usize, slots: usize) -> f64 {
         let sizes = ModelSizes::known("tinyllama-1.1b", Quantisation::Q4_0).expect("it is known");
         let layers = sizes.shape.block_count;
-        let cut = |stage: usize| stage * layers / stages..(stage + 1) * layers / stages;
-        let of: Vec<_> = (0..stages).map(|stage| (cut(stage), vec![1; ranks])).collect();
+        let of: Vec<_> =
+            (0..stages).map(|stage| (stage * layers / stages..(stage + 1) * layers / stages, vec![1; ranks])).collect();
         let plans = cut_stages(&sizes.shape, &of).expect("it can be cut");
         let seat = Seat { stages, ranks, is_head: rank == 0, slots, exchange: Exchange::F32 };
         working_bytes(&Holding { sizes: &sizes, plan: &plans[rank] }, &seat) as f64 / (1_u64 << 20) as f64

@@ -150,8 +150,9 @@ impl BenchLinks {
 
 /// Whether the list is not empty and has no duplicates.
 pub fn are_distinct(algorithms: &[Algorithm]) -> bool {
-    let is_new = |(index, one): (usize, &Algorithm)| !algorithms[..index].contains(one);
-    !algorithms.is_empty() && algorithms.len() <= Algorithm::ALL.len() && algorithms.iter().enumerate().all(is_new)
+    !algorithms.is_empty()
+        && algorithms.len() <= Algorithm::ALL.len()
+        && algorithms.iter().enumerate().all(|(index, one)| !algorithms[..index].contains(one))
 }
 
 impl Bench {
@@ -269,11 +270,12 @@ fn list(what: &str, values: &[u32], least: u32, most: u32) -> Result<(), String>
 
 /// Names become part of a command line: allow only the characters of format and table names.
 fn names(what: &str, names: &[String]) -> Result<(), String> {
-    let is_name = |name: &String| {
-        let fits = (1..=BENCH_NAME_BYTES_MAX).contains(&name.len());
-        fits && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
-    };
-    if names.len() > BENCH_LIST_MAX || !names.iter().all(is_name) {
+    if names.len() > BENCH_LIST_MAX
+        || !names.iter().all(|name| {
+            let fits = (1..=BENCH_NAME_BYTES_MAX).contains(&name.len());
+            fits && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+        })
+    {
         return Err(format!("{what} must be at most {BENCH_LIST_MAX} names made of letters, digits, _ and -"));
     }
     Ok(())

@@ -153,8 +153,9 @@ pub async fn dial_pairing(address: &str) -> Result<(TcpStream, Vec<u8>), Fault> 
 
 async fn within<T>(address: &str, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
     let reason = format!("no answer within {DIAL_SECONDS} s");
-    let late = |_| Err(Fault::new(address, FaultKind::Unreachable { address: address.into(), reason }));
-    timeout(Duration::from_secs(DIAL_SECONDS), work).await.unwrap_or_else(late)
+    timeout(Duration::from_secs(DIAL_SECONDS), work)
+        .await
+        .unwrap_or_else(|_| Err(Fault::new(address, FaultKind::Unreachable { address: address.into(), reason })))
 }
 
 async fn connect(address: &str) -> Result<TcpStream, Fault> {

@@ -59,8 +59,13 @@ mod tests {
         for claimed in [None, Some(true), Some(false)] {
             let said = Announcement { name: "pi1".into(), build: "0.1.0".into(), claimed };
             let properties = said.properties();
-            let value = |key: &str| properties.iter().find(|(name, _)| *name == key).map(|(_, value)| value.as_str());
-            assert_eq!(Announcement::read(value), said);
+            assert_eq!(
+                Announcement::read(|key| properties
+                    .iter()
+                    .find(|(name, _)| *name == key)
+                    .map(|(_, value)| value.as_str())),
+                said
+            );
         }
     }
 

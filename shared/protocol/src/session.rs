@@ -188,8 +188,10 @@ impl Drop for Reply {
 }
 
 fn fault(node: &str, routes: &Routes) -> Fault {
-    let closed = || FaultKind::SessionLost { reason: "closed by the node".into() };
-    Fault::new(node, routes.ended.clone().unwrap_or_else(closed))
+    Fault::new(
+        node,
+        routes.ended.clone().unwrap_or_else(|| FaultKind::SessionLost { reason: "closed by the node".into() }),
+    )
 }
 
 fn lock(routes: &Mutex<Routes>) -> MutexGuard<'_, Routes> {

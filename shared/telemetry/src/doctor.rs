@@ -92,8 +92,7 @@ pub fn compare(nodes: &[Examined]) -> Vec<Finding> {
 
 /// `VALUE on A, B; VALUE on C`
 fn told(groups: &BTreeMap<String, Vec<&str>>) -> String {
-    let group = |(value, nodes): (&String, &Vec<&str>)| format!("{value} on {}", nodes.join(", "));
-    groups.iter().map(group).collect::<Vec<_>>().join("; ")
+    groups.iter().map(|(value, nodes)| format!("{value} on {}", nodes.join(", "))).collect::<Vec<_>>().join("; ")
 }
 
 fn skew(nodes: &[Examined]) -> Option<Finding> {
@@ -128,8 +127,11 @@ fn models(nodes: &[Examined]) -> Vec<Finding> {
             });
             continue;
         }
-        let has = |node: &&&Examined| holders.iter().any(|(_, name)| *name == node.name);
-        let without: Vec<&str> = listed.iter().filter(|node| !has(node)).map(|node| node.name.as_str()).collect();
+        let without: Vec<&str> = listed
+            .iter()
+            .filter(|node| !holders.iter().any(|(_, name)| *name == node.name))
+            .map(|node| node.name.as_str())
+            .collect();
         if let (false, Some((_, from))) = (without.is_empty(), holders.first()) {
             findings.push(Finding {
                 code: "model_missing",
@@ -145,13 +147,12 @@ fn models(nodes: &[Examined]) -> Vec<Finding> {
 /// Groups the nodes by their file: by header and size, otherwise by content, otherwise by SHA-256. `None` if they
 /// agree; a hash that a node has not computed is ignored.
 fn differences(holders: &[(&ExaminedModel, &str)]) -> Option<String> {
-    let header = |file: &ExaminedModel| {
+    apart_by(holders, |file| {
         let identity = file.identity.map_or("no model".into(), |identity| identity.to_string());
         Some(format!("{identity} ({})", file.size))
-    };
-    let content = |file: &ExaminedModel| file.content.map(|root| format!("content {root}"));
-    let sha256 = |file: &ExaminedModel| file.sha256.map(|hash| format!("SHA-256 {}", &hash.to_string()[..16]));
-    apart_by(holders, header).or_else(|| apart_by(holders, content)).or_else(|| apart_by(holders, sha256))
+    })
+    .or_else(|| apart_by(holders, |file| file.content.map(|root| format!("content {root}"))))
+    .or_else(|| apart_by(holders, |file| file.sha256.map(|hash| format!("SHA-256 {}", &hash.to_string()[..16]))))
 }
 
 /// Groups the nodes by the value that `name` returns for their file, if the values differ.
@@ -205,10 +206,18 @@ mod tests {
         check(|node| node.mtu = Some(9000), "mtu_differs", Severity::Warning, &["1500 on pi1, pi3; 9000 on pi2"]);
         check(|node| node.skew_ms = 3040, "clocks_apart", Severity::Warning, &["pi2 is 3.0 s ahead"]);
         check(|node| node.skew_ms = i64::MIN, "clocks_apart", Severity::Warning, &["that of pi2"]);
-        let other = |node: &mut Examined| node.models.iter_mut().flatten().for_each(|model| model.identity = None);
-        check(other, "model_differs", Severity::Error, &["a.gguf", "no model (9 B) on pi2", "on pi1, pi3"]);
-        let shorter = |node: &mut Examined| node.models.iter_mut().flatten().for_each(|model| model.size = Bytes(8));
-        check(shorter, "model_differs", Severity::Error, &["(8 B) on pi2"]);
+        check(
+            |node| node.models.iter_mut().flatten().for_each(|model| model.identity = None),
+            "model_differs",
+            Severity::Error,
+            &["a.gguf", "no model (9 B) on pi2", "on pi1, pi3"],
+        );
+        check(
+            |node| node.models.iter_mut().flatten().for_each(|model| model.size = Bytes(8)),
+            "model_differs",
+            Severity::Error,
+            &["(8 B) on pi2"],
+        );
         check(|node| node.models = Some(Vec::new()), "model_missing", Severity::Note, &["pi2 without a.gguf"]);
     }
 

@@ -101,11 +101,9 @@ pub fn judge(first: usize, records: &[Vec<SyncRecord>]) -> Vec<Option<Named>> {
         list.iter().for_each(|record| steps.entry(record.step).or_default().push((rank, record)));
     }
     // Records are pushed rank by rank: each new rank is one change.
-    let is_whole =
-        |step: &&Vec<(usize, &SyncRecord)>| step.chunk_by(|one, two| one.0 == two.0).count() == records.len();
-    let whole: Vec<_> = steps.values().filter(is_whole).collect();
-    let is_long = |window: &&[&Vec<(usize, &SyncRecord)>]| window.len() >= STEPS_MIN as usize;
-    let windows = whole.chunks(WINDOW_STEPS as usize).filter(is_long);
+    let whole: Vec<_> =
+        steps.values().filter(|step| step.chunk_by(|one, two| one.0 == two.0).count() == records.len()).collect();
+    let windows = whole.chunks(WINDOW_STEPS as usize).filter(|window| window.len() >= STEPS_MIN as usize);
     windows.map(|window| judge_window((first, records.len()), window)).collect()
 }
 

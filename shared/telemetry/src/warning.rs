@@ -329,8 +329,10 @@ impl Health {
     /// All warnings and notes, the acute ones first, notes last.
     fn remarks(&self) -> Vec<Warning> {
         let mut found = Vec::new();
-        let is_low = |one: &Throttle| *one == Throttle::UnderVoltage && self.is_voltage_low == Some(true);
-        let is_now = |one: &Throttle| is_low(one) || self.firmware.is_some_and(|bits| bits.is(*one));
+        let is_now = |one: &Throttle| {
+            (*one == Throttle::UnderVoltage && self.is_voltage_low == Some(true))
+                || self.firmware.is_some_and(|bits| bits.is(*one))
+        };
         found.extend(Throttle::ALL.into_iter().filter(is_now).map(Warning::Throttle));
         found.extend(self.temperature.filter(|celsius| celsius.0 >= HOT.0).map(Warning::Hot));
         found.extend(self.run_queue.filter(|threads| threads.waited > CORE_WAIT_MAX).map(Warning::CoresShared));
@@ -355,8 +357,12 @@ impl Health {
         if self.is_time_synchronized == Some(false) {
             found.push(Warning::TimeFree);
         }
-        let has_been = |one: &Throttle| self.firmware.is_some_and(|bits| bits.has_been(*one)) && !is_now(one);
-        found.extend(Throttle::ALL.into_iter().filter(has_been).map(Warning::HasThrottled));
+        found.extend(
+            Throttle::ALL
+                .into_iter()
+                .filter(|one| self.firmware.is_some_and(|bits| bits.has_been(*one)) && !is_now(one))
+                .map(Warning::HasThrottled),
+        );
         if self.disk.as_ref().is_some_and(|disk| disk.storage == super::health::Storage::Sd) {
             found.push(Warning::SdCard);
         }
@@ -437,11 +443,12 @@ impl Health {
             let alike = others.iter().filter(|list| list.iter().any(|other| other.is_as_bad_as(warning))).count();
             2 * alike <= others.len()
         };
-        let is_cause = |warning: &Warning| match warning {
-            Warning::Busy(_) => self.run_queue.is_none(),
-            other => other.can_slow(),
-        };
-        self.warnings().into_iter().find(|warning| is_cause(warning) && (others.is_empty() || tells(warning)))
+        self.warnings().into_iter().find(|warning| {
+            (match warning {
+                Warning::Busy(_) => self.run_queue.is_none(),
+                other => other.can_slow(),
+            }) && (others.is_empty() || tells(warning))
+        })
     }
 }
 

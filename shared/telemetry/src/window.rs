@@ -93,28 +93,31 @@ impl Window {
     pub fn hops(&self) -> Vec<HopSync> {
         let mut by_sender: BTreeMap<Rank, Vec<&HopSync>> = BTreeMap::new();
         self.hops.iter().for_each(|(_, hop)| by_sender.entry(hop.from).or_default().push(hop));
-        let of = |(from, mut list): (Rank, Vec<&HopSync>)| {
-            let sum = |part: fn(&HopSync) -> u64| list.iter().map(|hop| part(hop)).fold(0, u64::saturating_add);
-            let (count, timed) = (sum(|hop| hop.count.into()), sum(|hop| hop.timed.into()));
-            let (bytes, compute) = (sum(|hop| hop.bytes.0), sum(|hop| hop.compute.0.saturating_mul(hop.count.into())));
-            list.retain(|hop| hop.timed > 0);
-            list.sort_by_key(|hop| hop.p50);
-            let mut before = 0;
-            let median = list.iter().find(|hop| {
-                before += u64::from(hop.timed);
-                before.saturating_mul(2) >= timed
-            });
-            HopSync {
-                from,
-                count: u32::try_from(count).unwrap_or(u32::MAX),
-                timed: u32::try_from(timed).unwrap_or(u32::MAX),
-                bytes: Bytes(bytes),
-                compute: Nanoseconds(compute / count.max(1)),
-                p50: median.map_or(Nanoseconds(0), |hop| hop.p50),
-                ..HopSync::default()
-            }
-        };
-        by_sender.into_iter().map(of).collect()
+        by_sender
+            .into_iter()
+            .map(|(from, mut list)| {
+                let sum = |part: fn(&HopSync) -> u64| list.iter().map(|hop| part(hop)).fold(0, u64::saturating_add);
+                let (count, timed) = (sum(|hop| hop.count.into()), sum(|hop| hop.timed.into()));
+                let (bytes, compute) =
+                    (sum(|hop| hop.bytes.0), sum(|hop| hop.compute.0.saturating_mul(hop.count.into())));
+                list.retain(|hop| hop.timed > 0);
+                list.sort_by_key(|hop| hop.p50);
+                let mut before = 0;
+                let median = list.iter().find(|hop| {
+                    before += u64::from(hop.timed);
+                    before.saturating_mul(2) >= timed
+                });
+                HopSync {
+                    from,
+                    count: u32::try_from(count).unwrap_or(u32::MAX),
+                    timed: u32::try_from(timed).unwrap_or(u32::MAX),
+                    bytes: Bytes(bytes),
+                    compute: Nanoseconds(compute / count.max(1)),
+                    p50: median.map_or(Nanoseconds(0), |hop| hop.p50),
+                    ..HopSync::default()
+                }
+            })
+            .collect()
     }
 
     /// Whether anything was computed since then.
@@ -136,11 +139,10 @@ impl Window {
 
     /// Compute, wait and wire of the all-reduces, in nanoseconds.
     pub fn times(&self) -> [u64; 3] {
-        let add = |mut sum: [u64; 3], interval: &Interval| {
+        self.intervals.iter().fold([0; 3], |mut sum, interval| {
             sum.iter_mut().zip(interval.times).for_each(|(sum, time)| *sum = sum.saturating_add(time));
             sum
-        };
-        self.intervals.iter().fold([0; 3], add)
+        })
     }
 
     /// Number of all-reduces.

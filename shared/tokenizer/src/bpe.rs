@@ -26,12 +26,12 @@ impl Bpe {
     /// The tables, and the tokens, with the text of normal tokens decoded to bytes.
     pub(super) fn new(vocabulary: &Vocabulary) -> Result<(Self, Texts), TokenizerError> {
         let alphabet = Alphabet::new();
-        let is_text = |id: usize| matches!(vocabulary.kinds[id], Kind::Normal | Kind::Unused);
         let mut tokens = Texts::with_room(vocabulary.tokens.len());
         // Not every text is in the alphabet: such a token is rendered unchanged and never matched.
         let mut is_found = Vec::with_capacity(vocabulary.tokens.len());
         for (id, text) in vocabulary.tokens.iter().enumerate() {
-            let decoded = is_text(id).then(|| alphabet.bytes(text)).flatten();
+            let decoded =
+                matches!(vocabulary.kinds[id], Kind::Normal | Kind::Unused).then(|| alphabet.bytes(text)).flatten();
             is_found.push(decoded.is_some());
             tokens.push(decoded.as_deref().unwrap_or(text));
         }
@@ -101,14 +101,18 @@ struct Alphabet(HashMap<char, u8>);
 impl Alphabet {
     fn new() -> Self {
         let mut next = 0x100;
-        let character = |byte: u8| match byte {
-            b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
-            _ => {
-                next += 1;
-                char::from_u32(next - 1).expect("U+0100..U+0143 are characters")
-            }
-        };
-        Self((0..=255).map(character).zip(0..=255).collect())
+        Self(
+            (0..=255)
+                .map(|byte| match byte {
+                    b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+                    _ => {
+                        next += 1;
+                        char::from_u32(next - 1).expect("U+0100..U+0143 are characters")
+                    }
+                })
+                .zip(0..=255)
+                .collect(),
+        )
     }
 
     /// The bytes that a text represents, if all its characters are in the alphabet.

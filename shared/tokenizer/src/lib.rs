@@ -61,8 +61,7 @@ fn shown(text: &[u8]) -> String {
 /// The index of the tokens that are text: those for which `is_text` is true.
 fn index_tokens(tokens: &Texts, is_text: impl Fn(usize) -> bool) -> Result<Index, TokenizerError> {
     // Converters leave unused ids empty; there may be many.
-    let is_text = |id: usize, text: &[u8]| !text.is_empty() && is_text(id);
-    let texts = || tokens.iter().enumerate().filter(|&(id, text)| is_text(id, text));
+    let texts = || tokens.iter().enumerate().filter(|&(id, text)| !text.is_empty() && is_text(id));
     let mut index = Index::with_room(texts().count());
     for (id, text) in texts() {
         let second = id as u32;

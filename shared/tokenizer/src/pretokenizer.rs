@@ -187,20 +187,22 @@ mod tests {
     #[test]
     fn words_are_those_of_the_regular_expressions() {
         let vectors = include_str!("../../../tests/fixtures/vocab/splits.tsv");
-        let unescape = |text: &str| {
-            text.split('\\').enumerate().fold(String::new(), |text, (index, part)| {
-                if index == 0 {
-                    return text + part;
-                }
-                let (code, rest) = part.split_once(';').expect("\\HEX;");
-                let code = u32::from_str_radix(code, 16).expect("\\HEX;");
-                text + &char::from_u32(code).expect("a character").to_string() + rest
-            })
-        };
         let mut checked = std::collections::HashMap::new();
         for line in vectors.lines().filter(|line| !line.starts_with('#')) {
             let (name, expected) = line.split_once('\t').expect("name, words");
-            let expected: Vec<String> = expected.split('\t').map(unescape).collect();
+            let expected: Vec<String> = expected
+                .split('\t')
+                .map(|text| {
+                    text.split('\\').enumerate().fold(String::new(), |text, (index, part)| {
+                        if index == 0 {
+                            return text + part;
+                        }
+                        let (code, rest) = part.split_once(';').expect("\\HEX;");
+                        let code = u32::from_str_radix(code, 16).expect("\\HEX;");
+                        text + &char::from_u32(code).expect("a character").to_string() + rest
+                    })
+                })
+                .collect();
             let text = expected.concat();
             assert_eq!(words(name, &text), expected, "{name}: {text:?}");
             *checked.entry(name).or_insert(0) += 1;

@@ -119,8 +119,7 @@ impl Words {
             return number;
         }
         let marks_are_letters = self.letters == Letters::WithMarks;
-        let is_other = |c: &Character| is_other(c) && !(marks_are_letters && c.is_mark());
-        let other = prefixed(text, is_blank, is_other);
+        let other = prefixed(text, is_blank, |c| is_other(c) && !(marks_are_letters && c.is_mark()));
         if other > 0 {
             return other + run(&text[other..], |c| c.is_one_of(self.after_punctuation));
         }
@@ -148,8 +147,11 @@ fn deepseek_words(text: &[Character]) -> usize {
         }
     }
     let is_mark_of_speech = |c: &Character| c.is_punctuation() || c.is_symbol();
-    let may_precede = |c: &Character| !c.is_newline() && !c.is_letter() && !is_mark_of_speech(c);
-    let word = prefixed(text, may_precede, |c| c.is_letter() || c.is_mark());
+    let word = prefixed(
+        text,
+        |c| !c.is_newline() && !c.is_letter() && !is_mark_of_speech(c),
+        |c| c.is_letter() || c.is_mark(),
+    );
     if word > 0 {
         return word;
     }

@@ -92,8 +92,8 @@ impl ToolParser {
     /// Ends the answer; returns the text that was held back.
     pub fn finish(mut self) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        let is_separator = |letter: char| letter.is_whitespace() || letter == ';';
-        if self.calls == 0 || !self.held.trim_matches(is_separator).is_empty() {
+        if self.calls == 0 || !self.held.trim_matches(|letter: char| letter.is_whitespace() || letter == ';').is_empty()
+        {
             self.give(self.held.len(), &mut pieces);
         }
         pieces

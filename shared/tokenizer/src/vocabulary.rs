@@ -171,8 +171,11 @@ impl Keys<'_> {
             None => return Err(TokenizerError::Missing { key: "token_type" }),
         };
         same_length("token_type", numbers.len(), vocabulary)?;
-        let kind = |(id, &number)| Kind::from_number(number).ok_or(TokenizerError::Kind { id, number });
-        numbers.iter().enumerate().map(kind).collect()
+        numbers
+            .iter()
+            .enumerate()
+            .map(|(id, &number)| Kind::from_number(number).ok_or(TokenizerError::Kind { id, number }))
+            .collect()
     }
 
     fn id(&self, key: &'static str, vocabulary: usize) -> Result<Option<u32>, TokenizerError> {

@@ -20,15 +20,20 @@ pub struct Route {
 /// once.
 pub fn routes(from: &[ShardPlan], own: usize, to: &[ShardPlan]) -> Vec<Route> {
     let Some(plan) = from.get(own) else { return Vec::new() };
-    let is_before = |other: &&ShardPlan| other.layers == plan.layers && !other.heads_kv.is_empty();
-    let sent_before = from[..own].iter().filter(is_before).map(|other| other.heads_kv.end).max();
+    let sent_before = from[..own]
+        .iter()
+        .filter(|other| other.layers == plan.layers && !other.heads_kv.is_empty())
+        .map(|other| other.heads_kv.end)
+        .max();
     let first = plan.heads_kv.start.max(sent_before.unwrap_or(0));
-    let route = |(to, other): (usize, &ShardPlan)| {
-        let layers = both(&plan.layers, &other.layers);
-        let heads_kv = both(&(first..plan.heads_kv.end), &other.heads_kv);
-        (!layers.is_empty() && !heads_kv.is_empty()).then_some(Route { to, layers, heads_kv })
-    };
-    to.iter().enumerate().filter_map(route).collect()
+    to.iter()
+        .enumerate()
+        .filter_map(|(to, other)| {
+            let layers = both(&plan.layers, &other.layers);
+            let heads_kv = both(&(first..plan.heads_kv.end), &other.heads_kv);
+            (!layers.is_empty() && !heads_kv.is_empty()).then_some(Route { to, layers, heads_kv })
+        })
+        .collect()
 }
 
 fn both(one: &Range<usize>, two: &Range<usize>) -> Range<usize> {
@@ -46,8 +51,7 @@ mod tests {
             let heads_kv = if heads.is_empty() { 0..0 } else { heads.start / per_kv..heads.end.div_ceil(per_kv) };
             ShardPlan { layers: layers.clone(), heads, heads_kv, columns: 0..32, vocabulary: 0..32 }
         };
-        let of_stage = |layers| cuts.windows(2).map(move |cut| plan(layers, cut[0]..cut[1]));
-        stages.iter().flat_map(of_stage).collect()
+        stages.iter().flat_map(|layers| cuts.windows(2).map(move |cut| plan(layers, cut[0]..cut[1]))).collect()
     }
 
     #[test]
@@ -73,14 +77,17 @@ mod tests {
                     })
                     .collect();
                 sent.sort_unstable();
-                let held = |(rank, plan): (usize, &ShardPlan)| {
-                    let heads = plan.heads_kv.clone();
-                    plan.layers
-                        .clone()
-                        .flat_map(move |layer| heads.clone().map(move |head| (rank, layer, head)))
-                        .collect::<Vec<_>>()
-                };
-                let expected: Vec<_> = to.iter().enumerate().flat_map(held).collect();
+                let expected: Vec<_> = to
+                    .iter()
+                    .enumerate()
+                    .flat_map(|(rank, plan)| {
+                        let heads = plan.heads_kv.clone();
+                        plan.layers
+                            .clone()
+                            .flat_map(move |layer| heads.clone().map(move |head| (rank, layer, head)))
+                            .collect::<Vec<_>>()
+                    })
+                    .collect();
                 assert_eq!(sent, expected, "{per_kv} heads a KV head, {from:?} to {to:?}");
             }
         }

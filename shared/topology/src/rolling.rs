@@ -73,9 +73,12 @@ impl Rolling {
     /// The value that is out of bounds.
     pub fn check(&self) -> Result<(), String> {
         let is_line = |text: &str, most: usize| (1..=most).contains(&text.len()) && !text.chars().any(char::is_control);
-        let is_good =
-            |(name, address): &(String, String)| is_line(name, NAME_LENGTH_MAX) && is_line(address, NAME_LENGTH_MAX);
-        if !(1..=NODES_MAX).contains(&self.targets.len()) || !self.targets.iter().all(is_good) {
+        if !(1..=NODES_MAX).contains(&self.targets.len())
+            || !self
+                .targets
+                .iter()
+                .all(|(name, address)| is_line(name, NAME_LENGTH_MAX) && is_line(address, NAME_LENGTH_MAX))
+        {
             return Err(format!(
                 "a rolling restart of {} nodes; give 1 to {NODES_MAX} nodes with names",
                 self.targets.len()

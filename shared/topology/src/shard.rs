@@ -93,8 +93,10 @@ pub fn cut_stages(shape: &Shape, stages: &[(Range<usize>, Vec<u32>)]) -> Result<
 pub fn cut_stage(shape: &Shape, layers: &Range<usize>, weights: &[u32]) -> Result<Vec<ShardPlan>, CutError> {
     let plans = cut_unchecked(shape, layers, weights);
     let Some(rank) = plans.iter().position(is_nothing) else { return Ok(plans) };
-    let fits = |world: &usize| !cut_unchecked(shape, layers, &vec![1; *world]).iter().any(is_nothing);
-    let most = (1..weights.len()).rev().find(fits).unwrap_or(1);
+    let most = (1..weights.len())
+        .rev()
+        .find(|world| !cut_unchecked(shape, layers, &vec![1; *world]).iter().any(is_nothing))
+        .unwrap_or(1);
     let (head_count, columns) = (shape.head_count, shape.feed_forward_length);
     Err(CutError::Nothing { rank, world: weights.len(), head_count, columns, most })
 }
@@ -112,11 +114,12 @@ fn cut_unchecked(shape: &Shape, layers: &Range<usize>, weights: &[u32]) -> Vec<S
     let vocabulary = split(if has_output { shape.vocabulary_length } else { 0 }, COLUMN_UNIT, weights);
     let group = shape.head_count / shape.head_count_kv;
     let parts = heads.into_iter().zip(columns).zip(vocabulary);
-    let plan = |((heads, columns), vocabulary): ((Range<usize>, _), _)| {
-        let heads_kv = if heads.is_empty() { 0..0 } else { heads.start / group..heads.end.div_ceil(group) };
-        ShardPlan { layers: layers.clone(), heads, heads_kv, columns, vocabulary }
-    };
-    parts.map(plan).collect()
+    parts
+        .map(|((heads, columns), vocabulary)| {
+            let heads_kv = if heads.is_empty() { 0..0 } else { heads.start / group..heads.end.div_ceil(group) };
+            ShardPlan { layers: layers.clone(), heads, heads_kv, columns, vocabulary }
+        })
+        .collect()
 }
 
 /// Cuts `length` at multiples of `unit` so that each part is as close to its weight as the unit allows.
@@ -125,14 +128,16 @@ fn split(length: usize, unit: usize, weights: &[u32]) -> Vec<Range<usize>> {
     let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum::<u128>().max(1);
     let mut sum = 0;
     let mut begin = 0;
-    let part = |weight: &u32| {
-        sum += u128::from(*weight);
-        let end = ((units * sum * 2 + total) / (2 * total)) as usize * unit;
-        let range = begin..end.min(length);
-        begin = range.end;
-        range
-    };
-    weights.iter().map(part).collect()
+    weights
+        .iter()
+        .map(|weight| {
+            sum += u128::from(*weight);
+            let end = ((units * sum * 2 + total) / (2 * total)) as usize * unit;
+            let range = begin..end.min(length);
+            begin = range.end;
+            range
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -111,23 +111,24 @@ impl ModelSizes {
             None => ["ffn_gate", "ffn_up", "ffn_down"],
         };
         let format = |name: String| file.tensor(&name).map_or(BlockFormat::F32, |tensor| tensor.format);
-        let layer = |block: usize| {
-            let of = |part: &str| format(format!("blk.{block}.{part}.weight"));
-            LayerFormats {
-                query: of("attn_q"),
-                key: of("attn_k"),
-                value: of("attn_v"),
-                attention_output: of("attn_output"),
-                gate: of(gate),
-                up: of(up),
-                down: of(down),
-            }
-        };
         let output = if shape.tied_output { "token_embd.weight" } else { "output.weight" };
         Self {
             name: shape.name.clone(),
             shape: shape.clone(),
-            layers: (0..shape.block_count).map(layer).collect(),
+            layers: (0..shape.block_count)
+                .map(|block| {
+                    let of = |part: &str| format(format!("blk.{block}.{part}.weight"));
+                    LayerFormats {
+                        query: of("attn_q"),
+                        key: of("attn_k"),
+                        value: of("attn_v"),
+                        attention_output: of("attn_output"),
+                        gate: of(gate),
+                        up: of(up),
+                        down: of(down),
+                    }
+                })
+                .collect(),
             output: format(output.into()),
             has_biases: file.tensor("blk.0.attn_q.bias").is_some(),
         }
@@ -170,23 +171,25 @@ impl ModelSizes {
     fn of_known(known: &KnownShape, quantisation: Quantisation) -> Self {
         let shape = shape(known);
         let usual = |columns: usize| fitting(quantisation.usual(), columns);
-        let layer = |block: usize| {
-            let finer = has_more_bits(block, known.block_count);
-            let more = |columns: usize| if finer { fitting(quantisation.finer(), columns) } else { usual(columns) };
-            let embedding = known.embedding_length;
-            LayerFormats {
-                query: usual(embedding),
-                key: usual(embedding),
-                value: more(embedding),
-                attention_output: usual(known.head_count * known.head_length),
-                gate: usual(embedding),
-                up: usual(embedding),
-                down: more(known.feed_forward_length),
-            }
-        };
         Self {
             name: format!("{}-{quantisation}", known.name),
-            layers: (0..known.block_count).map(layer).collect(),
+            layers: (0..known.block_count)
+                .map(|block| {
+                    let finer = has_more_bits(block, known.block_count);
+                    let more =
+                        |columns: usize| if finer { fitting(quantisation.finer(), columns) } else { usual(columns) };
+                    let embedding = known.embedding_length;
+                    LayerFormats {
+                        query: usual(embedding),
+                        key: usual(embedding),
+                        value: more(embedding),
+                        attention_output: usual(known.head_count * known.head_length),
+                        gate: usual(embedding),
+                        up: usual(embedding),
+                        down: more(known.feed_forward_length),
+                    }
+                })
+                .collect(),
             output: fitting(quantisation.output(), known.embedding_length),
             has_biases: known.architecture == "qwen2",
             shape,

@@ -91,11 +91,13 @@ impl Topology {
 
     /// Layers and relative shares of each stage of a replica.
     pub fn stages(&self, replica: u16) -> Vec<(Range<usize>, Vec<u32>)> {
-        let stage = |members: &[Member]| {
-            let layers = members[0].layers.start as usize..members[0].layers.end as usize;
-            (layers, members.iter().map(|member| member.weight).collect())
-        };
-        self.replica(replica).chunks(usize::from(self.layout.ranks_of(replica))).map(stage).collect()
+        self.replica(replica)
+            .chunks(usize::from(self.layout.ranks_of(replica)))
+            .map(|members| {
+                let layers = members[0].layers.start as usize..members[0].layers.end as usize;
+                (layers, members.iter().map(|member| member.weight).collect())
+            })
+            .collect()
     }
 
     /// Number of layers of the model for which the topology is made.
@@ -154,8 +156,7 @@ impl Topology {
             for (what, text) in [("node name", &member.name), ("node address", &member.address)] {
                 check_name(what, text)?;
             }
-            let twice = |other: &Member| other.name == member.name || other.address == member.address;
-            if self.members[..index].iter().any(twice) {
+            if self.members[..index].iter().any(|other| other.name == member.name || other.address == member.address) {
                 return Err(SpecError::Twice(member.name.clone()));
             }
             bound("the weight of a rank", u64::from(member.weight), 1, 1 << 20)?;
@@ -210,18 +211,19 @@ mod tests {
     /// A topology whose stages hold these layers, in every replica.
     fn topology(layout: &str, layers: &[Range<u32>]) -> Topology {
         let layout: Layout = layout.parse().expect("a layout");
-        let member = |index: usize| Member {
-            name: format!("pi{index}"),
-            address: format!("pi{index}:9999"),
-            weight: 1,
-            layers: layers[index / usize::from(layout.ranks) % layers.len()].clone(),
-            cores: Vec::new(),
-            threads: 1,
-            spin: false,
-        };
         Topology {
             layout,
-            members: (0..layout.node_count()).map(member).collect(),
+            members: (0..layout.node_count())
+                .map(|index| Member {
+                    name: format!("pi{index}"),
+                    address: format!("pi{index}:9999"),
+                    weight: 1,
+                    layers: layers[index / usize::from(layout.ranks) % layers.len()].clone(),
+                    cores: Vec::new(),
+                    threads: 1,
+                    spin: false,
+                })
+                .collect(),
             model: "m.gguf".into(),
             identity: ModelIdentity([1; 32]),
             content: None,

@@ -23,8 +23,9 @@ struct Arguments {
 
 fn main() {
     let arguments = Arguments::parse();
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
-    let seed = arguments.seed.unwrap_or_else(|| now().into());
+    let seed = arguments
+        .seed
+        .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos()).into());
     println!("{} faults on {}, seed {seed}", arguments.count, arguments.topology);
     let endings = strike_all(arguments.topology, arguments.count, seed, &mut |line| println!("{line}"));
     println!("{endings}");

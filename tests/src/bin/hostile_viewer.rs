@@ -128,14 +128,21 @@ async fn main() -> anyhow::Result<()> {
         task.await?;
     }
     let read = |number: &AtomicU64| number.load(Ordering::Relaxed);
-    let counted = |(attack, count): &(Attack, Arc<Count>)| Counted {
-        attack: format!("{attack:?}").to_lowercase(),
-        accepted: read(&count.accepted),
-        refused: read(&count.refused),
-        requests: read(&count.requests),
-        held_back: read(&count.held_back),
-    };
-    println!("{}", serde_json::to_string(&counts.iter().map(counted).collect::<Vec<_>>())?);
+    println!(
+        "{}",
+        serde_json::to_string(
+            &counts
+                .iter()
+                .map(|(attack, count)| Counted {
+                    attack: format!("{attack:?}").to_lowercase(),
+                    accepted: read(&count.accepted),
+                    refused: read(&count.refused),
+                    requests: read(&count.requests),
+                    held_back: read(&count.held_back),
+                })
+                .collect::<Vec<_>>()
+        )?
+    );
     Ok(())
 }
 

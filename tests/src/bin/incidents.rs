@@ -27,8 +27,9 @@ fn main() {
         println!("{} changes; pauses of streams in ms: p50 {}, p90 {}, p99 {}", pauses.len(), of(50), of(90), of(99));
         return;
     }
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
-    let seed = arguments.seed.unwrap_or_else(|| now().into());
+    let seed = arguments
+        .seed
+        .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos()).into());
     println!("{} sequences, seed {seed}", arguments.sequences);
     let mut found = strike(arguments.sequences, seed, &mut |line| println!("{line}"));
     found.back.sort_unstable();

@@ -50,8 +50,9 @@ struct Times {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
-    let seed = arguments.seed.unwrap_or_else(|| now().into());
+    let seed = arguments
+        .seed
+        .unwrap_or_else(|| SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos()).into());
     let mut random = Random::new(seed);
     let mut rig = Rig::new(arguments.topology, LIVENESS);
     let all: Vec<usize> = (0..rig.node_count()).collect();

@@ -23,11 +23,15 @@ pub(super) fn q2_k(out: &mut Vec<u8>, block: &[f32]) {
     let scales: Vec<u8> = scales.iter().map(|scale| level(*scale, d.to_f32(), 0, 15) as u8).collect();
     let minima: Vec<u8> = lows.iter().map(|low| level(-low, d_min.to_f32(), 0, 15) as u8).collect();
     out.extend(scales.iter().zip(&minima).map(|(scale, minimum)| scale | minimum << 4));
-    let of = |i: usize| {
-        let minimum = d_min.to_f32() * f32::from(minima[i / 16]);
-        level(block[i] + minimum, d.to_f32() * f32::from(scales[i / 16]), 0, 3) as u8
-    };
-    write_two_bits(out, &(0..256).map(of).collect::<Vec<u8>>());
+    write_two_bits(
+        out,
+        &(0..256)
+            .map(|i| {
+                let minimum = d_min.to_f32() * f32::from(minima[i / 16]);
+                level(block[i] + minimum, d.to_f32() * f32::from(scales[i / 16]), 0, 3) as u8
+            })
+            .collect::<Vec<u8>>(),
+    );
     out.extend(d.to_le_bytes());
     out.extend(d_min.to_le_bytes());
 }
@@ -37,8 +41,8 @@ pub(super) fn q3_k(out: &mut Vec<u8>, block: &[f32]) {
     let scales: Vec<f32> = block.chunks_exact(16).map(|sub| extreme(sub) / -4.0).collect();
     let d = f16::from_f32(extreme(&scales).abs() / 31.0);
     let scales: Vec<i32> = scales.iter().map(|scale| level(*scale, d.to_f32(), -31, 31)).collect();
-    let of = |i: usize| (level(block[i], d.to_f32() * scales[i / 16] as f32, -4, 3) + 4) as u8;
-    let levels: Vec<u8> = (0..256).map(of).collect();
+    let levels: Vec<u8> =
+        (0..256).map(|i| (level(block[i], d.to_f32() * scales[i / 16] as f32, -4, 3) + 4) as u8).collect();
     // Byte l holds the third bits of element l of all 8 parts of 32.
     out.extend((0..32).map(|l| (0..8).fold(0, |all, part| all | (levels[part * 32 + l] >> 2) << part)));
     write_two_bits(out, &levels);

@@ -174,8 +174,10 @@ impl World {
         else {
             return;
         };
-        let unwritable = |reason| Fault::new(name(node), FaultKind::StateUnwritable { reason });
-        let result = self.machines[node].disk.write(&entries).map_err(unwritable);
+        let result = self.machines[node]
+            .disk
+            .write(&entries)
+            .map_err(|reason| Fault::new(name(node), FaultKind::StateUnwritable { reason }));
         match then {
             AfterWrite::Respond(None) => {}
             AfterWrite::Respond(Some(PendingAnswer { to: ReplyTo { session, id }, body })) => {

@@ -177,9 +177,11 @@ impl History {
     /// The same history with a minimal set of faults that still makes it fail.
     pub fn shrunk(&self) -> Self {
         let count = self.faults.len();
-        let last = |kept: usize| Self { faults: self.faults[count - kept.min(count)..].to_vec(), ..self.clone() };
         // The last few faults often suffice, because the earlier ones were already over.
-        let few = [1, 2, 3, 5, 8].into_iter().map(last).find(|few| few.run(false).violation.is_some());
+        let few = [1, 2, 3, 5, 8]
+            .into_iter()
+            .map(|kept| Self { faults: self.faults[count - kept.min(count)..].to_vec(), ..self.clone() })
+            .find(|few| few.run(false).violation.is_some());
         let mut small = few.unwrap_or_else(|| self.clone());
         let mut tries = 0;
         let mut index = 0;

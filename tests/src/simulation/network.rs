@@ -139,8 +139,11 @@ impl Network {
     /// Connections between two machines.
     pub(super) fn between(&self, one: usize, two: usize) -> Vec<u64> {
         let nodes = |connection: &Connection| connection.ends.map(|end| end.node);
-        let is_between = |connection: &Connection| nodes(connection) == [one, two] || nodes(connection) == [two, one];
-        self.connections.iter().filter(|(_, one)| is_between(one)).map(|(number, _)| *number).collect()
+        self.connections
+            .iter()
+            .filter(|(_, connection)| nodes(connection) == [one, two] || nodes(connection) == [two, one])
+            .map(|(number, _)| *number)
+            .collect()
     }
 
     /// Which end of a connection a machine is; for a connection to itself, the dialling end.

@@ -79,17 +79,21 @@ pub(super) fn q5_k(block: &[u8], part: usize) -> Unpacked {
     let (scale, min) = min_of(block, part);
     let (bits, nibbles) = (&block[16..48], &block[48 + part / 2 * 32..][..32]);
     let shift = part % 2 * 4;
-    let quant = |i: usize| (nibbles[i] >> shift & 15 | (bits[i] >> part & 1) << 4).cast_signed();
-    even(std::array::from_fn(quant), scale, min)
+    even(std::array::from_fn(|i| (nibbles[i] >> shift & 15 | (bits[i] >> part & 1) << 4).cast_signed()), scale, min)
 }
 
 pub(super) fn q6_k(block: &[u8], part: usize) -> Unpacked {
     let (half_of, quarter) = (part / 4, part % 4);
     let low = &block[half_of * 64 + quarter % 2 * 32..][..32];
     let high = &block[128 + half_of * 32..][..32];
-    let quant = |i: usize| (low[i] >> (quarter / 2 * 4) & 15 | (high[i] >> (quarter * 2) & 3) << 4).cast_signed() - 32;
     let scale = |group: usize| half(block, 208) * f32::from(block[192 + part * 2 + group].cast_signed());
-    Unpacked { quants: std::array::from_fn(quant), scales: [scale(0), scale(1)], mins: [0.0; 2] }
+    Unpacked {
+        quants: std::array::from_fn(|i| {
+            (low[i] >> (quarter / 2 * 4) & 15 | (high[i] >> (quarter * 2) & 3) << 4).cast_signed() - 32
+        }),
+        scales: [scale(0), scale(1)],
+        mins: [0.0; 2],
+    }
 }
 
 /// The two bits of a weight in a part: 128 weights share 32 bytes.
@@ -112,8 +116,8 @@ pub(super) fn q3_k(block: &[u8], part: usize) -> Unpacked {
         let high = block[104 + index % 4] >> (index / 4 * 2) & 3;
         half(block, 108) * f32::from((low | high << 4).cast_signed() - 32)
     };
-    let third = |i: usize| (block[i] >> part & 1) << 2;
-    let quants = std::array::from_fn(|i| (two_bits(&block[32..96], part, i) | third(i)).cast_signed() - 4);
+    let quants =
+        std::array::from_fn(|i| (two_bits(&block[32..96], part, i) | ((block[i] >> part & 1) << 2)).cast_signed() - 4);
     Unpacked { quants, scales: [scale(0), scale(1)], mins: [0.0; 2] }
 }
 

@@ -90,8 +90,11 @@ fn store_all((from, work_ns): (u64, u64)) -> Action {
 pub fn time(algorithm: Algorithm, machines: &[Machine], tensor: Tensor) -> Result<u64, Stuck> {
     let speeds: Vec<NodeSpeed> = machines.iter().map(Machine::speed).collect();
     let world = machines.len();
-    let rank = |(rank, machine): (usize, &Machine)| actions(algorithm, (rank, world, 0), tensor, &machine.profile);
-    let ranks: Vec<Vec<Action>> = machines.iter().enumerate().map(rank).collect();
+    let ranks: Vec<Vec<Action>> = machines
+        .iter()
+        .enumerate()
+        .map(|(rank, machine)| actions(algorithm, (rank, world, 0), tensor, &machine.profile))
+        .collect();
     let mut network = Network::new(&speeds, &Noise::None, 0);
     network.run(&ranks, &mut ())?;
     Ok(network.latest())

@@ -29,11 +29,15 @@ impl Noise {
         let mut sorted = times.to_vec();
         sorted.sort_unstable();
         let median = *sorted.get(times.len() / 2).filter(|median| **median > 0 && times.len() >= Self::RECORDED_MIN)?;
-        let extra = |time: &u64| {
-            let part = u128::from(time.saturating_sub(median)) * u128::from(ONE) / u128::from(median);
-            u32::try_from(part).unwrap_or(u32::MAX)
-        };
-        Some(Self::Recorded(times.iter().map(extra).collect()))
+        Some(Self::Recorded(
+            times
+                .iter()
+                .map(|time| {
+                    let part = u128::from(time.saturating_sub(median)) * u128::from(ONE) / u128::from(median);
+                    u32::try_from(part).unwrap_or(u32::MAX)
+                })
+                .collect(),
+        ))
     }
 }
 

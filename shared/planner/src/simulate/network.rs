@@ -205,21 +205,24 @@ impl Network {
     /// More than `NODES_MAX` nodes.
     pub fn new(speeds: &[NodeSpeed], noise: &Noise, seed: u64) -> Self {
         assert!(speeds.len() <= NODES_MAX, "a node is a bit of a u64");
-        let node = |(index, speed): (usize, &NodeSpeed)| Node {
-            speed: *speed,
-            jitter: Jitter::new(noise.clone(), seed, index),
-            clock: 0,
-            out_free: 0,
-            in_free: 0,
-            action: 0,
-            missing: 0,
-            span: Span::default(),
-            heard: Vec::new(),
-            is_prefill: false,
-            tokens: 0,
-            totals: RankTotals::default(),
-        };
-        let nodes: Vec<Node> = speeds.iter().enumerate().map(node).collect();
+        let nodes: Vec<Node> = speeds
+            .iter()
+            .enumerate()
+            .map(|(index, speed)| Node {
+                speed: *speed,
+                jitter: Jitter::new(noise.clone(), seed, index),
+                clock: 0,
+                out_free: 0,
+                in_free: 0,
+                action: 0,
+                missing: 0,
+                span: Span::default(),
+                heard: Vec::new(),
+                is_prefill: false,
+                tokens: 0,
+                totals: RankTotals::default(),
+            })
+            .collect();
         let inbox = vec![VecDeque::new(); nodes.len() * nodes.len()];
         Self { nodes, inbox, flying: BinaryHeap::new(), sent: 0 }
     }

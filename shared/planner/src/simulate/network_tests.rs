@@ -24,12 +24,13 @@ fn time(speed: NodeSpeed, actions: &[Vec<Action>]) -> u64 {
 
 /// Direct exchange of `bytes` between `world` nodes.
 fn direct(world: u16, bytes: u64) -> Vec<Vec<Action>> {
-    let node = |own: u16| {
-        let peers = (1..world).map(|distance| (own + distance) % world);
-        let others = ((1_u64 << world) - 1) & !(1 << own);
-        peers.map(|to| send(to, bytes)).chain([receive(others)]).collect()
-    };
-    (0..world).map(node).collect()
+    (0..world)
+        .map(|own| {
+            let peers = (1..world).map(|distance| (own + distance) % world);
+            let others = ((1_u64 << world) - 1) & !(1 << own);
+            peers.map(|to| send(to, bytes)).chain([receive(others)]).collect()
+        })
+        .collect()
 }
 
 fn star(world: u16, bytes: u64) -> Vec<Vec<Action>> {

@@ -150,13 +150,11 @@ impl<'a> Replica<'a> {
         }
         let plans = cut_stages(&sizes.shape, &cuts)?;
         let machines = setup.stages.iter().flat_map(|(_, ranks)| ranks).map(|(machine, _)| machine.clone());
-        let seat = |(index, (machine, plan)): (usize, (Machine, ShardPlan))| Seat {
-            machine,
-            plan,
-            stage: index / world,
-            rank: index % world,
-        };
-        let seats = machines.zip(plans).enumerate().map(seat).collect();
+        let seats = machines
+            .zip(plans)
+            .enumerate()
+            .map(|(index, (machine, plan))| Seat { machine, plan, stage: index / world, rank: index % world })
+            .collect();
         Ok(Self { sizes, setup, seats, world, chosen: RefCell::new(BTreeMap::new()) })
     }
 

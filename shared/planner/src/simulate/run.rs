@@ -49,11 +49,13 @@ impl Outcome {
     /// Share of wait and wire in the time of all ranks: in prefill and in decode.
     pub fn network_fractions(&self) -> [f64; 2] {
         [|rank: &RankTotals| rank.prefill, |rank: &RankTotals| rank.decode].map(|phase| {
-            let sum = |mut sum: PhaseTotals, rank: &RankTotals| {
-                sum.add(&phase(rank));
-                sum
-            };
-            self.ranks.iter().fold(PhaseTotals::default(), sum).network_fraction()
+            self.ranks
+                .iter()
+                .fold(PhaseTotals::default(), |mut sum, rank| {
+                    sum.add(&phase(rank));
+                    sum
+                })
+                .network_fraction()
         })
     }
 

@@ -105,9 +105,9 @@ fn the_same_replica_takes_the_same_nanoseconds() {
 /// Two stages of two ranks.
 fn pipeline(sizes: &ModelSizes, stages: usize, ranks: usize) -> Setup {
     let count = sizes.shape.block_count;
-    let layers = |stage: usize| count * stage / stages..count * (stage + 1) / stages;
     let each = vec![(Machine { profile: NodeProfile::pi5(), link: LINK }, 1); ranks];
-    let stages = (0..stages).map(|stage| (layers(stage), each.clone())).collect();
+    let stages =
+        (0..stages).map(|stage| (count * stage / stages..count * (stage + 1) / stages, each.clone())).collect();
     Setup { stages, ..tensor_parallel(sizes, &NodeProfile::pi5(), 1) }
 }
 

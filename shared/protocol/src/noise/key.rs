@@ -134,8 +134,13 @@ impl Key {
     /// Sixteen digits that identify the key without revealing it.
     pub fn fingerprint(&self) -> String {
         let hash = derive(self.bytes(), &[b"bramble fingerprint 1"]);
-        let pair = |pair: &[u8; 2]| format!("{:02x}{:02x}", pair[0], pair[1]);
-        hash[..8].as_chunks::<2>().0.iter().map(pair).collect::<Vec<_>>().join("-")
+        hash[..8]
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|pair| format!("{:02x}{:02x}", pair[0], pair[1]))
+            .collect::<Vec<_>>()
+            .join("-")
     }
 }
 

@@ -178,8 +178,13 @@ impl Keyring {
     fn counting(&self, now: u64) -> impl Iterator<Item = &Key> {
         // No time before the rotation is accepted: a machine without a real-time clock starts in 1970 and would accept
         // old keys for years.
-        let counts = move |until: u64| (until.saturating_sub(u64::from(GRACE_SECONDS_MAX))..until).contains(&now);
-        self.held.iter().filter(move |held| held.until.is_none_or(counts)).map(|held| &held.key)
+        self.held
+            .iter()
+            .filter(move |held| {
+                held.until
+                    .is_none_or(move |until| (until.saturating_sub(u64::from(GRACE_SECONDS_MAX))..until).contains(&now))
+            })
+            .map(|held| &held.key)
     }
 
     /// The keys after a rotation to a new current key; the previous key is valid until `until`. Older keys are dropped.

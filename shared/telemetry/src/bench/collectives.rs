@@ -138,14 +138,21 @@ impl CollectiveRow {
 impl CollectiveBench {
     /// The displayed results of a leader's measurement between the ranks of its stage on `nodes`.
     pub fn of_links(found: &LinkBench, nodes: Vec<String>, repeats: u32) -> Self {
-        let row = |time: &LinkTime| {
-            let us = |time: Nanoseconds| time.0 as f64 / 1e3;
-            let (size, spread) = ((time.tokens, found.columns), (us(time.p50), us(time.p99)));
-            let row = CollectiveRow::new(time.algorithm, size, (time.count, found.ranks), spread);
-            CollectiveRow { is_used: Some(time.is_used), ..row }
-        };
         let skipped = found.left_out.iter().map(|tokens| format!("{tokens} tokens: time ran out"));
-        let (ranks, exchange, rows) = (found.ranks, found.exchange, found.times.iter().map(row).collect());
+        let (ranks, exchange, rows) = (
+            found.ranks,
+            found.exchange,
+            found
+                .times
+                .iter()
+                .map(|time| {
+                    let us = |time: Nanoseconds| time.0 as f64 / 1e3;
+                    let (size, spread) = ((time.tokens, found.columns), (us(time.p50), us(time.p99)));
+                    let row = CollectiveRow::new(time.algorithm, size, (time.count, found.ranks), spread);
+                    CollectiveRow { is_used: Some(time.is_used), ..row }
+                })
+                .collect(),
+        );
         Self { ranks, exchange, nodes, spin: None, repeats, rows, skipped: skipped.collect() }
     }
 }

@@ -148,14 +148,15 @@ pub(super) fn parse(text: &str) -> Result<Layout, SpecError> {
 /// Writes a layout as [`parse`] reads it; consecutive identical groups are counted.
 pub(super) fn write(layout: &Layout) -> String {
     let like = layout.groups.list().chunk_by(|one, two| one == two);
-    let part = |groups: &[Group]| {
+    like.map(|groups| {
         let inside = Layout::alike(groups.len() as u16, layout.stages, groups[0].ranks);
         match groups[0].role {
             Role::Both => inside.to_string(),
             role => format!("{role}:{inside}"),
         }
-    };
-    like.map(part).collect::<Vec<_>>().join("+")
+    })
+    .collect::<Vec<_>>()
+    .join("+")
 }
 
 #[cfg(test)]

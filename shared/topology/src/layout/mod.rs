@@ -90,14 +90,15 @@ impl Layout {
         if self.groups.is_empty() {
             return (member.index() / self.members(0).len()) as u16;
         }
-        let is_before = |replica: &u16| self.members(*replica).end <= member.index();
-        (0..self.replicas.saturating_sub(1)).take_while(is_before).count() as u16
+        (0..self.replicas.saturating_sub(1)).take_while(|replica| self.members(*replica).end <= member.index()).count()
+            as u16
     }
 
     /// The heads that accept requests.
     pub fn heads(self) -> impl Iterator<Item = MemberIndex> {
-        let takes = move |replica: &u16| self.role(*replica).takes_requests();
-        (0..self.replicas).filter(takes).map(move |replica| MemberIndex(self.members(replica).start as u16))
+        (0..self.replicas)
+            .filter(move |replica| self.role(*replica).takes_requests())
+            .map(move |replica| MemberIndex(self.members(replica).start as u16))
     }
 
     /// Whether one of two members computes prompts for the other.

@@ -351,10 +351,9 @@ impl World {
         nodes.extend(
             run.ranks.values().filter_map(|linked| self.index_of(&run.topology.members[linked.member.index()].address)),
         );
-        let is_whole = |one: &usize, two: &usize| !self.network.is_cut(*one, *two);
         nodes.len() == run.ranks.len() + 1
             && nodes.iter().all(|one| member_of(*one) == Some((run.epoch, run.hash)))
-            && nodes.iter().all(|one| nodes.iter().all(|two| is_whole(one, two)))
+            && nodes.iter().all(|one| nodes.iter().all(|two| !self.network.is_cut(*one, *two)))
             && nodes.iter().all(|one| self.has_links(*one))
     }
 
