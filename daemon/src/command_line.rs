@@ -1,7 +1,7 @@
 //! The command line of brambled: settings and subcommands.
 use clap::{Parser, Subcommand};
 
-use crate::{bench::Bench, check::Check, config::Arguments, pair};
+use crate::{bench::Bench, check::Check, config::DaemonArguments, pair};
 
 /// brambled holds one shard of a GGUF model and runs inference in lockstep with the other nodes of its topology. An
 /// operator assigns topologies from `console`.
@@ -10,7 +10,7 @@ use crate::{bench::Bench, check::Check, config::Arguments, pair};
 pub struct CommandLine {
     /// Settings
     #[command(flatten)]
-    pub settings: Arguments,
+    pub settings: DaemonArguments,
     /// The command to run instead of serving
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -25,7 +25,7 @@ pub enum Command {
     /// Report problems of this machine with remedies; exit code 6: warnings, 7: errors
     Check(Check),
     /// Show a pairing code for adopting this node (as root: sudo brambled pair)
-    Pair(pair::Arguments),
+    Pair(pair::PairArguments),
     /// Prepare requests for the daemon that starts this process
     #[command(hide = true)]
     Text,

@@ -35,7 +35,7 @@ const FILE_BYTES_MAX: u64 = 256;
 
 /// Options of `brambled pair`.
 #[derive(Clone, Debug, Args)]
-pub struct Arguments {
+pub struct PairArguments {
     /// Lifetime of the code in minutes
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=60))]
     minutes: u32,
@@ -48,7 +48,7 @@ pub struct Arguments {
 /// daemon removes any code that it finds at startup: it may be from before the boot. (The kernel's boot id does not
 /// help: in a container, only some programs see it.)
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct DisplayedCode {
     /// The code.
     pub code: Code,
     until: u64,
@@ -58,7 +58,7 @@ pub struct Shown {
 ///
 /// # Errors
 /// The node already has a key, or the state folder cannot be written.
-pub fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
+pub fn run(arguments: &PairArguments, config: &Config) -> anyhow::Result<()> {
     if let Some(key) = keys::load(config)?.current() {
         let file = config.key_file.display();
         bail!(
@@ -70,7 +70,7 @@ pub fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let code = Code::random().map_err(|error| anyhow!(error))?;
     let seconds = 60 * u64::from(arguments.minutes);
     let now = since_start().context("cannot read the time since boot")?;
-    let shown = Shown { code: code.clone(), until: now + seconds };
+    let shown = DisplayedCode { code: code.clone(), until: now + seconds };
     write(&config.state, &shown).with_context(|| {
         format!("cannot write below {}; run it as root: sudo brambled pair", config.state.display())
     })?;
@@ -111,7 +111,7 @@ fn reached(listen: SocketAddr) -> SocketAddr {
 }
 
 /// The code of this node, if it has not expired.
-pub fn shown(state: &Path) -> Option<Shown> {
+pub fn shown(state: &Path) -> Option<DisplayedCode> {
     let path = path(state);
     let text = match fs::metadata(&path) {
         Ok(metadata) if metadata.len() <= FILE_BYTES_MAX => fs::read_to_string(&path).ok()?,
@@ -140,7 +140,7 @@ fn path(state: &Path) -> PathBuf {
 /// Writes the code as root or as the daemon's user. The folder belongs to that user, who may place a link at any name
 /// in it at any time. Therefore root opens names only relative to the open folder, follows no link there, and changes
 /// the owner only of the file that it has opened itself.
-fn write(state: &Path, shown: &Shown) -> io::Result<()> {
+fn write(state: &Path, shown: &DisplayedCode) -> io::Result<()> {
     let folder = File::from(open(state, OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?);
     let beside = format!("{FILE}.new");
     match unlinkat(&folder, beside.as_str(), UnlinkatFlags::NoRemoveDir) {
@@ -158,14 +158,14 @@ fn write(state: &Path, shown: &Shown) -> io::Result<()> {
     Ok(renameat(&folder, beside.as_str(), &folder, FILE)?)
 }
 
-fn format(shown: &Shown) -> String {
+fn format(shown: &DisplayedCode) -> String {
     format!("{} {}\n", shown.code, shown.until)
 }
 
-fn parse(text: &str) -> Option<Shown> {
+fn parse(text: &str) -> Option<DisplayedCode> {
     let mut words = text.split_whitespace();
     let (code, until) = (words.next()?, words.next()?);
-    Some(Shown { code: code.parse().ok()?, until: until.parse().ok()? })
+    Some(DisplayedCode { code: code.parse().ok()?, until: until.parse().ok()? })
 }
 
 /// Seconds since boot.
@@ -179,9 +179,9 @@ fn since_start() -> io::Result<u64> {
 mod tests {
     use super::*;
 
-    fn shown_for(seconds: u64) -> Shown {
+    fn shown_for(seconds: u64) -> DisplayedCode {
         let now = since_start().expect("/proc is there");
-        Shown { code: "1234-5678".parse().expect("a code"), until: now + seconds }
+        DisplayedCode { code: "1234-5678".parse().expect("a code"), until: now + seconds }
     }
 
     #[test]

@@ -41,19 +41,21 @@ fn calls(pool: &Pool) -> usize {
 
 /// Sockets of a rank with the same key on every link.
 fn protected(rank: usize, streams: Vec<Option<TcpStream>>, protection: Protection) -> Vec<Option<Socket>> {
-    let seals = |other: usize| {
+    let sockets = streams.into_iter().enumerate().map(|(other, stream)| {
         let (lower, higher) = Seals::pair(Cipher::ChaChaPoly, &[7; 32], protection);
-        if rank < other { lower } else { higher }
-    };
-    streams.into_iter().enumerate().map(|(other, stream)| stream.map(|stream| (stream, seals(other)))).collect()
+        stream.map(|stream| (stream, if rank < other { lower } else { higher }))
+    });
+    sockets.collect()
 }
 
 /// Allocations per rank during the tokens after the warm-up.
 fn decode(
     world: usize,
     exchange: Exchange,
-    (choice, protection): (Choice, Protection),
-    (architecture, format): (Architecture, BlockFormat),
+    choice: Choice,
+    protection: Protection,
+    architecture: Architecture,
+    format: BlockFormat,
 ) -> Vec<usize> {
     let model = TinyModel::new(architecture).with_format(format);
     let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid"));
@@ -108,18 +110,14 @@ fn decoded_token_allocates_nothing_on_one_rank_or_two() {
     for format in [BlockFormat::Q4K, BlockFormat::Q8_0, BlockFormat::F16] {
         for architecture in [Architecture::Llama, Architecture::Qwen3Moe] {
             let what = format!("{} {}", architecture.name(), format.name());
-            assert_eq!(
-                decode(1, Exchange::F32, (Choice::Auto, Protection::Plain), (architecture, format)),
-                [0],
-                "{what}"
-            );
+            assert_eq!(decode(1, Exchange::F32, Choice::Auto, Protection::Plain, architecture, format), [0], "{what}");
             for (exchange, protection) in [
                 (Exchange::F32, Protection::Plain),
                 (Exchange::F16, Protection::Authenticated),
                 (Exchange::Q80, Protection::Encrypted),
             ] {
-                let how = (Choice::Auto, protection);
-                assert_eq!(decode(2, exchange, how, (architecture, format)), [0, 0], "{what} {exchange:?}");
+                let found = decode(2, exchange, Choice::Auto, protection, architecture, format);
+                assert_eq!(found, [0, 0], "{what} {exchange:?}");
             }
         }
     }
@@ -129,8 +127,8 @@ fn decoded_token_allocates_nothing_on_one_rank_or_two() {
 fn no_collective_allocates_for_a_token() {
     for algorithm in Algorithm::ALL {
         for exchange in [Exchange::F32, Exchange::Q80] {
-            let model = (Architecture::Llama, BlockFormat::Q8_0);
-            let found = decode(3, exchange, (Choice::Forced(algorithm), Protection::Encrypted), model);
+            let choice = Choice::Forced(algorithm);
+            let found = decode(3, exchange, choice, Protection::Encrypted, Architecture::Llama, BlockFormat::Q8_0);
             assert_eq!(found, [0, 0, 0], "{algorithm} {exchange}");
         }
     }

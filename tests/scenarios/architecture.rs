@@ -20,13 +20,14 @@ fn crates() -> BTreeMap<String, (PathBuf, Vec<String>)> {
         })
         .chain([("tests".to_owned(), root().join("tests"))])
         .collect();
-    let dependencies = |folder: &PathBuf| {
+    let crates = folders.iter().map(|(name, folder)| {
         let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a crate has a manifest");
         let list = manifest.split("\n[dependencies]\n").nth(1).and_then(|rest| rest.split("\n[").next());
         let names = list.unwrap_or_default().lines().filter_map(|line| line.strip_suffix(".workspace = true"));
-        names.filter(|name| folders.contains_key(*name)).map(str::to_owned).collect()
-    };
-    folders.iter().map(|(name, folder)| (name.clone(), (folder.clone(), dependencies(folder)))).collect()
+        let names = names.filter(|name| folders.contains_key(*name)).map(str::to_owned);
+        (name.clone(), (folder.clone(), names.collect()))
+    });
+    crates.collect()
 }
 
 /// The pages that name files.

@@ -36,7 +36,7 @@ fn straggler_is_excluded_service_continues_and_it_is_retried() {
     let layout = |cluster: &Cluster| cluster.status(0)["topology"]["layout"].as_str().unwrap_or_default().to_owned();
     let expected = text(&address, 16);
     // Far longer than the delays that other processes on these cores cause.
-    let slowed = Slowed::begin(cluster.pid(2), (95, 100));
+    let slowed = Slowed::begin(cluster.pid(2), 95, 100);
     wait_until("the others continue without it", || {
         assert!(!text(&address, 16).is_empty(), "answers must continue");
         layout(&cluster) == "tp2"

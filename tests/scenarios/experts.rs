@@ -166,16 +166,13 @@ fn tokens_may_share_no_expert_or_leave_some_expert_unused() {
 #[test]
 fn equal_logits_choose_the_lower_experts_on_every_rank() {
     // A router of zeros: the first three experts get a third each.
-    let zeros = |model: &TinyModel| {
-        let bytes = (0..model.block_count)
-            .fold(model.writer(), |writer, layer| {
-                let name = format!("blk.{layer}.ffn_gate_inp.weight");
-                writer.without_tensor(&name).tensor(&name, &[256, 8], BlockFormat::F32, vec![0; 4 * 256 * 8])
-            })
-            .finish();
-        Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is valid"))
-    };
-    let (file, tokens) = (zeros(&model(EXPERTS)), tokens(5));
+    let model = model(EXPERTS);
+    let writer = (0..model.block_count).fold(model.writer(), |writer, layer| {
+        let name = format!("blk.{layer}.ffn_gate_inp.weight");
+        writer.without_tensor(&name).tensor(&name, &[256, 8], BlockFormat::F32, vec![0; 4 * 256 * 8])
+    });
+    let file = Arc::new(GgufFile::from_bytes(vec![writer.finish()]).expect("the model is valid"));
+    let tokens = tokens(5);
     let (exact, routes) = Oracle::new(&file).routed_logits(&tokens);
     assert!(routes.iter().flatten().all(|route| route.experts == [0, 1, 2]));
     for world in 1..=4 {

@@ -28,7 +28,8 @@ fn begin(address: &str, body: &Value) -> (Stream, Vec<Value>) {
     (answer, vec![serde_json::from_str(&first).expect("JSON")])
 }
 
-fn rest((answer, mut events): (Stream, Vec<Value>)) -> (String, Value) {
+fn rest(begun: (Stream, Vec<Value>)) -> (String, Value) {
+    let (answer, mut events) = begun;
     events.extend(answer.events());
     let end = events.last().expect("events arrived");
     (text_of(&events, 0), end["timings"]["trace"].clone())

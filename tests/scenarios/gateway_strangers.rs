@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{
-    http::{Answer, beside, bytes, get, post, raw},
+    http::{HttpAnswer, beside, bytes, get, post, raw},
     programs::{Cluster, demo_models, wait_until},
 };
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -28,7 +28,7 @@ fn good() -> String {
 }
 
 /// Sends only the head of a request that declares a body.
-fn head_only(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+fn head_only(address: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> HttpAnswer {
     let mut text = format!("{method} {path} HTTP/1.1\r\n");
     headers.iter().for_each(|(name, value)| text.push_str(&format!("{name}: {value}\r\n")));
     if method == "POST" {
@@ -182,7 +182,7 @@ fn idle_connections_and_stalled_bodies_delay_no_other() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("the kernel reports it");
     setrlimit(Resource::RLIMIT_NOFILE, most.min(8192), most).expect("the limit may be lowered");
     let (_cluster, address) = serving("");
-    let within = |what: &str, work: &dyn Fn() -> Answer| {
+    let within = |what: &str, work: &dyn Fn() -> HttpAnswer| {
         let begun = Instant::now();
         work().good();
         assert!(begun.elapsed() < Duration::from_secs(5), "{what}: {:?}", begun.elapsed());
@@ -198,7 +198,7 @@ fn idle_connections_and_stalled_bodies_delay_no_other() {
     within("a chunked body with stalled ones open", &|| raw(&address, chunked.as_bytes()).rest());
     within("metrics with stalled bodies open", &|| {
         let answer = get(&address, "/metrics");
-        Answer { body: "{}".into(), ..answer }
+        HttpAnswer { body: "{}".into(), ..answer }
     });
     drop((idle, stalled));
 }

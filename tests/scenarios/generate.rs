@@ -16,12 +16,12 @@ const NEAR: f64 = 0.13;
 
 /// The ids up to the first step whose two best tokens are close.
 fn sure_ids(completion: &Value) -> Vec<u64> {
-    let gap = |list: &Value| {
-        let logprob = |index: usize| list[index]["logprob"].as_f64().expect("two logprobs a token");
-        logprob(0) - logprob(1)
-    };
     let lists = completion["logprobs"].as_array().expect("logprobs were asked for");
-    let sure = lists.iter().take_while(|list| gap(list) >= NEAR).count();
+    let sure = lists.iter().take_while(|list| {
+        let logprob = |index: usize| list[index]["logprob"].as_f64().expect("two logprobs a token");
+        logprob(0) - logprob(1) >= NEAR
+    });
+    let sure = sure.count();
     let ids = completion["token_ids"].as_array().expect("ids").iter();
     ids.take(sure).map(|id| id.as_u64().expect("an id")).collect()
 }

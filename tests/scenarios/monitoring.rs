@@ -29,10 +29,10 @@ fn lines(text: &str) -> Vec<Line> {
             let (key, value) = content.split_once(':').unwrap_or_else(|| panic!("no key: {line:?}"));
             assert!(key.bytes().all(|byte| byte.is_ascii_alphabetic()) && indent.is_multiple_of(2), "{line:?}");
             let value = value.strip_prefix(' ').unwrap_or(value);
-            let plain = |value: &str| value.bytes().all(|byte| byte.is_ascii_alphanumeric());
+            let is_plain = value.bytes().all(|byte| byte.is_ascii_alphanumeric());
             let quoted =
                 value.strip_prefix('\'').and_then(|rest| rest.strip_suffix('\'')).filter(|text| !text.contains('\''));
-            assert!(quoted.is_some() || plain(value), "neither plain nor in single quotes: {line:?}");
+            assert!(quoted.is_some() || is_plain, "neither plain nor in single quotes: {line:?}");
             Line { indent, is_entry, key: key.into(), value: quoted.unwrap_or(value).into() }
         })
         .collect()
@@ -106,10 +106,10 @@ fn printed() -> BTreeSet<String> {
         answer.status == 200 && parts.iter().all(|part| text.contains(part))
     });
     // Some gauges have no sample in a healthy cluster, only their TYPE line.
-    let gauge = |line: &str| line.strip_prefix("# TYPE ")?.strip_suffix(" gauge").map(str::to_owned);
     text.lines()
         .filter_map(|line| {
-            gauge(line).or_else(|| line.split([' ', '{']).next().filter(|name| *name != "#").map(str::to_owned))
+            let gauge = line.strip_prefix("# TYPE ").and_then(|rest| rest.strip_suffix(" gauge"));
+            gauge.or_else(|| line.split([' ', '{']).next().filter(|name| *name != "#")).map(str::to_owned)
         })
         .collect()
 }

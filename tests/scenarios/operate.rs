@@ -197,7 +197,7 @@ fn rank_stopped_2_ms_in_every_10_is_listed_first() {
     command.args(["--nodes", &cluster.nodes()]).args(model);
     let mut terminal = Terminal::run(command, 80, 24);
     terminal.wait_for("Ready. i to type a prompt");
-    let slowed = Slowed::begin(cluster.pid(1), (2, 10));
+    let slowed = Slowed::begin(cluster.pid(1), 2, 10);
     terminal.keys("iROMEO:\r");
     terminal.wait_for("tokens/s");
     terminal.keys("\x1b3");

@@ -69,7 +69,7 @@ fn operator_excludes_the_straggler_and_restarts_the_rest() {
     // The slowed rank is first on the page Sync. Four ranks on two cores fill short stops with the work of others, so
     // the rank is stopped half of the time. A busy machine delays any rank occasionally, so ten consecutive screens are
     // required.
-    let slowed = Slowed::begin(cluster.pid(1), (5, 10));
+    let slowed = Slowed::begin(cluster.pid(1), 5, 10);
     screen.keys("\x1b3");
     screen.wait_for("Ranks, the latest first");
     let (mut pictures, mut last) = (0, String::new());

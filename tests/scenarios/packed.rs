@@ -30,15 +30,21 @@ fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
     let shape = Shape::read(&file).expect("the model is valid");
     let plan = cut(&shape, &vec![1; world]).expect("the model can be cut").swap_remove(rank);
     let (told, cache) = (AtomicU64::new(0), PackedCache::new(state));
-    let progress = |bytes| {
-        told.fetch_add(bytes, Ordering::Relaxed);
-        true
-    };
     let kernels = Kernels::choose(None).expect("this machine has a kernel table");
     let content = Contents::new(state).of(&file, &mut |_, _| true).expect("the model can be read");
     let cache = Some(Cached { cache: Some(&cache), content: &content });
-    let source =
-        Source { file: &file, shape: &shape, plan: &plan, kernels, cache, is_hollow: false, progress: &progress };
+    let source = Source {
+        file: &file,
+        shape: &shape,
+        plan: &plan,
+        kernels,
+        cache,
+        is_hollow: false,
+        progress: &|bytes| {
+            told.fetch_add(bytes, Ordering::Relaxed);
+            true
+        },
+    };
     let shard = Shard::load(source).expect("the shard can be loaded");
     Loaded {
         matrices: shard

@@ -194,7 +194,7 @@ fn sent_bytes_and_messages_equal_the_formula() {
             let run = run(&file, &tokens(9), &Run { exchange, collective, chunks: vec![1], ..Run::exact(world) });
             for (rank, totals) in run.totals.iter().enumerate() {
                 // Nine tokens through two layers with two all-reduces each, of 256 columns.
-                let one = cost(algorithm, exchange, Rank(rank as u16), world, (1, 256));
+                let one = cost(algorithm, exchange, Rank(rank as u16), world, 1, 256);
                 assert_eq!(totals.messages_sent, 36 * one.messages, "{algorithm} on {world} ranks, rank {rank}");
                 let bytes = 36 * (one.bytes + 64 * one.messages);
                 assert_eq!(totals.bytes_sent, bytes, "payload and headers, {algorithm}");
@@ -209,14 +209,14 @@ fn message_costs_at_most_two_and_a_half_system_calls() {
     for algorithm in Algorithm::ALL {
         for world in [2, 3, 4, 8] {
             let collective = Choice::Forced(algorithm);
-            let measure = || {
+            let measured = (0..3).map(|_| {
                 let run = run(&file, &tokens(60), &Run { collective, chunks: vec![1], ..Run::exact(world) });
                 let messages: u64 = run.totals.iter().map(|totals| totals.messages_sent).sum();
                 let calls: u64 = run.calls.iter().map(|calls| calls.total()).sum();
                 calls as f64 / messages as f64
-            };
+            });
             // How often a rank wakes before all expected data has arrived depends on the load of the machine.
-            let each = (0..3).map(|_| measure()).fold(f64::INFINITY, f64::min);
+            let each = measured.fold(f64::INFINITY, f64::min);
             println!("{algorithm} on {world} ranks: {each:.2} calls per message");
             assert!(each <= 2.5, "{algorithm} on {world} ranks: {each} calls per message");
         }

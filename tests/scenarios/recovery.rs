@@ -40,7 +40,8 @@ fn begin(address: &str, max_tokens: u32) -> (Stream, Vec<Value>) {
     (answer, vec![serde_json::from_str(&first).expect("JSON")])
 }
 
-fn rest((answer, mut events): (Stream, Vec<Value>)) -> String {
+fn rest(begun: (Stream, Vec<Value>)) -> String {
+    let (answer, mut events) = begun;
     events.extend(answer.events());
     text_of(&events, 0)
 }

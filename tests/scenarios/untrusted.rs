@@ -19,7 +19,7 @@ fn api(cluster: &Cluster) -> String {
     address
 }
 
-fn complete(address: &str, more: Value) -> harness::http::Answer {
+fn complete(address: &str, more: Value) -> harness::http::HttpAnswer {
     let mut body = json!({"prompt": "a", "max_tokens": 1});
     body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
     post(address, "/v1/completions", &body)

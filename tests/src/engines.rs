@@ -115,14 +115,15 @@ impl Replica {
         let plans = cut_stages(&shape, &stages).expect("the model can be cut");
         let world = plans.len();
         let parts = plans.into_iter().zip(sockets(world)).enumerate();
-        parts.map(|(rank, (plan, streams))| self.setup(file, &shape, (rank, plan), streams)).collect()
+        parts.map(|(rank, (plan, streams))| self.setup(file, &shape, rank, plan, streams)).collect()
     }
 
     fn setup(
         &self,
         file: &Arc<GgufFile>,
         shape: &Shape,
-        (number, plan): (usize, ShardPlan),
+        number: usize,
+        plan: ShardPlan,
         streams: Vec<Option<TcpStream>>,
     ) -> Setup {
         let kernels = Kernels::choose(None).expect("this machine has a kernel table");

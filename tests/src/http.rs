@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// A complete response.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct HttpAnswer {
     /// Status code.
     pub status: u16,
     /// Headers; names in lower case.
@@ -29,7 +29,7 @@ pub struct Stream {
     is_chunked: bool,
 }
 
-impl Answer {
+impl HttpAnswer {
     /// The value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
@@ -121,13 +121,13 @@ pub fn bytes(method: &str, path: &str, headers: &[(&str, &str)], body: Option<&s
 
 /// Sends a GET request.
 #[track_caller]
-pub fn get(address: &str, path: &str) -> Answer {
+pub fn get(address: &str, path: &str) -> HttpAnswer {
     raw(address, &bytes("GET", path, &[], None)).rest()
 }
 
 /// Sends a POST request with a JSON body.
 #[track_caller]
-pub fn post(address: &str, path: &str, body: &Value) -> Answer {
+pub fn post(address: &str, path: &str, body: &Value) -> HttpAnswer {
     raw(address, &bytes("POST", path, &[], Some(&body.to_string()))).rest()
 }
 
@@ -142,7 +142,7 @@ impl Stream {
     ///
     /// # Panics
     /// If the connection breaks.
-    pub fn rest(mut self) -> Answer {
+    pub fn rest(mut self) -> HttpAnswer {
         let mut body = Vec::new();
         if self.is_chunked {
             while let Some(chunk) = self.chunk() {
@@ -156,7 +156,7 @@ impl Stream {
                 None => drop(self.reader.read_to_end(&mut body)),
             }
         }
-        Answer { status: self.status, headers: self.headers, body: String::from_utf8_lossy(&body).into_owned() }
+        HttpAnswer { status: self.status, headers: self.headers, body: String::from_utf8_lossy(&body).into_owned() }
     }
 
     fn chunk(&mut self) -> Option<Vec<u8>> {

@@ -13,11 +13,11 @@ use syn::{
 };
 
 /// Segments of a path below the crate's root.
-type Name = Vec<String>;
+type ModulePath = Vec<String>;
 
 /// A name that a module imports.
 struct Import {
-    path: Name,
+    path: ModulePath,
     name: String,
 }
 
@@ -26,11 +26,11 @@ struct Module {
     defined: BTreeSet<String>,
     imports: Vec<Import>,
     /// Every other path in its code.
-    paths: Vec<Name>,
+    paths: Vec<ModulePath>,
 }
 
 /// The modules of a crate.
-pub struct Modules(BTreeMap<Name, Module>);
+pub struct Modules(BTreeMap<ModulePath, Module>);
 
 impl Modules {
     /// Reads a crate from its root file.
@@ -48,7 +48,7 @@ impl Modules {
         self.0.len() < 2
     }
 
-    fn load(&mut self, file: &Path, name: Name) {
+    fn load(&mut self, file: &Path, name: ModulePath) {
         let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
         let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("cannot parse {}: {error}", file.display()));
         let is_folder = ["lib.rs", "main.rs", "mod.rs"].iter().any(|root| file.ends_with(root));
@@ -57,7 +57,7 @@ impl Modules {
         self.add(&parsed.items, name, &folder);
     }
 
-    fn add(&mut self, items: &[Item], name: Name, folder: &Path) {
+    fn add(&mut self, items: &[Item], name: ModulePath, folder: &Path) {
         let mut module = Module::default();
         for item in items {
             match item {
@@ -78,8 +78,8 @@ impl Modules {
         self.0.insert(name, module);
     }
 
-    fn add_child(&mut self, inner: &ItemMod, name: &Name, folder: &Path) {
-        let child: Name = name.iter().cloned().chain([inner.ident.to_string()]).collect();
+    fn add_child(&mut self, inner: &ItemMod, name: &ModulePath, folder: &Path) {
+        let child: ModulePath = name.iter().cloned().chain([inner.ident.to_string()]).collect();
         let below = folder.join(inner.ident.to_string());
         match &inner.content {
             Some((_, items)) => self.add(items, child, &below),
@@ -92,7 +92,7 @@ impl Modules {
     }
 
     /// A path as written in a module, from the crate's root; `None` if it leads out of the crate or begins with a local name.
-    fn absolute(&self, module: &Name, path: &[String]) -> Option<Name> {
+    fn absolute(&self, module: &ModulePath, path: &[String]) -> Option<ModulePath> {
         let mut base = module.clone();
         match path.first()?.as_str() {
             "crate" => return Some(path[1..].to_vec()),
@@ -108,7 +108,7 @@ impl Modules {
     }
 
     /// The module that defines what a path names.
-    fn home(&self, path: &[String], depth: usize) -> Option<Name> {
+    fn home(&self, path: &[String], depth: usize) -> Option<ModulePath> {
         let inside = (0..=path.len()).rev().find(|length| self.0.contains_key(&path[..*length]))?;
         let (name, rest) = (path[..inside].to_vec(), &path[inside..]);
         let Some(item) = rest.first().filter(|item| *item != "*" && depth > 0) else { return Some(name) };
@@ -117,7 +117,7 @@ impl Modules {
             return Some(name);
         }
         if let Some(import) = module.imports.iter().find(|import| import.name == *item) {
-            let target: Name =
+            let target: ModulePath =
                 self.absolute(&name, &import.path)?.into_iter().chain(rest[1..].iter().cloned()).collect();
             return self.home(&target, depth - 1);
         }
@@ -132,7 +132,7 @@ impl Modules {
     }
 
     /// The modules that a module uses.
-    fn uses(&self, name: &Name, module: &Module) -> BTreeSet<Name> {
+    fn uses(&self, name: &ModulePath, module: &Module) -> BTreeSet<ModulePath> {
         let imported = module.imports.iter().map(|import| &import.path);
         let paths = module.paths.iter().filter_map(|path| {
             let first = path.first()?;
@@ -143,13 +143,13 @@ impl Modules {
             }
         });
         // A re-export of a child is no use of it.
-        let whole: Vec<Name> = imported.cloned().chain(paths).collect();
+        let whole: Vec<ModulePath> = imported.cloned().chain(paths).collect();
         whole.iter().filter_map(|path| self.home(&self.absolute(name, path)?, 8)).filter(|home| home != name).collect()
     }
 
     /// Circles among the modules of each folder, a line each with the files that close them.
     pub fn circles(&self) -> Vec<String> {
-        let mut arrows: BTreeMap<Name, BTreeMap<Name, String>> = BTreeMap::new();
+        let mut arrows: BTreeMap<ModulePath, BTreeMap<ModulePath, String>> = BTreeMap::new();
         for (from, module) in &self.0 {
             for to in self.uses(from, module) {
                 let shared = from.iter().zip(&to).take_while(|(one, two)| one == two).count();
@@ -161,10 +161,10 @@ impl Modules {
             }
         }
         let mut found = Vec::new();
-        let mut left: BTreeSet<&Name> = arrows.keys().collect();
+        let mut left: BTreeSet<&ModulePath> = arrows.keys().collect();
         // What uses nothing that is left is in no circle.
         loop {
-            let free: Vec<&Name> =
+            let free: Vec<&ModulePath> =
                 left.iter().filter(|name| !arrows[**name].keys().any(|to| left.contains(to))).copied().collect();
             if free.is_empty() {
                 break;
@@ -187,7 +187,7 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-fn imports(tree: &UseTree, before: &mut Name, found: &mut Vec<Import>) {
+fn imports(tree: &UseTree, before: &mut ModulePath, found: &mut Vec<Import>) {
     match tree {
         UseTree::Path(path) => {
             before.push(path.ident.to_string());
@@ -209,7 +209,7 @@ fn imports(tree: &UseTree, before: &mut Name, found: &mut Vec<Import>) {
     }
 }
 
-fn joined(before: &Name, last: &str) -> Name {
+fn joined(before: &ModulePath, last: &str) -> ModulePath {
     before.iter().cloned().chain([last.to_owned()]).collect()
 }
 
@@ -228,7 +228,7 @@ fn defined(item: &Item) -> Option<String> {
 }
 
 /// Collects the paths of more than one segment in an item, those in calls of macros included.
-struct Paths<'a>(&'a mut Vec<Name>);
+struct Paths<'a>(&'a mut Vec<ModulePath>);
 
 impl<'a> Visit<'a> for Paths<'_> {
     fn visit_path(&mut self, path: &'a syn::Path) {
@@ -263,8 +263,8 @@ impl<'a> Visit<'a> for Paths<'_> {
     }
 }
 
-fn paths_in(tokens: TokenStream, found: &mut Vec<Name>) {
-    let mut path: Name = Vec::new();
+fn paths_in(tokens: TokenStream, found: &mut Vec<ModulePath>) {
+    let mut path: ModulePath = Vec::new();
     let mut colons = 0;
     for token in tokens {
         match token {

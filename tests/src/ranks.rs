@@ -110,7 +110,7 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
         let threads: Vec<_> = parts
             .map(|(rank, (plan, streams))| {
                 let place = layout.place(MemberIndex(rank as u16));
-                scope.spawn(move || rank_of((file, shape), plan, place, streams, tokens, how))
+                scope.spawn(move || rank_of(file, shape, plan, place, streams, tokens, how))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("the rank finishes")).collect()
@@ -133,7 +133,8 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
 type RankResult = (Range<usize>, Vec<f32>, Group, Vec<SyncRecord>);
 
 fn rank_of(
-    (file, shape): (&Arc<GgufFile>, &Shape),
+    file: &Arc<GgufFile>,
+    shape: &Shape,
     plan: ShardPlan,
     place: Place,
     streams: Vec<Option<TcpStream>>,

@@ -22,7 +22,7 @@ pub struct Slowed {
 
 impl Slowed {
     /// Stops the process for `stopped_ms` of every `of_ms` milliseconds.
-    pub fn begin(pid: Pid, (stopped_ms, of_ms): (u64, u64)) -> Self {
+    pub fn begin(pid: Pid, stopped_ms: u64, of_ms: u64) -> Self {
         let end = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&end);
         let thread = thread::spawn(move || {

@@ -98,7 +98,7 @@ impl Lanes for Avx2 {
     /// 16 bits hold the sum of two products of 8-bit levels (|level| <= 128, |x| <= 127: 32 512) or 6-bit levels, of 8
     /// products of 5-bit levels (31 * 127 * 8 = 31 496) and of 16 products of 4-bit levels.
     #[inline(always)]
-    fn dot<const QUADS: usize>(self, (bits, _): (u32, usize), begin: __m256i, levels: &[__m256i], x: &[i8]) -> __m256i {
+    fn dot<const QUADS: usize>(self, bits: u32, _: usize, begin: __m256i, levels: &[__m256i], x: &[i8]) -> __m256i {
         let quads = x[..4 * QUADS].as_chunks::<4>().0;
         let mut sum = begin;
         // SAFETY: the token proves the instructions.

@@ -100,13 +100,7 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    fn dot<const QUADS: usize>(
-        self,
-        (_, tokens): (u32, usize),
-        begin: __m512i,
-        levels: &[__m512i],
-        x: &[i8],
-    ) -> __m512i {
+    fn dot<const QUADS: usize>(self, _: u32, tokens: usize, begin: __m512i, levels: &[__m512i], x: &[i8]) -> __m512i {
         let quads = x[..4 * QUADS].as_chunks::<4>().0;
         // Two sums if eight products of a token would wait for each other; otherwise too many tokens would have to be
         // in flight.

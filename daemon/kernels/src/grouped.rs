@@ -142,7 +142,9 @@ impl GroupedActivations {
         &mut self,
         compute: &Compute,
         groups: &Groups,
-        (values, columns, given): (&[f32], usize, RowsOf),
+        values: &[f32],
+        columns: usize,
+        given: RowsOf,
         wanted: Wanted,
     ) {
         assert!(columns > 0 && values.len().is_multiple_of(columns), "whole rows");
@@ -163,7 +165,7 @@ impl GroupedActivations {
         if groups.rows() > groups.ends.len() {
             let rows = &self.rows;
             compute.pool.chunks(&mut self.blocks, per_row, |room, out| {
-                let part = Part::of(groups, kernels.tiles, of_blocks, room, per_row);
+                let part = TilePart::of(groups, kernels.tiles, of_blocks, room, per_row);
                 if part.shape > 1 {
                     part.gather(groups, given, out, |row, block| rows[row * per_row + block]);
                 }
@@ -173,7 +175,7 @@ impl GroupedActivations {
         let room = place(groups, kernels.float_tiles, of_floats);
         self.floats.resize(room * all, 0.0);
         compute.pool.chunks(&mut self.floats, all, |room, out| {
-            let part = Part::of(groups, kernels.float_tiles, of_floats, room, all);
+            let part = TilePart::of(groups, kernels.float_tiles, of_floats, room, all);
             part.gather(groups, given, out, |row, column| match column.checked_sub(wanted.skip * BLOCK) {
                 Some(column) => values[row * columns + column],
                 None => 0.0,
@@ -219,7 +221,7 @@ fn place(groups: &Groups, shapes: &'static [usize], places: &mut Vec<usize>) -> 
 }
 
 /// A part of a tile's values, as long as those of one token.
-struct Part {
+struct TilePart {
     /// The group's row at which the tile begins, and the number of its rows.
     first: usize,
     tokens: usize,
@@ -228,7 +230,7 @@ struct Part {
     begin: usize,
 }
 
-impl Part {
+impl TilePart {
     /// Part number `room` of all tiles; `length` is the number of values per token.
     fn of(groups: &Groups, shapes: &'static [usize], places: &[usize], room: usize, length: usize) -> Self {
         let group = places.partition_point(|place| *place <= room) - 1;
@@ -405,12 +407,11 @@ mod tests {
                     let x: Vec<f32> = (0..tokens * COLUMNS).map(|at| (at * 37 % 101) as f32 / 300.0 - 0.1).collect();
                     let (mut groups, mut activations) = (Groups::default(), GroupedActivations::default());
                     groups.load(&choices(tokens), 2, COUNT);
-                    let given = (&x[..], COLUMNS, RowsOf::Tokens);
-                    activations.load(&compute, &groups, given, Wanted { skip: 0, ..wanted });
+                    activations.load(&compute, &groups, &x, COLUMNS, RowsOf::Tokens, Wanted { skip: 0, ..wanted });
                     let mut inner = vec![f32::NAN; groups.rows() * ROWS];
                     gated(&compute, [stacks[0], stacks[1]], &groups, &activations, &mut inner);
                     let first: Vec<f32> = inner.chunks(ROWS).flat_map(|row| row[..32].to_vec()).collect();
-                    activations.load(&compute, &groups, (&first, 32, RowsOf::Groups), wanted);
+                    activations.load(&compute, &groups, &first, 32, RowsOf::Groups, wanted);
                     let mut out = vec![0.0; tokens * ROWS];
                     weighted_sums(&compute, stacks[2], &groups, &activations, &mut out);
                     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();

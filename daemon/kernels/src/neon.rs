@@ -155,7 +155,8 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
     #[inline(always)]
     fn dot<const QUADS: usize>(
         self,
-        (bits, _): (u32, usize),
+        bits: u32,
+        _: usize,
         begin: int32x4_t,
         levels: &[uint8x16_t],
         x: &[i8],

@@ -71,16 +71,17 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{Arguments, Config, File};
+    use crate::config::{Config, DaemonArguments, File};
 
     #[test]
     fn shown_settings_are_a_valid_file_without_secrets() {
         let text = "name = \"pi1\"\nhttp = \"127.0.0.1:9980\"\napi_keys = [\"sk-0123456789\"]\nthreads = 3\nhttp_hosts = [\"llm.example.org\"]\nhttp_origins = [\"https://chat.example.org\"]\nmemory_max_mib = 7\nexclude_after_ms = 0\n";
-        let config = Config::merge(Arguments::default(), toml::from_str(text).expect("a file")).expect("it is good");
+        let config =
+            Config::merge(DaemonArguments::default(), toml::from_str(text).expect("a file")).expect("it is good");
         let shown = config.shown();
         assert!(!shown.contains("sk-0123456789") && shown.contains("(left out)"), "{shown}");
         let file: File =
             toml::from_str(&shown.replace("(left out)", "sk-0123456789")).expect("it is a file of settings");
-        assert_eq!(Config::merge(Arguments::default(), file).expect("it is good"), config);
+        assert_eq!(Config::merge(DaemonArguments::default(), file).expect("it is good"), config);
     }
 }

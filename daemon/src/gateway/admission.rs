@@ -13,7 +13,7 @@ use tokio::{sync::Notify, time::timeout_at};
 
 use super::{
     cluster::{Cluster, GRACE},
-    route::{Outcome, Router, Way},
+    route::{RequestOutcome, Router, RoutingDecision},
 };
 
 /// A topology that served within this time is expected back: restarted nodes restore it by themselves.
@@ -22,7 +22,7 @@ const LATELY: Duration = Duration::from_secs(60);
 const LATEST: f64 = 0.2;
 
 #[derive(Debug, Default)]
-struct State {
+struct AdmissionState {
     router: Router,
     queue: VecDeque<u64>,
     /// Mean time that a request holds its slot, in seconds.
@@ -36,7 +36,7 @@ pub(super) struct Admission {
     limit: usize,
     /// Whether a broken topology recovers by itself.
     recovers: bool,
-    state: Mutex<State>,
+    state: Mutex<AdmissionState>,
     tickets: AtomicU64,
     /// Signals that a slot is free or a request left the queue.
     moved: Notify,
@@ -66,17 +66,17 @@ pub(super) struct Claim {
 
 /// A slot on a replica; released when dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ReplicaSlot {
     /// `ADDRESS:PORT` of its head.
     pub(super) head: String,
     /// Outcome to report to the router.
-    pub(super) outcome: Outcome,
+    pub(super) outcome: RequestOutcome,
     admission: Arc<Admission>,
     since: Instant,
 }
 
 /// A position in the queue.
-struct Ticket<'a> {
+struct QueueTicket<'a> {
     number: u64,
     admission: &'a Admission,
 }
@@ -95,7 +95,7 @@ impl Admission {
         Self { cluster, limit, recovers, state: Mutex::default(), tickets: AtomicU64::new(0), moved: Notify::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AdmissionState> {
         // Queue and counts are consistent even if a task panicked while it held the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -143,7 +143,7 @@ impl Admission {
     ///
     /// # Errors
     /// No slot is free, and none will be in time.
-    pub(super) async fn admit(self: &Arc<Self>, claim: Claim) -> Result<Place, Refused> {
+    pub(super) async fn admit(self: &Arc<Self>, claim: Claim) -> Result<ReplicaSlot, Refused> {
         let ticket = self.enter(claim.is_resumed)?;
         let waits = claim.is_resumed || (self.recovers && self.cluster.has_served_within(LATELY));
         let patience = if waits { claim.deadline } else { claim.deadline.min(Instant::now() + GRACE) };
@@ -155,12 +155,14 @@ impl Admission {
             changed.as_mut().enable();
             let way = self.take(&ticket, claim.prefix);
             match way {
-                Way::To(head) => {
-                    let (outcome, admission) = (Outcome::Neither, Arc::clone(self));
-                    return Ok(Place { head, outcome, admission, since: Instant::now() });
+                RoutingDecision::To(head) => {
+                    let (outcome, admission) = (RequestOutcome::Neither, Arc::clone(self));
+                    return Ok(ReplicaSlot { head, outcome, admission, since: Instant::now() });
                 }
-                Way::Nowhere if Instant::now() >= patience || self.is_cordoned(claim) => return Err(Refused::Nowhere),
-                Way::Nowhere | Way::Busy => {}
+                RoutingDecision::Nowhere if Instant::now() >= patience || self.is_cordoned(claim) => {
+                    return Err(Refused::Nowhere);
+                }
+                RoutingDecision::Nowhere | RoutingDecision::Busy => {}
             }
             let either = async {
                 tokio::select! {
@@ -168,9 +170,9 @@ impl Admission {
                     () = changed => {}
                 }
             };
-            let until = if way == Way::Nowhere { patience } else { claim.deadline };
+            let until = if way == RoutingDecision::Nowhere { patience } else { claim.deadline };
             if timeout_at(until.into(), either).await.is_err() {
-                return Err(if way == Way::Nowhere { Refused::Nowhere } else { Refused::Overdue });
+                return Err(if way == RoutingDecision::Nowhere { Refused::Nowhere } else { Refused::Overdue });
             }
         }
     }
@@ -180,7 +182,7 @@ impl Admission {
         !claim.is_resumed && self.cluster.serving().cordon().is_some()
     }
 
-    fn enter(&self, is_resumed: bool) -> Result<Ticket<'_>, Refused> {
+    fn enter(&self, is_resumed: bool) -> Result<QueueTicket<'_>, Refused> {
         let serving = self.cluster.serving();
         let mut state = self.state();
         let (places, taken) = state.router.places(&serving.replicas);
@@ -194,34 +196,34 @@ impl Admission {
         } else {
             state.queue.push_back(number);
         }
-        Ok(Ticket { number, admission: self })
+        Ok(QueueTicket { number, admission: self })
     }
 
     /// Takes a slot if this request is first in the queue.
-    fn take(&self, ticket: &Ticket<'_>, prefix: u64) -> Way {
+    fn take(&self, ticket: &QueueTicket<'_>, prefix: u64) -> RoutingDecision {
         let serving = self.cluster.serving();
         let mut state = self.state();
         if state.queue.front() != Some(&ticket.number) {
             let (places, _) = state.router.places(&serving.replicas);
-            return if places == 0 { Way::Nowhere } else { Way::Busy };
+            return if places == 0 { RoutingDecision::Nowhere } else { RoutingDecision::Busy };
         }
         state.router.choose(&serving.replicas, prefix, Instant::now())
     }
 }
 
-impl Drop for Ticket<'_> {
+impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
         self.admission.state().queue.retain(|number| *number != self.number);
         self.admission.moved.notify_waiters();
     }
 }
 
-impl Drop for Place {
+impl Drop for ReplicaSlot {
     fn drop(&mut self) {
         let held = self.since.elapsed();
         let mut state = self.admission.state();
         state.router.ended(&self.head, self.outcome, Instant::now());
-        if matches!(self.outcome, Outcome::Done(_)) {
+        if matches!(self.outcome, RequestOutcome::Done(_)) {
             state.held_s += if state.held_s == 0.0 { 1.0 } else { LATEST } * (seconds(held) - state.held_s);
         }
         drop(state);

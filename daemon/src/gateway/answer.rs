@@ -22,11 +22,11 @@ use tokio::time::sleep;
 
 use super::{
     Gateway,
-    admission::{Claim, Place, Refused},
+    admission::{Claim, Refused, ReplicaSlot},
     error::ApiError,
     pinned::Pinned,
     request::Wish,
-    route::Outcome,
+    route::RequestOutcome,
 };
 
 /// Most idle sessions kept per head.
@@ -124,7 +124,7 @@ struct Attempt {
     model: ModelRoots,
     reply: Reply,
     session: Session,
-    place: Place,
+    place: ReplicaSlot,
 }
 
 /// An answer.
@@ -238,7 +238,7 @@ impl Answer {
         if let Some(Attempt { reply, session, mut place, .. }) = self.attempt.take() {
             drop(reply);
             let several = finished.times.sampled_tokens > 1;
-            place.outcome = Outcome::Done(several.then(|| finished.times.tpot_ms()));
+            place.outcome = RequestOutcome::Done(several.then(|| finished.times.tpot_ms()));
             head.clone_from(&place.head);
             self.gateway.sessions.keep(&place.head, session);
         }
@@ -270,12 +270,12 @@ impl Answer {
             return Ok(());
         }
         match self.losses.fail(fault) {
-            Ok(true) => attempt.place.outcome = Outcome::Lost,
+            Ok(true) => attempt.place.outcome = RequestOutcome::Lost,
             Ok(false) => {}
             Err(end) => {
                 let is_its_doing = end.kind != fault.kind;
                 if is_its_doing {
-                    attempt.place.outcome = Outcome::Lost;
+                    attempt.place.outcome = RequestOutcome::Lost;
                     tracing::warn!(head = attempt.place.head, "giving up a request: {end}");
                 }
                 return Err(ApiError::from(&end));
@@ -316,7 +316,7 @@ impl Answer {
                 // A request that no head can run is no evidence against this one.
                 Err(fault) if may_not_begin(&fault.kind) => return Err(ApiError::from(&fault)),
                 Err(fault) => {
-                    place.outcome = Outcome::Lost;
+                    place.outcome = RequestOutcome::Lost;
                     self.why = Some(ApiError::from(&fault));
                 }
             }

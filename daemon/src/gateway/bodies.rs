@@ -26,7 +26,7 @@ pub(super) const BODY_BYTES_MAX: usize = 8 << 20;
 /// Longest short body: these never wait for long ones.
 pub(super) const SHORT_BYTES: usize = 64 << 10;
 /// Time limits for bodies.
-const TIMES: Times = Times {
+const TIMES: BodyTimes = BodyTimes {
     whole: Duration::from_secs(30),
     grace: Duration::from_secs(5),
     patience: Duration::from_secs(15),
@@ -47,7 +47,7 @@ const BUDGET: std::ops::RangeInclusive<u64> = (16 << 20)..=(64 << 20);
 const REST_BYTES_MAX: usize = 16 << 20;
 
 #[derive(Clone, Copy, Debug)]
-struct Times {
+struct BodyTimes {
     /// Limit for the whole body.
     whole: Duration,
     /// Period after which the minimum rate applies.
@@ -61,7 +61,7 @@ struct Times {
 /// The budget for bodies and prompts.
 #[derive(Debug)]
 pub(super) struct Bodies {
-    times: Times,
+    times: BodyTimes,
     short: Pool,
     long: Pool,
     /// When the next part of a long body may be received.
@@ -82,18 +82,18 @@ pub(super) struct Held(Option<OwnedSemaphorePermit>);
 /// A complete body.
 #[derive(Debug)]
 pub(super) struct Received {
-    pub(super) bytes: Kept,
+    pub(super) bytes: BodyStorage,
     pub(super) held: Held,
 }
 
 /// Storage of a body.
 #[derive(Debug)]
-pub(super) enum Kept {
+pub(super) enum BodyStorage {
     Short(Vec<u8>),
     Long(MmapMut, usize),
 }
 
-impl Deref for Kept {
+impl Deref for BodyStorage {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -181,7 +181,7 @@ impl Bodies {
             return Err(ApiError::too_large(BODY_BYTES_MAX));
         }
         let mut begun = Instant::now();
-        let (mut bytes, mut held) = (Kept::Short(Vec::new()), Held::default());
+        let (mut bytes, mut held) = (BodyStorage::Short(Vec::new()), Held::default());
         loop {
             // Bytes that have arrived extend the deadline.
             let paced = self.times.grace + Duration::from_millis((bytes.len() * 1000 / PACE) as u64);
@@ -198,8 +198,8 @@ impl Bodies {
                 return Err(ApiError::too_large(BODY_BYTES_MAX));
             }
             match &bytes {
-                Kept::Short(_) if end <= SHORT_BYTES => self.short.change(&mut held, end)?,
-                Kept::Short(short) => {
+                BodyStorage::Short(_) if end <= SHORT_BYTES => self.short.change(&mut held, end)?,
+                BodyStorage::Short(short) => {
                     // Reserve the longest possible body in one piece.
                     let waiting = Instant::now();
                     let whole = self.long.hold(length.unwrap_or(BODY_BYTES_MAX), self.times.patience).await?;
@@ -207,14 +207,14 @@ impl Bodies {
                     bytes = lengthened(short)?;
                     held = whole;
                 }
-                Kept::Long(..) => {}
+                BodyStorage::Long(..) => {}
             }
             bytes.push(&part);
-            if matches!(bytes, Kept::Long(..)) {
+            if matches!(bytes, BodyStorage::Long(..)) {
                 begun += self.pace(part.len()).await;
             }
         }
-        if let Kept::Long(_, length) = &bytes {
+        if let BodyStorage::Long(_, length) = &bytes {
             self.long.change(&mut held, *length)?;
         }
         Ok(Received { bytes, held })
@@ -242,7 +242,7 @@ async fn next(parts: &mut BodyDataStream) -> Option<Result<Bytes, axum::Error>> 
     std::future::poll_fn(|context| Pin::new(&mut *parts).poll_next(context)).await
 }
 
-impl Kept {
+impl BodyStorage {
     fn push(&mut self, part: &Bytes) {
         match self {
             Self::Short(bytes) => bytes.extend_from_slice(part),
@@ -256,10 +256,10 @@ impl Kept {
 
 /// Extends the beginning of a body to a buffer for the longest one; the kernel allocates only the pages that are
 /// written.
-fn lengthened(begin: &[u8]) -> Result<Kept, ApiError> {
+fn lengthened(begin: &[u8]) -> Result<BodyStorage, ApiError> {
     let mut bytes = MmapMut::map_anon(BODY_BYTES_MAX).map_err(|_| ApiError::bodies_full(BODY_BYTES_MAX))?;
     bytes[..begin.len()].copy_from_slice(begin);
-    Ok(Kept::Long(bytes, begin.len()))
+    Ok(BodyStorage::Long(bytes, begin.len()))
 }
 
 #[cfg(test)]
@@ -314,7 +314,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_stalled_body_ends_soon_and_delays_no_other() {
-        let times = Times { grace: Duration::from_secs(2), ..TIMES };
+        let times = BodyTimes { grace: Duration::from_secs(2), ..TIMES };
         let bodies = Arc::new(Bodies { times, ..Bodies::new(0) });
         let mut stalled = Vec::new();
         for _ in 0..100 {
@@ -333,7 +333,7 @@ mod tests {
 
     #[tokio::test]
     async fn long_bodies_share_a_budget_and_short_ones_pass() {
-        let times = Times { patience: Duration::from_millis(20), ..TIMES };
+        let times = BodyTimes { patience: Duration::from_millis(20), ..TIMES };
         let bodies = Bodies { times, ..Bodies::new(0) };
         let budget = bodies.long.all;
         let mut held = Vec::new();
@@ -371,7 +371,7 @@ mod tests {
 
     #[tokio::test]
     async fn long_bodies_beyond_the_budget_are_read_sequentially() {
-        let times = Times { grace: Duration::from_secs(2), ..TIMES };
+        let times = BodyTimes { grace: Duration::from_secs(2), ..TIMES };
         let bodies = Arc::new(Bodies { times, ..Bodies::new(0) });
         let mut reading = Vec::new();
         for length in [None, Some(BODY_BYTES_MAX)].into_iter().cycle().take(24) {

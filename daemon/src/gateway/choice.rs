@@ -8,7 +8,7 @@ use crate::gateway::request::Tools;
 
 /// A token with its log probability, and the most probable tokens at its position.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Shown {
+pub(super) struct TokenLogprobs {
     pub(super) token: String,
     pub(super) logprob: f32,
     pub(super) top: Vec<(String, f32)>,
@@ -16,11 +16,11 @@ pub(super) struct Shown {
 
 /// A part of a choice as the client sees it.
 #[derive(Debug)]
-pub(super) enum Part {
+pub(super) enum ChoicePart {
     /// It has begun.
     Started,
     /// Text, with the log probabilities of its tokens.
-    Content(String, Vec<Shown>),
+    Content(String, Vec<TokenLogprobs>),
     /// A complete tool call.
     Call { index: usize, name: String, arguments: String },
     /// Its end.
@@ -35,7 +35,7 @@ pub(super) struct Choice {
     logprobs: Option<usize>,
     parser: Option<ToolParser>,
     /// Log probabilities of tokens whose text is held back.
-    pending: Vec<Shown>,
+    pending: Vec<TokenLogprobs>,
     calls: usize,
 }
 
@@ -45,14 +45,14 @@ impl Choice {
     }
 
     /// Converts an event of the answer to parts.
-    pub(super) fn take(&mut self, said: Said) -> Vec<Part> {
+    pub(super) fn take(&mut self, said: Said) -> Vec<ChoicePart> {
         match said {
             Said::Started { tool_format } => {
                 // A forced call is a bare JSON object, the format of Llama 3.
                 let format = if self.tools.are_forced { ToolFormat::Llama3 } else { tool_format };
                 let finds = self.tools.are_given && format != ToolFormat::None;
                 self.parser = finds.then(|| ToolParser::new(format));
-                vec![Part::Started]
+                vec![ChoicePart::Started]
             }
             Said::Token(token) => {
                 self.pending.extend(self.logprobs.and_then(|most| shown(&token, most)));
@@ -66,7 +66,7 @@ impl Choice {
                 let pieces = self.parser.take().map_or_else(Vec::new, ToolParser::finish);
                 let mut parts = self.parts(pieces);
                 if !self.pending.is_empty() {
-                    parts.push(Part::Content(String::new(), std::mem::take(&mut self.pending)));
+                    parts.push(ChoicePart::Content(String::new(), std::mem::take(&mut self.pending)));
                 }
                 let reason = match ended.reason {
                     FinishReason::Stop if self.calls > 0 => "tool_calls",
@@ -75,22 +75,22 @@ impl Choice {
                     FinishReason::Cancelled => "cancelled",
                     FinishReason::Length | FinishReason::Context => "length",
                 };
-                parts.push(Part::End(reason, ended));
+                parts.push(ChoicePart::End(reason, ended));
                 parts
             }
         }
     }
 
-    fn parts(&mut self, pieces: Vec<Piece>) -> Vec<Part> {
+    fn parts(&mut self, pieces: Vec<Piece>) -> Vec<ChoicePart> {
         let mut parts = Vec::new();
         for piece in pieces {
             match piece {
                 Piece::Content(text) if text.is_empty() => {}
-                Piece::Content(text) => parts.push(Part::Content(text, std::mem::take(&mut self.pending))),
+                Piece::Content(text) => parts.push(ChoicePart::Content(text, std::mem::take(&mut self.pending))),
                 Piece::Call { .. } if self.tools.is_one && self.calls > 0 => {}
                 Piece::Call { index, name, arguments } => {
                     self.calls += 1;
-                    parts.push(Part::Call { index, name, arguments });
+                    parts.push(ChoicePart::Call { index, name, arguments });
                 }
             }
         }
@@ -99,13 +99,13 @@ impl Choice {
 }
 
 /// The head includes the sampled token itself in the list; its position there has no meaning.
-fn shown(token: &TokenEvent, most: usize) -> Option<Shown> {
+fn shown(token: &TokenEvent, most: usize) -> Option<TokenLogprobs> {
     let id = token.id?;
     let own = token.logprobs.iter().find(|one| one.id == id)?;
     let mut top: Vec<(String, f32)> = token.logprobs.iter().map(|one| (one.text.clone(), one.logprob)).collect();
     top.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     top.truncate(most);
-    Some(Shown { token: own.text.clone(), logprob: own.logprob, top })
+    Some(TokenLogprobs { token: own.text.clone(), logprob: own.logprob, top })
 }
 
 #[cfg(test)]
@@ -131,13 +131,13 @@ mod tests {
     #[test]
     fn log_probabilities_arrive_with_the_text_of_their_tokens() {
         let mut choice = Choice::new(Tools::default(), Some(2));
-        assert!(matches!(choice.take(started(ToolFormat::Hermes))[..], [Part::Started]));
+        assert!(matches!(choice.take(started(ToolFormat::Hermes))[..], [ChoicePart::Started]));
         assert!(choice.take(token(1, "")).is_empty(), "half a character");
-        let [Part::Content(text, shown)] = &choice.take(token(2, "é"))[..] else { panic!("text") };
+        let [ChoicePart::Content(text, shown)] = &choice.take(token(2, "é"))[..] else { panic!("text") };
         assert_eq!((text.as_str(), shown.len()), ("é", 2));
         assert_eq!(shown[0].token, "t1");
         assert_eq!(shown[0].top, [("t8".into(), -1.0), ("t7".into(), -2.0)]);
-        assert!(matches!(choice.take(ended())[..], [Part::End("stop", _)]));
+        assert!(matches!(choice.take(ended())[..], [ChoicePart::End("stop", _)]));
     }
 
     #[test]
@@ -147,13 +147,13 @@ mod tests {
         choice.take(started(ToolFormat::Hermes));
         let mut parts = choice.take(token(1, text));
         parts.extend(choice.take(ended()));
-        let [Part::Call { index: 0, name, arguments }, Part::End("tool_calls", _)] = &parts[..] else {
+        let [ChoicePart::Call { index: 0, name, arguments }, ChoicePart::End("tool_calls", _)] = &parts[..] else {
             panic!("{parts:?}")
         };
         assert_eq!((name.as_str(), arguments.as_str()), ("add", "{\"a\": 1}"));
         let mut without = Choice::new(Tools::default(), None);
         without.take(started(ToolFormat::Hermes));
-        assert!(matches!(&without.take(token(1, text))[..], [Part::Content(content, _)] if content == text));
+        assert!(matches!(&without.take(token(1, text))[..], [ChoicePart::Content(content, _)] if content == text));
     }
 
     #[test]
@@ -162,7 +162,7 @@ mod tests {
         choice.take(started(ToolFormat::Hermes));
         choice.take(token(1, "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>"));
         let ended = Ended { reason: FinishReason::Cancelled, ..Ended::default() };
-        assert!(matches!(choice.take(Said::Finished(Box::new(ended)))[..], [Part::End("cancelled", _)]));
+        assert!(matches!(choice.take(Said::Finished(Box::new(ended)))[..], [ChoicePart::End("cancelled", _)]));
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
         parts.extend(choice.take(token(2, "{\"a\": 1}}")));
         parts.extend(choice.take(ended()));
         assert!(
-            matches!(&parts[..], [Part::Call { name, .. }, Part::End("tool_calls", _)] if name == "add"),
+            matches!(&parts[..], [ChoicePart::Call { name, .. }, ChoicePart::End("tool_calls", _)] if name == "add"),
             "{parts:?}"
         );
     }

@@ -42,7 +42,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Latest report of one node.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct LatestReport {
     pub(super) report: Arc<NodeReport>,
     pub(super) at: Instant,
 }
@@ -82,8 +82,8 @@ impl Serving {
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    nodes: BTreeMap<String, Seen>,
+struct KnownCluster {
+    nodes: BTreeMap<String, LatestReport>,
     /// The topology with the highest epoch, and its hash.
     latest: Option<(Epoch, TopologyHash, Arc<Topology>)>,
     /// When a node last reported that it serves.
@@ -101,7 +101,7 @@ pub(super) struct Cluster {
     peers: Vec<String>,
     identity: Identity,
     silent: Duration,
-    known: Mutex<Known>,
+    known: Mutex<KnownCluster>,
     /// Reference time of windows.
     begun: Instant,
     /// Notified after each report.
@@ -121,7 +121,7 @@ impl Cluster {
         known.served = Some(Instant::now());
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownCluster> {
         // Reports are consistent even if a task panicked while it held the lock.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -158,9 +158,9 @@ impl Cluster {
         let known = self.known();
         if let Some((.., topology)) = &known.latest {
             let is_asked = known.asked.is_some_and(|asked| asked.elapsed() < ASKED);
-            let is_head = |index: usize| topology.layout.heads().any(|head| head.index() == index);
-            let members =
-                topology.members.iter().enumerate().filter(|(index, _)| !is_serving || is_asked || is_head(*index));
+            let members = topology.members.iter().enumerate().filter(|(index, _)| {
+                !is_serving || is_asked || topology.layout.heads().any(|head| head.index() == *index)
+            });
             wanted.extend(members.map(|(_, member)| member.address.clone()));
         }
         wanted.sort_unstable();
@@ -257,7 +257,7 @@ impl Cluster {
         if report.topology.as_ref().is_some_and(|(_, hash, _)| Some(*hash) == latest) {
             known.windows.entry(address.into()).or_default().record(self.begun.elapsed(), &report);
         }
-        known.nodes.insert(address.into(), Seen { report: Arc::new(report), at: Instant::now() });
+        known.nodes.insert(address.into(), LatestReport { report: Arc::new(report), at: Instant::now() });
     }
 
     /// Stragglers and slow hops of the latest topology, by index of its members. The first call only starts watching
@@ -283,17 +283,17 @@ impl Cluster {
     }
 
     /// The latest report of this node.
-    pub(super) fn own(&self) -> Option<Seen> {
+    pub(super) fn own(&self) -> Option<LatestReport> {
         self.node(&self.own)
     }
 
     /// The latest report of a node.
-    pub(super) fn node(&self, address: &str) -> Option<Seen> {
+    pub(super) fn node(&self, address: &str) -> Option<LatestReport> {
         self.known().nodes.get(address).cloned()
     }
 
     /// The latest reports of all nodes, by address.
-    pub(super) fn nodes(&self) -> Vec<(String, Seen)> {
+    pub(super) fn nodes(&self) -> Vec<(String, LatestReport)> {
         self.known().nodes.iter().map(|(address, seen)| (address.clone(), seen.clone())).collect()
     }
 
@@ -309,7 +309,7 @@ impl Cluster {
             .map(|index| {
                 let head = &topology.members[index.index()];
                 let seen = known.nodes.get(&head.address);
-                let takes = |seen: &&Seen| {
+                let takes = |seen: &&LatestReport| {
                     let is_in = seen.report.topology.as_ref().is_some_and(|(_, own, _)| own == hash);
                     let serves = matches!(seen.report.state, NodeState::Ready | NodeState::Serving);
                     // The output of a paced node must not reach a client as an answer.

@@ -20,7 +20,7 @@ use super::{
     Gateway,
     answer::{Answer, Ended, Said},
     bodies::Held,
-    choice::{Choice, Part},
+    choice::{Choice, ChoicePart},
     error::ApiError,
     object::{Common, Usage, Whole},
     pinned::Pinned,
@@ -34,17 +34,17 @@ const PARTS_MAX: usize = 64;
 /// Silence after which a stream sends a keep-alive comment.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-type Parts = Receiver<(usize, Result<Part, ApiError>)>;
+type ChoiceParts = Receiver<(usize, Result<ChoicePart, ApiError>)>;
 
 /// A running request. Dropping it cancels all of its choices.
 struct Run {
     gateway: Arc<Gateway>,
     model: Arc<Pinned>,
     common: Common,
-    arrival: Arrival,
+    arrival: ReceivedRequest,
     /// Keeps the reservation for the prompts until the end: they may be sent to another head.
     _held: Held,
-    parts: Parts,
+    parts: ChoiceParts,
     _choices: JoinSet<()>,
     count: usize,
     /// Number of choices per prompt.
@@ -64,7 +64,7 @@ pub(super) async fn complete(
     gateway: Arc<Gateway>,
     asked: Asked,
     held: Held,
-    arrival: Arrival,
+    arrival: ReceivedRequest,
 ) -> Result<Response, ApiError> {
     gateway.cluster.await_topology().await;
     let Some(served) = gateway.cluster.serving().topology else { return Err(gateway.not_serving()) };
@@ -107,7 +107,7 @@ pub(super) async fn complete(
     Ok(response)
 }
 
-fn begin(gateway: Arc<Gateway>, asked: Asked, held: Held, arrival: Arrival, model: Pinned) -> Run {
+fn begin(gateway: Arc<Gateway>, asked: Asked, held: Held, arrival: ReceivedRequest, model: Pinned) -> Run {
     let (model, (sender, parts)) = (Arc::new(model), channel(PARTS_MAX));
     let mut choices = JoinSet::new();
     let count = asked.choices.len();
@@ -146,7 +146,12 @@ fn begin(gateway: Arc<Gateway>, asked: Asked, held: Held, arrival: Arrival, mode
 }
 
 /// Runs one choice to its end; stops if the receiver is gone.
-async fn pump(index: usize, mut answer: Answer, mut choice: Choice, parts: Sender<(usize, Result<Part, ApiError>)>) {
+async fn pump(
+    index: usize,
+    mut answer: Answer,
+    mut choice: Choice,
+    parts: Sender<(usize, Result<ChoicePart, ApiError>)>,
+) {
     loop {
         let said = answer.next().await;
         let is_last = matches!(said, Err(_) | Ok(Said::Finished(_)));
@@ -167,7 +172,7 @@ async fn pump(index: usize, mut answer: Answer, mut choice: Choice, parts: Sende
 
 impl Run {
     /// The next part. From the first one on, the model that computes all of them is fixed.
-    async fn part(&mut self) -> Option<(usize, Result<Part, ApiError>)> {
+    async fn part(&mut self) -> Option<(usize, Result<ChoicePart, ApiError>)> {
         let part = self.parts.recv().await;
         if self.common.model.is_empty() {
             (self.common.model, self.common.fingerprint) = self.model.names();
@@ -203,7 +208,7 @@ impl Run {
             let part = part.map_err(|error| {
                 error.with_partial(|| self.common.whole(&choices, self.with_logprobs, self.usage, Value::Null))
             })?;
-            if let Part::End(_, ended) = &part {
+            if let ChoicePart::End(_, ended) = &part {
                 self.end(index, ended);
             }
             self.common.add(&mut choices[index], part);
@@ -211,7 +216,7 @@ impl Run {
         Ok(self.common.whole(&choices, self.with_logprobs, self.usage, self.timings.take()))
     }
 
-    async fn stream(&mut self, events: &Events, first: (usize, Part), includes_usage: bool) -> Result<(), Gone> {
+    async fn stream(&mut self, events: &Events, first: (usize, ChoicePart), includes_usage: bool) -> Result<(), Gone> {
         let mut offsets = vec![0; self.count];
         let mut next = Some((first.0, Ok(first.1)));
         while self.ended < self.count {
@@ -237,7 +242,7 @@ impl Run {
                 }
             };
             let mut chunk = self.common.part(index, &part, self.with_logprobs, &mut offsets[index]);
-            if let Part::End(_, ended) = &part {
+            if let ChoicePart::End(_, ended) = &part {
                 self.end(index, ended);
                 if let Some(chunk) = chunk.as_mut().filter(|_| self.ended == self.count) {
                     chunk["timings"] = self.timings.take();
@@ -256,7 +261,7 @@ impl Run {
 
 /// Id and arrival time of a request.
 #[derive(Clone, Debug)]
-pub(super) struct Arrival {
+pub(super) struct ReceivedRequest {
     pub(super) id: String,
     pub(super) at: Instant,
 }

@@ -18,7 +18,7 @@ const RESERVED: usize = 32;
 
 /// An open connection.
 #[derive(Debug)]
-struct Open {
+struct OpenConnection {
     number: u64,
     source: IpAddr,
     working: Arc<AtomicUsize>,
@@ -29,7 +29,7 @@ struct Open {
 /// All connections, in order of arrival.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
-    open: Vec<Open>,
+    open: Vec<OpenConnection>,
     latest: u64,
 }
 
@@ -60,7 +60,7 @@ impl Connections {
         let (number, end, working) = (self.latest, CancellationToken::new(), Arc::<AtomicUsize>::default());
         let (source, visit) =
             (network_of(source), Visit { number, working: Arc::clone(&working), is_reserved, end: end.clone() });
-        self.open.push(Open { number, source, working, is_reserved, end });
+        self.open.push(OpenConnection { number, source, working, is_reserved, end });
         Some(visit)
     }
 
@@ -73,7 +73,7 @@ impl Connections {
     pub(super) fn evict(&mut self) -> bool {
         let mut counts = HashMap::<IpAddr, usize>::new();
         self.open.iter().for_each(|open| *counts.entry(open.source).or_default() += 1);
-        let is_idle = |open: &&Open| !open.is_reserved && open.working.load(Ordering::Relaxed) == 0;
+        let is_idle = |open: &&OpenConnection| !open.is_reserved && open.working.load(Ordering::Relaxed) == 0;
         let most = self.open.iter().filter(is_idle).map(|open| counts[&open.source]).max();
         let oldest = self.open.iter().position(|open| is_idle(&open) && Some(counts[&open.source]) == most);
         let Some(oldest) = oldest else { return false };

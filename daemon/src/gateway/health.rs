@@ -15,7 +15,7 @@ const SECONDS_MIN: f64 = 1.0;
 
 /// When a load was first seen, and how much of it was done then.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Load {
+pub(super) struct LoadProgress {
     since: Instant,
     done: u64,
     total: u64,
@@ -23,7 +23,7 @@ pub(super) struct Load {
 
 /// Serving status of this node.
 #[derive(Debug)]
-pub(super) struct Standing {
+pub(super) struct ServingStatus {
     status: &'static str,
     code: StatusCode,
     message: String,
@@ -33,7 +33,7 @@ pub(super) struct Standing {
 
 impl Gateway {
     /// Current status of this node.
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> ServingStatus {
         let serving = self.cluster.serving();
         let count = serving.replicas.iter().filter(|replica| replica.is_serving).count();
         let all = serving.replicas.len();
@@ -71,7 +71,7 @@ impl Gateway {
                 ("unavailable", StatusCode::SERVICE_UNAVAILABLE, message)
             }
         };
-        Standing { status, code, message, load, replicas: (count, all) }
+        ServingStatus { status, code, message, load, replicas: (count, all) }
     }
 
     /// Bytes loaded and bytes to load on all loading nodes, and the estimated seconds left.
@@ -91,8 +91,11 @@ impl Gateway {
         let progress = loading.iter().filter_map(|(_, seen)| seen.report.load);
         let (done, total) = progress.fold((0, 0), |(done, total), load| (done + load.done.0, total + load.total.0));
         let now = Instant::now();
-        let first =
-            begun.filter(|load| load.total == total && load.done <= done).unwrap_or(Load { since: now, done, total });
+        let first = begun.filter(|load| load.total == total && load.done <= done).unwrap_or(LoadProgress {
+            since: now,
+            done,
+            total,
+        });
         *begun = Some(first);
         Some((done, total, remaining(first, done, now)))
     }
@@ -128,14 +131,14 @@ fn cordoned(serving: &Serving) -> String {
 }
 
 /// Estimated seconds left at the rate since the load began; `None` while the estimate is unreliable.
-fn remaining(load: Load, done: u64, now: Instant) -> Option<f64> {
+fn remaining(load: LoadProgress, done: u64, now: Instant) -> Option<f64> {
     let seconds = milliseconds(now.saturating_duration_since(load.since)) / 1e3;
     let share = done as f64 / load.total.max(1) as f64;
     let pace = done.saturating_sub(load.done) as f64 / seconds.max(1e-3);
     (seconds >= SECONDS_MIN && share >= SHARE_MIN && pace > 0.0).then(|| load.total.saturating_sub(done) as f64 / pace)
 }
 
-impl Standing {
+impl ServingStatus {
     /// The response of /health.
     pub(super) fn answer(&self, name: &str, occupancy: super::admission::Occupancy) -> (StatusCode, Value) {
         let progress = self.load.map(|(done, total, left)| {
@@ -164,11 +167,11 @@ mod tests {
     #[test]
     fn time_left_is_reported_only_once_the_rate_is_known() {
         let since = Instant::now();
-        let load = Load { since, done: 100, total: 1100 };
+        let load = LoadProgress { since, done: 100, total: 1100 };
         let at = |ms: u64| since + Duration::from_millis(ms);
         assert_eq!(remaining(load, 300, at(500)), None, "too early");
         assert_eq!(remaining(load, 100, at(5000)), None, "no progress");
         assert_eq!(remaining(load, 300, at(2000)), Some(8.0));
-        assert_eq!(remaining(Load { done: 0, ..load }, 20, at(2000)), None, "too little");
+        assert_eq!(remaining(LoadProgress { done: 0, ..load }, 20, at(2000)), None, "too little");
     }
 }

@@ -30,7 +30,7 @@ use super::{
     pages,
     request::{Asked, Kind, read},
 };
-use crate::gateway::complete::Arrival;
+use crate::gateway::complete::ReceivedRequest;
 use crate::gateway::pinned::is_model;
 
 /// Bodies up to this size are read even if the request is refused.
@@ -62,7 +62,7 @@ pub(super) fn router(gateway: Arc<Gateway>) -> Router {
 
 /// Wraps every request: assigns its id, checks the key, and counts its status.
 async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
-    let arrival = Arrival { id: request_id(request.headers()), at: Instant::now() };
+    let arrival = ReceivedRequest { id: request_id(request.headers()), at: Instant::now() };
     let path = known_path(request.uri().path());
     let id = HeaderValue::from_str(&arrival.id);
     request.extensions_mut().insert(arrival);
@@ -123,7 +123,7 @@ async fn chats(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<
 
 async fn ask(gateway: Arc<Gateway>, kind: Kind, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let arrival = parts.extensions.get::<Arrival>().cloned();
+    let arrival = parts.extensions.get::<ReceivedRequest>().cloned();
     let arrival = arrival.expect("every request passes the layer that adds it");
     pages::json(&parts.headers)?;
     let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());

@@ -25,7 +25,7 @@ mod socket;
 mod stream;
 mod trace;
 
-pub use settings::{Key, Settings, Wanted, check_mode};
+pub use settings::{ApiKey, GatewaySettings, Wanted, check_mode};
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -43,7 +43,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
-    admission::Admission, answer::Sessions, bodies::Bodies, cluster::Cluster, health::Load, metrics::Metrics,
+    admission::Admission, answer::Sessions, bodies::Bodies, cluster::Cluster, health::LoadProgress, metrics::Metrics,
     parsing::Parsing, trace::Traces,
 };
 
@@ -52,14 +52,14 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// State shared by all requests.
 struct Gateway {
-    settings: Settings,
+    settings: GatewaySettings,
     identity: Identity,
     cluster: Arc<Cluster>,
     admission: Arc<Admission>,
     sessions: Sessions,
     metrics: Metrics,
     traces: Traces,
-    loading: Mutex<Option<Load>>,
+    loading: Mutex<Option<LoadProgress>>,
     /// Answers in progress.
     running: AtomicU32,
     bodies: Bodies,
@@ -69,7 +69,7 @@ struct Gateway {
 }
 
 /// A running gateway.
-pub struct Running {
+pub struct RunningGateway {
     connections: TaskTracker,
     stop: CancellationToken,
     cut: CancellationToken,
@@ -80,7 +80,7 @@ pub struct Running {
 ///
 /// # Errors
 /// An explicitly configured address cannot be bound.
-pub async fn bind(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
+pub async fn bind(settings: &GatewaySettings) -> anyhow::Result<Option<TcpListener>> {
     let Some(address) = settings.listen else { return Ok(None) };
     match TcpListener::bind(address).await {
         Ok(listener) => Ok(Some(listener)),
@@ -97,11 +97,11 @@ pub async fn bind(settings: &Settings) -> anyhow::Result<Option<TcpListener>> {
 /// Serves on a bound address. `own` is the address of the node itself, `committed` the topology from before this start.
 pub fn serve(
     listener: TcpListener,
-    settings: Settings,
+    settings: GatewaySettings,
     own: SocketAddr,
     identity: Identity,
     committed: Option<Committed>,
-) -> Running {
+) -> RunningGateway {
     let mut cluster = Cluster::new(dialled(own), settings.peers.clone(), identity.clone(), settings.silent);
     if let Some(committed) = committed.filter(|_| settings.recovers) {
         cluster.expect(committed);
@@ -127,10 +127,10 @@ pub fn serve(
     let learning = tokio::spawn(Arc::clone(&gateway.admission).learn());
     let router = http::router(Arc::new(gateway));
     let accepting = tokio::spawn(socket::accept(listener, router, connections.clone(), stop.clone()));
-    Running { connections, stop, cut, tasks: [accepting, learning, tokio::spawn(cluster.watch())] }
+    RunningGateway { connections, stop, cut, tasks: [accepting, learning, tokio::spawn(cluster.watch())] }
 }
 
-impl Running {
+impl RunningGateway {
     /// Stops accepting connections and waits at most `patience` for running answers to reach their clients; clients
     /// that still wait then get an error.
     pub async fn end(self, patience: Duration) {

@@ -2,7 +2,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    choice::{Part, Shown},
+    choice::{ChoicePart, TokenLogprobs},
     request::Kind,
 };
 
@@ -30,7 +30,7 @@ pub(super) struct Usage {
 #[derive(Debug, Default)]
 pub(super) struct Whole {
     text: String,
-    shown: Vec<Shown>,
+    shown: Vec<TokenLogprobs>,
     calls: Vec<Value>,
     finish: Option<&'static str>,
 }
@@ -59,25 +59,31 @@ impl Common {
     }
 
     /// The chunk for a part of a choice in a stream; `offset` counts the choice's bytes so far.
-    pub(super) fn part(&self, index: usize, part: &Part, with_logprobs: bool, offset: &mut usize) -> Option<Value> {
+    pub(super) fn part(
+        &self,
+        index: usize,
+        part: &ChoicePart,
+        with_logprobs: bool,
+        offset: &mut usize,
+    ) -> Option<Value> {
         let (delta, logprobs, finish) = match part {
-            Part::Started if self.kind == Kind::Chat => {
+            ChoicePart::Started if self.kind == Kind::Chat => {
                 (json!({"role": "assistant", "content": ""}), Value::Null, None)
             }
-            Part::Started => return None,
-            Part::Content(text, shown) => {
+            ChoicePart::Started => return None,
+            ChoicePart::Content(text, shown) => {
                 let logprobs = self.logprobs(shown, with_logprobs, *offset);
                 *offset += text.len();
                 (json!({"content": text}), logprobs, None)
             }
-            Part::Call { index, name, arguments } => {
+            ChoicePart::Call { index, name, arguments } => {
                 (json!({"tool_calls": [self.call(*index, name, arguments)]}), Value::Null, None)
             }
-            Part::End(reason, _) => (json!({}), Value::Null, Some(*reason)),
+            ChoicePart::End(reason, _) => (json!({}), Value::Null, Some(*reason)),
         };
         let choice = match (self.kind, part) {
             (Kind::Chat, _) => json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}),
-            (Kind::Completion, Part::Call { .. }) => return None,
+            (Kind::Completion, ChoicePart::Call { .. }) => return None,
             (Kind::Completion, _) => {
                 let text = delta.get("content").cloned().unwrap_or_else(|| "".into());
                 json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish})
@@ -123,20 +129,20 @@ impl Common {
     }
 
     /// Adds a part to a complete choice.
-    pub(super) fn add(&self, whole: &mut Whole, part: Part) {
+    pub(super) fn add(&self, whole: &mut Whole, part: ChoicePart) {
         match part {
-            Part::Started => {}
-            Part::Content(text, shown) => {
+            ChoicePart::Started => {}
+            ChoicePart::Content(text, shown) => {
                 whole.text.push_str(&text);
                 whole.shown.extend(shown);
             }
-            Part::Call { index, name, arguments } => {
+            ChoicePart::Call { index, name, arguments } => {
                 let mut call = self.call(index, &name, &arguments);
                 // Only chunks have an index in their calls.
                 call.as_object_mut().map(|call| call.remove("index"));
                 whole.calls.push(call);
             }
-            Part::End(reason, _) => whole.finish = Some(reason),
+            ChoicePart::End(reason, _) => whole.finish = Some(reason),
         }
     }
 
@@ -146,7 +152,7 @@ impl Common {
     }
 
     /// In two formats: parallel lists for completions, a list of objects for chats.
-    fn logprobs(&self, shown: &[Shown], is_wanted: bool, offset: usize) -> Value {
+    fn logprobs(&self, shown: &[TokenLogprobs], is_wanted: bool, offset: usize) -> Value {
         if !is_wanted {
             return Value::Null;
         }

@@ -33,7 +33,7 @@ pub(super) struct Bounds {
 
 /// Lower bounds of the size of a value: bytes of compact JSON, and number of values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Size {
+struct ValueSize {
     bytes: usize,
     nodes: usize,
 }
@@ -94,7 +94,7 @@ impl<'a> Outline<'a> {
         let raw = self.get("prompt").ok_or_else(wrong)?;
         let refusal = Cell::new(None);
         let mut json = serde_json::Deserializer::from_str(raw.get());
-        let reading = Reading { bounds, refusal: &refusal };
+        let reading = PromptReader { bounds, refusal: &refusal };
         let Ok(read) = reading.deserialize(&mut json) else { return Err(refusal.take().unwrap_or_else(wrong)) };
         match read {
             Read::Text(text) => Ok(vec![Prompt::Text(text)]),
@@ -107,8 +107,8 @@ impl<'a> Outline<'a> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Outline<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
-        impl<'de> Visitor<'de> for Fields {
+        struct OutlineVisitor;
+        impl<'de> Visitor<'de> for OutlineVisitor {
             type Value = Outline<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -130,7 +130,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Outline<'a> {
                 Ok(Outline(fields))
             }
         }
-        deserializer.deserialize_map(Fields)
+        deserializer.deserialize_map(OutlineVisitor)
     }
 }
 
@@ -145,12 +145,12 @@ enum Read {
 
 /// Reads a prompt; stops as soon as it is too large.
 #[derive(Clone, Copy)]
-struct Reading<'a> {
+struct PromptReader<'a> {
     bounds: Bounds,
     refusal: &'a Cell<Option<ApiError>>,
 }
 
-impl Reading<'_> {
+impl PromptReader<'_> {
     fn refuse<E: Error>(self, refusal: ApiError) -> E {
         self.refusal.set(Some(refusal));
         E::custom("refused")
@@ -167,7 +167,7 @@ impl Reading<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Reading<'_> {
+impl<'de> DeserializeSeed<'de> for PromptReader<'_> {
     type Value = Read;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Read, D::Error> {
@@ -175,7 +175,7 @@ impl<'de> DeserializeSeed<'de> for Reading<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Reading<'_> {
+impl<'de> Visitor<'de> for PromptReader<'_> {
     type Value = Read;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -216,9 +216,9 @@ impl<'de> Visitor<'de> for Reading<'_> {
 }
 
 /// The size of valid JSON, from one pass over its bytes.
-fn size(json: &str) -> Size {
+fn size(json: &str) -> ValueSize {
     let bytes = json.as_bytes();
-    let (mut size, mut at, mut is_text) = (Size::default(), 0, false);
+    let (mut size, mut at, mut is_text) = (ValueSize::default(), 0, false);
     while at < bytes.len() {
         size.bytes += 1;
         at += match (is_text, bytes[at]) {

@@ -14,11 +14,11 @@ use super::error::ApiError;
 pub(super) struct Pinned {
     /// The client's name for it, if given.
     asked: Option<String>,
-    state: Mutex<State>,
+    state: Mutex<PinState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct PinState {
     topology: Arc<Topology>,
     has_begun: bool,
 }
@@ -31,10 +31,10 @@ impl Pinned {
     pub(super) fn new(asked: Option<String>, topology: Arc<Topology>) -> Result<Self, ApiError> {
         let asked = asked.filter(|asked| !asked.is_empty());
         check_name(asked.as_deref(), &topology)?;
-        Ok(Self { asked, state: Mutex::new(State { topology, has_begun: false }) })
+        Ok(Self { asked, state: Mutex::new(PinState { topology, has_begun: false }) })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PinState> {
         // The state is consistent even if a task panicked while it held the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

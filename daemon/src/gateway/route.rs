@@ -28,7 +28,7 @@ const PREFIXES_MAX: usize = 4096;
 
 /// Outcome of a request on a replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Outcome {
+pub(super) enum RequestOutcome {
     /// It completed; milliseconds per token, if there were several.
     Done(Option<f64>),
     /// The replica lost it.
@@ -39,7 +39,7 @@ pub(super) enum Outcome {
 
 /// Routing decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum RoutingDecision {
     /// To this head; the request counts as running there.
     To(String),
     /// All slots are taken.
@@ -49,16 +49,16 @@ pub(super) enum Way {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gate {
+enum CircuitBreaker {
     Closed,
     /// Open until then.
     Open(Instant),
     /// Half-open: one probe request is let through.
-    Probing,
+    HalfOpen,
 }
 
 #[derive(Debug)]
-struct Standing {
+struct ReplicaState {
     running: u32,
     /// Number of other clients' requests there, from its last two reports: a report that crosses the end of one of this
     /// gateway's requests counts one too many.
@@ -66,7 +66,7 @@ struct Standing {
     /// Time of the latest of them.
     heard: Option<Instant>,
     failures: u32,
-    gate: Gate,
+    breaker: CircuitBreaker,
     out: Duration,
     /// Reports from before this time are ignored.
     failed_at: Option<Instant>,
@@ -76,14 +76,14 @@ struct Standing {
     sampled: Option<Instant>,
 }
 
-impl Default for Standing {
+impl Default for ReplicaState {
     fn default() -> Self {
         Self {
             running: 0,
             others: [0; 2],
             heard: None,
             failures: 0,
-            gate: Gate::Closed,
+            breaker: CircuitBreaker::Closed,
             out: OUT,
             failed_at: None,
             token_ms: 0.0,
@@ -96,7 +96,7 @@ impl Default for Standing {
 /// Per-replica state in addition to the reports.
 #[derive(Debug, Default)]
 pub(super) struct Router {
-    heads: BTreeMap<String, Standing>,
+    heads: BTreeMap<String, ReplicaState>,
     /// The head that last had a prompt beginning; the oldest entries are dropped.
     prefixes: BTreeMap<u64, String>,
     ages: VecDeque<u64>,
@@ -104,10 +104,10 @@ pub(super) struct Router {
 
 impl Router {
     /// Chooses a head for a prompt whose beginning has this hash.
-    pub(super) fn choose(&mut self, replicas: &[Replica], prefix: u64, now: Instant) -> Way {
+    pub(super) fn choose(&mut self, replicas: &[Replica], prefix: u64, now: Instant) -> RoutingDecision {
         let serving: Vec<&Replica> = replicas.iter().filter(|replica| self.takes(replica)).collect();
         if serving.is_empty() {
-            return Way::Nowhere;
+            return RoutingDecision::Nowhere;
         }
         let mut good: Vec<&Replica> =
             serving.iter().copied().filter(|replica| self.is_in(&replica.head, now)).collect();
@@ -120,7 +120,7 @@ impl Router {
         let of = |replica: &Replica| weighed(self.load(replica), replica);
         let has_place = |replica: &&Replica| self.load(replica) < replica.slots;
         let least = good.iter().copied().filter(has_place).min_by(|one, two| of(one).total_cmp(&of(two)));
-        let Some(least) = least else { return Way::Busy };
+        let Some(least) = least else { return RoutingDecision::Busy };
         let known = self.prefixes.get(&prefix);
         let near = good.iter().copied().filter(has_place).find(|replica| Some(&replica.head) == known);
         let margin = (least.slots / 4).max(1);
@@ -128,11 +128,11 @@ impl Router {
         let head = near.unwrap_or(least).head.clone();
         let standing = self.heads.entry(head.clone()).or_default();
         standing.running += 1;
-        if matches!(standing.gate, Gate::Open(until) if now >= until) {
-            standing.gate = Gate::Probing;
+        if matches!(standing.breaker, CircuitBreaker::Open(until) if now >= until) {
+            standing.breaker = CircuitBreaker::HalfOpen;
         }
         self.remember(prefix, &head);
-        Way::To(head)
+        RoutingDecision::To(head)
     }
 
     /// Processes new reports of heads: determines the number of other clients' requests.
@@ -154,39 +154,47 @@ impl Router {
     }
 
     /// Records the end of a request on a head.
-    pub(super) fn ended(&mut self, head: &str, outcome: Outcome, now: Instant) {
+    pub(super) fn ended(&mut self, head: &str, outcome: RequestOutcome, now: Instant) {
         let standing = self.heads.entry(head.into()).or_default();
         standing.running = standing.running.saturating_sub(1);
         match outcome {
-            Outcome::Neither if standing.gate == Gate::Probing => standing.gate = Gate::Open(now),
-            Outcome::Neither => {}
-            Outcome::Lost => {
+            RequestOutcome::Neither if standing.breaker == CircuitBreaker::HalfOpen => {
+                standing.breaker = CircuitBreaker::Open(now)
+            }
+            RequestOutcome::Neither => {}
+            RequestOutcome::Lost => {
                 standing.failures += 1;
                 standing.failed_at = Some(now);
                 // If its breaker is open and it was used as a last resort, its time is not extended.
-                let is_judged = match standing.gate {
-                    Gate::Closed => standing.failures >= FAILURES_MAX,
-                    Gate::Open(_) => false,
-                    Gate::Probing => true,
+                let is_judged = match standing.breaker {
+                    CircuitBreaker::Closed => standing.failures >= FAILURES_MAX,
+                    CircuitBreaker::Open(_) => false,
+                    CircuitBreaker::HalfOpen => true,
                 };
                 if is_judged {
                     take_out(standing, now);
                 }
             }
-            Outcome::Done(token_ms) => {
+            RequestOutcome::Done(token_ms) => {
                 standing.failures = 0;
                 if let Some(token_ms) = token_ms {
                     // A probe is judged by itself alone.
-                    let share = if standing.samples == 0 || standing.gate == Gate::Probing { 1.0 } else { LATEST };
+                    let share = if standing.samples == 0 || standing.breaker == CircuitBreaker::HalfOpen {
+                        1.0
+                    } else {
+                        LATEST
+                    };
                     standing.token_ms += share * (token_ms - standing.token_ms);
                     standing.samples = standing.samples.saturating_add(1);
                     standing.sampled = Some(now);
                 }
                 let is_slow = self.is_slow(head);
                 let standing = self.heads.entry(head.into()).or_default();
-                match (standing.gate, is_slow) {
-                    (Gate::Closed | Gate::Probing, true) => take_out(standing, now),
-                    (Gate::Probing, false) => (standing.gate, standing.out) = (Gate::Closed, OUT),
+                match (standing.breaker, is_slow) {
+                    (CircuitBreaker::Closed | CircuitBreaker::HalfOpen, true) => take_out(standing, now),
+                    (CircuitBreaker::HalfOpen, false) => {
+                        (standing.breaker, standing.out) = (CircuitBreaker::Closed, OUT)
+                    }
                     _ => {}
                 }
             }
@@ -195,7 +203,7 @@ impl Router {
 
     /// Whether a head's circuit breaker is open, for display.
     pub(super) fn is_out(&self, head: &str) -> bool {
-        self.heads.get(head).is_some_and(|standing| standing.gate != Gate::Closed)
+        self.heads.get(head).is_some_and(|standing| standing.breaker != CircuitBreaker::Closed)
     }
 
     /// Number of requests of this gateway on a head.
@@ -210,10 +218,10 @@ impl Router {
     }
 
     fn is_in(&self, head: &str, now: Instant) -> bool {
-        self.heads.get(head).is_none_or(|standing| match standing.gate {
-            Gate::Closed => true,
-            Gate::Open(until) => now >= until,
-            Gate::Probing => false,
+        self.heads.get(head).is_none_or(|standing| match standing.breaker {
+            CircuitBreaker::Closed => true,
+            CircuitBreaker::Open(until) => now >= until,
+            CircuitBreaker::HalfOpen => false,
         })
     }
 
@@ -233,7 +241,7 @@ impl Router {
                 .get(head)
                 .filter(|one| {
                     one.samples >= SAMPLES_MIN
-                        && one.gate == Gate::Closed
+                        && one.breaker == CircuitBreaker::Closed
                         && one.sampled.is_some_and(|sampled| now < sampled + SAMPLES_AGE)
                 })
                 .map(|one| one.token_ms)
@@ -264,8 +272,8 @@ impl Router {
     }
 }
 
-fn take_out(standing: &mut Standing, now: Instant) {
-    standing.gate = Gate::Open(now + standing.out);
+fn take_out(standing: &mut ReplicaState, now: Instant) {
+    standing.breaker = CircuitBreaker::Open(now + standing.out);
     standing.out = (standing.out * 2).min(OUT_MAX);
 }
 
@@ -290,9 +298,9 @@ mod tests {
         router
     }
 
-    fn to(way: Way) -> String {
+    fn to(way: RoutingDecision) -> String {
         match way {
-            Way::To(head) => head,
+            RoutingDecision::To(head) => head,
             other => panic!("{other:?}"),
         }
     }
@@ -309,7 +317,7 @@ mod tests {
             "it has the prompt cached, and one more request is not much"
         );
         assert_eq!(to(router.choose(&replicas, 2, now)), "a", "b runs two now");
-        router.ended("a", Outcome::Done(None), now);
+        router.ended("a", RequestOutcome::Done(None), now);
         assert_eq!(to(router.choose(&replicas, 1, now)), "b");
         assert_eq!(to(router.choose(&replicas, 1, now)), "a", "three against one are much more");
     }
@@ -319,16 +327,16 @@ mod tests {
         let now = Instant::now();
         let replicas = [replica("a", 3, now), replica("b", 9, now)];
         let mut router = after(&replicas);
-        assert_eq!(router.choose(&[], 1, now), Way::Nowhere);
+        assert_eq!(router.choose(&[], 1, now), RoutingDecision::Nowhere);
         assert_eq!(router.places(&replicas), (8, 7));
         assert_eq!(to(router.choose(&replicas, 1, now)), "a");
-        assert_eq!(router.choose(&replicas, 1, now), Way::Busy);
+        assert_eq!(router.choose(&replicas, 1, now), RoutingDecision::Busy);
         // Its report still counts the request that has just ended.
-        router.ended("a", Outcome::Done(None), now);
+        router.ended("a", RequestOutcome::Done(None), now);
         router.learn(&[Replica { at: now + Duration::from_millis(1), ..replica("a", 4, now) }]);
         assert_eq!(to(router.choose(&replicas, 1, now)), "a");
         let away = Replica { is_serving: false, ..replica("a", 0, now) };
-        assert_eq!(router.choose(&[away], 1, now), Way::Nowhere);
+        assert_eq!(router.choose(&[away], 1, now), RoutingDecision::Nowhere);
     }
 
     #[test]
@@ -339,13 +347,13 @@ mod tests {
         for (head, token_ms) in [("a", 10.0), ("b", 20.0)] {
             for _ in 0..SAMPLES_MIN {
                 router.heads.entry(head.into()).or_default().running += 1;
-                router.ended(head, Outcome::Done(Some(token_ms)), now);
+                router.ended(head, RequestOutcome::Done(Some(token_ms)), now);
             }
         }
         let heads: Vec<String> = (2..8).map(|prefix| to(router.choose(&replicas, prefix, now))).collect();
         assert_eq!(heads.iter().filter(|head| *head == "a").count(), 4, "{heads:?}");
         assert!((8..10).all(|prefix| to(router.choose(&replicas, prefix, now)) == "b"));
-        assert_eq!(router.choose(&replicas, 10, now), Way::Busy);
+        assert_eq!(router.choose(&replicas, 10, now), RoutingDecision::Busy);
     }
 
     #[test]
@@ -353,8 +361,8 @@ mod tests {
         let now = Instant::now();
         let mut router = Router::default();
         for _ in 0..SAMPLES_MIN {
-            router.ended("a", Outcome::Done(Some(10.0)), now);
-            router.ended("b", Outcome::Done(Some(20.0)), now);
+            router.ended("a", RequestOutcome::Done(Some(10.0)), now);
+            router.ended("b", RequestOutcome::Done(Some(20.0)), now);
         }
         let later = now + SAMPLES_AGE;
         let replicas = [replica("a", 0, later), replica("b", 0, later)];
@@ -371,19 +379,19 @@ mod tests {
         let mut router = after(&replicas(begin));
         for second in 0..3 {
             assert_eq!(to(router.choose(&replicas(at(second)), 1, at(second))), "a");
-            router.ended("a", Outcome::Lost, at(second));
+            router.ended("a", RequestOutcome::Lost, at(second));
             let stale = [replica("a", 0, at(second))];
-            assert_eq!(router.choose(&stale, 1, at(second)), Way::Nowhere, "no report since the failure");
+            assert_eq!(router.choose(&stale, 1, at(second)), RoutingDecision::Nowhere, "no report since the failure");
         }
         assert!(router.is_out("a"));
         assert_eq!(to(router.choose(&replicas(at(4)), 1, at(4))), "b");
         assert_eq!(to(router.choose(&replicas(at(8)), 9, at(8))), "a", "a probe");
         assert_eq!(to(router.choose(&replicas(at(8)), 9, at(8))), "b", "only one probe");
-        (0..2).for_each(|_| router.ended("b", Outcome::Done(None), at(8)));
-        router.ended("a", Outcome::Lost, at(8));
+        (0..2).for_each(|_| router.ended("b", RequestOutcome::Done(None), at(8)));
+        router.ended("a", RequestOutcome::Lost, at(8));
         assert_eq!(to(router.choose(&replicas(at(14)), 8, at(14))), "b", "open twice as long now");
         assert_eq!(to(router.choose(&replicas(at(19)), 7, at(19))), "a");
-        router.ended("a", Outcome::Done(None), at(19));
+        router.ended("a", RequestOutcome::Done(None), at(19));
         assert!(!router.is_out("a"));
     }
 
@@ -391,7 +399,7 @@ mod tests {
     fn last_replica_is_used_although_its_breaker_is_open() {
         let begin = Instant::now();
         let mut router = Router::default();
-        (0..3).for_each(|_| router.ended("a", Outcome::Lost, begin));
+        (0..3).for_each(|_| router.ended("a", RequestOutcome::Lost, begin));
         let later = begin + Duration::from_millis(1);
         assert_eq!(to(router.choose(&[replica("a", 0, later)], 1, later)), "a");
     }
@@ -401,10 +409,10 @@ mod tests {
         let begin = Instant::now();
         let at = |ms: u64| begin + Duration::from_millis(ms);
         let mut router = Router::default();
-        (0..3).for_each(|_| router.ended("a", Outcome::Lost, begin));
+        (0..3).for_each(|_| router.ended("a", RequestOutcome::Lost, begin));
         for ms in 1..4 {
             assert_eq!(to(router.choose(&[replica("a", 0, at(ms))], 1, at(ms))), "a");
-            router.ended("a", Outcome::Lost, at(ms));
+            router.ended("a", RequestOutcome::Lost, at(ms));
         }
         let later = begin + OUT;
         let replicas = [replica("a", 0, later), replica("b", 1, later)];
@@ -418,15 +426,15 @@ mod tests {
         let now = Instant::now();
         let mut router = Router::default();
         for _ in 0..6 {
-            router.ended("a", Outcome::Done(Some(10.0)), now);
-            router.ended("b", Outcome::Done(Some(40.0)), now);
+            router.ended("a", RequestOutcome::Done(Some(10.0)), now);
+            router.ended("b", RequestOutcome::Done(Some(40.0)), now);
         }
         assert!(router.is_out("b") && !router.is_out("a"));
         let later = now + OUT;
         let replicas = [replica("a", 1, later), replica("b", 0, later)];
         assert_eq!(to(router.choose(&replicas[..1], 2, later)), "a");
         assert_eq!(to(router.choose(&replicas, 1, later)), "b", "a probe");
-        router.ended("b", Outcome::Done(Some(12.0)), later);
+        router.ended("b", RequestOutcome::Done(Some(12.0)), later);
         assert!(!router.is_out("b"));
     }
 }

@@ -23,9 +23,9 @@ const PEERS_MAX: usize = 64;
 
 /// A key of the API; never printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Key(String);
+pub struct ApiKey(String);
 
-impl Key {
+impl ApiKey {
     /// Compares a client's key in constant time for keys of the same length.
     pub fn is(&self, given: &[u8]) -> bool {
         let own = self.0.as_bytes();
@@ -34,9 +34,9 @@ impl Key {
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for ApiKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(..)")
+        f.write_str("ApiKey(..)")
     }
 }
 
@@ -75,13 +75,13 @@ pub struct Wanted {
 
 /// Checked settings of the gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct GatewaySettings {
     /// Address to listen on; `None`: no gateway.
     pub listen: Option<SocketAddr>,
     /// Whether that address is the default: then it is only a warning if it is in use.
     pub is_default: bool,
     /// Accepted keys; empty: no key is required.
-    pub keys: Vec<Key>,
+    pub keys: Vec<ApiKey>,
     /// Additional accepted host names, as configured.
     pub hosts: Vec<String>,
     /// Accepted origins of web pages, as configured.
@@ -111,7 +111,7 @@ impl Wanted {
     ///
     /// # Errors
     /// A setting is out of range, or an address beyond loopback has no key.
-    pub fn check(self, listen: SocketAddr) -> anyhow::Result<Settings> {
+    pub fn check(self, listen: SocketAddr) -> anyhow::Result<GatewaySettings> {
         let is_default = self.http.is_none();
         let address = match self.http.as_deref() {
             None => Some(beside(listen)),
@@ -154,10 +154,10 @@ impl Wanted {
         };
         let queue = self.queue.unwrap_or(64);
         ensure!(queue <= 4096, "http_queue is {queue}, it must be at most 4096");
-        Ok(Settings {
+        Ok(GatewaySettings {
             listen: address,
             is_default,
-            keys: texts.into_iter().map(Key).collect(),
+            keys: texts.into_iter().map(ApiKey).collect(),
             hosts: self.hosts,
             origins: self.origins,
             browsers,
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(change: impl FnOnce(&mut Wanted)) -> Result<Settings, String> {
+    fn check(change: impl FnOnce(&mut Wanted)) -> Result<GatewaySettings, String> {
         let mut wanted = Wanted::default();
         change(&mut wanted);
         wanted.check("192.168.1.11:9999".parse().expect("an address")).map_err(|error| format!("{error:#}"))
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn key_is_compared_whole_and_never_printed() {
-        let key = Key("sk-secret".into());
+        let key = ApiKey("sk-secret".into());
         assert!(key.is(b"sk-secret"));
         assert!(!key.is(b"sk-secre") && !key.is(b"sk-secret1") && !key.is(b"") && !key.is(b"sk-secreT"));
         assert!(!format!("{key:?}").contains("secret"));

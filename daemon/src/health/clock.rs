@@ -6,14 +6,14 @@ use super::source::Root;
 
 pub(super) fn read(root: &Root) -> Option<Clock> {
     let policies = root.entries("sys/devices/system/cpu/cpufreq", "policy");
-    let cores = || -> Vec<String> {
+    let places = if policies.is_empty() {
         let cores = root.entries("sys/devices/system/cpu", "cpu");
         cores.into_iter().map(|core| format!("{core}/cpufreq")).filter(|path| root.has(path)).collect()
+    } else {
+        policies
     };
-    let places = if policies.is_empty() { cores() } else { policies };
     // The first of several that are equally fast.
-    let hardware = |place: &String| root.value::<u32>(&format!("{place}/cpuinfo_max_freq"));
-    let fastest = places.iter().rev().max_by_key(|place| hardware(place))?;
+    let fastest = places.iter().rev().max_by_key(|place| root.value::<u32>(&format!("{place}/cpuinfo_max_freq")))?;
     let megahertz = |name: &str| {
         let kilohertz: u32 = root.value(&format!("{fastest}/{name}"))?;
         Some(Megahertz(kilohertz / 1000))

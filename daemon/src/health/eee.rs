@@ -43,15 +43,17 @@ impl Ethtool {
         if !root.is_machine() {
             return Self::File;
         }
-        let open = || {
-            let kind = (SockType::Datagram, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkGeneric);
-            let socket = socket(AddressFamily::Netlink, kind.0, kind.1, kind.2).ok()?;
-            setsockopt(&socket, ReceiveTimeout, &TimeVal::milliseconds(PATIENCE_MS)).ok()?;
-            let answer = ask(&socket, CONTROL, GET_FAMILY, &attribute(FAMILY_NAME, b"ethtool\0"))?;
-            let id = find(&answer, FAMILY_ID)?;
-            Some(Self::Netlink(socket, u16::from_ne_bytes(*id.first_chunk()?)))
-        };
-        open().unwrap_or(Self::Nowhere)
+        Self::open().unwrap_or(Self::Nowhere)
+    }
+
+    /// `None` if the kernel has no netlink family `ethtool`.
+    fn open() -> Option<Self> {
+        let kind = (SockType::Datagram, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkGeneric);
+        let socket = socket(AddressFamily::Netlink, kind.0, kind.1, kind.2).ok()?;
+        setsockopt(&socket, ReceiveTimeout, &TimeVal::milliseconds(PATIENCE_MS)).ok()?;
+        let answer = ask(&socket, CONTROL, GET_FAMILY, &attribute(FAMILY_NAME, b"ethtool\0"))?;
+        let id = find(&answer, FAMILY_ID)?;
+        Some(Self::Netlink(socket, u16::from_ne_bytes(*id.first_chunk()?)))
     }
 
     /// `None` for interfaces without this feature.

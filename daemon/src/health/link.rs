@@ -14,13 +14,14 @@ pub(super) fn interface(root: &Root, listen: SocketAddr) -> Option<String> {
     if listen.ip().is_unspecified() || !root.is_machine() {
         return default_route(root);
     }
-    let is_it = |address: &nix::ifaddrs::InterfaceAddress| -> Option<bool> {
-        let address = address.address.as_ref()?;
-        let four = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-        let six = address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip()));
-        Some(four.or(six)? == listen.ip())
-    };
-    let found = getifaddrs().ok()?.find(|address| is_it(address) == Some(true)).map(|address| address.interface_name);
+    let found = getifaddrs().ok()?.find(|interface| {
+        interface.address.as_ref().is_some_and(|address| {
+            let four = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+            let six = address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip()));
+            four.or(six) == Some(listen.ip())
+        })
+    });
+    let found = found.map(|interface| interface.interface_name);
     // All of 127/8 is local, but only 127.0.0.1 is listed.
     found.or_else(|| listen.ip().is_loopback().then(|| "lo".into()))
 }

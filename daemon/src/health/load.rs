@@ -6,7 +6,7 @@ use super::source::Root;
 
 /// Counters of the previous reading, in ticks.
 #[derive(Debug, Default)]
-pub(super) struct Load {
+pub(super) struct CpuCounters {
     before: Option<Ticks>,
 }
 
@@ -17,7 +17,7 @@ struct Ticks {
     own: u64,
 }
 
-impl Load {
+impl CpuCounters {
     /// Cores used by others since the previous reading; `None` at the first reading.
     pub(super) fn read(&mut self, root: &Root) -> Option<LoadByOthers> {
         let (now, cores) = ticks(root)?;

@@ -27,8 +27,8 @@ use std::{
 use telemetry::Health;
 
 use self::{
-    disk::Reads, eee::Ethtool, firmware::Firmware, load::Load, memory::Swap, scheduling::Scheduling, source::Root,
-    window::Window,
+    disk::Reads, eee::Ethtool, firmware::Firmware, load::CpuCounters, memory::Swap, scheduling::Scheduling,
+    source::Root, window::Window,
 };
 
 /// All sources, and the counters of the previous reading.
@@ -45,7 +45,7 @@ pub struct Monitor {
     frames: Window,
     segments: Window,
     swap: Swap,
-    load: Load,
+    load: CpuCounters,
     scheduling: Scheduling,
 }
 
@@ -63,7 +63,7 @@ impl Monitor {
             frames: Window::default(),
             segments: Window::default(),
             swap: Swap::default(),
-            load: Load::default(),
+            load: CpuCounters::default(),
             scheduling: Scheduling::default(),
         }
     }

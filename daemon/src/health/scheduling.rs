@@ -13,12 +13,12 @@ const THREADS: [&str; 2] = ["engine", "compute-"];
 /// Counters of the previous reading.
 #[derive(Debug, Default)]
 pub(super) struct Scheduling {
-    before: Option<(Instant, BTreeMap<String, Times>)>,
+    before: Option<(Instant, BTreeMap<String, ThreadTimes>)>,
 }
 
 /// Nanoseconds since the thread's start.
 #[derive(Clone, Copy, Debug)]
-struct Times {
+struct ThreadTimes {
     ran: u64,
     waited: u64,
 }
@@ -42,7 +42,7 @@ impl Scheduling {
 }
 
 /// The engine's threads by thread folder. A thread that ends meanwhile is skipped.
-fn threads(root: &Root) -> BTreeMap<String, Times> {
+fn threads(root: &Root) -> BTreeMap<String, ThreadTimes> {
     let folders = root.entries("proc/self/task", "").into_iter().filter(|folder| {
         let name = root.text(&format!("{folder}/comm")).unwrap_or_default();
         THREADS.iter().any(|thread| name.starts_with(thread))
@@ -50,10 +50,10 @@ fn threads(root: &Root) -> BTreeMap<String, Times> {
     folders.filter_map(|folder| times(root, &folder).map(|times| (folder, times))).collect()
 }
 
-fn times(root: &Root, folder: &str) -> Option<Times> {
+fn times(root: &Root, folder: &str) -> Option<ThreadTimes> {
     let text = root.text(&format!("{folder}/schedstat"))?;
     let mut words = text.split_whitespace().map(|word| word.parse().ok());
-    let times = Times { ran: words.next()??, waited: words.next()?? };
+    let times = ThreadTimes { ran: words.next()??, waited: words.next()?? };
     // Without counting, all values are zero.
     (times.ran > 0).then_some(times)
 }

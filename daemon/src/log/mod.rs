@@ -109,9 +109,9 @@ impl Ring {
 
 /// A layer that stores every event that passes the filter in [`ring`].
 #[derive(Clone, Copy, Debug)]
-pub struct Kept;
+pub struct RecentLog;
 
-impl<S: Subscriber> Layer<S> for Kept {
+impl<S: Subscriber> Layer<S> for RecentLog {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let mut line = Text::default();
         event.record(&mut line);
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn event_is_one_line_followed_by_its_fields() {
-        let subscriber = tracing_subscriber::registry().with(Kept);
+        let subscriber = tracing_subscriber::registry().with(RecentLog);
         let before = ring().read(0, LogLevel::Trace).next;
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(name = "pi1", count = 3, "two\nlines {}", 7);

@@ -25,18 +25,18 @@ const PREFIX: &str = "brambled.log";
 pub struct OneLineEach<M>(pub M);
 
 impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for OneLineEach<M> {
-    type Writer = Line<M::Writer>;
+    type Writer = LineWriter<M::Writer>;
 
     fn make_writer(&'a self) -> Self::Writer {
-        Line(self.0.make_writer())
+        LineWriter(self.0.make_writer())
     }
 }
 
 /// Writes an event as one line; each `write` call is one event, as `tracing_subscriber` does it.
 #[derive(Debug)]
-pub struct Line<W>(W);
+pub struct LineWriter<W>(W);
 
-impl<W: Write> Write for Line<W> {
+impl<W: Write> Write for LineWriter<W> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(event);
         let mut line = one_line(text.trim_end_matches('\n'));

@@ -56,7 +56,8 @@ pub(super) fn check_request(role: Option<Role>, body: &RequestBody) -> Result<()
 pub(super) fn check_hello(
     role: Option<Role>,
     purpose: &Purpose,
-    (peer, insecure): (SocketAddr, bool),
+    peer: SocketAddr,
+    insecure: bool,
 ) -> Result<(), FaultKind> {
     match (role, purpose) {
         (None, _) if !insecure && !peer.ip().to_canonical().is_loopback() => Err(FaultKind::Unclaimed),
@@ -129,13 +130,13 @@ mod tests {
         let between = Between { epoch: Epoch(1), hash: TopologyHash(1), from: MemberIndex(0), to: MemberIndex(1) };
         let (near, far) = (SocketAddr::from(([127, 3, 2, 1], 5)), SocketAddr::from(([10, 0, 0, 1], 5)));
         for purpose in [Purpose::Console, Purpose::Data(between), Purpose::Control(between), Purpose::Probe] {
-            assert_eq!(check_hello(None, &purpose, (near, false)), Ok(()));
-            assert_eq!(check_hello(None, &purpose, (far, false)), Err(FaultKind::Unclaimed));
-            assert_eq!(check_hello(None, &purpose, (far, true)), Ok(()));
-            assert_eq!(check_hello(Some(Role::Node), &purpose, (far, false)), Ok(()));
+            assert_eq!(check_hello(None, &purpose, near, false), Ok(()));
+            assert_eq!(check_hello(None, &purpose, far, false), Err(FaultKind::Unclaimed));
+            assert_eq!(check_hello(None, &purpose, far, true), Ok(()));
+            assert_eq!(check_hello(Some(Role::Node), &purpose, far, false), Ok(()));
             let is_console = purpose == Purpose::Console;
             for role in [Role::Viewer, Role::Operator, Role::Owner] {
-                assert_eq!(check_hello(Some(role), &purpose, (far, false)).is_ok(), is_console);
+                assert_eq!(check_hello(Some(role), &purpose, far, false).is_ok(), is_console);
             }
         }
     }

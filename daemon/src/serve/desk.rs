@@ -113,7 +113,8 @@ impl Desk {
     /// A wrong code, a broken connection, or a key that could not be stored; the peer has received the reason.
     pub(super) async fn serve(
         &self,
-        (mut stream, peer): (TcpStream, SocketAddr),
+        mut stream: TcpStream,
+        peer: SocketAddr,
         prologue: &[u8],
         config: &Config,
     ) -> Result<String, FaultKind> {

@@ -52,7 +52,7 @@ pub(super) struct Limits {
 
 /// The right to a handshake, until [`CancellationToken::cancelled`].
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct HandshakePermit {
     number: u64,
     source: IpAddr,
     /// Cancelled when another connection needs the place.
@@ -62,7 +62,7 @@ pub(super) struct Ticket {
 impl Limits {
     /// Admits a connection: a ticket, or `None` if the address connects too often. When all places are taken, the
     /// oldest handshake of the busiest address is cancelled, so that fast clients get through a flood.
-    pub(super) fn admit(&mut self, source: IpAddr, now: Duration) -> Option<Ticket> {
+    pub(super) fn admit(&mut self, source: IpAddr, now: Duration) -> Option<HandshakePermit> {
         let source = network_of(source);
         let bucket = self.bucket(source, now);
         if bucket.left < 1.0 {
@@ -75,11 +75,11 @@ impl Limits {
         self.latest += 1;
         let (number, end) = (self.latest, CancellationToken::new());
         self.half_open.push(HalfOpen { ticket: number, source, end: end.clone() });
-        Some(Ticket { number, source, end })
+        Some(HandshakePermit { number, source, end })
     }
 
     /// Ends a handshake; a successful one does not count against its address.
-    pub(super) fn done(&mut self, ticket: &Ticket, succeeded: bool) {
+    pub(super) fn done(&mut self, ticket: &HandshakePermit, succeeded: bool) {
         self.half_open.retain(|half_open| half_open.ticket != ticket.number);
         if let Some(bucket) = self.buckets.get_mut(&ticket.source).filter(|_| succeeded) {
             bucket.left = (bucket.left + 1.0).min(BURST);
@@ -171,7 +171,7 @@ mod tests {
     fn oldest_handshake_of_the_busiest_address_is_cancelled() {
         let mut limits = Limits::default();
         let other = limits.admit(address(2), START).expect("the first");
-        let mut flood: Vec<Ticket> =
+        let mut flood: Vec<HandshakePermit> =
             (0..300).map(|_| limits.admit(address(1), START).expect("within the burst")).collect();
         assert_eq!(limits.half_open.len(), HALF_OPEN_MAX);
         assert!(!other.end.is_cancelled(), "the flood ends its own");

@@ -35,7 +35,7 @@ use self::{
     limits::{Limits, Quiet},
 };
 use crate::{
-    config::{Arguments, Config},
+    config::{Config, DaemonArguments},
     gateway,
     health::machine,
     keys,
@@ -128,6 +128,20 @@ pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     })
 }
 
+/// The sockets and the state of the daemon.
+pub struct Resources {
+    /// Signals that end the daemon or reload its settings.
+    pub signals: Signals,
+    /// The port for consoles and nodes.
+    pub listener: TcpListener,
+    /// The port of the HTTP API.
+    pub http: Option<TcpListener>,
+    /// The state directory.
+    pub state: StateFolder,
+    /// The records that it held at startup.
+    pub persisted: PersistedState,
+}
+
 /// Serves until the node exits; returns the exit code. `heartbeats` is a runtime used only for heartbeats. SIGHUP
 /// reloads the settings from `arguments`.
 ///
@@ -135,13 +149,13 @@ pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 /// A thread of the daemon cannot be started.
 pub async fn serve(
     config: Config,
-    arguments: Arguments,
-    (signals, listener, http): (Signals, TcpListener, Option<TcpListener>),
+    arguments: DaemonArguments,
+    resources: Resources,
     kernels: &'static Kernels,
-    state: (StateFolder, PersistedState),
     heartbeats: Handle,
     variant: Variant,
 ) -> anyhow::Result<i32> {
+    let Resources { signals, listener, http, state, persisted } = resources;
     let identity = Identity {
         name: config.name.clone(),
         build: BUILD.into(),
@@ -149,12 +163,11 @@ pub async fn serve(
         machine: machine::machine(&config.health_root),
         cores: machine::allowed_cores(),
     };
-    let (started, committed) = (Instant::now(), state.1.committed.clone());
+    let (started, committed) = (Instant::now(), persisted.committed.clone());
     let (own, settings, drain) = (listener.local_addr().unwrap_or(config.listen), config.http.clone(), config.drain);
     let announcing = config.mdns.then(|| tokio::spawn(announce::keep(own, config.name.clone())));
     let config = Arc::new(config);
     let steward = StewardDriver::new(&config, identity.clone(), gateway::dialled(own));
-    let (state, persisted) = state;
     let init = DriverInit {
         config: Arc::clone(&config),
         identity: identity.clone(),
@@ -238,7 +251,7 @@ async fn end_at(mut signals: Signal, inputs: Sender<Input>, started: Instant) {
 }
 
 /// Reloads the settings on SIGHUP; if they are invalid, the current ones stay in force.
-async fn reload_at(mut hangups: Signal, inputs: Sender<Input>, arguments: Arguments) {
+async fn reload_at(mut hangups: Signal, inputs: Sender<Input>, arguments: DaemonArguments) {
     while hangups.recv().await.is_some() {
         let arguments = arguments.clone();
         match tokio::task::spawn_blocking(move || {

@@ -2,16 +2,14 @@
 use std::{
     fs,
     net::{IpAddr, SocketAddr},
-    path::Path,
 };
 
 /// The process that listens on `address`, as `pid 123 (brambled)`; `None` if it cannot be seen.
 pub(super) fn holder(address: SocketAddr) -> Option<String> {
     let inode = listening_inode(address)?;
     let wanted = format!("socket:[{inode}]");
-    let is_process = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
     for entry in fs::read_dir("/proc").ok()?.flatten() {
-        let Some(pid) = is_process(&entry.path()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         let Ok(descriptors) = fs::read_dir(entry.path().join("fd")) else { continue };
         if descriptors
             .flatten()

@@ -36,7 +36,7 @@ use super::{
     CONNECTIONS_MAX, Host, VIEWERS_MAX,
     access::{check_hello, check_request},
     audit::Audit,
-    limits::Ticket,
+    limits::HandshakePermit,
 };
 use crate::node::{
     Event, SessionId,
@@ -62,7 +62,7 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// Runs a connection to its end. During its handshake it holds a ticket, which may be cancelled in favour of another
 /// connection.
-pub(super) async fn run(stream: TcpStream, peer: SocketAddr, host: &Host, ticket: Ticket) {
+pub(super) async fn run(stream: TcpStream, peer: SocketAddr, host: &Host, ticket: HandshakePermit) {
     if let Err(error) = tune(&stream) {
         tracing::warn!("{peer}: cannot set socket options: {error}");
     }
@@ -89,7 +89,7 @@ pub(super) async fn run(stream: TcpStream, peer: SocketAddr, host: &Host, ticket
             let welcome = Welcome::Accepted(host.identity.clone());
             if matches!(timeout(WELCOME, send_welcome(&mut connection, &welcome)).await, Ok(Ok(()))) {
                 let guest = SessionClient { role: connection.role(), name: hello.identity.name };
-                console(connection, (guest, peer), host).await;
+                console(connection, guest, peer, host).await;
             }
         }
         purpose => {
@@ -124,13 +124,13 @@ async fn shake_hands(
     let (mut connection, hello) = match receive_hello(stream, door).await? {
         Arrived::Hello(connection, hello) => (connection, hello),
         Arrived::Pairing(stream, prologue) => {
-            let by = host.desk.serve((stream, peer), &prologue, &host.config).await?;
+            let by = host.desk.serve(stream, peer, &prologue, &host.config).await?;
             tracing::info!("audit: code {by} ({peer}): adopt: ok");
             return Ok(None);
         }
     };
     let checked = hello.identity.check();
-    match checked.and_then(|()| check_hello(connection.role(), &hello.purpose, (peer, host.config.insecure))) {
+    match checked.and_then(|()| check_hello(connection.role(), &hello.purpose, peer, host.config.insecure)) {
         Ok(()) => Ok(Some((connection, hello))),
         Err(kind) => {
             turn_away(&mut connection, host, kind.clone()).await;
@@ -145,7 +145,7 @@ async fn turn_away(connection: &mut Connection, host: &Host, kind: FaultKind) {
     let _ = timeout(WELCOME, send_welcome(connection, &refusal)).await;
 }
 
-async fn console(connection: Connection, (guest, peer): (SessionClient, SocketAddr), host: &Host) {
+async fn console(connection: Connection, guest: SessionClient, peer: SocketAddr, host: &Host) {
     static LATEST: AtomicU64 = AtomicU64::new(0);
     let session = SessionId(LATEST.fetch_add(1, Ordering::Relaxed) + 1);
     let by = format!("{} ({peer})", guest.name);
@@ -282,17 +282,15 @@ mod tests {
     fn final_message_reports_when_first_token_was_sent() {
         let response = |id: u64, body: ResponseBody| Response { id: RequestId(id), body };
         let token = || ResponseBody::Token(TokenEvent { id: Some(1), text: "a".into(), logprobs: Vec::new() });
-        let end = |received: u64| {
-            let times = RequestTimes { received: Nanoseconds(received), ..RequestTimes::default() };
-            let reason = FinishReason::Stop;
-            ResponseBody::Finished(Finished { reason, times, ranks: Vec::new(), sampling_rounds: 0 })
-        };
         let mut first = FirstTokens::default();
         first.written(&response(1, token()), Nanoseconds(1500));
         first.written(&response(1, token()), Nanoseconds(9000));
         first.written(&response(2, token()), Nanoseconds(7000));
         let sent = |first: &mut FirstTokens, id: u64, received: u64| {
-            let mut last = response(id, end(received));
+            let times = RequestTimes { received: Nanoseconds(received), ..RequestTimes::default() };
+            let reason = FinishReason::Stop;
+            let end = Finished { reason, times, ranks: Vec::new(), sampling_rounds: 0 };
+            let mut last = response(id, ResponseBody::Finished(end));
             first.complete(&mut last);
             let ResponseBody::Finished(Finished { times, .. }) = last.body else { unreachable!("it is an end") };
             times.sent

@@ -40,7 +40,7 @@ pub struct Contents {
 
 /// The record of one version of a file.
 #[derive(Debug, Serialize, Deserialize)]
-struct Known {
+struct ContentRecord {
     content: String,
     /// Checksum of key and root, so that a disk error does not make a good file look wrong.
     sum: String,
@@ -70,7 +70,7 @@ impl Contents {
         }
         let key = key(file, &stamps);
         let text = fs::read_to_string(self.path(&key)).ok()?;
-        let known: Known = toml::from_str(&text).ok()?;
+        let known: ContentRecord = toml::from_str(&text).ok()?;
         let root: Sha256 = known.content.parse().ok()?;
         (known.sum == sum(&key, &root)).then_some(Content { root: ContentRoot(root.0), stamps })
     }
@@ -137,7 +137,7 @@ impl Contents {
         }
         let key = key(file, &content.stamps);
         let root = Sha256(content.root.0);
-        let known = Known { content: root.to_string(), sum: sum(&key, &root) };
+        let known = ContentRecord { content: root.to_string(), sum: sum(&key, &root) };
         fs::create_dir_all(&self.folder)?;
         self.prune()?;
         let (path, text) = (self.path(&key), toml::to_string(&known).map_err(io::Error::other)?);
@@ -169,23 +169,25 @@ fn sum(key: &Sha256, root: &Sha256) -> String {
     Sha256(content::hash(&[key.0, root.0].concat())).to_string()
 }
 
+/// Time since a change, given in seconds and nanoseconds since 1970; `None` if it lies in the future: the clock was set
+/// back.
+fn age(changed: (i64, i64)) -> Option<Duration> {
+    let since = Duration::new(u64::try_from(changed.0).ok()?, u32::try_from(changed.1).ok()?);
+    SystemTime::now().duration_since(UNIX_EPOCH + since).ok()
+}
+
 /// Waits until a further write would give the file a different change time. Only needed for files that were changed
 /// just now.
 fn settle(stamps: &[Stamp]) {
     let changed = stamps.iter().map(|stamp| stamp.changed).max().unwrap_or_default();
-    let since = |(seconds, nanoseconds): (i64, i64)| {
-        Some(UNIX_EPOCH + Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanoseconds).ok()?))
-    };
-    // A change time in the future means that the clock was set back.
-    let age = since(changed).and_then(|changed| SystemTime::now().duration_since(changed).ok());
-    let deadline = Instant::now() + age.map_or(Duration::ZERO, |age| CLOCK.saturating_sub(age));
+    let deadline = Instant::now() + age(changed).map_or(Duration::ZERO, |age| CLOCK.saturating_sub(age));
     while let Some(rest) = deadline.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero()) {
         thread::park_timeout(rest);
     }
 }
 
 /// State shared by the threads.
-struct Work<'a, Pieces> {
+struct HashingWork<'a, Pieces> {
     file: &'a GgufFile,
     /// In file order, for the disk's read-ahead.
     pieces: Mutex<Enumerate<Pieces>>,
@@ -197,7 +199,7 @@ struct Work<'a, Pieces> {
 /// The hashes of all pieces; the outer error means that the request was cancelled.
 fn hash_all(file: &GgufFile, progress: &mut Progress<'_>) -> Result<io::Result<Vec<[u8; 32]>>, FaultKind> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let work = Work {
+    let work = HashingWork {
         file,
         pieces: Mutex::new(content::pieces(file).enumerate()),
         done: AtomicU64::new(0),
@@ -236,7 +238,7 @@ fn hash_all(file: &GgufFile, progress: &mut Progress<'_>) -> Result<io::Result<V
 }
 
 /// One thread: processes pieces until none are left.
-fn run(work: &Work<'_, impl Iterator<Item = ContentPiece>>) -> io::Result<Vec<(usize, [u8; 32])>> {
+fn run(work: &HashingWork<'_, impl Iterator<Item = ContentPiece>>) -> io::Result<Vec<(usize, [u8; 32])>> {
     let mut buffer = vec![0; content::PIECE_BYTES];
     let mut hashes = Vec::new();
     let result = loop {

@@ -18,7 +18,7 @@ const BLOCK: usize = 1 << 20;
 
 /// The stored hash of a file. Records of release 0.1 are ignored, because it did not detect overwritten files.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Known {
+struct HashRecord {
     /// SHA-256 of the file's metadata.
     stamp: String,
     sha256: String,
@@ -53,13 +53,13 @@ fn place(folder: &Path, model: &str) -> PathBuf {
 
 /// The hash of a file that has not changed since it was computed.
 pub(super) fn known(folder: &Path, model: &str, metadata: &Metadata) -> Option<Sha256> {
-    let known: Known = toml::from_str(&fs::read_to_string(place(folder, model)).ok()?).ok()?;
+    let known: HashRecord = toml::from_str(&fs::read_to_string(place(folder, model)).ok()?).ok()?;
     if known.stamp == stamp(metadata) { known.sha256.parse().ok() } else { None }
 }
 
 /// Stores a hash. If that fails, the file is read again next time.
 pub(super) fn keep(folder: &Path, model: &str, metadata: &Metadata, hash: Sha256) {
-    let known = Known { stamp: stamp(metadata), sha256: hash.to_string() };
+    let known = HashRecord { stamp: stamp(metadata), sha256: hash.to_string() };
     let text = toml::to_string(&known).expect("texts are TOML");
     let kept = fs::create_dir_all(folder).and_then(|()| fs::write(place(folder, model), text));
     if let Err(error) = kept {

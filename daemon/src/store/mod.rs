@@ -23,7 +23,7 @@ use nix::sys::statvfs::statvfs;
 use protocol::models::{FILES_MAX, FileState, ModelFile, PART, PIECE_BYTES_MAX, Step, check_name, files_of};
 
 pub use content::{Contents, Progress};
-pub use part::{Origin, Part};
+pub use part::{Origin, PartialFile};
 pub use pull::pull;
 
 /// Space that stays free on the disk: for state, packed shards, the journal.
@@ -243,11 +243,11 @@ impl Store {
     ///
     /// # Errors
     /// A file of this name exists, another request writes it, or no folder can be written.
-    pub fn begin(&self, model: &str, origin: Origin) -> Result<Part, FaultKind> {
+    pub fn begin(&self, model: &str, origin: Origin) -> Result<PartialFile, FaultKind> {
         self.check_new(model)?;
         let mut refused = FaultKind::StoreFailed { reason: "there is no model folder".into() };
         for folder in &self.folders {
-            match Part::open(folder, model, origin.clone()) {
+            match PartialFile::open(folder, model, origin.clone()) {
                 Ok(part) => return Ok(part),
                 Err(kind @ FaultKind::StoreBusy { .. }) => return Err(kind),
                 Err(kind) => refused = kind,
@@ -260,7 +260,7 @@ impl Store {
     ///
     /// # Errors
     /// Its SHA-256 differs from the expected one, it is not a model, or the disk refuses.
-    pub fn finish(&self, part: Part, tell: &mut Tell<'_>) -> Result<ModelFile, FaultKind> {
+    pub fn finish(&self, part: PartialFile, tell: &mut Tell<'_>) -> Result<ModelFile, FaultKind> {
         let (folder, model) = (part.folder.clone(), part.model.clone());
         let hash = part.finish(&mut Pace::new(tell))?;
         let path = folder.join(&model);

@@ -26,7 +26,7 @@ pub struct Origin {
 
 /// An unfinished file.
 #[derive(Debug)]
-pub struct Part {
+pub struct PartialFile {
     pub(super) folder: PathBuf,
     pub(super) model: String,
     origin: Origin,
@@ -43,7 +43,7 @@ pub(super) fn origin_path(part: &Path) -> PathBuf {
     name.into()
 }
 
-impl Part {
+impl PartialFile {
     /// Opens or creates it. Existing bytes are continued only if they have the same origin and the origin contains more
     /// than a size.
     pub(super) fn open(folder: &Path, model: &str, origin: Origin) -> Result<Self, FaultKind> {

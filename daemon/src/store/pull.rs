@@ -14,7 +14,7 @@ use ureq::{
     unversioned::transport::DefaultConnector,
 };
 
-use super::{Origin, Pace, Part, Store, Tell, reach::Reach};
+use super::{Origin, Pace, PartialFile, Store, Tell, reach::Reach};
 
 const CONNECT: Duration = Duration::from_secs(20);
 const ANSWER: Duration = Duration::from_secs(60);
@@ -108,7 +108,7 @@ pub fn pull(
 }
 
 /// Waits, while checking for cancellation.
-fn pause(time: Duration, part: &Part, tell: &mut Tell<'_>) -> Result<(), FaultKind> {
+fn pause(time: Duration, part: &PartialFile, tell: &mut Tell<'_>) -> Result<(), FaultKind> {
     if !tell(Step::Downloading, part.length(), part.size()) {
         return Err(FaultKind::StoreCancelled);
     }
@@ -294,7 +294,7 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
 }
 
 /// One connection: transfers from the current position until the file or the connection ends.
-fn transfer(agent: &Agent, offer: &Offer, part: &mut Part, pace: &mut Pace<'_, '_>) -> Result<(), Trouble> {
+fn transfer(agent: &Agent, offer: &Offer, part: &mut PartialFile, pace: &mut Pace<'_, '_>) -> Result<(), Trouble> {
     if part.length() > 0 && !offer.has_ranges {
         part.restart()?;
     }

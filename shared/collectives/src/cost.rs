@@ -33,13 +33,7 @@ pub struct Cost {
 ///
 /// direct (N-1) P(all) | rs-ag P(all) + (N-2) P(own) | ring 2 P(all) - P(own) - P(next) | star P(all), rank 0 (N-1)
 /// P(all) | doubling log2(N) P(all), one more for both ranks of a folded pair | two-level (s+g-2) P(all).
-pub fn cost(
-    algorithm: Algorithm,
-    exchange: Exchange,
-    rank: Rank,
-    world: usize,
-    (tokens, columns): (usize, usize),
-) -> Cost {
+pub fn cost(algorithm: Algorithm, exchange: Exchange, rank: Rank, world: usize, tokens: usize, columns: usize) -> Cost {
     if world <= 1 || columns == 0 {
         return Cost::default();
     }

@@ -40,7 +40,7 @@ impl Table {
             Choice::Forced(algorithm) => vec![row(1, algorithm)],
             Choice::Auto => TOKENS_TIMED
                 .iter()
-                .map(|tokens| row(*tokens, by_formula(exchange, world, ((*tokens) as usize, columns))))
+                .map(|tokens| row(*tokens, by_formula(exchange, world, *tokens as usize, columns)))
                 .collect(),
         };
         Self { rows }
@@ -61,16 +61,16 @@ impl Table {
     }
 }
 
-/// The fastest candidate by formula on Ethernet between small boards; `tensor` is (tokens, columns).
-pub fn by_formula(exchange: Exchange, world: usize, tensor: (usize, usize)) -> Algorithm {
-    let time = |algorithm: Algorithm| predicted_ns(algorithm, exchange, world, tensor);
+/// The fastest candidate by formula on Ethernet between small boards, for a tensor `[tokens, columns]`.
+pub fn by_formula(exchange: Exchange, world: usize, tokens: usize, columns: usize) -> Algorithm {
+    let time = |algorithm: Algorithm| predicted_ns(algorithm, exchange, world, tokens, columns);
     Algorithm::candidates().min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap_or(Algorithm::Direct)
 }
 
 /// Sum of latencies in sequence, bytes of the busiest rank's link in its busier direction, and its messages. In a star
 /// rank 0 sends the most; in the other two candidates all ranks send the same.
-fn predicted_ns(algorithm: Algorithm, exchange: Exchange, world: usize, tensor: (usize, usize)) -> f64 {
-    let busiest = cost(algorithm, exchange, Rank(0), world, tensor);
+fn predicted_ns(algorithm: Algorithm, exchange: Exchange, world: usize, tokens: usize, columns: usize) -> f64 {
+    let busiest = cost(algorithm, exchange, Rank(0), world, tokens, columns);
     let (latencies, directions) = match algorithm {
         Algorithm::Direct => (1.0, 1.0),
         // Rank 0 must receive all parts before it sends as much.
@@ -87,8 +87,8 @@ mod tests {
 
     #[test]
     fn formula_picks_direct_for_a_token_and_rs_ag_for_a_batch() {
-        assert_eq!(by_formula(Exchange::F32, 2, (1, 2048)), Algorithm::Direct);
-        assert_eq!(by_formula(Exchange::F32, 4, (128, 4096)), Algorithm::ReduceScatter);
+        assert_eq!(by_formula(Exchange::F32, 2, 1, 2048), Algorithm::Direct);
+        assert_eq!(by_formula(Exchange::F32, 4, 128, 4096), Algorithm::ReduceScatter);
         let table = Table::new(Choice::Auto, Exchange::F32, 8, 4096);
         assert_eq!(table.algorithm(128), Algorithm::ReduceScatter);
         assert_eq!(table.algorithm(5000), table.algorithm(128));

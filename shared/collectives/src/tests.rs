@@ -140,7 +140,7 @@ fn run(algorithm: Algorithm, world: usize, columns: usize) -> Vec<String> {
     while (0..world).fold(false, |has_moved, rank| all.advance(rank) | has_moved) {}
     for (rank, symbolic) in all.ranks.iter().enumerate() {
         assert!(symbolic.steps.is_empty(), "{algorithm} of {world}: rank {rank} waits at {:?}", symbolic.steps);
-        let formula = cost(algorithm, Exchange::Q80, Rank(rank as u16), world, (3, all.columns));
+        let formula = cost(algorithm, Exchange::Q80, Rank(rank as u16), world, 3, all.columns);
         assert_eq!(symbolic.sent, formula, "{algorithm} of {world}, rank {rank}, {columns} columns");
         assert_eq!(symbolic.result, all.ranks[0].result, "{algorithm} of {world}: rank {rank} holds the same sums");
     }
@@ -173,7 +173,7 @@ fn every_algorithm_sums_all_parts_at_the_cost_of_its_formula() {
 fn a_lone_rank_has_nothing_to_do() {
     for algorithm in Algorithm::ALL {
         assert_eq!(schedule(algorithm, Rank(0), 1, 64), []);
-        assert_eq!(cost(algorithm, Exchange::F32, Rank(0), 1, (1, 64)), Cost::default());
+        assert_eq!(cost(algorithm, Exchange::F32, Rank(0), 1, 1, 64), Cost::default());
     }
 }
 
@@ -194,7 +194,7 @@ fn algorithms_sum_in_equal_order_only_within_a_class() {
 
 #[test]
 fn the_formulas_are_those_that_are_known() {
-    let of = |algorithm, rank, world| cost(algorithm, Exchange::F32, Rank(rank), world, (1, 4096));
+    let of = |algorithm, rank, world| cost(algorithm, Exchange::F32, Rank(rank), world, 1, 4096);
     let cost = |bytes, messages| Cost { bytes, messages };
     assert_eq!(of(Algorithm::Direct, 3, 8), cost(7 * 16384, 7));
     assert_eq!(of(Algorithm::ReduceScatter, 3, 8), cost(14 * 2048, 14));

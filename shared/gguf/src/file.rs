@@ -31,8 +31,15 @@ const SPLIT_TENSORS: &str = "split.tensors.count";
 #[derive(Debug)]
 pub struct GgufFile {
     splits: Vec<Split>,
-    /// Split and offset of each tensor entry, sorted by tensor name.
-    by_name: Vec<(u16, u32)>,
+    /// The tensor entries, sorted by tensor name.
+    by_name: Vec<Entry>,
+}
+
+/// Where the entry of a tensor is: number of the split, and offset in its header.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    split: u16,
+    at: u32,
 }
 
 #[derive(Debug)]
@@ -108,7 +115,7 @@ impl GgufFile {
         let mut by_name = Vec::with_capacity(tensor_count);
         for (number, split) in splits.iter().enumerate() {
             // There are at most SPLIT_COUNT_MAX.
-            by_name.extend(split.index.tensors.iter().map(|&at| (number as u16, at)));
+            by_name.extend(split.index.tensors.iter().map(|&at| Entry { split: number as u16, at }));
         }
         let file = Self { splits, by_name };
         file.sorted()
@@ -127,8 +134,8 @@ impl GgufFile {
         Ok(self)
     }
 
-    fn name(&self, (split, at): (u16, u32)) -> &[u8] {
-        name_at(&self.splits[usize::from(split)].header, at)
+    fn name(&self, entry: Entry) -> &[u8] {
+        name_at(&self.splits[usize::from(entry.split)].header, entry.at)
     }
 
     /// The metadata of the first split, which holds the metadata of the model.
@@ -147,9 +154,9 @@ impl GgufFile {
     /// A tensor by its name.
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let position = self.by_name.binary_search_by(|&entry| self.name(entry).cmp(name.as_bytes())).ok()?;
-        let (split, at) = self.by_name[position];
-        let number = usize::from(split);
-        Some(self.splits[number].tensor(number, at))
+        let entry = self.by_name[position];
+        let number = usize::from(entry.split);
+        Some(self.splits[number].tensor(number, entry.at))
     }
 
     /// Reads bytes of one split's file, starting at `offset`.

@@ -69,14 +69,15 @@ pub fn stages(
     nodes: &[PlanNode],
     order: &[usize],
     demand: &Demand,
-    (stages, ranks): (usize, usize),
+    stages: usize,
+    ranks: usize,
 ) -> Result<(Vec<PlanStage>, Vec<RankMemory>), NoFit> {
     let groups: Vec<&[usize]> = order.chunks(ranks).collect();
     let layers = divide(sizes, nodes, &groups, demand, stages)?;
     let mut plan = Vec::new();
     let mut memory = Vec::new();
     for (stage, (group, layers)) in groups.iter().zip(layers).enumerate() {
-        let (ranks, needed) = shares(sizes, nodes, group, &layers, (demand, stage, stages))?;
+        let (ranks, needed) = shares(sizes, nodes, group, &layers, demand, stage, stages)?;
         plan.push(PlanStage { layers, ranks });
         memory.extend(needed);
     }
@@ -97,16 +98,16 @@ fn divide(
         return Err(NoFit::Layers { stages, layers: count });
     }
     let whole = cut(&sizes.shape, &[1]).map_err(|error| NoFit::Cut(error.to_string()))?;
-    let held = |layers: Range<usize>| {
-        let plan = ShardPlan { layers, ..whole[0].clone() };
-        Holding { sizes, plan: &plan }.shard_bytes(PANEL_ROWS)
-    };
     let kv = kv_bytes(demand.kv, 1, demand.kv_block_count(), sizes.shape.head_count_kv, sizes.shape.head_length);
     let all = Holding { sizes, plan: &whole[0] };
     let reads: Vec<u64> =
         (0..count).map(|layer| all.attention(layer).bytes + all.feed_forward(layer, 1).bytes).collect();
-    let holds: Vec<u64> = (0..count).map(|layer| held(layer..layer + 1) + kv).collect();
-    let frees = groups.iter().enumerate().map(|(stage, group)| free(sizes, nodes, group, (demand, stage, stages)));
+    let holds = (0..count).map(|layer| {
+        let plan = ShardPlan { layers: layer..layer + 1, ..whole[0].clone() };
+        Holding { sizes, plan: &plan }.shard_bytes(PANEL_ROWS) + kv
+    });
+    let holds: Vec<u64> = holds.collect();
+    let frees = groups.iter().enumerate().map(|(stage, group)| free(sizes, nodes, group, demand, stage, stages));
     let frees = frees.collect::<Result<Vec<u64>, NoFit>>()?;
     let speeds: Vec<u64> =
         groups.iter().map(|group| group.iter().map(|node| speed(&nodes[*node])).sum::<f64>() as u64).collect();
@@ -123,13 +124,15 @@ fn free(
     sizes: &ModelSizes,
     nodes: &[PlanNode],
     group: &[usize],
-    (demand, stage, stages): (&Demand, usize, usize),
+    demand: &Demand,
+    stage: usize,
+    stages: usize,
 ) -> Result<u64, NoFit> {
     // Working memory does not depend on the number of layers, so one layer of the stage is enough.
     let layer = if stage + 1 == stages { sizes.shape.block_count - 1 } else { stage };
     let plans = cut_stage(&sizes.shape, &(layer..layer + 1), &vec![1; group.len()])
         .map_err(|error| NoFit::Cut(error.to_string()))?;
-    let seats = (0..group.len()).map(|rank| demand.seat((stages, group.len()), (stage, rank)));
+    let seats = (0..group.len()).map(|rank| demand.seat(stages, group.len(), stage == 0 && rank == 0));
     let working = plans.iter().zip(seats).map(|(plan, seat)| working_bytes(&Holding { sizes, plan }, &seat));
     Ok(group.iter().zip(working).map(|(node, working)| nodes[*node].memory.saturating_sub(working)).sum())
 }
@@ -140,7 +143,9 @@ fn shares(
     nodes: &[PlanNode],
     group: &[usize],
     layers: &Range<usize>,
-    (demand, stage, stages): (&Demand, usize, usize),
+    demand: &Demand,
+    stage: usize,
+    stages: usize,
 ) -> Result<(Vec<PlanRank>, Vec<RankMemory>), NoFit> {
     let slowest = group.iter().map(|node| speed(&nodes[*node])).fold(f64::INFINITY, f64::min);
     let mut weights: Vec<f64> = group.iter().map(|node| speed(&nodes[*node]) / slowest).collect();
@@ -155,7 +160,7 @@ fn shares(
             .zip(group)
             .enumerate()
             .map(|(rank, (plan, node))| {
-                let seat = demand.seat((stages, group.len()), (stage, rank));
+                let seat = demand.seat(stages, group.len(), stage == 0 && rank == 0);
                 cost::needed(&Holding { sizes, plan }, nodes[*node].panel_rows, demand, &seat)
             })
             .collect();

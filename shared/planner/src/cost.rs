@@ -57,9 +57,9 @@ impl Demand {
     }
 
     /// The seat of a rank in a replica with `stages` stages and `ranks` ranks.
-    pub fn seat(&self, (stages, ranks): (usize, usize), (stage, rank): (usize, usize)) -> Seat {
+    pub fn seat(&self, stages: usize, ranks: usize, is_head: bool) -> Seat {
         let slots = usize::from(self.slots.max(1));
-        Seat { stages, ranks, is_head: stage == 0 && rank == 0, slots, exchange: self.exchange }
+        Seat { stages, ranks, is_head, slots, exchange: self.exchange }
     }
 }
 
@@ -127,7 +127,7 @@ fn setup(stages: &[PlanStage], nodes: &[PlanNode], demand: &Demand) -> Setup {
 
 /// The memory of a rank, as computed by the daemon's preflight.
 pub fn needed(holding: &Holding<'_>, panel_rows: usize, demand: &Demand, seat: &Seat) -> RankMemory {
-    holding.memory(panel_rows, (demand.kv, demand.kv_block_count()), seat)
+    holding.memory(panel_rows, demand.kv, demand.kv_block_count(), seat)
 }
 
 /// The memory of each rank of a replica, in the order of its stages and ranks.
@@ -146,7 +146,7 @@ pub fn memory(
         held.ranks
             .iter()
             .enumerate()
-            .map(move |(index, rank)| (demand.seat((stages.len(), held.ranks.len()), (stage, index)), rank))
+            .map(move |(index, rank)| (demand.seat(stages.len(), held.ranks.len(), stage == 0 && index == 0), rank))
     });
     Ok(replica
         .holdings()

@@ -4,10 +4,6 @@ pub mod cost;
 pub mod holding;
 pub mod memory;
 pub mod replan;
-#[cfg(test)]
-mod replan_tests;
 pub mod search;
-#[cfg(test)]
-mod search_tests;
 pub mod simulate;
 pub mod working;

@@ -16,14 +16,14 @@ use crate::holding::{Holding, PANEL_ROWS};
 /// The model cannot be cut like this.
 pub fn of_replica(sizes: &ModelSizes, topology: &Topology, replica: u16) -> Result<Vec<RankMemory>, CutError> {
     let plans = cut_stages(&sizes.shape, &topology.stages(replica))?;
-    let kv = (topology.kv, topology.kv_block_count());
+    let blocks = topology.kv_block_count();
     Ok(topology
         .layout
         .members(replica)
         .zip(&plans)
         .map(|(index, plan)| {
             let seat = Seat::of(topology, &topology.place(MemberIndex(index as u16)));
-            Holding { sizes, plan }.memory(PANEL_ROWS, kv, &seat)
+            Holding { sizes, plan }.memory(PANEL_ROWS, topology.kv, blocks, &seat)
         })
         .collect())
 }

@@ -93,7 +93,7 @@ impl RankMemory {
 
 impl Holding<'_> {
     /// All memory of the rank, with panels of `panel_rows` rows and `blocks` KV blocks.
-    pub fn memory(&self, panel_rows: usize, (kv, blocks): (KvFormat, usize), seat: &Seat) -> RankMemory {
+    pub fn memory(&self, panel_rows: usize, kv: KvFormat, blocks: usize, seat: &Seat) -> RankMemory {
         let (heads_kv, head_length) = (self.plan.heads_kv.len(), self.sizes.shape.head_length);
         RankMemory {
             weights: Bytes(self.shard_bytes(panel_rows)),

@@ -5,8 +5,6 @@ pub mod checksum;
 pub mod connection;
 pub mod discovery;
 pub mod frame;
-#[cfg(test)]
-mod golden_tests;
 pub mod handshake;
 pub mod inspect;
 pub mod losses;
@@ -19,6 +17,8 @@ pub mod pairing;
 pub mod recovery;
 pub mod seal;
 pub mod session;
+#[cfg(test)]
+mod tests;
 
 /// The default port of brambled.
 pub const PORT: u16 = 9999;

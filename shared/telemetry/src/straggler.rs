@@ -104,10 +104,10 @@ pub fn judge(first: usize, records: &[Vec<SyncRecord>]) -> Vec<Option<Named>> {
     let whole: Vec<_> =
         steps.values().filter(|step| step.chunk_by(|one, two| one.0 == two.0).count() == records.len()).collect();
     let windows = whole.chunks(WINDOW_STEPS as usize).filter(|window| window.len() >= STEPS_MIN as usize);
-    windows.map(|window| judge_window((first, records.len()), window)).collect()
+    windows.map(|window| judge_window(first, records.len(), window)).collect()
 }
 
-fn judge_window((first, ranks): (usize, usize), steps: &[&Vec<(usize, &SyncRecord)>]) -> Option<Named> {
+fn judge_window(first: usize, ranks: usize, steps: &[&Vec<(usize, &SyncRecord)>]) -> Option<Named> {
     let mut sums = LatenessSums::new(first, ranks);
     let mut named: Option<(usize, u32)> = None;
     for (step, records) in (1..).zip(steps) {

@@ -235,12 +235,15 @@ pub fn culprits<'a>(
             hops.extend(slow.map(|hop| (range.start + hop.from.index(), to)).filter(|(from, _)| range.contains(from)));
         }
     }
-    let others = |member: usize| (0..reports.len()).filter(move |other| *other != member).filter_map(known);
-    let cause = |member: usize| {
-        let others: Vec<_> = others(member).map(|report| &report.health).collect();
-        known(member).and_then(|report| report.health.cause_beside(&others))
-    };
-    Culprits { nodes: found.into_iter().map(|member| (member, cause(member))).collect(), hops }
+    let nodes = found.into_iter().map(|member| {
+        let others: Vec<_> = (0..reports.len())
+            .filter(|other| *other != member)
+            .filter_map(known)
+            .map(|report| &report.health)
+            .collect();
+        (member, known(member).and_then(|report| report.health.cause_beside(&others)))
+    });
+    Culprits { nodes: nodes.collect(), hops }
 }
 
 #[cfg(test)]

@@ -11,9 +11,9 @@ mod special;
 mod spm;
 mod stream;
 pub mod template;
-mod texts;
 #[cfg(test)]
-mod tokenizer_tests;
+mod tests;
+mod texts;
 pub mod tools;
 mod vocabulary;
 

@@ -47,11 +47,17 @@ mod tests {
     /// A group of stages with these layers, each cut at these query heads; `per_kv` query heads share a KV head, which
     /// neighbouring ranks may both hold.
     fn group(stages: &[Range<usize>], cuts: &[usize], per_kv: usize) -> Vec<ShardPlan> {
-        let plan = |layers: &Range<usize>, heads: Range<usize>| {
-            let heads_kv = if heads.is_empty() { 0..0 } else { heads.start / per_kv..heads.end.div_ceil(per_kv) };
-            ShardPlan { layers: layers.clone(), heads, heads_kv, columns: 0..32, vocabulary: 0..32 }
-        };
-        stages.iter().flat_map(|layers| cuts.windows(2).map(move |cut| plan(layers, cut[0]..cut[1]))).collect()
+        stages
+            .iter()
+            .flat_map(|layers| {
+                cuts.windows(2).map(move |cut| {
+                    let heads = cut[0]..cut[1];
+                    let heads_kv =
+                        if heads.is_empty() { 0..0 } else { heads.start / per_kv..heads.end.div_ceil(per_kv) };
+                    ShardPlan { layers: layers.clone(), heads, heads_kv, columns: 0..32, vocabulary: 0..32 }
+                })
+            })
+            .collect()
     }
 
     #[test]

@@ -172,14 +172,12 @@ async fn open(attack: Attack, node: &str, plan: &Plan) -> Result<Connection, Fau
 
 /// Runs the attack on an open session; returns when the node closes it or stops reading for good.
 async fn strike(attack: Attack, mut connection: Connection, plan: &Plan, count: &Count) {
-    let read = |number: u64| {
-        let offset = (number % 4) * PIECE_BYTES_MAX as u64;
-        RequestBody::Models(Box::new(ModelsRequest::Read { model: plan.model.clone(), offset }))
-    };
     match attack {
         Attack::Unread => {
             for number in 1..=PIECES {
-                if !send(&mut connection, number, read(number), count).await {
+                let offset = (number % 4) * PIECE_BYTES_MAX as u64;
+                let read = ModelsRequest::Read { model: plan.model.clone(), offset };
+                if !send(&mut connection, number, RequestBody::Models(Box::new(read)), count).await {
                     break;
                 }
             }

@@ -1,7 +1,7 @@
 //! Writes a GGUF file with the shape of a real model and seeded random weights, for benchmarks on machines that cannot
 //! download one: `cargo run --release -p bramble-tests --bin make_model -- tinyllama-1.1b q4_k_m OUT.gguf`.
 use std::{
-    fs::File,
+    fs::{File, Metadata},
     io::{BufWriter, Write},
     path::PathBuf,
 };
@@ -42,28 +42,30 @@ fn main() -> anyhow::Result<()> {
     model.block_count = arguments.layers.unwrap_or(model.block_count);
     model.context_length = arguments.context.unwrap_or(model.context_length);
     let path = arguments.out.display();
-    let write = || {
-        let mut out = BufWriter::with_capacity(1 << 20, File::create(&arguments.out)?);
-        if arguments.hollow {
-            let length = model.writer().write_header(&mut out)?;
-            out.flush()?;
-            out.get_ref().set_len(length)?;
-        } else {
-            model.writer().write_to(&mut out)?;
-        }
-        out.flush()?;
-        out.get_ref().metadata()
-    };
-    let written = write().with_context(|| format!("cannot write {path}"))?;
+    let written = write(&arguments, &model).with_context(|| format!("cannot write {path}"))?;
     println!("{path}: {} MB", written.len() / 1_000_000);
     Ok(())
 }
 
+/// Writes the model's file and returns its metadata.
+fn write(arguments: &Arguments, model: &TinyModel) -> std::io::Result<Metadata> {
+    let mut out = BufWriter::with_capacity(1 << 20, File::create(&arguments.out)?);
+    if arguments.hollow {
+        let length = model.writer().write_header(&mut out)?;
+        out.flush()?;
+        out.get_ref().set_len(length)?;
+    } else {
+        model.writer().write_to(&mut out)?;
+    }
+    out.flush()?;
+    out.get_ref().metadata()
+}
+
 /// A known shape, with a context of 8192.
 fn shape(name: &str) -> anyhow::Result<TinyModel> {
-    let names = || known::SHAPES.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
+    let names = known::SHAPES.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
     let known = known::SHAPES.iter().find(|known| known.name == name);
-    let known = known.with_context(|| format!("unknown shape {name}; choose one of {}", names()))?;
+    let known = known.with_context(|| format!("unknown shape {name}; choose one of {names}"))?;
     let architecture = Architecture::ALL.into_iter().find(|architecture| architecture.name() == known.architecture);
     let mut model = TinyModel::new(architecture.context("the shape has an unknown architecture")?);
     model.block_count = known.block_count;

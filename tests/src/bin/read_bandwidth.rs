@@ -24,7 +24,7 @@ fn main() -> anyhow::Result<()> {
     let mut region = Region::new(mib << 20)?;
     region.bytes_mut().fill(1);
     let (mut at, bytes) = (0, region.bytes());
-    let mut rate = |way, duration| read(kernels, bytes, &mut at, way, duration);
+    let mut rate = |way: (usize, usize), duration| read(kernels, bytes, &mut at, way.0, way.1, duration);
     let best = WAYS.into_iter().map(|way| (rate(way, TRIAL), way)).max_by(|one, other| one.0.total_cmp(&other.0));
     let (_, way) = best.expect("the list of candidates is not empty");
     let mut out = std::io::stdout();
@@ -40,7 +40,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Reads the memory part by part for `duration`, wrapping around; returns bytes per second.
-fn read(kernels: &Kernels, bytes: &[u8], at: &mut usize, (streams, ahead): (usize, usize), duration: Duration) -> f64 {
+fn read(kernels: &Kernels, bytes: &[u8], at: &mut usize, streams: usize, ahead: usize, duration: Duration) -> f64 {
     let (begin, mut done) = (Instant::now(), 0);
     while begin.elapsed() < duration {
         let part = &bytes[*at..*at + PART];

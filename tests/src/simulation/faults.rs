@@ -29,7 +29,7 @@ pub enum Trouble {
 
 /// A fault with its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct TimedFault {
     /// Start of the fault.
     pub at: Duration,
     /// The kind of fault.
@@ -63,7 +63,7 @@ impl std::fmt::Display for Trouble {
 
 /// Generates the faults of a history for `members` members on `nodes` machines (including the witness); at most one
 /// member's state folder is wiped.
-pub(super) fn draw(random: &mut Random, (members, nodes): (usize, usize), count: usize) -> Vec<Fault> {
+pub(super) fn draw(random: &mut Random, members: usize, nodes: usize, count: usize) -> Vec<TimedFault> {
     let mut at = Duration::from_secs(5);
     let mut is_wiped = false;
     let mut faults = Vec::with_capacity(count);
@@ -91,7 +91,7 @@ pub(super) fn draw(random: &mut Random, (members, nodes): (usize, usize), count:
             18 => Trouble::Disk { node, lasts },
             _ => Trouble::Kill { node, back: lasts },
         };
-        faults.push(Fault { at, trouble });
+        faults.push(TimedFault { at, trouble });
     }
     faults
 }

@@ -24,7 +24,7 @@ use common::{
 use protocol::recovery::Committed;
 use topology::{Layout, Member, Topology};
 
-pub use self::faults::{Fault, Trouble};
+pub use self::faults::{TimedFault, Trouble};
 use self::{story::Story, world::World};
 use crate::random::Random;
 pub use crate::simulation::world::votes::Turn;
@@ -56,7 +56,7 @@ pub struct History {
     /// Seed of everything random.
     pub seed: u64,
     /// The faults.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<TimedFault>,
     /// Number of requests during the faults.
     pub requests: usize,
     /// A member that is away for longer is voted out.
@@ -67,7 +67,7 @@ pub struct History {
 
 /// The outcome of a history.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct HistoryOutcome {
     /// The violated invariant, if any.
     pub violation: Option<String>,
     /// Time from the end of the last fault until the cluster served again.
@@ -121,7 +121,7 @@ impl History {
         let scene = SCENES[seed as usize % SCENES.len()];
         let members = topology(scene.0).members.len();
         let count = 20 + random.below(6);
-        let faults = faults::draw(&mut random, (members, members + usize::from(scene.1)), count);
+        let faults = faults::draw(&mut random, members, members + usize::from(scene.1), count);
         let exclude_after = Duration::from_secs([60, 4][random.below(2)]);
         Self { scene, seed, faults, requests: 50 + random.below(10), exclude_after, within: RECOVERY }
     }
@@ -135,12 +135,12 @@ impl History {
         let mut at = Duration::from_millis(3_000 + random.below(3_000) as u64);
         if random.below(3) > 0 {
             let back = Duration::from_millis(100 + random.below(12_000) as u64);
-            faults.push(Fault { at, trouble: Trouble::Kill { node: random.below(nodes), back } });
+            faults.push(TimedFault { at, trouble: Trouble::Kill { node: random.below(nodes), back } });
             at += Duration::from_millis(random.below(14_000) as u64);
         }
         for node in 0..nodes {
             let back = Duration::from_millis(500 + random.below(4_000) as u64);
-            faults.push(Fault { at, trouble: Trouble::Power { node, back } });
+            faults.push(TimedFault { at, trouble: Trouble::Power { node, back } });
         }
         let exclude_after = Duration::from_secs([60, 3][random.below(2)]);
         Self { scene, seed, faults, requests: 10, exclude_after, within: POWER }
@@ -152,7 +152,7 @@ impl History {
     }
 
     /// Runs the history; `is_told` keeps the lines of its story.
-    pub fn run(&self, is_told: bool) -> Outcome {
+    pub fn run(&self, is_told: bool) -> HistoryOutcome {
         let mut world = self.world(is_told);
         let last = self.faults.iter().map(|fault| fault.at).max().unwrap_or(Duration::from_secs(5));
         let mut random = Random::named(self.seed, "requests");
@@ -255,17 +255,24 @@ impl World {
         }
     }
 
-    fn outcome(self, recovery: Duration) -> Outcome {
+    fn outcome(self, recovery: Duration) -> HistoryOutcome {
         let ended = |is_whole: bool| {
             self.asked.iter().filter(|asked| asked.ended.as_ref().is_some_and(|end| end.is_ok() == is_whole)).count()
         };
         let (whole, errors, decisions) = (ended(true), ended(false), self.told.decisions);
-        Outcome { violation: self.violation, recovery, whole, errors, decisions, story: self.story.lines().to_vec() }
+        HistoryOutcome {
+            violation: self.violation,
+            recovery,
+            whole,
+            errors,
+            decisions,
+            story: self.story.lines().to_vec(),
+        }
     }
 }
 
 /// Runs a vote of `members` members in which members are killed and go away according to a script.
-pub fn run_vote(members: usize, away: &[usize], turns: &[Turn], seed: u64, is_told: bool) -> Outcome {
+pub fn run_vote(members: usize, away: &[usize], turns: &[Turn], seed: u64, is_told: bool) -> HistoryOutcome {
     let committed = Committed::new(Epoch(1), topology(&format!("tp{members}")));
     let exclude_after = Duration::from_millis(500);
     let mut world = World::new(seed, &committed, false, exclude_after, Story::new(is_told));

@@ -86,7 +86,7 @@ pub(super) struct Linked {
 
 /// A running engine and its heartbeats.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct EngineRun {
     /// Number of the assignment within this process.
     pub(super) attempt: u64,
     /// Number of the run within the whole history.
@@ -146,7 +146,7 @@ pub(super) struct Process {
     /// The assignment that is being loaded or linked.
     pub(super) opening: Option<Opening>,
     /// The running engine.
-    pub(super) run: Option<Run>,
+    pub(super) run: Option<EngineRun>,
     /// Listening addresses reported by other nodes, by name.
     pub(super) heard: BTreeMap<String, String>,
     /// Whether it exits once its effects are done.

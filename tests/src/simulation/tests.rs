@@ -68,8 +68,11 @@ fn kills_at_each_message_of_a_vote_decide_once() {
         let (away, scripts) = vote_scripts(members, if members == 3 { 2 } else { 1 });
         for (seed, turns) in scripts.iter().enumerate() {
             let outcome = run_vote(members, &away, turns, seed as u64, false);
-            let tell = || run_vote(members, &away, turns, seed as u64, true).story.join("\n");
-            assert!(outcome.violation.is_none(), "{members} members, {turns:?}:\n{}", tell());
+            assert!(
+                outcome.violation.is_none(),
+                "{members} members, {turns:?}:\n{}",
+                run_vote(members, &away, turns, seed as u64, true).story.join("\n")
+            );
             decisions += outcome.decisions;
         }
     }

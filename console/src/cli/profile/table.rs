@@ -110,7 +110,7 @@ fn formula(
     let count = tokens as usize;
     let begins = || Table::new(topology.collective, topology.exchange, world, columns);
     let algorithm = used.map_or_else(|| begins().algorithm(count), |table| table.algorithm(count));
-    let one = cost(algorithm, topology.exchange, Rank((index % world) as u16), world, (count, columns));
+    let one = cost(algorithm, topology.exchange, Rank((index % world) as u16), world, count, columns);
     let all_reduces = 2 * u64::from(member.layers.end - member.layers.start);
     let hand_overs = u64::from(member.layers.end < topology.block_count());
     let bytes = all_reduces * (one.bytes + one.messages * HEADER_BYTES as u64)

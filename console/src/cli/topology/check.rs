@@ -90,7 +90,7 @@ impl ShardRow {
         let plans = cut_stages(&card.sizes.shape, &stages).map_err(anyhow::Error::from)?;
         let plan = plans.get(place.rank.index()).context("a member has no part of the model")?;
         let holding = Holding { sizes: &card.sizes, plan };
-        let kv = (topology.kv, topology.kv_block_count());
+        let blocks = topology.kv_block_count();
         let report = report(session).await?;
         Ok(Self {
             node: output::clean(&member.name),
@@ -98,7 +98,7 @@ impl ShardRow {
             stage: place.stage,
             layers: member.layers.clone(),
             share,
-            memory: holding.memory(PANEL_ROWS, kv, &Seat::of(topology, &place)),
+            memory: holding.memory(PANEL_ROWS, topology.kv, blocks, &Seat::of(topology, &place)),
             free: report.free_for_next_shard().unwrap_or_default(),
         })
     }

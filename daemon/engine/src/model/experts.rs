@@ -31,11 +31,10 @@ pub fn experts(
     });
     route(compute, router, normed, activations, routing);
     let Routing { groups, activations, inner, .. } = routing;
-    let given = (&normed[..], weight.len(), RowsOf::Tokens);
-    activations.load(compute, groups, given, wanted_by(&[&layer.gate, &layer.up]));
+    activations.load(compute, groups, normed, weight.len(), RowsOf::Tokens, wanted_by(&[&layer.gate, &layer.up]));
     inner.resize(groups.rows() * columns, 0.0);
     gated(compute, [layer.gate.stack(), layer.up.stack()], groups, activations, inner);
-    activations.load(compute, groups, (inner, columns, RowsOf::Groups), layer.down.wanted());
+    activations.load(compute, groups, inner, columns, RowsOf::Groups, layer.down.wanted());
     weighted_sums(compute, layer.down.stack(), groups, activations, partial);
 }
 

@@ -67,7 +67,7 @@ impl Pace {
     /// Waits for half a layer.
     pub(super) fn half_layer(&mut self, layer: LayerIndex, kind: SyncKind) {
         let holding = Holding { sizes: &self.sizes, plan: &self.plan };
-        let usual = half_layer_ns(&self.machine.profile, &holding, self.kv, (layer.0 as usize, kind), self.load);
+        let usual = half_layer_ns(&self.machine.profile, &holding, self.kv, layer.0 as usize, kind, self.load);
         self.wait(usual);
     }
 

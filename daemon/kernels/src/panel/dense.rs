@@ -1,5 +1,8 @@
 //! Kernels for floats of all lengths: norm, gate, exponential and attention, written once for all instruction sets.
-use super::Lanes;
+use super::{
+    Lanes,
+    stored::{Stored, StoredBlock},
+};
 use crate::{Attention, BLOCK, Block, KvBlock, KvValues, LEVELS, scalar};
 
 /// Tile sizes in tokens for floats, ascending.
@@ -153,76 +156,65 @@ fn attend_heads<L: Lanes, const H: usize>(
     // The first group of heads prefetches the next block for all.
     let [next_keys, next_values] = if first == 0 { block.next } else { [&[][..]; 2] };
     match block.keys {
-        KvValues::F32(keys) => score::<L, f32, H>(lanes, (keys, &[], next_keys), &queries, length, &mut weights),
-        KvValues::F16(keys) => score::<L, u16, H>(lanes, (keys, &[], next_keys), &queries, length, &mut weights),
+        KvValues::F32(keys) => score::<L, f32, H>(
+            lanes,
+            StoredBlock { values: keys, scales: &[], next: next_keys },
+            &queries,
+            length,
+            &mut weights,
+        ),
+        KvValues::F16(keys) => score::<L, u16, H>(
+            lanes,
+            StoredBlock { values: keys, scales: &[], next: next_keys },
+            &queries,
+            length,
+            &mut weights,
+        ),
         KvValues::Q8(keys, scales) => {
-            score::<L, i8, H>(lanes, (keys, scales, next_keys), &queries, length, &mut weights);
+            score::<L, i8, H>(
+                lanes,
+                StoredBlock { values: keys, scales, next: next_keys },
+                &queries,
+                length,
+                &mut weights,
+            );
         }
     }
     for (head, weights) in weights.iter_mut().enumerate() {
         weights[block.count..].fill(f32::NEG_INFINITY);
         let out = &mut state.out[(first + head) * length..(first + head + 1) * length];
-        soften(lanes, weights, &mut state.largest[first + head], &mut state.sum[first + head], out);
+        online_softmax(lanes, weights, &mut state.largest[first + head], &mut state.sum[first + head], out);
     }
     let out = &mut state.out[first * length..(first + H) * length];
     match block.values {
-        KvValues::F32(values) => {
-            accumulate::<L, f32, H>(lanes, (values, &[], next_values), &weights, block.count, length, out)
-        }
-        KvValues::F16(values) => {
-            accumulate::<L, u16, H>(lanes, (values, &[], next_values), &weights, block.count, length, out)
-        }
+        KvValues::F32(values) => accumulate::<L, f32, H>(
+            lanes,
+            StoredBlock { values, scales: &[], next: next_values },
+            &weights,
+            block.count,
+            length,
+            out,
+        ),
+        KvValues::F16(values) => accumulate::<L, u16, H>(
+            lanes,
+            StoredBlock { values, scales: &[], next: next_values },
+            &weights,
+            block.count,
+            length,
+            out,
+        ),
         KvValues::Q8(values, scales) => {
-            accumulate::<L, i8, H>(lanes, (values, scales, next_values), &weights, block.count, length, out);
+            accumulate::<L, i8, H>(
+                lanes,
+                StoredBlock { values, scales, next: next_values },
+                &weights,
+                block.count,
+                length,
+                out,
+            );
         }
     }
     H
-}
-
-/// Storage type of a value in the KV cache.
-trait Stored: Copy {
-    /// Whether 32 values share a scale.
-    const SCALED: bool;
-    /// Loads `ROWS` of them as floats.
-    fn load<L: Lanes>(lanes: L, values: &[Self]) -> L::Floats;
-    /// Converts one to a float.
-    fn value(self) -> f32;
-}
-
-impl Stored for f32 {
-    const SCALED: bool = false;
-    #[inline(always)]
-    fn load<L: Lanes>(lanes: L, values: &[Self]) -> L::Floats {
-        lanes.load(values)
-    }
-    #[inline(always)]
-    fn value(self) -> f32 {
-        self
-    }
-}
-
-impl Stored for u16 {
-    const SCALED: bool = false;
-    #[inline(always)]
-    fn load<L: Lanes>(lanes: L, values: &[Self]) -> L::Floats {
-        lanes.halves(bytemuck::must_cast_slice(values))
-    }
-    #[inline(always)]
-    fn value(self) -> f32 {
-        half::f16::from_bits(self).to_f32()
-    }
-}
-
-impl Stored for i8 {
-    const SCALED: bool = true;
-    #[inline(always)]
-    fn load<L: Lanes>(lanes: L, values: &[Self]) -> L::Floats {
-        lanes.signed(bytemuck::must_cast_slice(values))
-    }
-    #[inline(always)]
-    fn value(self) -> f32 {
-        f32::from(self)
-    }
 }
 
 /// Columns that share a scale in the KV cache.
@@ -241,11 +233,12 @@ fn ask_for<L: Lanes, S: Stored>(lanes: L, next: &[u8], column: usize) {
 #[inline(always)]
 fn score<L: Lanes, S: Stored, const H: usize>(
     lanes: L,
-    (keys, scales, next): (&[S], &[u16], &[u8]),
+    keys: StoredBlock<'_, S>,
     queries: &[&[f32]; H],
     length: usize,
     out: &mut [[f32; POSITIONS]; H],
 ) {
+    let StoredBlock { values: keys, scales, next } = keys;
     let registers = POSITIONS / L::ROWS;
     let mut sums = [[lanes.splat(0.0); REGISTERS]; H];
     let keys = keys.as_chunks::<POSITIONS>().0;
@@ -283,7 +276,13 @@ fn score<L: Lanes, S: Stored, const H: usize>(
 /// Online softmax: exponentiates scores against the running maximum and rescales the accumulator when it grows (Milakov
 /// and Gimelshein 2018, "Online normalizer calculation for softmax").
 #[inline(always)]
-fn soften<L: Lanes>(lanes: L, weights: &mut [f32; POSITIONS], largest: &mut f32, sum: &mut f32, out: &mut [f32]) {
+fn online_softmax<L: Lanes>(
+    lanes: L,
+    weights: &mut [f32; POSITIONS],
+    largest: &mut f32,
+    sum: &mut f32,
+    out: &mut [f32],
+) {
     let registers = POSITIONS / L::ROWS;
     let mut most = lanes.load(weights);
     for register in 1..registers {
@@ -313,12 +312,13 @@ const GROUPS: usize = 4;
 #[inline(always)]
 fn accumulate<L: Lanes, S: Stored, const H: usize>(
     lanes: L,
-    (values, scales, next): (&[S], &[u16], &[u8]),
+    block: StoredBlock<'_, S>,
     weights: &[[f32; POSITIONS]; H],
     count: usize,
     length: usize,
     out: &mut [f32],
 ) {
+    let StoredBlock { values, scales, .. } = block;
     let mut of_groups = [*weights; GROUPS];
     let mut column = 0;
     while column < length {
@@ -330,12 +330,12 @@ fn accumulate<L: Lanes, S: Stored, const H: usize>(
             let scales = scales.chunks_exact(POSITIONS).skip(column / SCALED).take(groups);
             of_groups.iter_mut().zip(scales).for_each(|(scaled, scales)| scale(lanes, weights, scales, scaled));
         }
-        let at = (&of_groups, count, length, column);
+        let columns = ColumnSums { weights: &of_groups, count, length, column };
         match registers {
-            8 if H * 8 <= L::SUMS => accumulate_columns::<L, S, H, 8>(lanes, (values, next), at, out),
-            4 if H * 4 <= L::SUMS => accumulate_columns::<L, S, H, 4>(lanes, (values, next), at, out),
-            2 => accumulate_columns::<L, S, H, 2>(lanes, (values, next), at, out),
-            1 => accumulate_columns::<L, S, H, 1>(lanes, (values, next), at, out),
+            8 if H * 8 <= L::SUMS => accumulate_columns::<L, S, H, 8>(lanes, block, columns, out),
+            4 if H * 4 <= L::SUMS => accumulate_columns::<L, S, H, 4>(lanes, block, columns, out),
+            2 => accumulate_columns::<L, S, H, 2>(lanes, block, columns, out),
+            1 => accumulate_columns::<L, S, H, 1>(lanes, block, columns, out),
             _ => break,
         }
         column += registers * L::ROWS;
@@ -349,14 +349,29 @@ fn accumulate<L: Lanes, S: Stored, const H: usize>(
     }
 }
 
-/// Accumulates `N` registers of columns from `column` on.
+/// Columns to accumulate.
+#[derive(Clone, Copy)]
+struct ColumnSums<'a, const H: usize> {
+    /// Weights of the positions for each group of columns with a shared scale.
+    weights: &'a [[[f32; POSITIONS]; H]; GROUPS],
+    /// Number of positions.
+    count: usize,
+    /// Number of columns of a position.
+    length: usize,
+    /// The first column.
+    column: usize,
+}
+
+/// Accumulates `N` registers of columns.
 #[inline(always)]
 fn accumulate_columns<L: Lanes, S: Stored, const H: usize, const N: usize>(
     lanes: L,
-    (values, next): (&[S], &[u8]),
-    (weights, count, length, column): (&[[[f32; POSITIONS]; H]; GROUPS], usize, usize, usize),
+    block: StoredBlock<'_, S>,
+    columns: ColumnSums<'_, H>,
     out: &mut [f32],
 ) {
+    let StoredBlock { values, next, .. } = block;
+    let ColumnSums { weights, count, length, column } = columns;
     let mut sums = [[lanes.splat(0.0); N]; H];
     for head in 0..H {
         for register in 0..N {
@@ -446,7 +461,7 @@ pub(crate) fn peak<L: Lanes>(lanes: L, rounds: usize) -> (usize, f32) {
     let mut sums = [lanes.ints(0); PEAK_CHAINS];
     for _ in 0..rounds {
         for sum in &mut sums {
-            *sum = lanes.dot::<4>((4, 1), *sum, &levels, &x);
+            *sum = lanes.dot::<4>(4, 1, *sum, &levels, &x);
         }
     }
     let mut all = 0.0;

@@ -82,11 +82,12 @@ pub(crate) trait Lanes: Copy {
     fn subtract_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// The same number in all lanes.
     fn ints(self, value: i32) -> Self::Ints;
-    /// `begin` plus the sums of products of `4 * QUADS` columns; levels are below two to the power of `bits.0`, signed
-    /// if that is 8 and the instruction set takes them signed. `bits.1` is the number of tokens in the tile.
+    /// `begin` plus the sums of products of `4 * QUADS` columns; levels are below two to the power of `bits`, signed if
+    /// that is 8 and the instruction set takes them signed. `tokens` is the number of tokens in the tile.
     fn dot<const QUADS: usize>(
         self,
-        kind: (u32, usize),
+        bits: u32,
+        tokens: usize,
         begin: Self::Ints,
         levels: &[Self::Levels],
         x: &[i8],

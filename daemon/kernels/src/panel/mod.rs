@@ -6,6 +6,7 @@ mod dense;
 mod formats;
 mod lanes;
 mod operations;
+mod stored;
 #[cfg(target_arch = "aarch64")]
 mod two;
 
@@ -173,13 +174,13 @@ fn add_part<L: Lanes, F: Format<L>, const T: usize>(lanes: L, part: &Part<L>, x:
     };
     let sum = if F::HALVES {
         let second = if F::BIAS.is_some() { lanes.subtract_ints(begin, first) } else { begin };
-        let first = lanes.dot::<4>((F::BITS, T), first, &levels[..4], &x.quants[..16]);
-        let second = lanes.dot::<4>((F::BITS, T), second, &levels[4..], &x.quants[16..]);
+        let first = lanes.dot::<4>(F::BITS, T, first, &levels[..4], &x.quants[..16]);
+        let second = lanes.dot::<4>(F::BITS, T, second, &levels[4..], &x.quants[16..]);
         let products = lanes.multiply(lanes.convert(first), part.scale[0]);
         let products = lanes.multiply_add(lanes.convert(second), part.scale[1], products);
         lanes.add_times_scale(products, x, sum)
     } else {
-        let products = lanes.dot::<8>((F::BITS, T), begin, levels, &x.quants);
+        let products = lanes.dot::<8>(F::BITS, T, begin, levels, &x.quants);
         lanes.multiply_add(lanes.times_scale(lanes.convert(products), x), part.scale[0], sum)
     };
     if !F::MINIMUM {

@@ -62,7 +62,8 @@ where
     #[inline(always)]
     fn dot<const QUADS: usize>(
         self,
-        kind: (u32, usize),
+        bits: u32,
+        tokens: usize,
         begin: Self::Ints,
         levels: &[Self::Levels],
         x: &[i8],
@@ -71,7 +72,7 @@ where
         for index in 0..QUADS {
             (low[index], high[index]) = (levels[index].0, levels[index].1);
         }
-        Two(self.0.dot::<QUADS>(kind, begin.0, &low, x), self.1.dot::<QUADS>(kind, begin.1, &high, x))
+        Two(self.0.dot::<QUADS>(bits, tokens, begin.0, &low, x), self.1.dot::<QUADS>(bits, tokens, begin.1, &high, x))
     }
 
     #[inline(always)]

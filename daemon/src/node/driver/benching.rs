@@ -310,7 +310,7 @@ mod tests {
     use tokio::sync::mpsc::channel;
 
     use super::*;
-    use crate::config::Arguments;
+    use crate::config::DaemonArguments;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -334,7 +334,7 @@ mod tests {
         cancels: bool,
     ) -> (Vec<BenchProgress>, Result<BenchFound, FaultKind>) {
         let (inputs, mut told) = channel(64);
-        let config = Config::load(Arguments::default()).expect("defaults are settings");
+        let config = Config::load(DaemonArguments::default()).expect("defaults are settings");
         let bench = Arc::new(Bench::Kernels(kernels(1, &[])));
         let kernels = Kernels::choose(None).expect("there is one");
         let job = BenchJob { config: config.into(), kernels, bench, key: BenchKey(1), inputs, patience };

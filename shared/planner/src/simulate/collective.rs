@@ -31,7 +31,9 @@ impl Tensor {
 /// receivers.
 pub fn actions(
     algorithm: Algorithm,
-    (rank, world, first): (usize, usize, usize),
+    rank: usize,
+    world: usize,
+    first: usize,
     tensor: Tensor,
     profile: &NodeProfile,
 ) -> Vec<Action> {
@@ -51,7 +53,7 @@ pub fn actions(
                 continue;
             }
             (before, next) => {
-                actions.extend(before.map(store_all));
+                actions.extend(before.map(|(from, work_ns)| store_all(from, work_ns)));
                 stores = next;
             }
         }
@@ -75,11 +77,11 @@ pub fn actions(
             }
         }
     }
-    actions.extend(stores.map(store_all));
+    actions.extend(stores.map(|(from, work_ns)| store_all(from, work_ns)));
     actions
 }
 
-fn store_all((from, work_ns): (u64, u64)) -> Action {
+fn store_all(from: u64, work_ns: u64) -> Action {
     Action::Receive { from, work_ns, is_sum: false }
 }
 
@@ -93,7 +95,7 @@ pub fn time(algorithm: Algorithm, machines: &[Machine], tensor: Tensor) -> Resul
     let ranks: Vec<Vec<Action>> = machines
         .iter()
         .enumerate()
-        .map(|(rank, machine)| actions(algorithm, (rank, world, 0), tensor, &machine.profile))
+        .map(|(rank, machine)| actions(algorithm, rank, world, 0, tensor, &machine.profile))
         .collect();
     let mut network = Network::new(&speeds, &Noise::None, 0);
     network.run(&ranks, &mut ())?;
@@ -139,18 +141,17 @@ mod tests {
         let n = world as f64;
         let (a, wire) = (60_000.0, |bytes: f64| (bytes + FRAME_HEADER_BYTES as f64) * 8.0);
         let m = payload_bytes(tensor.exchange, tensor.tokens as usize, tensor.columns) as f64;
-        let two_level = || {
-            let groups = (world as f64).sqrt().floor();
-            // With groups of different sizes the larger one determines the time.
-            2.0 * a + ((n / groups).ceil() + groups - 2.0) * wire(m)
-        };
         match algorithm {
             Algorithm::Star => 2.0 * a + 2.0 * (n - 1.0) * wire(m),
             Algorithm::Direct => a + (n - 1.0) * wire(m),
             Algorithm::ReduceScatter => 2.0 * a + 2.0 * (n - 1.0) * wire(m / n),
             Algorithm::Ring => 2.0 * (n - 1.0) * (a + wire(m / n)),
             Algorithm::Doubling => n.log2() * (a + wire(m)),
-            Algorithm::TwoLevel => two_level(),
+            Algorithm::TwoLevel => {
+                let groups = (world as f64).sqrt().floor();
+                // With groups of different sizes the larger one determines the time.
+                2.0 * a + ((n / groups).ceil() + groups - 2.0) * wire(m)
+            }
         }
     }
 
@@ -180,7 +181,7 @@ mod tests {
         for (world, algorithm) in (1..=13).flat_map(|n| Algorithm::ALL.map(|each| (n, each))) {
             time(algorithm, &machines(NodeProfile::pi4(), world), tensor).expect("it fits together");
         }
-        for action in actions(Algorithm::TwoLevel, (2, 5, 10), tensor, &ideal()) {
+        for action in actions(Algorithm::TwoLevel, 2, 5, 10, tensor, &ideal()) {
             match action {
                 Action::Send { to, .. } => assert!((10..15).contains(&to)),
                 Action::Receive { from, .. } => assert_eq!(from & !(0b11111 << 10), 0),

@@ -33,7 +33,8 @@ pub fn half_layer_ns(
     profile: &NodeProfile,
     holding: &Holding<'_>,
     kv: KvFormat,
-    (layer, kind): (usize, SyncKind),
+    layer: usize,
+    kind: SyncKind,
     load: Load,
 ) -> u64 {
     let besides = (profile.layer_ns + profile.layer_token_ns * u64::from(load.tokens.saturating_sub(1))) / 2;

@@ -5,13 +5,9 @@ pub mod collective;
 pub mod costs;
 pub mod jitter;
 pub mod network;
-#[cfg(test)]
-mod network_tests;
 pub mod profile;
 pub mod replica;
 pub mod run;
-#[cfg(test)]
-mod run_tests;
 pub mod watch;
 
 pub use collective::Tensor;

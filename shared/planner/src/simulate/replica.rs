@@ -107,7 +107,7 @@ impl Step {
 
 /// A rank's part of a replica.
 #[derive(Clone, Debug)]
-struct Seat {
+struct ReplicaRank {
     machine: Machine,
     plan: ShardPlan,
     stage: usize,
@@ -120,7 +120,7 @@ struct Seat {
 pub struct Replica<'a> {
     sizes: &'a ModelSizes,
     setup: &'a Setup,
-    seats: Vec<Seat>,
+    seats: Vec<ReplicaRank>,
     /// Ranks per stage.
     world: usize,
     /// The algorithm of each stage and token count, cached once chosen.
@@ -153,7 +153,7 @@ impl<'a> Replica<'a> {
         let seats = machines
             .zip(plans)
             .enumerate()
-            .map(|(index, (machine, plan))| Seat { machine, plan, stage: index / world, rank: index % world })
+            .map(|(index, (machine, plan))| ReplicaRank { machine, plan, stage: index / world, rank: index % world })
             .collect();
         Ok(Self { sizes, setup, seats, world, chosen: RefCell::new(BTreeMap::new()) })
     }
@@ -184,7 +184,7 @@ impl<'a> Replica<'a> {
         self.seats.iter().map(|seat| self.holding(seat))
     }
 
-    fn holding<'s>(&'s self, seat: &'s Seat) -> Holding<'s> {
+    fn holding<'s>(&'s self, seat: &'s ReplicaRank) -> Holding<'s> {
         Holding { sizes: self.sizes, plan: &seat.plan }
     }
 
@@ -232,14 +232,20 @@ impl<'a> Replica<'a> {
         (self.stages() - 1) * self.world
     }
 
-    fn rank_step(&self, index: usize, seat: &Seat, step: Step, out: &mut Vec<Action>) -> Result<(), SimulateError> {
+    fn rank_step(
+        &self,
+        index: usize,
+        seat: &ReplicaRank,
+        step: Step,
+        out: &mut Vec<Action>,
+    ) -> Result<(), SimulateError> {
         self.plan(index, seat, step, out);
         if seat.stage > 0 {
             out.extend([Action::Enter, receive(index - self.world), Action::Close(Closing::HandOver)]);
         }
         let algorithm = self.algorithm(seat.stage, step.tokens)?;
-        let place = (seat.rank, self.world, seat.stage * self.world);
-        let reduce = collective::actions(algorithm, place, self.tensor(step.tokens), &seat.machine.profile);
+        let (tensor, first) = (self.tensor(step.tokens), seat.stage * self.world);
+        let reduce = collective::actions(algorithm, seat.rank, self.world, first, tensor, &seat.machine.profile);
         for layer in seat.plan.layers.clone() {
             for kind in [SyncKind::Attention, SyncKind::FeedForward] {
                 out.push(Action::Compute(self.compute(seat, layer, kind, step)));
@@ -262,7 +268,7 @@ impl<'a> Replica<'a> {
 
     /// The head's plan goes to the ranks of its stage and to the leaders of the other stages, which forward it to their
     /// ranks.
-    fn plan(&self, index: usize, seat: &Seat, step: Step, out: &mut Vec<Action>) {
+    fn plan(&self, index: usize, seat: &ReplicaRank, step: Step, out: &mut Vec<Action>) {
         let Step { is_prefill, tokens, opens, .. } = step;
         let [each, besides] = PLAN_BYTES;
         let bytes =
@@ -285,7 +291,7 @@ impl<'a> Replica<'a> {
     }
 
     /// Logits of the own rows, candidates to the sampler, sampled tokens to the head.
-    fn sample(&self, index: usize, seat: &Seat, step: Step, out: &mut Vec<Action>) {
+    fn sample(&self, index: usize, seat: &ReplicaRank, step: Step, out: &mut Vec<Action>) {
         let work_ns = output_ns(&seat.machine.profile, &self.holding(seat), step.wants_logits);
         out.extend([Action::Compute(work_ns), Action::Enter]);
         let [each, besides] = CANDIDATES_BYTES;
@@ -306,13 +312,13 @@ impl<'a> Replica<'a> {
     }
 
     /// Nanoseconds of half a layer.
-    fn compute(&self, seat: &Seat, layer: usize, kind: SyncKind, step: Step) -> u64 {
+    fn compute(&self, seat: &ReplicaRank, layer: usize, kind: SyncKind, step: Step) -> u64 {
         let (sequences, context) = (f64::from(step.sequences), f64::from(step.context));
         let each = f64::from(step.tokens) / sequences.max(1.0);
         let seen = context + (each + 1.0) / 2.0;
         let load =
             Load { tokens: step.tokens, read: sequences * (context + each), pairs: f64::from(step.tokens) * seen };
-        half_layer_ns(&seat.machine.profile, &self.holding(seat), self.setup.kv, (layer, kind), load)
+        half_layer_ns(&seat.machine.profile, &self.holding(seat), self.setup.kv, layer, kind, load)
     }
 }
 

@@ -157,11 +157,14 @@ impl Keyring {
 
     /// The keys to dial with, in the order of attempts; `now` in seconds since 1970.
     pub fn dialling(&self, now: u64) -> Vec<Credential> {
-        let role = |key: &Key| match key {
-            Key::Secret(_) => self.acts_as,
-            Key::Role(role, _) => *role,
-        };
-        self.counting(now).map(|key| Credential { role: role(key), key: key.clone() }).collect()
+        let credentials = self.counting(now).map(|key| {
+            let role = match key {
+                Key::Secret(_) => self.acts_as,
+                Key::Role(role, _) => *role,
+            };
+            Credential { role, key: key.clone() }
+        });
+        credentials.collect()
     }
 
     /// The keys that a dialling side with this role may use.

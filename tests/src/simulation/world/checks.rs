@@ -12,9 +12,9 @@ use telemetry::NodeState;
 
 use crate::simulation::world::{World, name};
 
-type Name = (Epoch, u64);
+type RunName = (Epoch, u64);
 
-fn name_of(committed: &Committed) -> Name {
+fn name_of(committed: &Committed) -> RunName {
     (committed.epoch, committed.topology.hash().0)
 }
 
@@ -26,11 +26,11 @@ pub(crate) struct Told {
     /// Votes in progress, by session and request.
     votes: BTreeMap<(u64, RequestId), Vote>,
     /// The highest ballot that a voter promised or accepted, by voter and base.
-    promised: BTreeMap<(usize, Name), Ballot>,
+    promised: BTreeMap<(usize, RunName), Ballot>,
     /// Voters that accepted each (base, ballot, successor).
-    accepted: BTreeMap<(Name, Ballot, Name), BTreeSet<usize>>,
+    accepted: BTreeMap<(RunName, Ballot, RunName), BTreeSet<usize>>,
     /// The chosen successor of each base.
-    chosen: BTreeMap<Name, Name>,
+    chosen: BTreeMap<RunName, RunName>,
     /// Number of decided votes.
     pub(crate) decisions: u32,
 }

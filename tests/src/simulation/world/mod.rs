@@ -32,11 +32,11 @@ use topology::{Topology, sizes::ModelSizes};
 
 use super::{
     disk::Disk,
-    faults::Fault,
+    faults::TimedFault,
     network::{Arrival, End, Network, Packet},
     process::{Input, Process},
     story::Story,
-    world::{checks::Told, gateway::Asked, votes::Script},
+    world::{checks::Told, gateway::Asked, votes::VoteScript},
 };
 use crate::random::Random;
 
@@ -127,7 +127,7 @@ pub(crate) struct World {
     pub(crate) network: Network,
     pub(crate) story: Story,
     pub(crate) sizes: ModelSizes,
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) faults: Vec<TimedFault>,
     /// End of the latest fault.
     pub(crate) calm: Duration,
     pub(crate) asked: Vec<Asked>,
@@ -138,7 +138,7 @@ pub(crate) struct World {
     witness: Option<String>,
     pub(crate) told: Told,
     pub(crate) violation: Option<String>,
-    pub(crate) script: Option<Script>,
+    pub(crate) script: Option<VoteScript>,
 }
 
 pub(crate) fn name(node: usize) -> String {
@@ -206,7 +206,7 @@ impl World {
     }
 
     /// Schedules faults.
-    pub(crate) fn add_faults(&mut self, faults: Vec<Fault>) {
+    pub(crate) fn add_faults(&mut self, faults: Vec<TimedFault>) {
         for (index, fault) in faults.iter().enumerate() {
             self.later(fault.at, Event::Fault(index));
         }
@@ -290,11 +290,11 @@ impl World {
             Own::DialOverdue(attempt, number) => self.dial_overdue(node, attempt, number),
             Own::Beats(attempt) => self.beats(node, attempt),
             Own::Step(attempt) => self.step(node, attempt),
-            Own::Arrives(number, at, packet) => self.arrives(node, (number, at), packet),
+            Own::Arrives(number, at, packet) => self.arrives(node, number, at, packet),
         }
     }
 
-    fn arrives(&mut self, node: usize, (number, at): (u64, usize), packet: Packet) {
+    fn arrives(&mut self, node: usize, number: u64, at: usize, packet: Packet) {
         let Some(connection) = self.network.connections.get_mut(&number).filter(|one| one.is_open[at]) else { return };
         if matches!(packet, Packet::Closed) {
             connection.is_open[at] = false;

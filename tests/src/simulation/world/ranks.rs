@@ -4,7 +4,7 @@ use std::{collections::VecDeque, time::Duration};
 use common::{
     chat::FinishReason,
     fault::{Fault, FaultKind, Loss},
-    ids::{Epoch, MemberIndex},
+    ids::{Epoch, MemberIndex, TopologyHash},
     latency::RequestTimes,
     units::{Bytes, Nanoseconds},
 };
@@ -15,7 +15,7 @@ use topology::Role;
 
 use crate::simulation::{
     network::{End, Packet},
-    process::{Input, Linked, Opening, Pair, Run},
+    process::{EngineRun, Input, Linked, Opening, Pair},
     world::{LIVENESS, Own, World, name},
 };
 
@@ -32,7 +32,7 @@ pub(crate) fn token(seed: u64, position: usize) -> u32 {
 }
 
 impl World {
-    pub(crate) fn run_of(&mut self, node: usize) -> Option<&mut Run> {
+    pub(crate) fn run_of(&mut self, node: usize) -> Option<&mut EngineRun> {
         self.machines.get_mut(node)?.process.as_mut()?.run.as_mut()
     }
 
@@ -170,7 +170,7 @@ impl World {
         let Some(opening) = process.opening.take() else { return };
         let Opening { attempt, epoch, hash, topology, member, links, .. } = opening;
         let replica = topology.place(member).replica;
-        let mut run = Run {
+        let mut run = EngineRun {
             attempt,
             number,
             epoch,
@@ -337,22 +337,24 @@ impl World {
         self.input(node, Input::Run(attempt, NodeEvent::Engine(epoch, started)));
     }
 
+    /// The epoch and topology that a machine's rank runs, unless it is aborted or stopped.
+    fn running_on(&self, node: usize) -> Option<(Epoch, TopologyHash)> {
+        let process = self.machines[node].process.as_ref()?;
+        let run = process.run.as_ref().filter(|run| !run.is_aborted && !process.is_stopped)?;
+        Some((run.epoch, run.hash))
+    }
+
     /// Whether all ranks of the replica run in step with this one: alive, linked, in the same run.
     fn can_step(&self, node: usize) -> bool {
         let Some(run) = self.machines[node].process.as_ref().and_then(|process| process.run.as_ref()) else {
             return false;
-        };
-        let member_of = |node: usize| {
-            let process = self.machines[node].process.as_ref()?;
-            let run = process.run.as_ref().filter(|run| !run.is_aborted && !process.is_stopped)?;
-            Some((run.epoch, run.hash))
         };
         let mut nodes = vec![node];
         nodes.extend(
             run.ranks.values().filter_map(|linked| self.index_of(&run.topology.members[linked.member.index()].address)),
         );
         nodes.len() == run.ranks.len() + 1
-            && nodes.iter().all(|one| member_of(*one) == Some((run.epoch, run.hash)))
+            && nodes.iter().all(|one| self.running_on(*one) == Some((run.epoch, run.hash)))
             && nodes.iter().all(|one| nodes.iter().all(|two| !self.network.is_cut(*one, *two)))
             && nodes.iter().all(|one| self.has_links(*one))
     }

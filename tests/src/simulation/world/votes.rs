@@ -17,7 +17,7 @@ pub struct Turn {
 
 /// A script of kills and absences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Script {
+pub(crate) struct VoteScript {
     /// Remaining steps; the next one is last.
     pub(crate) turns: Vec<Turn>,
     /// Vote messages since the previous step.
@@ -41,7 +41,7 @@ impl World {
     /// Starts a script.
     pub(crate) fn follow(&mut self, mut turns: Vec<Turn>) {
         turns.reverse();
-        self.script = Some(Script { turns, seen: 0 });
+        self.script = Some(VoteScript { turns, seen: 0 });
     }
 
     /// Number of steps of the script that were not reached.

@@ -292,7 +292,7 @@ impl Network {
                 Action::Enter => node.enter(index),
                 Action::Send { to, bytes, work_ns } => self.send(index, to, bytes, work_ns),
                 Action::Receive { from, work_ns, is_sum } => {
-                    if !self.receive(index, from, (work_ns, is_sum)) {
+                    if !self.receive(index, from, work_ns, is_sum) {
                         return;
                     }
                 }
@@ -327,7 +327,7 @@ impl Network {
     }
 
     /// Reads messages in order of arrival; returns whether all expected ones have arrived.
-    fn receive(&mut self, index: usize, from: u64, use_of: (u64, bool)) -> bool {
+    fn receive(&mut self, index: usize, from: u64, work_ns: u64, is_sum: bool) -> bool {
         let world = self.nodes.len();
         let node = &mut self.nodes[index];
         if node.missing == 0 {
@@ -348,7 +348,7 @@ impl Network {
             }
             let Some((_, peer)) = first else { return node.missing == 0 };
             let arrived = self.inbox[index * world + peer].pop_front().expect("it was in front");
-            node.take(arrived, peer as u16, use_of);
+            node.take(arrived, peer as u16, work_ns, is_sum);
         }
     }
 }
@@ -375,7 +375,7 @@ impl Node {
     }
 
     /// Reads a message; records how long it was the only one missing, and the maximum of these times.
-    fn take(&mut self, arrived: Arrived, from: u16, (work_ns, is_sum): (u64, bool)) {
+    fn take(&mut self, arrived: Arrived, from: u16, work_ns: u64, is_sum: bool) {
         self.missing &= !(1 << from);
         let seen = self.clock.max(arrived.at);
         self.hear(Rank(from), self.clock.max(arrived.first), seen);
@@ -440,3 +440,6 @@ impl Node {
         self.heard = record.arrivals;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,7 +23,7 @@ const FILE_DEFAULT: &str = "/etc/bramble/bramble.toml";
 
 /// Settings on the command line; they win over the file's.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Arguments {
+pub struct DaemonArguments {
     /// Address and port to listen on [default: 127.0.0.1:9999]
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<String>,
@@ -213,7 +213,7 @@ pub struct Config {
     /// Whether everyone may use the node while it has no key.
     pub insecure: bool,
     /// The OpenAI API.
-    pub http: gateway::Settings,
+    pub http: gateway::GatewaySettings,
 }
 
 impl Config {
@@ -222,11 +222,11 @@ impl Config {
     ///
     /// # Errors
     /// The named file cannot be read or is invalid.
-    pub fn for_check(arguments: Arguments) -> anyhow::Result<Option<Self>> {
+    pub fn for_check(arguments: DaemonArguments) -> anyhow::Result<Option<Self>> {
         if arguments.config.is_some() || arguments.listen.is_some() {
             return Self::load(arguments).map(Some);
         }
-        let packaged = Arguments { config: Some(FILE_DEFAULT.into()), ..arguments };
+        let packaged = DaemonArguments { config: Some(FILE_DEFAULT.into()), ..arguments };
         Ok(Self::load(packaged).ok())
     }
 
@@ -234,7 +234,7 @@ impl Config {
     ///
     /// # Errors
     /// The file cannot be read, or has an unknown key or an invalid value.
-    pub fn load(arguments: Arguments) -> anyhow::Result<Self> {
+    pub fn load(arguments: DaemonArguments) -> anyhow::Result<Self> {
         let file = match &arguments.config {
             Some(path) => {
                 let reading = || format!("cannot read {}", path.display());
@@ -256,12 +256,12 @@ impl Config {
     ///
     /// # Errors
     /// As [`Self::load`].
-    pub fn load_as_packaged(mut arguments: Arguments) -> anyhow::Result<Self> {
+    pub fn load_as_packaged(mut arguments: DaemonArguments) -> anyhow::Result<Self> {
         arguments.config = arguments.config.or_else(|| Some(PathBuf::from(FILE_DEFAULT)).filter(|path| path.exists()));
         Self::load(arguments)
     }
 
-    fn merge(arguments: Arguments, file: File) -> anyhow::Result<Self> {
+    fn merge(arguments: DaemonArguments, file: File) -> anyhow::Result<Self> {
         let recovery = Recovery::check(&file)?;
         let listen = arguments.listen.or(file.listen).unwrap_or_else(|| format!("127.0.0.1:{PORT}"));
         let listen: SocketAddr = match listen.parse() {
@@ -338,7 +338,7 @@ mod tests {
     #[track_caller]
     fn check(text: &str) -> Result<Config, String> {
         let file = toml::from_str(text).map_err(|error| error.to_string())?;
-        let arguments = Arguments { name: Some("pi1".into()), ..Arguments::default() };
+        let arguments = DaemonArguments { name: Some("pi1".into()), ..DaemonArguments::default() };
         Config::merge(arguments, file).map_err(|error| error.to_string())
     }
 
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn packaged_file_lists_every_key_and_each_is_accepted() {
-        let text = include_str!("../../packaging/bramble.toml");
+        let text = include_str!("../../../packaging/bramble.toml");
         let settings: Vec<&str> = text
             .lines()
             .filter(|line| line.contains(" = ") && !line.starts_with("# "))
@@ -395,7 +395,7 @@ mod tests {
             for (path, mode) in [&keys, &config].into_iter().zip(modes) {
                 fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
             }
-            let arguments = Arguments { config: Some(config.clone()), ..Arguments::default() };
+            let arguments = DaemonArguments { config: Some(config.clone()), ..DaemonArguments::default() };
             Config::load(arguments).map(drop).map_err(|error| format!("{error:#}"))
         };
         let in_file = format!("api_key_file = \"{}\"", keys.display());

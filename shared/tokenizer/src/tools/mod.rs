@@ -252,5 +252,4 @@ fn overlap(text: &str, mark: &str) -> usize {
 }
 
 #[cfg(test)]
-#[path = "tools_tests.rs"]
 mod tests;

@@ -102,12 +102,11 @@ fn by_replica(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Option<T
         let ranks = (there.len() / usize::from(layout.stages)) as u16;
         let group = Group { role: layout.role(replica), ranks };
         let part = Layout::alike(1, layout.stages, ranks.max(1));
-        let layers = |rank: usize| {
-            let stage = usize::from(part.place(MemberIndex(rank as u16)).stage);
-            before[stage * usize::from(layout.ranks_of(replica))].layers.clone()
-        };
         let chosen = most_memory(&there, usize::from(layout.stages) * usize::from(ranks));
-        let members = chosen.iter().enumerate().map(|(rank, one)| placed(desired, one, &layers(rank)));
+        let members = chosen.iter().enumerate().map(|(rank, one)| {
+            let stage = usize::from(part.place(MemberIndex(rank as u16)).stage);
+            placed(desired, one, &before[stage * usize::from(layout.ranks_of(replica))].layers)
+        });
         let (members, free): (Vec<Member>, Vec<Bytes>) = members.unzip();
         if is_complete {
             kept.push(Kept { group, members, is_complete });
@@ -297,8 +296,9 @@ pub fn ok_to_stop(
     let replicas = others
         .filter(|replica| now.get(layout.members(*replica)).is_some_and(|all| all.iter().all(|one| one.serves)))
         .count();
-    let is_left = |index: usize| index != leaving.index() && now.get(index).is_some_and(|one| one.answers);
-    let rest: Vec<usize> = (0..running.members.len()).filter(|index| is_left(*index)).collect();
+    let rest: Vec<usize> = (0..running.members.len())
+        .filter(|index| *index != leaving.index() && now.get(*index).is_some_and(|one| one.answers))
+        .collect();
     let mut stay: Vec<Stays> = rest
         .iter()
         .filter_map(|index| {
@@ -350,3 +350,6 @@ fn holds_both(running: &Topology, next: &Topology, now: &[Now], needs: &dyn Need
         })
     })
 }
+
+#[cfg(test)]
+mod tests;

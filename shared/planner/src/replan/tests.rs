@@ -11,7 +11,7 @@ use topology::{
     *,
 };
 
-use super::replan::*;
+use super::*;
 
 fn before(layout: &str, count: usize) -> (Topology, ModelSizes) {
     let sizes = ModelSizes::known("llama-3.2-1b", Quantisation::Q4_0).expect("it is known");

@@ -99,14 +99,14 @@ fn slow_port_delays_only_its_own_messages() {
 fn messages_of_one_sender_keep_their_order() {
     let sender = vec![send(1, 1000), send(1, 1000), Action::Compute(1)];
     let reader = vec![Action::Compute(1_000_000), receive(1), Action::Mark(0), receive(1), Action::Mark(1)];
-    struct Marks(Vec<(u32, u64)>);
-    impl network::Observer for Marks {
+    struct MarkTimes(Vec<(u32, u64)>);
+    impl Observer for MarkTimes {
         fn mark(&mut self, _: usize, mark: u32, at: u64) {
             self.0.push((mark, at));
         }
     }
     let mut network = Network::new(&[FREE; 2], &Noise::None, 1);
-    let mut marks = Marks(Vec::new());
+    let mut marks = MarkTimes(Vec::new());
     network.run(&[sender, reader], &mut marks).expect("both are sent");
     assert_eq!(marks.0, [(0, 1_000_000), (1, 1_000_000)]);
 }
@@ -121,12 +121,12 @@ fn missing_message_is_an_error_that_names_the_nodes() {
 /// All records of all-reduces between one rank that computes `slow` and three that compute 1 ms.
 fn records(slow: u64, noise: &Noise) -> (Vec<(usize, SyncRecord)>, u64) {
     struct Records(Vec<(usize, SyncRecord)>);
-    impl network::Observer for Records {
+    impl Observer for Records {
         fn sync(&mut self, node: usize, record: &SyncRecord) {
             self.0.push((node, record.clone()));
         }
     }
-    let close = Action::Close(network::Closing::AllReduce(common::ids::LayerIndex(0), SyncKind::Attention));
+    let close = Action::Close(Closing::AllReduce(common::ids::LayerIndex(0), SyncKind::Attention));
     let mut actions = direct(4, 4352);
     for (rank, actions) in actions.iter_mut().enumerate() {
         let compute = if rank == 2 { slow } else { 1_000_000 };

@@ -135,7 +135,7 @@ pub fn candidate(
     for replica in 0..replicas {
         // Dealt round-robin, so that replicas are equally fast; nodes of similar speed share a stage.
         let dealt: Vec<usize> = order.iter().copied().skip(replica).step_by(replicas).take(stages * ranks).collect();
-        let (stages, memory) = balance::stages(sizes, nodes, &dealt, demand, (stages, ranks))?;
+        let (stages, memory) = balance::stages(sizes, nodes, &dealt, demand, stages, ranks)?;
         let same = all.last().filter(|before| is_same(before, &stages, nodes)).and(predictions.last());
         let prediction = match same {
             Some(same) => same.clone(),
@@ -297,3 +297,6 @@ fn warnings(ranked: &[Candidate], nodes: &[PlanNode], order: &[usize]) -> Vec<St
 fn figure(value: f64) -> String {
     format!("{value:.2}")
 }
+
+#[cfg(test)]
+mod tests;

@@ -436,5 +436,4 @@ pub fn lets_in(pass: Option<&Pass>) -> bool {
 }
 
 #[cfg(test)]
-#[path = "connection_tests.rs"]
 mod tests;

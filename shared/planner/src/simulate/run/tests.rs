@@ -4,11 +4,8 @@ use common::limits::FRAME_HEADER_BYTES;
 use common::{precision::Exchange, units::Nanoseconds};
 use topology::sizes::{ModelSizes, Quantisation};
 
-use super::{
-    replica::{Replica, Setup},
-    run::{Outcome, Request, answer, knee, throughput},
-    *,
-};
+use super::*;
+use crate::simulate::*;
 
 const LINK: Link = Link { alpha_ns: 60_000, bits_per_second: 1_000_000_000, packets: Link::ETHERNET };
 

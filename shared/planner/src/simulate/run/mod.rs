@@ -156,3 +156,6 @@ pub fn knee(times: &[(usize, Nanoseconds)]) -> Option<usize> {
     }
     Some(best.0)
 }
+
+#[cfg(test)]
+mod tests;

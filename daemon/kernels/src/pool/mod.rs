@@ -443,5 +443,4 @@ fn pin(core: Option<usize>) {
 }
 
 #[cfg(test)]
-#[path = "pool_tests.rs"]
 mod tests;

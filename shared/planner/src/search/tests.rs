@@ -3,12 +3,12 @@ use collectives::Choice;
 use common::precision::{Exchange, KvFormat};
 use topology::sizes::{ModelSizes, Quantisation};
 
-use super::{
+use super::{Goal, Plan, plan};
+use crate::{
     cost::{Demand, PlanNode},
     holding::PANEL_ROWS,
-    search::{Goal, Plan, plan},
+    simulate::{Link, NodeProfile},
 };
-use crate::simulate::{Link, NodeProfile};
 
 const LINK: Link = Link { alpha_ns: 60_000, bits_per_second: 1_000_000_000, packets: Link::ETHERNET };
 

@@ -46,15 +46,13 @@ fn folder() -> PathBuf {
 
 /// A message for each variant of a type's outermost enum, as a peer of this version writes it.
 fn samples_of<T: Serialize + DeserializeOwned>(version: u16, name: &str, enums: &mut Enums) -> Vec<Sample> {
-    let known = |name: &str| match VARIANTS_4.iter().find(|(known, _)| *known == name) {
-        Some((_, count)) if version == 4 => Some(*count),
-        _ => None,
-    };
     let mut samples = Vec::new();
     let mut count = 1;
     while samples.len() < count as usize {
         let number = samples.len() as u32;
-        let mut sampler = Sampler { known: &known, number, outermost: None, count: 0, enums };
+        let known =
+            &|name: &str| VARIANTS_4.iter().find(|(known, _)| version == 4 && *known == name).map(|(_, count)| *count);
+        let mut sampler = Sampler { known, number, outermost: None, count: 0, enums };
         let value = speaking(version, || T::deserialize(&mut sampler)).expect("every message type can be made");
         count = sampler.outermost.unwrap_or(1);
         let bytes = speaking(version, || encode(&value));
