@@ -47,6 +47,7 @@ mod rolling;
 mod runbook;
 mod serving;
 mod straggler;
+mod style;
 mod templates;
 mod tidy;
 mod tokenizer_vectors;

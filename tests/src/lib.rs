@@ -17,6 +17,7 @@ pub mod ranks;
 pub mod reference;
 pub mod simulation;
 pub mod slowing;
+pub mod style;
 pub mod terminal;
 pub mod tiny_model;
 pub mod tmux;
