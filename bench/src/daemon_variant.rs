@@ -17,7 +17,7 @@ pub(crate) struct DaemonOptions {
     plain: bool,
     /// The options of brambled
     #[command(flatten)]
-    settings: daemon::config::Arguments,
+    settings: daemon::config::DaemonArguments,
 }
 
 /// Runs the daemon; returns its exit code.

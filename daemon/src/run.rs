@@ -67,11 +67,11 @@ pub fn run(line: CommandLine, variant: Variant) -> anyhow::Result<i32> {
         let listener = serve::bind(config.listen).await?;
         let http = gateway::bind(&config.http).await?;
         let _pid_file = config.pid_file.as_deref().map(PidFile::write).transpose()?;
-        let (state, kept) = StateFolder::open(&config.state)?;
+        let (state, persisted) = StateFolder::open(&config.state)?;
         // A code from before this start; if it cannot be removed, it expires after its minutes.
         let _ = pair::forget(&config.state);
         tracing::info!(
-            name = config.name, listen = %config.listen, epoch = %kept.epoch, kernels = kernels.name, "brambled {}", env!("CARGO_PKG_VERSION")
+            name = config.name, listen = %config.listen, epoch = %persisted.epoch, kernels = kernels.name, "brambled {}", env!("CARGO_PKG_VERSION")
         );
         if let Some(paced) = &config.paced {
             tracing::warn!("{}: this node is paced and computes nothing: its answers are meaningless and its HTTP \
@@ -82,7 +82,8 @@ pub fn run(line: CommandLine, variant: Variant) -> anyhow::Result<i32> {
             tracing::warn!("insecure: everyone who can reach {} may use this node", config.listen);
         }
         keyring::set_own(keyring);
-        serve::serve(config, arguments, (signals, listener, http), kernels, (state, kept), beating, variant).await
+        let resources = serve::Resources { signals, listener, http, state, persisted };
+        serve::serve(config, arguments, resources, kernels, beating, variant).await
     })?;
     // Blocking tasks (a read of standard input, an engine that still computes) must not delay the exit.
     runtime.shutdown_background();
@@ -116,6 +117,6 @@ fn write_log(config: &Config) -> anyhow::Result<Option<tracing_appender::non_blo
         }
         None => (None, None),
     };
-    tracing_subscriber::registry().with(filter).with(log::Kept).with(console).with(files).init();
+    tracing_subscriber::registry().with(filter).with(log::RecentLog).with(console).with(files).init();
     Ok(guard)
 }

@@ -43,7 +43,8 @@ fn every_path_that_a_document_names_exists() {
         // A name in capitals stands for any name.
         let wanted = spans
             .filter(|span| {
-                let rooms = ["bench/", "shared/", "daemon/", "console/", "tests/", "docs/", "packaging/", "systemd/", ".ci/"];
+                let rooms =
+                    ["bench/", "shared/", "daemon/", "console/", "tests/", "docs/", "packaging/", "systemd/", ".ci/"];
                 let plain = span.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
                 plain && rooms.iter().any(|room| span.starts_with(room))
             })

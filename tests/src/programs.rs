@@ -48,7 +48,9 @@ pub fn programs() -> &'static Path {
             .for_each(|name| {
                 build.env_remove(name);
             });
-        build.args(["build", "--locked", "-p", "bramble-daemon", "-p", "bramble-console", "-p", "bramble-bench"]).current_dir(root());
+        build
+            .args(["build", "--locked", "-p", "bramble-daemon", "-p", "bramble-console", "-p", "bramble-bench"])
+            .current_dir(root());
         let built = build.stdin(Stdio::null()).status().expect("cargo runs");
         assert!(built.success(), "the programs must compile");
         let own = std::env::current_exe().expect("a process has a program");
