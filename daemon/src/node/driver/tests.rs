@@ -29,7 +29,7 @@ use tokio::{
 use topology::{Exclusions, Rolling, rolling::Phase};
 
 use super::*;
-use crate::config::Arguments;
+use crate::config::DaemonArguments;
 use crate::node::effect::DiskEffect;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -48,7 +48,7 @@ struct Rig {
 impl Rig {
     fn start() -> Self {
         let folder = tempfile::tempdir().expect("a folder can be made");
-        let config = Config::load(Arguments::default()).expect("defaults are settings");
+        let config = Config::load(DaemonArguments::default()).expect("defaults are settings");
         let config = Config { name: "pi1".into(), state: folder.path().into(), ..config };
         let (state, persisted) = StateFolder::open(&config.state).expect("the folder is there");
         let identity = Identity {
