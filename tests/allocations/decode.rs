@@ -16,7 +16,7 @@ use common::{
     precision::{Exchange, KvFormat},
 };
 use engine::{
-    collective::{Abort, Accounting, Group, Links, Seat, Settings, Socket, SyncRing},
+    collective::{Abort, Group, Links, Seat, Settings, Socket, StepTiming, SyncLog},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
 use gguf::{Architecture, BlockFormat, GgufFile, Shape};
@@ -74,7 +74,7 @@ fn decode(
                 let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
                 let mut model = Model::new(shard, cache.expect("enough memory"), Compute { kernels, pool });
                 let number = Rank(rank as u16);
-                let accounting = Accounting::new(number, Arc::new(SyncRing::new(number, 0..world as u16)));
+                let timing = StepTiming::new(number, Arc::new(SyncLog::new(number, 0..world as u16)));
                 let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
                 let seat = Seat { own: number, stage: 0..world as u16, epoch: Epoch(1), hash: TopologyHash(2) };
                 let links = (world > 1).then(|| {
@@ -82,7 +82,7 @@ fn decode(
                     Links::sealed(seat, sockets, abort, false).expect("the sockets are valid")
                 });
                 let settings = Settings { exchange, columns: shape.embedding_length, choice, kernels };
-                let mut group = Group::new(links, settings, accounting);
+                let mut group = Group::new(links, settings, timing);
                 let tables = vec![(0..BLOCKS as u32).collect::<Vec<u32>>()];
                 let mut before = 0;
                 for position in 0..TOKENS {
@@ -90,7 +90,7 @@ fn decode(
                         before = calls(&model.compute().pool);
                     }
                     group.begin_step(u64::from(position) + 1);
-                    group.accounting.begin_step(false, 1);
+                    group.timing.begin_step(false, 1);
                     let token = BatchToken { slot: Slot(0), position, token: 3 + position, wants_logits: true };
                     let batch = Batch { tokens: &[token], blocks: &tables };
                     model.forward(batch, &mut group).expect("all ranks run");

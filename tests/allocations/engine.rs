@@ -1,5 +1,5 @@
 //! A token allocates nothing on its way from step plan to text: scheduling, plans over sockets, layers, candidates,
-//! sampling, detokenising and the hand-over to the driver, on all threads of one rank and of two, after 16 tokens
+//! sampling, the hand-over to the driver and detokenising there, on all threads of one rank and of two, after 16 tokens
 //! during which the buffers grow.
 use std::{
     process::Command,
@@ -11,10 +11,11 @@ use std::{
     thread,
 };
 
-use common::{chat::ToolFormat, limits::KV_BLOCK_LENGTH, sampling::SamplingParameters};
+use common::{limits::KV_BLOCK_LENGTH, sampling::SamplingParameters};
+use daemon::text::AnswerEvent;
 use engine::{
     self, RequestKey,
-    port::{EngineOrder, Progress},
+    port::{EngineEvent, EngineOrder, RequestEvent},
 };
 use gguf::{Architecture, BlockFormat, GgufFile};
 use harness::{
@@ -46,7 +47,9 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
     let prompt = "abcdefghijklmnopqrstuvwxyzabcdefgh".to_owned();
     let generate = Generate::new(prompt, TOKENS as u32 + 1, sampling, vec!["\u{1}".into()]);
     let (orders, of_head) = mpsc::channel();
-    let order = begin(&mut replica.preparer(&file), RequestKey(1), &generate).expect("the request is valid");
+    let mut preparer = replica.preparer(&file);
+    let answers = preparer.answers();
+    let order = begin(&mut preparer, &answers, RequestKey(1), &generate).expect("the request is valid");
     orders.send(order).expect("the engine holds the receiver");
     thread::scope(|scope| {
         for follower in ranks {
@@ -56,36 +59,40 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
             scope.spawn(move || engine::run(follower, &orders, &|_| {}));
         }
         // A queue like the driver's.
-        let (sender, mut receiver) = tokio::sync::mpsc::channel::<Progress>(QUEUE);
+        let (sender, mut receiver) = tokio::sync::mpsc::channel::<EngineEvent>(QUEUE);
         // In a daemon this queue has wrapped around long before, because it carries all events of a node.
         for _ in 0..8 {
             for _ in 0..QUEUE {
-                let started = Progress::Started(RequestKey(0), Vec::new(), ToolFormat::None);
+                let started = EngineEvent::Request(RequestKey(0), RequestEvent::Started);
                 sender.blocking_send(started).expect("this thread holds the receiver");
             }
             (0..QUEUE).for_each(|_| drop(receiver.blocking_recv()));
         }
         let (count, before, after) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         let (seen, began, ended) = (&count, &before, &after);
+        let sink = move |event: EngineEvent| {
+            if matches!(&event, EngineEvent::Request(_, RequestEvent::Token(_))) {
+                match seen.fetch_add(1, Ordering::Relaxed) + 1 {
+                    WARM_UP => began.store(ALL_CALLS.load(Ordering::Relaxed), Ordering::Relaxed),
+                    TOKENS => ended.store(ALL_CALLS.load(Ordering::Relaxed), Ordering::Relaxed),
+                    _ => {}
+                }
+                at_token();
+            }
+            sender.blocking_send(event).expect("the receiver is open");
+        };
         thread::scope(|scope| {
-            scope.spawn(move || {
-                engine::run(head, &of_head, &move |progress: Progress| {
-                    if matches!(&progress, Progress::Token(_, event) if event.id.is_some()) {
-                        match seen.fetch_add(1, Ordering::Relaxed) + 1 {
-                            WARM_UP => began.store(ALL_CALLS.load(Ordering::Relaxed), Ordering::Relaxed),
-                            TOKENS => ended.store(ALL_CALLS.load(Ordering::Relaxed), Ordering::Relaxed),
-                            _ => {}
+            scope.spawn(move || engine::run(head, &of_head, &sink));
+            while let Some(event) = receiver.blocking_recv() {
+                let EngineEvent::Request(key, event) = event else { continue };
+                for event in answers.translate(key, event).events {
+                    match event {
+                        AnswerEvent::Finished(_) => {
+                            orders.send(EngineOrder::Stop).expect("the engine holds the receiver");
                         }
-                        at_token();
+                        AnswerEvent::Started { .. } | AnswerEvent::Dispatched | AnswerEvent::Token(_) => {}
+                        other => panic!("{other:?}"),
                     }
-                    sender.blocking_send(progress).expect("the receiver is open");
-                })
-            });
-            while let Some(progress) = receiver.blocking_recv() {
-                match progress {
-                    Progress::Finished(..) => orders.send(EngineOrder::Stop).expect("the engine holds the receiver"),
-                    Progress::Started(..) | Progress::Dispatched(_) | Progress::Token(..) | Progress::Kv(_) => {}
-                    other => panic!("{other:?}"),
                 }
             }
         });
@@ -135,9 +142,7 @@ fn token_allocates_nothing_in_the_whole_engine() {
 #[test]
 fn allocation_for_each_token_is_counted() {
     alone("engine::allocation_for_each_token_is_counted", || {
-        assert_eq!(
-            answer(2, SamplingParameters::default(), &|| drop(std::hint::black_box(Box::new(1)))),
-            TOKENS - WARM_UP
-        );
+        let wasteful = || drop(std::hint::black_box(Box::new(1)));
+        assert_eq!(answer(2, SamplingParameters::default(), &wasteful), TOKENS - WARM_UP);
     });
 }

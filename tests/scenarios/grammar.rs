@@ -12,9 +12,10 @@ use common::{
     precision::KvFormat,
     sampling::SamplingParameters,
 };
+use daemon::text::vocabulary;
 use engine::{
-    grammar::{Grammars, PieceSource, check},
     plan::{Constraint, Opened, Plan},
+    structured_output::{Job, TokenMasks, check},
 };
 use gguf::{Architecture, GgufFile};
 use harness::{
@@ -359,13 +360,17 @@ fn rejected_speculative_tokens_leave_no_trace() {
     let file = tiny(Architecture::Llama);
     let tokenizer = Tokenizer::from_metadata(file.metadata()).expect("the model has one");
     let opened = || {
-        let mut grammars =
-            Grammars::new(Some(PieceSource { aside: |_| false, file: Arc::clone(&file), vocabulary_length: 300 }));
+        // Compiled at once, on this thread.
+        let spawn = |job: Job| {
+            job();
+            true
+        };
+        let mut masks = TokenMasks::new(Some(vocabulary(Arc::clone(&file), 300, spawn)));
         let grammar = Some(Constraint { grammar: Grammar::JsonSchema(SCHEMA.into()), begin: 2 });
         let (slot, sampling) = (Slot(3), SamplingParameters::default());
         let opened = Opened { slot, sampling, cached: 0, prompt: vec![1, 5], grammar };
-        grammars.apply(&Plan { opened: vec![opened], ..Plan::default() });
-        grammars
+        masks.apply(&Plan { opened: vec![opened], ..Plan::default() });
+        masks
     };
     let history = |text: &str| {
         let mut ids = vec![1, 5];
@@ -373,8 +378,8 @@ fn rejected_speculative_tokens_leave_no_trace() {
         assert_eq!(tokenizer.decode(&ids[2..], false), text);
         ids
     };
-    let mut grammars = opened();
-    assert!(grammars.holds(Slot(3)) && !grammars.holds(Slot(2)) && grammars.mask(Slot(2), &[1]).is_none());
+    let mut masks = opened();
+    assert!(masks.holds(Slot(3)) && !masks.holds(Slot(2)) && masks.mask(Slot(2), &[1]).is_none());
     for text in [
         "",
         "{",
@@ -387,10 +392,10 @@ fn rejected_speculative_tokens_leave_no_trace() {
         "",
     ] {
         let expected = opened().mask(Slot(3), &history(text)).map(<[u32]>::to_vec);
-        assert_eq!(grammars.mask(Slot(3), &history(text)), expected.as_deref(), "{text:?}");
+        assert_eq!(masks.mask(Slot(3), &history(text)), expected.as_deref(), "{text:?}");
         let may_follow = expected.is_some_and(|mask| mask.iter().any(|word| *word != 0));
         assert_eq!(may_follow, text != "{x", "{text:?}");
     }
-    grammars.apply(&Plan { closed: vec![Slot(3)], ..Plan::default() });
-    assert!(grammars.mask(Slot(3), &history("")).is_none());
+    masks.apply(&Plan { closed: vec![Slot(3)], ..Plan::default() });
+    assert!(masks.mask(Slot(3), &history("")).is_none());
 }

@@ -18,14 +18,13 @@ use common::{
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
     precision::{Exchange, KvFormat},
 };
-use daemon::text::{ModelText, Preparer, Unprepared, inline::Inline};
+use daemon::text::{AnswerEvent, Answers, ModelText, Preparer, Unprepared, inline::Inline, vocabulary};
 use engine::{
     self, RequestKey, Setup, Variant,
-    collective::{Abort, Accounting, Group, Links, Seat, Settings, SyncRing},
-    grammar::PieceSource,
+    collective::{Abort, Group, Links, Seat, Settings, StepTiming, SyncLog},
     model::{KvCache, Model, Shard, Source},
     plan::Limits,
-    port::{EngineOrder, Prepared, Progress},
+    port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent},
 };
 use gguf::{GgufFile, Shape};
 use kernels::{Compute, Kernels, Pool, PoolOptions};
@@ -115,15 +114,14 @@ impl Replica {
         let plans = cut_stages(&shape, &stages).expect("the model can be cut");
         let world = plans.len();
         let parts = plans.into_iter().zip(sockets(world)).enumerate();
-        parts.map(|(rank, (plan, streams))| self.setup(file, &shape, rank, plan, streams)).collect()
+        parts.map(|(rank, (plan, streams))| self.setup(file, &shape, (rank, plan), streams)).collect()
     }
 
     fn setup(
         &self,
         file: &Arc<GgufFile>,
         shape: &Shape,
-        number: usize,
-        plan: ShardPlan,
+        (number, plan): (usize, ShardPlan),
         streams: Vec<Option<TcpStream>>,
     ) -> Setup {
         let kernels = Kernels::choose(None).expect("this machine has a kernel table");
@@ -146,20 +144,18 @@ impl Replica {
             Model::new(shard, kv, Compute { kernels, pool })
         });
         let limits = self.limits(shape);
-        let tokenizer = (number == 0).then(|| tokenizer(file));
+        let end_tokens = self.model_text(file).end_tokens();
         let settings =
             Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto, kernels };
-        let ring = Arc::new(SyncRing::new(rank, place.group.clone()));
-        let group = Group::new(links, settings, Accounting::new(rank, ring));
-        let pieces = self.knows_pieces && place.is_last_stage();
-        let pieces = pieces.then(|| PieceSource {
-            aside: |job| thread::Builder::new().spawn(job).is_ok(),
-            file: Arc::clone(file),
-            vocabulary_length: shape.vocabulary_length,
+        let ring = Arc::new(SyncLog::new(rank, place.group.clone()));
+        let group = Group::new(links, settings, StepTiming::new(rank, ring));
+        let knows_vocabulary = self.knows_pieces && place.is_last_stage();
+        let vocabulary = knows_vocabulary.then(|| {
+            vocabulary(Arc::clone(file), shape.vocabulary_length, |job| thread::Builder::new().spawn(job).is_ok())
         });
         let (node, transfers) = (format!("pi{number}"), None);
         let variant = Variant { is_plain: self.is_plain, ..Variant::default() };
-        Setup { node, place, limits, model, group, transfers, variant, tokenizer, pieces, abort }
+        Setup { node, place, limits, model, group, transfers, variant, end_tokens, vocabulary, abort }
     }
 
     fn limits(&self, shape: &Shape) -> Limits {
@@ -176,10 +172,16 @@ impl Replica {
     /// # Panics
     /// If the model has no tokenizer.
     pub fn preparer(&self, file: &Arc<GgufFile>) -> Preparer<Inline> {
-        let (tokenizer, shape) = (tokenizer(file), Shape::read(file).expect("the model is valid"));
-        let text = ModelText::new("m".into(), PathBuf::new(), file, Arc::clone(&tokenizer), self.limits(&shape));
+        let text = self.model_text(file);
+        let tokenizer = Arc::clone(&text.tokenizer);
         let source = text.template.clone().expect("its template can be read");
         Preparer::new(Arc::new(text), Inline::new(source, PathBuf::new(), Some(tokenizer)))
+    }
+
+    fn model_text(&self, file: &Arc<GgufFile>) -> ModelText {
+        let tokenizer = Tokenizer::from_metadata(file.metadata()).expect("the model has a tokenizer");
+        let shape = Shape::read(file).expect("the model is valid");
+        ModelText::new("m".into(), PathBuf::new(), file, Arc::new(tokenizer), self.limits(&shape))
     }
 
     /// Runs requests in batches: the requests of a batch are submitted together, the next batch once all of them are
@@ -193,6 +195,7 @@ impl Replica {
         let (orders, of_head) = mpsc::channel();
         let (sender, receiver) = mpsc::channel();
         let (mut preparer, refuse) = (self.preparer(file), sender.clone());
+        let answers = preparer.answers();
         thread::scope(|scope| {
             for follower in setups {
                 let (stop, orders) = mpsc::channel();
@@ -201,89 +204,100 @@ impl Replica {
                 scope.spawn(move || engine::run(follower, &orders, &|_| {}));
             }
             scope.spawn(move || {
-                engine::run(head, &of_head, &move |progress: Progress| drop(sender.send(progress)));
+                let sink = move |event: EngineEvent| drop(sender.send(event));
+                engine::run(head, &of_head, &sink);
             });
-            let answers = batches
-                .iter()
-                .map(&mut |batch: &Vec<Generate>| {
-                    batch.iter().enumerate().for_each(&mut |(number, generate): (usize, &Generate)| {
-                        let key = RequestKey(number as u64);
-                        match begin(&mut preparer, key, generate) {
-                            Ok(order) => orders.send(order).expect("the engine holds the receiver"),
-                            Err(kind) => {
-                                let refused = Progress::Refused(key, Fault::new("pi0", kind));
-                                refuse.send(refused).expect("this thread holds the receiver");
-                            }
-                        }
-                    });
-                    collect(&receiver, batch.len())
-                })
-                .collect();
+            let mut submit = |(number, generate): (usize, &Generate)| {
+                let key = RequestKey(number as u64);
+                match begin(&mut preparer, &answers, key, generate) {
+                    Ok(order) => orders.send(order).expect("the engine holds the receiver"),
+                    Err(kind) => {
+                        let refused = RequestEvent::Refused(Fault::new("pi0", kind));
+                        refuse.send(EngineEvent::Request(key, refused)).expect("this thread holds the receiver");
+                    }
+                }
+            };
+            let mut run = |batch: &Vec<Generate>| {
+                batch.iter().enumerate().for_each(&mut submit);
+                collect(&receiver, &answers, &orders, batch.len())
+            };
+            let found = batches.iter().map(&mut run).collect();
             orders.send(EngineOrder::Stop).expect("the engine holds the receiver");
-            answers
+            found
         })
     }
 
     /// Runs requests one after another, each on new engines without any state of earlier requests.
     pub fn each_alone(&self, file: &Arc<GgufFile>, requests: &[Generate]) -> Vec<Answer> {
-        requests.iter().map(|generate| self.answers(file, &[vec![generate.clone()]]).remove(0).remove(0)).collect()
+        let alone = |generate: &Generate| self.answers(file, &[vec![generate.clone()]]).remove(0).remove(0);
+        requests.iter().map(alone).collect()
     }
-}
-
-fn tokenizer(file: &GgufFile) -> Arc<Tokenizer> {
-    Arc::new(Tokenizer::from_metadata(file.metadata()).expect("the model has a tokenizer"))
 }
 
 /// Prepares a request for the engine.
 ///
 /// # Errors
 /// If the request cannot be run.
-pub fn begin(preparer: &mut Preparer<Inline>, key: RequestKey, generate: &Generate) -> Result<EngineOrder, FaultKind> {
-    let (received, generate) = (Instant::now(), Arc::new(generate.clone()));
-    match preparer.prepare(&generate, 0) {
-        Ok(prompt) => {
-            let tool_format = preparer.tool_format();
-            Ok(EngineOrder::Begin(key, Box::new(Prepared { received, generate, prompt, tool_format })))
-        }
+pub fn begin(
+    preparer: &mut Preparer<Inline>,
+    answers: &Answers,
+    key: RequestKey,
+    generate: &Generate,
+) -> Result<EngineOrder, FaultKind> {
+    let received = Instant::now();
+    match preparer.prepare(generate, 0) {
+        Ok(prompt) => Ok(EngineOrder::Begin(key, Box::new(answers.begin(key, received, generate, prompt)))),
         Err(Unprepared::Refused(kind)) => Err(kind),
         Err(Unprepared::Elsewhere) => unreachable!("`Inline` runs every job on this thread"),
     }
 }
 
-/// Collects the progress of requests 0 to `count` until all are done.
-fn collect(receiver: &mpsc::Receiver<Progress>, count: usize) -> Vec<Answer> {
-    let mut answers: BTreeMap<u64, Answer> = BTreeMap::new();
+/// Collects the answers to requests 0 to `count` until all are done; cancels those that a stop string ends.
+fn collect(
+    receiver: &mpsc::Receiver<EngineEvent>,
+    answers: &Answers,
+    orders: &mpsc::Sender<EngineOrder>,
+    count: usize,
+) -> Vec<Answer> {
+    let mut found: BTreeMap<u64, Answer> = BTreeMap::new();
     let mut done = 0;
     while done < count {
-        match receiver.recv_timeout(PATIENCE) {
-            Ok(Progress::Started(RequestKey(key), prompt, _)) => {
-                answers.insert(key, Answer { prompt, ..Answer::default() });
-            }
-            Ok(Progress::Token(RequestKey(key), event)) => {
-                let answer = answers.get_mut(&key).expect("the request has started");
-                answer.text.push_str(&event.text);
-                answer.ids.extend(event.id);
-                answer.told.extend(event.id.map(|_| answer.text.len()));
-                answer.logprobs.extend(event.id.map(|_| event.logprobs));
-            }
-            Ok(Progress::Finished(RequestKey(key), finished)) => {
-                answers.get_mut(&key).expect("the request has started").finished = Some(*finished);
-                done += 1;
-            }
-            Ok(Progress::Refused(RequestKey(key), fault)) => {
-                answers.insert(key, Answer { refused: Some(fault), ..Answer::default() });
-                done += 1;
-            }
-            Ok(Progress::Kv(_) | Progress::Dispatched(_)) => {}
+        let (key, event) = match receiver.recv_timeout(PATIENCE) {
+            Ok(EngineEvent::Request(key, event)) => (key, event),
+            Ok(EngineEvent::Replica(ReplicaEvent::Kv(_))) => continue,
             Ok(other) => panic!("{other:?}"),
             Err(RecvTimeoutError::Timeout) => panic!("no progress for {PATIENCE:?}; {done} of {count} are done"),
             Err(RecvTimeoutError::Disconnected) => panic!("the engine ended"),
+        };
+        let translated = answers.translate(key, event);
+        if translated.is_stopped {
+            orders.send(EngineOrder::Cancel(key)).expect("the engine holds the receiver");
+        }
+        for event in translated.events {
+            done += usize::from(matches!(event, AnswerEvent::Finished(_) | AnswerEvent::Refused(_)));
+            found.entry(key.0).or_default().add(event);
         }
     }
-    answers.into_values().collect()
+    found.into_values().collect()
 }
 
 impl Answer {
+    fn add(&mut self, event: AnswerEvent) {
+        match event {
+            AnswerEvent::Started { prompt, .. } => self.prompt = prompt,
+            AnswerEvent::Dispatched => {}
+            AnswerEvent::Token(event) => {
+                self.text.push_str(&event.text);
+                self.ids.extend(event.id);
+                self.told.extend(event.id.map(|_| self.text.len()));
+                self.logprobs.extend(event.id.map(|_| event.logprobs));
+            }
+            AnswerEvent::Finished(finished) => self.finished = Some(*finished),
+            AnswerEvent::Refused(fault) => *self = Self { refused: Some(fault), ..Self::default() },
+            AnswerEvent::LinksBenched(_) => panic!("no benchmark was requested"),
+        }
+    }
+
     /// The end of the answer.
     ///
     /// # Panics

@@ -14,7 +14,7 @@ use common::{
     precision::{Exchange, KvFormat},
 };
 use engine::{
-    collective::{Abort, Accounting, Calls, Group, Links, Seat, Settings, SyncRing},
+    collective::{Abort, Calls, Group, Links, Seat, Settings, StepTiming, SyncLog},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
 use gguf::{GgufFile, Shape};
@@ -117,7 +117,7 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     });
     for (rows, logits, mut group, records) in ranks {
         outcome.records.push(records);
-        outcome.totals.push(group.accounting.take_totals().decode);
+        outcome.totals.push(group.timing.take_totals().decode);
         outcome.calls.push(group.links().map_or_else(Calls::default, |links| links.calls()));
         if rows.is_empty() {
             continue;
@@ -150,14 +150,14 @@ fn rank_of(
         KvCache::new(how.kv, plan.layers.len(), blocks, plan.heads_kv.len(), shape.head_length).expect("enough memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
     let mut model = Model::new(shard, cache, Compute { kernels, pool });
-    let ring = Arc::new(SyncRing::new(place.rank, place.group.clone()));
-    let accounting = Accounting::new(place.rank, Arc::clone(&ring));
+    let ring = Arc::new(SyncLog::new(place.rank, place.group.clone()));
+    let timing = StepTiming::new(place.rank, Arc::clone(&ring));
     let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
     let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
     let links = (streams.len() > 1).then(|| Links::new(seat, streams, abort, false).expect("the sockets are valid"));
     let settings =
         Settings { exchange: how.exchange, columns: shape.embedding_length, choice: how.collective, kernels };
-    let mut group = Group::new(links, settings, accounting);
+    let mut group = Group::new(links, settings, timing);
     // Blocks in reverse order: code must not assume that a sequence is contiguous.
     let tables = vec![(0..blocks as u32).rev().collect::<Vec<u32>>()];
     let mut logits = Vec::new();
@@ -177,7 +177,7 @@ fn rank_of(
             .collect();
         step += 1;
         group.begin_step(step);
-        group.accounting.begin_step(false, batch.len() as u32);
+        group.timing.begin_step(false, batch.len() as u32);
         if let Some(before) = place.before() {
             group.take_over(before, model.hidden(batch.len()), |_| ()).expect("receive from the previous stage");
         }

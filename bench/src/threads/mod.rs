@@ -18,7 +18,7 @@ use common::{
     ids::{Epoch, Rank, TopologyHash},
     precision::Exchange,
 };
-use engine::collective::{Abort, Accounting, Group, Links, Seat, Settings, Socket, SyncRing};
+use engine::collective::{Abort, Group, Links, Seat, Settings, Socket, StepTiming, SyncLog};
 use kernels::Kernels;
 use nix::sched::{CloneFlags, setns};
 use protocol::{
@@ -211,8 +211,8 @@ fn measure_rank(
     let seat = Seat { own, stage: 0..world as u16, epoch: Epoch(1), hash: TopologyHash(1) };
     let links = Links::sealed(seat, protected(bench, rank, streams), Arc::new(Abort::new()?), bench.spin)?;
     let settings = Settings { exchange: bench.exchange, columns: size.columns, choice: Choice::Auto, kernels };
-    let ring = Arc::new(SyncRing::new(own, 0..world as u16));
-    let mut group = Group::new(Some(links), settings, Accounting::new(own, ring));
+    let ring = Arc::new(SyncLog::new(own, 0..world as u16));
+    let mut group = Group::new(Some(links), settings, StepTiming::new(own, ring));
     group.begin_step(1);
     let part = vec![rank as f32 + 0.5; size.tokens * size.columns];
     let mut hidden = vec![0.0; part.len()];
@@ -228,14 +228,14 @@ fn measure_rank(
             let bare_us = began.elapsed().as_secs_f64() * 1e6;
             barrier.wait();
             let calls = group.links().map_or(0, |links| links.calls().total());
-            group.accounting.take_totals();
+            group.timing.take_totals();
             let began = Instant::now();
             group.all_reduce_by(*algorithm, &part, &mut hidden, |_, _, _| ())?;
             let elapsed = began.elapsed().as_secs_f64() * 1e6;
             if round >= WARM_UP {
                 found.times.push(elapsed);
                 found.bare.push(bare_us);
-                found.messages += group.accounting.take_totals().decode.messages_sent;
+                found.messages += group.timing.take_totals().decode.messages_sent;
                 found.calls += group.links().map_or(0, |links| links.calls().total()) - calls;
             }
         }

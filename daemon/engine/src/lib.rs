@@ -1,24 +1,21 @@
 //! The engine: synchronous Rust on its own thread. The head schedules and samples; the other ranks follow its plans.
-mod begin;
-pub mod blocks;
+pub mod block_pool;
 pub mod collective;
-pub mod costs;
-pub mod drafts;
 pub mod error;
 pub mod follower;
-pub mod grammar;
 pub mod head;
 pub mod model;
-pub mod output;
 pub mod plan;
 pub mod port;
 pub mod sample;
 pub mod sampler;
-pub mod schedule;
-mod schema;
-pub mod step;
+pub mod scheduler;
+pub mod speculation;
+pub mod step_latency;
+pub mod structured_output;
 pub mod transfer;
 mod variant;
+pub mod worker;
 
 use std::{
     fmt,
@@ -26,26 +23,24 @@ use std::{
 };
 
 use collectives::table::TableRow;
-use tokenizer::Tokenizer;
 use topology::{Place, Role};
 
-pub use schedule::RequestKey;
+pub use scheduler::RequestKey;
 pub use variant::Variant;
 
 use self::{
     follower::Follower,
-    grammar::{Grammars, PieceSource},
     head::Head,
     plan::Limits,
-    port::EngineOrder,
-    step::Stepper,
-    transfer::{Elsewhere, Partners, Transfers},
+    port::{EngineEvent, EngineOrder, ReplicaEvent},
+    structured_output::{TokenMasks, VocabularySource},
+    transfer::{Partners, RemotePrefill, Transfers},
+    worker::Worker,
 };
 use crate::error::EngineError;
 use crate::{
     collective::{Abort, Group},
     model::Model,
-    port::Progress,
 };
 
 /// Everything an engine is built from.
@@ -64,10 +59,10 @@ pub struct Setup {
     pub transfers: Option<(Transfers, Partners)>,
     /// Deviations for benchmarks.
     pub variant: Variant,
-    /// On the head only.
-    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Tokens that end an answer; used by the head.
+    pub end_tokens: Vec<u32>,
     /// On the ranks of the last stage only.
-    pub pieces: Option<PieceSource>,
+    pub vocabulary: Option<VocabularySource>,
     /// State shared with the watchers of this engine.
     pub abort: Arc<Abort>,
 }
@@ -82,7 +77,7 @@ impl fmt::Debug for Setup {
 fn tune(group: &mut Group) -> Result<(), EngineError> {
     group.tune()?;
     if group.links().is_some_and(|links| links.stage().len() > 1) {
-        group.accounting.publish(group.table());
+        group.timing.publish(group.table());
         for row in &group.table().rows {
             tracing::info!("{}", decided(row));
         }
@@ -103,43 +98,44 @@ fn decided(row: &TableRow) -> String {
 
 /// Runs an engine until a stop order or a fatal error. Links stay open until then: a rank that fails because a peer was
 /// lost must not look lost itself.
-pub fn run(setup: Setup, orders: &Receiver<EngineOrder>, sink: &dyn Fn(Progress)) {
+pub fn run(setup: Setup, orders: &Receiver<EngineOrder>, sink: &dyn Fn(EngineEvent)) {
     let model = (setup.model)();
     let mut group = setup.group;
     if setup.variant.omits_exchange {
         tracing::warn!("all-reduces are omitted: the results of this node are meaningless");
         group.omit_exchange();
     }
-    let mut stepper = Stepper::new(setup.place, model, group, setup.limits);
-    stepper.grammars = Grammars::new(setup.pieces);
+    let mut worker = Worker::new(setup.place, model, group, setup.limits);
+    worker.masks = TokenMasks::new(setup.vocabulary);
     let (transfers, partners) = setup.transfers.unzip();
-    stepper.transfers = transfers;
-    let asks = stepper.place.role == Role::Decode;
-    let elsewhere = partners.map(|partners| Elsewhere::new(&partners, asks));
-    let tuned = tune(&mut stepper.group);
-    let (result, mut stepper) = match setup.tokenizer {
-        _ if tuned.is_err() => (tuned, Some(stepper)),
-        Some(tokenizer) if stepper.place.is_head() => {
-            let head = Head::new((setup.node, setup.limits), tokenizer, stepper, sink).beside(elsewhere);
+    worker.transfers = transfers.unwrap_or_default();
+    let asks = worker.place.role == Role::Decode;
+    let remote_prefill = partners.map_or_else(RemotePrefill::default, |partners| RemotePrefill::new(&partners, asks));
+    let tuned = tune(&mut worker.group);
+    let (result, mut worker) = match worker.place.is_head() {
+        _ if tuned.is_err() => (tuned, Some(worker)),
+        true => {
+            let head = Head::new((setup.node, setup.limits), setup.end_tokens, worker, sink)
+                .with_remote_prefill(remote_prefill);
             let mut head = if setup.variant.is_plain { head.plain() } else { head };
-            (head.serve(orders), Some(head.into_stepper()))
+            (head.serve(orders), Some(head.into_worker()))
         }
-        _ => {
+        false => {
             setup.abort.set_busy(true);
-            let mut follower = Follower::new(stepper);
-            (follower.follow(), Some(follower.into_stepper()))
+            let mut follower = Follower::new(worker);
+            (follower.follow(), Some(follower.into_worker()))
         }
     };
     let Err(error) = result else { return };
     setup.abort.set_busy(false);
     // The other groups continue without this one.
-    stepper.iter_mut().for_each(|stepper| stepper.transfers = None);
+    worker.iter_mut().for_each(|worker| worker.transfers = Transfers::default());
     let reason = error.to_string();
-    sink(match &error {
-        EngineError::Collective(error) => Progress::Broken { rank: error.lost(), reason },
-        EngineError::Model(_) => Progress::Unreadable(reason),
-        _ => Progress::Broken { rank: None, reason },
-    });
+    sink(EngineEvent::Replica(match &error {
+        EngineError::Collective(error) => ReplicaEvent::Broken { rank: error.lost(), reason },
+        EngineError::Model(_) => ReplicaEvent::Unreadable(reason),
+        _ => ReplicaEvent::Broken { rank: None, reason },
+    }));
     while !matches!(orders.recv(), Ok(EngineOrder::Stop) | Err(_)) {}
 }
 

@@ -5,7 +5,7 @@ use common::{ids::Slot, limits::KV_BLOCK_LENGTH, sampling::SamplingParameters};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use topology::{Topology, layout::STEP_TOKENS_MAX};
 
-use super::costs::ROWS_MAX;
+use super::step_latency::ROWS_MAX;
 use crate::model::BatchToken;
 
 /// One step, as scheduled by the head.

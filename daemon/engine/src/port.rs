@@ -1,12 +1,12 @@
-//! The engine's port: the orders it receives. It works on token ids; templates, tokenizers and unchecked schemas stay
-//! in `text`.
-use std::{sync::Arc, time::Instant};
+//! The engine's port: the orders it receives and the events it reports. Both speak of token ids only; templates,
+//! tokenizing, detokenizing and stop strings belong to the daemon's room of text.
+use std::time::Instant;
 
-use common::{chat::ToolFormat, fault::Fault, ids::Rank};
+use common::{chat::Grammar, fault::Fault, ids::Rank, latency::RequestTimes, sampling::SamplingParameters};
 use protocol::{
     across::Across,
     bench::BenchLinks,
-    message::{Finished, Generate, TokenEvent},
+    message::{Finished, Generate},
 };
 use telemetry::{KvUse, LinkBench};
 
@@ -17,12 +17,39 @@ use super::RequestKey;
 pub struct Prepared {
     /// Time of arrival; TTFT counts from here.
     pub received: Instant,
-    /// The request.
-    pub generate: Arc<Generate>,
     /// The tokens of its prompt.
     pub prompt: Vec<u32>,
-    /// Format of tool calls in its answers.
-    pub tool_format: ToolFormat,
+    /// Tokens of an interrupted answer that continues here.
+    pub resumed: Vec<u32>,
+    /// Whether the resumed tokens already contain the end of the answer: an end token or a stop string.
+    pub is_stopped: bool,
+    /// Most tokens in the answer, the resumed ones included.
+    pub max_tokens: u32,
+    /// Whether end tokens are part of the answer instead of its end.
+    pub ignores_end: bool,
+    /// Sampling parameters.
+    pub sampling: SamplingParameters,
+    /// Most speculative tokens in one step.
+    pub drafts_max: u16,
+    /// The checked constraint on its answer.
+    pub grammar: Option<Grammar>,
+}
+
+impl Prepared {
+    /// The part of a request that the engine needs, with the tokens of its prompt.
+    pub fn new(received: Instant, generate: &Generate, prompt: Vec<u32>, is_stopped: bool) -> Self {
+        Self {
+            received,
+            prompt,
+            resumed: generate.resumed.clone(),
+            is_stopped,
+            max_tokens: generate.max_tokens,
+            ignores_end: generate.ignores_end,
+            sampling: generate.sampling.clone(),
+            drafts_max: generate.drafts_max,
+            grammar: generate.grammar.clone(),
+        }
+    }
 }
 
 /// An order to an engine.
@@ -44,25 +71,54 @@ pub enum EngineOrder {
     Stop,
 }
 
-/// Events of an engine.
+/// An event of an engine.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Progress {
-    /// A request was accepted.
-    Started(RequestKey, Vec<u32>, ToolFormat),
+pub enum EngineEvent {
+    /// An event of one request.
+    Request(RequestKey, RequestEvent),
+    /// An event of the whole replica.
+    Replica(ReplicaEvent),
+}
+
+/// Events of a request, in this order; the last one is `Finished`, `LinksBenched` or `Refused`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RequestEvent {
+    /// The engine accepted it.
+    Started,
     /// It has a slot and KV memory for its tokens, and starts to compute.
-    Dispatched(RequestKey),
-    /// A token.
-    Token(RequestKey, TokenEvent),
-    /// A request ended.
-    Finished(RequestKey, Box<Finished>),
+    Dispatched,
+    /// A token of its answer.
+    Token(SampledToken),
+    /// It ended.
+    Finished(Box<Finished>),
+    /// It was a benchmark: all-reduces were timed.
+    LinksBenched(LinkBench),
+    /// It cannot be run.
+    Refused(Fault),
+}
+
+/// A token of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampledToken {
+    /// Its id.
+    pub id: u32,
+    /// Whether the answer ends with it, because of a limit.
+    pub is_last: bool,
+    /// The most probable tokens with their natural-log probabilities, if requested.
+    pub top_logprobs: Vec<(u32, f32)>,
+    /// Times of the request up to this token.
+    pub times: RequestTimes,
+    /// Second and further rounds of distributed sampling up to this token.
+    pub sampling_rounds: u32,
+}
+
+/// Events of a replica.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ReplicaEvent {
     /// The number of KV blocks in use changed.
     Kv(KvUse),
-    /// All-reduces were timed.
-    LinksBenched(RequestKey, LinkBench),
     /// A message for the head of another group.
     Across(u16, Across),
-    /// A request cannot be run.
-    Refused(RequestKey, Fault),
     /// The engine failed; `rank` is the lost rank, if one was lost.
     Broken {
         /// The lost rank.

@@ -5,20 +5,20 @@ use protocol::frame::FrameKind;
 use telemetry::RankTotals;
 
 use super::{
-    costs::ROWS_MAX,
     error::EngineError,
     plan::{Plan, PlanEntry},
     sample::{Answer, Chooser, Chosen, SampleError, Step, Summary},
-    step::{Candidates, Stepper},
+    step_latency::ROWS_MAX,
+    worker::{Candidates, Worker},
 };
-use crate::step::encode_totals;
+use crate::worker::encode_totals;
 
 /// Initial capacity of a query, in bytes.
 const QUERY_ROOM: usize = 1024;
 
 /// The tokens of a step, and the time accounting of every rank of the replica since the previous tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Drawn {
+pub struct SampledTokens {
     /// In the order of the plan's entries that want logits; of a slot's speculative tokens only those that follow
     /// accepted ones.
     pub tokens: Vec<(Slot, Chosen)>,
@@ -37,60 +37,60 @@ pub struct Sampler {
     chooser: Chooser,
     payload: Vec<u8>,
     /// Result of the latest step.
-    pub drawn: Drawn,
+    pub sampled: SampledTokens,
 }
 
 impl Sampler {
-    /// Runs one step on this rank and samples its tokens into `drawn`; false if no token is wanted.
+    /// Runs one step on this rank and samples its tokens into `sampled`; false if no token is wanted.
     ///
     /// # Errors
     /// Any error that ends the topology.
-    pub fn step(&mut self, stepper: &mut Stepper, plan: &Plan) -> Result<bool, EngineError> {
-        self.summaries.reserve(ROWS_MAX * stepper.place.group.len());
-        stepper.step(plan, &mut self.summaries)?;
-        self.drawn.tokens.clear();
+    pub fn step(&mut self, worker: &mut Worker, plan: &Plan) -> Result<bool, EngineError> {
+        self.summaries.reserve(ROWS_MAX * worker.place.group.len());
+        worker.step(plan, &mut self.summaries)?;
+        self.sampled.tokens.clear();
         let count = self.summaries.len();
         if count == 0 {
             return Ok(false);
         }
-        self.gather(stepper)?;
-        self.drawn.tokens.reserve(ROWS_MAX);
+        self.gather(worker)?;
+        self.sampled.tokens.reserve(ROWS_MAX);
         let wanted = plan.entries.iter().filter(|entry| entry.wants_logits);
         let mut refused = None;
         for (place, entry) in wanted.enumerate() {
             // A second row of a slot is speculative: its logits count only if its token equals the one sampled before
             // it.
-            let before = self.drawn.tokens.last().filter(|(slot, _)| *slot == entry.slot);
+            let before = self.sampled.tokens.last().filter(|(slot, _)| *slot == entry.slot);
             if before.is_some_and(|(_, before)| before.id != entry.token) {
                 refused = Some(entry.slot);
             }
             if refused == Some(entry.slot) {
                 continue;
             }
-            let chosen = self.choose(stepper, (place, count), entry)?;
-            self.drawn.tokens.push((entry.slot, chosen));
+            let chosen = self.choose(worker, (place, count), entry)?;
+            self.sampled.tokens.push((entry.slot, chosen));
         }
-        self.drawn.sampling = stepper.since_computed();
+        self.sampled.sampling = worker.since_computed();
         Ok(true)
     }
 
     /// Collects the summaries and the time accounting of the stage's other ranks.
-    fn gather(&mut self, stepper: &mut Stepper) -> Result<(), EngineError> {
-        let Self { summaries, drawn: Drawn { totals, .. }, .. } = self;
-        let (count, ranks, first) = (summaries.len(), stepper.place.group.len(), stepper.place.leader());
+    fn gather(&mut self, worker: &mut Worker) -> Result<(), EngineError> {
+        let Self { summaries, sampled: SampledTokens { totals, .. }, .. } = self;
+        let (count, ranks, first) = (summaries.len(), worker.place.group.len(), worker.place.leader());
         totals.clear();
-        totals.resize(usize::from(stepper.place.stages) * ranks, RankTotals::default());
+        totals.resize(usize::from(worker.place.stages) * ranks, RankTotals::default());
         let mut broken = None;
-        let sequence = stepper.group.next_sequence();
-        stepper.group.gather(FrameKind::Candidates, sequence, |rank, payload| {
+        let sequence = worker.group.next_sequence();
+        worker.group.gather(FrameKind::Candidates, sequence, |rank, payload| {
             let column = totals[rank.index() - first.index()..].iter_mut().step_by(ranks);
             broken = broken.take().or(Candidates::decode(payload, (column, count), summaries).err());
         })?;
         if let Some(error) = broken {
             return Err(error);
         }
-        stepper.group.accounting.close_compute();
-        let own = stepper.take_totals();
+        worker.group.timing.close_compute();
+        let own = worker.take_totals();
         totals.iter_mut().step_by(ranks).zip(own).for_each(|(place, own)| *place = *own);
         Ok(())
     }
@@ -99,15 +99,15 @@ impl Sampler {
     /// index `place` of the `count` that each rank has.
     fn choose(
         &mut self,
-        stepper: &mut Stepper,
+        worker: &mut Worker,
         (place, count): (usize, usize),
         entry: &PlanEntry,
     ) -> Result<Chosen, EngineError> {
         let broken = || EngineError::Message(FrameKind::Candidates);
-        let sequence = stepper.sequences.get(entry.slot).ok_or_else(broken)?;
+        let sequence = worker.sequences.get(entry.slot).ok_or_else(broken)?;
         let summaries = self.summaries.iter().skip(place).step_by(count);
         let mut step = match self.chooser.begin(place, &sequence.sampling, entry.position, summaries) {
-            Err(SampleError::NoToken) if stepper.grammars.holds(entry.slot) => return Ok(Chosen::none()),
+            Err(SampleError::NoToken) if worker.masks.holds(entry.slot) => return Ok(Chosen::none()),
             // A sequence with broken logits affects no other: only its request fails.
             Err(SampleError::NoToken | SampleError::NotANumber) => return Ok(Chosen::broken()),
             begun => begun?,
@@ -120,14 +120,14 @@ impl Sampler {
             self.payload.clear();
             self.payload.reserve(QUERY_ROOM);
             query.encode(&mut self.payload);
-            let number = stepper.group.next_sequence();
-            stepper.group.tell(FrameKind::Query, number, &self.payload)?;
-            let own = stepper.slice(place).ok_or_else(broken)?.answer(&query)?;
+            let number = worker.group.next_sequence();
+            worker.group.tell(FrameKind::Query, number, &self.payload)?;
+            let own = worker.slice(place).ok_or_else(broken)?.answer(&query)?;
             let answers = &mut self.answers;
             answers.clear();
             answers.push(own);
             let mut wrong = None;
-            stepper.group.gather(FrameKind::Answer, number, |_, payload| match Answer::decode(payload) {
+            worker.group.gather(FrameKind::Answer, number, |_, payload| match Answer::decode(payload) {
                 Ok(answer) => answers.push(answer),
                 Err(error) => wrong = Some(error),
             })?;
@@ -142,7 +142,7 @@ impl Sampler {
     }
 }
 
-impl Drawn {
+impl SampledTokens {
     /// Appends the payload of the frame that is sent to the head.
     pub fn encode(&self, payload: &mut Vec<u8>) {
         payload.extend(self.sampling.0.to_le_bytes());
@@ -192,16 +192,16 @@ mod tests {
         let chosen = Chosen { id: 7, rounds: 2, top_logprobs: [(7, -0.5), (9, -1.5)].into_iter().collect() };
         let decode = PhaseTotals { steps: 3, tokens: 900, ..PhaseTotals::default() };
         let totals = RankTotals { decode, ..RankTotals::default() };
-        let drawn = Drawn {
+        let sampled = SampledTokens {
             tokens: vec![(Slot(1), chosen.clone()), (Slot(300), Chosen { top_logprobs: Default::default(), ..chosen })],
             totals: vec![totals; 3],
             sampling: Nanoseconds(70_000),
         };
         let mut payload = Vec::new();
-        drawn.encode(&mut payload);
-        let mut found = Drawn { tokens: Vec::new(), totals: vec![totals; 9], ..Drawn::default() };
+        sampled.encode(&mut payload);
+        let mut found = SampledTokens { tokens: Vec::new(), totals: vec![totals; 9], ..SampledTokens::default() };
         found.decode(&payload, 3).expect("it is whole");
-        assert_eq!(found, drawn);
+        assert_eq!(found, sampled);
         assert!(found.decode(&payload, 2).is_err() && found.decode(&payload, 4).is_err());
         (0..payload.len()).for_each(|end| assert!(found.decode(&payload[..end], 3).is_err(), "cut at {end}"));
     }

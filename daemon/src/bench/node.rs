@@ -10,7 +10,7 @@ use common::{
     precision::{Exchange, KvFormat},
 };
 use engine::{
-    collective::{Accounting, Group, Settings, SyncRing},
+    collective::{Group, Settings, StepTiming, SyncLog},
     model::{Batch, BatchToken, KvCache, Model, Shard},
 };
 use gguf::Shape;
@@ -150,12 +150,12 @@ impl Bench {
         cache.fill();
         let pool = Pool::new(options);
         pool.pin_caller();
-        let accounting = Accounting::new(Rank(0), Arc::new(SyncRing::alone()));
+        let timing = StepTiming::new(Rank(0), Arc::new(SyncLog::alone()));
         let settings =
             Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto, kernels };
         Ok(Self {
             model: Model::new(shard, cache, Compute { kernels, pool }),
-            group: Group::new(None, settings, accounting),
+            group: Group::new(None, settings, timing),
             tables: vec![(0..blocks as u32).collect()],
         })
     }

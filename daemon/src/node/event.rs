@@ -6,7 +6,7 @@ use common::{
     ids::{Epoch, Rank, RequestId, TopologyHash},
     units::Bytes,
 };
-use engine::{RequestKey, port::Progress};
+use engine::{RequestKey, port::ReplicaEvent};
 use protocol::{
     across::Across,
     bench::BenchLinks,
@@ -17,6 +17,7 @@ use telemetry::{BenchFound, BenchProgress, LoadProgress};
 use topology::{Exclusions, Rolling};
 
 use super::quorum::{VoteGap, Votes};
+use crate::text::AnswerEvent;
 
 /// A console's session on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,8 +60,10 @@ pub enum Event {
     Persisted(Epoch, TopologyHash, Result<(), Fault>),
     /// The links to all ranks are open and the engine runs, or not.
     Connected(Epoch, Result<(), Fault>),
+    /// An event of a request that the engine runs.
+    Answer(Epoch, RequestKey, AnswerEvent),
     /// An event of the engine.
-    Engine(Epoch, Progress),
+    Engine(Epoch, ReplicaEvent),
     /// A rank of the running topology is gone.
     PeerLost(Epoch, Rank, Loss),
     /// A rank of the running topology reports that the topology broke: at the rank that it lost, or at itself.

@@ -5,7 +5,7 @@ use common::{
     ids::{Epoch, Rank},
 };
 use engine::RequestKey;
-use engine::port::Progress;
+use engine::port::ReplicaEvent;
 use protocol::{
     across::Across,
     bench::BenchLinks,
@@ -19,7 +19,10 @@ use super::{
     planted::{Planted, is_planted},
     requests::NewRequest,
 };
-use crate::node::effect::{Effect, EngineEffect};
+use crate::{
+    node::effect::{Effect, EngineEffect},
+    text::AnswerEvent,
+};
 
 impl Node {
     /// The topology, if it accepts new requests.
@@ -107,45 +110,59 @@ impl Node {
         vec![Effect::Engine(EngineEffect::Command(command(key)))]
     }
 
-    pub(super) fn engine(&mut self, epoch: Epoch, progress: Progress) -> Vec<Effect> {
+    /// An event of a request.
+    pub(super) fn answer(&mut self, epoch: Epoch, key: RequestKey, event: AnswerEvent) -> Vec<Effect> {
         let Some(running) = self.running.as_mut().filter(|running| running.engine == epoch) else {
             return Vec::new();
         };
         let requests = &mut running.requests;
-        let effect = match progress {
-            Progress::Started(key, prompt_token_ids, tool_format) => {
-                requests.respond(key, ResponseBody::Started { prompt_token_ids, tool_format })
+        let effect = match event {
+            AnswerEvent::Started { prompt, tool_format } => {
+                requests.respond(key, ResponseBody::Started { prompt_token_ids: prompt, tool_format })
             }
-            Progress::Dispatched(key) => {
+            AnswerEvent::Dispatched => {
                 requests.dispatched(key);
                 None
             }
-            Progress::Token(key, token) => {
+            AnswerEvent::Token(token) => {
                 self.tokens += u64::from(token.id.is_some());
                 requests.respond(key, ResponseBody::Token(token))
             }
-            Progress::Finished(key, finished) => requests.end(key, ResponseBody::Finished(*finished)),
-            Progress::Kv(kv) => {
-                running.kv = Some(kv);
-                None
-            }
-            Progress::LinksBenched(key, found) => requests.end(key, ResponseBody::BenchedLinks(found)),
-            Progress::Across(replica, message) => Some(Effect::Engine(EngineEffect::SendAcross(replica, message))),
-            Progress::Refused(key, fault) => requests.end(key, ResponseBody::Failed(fault)),
-            Progress::Broken { rank: Some(rank), .. } => return self.peer_lost(epoch, rank, Loss::Reset),
-            Progress::Broken { rank: None, reason } => {
-                let fault = self.fault_here(FaultKind::Internal { reason });
-                return self.break_down(fault);
-            }
-            Progress::Unreadable(reason) => {
-                let model = running.assignment.topology.model.clone();
-                let fault = self.fault_here(FaultKind::ModelInvalid { model, reason });
-                return self.break_down(fault);
-            }
+            AnswerEvent::Finished(finished) => requests.end(key, ResponseBody::Finished(*finished)),
+            AnswerEvent::LinksBenched(found) => requests.end(key, ResponseBody::BenchedLinks(found)),
+            AnswerEvent::Refused(fault) => requests.end(key, ResponseBody::Failed(fault)),
         };
         let mut effects: Vec<Effect> = effect.into_iter().collect();
         effects.extend(self.leave_if_drained());
         effects
+    }
+
+    /// An event of the engine that concerns no single request.
+    pub(super) fn engine(&mut self, epoch: Epoch, event: ReplicaEvent) -> Vec<Effect> {
+        let Some(running) = self.running.as_mut().filter(|running| running.engine == epoch) else {
+            return Vec::new();
+        };
+        match event {
+            ReplicaEvent::Kv(kv) => {
+                running.kv = Some(kv);
+                self.leave_if_drained()
+            }
+            ReplicaEvent::Across(replica, message) => {
+                let mut effects = vec![Effect::Engine(EngineEffect::SendAcross(replica, message))];
+                effects.extend(self.leave_if_drained());
+                effects
+            }
+            ReplicaEvent::Broken { rank: Some(rank), .. } => self.peer_lost(epoch, rank, Loss::Reset),
+            ReplicaEvent::Broken { rank: None, reason } => {
+                let fault = self.fault_here(FaultKind::Internal { reason });
+                self.break_down(fault)
+            }
+            ReplicaEvent::Unreadable(reason) => {
+                let model = running.assignment.topology.model.clone();
+                let fault = self.fault_here(FaultKind::ModelInvalid { model, reason });
+                self.break_down(fault)
+            }
+        }
     }
 
     /// A message of another group's head, or its loss.

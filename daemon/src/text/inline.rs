@@ -5,7 +5,7 @@ use common::{
     chat::{Chat, Grammar},
     fault::FaultKind,
 };
-use engine::grammar;
+use engine::structured_output;
 use gguf::GgufFile;
 use tokenizer::{
     Tokenizer,
@@ -66,7 +66,7 @@ impl TextWork for Inline {
     }
 
     fn check(&mut self, grammar: &Grammar) -> Result<(), Unprepared> {
-        Ok(grammar::check(grammar).map_err(refused)?)
+        Ok(structured_output::check(grammar).map_err(refused)?)
     }
 
     fn encode(&mut self, text: &str, bos: bool) -> Result<Vec<u32>, Unprepared> {

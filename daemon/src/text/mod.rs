@@ -1,15 +1,18 @@
-//! Preparation of requests for the engine: templates, tokenizing, checks of schemas. The input is untrusted, so none of
-//! this runs on the engine's thread, and work that may make a library abort or use up all memory runs in a child
-//! process with limits. Interface: [`TextService`] takes requests; the engine gets [`engine::port::Prepared`]
-//! ones, or the client gets a fault.
+//! The text around an engine, which works on token ids only. Requests: templates, tokenizing, checks of schemas; the
+//! input is untrusted, so work that may make a library abort or use up all memory runs in a child process with limits.
+//! Answers: detokenizing and stop strings. Interface: [`TextService`] takes requests; the engine gets
+//! [`engine::port::Prepared`] ones, or the client a fault; [`Answers`] translates the engine's events.
+mod answer;
 pub mod child;
 mod frame;
 pub mod inline;
 mod lanes;
 mod memory;
 mod model;
+mod output;
 mod prepare;
 mod service;
+mod vocabulary;
 mod worker;
 
 use common::{
@@ -17,9 +20,11 @@ use common::{
     fault::FaultKind,
 };
 
+pub use answer::{AnswerEvent, Answers, Translated};
 pub use model::ModelText;
 pub use prepare::Preparer;
 pub use service::TextService;
+pub use vocabulary::vocabulary;
 pub use worker::{Program, check_template};
 
 /// Why a request was not prepared.

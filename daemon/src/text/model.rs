@@ -5,14 +5,17 @@ use std::{
 };
 
 use common::{chat::ToolFormat, fault::FaultKind};
-use engine::{grammar::check_vocabulary, plan::Limits};
+use engine::plan::Limits;
 use gguf::GgufFile;
 use tokenizer::{
     Tokenizer,
     template::{TemplateError, TemplateSource},
 };
 
-use super::refused;
+use super::{
+    refused,
+    vocabulary::{end_tokens, token_bytes},
+};
 
 /// Minimum for the length in bytes of the longest token: an unknown character is one token even if the vocabulary has
 /// only shorter ones.
@@ -52,6 +55,11 @@ impl ModelText {
         Self { name, path, tokenizer, template, context_length, vocabulary_length, longest, constrains }
     }
 
+    /// The tokens that end an answer.
+    pub fn end_tokens(&self) -> Vec<u32> {
+        end_tokens(&self.tokenizer, self.vocabulary_length)
+    }
+
     /// Format of tool calls in answers.
     pub fn tool_format(&self) -> ToolFormat {
         let source = self.template.as_ref().ok().and_then(Option::as_ref);
@@ -85,7 +93,7 @@ impl ModelText {
     /// # Errors
     /// The vocabulary is not supported by the constraint library.
     pub fn check_vocabulary(&self) -> Result<(), FaultKind> {
-        let checked = self.constrains.get_or_init(|| check_vocabulary(&self.tokenizer, self.vocabulary_length));
+        let checked = self.constrains.get_or_init(|| token_bytes(&self.tokenizer, self.vocabulary_length).check());
         checked.clone().map_err(refused)
     }
 }

@@ -10,7 +10,7 @@ use protocol::frame::{FrameKind, FramePlace};
 use super::{
     CollectiveError, Links,
     link::Mark,
-    program::{Operation, Source},
+    program::{Operation, PartSource},
 };
 
 /// Values summed at a time: they stay in registers and the nearest cache while the values of all ranks are added.
@@ -57,7 +57,7 @@ impl Tensor {
 
 /// Measurements of one all-reduce.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
+pub(super) struct Arrivals {
     /// Bytes and messages sent, headers included.
     pub(super) sent: (u64, u64),
     /// Longest compute time reported by another rank's frames, and that rank.
@@ -78,7 +78,7 @@ pub(super) struct Execution<'a> {
     at: (u64, u32),
     compute: Nanoseconds,
     since: Instant,
-    found: Found,
+    found: Arrivals,
     /// Messages exchanged with each rank of the stage so far.
     rounds_out: [u8; NODES_MAX],
     rounds_in: [u8; NODES_MAX],
@@ -103,7 +103,8 @@ impl<'a> Execution<'a> {
             buffers.result.resize(bytes, 0);
         }
         let own = links.own();
-        let found = Found { sent: (0, 0), slowest: (Nanoseconds(0), own), last: (own, Nanoseconds(0)), arrived: since };
+        let found =
+            Arrivals { sent: (0, 0), slowest: (Nanoseconds(0), own), last: (own, Nanoseconds(0)), arrived: since };
         let (rounds_out, rounds_in) = ([0; NODES_MAX], [0; NODES_MAX]);
         Self { links, buffers, tensor, algorithm, at, compute, since, found, rounds_out, rounds_in }
     }
@@ -114,7 +115,7 @@ impl<'a> Execution<'a> {
         operations: &[Operation],
         part: &[f32],
         hidden: &mut [f32],
-    ) -> Result<Found, CollectiveError> {
+    ) -> Result<Arrivals, CollectiveError> {
         let is_exact = self.tensor.exchange == Exchange::F32;
         let mut index = 0;
         while let Some(operation) = operations.get(index) {
@@ -149,7 +150,7 @@ impl<'a> Execution<'a> {
         &mut self,
         to: Rank,
         columns: &Range<usize>,
-        (own, encodes): (Source, bool),
+        (own, encodes): (PartSource, bool),
         part: &[f32],
     ) -> Result<(), CollectiveError> {
         let tensor = self.tensor;
@@ -164,7 +165,7 @@ impl<'a> Execution<'a> {
             return Ok(());
         }
         let (mark, slowest, to) = (self.mark_out(to), self.slowest(), self.global(to));
-        let values = if own == Source::Part { part } else { &self.buffers.sum };
+        let values = if own == PartSource::Part { part } else { &self.buffers.sum };
         let bytes = if columns.len() == tensor.columns {
             let whole = bytemuck::must_cast_slice(&values[..tensor.tokens * tensor.columns]);
             self.links.send_slice(to, mark, slowest, whole)?
@@ -190,7 +191,7 @@ impl<'a> Execution<'a> {
         &mut self,
         from: RankSet,
         columns: &Range<usize>,
-        (own, encodes): (Source, bool),
+        (own, encodes): (PartSource, bool),
         part: &[f32],
         result: Option<&mut [f32]>,
     ) -> Result<(), CollectiveError> {
@@ -217,7 +218,7 @@ impl<'a> Execution<'a> {
             };
             count += 1;
         }
-        let part = (own == Source::Part).then_some(part);
+        let part = (own == PartSource::Part).then_some(part);
         match result {
             Some(hidden) if is_rounded => {
                 let (rounded, Payload { encode, add, .. }) = (&mut rounded[tensor.bytes(columns)], tensor.payload);
@@ -268,9 +269,9 @@ impl<'a> Execution<'a> {
         }
     }
 
-    fn encode_own(&mut self, columns: &Range<usize>, source: Source, part: &[f32]) {
+    fn encode_own(&mut self, columns: &Range<usize>, source: PartSource, part: &[f32]) {
         let Buffers { sum, own, .. } = &mut *self.buffers;
-        encode_rows(self.tensor, columns, if source == Source::Part { part } else { sum }, own);
+        encode_rows(self.tensor, columns, if source == PartSource::Part { part } else { sum }, own);
     }
 
     /// Waits for one message of each rank and checks that it is the expected one.

@@ -12,10 +12,10 @@ use protocol::frame::FrameKind;
 use telemetry::SyncKind;
 
 use super::{
-    Accounting, Collective, CollectiveError, Links,
-    accounting::Span,
+    Collective, CollectiveError, Links, StepTiming,
     execute::{Buffers, Execution, Tensor},
     program::{Operation, compile},
+    timing::ExchangeTiming,
     toll::Toll,
 };
 
@@ -43,7 +43,7 @@ pub struct Group {
     programs: Vec<Box<[Operation]>>,
     buffers: Buffers,
     /// Time accounting of this rank.
-    pub accounting: Accounting,
+    pub timing: StepTiming,
     pub(super) step: u64,
     sequence: u32,
     omits_exchange: bool,
@@ -54,7 +54,7 @@ pub struct Group {
 impl Group {
     /// Creates the group of a rank's stage, without links for a replica of one rank. Everything that does not depend on
     /// tokens is allocated here.
-    pub fn new(links: Option<Links>, settings: Settings, accounting: Accounting) -> Self {
+    pub fn new(links: Option<Links>, settings: Settings, timing: StepTiming) -> Self {
         let Settings { exchange, columns, choice, .. } = settings;
         let (own, world) = links.as_ref().map_or((0, 1), |links| (links.own().0 - links.first(), links.stage().len()));
         let table = Table::new(choice, exchange, world, columns);
@@ -65,7 +65,7 @@ impl Group {
             table,
             programs,
             buffers: Buffers::default(),
-            accounting,
+            timing,
             step: 0,
             sequence: 0,
             omits_exchange: false,
@@ -111,7 +111,7 @@ impl Group {
     /// Begins a step: frames carry its number, and their sequence numbers restart.
     pub fn begin_step(&mut self, step: u64) {
         (self.step, self.sequence) = (step, 0);
-        self.accounting.at_step(step);
+        self.timing.at_step(step);
     }
 
     /// Sequence number of the step's next message outside of its all-reduces; all ranks count alike.
@@ -125,11 +125,11 @@ impl Group {
     /// # Errors
     /// The peer is lost.
     pub fn send(&mut self, to: Rank, kind: FrameKind, sequence: u32, payload: &[u8]) -> Result<(), CollectiveError> {
-        let compute = self.accounting.compute_so_far();
+        let compute = self.timing.compute_so_far();
         let (step, links) = (self.step, self.links.as_mut());
         let links = links.expect("a message to another rank needs a world of two");
         let bytes = links.send(to, (kind, step, sequence, compute.0), |out| out.extend_from_slice(payload))?;
-        self.accounting.sent(bytes, 1);
+        self.timing.sent(bytes, 1);
         Ok(())
     }
 
@@ -156,7 +156,7 @@ impl Group {
         mut take: impl FnMut(Rank, &[u8]),
     ) -> Result<(), CollectiveError> {
         let Some(links) = self.links.as_mut() else { return Ok(()) };
-        let (compute, sent) = self.accounting.enter();
+        let (compute, sent) = self.timing.enter();
         links.wait_for(links.others())?;
         let (arrived, last) = (Instant::now(), links.last_arrival());
         let own = links.own();
@@ -169,7 +169,7 @@ impl Group {
         for rank in links.others() {
             links.consume(rank)?;
         }
-        self.accounting.close(Span { compute, slowest, last, sent, arrived });
+        self.timing.close(ExchangeTiming { compute, slowest, last, sent, arrived });
         Ok(())
     }
 
@@ -183,12 +183,12 @@ impl Group {
         algorithm: Algorithm,
         partial: &[f32],
         hidden: &mut [f32],
-        close: impl FnOnce(&mut Accounting, Span, &Links),
+        close: impl FnOnce(&mut StepTiming, ExchangeTiming, &Links),
     ) -> Result<(), CollectiveError> {
         let Settings { exchange, columns, kernels, .. } = self.settings;
         assert_eq!(partial.len(), hidden.len(), "both are [tokens, embedding_length]");
         assert!(columns > 0 && partial.len().is_multiple_of(columns), "a token has {columns} columns");
-        let (compute, sent) = self.accounting.enter();
+        let (compute, sent) = self.timing.enter();
         let Some(links) = self.links.as_mut().filter(|links| !self.omits_exchange && links.stage().len() > 1) else {
             hidden.iter_mut().zip(partial).for_each(|(hidden, partial)| *hidden += partial);
             // Transfers to and from other stages progress while this one computes.
@@ -208,8 +208,8 @@ impl Group {
             toll.pay(found.sent.1);
             arrived = Instant::now();
         }
-        self.accounting.sent(found.sent.0, found.sent.1);
-        close(&mut self.accounting, Span { compute, slowest, last, sent, arrived }, links);
+        self.timing.sent(found.sent.0, found.sent.1);
+        close(&mut self.timing, ExchangeTiming { compute, slowest, last, sent, arrived }, links);
         Ok(())
     }
 }
@@ -223,8 +223,8 @@ impl Collective for Group {
         hidden: &mut [f32],
     ) -> Result<(), CollectiveError> {
         let algorithm = self.table.algorithm(partial.len() / self.settings.columns.max(1));
-        self.all_reduce_by(algorithm, partial, hidden, |accounting, span, links| {
-            accounting.close_layer(layer, kind, span, links.heard());
+        self.all_reduce_by(algorithm, partial, hidden, |timing, span, links| {
+            timing.close_layer(layer, kind, span, links.heard());
         })
     }
 }

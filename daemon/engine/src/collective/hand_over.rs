@@ -15,7 +15,7 @@ impl Group {
     /// # Errors
     /// The peer is lost.
     pub fn hand_over(&mut self, to: Rank, hidden: &[f32], behind: &[u8]) -> Result<(), CollectiveError> {
-        let (compute, sent) = self.accounting.enter();
+        let (compute, sent) = self.timing.enter();
         let (step, format) = (self.step, self.settings().exchange.hand_over());
         let encode = self.settings().kernels.payload.encode;
         let links = self.links().expect("a stage that hands over has links");
@@ -25,8 +25,8 @@ impl Group {
             encode(format, hidden, &mut out[begin..]);
             out.extend_from_slice(behind);
         })?;
-        self.accounting.sent(bytes, 1);
-        self.accounting.close_sending(compute, sent, Instant::now());
+        self.timing.sent(bytes, 1);
+        self.timing.close_sending(compute, sent, Instant::now());
         Ok(())
     }
 
@@ -41,7 +41,7 @@ impl Group {
         hidden: &mut [f32],
         behind: impl FnOnce(&[u8]),
     ) -> Result<(), CollectiveError> {
-        let (compute, sent) = self.accounting.enter();
+        let (compute, sent) = self.timing.enter();
         let (step, format) = (self.step, self.settings().exchange.hand_over());
         let load = self.settings().kernels.payload.load;
         let links = self.links().expect("a stage that takes over has links");
@@ -57,7 +57,7 @@ impl Group {
         load(format, values, hidden);
         behind(rest);
         links.consume(from)?;
-        self.accounting.close_hop(compute, (sent, arrived), hop);
+        self.timing.close_hop(compute, (sent, arrived), hop);
         Ok(())
     }
 
@@ -82,7 +82,7 @@ impl Group {
     /// # Errors
     /// The peer is lost or out of step.
     pub fn take_tokens(&mut self, from: Rank, step: u64, take: impl FnOnce(&[u8])) -> Result<(), CollectiveError> {
-        let (compute, sent) = self.accounting.enter();
+        let (compute, sent) = self.timing.enter();
         let links = self.links().expect("a replica of several stages has links");
         links.wait_for(std::iter::once(from))?;
         let arrived = Instant::now();
@@ -90,7 +90,7 @@ impl Group {
         let (_, payload) = links.front(from, (FrameKind::Drawn, step, 0))?;
         take(payload);
         links.consume(from)?;
-        self.accounting.close_hop(compute, (sent, arrived), hop);
+        self.timing.close_hop(compute, (sent, arrived), hop);
         Ok(())
     }
 }

@@ -19,8 +19,8 @@ use protocol::{
 
 use super::{
     Abort, CollectiveError,
-    accounting::{Heard, Hop},
     peer::{Calls, Patience, Peer, Socket},
+    timing::{ArrivalTimes, Hop},
 };
 
 /// Polls of the sockets before sleeping, if spinning is allowed.
@@ -279,7 +279,7 @@ impl Links {
 
     /// For each other rank of the stage, in order, when the first and the last byte of the frames consumed since
     /// [`Self::listen`] were read.
-    pub fn heard(&self) -> impl Iterator<Item = Heard> {
+    pub fn heard(&self) -> impl Iterator<Item = ArrivalTimes> {
         let stage = usize::from(self.seat.stage.start)..usize::from(self.seat.stage.end);
         self.peers[stage].iter().flatten().map(Peer::heard)
     }

@@ -1,22 +1,20 @@
 //! Collectives between the ranks of a stage: schedules executed on links, with time accounting. Independent of the
 //! contents of layers; runs on the engine's thread, never awaits.
 pub mod abort;
-pub mod accounting;
-mod across;
+mod bench;
 pub mod clocks;
 mod execute;
 pub mod group;
 pub mod hand_over;
 pub mod hops;
+mod kv_links;
 pub mod link;
 mod peer;
 mod program;
-pub mod ring;
-#[cfg(test)]
-mod sealed_tests;
+pub mod sync_log;
 #[cfg(test)]
 mod tests;
-mod timing;
+pub mod timing;
 pub mod toll;
 mod tune;
 mod words;
@@ -26,12 +24,12 @@ use protocol::frame::FrameError;
 use telemetry::SyncKind;
 
 pub use abort::Abort;
-pub use accounting::Accounting;
-pub use across::{AcrossLinks, Taken};
 pub use group::{Group, Settings};
+pub use kv_links::{KvLinks, Taken};
 pub use link::{Links, Mark, Seat};
 pub use peer::{Calls, Socket};
-pub use ring::SyncRing;
+pub use sync_log::SyncLog;
+pub use timing::StepTiming;
 pub use toll::{Toll, Waits};
 
 /// Why a collective failed. Its links are unusable afterwards.

@@ -26,7 +26,7 @@ use protocol::{
     seal::Seals,
 };
 
-use super::{CollectiveError, accounting::Heard, clocks};
+use super::{CollectiveError, clocks, timing::ArrivalTimes};
 
 /// Smallest size of one read.
 const READ_BYTES_MIN: usize = 64 * 1024;
@@ -84,7 +84,7 @@ pub(super) struct Peer {
     /// When the first bytes of the front frame, or of the next one, were received.
     begun_at: Instant,
     /// First and last byte of the frames consumed since [`Self::listen`].
-    heard: Heard,
+    heard: ArrivalTimes,
     /// If hand-overs arrive here: when the system received the last bytes, by [`clocks::now`]. They may lie in the
     /// socket while this rank computes.
     arrived: Option<Arrived>,
@@ -149,7 +149,7 @@ impl Peer {
     }
 
     /// When the first and the last byte of the frames consumed since [`Self::listen`] were read.
-    pub(super) fn heard(&self) -> Heard {
+    pub(super) fn heard(&self) -> ArrivalTimes {
         self.heard
     }
 

@@ -6,7 +6,7 @@ use common::ids::Rank;
 
 /// Where a rank's own values of some columns are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum PartSource {
     /// In the model's output: nothing has been added yet.
     Part,
     /// In the sum.
@@ -17,11 +17,11 @@ pub(super) enum Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     /// Send this rank's values of the columns; `encodes`: they must be encoded first.
-    SendSum { to: Rank, columns: Range<usize>, own: Source, encodes: bool },
+    SendSum { to: Rank, columns: Range<usize>, own: PartSource, encodes: bool },
     /// Send the encoded result.
     SendResult { to: Rank, columns: Range<usize> },
     /// Sum the parts of these ranks and this rank's values in rank order.
-    Sum { from: RankSet, columns: Range<usize>, own: Source, encodes: bool },
+    Sum { from: RankSet, columns: Range<usize>, own: PartSource, encodes: bool },
     /// Store the part of this rank as the result; `keeps`: it is forwarded.
     Store { from: Rank, columns: Range<usize>, keeps: bool },
     /// The sum becomes the result; `keeps`: it is sent.
@@ -42,7 +42,7 @@ pub(super) fn compile(algorithm: Algorithm, rank: Rank, world: usize, columns: u
         let later = &steps[index + 1..];
         let (Step::Send { columns, .. } | Step::Receive { columns, .. } | Step::Finish { columns }) = step;
         let columns = columns.clone();
-        let own = if summed.contains(&columns) { Source::Sum } else { Source::Part };
+        let own = if summed.contains(&columns) { PartSource::Sum } else { PartSource::Part };
         let encodes = !encoded.contains(&columns);
         operations.push(match step {
             Step::Send { to, what: Sent::Sum, .. } => {
@@ -73,7 +73,7 @@ mod tests {
     fn part_is_rounded_once_for_any_number_of_receivers() {
         for algorithm in Algorithm::ALL {
             let operations = compile(algorithm, Rank(1), 5, 320);
-            let mut open: Vec<(Range<usize>, Source)> = Vec::new();
+            let mut open: Vec<(Range<usize>, PartSource)> = Vec::new();
             for operation in &operations {
                 let (Operation::SendSum { columns, own, encodes, .. } | Operation::Sum { columns, own, encodes, .. }) =
                     operation
@@ -81,7 +81,7 @@ mod tests {
                     continue;
                 };
                 let place = (columns.clone(), *own);
-                assert!(*encodes != open.contains(&place) || *own == Source::Sum, "{algorithm}: {operation:?}");
+                assert!(*encodes != open.contains(&place) || *own == PartSource::Sum, "{algorithm}: {operation:?}");
                 open.push(place);
             }
         }

@@ -1,259 +1,282 @@
-//! Benchmarks of all-reduces on a stage's own links, ordered by its first rank: the basis of `auto`, and the result of
-//! a link benchmark. The tensors are synthetic and belong to no request.
-use std::time::{Duration, Instant};
+//! Time accounting of each collective: own compute, waiting for a rank, wire. Timestamps of two machines are never
+//! compared directly. Records go into a ring that any thread may read; only the engine's thread writes.
+use std::{sync::Arc, time::Instant};
 
-use collectives::{Algorithm, Table, table::TOKENS_TIMED};
-use common::{ids::Rank, units::Nanoseconds};
-use protocol::{
-    bench::{BenchLinks, LINK_SECONDS_MAX, LINK_TOKENS_MAX, are_distinct},
-    frame::FrameKind,
+use collectives::Table;
+use common::{
+    ids::{LayerIndex, Rank},
+    units::Nanoseconds,
 };
-use serde::{Deserialize, Serialize};
-use telemetry::{LinkBench, LinkTime, bench::collectives::median_and_p99};
+use kernels::PoolClock;
+use telemetry::{HopRecord, PhaseTotals, RankTotals, SyncKind};
 
-use super::{CollectiveError, Group};
+use super::sync_log::{Entry, SyncLog};
 
-/// Most rounds in one order.
-const ROUNDS_MAX: u32 = 33;
-/// Longest encoded order.
-const ORDER_BYTES_MAX: usize = 64 * 1024;
-/// Time after which a benchmark starts no further all-reduce.
-const BUDGET: Duration = Duration::from_secs(LINK_SECONDS_MAX as u64);
+/// When the first and the last byte of a peer's messages in a collective were read; `None`: it sent nothing.
+pub type ArrivalTimes = Option<(Instant, Instant)>;
 
-const _: () =
-    assert!(TOKENS_TIMED[TOKENS_TIMED.len() - 1] == LINK_TOKENS_MAX, "ranks that tune have room for any order");
-
-/// An order from rank 0 of the stage to the others.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Order {
-    /// Sum `tokens` tokens with each of the algorithms, one after another, `repeats` times.
-    Time { tokens: u32, repeats: u32, algorithms: Vec<Algorithm> },
-    /// Use this table from now on.
-    Use(Table),
-}
-
-/// Times of all-reduces in nanoseconds, by algorithm.
-pub(super) type Times = Vec<(Algorithm, Vec<u64>)>;
-
-/// Tensors that are summed only to measure time.
-#[derive(Debug)]
-pub(super) struct Dummies {
-    part: Vec<f32>,
-    hidden: Vec<f32>,
-}
-
-impl Dummies {
-    /// Creates tensors of at most `values` values.
-    pub(super) fn new(values: usize) -> Self {
-        Self { part: vec![0.5; values], hidden: vec![0.0; values] }
-    }
-}
-
-/// When a link benchmark must end, and how long its current size may take.
+/// One collective, from its send to its last arrival.
 #[derive(Clone, Copy, Debug)]
-struct Deadline {
-    size: Instant,
-    end: Instant,
+pub struct ExchangeTiming {
+    /// Own compute time before the send.
+    pub compute: Nanoseconds,
+    /// Longest compute time reported by a peer's frame, and the peer.
+    pub slowest: (Nanoseconds, Rank),
+    /// The rank whose part arrived last, and how long it was the only one missing.
+    pub last: (Rank, Nanoseconds),
+    /// When this rank sent.
+    pub sent: Instant,
+    /// When the last part arrived; the next compute time starts here.
+    pub arrived: Instant,
 }
 
-impl Group {
-    /// Times all-reduces between the ranks of the stage. The other ranks must call [`Self::follow_order`] whenever a
-    /// frame of kind [`FrameKind::Tune`] is at the front. Every order is a separate step: `step` is the latest one
-    /// before and after.
-    ///
-    /// # Errors
-    /// A peer is lost or out of step, or the wait was aborted.
-    pub fn bench(&mut self, wanted: &BenchLinks, step: &mut u64) -> Result<LinkBench, CollectiveError> {
-        let (exchange, columns) = (self.settings().exchange, self.settings().columns);
-        let most = wanted.tokens.iter().copied().max().unwrap_or(1) as usize;
-        let mut dummies = Dummies::new(most * columns);
-        let mut found = LinkBench {
-            ranks: self.links().map_or(1, |links| links.stage().len() as u16),
-            exchange,
-            columns: columns as u32,
-            times: Vec::new(),
-            left_out: Vec::new(),
-        };
-        // The first one waits for ranks that are still loading.
-        self.lead_order(step, (1, 1, &wanted.algorithms[..1]), &mut dummies)?;
-        let begin = Instant::now();
-        for (index, tokens) in wanted.tokens.iter().enumerate() {
-            // Time that a size leaves of its share goes to the next one.
-            let share = BUDGET * (index as u32 + 1) / wanted.tokens.len() as u32;
-            let deadline = Deadline { size: begin + share, end: begin + BUDGET };
-            let times = self.bench_size(wanted, *tokens, step, deadline, &mut dummies)?;
-            let used = self.table().algorithm(*tokens as usize);
-            let before = found.times.len();
-            for (algorithm, mut times) in times {
-                times.sort_unstable();
-                let Some((p50, p99)) = median_and_p99(&times) else { continue };
-                let (p50, p99, count) = (Nanoseconds(p50), Nanoseconds(p99), times.len() as u32);
-                let (bytes, is_used) = (4 * u64::from(*tokens) * columns as u64, algorithm == used);
-                found.times.push(LinkTime { tokens: *tokens, algorithm, bytes, count, p50, p99, is_used });
-            }
-            if found.times.len() == before {
-                found.left_out.push(*tokens);
-            }
-        }
-        self.forget();
-        self.links().map_or(Ok(()), super::Links::flush_stage)?;
-        Ok(found)
-    }
-
-    /// Times all algorithms for one number of tokens, as often as time permits, possibly never.
-    fn bench_size(
-        &mut self,
-        wanted: &BenchLinks,
-        tokens: u32,
-        step: &mut u64,
-        deadline: Deadline,
-        dummies: &mut Dummies,
-    ) -> Result<Times, CollectiveError> {
-        let mut found: Times = wanted.algorithms.iter().map(|one| (*one, Vec::new())).collect();
-        let once = Instant::now();
-        for algorithm in &wanted.algorithms {
-            if Instant::now() >= deadline.end {
-                return Ok(Vec::new());
-            }
-            self.lead_order(step, (tokens, 1, std::slice::from_ref(algorithm)), dummies)?;
-        }
-        let round = once.elapsed().as_secs_f64().max(1e-6);
-        let mut left = wanted.repeats;
-        while left > 0 {
-            let until = if left == wanted.repeats { deadline.end } else { deadline.size };
-            let room = until.saturating_duration_since(Instant::now()).as_secs_f64() / round;
-            if room < 2.0 {
-                break;
-            }
-            let counted = left.min(ROUNDS_MAX - 1).min(room as u32 - 1);
-            for (algorithm, all) in &mut found {
-                // The first one does not count: it waits for links that still carry messages of the previous algorithm.
-                let times = self.lead_order(step, (tokens, counted + 1, &[*algorithm]), dummies)?;
-                times.iter().for_each(|(_, times)| all.extend_from_slice(&times[1..]));
-            }
-            left -= counted;
-        }
-        Ok(found)
-    }
-
-    /// Orders some rounds as a separate step, and takes part in them.
-    fn lead_order(
-        &mut self,
-        step: &mut u64,
-        (tokens, repeats, algorithms): (u32, u32, &[Algorithm]),
-        dummies: &mut Dummies,
-    ) -> Result<Times, CollectiveError> {
-        *step += 1;
-        self.begin_step(*step);
-        self.order(&Order::Time { tokens, repeats, algorithms: algorithms.to_vec() })?;
-        self.time((tokens, repeats, algorithms), dummies)
-    }
-
-    /// Executes the front order, which is `step`: times all-reduces.
-    ///
-    /// # Errors
-    /// The order is invalid, a peer is lost or out of step, or the wait was aborted.
-    pub fn follow_order(&mut self, first: Rank, step: u64) -> Result<(), CollectiveError> {
-        self.begin_step(step);
-        let Order::Time { tokens, repeats, algorithms } = self.take_order(first)? else {
-            let (got, expected) = ("a table of candidates".into(), "an order to time all-reduces".into());
-            return Err(CollectiveError::OutOfStep { rank: first, got, expected });
-        };
-        let mut dummies = Dummies::new(tokens as usize * self.settings().columns);
-        self.time((tokens, repeats, &algorithms), &mut dummies)?;
-        self.forget();
-        Ok(())
-    }
-
-    /// Discards the accounting of timed all-reduces, which belong to no request.
-    pub(super) fn forget(&mut self) {
-        self.accounting.take_totals();
-        self.accounting.idle();
-    }
-
-    pub(super) fn order(&mut self, order: &Order) -> Result<(), CollectiveError> {
-        let payload = postcard::to_stdvec(order).expect("an order holds only types that postcard encodes");
-        let sequence = self.next_sequence();
-        self.tell(FrameKind::Tune, sequence, &payload)
-    }
-
-    pub(super) fn take_order(&mut self, first: Rank) -> Result<Order, CollectiveError> {
-        let (step, sequence) = (self.step, self.next_sequence());
-        let links = self.links().expect("a rank that follows has links");
-        links.wait_for(std::iter::once(first))?;
-        let (_, payload) = links.front(first, (FrameKind::Tune, step, sequence))?;
-        let order = decode(payload).ok_or_else(|| CollectiveError::OutOfStep {
-            rank: first,
-            got: "an invalid timing order".into(),
-            expected: "numbers of tokens, or a table of candidates".into(),
-        })?;
-        links.consume(first)?;
-        Ok(order)
-    }
-
-    /// Sums `tokens` tokens with each algorithm, one after another, `repeats` times; returns how long each took on this
-    /// rank.
-    pub(super) fn time(
-        &mut self,
-        (tokens, repeats, algorithms): (u32, u32, &[Algorithm]),
-        dummies: &mut Dummies,
-    ) -> Result<Times, CollectiveError> {
-        let values = tokens as usize * self.settings().columns;
-        let (part, hidden) = (&dummies.part[..values], &mut dummies.hidden[..values]);
-        let mut found: Times = algorithms.iter().map(|one| (*one, Vec::new())).collect();
-        for _ in 0..repeats {
-            for (algorithm, times) in &mut found {
-                let began = Instant::now();
-                self.all_reduce_by(*algorithm, part, hidden, |_, _, _| ())?;
-                times.push(began.elapsed().as_nanos() as u64);
-            }
-        }
-        Ok(found)
-    }
+/// A received hand-over.
+#[derive(Clone, Copy, Debug)]
+pub struct Hop {
+    /// The sending rank.
+    pub from: Rank,
+    /// The step that it belongs to.
+    pub step: u64,
+    /// Bytes of the message.
+    pub bytes: u32,
+    /// Its transmission time; `None` until the clocks have been compared.
+    pub time: Option<Nanoseconds>,
 }
 
-/// Decodes an order; `None` if this rank cannot execute it.
-fn decode(payload: &[u8]) -> Option<Order> {
-    let order = Some(payload).filter(|payload| payload.len() <= ORDER_BYTES_MAX);
-    let order: Order = order.and_then(|payload| postcard::from_bytes(payload).ok())?;
-    let is_sound = match &order {
-        Order::Time { tokens, repeats, algorithms } => {
-            (1..=LINK_TOKENS_MAX).contains(tokens) && (1..=ROUNDS_MAX).contains(repeats) && are_distinct(algorithms)
+/// The engine's time accounting. `left` is when it left the previous collective.
+#[derive(Debug)]
+pub struct StepTiming {
+    own: Rank,
+    begun: Instant,
+    left: Instant,
+    step: u64,
+    is_prefill: bool,
+    tokens: u32,
+    totals: RankTotals,
+    ring: Arc<SyncLog>,
+    /// Clock of this rank's thread pool, and its previous reading.
+    threads: Option<(Arc<PoolClock>, u64)>,
+    /// Own compute time since the latest received hand-over, and duration of the latest hand-over to the next stage
+    /// (`sending`).
+    computed: Nanoseconds,
+    sending: Nanoseconds,
+}
+
+impl StepTiming {
+    /// Creates an accounting with empty totals.
+    pub fn new(own: Rank, ring: Arc<SyncLog>) -> Self {
+        let now = Instant::now();
+        Self {
+            own,
+            begun: now,
+            left: now,
+            step: 0,
+            is_prefill: false,
+            tokens: 0,
+            totals: RankTotals::default(),
+            ring,
+            threads: None,
+            computed: Nanoseconds(0),
+            sending: Nanoseconds(0),
         }
-        Order::Use(table) => table.is_sound(),
-    };
-    is_sound.then_some(order)
+    }
+
+    /// From now on, separates the time that a pool's caller spends on the other threads from compute time.
+    pub fn watch(&mut self, clock: Arc<PoolClock>) {
+        let now = clock.nanoseconds();
+        self.threads = Some((clock, now));
+    }
+
+    /// Adds the time since the last collective as compute time, except the part spent on the pool's threads.
+    fn add_compute(&mut self, compute: Nanoseconds) {
+        self.computed.0 += compute.0;
+        let threads = self.threads.as_mut().map_or(0, |(clock, seen)| {
+            let now = clock.nanoseconds();
+            now - std::mem::replace(seen, now)
+        });
+        let threads = threads.min(compute.0);
+        let phase = self.phase();
+        phase.compute.0 += compute.0 - threads;
+        phase.threads.0 += threads;
+    }
+
+    /// Sets the step of the next records.
+    pub fn at_step(&mut self, step: u64) {
+        self.step = step;
+    }
+
+    /// Begins a step: its records count as prefill or decode.
+    pub fn begin_step(&mut self, is_prefill: bool, tokens: u32) {
+        (self.is_prefill, self.tokens) = (is_prefill, tokens);
+        let phase = self.phase();
+        phase.steps += 1;
+        phase.tokens += u64::from(tokens);
+    }
+
+    /// Publishes the algorithm table to readers of the records; only the first table counts.
+    pub fn publish(&self, table: &Table) {
+        self.ring.publish(table);
+    }
+
+    /// Discards the time since the last collective: this rank was idle.
+    pub fn idle(&mut self) {
+        self.left = Instant::now();
+    }
+
+    /// Compute time since the last collective, so far.
+    pub fn compute_so_far(&self) -> Nanoseconds {
+        Nanoseconds(self.left.elapsed().as_nanos() as u64)
+    }
+
+    /// Compute time since the last collective and the current time, from a single clock reading, so that no time is
+    /// lost.
+    pub fn enter(&self) -> (Nanoseconds, Instant) {
+        let now = Instant::now();
+        (Nanoseconds(now.saturating_duration_since(self.left).as_nanos() as u64), now)
+    }
+
+    /// Counts sent bytes and messages.
+    pub fn sent(&mut self, bytes: u64, messages: u64) {
+        let phase = self.phase();
+        phase.bytes_sent += bytes;
+        phase.messages_sent += messages;
+    }
+
+    /// Closes a collective: splits its time and adds it to the totals. Returns (waiting, wire).
+    pub fn close(&mut self, span: ExchangeTiming) -> (Nanoseconds, Nanoseconds) {
+        self.left = span.arrived;
+        let exchange = span.arrived.duration_since(span.sent).as_nanos() as u64;
+        let wait = span.slowest.0.0.saturating_sub(span.compute.0).min(exchange);
+        let wire = exchange - wait;
+        self.add_compute(span.compute);
+        let phase = self.phase();
+        phase.wait.0 += wait;
+        phase.wire.0 += wire;
+        (Nanoseconds(wait), Nanoseconds(wire))
+    }
+
+    /// Like [`Self::close`], but also records the layer for the dashboard. `heard` gives, for each other rank of the
+    /// stage, when the first and the last byte of its messages were read.
+    pub fn close_layer(
+        &mut self,
+        layer: LayerIndex,
+        kind: SyncKind,
+        span: ExchangeTiming,
+        heard: impl Iterator<Item = ArrivalTimes>,
+    ) {
+        let (wait, wire) = self.close(span);
+        let slowest = if wait.0 > 0 { span.slowest.1 } else { self.own };
+        let (compute, tokens, (last, late)) = (span.compute, self.tokens, span.last);
+        let enter = Nanoseconds(span.sent.saturating_duration_since(self.begun).as_nanos() as u64);
+        let (step, exit) = (self.step, Nanoseconds(enter.0 + wait.0 + wire.0));
+        let entry = Entry { step, enter, exit, layer, kind, tokens, compute, wait, slowest, last, late };
+        let since = |at: Instant| Nanoseconds(at.saturating_duration_since(span.sent).as_nanos() as u64);
+        self.ring.push(&entry, heard.map(|heard| heard.map(|(first, whole)| (since(first), since(whole)))));
+    }
+
+    /// Closes a wait for a step's plan: all of it counts as pipeline bubble.
+    pub fn close_bubble(&mut self, compute: Nanoseconds, sent: Instant, arrived: Instant) {
+        self.left = arrived;
+        self.add_compute(compute);
+        self.phase().bubble.0 += arrived.duration_since(sent).as_nanos() as u64;
+    }
+
+    /// Closes a hand-over to the next stage: its duration counts as pipeline bubble.
+    pub fn close_sending(&mut self, compute: Nanoseconds, began: Instant, ended: Instant) {
+        self.left = ended;
+        self.add_compute(compute);
+        self.sending = Nanoseconds(ended.duration_since(began).as_nanos() as u64);
+        self.phase().bubble.0 += self.sending.0;
+    }
+
+    /// Closes a wait for a hand-over from another stage: its transmission time counts as wire, the rest as pipeline
+    /// bubble. Records it.
+    pub fn close_hop(&mut self, compute: Nanoseconds, (began, ended): (Instant, Instant), hop: Hop) {
+        self.left = ended;
+        self.add_compute(compute);
+        let waited = ended.duration_since(began).as_nanos() as u64;
+        // Transmission during this rank's compute time did not delay it.
+        let wire = hop.time.map_or(0, |time| time.0.min(waited));
+        let phase = self.phase();
+        phase.wire.0 += wire;
+        phase.bubble.0 += waited - wire;
+        let compute = std::mem::take(&mut self.computed);
+        let (sending, blocked) = (std::mem::take(&mut self.sending), Nanoseconds(waited - wire));
+        let Hop { from, step, bytes, time } = hop;
+        let (tokens, is_prefill) = (self.tokens, self.is_prefill);
+        let hop = time;
+        self.ring.hops().push(&HopRecord { step, from, is_prefill, tokens, bytes, hop, blocked, compute, sending });
+    }
+
+    /// Ends a step's own compute time that no collective closes (a lone rank, the last sampling).
+    pub fn close_compute(&mut self) {
+        let (compute, now) = self.enter();
+        self.left = now;
+        self.add_compute(compute);
+    }
+
+    /// The totals since the last call.
+    pub fn take_totals(&mut self) -> RankTotals {
+        std::mem::take(&mut self.totals)
+    }
+
+    fn phase(&mut self) -> &mut PhaseTotals {
+        if self.is_prefill { &mut self.totals.prefill } else { &mut self.totals.decode }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use collectives::TableRow;
+    use std::time::Duration;
 
     use super::*;
 
     #[test]
-    fn invalid_orders_are_rejected() {
-        let taken = |order: &Order| decode(&postcard::to_stdvec(order).expect("it is encoded"));
-        let row = TableRow { tokens: 1, algorithm: Algorithm::Direct, timed: Vec::new() };
-        let good = Order::Use(Table { rows: vec![row.clone()] });
-        assert_eq!(taken(&good).as_ref(), Some(&good));
-        let time = |tokens, repeats, algorithms| Order::Time { tokens, repeats, algorithms };
-        let all = || Algorithm::ALL.to_vec();
-        assert!(taken(&time(LINK_TOKENS_MAX, ROUNDS_MAX, all())).is_some());
-        let other = TableRow { algorithm: Algorithm::Ring, ..row.clone() };
-        for bad in [
-            time(LINK_TOKENS_MAX + 1, 1, all()),
-            time(0, 1, all()),
-            time(1, 0, all()),
-            time(1, u32::MAX, all()),
-            time(1, 1, Vec::new()),
-            time(1, 1, vec![Algorithm::Star; 2]),
-            Order::Use(Table { rows: Vec::new() }),
-            Order::Use(Table { rows: vec![other] }),
-            Order::Use(Table { rows: vec![row.clone(), row] }),
-        ] {
-            assert_eq!(taken(&bad), None);
-        }
-        assert_eq!(decode(&[0xff; 40]), None);
+    fn wait_is_excess_of_slowest_peer_and_rest_is_wire() {
+        let mut timing = StepTiming::new(Rank(0), Arc::new(SyncLog::alone()));
+        timing.begin_step(false, 1);
+        let sent = Instant::now();
+        let span = |compute, slowest, exchange| ExchangeTiming {
+            compute: Nanoseconds(compute),
+            slowest: (Nanoseconds(slowest), Rank(2)),
+            last: (Rank(2), Nanoseconds(0)),
+            sent,
+            arrived: sent + Duration::from_nanos(exchange),
+        };
+        assert_eq!(timing.close(span(100, 400, 350)), (Nanoseconds(300), Nanoseconds(50)));
+        assert_eq!(timing.close(span(400, 100, 50)), (Nanoseconds(0), Nanoseconds(50)));
+        assert_eq!(timing.close(span(0, 900, 50)), (Nanoseconds(50), Nanoseconds(0)));
+        let decode = timing.take_totals().decode;
+        assert_eq!((decode.compute.0, decode.wait.0, decode.wire.0), (500, 350, 100));
+    }
+
+    #[test]
+    fn hop_counts_as_wire_up_to_the_wait_and_rest_as_bubble() {
+        let ring = Arc::new(SyncLog::alone());
+        let mut timing = StepTiming::new(Rank(1), Arc::clone(&ring));
+        timing.begin_step(false, 1);
+        let (began, time) = (Instant::now(), Nanoseconds);
+        let mut take = |compute, waited, hop: Option<u64>| {
+            let hop = Hop { from: Rank(0), step: 7, bytes: 8256, time: hop.map(time) };
+            timing.close_hop(time(compute), (began, began + Duration::from_nanos(waited)), hop);
+        };
+        take(100, 500, Some(60));
+        // It had arrived long before, so there was no wait.
+        take(900, 10, Some(80));
+        take(50, 400, None);
+        timing.close_sending(time(300), began, began + Duration::from_nanos(20));
+        take_last(&mut timing, began);
+        let decode = timing.take_totals().decode;
+        assert_eq!((decode.compute.0, decode.wire.0, decode.bubble.0), (1350, 70, 440 + 400 + 20));
+        assert!((decode.network_fraction() - 70.0 / 1420.0).abs() < 1e-9);
+        let found = ring.hops().since(&mut 0);
+        let times: Vec<_> = found.iter().map(|one| (one.hop, one.blocked.0, one.compute.0, one.sending.0)).collect();
+        let expected =
+            [(Some(time(60)), 440, 100, 0), (Some(time(80)), 0, 900, 0), (None, 400, 50, 0), (None, 0, 300, 20)];
+        assert_eq!(times, expected);
+    }
+
+    fn take_last(timing: &mut StepTiming, began: Instant) {
+        timing.close_hop(Nanoseconds(0), (began, began), Hop { from: Rank(0), step: 8, bytes: 0, time: None });
     }
 }

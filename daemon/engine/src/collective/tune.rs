@@ -7,7 +7,7 @@ use common::{ids::Rank, units::Nanoseconds};
 
 use super::{
     CollectiveError, Group,
-    timing::{Dummies, Order, Times},
+    bench::{AlgorithmTimes, BenchOrder, Dummies},
 };
 
 /// Longest benchmark of a stage, counted from the first collective that all ranks have finished.
@@ -47,7 +47,7 @@ impl Group {
         self.timed(1, 1, candidates[0], dummies)?;
         let began = Instant::now();
         for row in &mut table.rows {
-            let mut times: Times = candidates.iter().map(|candidate| (*candidate, Vec::new())).collect();
+            let mut times: AlgorithmTimes = candidates.iter().map(|candidate| (*candidate, Vec::new())).collect();
             let once = Instant::now();
             for candidate in &candidates {
                 self.timed(row.tokens, 1, *candidate, dummies)?;
@@ -66,7 +66,7 @@ impl Group {
             row.timed = medians(times);
             decide(row);
         }
-        self.order(&Order::Use(table.clone()))?;
+        self.order(&BenchOrder::Use(table.clone()))?;
         self.set_table(table);
         self.links().map_or(Ok(()), super::Links::flush_stage)
     }
@@ -79,17 +79,17 @@ impl Group {
         algorithm: Algorithm,
         dummies: &mut Dummies,
     ) -> Result<Vec<u64>, CollectiveError> {
-        self.order(&Order::Time { tokens, repeats, algorithms: vec![algorithm] })?;
+        self.order(&BenchOrder::Time { tokens, repeats, algorithms: vec![algorithm] })?;
         Ok(self.time((tokens, repeats, &[algorithm]), dummies)?.remove(0).1)
     }
 
     fn follow(&mut self, first: Rank, dummies: &mut Dummies) -> Result<(), CollectiveError> {
         loop {
             match self.take_order(first)? {
-                Order::Time { tokens, repeats, algorithms } => {
+                BenchOrder::Time { tokens, repeats, algorithms } => {
                     self.time((tokens, repeats, &algorithms), dummies)?;
                 }
-                Order::Use(table) => {
+                BenchOrder::Use(table) => {
                     self.set_table(table);
                     return Ok(());
                 }
@@ -98,7 +98,7 @@ impl Group {
     }
 }
 
-fn medians(times: Times) -> Vec<(Algorithm, Nanoseconds)> {
+fn medians(times: AlgorithmTimes) -> Vec<(Algorithm, Nanoseconds)> {
     let median = |(algorithm, mut times): (Algorithm, Vec<u64>)| {
         times.sort_unstable();
         (algorithm, Nanoseconds(times.get(times.len() / 2).copied().unwrap_or(0)))

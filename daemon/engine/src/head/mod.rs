@@ -1,13 +1,11 @@
 //! The head: accepts requests, schedules steps and reports the progress of each request. In a single-stage replica it
 //! samples, too; otherwise it runs the next steps while earlier ones are in flight in the later stages.
-pub mod transfers;
+mod admission;
+mod transfers;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{
-        Arc,
-        mpsc::{Receiver, TryRecvError},
-    },
+    sync::mpsc::{Receiver, TryRecvError},
     time::{Duration, Instant},
 };
 
@@ -19,35 +17,28 @@ use common::{
     limits::SLOTS_MAX,
     units::Nanoseconds,
 };
-use protocol::{
-    bench::BenchLinks,
-    frame::FrameKind,
-    message::{Finished, TokenEvent, TokenLogprob},
-};
+use protocol::{bench::BenchLinks, frame::FrameKind, message::Finished};
 use smallvec::SmallVec;
 use telemetry::RankTotals;
-use tokenizer::Tokenizer;
 
 use super::{
     error::EngineError,
-    output::Output,
     plan::{Limits, Plan},
-    port::EngineOrder,
+    port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent, SampledToken},
     sample::Chosen,
     sampler::Sampler,
-    schedule::{RequestKey, Scheduler},
-    step::Stepper,
-    transfer::Elsewhere,
+    scheduler::{RequestKey, Scheduler},
+    transfer::RemotePrefill,
+    worker::Worker,
 };
-use crate::{collective::Links, port::Progress};
+use crate::collective::Links;
 
 /// Most time spent on accepting new requests between two steps, so that running answers do not wait for them.
-const TAKING_IN: Duration = Duration::from_millis(2);
+const ADMISSION_TIME: Duration = Duration::from_millis(2);
 
 /// A request from arrival to end.
 #[derive(Debug)]
 pub(super) struct Request {
-    pub(super) output: Output,
     pub(super) prompt_length: usize,
     /// Number of answer tokens that came with the request (resumed answers).
     pub(super) resumed: usize,
@@ -62,7 +53,7 @@ pub(super) struct Request {
 
 /// An in-flight step whose tokens have not arrived.
 #[derive(Debug)]
-struct Flight {
+struct InFlightStep {
     step: u64,
     /// Requests with a token in the step.
     requests: PerSlot<RequestKey>,
@@ -70,14 +61,14 @@ struct Flight {
     wanted: PerSlot<(Slot, RequestKey, u32)>,
 }
 
-impl Flight {
+impl InFlightStep {
     /// Whether these tokens belong to the slots that expect some, in the same order.
-    fn fits(&self, tokens: &[(Slot, Chosen)]) -> bool {
+    fn matches(&self, tokens: &[(Slot, Chosen)]) -> bool {
         let mut runs = tokens.chunk_by(|a, b| a.0 == b.0);
-        let fits = |(slot, _, rows): &(Slot, RequestKey, u32)| {
+        let matches = |(slot, _, rows): &(Slot, RequestKey, u32)| {
             runs.next().is_some_and(|run| run[0].0 == *slot && run.len() <= *rows as usize)
         };
-        self.wanted.iter().all(fits) && runs.next().is_none()
+        self.wanted.iter().all(matches) && runs.next().is_none()
     }
 }
 
@@ -89,16 +80,17 @@ pub struct Head<'a> {
     pub(super) limits: Limits,
     /// Whether speculative decoding is on.
     pub(super) drafts: bool,
-    pub(super) tokenizer: Arc<Tokenizer>,
-    pub(super) stepper: Stepper,
+    /// Tokens that end an answer.
+    end_tokens: Vec<u32>,
+    pub(super) worker: Worker,
     pub(super) scheduler: Scheduler,
     pub(super) requests: BTreeMap<RequestKey, Request>,
     step: u64,
-    pub(super) sink: &'a dyn Fn(Progress),
-    /// Remote prefill, if the topology's groups have roles.
-    pub(super) elsewhere: Option<Elsewhere>,
+    pub(super) sink: &'a dyn Fn(EngineEvent),
+    /// Remote prefill; off unless the topology's groups have roles.
+    pub(super) remote_prefill: RemotePrefill,
     /// Oldest first; at most one step for each slot.
-    flights: VecDeque<Flight>,
+    in_flight_steps: VecDeque<InFlightStep>,
     sampler: Sampler,
     plan: Plan,
     payload: Vec<u8>,
@@ -108,27 +100,27 @@ impl<'a> Head<'a> {
     /// Creates a head without requests. `sink` receives their progress.
     pub fn new(
         (node, limits): (String, Limits),
-        tokenizer: Arc<Tokenizer>,
-        stepper: Stepper,
-        sink: &'a dyn Fn(Progress),
+        end_tokens: Vec<u32>,
+        worker: Worker,
+        sink: &'a dyn Fn(EngineEvent),
     ) -> Self {
         let scheduler = Scheduler::new(limits);
-        let scheduler = scheduler.in_turns(usize::from(stepper.place.stages), stepper.place.step_tokens());
-        let (requests, flights) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
+        let scheduler = scheduler.with_stages(usize::from(worker.place.stages), worker.place.step_tokens());
+        let (requests, in_flight_steps) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
         let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
-        let (step, drafts, elsewhere) = (0, true, None);
+        let (step, drafts, remote_prefill) = (0, true, RemotePrefill::default());
         Self {
             node,
             limits,
             drafts,
-            tokenizer,
-            stepper,
+            end_tokens,
+            worker,
             scheduler,
             requests,
             step,
             sink,
-            elsewhere,
-            flights,
+            remote_prefill,
+            in_flight_steps,
             sampler,
             plan,
             payload,
@@ -136,8 +128,8 @@ impl<'a> Head<'a> {
     }
 
     /// Enables remote prefill, for a topology whose groups have roles.
-    pub fn beside(self, elsewhere: Option<Elsewhere>) -> Self {
-        Self { elsewhere, ..self }
+    pub fn with_remote_prefill(self, remote_prefill: RemotePrefill) -> Self {
+        Self { remote_prefill, ..self }
     }
 
     /// Disables speculative decoding and the prefix cache, for benchmarks.
@@ -147,8 +139,8 @@ impl<'a> Head<'a> {
     }
 
     /// Returns the rank together with its links.
-    pub fn into_stepper(self) -> Stepper {
-        self.stepper
+    pub fn into_worker(self) -> Worker {
+        self.worker
     }
 
     /// Serves until a stop order arrives.
@@ -156,22 +148,22 @@ impl<'a> Head<'a> {
     /// # Errors
     /// Anything that ends the topology.
     pub fn serve(&mut self, orders: &Receiver<EngineOrder>) -> Result<(), EngineError> {
-        let mut taking_in = Duration::ZERO;
+        let mut admitting = Duration::ZERO;
         loop {
             self.set_busy();
-            let order = if taking_in >= TAKING_IN && self.has_work() {
+            let order = if admitting >= ADMISSION_TIME && self.has_work() {
                 Err(TryRecvError::Empty)
             } else if self.has_work() {
                 orders.try_recv()
             } else {
-                self.stepper.group.links().map_or(Ok(()), Links::flush)?;
+                self.worker.group.links().map_or(Ok(()), Links::flush)?;
                 orders.recv().map_err(|_| TryRecvError::Disconnected)
             };
             match order {
                 Ok(EngineOrder::Begin(key, prepared)) => {
                     let begun = Instant::now();
                     self.begin(key, *prepared);
-                    taking_in += begun.elapsed();
+                    admitting += begun.elapsed();
                 }
                 Ok(EngineOrder::Cancel(key)) => self.cancel(key),
                 Ok(EngineOrder::Withdrawn(key)) => self.withdrawn(key),
@@ -180,7 +172,7 @@ impl<'a> Head<'a> {
                 Ok(EngineOrder::BenchLinks(key, wanted)) => self.bench_links(key, &wanted)?,
                 Ok(EngineOrder::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
                 Err(TryRecvError::Empty) => {
-                    taking_in = Duration::ZERO;
+                    admitting = Duration::ZERO;
                     self.advance()?;
                 }
             }
@@ -189,12 +181,12 @@ impl<'a> Head<'a> {
 
     /// Whether requests exist, or steps are in flight: later stages finish a step even if its requests were cancelled.
     fn has_work(&self) -> bool {
-        self.scheduler.has_work() || !self.flights.is_empty() || self.is_transferring()
+        self.scheduler.has_work() || !self.in_flight_steps.is_empty() || self.is_transferring()
     }
 
     /// Whether a step's tokens are still expected.
     pub(super) fn is_in_flight(&self) -> bool {
-        !self.flights.is_empty()
+        !self.in_flight_steps.is_empty()
     }
 
     /// The timing record of a request.
@@ -209,28 +201,30 @@ impl<'a> Head<'a> {
 
     /// Runs the next step; if every running sequence waits for a token, processes the oldest in-flight step's tokens.
     fn advance(&mut self) -> Result<(), EngineError> {
-        self.attend()?;
-        while !self.flights.is_empty() && self.tokens_are_there() {
-            self.land()?;
+        self.poll_transfers()?;
+        while !self.in_flight_steps.is_empty() && self.tokens_arrived() {
+            self.recv_tokens()?;
         }
-        self.scheduler.take_grammars(self.stepper.grammars.is_ready());
+        let masks = &mut self.worker.masks;
+        self.scheduler.set_masks_ready(masks.is_ready());
+        self.scheduler.release_compiled(|slot| masks.is_compiled(slot));
         let mut plan = std::mem::take(&mut self.plan);
         let is_planned = self.scheduler.next_plan(&mut plan);
-        self.depart()?;
+        self.dispatch_remote_prefills()?;
         let result = if is_planned { self.run(&plan) } else { Ok(()) };
         self.plan = plan;
-        if !is_planned && self.flights.is_empty() {
-            self.rest()?;
+        if !is_planned && self.in_flight_steps.is_empty() {
+            self.idle()?;
         }
-        if is_planned || self.flights.is_empty() { result } else { self.land() }
+        if is_planned || self.in_flight_steps.is_empty() { result } else { self.recv_tokens() }
     }
 
     fn set_busy(&mut self) {
         if let Some(kv) = self.scheduler.kv_changed() {
-            (self.sink)(Progress::Kv(kv));
+            (self.sink)(EngineEvent::Replica(ReplicaEvent::Kv(kv)));
         }
         let busy = self.has_work();
-        if let Some(links) = self.stepper.group.links() {
+        if let Some(links) = self.worker.group.links() {
             links.abort().set_busy(busy);
         }
     }
@@ -247,23 +241,23 @@ impl<'a> Head<'a> {
         while self.has_work() {
             self.advance()?;
         }
-        if self.stepper.group.omits_exchange() {
+        if self.worker.group.omits_exchange() {
             let reason = "all-reduces are disabled by --omit-exchange".into();
             let fault = Fault::new(&self.node, FaultKind::BenchFailed { reason });
-            (self.sink)(Progress::Refused(key, fault));
+            self.report(key, RequestEvent::Refused(fault));
             return Ok(());
         }
-        if let Some(links) = self.stepper.group.links() {
+        if let Some(links) = self.worker.group.links() {
             links.abort().set_busy(true);
         }
-        let found = self.stepper.group.bench(wanted, &mut self.step)?;
-        (self.sink)(Progress::LinksBenched(key, found));
+        let found = self.worker.group.bench(wanted, &mut self.step)?;
+        self.report(key, RequestEvent::LinksBenched(found));
         Ok(())
     }
 
     /// Number of ranks in the replica.
     pub(super) fn world(&self) -> usize {
-        usize::from(self.stepper.place.stages) * self.stepper.place.group.len()
+        usize::from(self.worker.place.stages) * self.worker.place.group.len()
     }
 
     /// Runs one step on the ranks of this stage. If this is also the last stage, the tokens are available at once.
@@ -272,7 +266,7 @@ impl<'a> Head<'a> {
         let now = Instant::now();
         for opened in &plan.opened {
             let Some(key) = self.scheduler.key(opened.slot) else { continue };
-            (self.sink)(Progress::Dispatched(key));
+            self.report(key, RequestEvent::Dispatched);
             if let Some(request) = self.requests.get_mut(&key) {
                 // A request with a remote prefill left the queue when the prefill was dispatched.
                 if request.times.transfer.tokens == 0 {
@@ -281,23 +275,23 @@ impl<'a> Head<'a> {
                 }
             }
         }
-        let group = &mut self.stepper.group;
+        let group = &mut self.worker.group;
         group.begin_step(self.step);
         if !plan.continues {
-            group.accounting.idle();
+            group.timing.idle();
         }
-        group.accounting.begin_step(plan.is_prefill, plan.entries.len() as u32);
-        self.announce(plan)?;
-        if self.stepper.group.links().is_some() {
+        group.timing.begin_step(plan.is_prefill, plan.entries.len() as u32);
+        self.announce_sends(plan)?;
+        if self.worker.group.links().is_some() {
             self.tell(plan)?;
         }
-        let has_tokens = self.sampler.step(&mut self.stepper, plan)?;
-        self.scheduler.took(plan, since(now, Instant::now()));
-        let flight = self.flight(plan);
+        let has_tokens = self.sampler.step(&mut self.worker, plan)?;
+        self.scheduler.record_time(plan, since(now, Instant::now()));
+        let in_flight = self.in_flight(plan);
         if has_tokens {
-            self.landed(&flight);
-        } else if !flight.wanted.is_empty() {
-            self.flights.push_back(flight);
+            self.process_tokens(&in_flight);
+        } else if !in_flight.wanted.is_empty() {
+            self.in_flight_steps.push_back(in_flight);
         }
         Ok(())
     }
@@ -314,7 +308,7 @@ impl<'a> Head<'a> {
 
     /// Sends a message to the ranks of this stage and to the leaders of the others, which forward it.
     pub(super) fn tell_all(&mut self, kind: FrameKind, payload: &[u8]) -> Result<(), EngineError> {
-        let Stepper { group, place, .. } = &mut self.stepper;
+        let Worker { group, place, .. } = &mut self.worker;
         group.tell(kind, 0, payload)?;
         for leader in place.later_leaders() {
             group.send(leader, kind, 0, payload)?;
@@ -322,7 +316,7 @@ impl<'a> Head<'a> {
         Ok(())
     }
 
-    fn flight(&self, plan: &Plan) -> Flight {
+    fn in_flight(&self, plan: &Plan) -> InFlightStep {
         let key = |slot: Slot| self.scheduler.key(slot);
         let mut requests: PerSlot<RequestKey> = PerSlot::new();
         let mut latest = None;
@@ -338,36 +332,36 @@ impl<'a> Head<'a> {
                 None => wanted.extend(key(slot).map(|key| (slot, key, 1))),
             }
         }
-        Flight { step: self.step, requests, wanted }
+        InFlightStep { step: self.step, requests, wanted }
     }
 
     /// Whether the tokens of the oldest in-flight step have arrived.
-    fn tokens_are_there(&mut self) -> bool {
-        let sampler = self.stepper.place.sampler();
-        self.stepper.group.links().is_some_and(|links| links.has_front(sampler))
+    fn tokens_arrived(&mut self) -> bool {
+        let sampler = self.worker.place.sampler();
+        self.worker.group.links().is_some_and(|links| links.has_front(sampler))
     }
 
     /// Receives and processes the tokens of the oldest in-flight step.
-    pub(super) fn land(&mut self) -> Result<(), EngineError> {
-        let Some(flight) = self.flights.pop_front() else { return Ok(()) };
-        let (ranks, sampler) = (self.world(), self.stepper.place.sampler());
-        let Self { stepper: Stepper { group, .. }, sampler: Sampler { drawn, .. }, .. } = self;
+    pub(super) fn recv_tokens(&mut self) -> Result<(), EngineError> {
+        let Some(in_flight) = self.in_flight_steps.pop_front() else { return Ok(()) };
+        let (ranks, sampler) = (self.world(), self.worker.place.sampler());
+        let Self { worker: Worker { group, .. }, sampler: Sampler { sampled, .. }, .. } = self;
         let mut read = Ok(());
-        group.take_tokens(sampler, flight.step, |payload| read = drawn.decode(payload, ranks))?;
+        group.take_tokens(sampler, in_flight.step, |payload| read = sampled.decode(payload, ranks))?;
         read?;
-        if !flight.fits(&drawn.tokens) {
+        if !in_flight.matches(&sampled.tokens) {
             return Err(EngineError::Message(FrameKind::Drawn));
         }
-        self.landed(&flight);
+        self.process_tokens(&in_flight);
         Ok(())
     }
 
     /// Processes the tokens of a step.
-    fn landed(&mut self, flight: &Flight) {
-        self.add_totals(flight);
-        let sampling = self.sampler.drawn.sampling;
-        let mut tokens = std::mem::take(&mut self.sampler.drawn.tokens);
-        for (run, (slot, key, rows)) in tokens.chunk_by(|a, b| a.0 == b.0).zip(&flight.wanted) {
+    fn process_tokens(&mut self, in_flight: &InFlightStep) {
+        self.add_totals(in_flight);
+        let sampling = self.sampler.sampled.sampling;
+        let mut tokens = std::mem::take(&mut self.sampler.sampled.tokens);
+        for (run, (slot, key, rows)) in tokens.chunk_by(|a, b| a.0 == b.0).zip(&in_flight.wanted) {
             if let Some(request) = self.requests.get_mut(key) {
                 request.times.drafted_tokens += rows - 1;
                 request.times.accepted_tokens += run.len() as u32 - 1;
@@ -381,25 +375,25 @@ impl<'a> Head<'a> {
             }
         }
         tokens.clear();
-        self.sampler.drawn.tokens = tokens;
+        self.sampler.sampled.tokens = tokens;
     }
 
     /// Adds the time of a step once to every request that has a token in it.
-    fn add_totals(&mut self, flight: &Flight) {
-        for key in &flight.requests {
+    fn add_totals(&mut self, in_flight: &InFlightStep) {
+        for key in &in_flight.requests {
             let Some(request) = self.requests.get_mut(key) else { continue };
-            for (sum, rank) in request.ranks.iter_mut().zip(&self.sampler.drawn.totals) {
+            for (sum, rank) in request.ranks.iter_mut().zip(&self.sampler.sampled.totals) {
                 sum.prefill.add(&rank.prefill);
                 sum.decode.add(&rank.decode);
             }
         }
     }
 
-    /// Handles a token sampled for a slot: text, events, and the end of the request if this is its last token.
+    /// Handles a token sampled for a slot: its event, and the end of the request if this is its last token.
     /// `sampling` is the time from the end of the layers until the token was sampled.
     fn sampled(&mut self, slot: Slot, chosen: &Chosen, sampling: Nanoseconds) {
         let Some(key) = self.scheduler.key(slot) else { return };
-        if self.is_for_others(key) {
+        if self.complete_for_group(key) {
             return;
         }
         let Some(request) = self.requests.get_mut(&key) else { return };
@@ -411,48 +405,44 @@ impl<'a> Head<'a> {
             request.times.first_token = now;
             request.times.prefilled = Nanoseconds(now.0.saturating_sub(sampling.0).max(1));
         }
-        if (self.tokenizer.is_end(chosen.id) && !request.ignores_end) || chosen.id == Chosen::NONE {
+        if (self.end_tokens.contains(&chosen.id) && !request.ignores_end) || chosen.id == Chosen::NONE {
             return self.finish(key, FinishReason::Stop);
         }
         if chosen.id == Chosen::BROKEN {
             return self.fail(key);
         }
-        let (mut text, stopped) = request.output.push(&self.tokenizer, chosen.id);
         let sampled = request.resumed + request.times.sampled_tokens as usize;
         let reason = match () {
-            () if stopped => Some(FinishReason::Stop),
             () if sampled >= request.max_tokens => Some(FinishReason::Length),
             () if request.prompt_length + sampled >= self.limits.context_length => Some(FinishReason::Context),
             () => None,
         };
-        if reason.is_some() {
-            // All text is out with the last token: if the head is lost now, only the end is lost with it.
-            text.push_str(&request.output.finish());
-        }
-        let logprob = |(id, logprob): &(u32, f32)| TokenLogprob {
-            id: *id,
-            text: String::from_utf8_lossy(&self.tokenizer.piece(*id, true)).into_owned(),
-            logprob: *logprob,
+        let token = SampledToken {
+            id: chosen.id,
+            is_last: reason.is_some(),
+            top_logprobs: chosen.top_logprobs.to_vec(),
+            times: request.times,
+            sampling_rounds: request.sampling_rounds,
         };
-        let logprobs = chosen.top_logprobs.iter().map(logprob).collect();
-        (self.sink)(Progress::Token(key, TokenEvent { id: Some(chosen.id), text, logprobs }));
+        self.report(key, RequestEvent::Token(token));
         match reason {
             Some(reason) => self.finish(key, reason),
             None => self.scheduler.sampled(slot, chosen.id),
         }
     }
 
-    /// Finishes a request: emits the text that was held back, then the statistics.
+    /// Reports an event of a request.
+    pub(super) fn report(&self, key: RequestKey, event: RequestEvent) {
+        (self.sink)(EngineEvent::Request(key, event));
+    }
+
+    /// Finishes a request with its statistics.
     pub(super) fn finish(&mut self, key: RequestKey, reason: FinishReason) {
-        self.forget_transfer(key);
+        self.cancel_transfer(key);
         self.scheduler.end(key);
-        let Some(mut request) = self.requests.remove(&key) else { return };
-        let text = request.output.finish();
-        if !text.is_empty() {
-            (self.sink)(Progress::Token(key, TokenEvent { id: None, text: text.into(), logprobs: Vec::new() }));
-        }
+        let Some(request) = self.requests.remove(&key) else { return };
         let (times, ranks, sampling_rounds) = (request.times, request.ranks, request.sampling_rounds);
-        (self.sink)(Progress::Finished(key, Box::new(Finished { reason, times, ranks, sampling_rounds })));
+        self.report(key, RequestEvent::Finished(Box::new(Finished { reason, times, ranks, sampling_rounds })));
     }
 }
 

@@ -3,27 +3,36 @@
 use common::{limits::KV_BLOCK_LENGTH, units::Nanoseconds};
 use protocol::{across::Across, frame::FrameKind};
 
-use crate::transfer::{Elsewhere, Transfers};
-use crate::transfer::{Order, Standing, TransferId};
-use crate::{RequestKey, collective::CollectiveError, error::EngineError, head::Head, plan::Plan, port::Progress};
+use crate::transfer::{TransferId, TransferOrder, TransferStatus};
+use crate::{
+    RequestKey,
+    collective::CollectiveError,
+    error::EngineError,
+    head::Head,
+    plan::Plan,
+    port::{EngineEvent, ReplicaEvent, RequestEvent},
+};
 
 impl Head<'_> {
     /// Handles a message from the head of another group.
     pub fn across(&mut self, replica: u16, message: &Across) {
-        let Some(elsewhere) = &mut self.elsewhere else { return };
+        let remote_prefill = &mut self.remote_prefill;
+        if !remote_prefill.is_on() {
+            return;
+        }
         match message {
             Across::Beat(_) => {}
             Across::Ask(ask) => {
-                if !elsewhere.computing.take(&mut self.scheduler, &self.limits, replica, ask) {
-                    (self.sink)(Progress::Across(replica, Across::Refused { transfer: ask.transfer }));
+                if !remote_prefill.served.take(&mut self.scheduler, &self.limits, replica, ask) {
+                    self.tell_group(replica, Across::Refused { transfer: ask.transfer });
                 }
             }
             Across::Cancel { transfer } => {
-                let orders = elsewhere.computing.cancel(&mut self.scheduler, replica, Some(*transfer));
-                elsewhere.ending.extend(orders);
+                let orders = remote_prefill.served.cancel(&mut self.scheduler, replica, Some(*transfer));
+                remote_prefill.ending.extend(orders);
             }
             Across::Done { transfer, queued, compute } => {
-                elsewhere.asking.done(replica, *transfer, (*queued, *compute));
+                remote_prefill.requested.done(replica, *transfer, (*queued, *compute));
             }
             Across::Refused { transfer } => self.give_up(TransferId(*transfer)),
         }
@@ -31,57 +40,52 @@ impl Head<'_> {
 
     /// Handles the loss of another group.
     pub fn across_lost(&mut self, replica: u16) {
-        let Some(elsewhere) = &mut self.elsewhere else { return };
-        let orders = elsewhere.computing.cancel(&mut self.scheduler, replica, None);
-        elsewhere.ending.extend(orders);
-        for transfer in elsewhere.asking.lose(replica) {
+        let remote_prefill = &mut self.remote_prefill;
+        let orders = remote_prefill.served.cancel(&mut self.scheduler, replica, None);
+        remote_prefill.ending.extend(orders);
+        for transfer in remote_prefill.requested.lose(replica) {
             self.give_up(transfer);
         }
     }
 
     /// Computes the prompt locally after all.
     fn give_up(&mut self, transfer: TransferId) {
-        let Some(elsewhere) = &mut self.elsewhere else { return };
-        let Some(ended) = elsewhere.asking.give_up(transfer) else { return };
+        let remote_prefill = &mut self.remote_prefill;
+        let Some(ended) = remote_prefill.requested.give_up(transfer) else { return };
         tracing::info!("prefill group {} is unavailable; computing the prompt locally", ended.replica);
-        elsewhere.ending.push(Order::End { transfer, replica: ended.replica });
-        self.scheduler.come_back(ended.slot, 0);
+        remote_prefill.ending.push(TransferOrder::End { transfer, replica: ended.replica });
+        self.scheduler.resume_with_kv(ended.slot, 0);
     }
 
     /// Cancels the transfer of a request that ends.
-    pub(crate) fn forget_transfer(&mut self, key: RequestKey) {
-        let Some(elsewhere) = &mut self.elsewhere else { return };
-        let ended = elsewhere.asking.of(key).and_then(|transfer| elsewhere.asking.give_up(transfer));
+    pub(crate) fn cancel_transfer(&mut self, key: RequestKey) {
+        let remote_prefill = &mut self.remote_prefill;
+        let ended = remote_prefill.requested.of(key).and_then(|transfer| remote_prefill.requested.give_up(transfer));
         let Some(ended) = ended else { return };
-        elsewhere.ending.push(Order::End { transfer: ended.transfer, replica: ended.replica });
-        (self.sink)(Progress::Across(ended.replica, Across::Cancel { transfer: ended.transfer.0 }));
+        remote_prefill.ending.push(TransferOrder::End { transfer: ended.transfer, replica: ended.replica });
+        self.tell_group(ended.replica, Across::Cancel { transfer: ended.transfer.0 });
     }
 
     /// Handles transfers between two steps.
     ///
     /// # Errors
     /// A peer of this group is lost.
-    pub(crate) fn attend(&mut self) -> Result<(), EngineError> {
-        if self.elsewhere.as_ref().is_none_or(|elsewhere| !elsewhere.is_busy()) {
+    pub(crate) fn poll_transfers(&mut self) -> Result<(), EngineError> {
+        if !self.remote_prefill.is_busy() {
             return Ok(());
         }
-        let failed: Vec<TransferId> = match (&self.elsewhere, &self.stepper.transfers) {
-            (Some(elsewhere), Some(transfers)) => {
-                let fails = |transfer: &TransferId| {
-                    transfers.standing(*transfer) == Standing::Failed || elsewhere.asking.is_late(*transfer)
-                };
-                elsewhere.asking.transfers().filter(fails).collect()
-            }
-            _ => Vec::new(),
+        let (requested, transfers) = (&self.remote_prefill.requested, &self.worker.transfers);
+        let fails = |transfer: &TransferId| {
+            transfers.status(*transfer) == TransferStatus::Failed || requested.is_late(*transfer)
         };
+        let failed: Vec<TransferId> = requested.transfers().filter(fails).collect();
         for transfer in failed {
             self.give_up(transfer);
         }
-        let computed = self.elsewhere.as_ref().and_then(|elsewhere| elsewhere.asking.computed());
-        if let Some(transfer) = computed {
-            self.look(transfer)?;
+        if let Some(transfer) = self.remote_prefill.requested.computed() {
+            self.poll_transfer(transfer)?;
         }
-        while let Some(order) = self.elsewhere.as_mut().and_then(|elsewhere| elsewhere.ending.pop()) {
+        while let Some(order) = self.remote_prefill.ending.pop() {
             self.order(&order)?;
         }
         Ok(())
@@ -89,39 +93,38 @@ impl Head<'_> {
 
     /// Polls this group's ranks for the status of a computed prompt; once all have received it, its sequence continues
     /// here.
-    fn look(&mut self, transfer: TransferId) -> Result<(), EngineError> {
-        let own = self.stepper.transfers.as_ref().map(|transfers| transfers.standing(transfer));
-        let Some(Standing::Arrived { bytes: own }) = own else { return Ok(()) };
+    fn poll_transfer(&mut self, transfer: TransferId) -> Result<(), EngineError> {
+        let TransferStatus::Arrived { bytes: own } = self.worker.transfers.status(transfer) else { return Ok(()) };
         while self.is_in_flight() {
-            self.land()?;
+            self.recv_tokens()?;
         }
-        self.order(&Order::Tell { transfer })?;
-        let (mut bytes, mut standing, mut broken) = (own, Standing::Arrived { bytes: own }, false);
-        self.stepper.group.collect(FrameKind::Transfer, |payload| match postcard::from_bytes(payload) {
-            Ok(Standing::Arrived { bytes: more }) => bytes += more,
-            Ok(other) if standing != Standing::Failed => standing = other,
+        self.order(&TransferOrder::Tell { transfer })?;
+        let (mut bytes, mut status, mut broken) = (own, TransferStatus::Arrived { bytes: own }, false);
+        self.worker.group.collect(FrameKind::Transfer, |payload| match postcard::from_bytes(payload) {
+            Ok(TransferStatus::Arrived { bytes: more }) => bytes += more,
+            Ok(other) if status != TransferStatus::Failed => status = other,
             Ok(_) => {}
             Err(_) => broken = true,
         })?;
         if broken {
             return Err(EngineError::Message(FrameKind::Transfer));
         }
-        match standing {
-            Standing::Waiting => {}
-            Standing::Failed => self.give_up(transfer),
-            Standing::Arrived { .. } => self.arrived(transfer, bytes)?,
+        match status {
+            TransferStatus::Waiting => {}
+            TransferStatus::Failed => self.give_up(transfer),
+            TransferStatus::Arrived { .. } => self.arrived(transfer, bytes)?,
         }
         Ok(())
     }
 
     fn arrived(&mut self, transfer: TransferId, bytes: u64) -> Result<(), EngineError> {
-        let arrived = self.elsewhere.as_mut().and_then(|elsewhere| elsewhere.asking.arrived(transfer, bytes));
+        let arrived = self.remote_prefill.requested.arrived(transfer, bytes);
         let Some((ended, tokens, times)) = arrived else { return Ok(()) };
-        self.order(&Order::End { transfer, replica: ended.replica })?;
+        self.order(&TransferOrder::End { transfer, replica: ended.replica })?;
         if let Some(times_of) = self.times(ended.key) {
             times_of.transfer = times;
         }
-        self.scheduler.come_back(ended.slot, tokens);
+        self.scheduler.resume_with_kv(ended.slot, tokens);
         Ok(())
     }
 
@@ -129,38 +132,34 @@ impl Head<'_> {
     ///
     /// # Errors
     /// A peer of this group is lost.
-    pub(crate) fn depart(&mut self) -> Result<(), EngineError> {
-        while let Some(departure) = self.scheduler.departure() {
-            let now = self.since_received(departure.key);
-            if let Some(times) = self.times(departure.key) {
-                (times.dispatched, times.cached_tokens) = (now, departure.first_block * KV_BLOCK_LENGTH as u32);
+    pub(crate) fn dispatch_remote_prefills(&mut self) -> Result<(), EngineError> {
+        while let Some(remote) = self.scheduler.next_remote_prompt() {
+            let now = self.since_received(remote.key);
+            if let Some(times) = self.times(remote.key) {
+                (times.dispatched, times.cached_tokens) = (now, remote.first_block * KV_BLOCK_LENGTH as u32);
             }
-            let tokens = self.scheduler.tokens(departure.slot);
+            let tokens = self.scheduler.tokens(remote.slot);
             let before_last = &tokens[..tokens.len().saturating_sub(1)];
-            let cached = departure.first_block as usize * KV_BLOCK_LENGTH;
+            let cached = remote.first_block as usize * KV_BLOCK_LENGTH;
             // After a prefix-cache hit, the rest of the prompt may be too short for a remote prefill.
-            let elsewhere = self.elsewhere.as_mut().filter(|it| before_last.len() >= cached + it.least.max(1));
-            let asked = elsewhere.and_then(|elsewhere| elsewhere.asking.ask(&departure, before_last));
+            let is_long = before_last.len() >= cached.saturating_add(self.remote_prefill.least.max(1));
+            let asked = is_long.then(|| self.remote_prefill.requested.ask(&remote, before_last)).flatten();
             let Some((order, replica, ask)) = asked else {
-                self.scheduler.come_back(departure.slot, 0);
+                self.scheduler.resume_with_kv(remote.slot, 0);
                 continue;
             };
             self.order(&order)?;
-            (self.sink)(Progress::Dispatched(departure.key));
-            (self.sink)(Progress::Across(replica, ask));
+            self.report(remote.key, RequestEvent::Dispatched);
+            self.tell_group(replica, ask);
         }
         Ok(())
     }
 
     /// Before a plan, sends the ranks a `Send` order for each sequence in it that is computed for another group.
-    pub(crate) fn announce(&mut self, plan: &Plan) -> Result<(), EngineError> {
-        if self.elsewhere.is_none() {
-            return Ok(());
-        }
+    pub(crate) fn announce_sends(&mut self, plan: &Plan) -> Result<(), EngineError> {
         for opened in &plan.opened {
             let Some(key) = self.scheduler.key(opened.slot) else { continue };
-            let order = self.elsewhere.as_mut().and_then(|elsewhere| elsewhere.computing.begin(key, opened.slot));
-            if let Some(order) = order {
+            if let Some(order) = self.remote_prefill.served.begin(key, opened.slot) {
                 self.order(&order)?;
             }
         }
@@ -169,26 +168,27 @@ impl Head<'_> {
 
     /// Whether a computed prompt belongs to another group: then its completion is reported there, and no token is
     /// sampled.
-    pub(crate) fn is_for_others(&mut self, key: RequestKey) -> bool {
-        let Some(elsewhere) = &mut self.elsewhere else { return false };
-        let Some((replica, done)) = elsewhere.computing.end(&mut self.scheduler, key) else { return false };
-        (self.sink)(Progress::Across(replica, done));
+    pub(crate) fn complete_for_group(&mut self, key: RequestKey) -> bool {
+        let Some((replica, done)) = self.remote_prefill.served.end(&mut self.scheduler, key) else { return false };
+        self.tell_group(replica, done);
         true
     }
 
     /// Whether keys and values may be in transfer while no step runs.
     pub(crate) fn is_transferring(&self) -> bool {
-        self.elsewhere.as_ref().is_some_and(Elsewhere::is_busy)
-            || self.stepper.transfers.as_ref().is_some_and(Transfers::is_busy)
+        self.remote_prefill.is_busy() || self.worker.transfers.is_busy()
     }
 
     /// Moves keys and values for a moment while there is no step to run.
     ///
     /// # Errors
     /// The wait was aborted.
-    pub(crate) fn rest(&mut self) -> Result<(), EngineError> {
-        let Some(transfers) = &mut self.stepper.transfers else { return Ok(()) };
-        if let Some(links) = self.stepper.group.links() {
+    pub(crate) fn idle(&mut self) -> Result<(), EngineError> {
+        let transfers = &mut self.worker.transfers;
+        if !transfers.is_on() {
+            return Ok(());
+        }
+        if let Some(links) = self.worker.group.links() {
             if links.abort().is_raised() {
                 return Err(CollectiveError::Aborted.into());
             }
@@ -196,16 +196,20 @@ impl Head<'_> {
             links.abort().set_waiting(true);
         }
         transfers.sleep(None);
-        transfers.step(self.stepper.model.cache());
+        transfers.step(self.worker.model.cache());
         Ok(())
     }
 
     /// Sends an order to all ranks of the group and executes it on this one.
-    fn order(&mut self, order: &Order) -> Result<(), EngineError> {
+    fn order(&mut self, order: &TransferOrder) -> Result<(), EngineError> {
         let payload = postcard::to_stdvec(order).expect("an order holds only types that postcard encodes");
         self.tell_all(FrameKind::Transfer, &payload)?;
-        let obeyed = self.stepper.transfers.as_mut().is_none_or(|transfers| transfers.obey(order));
-        if obeyed { Ok(()) } else { Err(EngineError::Message(FrameKind::Transfer)) }
+        if self.worker.transfers.execute(order) { Ok(()) } else { Err(EngineError::Message(FrameKind::Transfer)) }
+    }
+
+    /// Sends a message to the head of another group.
+    fn tell_group(&self, replica: u16, message: Across) {
+        (self.sink)(EngineEvent::Replica(ReplicaEvent::Across(replica, message)));
     }
 
     fn since_received(&self, key: RequestKey) -> Nanoseconds {

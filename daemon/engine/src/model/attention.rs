@@ -72,7 +72,7 @@ pub fn attend(
     compute.pool.chunks(states, at_once * per_state, |index, state| {
         let item = index * at_once / slots;
         let (token, head_kv) = (item / kv, item % kv);
-        let seen = Seen { compute, cache, heads, queries, token, head_kv };
+        let seen = VisibleKeys { compute, cache, heads, queries, token, head_kv };
         if is_many { seen.all_parts(state) } else { seen.part(index % slots, state) }
     });
     let row = out.len() / tokens;
@@ -108,7 +108,7 @@ impl<'a> Queries<'a> {
 }
 
 /// One token and one KV head.
-struct Seen<'a> {
+struct VisibleKeys<'a> {
     compute: &'a Compute,
     cache: &'a KvCache,
     heads: &'a Heads,
@@ -117,7 +117,7 @@ struct Seen<'a> {
     head_kv: usize,
 }
 
-impl Seen<'_> {
+impl VisibleKeys<'_> {
     /// Adds up all parts in order into the first half of `states`.
     fn all_parts(&self, states: &mut [f32]) {
         let (all, part) = states.split_at_mut(states.len() / 2);

@@ -34,7 +34,7 @@ pub struct Chooser {
     /// The same of the raw logits.
     raw: (f32, f64),
     top: Vec<(u32, f32)>,
-    walk: Walk,
+    walk: CandidateWalk,
     /// Candidates whose rank in the order was queried, and the probability ahead of each.
     asked: Vec<(Scored, f64)>,
     /// The tokens that [`Chooser::draw_among`] may sample.
@@ -61,7 +61,7 @@ struct Scored {
 
 /// The merged candidates in order of score.
 #[derive(Debug, Default)]
-struct Walk {
+struct CandidateWalk {
     /// Not yet examined, best first.
     ahead: Vec<Scored>,
     /// Score and id of each rank's last candidate; `None` if the rank has no others.

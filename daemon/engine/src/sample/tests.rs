@@ -4,9 +4,9 @@ use common::sampling::SamplingParameters;
 use super::{random::Noise, *};
 
 /// A seeded random number generator for tests.
-struct Random(u64);
+struct TestRandom(u64);
 
-impl Random {
+impl TestRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 33
@@ -115,7 +115,7 @@ fn parameters(change: impl FnOnce(&mut SamplingParameters)) -> SamplingParameter
 /// further rounds.
 #[track_caller]
 fn check(p: &SamplingParameters, vocabulary: usize, draws: u32, width: f32) -> u32 {
-    let mut random = Random(u64::from(draws) + vocabulary as u64);
+    let mut random = TestRandom(u64::from(draws) + vocabulary as u64);
     let mut rounds = 0;
     let mut chooser = Chooser::default();
     for position in 0..draws {
@@ -184,7 +184,7 @@ fn samples_follow_the_softmax() {
 
 #[test]
 fn logprobs_cover_vocabulary_before_temperature_and_bias() {
-    let mut random = Random(5);
+    let mut random = TestRandom(5);
     let logits: Vec<f32> = (0..500).map(|_| random.logit(6.0)).collect();
     let p = parameters(|p| {
         (p.logprobs, p.temperature) = (5, 2.0);

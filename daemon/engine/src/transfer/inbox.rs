@@ -5,7 +5,7 @@ use common::limits::KV_BLOCK_LENGTH;
 use protocol::frame::FrameHeader;
 use topology::ShardPlan;
 
-use super::{Order, Place, Standing, TransferId};
+use super::{KvPart, TransferId, TransferOrder, TransferStatus};
 use crate::{
     collective::Taken,
     model::{KvCache, kv_cache},
@@ -53,8 +53,8 @@ impl Inbox {
     }
 
     /// Expects a transfer as ordered; false if the order is invalid.
-    pub(super) fn open(&mut self, order: &Order) -> bool {
-        let Order::Receive { transfer, replica, blocks, first_block, length } = order else { return false };
+    pub(super) fn open(&mut self, order: &TransferOrder) -> bool {
+        let TransferOrder::Receive { transfer, replica, blocks, first_block, length } = order else { return false };
         let wanted = *first_block as usize..(*length as usize).div_ceil(KV_BLOCK_LENGTH);
         if *transfer <= self.latest || wanted.is_empty() || wanted.end > blocks.len() {
             return false;
@@ -78,12 +78,12 @@ impl Inbox {
     }
 
     /// Status of a transfer.
-    pub(super) fn standing(&self, transfer: TransferId) -> Standing {
+    pub(super) fn status(&self, transfer: TransferId) -> TransferStatus {
         match self.list.iter().find(|incoming| incoming.transfer == transfer) {
-            Some(incoming) if incoming.failed => Standing::Failed,
-            Some(incoming) if incoming.received < incoming.expected => Standing::Waiting,
-            Some(incoming) => Standing::Arrived { bytes: incoming.bytes },
-            None => Standing::Failed,
+            Some(incoming) if incoming.failed => TransferStatus::Failed,
+            Some(incoming) if incoming.received < incoming.expected => TransferStatus::Waiting,
+            Some(incoming) => TransferStatus::Arrived { bytes: incoming.bytes },
+            None => TransferStatus::Failed,
         }
     }
 
@@ -94,9 +94,9 @@ impl Inbox {
             // Parts of a closed transfer are dropped; parts that overtake the head's order wait for it.
             return if transfer > self.latest { Taken::Later } else { Taken::Done };
         };
-        let Some((place, parts)) = Place::decode(payload) else { return Taken::Broken };
+        let Some((place, parts)) = KvPart::decode(payload) else { return Taken::Broken };
         let size = cache.part_bytes();
-        let Place { layer, ref blocks, ref heads_kv } = place;
+        let KvPart { layer, ref blocks, ref heads_kv } = place;
         let is_wanted = |range: &Range<usize>, of: &Range<usize>| of.start <= range.start && range.end <= of.end;
         let fits = self.layers.contains(&layer)
             && is_wanted(heads_kv, &self.heads_kv)

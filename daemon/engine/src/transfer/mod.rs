@@ -1,12 +1,12 @@
 //! Disaggregated prefill: one group computes prompts for another, and keys and values go from rank to rank while they
-//! are computed. Each rank executes its head's orders (`Order`); heads talk to each other through the driver
+//! are computed. Each rank executes its head's orders (`TransferOrder`); heads talk to each other through the driver
 //! (`asking.rs`, `computing.rs`).
-pub mod asking;
-pub mod computing;
-mod elsewhere;
 mod inbox;
 mod outbox;
 mod rank;
+mod remote_prefill;
+pub mod requested;
+pub mod served;
 
 use std::ops::Range;
 
@@ -14,12 +14,12 @@ use common::ids::Slot;
 use serde::{Deserialize, Serialize};
 use topology::{ShardPlan, Topology, routes};
 
-pub use self::{elsewhere::Elsewhere, rank::Transfers};
 use self::{
     inbox::Inbox,
-    outbox::{Outbox, Way},
+    outbox::{Outbox, SendRoute},
 };
-use crate::collective::AcrossLinks;
+pub use self::{rank::Transfers, remote_prefill::RemotePrefill};
+use crate::collective::KvLinks;
 
 /// Identifies a transfer among those of the decode group that requested it; increasing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ pub struct TransferId(pub u64);
 
 /// A head's order about transfers to the ranks of its group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Order {
+pub enum TransferOrder {
     /// Send the keys and values that will be computed in a slot.
     Send {
         /// The slot that the next plan opens.
@@ -70,7 +70,7 @@ pub enum Order {
 
 /// Status of a transfer on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Standing {
+pub enum TransferStatus {
     /// Some parts are missing.
     Waiting,
     /// All of this rank's layers and heads have arrived.
@@ -85,7 +85,7 @@ pub enum Standing {
 /// Position of a frame's parts in a KV cache: parts `[head, block]`, each with keys and values in the layout of the
 /// cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct KvPart {
     /// Index in the whole model.
     layer: usize,
     /// Indices in the sequence.
@@ -94,7 +94,7 @@ struct Place {
     heads_kv: Range<usize>,
 }
 
-impl Place {
+impl KvPart {
     /// Encoded length in bytes, before the parts.
     const BYTES: usize = 12;
 
@@ -121,7 +121,7 @@ impl Place {
 #[derive(Debug)]
 pub struct Partners {
     /// Ranks that it sends to, with the parts for each; empty in a decode group.
-    ways: Vec<Way>,
+    send_routes: Vec<SendRoute>,
     /// The replicas with the other role.
     pub replicas: Vec<u16>,
     /// A prompt is computed by a prefill group if it has at least this many tokens without the last one.
@@ -136,23 +136,23 @@ impl Partners {
         let layout = topology.layout;
         let is_other = |replica: &u16| layout.role(*replica) != own.role;
         let replicas: Vec<u16> = (0..layout.replicas).filter(is_other).collect();
-        let ways = |replica: &u16| {
+        let send_routes = |replica: &u16| {
             let (replica, begin) = (*replica, layout.members(*replica).start);
             let found = routes(&plans[usize::from(own.replica)], own.rank.index(), &plans[usize::from(replica)]);
-            let way = move |route: topology::Route| {
+            let send_route = move |route: topology::Route| {
                 let member = common::ids::MemberIndex((begin + route.to) as u16);
-                Way { replica, member, route }
+                SendRoute { replica, member, route }
             };
-            found.into_iter().map(way)
+            found.into_iter().map(send_route)
         };
         let sends = own.role == topology::Role::Prefill;
-        let ways = if sends { replicas.iter().flat_map(ways).collect() } else { Vec::new() };
-        Self { ways, replicas, least: usize::MAX, at_end: false }
+        let send_routes = if sends { replicas.iter().flat_map(send_routes).collect() } else { Vec::new() };
+        Self { send_routes, replicas, least: usize::MAX, at_end: false }
     }
 
     /// The KV transfers of a rank with the shard `plan`.
-    pub fn transfers(&self, topology: &Topology, plan: &ShardPlan, links: AcrossLinks) -> Transfers {
-        let outbox = Outbox::new(self.ways.clone(), plan.layers.clone(), plan.heads_kv.start, self.at_end);
+    pub fn transfers(&self, topology: &Topology, plan: &ShardPlan, links: KvLinks) -> Transfers {
+        let outbox = Outbox::new(self.send_routes.clone(), plan.layers.clone(), plan.heads_kv.start, self.at_end);
         Transfers::new(links, outbox, Inbox::new(plan), topology.layout)
     }
 }
@@ -163,12 +163,12 @@ mod tests {
 
     #[test]
     fn place_survives_encoding_and_is_refused_if_truncated() {
-        let place = Place { layer: 79, blocks: 70_000..70_008, heads_kv: 6..8 };
+        let place = KvPart { layer: 79, blocks: 70_000..70_008, heads_kv: 6..8 };
         let mut payload = Vec::new();
         place.encode(&mut payload);
-        assert_eq!(payload.len(), Place::BYTES);
-        assert_eq!((0..Place::BYTES).find(|end| Place::decode(&payload[..*end]).is_some()), None);
+        assert_eq!(payload.len(), KvPart::BYTES);
+        assert_eq!((0..KvPart::BYTES).find(|end| KvPart::decode(&payload[..*end]).is_some()), None);
         payload.push(7);
-        assert_eq!(Place::decode(&payload), Some((place, &[7][..])));
+        assert_eq!(KvPart::decode(&payload), Some((place, &[7][..])));
     }
 }

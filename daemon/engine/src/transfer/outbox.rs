@@ -8,9 +8,9 @@ use common::{
 };
 use topology::Route;
 
-use super::{Place, TransferId};
+use super::{KvPart, TransferId};
 use crate::{
-    collective::AcrossLinks,
+    collective::KvLinks,
     model::{BatchToken, KvCache, KvSink, kv_cache},
 };
 
@@ -32,7 +32,7 @@ struct Outgoing {
 
 /// The route to one rank of a decode group.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
+pub(super) struct SendRoute {
     pub(super) replica: u16,
     pub(super) member: MemberIndex,
     pub(super) route: Route,
@@ -41,7 +41,7 @@ pub(super) struct Way {
 /// The outgoing transfers of one rank.
 #[derive(Debug)]
 pub(super) struct Outbox {
-    ways: Vec<Way>,
+    send_routes: Vec<SendRoute>,
     first_layer: usize,
     layers: usize,
     first_head: usize,
@@ -51,8 +51,8 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    pub(super) fn new(ways: Vec<Way>, layers: Range<usize>, first_head: usize, at_end: bool) -> Self {
-        Self { ways, first_layer: layers.start, layers: layers.len(), first_head, at_end, list: Vec::new() }
+    pub(super) fn new(send_routes: Vec<SendRoute>, layers: Range<usize>, first_head: usize, at_end: bool) -> Self {
+        Self { send_routes, first_layer: layers.start, layers: layers.len(), first_head, at_end, list: Vec::new() }
     }
 
     /// Starts sending the keys and values of a slot.
@@ -89,14 +89,14 @@ impl Outbox {
     }
 
     /// Sends a stored layer's part of the blocks that the step completes.
-    pub(super) fn stored(&mut self, layer: usize, cache: &KvCache, tables: &[Vec<u32>], links: &mut AcrossLinks) {
+    pub(super) fn stored(&mut self, layer: usize, cache: &KvCache, tables: &[Vec<u32>], links: &mut KvLinks) {
         if !self.at_end {
             self.send(layer, cache, tables, links);
         }
     }
 
     /// Ends a step.
-    pub(super) fn end(&mut self, cache: &KvCache, tables: &[Vec<u32>], links: &mut AcrossLinks) {
+    pub(super) fn end(&mut self, cache: &KvCache, tables: &[Vec<u32>], links: &mut KvLinks) {
         if self.at_end {
             (0..self.layers).for_each(|layer| self.send(layer, cache, tables, links));
         }
@@ -104,17 +104,19 @@ impl Outbox {
         self.list.retain(|outgoing| outgoing.blocks.end < outgoing.length.div_ceil(KV_BLOCK_LENGTH));
     }
 
-    fn send(&mut self, layer: usize, cache: &KvCache, tables: &[Vec<u32>], links: &mut AcrossLinks) {
+    fn send(&mut self, layer: usize, cache: &KvCache, tables: &[Vec<u32>], links: &mut KvLinks) {
         let (global, first_head) = (self.first_layer + layer, self.first_head);
         for outgoing in self.list.iter_mut().filter(|outgoing| !outgoing.blocks.is_empty()) {
             let Some(table) = tables.get(outgoing.slot.index()) else { continue };
-            let is_of_it = |way: &&Way| way.replica == outgoing.replica && way.route.layers.contains(&global);
-            for way in self.ways.iter().filter(is_of_it) {
+            let is_of_it = |send_route: &&SendRoute| {
+                send_route.replica == outgoing.replica && send_route.route.layers.contains(&global)
+            };
+            for send_route in self.send_routes.iter().filter(is_of_it) {
                 for begin in outgoing.blocks.clone().step_by(FRAME_BLOCKS) {
                     let blocks = begin..outgoing.blocks.end.min(begin + FRAME_BLOCKS);
                     let Some(list) = table.get(blocks.clone()) else { continue };
-                    let place = Place { layer: global, blocks, heads_kv: way.route.heads_kv.clone() };
-                    links.send(way.member, (outgoing.transfer.0, outgoing.sequence), |out| {
+                    let place = KvPart { layer: global, blocks, heads_kv: send_route.route.heads_kv.clone() };
+                    links.send(send_route.member, (outgoing.transfer.0, outgoing.sequence), |out| {
                         place.encode(out);
                         for head in place.heads_kv.clone() {
                             let at = |block| kv_cache::Place { layer, block, head: head - first_head };
@@ -131,7 +133,7 @@ impl Outbox {
 /// An outbox during a step.
 pub(super) struct Sending<'a> {
     pub(super) outbox: &'a mut Outbox,
-    pub(super) links: &'a mut AcrossLinks,
+    pub(super) links: &'a mut KvLinks,
     pub(super) tables: &'a [Vec<u32>],
 }
 

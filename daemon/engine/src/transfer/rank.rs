@@ -5,65 +5,105 @@ use common::ids::MemberIndex;
 use topology::Layout;
 
 use crate::transfer::{
-    Order, Standing, TransferId,
+    TransferId, TransferOrder, TransferStatus,
     inbox::Inbox,
     outbox::{Outbox, Sending},
 };
 use crate::{
-    collective::AcrossLinks,
-    model::{BatchToken, KvCache, KvSink, Model},
+    collective::{Group, KvLinks},
+    model::{Batch, ForwardError, KvCache, Model},
 };
 
 /// Most bytes received between two steps: about a millisecond of copying, so that running answers do not wait.
 const BETWEEN_STEPS: usize = 4 << 20;
 
-/// The transfers of a rank.
-pub struct Transfers {
-    links: AcrossLinks,
+/// The transfers of a rank. The default belongs to a topology without roles and does nothing.
+#[derive(Debug, Default)]
+pub struct Transfers(Option<RankTransfers>);
+
+struct RankTransfers {
+    links: KvLinks,
     outbox: Outbox,
     inbox: Inbox,
     layout: Layout,
 }
 
-impl fmt::Debug for Transfers {
+impl fmt::Debug for RankTransfers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Transfers").field("inbox", &self.inbox).field("outbox", &self.outbox).finish_non_exhaustive()
+        f.debug_struct("RankTransfers")
+            .field("inbox", &self.inbox)
+            .field("outbox", &self.outbox)
+            .finish_non_exhaustive()
     }
 }
 
 impl Transfers {
-    pub(super) fn new(links: AcrossLinks, outbox: Outbox, inbox: Inbox, layout: Layout) -> Self {
-        Self { links, outbox, inbox, layout }
+    pub(super) fn new(links: KvLinks, outbox: Outbox, inbox: Inbox, layout: Layout) -> Self {
+        Self(Some(RankTransfers { links, outbox, inbox, layout }))
+    }
+
+    /// Whether the topology's groups have roles.
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Whether anything is to be sent or received: then the sockets are polled while the rank waits.
     pub fn is_busy(&self) -> bool {
-        self.links.is_sending() || self.inbox.is_waiting()
+        self.0.as_ref().is_some_and(|rank| rank.links.is_sending() || rank.inbox.is_waiting())
     }
 
     /// Executes an order of the head; false if it is invalid.
-    pub fn obey(&mut self, order: &Order) -> bool {
+    pub fn execute(&mut self, order: &TransferOrder) -> bool {
+        let Some(rank) = &mut self.0 else { return false };
         match order {
-            Order::Send { slot, transfer, replica, first_block, length } => {
-                self.outbox.open(*slot, (*transfer, *replica), *first_block as usize, *length as usize);
+            TransferOrder::Send { slot, transfer, replica, first_block, length } => {
+                rank.outbox.open(*slot, (*transfer, *replica), *first_block as usize, *length as usize);
             }
-            Order::Receive { .. } => return self.inbox.open(order),
-            Order::End { transfer, replica } => {
-                self.inbox.close(*transfer);
-                self.outbox.close(*transfer, *replica);
+            TransferOrder::Receive { .. } => return rank.inbox.open(order),
+            TransferOrder::End { transfer, replica } => {
+                rank.inbox.close(*transfer);
+                rank.outbox.close(*transfer, *replica);
             }
-            Order::Tell { .. } => {}
+            TransferOrder::Tell { .. } => {}
         }
         true
     }
 
     /// Status of a transfer on this rank.
-    pub fn standing(&self, transfer: TransferId) -> Standing {
-        self.inbox.standing(transfer)
+    pub fn status(&self, transfer: TransferId) -> TransferStatus {
+        self.0.as_ref().map_or(TransferStatus::Failed, |rank| rank.inbox.status(transfer))
     }
 
     /// Sends and receives without blocking; returns whether anything was received.
     pub fn step(&mut self, cache: &mut KvCache) -> bool {
+        self.0.as_mut().is_some_and(|rank| rank.step(cache))
+    }
+
+    /// Sleeps until a socket of another group or the given one is ready, at most for a moment.
+    pub fn sleep(&self, other: Option<BorrowedFd<'_>>) {
+        if let Some(rank) = &self.0 {
+            rank.links.sleep(other);
+        }
+    }
+
+    /// Runs the layers of a step, and moves keys and values between them.
+    ///
+    /// # Errors
+    /// As [`Model::forward`].
+    pub fn forward(&mut self, model: &mut Model, batch: Batch<'_>, group: &mut Group) -> Result<(), ForwardError> {
+        let Some(rank) = &mut self.0 else { return model.forward(batch, group).map(drop) };
+        let (tokens, tables) = (batch.tokens, batch.blocks);
+        rank.step(model.cache());
+        rank.outbox.begin(tokens);
+        let mut sink = Sending { outbox: &mut rank.outbox, links: &mut rank.links, tables };
+        model.forward_beside(batch, group, &mut sink)?;
+        rank.outbox.end(model.cache(), tables, &mut rank.links);
+        Ok(())
+    }
+}
+
+impl RankTransfers {
+    fn step(&mut self, cache: &mut KvCache) -> bool {
         self.links.pump();
         let Self { links, inbox, layout, .. } = self;
         if !inbox.is_waiting() {
@@ -76,25 +116,5 @@ impl Transfers {
         let broken: smallvec::SmallVec<[u16; 4]> = inbox.awaited().filter(|replica| !is_whole(*replica)).collect();
         broken.into_iter().for_each(|replica| inbox.fail(replica));
         bytes > 0
-    }
-
-    /// Sleeps until a socket of another group or the given one is ready, at most for a moment.
-    pub fn sleep(&self, beside: Option<BorrowedFd<'_>>) {
-        self.links.sleep(beside);
-    }
-
-    /// Begins a step with these tokens.
-    pub fn begin(&mut self, tokens: &[BatchToken]) {
-        self.outbox.begin(tokens);
-    }
-
-    /// The sink for keys and values of the step; `tables` are the blocks of each slot.
-    pub fn sink<'a>(&'a mut self, tables: &'a [Vec<u32>]) -> impl KvSink + 'a {
-        Sending { outbox: &mut self.outbox, links: &mut self.links, tables }
-    }
-
-    /// Ends a step.
-    pub fn end(&mut self, model: &mut Model, tables: &[Vec<u32>]) {
-        self.outbox.end(model.cache(), tables, &mut self.links);
     }
 }

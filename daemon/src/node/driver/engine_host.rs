@@ -2,11 +2,15 @@
 use std::time::Duration;
 
 use common::fault::{Fault, FaultKind};
-use engine::port::{EngineOrder, Progress};
+use engine::port::{EngineEvent, EngineOrder, ReplicaEvent};
 use protocol::across::Across;
+use smallvec::{SmallVec, smallvec};
 
 use super::{orders::COMMANDS_MAX, running::RunningEngine};
-use crate::node::{Event, effect::EngineEffect, event::EngineCommand};
+use crate::{
+    node::{Event, effect::EngineEffect, event::EngineCommand},
+    text::AnswerEvent,
+};
 
 /// Holds the running engine.
 #[derive(Debug)]
@@ -30,6 +34,21 @@ impl EngineHost {
     /// Whether the engine of this run is the running one.
     pub(super) fn is_run(&self, run: u64) -> bool {
         self.running.as_ref().is_some_and(|running| running.run == run)
+    }
+
+    /// The events of an engine for the node, with the text of its tokens; none if the engine is not the running one.
+    pub(super) fn translate(&mut self, run: u64, event: EngineEvent) -> SmallVec<[Event; 2]> {
+        let Some(running) = self.running.as_mut().filter(|running| running.run == run) else {
+            return SmallVec::new();
+        };
+        let epoch = running.epoch;
+        match event {
+            EngineEvent::Replica(event) => smallvec![Event::Engine(epoch, event)],
+            EngineEvent::Request(key, event) => {
+                let events = running.translate(key, event).into_iter();
+                events.map(|event| Event::Answer(epoch, key, event)).collect()
+            }
+        }
     }
 
     /// Takes over an engine that was started; `is_draining`: this node takes no new work.
@@ -82,7 +101,7 @@ impl EngineHost {
             Ok(()) => {}
             Err(EngineOrder::Begin(key, _) | EngineOrder::BenchLinks(key, _)) => {
                 let fault = Fault::new(&self.name, FaultKind::QueueFull { limit: COMMANDS_MAX as u32 });
-                return Some(Event::Engine(epoch, Progress::Refused(key, fault)));
+                return Some(Event::Answer(epoch, key, AnswerEvent::Refused(fault)));
             }
             Err(EngineOrder::Across(replica, Across::Ask(ask))) => {
                 running.send_across(replica, Across::Refused { transfer: ask.transfer });
@@ -109,7 +128,7 @@ impl EngineHost {
     pub(super) fn death(&self) -> Option<Event> {
         let running = self.running.as_ref().filter(|running| running.has_died())?;
         let reason = "the engine thread panicked; see its message in the log".into();
-        Some(Event::Engine(running.epoch, Progress::Broken { rank: None, reason }))
+        Some(Event::Engine(running.epoch, ReplicaEvent::Broken { rank: None, reason }))
     }
 
     /// Says goodbye to the peers and stops the engine.

@@ -9,9 +9,9 @@ use std::{
 
 use common::{fault::FaultKind, ids::ModelIdentity, units::Bytes};
 use engine::{
-    grammar::{self, PieceSource},
     model::{Cached, KvCache, LoadError, Pace, PackedCache, Shard, Source, weights::shard_bytes},
     plan::Limits,
+    structured_output::{Job, VocabularySource},
     transfer::Partners,
 };
 use gguf::{Content, GgufError, GgufFile, Shape};
@@ -51,7 +51,7 @@ pub(super) struct Loaded {
     /// On the head only.
     pub(super) text: Option<ModelText>,
     /// On the ranks of the last stage only.
-    pub(super) pieces: Option<PieceSource>,
+    pub(super) vocabulary: Option<VocabularySource>,
     pub(super) bytes: Bytes,
 }
 
@@ -194,12 +194,9 @@ pub(super) fn load(
         text
     });
     let pace = paced.map(|paced| pace(paced, ModelSizes::of_file(&file, &shape), plan, topology));
-    let pieces = place.is_last_stage().then(|| PieceSource {
-        aside,
-        file: Arc::clone(&file),
-        vocabulary_length: shape.vocabulary_length,
-    });
-    Ok(Loaded { shard, cache, pace, partners, text, pieces, bytes: Bytes(weight_bytes + kv) })
+    let vocabulary =
+        place.is_last_stage().then(|| text::vocabulary(Arc::clone(&file), shape.vocabulary_length, spawn_compiler));
+    Ok(Loaded { shard, cache, pace, partners, text, vocabulary, bytes: Bytes(weight_bytes + kv) })
 }
 
 /// Working memory in bytes, without weights and KV cache.
@@ -247,9 +244,8 @@ fn content(
     }
 }
 
-/// Runs an engine job on a thread of its own. Returns false if no thread can be started; the engine then runs the job
-/// itself when it needs the result.
-fn aside(job: grammar::Job) -> bool {
+/// Runs a job of an engine on a thread of its own. Returns false if no thread can be started.
+fn spawn_compiler(job: Job) -> bool {
     let spawned = std::thread::Builder::new().name("grammar".into()).stack_size(SCHEMA_STACK_BYTES).spawn(job);
     spawned.map_err(|error| tracing::warn!("cannot start a thread to compile a grammar: {error}")).is_ok()
 }

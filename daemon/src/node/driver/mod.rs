@@ -34,7 +34,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::{Variant, port::Progress};
+use engine::{
+    Variant,
+    port::{EngineEvent, ReplicaEvent},
+};
 use kernels::Kernels;
 use protocol::{
     connection::Connection,
@@ -82,6 +85,9 @@ pub enum Input {
     /// An event of the engine run with this number; events of earlier runs are ignored.
     #[doc(hidden)]
     Run(u64, Event),
+    /// An event of that engine itself.
+    #[doc(hidden)]
+    Engine(u64, EngineEvent),
     /// A console opened a session; responses go to the outbox.
     SessionOpened(SessionId, Outbox),
     /// An incoming link of a rank.
@@ -242,6 +248,12 @@ impl Driver {
         let event = match input {
             Input::Event(event) => Some(event),
             Input::Run(run, event) => self.engine.is_run(run).then_some(event),
+            Input::Engine(run, event) => {
+                for event in self.engine.translate(run, event) {
+                    self.event(event);
+                }
+                None
+            }
             Input::SessionOpened(session, outbox) => {
                 self.sessions.open(session, outbox);
                 None
@@ -417,10 +429,10 @@ impl Driver {
 /// Logs the failure of an engine, and the loss of a rank.
 fn log_failure(event: &Event, node: &Node) {
     match event {
-        Event::Engine(epoch, Progress::Broken { rank, reason }) => {
+        Event::Engine(epoch, ReplicaEvent::Broken { rank, reason }) => {
             tracing::warn!(%epoch, ?rank, reason, "the engine failed");
         }
-        Event::Engine(epoch, Progress::Unreadable(reason)) => {
+        Event::Engine(epoch, ReplicaEvent::Unreadable(reason)) => {
             tracing::warn!(%epoch, reason, "the engine failed");
         }
         // The loss of a rank of an earlier assignment is expected.

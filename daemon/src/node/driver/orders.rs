@@ -113,12 +113,9 @@ impl Orders {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::{Arc, LazyLock},
-        time::Instant,
-    };
+    use std::{sync::LazyLock, time::Instant};
 
-    use common::{chat::ToolFormat, sampling::SamplingParameters};
+    use common::sampling::SamplingParameters;
     use protocol::{across::Ask, message::Generate};
 
     use super::*;
@@ -127,8 +124,7 @@ mod tests {
     fn submit(key: u64) -> EngineOrder {
         let generate = Generate::new("a", 1, SamplingParameters::default(), Vec::new());
         static RECEIVED: LazyLock<Instant> = LazyLock::new(Instant::now);
-        let (generate, tool_format) = (Arc::new(generate), ToolFormat::None);
-        let prepared = Prepared { received: *RECEIVED, generate, prompt: vec![1], tool_format };
+        let prepared = Prepared::new(*RECEIVED, &generate, vec![1], false);
         EngineOrder::Begin(RequestKey(key), Box::new(prepared))
     }
 

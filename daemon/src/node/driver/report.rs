@@ -9,7 +9,7 @@ use common::{
     latency::Histogram,
     units::{Bytes, Nanoseconds},
 };
-use engine::collective::SyncRing;
+use engine::collective::SyncLog;
 use protocol::{BUILD, message::ResponseBody};
 use telemetry::{HopRecord, HopSync, Lateness, LayerSync, Measured, NodeReport, SyncKind, SyncRecord, hop::LATEST};
 
@@ -107,7 +107,7 @@ impl Reports {
             lateness,
             desired: node.desired().map(|desired| Box::new(desired.clone())),
             hops: ring.map_or_else(Vec::new, |ring| hops(&ring.hops().since(&mut cursors.hops))),
-            collectives: ring.and_then(SyncRing::table).cloned(),
+            collectives: ring.and_then(SyncLog::table).cloned(),
             exclusions: node.exclusions().clone(),
             rolling: node.rolling().cloned(),
             measured: measured.clone(),
@@ -182,7 +182,7 @@ fn hops(records: &[HopRecord]) -> Vec<HopSync> {
 }
 
 /// The all-reduces since the cursor, by layer and by the peer rank.
-fn exchanges(ring: &SyncRing, cursor: &mut u64) -> (Vec<LayerSync>, Vec<Lateness>) {
+fn exchanges(ring: &SyncLog, cursor: &mut u64) -> (Vec<LayerSync>, Vec<Lateness>) {
     let mut sums: BTreeMap<(LayerIndex, SyncKind), Sums> = BTreeMap::new();
     let mut lateness: BTreeMap<Rank, Lateness> = BTreeMap::new();
     ring.read_since(cursor, |record: &SyncRecord| {

@@ -14,16 +14,16 @@ use common::{
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
 };
 use engine::{
-    self, Setup,
-    collective::{Abort, Accounting, AcrossLinks, Group, Links, Seat, Settings, Socket, SyncRing},
+    self, RequestKey, Setup,
+    collective::{Abort, Group, KvLinks, Links, Seat, Settings, Socket, StepTiming, SyncLog},
     model::{Model, Pace},
     plan::Limits,
-    port::{EngineOrder, Progress},
+    port::{EngineEvent, EngineOrder, RequestEvent},
     transfer::{Partners, Transfers},
 };
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use protocol::{across::Across, connection::Connection};
-use tokenizer::Tokenizer;
+use smallvec::SmallVec;
 use tokio::sync::mpsc::Sender;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use topology::{self, Role, Topology};
@@ -39,15 +39,14 @@ use super::{
 };
 use crate::{
     config::Config,
-    node::event::{EngineCommand, Event},
-    text::{Program, TextService},
+    node::event::EngineCommand,
+    text::{AnswerEvent, ModelText, Program, TextService},
 };
 
 /// Longest wait for all goodbyes.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Stack of the engine's thread, which compiles schemas recursively if no other thread can be started. Untouched pages
-/// use no memory.
+/// Stack of the engine's thread. Untouched pages use no memory.
 const ENGINE_STACK_BYTES: usize = 32 << 20;
 
 /// The running assignment and this node's place in it.
@@ -72,7 +71,7 @@ pub(super) struct RunningEngine {
     /// Number of the run, unique in this process even if two runs have the same epoch.
     pub(super) run: u64,
     pub(super) epoch: Epoch,
-    pub(super) ring: Arc<SyncRing>,
+    pub(super) ring: Arc<SyncLog>,
     commands: Orders,
     /// On the head.
     text: Option<TextService>,
@@ -115,7 +114,7 @@ impl RunningEngine {
         let EngineStart { run, place, mut loaded, links } = start;
         let abort = Arc::new(Abort::new()?);
         let seat = place.seat();
-        let ring = Arc::new(SyncRing::new(seat.rank, seat.group));
+        let ring = Arc::new(SyncLog::new(seat.rank, seat.group));
         let pulse = Pulse {
             run,
             epoch: place.epoch,
@@ -134,10 +133,10 @@ impl RunningEngine {
         group.set_toll(loaded.pace.as_ref().map(Pace::toll));
         let groups = group_sockets(&place, links.across);
         let transfers = transfers(context, &place, &mut loaded, groups.data)?;
-        let sink = Arc::new(sink(context.inputs.clone(), run, place.epoch));
-        let tokenizer = loaded.text.as_ref().map(|text| Arc::clone(&text.tokenizer));
+        let sink = Arc::new(sink(context.inputs.clone(), run));
+        let end_tokens = loaded.text.as_ref().map_or(Vec::new(), ModelText::end_tokens);
         let text = texts(&context.config, &mut loaded, &commands, sink.clone())?;
-        let parts = EngineParts { group, transfers, tokenizer, abort: Arc::clone(&abort) };
+        let parts = EngineParts { group, transfers, end_tokens, abort: Arc::clone(&abort) };
         let setup = setup(context, &place, loaded, parts);
         let builder = thread::Builder::new().name("engine".into()).stack_size(ENGINE_STACK_BYTES);
         let thread = builder.spawn(move || engine::run(setup, &orders, &*sink))?;
@@ -193,6 +192,18 @@ impl RunningEngine {
             (EngineCommand::BenchLinks(key, wanted), _) => EngineOrder::BenchLinks(key, wanted),
         };
         self.commands.push(order)
+    }
+
+    /// Translates an event of a request; if a stop string ended its answer, cancels it.
+    pub(super) fn translate(&mut self, key: RequestKey, event: RequestEvent) -> SmallVec<[AnswerEvent; 2]> {
+        // Only heads run requests.
+        let Some(text) = &self.text else { return SmallVec::new() };
+        let translated = text.translate(key, event);
+        if translated.is_stopped {
+            // A cancellation that finds no room waits for it.
+            let _ = self.commands.push(EngineOrder::Cancel(key));
+        }
+        translated.events
     }
 
     /// Sends commands to the engine that found no room before.
@@ -306,7 +317,7 @@ struct StageLinks<'a> {
     /// Data links, by rank.
     sockets: Vec<Option<Connection>>,
     abort: &'a Arc<Abort>,
-    ring: &'a Arc<SyncRing>,
+    ring: &'a Arc<SyncLog>,
     /// Length of a token's hidden state.
     columns: usize,
 }
@@ -314,18 +325,18 @@ struct StageLinks<'a> {
 fn group(place: &LocalAssignment, stage: StageLinks<'_>, kernels: &'static Kernels) -> io::Result<Group> {
     let StageLinks { sockets, abort, ring, columns } = stage;
     let seat = place.seat();
-    let accounting = Accounting::new(seat.rank, Arc::clone(ring));
+    let timing = StepTiming::new(seat.rank, Arc::clone(ring));
     let (exchange, choice) = (place.topology.exchange, place.topology.collective);
     let settings = Settings { exchange, columns, choice, kernels };
     if place.topology.replica(seat.replica).len() == 1 {
-        return Ok(Group::new(None, settings, accounting));
+        return Ok(Group::new(None, settings, timing));
     }
     let sockets = sockets.into_iter().map(|connection| connection.map(socket).transpose());
     let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
     let spin = place.topology.members[place.member.index()].spin;
     let seat = Seat { own: seat.rank, stage: seat.group, epoch: place.epoch, hash: place.hash };
     let links = Links::sealed(seat, sockets, Arc::clone(abort), spin)?;
-    Ok(Group::new(Some(links), settings, accounting))
+    Ok(Group::new(Some(links), settings, timing))
 }
 
 /// Sockets, each with the member or group at its other end.
@@ -368,7 +379,7 @@ fn transfers(
     let sockets = data.into_iter().map(|(member, connection)| Ok((member, socket(connection)?)));
     let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
     let who = (place.member, place.epoch, place.hash);
-    let links = AcrossLinks::new(who, sockets, place.seat().role == Role::Decode)?;
+    let links = KvLinks::new(who, sockets, place.seat().role == Role::Decode)?;
     Ok(Some((partners.transfers(&place.topology, &loaded.shard.plan, links), partners)))
 }
 
@@ -377,7 +388,7 @@ fn texts(
     config: &Config,
     loaded: &mut Loaded,
     commands: &Orders,
-    sink: Arc<impl Fn(Progress) + Send + Sync + 'static>,
+    sink: Arc<impl Fn(EngineEvent) + Send + Sync + 'static>,
 ) -> io::Result<Option<TextService>> {
     let Some(text) = loaded.text.take() else { return Ok(None) };
     let program = Program::of(program());
@@ -388,12 +399,12 @@ fn texts(
 struct EngineParts {
     group: Group,
     transfers: Option<(Transfers, Partners)>,
-    tokenizer: Option<Arc<Tokenizer>>,
+    end_tokens: Vec<u32>,
     abort: Arc<Abort>,
 }
 
 fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts: EngineParts) -> Setup {
-    let EngineParts { group, transfers, tokenizer, abort } = parts;
+    let EngineParts { group, transfers, end_tokens, abort } = parts;
     let config = &context.config;
     let member = &place.topology.members[place.member.index()];
     let cores = member.cores.iter().map(|core| usize::from(*core)).collect();
@@ -408,12 +419,12 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
         pool.pin_caller();
         Model::new(shard, cache, Compute { kernels, pool }).paced(pace)
     });
-    let (node, place, variant, pieces) = (config.name.clone(), place.seat(), context.variant, loaded.pieces);
-    Setup { node, place, limits, model, group, transfers, variant, tokenizer, pieces, abort }
+    let (node, place, variant, vocabulary) = (config.name.clone(), place.seat(), context.variant, loaded.vocabulary);
+    Setup { node, place, limits, model, group, transfers, variant, end_tokens, vocabulary, abort }
 }
 
-fn sink(inputs: Sender<Input>, run: u64, epoch: Epoch) -> impl Fn(Progress) + Send + Sync + 'static {
+fn sink(inputs: Sender<Input>, run: u64) -> impl Fn(EngineEvent) + Send + Sync + 'static {
     // Blocks when the driver is behind: the engine slows down rather than lose a token. The driver never waits for the
     // engine. If the driver is gone, the daemon ends.
-    move |progress| drop(inputs.blocking_send(Input::Run(run, Event::Engine(epoch, progress))))
+    move |event| drop(inputs.blocking_send(Input::Engine(run, event)))
 }

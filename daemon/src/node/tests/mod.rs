@@ -19,7 +19,6 @@ use common::{
     units::Bytes,
 };
 use engine::RequestKey;
-use engine::port::Progress;
 use protocol::{
     bench::{BenchLinks, LINK_TOKENS_MAX},
     message::{Finished, Generate, Prepare, Previous, Request, RequestBody, ResponseBody},
@@ -33,6 +32,7 @@ use crate::node::{
     event::{EngineCommand, Event, ExclusionsKept, PeerDrain, Record, SessionId},
     machine::{Node, NodeInit, Patience, QUEUE_MAX, RESTART_CODE},
 };
+use crate::text::AnswerEvent;
 
 pub(in crate::node) const CONSOLE: SessionId = SessionId(1);
 pub(in crate::node) const OTHER: SessionId = SessionId(2);
@@ -168,7 +168,7 @@ fn request_waits_while_links_are_timed() {
     ));
     let (exchange, columns) = (Exchange::F32, 256);
     let found = LinkBench { ranks: 2, exchange, columns, times: Vec::new(), left_out: vec![1] };
-    let told = node.handle(Event::Engine(Epoch(4), Progress::LinksBenched(RequestKey(1), found.clone())));
+    let told = node.handle(Event::Answer(Epoch(4), RequestKey(1), AnswerEvent::LinksBenched(found.clone())));
     let body = ResponseBody::BenchedLinks(found);
     assert_eq!(told, [Effect::Session(SessionEffect::Respond { session: CONSOLE, id: RequestId(8), body })]);
 }
@@ -189,7 +189,7 @@ pub(in crate::node) fn finished(node: &mut Node, key: u64) -> Vec<Effect> {
         ranks: Vec::new(),
         sampling_rounds: 0,
     };
-    node.handle(Event::Engine(Epoch(4), Progress::Finished(RequestKey(key), Box::new(finished))))
+    node.handle(Event::Answer(Epoch(4), RequestKey(key), AnswerEvent::Finished(Box::new(finished))))
 }
 
 #[test]

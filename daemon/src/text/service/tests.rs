@@ -16,13 +16,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Tested {
     service: TextService,
     orders: Receiver<EngineOrder>,
-    told: Receiver<Progress>,
+    told: Receiver<EngineEvent>,
 }
 
 fn tested(script: &str) -> Tested {
     let (engine, orders) = sync_channel(1);
     let (sender, told) = channel();
-    let sink: Sink = Arc::new(move |progress| drop(sender.send(progress)));
+    let sink: Sink = Arc::new(move |event| drop(sender.send(event)));
     let program = Program(["sh", "-c", script].map(Into::into).to_vec());
     let service = TextService::start("pi1".into(), model(), &program, engine, sink).expect("threads");
     Tested { service, orders, told }
@@ -82,8 +82,10 @@ fn dead_child_fails_its_request_with_the_cause() {
         let Tested { service, told, .. } = tested(script);
         service.submit(RequestKey(7), chat());
         let refused = told.recv_timeout(PATIENCE);
-        let Ok(Progress::Refused(RequestKey(7), Fault { kind: FaultKind::ParameterInvalid { reason }, .. })) = refused
-        else {
+        let Ok(EngineEvent::Request(RequestKey(7), RequestEvent::Refused(fault))) = &refused else {
+            panic!("{refused:?} of {script}");
+        };
+        let FaultKind::ParameterInvalid { reason } = &fault.kind else {
             panic!("{refused:?} of {script}");
         };
         assert!(reason.starts_with("the chat template of m ") && reason.contains(words), "{reason}");

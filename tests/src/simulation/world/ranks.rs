@@ -9,7 +9,8 @@ use common::{
     units::{Bytes, Nanoseconds},
 };
 use daemon::node::{event::Event as NodeEvent, pulse::Peer};
-use engine::{RequestKey, port::Progress};
+use daemon::text::AnswerEvent;
+use engine::{RequestKey, port::ReplicaEvent};
 use protocol::message::{Beat, Finished, Generate, TokenEvent};
 use topology::Role;
 
@@ -303,7 +304,7 @@ impl World {
                 event = Some(NodeEvent::PeerLost(epoch, *rank, how));
             } else if linked.pair.data == Some(number) && !is_aborted {
                 let reason = "a data link was closed".into();
-                event = Some(NodeEvent::Engine(epoch, Progress::Broken { rank: Some(*rank), reason }));
+                event = Some(NodeEvent::Engine(epoch, ReplicaEvent::Broken { rank: Some(*rank), reason }));
             }
         }
         if let Some(event) = event {
@@ -333,8 +334,8 @@ impl World {
         if !std::mem::replace(&mut run.steps, true) {
             self.own_later(node, STEP, Own::Step(attempt));
         }
-        let started = Progress::Started(key, vec![1], Default::default());
-        self.input(node, Input::Run(attempt, NodeEvent::Engine(epoch, started)));
+        let started = AnswerEvent::Started { prompt: vec![1], tool_format: Default::default() };
+        self.input(node, Input::Run(attempt, NodeEvent::Answer(epoch, key, started)));
     }
 
     /// The epoch and topology that a machine's rank runs, unless it is aborted or stopped.
@@ -387,12 +388,13 @@ impl World {
                 let Some((generate, tokens)) = run.requests.get_mut(&key) else { continue };
                 let id = token(generate.sampling.seed, tokens.len());
                 tokens.push(id);
-                events.push(Progress::Token(key, TokenEvent { id: Some(id), text: "x".into(), logprobs: Vec::new() }));
+                let token = TokenEvent { id: Some(id), text: "x".into(), logprobs: Vec::new() };
+                events.push((key, AnswerEvent::Token(token)));
                 if tokens.len() >= generate.max_tokens as usize {
                     run.requests.remove(&key);
                     let (reason, times) = (FinishReason::Length, RequestTimes::default());
                     let finished = Finished { reason, times, ranks: Vec::new(), sampling_rounds: 0 };
-                    events.push(Progress::Finished(key, Box::new(finished)));
+                    events.push((key, AnswerEvent::Finished(Box::new(finished))));
                 }
             }
         }
@@ -400,8 +402,8 @@ impl World {
         if can_step {
             self.check_step(node);
         }
-        for event in events {
-            self.input(node, Input::Run(attempt, NodeEvent::Engine(epoch, event)));
+        for (key, event) in events {
+            self.input(node, Input::Run(attempt, NodeEvent::Answer(epoch, key, event)));
         }
         self.own_later(node, STEP, Own::Step(attempt));
     }

@@ -15,7 +15,7 @@ use super::*;
 /// Delay of a slow peer.
 const PAUSE: Duration = Duration::from_millis(100);
 
-fn records(ring: &SyncRing) -> Vec<SyncRecord> {
+fn records(ring: &SyncLog) -> Vec<SyncRecord> {
     let mut records = Vec::new();
     ring.read_since(&mut 0, |record| records.push(record.clone()));
     records

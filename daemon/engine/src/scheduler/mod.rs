@@ -1,0 +1,428 @@
+//! The head's scheduler: assigns slots and KV blocks to requests and composes each step. Pure.
+use std::collections::VecDeque;
+
+use common::{ids::Slot, limits::KV_BLOCK_LENGTH, units::Nanoseconds};
+use smallvec::SmallVec;
+use telemetry::KvUse;
+use topology::layout::STEP_TOKENS_MAX;
+
+use super::{
+    block_pool::BlockPool,
+    plan::{Limits, Opened, Plan, PlanEntry},
+    speculation::{Acceptance, Match},
+    step_latency::{Pending, ROWS_MAX, StepLatency},
+};
+use prefill_budget::{Prefill, Prompts};
+pub use sequence::{Admitted, RemotePrompt};
+use sequence::{DraftTokens, Opening, Phase, Running};
+
+mod prefill_budget;
+mod sequence;
+
+/// Identifies a request inside an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestKey(pub u64);
+
+/// Slots, queue and KV blocks of a replica.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    waiting: VecDeque<Admitted>,
+    slots: Vec<Option<Running>>,
+    blocks: BlockPool,
+    /// Usage as last reported to the node.
+    reported_kv: KvUse,
+    closed: Vec<Slot>,
+    /// Requests whose prompts are to be computed by a prefill group.
+    remote_prefill: Vec<RequestKey>,
+    /// Those of them that got their slots since the last call of [`Scheduler::next_remote_prompt`].
+    remote_prompts: Vec<RemotePrompt>,
+    was_busy: bool,
+    /// Step-latency model.
+    latency: StepLatency,
+    /// Decode rows in the latest plan.
+    answers_entered: usize,
+    /// Requests that waited for it.
+    pending: Pending,
+    /// Initial acceptance rates of new requests.
+    acceptance: Acceptance,
+    /// Number of sequences opened so far.
+    opened: u64,
+    /// Number of parts that running answers are split into, one for each stage of the pipeline, so that no stage idles.
+    turns: usize,
+    /// Most tokens in a step.
+    step_tokens: usize,
+    /// Whether constrained sequences can begin without delaying others.
+    masks_ready: bool,
+}
+
+impl Scheduler {
+    /// Creates a scheduler with everything free.
+    pub fn new(limits: Limits) -> Self {
+        let slots = (0..limits.slots).map(|_| None).collect();
+        Self {
+            limits,
+            waiting: VecDeque::new(),
+            slots,
+            blocks: BlockPool::new(limits.blocks),
+            reported_kv: KvUse::default(),
+            closed: Vec::new(),
+            remote_prefill: Vec::new(),
+            remote_prompts: Vec::new(),
+            was_busy: false,
+            latency: StepLatency::default(),
+            answers_entered: 0,
+            pending: Pending::default(),
+            acceptance: Acceptance::default(),
+            opened: 0,
+            turns: 1,
+            step_tokens: STEP_TOKENS_MAX,
+            masks_ready: true,
+        }
+    }
+
+    /// Configures a pipeline of `turns` stages: running answers alternate, so that each step carries the tokens of one
+    /// part of them, and at most `step_tokens` tokens.
+    pub fn with_stages(self, turns: usize, step_tokens: usize) -> Self {
+        Self { turns: turns.max(1), step_tokens: step_tokens.clamp(1, STEP_TOKENS_MAX), ..self }
+    }
+
+    /// Turns the prefix cache off.
+    pub fn without_sharing(self) -> Self {
+        Self { blocks: BlockPool::without_sharing(self.limits.blocks), ..self }
+    }
+
+    /// Appends a request to the queue.
+    pub fn submit(&mut self, request: Admitted) {
+        self.waiting.push_back(request);
+    }
+
+    /// Appends a request to the queue whose prompt is to be computed by a prefill group.
+    pub fn submit_remote(&mut self, request: Admitted) {
+        self.remote_prefill.push(request.key);
+        self.submit(request);
+    }
+
+    /// Sets whether constrained sequences may begin at any time (the vocabulary is read) or only while no other
+    /// sequence runs.
+    pub fn set_masks_ready(&mut self, takes: bool) {
+        self.masks_ready = takes;
+    }
+
+    /// Lets constrained sequences compute that were opened and whose masks are compiled. Until then they are held
+    /// back, unless no other sequence can run: a step that needs a mask waits until it is compiled.
+    pub fn release_compiled(&mut self, mut is_compiled: impl FnMut(Slot) -> bool) {
+        for (index, running) in self.slots.iter_mut().enumerate() {
+            let Some(running) = running.as_mut().filter(|running| running.awaits_mask) else { continue };
+            running.awaits_mask = !(matches!(running.phase, Phase::Open) && is_compiled(Slot(index as u16)));
+        }
+    }
+
+    /// Lets constrained sequences compute at once if no other sequence can run; returns whether there are any.
+    fn release_waiting(&mut self) -> bool {
+        let mut running = self.slots.iter().flatten();
+        let only_waiting =
+            running.all(|running| running.awaits_mask || matches!(running.phase, Phase::RemotePrefill(_)));
+        let held = self.slots.iter_mut().flatten().filter(|running| running.awaits_mask);
+        only_waiting && held.map(|running| running.awaits_mask = false).count() > 0
+    }
+
+    /// Takes a request that got its slot and waits for its remote prefill; each is returned once.
+    pub fn next_remote_prompt(&mut self) -> Option<RemotePrompt> {
+        self.remote_prompts.pop()
+    }
+
+    /// The tokens of a slot: prompt, then sampled tokens.
+    pub fn tokens(&self, slot: Slot) -> &[u32] {
+        self.slots.get(slot.index()).and_then(Option::as_ref).map_or(&[], |running| &running.tokens)
+    }
+
+    /// Resumes a slot with the keys and values of its first `tokens` tokens present; with 0, the prompt is computed
+    /// here after all.
+    pub fn resume_with_kv(&mut self, slot: Slot, tokens: usize) {
+        let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) else { return };
+        match std::mem::replace(&mut running.phase, Phase::Open) {
+            Phase::RemotePrefill(opening) => {
+                if tokens > 0 {
+                    (running.fed, running.prompt_length) = (tokens, tokens);
+                }
+                running.awaits_mask = false;
+                running.phase = Phase::Opening(Opening { cached: running.fed, ..opening });
+            }
+            other => running.phase = other,
+        }
+    }
+
+    /// Usage of the KV blocks, if it changed since the last call.
+    pub fn kv_changed(&mut self) -> Option<KvUse> {
+        let now = self.blocks.kv_use();
+        (self.reported_kv != now).then(|| {
+            self.reported_kv = now;
+            now
+        })
+    }
+
+    /// Whether any request runs or waits.
+    pub fn has_work(&self) -> bool {
+        !self.waiting.is_empty() || self.slots.iter().any(Option::is_some)
+    }
+
+    /// The request in a slot.
+    pub fn key(&self, slot: Slot) -> Option<RequestKey> {
+        self.slots.get(slot.index())?.as_ref().map(|running| running.key)
+    }
+
+    /// Removes a request, running or waiting; its slot is closed with the next plan.
+    pub fn end(&mut self, key: RequestKey) {
+        self.waiting.retain(|request| request.key != key);
+        self.remote_prefill.retain(|known| *known != key);
+        self.remote_prompts.retain(|remote| remote.key != key);
+        let holds = |place: &Option<Running>| place.as_ref().is_some_and(|running| running.key == key);
+        if let Some(index) = self.slots.iter().position(holds)
+            && let Some(running) = self.slots[index].take()
+        {
+            // The block to be copied for it has no content until a step that copies it was sent.
+            let whole = running.fed / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH;
+            let computed = if running.table.copy.is_some() { whole } else { running.fed };
+            self.blocks.release(running.table, &running.tokens[..computed]);
+            // Only a sequence that the ranks have opened is closed there.
+            self.closed.extend(matches!(running.phase, Phase::Open).then_some(Slot(index as u16)));
+        }
+        // Without work the head sleeps until the next request: that time counts as idle.
+        self.was_busy &= self.has_work();
+    }
+
+    /// Records a token sampled for a slot; it is fed with the next step unless the request ends before. If it equals
+    /// the speculative token fed at its position, it has been fed already, and the token after it is expected next.
+    pub fn sampled(&mut self, slot: Slot, token: u32) {
+        let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) else { return };
+        running.tokens.push(token);
+        if running.drafts.get(running.accepted) == Some(&token) {
+            running.accepted += 1;
+            running.fed += 1;
+        } else if !running.drafts.is_empty() {
+            let (length, drafted, accepted) = (running.found.length, running.drafts.len(), running.accepted);
+            running.acceptance.observe(length, drafted, accepted);
+            self.acceptance.observe_for_all(length, drafted, accepted);
+            running.drafts.clear();
+        }
+    }
+
+    /// Writes the next step into `plan`; false if there is none to send. Changes that the ranks must receive (openings,
+    /// closings, copies of blocks) stay with the sequences until a step carries them: an unsent plan loses nothing.
+    pub fn next_plan(&mut self, plan: &mut Plan) -> bool {
+        plan.clear();
+        plan.continues = self.was_busy;
+        plan.prepares = self.admit();
+        self.was_busy = self.slots.iter().any(Option::is_some);
+        if !self.was_busy {
+            // Closed slots stay in `closed` until a step is sent; no rank needs them earlier.
+            return false;
+        }
+        self.fill(plan);
+        if plan.entries.is_empty() && self.release_waiting() {
+            self.fill(plan);
+        }
+        if plan.entries.is_empty() {
+            return false;
+        }
+        // If one plan closes and reopens a slot, every rank closes it first.
+        plan.closed.append(&mut self.closed);
+        self.open(plan);
+        true
+    }
+
+    /// Adds the answers whose turn it is; in a single stage without prompts, with speculative tokens.
+    fn add_answers(&mut self, plan: &mut Plan) {
+        let answers = self.slots.iter().flatten().filter(|running| running.is_answering());
+        let mut turn = answers.clone().count().div_ceil(self.turns);
+        let mut rows = answers.filter(|running| running.fed < running.tokens.len()).count().min(turn);
+        let has_prompts = self.slots.iter().flatten().any(Running::is_prompt);
+        let rows_max = if has_prompts || self.turns > 1 { 0 } else { ROWS_MAX.min(self.step_tokens) };
+        for (index, running) in self.slots.iter_mut().enumerate() {
+            let Some(running) = running.as_mut().filter(|running| running.is_answering()) else { continue };
+            // A fully fed sequence waits for its token.
+            if running.fed == running.tokens.len() || turn == 0 {
+                continue;
+            }
+            turn -= 1;
+            running.draft(rows_max.saturating_sub(rows), rows, &self.latency);
+            rows += running.drafts.len();
+            let slot = Slot(index as u16);
+            add_entries(slot, running, 1, &mut plan.entries);
+            let draft = |(position, token): (usize, &u32)| PlanEntry {
+                slot,
+                position: position as u32,
+                token: *token,
+                wants_logits: true,
+            };
+            plan.entries.extend((running.fed..).zip(&running.drafts).map(draft));
+            self.blocks.publish(&mut running.table, &running.tokens[..running.fed]);
+        }
+    }
+
+    /// Prompts that are computed here, by arrival.
+    fn prompts(&self) -> Prompts {
+        let prompt = |(index, running): (usize, &Option<Running>)| {
+            let running = running.as_ref().filter(|running| running.is_prompt())?;
+            let (rest, all) = (running.prompt_length - running.fed, running.prompt_length - running.table.cached);
+            Some(Prefill::new(running.number, index, rest, all, self.step_tokens))
+        };
+        let mut prompts: Prompts = self.slots.iter().enumerate().filter_map(prompt).collect();
+        prompts.sort_unstable_by_key(|prompt| prompt.number);
+        prompts
+    }
+
+    /// Adds prompts and answers. While budget is saved, short prompts run first, and answers wait unless adding them to
+    /// that step is cheap. Long prompts run in chunks in the same steps as answers.
+    fn fill(&mut self, plan: &mut Plan) {
+        let mut prompts = self.prompts();
+        let answers = || self.slots.iter().flatten().filter(|running| running.is_answering());
+        let ready = answers().filter(|running| running.fed < running.tokens.len()).count();
+        let turn = answers().count().div_ceil(self.turns);
+        let is_alone = turn == 0;
+        self.pending = Pending { answers: ready.min(turn), prompts: prompts.len() };
+        let has_short = prompts.iter().any(|prompt| prompt.is_short);
+        let ahead = if has_short && !is_alone {
+            prefill_budget::share_ahead(&mut prompts, &self.latency, self.pending, self.step_tokens)
+        } else {
+            None
+        };
+        let count = ahead.unwrap_or(0);
+        let fits = count + self.pending.answers <= self.step_tokens;
+        if count == 0 || (fits && self.latency.is_cheap_mixed(self.pending.answers, count)) {
+            self.add_answers(plan);
+            self.pending.answers = plan.entries.len();
+        }
+        self.answers_entered = plan.entries.len();
+        if count == 0 {
+            let most = self.step_tokens.saturating_sub(plan.entries.len());
+            let mixed = if is_alone { most } else { self.latency.prefill_budget_mixed(self.pending, most) };
+            // Short prompts wait until enough is saved: half of the share of the other prompts is set aside for that.
+            let waits = ahead.is_some();
+            prefill_budget::share_mixed(&mut prompts, if waits { mixed / 2 } else { mixed }, |prompt| {
+                !(waits && prompt.is_short)
+            });
+        }
+        self.add_prompts(&prompts, plan);
+    }
+
+    /// Adds the prompts' shares to the plan.
+    fn add_prompts(&mut self, prompts: &[Prefill], plan: &mut Plan) {
+        for prompt in prompts.iter().filter(|prompt| prompt.share > 0) {
+            let Some(running) = self.slots[prompt.index].as_mut() else { continue };
+            plan.is_prefill = true;
+            add_entries(Slot(prompt.index as u16), running, prompt.share, &mut plan.entries);
+            self.blocks.publish(&mut running.table, &running.tokens[..running.fed]);
+        }
+    }
+
+    /// Records the time of a plan's step.
+    pub fn record_time(&mut self, plan: &Plan, time: Nanoseconds) {
+        self.latency.charge(self.pending, self.answers_entered, time);
+        self.latency.observe(plan.entries.len(), plan.is_prefill, time);
+    }
+
+    /// Moves waiting requests into free slots if all their blocks are available: no sequence can run out of blocks
+    /// later. Returns whether a request waits for the vocabulary.
+    fn admit(&mut self) -> bool {
+        let (mut next, mut prepares) = (0, false);
+        while next < self.waiting.len() {
+            let Some(index) = self.slots.iter().position(Option::is_none) else { break };
+            let request = &self.waiting[next];
+            let is_early = request.grammar.is_some() && !self.masks_ready && self.slots.iter().any(Option::is_some);
+            prepares |= is_early;
+            if is_early || self.is_computed_by_another(&request.prompt) {
+                next += 1;
+                continue;
+            }
+            let length = (request.prompt.len() + request.max_tokens).min(self.limits.context_length);
+            let Some(mut table) = self.blocks.take(&request.prompt, length) else { break };
+            let Some(request) = self.waiting.remove(next) else { break };
+            let slot = Slot(index as u16);
+            let mut tokens = Vec::with_capacity(length);
+            tokens.extend_from_slice(&request.prompt);
+            let (prompt_length, acceptance) = (tokens.len(), self.acceptance.begin());
+            let Admitted { key, sampling, drafts_max, grammar, .. } = request;
+            let awaits_mask = grammar.is_some();
+            let opening = |cached: usize| Opening { sampling, grammar, cached };
+            let (fed, phase) = if let Some(place) = self.remote_prefill.iter().position(|known| *known == key) {
+                self.remote_prefill.swap_remove(place);
+                // A partially matching block is transferred or computed as a whole.
+                let first_block = table.cached / KV_BLOCK_LENGTH;
+                let blocks = table.blocks.clone();
+                table.copy = None;
+                self.remote_prompts.push(RemotePrompt { key, slot, blocks, first_block: first_block as u32 });
+                let whole = first_block * KV_BLOCK_LENGTH;
+                (whole, Phase::RemotePrefill(opening(whole)))
+            } else {
+                (table.cached, Phase::Opening(opening(table.cached)))
+            };
+            self.opened += 1;
+            self.slots[index] = Some(Running {
+                key,
+                tokens,
+                prompt_length,
+                phase,
+                awaits_mask,
+                fed,
+                table,
+                number: self.opened,
+                length,
+                drafts_max,
+                drafts: DraftTokens::new(),
+                found: Match { next: 0, length: 1 },
+                accepted: 0,
+                acceptance,
+            });
+        }
+        prepares
+    }
+
+    /// Opens sequences with a step that is sent, in the order in which they got their blocks: a copy may depend on an
+    /// earlier one.
+    fn open(&mut self, plan: &mut Plan) {
+        let number = |(index, running): (usize, &Option<Running>)| {
+            let running = running.as_ref().filter(|running| matches!(running.phase, Phase::Opening(_)))?;
+            Some((running.number, index))
+        };
+        let mut opening: SmallVec<[(u64, usize); 8]> = self.slots.iter().enumerate().filter_map(number).collect();
+        opening.sort_unstable();
+        for (_, index) in opening {
+            let (slot, Some(running)) = (Slot(index as u16), &mut self.slots[index]) else { continue };
+            let phase = std::mem::replace(&mut running.phase, Phase::Open);
+            let Phase::Opening(Opening { sampling, grammar, cached }) = phase else { continue };
+            plan.blocks.extend(running.table.blocks.iter().map(|block| (slot, *block)));
+            plan.copies.extend(running.table.copy.take());
+            plan.opened.push(Opened { slot, sampling, cached: cached as u32, prompt: running.tokens.clone(), grammar });
+        }
+    }
+
+    /// Whether a prompt that is being computed shares at least one block more with this one than the cache already has:
+    /// then it is worth waiting for.
+    fn is_computed_by_another(&self, prompt: &[u32]) -> bool {
+        let is_worth_it = |running: &&Running| self.blocks.shares() && !running.is_answering();
+        let going = self.slots.iter().flatten().filter(is_worth_it);
+        let shared = going.map(|running| {
+            let pairs = prompt[..prompt.len() - 1].iter().zip(&running.tokens);
+            pairs.take_while(|(a, b)| a == b).count() / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH
+        });
+        shared.max().is_some_and(|shared| shared > 0 && shared > self.blocks.cached_whole(prompt))
+    }
+}
+
+/// Adds the next `count` tokens of a sequence.
+fn add_entries(slot: Slot, running: &mut Running, count: usize, entries: &mut Vec<PlanEntry>) {
+    let last = running.tokens.len() - 1;
+    let entry = |position: usize| PlanEntry {
+        slot,
+        position: position as u32,
+        token: running.tokens[position],
+        wants_logits: position == last,
+    };
+    entries.extend((running.fed..running.fed + count).map(entry));
+    running.fed += count;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! For random arrivals, cancellations and pipeline depths, every plan that is sent can be applied, and a rank that
+//! applies it reads only the keys and values of its own previous tokens.
+use std::collections::{BTreeMap, VecDeque};
+
+use common::sampling::SamplingParameters;
+
+use super::*;
+use crate::plan::{Constraint, Sequences};
+
+const LIMITS: Limits = Limits { slots: 5, blocks: 24, context_length: 256, vocabulary_length: 8 };
+
+/// A seeded random number generator.
+struct HistoryRandom(u64);
+
+impl HistoryRandom {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+/// Number of random histories, each with a few hundred arrivals, cancellations, steps and tokens.
+const HISTORIES: u64 = 100_000;
+
+/// A model of a rank: for each row of a block, a hash of all tokens that its keys and values depend on.
+struct Rank {
+    sequences: Sequences,
+    memory: Vec<[Option<u64>; KV_BLOCK_LENGTH]>,
+}
+
+/// For each position, a hash of the tokens up to it (FNV-1a over their ids).
+fn beginnings(tokens: &[u32]) -> Vec<u64> {
+    let add = |sum: &mut u64, token: &u32| {
+        *sum = (*sum ^ u64::from(*token + 1)).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+        Some(*sum)
+    };
+    tokens.iter().scan(0xcbf2_9ce4_8422_2325, add).collect()
+}
+
+impl Rank {
+    fn new() -> Self {
+        Self { sequences: Sequences::new(LIMITS), memory: vec![[None; KV_BLOCK_LENGTH]; LIMITS.blocks] }
+    }
+
+    fn step(&mut self, plan: &Plan) {
+        self.sequences.apply(plan).expect("the plan can be applied");
+        for (from, to) in &plan.copies {
+            self.memory[*to as usize] = self.memory[*from as usize];
+        }
+        for rows in plan.entries.chunk_by(|one, two| one.slot == two.slot) {
+            let slot = rows[0].slot;
+            let beginnings = beginnings(&self.sequences.get(slot).expect("it is open").tokens);
+            let blocks = &self.sequences.batch().1[slot.index()];
+            let at = |position: usize| (blocks[position / KV_BLOCK_LENGTH] as usize, position % KV_BLOCK_LENGTH);
+            // Each row reads everything before it, including earlier rows of this plan: others follow a speculative
+            // token.
+            let mut right = 0;
+            for entry in rows {
+                let place = entry.position as usize;
+                for (position, beginning) in beginnings.iter().enumerate().take(place).skip(right) {
+                    let (block, row) = at(position);
+                    assert_eq!(self.memory[block][row], Some(*beginning), "{entry:?} reads {position}");
+                }
+                let (block, row) = at(place);
+                self.memory[block][row] = Some(beginnings[place]);
+                right = right.max(place);
+            }
+        }
+    }
+
+    /// Writes the keys and values of a prompt that another group has computed.
+    fn receive(&mut self, remote: &RemotePrompt, prompt: &[u32], tokens: usize) {
+        let first = remote.first_block as usize * KV_BLOCK_LENGTH;
+        for (position, beginning) in beginnings(prompt).into_iter().enumerate().take(tokens).skip(first) {
+            let block = remote.blocks[position / KV_BLOCK_LENGTH] as usize;
+            self.memory[block][position % KV_BLOCK_LENGTH] = Some(beginning);
+        }
+    }
+}
+
+/// The head with its pipeline, and its requests.
+struct World {
+    random: HistoryRandom,
+    scheduler: Scheduler,
+    rank: Rank,
+    stages: usize,
+    /// Rows whose tokens are wanted, of the in-flight steps.
+    under_way: VecDeque<Vec<(Slot, RequestKey, u32)>>,
+    /// For each request, its prompt and how many more tokens it may have.
+    requests: BTreeMap<RequestKey, (Vec<u32>, usize)>,
+    away: Vec<RemotePrompt>,
+    keys: u64,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = HistoryRandom(seed);
+        let stages = 1 + random.below(8);
+        let scheduler = Scheduler::new(LIMITS).with_stages(stages, 1 + random.below(64));
+        let scheduler = if seed.is_multiple_of(4) { scheduler.without_sharing() } else { scheduler };
+        let (rank, requests) = (Rank::new(), BTreeMap::new());
+        Self { random, scheduler, rank, stages, under_way: VecDeque::new(), requests, away: Vec::new(), keys: 0 }
+    }
+
+    fn submit(&mut self) {
+        self.keys += 1;
+        let key = RequestKey(self.keys);
+        // Few distinct texts, so that many share a prefix.
+        let (kind, length) = (self.random.below(3), 1 + self.random.below(100));
+        let prompt: Vec<u32> = (0..length).map(|index| ((index * (kind + 1)) / 7 % 8) as u32).collect();
+        let max_tokens = 1 + self.random.below(40);
+        self.requests.insert(key, (prompt.clone(), max_tokens));
+        let schema = common::chat::Grammar::Json;
+        let grammar = (self.random.below(8) == 0).then_some(Constraint { grammar: schema, begin: length as u32 });
+        let drafts_max = if self.stages == 1 { self.random.below(ROWS_MAX) } else { 0 };
+        let request =
+            Admitted { key, prompt, max_tokens, sampling: SamplingParameters::default(), drafts_max, grammar };
+        match self.random.below(5) {
+            0 if length > 1 => self.scheduler.submit_remote(request),
+            _ => self.scheduler.submit(request),
+        }
+    }
+
+    fn cancel(&mut self) {
+        let keys: Vec<RequestKey> = self.requests.keys().copied().collect();
+        if !keys.is_empty() {
+            let key = keys[self.random.below(keys.len())];
+            self.end(key);
+        }
+    }
+
+    fn end(&mut self, key: RequestKey) {
+        self.requests.remove(&key);
+        self.away.retain(|remote| remote.key != key);
+        self.scheduler.end(key);
+    }
+
+    fn send(&mut self) {
+        let mut plan = Plan::default();
+        let random = &mut self.random;
+        self.scheduler.release_compiled(|_| random.below(4) == 0);
+        let is_sent = self.under_way.len() < self.stages && self.scheduler.next_plan(&mut plan);
+        while let Some(remote) = self.scheduler.next_remote_prompt() {
+            self.away.push(remote);
+        }
+        if !is_sent {
+            return;
+        }
+        self.rank.step(&plan);
+        let row = |entry: &PlanEntry| Some((entry.slot, self.scheduler.key(entry.slot)?, entry.token));
+        self.under_way.push_back(plan.entries.iter().filter(|entry| entry.wants_logits).filter_map(row).collect());
+    }
+
+    /// Receives the tokens of the oldest in-flight step.
+    fn land(&mut self) {
+        let Some(rows) = self.under_way.pop_front() else { return };
+        for of_slot in rows.chunk_by(|one, two| one.0 == two.0) {
+            for (index, (slot, key, _)) in of_slot.iter().enumerate() {
+                if self.scheduler.key(*slot) != Some(*key) {
+                    break;
+                }
+                let token = self.random.below(8) as u32;
+                let rest = self.requests.get_mut(key).map(|(_, rest)| rest).expect("it runs");
+                *rest -= 1;
+                match *rest {
+                    0 => self.end(*key),
+                    _ => self.scheduler.sampled(*slot, token),
+                }
+                // A rejected speculative token ends the run.
+                if of_slot.get(index + 1).is_none_or(|(.., draft)| *draft != token) {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn arrive(&mut self) {
+        if self.away.is_empty() {
+            return;
+        }
+        let remote = self.away.swap_remove(self.random.below(self.away.len()));
+        let prompt = &self.requests[&remote.key].0;
+        let tokens = if self.random.below(3) == 0 { 0 } else { prompt.len() - 1 };
+        self.rank.receive(&remote, prompt, tokens);
+        self.scheduler.resume_with_kv(remote.slot, tokens);
+    }
+
+    fn turn(&mut self) {
+        match self.random.below(16) {
+            0..2 => self.submit(),
+            2 => self.cancel(),
+            3 => self.arrive(),
+            4 => {
+                let takes = self.random.below(2) == 0;
+                self.scheduler.set_masks_ready(takes);
+            }
+            5..11 => self.send(),
+            _ => self.land(),
+        }
+    }
+}
+
+/// Runs every second history from `first` on.
+fn follow(first: u64) {
+    for seed in (first..HISTORIES).step_by(2) {
+        let mut world = World::new(seed);
+        let turns = 20 + world.random.below(160);
+        (0..turns).for_each(|_| world.turn());
+        // No further requests: everything that is left ends.
+        world.scheduler.set_masks_ready(true);
+        let mut turns = 0;
+        while !world.requests.is_empty() && turns < 20_000 {
+            world.arrive();
+            world.send();
+            world.land();
+            turns += 1;
+        }
+        while !world.under_way.is_empty() {
+            world.land();
+        }
+        assert!(world.requests.is_empty() && !world.scheduler.has_work(), "seed {seed}: {:?}", world.requests);
+        assert_eq!(world.scheduler.blocks.available(), LIMITS.blocks, "seed {seed}");
+    }
+}
+
+#[test]
+fn every_sent_plan_can_be_applied() {
+    follow(0);
+}
+
+#[test]
+fn every_sent_plan_can_be_applied_in_odd_histories() {
+    // A separate test, so that the two run in parallel.
+    follow(1);
+}

@@ -1,0 +1,192 @@
+//! Turns the tokens of an engine into the text of answers: detokenizing, stop strings, and the text that a resumed
+//! answer held back. A stop string is found here, outside the engine: the caller cancels the request, and tokens that
+//! the engine computed meanwhile are dropped.
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use common::{
+    chat::{FinishReason, ToolFormat},
+    fault::Fault,
+    latency::RequestTimes,
+};
+use engine::{
+    RequestKey,
+    port::{Prepared, RequestEvent, SampledToken},
+};
+use protocol::message::{Finished, Generate, TokenEvent, TokenLogprob};
+use smallvec::{SmallVec, smallvec};
+use telemetry::{LinkBench, RankTotals};
+use tokenizer::Tokenizer;
+
+use super::{ModelText, output::Output};
+
+/// Events of a request as the node's state machine receives them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AnswerEvent {
+    /// The engine accepted it.
+    Started {
+        /// The tokens of its prompt.
+        prompt: Vec<u32>,
+        /// Format of tool calls in its answer.
+        tool_format: ToolFormat,
+    },
+    /// It has a slot and KV memory for its tokens, and starts to compute.
+    Dispatched,
+    /// A token with its text, or the rest of the text.
+    Token(TokenEvent),
+    /// It ended.
+    Finished(Box<Finished>),
+    /// It was a benchmark: all-reduces were timed.
+    LinksBenched(LinkBench),
+    /// It cannot be run.
+    Refused(Fault),
+}
+
+/// The outcome of an engine event.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Translated {
+    /// The events for the node, in order.
+    pub events: SmallVec<[AnswerEvent; 2]>,
+    /// Whether a stop string ended the answer: the engine must cancel the request.
+    pub is_stopped: bool,
+}
+
+/// The text of all answers of an engine. A request is added by the threads that prepare it, before the engine has it.
+#[derive(Debug)]
+pub struct Answers {
+    tokenizer: Arc<Tokenizer>,
+    tool_format: ToolFormat,
+    open: Mutex<BTreeMap<RequestKey, Answer>>,
+}
+
+/// Statistics of a request up to a token.
+#[derive(Clone, Copy, Debug)]
+struct Statistics {
+    times: RequestTimes,
+    sampling_rounds: u32,
+}
+
+/// The text of one answer.
+#[derive(Debug)]
+struct Answer {
+    output: Output,
+    /// The tokens of its prompt, until the engine accepts the request.
+    prompt: Option<Vec<u32>>,
+    /// The statistics up to the token that completed a stop string.
+    stopped: Option<Statistics>,
+}
+
+impl Answers {
+    /// Creates an empty set.
+    pub fn new(model: &ModelText) -> Self {
+        Self { tokenizer: Arc::clone(&model.tokenizer), tool_format: model.tool_format(), open: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<RequestKey, Answer>> {
+        // No holder of the lock panics.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a request, and returns what the engine receives of it. A resumed answer is replayed: its client has the
+    /// text that the resumed tokens do not hold back; the same text is held back here.
+    pub fn begin(&self, key: RequestKey, received: Instant, generate: &Generate, prompt: Vec<u32>) -> Prepared {
+        let mut output = Output::new(&self.tokenizer, generate.stop.clone());
+        let is_stopped = generate.resumed.iter().any(|id| {
+            let is_end = !generate.ignores_end && self.tokenizer.is_end(*id);
+            is_end || output.push(&self.tokenizer, *id).1
+        });
+        let answer = Answer { output, prompt: Some(prompt.clone()), stopped: None };
+        self.lock().insert(key, answer);
+        Prepared::new(received, generate, prompt, is_stopped)
+    }
+
+    /// Removes a request that the engine does not receive.
+    pub fn forget(&self, key: RequestKey) {
+        self.lock().remove(&key);
+    }
+
+    /// Translates an event of the engine. Takes microseconds, and allocates nothing for a short text.
+    pub fn translate(&self, key: RequestKey, event: RequestEvent) -> Translated {
+        let mut open = self.lock();
+        let mut is_stopped = false;
+        let events = match event {
+            RequestEvent::Started => {
+                let prompt = open.get_mut(&key).and_then(|answer| answer.prompt.take()).unwrap_or_default();
+                smallvec![AnswerEvent::Started { prompt, tool_format: self.tool_format }]
+            }
+            RequestEvent::Dispatched => smallvec![AnswerEvent::Dispatched],
+            RequestEvent::Token(token) => match open.get_mut(&key).filter(|answer| answer.stopped.is_none()) {
+                Some(answer) => {
+                    let is_last = token.is_last;
+                    let event = answer.token(&self.tokenizer, token);
+                    is_stopped = answer.stopped.is_some() && !is_last;
+                    smallvec![AnswerEvent::Token(event)]
+                }
+                // The engine computed it before it was cancelled.
+                None => SmallVec::new(),
+            },
+            RequestEvent::Finished(finished) => match open.remove(&key) {
+                Some(answer) => answer.finish(*finished),
+                None => smallvec![AnswerEvent::Finished(finished)],
+            },
+            RequestEvent::LinksBenched(found) => smallvec![AnswerEvent::LinksBenched(found)],
+            RequestEvent::Refused(fault) => match open.remove(&key).and_then(|answer| answer.stopped) {
+                // The engine failed at a token after the end of the answer.
+                Some(stopped) => smallvec![AnswerEvent::Finished(Box::new(stopped.finish(Vec::new())))],
+                None => smallvec![AnswerEvent::Refused(fault)],
+            },
+        };
+        Translated { events, is_stopped }
+    }
+}
+
+impl Answer {
+    /// The event of a token; notes the end of the answer if the token completes a stop string.
+    fn token(&mut self, tokenizer: &Tokenizer, token: SampledToken) -> TokenEvent {
+        let (mut text, is_stopped) = self.output.push(tokenizer, token.id);
+        if is_stopped {
+            self.stopped = Some(Statistics { times: token.times, sampling_rounds: token.sampling_rounds });
+        }
+        if is_stopped || token.is_last {
+            // All text is out with the last token: if the head is lost now, only the end is lost with it.
+            text.push_str(&self.output.finish());
+        }
+        let logprob = |&(id, logprob): &(u32, f32)| TokenLogprob {
+            id,
+            text: String::from_utf8_lossy(&tokenizer.piece(id, true)).into_owned(),
+            logprob,
+        };
+        TokenEvent { id: Some(token.id), text, logprobs: token.top_logprobs.iter().map(logprob).collect() }
+    }
+
+    /// The last events: text that was held back, then the statistics.
+    fn finish(mut self, end: Finished) -> SmallVec<[AnswerEvent; 2]> {
+        if let Some(stopped) = self.stopped {
+            return smallvec![AnswerEvent::Finished(Box::new(stopped.finish(end.ranks)))];
+        }
+        let mut events = SmallVec::new();
+        // A request that never started has no text. If no token was needed, the resumed ones are the complete answer,
+        // and the client has all of its text.
+        let was_complete = end.times.sampled_tokens == 0 && end.reason != FinishReason::Cancelled;
+        let text = self.output.finish();
+        if self.prompt.is_none() && !was_complete && !text.is_empty() {
+            events.push(AnswerEvent::Token(TokenEvent { id: None, text: text.into(), logprobs: Vec::new() }));
+        }
+        events.push(AnswerEvent::Finished(Box::new(end)));
+        events
+    }
+}
+
+impl Statistics {
+    /// The end of an answer at a stop string. The times of the ranks include the steps that ran until the engine was
+    /// cancelled.
+    fn finish(self, ranks: Vec<RankTotals>) -> Finished {
+        Finished { reason: FinishReason::Stop, times: self.times, ranks, sampling_rounds: self.sampling_rounds }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+//! Text, stop strings, continuation and statistics of answers, against the text of all tokens at once.
+use std::sync::LazyLock;
+
+use common::{fault::FaultKind, sampling::SamplingParameters, units::Nanoseconds};
+
+use super::*;
+use crate::text::prepare::tests::model;
+
+const KEY: RequestKey = RequestKey(7);
+
+static MODEL: LazyLock<ModelText> = LazyLock::new(model);
+
+/// The tokens of a text with characters that span several tokens, without a BOS token.
+fn tokens() -> Vec<u32> {
+    MODEL.tokenizer.encode("But soft! é 中 🦙 what light through yonder window breaks?", false, false)
+}
+
+fn generate(resumed: &[u32], stop: &[&str]) -> Generate {
+    let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
+    let generate = Generate::new("a", 1000, SamplingParameters::default(), stop);
+    Generate { resumed: resumed.to_vec(), ..generate }
+}
+
+fn times(sampled_tokens: u32) -> RequestTimes {
+    let last_token = Nanoseconds(1000 * u64::from(sampled_tokens));
+    RequestTimes { sampled_tokens, last_token, ..RequestTimes::default() }
+}
+
+fn ranks(steps: u64) -> Vec<RankTotals> {
+    let mut totals = RankTotals::default();
+    totals.decode.steps = steps.try_into().expect("few steps");
+    vec![totals]
+}
+
+fn end(reason: FinishReason, sampled: u32) -> RequestEvent {
+    let finished = Finished { reason, times: times(sampled), ranks: ranks(9), sampling_rounds: sampled };
+    RequestEvent::Finished(Box::new(finished))
+}
+
+/// What a client receives.
+#[derive(Debug, Default, PartialEq)]
+struct Received {
+    ids: Vec<u32>,
+    text: String,
+    /// Bytes of text up to and including each token.
+    lengths: Vec<usize>,
+    /// Whether text without a token was the last one.
+    has_rest: bool,
+    finished: Option<Finished>,
+}
+
+impl Received {
+    /// Receives events; returns whether the engine must cancel.
+    fn add(&mut self, translated: Translated) -> bool {
+        for event in translated.events {
+            assert!(self.finished.is_none(), "{event:?} follows the end");
+            match event {
+                AnswerEvent::Started { prompt, .. } => assert_eq!(prompt, [1, 2]),
+                AnswerEvent::Token(token) => {
+                    self.text.push_str(&token.text);
+                    self.has_rest = token.id.is_none();
+                    self.ids.extend(token.id);
+                    self.lengths.extend(token.id.map(|_| self.text.len()));
+                }
+                AnswerEvent::Finished(finished) => self.finished = Some(*finished),
+                other => panic!("{other:?}"),
+            }
+        }
+        translated.is_stopped
+    }
+}
+
+/// Plays an engine that samples `ids` after those that are resumed, the last one because of a limit, and takes a
+/// cancellation `delay` tokens late.
+fn play(resumed: &[u32], ids: &[u32], stop: &[&str], delay: usize) -> Received {
+    let answers = Answers::new(&MODEL);
+    let prepared = answers.begin(KEY, Instant::now(), &generate(resumed, stop), vec![1, 2]);
+    let mut received = Received::default();
+    received.add(answers.translate(KEY, RequestEvent::Started));
+    if prepared.is_stopped {
+        received.add(answers.translate(KEY, end(FinishReason::Stop, 0)));
+        return received;
+    }
+    let (mut left, mut reason) = (usize::MAX, FinishReason::Length);
+    let mut sampled = 0;
+    for (index, id) in ids.iter().enumerate() {
+        if left == 0 {
+            reason = FinishReason::Cancelled;
+            break;
+        }
+        left -= 1;
+        sampled += 1;
+        let (is_last, top_logprobs) = (index + 1 == ids.len(), Vec::new());
+        let token = SampledToken { id: *id, is_last, top_logprobs, times: times(sampled), sampling_rounds: sampled };
+        if received.add(answers.translate(KEY, RequestEvent::Token(token))) {
+            left = delay;
+        }
+    }
+    received.add(answers.translate(KEY, end(reason, sampled)));
+    assert!(answers.lock().is_empty());
+    received
+}
+
+#[test]
+fn text_is_that_of_all_tokens() {
+    let ids = tokens();
+    let whole = play(&[], &ids, &[], 0);
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| MODEL.tokenizer.piece(*id, false)).collect();
+    assert_eq!((whole.text.as_str(), &whole.ids), (&*String::from_utf8_lossy(&bytes), &ids));
+    assert!(whole.lengths.windows(2).any(|pair| pair[0] == pair[1]), "some tokens complete no character");
+    assert_eq!(whole.finished.expect("it ended").reason, FinishReason::Length);
+    for cut in 1..ids.len() {
+        // An incomplete character becomes a replacement with the last token.
+        let bytes: Vec<u8> = ids[..cut].iter().flat_map(|id| MODEL.tokenizer.piece(*id, false)).collect();
+        let cut = play(&[], &ids[..cut], &[], 0);
+        assert_eq!((cut.text.as_str(), cut.has_rest), (&*String::from_utf8_lossy(&bytes), false));
+    }
+}
+
+#[test]
+fn stop_string_ends_the_answer_wherever_it_begins() {
+    let ids = tokens();
+    let whole = play(&[], &ids, &[], 0);
+    let text = whole.text.as_str();
+    let places: Vec<usize> = text.char_indices().map(|(place, _)| place).collect();
+    for (from, to) in places
+        .iter()
+        .enumerate()
+        .flat_map(|(index, from)| places[index + 1..].iter().take(9).map(move |to| (*from, *to)))
+    {
+        let stop = &text[from..to];
+        let found = text.find(stop).expect("it is a part");
+        let last = whole.lengths.iter().position(|length| *length >= found + stop.len()).expect("a token ends it");
+        for delay in [0, 1, 3] {
+            let stopped = play(&[], &ids, &["never", stop], delay);
+            assert_eq!((stopped.text.as_str(), stopped.ids.as_slice()), (&text[..found], &ids[..=last]), "{stop:?}");
+            let finished = stopped.finished.expect("it ended");
+            let expected = (FinishReason::Stop, times(last as u32 + 1), last as u32 + 1);
+            assert_eq!((finished.reason, finished.times, finished.sampling_rounds), expected, "{stop:?}");
+            assert_eq!(finished.ranks, ranks(9));
+        }
+    }
+}
+
+#[test]
+fn resumed_answer_continues_with_the_same_text() {
+    let ids = tokens();
+    for stop in [&[][..], &["light thr"], &["🦙 what"], &["never"]] {
+        let whole = play(&[], &ids, stop, 2);
+        let all = whole.finished.as_ref().expect("it ended");
+        for cut in 1..whole.ids.len() {
+            let rest = play(&whole.ids[..cut], &ids[cut..], stop, 2);
+            assert_eq!(rest.text, whole.text[whole.lengths[cut - 1]..], "{stop:?} after {cut}");
+            assert_eq!((&*rest.ids, rest.has_rest), (&whole.ids[cut..], false));
+            assert_eq!(rest.finished.expect("it ended").reason, all.reason);
+        }
+        if all.reason == FinishReason::Stop {
+            let over = play(&whole.ids, &ids, stop, 0);
+            assert_eq!((over.text.as_str(), over.ids.len()), ("", 0), "it was complete");
+        }
+    }
+}
+
+#[test]
+fn held_text_follows_at_an_end_without_a_token() {
+    for reason in [FinishReason::Stop, FinishReason::Cancelled] {
+        let answers = Answers::new(&MODEL);
+        answers.begin(KEY, Instant::now(), &generate(&[], &["soft?"]), vec![1, 2]);
+        let mut received = Received::default();
+        received.add(answers.translate(KEY, RequestEvent::Started));
+        for id in MODEL.tokenizer.encode("But soft", false, false) {
+            let token = SampledToken {
+                id,
+                is_last: false,
+                top_logprobs: vec![(id, -0.5)],
+                times: times(1),
+                sampling_rounds: 0,
+            };
+            let translated = answers.translate(KEY, RequestEvent::Token(token));
+            let [AnswerEvent::Token(event)] = &*translated.events else { panic!("{translated:?}") };
+            let piece = String::from_utf8_lossy(&MODEL.tokenizer.piece(id, true)).into_owned();
+            assert_eq!(event.logprobs, [TokenLogprob { id, text: piece, logprob: -0.5 }]);
+            received.add(translated);
+        }
+        assert!(!received.text.ends_with("soft"));
+        received.add(answers.translate(KEY, end(reason, 4)));
+        assert!(received.text.ends_with("soft") && received.has_rest);
+        assert_eq!(received.finished.expect("it ended").reason, reason);
+    }
+    // A complete answer whose end was lost: the client has its text already.
+    for (reason, rest) in [(FinishReason::Length, ""), (FinishReason::Context, ""), (FinishReason::Cancelled, "soft")] {
+        let answers = Answers::new(&MODEL);
+        let resumed = MODEL.tokenizer.encode("But soft", false, false);
+        let prepared = answers.begin(KEY, Instant::now(), &generate(&resumed, &["soft?"]), vec![1, 2]);
+        assert!(!prepared.is_stopped);
+        let mut received = Received::default();
+        received.add(answers.translate(KEY, RequestEvent::Started));
+        received.add(answers.translate(KEY, end(reason, 0)));
+        assert_eq!(received.text, rest, "{reason:?}");
+    }
+}
+
+#[test]
+fn request_that_never_started_has_no_text() {
+    let answers = Answers::new(&MODEL);
+    let resumed = MODEL.tokenizer.encode("But soft", false, false);
+    answers.begin(KEY, Instant::now(), &generate(&resumed, &["soft?"]), vec![1, 2]);
+    let mut received = Received::default();
+    received.add(answers.translate(KEY, end(FinishReason::Cancelled, 0)));
+    assert_eq!((received.text.as_str(), received.finished.is_some()), ("", true));
+    answers.begin(KEY, Instant::now(), &generate(&[], &[]), vec![1, 2]);
+    answers.forget(KEY);
+    assert!(answers.lock().is_empty());
+}
+
+#[test]
+fn failure_after_a_stop_string_is_the_end_of_the_answer() {
+    let fault = Fault::new("pi1", FaultKind::PromptEmpty);
+    let answers = Answers::new(&MODEL);
+    let mut received = Received::default();
+    answers.begin(KEY, Instant::now(), &generate(&[], &["s"]), vec![1, 2]);
+    for id in MODEL.tokenizer.encode("But soft", false, false) {
+        let (times, sampling_rounds) = (times(2), 0);
+        let token = SampledToken { id, is_last: false, top_logprobs: Vec::new(), times, sampling_rounds };
+        received.add(answers.translate(KEY, RequestEvent::Token(token)));
+    }
+    received.add(answers.translate(KEY, RequestEvent::Refused(fault.clone())));
+    let finished = received.finished.expect("it ended");
+    assert_eq!((finished.reason, finished.times), (FinishReason::Stop, times(2)));
+    // A request that the room does not know, for example a benchmark.
+    let refused = answers.translate(KEY, RequestEvent::Refused(fault.clone()));
+    assert_eq!(*refused.events, [AnswerEvent::Refused(fault)]);
+}

@@ -1,0 +1,64 @@
+//! Converts token ids to the text of an answer; holds back text that may turn out to be a stop string.
+use compact_str::CompactString;
+use tokenizer::{Detokenizer, Tokenizer};
+
+/// The text of one answer.
+#[derive(Debug)]
+pub(super) struct Output {
+    detokenizer: Detokenizer,
+    stop: Vec<String>,
+    held: String,
+}
+
+impl Output {
+    /// Creates the output of an answer that ends at any of the `stop` strings.
+    pub(super) fn new(tokenizer: &Tokenizer, stop: Vec<String>) -> Self {
+        let stop = stop.into_iter().filter(|stop| !stop.is_empty()).collect();
+        Self { detokenizer: tokenizer.stream(), stop, held: String::new() }
+    }
+
+    /// Adds a token; returns the text that can be sent and whether a stop string ended the answer.
+    pub(super) fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> (CompactString, bool) {
+        self.detokenizer.push(tokenizer, id, &mut self.held);
+        self.release()
+    }
+
+    /// Returns the text that is still held back, once.
+    pub(super) fn finish(&mut self) -> String {
+        let rest = self.detokenizer.finish();
+        self.held.push_str(&rest);
+        std::mem::take(&mut self.held)
+    }
+
+    fn release(&mut self) -> (CompactString, bool) {
+        if let Some(at) = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+            self.held.truncate(at);
+            return (CompactString::from(std::mem::take(&mut self.held)), true);
+        }
+        let keep = self.stop.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
+        let certain = self.held.len() - keep;
+        let text = CompactString::from(&self.held[..certain]);
+        self.held.drain(..certain);
+        (text, false)
+    }
+}
+
+/// Number of bytes at the end of `text` that are a prefix of a stop string.
+fn overlap(text: &str, stop: &str) -> usize {
+    let most = text.len().min(stop.len() - 1);
+    (1..=most).rev().find(|count| text.as_bytes().ends_with(&stop.as_bytes()[..*count])).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_possible_stop_prefix_is_held_back() {
+        assert_eq!(overlap("abc", "cde"), 1);
+        assert_eq!(overlap("abcd", "cde"), 2);
+        assert_eq!(overlap("abcde", "cde"), 0);
+        assert_eq!(overlap("x", "y"), 0);
+        assert_eq!(overlap("aaa", "aab"), 2);
+    }
+}

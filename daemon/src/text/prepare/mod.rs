@@ -1,0 +1,119 @@
+//! The steps from a request to its tokens, cheapest refusal first. Recent work is cached: a request for several choices
+//! arrives as that many requests with one prompt.
+use std::sync::Arc;
+
+use common::{
+    chat::{Chat, Grammar},
+    fault::FaultKind,
+};
+use protocol::message::{Generate, Prompt};
+
+use super::{
+    Answers, ModelText, TextWork, Unprepared,
+    memory::{Key, Memory},
+};
+
+/// Longest text in bytes that is tokenized directly: some 10 ms on a Pi.
+pub(super) const SMALL_BYTES_MAX: usize = 32 << 10;
+
+/// Prepares requests; dangerous work is delegated to `W`.
+#[derive(Debug)]
+pub struct Preparer<W> {
+    pub(super) model: Arc<ModelText>,
+    pub(super) memory: Arc<Memory>,
+    pub(super) work: W,
+}
+
+impl<W: TextWork> Preparer<W> {
+    /// Creates a preparer with a cache of its own.
+    pub fn new(model: Arc<ModelText>, work: W) -> Self {
+        Self { model, memory: Arc::default(), work }
+    }
+
+    /// An empty set of answers of the same model.
+    pub fn answers(&self) -> Answers {
+        Answers::new(&self.model)
+    }
+
+    /// The tokens of a request's prompt, after its grammar was checked; `now` in seconds since 1970.
+    ///
+    /// # Errors
+    /// The reason why the request cannot be run.
+    pub fn prepare(&mut self, generate: &Generate, now: u64) -> Result<Vec<u32>, Unprepared> {
+        match &generate.prompt {
+            Prompt::Tokens(tokens) if tokens.len() > self.model.context_length => {
+                let (tokens, context) = (tokens.len() as u32, self.model.context_length as u32);
+                return Err(FaultKind::PromptTooLong { tokens, context }.into());
+            }
+            Prompt::Text(text) => self.model.check_length(text.len())?,
+            _ => {}
+        }
+        if let Some(grammar) = &generate.grammar {
+            self.check(grammar)?;
+        }
+        match &generate.prompt {
+            Prompt::Tokens(tokens) => Ok(tokens.clone()),
+            Prompt::Text(text) => self.text(text),
+            Prompt::Chat(chat) => self.chat(chat, now),
+        }
+    }
+
+    /// Whether the form of a request's answer needs no further check.
+    pub(super) fn knows_form(&self, generate: &Generate) -> bool {
+        match &generate.grammar {
+            Some(Grammar::JsonSchema(schema)) => self.memory.schema(&Key::of(&["schema", schema])).is_some(),
+            _ => true,
+        }
+    }
+
+    fn check(&mut self, grammar: &Grammar) -> Result<(), Unprepared> {
+        self.model.check_vocabulary()?;
+        let Grammar::JsonSchema(schema) = grammar else { return Ok(()) };
+        let key = Key::of(&["schema", schema]);
+        if let Some(known) = self.memory.schema(&key) {
+            return Ok(known?);
+        }
+        let checked = self.work.check(grammar);
+        self.memory.keep_schema(key, &checked);
+        checked
+    }
+
+    fn text(&mut self, text: &str) -> Result<Vec<u32>, Unprepared> {
+        if text.len() <= SMALL_BYTES_MAX {
+            return Ok(self.model.tokenizer.encode(text, true, true));
+        }
+        self.once(Key::of(&["text", text]), |preparer| preparer.work.encode(text, true))
+    }
+
+    fn chat(&mut self, chat: &Chat, now: u64) -> Result<Vec<u32>, Unprepared> {
+        let key = Key::of(&["chat", &chat.messages, chat.tools.as_deref().unwrap_or_default()]);
+        self.once(key, |preparer| {
+            let model = Arc::clone(&preparer.model);
+            let template = model.template()?;
+            let text = preparer.work.render(chat, now)?;
+            model.check_length(text.len())?;
+            let bos = !template.begins_with_bos(&text);
+            if text.len() <= SMALL_BYTES_MAX {
+                return Ok(model.tokenizer.encode(&text, bos, true));
+            }
+            preparer.work.encode(&text, bos)
+        })
+    }
+
+    /// The tokens of a prompt, from the cache or computed now.
+    fn once(
+        &mut self,
+        key: Key,
+        work: impl FnOnce(&mut Self) -> Result<Vec<u32>, Unprepared>,
+    ) -> Result<Vec<u32>, Unprepared> {
+        if let Some(known) = self.memory.prompt(&key) {
+            return Ok(known?.to_vec());
+        }
+        let found = work(self);
+        self.memory.keep_prompt(key, &found);
+        found
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

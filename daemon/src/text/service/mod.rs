@@ -1,0 +1,234 @@
+//! The threads that prepare requests, between the node and the engine. A cancelled request is removed at once, wherever
+//! it is.
+use std::{
+    fmt, io,
+    sync::{
+        Arc,
+        mpsc::{SyncSender, TrySendError},
+    },
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use common::{
+    chat::{Chat, Grammar},
+    fault::{Fault, FaultKind},
+};
+use engine::{
+    RequestKey,
+    port::{EngineEvent, EngineOrder, RequestEvent},
+};
+use protocol::message::{Generate, Prompt};
+
+use super::{
+    Answers, ModelText, TextWork, Translated, Unprepared,
+    lanes::{Lane, Lanes, Next, Waiting},
+    memory::Memory,
+    prepare::{Preparer, SMALL_BYTES_MAX},
+    worker::{Budget, Program, Worker},
+};
+
+/// Interval of checks for room in the engine's queue.
+const ROOM: Duration = Duration::from_millis(1);
+/// Idle time after which a child is ended: starting another takes some milliseconds.
+const IDLE: Duration = Duration::from_secs(20);
+
+/// Receiver of faults.
+type Sink = Arc<dyn Fn(EngineEvent) + Send + Sync>;
+
+/// Prepares the requests of a head, and translates its answers. Ends its threads and children when dropped.
+pub struct TextService {
+    lanes: Arc<Lanes>,
+    answers: Arc<Answers>,
+}
+
+impl fmt::Debug for TextService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextService").field("lanes", &self.lanes).finish_non_exhaustive()
+    }
+}
+
+impl Drop for TextService {
+    fn drop(&mut self) {
+        self.lanes.end();
+    }
+}
+
+/// State shared by the threads of a service.
+#[derive(Clone)]
+struct Around {
+    node: String,
+    model: Arc<ModelText>,
+    memory: Arc<Memory>,
+    lanes: Arc<Lanes>,
+    answers: Arc<Answers>,
+    engine: SyncSender<EngineOrder>,
+    sink: Sink,
+}
+
+impl TextService {
+    /// Starts the threads; children are started on demand.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn start(
+        node: String,
+        model: ModelText,
+        program: &Program,
+        engine: SyncSender<EngineOrder>,
+        sink: Sink,
+    ) -> io::Result<Self> {
+        let (lanes, model) = (Arc::new(Lanes::default()), Arc::new(model));
+        // Dropped if a thread cannot be started, which ends the others.
+        let answers = Arc::new(Answers::new(&model));
+        let service = Self { lanes: Arc::clone(&lanes), answers: Arc::clone(&answers) };
+        let around = Around { node, model: Arc::clone(&model), memory: Arc::default(), lanes, answers, engine, sink };
+        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| thread::Builder::new().name(name.into()).spawn(run);
+        let own = around.clone();
+        spawn("text", Box::new(move || own.run_front()))?;
+        for (lane, name, budget) in
+            [(Lane::Chat, "text-chat", Budget::SMALL), (Lane::Long, "text-long", Budget::large(model.context_length))]
+        {
+            let (own, worker) = (around.clone(), Worker::new(program.clone(), &model, budget));
+            spawn(name, Box::new(move || own.run_with_child(lane, worker)))?;
+        }
+        Ok(service)
+    }
+
+    /// Prepares a request and hands it to the engine, or refuses it. Never blocks.
+    pub fn submit(&self, key: RequestKey, generate: Arc<Generate>) {
+        self.lanes.enter(Waiting { key, generate, received: Instant::now() });
+    }
+
+    /// Translates an event of the engine.
+    pub fn translate(&self, key: RequestKey, event: RequestEvent) -> Translated {
+        self.answers.translate(key, event)
+    }
+
+    /// Withdraws a request that is still being prepared; false if the engine has it. Never blocks.
+    pub fn withdraw(&self, key: RequestKey) -> bool {
+        self.lanes.leave(key)
+    }
+}
+
+/// Refuses all work, so that it is done by a child.
+struct Elsewhere;
+
+impl TextWork for Elsewhere {
+    fn render(&mut self, _: &Chat, _: u64) -> Result<String, Unprepared> {
+        Err(Unprepared::Elsewhere)
+    }
+
+    fn check(&mut self, _: &Grammar) -> Result<(), Unprepared> {
+        Err(Unprepared::Elsewhere)
+    }
+
+    fn encode(&mut self, _: &str, _: bool) -> Result<Vec<u32>, Unprepared> {
+        Err(Unprepared::Elsewhere)
+    }
+}
+
+/// The lane of a request that needs a child; if its schema is known to be valid, only the prompt counts.
+fn lane_of(generate: &Generate, is_form_known: bool) -> Lane {
+    match &generate.prompt {
+        Prompt::Chat(_) if generate.prompt.byte_count() <= SMALL_BYTES_MAX && is_form_known => Lane::Chat,
+        _ => Lane::Long,
+    }
+}
+
+impl Around {
+    fn preparer<W: TextWork>(&self, work: W) -> Preparer<W> {
+        Preparer { model: Arc::clone(&self.model), memory: Arc::clone(&self.memory), work }
+    }
+
+    /// Prepares requests that need no child, and moves all others to their lanes.
+    fn run_front(&self) {
+        let mut preparer = self.preparer(Elsewhere);
+        loop {
+            let waiting = match self.lanes.next(Lane::Front, IDLE) {
+                Next::Prepare(waiting) => waiting,
+                Next::Rest => continue,
+                Next::End => return,
+            };
+            match preparer.prepare(&waiting.generate, now()) {
+                Err(Unprepared::Elsewhere) => {
+                    let is_form_known = preparer.knows_form(&waiting.generate);
+                    self.lanes.hand_on(lane_of(&waiting.generate, is_form_known), waiting);
+                }
+                result => self.deliver(waiting, result),
+            }
+        }
+    }
+
+    fn run_with_child(&self, lane: Lane, worker: Worker) {
+        let mut preparer = self.preparer(worker);
+        loop {
+            let waiting = match self.lanes.next(lane, IDLE) {
+                Next::Prepare(waiting) => waiting,
+                Next::Rest => {
+                    preparer.work.end();
+                    continue;
+                }
+                Next::End => return,
+            };
+            let (lanes, key) = (Arc::clone(&self.lanes), waiting.key);
+            preparer.work.is_wanted = Box::new(move || lanes.is_wanted(key));
+            let result = preparer.prepare(&waiting.generate, now());
+            self.deliver(waiting, result);
+        }
+    }
+
+    /// Hands a request to the engine or reports why it cannot be run; does nothing if it was cancelled meanwhile.
+    fn deliver(&self, waiting: Waiting, result: Result<Vec<u32>, Unprepared>) {
+        let Waiting { key, generate, received } = waiting;
+        match result {
+            Ok(prompt) => {
+                let prepared = self.answers.begin(key, received, &generate, prompt);
+                if !self.hand_over(key, EngineOrder::Begin(key, Box::new(prepared))) {
+                    self.answers.forget(key);
+                }
+            }
+            Err(error) => {
+                let kind = match error {
+                    Unprepared::Refused(kind) => kind,
+                    Unprepared::Elsewhere => FaultKind::Internal { reason: "no worker can prepare the request".into() },
+                };
+                if self.lanes.leave(key) {
+                    let fault = Fault::new(&self.node, kind);
+                    (self.sink)(EngineEvent::Request(key, RequestEvent::Refused(fault)));
+                }
+            }
+        }
+    }
+}
+
+impl Around {
+    /// Waits for room in the engine's queue and sends a request, unless it is cancelled before. A later cancellation is
+    /// queued after it. Returns whether the engine has it.
+    fn hand_over(&self, key: RequestKey, order: EngineOrder) -> bool {
+        let mut next = Some(order);
+        let mut is_sent = false;
+        while let Some(order) = next.take() {
+            is_sent = self.lanes.leave_with(key, || match self.engine.try_send(order) {
+                Err(TrySendError::Full(order)) => {
+                    next = Some(order);
+                    false
+                }
+                // An engine that ended has reported that itself.
+                Ok(()) | Err(TrySendError::Disconnected(_)) => true,
+            }) == Some(true);
+            if next.is_some() {
+                thread::park_timeout(ROOM);
+            }
+        }
+        is_sent
+    }
+}
+
+/// Seconds since 1970; 0 if the clock was never set.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests;
