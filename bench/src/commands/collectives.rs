@@ -127,8 +127,10 @@ impl Collectives {
     /// The model, and the request to its head.
     fn links(&self) -> Result<(String, BenchLinks), Failure> {
         let usage = |message: String| Failure::Usage { message, next: NEXT };
-        if self.ranks.is_some() || self.spin {
-            return Err(usage("--ranks and --spin apply only to this machine; use --topology, or add --local".into()));
+        if self.ranks.is_some() || self.spin || self.chacha || !self.namespaces.is_empty() {
+            let message =
+                "--ranks, --spin, --chacha and --in apply only to this machine; use --topology, or add --local";
+            return Err(usage(message.into()));
         }
         let Some(model) = self.model.clone() else {
             return Err(usage("a benchmark on nodes needs a model: pass it with --model, or add --local".into()));
