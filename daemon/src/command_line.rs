@@ -30,3 +30,21 @@ pub enum Command {
     #[command(hide = true)]
     Text,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_accepted_before_and_after_a_subcommand() {
+        let parse = |line: &str| {
+            let parsed = CommandLine::try_parse_from(line.split(' ')).expect(line);
+            assert!(matches!(parsed.command, Some(Command::Pair(_))), "{line}");
+            format!("{:?}", parsed.settings)
+        };
+        let before = parse("brambled --state /tmp/x --name pi1 pair");
+        assert_eq!(parse("brambled pair --state /tmp/x --name pi1"), before);
+        assert_eq!(parse("brambled pair --minutes 5 --state /tmp/x --name pi1"), before);
+        assert_ne!(parse("brambled pair"), before);
+    }
+}

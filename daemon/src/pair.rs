@@ -20,7 +20,11 @@ use nix::{
 use protocol::noise::pake::Code;
 use serde_json::json;
 
-use crate::{config::Config, keys};
+use crate::{
+    config::Config,
+    keys,
+    node::driver::state::{Holder, StateLock},
+};
 
 /// Wrong codes that a node accepts from one address (IPv6: from one /64 network), so that others can still adopt it.
 pub const ATTEMPTS_MAX: u32 = 5;
@@ -71,15 +75,20 @@ pub fn run(arguments: &PairArguments, config: &Config) -> anyhow::Result<()> {
     let seconds = 60 * u64::from(arguments.minutes);
     let now = since_start().context("cannot read the time since boot")?;
     let shown = DisplayedCode { code: code.clone(), until: now + seconds };
-    write(&config.state, &shown).with_context(|| {
-        format!("cannot write below {}; run it as root: sudo brambled pair", config.state.display())
-    })?;
-    let (name, listen) = (&config.name, reached(config.listen));
+    write(&config.state, &shown).map_err(|error| refused(&config.state, &error))?;
+    let daemon = StateLock::holder(&config.state);
+    let (name, listen) = match &daemon {
+        Some(Holder { name, listen, .. }) => (name, reached(*listen)),
+        None => (&config.name, reached(config.listen)),
+    };
     if arguments.json {
         let object = json!({"node": name, "address": listen.to_string(), "code": code.to_string(),
             "seconds": seconds, "attempts": ATTEMPTS_MAX, "attempts_in_all": ATTEMPTS_IN_ALL_MAX});
         println!("{object}");
         return Ok(());
+    }
+    if daemon.is_none() {
+        println!("note: no brambled runs with state folder {}; start it first", config.state.display());
     }
     println!(
         "node {name} at {listen}\ncode {code} (for {} minutes, {ATTEMPTS_MAX} attempts from one address, \
@@ -97,6 +106,19 @@ pub fn run(arguments: &PairArguments, config: &Config) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Why the code cannot be written, and what to do.
+fn refused(state: &Path, error: &io::Error) -> anyhow::Error {
+    let folder = state.display();
+    let next = match error.kind() {
+        ErrorKind::NotFound => "start brambled first, or name its state folder with --state DIR",
+        ErrorKind::PermissionDenied => {
+            "run it as root (sudo brambled pair), or name another state folder with --state DIR"
+        }
+        _ => "check the disk (brambled check)",
+    };
+    anyhow!("cannot write to state folder {folder}: {error}; {next}")
 }
 
 /// The address at which other machines reach a daemon that listens on `listen`: for a wildcard address, the machine's
@@ -202,6 +224,14 @@ mod tests {
         assert_eq!(shown(&folder), None);
         forget(&folder).expect("a missing file is removed already");
         fs::remove_dir_all(folder).expect("it is ours");
+    }
+
+    #[test]
+    fn refusal_fits_its_cause() {
+        let text = |kind: ErrorKind| refused(Path::new("/x"), &kind.into()).to_string();
+        assert!(text(ErrorKind::NotFound).contains("start brambled first"));
+        assert!(text(ErrorKind::PermissionDenied).contains("sudo brambled pair"));
+        assert!(!text(ErrorKind::StorageFull).contains("root"));
     }
 
     #[test]

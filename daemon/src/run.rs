@@ -55,7 +55,7 @@ pub fn run(line: CommandLine, variant: Variant) -> anyhow::Result<i32> {
         Some(Command::Text) | None => {}
     }
     let config = Config::load(arguments.clone())?;
-    let _lock = StateLock::take(&config.state)?;
+    let _lock = StateLock::take(&config.state, &config.name, config.listen)?;
     let keyring = keys::load(&config)?;
     let _log_guard = write_log(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

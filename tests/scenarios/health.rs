@@ -127,10 +127,10 @@ fn check_doctor_and_status_find_the_same() {
     }
     let words = cluster.console(&["doctor", "--nodes", &cluster.nodes()]);
     for part in [
-        "error    / is mounted read-only",
+        "error    pi1: / is mounted read-only",
         "fix: sudo dmesg",
-        "note     models are stored on an SD card",
-        "cannot be read there: ",
+        "note     pi1: models are stored on an SD card",
+        "cannot be read on pi1: ",
     ] {
         assert!(words.out.contains(part), "{part}: {}", words.out);
     }

@@ -44,6 +44,7 @@ mod recovery;
 mod reference;
 mod roles;
 mod rolling;
+mod run_command;
 mod runbook;
 mod serving;
 mod straggler;

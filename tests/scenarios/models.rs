@@ -71,7 +71,7 @@ fn one_node_downloads_the_others_copy_and_all_serve() {
     assert_eq!(stored.as_array().map(Vec::len), Some(3), "{stored}");
     assert!(folders.iter().all(|folder| fs::read(folder.join(NAME)).expect("it is there") == bytes()));
     assert!(
-        pulled.err.contains("pi1: bard.gguf downloading") && pulled.err.contains("pi3: bard.gguf copying"),
+        pulled.err.contains("pi1: downloading bard.gguf") && pulled.err.contains("pi3: copying bard.gguf"),
         "{}",
         pulled.err
     );

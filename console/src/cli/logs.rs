@@ -23,9 +23,12 @@ pub(super) struct Logs {
     node: String,
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// Follow new lines until Ctrl-C, reconnecting to the node if necessary
+    /// Follow new lines until Ctrl-C, reconnecting to the node if necessary; begins with the last 10 lines
     #[arg(short, long)]
     follow: bool,
+    /// Begin with the last N lines [default: all; with --follow 10, unless --since is given]
+    #[arg(short = 'n', long, value_name = "N")]
+    tail: Option<usize>,
     /// Show only lines that are not older than this: 30s, 10m, 2h, 1d
     #[arg(long, value_name = "TIME", value_parser = ago)]
     since: Option<Duration>,
@@ -34,6 +37,26 @@ pub(super) struct Logs {
     level: LogLevel,
     #[arg(from_global)]
     pub(super) json: bool,
+}
+
+/// Lines with which a followed log begins.
+const FOLLOW_LINES: usize = 10;
+
+impl Logs {
+    /// The number of lines to begin with; `None` means all.
+    fn first_lines(&self) -> Option<usize> {
+        self.tail.or((self.follow && self.since.is_none()).then_some(FOLLOW_LINES))
+    }
+}
+
+/// Keeps the last `count` lines that are not older than `since`. Older lines are then not missed.
+fn keep_last(found: &mut LogLines, since: u64, count: usize) {
+    found.lines.retain(|line| line.unix_ms >= since);
+    let older = found.lines.len().saturating_sub(count);
+    found.lines.drain(..older);
+    if found.lines.len() == count {
+        found.missed = 0;
+    }
 }
 
 /// Parses a duration such as `10m`.
@@ -74,7 +97,10 @@ pub(super) async fn run(options: Logs) -> Result<u8, Failure> {
     let (address, name) = (node.address.clone(), output::clean(cluster.name(node)));
     let mut session = node.session()?;
     let since = moment(options.since);
-    let found = interrupts.end(inspect::whole_log(&session, 0, options.level)).await?;
+    let mut found = interrupts.end(inspect::whole_log(&session, 0, options.level)).await?;
+    if let Some(count) = options.first_lines() {
+        keep_last(&mut found, since, count);
+    }
     tell(&name, &found, since, &options);
     let mut next = found.next;
     while options.follow && !output::is_closed() {
@@ -149,6 +175,31 @@ pub(super) fn away(fault: &Fault) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn followed_log_begins_with_the_last_lines() {
+        let options = |tail, follow, since| {
+            let (nodes, level) = (Nodes::default(), LogLevel::Trace);
+            Logs { node: "pi1".into(), nodes, follow, tail, since, level, json: false }
+        };
+        let hour = Some(Duration::from_secs(3600));
+        assert_eq!(options(None, false, None).first_lines(), None);
+        assert_eq!(options(None, true, None).first_lines(), Some(10));
+        assert_eq!(options(None, true, hour).first_lines(), None);
+        assert_eq!(options(Some(3), true, hour).first_lines(), Some(3));
+
+        let line = |number| LogLine { number, unix_ms: number, level: LogLevel::Info, text: String::new() };
+        let all = || LogLines { lines: (0..20).map(line).collect(), next: 20, missed: 7, more: false };
+        let kept = |since, count| {
+            let mut found = all();
+            keep_last(&mut found, since, count);
+            (found.lines.first().map(|line| line.number), found.lines.len(), found.missed, found.next)
+        };
+        assert_eq!(kept(0, 10), (Some(10), 10, 0, 20));
+        assert_eq!(kept(15, 10), (Some(15), 5, 7, 20));
+        assert_eq!(kept(0, 0), (None, 0, 0, 20));
+        assert_eq!(kept(0, 50), (Some(0), 20, 7, 20));
+    }
 
     #[test]
     fn durations_are_parsed_and_times_formatted() {

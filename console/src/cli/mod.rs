@@ -2,6 +2,7 @@
 //! take --json.
 mod bench;
 mod cluster;
+mod completions;
 mod dashboard;
 mod demo;
 mod doctor;
@@ -31,7 +32,7 @@ use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
 use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
-use shared::{options, output};
+use shared::{options, output, paint};
 
 pub use shared::failure::Failure;
 
@@ -40,6 +41,7 @@ pub use shared::failure::Failure;
 #[command(
     name = "console",
     version,
+    styles = paint::STYLES,
     after_help = "Examples:\n  console demo\n  console --nodes pi1,pi2 --model llama-3.2-1b-q4_k_m.gguf\n  \
         console generate --nodes pi1,pi2 --model llama-3.2-1b-q4_k_m.gguf --prompt 'Once upon a time'\n\n\
         Exit codes: 0 ok, 1 failed, 2 wrong usage, or a confirmation without a terminal, 3 node unreachable, 4 refused, 5 request lost, 6 warnings, \
@@ -85,6 +87,8 @@ enum Command {
     /// Save clusters by name, so that you need not type addresses
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
+    /// Print the completion script of a shell: bash, zsh or fish
+    Completions(completions::Completions),
     /// Start local daemons, assign a topology and open the dashboard (without a terminal: print a completion)
     Demo(demo::options::Demo),
     /// Diagnose problems of nodes and links, with a remedy for each
@@ -114,6 +118,8 @@ enum Command {
     Requests(requests::Requests),
     /// Restart nodes one by one
     Restart(restart::RestartOptions),
+    /// Chat with a model of the cluster, or answer one prompt; loads the model if it does not run
+    Run(generate::run::RunOptions),
     /// Print a page of the dashboard as text or SVG, from the cluster or a recording, or its key bindings
     Screen(dashboard::screen::Screen),
     /// Show the nodes
@@ -192,7 +198,7 @@ fn looks_only(arguments: &Arguments, line: &[OsString]) -> Result<(), Failure> {
 async fn execute(arguments: Arguments) -> Result<u8, Failure> {
     let Arguments { command, key, cluster, .. } = arguments;
     let needs_key = match &command {
-        Some(Command::Cluster(_) | Command::Key(_) | Command::Tokenize(_)) => false,
+        Some(Command::Cluster(_) | Command::Completions(_) | Command::Key(_) | Command::Tokenize(_)) => false,
         Some(Command::Topology(topology)) => !topology.is_local(),
         _ => true,
     };
@@ -206,6 +212,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Command::Bench(bench) => bench::run(bench).await,
         Command::Chat(chat) => generate::chat::run(chat).await,
         Command::Cluster(command) => cluster::run(command),
+        Command::Completions(options) => completions::run(&options),
         Command::Demo(demo) => demo::run(demo).await,
         Command::Doctor(doctor) => doctor::run(doctor).await,
         Command::Events(events) => events::run(events).await,
@@ -219,6 +226,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Command::Replay(replay) => Box::pin(dashboard::replay::run(replay)).await,
         Command::Requests(requests) => requests::run(requests).await,
         Command::Restart(restart) => restart::run(restart).await,
+        Command::Run(options) => generate::run::run(options).await,
         Command::Screen(screen) => dashboard::screen::run(screen).await,
         Command::Status(status) => status::run(&status).await,
         Command::Sync(sync) => sync::run(sync).await,
@@ -241,7 +249,11 @@ fn usage_failure(error: &clap::Error) -> Failure {
     let rendered = error.render().to_string();
     let lines: Vec<&str> = rendered.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let message = lines.join(" ");
-    let message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
+    let mut message = message.strip_prefix("error: ").unwrap_or(&message).to_owned();
+    // clap's "did you mean".
+    if let Some(tip) = rendered.lines().find_map(|line| line.trim().strip_prefix("tip: ")) {
+        message.push_str(&format!(" ({tip})"));
+    }
     Failure::Usage { message, next: "console --help, or console COMMAND --help" }
 }
 

@@ -68,7 +68,9 @@ pub(super) async fn run(options: Proxy) -> Result<u8, Failure> {
         idle: std::time::Duration::from_secs(options.idle),
     };
     let tell = |what: String| output::note(&output::clean(&what));
-    let never =
-        interrupts.end(async { Ok::<_, Failure>(proxy::run(listener, nodes, limits, policy, tell).await) }).await?;
-    match never {}
+    // A relay has no other end than a signal, which is no failure.
+    tokio::select! {
+        never = proxy::run(listener, nodes, limits, policy, tell) => match never {},
+        code = interrupts.next() => Ok(code),
+    }
 }

@@ -1,5 +1,11 @@
 //! `console status`: the state of every node.
-use common::{fault::Fault, ids::Epoch, units::Megahertz};
+use std::io::{IsTerminal, stdout};
+
+use common::{
+    fault::{Fault, FaultClass, FaultKind},
+    ids::Epoch,
+    units::Megahertz,
+};
 use serde_json::{Value, json};
 use telemetry::{NodeReport, NodeState, Warning};
 use topology::Exclusions;
@@ -8,34 +14,64 @@ use crate::cli::{
     Failure,
     shared::{
         options, output,
+        paint::{self, Shade},
+        table::{TableCell, TableColumn, table},
         watch::{Seen, look_at},
     },
 };
-use crate::client::cluster::{Cluster, ClusterNode};
+use crate::{
+    client::cluster::{Cluster, ClusterNode},
+    view::format::wrap_words,
+};
+
+/// The space for the lines, and whether they are coloured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Paper {
+    room: usize,
+    colours: bool,
+}
+
+impl Paper {
+    /// Whole lines without colour, for files.
+    pub(super) const PLAIN: Self = Self { room: usize::MAX, colours: false };
+
+    /// The terminal, if standard output is one.
+    fn of_output() -> Self {
+        let size = if stdout().is_terminal() { crossterm::terminal::size().ok() } else { None };
+        let room = size.map_or(usize::MAX, |(columns, _)| usize::from(columns));
+        Self { room, colours: paint::is_on() }
+    }
+}
 
 /// Asks all nodes at once. Exit code 3 if a node that is not excluded does not answer.
 pub(super) async fn run(options: &options::Status) -> Result<u8, Failure> {
-    look_at(&options.nodes.nodes, &options.look, async |cluster| Ok(see(cluster))).await
+    look_at(&options.nodes.nodes, &options.look, async |cluster| Ok(see(cluster, Paper::of_output()))).await
 }
 
 /// All nodes with their answers.
-pub(super) fn see(cluster: &Cluster) -> Seen {
-    let answer = |node: &ClusterNode| {
-        (node.address.clone(), node.answer.as_ref().map(|(_, report)| report.clone()).map_err(Clone::clone))
+pub(super) fn see(cluster: &Cluster, paper: Paper) -> Seen {
+    let answer = |node: &ClusterNode| NodeAnswer {
+        address: node.address.clone(),
+        name: cluster.name(node).to_owned(),
+        report: node.answer.as_ref().map(|(_, report)| report.clone()).map_err(Clone::clone),
     };
-    let answers: Vec<Answer> = cluster.nodes.iter().map(answer).collect();
-    let nodes: Value = answers.iter().map(|(address, answer)| object(address, answer)).collect();
+    let answers: Vec<NodeAnswer> = cluster.nodes.iter().map(answer).collect();
+    let nodes: Value = answers.iter().map(|answer| object(&answer.address, &answer.report)).collect();
     // An excluded node does not count as missing.
     let missed = cluster.nodes.iter().filter(|node| cluster.exclusion(node).is_none());
     let failed = missed.filter_map(|node| node.answer.as_ref().err()).next();
     let code = failed.map_or(0, |fault| Failure::from(fault.clone()).code());
     let cordoned: Vec<&str> =
         cluster.nodes.iter().filter(|node| cluster.is_cordoned(node)).map(|node| cluster.name(node)).collect();
-    Seen { lines: lines(&answers, &cluster.exclusions, &cordoned), object: json!({"nodes": nodes}), code }
+    Seen { lines: lines(&answers, &cluster.exclusions, &cordoned, paper), object: json!({"nodes": nodes}), code }
 }
 
-/// A node's address, and its report or the reason why there is none.
-type Answer = (String, Result<NodeReport, Fault>);
+/// A node's address and name, and its report or the reason why there is none.
+struct NodeAnswer {
+    address: String,
+    name: String,
+    report: Result<NodeReport, Fault>,
+}
 
 /// A node as a JSON object.
 pub(super) fn object(address: &str, answer: &Result<NodeReport, Fault>) -> Value {
@@ -67,59 +103,100 @@ pub(super) fn object(address: &str, answer: &Result<NodeReport, Fault>) -> Value
 
 /// The epoch that the other nodes serve without this node, if it still holds an earlier epoch that failed when they
 /// left it.
-fn left(report: &NodeReport, answers: &[Answer]) -> Option<Epoch> {
+fn left(report: &NodeReport, answers: &[NodeAnswer]) -> Option<Epoch> {
     let serves = |other: &&NodeReport| matches!(other.state, NodeState::Ready | NodeState::Serving);
-    let reports = answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
+    let reports = answers.iter().filter_map(|answer| answer.report.as_ref().ok());
     let latest = reports.filter(serves).max_by_key(|other| other.epoch)?;
     let (topology, ..) = latest.topology.as_ref()?;
     let is_member = topology.members.iter().any(|member| member.name == report.name);
     (report.fault.is_some() && latest.epoch > report.epoch && !is_member).then_some(latest.epoch)
 }
 
-/// The state of a node, with the percentage of its shard that is loaded.
-fn state(report: &NodeReport, has_left: bool) -> String {
-    let state = if has_left { "left" } else { report.state.name() };
-    report.load.map_or(state.into(), |load| format!("{state} {}%", 100 * load.done.0 / load.total.0.max(1)))
+/// The state of a node in a word or two, with the percentage of its shard that is loaded.
+fn state(report: &NodeReport, has_left: bool, out: Option<&'static str>) -> (String, Option<Shade>) {
+    let name = report.state.name();
+    if let Some(load) = report.load {
+        return (format!("{name} {}%", 100 * load.done.0 / load.total.0.max(1)), None);
+    }
+    match (&report.fault, out) {
+        (_, Some(out)) => (out.into(), Some(Shade::Warning)),
+        _ if has_left => ("left".into(), None),
+        (Some(Fault { node, kind: FaultKind::NodeLost { .. } }), _) if *node != report.name => {
+            (output::clean(&format!("waits for {node}")), Some(Shade::Bad))
+        }
+        (Some(_), _) => (name.into(), Some(Shade::Bad)),
+        (None, _) if matches!(report.state, NodeState::Ready | NodeState::Serving) => (name.into(), Some(Shade::Good)),
+        (None, _) => (name.into(), None),
+    }
 }
 
-fn lines(answers: &[Answer], exclusions: &Exclusions, cordoned: &[&str]) -> Vec<String> {
-    let reports = || answers.iter().filter_map(|(_, answer)| answer.as_ref().ok());
-    let width = reports().map(|report| report.name.chars().count()).max().unwrap_or(0).max(8);
-    let mut lines = vec![format!(
-        "{:<width$}  {:<21}  {:<12}  {:>5}  {:<8}  {:>4}  {:>9}  {:>9}  {:>9}  {:>5}  {:>7}  HEALTH",
-        "NODE", "ADDRESS", "STATE", "EPOCH", "TOPOLOGY", "RANK", "SHARD", "RESIDENT", "FREE", "TEMP", "GHZ"
-    )];
-    for (address, answer) in answers {
-        match answer {
-            Ok(report) => {
-                let left = left(report, answers);
-                let row = row(report, left.is_some());
-                lines.push(format!("{:<width$}  {address:<21}  {row}", output::clean(&report.name)));
-                let below = |text: &str| format!("{:<width$}  {}", "", output::clean(text));
-                if report.is_paced() {
-                    lines.push(below(&format!("{}: computes nothing, its output is meaningless", report.kernels)));
-                }
-                if let Some(entry) = exclusions.of(&report.name, address) {
-                    let how = if cordoned.contains(&report.name.as_str()) { "cordoned" } else { "excluded" };
-                    let (why, by) = (entry.reason.as_deref().unwrap_or_default(), &entry.by);
-                    lines.push(below(&format!("{how}: {why} ({by})")));
-                }
-                let fault = report.fault.as_ref().map(|fault| match left {
-                    Some(epoch) => below(&format!("the other nodes serve epoch {epoch} without it; no action needed")),
-                    None => below(&format!("{fault}; {}", fault.kind.next())),
-                });
-                lines.extend(fault);
-            }
-            Err(fault) => {
-                let entry = exclusions.at(address);
-                let out = entry.map(|entry| format!("excluded: {}; ", entry.reason.as_deref().unwrap_or_default()));
-                let why = format!("{}{}; {}", out.unwrap_or_default(), fault.kind, fault.kind.next());
-                lines.push(format!("{:<width$}  {address:<21}  {}", "?", output::clean(&why)));
-            }
+const COLUMNS: [TableColumn; 12] = [
+    TableColumn { title: "NODE", least: 8, is_number: false, drops: 0 },
+    TableColumn { title: "ADDRESS", least: 21, is_number: false, drops: 4 },
+    TableColumn { title: "STATE", least: 12, is_number: false, drops: 0 },
+    TableColumn { title: "EPOCH", least: 5, is_number: true, drops: 7 },
+    TableColumn { title: "TOPOLOGY", least: 8, is_number: false, drops: 1 },
+    TableColumn { title: "RANK", least: 4, is_number: true, drops: 2 },
+    TableColumn { title: "SHARD", least: 9, is_number: true, drops: 6 },
+    TableColumn { title: "RESIDENT", least: 9, is_number: true, drops: 8 },
+    TableColumn { title: "FREE", least: 9, is_number: true, drops: 3 },
+    TableColumn { title: "TEMP", least: 5, is_number: true, drops: 2 },
+    TableColumn { title: "GHZ", least: 7, is_number: true, drops: 5 },
+    TableColumn { title: "HEALTH", least: 12, is_number: false, drops: 0 },
+];
+
+fn lines(answers: &[NodeAnswer], exclusions: &Exclusions, cordoned: &[&str], paper: Paper) -> Vec<String> {
+    let (mut rows, mut notes) = (Vec::with_capacity(answers.len()), Vec::with_capacity(answers.len()));
+    for answer in answers {
+        let entry = match &answer.report {
+            Ok(report) => exclusions.of(&report.name, &answer.address),
+            Err(_) => exclusions.at(&answer.address),
+        };
+        let out = entry.map(|_| if cordoned.contains(&answer.name.as_str()) { "cordoned" } else { "excluded" });
+        let mut below = Vec::new();
+        if let Ok(report) = &answer.report
+            && report.is_paced()
+        {
+            below.push(format!("{}: computes nothing, its output is meaningless", report.kernels));
         }
+        if let (Some(entry), Some(out)) = (entry, out) {
+            below.push(format!("{out}: {} (by {})", entry.reason.as_deref().unwrap_or_default(), entry.by));
+        }
+        let left = answer.report.as_ref().ok().and_then(|report| left(report, answers));
+        match (&answer.report, left) {
+            (Ok(_), Some(epoch)) => {
+                below.push(format!("the other nodes serve epoch {epoch} without it; no action needed"));
+            }
+            (Ok(report), None) => {
+                below.extend(report.fault.as_ref().map(|fault| format!("{fault}; {}", fault.kind.next())));
+            }
+            (Err(fault), _) => below.push(format!("{}; {}", fault.kind, fault.kind.next())),
+        }
+        rows.push(match &answer.report {
+            Ok(report) => row(answer, report, left.is_some(), out),
+            Err(fault) => silent(answer, fault, out),
+        });
+        notes.push(below);
     }
-    lines.extend(lacking(reports()).map(|line| output::clean(&line)));
+    let mut table = table(&COLUMNS, &rows, paper.room, paper.colours).into_iter();
+    let mut lines: Vec<String> = table.next().into_iter().collect();
+    for (row, below) in table.zip(notes) {
+        lines.push(row);
+        lines.extend(below.iter().flat_map(|note| indented(&output::clean(note), paper.room)));
+    }
+    let reports = answers.iter().filter_map(|answer| answer.report.as_ref().ok());
+    lines.extend(lacking(reports).map(|line| output::clean(&line)));
     lines
+}
+
+/// A note below a row, broken into lines that fit.
+fn indented(note: &str, room: usize) -> Vec<String> {
+    const INDENT: usize = 10;
+    if room == usize::MAX {
+        return vec![format!("{:INDENT$}{note}", "")];
+    }
+    let parts = wrap_words(note, room.saturating_sub(INDENT));
+    parts.into_iter().map(|part| format!("{:INDENT$}{}", "", note[part].trim_end())).collect()
 }
 
 /// Reports the desired topology and its missing nodes, if another topology serves until they are back. A node that left
@@ -137,27 +214,44 @@ fn lacking<'a>(reports: impl Iterator<Item = &'a NodeReport>) -> Option<String> 
     Some(format!("{now} serves until {asked} can be restored{missing}"))
 }
 
-/// The columns after name and address.
-fn row(report: &NodeReport, has_left: bool) -> String {
+fn row(answer: &NodeAnswer, report: &NodeReport, has_left: bool, out: Option<&'static str>) -> Vec<TableCell> {
     let place = report.topology.as_ref();
-    let layout = place.map_or("-".into(), |(topology, ..)| topology.layout.to_string());
-    let rank = place.map_or("-".into(), |(.., rank)| rank.to_string());
     let health = &report.health;
-    let free = health.memory.map_or("-".into(), |memory| memory.available.to_string());
-    let temperature = health.temperature.map_or("-".into(), |celsius| format!("{:.1}", celsius.0));
     let gigahertz = |clock: Megahertz| f64::from(clock.0) / 1e3;
     let clock = health.clock.as_ref();
-    let clock =
-        clock.map_or("-".into(), |clock| format!("{:.1}/{:.1}", gigahertz(clock.current), gigahertz(clock.limit)));
-    let words: Vec<String> = health.warnings().iter().map(Warning::short).collect();
-    let words = if words.is_empty() { "ok".into() } else { words.join(", ") };
-    format!(
-        "{:<12}  {:>5}  {layout:<8}  {rank:>4}  {:>9}  {:>9}  {free:>9}  {temperature:>5}  {clock:>7}  {words}",
-        state(report, has_left),
-        report.epoch,
-        report.shard,
-        report.memory_resident,
-    )
+    let clock = clock.map(|clock| format!("{:.1}/{:.1}", gigahertz(clock.current), gigahertz(clock.limit)));
+    let warnings = health.warnings();
+    let words: Vec<String> = warnings.iter().map(Warning::short).collect();
+    let worst = warnings.iter().map(Warning::severity).max();
+    let or_dash = |text: Option<String>| (text.unwrap_or_else(|| "-".into()), None);
+    vec![
+        (output::clean(&report.name), None),
+        (answer.address.clone(), None),
+        state(report, has_left, out),
+        (report.epoch.to_string(), None),
+        or_dash(place.map(|(topology, ..)| topology.layout.to_string())),
+        or_dash(place.map(|(.., rank)| rank.to_string())),
+        (report.shard.to_string(), None),
+        (report.memory_resident.to_string(), None),
+        or_dash(health.memory.map(|memory| memory.available.to_string())),
+        or_dash(health.temperature.map(|celsius| format!("{:.1}", celsius.0))),
+        or_dash(clock),
+        (if words.is_empty() { "ok".into() } else { words.join(", ") }, worst.map(Shade::from)),
+    ]
+}
+
+/// The row of a node that does not answer.
+fn silent(answer: &NodeAnswer, fault: &Fault, out: Option<&'static str>) -> Vec<TableCell> {
+    let state = match fault.kind.class() {
+        FaultClass::Unreachable => "unreachable",
+        FaultClass::Refused => "refused",
+        FaultClass::Failed | FaultClass::Lost => "no answer",
+    };
+    let state = out.map_or((state, Shade::Bad), |out| (out, Shade::Warning));
+    let name = if answer.name == answer.address { "?" } else { &answer.name };
+    let mut cells = vec![(output::clean(name), None), (answer.address.clone(), None), (state.0.into(), Some(state.1))];
+    cells.resize(COLUMNS.len(), ("-".to_owned(), None));
+    cells
 }
 
 #[cfg(test)]
@@ -191,22 +285,51 @@ mod tests {
         assert_eq!(told(&[of(3, 7, &earlier, true), of(0, 8, &topology(), false)]), None);
     }
 
+    /// Reports of nodes at `pi0:9999` and so on.
+    fn answer(node: usize, report: Result<NodeReport, Fault>) -> NodeAnswer {
+        let name = report.as_ref().map_or_else(|_| name(node), |report| report.name.clone());
+        NodeAnswer { address: format!("pi{node}:9999"), name, report }
+    }
+
+    fn shown(answers: &[NodeAnswer], room: usize) -> Vec<String> {
+        lines(answers, &Exclusions::default(), &[], Paper { room, colours: false })
+    }
+
     #[test]
     fn node_left_behind_by_its_peers_is_not_a_fault() {
         let faulted = |epoch: u64, name: &str| {
             let fault = Some(Fault::new("pi0", FaultKind::NodeLost { how: Loss::Left }));
             let report = running(3, NodeState::Faulted, false);
-            Ok(NodeReport { fault, epoch: Epoch(epoch), name: name.into(), ..report })
+            NodeReport { fault, epoch: Epoch(epoch), name: name.into(), ..report }
         };
         let serving = running(0, NodeState::Serving, false);
-        let serving = || Ok(NodeReport { epoch: Epoch(8), ..serving.clone() });
-        let shown = |answers: &[Answer]| lines(answers, &Exclusions::default(), &[]).join("\n");
-        let answers = |own| [("a:9999".to_owned(), serving()), ("b:9999".to_owned(), own)];
-        let text = shown(&answers(faulted(7, "pi9")));
+        let serving = || answer(0, Ok(NodeReport { epoch: Epoch(8), ..serving.clone() }));
+        let text = shown(&[serving(), answer(1, Ok(faulted(7, "pi9")))], usize::MAX).join("\n");
         assert!(text.contains("left") && text.contains("epoch 8 without it") && !text.contains("pi0: lost"), "{text}");
         for own in [faulted(8, "pi9"), faulted(7, "pi3")] {
-            let text = shown(&answers(own));
-            assert!(text.contains("faulted") && text.contains("pi0: lost"), "{text}");
+            let text = shown(&[serving(), answer(1, Ok(own))], usize::MAX).join("\n");
+            assert!(text.contains("waits for pi0") && text.contains("pi0: lost"), "{text}");
         }
+    }
+
+    #[test]
+    fn rows_fit_the_terminal_and_unreachable_node_keeps_its_name() {
+        let reason = "Connection refused (os error 111)".to_owned();
+        let away = Fault::new("127.0.0.4:9999", FaultKind::Unreachable { address: "127.0.0.4:9999".into(), reason });
+        let answers: Vec<NodeAnswer> = (0..3)
+            .map(|node| answer(node, Ok(running(node, NodeState::Ready, true))))
+            .chain([answer(3, Err(away))])
+            .collect();
+        let whole = shown(&answers, usize::MAX);
+        assert!(whole[0].contains("RESIDENT") && whole[4].starts_with(&name(3)), "{whole:#?}");
+        assert!(whole[4].contains("unreachable") && whole[5].contains("cannot be reached"), "{whole:#?}");
+        for room in [60, 80, 100, 120, 160] {
+            let text = shown(&answers, room);
+            assert!(text.iter().all(|line| crate::view::format::width(line) <= room), "{room}: {text:#?}");
+            for title in ["NODE", "STATE", "HEALTH"] {
+                assert!(text[0].contains(title), "{room}: {text:#?}");
+            }
+        }
+        assert!(shown(&answers, 80)[0].contains("TOPOLOGY") && shown(&answers, 120)[0].contains("ADDRESS"));
     }
 }

@@ -72,7 +72,10 @@ fn invalid_values_are_usage_errors_with_a_message() {
         ("console generate --nodes a --prompt x --model m --context 0", "context"),
         ("console generate --nodes a --prompt x --prompt-file y --model m", "cannot be used with"),
         ("console generate --nodes a --model m", "--prompt"),
-        ("console generate --nodes a --prompt x", "--model"),
+        ("console generate --nodes a --prompt x --temperature -1", "expected 0 to 100"),
+        ("console generate --nodes a --prompt x --max-tokens -1", "-1 is not in"),
+        ("console run", "<MODEL>"),
+        ("console completions tcsh", "bash, zsh, fish"),
         ("console generate --nodes a --prompt x --model m --stop=", "1 to 256 bytes"),
         ("console demo --nodes 0", "0"),
         ("console demo --nodes 9", "9"),
@@ -92,6 +95,8 @@ fn invalid_values_are_usage_errors_with_a_message() {
         ("console proxy", "--to"),
         ("console proxy --to a/b", "HOST"),
         ("console paint", "paint"),
+        ("console statsu", "a similar subcommand exists: 'status'"),
+        ("console doctor --jsn", "a similar argument exists: '--json'"),
     ] {
         let error = Arguments::try_parse_from(line.split(' ')).expect_err(line);
         assert_eq!(error.exit_code(), 2, "{line}");

@@ -78,11 +78,21 @@ fn tune(group: &mut Group) -> Result<(), EngineError> {
     group.tune()?;
     if group.links().is_some_and(|links| links.stage().len() > 1) {
         group.timing.publish(group.table());
+        tracing::info!("all-reduce algorithms, by tokens: {}", chosen(&group.table().rows));
         for row in &group.table().rows {
-            tracing::info!("{}", decided(row));
+            tracing::debug!("{}", decided(row));
         }
     }
     Ok(())
+}
+
+/// The chosen algorithms in one line; rows with the same one are joined: `up to 8 direct, up to 512 rs-ag`.
+fn chosen(rows: &[TableRow]) -> String {
+    let is_last = |index: usize| rows.get(index + 1).is_none_or(|next| next.algorithm != rows[index].algorithm);
+    let ends = (0..rows.len()).filter(|index| is_last(*index));
+    let parts: Vec<String> =
+        ends.map(|index| format!("up to {} {}", rows[index].tokens, rows[index].algorithm)).collect();
+    parts.join(", ")
 }
 
 /// The log line for a row of the algorithm table: the chosen algorithm and the measured times. An algorithm replaces
@@ -145,6 +155,14 @@ mod tests {
     use common::units::Nanoseconds;
 
     use super::*;
+
+    #[test]
+    fn log_names_the_algorithms_in_one_line() {
+        let algorithms = [Algorithm::Direct, Algorithm::Direct, Algorithm::ReduceScatter];
+        let row = |(index, algorithm)| TableRow { tokens: 1_u32 << index, algorithm, timed: Vec::new() };
+        let rows: Vec<TableRow> = algorithms.into_iter().enumerate().map(row).collect();
+        assert_eq!(chosen(&rows), "up to 2 direct, up to 4 rs-ag");
+    }
 
     #[test]
     fn log_line_explains_choice_that_is_not_fastest() {

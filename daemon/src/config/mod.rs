@@ -25,16 +25,16 @@ const FILE_DEFAULT: &str = "/etc/bramble/bramble.toml";
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct DaemonArguments {
     /// Address and port to listen on [default: 127.0.0.1:9999]
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", global = true)]
     listen: Option<String>,
     /// Name of this node [default: the host name]
-    #[arg(long)]
+    #[arg(long, value_name = "NAME", global = true)]
     name: Option<String>,
     /// Folder with GGUF files; repeatable [default: STATE/models and /usr/share/bramble]
     #[arg(long, value_name = "DIR")]
     models: Vec<PathBuf>,
     /// Folder for data that must survive a restart [default: /var/lib/bramble]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", global = true)]
     state: Option<PathBuf>,
     /// Compute threads [default: set by the assignment]
     #[arg(long, value_name = "N")]
@@ -46,7 +46,7 @@ pub struct DaemonArguments {
     #[arg(long, value_name = "ADDR:PORT")]
     peer: Vec<String>,
     /// TOML file with the same settings and more
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     /// Write the process id to this file once the port is open; removed at exit
     #[arg(long, value_name = "FILE")]

@@ -167,7 +167,7 @@ fn rates_come_from_two_readings() {
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().expect("pages have a size");
     assert_eq!(health.memory.map(|memory| memory.swap_rate), Some(Bytes(256 * page as u64)));
     let words: Vec<String> = health.warnings().iter().map(Warning::short).collect();
-    assert_eq!(words, ["SWAPS", "others 1.0"]);
+    assert_eq!(words, ["SWAPS", "other programs: 1.0 cores"]);
     // Counters that decrease (a container that moved) give no rates.
     copy.write("proc/stat", b"cpu  1 0 1 1 1 0 0 0 0 0\ncpu0 1\n");
     assert_eq!(monitor.read(start).load, Some(LoadByOthers { others: 0.0, cores: 1 }));
@@ -197,7 +197,7 @@ fn engine_thread_that_waited_longest_for_a_core_counts() {
     all(["5 900000000 1\n", "900001000 100002000 9\n", "600001000 300002000 9\n", "5 900000000 1\n"]);
     let health = read();
     assert_eq!(health.run_queue, Some(RunQueue { waited: 0.3, ran: 0.6 }));
-    assert_eq!(health.warnings().iter().map(Warning::short).collect::<Vec<_>>(), ["cores shared 30 %"]);
+    assert_eq!(health.warnings().iter().map(Warning::short).collect::<Vec<_>>(), ["CPU contention 30 %"]);
     // Nothing ran and nothing waited: idle, or stopped.
     assert_eq!(read().run_queue, Some(RunQueue { waited: 0.0, ran: 0.0 }));
     for odd in ["", "warm", "1", "1 x", "-1 -1 0", "0 0 0", "99999999999999999999999 1 1"] {

@@ -165,11 +165,11 @@ faults! {
     /// The session ended unexpectedly.
     SessionLost { reason: String } => "session_lost", Lost,
         "session lost: {reason}",
-        "check the node's log (journalctl -u brambled) and try again";
+        "check the node's log (journalctl -u brambled)";
     /// An operation exceeded its deadline.
     Timeout { what: String, seconds: u32 } => "timeout", Failed,
-        "{what} took longer than {seconds} s",
-        "check the load and the log of that node and try again";
+        "no answer for {seconds} s ({what})",
+        "check the load and the log of that node";
     /// A limit was reached.
     Full { what: String, limit: u32 } => "full", Refused,
         "limit reached: {limit} {what}",
@@ -193,7 +193,7 @@ faults! {
     /// No such file in the model folders.
     ModelMissing { model: String, folders: String } => "model_missing", Refused,
         "model {model} not found in its model folders ({folders})",
-        "copy the file into one of these folders, or start brambled with --models DIR";
+        "copy it from a node that has it (console model fetch MODEL --from NODE --node NODE), or download it (console model pull)";
     /// The file is damaged or not supported.
     ModelInvalid { model: String, reason: String } => "model_invalid", Refused,
         "cannot use model {model}: {reason}",
@@ -253,7 +253,7 @@ faults! {
     /// A node of the topology was lost.
     NodeLost { how: Loss } => "node_lost", Lost,
         "lost: {how}",
-        "restart the node, then send the request again; this assigns the topology again";
+        "start that node again, or continue without it: console node exclude NODE --reason TEXT";
     /// The client read the stream too slowly.
     SlowReader => "slow_reader", Lost,
         "request cancelled: the client read the stream too slowly",
@@ -297,7 +297,7 @@ faults! {
     /// The benchmark could not run.
     BenchFailed { reason: String } => "bench_failed", Failed,
         "cannot run the benchmark: {reason}",
-        "fix the cause on that node and try again";
+        "check the log of that node (console logs NODE)";
     /// Links are benchmarked only while the head serves no requests.
     RequestsRun { count: u32 } => "requests_run", Refused,
         "is serving {count} requests; link benchmarks need an idle head",
@@ -329,7 +329,7 @@ faults! {
     /// The file system reported an error.
     StoreFailed { reason: String } => "store_failed", Failed,
         "{reason}",
-        "fix the cause (console doctor checks the disk) and try again";
+        "check the disk of that node: console doctor";
     /// The operator aborted the assignment.
     AssignmentAborted { epoch: Epoch } => "assignment_aborted", Lost,
         "the assignment of epoch {epoch} was aborted; the previous topology keeps running",
@@ -381,7 +381,7 @@ faults! {
     /// A new key was rejected or could not be stored.
     KeyRefused { reason: String } => "key_refused", Refused,
         "cannot install the new key: {reason}",
-        "fix the cause on that node and try again";
+        "check the log of that node (console logs NODE)";
     /// Files with the same name and header but different weights.
     ContentDiffers { model: String, expected: Box<ContentRoot>, actual: ContentRoot, holders: String } =>
         "content_differs", Refused,

@@ -92,7 +92,7 @@ fn tell(json: bool, path: &Path, size: Bytes, all: &Diagnostics) {
 async fn gather(addresses: &[String], quiet: bool) -> Diagnostics {
     let cluster = Arc::new(Cluster::dial(addresses).await);
     let mut all = Diagnostics::default();
-    let seen = crate::cli::status::see(&cluster);
+    let seen = crate::cli::status::see(&cluster, crate::cli::status::Paper::PLAIN);
     all.files.push(("status.txt".into(), seen.lines.join("\n") + "\n"));
     all.files.push(("status.json".into(), pretty(&seen.object)));
     if let Some((topology, _)) = cluster.topology() {

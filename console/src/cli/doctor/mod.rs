@@ -1,6 +1,7 @@
 //! `console doctor`: collects the findings of `brambled check` from every node, and compares the nodes with each other.
 mod archive;
 mod bundle;
+mod text;
 
 use std::{
     path::PathBuf,
@@ -12,7 +13,7 @@ use common::fault::Fault;
 use protocol::models::{FileState, ModelFile};
 use serde_json::{Value, json};
 use telemetry::{
-    Finding, NodeReport,
+    NodeReport,
     doctor::{Examined, ExaminedModel, compare},
     finding::exit_code,
 };
@@ -20,7 +21,7 @@ use tokio::task::JoinSet;
 
 use crate::cli::{
     Failure,
-    shared::{interrupts::Interrupts, options::Nodes, output},
+    shared::{interrupts::Interrupts, options::Nodes, output, paint},
 };
 use crate::client::{
     assign::report,
@@ -63,7 +64,7 @@ pub(super) async fn run(options: Doctor) -> Result<u8, Failure> {
         let nodes: Vec<Value> = visits.iter().map(|(address, visit)| object(address, visit)).collect();
         output::line(&json!({"nodes": nodes, "between": between}).to_string());
     } else {
-        print(&visits, &between);
+        text::lines(&visits, &between, paint::is_on()).iter().for_each(|line| output::line(line));
     }
     let mut findings = between;
     findings.extend(
@@ -130,36 +131,6 @@ fn object(address: &str, visit: &Result<Visit, Fault>) -> Value {
             "health": report.health, "unread": report.health.unread(), "findings": report.health.findings(),
         }),
         Err(fault) => json!({"address": address, "error": Failure::from(fault.clone()).json()["error"]}),
-    }
-}
-
-fn print(visits: &[(String, Result<Visit, Fault>)], between: &[Finding]) {
-    let show =
-        |finding: &Finding| finding.lines().iter().for_each(|line| output::line(&output::clean(&format!("  {line}"))));
-    for (address, visit) in visits {
-        match visit {
-            Ok(visit) => {
-                let (name, health) = (output::clean(&visit.report.name), &visit.report.health);
-                let findings = health.findings();
-                let fine = if findings.is_empty() { ": nothing found" } else { "" };
-                output::line(&format!("{name} ({address}), {}{fine}", output::clean(&visit.report.build)));
-                findings.iter().for_each(show);
-                let unread = health.unread();
-                if !unread.is_empty() {
-                    output::line(&format!("  cannot be read there: {}", unread.join(", ")));
-                }
-            }
-            Err(fault) => {
-                let why = format!("{} ({address}): {}; {}", fault.node, fault.kind, fault.kind.next());
-                output::line(&output::clean(&why));
-            }
-        }
-    }
-    let answered = visits.iter().filter(|(_, visit)| visit.is_ok()).count();
-    if answered > 1 {
-        let fine = if between.is_empty() { ": nothing found" } else { "" };
-        output::line(&format!("between the {answered} nodes{fine}"));
-        between.iter().for_each(show);
     }
 }
 

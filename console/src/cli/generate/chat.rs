@@ -63,21 +63,30 @@ impl Conversation {
     }
 }
 
+/// The commands of a chat.
+pub(super) const HELP: &str = "/clear starts a new conversation, /bye or Ctrl-D quits, Ctrl-C cancels an answer";
+
 /// A line of input.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum InputLine {
+pub(super) enum InputLine {
+    /// A prompt.
     Say(String),
+    /// Start a new conversation.
     Clear,
+    /// Print the commands.
     Help,
+    /// End the chat.
     Quit,
+    /// An empty line.
     Nothing,
 }
 
 impl InputLine {
-    fn read(text: &str) -> Self {
+    /// Parses a line; a command stands alone on its line.
+    pub(super) fn read(text: &str) -> Self {
         match text.trim() {
             "" => Self::Nothing,
-            "/quit" | "/exit" => Self::Quit,
+            "/bye" | "/quit" | "/exit" => Self::Quit,
             "/clear" => Self::Clear,
             "/help" => Self::Help,
             text => Self::Say(text.into()),
@@ -89,7 +98,8 @@ impl InputLine {
 pub(crate) async fn run(options: Chat) -> Result<u8, Failure> {
     if options.endpoint.url.is_empty() {
         let message = "no server given".into();
-        return Err(Failure::Usage { message, next: "add --url http://NODE:9980" });
+        let next = "add --url http://NODE:9980, or use console run MODEL, which contacts the nodes of the cluster";
+        return Err(Failure::Usage { message, next });
     }
     let apis = options.endpoint.apis();
     let mut interrupts = Interrupts::listen()?;
@@ -116,7 +126,7 @@ pub(crate) async fn run(options: Chat) -> Result<u8, Failure> {
         match InputLine::read(&line?) {
             InputLine::Quit => return Ok(0),
             InputLine::Nothing => {}
-            InputLine::Help => output::note("/clear starts a new conversation, /quit quits, Ctrl-C cancels an answer"),
+            InputLine::Help => output::note(HELP),
             InputLine::Clear => conversation = Conversation::new(options.system.as_deref()),
             InputLine::Say(text) => {
                 match turn(&options, &apis, &model, &mut conversation, &text, &mut interrupts).await {
@@ -165,7 +175,7 @@ async fn turn(
 }
 
 /// Lines of standard input, read by a separate thread, which ends with the program.
-fn lines() -> Receiver<Result<String, Failure>> {
+pub(super) fn lines() -> Receiver<Result<String, Failure>> {
     let (sender, receiver) = channel(1);
     std::thread::spawn(move || {
         loop {
@@ -196,6 +206,7 @@ mod tests {
     fn only_whole_lines_are_commands() {
         for (text, line) in [
             ("/quit\n", InputLine::Quit),
+            ("/bye", InputLine::Quit),
             ("  \n", InputLine::Nothing),
             ("/clear", InputLine::Clear),
             ("/help ", InputLine::Help),

@@ -115,10 +115,8 @@ impl Outcome {
         // An answer that arrives in one piece has no token times here, so the rate reported by the server comes first.
         let told = self.answer.timings["predicted_per_second"].as_f64().filter(|speed| *speed > 0.0);
         let speed = told.unwrap_or_else(|| times.decode_tokens_per_second());
-        output::clean(&format!(
-            "{tokens} tokens, TTFT {:.0} ms, {speed:.1} tokens/s, ended by {reason}",
-            times.ttft_ms()
-        ))
+        let (ttft, ending) = (times.ttft_ms(), super::ending(reason));
+        output::clean(&format!("{tokens} tokens, TTFT {ttft:.0} ms, {speed:.1} tokens/s, {ending}"))
     }
 
     fn object(&self, request_id: &str, seed: Option<u64>) -> Value {

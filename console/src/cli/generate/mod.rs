@@ -1,6 +1,7 @@
 //! `console generate`: completes a text on the topology that serves the model, assigning one if necessary.
 pub(crate) mod chat;
 mod http_answer;
+pub(crate) mod run;
 
 use std::{io::Read, sync::Arc};
 
@@ -75,18 +76,7 @@ pub(crate) async fn run(options: options::Generate) -> Result<u8, Failure> {
         output::line(&object(&completion, (&assigned, head), seed, options.logprobs > 0).to_string());
     } else {
         output::line("");
-        let times = &completion.finished.times;
-        output::note(&format!(
-            "{} tokens, TTFT {:.0} ms, {:.1} tokens/s, ended by {}",
-            completion.token_ids.len(),
-            times.ttft_ms(),
-            times.decode_tokens_per_second(),
-            reason(completion.finished.reason)
-        ));
-        if completion.resumed > 0 {
-            let (count, plural) = (completion.resumed, if completion.resumed == 1 { "" } else { "s" });
-            output::note(&format!("resumed {count} time{plural}; the times cover the part since the last one"));
-        }
+        summary(&completion).iter().for_each(|line| output::note(line));
     }
     Ok(completion.interrupted.unwrap_or(0))
 }
@@ -270,6 +260,30 @@ impl Gathered {
         let finished = self.finished.ok_or_else(|| anyhow::anyhow!("the generation ended without a result"))?;
         let Self { text, prompt_token_ids, token_ids, logprobs, resumed, moved, interrupted, .. } = self;
         Ok(Completion { text, prompt_token_ids, token_ids, logprobs, finished, resumed, moved, interrupted })
+    }
+}
+
+/// Tokens, times and the end of an answer, in one or two lines.
+pub(super) fn summary(completion: &Completion) -> Vec<String> {
+    let times = &completion.finished.times;
+    let ending = ending(reason(completion.finished.reason));
+    let tokens = completion.token_ids.len();
+    let (ttft, speed) = (times.ttft_ms(), times.decode_tokens_per_second());
+    let mut lines = vec![format!("{tokens} tokens, TTFT {ttft:.0} ms, {speed:.1} tokens/s, {ending}")];
+    if completion.resumed > 0 {
+        let (count, plural) = (completion.resumed, if completion.resumed == 1 { "" } else { "s" });
+        lines.push(format!("resumed {count} time{plural}; the times cover the part since the last one"));
+    }
+    lines
+}
+
+/// A finish reason in words.
+pub(super) fn ending(reason: &str) -> &str {
+    match reason {
+        "stop" => "complete",
+        "length" => "max tokens reached",
+        "context" => "context full",
+        other => other,
     }
 }
 

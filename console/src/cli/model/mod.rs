@@ -1,14 +1,21 @@
 //! `console model`: lists, adds, pulls, copies, verifies and removes the model files of nodes.
+pub(crate) mod choice;
 mod source;
+mod transfer;
 
-use std::{path::PathBuf, sync::Mutex};
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use common::{digest::Sha256, fault::Fault, units::Bytes};
-use protocol::models::{FileState, ModelFile, ModelsRequest, ModelsResponse, Step, check_name, files_of};
+use common::{
+    digest::Sha256,
+    fault::{Fault, FaultKind},
+};
+use protocol::models::{FileState, ModelFile, ModelsRequest, ModelsResponse, check_name, files_of};
 use serde_json::{Value, json};
+use tokio::{sync::Semaphore, task::JoinSet};
 
+use self::{choice::advised, transfer::Transfer};
 use crate::cli::{
     Failure,
     shared::{
@@ -18,9 +25,16 @@ use crate::cli::{
         need::{Need, Reach},
         options::Nodes,
         output,
+        suggest::did_you_mean,
     },
 };
-use crate::client::{cluster::Cluster, models, with_port};
+use crate::client::{cluster::Cluster, models, session::Session, with_port};
+
+/// The next step after a wrong source.
+const SOURCE_EXAMPLE: &str = "name the file of a repository, for example \
+                              hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Llama-3.2-1B-Instruct-Q4_K_M.gguf";
+/// Nodes that copy a file from the same node at a time.
+const COPIES_MAX: usize = 4;
 
 /// Subcommands of `console model`.
 #[derive(Clone, Debug, Subcommand)]
@@ -260,17 +274,18 @@ async fn add(options: Add) -> Result<u8, Failure> {
     let Some((first, rest)) = places.split_first() else { return Ok(0) };
     let node = &cluster.nodes[*first];
     let session = node.session()?;
-    let bar = Bar::new(cluster.name(node), &name);
+    let transfer = Transfer::new(&name, &[cluster.name(node)]);
     let upload = models::Upload { path: &options.file, model: &name, sha256, size };
-    let stored = models::send(&session, upload, &|step, done, total| bar.tell(step, done, total)).await?;
+    let stored = models::send(&session, upload, &|step, done, total| transfer.tell(0, step, done, total)).await?;
+    drop(transfer);
     let mut done = vec![(cluster.name(node).to_owned(), stored)];
     copy(&cluster, (*first, rest), &name, &mut done).await?;
     Ok(show(&done, options.to.json))
 }
 
 async fn pull(options: Pull) -> Result<u8, Failure> {
-    let (url, last) = source::resolve(&options.source)
-        .map_err(|message| Failure::Usage { message, next: "hf:OWNER/REPO:FILE, https://.. or http://.." })?;
+    let (url, last) =
+        source::resolve(&options.source).map_err(|message| Failure::Usage { message, next: SOURCE_EXAMPLE })?;
     let name = options.name.clone().unwrap_or(last);
     name_of(&name)?;
     let (cluster, places) = dial(&options.to).await?;
@@ -280,9 +295,11 @@ async fn pull(options: Pull) -> Result<u8, Failure> {
     let Some((first, rest)) = places.split_first() else { return Ok(0) };
     let node = &cluster.nodes[*first];
     let session = node.session()?;
-    let bar = Bar::new(cluster.name(node), &name);
+    let transfer = Transfer::new(&name, &[cluster.name(node)]);
     let request = ModelsRequest::Pull { url, model: name.clone(), sha256: options.sha256 };
-    let stored = models::stored(&session, request, &|step, done, total| bar.tell(step, done, total)).await?;
+    let tell = |step, done, total| transfer.tell(0, step, done, total);
+    let stored = models::stored(&session, request, &tell).await?;
+    drop(transfer);
     let mut done = vec![(cluster.name(node).to_owned(), stored)];
     // Download once; the other nodes copy the file from the first one.
     copy(&cluster, (*first, rest), &name, &mut done).await?;
@@ -304,31 +321,53 @@ async fn fetch(options: Fetch) -> Result<u8, Failure> {
     Ok(show(&done, options.to.json))
 }
 
-/// Copies a file from one node to the others that do not have it yet.
+/// Copies a file from one node to the others that do not have it yet, to a few at a time. If a copy fails, the others
+/// still end.
 async fn copy(
     cluster: &Cluster,
     (from, to): (usize, &[usize]),
     model: &str,
     done: &mut Vec<(String, ModelFile)>,
-) -> Result<(), Fault> {
-    let from = &cluster.nodes[from].address;
+) -> Result<(), Failure> {
+    let mut lacking: Vec<(String, Arc<Session>)> = Vec::new();
     for place in to {
         let node = &cluster.nodes[*place];
-        let session = node.session()?;
-        let there = models::list(&session)
-            .await?
-            .into_iter()
-            .find(|file| file.model == model && file.state != FileState::Partial);
-        if there.is_some() {
-            output::note(&output::clean(&format!("{} already has {model}", cluster.name(node))));
-            continue;
+        let (name, session) = (cluster.name(node).to_owned(), node.session()?);
+        let files = models::list(&session).await?;
+        if files.iter().any(|file| file.model == model && file.state != FileState::Partial) {
+            output::note(&output::clean(&format!("{name} already has {model}")));
+        } else {
+            lacking.push((name, session));
         }
-        let bar = Bar::new(cluster.name(node), model);
-        let request = ModelsRequest::Fetch { model: model.into(), from: from.clone() };
-        let stored = models::stored(&session, request, &|step, done, total| bar.tell(step, done, total)).await?;
-        done.push((cluster.name(node).to_owned(), stored));
     }
-    Ok(())
+    let names: Vec<&str> = lacking.iter().map(|(name, _)| name.as_str()).collect();
+    let transfer = Arc::new(Transfer::new(model, &names));
+    let room = Arc::new(Semaphore::new(COPIES_MAX));
+    let mut copies = JoinSet::new();
+    for (index, (name, session)) in lacking.iter().cloned().enumerate() {
+        let (transfer, room) = (Arc::clone(&transfer), Arc::clone(&room));
+        let request = ModelsRequest::Fetch { model: model.into(), from: cluster.nodes[from].address.clone() };
+        copies.spawn(async move {
+            // The semaphore is never closed.
+            let _permit = room.acquire_owned().await;
+            let tell = |step, done, total| transfer.tell(index, step, done, total);
+            (index, name, models::stored(&session, request, &tell).await)
+        });
+    }
+    let mut copied = copies.join_all().await;
+    drop(transfer);
+    copied.sort_by_key(|(index, ..)| *index);
+    let mut failed = None;
+    for (_, name, result) in copied {
+        match result {
+            Ok(file) => done.push((name, file)),
+            Err(fault) => drop(failed.get_or_insert(fault)),
+        }
+    }
+    match failed {
+        Some(fault) => Err(advised(fault.into(), &cluster.usable().unwrap_or_default()).await),
+        None => Ok(()),
+    }
 }
 
 async fn verify(options: Verify) -> Result<u8, Failure> {
@@ -338,9 +377,13 @@ async fn verify(options: Verify) -> Result<u8, Failure> {
     for place in places {
         let node = &cluster.nodes[place];
         let session = node.session()?;
-        let bar = Bar::new(cluster.name(node), &options.model);
+        let transfer = Transfer::new(&options.model, &[cluster.name(node)]);
         let request = ModelsRequest::Verify { model: options.model.clone(), is_known_enough: false };
-        let file = models::stored(&session, request, &|step, done, total| bar.tell(step, done, total)).await?;
+        let tell = |step, done, total| transfer.tell(0, step, done, total);
+        let file = match models::stored(&session, request, &tell).await {
+            Ok(file) => file,
+            Err(fault) => return Err(unlisted(fault, &session).await),
+        };
         done.push((cluster.name(node).to_owned(), file));
     }
     let code = show(&done, options.on.json);
@@ -375,9 +418,10 @@ async fn remove(options: Remove) -> Result<u8, Failure> {
     for place in &places {
         let session = cluster.nodes[*place].session()?;
         let request = ModelsRequest::Remove { model: options.model.clone() };
-        match models::ask(&session, request, &|_, _, _| {}).await? {
-            ModelsResponse::Removed => {}
-            other => return Err(anyhow::anyhow!("unexpected response to the removal request: {other:?}").into()),
+        match models::ask(&session, request, &|_, _, _| {}).await {
+            Ok(ModelsResponse::Removed) => {}
+            Err(fault) => return Err(unlisted(fault, &session).await),
+            Ok(other) => return Err(anyhow::anyhow!("unexpected response to the removal request: {other:?}").into()),
         }
     }
     if options.on.json {
@@ -386,6 +430,16 @@ async fn remove(options: Remove) -> Result<u8, Failure> {
         output::line(&output::clean(&format!("removed {} on {}", options.model, names.join(", "))));
     }
     Ok(0)
+}
+
+/// A missing file, with similar names on the node as the next step. Other faults stay as they are.
+async fn unlisted(fault: Fault, session: &Session) -> Failure {
+    let FaultKind::ModelMissing { model, .. } = &fault.kind else { return fault.into() };
+    let files = models::list(session).await.unwrap_or_default();
+    let meant = did_you_mean(model, files.iter().map(|file| file.model.as_str()));
+    let meant = meant.map_or_else(String::new, |text| format!("{text} "));
+    let next = format!("{meant}console model list shows the files of each node");
+    Failure::Advised { fault: Box::new(fault), next }
 }
 
 fn show(done: &[(String, ModelFile)], json: bool) -> u8 {
@@ -402,41 +456,4 @@ fn show(done: &[(String, ModelFile)], json: bool) -> u8 {
         )));
     }
     0
-}
-
-/// Progress on standard error: a bar on a terminal, otherwise a line per step and per 10 %.
-struct Bar {
-    label: String,
-    said: Mutex<Option<(Step, u64)>>,
-}
-
-impl Bar {
-    fn new(node: &str, model: &str) -> Self {
-        Self { label: output::clean(&format!("{node}: {model}")), said: Mutex::new(None) }
-    }
-
-    fn tell(&self, step: Step, done: Bytes, total: Option<Bytes>) {
-        let word = match step {
-            Step::Downloading => "downloading",
-            Step::Copying => "copying",
-            Step::Waiting => "waiting for the source node to hash the file",
-            Step::Hashing => "verifying",
-        };
-        if let Some(total) = total.filter(|_| crate::cli::shared::progress::is_drawn()) {
-            return crate::cli::shared::progress::tell(
-                &format!("{} {word} {total}", self.label),
-                done.0,
-                total.0,
-                false,
-            );
-        }
-        // If the total is unknown, report every 64 MiB.
-        let tenth = total.map_or(done.0 >> 26, |total| 10 * done.0 / total.0.max(1));
-        let Ok(mut said) = self.said.lock() else { return };
-        if said.replace((step, tenth)) == Some((step, tenth)) {
-            return;
-        }
-        let of = total.map(|total| format!(" of {total}")).unwrap_or_default();
-        output::note(&format!("{} {word}, {done}{of}", self.label));
-    }
 }

@@ -16,7 +16,9 @@ fn resolve_at(source: &str, endpoint: &str) -> Result<(String, String), String> 
     let refused = || format!("{source:?} does not name a file");
     let last = |path: &str| path.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_owned);
     let Some(hub) = source.strip_prefix("hf:") else {
-        let Some((scheme, rest)) = source.split_once("://") else { return Err(refused()) };
+        let Some((scheme, rest)) = source.split_once("://") else {
+            return Err(format!("{source:?} is neither hf:OWNER/REPO:FILE nor a URL"));
+        };
         if !matches!(scheme, "http" | "https") {
             return Err(format!("{scheme}:// is not supported; use https:// or http://"));
         }

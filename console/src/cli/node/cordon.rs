@@ -47,6 +47,12 @@ fn others_serve(cluster: &Cluster, name: &str) -> bool {
     !topology.layout.has_roles() && others.into_iter().any(|replica| topology.replica(replica).iter().all(takes))
 }
 
+/// What a cordoned node does now, and how to undo it.
+fn cordoned(name: &str, is_drained: bool) -> String {
+    let now = if is_drained { "has finished its requests and takes no new ones" } else { "takes no new requests" };
+    format!("{name} {now}; undo: console node include {name}")
+}
+
 /// Runs `console node cordon`.
 pub(super) async fn run(options: Cordon) -> Result<u8, Failure> {
     let Cordon { exclude: Exclude { change, reason }, drain: waits } = options;
@@ -81,7 +87,7 @@ pub(super) async fn run(options: Cordon) -> Result<u8, Failure> {
     if change.json {
         output::line(&json!({"node": name, "state": state, "reason": reason}).to_string());
     } else {
-        output::line(&format!("{} is {state}; undo: console node include {0}", output::clean(&name)));
+        output::line(&cordoned(&output::clean(&name), is_drained));
     }
     Ok(u8::from(waits && !is_drained))
 }

@@ -8,6 +8,7 @@ use super::dial;
 use crate::{
     cli::{
         Failure, cluster,
+        model::choice::advised,
         shared::{
             find_node::{find, progress},
             interrupts::Interrupts,
@@ -17,7 +18,7 @@ use crate::{
     },
     client::{
         assign::{Assigned, assign},
-        cluster::Cluster,
+        cluster::{Cluster, ClusterNode},
         event::OperateEvent,
         session::Session,
     },
@@ -41,7 +42,13 @@ fn serving(cluster: &Cluster) -> Result<(Topology, Vec<Arc<Session>>), Failure> 
             message: message(),
             next: "name all nodes of the topology with --nodes",
         })?;
-        Ok::<_, Failure>(node.session()?)
+        node.session().map_err(|fault| {
+            let name = output::clean(name);
+            let next = format!(
+                "start {name} again, or let the others continue without it: console node exclude {name} --reason TEXT"
+            );
+            Failure::Advised { fault: Box::new(fault), next }
+        })
     };
     let sessions = topology.members.iter().map(|member| session(&member.name)).collect::<Result<_, _>>()?;
     Ok((topology.clone(), sessions))
@@ -81,7 +88,10 @@ pub(super) async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failu
         return Ok(0);
     }
     let address = sessions.last().map_or_else(String::new, |session| session.address.clone());
-    let assigned = interrupts.end(switch(&sessions, &wanted)).await?;
+    let assigned = match interrupts.end(switch(&sessions, &wanted)).await {
+        Ok(assigned) => assigned,
+        Err(failure) => return Err(advised(failure, &sessions).await),
+    };
     done(&change, &name, "joined", &assigned);
     cluster::follow(kept, &[address], &[]);
     Ok(0)
@@ -101,6 +111,7 @@ pub(super) async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Fail
             format!("{} cannot leave: it is not a member of the topology, or its only member", output::clean(&name));
         return Err(Failure::State { message, next: "list the members with console topology show" });
     }
+    uncordoned(&cluster, &name)?;
     let wanted = DesiredTopology::again(&topology, rest.len());
     let question =
         format!("Remove {} from {}? The new layout is {}.", output::clean(&name), topology.layout, wanted.layout);
@@ -112,6 +123,14 @@ pub(super) async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Fail
     done(&change, &name, "left", &assigned);
     cluster::follow(kept, &[], &[address]);
     Ok(0)
+}
+
+/// Refuses to assign a topology while a member that stays is cordoned.
+fn uncordoned(cluster: &Cluster, leaving: &str) -> Result<(), Failure> {
+    let stays = |node: &&ClusterNode| cluster.name(node) != leaving && cluster.is_cordoned(node);
+    let Some(entry) = cluster.nodes.iter().find(stays).and_then(|node| cluster.exclusion(node)) else { return Ok(()) };
+    let message = format!("{} is cordoned ({}: {})", entry.node, entry.by, entry.reason.as_deref().unwrap_or_default());
+    Err(Failure::State { message: output::clean(&message), next: "include it first: console node include NODE" })
 }
 
 async fn switch(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Assigned, Failure> {

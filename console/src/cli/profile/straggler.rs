@@ -85,7 +85,7 @@ mod tests {
         assert_eq!((found.member, found.named.after, found.windows), (3, 1, (1, 1)));
         let health = |waited| Health { run_queue: Some(RunQueue { waited, ran: 0.5 }), ..Health::default() };
         let said = found.sentence("pi4", &health(0.3), &[&health(0.1)]);
-        assert!(said.starts_with("pi4 is the straggler") && said.contains("cores shared"), "{said}");
+        assert!(said.starts_with("pi4 is the straggler") && said.contains("CPU contention"), "{said}");
         let said = found.sentence("pi4", &health(0.3), &[&health(0.25), &health(0.3), &health(0.01)]);
         assert!(said.contains("no cause is known"), "most others have it as well: {said}");
         let said = found.sentence("pi4", &health(0.01), &[]);

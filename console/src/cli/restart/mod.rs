@@ -37,8 +37,10 @@ async fn one_by_one(options: RestartOptions) -> Result<u8, Failure> {
     let which = which(&cluster, &options.only)?;
     let names: Vec<String> = cluster.nodes.iter().map(|node| cluster.name(node).to_owned()).collect();
     let named = |list: &[usize]| list.iter().map(|node| output::clean(&names[*node])).collect::<Vec<_>>();
-    let question = format!("Restart {}, one by one? Running requests finish first.", named(&which).join(", "));
-    let plan = json!({"restart": named(&which)});
+    let out = left_out(&cluster, &options.only);
+    let question =
+        format!("Restart {}, one by one? Running requests finish first.{}", named(&which).join(", "), sentence(&out));
+    let plan = json!({"restart": named(&which), "left_out": out});
     if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
         return Ok(0);
     }
@@ -99,6 +101,22 @@ pub(crate) fn which(cluster: &Cluster, only: &[String]) -> Result<Vec<usize>, Fa
         return Ok((0..cluster.nodes.len()).filter(is_in).collect());
     }
     only.iter().map(|who| crate::cli::shared::find_node::find(cluster, who)).collect()
+}
+
+/// Without named nodes, the excluded and cordoned nodes, which are not restarted.
+fn left_out(cluster: &Cluster, only: &[String]) -> Vec<String> {
+    let out = cluster.nodes.iter().filter(|node| only.is_empty() && cluster.exclusion(node).is_some());
+    out.map(|node| {
+        let how = if cluster.is_cordoned(node) { "cordoned" } else { "excluded" };
+        format!("{} ({how})", output::clean(cluster.name(node)))
+    })
+    .collect()
+}
+
+/// ` Left out: pi2 (cordoned). Name it to restart it.`, or nothing.
+fn sentence(out: &[String]) -> String {
+    let it = if out.len() == 1 { "it" } else { "them" };
+    if out.is_empty() { String::new() } else { format!(" Left out: {}. Name {it} to restart {it}.", out.join(", ")) }
 }
 
 /// Options of `console restart`.

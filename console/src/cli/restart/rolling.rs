@@ -48,6 +48,7 @@ pub(super) async fn control(options: &RestartOptions, verb: Verb) -> Result<u8, 
         Verb::Resume => ("Resume", Phase::Runs),
         Verb::Abort => ("Abort", Phase::Aborted),
     };
+    interrupts.end(open(&addresses)).await?;
     if options.consent.dry_run {
         options.consent.obtain(&format!("{what} the rolling restart?"), &Value::Null, options.json).await?;
         return Ok(0);
@@ -61,6 +62,21 @@ pub(super) async fn control(options: &RestartOptions, verb: Verb) -> Result<u8, 
     interrupts.end(watch(&addresses, options.json)).await
 }
 
+/// Checks that there is a rolling restart to pause, resume or abort.
+async fn open(addresses: &[String]) -> Result<(), Failure> {
+    let cluster = Cluster::dial(addresses).await;
+    if cluster.nodes.iter().all(|node| node.answer.is_err()) {
+        cluster.usable()?;
+    }
+    match rolling(&cluster).await {
+        Some(rolling) if matches!(rolling.phase, Phase::Runs | Phase::Paused(_)) => Ok(()),
+        _ => Err(Failure::State {
+            message: "no rolling restart is running or paused on these nodes".into(),
+            next: "start one with console restart --rolling",
+        }),
+    }
+}
+
 /// Starts a rolling restart. `None` after a dry run or a refusal.
 async fn begin(
     options: &RestartOptions,
@@ -70,9 +86,13 @@ async fn begin(
     options.consent.check()?;
     let which = super::which(cluster, &options.only)?;
     let names: Vec<String> = which.iter().map(|node| output::clean(cluster.name(&cluster.nodes[*node]))).collect();
-    let question =
-        format!("Restart {}, one after another? Running requests pause or continue elsewhere.", names.join(", "));
-    let plan = json!({"restart": names, "drain_ms": options.drain_ms});
+    let out = super::left_out(cluster, &options.only);
+    let question = format!(
+        "Restart {}, one after another? Running requests pause or continue elsewhere.{}",
+        names.join(", "),
+        super::sentence(&out)
+    );
+    let plan = json!({"restart": names, "drain_ms": options.drain_ms, "left_out": out});
     if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
         return Ok(None);
     }

@@ -39,8 +39,8 @@ pub struct Consent {
     /// Do not ask for confirmation
     #[arg(long, short)]
     pub(crate) yes: bool,
-    /// Show the planned change without making it
-    #[arg(long, conflicts_with = "yes")]
+    /// Show the planned change without making it, even with --yes
+    #[arg(long)]
     pub(crate) dry_run: bool,
 }
 
@@ -115,6 +115,7 @@ mod tests {
         };
         assert!(obtain(Consent { yes: true, dry_run: false }).await);
         assert!(!obtain(Consent { yes: false, dry_run: true }).await);
-        assert!(ConsentLine::try_parse_from(["x", "--yes", "--dry-run"]).is_err(), "one or the other");
+        let both = ConsentLine::try_parse_from(["x", "--yes", "--dry-run"]).expect("both are allowed");
+        assert!(!obtain(both.consent).await, "the dry run has priority");
     }
 }

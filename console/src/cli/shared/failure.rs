@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use common::fault::{Fault, FaultClass};
 use serde_json::json;
 
-use crate::cli::shared::output;
+use crate::cli::shared::{output, paint};
 use crate::http::HttpError;
 
 /// Why a command failed.
@@ -13,6 +13,14 @@ pub enum Failure {
     /// A fault reported by a node, or by this console about a node.
     #[error(transparent)]
     Fault(#[from] Fault),
+    /// A fault with a next step that fits the command better than the fault's own.
+    #[error("{fault}")]
+    Advised {
+        /// The fault.
+        fault: Box<Fault>,
+        /// The next step.
+        next: String,
+    },
     /// A request to the HTTP API failed.
     #[error(transparent)]
     Http(#[from] HttpError),
@@ -39,7 +47,7 @@ pub enum Failure {
         code: u8,
     },
     /// The operator declined the confirmation.
-    #[error("nothing was done")]
+    #[error("cancelled")]
     Declined,
     /// A restart of nodes was not completed.
     #[error("{}not restarted: {}", fault.as_ref().map_or(String::new(), |fault| format!("{fault}; ")), remaining.join(", "))]
@@ -61,6 +69,7 @@ impl Failure {
     pub fn code(&self) -> u8 {
         match self {
             Self::Fault(fault) => code_of(fault),
+            Self::Advised { fault, .. } => code_of(fault),
             Self::Http(error) => code_of_http(error),
             Self::Unfinished { fault: Some(fault), .. } => code_of(fault),
             Self::Unfinished { code, .. } => *code,
@@ -75,19 +84,20 @@ impl Failure {
     /// The object that `--json` prints.
     pub fn json(&self) -> serde_json::Value {
         let (code, node, next) = match self {
-            Self::Fault(fault) => (fault.kind.code(), Some(fault.node.as_str()), fault.kind.next()),
+            Self::Fault(fault) => (fault.kind.code(), Some(fault.node.as_str()), Some(fault.kind.next())),
+            Self::Advised { fault, next } => (fault.kind.code(), Some(fault.node.as_str()), Some(next.as_str())),
             Self::Unfinished { fault: Some(fault), .. } => {
-                (fault.kind.code(), Some(fault.node.as_str()), fault.kind.next())
+                (fault.kind.code(), Some(fault.node.as_str()), Some(fault.kind.next()))
             }
             Self::Unfinished { fault: None, .. } => {
-                ("interrupted", None, "run console restart NODE.. with the remaining nodes")
+                ("interrupted", None, Some("run console restart NODE.. with the remaining nodes"))
             }
-            Self::Http(error) => (error.code(), error.at(), error.next()),
-            Self::Declined => ("declined", None, "answer y, or add --yes"),
-            Self::Usage { next, .. } => ("usage", None, *next),
-            Self::State { next, .. } => ("state", None, *next),
-            Self::Interrupted { .. } => ("interrupted", None, "run the command again"),
-            Self::Other(_) => ("failed", None, "correct the cause and try again"),
+            Self::Http(error) => (error.code(), error.at(), Some(error.next())),
+            Self::Declined => ("declined", None, None),
+            Self::Usage { next, .. } => ("usage", None, Some(*next)),
+            Self::State { next, .. } => ("state", None, Some(*next)),
+            Self::Interrupted { .. } => ("interrupted", None, Some("run the command again")),
+            Self::Other(_) => ("failed", None, None),
         };
         let mut object = json!({"error": {"code": code, "message": self.to_string(), "node": node, "next": next}});
         if let Self::Unfinished { remaining, .. } = self {
@@ -99,9 +109,10 @@ impl Failure {
     /// Prints the message and the next step on standard error, and with `json` the object on standard output.
     pub(crate) fn report(&self, json: bool) -> ExitCode {
         let object = self.json();
-        output::note(&format!("console: {}", output::clean(&self.to_string())));
+        let (name, message) = (paint::error("console:"), output::clean(&self.to_string()));
+        output::note(&format!("{name} {message}"));
         if let Some(next) = object["error"]["next"].as_str() {
-            output::note(&format!("next: {next}"));
+            output::note(&format!("{} {}", paint::advice("next:"), output::clean(next)));
         }
         if json {
             output::line(&object.to_string());
@@ -168,6 +179,17 @@ mod tests {
         assert_eq!(object["error"]["node"], "pi2");
         assert!(object["error"]["message"].as_str().is_some_and(|message| message.contains("pi2")));
         assert!(object["error"]["next"].as_str().is_some_and(|next| !next.is_empty()));
+    }
+
+    #[test]
+    fn next_step_is_left_out_if_there_is_none() {
+        for failure in [Failure::Declined, anyhow::anyhow!("broken").into()] {
+            assert!(failure.json()["error"]["next"].is_null(), "{failure}");
+        }
+        let fault = Box::new(Fault::new("pi2", FaultKind::Draining));
+        let advised = Failure::Advised { fault, next: "wait for pi2".into() };
+        assert_eq!((advised.code(), &advised.json()["error"]["next"]), (4, &"wait for pi2".into()));
+        assert_eq!(advised.json()["error"]["code"], "draining");
     }
 
     #[test]

@@ -124,9 +124,9 @@ pub(crate) struct Completing {
 pub(crate) struct Generate {
     #[arg(skip)]
     pub(crate) nodes: Vec<String>,
-    /// Model file; each node looks up its name in its model folders. With --url: the model's name [default with
-    /// --url: the served model]
-    #[arg(long, value_name = "NAME|FILE", required_unless_present = "url")]
+    /// Model file on the nodes, or a part of its name [default: the running model, or the only one that the nodes have].
+    /// With --url: the model's name [default: the served model]
+    #[arg(long, value_name = "NAME|FILE")]
     pub(crate) model: Option<String>,
     #[command(flatten)]
     pub(crate) completing: Completing,

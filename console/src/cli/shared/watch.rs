@@ -97,8 +97,8 @@ pub(crate) async fn look_at(
 
 fn failed(failure: &Failure) -> Seen {
     let object = failure.json();
-    let next = object["error"]["next"].as_str().unwrap_or_default();
-    let lines = vec![output::clean(&failure.to_string()), format!("next: {next}")];
+    let mut lines = vec![output::clean(&failure.to_string())];
+    lines.extend(object["error"]["next"].as_str().map(|next| format!("next: {next}")));
     Seen { lines, object, code: failure.code() }
 }
 
@@ -118,11 +118,16 @@ fn picture(lines: &[String], columns: usize, rows: usize) -> String {
     let room = rows.saturating_sub(1).max(1);
     let mut text = String::from("\x1b[H");
     for line in lines.iter().take(room) {
-        text.push_str(&crate::view::format::shorten(line, columns));
+        text.push_str(&cut(line, columns));
         text.push_str("\x1b[K\n");
     }
     text.push_str("\x1b[J");
     text
+}
+
+/// The line in at most `columns` cells. A coloured line already fits: its colours do not count.
+fn cut(line: &str, columns: usize) -> String {
+    if line.contains('\x1b') { line.to_owned() } else { crate::view::format::shorten(line, columns) }
 }
 
 #[cfg(test)]

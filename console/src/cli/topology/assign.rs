@@ -9,6 +9,7 @@ use super::{
 };
 use crate::cli::{
     Failure,
+    model::choice::advised,
     shared::{confirm::Consent, output, sessions::assign_and_tell},
 };
 
@@ -29,13 +30,14 @@ pub(super) async fn run(options: &AssignFile) -> Result<u8, Failure> {
     let reached = Reached::dial(&nodes).await?;
     let sessions = reached.usable(nodes.len())?;
     let names: Vec<String> = sessions.iter().map(|session| output::clean(&session.identity.name)).collect();
-    let (what, count) = (format!("{} with {}", wanted.layout, output::clean(&wanted.model)), names.len());
+    let what = format!("{} with {}", wanted.layout, output::clean(&wanted.model));
+    let count = if names.len() == 1 { "1 node".to_owned() } else { format!("{} nodes", names.len()) };
     // The warning must precede the confirmation.
     warn_past_knee(sessions, &wanted).await;
     let losses = reached.losses(None);
     let question = match &losses {
-        Some((lost, _)) => format!("Assign {what} to {count} nodes? It replaces {lost}."),
-        None => format!("Assign {what} to {count} nodes?"),
+        Some((lost, _)) => format!("Replace {lost} by {what} on {count}?"),
+        None => format!("Assign {what} to {count}?"),
     };
     let replaces = losses.map(|(_, object)| object);
     let plan =
@@ -44,7 +46,10 @@ pub(super) async fn run(options: &AssignFile) -> Result<u8, Failure> {
         return Ok(0);
     }
     reached.spread().await;
-    let assigned = assign_and_tell(sessions, &wanted).await?;
+    let assigned = match assign_and_tell(sessions, &wanted).await {
+        Ok(assigned) => assigned,
+        Err(failure) => return Err(advised(failure, sessions).await),
+    };
     let (layout, epoch) = (assigned.topology.layout.to_string(), assigned.epoch.0);
     if options.json {
         output::line(&json!({"topology": layout, "epoch": epoch, "reused": assigned.reused}).to_string());

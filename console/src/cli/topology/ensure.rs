@@ -8,6 +8,7 @@ use topology::Topology;
 
 use crate::cli::{
     Failure,
+    model::choice::{ModelFiles, advised, pick},
     shared::{confirm::Consent, output, sessions::assign_and_tell},
     topology::choose_layout::{ChosenLayout, choose},
 };
@@ -66,6 +67,33 @@ impl Reached {
     pub(crate) fn usable(&self, named: usize) -> Result<&[Arc<Session>], Failure> {
         self.cluster.usable_of(named)?;
         Ok(&self.sessions)
+    }
+
+    /// The request with the full name of its model, see [`pick`].
+    ///
+    /// # Errors
+    /// No node answers, or the name is ambiguous.
+    async fn name_model(&self, asked: &TopologyRequest, named: usize) -> Result<TopologyRequest, Failure> {
+        let running = self.cluster.topology().map(|(topology, _)| topology.model.as_str());
+        if running == Some(&asked.model) {
+            return Ok(asked.clone());
+        }
+        let model = match (asked.model.is_empty(), running) {
+            (true, Some(running)) => running.to_owned(),
+            _ => {
+                let answering = self.cluster.nodes.iter().filter_map(|node| node.session().ok());
+                let answering: Vec<Arc<Session>> = answering.collect();
+                if answering.is_empty() {
+                    self.usable(named)?;
+                }
+                let held = ModelFiles::ask(&answering).await;
+                pick(&asked.model, running, &held.models())?
+            }
+        };
+        if model != asked.model {
+            output::note(&output::clean(&format!("model {model}")));
+        }
+        Ok(TopologyRequest { model, ..asked.clone() })
     }
 
     /// The running topology that matches the request, if any.
@@ -160,16 +188,32 @@ pub async fn obtain(
     json: bool,
 ) -> Result<Option<Obtained>, Failure> {
     let reached = Reached::dial(nodes).await?;
+    let named = reached.name_model(asked, nodes.len()).await?;
+    let asked = &named;
     if let Some(found) = reached.serving(asked) {
         let topology = &found.assigned.topology;
         let what = format!("{purpose} on the running {} with {}", topology.layout, output::clean(&topology.model));
         let goes_on = !consent.dry_run || consent.obtain(&what, &json!({"replaces": []}), json).await?;
         return Ok(goes_on.then_some(found));
     }
-    let sessions = reached.usable(nodes.len())?;
+    match assign_new(&reached, nodes.len(), asked, consent, json).await {
+        Err(failure) => Err(advised(failure, &reached.sessions).await),
+        done => done,
+    }
+}
+
+/// Assigns a new topology. `None` after a dry run.
+async fn assign_new(
+    reached: &Reached,
+    named: usize,
+    asked: &TopologyRequest,
+    consent: Consent,
+    json: bool,
+) -> Result<Option<Obtained>, Failure> {
+    let sessions = reached.usable(named)?;
     let ChosenLayout { sessions, wanted } = choose(sessions, asked).await?;
     let (topology, _) = propose(&sessions, &wanted).await?;
-    if !may_replace(&reached, &wanted, &topology, consent, json).await? {
+    if !may_replace(reached, &wanted, &topology, consent, json).await? {
         return Ok(None);
     }
     reached.spread().await;

@@ -138,8 +138,8 @@ impl Warning {
             Self::FrameErrors(_) => "link errors".into(),
             Self::Resent(share) => format!("resends {:.1} %", 100.0 * share),
             Self::EnergyEfficient => "EEE".into(),
-            Self::Busy(load) => format!("others {:.1}", load.others),
-            Self::CoresShared(run_queue) => format!("cores shared {:.0} %", 100.0 * run_queue.waited),
+            Self::Busy(load) => format!("other programs: {:.1} cores", load.others),
+            Self::CoresShared(run_queue) => format!("CPU contention {:.0} %", 100.0 * run_queue.waited),
             Self::TimeFree => "no NTP".into(),
         }
     }
@@ -230,7 +230,7 @@ impl Warning {
             }
             Self::EnergyEfficient => format!("sudo ethtool --set-eee {link} eee off"),
             Self::Busy(_) | Self::CoresShared(_) => {
-                "top -b -n 1 -o %CPU | head -15; then: sudo systemctl disable --now UNIT".into()
+                "stop the programs that use the cores; to list them: top -b -n 1 -o %CPU | head -15".into()
             }
             Self::TimeFree => "sudo timedatectl set-ntp true".into(),
         }
@@ -315,7 +315,7 @@ impl fmt::Display for Warning {
             Self::Busy(load) => write!(f, "other programs use {:.1} of {} cores", load.others, load.cores),
             Self::CoresShared(run_queue) => write!(
                 f,
-                "cores shared: an engine thread waited for a core {:.0} % of the time; stop other programs on these cores",
+                "CPU contention: an engine thread waited for a core {:.0} % of the time; stop other programs on these cores",
                 100.0 * run_queue.waited
             ),
             Self::TimeFree => {

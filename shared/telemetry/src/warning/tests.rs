@@ -68,12 +68,12 @@ fn a_cause_is_what_slows_a_node_now() {
     let load = Some(LoadByOthers { others: 1.5, cores: 4 });
     let run_queue = Some(RunQueue { waited: 0.4, ran: 0.6 });
     let busy = Health { load, ..past.clone() };
-    assert_eq!(busy.cause().map(|cause| cause.short()), Some("others 1.5".into()));
+    assert_eq!(busy.cause().map(|cause| cause.short()), Some("other programs: 1.5 cores".into()));
     // The load of other programs is only a guess; the engine's own waiting time is measured.
     let undisturbed = Health { run_queue: Some(RunQueue { waited: 0.01, ran: 0.9 }), ..busy.clone() };
     assert_eq!((undisturbed.warnings().len(), undisturbed.cause()), (2, None));
     let shared = Health { run_queue, ..busy };
-    assert_eq!(shared.cause().map(|cause| cause.short()), Some("cores shared 40 %".into()));
+    assert_eq!(shared.cause().map(|cause| cause.short()), Some("CPU contention 40 %".into()));
 }
 
 #[test]

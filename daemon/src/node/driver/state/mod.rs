@@ -16,7 +16,7 @@ use protocol::recovery::Committed;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use topology::{Exclusion, Exclusions, Rolling, Topology};
 
-pub use self::lock::StateLock;
+pub use self::lock::{Holder, StateLock};
 use crate::node::{
     event::Record,
     quorum::{Acceptor, VoteGap, Votes},
