@@ -116,7 +116,7 @@ async fn execute_line(line: &str) -> (u8, Value) {
     if let Err(failure) = target::resolve(&mut arguments) {
         return (failure.code(), failure.json()["error"].clone());
     }
-    match execute(arguments).await {
+    match Box::pin(execute(arguments)).await {
         Ok(code) => (code, Value::Null),
         Err(failure) => (failure.code(), failure.json()["error"].clone()),
     }

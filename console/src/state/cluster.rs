@@ -1,4 +1,4 @@
-//! The nodes and what runs on them: sessions, reports, exclusions, the rolling restart and this console's assignment.
+//! The nodes and the topology on them: sessions, reports, exclusions, the rolling restart and this console's assignment.
 use std::time::Duration;
 
 use common::{
@@ -33,7 +33,7 @@ pub enum AssignmentStatus {
     Failed(Fault),
 }
 
-/// The nodes and what runs on them.
+/// The nodes and the topology on them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterState {
     /// The nodes in the order in which they were named.

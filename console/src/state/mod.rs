@@ -49,7 +49,7 @@ use self::{
 pub use crate::keymap::page::{Area, Focus, Page, Panel};
 use crate::operator::desired::DesiredTopology;
 
-/// What happened so far, for reading.
+/// Past events, for reading.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Journal {
     /// The events of the cluster.
@@ -78,7 +78,7 @@ pub struct State {
     pub now: Duration,
     /// Wall clock at the start, in milliseconds since 1970.
     pub clock_ms: u64,
-    /// The nodes and what runs on them.
+    /// The nodes and the topology on them.
     pub cluster: ClusterState,
     /// The topology to assign, and the planner.
     pub plan: PlanState,
@@ -90,7 +90,7 @@ pub struct State {
     pub screen: ScreenState,
     /// How the tables are arranged.
     pub tables: TableState,
-    /// What happened so far.
+    /// Past events.
     pub journal: Journal,
     /// Screen preferences.
     pub preferences: Preferences,

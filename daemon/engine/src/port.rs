@@ -123,7 +123,7 @@ pub enum ReplicaEvent {
     Broken {
         /// The lost rank.
         rank: Option<Rank>,
-        /// What happened, for the log.
+        /// The reason, for the log.
         reason: String,
     },
     /// The engine failed: the model's file cannot be read, or its content has changed.

@@ -36,7 +36,7 @@ struct Bench {
 /// Steps per number of rows.
 const ROW_STEPS: u32 = 16;
 
-/// The work to do, with notes on what was left out.
+/// The work to do, with notes on parts left out.
 struct Work {
     prefill: Vec<u32>,
     context: Vec<u32>,

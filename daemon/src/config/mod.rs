@@ -42,7 +42,7 @@ pub struct DaemonArguments {
     /// Address and port of the OpenAI API, or `off` [default: 127.0.0.1:9980, or the loopback address of --listen]
     #[arg(long, value_name = "ADDR:PORT|off")]
     http: Option<String>,
-    /// Node that knows a topology, for a node without a shard; repeatable
+    /// Node with a topology, for a node without a shard; repeatable
     #[arg(long, value_name = "ADDR:PORT")]
     peer: Vec<String>,
     /// TOML file with the same settings and more

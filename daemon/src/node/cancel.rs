@@ -9,7 +9,7 @@ use super::{
 use crate::node::effect::{Effect, EngineEffect};
 
 impl Node {
-    /// Cancels a request of any session; that session receives a response that says so.
+    /// Cancels a request of any session; that session receives a response with the reason.
     pub(super) fn cancel_running(&self, to: ReplyTo, number: u64) -> Vec<Effect> {
         let refused = |reason| self.refuse(to.session, to.id, FaultKind::ParameterInvalid { reason });
         let running = self.running.as_ref();

@@ -33,7 +33,7 @@ pub enum Effect {
     Engine(EngineEffect),
     /// For the benchmark process.
     Bench(BenchEffect),
-    /// Say goodbye to peers, then end the process with this code.
+    /// Announce the end to peers, then end the process with this code.
     Exit(i32),
 }
 
@@ -61,6 +61,7 @@ pub struct PendingAnswer {
 
 /// Effects on sessions.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "an effect is moved once, to the room that performs it")]
 pub enum SessionEffect {
     /// Answer a request.
     Respond {
@@ -158,6 +159,7 @@ pub enum ModelEffect {
 
 /// Writes to the state folder. Each is synced before its answer is sent.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "an effect is moved once, to the room that performs it")]
 pub enum DiskEffect {
     /// Write (epoch, hash); the result is [`Event::Persisted`](super::Event::Persisted).
     Persist(Epoch, TopologyHash),

@@ -13,7 +13,7 @@ pub(super) fn holder(address: SocketAddr) -> Option<String> {
         let Ok(descriptors) = fs::read_dir(entry.path().join("fd")) else { continue };
         if descriptors
             .flatten()
-            .any(|descriptor| fs::read_link(&descriptor.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str()))
+            .any(|descriptor| fs::read_link(descriptor.path()).is_ok_and(|link| link.as_os_str() == wanted.as_str()))
         {
             let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
             return Some(format!("process {pid} ({})", name.trim()));

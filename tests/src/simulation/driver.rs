@@ -93,16 +93,7 @@ impl World {
                 let Some(process) = &mut self.machines[node].process else { return };
                 process.attempts += 1;
                 let attempt = process.attempts;
-                process.opening = Some(Opening {
-                    attempt,
-                    epoch: prepare.epoch,
-                    hash: prepare.topology.hash(),
-                    topology: prepare.topology,
-                    member: prepare.member,
-                    links: Default::default(),
-                    dials: None,
-                    dialling: None,
-                });
+                process.opening = Some(Opening::new(attempt, *prepare));
                 self.own_later(node, delay, Own::Loaded(attempt));
             }
             Effect::Assignment(AssignmentEffect::Discard(epoch)) => {

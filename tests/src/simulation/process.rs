@@ -13,7 +13,7 @@ use daemon::node::{
     steward::{Question, Steward},
 };
 use engine::RequestKey;
-use protocol::message::Generate;
+use protocol::message::{Generate, Prepare};
 use topology::{Exclusions, Topology};
 
 use super::disk::Entry;
@@ -71,6 +71,21 @@ pub(super) struct Opening {
     pub(super) dials: Option<VecDeque<(MemberIndex, bool)>>,
     /// Connection of the dial in progress.
     pub(super) dialling: Option<u64>,
+}
+
+impl Opening {
+    pub(super) fn new(attempt: u64, prepare: Prepare) -> Self {
+        Self {
+            attempt,
+            epoch: prepare.epoch,
+            hash: prepare.topology.hash(),
+            topology: prepare.topology,
+            member: prepare.member,
+            links: BTreeMap::new(),
+            dials: None,
+            dialling: None,
+        }
+    }
 }
 
 /// Another rank of this node's replica.

@@ -226,7 +226,7 @@ async fn next_request(
     }
 }
 
-/// Where requests go, and what watches them.
+/// Target of requests, and their observer.
 struct Forwarding<'a> {
     policy: &'a BrowserPolicy,
     /// The node's own address.

@@ -35,7 +35,7 @@ pub enum Planning {
     Failed(Fault),
 }
 
-/// The topology to assign, and what the planner says about it.
+/// The topology to assign, and the planner's prediction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlanState {
     /// The topology that the operator requests.

@@ -137,7 +137,7 @@ impl TokenMasks {
             // Waits if another thread is reading the vocabulary already.
             let factory = factory.get_or_init(|| read()?.factory()).as_ref();
             let matcher = factory.map_err(Clone::clone).and_then(|factory| compile::matcher(factory, &grammar));
-            // If the answer has ended meanwhile, nobody receives it.
+            // If the answer has ended meanwhile, the receiver is gone.
             let _ = sender.send(matcher);
         });
         if (source.spawn)(job) { MatcherState::Compiling(receiver) } else { MatcherState::of(Err(NO_THREAD.into())) }

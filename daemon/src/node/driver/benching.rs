@@ -141,7 +141,7 @@ impl BenchHost {
     }
 }
 
-/// What a benchmark needs to know of this node.
+/// Facts about this node that a benchmark needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BenchSources<'a> {
     pub(super) context: &'a DriverContext,

@@ -31,11 +31,11 @@ pub(super) struct StandingSources<'a> {
     pub(super) context: &'a DriverContext,
     pub(super) node: &'a Node,
     pub(super) engine: Option<&'a RunningEngine>,
-    /// What is wrong with this node's machine.
+    /// Problems of this node's machine.
     pub(super) trouble: Option<&'a str>,
 }
 
-/// What this node knows of its peers.
+/// This node's view of its peers.
 #[derive(Debug)]
 pub(super) struct ClusterView {
     /// Addresses at which other nodes reported that they listen.

@@ -55,6 +55,7 @@ pub(super) struct Disk {
 
 /// A part of a write.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "at most 128 wait, and each is moved once")]
 enum StateWrite {
     Record(Record),
     Exclusions(Exclusions),
@@ -66,8 +67,9 @@ struct PendingWrite {
     then: AfterWrite,
 }
 
-/// What follows a write.
+/// The action after a write.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "at most 128 wait, and each is moved once")]
 enum AfterWrite {
     Persisted(Epoch, TopologyHash),
     Exclusions { session: SessionId, id: RequestId, list: Exclusions },

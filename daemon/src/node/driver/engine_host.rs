@@ -131,7 +131,7 @@ impl EngineHost {
         Some(Event::Engine(running.epoch, ReplicaEvent::Broken { rank: None, reason }))
     }
 
-    /// Says goodbye to the peers and stops the engine.
+    /// Announces the end to the peers and stops the engine.
     pub(super) async fn end(&mut self) {
         if let Some(running) = self.running.take() {
             running.stop(true).await;

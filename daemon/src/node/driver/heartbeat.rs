@@ -107,7 +107,7 @@ impl Clock {
     }
 }
 
-/// What is known of the other end.
+/// State of the other end.
 struct FarEnd {
     rank: Rank,
     /// Start of the link.

@@ -312,7 +312,7 @@ impl Driver {
         }
     }
 
-    /// Tells the node which sessions ended because their clients read too slowly.
+    /// Reports to the node the sessions that ended because their clients read too slowly.
     fn end_slow(&mut self) {
         for session in self.sessions.take_slow() {
             self.event(Event::SessionSlow(session));

@@ -36,7 +36,7 @@ pub(super) struct ReportSources<'a> {
     pub(super) context: &'a DriverContext,
     pub(super) node: &'a Node,
     pub(super) engine: Option<&'a RunningEngine>,
-    /// What this node has measured.
+    /// This node's measurements.
     pub(super) measured: &'a Measured,
 }
 

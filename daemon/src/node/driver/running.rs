@@ -268,7 +268,7 @@ impl RunningEngine {
         self.thread.is_finished()
     }
 
-    /// Stops the engine and drops its shard on a separate thread; first says goodbye to the peers if `goodbye` is set.
+    /// Stops the engine and drops its shard on a separate thread; first announces the end to the peers if `goodbye` is set.
     pub(super) async fn stop(mut self, goodbye: bool) {
         self.apart.cancel();
         self.text = None;

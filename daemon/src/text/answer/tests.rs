@@ -28,7 +28,7 @@ fn times(sampled_tokens: u32) -> RequestTimes {
 
 fn ranks(steps: u64) -> Vec<RankTotals> {
     let mut totals = RankTotals::default();
-    totals.decode.steps = steps.try_into().expect("few steps");
+    totals.decode.steps = steps;
     vec![totals]
 }
 

@@ -33,12 +33,12 @@ const PROGRESS_MAX: usize = 8;
 /// An engine that finished a collective within this time counts as busy.
 const QUIET: Duration = Duration::from_millis(250);
 
-/// What this node knows of its network.
+/// This node's view of its network.
 #[derive(Debug)]
 pub(super) struct Network {
     /// Permits for incoming measuring links.
     lines: Arc<Semaphore>,
-    /// What this node has measured.
+    /// This node's measurements.
     pub(super) measured: Measured,
 }
 
@@ -54,7 +54,7 @@ fn check_quiet(sources: BenchSources<'_>) -> Result<(), FaultKind> {
     let works = sources.engine.is_some_and(|engine| engine.has_worked_within(QUIET));
     match state {
         NodeState::Idle | NodeState::Ready | NodeState::Faulted if !works => Ok(()),
-        // Only the head knows how many requests run.
+        // Only the head has the number of running requests.
         NodeState::Ready | NodeState::Serving => {
             Err(FaultKind::RequestsRun { count: sources.node.request_count().max(1) })
         }
