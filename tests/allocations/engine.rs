@@ -70,19 +70,20 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
         }
         let (count, before, after) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         let (seen, began, ended) = (&count, &before, &after);
-        let sink = move |event: EngineEvent| {
-            if matches!(&event, EngineEvent::Request(_, RequestEvent::Token(_))) {
-                match seen.fetch_add(1, Ordering::Relaxed) + 1 {
-                    WARM_UP => began.store(ALL_CALLS.load(Ordering::Relaxed), Ordering::Relaxed),
-                    TOKENS => ended.store(ALL_CALLS.load(Ordering::Relaxed), Ordering::Relaxed),
-                    _ => {}
-                }
-                at_token();
-            }
-            sender.blocking_send(event).expect("the receiver is open");
-        };
         thread::scope(|scope| {
-            scope.spawn(move || engine::run(head, &of_head, &sink));
+            scope.spawn(move || {
+                engine::run(head, &of_head, &move |event: EngineEvent| {
+                    if matches!(&event, EngineEvent::Request(_, RequestEvent::Token(_))) {
+                        match seen.fetch_add(1, Ordering::Relaxed) + 1 {
+                            WARM_UP => began.store(ALL_CALLS.load(Ordering::Relaxed), Ordering::Relaxed),
+                            TOKENS => ended.store(ALL_CALLS.load(Ordering::Relaxed), Ordering::Relaxed),
+                            _ => {}
+                        }
+                        at_token();
+                    }
+                    sender.blocking_send(event).expect("the receiver is open");
+                })
+            });
             while let Some(event) = receiver.blocking_recv() {
                 let EngineEvent::Request(key, event) = event else { continue };
                 for event in answers.translate(key, event).events {
@@ -142,7 +143,9 @@ fn token_allocates_nothing_in_the_whole_engine() {
 #[test]
 fn allocation_for_each_token_is_counted() {
     alone("engine::allocation_for_each_token_is_counted", || {
-        let wasteful = || drop(std::hint::black_box(Box::new(1)));
-        assert_eq!(answer(2, SamplingParameters::default(), &wasteful), TOKENS - WARM_UP);
+        assert_eq!(
+            answer(2, SamplingParameters::default(), &|| drop(std::hint::black_box(Box::new(1)))),
+            TOKENS - WARM_UP
+        );
     });
 }

@@ -15,7 +15,7 @@ use common::{
 use daemon::text::vocabulary;
 use engine::{
     plan::{Constraint, Opened, Plan},
-    structured_output::{Job, TokenMasks, check},
+    structured_output::{TokenMasks, check},
 };
 use gguf::{Architecture, GgufFile};
 use harness::{
@@ -360,12 +360,11 @@ fn rejected_speculative_tokens_leave_no_trace() {
     let file = tiny(Architecture::Llama);
     let tokenizer = Tokenizer::from_metadata(file.metadata()).expect("the model has one");
     let opened = || {
-        // Compiled at once, on this thread.
-        let spawn = |job: Job| {
+        // Grammars are compiled at once, on this thread.
+        let mut masks = TokenMasks::new(Some(vocabulary(Arc::clone(&file), 300, |job| {
             job();
             true
-        };
-        let mut masks = TokenMasks::new(Some(vocabulary(Arc::clone(&file), 300, spawn)));
+        })));
         let grammar = Some(Constraint { grammar: Grammar::JsonSchema(SCHEMA.into()), begin: 2 });
         let (slot, sampling) = (Slot(3), SamplingParameters::default());
         let opened = Opened { slot, sampling, cached: 0, prompt: vec![1, 5], grammar };

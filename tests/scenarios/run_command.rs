@@ -16,8 +16,8 @@ fn part_of_a_model_name_is_enough_and_generate_needs_none() {
 
     let answered = on(&cluster, &["run", "bard", "ROMEO:"]);
     assert_eq!(answered.code, Some(0), "{} {}", answered.out, answered.err);
-    assert!(answered.err.contains("the model has no chat template"), "{}", answered.err);
-    assert_eq!((&answered.json()["text"], &answered.json()["epoch"]), (&only.json()["text"], &only.json()["epoch"]));
+    assert!(answered.json()["text"].as_str().is_some_and(|text| !text.is_empty()), "{}", answered.out);
+    assert_eq!(answered.json()["epoch"], only.json()["epoch"], "the topology that serves the model is used");
 
     let missing = on(&cluster, &["run", "bart", "ROMEO:"]);
     missing.assert_error(4, "model_missing", &["bart"]);

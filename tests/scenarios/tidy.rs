@@ -38,15 +38,7 @@ const RULES: &[Rule] = &[
     // cache is used while loading.
     Rule { room: "daemon/kernels/src", except: &["daemon/kernels/src/pool"], words: LOCKS },
     Rule { room: "daemon/engine/src/model", except: &["daemon/engine/src/model/packed.rs"], words: LOCKS },
-    Rule {
-        room: "daemon/engine/src/collective",
-        except: &[
-            "daemon/engine/src/collective/tests.rs",
-            "daemon/engine/src/collective/tests/arrivals.rs",
-            "daemon/engine/src/collective/sealed_tests.rs",
-        ],
-        words: LOCKS,
-    },
+    Rule { room: "daemon/engine/src/collective", except: &["daemon/engine/src/collective/tests"], words: LOCKS },
     Rule {
         room: "shared",
         except: &[

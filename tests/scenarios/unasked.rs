@@ -65,7 +65,7 @@ const COMMANDS: &[(&str, Does, &str)] = &[
     ("node discover", Reads, ""),
     ("node exclude", Changes, "pi2 --reason fan --nodes ALL"),
     ("node include", Changes, "pi4 --nodes ALL"),
-    ("node remove", Changes, "pi2 --nodes SERVE"),
+    ("node remove", Changes, "pi3 --nodes SERVE"),
     ("node show", Reads, ""),
     ("profile", Changes, "--nodes ALL --model tiny.gguf --prompt a --max-tokens 1"),
     ("proxy", Reads, ""),

@@ -79,6 +79,12 @@ pub struct Answer {
     pub refused: Option<Fault>,
 }
 
+/// A rank of a replica and its part of the model.
+struct RankPlan {
+    number: usize,
+    plan: ShardPlan,
+}
+
 impl Replica {
     /// One stage of `ranks` ranks with a context of 1024 tokens, and KV blocks for four such sequences in 16 slots.
     pub fn of(ranks: u16) -> Self {
@@ -114,16 +120,13 @@ impl Replica {
         let plans = cut_stages(&shape, &stages).expect("the model can be cut");
         let world = plans.len();
         let parts = plans.into_iter().zip(sockets(world)).enumerate();
-        parts.map(|(rank, (plan, streams))| self.setup(file, &shape, (rank, plan), streams)).collect()
+        parts
+            .map(|(rank, (plan, streams))| self.setup(file, &shape, RankPlan { number: rank, plan }, streams))
+            .collect()
     }
 
-    fn setup(
-        &self,
-        file: &Arc<GgufFile>,
-        shape: &Shape,
-        (number, plan): (usize, ShardPlan),
-        streams: Vec<Option<TcpStream>>,
-    ) -> Setup {
+    fn setup(&self, file: &Arc<GgufFile>, shape: &Shape, rank: RankPlan, streams: Vec<Option<TcpStream>>) -> Setup {
+        let RankPlan { number, plan } = rank;
         let kernels = Kernels::choose(None).expect("this machine has a kernel table");
         let source = Source { file, shape, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
         let shard = Shard::load(source).expect("the shard can be loaded");
@@ -204,24 +207,26 @@ impl Replica {
                 scope.spawn(move || engine::run(follower, &orders, &|_| {}));
             }
             scope.spawn(move || {
-                let sink = move |event: EngineEvent| drop(sender.send(event));
-                engine::run(head, &of_head, &sink);
+                engine::run(head, &of_head, &move |event: EngineEvent| drop(sender.send(event)));
             });
-            let mut submit = |(number, generate): (usize, &Generate)| {
-                let key = RequestKey(number as u64);
-                match begin(&mut preparer, &answers, key, generate) {
-                    Ok(order) => orders.send(order).expect("the engine holds the receiver"),
-                    Err(kind) => {
-                        let refused = RequestEvent::Refused(Fault::new("pi0", kind));
-                        refuse.send(EngineEvent::Request(key, refused)).expect("this thread holds the receiver");
-                    }
-                }
-            };
-            let mut run = |batch: &Vec<Generate>| {
-                batch.iter().enumerate().for_each(&mut submit);
-                collect(&receiver, &answers, &orders, batch.len())
-            };
-            let found = batches.iter().map(&mut run).collect();
+            let found = batches
+                .iter()
+                .map(&mut |batch: &Vec<Generate>| {
+                    batch.iter().enumerate().for_each(&mut |(number, generate): (usize, &Generate)| {
+                        let key = RequestKey(number as u64);
+                        match begin(&mut preparer, &answers, key, generate) {
+                            Ok(order) => orders.send(order).expect("the engine holds the receiver"),
+                            Err(kind) => {
+                                let refused = RequestEvent::Refused(Fault::new("pi0", kind));
+                                refuse
+                                    .send(EngineEvent::Request(key, refused))
+                                    .expect("this thread holds the receiver");
+                            }
+                        }
+                    });
+                    collect(&receiver, &answers, &orders, batch.len())
+                })
+                .collect();
             orders.send(EngineOrder::Stop).expect("the engine holds the receiver");
             found
         })
@@ -229,8 +234,7 @@ impl Replica {
 
     /// Runs requests one after another, each on new engines without any state of earlier requests.
     pub fn each_alone(&self, file: &Arc<GgufFile>, requests: &[Generate]) -> Vec<Answer> {
-        let alone = |generate: &Generate| self.answers(file, &[vec![generate.clone()]]).remove(0).remove(0);
-        requests.iter().map(alone).collect()
+        requests.iter().map(|generate| self.answers(file, &[vec![generate.clone()]]).remove(0).remove(0)).collect()
     }
 }
 

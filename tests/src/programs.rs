@@ -2,7 +2,6 @@
 use std::{
     ffi::OsString,
     fs,
-    io::Write,
     net::TcpListener,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -489,15 +488,11 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Writes files into a new temporary folder and returns the folder.
-///
-/// # Panics
-/// If the folder cannot be written.
+/// Writes files into a new temporary folder and returns the folder; panics if it cannot be written.
 pub fn folder_with(files: &[(&str, &[u8])]) -> TempDir {
     let folder = tempfile::tempdir().expect("create a temporary folder");
     for (name, bytes) in files {
-        let mut file = fs::File::create(folder.path().join(name)).expect("create a file");
-        file.write_all(bytes).expect("write a file");
+        fs::write(folder.path().join(name), bytes).expect("write a file");
     }
     folder
 }

@@ -162,7 +162,7 @@ impl Disaggregation {
 
     /// The layout with roles, and the one without.
     fn layouts(&self, nodes: usize) -> Result<[Layout; 2], String> {
-        if self.assignment.topology.is_some() {
+        if self.assignment.layout.topology.is_some() {
             return Err("--topology does not apply; pass two topologies with --topologies".into());
         }
         let [one, two] = match self.topologies.as_slice() {

@@ -98,7 +98,7 @@ impl On {
         layouts: &[String],
         needed: usize,
     ) -> Result<Option<Rig>, Failure> {
-        if self.assignment.topology.is_some() {
+        if self.assignment.layout.topology.is_some() {
             let message = "--topology cannot be used: this benchmark assigns its own layouts".into();
             return Err(Failure::Usage { message, next: "remove --topology" });
         }

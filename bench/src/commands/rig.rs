@@ -86,7 +86,7 @@ impl Rig {
             next: "pass more nodes, or use fewer ranks or replicas",
         })?;
         let mut assignment = self.assignment.clone();
-        assignment.topology = Some(layout);
+        assignment.layout.topology = Some(layout);
         let mut wanted = assignment.wanted(sessions.len(), &self.model);
         wanted.slots = self.concurrency.clamp(*SLOTS.start(), *SLOTS.end());
         let assigned = assign_and_tell(sessions, &wanted).await?;

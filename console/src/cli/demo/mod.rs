@@ -36,8 +36,8 @@ pub(super) async fn run(mut options: options::Demo) -> Result<u8, Failure> {
     let model = model(options.model.as_deref())?;
     let next = "pass the number of daemons: console demo --nodes N";
     let count = options.count().map_err(|message| Failure::Usage { message, next })?;
-    let layout = layout(count, options.assignment.topology)?;
-    options.assignment.topology = Some(layout);
+    let layout = layout(count, options.assignment.layout.topology)?;
+    options.assignment.layout.topology = Some(layout);
     let folder = model.parent().map(Path::to_path_buf).unwrap_or_default();
     let mut interrupts = Interrupts::listen()?;
     // From here on, dropping `Daemons` ends the processes and removes their folder.

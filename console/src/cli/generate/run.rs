@@ -20,9 +20,9 @@ use crate::cli::{
     shared::{
         confirm::Consent,
         interrupts::Interrupts,
-        options::{Assignment, Nodes},
+        options::{LayoutChoice, Nodes},
         output,
-        sampling::Sampling,
+        sampling::BasicSampling,
     },
     topology::ensure::{Obtained, obtain},
 };
@@ -45,9 +45,9 @@ pub(crate) struct RunOptions {
     #[command(flatten)]
     pub(crate) nodes: Nodes,
     #[command(flatten)]
-    assignment: Assignment,
+    layout: LayoutChoice,
     #[command(flatten)]
-    sampling: Sampling,
+    sampling: BasicSampling,
     #[command(flatten)]
     consent: Consent,
 }
@@ -64,7 +64,7 @@ struct ClusterChat<'a> {
 /// Runs the command.
 pub(crate) async fn run(options: RunOptions) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
-    let asked = options.assignment.asked(&options.model);
+    let asked = options.layout.asked(&options.model);
     let purpose = if options.prompt.is_some() { "answer the prompt" } else { "chat" };
     let obtained = obtain(&options.nodes.nodes, &asked, purpose, options.consent, options.json);
     let Some(obtained) = interrupts.end(obtained).await? else { return Ok(0) };
@@ -143,7 +143,7 @@ impl ClusterChat<'_> {
 
     async fn answer(&mut self, text: &str, interrupts: &mut Interrupts) -> Result<Completion, Failure> {
         let options = self.options;
-        let mut request = options.sampling.request(text.to_owned(), 0);
+        let mut request = options.sampling.request(text.to_owned());
         let seed = request.sampling.seed;
         if !self.is_plain {
             let messages = Value::Array(self.messages.clone()).to_string();

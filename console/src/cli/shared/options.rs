@@ -36,9 +36,9 @@ pub(crate) struct Nodes {
     pub(crate) nodes: Vec<String>,
 }
 
-/// The topology to assign, apart from nodes and model.
+/// The choice of a layout, and the context.
 #[derive(Clone, Debug, Args)]
-pub struct Assignment {
+pub struct LayoutChoice {
     /// Layout: tpN, ppS-tpN or dpR-ppS-tpN (R replicas of S stages of N nodes), or with roles
     /// prefill:tpN+decode:tpM [default: the planner's choice for --goal; tp over all nodes if nodes share a machine]
     #[arg(long, value_parser = layout)]
@@ -47,6 +47,35 @@ pub struct Assignment {
     /// replicas), latency (whole answer: TTFT plus 127 tokens), ttft, tpot or throughput
     #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
     pub(crate) goal: Goal,
+    /// Longest sequence in tokens [default: the model's limit, at most 4096]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    context: Option<u32>,
+}
+
+impl LayoutChoice {
+    /// The requirements for a topology with this model.
+    pub(crate) fn asked(&self, model: &str) -> TopologyRequest {
+        TopologyRequest {
+            model: model_name(model),
+            layout: self.topology,
+            weights: Vec::new(),
+            layers: Vec::new(),
+            kv: None,
+            exchange: None,
+            collective: None,
+            context_length: self.context,
+            slots: SLOTS_DEFAULT,
+            goal: self.goal,
+        }
+    }
+}
+
+/// The topology to assign, apart from nodes and model.
+#[derive(Clone, Debug, Args)]
+pub struct Assignment {
+    /// The layout and the context.
+    #[command(flatten)]
+    pub layout: LayoutChoice,
     /// Relative shares of each layer, per rank of a stage or per node, for example 3,2,1 [default: equal]
     #[arg(long, value_delimiter = ',', value_name = "W,W,..", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     weights: Vec<u32>,
@@ -63,25 +92,18 @@ pub struct Assignment {
     /// links [default: auto]
     #[arg(long, value_parser = <Choice as std::str::FromStr>::from_str)]
     collective: Option<Choice>,
-    /// Longest sequence in tokens [default: the model's limit, at most 4096]
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
-    context: Option<u32>,
 }
 
 impl Assignment {
     /// The requirements for a topology with this model.
     pub fn asked(&self, model: &str) -> TopologyRequest {
         TopologyRequest {
-            model: model_name(model),
-            layout: self.topology,
             weights: self.weights.clone(),
             layers: self.layers.clone(),
             kv: self.kv,
             exchange: self.exchange,
             collective: self.collective,
-            context_length: self.context,
-            slots: SLOTS_DEFAULT,
-            goal: self.goal,
+            ..self.layout.asked(model)
         }
     }
 

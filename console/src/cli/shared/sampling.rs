@@ -13,12 +13,34 @@ fn stop(text: &str) -> Result<String, String> {
     if fits { Ok(text.into()) } else { Err(format!("expected 1 to {STOP_BYTES_MAX} bytes")) }
 }
 
-/// Sampling options.
+/// The sampling options that every command takes that generates.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Sampling {
+pub(crate) struct BasicSampling {
     /// Sampling temperature; 0 is greedy
     #[arg(long, default_value_t = 0.8, value_name = "T", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.0, 100.0))]
     temperature: f32,
+    /// Seed of the random numbers [default: random, printed]
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Largest number of tokens to generate
+    #[arg(long, default_value_t = 64, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+}
+
+impl BasicSampling {
+    /// The request for a prompt. Without `--seed`, the seed is random.
+    pub(crate) fn request(&self, prompt: String) -> message::Generate {
+        let seed = self.seed.unwrap_or_else(random_seed);
+        let sampling = SamplingParameters { temperature: self.temperature, seed, ..SamplingParameters::default() };
+        message::Generate::new(prompt, self.max_tokens, sampling, Vec::new())
+    }
+}
+
+/// Sampling options.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Sampling {
+    #[command(flatten)]
+    basic: BasicSampling,
     /// Sample from the K most probable tokens; 0 = all
     #[arg(long, default_value_t = 0, value_name = "K", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=1024))]
     top_k: u32,
@@ -37,12 +59,6 @@ pub(crate) struct Sampling {
     /// Subtract this from the logits of tokens for each time they have appeared
     #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true, value_parser = |text: &str| number(text, -100.0, 100.0))]
     frequency_penalty: f32,
-    /// Seed of the random numbers [default: random, printed]
-    #[arg(long, value_name = "S")]
-    seed: Option<u64>,
-    /// Largest number of tokens to generate
-    #[arg(long, default_value_t = 64, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
-    max_tokens: u32,
     /// Stop at this text; repeatable
     #[arg(long, value_name = "TEXT", value_parser = stop)]
     stop: Vec<String>,
@@ -51,19 +67,19 @@ pub(crate) struct Sampling {
 impl Sampling {
     /// The request for a prompt. Without `--seed`, the seed is random.
     pub(crate) fn request(&self, prompt: String, logprobs: u32) -> message::Generate {
-        let sampling = SamplingParameters {
-            temperature: self.temperature,
+        let mut request = self.basic.request(prompt);
+        request.sampling = SamplingParameters {
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
             repeat_penalty: self.repeat_penalty,
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            seed: self.seed.unwrap_or_else(random_seed),
             logprobs,
-            ..SamplingParameters::default()
+            ..request.sampling
         };
-        message::Generate::new(prompt, self.max_tokens, sampling, self.stop.clone())
+        request.stop.clone_from(&self.stop);
+        request
     }
 }
 

@@ -135,28 +135,22 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct WatchLine {
-        // Read before `json`, because reading a global option at its own level takes it.
-        #[command(flatten)]
-        look: Look,
-        #[arg(long, global = true)]
-        json: bool,
-    }
+    use crate::cli::{Arguments, Command};
 
     #[test]
     fn watch_defaults_to_two_seconds() {
-        let parse = |line: &str| {
-            WatchLine::try_parse_from(line.split(' '))
-                .map(|line| line.look.watch.filter(|_| !line.json || line.look.json))
-                .map_err(|_| ())
+        let parse = |options: &str| {
+            let line = format!("console status{options}");
+            match Arguments::try_parse_from(line.split(' ')).map(|arguments| arguments.command) {
+                Ok(Some(Command::Status(status))) => Ok((status.look.watch, status.look.json)),
+                _ => Err(()),
+            }
         };
-        assert_eq!(parse("x --json"), Ok(None));
-        assert_eq!(parse("x --watch"), Ok(Some(2.0)));
-        assert_eq!(parse("x --watch --json"), Ok(Some(2.0)));
-        assert_eq!(parse("x --watch 0.5"), Ok(Some(0.5)));
-        for line in ["x --watch 0", "x --watch nan", "x --watch soon"] {
+        assert_eq!(parse(" --json"), Ok((None, true)));
+        assert_eq!(parse(" --watch"), Ok((Some(2.0), false)));
+        assert_eq!(parse(" --watch --json"), Ok((Some(2.0), true)));
+        assert_eq!(parse(" --watch 0.5"), Ok((Some(0.5), false)));
+        for line in [" --watch 0", " --watch nan", " --watch soon"] {
             assert_eq!(parse(line), Err(()), "{line}");
         }
     }

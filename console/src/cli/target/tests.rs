@@ -40,6 +40,7 @@ fn required(command: &clap::Command) -> Vec<String> {
             "request" => "pi1/1",
             "page" => "cluster",
             "topologies" => "tp1,tp2",
+            "shell" => "bash",
             "to" => "a",
             _ => "x",
         };

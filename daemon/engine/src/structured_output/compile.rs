@@ -10,8 +10,10 @@ use llguidance::{
 };
 use serde_json::{Value, json};
 
-use super::{schema, vocabulary::SPECIAL};
+use super::schema;
 
+/// First byte of the text of a token that no grammar allows.
+pub(super) const SPECIAL: u8 = 0xff;
 /// Steps of the trial that detects grammars that are too large.
 const TRIAL_STEPS: usize = 64;
 /// White space between two parts of an answer, at most a new line with its indentation: without this limit, a model

@@ -7,14 +7,12 @@ use llguidance::{
     toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie},
 };
 
-use super::compile::{caught, factory};
+use super::compile::{SPECIAL, caught, factory};
 
 /// Longest token in bytes that the library's vocabulary trie can hold.
 const TOKEN_BYTES_MAX: usize = 1024;
 /// Exclusive limit on the number of trie nodes: one for each token prefix.
 const TREE_NODES_END: usize = 1 << 22;
-/// First byte of the text of a token that no grammar allows.
-pub(super) const SPECIAL: u8 = 0xff;
 
 /// A job too slow for the engine's thread.
 pub type Job = Box<dyn FnOnce() + Send>;

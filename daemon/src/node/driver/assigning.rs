@@ -22,7 +22,8 @@ use tokio::{
 
 use super::{
     Input,
-    benching::{BenchHost, BenchTask},
+    bench_task::BenchTask,
+    benching::BenchHost,
     context::DriverContext,
     engine_host::EngineHost,
     linking::{self, IncomingLink, Linking, OpenLinks},

@@ -25,7 +25,7 @@ use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
     process::{Child, Command},
     sync::mpsc::Sender,
-    task::{JoinHandle, spawn_blocking},
+    task::spawn_blocking,
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
@@ -33,46 +33,18 @@ use topology::{cut, sizes::ModelSizes};
 
 use super::{
     Event, Input,
+    bench_task::{BenchSources, BenchStart, BenchTask},
     context::DriverContext,
     loading::{self, ModelFile, preflight, program},
     network::{self, Network},
-    running::RunningEngine,
 };
 use crate::{
     config::Config,
-    node::{BenchKey, Node, effect::BenchEffect},
+    node::{BenchKey, effect::BenchEffect},
 };
 
-/// Deadline for a killed process to disappear and free its memory.
-const GONE: Duration = Duration::from_secs(5);
 /// Longest reason, in characters.
 const REASON_MAX: usize = 500;
-
-/// A running benchmark, or one that is being killed.
-#[derive(Debug)]
-pub(super) struct BenchTask {
-    pub(super) key: BenchKey,
-    cancel: CancellationToken,
-    task: JoinHandle<()>,
-}
-
-impl BenchTask {
-    /// Wraps a running task that ends when `cancel` is cancelled.
-    pub(super) fn new(key: BenchKey, cancel: CancellationToken, task: JoinHandle<()>) -> Self {
-        Self { key, cancel, task }
-    }
-
-    /// Kills the process.
-    pub(super) fn stop(&self) {
-        self.cancel.cancel();
-    }
-
-    /// Waits for the process to end.
-    pub(super) async fn gone(self) {
-        // A process that cannot be killed hangs in the kernel. The next operation checks the free memory itself.
-        let _ = timeout(GONE, self.task).await;
-    }
-}
 
 /// Context of a benchmark's task.
 struct BenchJob {
@@ -137,24 +109,8 @@ impl BenchHost {
             tracing::info!(ok = result.is_ok(), "benchmark ended");
             let _ = job.inputs.send(Input::Event(Event::BenchEnded(key, result))).await;
         });
-        self.latest = Some(BenchTask { key, cancel, task });
+        self.latest = Some(BenchTask::new(key, cancel, task));
     }
-}
-
-/// Facts about this node that a benchmark needs.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BenchSources<'a> {
-    pub(super) context: &'a DriverContext,
-    pub(super) node: &'a Node,
-    pub(super) engine: Option<&'a RunningEngine>,
-}
-
-/// A benchmark to start.
-#[derive(Debug)]
-pub(super) struct BenchStart {
-    pub(super) key: BenchKey,
-    /// The previous benchmark, whose end it awaits.
-    pub(super) before: Option<BenchTask>,
 }
 
 impl BenchJob {

@@ -1,9 +1,11 @@
 //! Executes the node's effects: sessions, loads, links, the engine, heartbeats, the disk. The only module of `node`
 //! with sockets, clocks and threads. It takes no decisions.
 mod assigning;
+mod bench_task;
 mod benching;
 mod cluster;
 mod context;
+mod cursors;
 mod disk;
 mod engine_host;
 mod head_links;
@@ -53,7 +55,8 @@ use tokio::{
 
 use self::{
     assigning::{Assignments, LinkOutcome, LoadOutcome, RankLink},
-    benching::{BenchHost, BenchSources},
+    bench_task::BenchSources,
+    benching::BenchHost,
     cluster::{ClusterView, StandingSources},
     context::DriverContext,
     disk::Disk,

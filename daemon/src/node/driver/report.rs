@@ -13,7 +13,9 @@ use engine::collective::SyncLog;
 use protocol::{BUILD, message::ResponseBody};
 use telemetry::{HopRecord, HopSync, Lateness, LayerSync, Measured, NodeReport, SyncKind, SyncRecord, hop::LATEST};
 
-use super::{context::DriverContext, running::RunningEngine, sessions::OpenSessions, watching::HealthWatch};
+use super::{
+    context::DriverContext, cursors::Cursors, running::RunningEngine, sessions::OpenSessions, watching::HealthWatch,
+};
 use crate::{
     config::Paced,
     health::{Monitor, memory},
@@ -22,13 +24,6 @@ use crate::{
 
 /// Resident memory is read at most this often.
 const MEMORY_AGE: Duration = Duration::from_millis(500);
-
-/// Positions up to which a subscription has read the engine's records.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Cursors {
-    all_reduces: u64,
-    hops: u64,
-}
 
 /// What a report is composed of.
 #[derive(Clone, Copy, Debug)]

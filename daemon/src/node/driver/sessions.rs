@@ -13,7 +13,7 @@ use protocol::{
     message::{Response, ResponseBody},
 };
 
-use super::{Outbox, context::DriverContext, report::Cursors};
+use super::{Outbox, context::DriverContext, cursors::Cursors};
 use crate::{
     log,
     node::{SessionId, effect::SessionEffect},

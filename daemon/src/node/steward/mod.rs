@@ -5,6 +5,7 @@ mod ask;
 mod balance;
 pub mod breaker;
 mod bring;
+mod change;
 mod decide;
 mod learn;
 mod propose;
@@ -32,7 +33,8 @@ pub use self::{
 };
 use self::{
     bring::Bring,
-    propose::{Joins, Proposal, Propose, TopologyChange},
+    change::{Joins, TopologyChange},
+    propose::{Proposal, Propose},
     shape::BALANCE_PAUSE,
 };
 use super::steward::breaker::{Breaker, Turn};

@@ -12,33 +12,11 @@ use protocol::{
 };
 use topology::{Exclusions, Member, Topology};
 
-use super::{ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, unexpected};
+use super::{ANSWER, Doing, Question, Reply, Steward, StewardAsk, View, change::TopologyChange, unexpected};
 use crate::node::{
     quorum::{Electorate, Proposer, Step},
     steward::breaker::BY_ITSELF,
 };
-
-/// The kind of topology to propose.
-#[derive(Debug)]
-pub(super) enum TopologyChange {
-    /// The desired topology on the members that stay; `lost` are the excluded members, each with the reason.
-    On { stay: Vec<MemberIndex>, lost: Vec<(MemberIndex, String)> },
-    /// The same members with new shares, which become part of the desired topology.
-    Shares(Topology),
-    /// The desired topology on all available members; `joins` are those that are back.
-    Return { stay: Vec<Stays>, joins: Vec<Joins> },
-    /// The desired topology without a member that is about to restart.
-    Leave { stay: Vec<Stays> },
-    /// An earlier topology, including a node that was excluded.
-    Again { topology: Topology, joins: MemberIndex },
-}
-
-/// A member of the desired topology that is back.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Joins {
-    pub(super) name: String,
-    pub(super) address: String,
-}
 
 /// A topology to vote on.
 #[derive(Debug)]
@@ -62,9 +40,12 @@ impl Proposal {
 
     /// The addresses of the members of the wanted topology that join it.
     fn joining(&self, wanted: &Topology) -> Vec<String> {
-        let has = |one: &&Joins| wanted.members.iter().any(|member| member.name == one.name);
         match &self.change {
-            TopologyChange::Return { joins, .. } => joins.iter().filter(has).map(|one| one.address.clone()).collect(),
+            TopologyChange::Return { joins, .. } => joins
+                .iter()
+                .filter(|one| wanted.members.iter().any(|member| member.name == one.name))
+                .map(|one| one.address.clone())
+                .collect(),
             TopologyChange::Again { topology, joins } => vec![topology.members[joins.index()].address.clone()],
             TopologyChange::On { .. } | TopologyChange::Shares(_) | TopologyChange::Leave { .. } => Vec::new(),
         }
@@ -491,12 +472,13 @@ pub(in crate::node) fn with_shares(desired: &Topology, now: &Topology) -> Topolo
 
 /// The available members, by their index in the desired topology.
 pub(super) fn stays<'a>(desired: &Topology, there: impl Iterator<Item = (&'a Member, &'a View)>) -> Vec<Stays> {
-    let stays = |(member, view): (&Member, &View)| {
-        let place = desired.members.iter().position(|one| one.name == member.name)?;
-        let free = view.standing.as_ref().map_or_else(Default::default, |one| one.free);
-        Some(Stays { member: MemberIndex(place as u16), address: view.address.clone(), free })
-    };
-    let mut stay: Vec<Stays> = there.filter_map(stays).collect();
+    let mut stay: Vec<Stays> = there
+        .filter_map(|(member, view)| {
+            let place = desired.members.iter().position(|one| one.name == member.name)?;
+            let free = view.standing.as_ref().map_or_else(Default::default, |one| one.free);
+            Some(Stays { member: MemberIndex(place as u16), address: view.address.clone(), free })
+        })
+        .collect();
     stay.sort_by_key(|one| one.member);
     stay
 }

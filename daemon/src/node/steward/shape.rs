@@ -10,7 +10,8 @@ use topology::{Exclusions, Member};
 
 use super::{
     Look, PAUSE_MAX, SETTLE, Steward, StewardAsk, View,
-    propose::{Joins, Proposal, TopologyChange, stays},
+    change::{Joins, TopologyChange},
+    propose::{Proposal, stays},
 };
 use crate::node::steward::view::AWAY;
 use crate::node::steward::{balance::rebalanced, breaker::BY_ITSELF};

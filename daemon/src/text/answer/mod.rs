@@ -59,7 +59,7 @@ pub struct Translated {
 pub struct Answers {
     tokenizer: Arc<Tokenizer>,
     tool_format: ToolFormat,
-    open: Mutex<BTreeMap<RequestKey, Answer>>,
+    open: Mutex<BTreeMap<RequestKey, TextAnswer>>,
 }
 
 /// Statistics of a request up to a token.
@@ -71,7 +71,7 @@ struct Statistics {
 
 /// The text of one answer.
 #[derive(Debug)]
-struct Answer {
+struct TextAnswer {
     output: Output,
     /// The tokens of its prompt, until the engine accepts the request.
     prompt: Option<Vec<u32>>,
@@ -85,7 +85,7 @@ impl Answers {
         Self { tokenizer: Arc::clone(&model.tokenizer), tool_format: model.tool_format(), open: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<RequestKey, Answer>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<RequestKey, TextAnswer>> {
         // No holder of the lock panics.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,7 +98,7 @@ impl Answers {
             let is_end = !generate.ignores_end && self.tokenizer.is_end(*id);
             is_end || output.push(&self.tokenizer, *id).1
         });
-        let answer = Answer { output, prompt: Some(prompt.clone()), stopped: None };
+        let answer = TextAnswer { output, prompt: Some(prompt.clone()), stopped: None };
         self.lock().insert(key, answer);
         Prepared::new(received, generate, prompt, is_stopped)
     }
@@ -143,7 +143,7 @@ impl Answers {
     }
 }
 
-impl Answer {
+impl TextAnswer {
     /// The event of a token; notes the end of the answer if the token completes a stop string.
     fn token(&mut self, tokenizer: &Tokenizer, token: SampledToken) -> TokenEvent {
         let (mut text, is_stopped) = self.output.push(tokenizer, token.id);

@@ -39,7 +39,7 @@ fn end(reason: FinishReason, sampled: u32) -> RequestEvent {
 
 /// What a client receives.
 #[derive(Debug, Default, PartialEq)]
-struct Received {
+struct ReceivedText {
     ids: Vec<u32>,
     text: String,
     /// Bytes of text up to and including each token.
@@ -49,7 +49,7 @@ struct Received {
     finished: Option<Finished>,
 }
 
-impl Received {
+impl ReceivedText {
     /// Receives events; returns whether the engine must cancel.
     fn add(&mut self, translated: Translated) -> bool {
         for event in translated.events {
@@ -72,10 +72,10 @@ impl Received {
 
 /// Plays an engine that samples `ids` after those that are resumed, the last one because of a limit, and takes a
 /// cancellation `delay` tokens late.
-fn play(resumed: &[u32], ids: &[u32], stop: &[&str], delay: usize) -> Received {
+fn play(resumed: &[u32], ids: &[u32], stop: &[&str], delay: usize) -> ReceivedText {
     let answers = Answers::new(&MODEL);
     let prepared = answers.begin(KEY, Instant::now(), &generate(resumed, stop), vec![1, 2]);
-    let mut received = Received::default();
+    let mut received = ReceivedText::default();
     received.add(answers.translate(KEY, RequestEvent::Started));
     if prepared.is_stopped {
         received.add(answers.translate(KEY, end(FinishReason::Stop, 0)));
@@ -166,7 +166,7 @@ fn held_text_follows_at_an_end_without_a_token() {
     for reason in [FinishReason::Stop, FinishReason::Cancelled] {
         let answers = Answers::new(&MODEL);
         answers.begin(KEY, Instant::now(), &generate(&[], &["soft?"]), vec![1, 2]);
-        let mut received = Received::default();
+        let mut received = ReceivedText::default();
         received.add(answers.translate(KEY, RequestEvent::Started));
         for id in MODEL.tokenizer.encode("But soft", false, false) {
             let token = SampledToken {
@@ -193,7 +193,7 @@ fn held_text_follows_at_an_end_without_a_token() {
         let resumed = MODEL.tokenizer.encode("But soft", false, false);
         let prepared = answers.begin(KEY, Instant::now(), &generate(&resumed, &["soft?"]), vec![1, 2]);
         assert!(!prepared.is_stopped);
-        let mut received = Received::default();
+        let mut received = ReceivedText::default();
         received.add(answers.translate(KEY, RequestEvent::Started));
         received.add(answers.translate(KEY, end(reason, 0)));
         assert_eq!(received.text, rest, "{reason:?}");
@@ -205,7 +205,7 @@ fn request_that_never_started_has_no_text() {
     let answers = Answers::new(&MODEL);
     let resumed = MODEL.tokenizer.encode("But soft", false, false);
     answers.begin(KEY, Instant::now(), &generate(&resumed, &["soft?"]), vec![1, 2]);
-    let mut received = Received::default();
+    let mut received = ReceivedText::default();
     received.add(answers.translate(KEY, end(FinishReason::Cancelled, 0)));
     assert_eq!((received.text.as_str(), received.finished.is_some()), ("", true));
     answers.begin(KEY, Instant::now(), &generate(&[], &[]), vec![1, 2]);
@@ -217,7 +217,7 @@ fn request_that_never_started_has_no_text() {
 fn failure_after_a_stop_string_is_the_end_of_the_answer() {
     let fault = Fault::new("pi1", FaultKind::PromptEmpty);
     let answers = Answers::new(&MODEL);
-    let mut received = Received::default();
+    let mut received = ReceivedText::default();
     answers.begin(KEY, Instant::now(), &generate(&[], &["s"]), vec![1, 2]);
     for id in MODEL.tokenizer.encode("But soft", false, false) {
         let (times, sampling_rounds) = (times(2), 0);

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Event, Input,
-    benching::{BenchSources, BenchStart, BenchTask},
+    bench_task::{BenchSources, BenchStart, BenchTask},
     running::RunningEngine,
 };
 

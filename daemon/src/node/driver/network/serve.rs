@@ -10,7 +10,7 @@ use protocol::{
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{LINES_MAX, Network, check_quiet, line::ProbeLink};
-use crate::node::driver::benching::BenchSources;
+use crate::node::driver::bench_task::BenchSources;
 
 /// Body of every message of a stream.
 static CHUNK: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
