@@ -129,5 +129,6 @@ fn ten_random_faults_leave_no_hang_and_no_wrong_token() {
     println!("seed {seed}");
     let endings = strike_all(Layout::tensor_parallel(3), 10, seed, &mut |line| println!("{line}"));
     println!("{endings}");
-    assert!(endings.right() < 10, "some of the faults must affect a request");
+    // A request that was struck may end with all its tokens: the console continues it.
+    assert!(endings.struck > 0, "some of the faults must strike a request");
 }

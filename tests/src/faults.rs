@@ -181,6 +181,8 @@ pub struct Endings {
     pub refused_max: usize,
     /// Longest time from the end of a fault to the end of a request.
     pub slowest: Duration,
+    /// Number of faults that struck a request before its end.
+    pub struck: usize,
 }
 
 impl Endings {
@@ -226,8 +228,9 @@ pub fn strike_all(layout: Layout, count: usize, seed: u64, tell: &mut dyn FnMut(
         let (fault, node) = (FAULTS[random.below(FAULTS.len())], random.below(rig.node_count()));
         let (moment, is_json) = (random.below(span.max(1)), random.below(2) == 0);
         tell(&format!("{}: {fault:?} of pi{} after {moment} ms", number + 1, node + 1));
-        let child = rig.start(TOKENS, is_json);
+        let mut child = rig.start(TOKENS, is_json);
         std::thread::sleep(Duration::from_millis(moment as u64));
+        endings.struck += usize::from(child.try_wait().is_ok_and(|ended| ended.is_none()));
         fault.strike(&mut rig, node, &mut random);
         let struck = Instant::now();
         let ended = finish(child);
