@@ -4,7 +4,7 @@ use harness::{
     style::{Source, closures_used_once, modules_out_of_place, repeated_types, tuple_parameters},
 };
 
-/// Folders that do not follow all rules yet. The list only shrinks.
+/// Folders that still have tuple patterns as parameters or closures that are used once. The list only shrinks.
 const UNFINISHED: &[&str] = &[
     "console/",
     "daemon/engine/",
@@ -21,10 +21,10 @@ fn code_follows_the_rules_of_style() {
     let folders = ["shared", "daemon", "console", "tests", "bench"];
     let sources: Vec<Source> = folders.into_iter().flat_map(|folder| Source::all(root, folder)).collect();
     assert!(sources.len() > 500, "only {} files were found", sources.len());
-    let mut violations = repeated_types(&sources);
-    violations.extend(tuple_parameters(&sources));
+    let mut violations = tuple_parameters(&sources);
     violations.extend(closures_used_once(&sources));
-    violations.extend(modules_out_of_place(root, &sources));
     violations.retain(|line| !UNFINISHED.iter().any(|folder| line.starts_with(folder)));
+    violations.extend(repeated_types(&sources));
+    violations.extend(modules_out_of_place(root, &sources));
     assert!(violations.is_empty(), "{}", violations.join("\n"));
 }

@@ -12,7 +12,7 @@ use super::{
     sampler::Sampler,
     step_latency::ROWS_MAX,
     transfer::TransferOrder,
-    worker::{Candidates, Worker},
+    worker::{CandidatesMessage, Worker},
 };
 use crate::collective::timing::ExchangeTiming;
 
@@ -146,7 +146,7 @@ impl Follower {
             return Ok(());
         }
         self.payload.clear();
-        Candidates::encode(self.worker.take_totals(), &self.summaries, &mut self.payload);
+        CandidatesMessage::encode(self.worker.take_totals(), &self.summaries, &mut self.payload);
         let (leader, sequence) = (self.leader(), self.worker.group.next_sequence());
         self.worker.group.send(leader, FrameKind::Candidates, sequence, &self.payload)?;
         Ok(())

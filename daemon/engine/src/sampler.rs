@@ -9,7 +9,7 @@ use super::{
     plan::{Plan, PlanEntry},
     sample::{Answer, Chooser, Chosen, SampleError, Step, Summary},
     step_latency::ROWS_MAX,
-    worker::{Candidates, Worker},
+    worker::{CandidatesMessage, Worker},
 };
 use crate::worker::encode_totals;
 
@@ -84,7 +84,7 @@ impl Sampler {
         let sequence = worker.group.next_sequence();
         worker.group.gather(FrameKind::Candidates, sequence, |rank, payload| {
             let column = totals[rank.index() - first.index()..].iter_mut().step_by(ranks);
-            broken = broken.take().or(Candidates::decode(payload, (column, count), summaries).err());
+            broken = broken.take().or(CandidatesMessage::decode(payload, column, count, summaries).err());
         })?;
         if let Some(error) = broken {
             return Err(error);

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::health::machine::allowed_cores;
 
-struct Bench {
+struct ModelBench {
     model: Model,
     group: Group,
     tables: Vec<Vec<u32>>,
@@ -64,7 +64,7 @@ pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyho
     reporter.begin("load from the disk");
     let (shape, shard, cold) = load_cold(path, kernels)?;
     let weight_bytes = shard.token_bytes();
-    let bench = Bench::new(arguments, kernels, options.clone(), &work, shard)?;
+    let bench = ModelBench::new(arguments, kernels, options.clone(), &work, shard)?;
     let (prefill, decode, rows, ids) = bench.work(arguments, &work, &shape, &mut reporter);
     let resident_peak = resident_peak();
     reporter.begin("load from the page cache");
@@ -136,7 +136,7 @@ fn kv_bytes(shape: &Shape, format: KvFormat, positions: u64) -> u64 {
     heads * format.head_bytes(shape.head_length) as u64 * positions
 }
 
-impl Bench {
+impl ModelBench {
     fn new(
         arguments: &NodeArguments,
         kernels: &'static Kernels,

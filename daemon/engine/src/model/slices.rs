@@ -19,7 +19,7 @@ const READ_BYTES: usize = 1 << 20;
 
 /// A rank's rows and columns of a tensor, the same in each of its matrices.
 #[derive(Clone, Debug)]
-pub struct Slice {
+pub struct TensorSlice {
     /// Format of its blocks.
     pub format: BlockFormat,
     /// The rank's rows.
@@ -39,7 +39,7 @@ pub struct Slice {
     height: usize,
 }
 
-impl Slice {
+impl TensorSlice {
     /// Blocks of a row that contain the rank's columns.
     pub fn blocks(&self) -> Range<usize> {
         let length = self.format.block_length();
@@ -85,7 +85,7 @@ impl Slice {
 pub struct Slices {
     /// Bytes of the region.
     pub bytes: usize,
-    names: HashMap<String, Slice>,
+    names: HashMap<String, TensorSlice>,
 }
 
 impl Slices {
@@ -129,7 +129,7 @@ impl Slices {
     ///
     /// # Errors
     /// There is no such slice.
-    pub fn get(&self, name: &str) -> Result<&Slice, LoadError> {
+    pub fn get(&self, name: &str) -> Result<&TensorSlice, LoadError> {
         self.names.get(name).ok_or_else(|| LoadError::Missing(name.into()))
     }
 
@@ -159,7 +159,8 @@ impl Slices {
         let (format, split, offset, row_bytes) = (tensor.format, tensor.split, tensor.offset, tensor.row_bytes());
         let [matrix_rows, count] = [1, 2].map(|dimension| tensor.dimensions[dimension] as usize);
         let place = begin..begin;
-        let mut slice = Slice { format, rows, columns, count, place, matrix_rows, split, offset, row_bytes, height };
+        let mut slice =
+            TensorSlice { format, rows, columns, count, place, matrix_rows, split, offset, row_bytes, height };
         let bytes = packed_bytes(slice.rows.len(), slice.blocks().len() * format.block_bytes(), height);
         slice.place.end += bytes * count;
         self.bytes = slice.place.end;
@@ -176,7 +177,7 @@ impl Slices {
         region: &mut [u8],
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<(), LoadError> {
-        let mut slices: Vec<(&String, &Slice)> = self.names.iter().collect();
+        let mut slices: Vec<(&String, &TensorSlice)> = self.names.iter().collect();
         slices.sort_by_key(|(_, slice)| (slice.place.start, slice.place.end));
         let mut parts = Vec::new();
         let (mut rest, mut at) = (region, 0);

@@ -9,7 +9,7 @@ use topology::ShardPlan;
 use super::{
     packed::{Cached, Key},
     region::Region,
-    slices::{Slice, Slices, feed_forward_names},
+    slices::{Slices, TensorSlice, feed_forward_names},
 };
 use crate::model::error::LoadError;
 
@@ -34,7 +34,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    fn new(slice: &Slice, region: &Arc<Region>) -> Self {
+    fn new(slice: &TensorSlice, region: &Arc<Region>) -> Self {
         Self {
             format: slice.format,
             rows: slice.rows.len(),

@@ -137,9 +137,9 @@ impl Worker {
 
 /// Message of another rank to the sampler after a step: its time accounting since the last message, and its summaries.
 #[derive(Debug)]
-pub struct Candidates;
+pub struct CandidatesMessage;
 
-impl Candidates {
+impl CandidatesMessage {
     /// Appends the payload of the frame.
     pub fn encode(totals: &[RankTotals], summaries: &[Summary], payload: &mut Vec<u8>) {
         let room = std::mem::take(payload);
@@ -154,7 +154,8 @@ impl Candidates {
     /// The payload is malformed.
     pub fn decode<'a>(
         payload: &[u8],
-        (totals, count): (impl Iterator<Item = &'a mut RankTotals>, usize),
+        totals: impl Iterator<Item = &'a mut RankTotals>,
+        count: usize,
         summaries: &mut Vec<Summary>,
     ) -> Result<(), EngineError> {
         let broken = || EngineError::Message(FrameKind::Candidates);

@@ -57,7 +57,7 @@ fn step_time(tokens: usize, rows: usize) -> f64 {
 
 /// Arrival process of the requests.
 #[derive(Clone, Copy)]
-enum Arrivals {
+enum ArrivalPattern {
     /// As soon as a previous request finishes, at this concurrency.
     Closed(usize),
     /// At random, at this rate per microsecond.
@@ -71,7 +71,7 @@ fn request(mix: Mix, number: usize) -> Admitted {
 }
 
 /// Serves `count` requests.
-fn serve(mix: Mix, arrivals: Arrivals, count: usize) -> Vec<Measured> {
+fn serve(mix: Mix, arrivals: ArrivalPattern, count: usize) -> Vec<Measured> {
     let blocks = SLOTS * (mix.prompt + mix.answer).div_ceil(KV_BLOCK_LENGTH);
     let limits = Limits { slots: SLOTS, blocks, context_length: 8192, vocabulary_length: 1 << 30 };
     let (mut scheduler, mut plan, mut random) = (Scheduler::new(limits), Plan::default(), UnitRandom(7));
@@ -80,12 +80,12 @@ fn serve(mix: Mix, arrivals: Arrivals, count: usize) -> Vec<Measured> {
     while done < count {
         while seen.len() < count
             && match arrivals {
-                Arrivals::Closed(most) => seen.len() - done < most,
-                Arrivals::Open(_) => due <= now,
+                ArrivalPattern::Closed(most) => seen.len() - done < most,
+                ArrivalPattern::Open(_) => due <= now,
             }
         {
             scheduler.submit(request(mix, seen.len()));
-            let since = if let Arrivals::Open(rate) = arrivals {
+            let since = if let ArrivalPattern::Open(rate) = arrivals {
                 let since = due;
                 due -= random.share().ln() / rate;
                 since
@@ -135,10 +135,10 @@ fn at_80_percent(mix: Mix, count: usize) -> LoadResult {
         let sum: f64 = seen.iter().map(|seen| (seen.last - seen.first) / (mix.answer - 1) as f64).sum();
         sum / seen.len() as f64
     };
-    let alone = serve(mix, Arrivals::Closed(1), 3)[2];
-    let full = serve(mix, Arrivals::Closed(16), 320);
+    let alone = serve(mix, ArrivalPattern::Closed(1), 3)[2];
+    let full = serve(mix, ArrivalPattern::Closed(16), 320);
     let end = full.iter().map(|seen| seen.last).fold(0.0, f64::max);
-    let seen = serve(mix, Arrivals::Open(0.8 * full.len() as f64 / end), count);
+    let seen = serve(mix, ArrivalPattern::Open(0.8 * full.len() as f64 / end), count);
     let mut first: Vec<f64> = seen.iter().map(|seen| (seen.first - seen.due) / (alone.first - alone.due)).collect();
     first.sort_by(f64::total_cmp);
     let first = [50, 95, 99].map(|percent| first[(count * percent).div_ceil(100) - 1]);
