@@ -340,8 +340,8 @@ mod tests {
         assert!(matches!(ask("/silent", Duration::from_millis(50)).await, HttpError::Timeout { .. }));
         assert!(matches!(ask("/ssh", PATIENCE).await, HttpError::Malformed { .. }));
         assert!(matches!(ask("/html", PATIENCE).await, HttpError::Malformed { .. }));
-        let nobody = Api::new("http://127.0.0.1:1".parse().expect("a URL"), None);
-        let away = nobody.send(&HttpRequest::default(), PATIENCE).await.expect_err("no server listens");
+        let unreachable = Api::new("http://127.0.0.1:1".parse().expect("a URL"), None);
+        let away = unreachable.send(&HttpRequest::default(), PATIENCE).await.expect_err("no server listens");
         assert!(matches!(away, HttpError::Unreachable { .. }), "{away}");
     }
 }

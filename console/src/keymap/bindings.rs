@@ -48,7 +48,7 @@ pub const BINDINGS: &[Binding] = &{
         bind(Panels, &[Key::character('q')], Action::App(AppAction::Quit), "quit", "quit"),
         bind(Panels, &[Key::character('?'), key(Function(1))], Action::App(AppAction::Help), "this help", "help"),
         page(&[Key::character('1'), Key::with_alt(Char('1'))], Page::Cluster, "the nodes, and how the cluster does"),
-        page(&[Key::character('2'), Key::with_alt(Char('2'))], Page::Topology, "what runs where, and what could"),
+        page(&[Key::character('2'), Key::with_alt(Char('2'))], Page::Topology, "running and possible layouts"),
         page(&[Key::character('3'), Key::with_alt(Char('3'))], Page::Sync, "all ranks side by side, the latest first"),
         page(&[Key::character('4'), Key::with_alt(Char('4'))], Page::Generate, "prompt and text"),
         page(&[Key::character('5'), Key::with_alt(Char('5'))], Page::Requests, "requests that run, wait and are over"),

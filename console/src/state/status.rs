@@ -159,9 +159,11 @@ pub fn hint(state: &State) -> String {
         ClusterStatus::Restarting => {
             "The nodes restart one by one. A prompt sent now is kept until a topology runs.".to_owned()
         }
-        ClusterStatus::Changing => "The topology is assigned anew. A prompt sent now is kept until it runs.".to_owned(),
+        ClusterStatus::Changing => {
+            "The topology is being assigned. A prompt sent now starts when it serves.".to_owned()
+        }
         ClusterStatus::Cordoned(name) => {
-            format!("{name} takes nothing new. c takes it in again, r assigns the topology without it.")
+            format!("{name} is cordoned. c uncordons it, r assigns the topology without it.")
         }
         ClusterStatus::Broken(name) if silent(state).is_some_and(|node| node.name() == name) => {
             format!("{name} sends nothing: its process is stopped, or it is cut off. r assigns again once it answers.")

@@ -214,7 +214,7 @@ fn lateness(state: &mut State, watch: &mut Watch) {
         (Some((node, share)), None) => say_late(state, watch, node, share),
         (Some((node, _)), Some(_)) => watch.late = Some((node, state.now)),
         (None, Some((node, at))) if state.now.saturating_sub(at) >= GONE_AFTER => {
-            state.journal.events.push(state.now, Severity::Note, Some(node), "holds nobody up any more");
+            state.journal.events.push(state.now, Severity::Note, Some(node), "is no longer the straggler");
             watch.late = None;
         }
         (None, _) => {}

@@ -198,7 +198,7 @@ fn answer(state: &mut State) -> Vec<Effect> {
     let Some(dialog) = &mut state.operations.dialog else { return Vec::new() };
     if dialog.reason.as_ref().is_some_and(|reason| reason.text().trim().is_empty()) {
         dialog.in_name = false;
-        state.screen.notice = Some("type a reason: whoever looks at the cluster later will read it".to_owned());
+        state.screen.notice = Some("type a reason; other operators see it in the status".to_owned());
         return Vec::new();
     }
     if let (Question::Out { node, .. }, Some(name)) = (&dialog.question, &dialog.name) {
@@ -311,9 +311,9 @@ pub(super) fn on_event(state: &mut State, event: OperateEvent) -> Vec<Effect> {
         }
         OperateEvent::Cordoned { node, drained } => {
             let what = match drained {
-                None => "takes nothing new; c takes it in again",
+                None => "accepts no new requests; c uncordons it",
                 Some(true) => "is drained: nothing runs there; c takes it in again",
-                Some(false) => "takes nothing new, but not all that runs has ended; d waits again",
+                Some(false) => "accepts no new requests, but some still run; d waits again",
             };
             say(state, Severity::Note, &node, what);
         }

@@ -281,7 +281,7 @@ fn cordoned_node_takes_no_prompt_and_offers_every_next_step() {
     exclusions.say(&name(0), &address(0), Some("fan"), "me@here");
     story.report(1, NodeReport { exclusions, ..running(1, NodeState::Ready, false) });
     operate(&mut story, OperateEvent::Cordoned { node: name(0), drained: None });
-    assert!(!story.state.cluster.is_ready() && notice(&story).contains("takes nothing new"));
+    assert!(!story.state.cluster.is_ready() && notice(&story).contains("accepts no new requests"));
     story.effects.clear();
     press(&mut story, 'i').key(KeyCode::Enter);
     assert_eq!(story.effects, [], "a prompt does not assign a topology without it");

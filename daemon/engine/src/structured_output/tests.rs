@@ -58,7 +58,7 @@ fn vocabulary_and_grammars_are_compiled_on_other_threads() {
 fn answer_without_a_compiling_thread_ends() {
     let mut masks = TokenMasks::new(Some(VocabularySource { spawn: |_| false, ..source() }));
     masks.prepare();
-    assert!(masks.is_ready(), "no request waits for a vocabulary that nobody reads");
+    assert!(masks.is_ready(), "no request waits for a vocabulary that is not in use");
     open(&mut masks);
     assert!(masks.is_compiled(SLOT));
     assert!(masks.mask(SLOT, &[7]).is_some_and(|allowed| allowed.iter().all(|word| *word == 0)));
