@@ -43,7 +43,7 @@ fn calls(pool: &Pool) -> usize {
 fn protected(rank: usize, streams: Vec<Option<TcpStream>>, protection: Protection) -> Vec<Option<Socket>> {
     let sockets = streams.into_iter().enumerate().map(|(other, stream)| {
         let (lower, higher) = Seals::pair(Cipher::ChaChaPoly, &[7; 32], protection);
-        stream.map(|stream| (stream, if rank < other { lower } else { higher }))
+        stream.map(|stream| Socket { stream, seals: if rank < other { lower } else { higher } })
     });
     sockets.collect()
 }

@@ -9,6 +9,7 @@ use std::{
         mpsc,
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use common::{limits::KV_BLOCK_LENGTH, sampling::SamplingParameters};
@@ -23,6 +24,7 @@ use harness::{
     tiny_model::TinyModel,
 };
 use protocol::message::Generate;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::ALL_CALLS;
 
@@ -30,6 +32,23 @@ const WARM_UP: usize = 16;
 const TOKENS: usize = 216;
 const BLOCKS: usize = 8;
 const QUEUE: usize = 64;
+/// Most tokens that the thread that detokenizes may be behind the engine's.
+const LAG_MAX: usize = 4;
+/// Longest wait of the engine's thread for the other one.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A queue like the driver's. In a daemon it has wrapped around long before, because it carries all events of a node.
+fn queue() -> (Sender<EngineEvent>, Receiver<EngineEvent>) {
+    let (sender, mut receiver) = channel(QUEUE);
+    for _ in 0..8 {
+        for _ in 0..QUEUE {
+            let started = EngineEvent::Request(RequestKey(0), RequestEvent::Started);
+            sender.blocking_send(started).expect("this thread holds the receiver");
+        }
+        (0..QUEUE).for_each(|_| drop(receiver.blocking_recv()));
+    }
+    (sender, receiver)
+}
 
 /// Allocations on all threads between the tokens `WARM_UP` and `TOKENS` of an answer; `at_token` runs on the engine's
 /// thread.
@@ -58,26 +77,29 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
             // The follower ends when the head closes the links.
             scope.spawn(move || engine::run(follower, &orders, &|_| {}));
         }
-        // A queue like the driver's.
-        let (sender, mut receiver) = tokio::sync::mpsc::channel::<EngineEvent>(QUEUE);
-        // In a daemon this queue has wrapped around long before, because it carries all events of a node.
-        for _ in 0..8 {
-            for _ in 0..QUEUE {
-                let started = EngineEvent::Request(RequestKey(0), RequestEvent::Started);
-                sender.blocking_send(started).expect("this thread holds the receiver");
-            }
-            (0..QUEUE).for_each(|_| drop(receiver.blocking_recv()));
-        }
+        let (sender, mut receiver) = queue();
         let (count, before, after) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
         let (seen, began, ended) = (&count, &before, &after);
+        let translated = &AtomicUsize::new(0);
+        // On a busy machine this thread may fall many tokens behind the engine's: the queue would then grow, and buffers
+        // that grow with the first tokens here would be counted.
+        let calls_after = |tokens: usize| {
+            let begin = Instant::now();
+            while translated.load(Ordering::Relaxed) < tokens {
+                assert!(begin.elapsed() < PATIENCE, "token {tokens} is not translated");
+                thread::yield_now();
+            }
+            ALL_CALLS.load(Ordering::Relaxed)
+        };
         thread::scope(|scope| {
             scope.spawn(move || {
                 engine::run(head, &of_head, &move |event: EngineEvent| {
                     if matches!(&event, EngineEvent::Request(_, RequestEvent::Token(_))) {
-                        match seen.fetch_add(1, Ordering::Relaxed) + 1 {
-                            WARM_UP => began.store(ALL_CALLS.load(Ordering::Relaxed), Ordering::Relaxed),
-                            TOKENS => ended.store(ALL_CALLS.load(Ordering::Relaxed), Ordering::Relaxed),
-                            _ => {}
+                        let number = seen.fetch_add(1, Ordering::Relaxed) + 1;
+                        match number {
+                            WARM_UP => began.store(calls_after(WARM_UP - 1), Ordering::Relaxed),
+                            TOKENS => ended.store(calls_after(TOKENS - 1), Ordering::Relaxed),
+                            _ => _ = calls_after(number.saturating_sub(LAG_MAX)),
                         }
                         at_token();
                     }
@@ -86,6 +108,7 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
             });
             while let Some(event) = receiver.blocking_recv() {
                 let EngineEvent::Request(key, event) = event else { continue };
+                let is_token = matches!(event, RequestEvent::Token(_));
                 for event in answers.translate(key, event).events {
                     match event {
                         AnswerEvent::Finished(_) => {
@@ -95,6 +118,7 @@ fn answer(world: usize, sampling: SamplingParameters, at_token: &(dyn Fn() + Syn
                         other => panic!("{other:?}"),
                     }
                 }
+                translated.fetch_add(usize::from(is_token), Ordering::Relaxed);
             }
         });
         assert!(count.into_inner() > TOKENS, "the answer must have the requested length");

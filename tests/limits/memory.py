@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the memory that `console topology check` predicts for each node with the peak that the kernel reports
+"""Compares the memory that `console topology assign --dry-run` predicts for each node with the peak that the kernel reports
 (VmHWM). Real daemons serve prompts that fill the KV cache, then one request per slot with repetitive text, so that
 steps are full of speculative tokens.
 
@@ -102,7 +102,7 @@ def measure(shape, form, layers, layout, nodes, context, slots):
         daemons = [cluster.add(f"n{index}", address, settings=bramble.QUIET) for index, address in enumerate(bramble.loopback(nodes))]
         file = os.path.join(cluster.folder, "topology.toml")
         topology(file, model, layout, daemons, context, slots)
-        predicted = {member["node"]: member["memory"] for member in bramble.console("topology", "check", file)["members"]}
+        predicted = {member["node"]: member["memory"] for member in bramble.console("topology", "assign", file, "--dry-run")["plan"]["members"]}
         bramble.console("topology", "assign", file, "--yes")
         load(daemons, model, context, slots)
         return [{"model": model, "layout": layout, "context": context, "slots": slots, "node": daemon.name,

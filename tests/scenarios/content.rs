@@ -71,7 +71,7 @@ fn different_weights_under_one_header_are_refused_by_name() {
     // The remedy that the error proposes.
     let remove = ["model", "remove", NAME, "--nodes", &all, "--node", "pi2", "--yes"];
     assert_eq!(cluster.console(&remove).code, Some(0));
-    let fetched = cluster.console(&["model", "fetch", NAME, "--from", "pi1", "--nodes", &all]);
+    let fetched = cluster.console(&["model", "pull", NAME, "--from", "pi1", "--nodes", &all]);
     assert_eq!(fetched.code, Some(0), "{}", fetched.err);
     cluster.generate(3, PROMPT).completion();
     let doctor = cluster.console(&["doctor", "--nodes", &all, "--json"]).json();

@@ -48,15 +48,27 @@ fn default_layout_is_planned_and_slower_layout_warns() {
     // A topology file with that layout causes the same warning.
     let file = cluster.state(0).join("tp2.toml");
     fs::write(&file, console(&["topology", "show", "--nodes", &nodes]).out).expect("write to the folder");
-    let checked = console(&["topology", "check", &file.to_string_lossy(), "--json"]);
+    let checked = console(&["topology", "assign", &file.to_string_lossy(), "--dry-run", "--json"]);
     assert_eq!(checked.code, Some(0), "{} {}", checked.out, checked.err);
-    assert!(checked.json()["warning"].as_str().is_some_and(|warning| warning.contains("tp2: ")), "{}", checked.out);
-    assert!(checked.json()["links"].as_str().is_some_and(|links| links.contains("links assumed")), "{}", checked.out);
+    assert!(
+        checked.json()["plan"]["warning"].as_str().is_some_and(|warning| warning.contains("tp2: ")),
+        "{}",
+        checked.out
+    );
+    assert!(
+        checked.json()["plan"]["links"].as_str().is_some_and(|links| links.contains("links assumed")),
+        "{}",
+        checked.out
+    );
     // Once the links are measured, predictions use the measurements.
     let links = ["bench", "links", "--nodes", &nodes, "--pings", "5", "--stream-ms", "5", "--no-incast"];
     wait_until("the engines are idle", || console(&links).code == Some(0));
-    let checked = console(&["topology", "check", &file.to_string_lossy(), "--json"]);
-    assert!(checked.json()["links"].as_str().is_some_and(|links| links.contains("links measured")), "{}", checked.out);
+    let checked = console(&["topology", "assign", &file.to_string_lossy(), "--dry-run", "--json"]);
+    assert!(
+        checked.json()["plan"]["links"].as_str().is_some_and(|links| links.contains("links measured")),
+        "{}",
+        checked.out
+    );
 }
 
 #[test]

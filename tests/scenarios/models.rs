@@ -115,7 +115,7 @@ fn damaged_partial_copy_is_discarded_and_copied_again() {
         ]);
         one.assert_error(4, "model_missing", &["pi2"]);
     }
-    let fetch = ["model", "fetch", NAME, "--from", "pi1", "--nodes", &all, "--json"];
+    let fetch = ["model", "pull", NAME, "--from", "pi1", "--nodes", &all, "--json"];
     cluster.console(&fetch).assert_error(1, "hash_differs", &["pi2", &hash]);
     assert_eq!(listed(&cluster, 1), []);
     let fetched = cluster.console(&fetch);
@@ -133,10 +133,10 @@ fn console_sends_a_file_and_doctor_names_differing_copies() {
     let local = folder.path().join(NAME);
     fs::write(&local, bytes()).expect("it can be written");
     let local = local.to_string_lossy().into_owned();
-    let added = cluster.console(&["model", "add", &local, "--nodes", &all, "--node", "pi1", "--json"]);
+    let added = cluster.console(&["model", "pull", &local, "--nodes", &all, "--node", "pi1", "--json"]);
     assert_eq!(added.code, Some(0), "{} {}", added.out, added.err);
     assert_eq!(fs::read(folders[0].join(NAME)).expect("it is there"), bytes());
-    cluster.console(&["model", "add", &local, "--nodes", &all, "--node", "pi1", "--json"]).assert_error(
+    cluster.console(&["model", "pull", &local, "--nodes", &all, "--node", "pi1", "--json"]).assert_error(
         4,
         "model_exists",
         &["pi1"],

@@ -1,4 +1,4 @@
-//! The output of `console profile` for a run on two daemons: arrival times of the peers' partial sums, and a breakdown
+//! The output of `console generate --profile` for a run on two daemons: arrival times of the peers' partial sums, and a breakdown
 //! that accounts for all of the time.
 use std::fs;
 
@@ -13,7 +13,8 @@ fn profile_shows_peer_arrivals_and_accounts_for_all_time() {
     let file = |name: &str| folder.path().join(name).display().to_string();
     let (trace, kept) = (file("trace.json"), file("records.json"));
     let common = [
-        "profile",
+        "generate",
+        "--profile",
         "--nodes",
         &nodes,
         "--model",

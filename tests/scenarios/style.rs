@@ -4,17 +4,6 @@ use harness::{
     style::{Source, closures_used_once, modules_out_of_place, repeated_types, tuple_parameters},
 };
 
-/// Folders that still have tuple patterns as parameters or closures that are used once. The list only shrinks.
-const UNFINISHED: &[&str] = &[
-    "console/",
-    "daemon/engine/",
-    "daemon/src/node/",
-    "daemon/src/bench/",
-    "daemon/src/text/",
-    "bench/",
-    "shared/telemetry/src/bench/",
-];
-
 #[test]
 fn code_follows_the_rules_of_style() {
     let root = &root();
@@ -23,7 +12,6 @@ fn code_follows_the_rules_of_style() {
     assert!(sources.len() > 500, "only {} files were found", sources.len());
     let mut violations = tuple_parameters(&sources);
     violations.extend(closures_used_once(&sources));
-    violations.retain(|line| !UNFINISHED.iter().any(|folder| line.starts_with(folder)));
     violations.extend(repeated_types(&sources));
     violations.extend(modules_out_of_place(root, &sources));
     assert!(violations.is_empty(), "{}", violations.join("\n"));

@@ -159,7 +159,7 @@ fn topology_file_is_checked_assigned_and_printed_again() {
         std::fs::write(path, format!("model = \"bard-q8_0.gguf\"\n{}", stages.concat())).expect("the folder is ours");
     };
     write("");
-    let checked = cluster.console(&["topology", "check", path, "--json"]).json();
+    let checked = cluster.console(&["topology", "assign", path, "--dry-run", "--json"]).json()["plan"].clone();
     let layers: Vec<u64> = checked["members"]
         .as_array()
         .expect("members")
@@ -176,7 +176,7 @@ fn topology_file_is_checked_assigned_and_printed_again() {
     let again = cluster.console(&["topology", "assign", path, "--yes", "--json"]).json();
     assert_eq!((again["epoch"].clone(), again["reused"].as_bool()), (assigned["epoch"].clone(), Some(true)));
     write("layers = 3");
-    let refused = cluster.console(&["topology", "check", path]);
+    let refused = cluster.console(&["topology", "assign", path, "--dry-run"]);
     assert_eq!(refused.code, Some(2));
     assert!(refused.err.contains("1 of 2 stages set layers"), "{}", refused.err);
 }

@@ -118,12 +118,12 @@ pub(crate) fn compare(options: &Compare) -> Result<u8, Failure> {
 }
 
 fn object(found: &Comparison) -> Value {
-    let change = |change: &Change| {
+    let changes = found.changes.iter().map(|change| {
         json!({"cell": change.cell, "metric": change.metric.name(), "before": change.before, "after": change.after,
             "worse_by": change.worse_by, "noise": change.noise, "regression": change.is_regression(),
             "improvement": change.is_improvement()})
-    };
-    json!({"regression": found.is_regression(), "changes": found.changes.iter().map(change).collect::<Vec<_>>(), "lost": found.lost})
+    });
+    json!({"regression": found.is_regression(), "changes": changes.collect::<Vec<_>>(), "lost": found.lost})
 }
 
 /// Lines for the changes, worst first, then the lost cells and a summary.

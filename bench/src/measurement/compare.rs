@@ -209,8 +209,10 @@ mod tests {
             }
         }
         let values = std::cell::RefCell::new(values.into_iter());
-        let next = || values.borrow_mut().next().expect("a value for each repeat");
-        run_of(vec![64, 256], |cell, _| 10.0 * slower(cell) * next().exp())
+        run_of(vec![64, 256], |cell, _| {
+            let value = values.borrow_mut().next().expect("a value for each repeat");
+            10.0 * slower(cell) * value.exp()
+        })
     }
 
     /// The share of 1000 seeded pairs of matrices that are reported as a regression if the second is slower by

@@ -25,12 +25,11 @@ pub fn charts(run: &Run) -> [(&'static str, Chart); 3] {
     let replicas = chart(run, Metric::Ttft, &of(Experiment::Replicas, most), &layout, &input);
     let (shortest, longest) =
         (run.configuration.plan.inputs.iter().min().copied(), run.configuration.plan.outputs.iter().max().copied());
-    let concurrency = |cell: &Cell| cell.concurrency.to_string();
     let tokens = chart(
         run,
         Metric::Throughput,
         &|cell| cell.phase == Phase::Decode && Some(cell.input) == shortest && Some(cell.output) == longest,
-        &concurrency,
+        &|cell| cell.concurrency.to_string(),
         &layout,
     );
     let title = |title: String, x: &str, y: &str, chart: Chart| Chart { title, x: x.into(), y: y.into(), ..chart };

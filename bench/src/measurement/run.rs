@@ -345,6 +345,25 @@ pub(super) mod tests {
         run_of(vec![64], figure)
     }
 
+    /// A repeat in which every figure follows from one time in milliseconds.
+    fn summary_of(value: f64) -> Summary {
+        let percentiles = Percentiles { p50: value, p95: value, p99: value };
+        Summary {
+            requests: 4,
+            completed: 4,
+            ttft_ms: percentiles,
+            tpot_ms: percentiles,
+            tokens_per_second: 1e3 / value,
+            prompt_tokens_per_second: 1e4 / value,
+            stages: Some(crate::measurement::sample::Stages {
+                compute: 0.7 * value,
+                wire: 0.3 * value,
+                ..Default::default()
+            }),
+            ..Summary::default()
+        }
+    }
+
     /// The same with these prompt lengths.
     pub(in crate::measurement) fn run_of(inputs: Vec<u32>, figure: impl Fn(&Cell, u32) -> f64) -> Run {
         let plan = Plan {
@@ -356,27 +375,10 @@ pub(super) mod tests {
             outputs: vec![1, 16],
             concurrencies: vec![1, 4],
         };
-        let measured = |cell: Cell| {
-            let repeat = |repeat| {
-                let value = figure(&cell, repeat);
-                let percentiles = Percentiles { p50: value, p95: value, p99: value };
-                Summary {
-                    requests: 4,
-                    completed: 4,
-                    ttft_ms: percentiles,
-                    tpot_ms: percentiles,
-                    tokens_per_second: 1e3 / value,
-                    prompt_tokens_per_second: 1e4 / value,
-                    stages: Some(crate::measurement::sample::Stages {
-                        compute: 0.7 * value,
-                        wire: 0.3 * value,
-                        ..Default::default()
-                    }),
-                    ..Summary::default()
-                }
-            };
-            Measured { repeats: (0..3).map(repeat).collect(), cell, skipped: None }
-        };
+        let measured = plan.cells().into_iter().map(|cell| {
+            let repeats = (0..3).map(|repeat| summary_of(figure(&cell, repeat)));
+            Measured { repeats: repeats.collect(), cell, skipped: None }
+        });
         Run {
             version: VERSION,
             build: "0.1.0".into(),
@@ -384,7 +386,7 @@ pub(super) mod tests {
             begun: 0,
             machine: Machine { host: "bench, \"1\"".into(), ..Machine::default() },
             nodes: Vec::new(),
-            cells: plan.cells().into_iter().map(measured).collect(),
+            cells: measured.collect(),
             configuration: Configuration {
                 model: "m.gguf".into(),
                 plan,

@@ -28,7 +28,7 @@ use protocol::{
     seal::{Cipher, Protection, Seals},
 };
 use telemetry::bench::{
-    CollectiveBench, CollectiveRow,
+    AllReduceTimes, CollectiveBench, CollectiveRow,
     collectives::{Bare as BesideBare, median_and_p99},
 };
 
@@ -166,17 +166,24 @@ fn row(algorithm: Algorithm, size: TensorSize, repeats: u32, samples: &[&RankSam
         times.sort_by(f64::total_cmp);
         median_and_p99(&times).expect("there is at least one repeat")
     };
-    let (found, (bare_us, _)) = (slowest(|rank| &rank.times), slowest(|rank| &rank.bare));
+    let ((p50_us, p99_us), (bare_us, _)) = (slowest(|rank| &rank.times), slowest(|rank| &rank.bare));
     let messages: u64 = samples.iter().map(|rank| rank.messages).sum();
     let calls: u64 = samples.iter().map(|rank| rank.calls).sum();
     let bare = BesideBare {
         bare_us,
-        over_bare: found.0 / bare_us,
+        over_bare: p50_us / bare_us,
         messages: messages as f64 / f64::from(repeats),
         calls_per_message: calls as f64 / messages.max(1) as f64,
     };
-    let (tokens, columns) = (size.tokens as u32, size.columns as u32);
-    let row = CollectiveRow::new(algorithm, (tokens, columns), (repeats, samples.len() as u16), found);
+    let row = CollectiveRow::new(AllReduceTimes {
+        algorithm,
+        tokens: size.tokens as u32,
+        columns: size.columns as u32,
+        ranks: samples.len() as u16,
+        count: repeats,
+        p50_us,
+        p99_us,
+    });
     CollectiveRow { bare: Some(bare), ..row }
 }
 
@@ -189,7 +196,7 @@ fn protected(bench: &ThreadBench, rank: usize, streams: Vec<Option<TcpStream>>) 
         (key[1], key[2]) = (rank.min(other) as u8, rank.max(other) as u8);
         let (lower, higher) = Seals::pair(cipher, &key, bench.protection);
         let seals = if rank < other { lower } else { higher };
-        sockets.push(stream.map(|stream| (stream, seals)));
+        sockets.push(stream.map(|stream| Socket { stream, seals }));
     }
     sockets
 }
@@ -276,8 +283,9 @@ fn sockets(world: usize, namespaces: &[Namespace]) -> anyhow::Result<Vec<Vec<Opt
     let here = IpAddr::from(Ipv4Addr::LOCALHOST);
     for (low, high) in (0..world).flat_map(|low| (low + 1..world).map(move |high| (low, high))) {
         let address = namespaces.get(high).map_or(here, |place| place.address);
-        let bind = move || TcpListener::bind((address, 0)).with_context(|| format!("cannot bind {address}"));
-        let listener = open_in(namespaces.get(high), bind)?;
+        let listener = open_in(namespaces.get(high), move || {
+            TcpListener::bind((address, 0)).with_context(|| format!("cannot bind {address}"))
+        })?;
         let listens = listener.local_addr()?;
         links[low][high] = Some(open_in(namespaces.get(low), move || Ok(TcpStream::connect(listens)?))?);
         links[high][low] = Some(listener.accept()?.0);

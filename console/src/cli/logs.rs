@@ -189,9 +189,8 @@ mod tests {
         assert_eq!(options(Some(3), true, hour).first_lines(), Some(3));
 
         let line = |number| LogLine { number, unix_ms: number, level: LogLevel::Info, text: String::new() };
-        let all = || LogLines { lines: (0..20).map(line).collect(), next: 20, missed: 7, more: false };
         let kept = |since, count| {
-            let mut found = all();
+            let mut found = LogLines { lines: (0..20).map(line).collect(), next: 20, missed: 7, more: false };
             keep_last(&mut found, since, count);
             (found.lines.first().map(|line| line.number), found.lines.len(), found.missed, found.next)
         };

@@ -82,8 +82,6 @@ enum Command {
     /// Measure nodes, and the links between them
     #[command(subcommand)]
     Bench(bench::Bench),
-    /// Chat with the model over the HTTP API of a node
-    Chat(generate::chat::Chat),
     /// Save clusters by name, so that you need not type addresses
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
@@ -95,7 +93,7 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Show the events of all nodes, ordered by time
     Events(events::Events),
-    /// Complete a text on nodes, or over the HTTP API of one
+    /// Complete a text on nodes, or over the HTTP API of one; with --profile, show where the time went
     Generate(options::Generate),
     /// Create, show or rotate the cluster key, give it to new nodes, or derive restricted keys from it
     #[command(subcommand)]
@@ -108,8 +106,6 @@ enum Command {
     /// Show, find, add, remove, cordon, drain, exclude or include nodes
     #[command(subcommand)]
     Node(node::NodeCommand),
-    /// Complete a text and show where the time went: table, bottleneck, trace
-    Profile(options::Profile),
     /// Relay the HTTP API of the first reachable node to this machine
     Proxy(proxy::Proxy),
     /// Replay a recorded session, or print its events
@@ -118,8 +114,9 @@ enum Command {
     Requests(requests::Requests),
     /// Restart nodes one by one
     Restart(restart::RestartOptions),
-    /// Chat with a model of the cluster, or answer one prompt; loads the model if it does not run
-    Run(generate::run::RunOptions),
+    /// Chat with a model of the cluster or over an HTTP API, or answer one prompt; loads the model if it does not run
+    #[command(visible_alias = "chat")]
+    Run(generate::run_options::RunOptions),
     /// Print a page of the dashboard as text or SVG, from the cluster or a recording, or its key bindings
     Screen(dashboard::screen::Screen),
     /// Show the nodes
@@ -128,7 +125,7 @@ enum Command {
     Sync(sync::Sync),
     /// Show the tokens of a text
     Tokenize(options::Tokenize),
-    /// Show the running topology, check or assign a topology file, plan or simulate a topology
+    /// Show the running topology, assign a topology file, plan or simulate a topology
     #[command(subcommand)]
     Topology(topology::TopologyCommand),
 }
@@ -171,11 +168,10 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Refuses with `--readonly` every command that changes the cluster (those with `--dry-run`) and every command that
-/// generates.
+/// Refuses with `--readonly` every command that changes the cluster or generates: those that have `--dry-run`, without
+/// it.
 fn looks_only(arguments: &Arguments, line: &[OsString]) -> Result<(), Failure> {
-    let Some(found) = &arguments.command else { return Ok(()) };
-    if !arguments.readonly {
+    if !arguments.readonly || arguments.command.is_none() {
         return Ok(());
     }
     let matches = command().ignore_errors(true).try_get_matches_from(line).map_err(anyhow::Error::from)?;
@@ -185,7 +181,7 @@ fn looks_only(arguments: &Arguments, line: &[OsString]) -> Result<(), Failure> {
         (at, leaf) = (below, next);
     }
     let changes = leaf.get_arguments().any(|argument| argument.get_id() == "dry_run");
-    if changes || matches!(found, Command::Chat(_)) {
+    if changes && !at.get_flag("dry_run") {
         let message = format!("{} is not allowed with --readonly", leaf.get_name());
         return Err(Failure::Usage {
             message,
@@ -210,18 +206,17 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
     let Some(command) = command else { return dashboard::run(arguments.dashboard, arguments.readonly).await };
     match command {
         Command::Bench(bench) => bench::run(bench).await,
-        Command::Chat(chat) => generate::chat::run(chat).await,
         Command::Cluster(command) => cluster::run(command),
         Command::Completions(options) => completions::run(&options),
         Command::Demo(demo) => demo::run(demo).await,
         Command::Doctor(doctor) => doctor::run(doctor).await,
         Command::Events(events) => events::run(events).await,
+        Command::Generate(generate) if generate.profiling.profile => profile::run(generate).await,
         Command::Generate(generate) => generate::run(generate).await,
         Command::Key(command) => key::run(command, key, cluster).await,
         Command::Logs(logs) => logs::run(logs).await,
         Command::Model(model) => model::run(model).await,
         Command::Node(node) => node::run(node, cluster.as_deref()).await,
-        Command::Profile(profile) => profile::run(profile).await,
         Command::Proxy(proxy) => proxy::run(proxy).await,
         Command::Replay(replay) => Box::pin(dashboard::replay::run(replay)).await,
         Command::Requests(requests) => requests::run(requests).await,

@@ -1,5 +1,5 @@
 //! `console proxy`: relays the HTTP API of a cluster to a local address.
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use anyhow::Context;
 use clap::Args;
@@ -57,8 +57,7 @@ pub(super) async fn run(options: Proxy) -> Result<u8, Failure> {
     let address = listener.local_addr().context("cannot read the address of the listening socket")?;
     let nodes: Vec<String> = options.to.into_iter().map(|url| url.authority).collect();
     output::note(&format!("http://{address}/v1 relays to {}", output::clean(&nodes.join(", then "))));
-    let is_open = |ip: IpAddr| !ip.is_loopback();
-    if is_open(address.ip()) {
+    if !address.ip().is_loopback() {
         output::note(
             "warning: this address is reachable from the network; only the API keys of the nodes protect them",
         );
@@ -67,10 +66,9 @@ pub(super) async fn run(options: Proxy) -> Result<u8, Failure> {
         connections: usize::from(options.connections),
         idle: std::time::Duration::from_secs(options.idle),
     };
-    let tell = |what: String| output::note(&output::clean(&what));
     // A relay has no other end than a signal, which is no failure.
     tokio::select! {
-        never = proxy::run(listener, nodes, limits, policy, tell) => match never {},
+        never = proxy::run(listener, nodes, limits, policy, |what: String| output::note(&output::clean(&what))) => match never {},
         code = interrupts.next() => Ok(code),
     }
 }

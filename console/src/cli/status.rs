@@ -101,12 +101,16 @@ pub(super) fn object(address: &str, answer: &Result<NodeReport, Fault>) -> Value
     })
 }
 
+/// Whether a node takes part in a topology that serves.
+fn serves(report: &NodeReport) -> bool {
+    matches!(report.state, NodeState::Ready | NodeState::Serving)
+}
+
 /// The epoch that the other nodes serve without this node, if it still holds an earlier epoch that failed when they
 /// left it.
 fn left(report: &NodeReport, answers: &[NodeAnswer]) -> Option<Epoch> {
-    let serves = |other: &&NodeReport| matches!(other.state, NodeState::Ready | NodeState::Serving);
     let reports = answers.iter().filter_map(|answer| answer.report.as_ref().ok());
-    let latest = reports.filter(serves).max_by_key(|other| other.epoch)?;
+    let latest = reports.filter(|other| serves(other)).max_by_key(|other| other.epoch)?;
     let (topology, ..) = latest.topology.as_ref()?;
     let is_member = topology.members.iter().any(|member| member.name == report.name);
     (report.fault.is_some() && latest.epoch > report.epoch && !is_member).then_some(latest.epoch)
@@ -202,13 +206,11 @@ fn indented(note: &str, room: usize) -> Vec<String> {
 /// Reports the desired topology and its missing nodes, if another topology serves until they are back. A node that left
 /// may still report an earlier epoch.
 fn lacking<'a>(reports: impl Iterator<Item = &'a NodeReport>) -> Option<String> {
-    let serves = |report: &&NodeReport| matches!(report.state, NodeState::Ready | NodeState::Serving);
-    let report = reports.filter(serves).max_by_key(|report| report.epoch)?;
+    let report = reports.filter(|report| serves(report)).max_by_key(|report| report.epoch)?;
     let (topology, ..) = report.topology.as_ref()?;
     let desired = report.desired.as_ref()?;
-    let is_member = |name: &str| topology.members.iter().any(|member| member.name == name);
-    let names = desired.members.iter().map(|member| member.name.as_str()).filter(|name| !is_member(name));
-    let names: Vec<&str> = names.collect();
+    let names = desired.members.iter().map(|member| member.name.as_str());
+    let names: Vec<&str> = names.filter(|name| !topology.members.iter().any(|member| member.name == *name)).collect();
     let (asked, now, names) = (desired.layout, topology.layout, names.join(", "));
     let missing = if names.is_empty() { String::new() } else { format!("; missing: {names}") };
     Some(format!("{now} serves until {asked} can be restored{missing}"))

@@ -10,7 +10,7 @@ use protocol::{
     handshake::Identity,
     message::{ModelCard, Prepare, Previous, RequestBody, ResponseBody},
 };
-use telemetry::{NodeReport, NodeState, SyncRecord};
+use telemetry::{NodeReport, SyncRecord};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use topology::{Member, SpecError, Topology, sizes::ModelSizes};
@@ -215,7 +215,7 @@ fn running(reports: &[NodeReport], wanted: &Topology) -> Option<(Epoch, Topology
     let (epoch, wanted) = (first.epoch, Topology { content: held.content, ..wanted.clone() });
     let hash = wanted.hash();
     let runs_everywhere = reports.iter().enumerate().all(|(member, report): (usize, &NodeReport)| {
-        let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
+        let serves = report.state.serves();
         let place = report.topology.as_ref().map(|(topology, hash, member)| (topology, *hash, member.index()));
         serves && report.epoch == epoch && place == Some((&wanted, hash, member))
     });
@@ -352,6 +352,7 @@ mod tests {
         precision::{Exchange, KvFormat},
         units::Bytes,
     };
+    use telemetry::NodeState;
     use topology::Layout;
 
     use super::*;

@@ -99,8 +99,13 @@ mod tests {
         let node = FakeNode::start("pi1", script).await;
         let session = crate::client::session::open(&node.address).await.expect("it listens");
         let told = Mutex::new(Vec::new());
-        let tell = |progress: &BenchProgress| told.lock().expect("the lock is not poisoned").push(progress.to_string());
-        let result = bench(&session, request(), &tell, &CancellationToken::new()).await;
+        let result = bench(
+            &session,
+            request(),
+            &|progress: &BenchProgress| told.lock().expect("the lock is not poisoned").push(progress.to_string()),
+            &CancellationToken::new(),
+        )
+        .await;
         (told.into_inner().expect("the lock is not poisoned"), result)
     }
 

@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 
 use common::fault::{Fault, FaultKind};
 use protocol::message::{RequestBody, ResponseBody};
-use telemetry::{NodeReport, NodeState};
+use telemetry::NodeReport;
 use tokio::task::JoinSet;
 use topology::{Exclusion, Exclusions, Member, Topology};
 
@@ -95,8 +95,8 @@ impl Cluster {
     /// Whether a node is excluded but still a member of the running topology: its replica takes no new requests.
     pub fn is_cordoned(&self, node: &ClusterNode) -> bool {
         let name = self.name(node);
-        let is_member = |topology: &Topology| topology.members.iter().any(|member| member.name == name);
-        self.exclusion(node).is_some() && self.topology().is_some_and(|(topology, _)| is_member(topology))
+        self.exclusion(node).is_some()
+            && self.topology().is_some_and(|(topology, _)| topology.members.iter().any(|member| member.name == name))
     }
 
     /// The entries of excluded nodes.
@@ -151,8 +151,8 @@ impl Cluster {
     /// of its reachable members.
     pub fn topology(&self) -> Option<(&Topology, Vec<&NodeReport>)> {
         let reports = || self.nodes.iter().filter_map(ClusterNode::report);
-        let serves = |report: &NodeReport| matches!(report.state, NodeState::Ready | NodeState::Serving);
-        let held = reports().filter_map(|report| Some(((serves(report), report.epoch), report.topology.as_ref()?)));
+        let held =
+            reports().filter_map(|report| Some(((report.state.serves(), report.epoch), report.topology.as_ref()?)));
         let (_, (topology, hash, _)) = held.max_by_key(|(key, _)| *key)?;
         // Compare topologies, not epochs: a failed assignment may have raised the epoch of some nodes.
         Some((
@@ -171,18 +171,14 @@ impl Cluster {
 
     /// Whether every member of the topology is reachable and serves it.
     pub fn is_serving(&self) -> bool {
-        let serves = |report: &&NodeReport| matches!(report.state, NodeState::Ready | NodeState::Serving);
         self.topology().is_some_and(|(topology, reports)| {
-            reports.iter().filter(|report| serves(report)).count() == topology.members.len()
+            reports.iter().filter(|report| report.state.serves()).count() == topology.members.len()
         })
     }
 
     /// Dials nodes that were not given but belong to the cluster: the members of the topology, and node `who` if
     /// another node has its address.
     pub async fn with_known(mut self, who: &str) -> Self {
-        let is_missing = |name: &str, address: &str| {
-            self.nodes.iter().all(|node| node.address != address && self.name(node) != name)
-        };
         let members = self.topology().map_or(&[][..], |(topology, _)| &topology.members);
         let members = members.iter().map(|member| (&member.name, &member.address));
         let entries = self
@@ -191,7 +187,9 @@ impl Cluster {
             .iter()
             .filter(|entry: &&Exclusion| entry.node == who || entry.address == super::with_port(who))
             .map(|entry| (&entry.node, &entry.address));
-        let missing = members.chain(entries).filter(|(name, address)| is_missing(name, address));
+        let missing = members.chain(entries).filter(|(name, address)| {
+            self.nodes.iter().all(|node| node.address != **address && self.name(node) != name.as_str())
+        });
         let mut missing: Vec<String> = missing.map(|(_, address)| address.clone()).collect();
         missing.dedup();
         if !missing.is_empty() {
@@ -213,7 +211,7 @@ impl Cluster {
                 .filter_map(ClusterNode::report)
                 .filter(|report: &&NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == topology));
             let found = reports.find(|report| report.name == member.name && report.fault.is_none());
-            found.is_some_and(|report| matches!(report.state, NodeState::Ready | NodeState::Serving))
+            found.is_some_and(|report| report.state.serves())
         };
         let mut replicas = 0..topology.layout.replicas;
         if !topology.layout.has_roles() {

@@ -143,17 +143,7 @@ impl Clusters {
     /// The folder cannot be created, or the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), ClustersError> {
         let text = toml::to_string(self).expect("names, strings and paths are valid TOML");
-        let written = || -> io::Result<()> {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-            // `NamedTempFile` creates files with mode 0600.
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
-            file.write_all(text.as_bytes())?;
-            file.as_file().sync_all()?;
-            file.persist(path)?;
-            fs::File::open(folder)?.sync_all()
-        };
-        written().map_err(|error| ClustersError::Io { path: path.into(), error })
+        write_atomically(path, &text).map_err(|error| ClustersError::Io { path: path.into(), error })
     }
 
     /// Updates the nodes of a cluster: appends `add` and removes `remove`, but keeps at least one node. Returns whether
@@ -162,8 +152,7 @@ impl Clusters {
     /// # Errors
     /// There is no cluster of that name.
     pub fn follow(&mut self, name: &str, add: &[String], remove: &[String]) -> Result<bool, ClustersError> {
-        let known = || self.all.keys().cloned().collect();
-        let unknown = ClustersError::Unknown { name: name.into(), known: known() };
+        let unknown = self.unknown(name);
         let kept = self.all.get_mut(name).ok_or(unknown)?;
         let before = kept.nodes.clone();
         let is_same = |one: &String, other: &String| with_port(one) == with_port(other);
@@ -184,8 +173,11 @@ impl Clusters {
     /// # Errors
     /// There is no cluster of that name.
     pub fn named(&self, name: &str) -> Result<&Kept, ClustersError> {
-        let known = || self.all.keys().cloned().collect();
-        self.all.get(name).ok_or_else(|| ClustersError::Unknown { name: name.into(), known: known() })
+        self.all.get(name).ok_or_else(|| self.unknown(name))
+    }
+
+    fn unknown(&self, name: &str) -> ClustersError {
+        ClustersError::Unknown { name: name.into(), known: self.all.keys().cloned().collect() }
     }
 
     /// The cluster used if none is named: the chosen default, or the only one.
@@ -193,6 +185,18 @@ impl Clusters {
         let name = self.default.as_ref().or_else(|| self.all.keys().next().filter(|_| self.all.len() == 1))?;
         self.all.get_key_value(name).map(|(name, kept)| (name.as_str(), kept))
     }
+}
+
+/// Writes a file that only its owner can read. It is complete and on the disk before it gets its name.
+fn write_atomically(path: &Path, text: &str) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    // `NamedTempFile` creates files with mode 0600.
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    fs::File::open(folder)?.sync_all()
 }
 
 fn check_nodes(nodes: &[String]) -> Result<(), String> {

@@ -42,11 +42,12 @@ pub(super) async fn agree(
     for (node, session) in sessions.iter().enumerate() {
         let (session, progress, model) = (Arc::clone(session), progress.clone(), model.to_owned());
         asked.spawn(async move {
-            let told = |load: LoadProgress| {
+            content(&session, model, |load| {
                 // If the queue is full, this progress update is dropped; the next one supersedes it.
                 let _ = progress.try_send((node, load));
-            };
-            content(&session, model, told).await.map(|root| (node, root))
+            })
+            .await
+            .map(|root| (node, root))
         });
     }
     drop(progress);

@@ -6,7 +6,7 @@ use common::{
     ids::MemberIndex,
 };
 use planner::replan::{Stays, replan};
-use telemetry::{NodeReport, NodeState, RequestReport};
+use telemetry::NodeReport;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use topology::{Exclusion, Member, Topology};
@@ -14,7 +14,7 @@ use topology::{Exclusion, Member, Topology};
 use super::{
     assign::{Assigned, Next, assign_as, assign_until, identify_on_any, report},
     cluster::{Cluster, ClusterNode},
-    event::{AssignEvent, OperateEvent},
+    event::OperateEvent,
     session::{Session, own_name},
 };
 use crate::operator::desired::DesiredTopology;
@@ -265,16 +265,17 @@ async fn assign_rest(
     let next = replan(desired, &stays, &sizes).map_err(|reason| refused(subject, reason))?;
     let sessions = sessions_of(&next, &stay)?;
     // Let requests finish on replicas that change; the other replicas keep serving.
-    let changes = |report: &NodeReport| {
-        let held = report.topology.as_ref();
-        held.is_some_and(|(held, _, member)| held.kept_in(*member, &next).is_none())
-    };
-    let heads: Vec<&NodeReport> = serving_heads(&reports).filter(|report| changes(report)).collect();
+    let heads: Vec<&NodeReport> = serving_heads(&reports).filter(|report| replica_changes(report, &next)).collect();
     wait_for_heads(cluster, &heads, stop, tell).await;
-    let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
     let wanted = (!next.is_alike(desired)).then(|| Box::new(desired.clone()));
     let next = Next { topology: next, desired: wanted, sizes: &sizes };
-    assign_as(&sessions, next, stop, &told).await.map(Some)
+    assign_as(&sessions, next, stop, &|event| tell(OperateEvent::Assign(event))).await.map(Some)
+}
+
+/// Whether the replica of a reporting member is not the same in the next topology.
+fn replica_changes(report: &NodeReport, next: &Topology) -> bool {
+    let held = report.topology.as_ref();
+    held.is_some_and(|(held, _, member)| held.kept_in(*member, next).is_none())
 }
 
 /// The sessions of a topology's members, in member order. All members are nodes that stay.
@@ -296,7 +297,7 @@ fn sessions_of(topology: &Topology, stay: &[(Stays, Arc<Session>)]) -> Result<Ve
 /// running.
 fn serving_heads<'a>(reports: &[&'a NodeReport]) -> impl Iterator<Item = &'a NodeReport> {
     reports.iter().copied().filter(|report| {
-        let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
+        let serves = report.state.serves();
         serves && report.topology.as_ref().is_some_and(|(held, _, member)| held.place(*member).is_head())
     })
 }
@@ -332,8 +333,8 @@ async fn extend(
         name == subject.name || topology.members.iter().any(|member| member.name == name)
     });
     let sessions = all.map(ClusterNode::session).collect::<Result<Vec<Arc<Session>>, Fault>>()?;
-    let told = |event: AssignEvent| tell(OperateEvent::Assign(event));
-    assign_until(&sessions, &DesiredTopology::again(topology, sessions.len()), stop, &told).await
+    let wanted = DesiredTopology::again(topology, sessions.len());
+    assign_until(&sessions, &wanted, stop, &|event| tell(OperateEvent::Assign(event))).await
 }
 
 fn refused(subject: &Subject, reason: String) -> Fault {
@@ -390,20 +391,17 @@ async fn wait_for_sessions(
     nodes: &[&str],
     tell: &(dyn Fn(OperateEvent) + Sync),
 ) {
-    let is_gateway = |by: &str| by.split_once(" (").is_some_and(|(name, _)| nodes.contains(&name));
-    let count = |report: &NodeReport| {
-        report.requests.saturating_sub(
-            report
-                .traces
-                .iter()
-                .filter(|one: &&RequestReport| {
-                    let tokens = one.prompt_tokens.saturating_add(one.tokens);
-                    !one.stage.is_over() && is_gateway(&one.by) && tokens <= REPLAY_TOKENS
-                })
-                .count() as u32,
-        )
-    };
-    wait_while(head, deadline, stop, &count, tell).await;
+    wait_while(head, deadline, stop, &|report| requests_that_would_fail(report, nodes), tell).await;
+}
+
+/// A head's running requests, except those that a gateway on one of `nodes` continues elsewhere without a long pause.
+fn requests_that_would_fail(report: &NodeReport, nodes: &[&str]) -> u32 {
+    let continued = report.traces.iter().filter(|request| {
+        let is_of_gateway = request.by.split_once(" (").is_some_and(|(name, _)| nodes.contains(&name));
+        let tokens = request.prompt_tokens.saturating_add(request.tokens);
+        !request.stage.is_over() && is_of_gateway && tokens <= REPLAY_TOKENS
+    });
+    report.requests.saturating_sub(continued.count() as u32)
 }
 
 async fn wait_while(

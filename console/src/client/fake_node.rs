@@ -328,11 +328,11 @@ impl FakeState {
     }
 
     fn generation(&self, resumed: usize) -> Vec<ResponseBody> {
-        let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5 }];
-        let token =
-            |(id, text): (u32, &str)| TokenEvent { id: Some(id), text: text.into(), logprobs: logprobs.clone() };
         let mut answers = vec![ResponseBody::Started { prompt_token_ids: vec![1, 2], tool_format: ToolFormat::None }];
-        answers.extend(TOKENS.iter().skip(resumed).map(|pair| ResponseBody::Token(token(*pair))));
+        answers.extend(TOKENS.into_iter().skip(resumed).map(|(id, text)| {
+            let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5 }];
+            ResponseBody::Token(TokenEvent { id: Some(id), text: text.into(), logprobs })
+        }));
         match &self.script.generation {
             Generation::FailsOnce(fault)
                 if self.asked.borrow().iter().filter(|what| **what == "generate").count() == 1 =>

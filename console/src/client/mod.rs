@@ -123,10 +123,13 @@ impl NodeClient for Client {
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         let abort = self.abortable();
         self.tasks.spawn(async move {
-            let place = |member: usize| members.get(member).copied().unwrap_or(member);
-            let tell = |event| drop(events.try_send(ClientEvent::Assign(placed(event, &place))));
             let result = match sessions(&nodes, &members) {
-                Ok(sessions) => assign::assign_until(&sessions, &wanted, &abort, &tell).await,
+                Ok(sessions) => {
+                    assign::assign_until(&sessions, &wanted, &abort, &|event| {
+                        drop(events.try_send(ClientEvent::Assign(placed(event, &members))));
+                    })
+                    .await
+                }
                 Err(fault) => Err(fault),
             };
             let event = match result {
@@ -216,10 +219,13 @@ impl NodeClient for Client {
         let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
         let stop = self.abortable();
         self.tasks.spawn(async move {
-            let tell = |event| drop(events.try_send(ClientEvent::Operate(event)));
             let is_change =
                 matches!(order, OperatorCommand::Out { how: Removal::Exclude, .. } | OperatorCommand::In { .. });
-            let last = match carry_out(&nodes, order, &stop, &tell).await {
+            let done = carry_out(&nodes, order, &stop, &|event| {
+                drop(events.try_send(ClientEvent::Operate(event)));
+            })
+            .await;
+            let last = match done {
                 Ok(event) => event,
                 Err(fault) if is_change => OperateEvent::ExcludeFailed(fault),
                 Err(fault) => OperateEvent::Refused(fault),
@@ -259,10 +265,13 @@ fn no_such(node: usize) -> Fault {
     Fault::new("console", FaultKind::Internal { reason: format!("the list has no node {node}") })
 }
 
-/// An assignment's event with the node's index in the dashboard's list instead of its rank.
-fn placed(event: AssignEvent, place: &dyn Fn(usize) -> usize) -> AssignEvent {
+/// An assignment's event with the node's index in the dashboard's list instead of its rank. `members` are these
+/// indices by rank.
+fn placed(event: AssignEvent, members: &[usize]) -> AssignEvent {
     match event {
-        AssignEvent::Loading { node, progress } => AssignEvent::Loading { node: place(node), progress },
+        AssignEvent::Loading { node, progress } => {
+            AssignEvent::Loading { node: members.get(node).copied().unwrap_or(node), progress }
+        }
         other => other,
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use planner::{memory, working::RankMemory};
 use protocol::message::Previous;
-use telemetry::{NodeReport, NodeState};
+use telemetry::NodeReport;
 use topology::{Topology, sizes::ModelSizes};
 
 /// The fate of each member's running shard, in the order of `reports`.
@@ -28,7 +28,7 @@ fn is_whole(topology: &Topology, begin: usize, reports: &[NodeReport]) -> bool {
     let hash = |report: &NodeReport| report.topology.as_ref().map(|(_, hash, _)| *hash);
     reports.iter().enumerate().all(|(rank, report)| {
         let place = report.topology.as_ref().and_then(|(held, _, member)| held.kept_in(*member, topology));
-        let serves = matches!(report.state, NodeState::Ready | NodeState::Serving) && report.fault.is_none();
+        let serves = report.state.serves() && report.fault.is_none();
         serves && place.is_some_and(|place| place.index() == begin + rank) && hash(report) == hash(&reports[0])
     })
 }
@@ -55,7 +55,10 @@ mod tests {
         ids::{Epoch, MemberIndex},
         units::Bytes,
     };
-    use telemetry::health::{DiskUse, MemoryUse};
+    use telemetry::{
+        NodeState,
+        health::{DiskUse, MemoryUse},
+    };
     use topology::sizes::Quantisation;
 
     use super::*;

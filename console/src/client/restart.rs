@@ -99,7 +99,6 @@ fn check(cluster: &Cluster, node: usize) -> Result<Option<(DesiredTopology, Vec<
         return Err(Fault::new(&report.name, FaultKind::Unsupervised));
     }
     let Some((topology, reports)) = cluster.topology() else { return Ok(None) };
-    let place = |name: &str| cluster.nodes.iter().position(|node| cluster.name(node) == name);
     if place_is_outside(cluster, node, topology) {
         return Ok(None);
     }
@@ -109,7 +108,11 @@ fn check(cluster: &Cluster, node: usize) -> Result<Option<(DesiredTopology, Vec<
         let head = topology.members.first().map_or("?", |head| head.name.as_str());
         return Err(broken.unwrap_or_else(|| Fault::new(head, FaultKind::NotServing { state })));
     }
-    let members: Option<Vec<usize>> = topology.members.iter().map(|member| place(&member.name)).collect();
+    let members: Option<Vec<usize>> = topology
+        .members
+        .iter()
+        .map(|member| cluster.nodes.iter().position(|node| cluster.name(node) == member.name))
+        .collect();
     let members = members.ok_or_else(|| {
         let reason = "its topology has members that are not among the given nodes: name all nodes with --nodes".into();
         Fault::new(cluster.name(&cluster.nodes[node]), FaultKind::ParameterInvalid { reason })

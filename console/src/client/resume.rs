@@ -5,7 +5,7 @@ use common::{
     fault::Fault,
     ids::{Epoch, MemberIndex, ModelRoots},
 };
-use telemetry::{NodeReport, NodeState};
+use telemetry::NodeReport;
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -82,7 +82,7 @@ async fn look(session: &mut Arc<Session>) -> Result<NodeReport, Fault> {
 /// The topology that a node heads; `None` if it is not a head, serves another model, or a member of its replica is
 /// excluded.
 fn serves(report: NodeReport, model: &ModelRoots) -> Option<(Epoch, Box<Topology>, MemberIndex)> {
-    let is_up = report.fault.is_none() && matches!(report.state, NodeState::Ready | NodeState::Serving);
+    let is_up = report.fault.is_none() && report.state.serves();
     let (topology, _, member) = report.topology.filter(|_| is_up)?;
     let place = topology.place(member);
     let is_head = place.is_head() && place.role.takes_requests() && !topology.roots().differs(model);

@@ -51,8 +51,8 @@ pub(super) fn request() -> Generate {
 /// Assigns on all nodes, and returns the result and the events.
 pub(super) async fn assigns(nodes: &[FakeNode]) -> (Result<Assigned, Fault>, Vec<AssignEvent>) {
     let told = Mutex::new(Vec::new());
-    let tell = |event| told.lock().expect("the lock is not poisoned").push(event);
-    let result = assign(&open(nodes).await, &wanted(nodes.len() as u16), &tell).await;
+    let (sessions, wanted) = (open(nodes).await, wanted(nodes.len() as u16));
+    let result = assign(&sessions, &wanted, &|event| told.lock().expect("the lock is not poisoned").push(event)).await;
     (result, told.into_inner().expect("the lock is not poisoned"))
 }
 
@@ -249,8 +249,11 @@ async fn rolling_restart_reassigns_the_topology_after_each_node() {
     assigns(&nodes).await.0.expect("both nodes agree");
     let addresses = addresses(&nodes);
     let (result, told) = operates(|told| async move {
-        let tell = |event| told.lock().expect("the lock is not poisoned").push(event);
-        restart::restart(&addresses, &[1, 0], &AtomicBool::new(false), &tell).await
+        let stop = AtomicBool::new(false);
+        restart::restart(&addresses, &[1, 0], &stop, &|event| {
+            told.lock().expect("the lock is not poisoned").push(event);
+        })
+        .await
     })
     .await;
     assert_eq!(result, Ok(()));
@@ -291,8 +294,11 @@ async fn stopped_restart_returns_the_remaining_nodes() {
     let nodes = start(vec![Script::default(), Script::default()]).await;
     let addresses = addresses(&nodes);
     let (result, told) = operates(|told| async move {
-        let tell = |event| told.lock().expect("the lock is not poisoned").push(event);
-        restart::restart(&addresses, &[0, 1], &AtomicBool::new(true), &tell).await
+        let stop = AtomicBool::new(true);
+        restart::restart(&addresses, &[0, 1], &stop, &|event| {
+            told.lock().expect("the lock is not poisoned").push(event);
+        })
+        .await
     })
     .await;
     assert_eq!(result, Err(restart::Stopped { fault: None, remaining: vec![0, 1] }));

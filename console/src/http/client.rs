@@ -144,8 +144,6 @@ impl Api {
         text: &str,
         patience: Duration,
     ) -> Result<Response<'_>, HttpError> {
-        let what = "the response";
-        let late = |_| HttpError::Timeout { at: self.at().into(), what, seconds: patience.as_secs() };
         let work = async {
             // A server that refuses early may close before it has read the request: report its response, not the failed
             // write.
@@ -171,7 +169,11 @@ impl Api {
                 }
             }
         };
-        let head = timeout(patience, work).await.map_err(late)??;
+        let head = timeout(patience, work).await.map_err(|_| HttpError::Timeout {
+            at: self.at().into(),
+            what: "the response",
+            seconds: patience.as_secs(),
+        })??;
         let body = BodyReader::new(head.length);
         Ok(Response { head, api: self, connection: Some(connection), body })
     }

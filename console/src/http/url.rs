@@ -36,8 +36,8 @@ impl FromStr for Url {
             return fail("only http is supported");
         }
         let (host, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
-        let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
-        if host.is_empty() || !is_plain(rest) || rest.contains(['?', '#', '@']) || rest.len() > 512 {
+        let is_plain = rest.bytes().all(|byte| byte.is_ascii_graphic());
+        if host.is_empty() || !is_plain || rest.contains(['?', '#', '@']) || rest.len() > 512 {
             return fail("expected http://HOST[:PORT]");
         }
         let port = host.rsplit_once(':').filter(|_| !host.ends_with(']'));

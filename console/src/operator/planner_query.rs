@@ -127,20 +127,21 @@ pub fn share_a_machine(nodes: &[PlannerNode]) -> bool {
 /// Derives each node's link from all measurements. The best value over its peers counts, because a slow peer slows down
 /// only the traffic to that peer. `None` if no measurement involves the node.
 pub fn links<'a>(nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> + Clone) -> Vec<Option<Link>> {
-    let of = |name: &str| {
-        let own = nodes.clone().filter(|(receiver, _)| *receiver == name).flat_map(|(_, known)| known);
-        let own = own.filter(|link| nodes.clone().any(|(other, _)| other == link.peer));
-        let others = nodes.clone().filter(|(receiver, _)| *receiver != name).flat_map(|(_, known)| known);
-        let to_others = || others.clone().filter(|link| link.peer == name);
-        let alpha = own.clone().chain(to_others()).map(|link| link.round_trip.0 / 2).min()?;
-        // The slower of its two directions, sending and receiving.
-        let received = own.map(|link| link.bits_per_second).max();
-        let sent = to_others().map(|link| link.bits_per_second).max();
-        let payload = received.into_iter().chain(sent).min()?;
-        let wire = payload as f64 * (Link::ETHERNET_PAYLOAD + Link::ETHERNET_BESIDES) / Link::ETHERNET_PAYLOAD;
-        Some(Link { alpha_ns: alpha, bits_per_second: (wire as u64).max(1), packets: Link::ETHERNET })
-    };
-    nodes.clone().map(|(name, _)| of(name)).collect()
+    nodes.clone().map(|(name, _)| link_of(name, nodes.clone())).collect()
+}
+
+fn link_of<'a>(name: &str, nodes: impl Iterator<Item = (&'a str, &'a [KnownLink])> + Clone) -> Option<Link> {
+    let own = nodes.clone().filter(|(receiver, _)| *receiver == name).flat_map(|(_, known)| known);
+    let own = own.filter(|link| nodes.clone().any(|(other, _)| other == link.peer));
+    let others = nodes.clone().filter(|(receiver, _)| *receiver != name).flat_map(|(_, known)| known);
+    let to_others = others.filter(|link| link.peer == name);
+    let alpha_ns = own.clone().chain(to_others.clone()).map(|link| link.round_trip.0 / 2).min()?;
+    // The slower of its two directions, sending and receiving.
+    let received = own.map(|link| link.bits_per_second).max();
+    let sent = to_others.map(|link| link.bits_per_second).max();
+    let payload = received.into_iter().chain(sent).min()?;
+    let wire = payload as f64 * (Link::ETHERNET_PAYLOAD + Link::ETHERNET_BESIDES) / Link::ETHERNET_PAYLOAD;
+    Some(Link { alpha_ns, bits_per_second: (wire as u64).max(1), packets: Link::ETHERNET })
 }
 
 impl PlannerAnswer {

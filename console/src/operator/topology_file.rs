@@ -131,17 +131,16 @@ impl TopologyFile {
     /// Describes a running topology; assigning the result recreates it.
     pub fn of(topology: &Topology) -> Self {
         let layout = topology.layout;
-        let replicas = (0..layout.replicas).flat_map(|replica| {
+        let stages = (0..layout.replicas).flat_map(|replica| {
             let stages = topology.replica(replica).chunks(usize::from(layout.ranks_of(replica)));
-            stages.map(move |members| (replica, members))
+            stages.map(move |members| Stage {
+                replica,
+                role: layout.role(replica),
+                layers: Some(members[0].layers.end - members[0].layers.start),
+                nodes: members.iter().map(|member| member.address.clone()).collect(),
+                weights: members.iter().map(|member| member.weight).collect(),
+            })
         });
-        let stage = |(replica, members): (u16, &[topology::Member])| Stage {
-            replica,
-            role: layout.role(replica),
-            layers: Some(members[0].layers.end - members[0].layers.start),
-            nodes: members.iter().map(|member| member.address.clone()).collect(),
-            weights: members.iter().map(|member| member.weight).collect(),
-        };
         Self {
             model: topology.model.clone(),
             context_length: Some(topology.context_length),
@@ -149,7 +148,7 @@ impl TopologyFile {
             kv: topology.kv.to_string(),
             exchange: topology.exchange,
             collective: topology.collective.to_string(),
-            stage: replicas.map(stage).collect(),
+            stage: stages.collect(),
         }
     }
 

@@ -167,18 +167,21 @@ impl From<Vec<LayerSync>> for Rows {
 
 impl From<Rows> for Vec<LayerSync> {
     fn from(rows: Rows) -> Self {
-        let sync = |(layer, kind, count, p50, p95, p99, compute, wait, wire, slowest)| LayerSync {
-            layer: LayerIndex(layer),
-            kind: if kind == 0 { SyncKind::Attention } else { SyncKind::FeedForward },
-            count,
-            p50: Nanoseconds(p50),
-            p95: Nanoseconds(p95),
-            p99: Nanoseconds(p99),
-            compute: Nanoseconds(compute),
-            wait: Nanoseconds(wait),
-            wire: Nanoseconds(wire),
-            slowest: Rank(slowest),
-        };
-        rows.0.into_iter().map(sync).collect()
+        let syncs = rows.0.into_iter().map(|row| {
+            let (layer, kind, count, p50, p95, p99, compute, wait, wire, slowest) = row;
+            LayerSync {
+                layer: LayerIndex(layer),
+                kind: if kind == 0 { SyncKind::Attention } else { SyncKind::FeedForward },
+                count,
+                p50: Nanoseconds(p50),
+                p95: Nanoseconds(p95),
+                p99: Nanoseconds(p99),
+                compute: Nanoseconds(compute),
+                wait: Nanoseconds(wait),
+                wire: Nanoseconds(wire),
+                slowest: Rank(slowest),
+            }
+        });
+        syncs.collect()
     }
 }

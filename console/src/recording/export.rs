@@ -74,37 +74,45 @@ fn nodes(state: &State) -> Grid {
         "network_fraction",
         "late_fraction",
     ];
-    let late = ranks(state);
-    let row = |(place, node): (usize, &Node)| {
-        let report = node.report.as_ref();
-        let health = report.map(|report| &report.health);
-        let clock = health.and_then(|health| health.clock.as_ref());
-        let (network, all) = node.network_share();
-        let (word, silent) = standing(node.status(state.now));
-        vec![
-            json!(node.name()),
-            json!(node.address),
-            json!(word),
-            json!(silent),
-            json!(state.cluster.member_of(node)),
-            json!(state.cluster.exclusion(node).map(|entry| entry.reason.clone().unwrap_or_default())),
-            json!(report.map(|report| report.shard.0)),
-            json!(report.map(|report| report.memory_resident.0)),
-            json!(health.and_then(|health| health.memory).map(|memory| memory.available.0)),
-            json!(health.and_then(|health| health.temperature).map(|celsius| tenth(celsius.0))),
-            json!(clock.map(|clock| clock.current.0)),
-            json!(clock.map(|clock| clock.limit.0)),
-            json!(clock.map(|clock| clock.governor.clone())),
-            json!(health.and_then(|health| health.firmware).map(|bits| bits.0)),
-            json!(health.map(|health| {
+    let ranks = ranks(state);
+    let rows = state.cluster.nodes.iter().enumerate().map(|(place, node)| {
+        let late = ranks.iter().find(|row| row.node == Some(place)).map(|row| row.late);
+        node_row(state, node, late)
+    });
+    Grid { columns, rows: rows.collect() }
+}
+
+/// The values of a node in the order of the columns of [`nodes`].
+fn node_row(state: &State, node: &Node, late: Option<f64>) -> Vec<Value> {
+    let report = node.report.as_ref();
+    let health = report.map(|report| &report.health);
+    let clock = health.and_then(|health| health.clock.as_ref());
+    let (network, all) = node.network_share();
+    let (word, silent) = standing(node.status(state.now));
+    vec![
+        json!(node.name()),
+        json!(node.address),
+        json!(word),
+        json!(silent),
+        json!(state.cluster.member_of(node)),
+        json!(state.cluster.exclusion(node).map(|entry| entry.reason.clone().unwrap_or_default())),
+        json!(report.map(|report| report.shard.0)),
+        json!(report.map(|report| report.memory_resident.0)),
+        json!(health.and_then(|health| health.memory).map(|memory| memory.available.0)),
+        json!(health.and_then(|health| health.temperature).map(|celsius| tenth(celsius.0))),
+        json!(clock.map(|clock| clock.current.0)),
+        json!(clock.map(|clock| clock.limit.0)),
+        json!(clock.map(|clock| clock.governor.clone())),
+        json!(health.and_then(|health| health.firmware).map(|bits| bits.0)),
+        json!(
+            health.map(|health| {
                 health.warnings().iter().map(telemetry::Warning::short).collect::<Vec<_>>().join(", ")
-            })),
-            json!(report.map(|report| report.requests)),
-            json!((all > 0.0).then(|| ratio(network, all))),
-            json!(late.iter().find(|row| row.node == Some(place)).map(|row| row.late)),
-        ]
-    };
-    Grid { columns, rows: state.cluster.nodes.iter().enumerate().map(row).collect() }
+            })
+        ),
+        json!(report.map(|report| report.requests)),
+        json!((all > 0.0).then(|| ratio(network, all))),
+        json!(late),
+    ]
 }
 
 /// The rows of a table, sorted and filtered as on the screen.

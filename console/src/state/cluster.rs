@@ -1,11 +1,7 @@
 //! The nodes and the topology on them: sessions, reports, exclusions, the rolling restart and this console's assignment.
 use std::time::Duration;
 
-use common::{
-    fault::Fault,
-    ids::{Epoch, MemberIndex},
-};
-use telemetry::NodeState;
+use common::{fault::Fault, ids::Epoch};
 use topology::{Exclusion, Exclusions, Rolling, Topology, rolling};
 
 use super::{node::Node, sync};
@@ -151,27 +147,25 @@ impl ClusterState {
     /// fewest requests.
     pub fn ready_head(&self) -> Option<usize> {
         let (topology, epoch) = self.topology()?;
-        let serves = |member: usize| {
-            let Some(node) = self.node_of(member).filter(|node| node.is_open()) else { return false };
-            match &node.report {
-                Some(report) if report.epoch >= epoch => {
-                    report.topology.is_some() && matches!(report.state, NodeState::Ready | NodeState::Serving)
-                }
-                // Committed a moment ago: the last report is older than that.
-                Some(_) => matches!(self.assignment, AssignmentStatus::Running { epoch: ours, .. } if ours == epoch),
-                None => false,
-            }
-        };
-        let load = |head: MemberIndex| {
+        least_loaded(topology, |head| {
             let mut members = topology.layout.members(topology.place(head).replica);
-            // A head whose replica has an excluded member accepts no new requests.
-            let is_ready = !self.is_assigning()
-                && members.all(|member: usize| {
-                    serves(member) && self.node_of(member).is_some_and(|node| self.exclusion(node).is_none())
-                });
+            let is_ready = !self.is_assigning() && members.all(|member| self.accepts_requests(member, epoch));
             let report = self.node_of(head.index())?.report.as_ref();
             is_ready.then(|| report.map_or(0, |report| report.requests))
+        })
+        .and_then(|head| self.place_of(head.index()))
+    }
+
+    /// Whether a member serves the topology of this epoch and is not excluded: the head of its replica accepts no new
+    /// requests otherwise.
+    fn accepts_requests(&self, member: usize, epoch: Epoch) -> bool {
+        let Some(node) = self.node_of(member).filter(|node| node.is_open()) else { return false };
+        let serves = match &node.report {
+            Some(report) if report.epoch >= epoch => report.topology.is_some() && report.state.serves(),
+            // Committed a moment ago: the last report is older than that.
+            Some(_) => matches!(self.assignment, AssignmentStatus::Running { epoch: ours, .. } if ours == epoch),
+            None => false,
         };
-        least_loaded(topology, load).and_then(|head| self.place_of(head.index()))
+        serves && self.exclusion(node).is_none()
     }
 }

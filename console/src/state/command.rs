@@ -110,10 +110,12 @@ pub fn parse(text: &str, keys: &Keymap) -> Result<LineCommand, String> {
 }
 
 fn page(name: &str) -> Result<Page, String> {
-    let titles = || Page::ALL.map(|page| page.title().to_lowercase()).join(", ");
     let number = name.parse::<usize>().ok().and_then(|number| number.checked_sub(1)?.checked_rem(Page::ALL.len() + 1));
     let page = Page::ALL.into_iter().find(|page| page.title().eq_ignore_ascii_case(name));
-    page.or(number.and_then(|place| Page::ALL.get(place).copied())).ok_or_else(|| format!("page: one of {}", titles()))
+    page.or(number.and_then(|place| Page::ALL.get(place).copied())).ok_or_else(|| {
+        let titles = Page::ALL.map(|page| page.title().to_lowercase());
+        format!("page: one of {}", titles.join(", "))
+    })
 }
 
 fn sort(rest: &str) -> Option<(String, bool)> {
@@ -173,11 +175,11 @@ pub fn completions(text: &str, desk: &Preferences) -> Vec<String> {
 pub fn completed(text: &str, desk: &Preferences) -> Option<String> {
     let all = completions(text, desk);
     let first = all.first()?;
-    let agree = |length: usize| all.iter().all(|other| other.get(..length) == first.get(..length));
-    let length = (0..=first.len()).rev().find(|length| first.is_char_boundary(*length) && agree(*length))?;
+    let mut prefixes = (0..=first.len()).rev().filter_map(|length| first.get(..length));
+    let common = prefixes.find(|prefix| all.iter().all(|other| other.starts_with(prefix)))?;
     let before = text.rfind(' ').map_or("", |space| &text[..=space]);
     let space = if all.len() == 1 { " " } else { "" };
-    Some(format!("{before}{}{space}", &first[..length]))
+    Some(format!("{before}{common}{space}"))
 }
 
 /// The word with the smallest edit distance, if that is small enough.

@@ -28,7 +28,7 @@ pub fn ranks(state: &State) -> Vec<RankRow> {
     let Some((topology, _)) = state.cluster.topology() else { return Vec::new() };
     let places: Vec<Option<usize>> = (0..topology.members.len()).map(|member| state.cluster.place_of(member)).collect();
     let window = |member: usize| places[member].map(|place| &state.cluster.nodes[place].window);
-    let row = |member: usize| {
+    let rows = (0..places.len()).map(|member| {
         let heard = heard(topology, member, window);
         let own = window(member);
         let (times, all_reduces) = own.map_or(([0; 3], 0), |window| (window.times(), window.count()));
@@ -42,8 +42,8 @@ pub fn ranks(state: &State) -> Vec<RankRow> {
             network: ratio((times[1] + times[2]) as f64, total as f64),
             arrival: [heard.first, heard.way].map(|sum| Nanoseconds(sum / heard.heard.max(1))),
         }
-    };
-    let mut rows: Vec<RankRow> = (0..places.len()).map(row).collect();
+    });
+    let mut rows: Vec<RankRow> = rows.collect();
     rows.sort_by(|one, two| two.late.total_cmp(&one.late).then(one.member.cmp(&two.member)));
     rows
 }
@@ -77,17 +77,13 @@ mod tests {
         assert_eq!(found.hops, []);
         assert_eq!(culprits(topology, &reports, &[]).nodes, [], "no straggler while nothing is computed");
         // As few as slow stages report in a quarter of a second.
-        let slow = |p50: u64| HopSync {
-            from: Rank(0),
-            count: 4,
-            timed: 4,
-            p50: Nanoseconds(p50),
-            bytes: Bytes(4 * 8192),
-            ..HopSync::default()
-        };
+        let four = HopSync { from: Rank(0), count: 4, timed: 4, bytes: Bytes(4 * 8192), ..HopSync::default() };
         for (time, reports, expected) in [(160_000, 16, vec![]), (760_000, 7, vec![]), (760_000, 8, vec![(0, 1)])] {
             windows[1].clear();
-            let report = NodeReport { hops: vec![slow(time)], ..running(1, NodeState::Serving, false) };
+            let report = NodeReport {
+                hops: vec![HopSync { p50: Nanoseconds(time), ..four }],
+                ..running(1, NodeState::Serving, false)
+            };
             (0..reports).for_each(|_| windows[1].record(state.now, &report));
             assert_eq!(of(&windows).hops, expected, "{reports} reports of {time} ns");
             assert!(windows[1].is_since(state.now));

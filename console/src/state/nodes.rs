@@ -30,18 +30,11 @@ const COLUMNS: &[Column] = &[
 /// The nodes in the order in which they were named.
 pub fn table(state: &State) -> Table {
     let ranks = if state.layers_move() { ranks(state) } else { Vec::new() };
-    let late: Vec<(usize, f64)> = ranks.iter().filter_map(|row| row.node.map(|node| (node, row.late))).collect();
-    let late_of = |place: usize| late.iter().find(|(node, _)| *node == place).map(|(_, share)| *share);
-    Table {
-        columns: COLUMNS,
-        rows: state
-            .cluster
-            .nodes
-            .iter()
-            .enumerate()
-            .map(|(place, node): (usize, &Node)| row(state, node, late_of(place)))
-            .collect(),
-    }
+    let rows = state.cluster.nodes.iter().enumerate().map(|(place, node)| {
+        let late = ranks.iter().find(|rank| rank.node == Some(place)).map(|rank| rank.late);
+        row(state, node, late)
+    });
+    Table { columns: COLUMNS, rows: rows.collect() }
 }
 
 fn row(state: &State, node: &Node, late: Option<f64>) -> TableRow {

@@ -42,8 +42,8 @@ impl std::str::FromStr for ThemeName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let names = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL.into_iter().find(|theme| theme.name() == text).ok_or_else(|| format!("one of {}", names()))
+        let named = Self::ALL.into_iter().find(|theme| theme.name() == text);
+        named.ok_or_else(|| format!("one of {}", Self::ALL.map(Self::name).join(", ")))
     }
 }
 

@@ -67,15 +67,15 @@ impl SamplingForm {
     /// A form filled with the parameters of the next generation; `count` generations have been sent.
     pub fn new(defaults: &GenerateDefaults, count: u64) -> Self {
         let sampling = &defaults.sampling;
-        let text = |field: &Field| match field {
+        let texts = Field::ALL.map(|field| match field {
             Field::MaxTokens => defaults.max_tokens.to_string(),
             Field::Temperature => sampling.temperature.to_string(),
             Field::TopK => sampling.top_k.to_string(),
             Field::TopP => sampling.top_p.to_string(),
             Field::Seed => sampling.seed.wrapping_add(count).to_string(),
             Field::Stop => defaults.stop.iter().map(|stop| stop.replace('\n', "\\n")).collect::<Vec<_>>().join("|"),
-        };
-        Self { fields: Field::ALL.iter().map(|field| Editor::new(&text(field))).collect(), at: 0, error: None }
+        });
+        Self { fields: texts.iter().map(|text| Editor::new(text)).collect(), at: 0, error: None }
     }
 
     /// The focused field.
@@ -114,12 +114,13 @@ impl SamplingForm {
         let mut terms = before.clone();
         for (place, field) in Field::ALL.into_iter().enumerate() {
             let text = self.fields.get(place).map_or("", Editor::text).trim();
-            let number = || format!("{} is {text:?}: it must be a number", field.title());
             let whole = || {
                 text.parse::<u64>()
                     .map_err(|_| (place, format!("{} is {text:?}: it must be a whole number", field.title())))
             };
-            let real = || text.parse::<f32>().map_err(|_| (place, number()));
+            let real = || {
+                text.parse::<f32>().map_err(|_| (place, format!("{} is {text:?}: it must be a number", field.title())))
+            };
             let small =
                 |value: u64| u32::try_from(value).map_err(|_| (place, format!("{} is too large", field.title())));
             let sampling = &mut terms.sampling;

@@ -1,7 +1,7 @@
 //! The status of the cluster in one word, and the operator's next step, shown on an empty or broken screen.
 use common::{fault::Fault, units::Bytes};
 use telemetry::NodeState;
-use topology::Topology;
+use topology::{Member, Topology};
 
 use crate::state::{
     AssignmentStatus, Page, State,
@@ -55,7 +55,9 @@ pub fn status(state: &State) -> ClusterStatus<'_> {
         (AssignmentStatus::Committing, _) => return ClusterStatus::Committing,
         (AssignmentStatus::Failed(fault), _) if !state.cluster.is_ready() => return ClusterStatus::Refused(fault),
         (AssignmentStatus::WaitsForNodes, Some(node)) => return ClusterStatus::WaitsFor(node),
-        _ => {}
+        (AssignmentStatus::Nothing | AssignmentStatus::Running { .. }, _)
+        | (AssignmentStatus::WaitsForNodes, None)
+        | (AssignmentStatus::Failed(_), _) => {}
     }
     if state.cluster.is_ready() {
         if let Some(node) = silent(state) {
@@ -92,30 +94,28 @@ pub fn status(state: &State) -> ClusterStatus<'_> {
 /// otherwise one that holds no shard, drains or is faulted itself.
 fn culprit<'a>(state: &'a State, topology: &'a Topology) -> Option<&'a str> {
     let members = || (0..topology.members.len()).map(|member| (member, state.cluster.node_of(member)));
-    let name = |member: usize| topology.members[member].name.as_str();
-    let gone = members().find(|(_, node)| !node.is_some_and(Node::is_open));
-    let holds_nothing = NodeStatus::Reports(NodeState::Idle);
-    let measures = NodeStatus::Reports(NodeState::Benching);
-    let idle = |node: &Node| [holds_nothing, measures].contains(&node.status(state.now));
-    let faulted = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Faulted);
-    let draining = |node: &Node| node.report.as_ref().is_some_and(|report| report.state == NodeState::Draining);
-    let first = |test: &dyn Fn(&Node) -> bool| members().find(|(_, node)| node.is_some_and(test));
-    gone.or_else(|| members().find(|(member, _)| blamed(state, topology) == Some(*member)))
-        .or_else(|| first(&idle))
-        .or_else(|| first(&draining))
-        .or_else(|| first(&faulted))
-        .map(|(member, _)| name(member))
+    let first =
+        |test: &dyn Fn(&Node) -> bool| members().find(|(_, node)| node.is_some_and(test)).map(|(member, _)| member);
+    let first_in = |wanted: NodeState| first(&|node| node.report.as_ref().is_some_and(|report| report.state == wanted));
+    let holds_no_shard = [NodeState::Idle, NodeState::Benching].map(NodeStatus::Reports);
+    let gone = members().find(|(_, node)| !node.is_some_and(Node::is_open)).map(|(member, _)| member);
+    let member = gone
+        .or_else(|| blamed(state, topology))
+        .or_else(|| first(&|node| holds_no_shard.contains(&node.status(state.now))))
+        .or_else(|| first_in(NodeState::Draining))
+        .or_else(|| first_in(NodeState::Faulted))?;
+    Some(&topology.members[member].name)
 }
 
 /// The member that most of its peers' faults name.
 fn blamed(state: &State, topology: &Topology) -> Option<usize> {
-    let faults =
-        || state.cluster.nodes.iter().filter(|node| node.is_open()).filter_map(|node| Some((node, node.fault()?)));
-    let blames = |member: usize| {
-        let name = &topology.members[member].name;
-        faults().filter(|(node, fault)| fault.node == *name && node.name() != name).count()
-    };
-    let most = (0..topology.members.len()).map(|member| (blames(member), member)).max_by_key(|(count, _)| *count);
+    let open = state.cluster.nodes.iter().filter(|node| node.is_open());
+    let faults: Vec<(&Node, &Fault)> = open.filter_map(|node| Some((node, node.fault()?))).collect();
+    let blames = topology.members.iter().enumerate().map(|(member, Member { name, .. })| {
+        let count = faults.iter().filter(|(node, fault)| fault.node == *name && node.name() != name).count();
+        (count, member)
+    });
+    let most = blames.max_by_key(|(count, _)| *count);
     most.filter(|(count, _)| *count > 0).map(|(_, member)| member)
 }
 

@@ -168,9 +168,11 @@ impl SyncPicture {
             (place, format!("{} {how}; {why}", node(&rows[place]).map_or("a node", |node| node.name())))
         });
         let layers = rows.iter().map(|row| node(row).map_or_else(Vec::new, |node| node.layers.clone())).collect();
-        let name = |row: &RankRow| node(row).map_or("not named", |node| node.name()).to_owned();
-        let ranks = rows.into_iter().map(|row| (row, name(&row))).collect();
-        Self { at: state.now, ranks, layers, boundaries: boundaries(state), straggler }
+        let ranks = rows.into_iter().map(|row| {
+            let name = node(&row).map_or("not named", |node| node.name());
+            (row, name.to_owned())
+        });
+        Self { at: state.now, ranks: ranks.collect(), layers, boundaries: boundaries(state), straggler }
     }
 
     /// Number of layers of the rank that has the most.

@@ -2,7 +2,7 @@
 //! excluded. Pure.
 use common::{ids::MemberIndex, units::Bytes};
 use planner::replan::{Now, Outlook, ok_to_stop};
-use telemetry::{NodeReport, NodeState};
+use telemetry::NodeReport;
 use topology::Topology;
 
 use crate::state::{State, node::NodeStatus, plan::Planning};
@@ -11,19 +11,19 @@ use crate::state::{State, node::NodeStatus, plan::Planning};
 pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
     let (topology, _) = state.cluster.topology()?;
     let leaving = state.cluster.member_of(state.cluster.nodes.get(place)?)?;
-    let now = |member: usize| {
+    let now = (0..topology.members.len()).map(|member| {
         let node = state.cluster.node_of(member);
         let standing = node.map(|node| node.status(state.now));
         let report = node.and_then(|node| node.report.as_ref());
         let shard = report.map_or(Bytes(0), |report| report.shard);
         Now {
             answers: matches!(standing, Some(NodeStatus::Reports(_))),
-            serves: matches!(standing, Some(NodeStatus::Reports(NodeState::Ready | NodeState::Serving))),
+            serves: matches!(standing, Some(NodeStatus::Reports(state)) if state.serves()),
             free: report.and_then(NodeReport::free_for_next_shard).unwrap_or_default(),
             shard,
         }
-    };
-    let now: Vec<Now> = (0..topology.members.len()).map(now).collect();
+    });
+    let now: Vec<Now> = now.collect();
     let desired = self::desired(state).unwrap_or(topology);
     let sizes = match &state.plan.answer {
         Planning::Done(planned) if planned.ask.model == topology.model => Some(&planned.sizes),
@@ -35,13 +35,12 @@ pub fn outlook(state: &State, place: usize) -> Option<Outlook> {
 /// The desired topology, if the running one only approximates it.
 pub fn desired(state: &State) -> Option<&Topology> {
     let (running, _) = state.cluster.topology()?;
-    let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == running);
     state
         .cluster
         .nodes
         .iter()
         .filter_map(|node| node.report.as_ref())
-        .filter(holds)
+        .filter(|report| report.topology.as_ref().is_some_and(|(held, ..)| held == running))
         .find_map(|report| report.desired.as_deref())
 }
 
@@ -52,6 +51,8 @@ pub fn serves_without(outlook: &Outlook) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use telemetry::NodeState;
+
     use super::*;
     use crate::fixtures::{NODES, Story, running};
 

@@ -66,7 +66,15 @@ fn thaws(frozen: &Frozen, event: &Event) -> bool {
             )
         }
         Event::Signal(_) => true,
-        _ => false,
+        Event::Key(_)
+        | Event::Resize
+        | Event::Drawn(_)
+        | Event::Client(_)
+        | Event::Tick { .. }
+        | Event::Paste(_)
+        | Event::Mouse(_)
+        | Event::Recording(_)
+        | Event::Said(_) => false,
     }
 }
 

@@ -95,10 +95,9 @@ fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
     let rows = if state.layers_move() { ranks(state) } else { Vec::new() };
     let late = straggler(&rows).and_then(|row| row.node.map(|node| (state.cluster.nodes[node].name(), row.late)));
     let late = late.map(|(name, share)| format!(" late {name} {:.0} %", share * 100.0));
-    let slow = || {
+    let late = late.or_else(|| {
         let (node, factor) = slow_pipeline(state).filter(|_| state.layers_move())?;
         Some(format!(" slow {} {factor:.1}x", state.cluster.nodes[node].name()))
-    };
-    let late = late.or_else(slow).map(|text| Span::styled(text, theme.warn));
-    Line::from_iter(spans.chain(late))
+    });
+    Line::from_iter(spans.chain(late.map(|text| Span::styled(text, theme.warn))))
 }

@@ -264,11 +264,9 @@ mod tests {
 
     #[test]
     fn each_digit_doubles_the_time() {
-        let digits = |times: &[u64]| times.iter().map(|us| digit(Nanoseconds(us * 1000))).collect::<String>();
-        assert_eq!(
-            digits(&[0, 31, 32, 63, 64, 128, 256, 512, 1024, 2048, 4096, 8191, 8192, 1_000_000]),
-            "00112345678899"
-        );
+        let times_us = [0, 31, 32, 63, 64, 128, 256, 512, 1024, 2048, 4096, 8191, 8192, 1_000_000];
+        let digits: String = times_us.iter().map(|us| digit(Nanoseconds(us * 1000))).collect();
+        assert_eq!(digits, "00112345678899");
     }
 
     #[test]

@@ -88,8 +88,10 @@ fn empty(state: &State, node: &Node) -> &'static str {
 
 fn heading(state: &State, theme: &Theme, bar_cells: usize, others: usize) -> Line<'static> {
     let pair = |name: &str| format!("{} {}", fit_right(&format!("{name} p50"), 8), fit_right("p95", 6));
-    let rank = |node| state.cluster.member_of(node).map_or_else(|| "p95".to_owned(), |rank| format!("p95 r{rank}"));
-    let others: String = state.cluster.nodes.iter().take(others).map(|node| fit_right(&rank(node), TIME)).collect();
+    let others = state.cluster.nodes.iter().take(others).map(|node| match state.cluster.member_of(node) {
+        Some(rank) => fit_right(&format!("p95 r{rank}"), TIME),
+        None => fit_right("p95", TIME),
+    });
     let mut spans =
         vec![Span::styled(format!("{} {} {}  ", fit("layer", LAYER), pair("attn"), pair("ffn")), theme.dim)];
     spans.extend([
@@ -99,7 +101,7 @@ fn heading(state: &State, theme: &Theme, bar_cells: usize, others: usize) -> Lin
         Span::styled("wait ", theme.dim),
         Span::styled("░", theme.accent),
         Span::styled(fit("wire", (bar_cells + WAITED).saturating_sub(12)), theme.dim),
-        Span::styled(others, theme.dim),
+        Span::styled(others.collect::<String>(), theme.dim),
     ]);
     Line::from(spans)
 }

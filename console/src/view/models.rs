@@ -87,7 +87,9 @@ fn remarks(state: &State, list: &ModelList) -> Vec<String> {
         remarks.push("No node has a model file. On this machine, run:".to_owned());
         remarks.push("console model pull hf:OWNER/REPO:FILE".to_owned());
     }
-    let name = |place: usize| state.cluster.nodes.get(place).map_or("?", |node| node.name());
-    remarks.extend(list.faults.iter().map(|(place, reason)| format!("{}: {reason}", name(*place))));
+    remarks.extend(list.faults.iter().map(|(place, reason)| {
+        let node = state.cluster.nodes.get(*place).map_or("?", |node| node.name());
+        format!("{node}: {reason}")
+    }));
     remarks
 }

@@ -3,7 +3,7 @@ use std::fmt::Write;
 
 use ratatui::{
     buffer::{Buffer, Cell},
-    style::{Color, Modifier},
+    style::Modifier,
 };
 
 use crate::view::{
@@ -55,8 +55,7 @@ struct CellLook {
 pub fn svg(buffer: &Buffer, is_light: bool) -> String {
     let (front, ground): (Rgb, Rgb) = if is_light { ([36; 3], [255; 3]) } else { ([220; 3], [24; 3]) };
     let look = |cell: &Cell| {
-        let colour = |colour: Color, own: Rgb| rgb(colour).unwrap_or(own);
-        let (mut letters, mut back) = (colour(cell.fg, front), rgb(cell.bg));
+        let (mut letters, mut back) = (rgb(cell.fg).unwrap_or(front), rgb(cell.bg));
         if cell.modifier.contains(Modifier::REVERSED) {
             (letters, back) = (back.unwrap_or(ground), Some(letters));
         }
@@ -133,7 +132,10 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ratatui::{layout::Rect, style::Style};
+    use ratatui::{
+        layout::Rect,
+        style::{Color, Style},
+    };
 
     use super::*;
 

@@ -226,10 +226,15 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
     };
     now += &runs
         .map(|topology: &topology::Topology| {
-            let known = |node: &usize| state.cluster.member_of(&state.cluster.nodes[*node]).is_some();
-            let new: Vec<usize> = members.iter().copied().filter(|node| !known(node)).collect();
-            let stays = |member: usize| state.cluster.place_of(member).is_some_and(|place| members.contains(&place));
-            let gone = (0..topology.members.len()).filter(|member| !stays(*member));
+            let new = members.iter().copied().filter(|node| {
+                let node = &state.cluster.nodes[*node];
+                state.cluster.member_of(node).is_none()
+            });
+            let new: Vec<usize> = new.collect();
+            let gone = (0..topology.members.len()).filter(|member| {
+                let place = state.cluster.place_of(*member);
+                place.is_none_or(|place| !members.contains(&place))
+            });
             let gone: Vec<&str> = gone.map(|member| topology.members[member].name.as_str()).collect();
             let part =
                 |word: &str, list: String| if list.is_empty() { String::new() } else { format!(" {word} {list}.") };

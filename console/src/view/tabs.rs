@@ -12,7 +12,6 @@ use crate::{
 
 /// Renders the line; returns the area of each tab.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> [Area; Page::ALL.len()] {
-    let short = |page: Page| format!(" {} ", page.index() + 1);
     let long = |page: Page| format!(" {} {} ", page.index() + 1, page.title());
     let all: usize = Page::ALL.into_iter().map(|page| width(&long(page))).sum();
     let fits = all < usize::from(area.width);
@@ -21,7 +20,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     let mut x = area.x;
     for page in Page::ALL {
         let is_shown = page == state.screen.focus.page;
-        let text = if fits || is_shown { long(page) } else { short(page) };
+        let text = if fits || is_shown { long(page) } else { format!(" {} ", page.index() + 1) };
         let cells = (width(&text) as u16).min(area.right().saturating_sub(x));
         tabs[page.index()] = Area { x, y: area.y, width: cells, height: 1 };
         x += cells;

@@ -74,7 +74,7 @@ fn content(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
         Phase::Held | Phase::Nothing | Phase::Finished(_) | Phase::Withdrawn => {
             content.extend(situation(state, theme, width))
         }
-        _ => {}
+        Phase::Queued | Phase::Prefill | Phase::Decoding | Phase::Cancelling => {}
     }
     content
 }

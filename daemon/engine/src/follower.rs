@@ -14,7 +14,7 @@ use super::{
     transfer::TransferOrder,
     worker::{CandidatesMessage, Worker},
 };
-use crate::collective::timing::ExchangeTiming;
+use crate::collective::{SlowestRank, timing::ExchangeTiming};
 
 const HEAD: Rank = Rank(0);
 
@@ -65,7 +65,7 @@ impl Follower {
             links.wait_for(std::iter::once(leader))?;
             let arrived = Instant::now();
             let (header, payload) = links.front_any(leader);
-            let slowest = (Nanoseconds(header.compute_ns), leader);
+            let slowest = SlowestRank { compute: Nanoseconds(header.compute_ns), rank: leader };
             let span = ExchangeTiming { compute, slowest, last: (leader, Nanoseconds(0)), sent, arrived };
             match header.kind {
                 FrameKind::Plan => {

@@ -88,10 +88,8 @@ fn tune(group: &mut Group) -> Result<(), EngineError> {
 
 /// The chosen algorithms in one line; rows with the same one are joined: `up to 8 direct, up to 512 rs-ag`.
 fn chosen(rows: &[TableRow]) -> String {
-    let is_last = |index: usize| rows.get(index + 1).is_none_or(|next| next.algorithm != rows[index].algorithm);
-    let ends = (0..rows.len()).filter(|index| is_last(*index));
-    let parts: Vec<String> =
-        ends.map(|index| format!("up to {} {}", rows[index].tokens, rows[index].algorithm)).collect();
+    let runs = rows.chunk_by(|row, next| row.algorithm == next.algorithm).filter_map(<[TableRow]>::last);
+    let parts: Vec<String> = runs.map(|last| format!("up to {} {}", last.tokens, last.algorithm)).collect();
     parts.join(", ")
 }
 
@@ -125,8 +123,8 @@ pub fn run(setup: Setup, orders: &Receiver<EngineOrder>, sink: &dyn Fn(EngineEve
     let (result, mut worker) = match worker.place.is_head() {
         _ if tuned.is_err() => (tuned, Some(worker)),
         true => {
-            let head = Head::new((setup.node, setup.limits), setup.end_tokens, worker, sink)
-                .with_remote_prefill(remote_prefill);
+            let head =
+                Head::new(setup.node, setup.limits, setup.end_tokens, worker, sink).with_remote_prefill(remote_prefill);
             let mut head = if setup.variant.is_plain { head.plain() } else { head };
             (head.serve(orders), Some(head.into_worker()))
         }
@@ -159,9 +157,9 @@ mod tests {
     #[test]
     fn log_names_the_algorithms_in_one_line() {
         let algorithms = [Algorithm::Direct, Algorithm::Direct, Algorithm::ReduceScatter];
-        let row = |(index, algorithm)| TableRow { tokens: 1_u32 << index, algorithm, timed: Vec::new() };
-        let rows: Vec<TableRow> = algorithms.into_iter().enumerate().map(row).collect();
-        assert_eq!(chosen(&rows), "up to 2 direct, up to 4 rs-ag");
+        let rows = algorithms.into_iter().enumerate();
+        let rows = rows.map(|(index, algorithm)| TableRow { tokens: 1 << index, algorithm, timed: Vec::new() });
+        assert_eq!(chosen(&rows.collect::<Vec<_>>()), "up to 2 direct, up to 4 rs-ag");
     }
 
     #[test]

@@ -201,8 +201,9 @@ impl Sequences {
         for opened in &plan.opened {
             self.make_room(opened.slot);
         }
-        let is_out = |(from, to): &(u32, u32)| (*from).max(*to) as usize >= self.limits.blocks;
-        if plan.copies.len() > plan.opened.len() || plan.copies.iter().any(is_out) {
+        let mut copies = plan.copies.iter();
+        let is_beyond = copies.any(|(from, to)| (*from).max(*to) as usize >= self.limits.blocks);
+        if plan.copies.len() > plan.opened.len() || is_beyond {
             return Err(PlanError(format!("it copies blocks {:?} of {}", plan.copies, self.limits.blocks)));
         }
         self.batch.clear();

@@ -67,7 +67,7 @@ impl Sampler {
             if refused == Some(entry.slot) {
                 continue;
             }
-            let chosen = self.choose(worker, (place, count), entry)?;
+            let chosen = self.choose(worker, place, count, entry)?;
             self.sampled.tokens.push((entry.slot, chosen));
         }
         self.sampled.sampling = worker.since_computed();
@@ -100,7 +100,8 @@ impl Sampler {
     fn choose(
         &mut self,
         worker: &mut Worker,
-        (place, count): (usize, usize),
+        place: usize,
+        count: usize,
         entry: &PlanEntry,
     ) -> Result<Chosen, EngineError> {
         let broken = || EngineError::Message(FrameKind::Candidates);

@@ -167,8 +167,9 @@ impl StepLatency {
         let Some(base) = self.base(pending) else { return BESIDE_FIRST.min(most) };
         let longest = STRETCH * base + self.slack.min(0.0);
         let answers = pending.answers.max(1);
-        let fits = |prompt: &usize| self.all.estimate(answers + prompt, 0).is_none_or(|time| time <= longest);
-        (1..=most).take_while(fits).last().unwrap_or(0).max(BESIDE_MIN).min(most)
+        let fitting =
+            (1..=most).take_while(|prompt| self.all.estimate(answers + prompt, 0).is_none_or(|time| time <= longest));
+        fitting.last().unwrap_or(0).max(BESIDE_MIN).min(most)
     }
 
     /// Time of a step of `rows` decode rows relative to one of `base` rows; 1 if unknown.

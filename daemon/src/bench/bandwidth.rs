@@ -38,7 +38,8 @@ struct Probe<'a> {
 /// were best for these two. If `before` is given, its methods are measured again instead, and the higher rates are
 /// kept.
 pub(super) fn measure(
-    (kernels, options): (&Kernels, &PoolOptions),
+    kernels: &Kernels,
+    options: &PoolOptions,
     read_mib: Option<u32>,
     before: Option<Vec<Bandwidth>>,
     reporter: &mut Reporter,
@@ -54,16 +55,15 @@ pub(super) fn measure(
         probe.ways(threads).fold(Bandwidth { bytes_per_second: 0.0, ..way(threads) }, better)
     };
     let (one, all) = (search(1), search(options.threads));
-    let between = |threads: usize| {
-        let again = |way: Bandwidth| probe.rate(Bandwidth { threads: threads as u16, ..way });
-        better(again(one), again(all))
-    };
-    let of = |threads| match threads {
+    let rates = counts.into_iter().map(|threads| match threads {
         1 => one,
         threads if threads == options.threads => all,
-        threads => between(threads),
-    };
-    Ok(counts.into_iter().map(of).collect())
+        threads => {
+            let [one, all] = [one, all].map(|way| probe.rate(Bandwidth { threads: threads as u16, ..way }));
+            better(one, all)
+        }
+    });
+    Ok(rates.collect())
 }
 
 fn way(threads: usize) -> Bandwidth {
@@ -76,8 +76,10 @@ fn better(a: Bandwidth, b: Bandwidth) -> Bandwidth {
 
 impl<'a> Probe<'a> {
     fn new(kernels: &'a Kernels, options: &'a PoolOptions, read_mib: Option<u32>) -> anyhow::Result<Self> {
-        let quarter = || (memory::available().0 as usize / 4).clamp(1 << 26, BYTES_MAX);
-        let bytes = read_mib.map_or_else(quarter, |mib| (mib as usize) << 20);
+        let bytes = match read_mib {
+            Some(mib) => (mib as usize) << 20,
+            None => (memory::available().0 as usize / 4).clamp(1 << 26, BYTES_MAX),
+        };
         let mut huge = Region::new(bytes)?;
         huge.bytes_mut().fill(1);
         Ok(Self { kernels, options, small: vec![1; bytes], huge })
@@ -86,11 +88,12 @@ impl<'a> Probe<'a> {
     /// Every method with this number of threads.
     fn ways(&self, threads: usize) -> impl Iterator<Item = Bandwidth> {
         let pool = self.pool(threads);
-        let of_pages = |huge_pages| STREAMS.into_iter().map(move |streams| (huge_pages, streams));
-        let of_streams = |(huge_pages, streams)| AHEAD.into_iter().map(move |ahead| (huge_pages, streams, ahead));
-        [true, false].into_iter().flat_map(of_pages).flat_map(of_streams).map(move |(huge_pages, streams, ahead)| {
-            self.rate_on(&pool, Bandwidth { streams, ahead, huge_pages, ..way(threads) })
-        })
+        let ways = [true, false].into_iter().flat_map(move |huge_pages| {
+            STREAMS.into_iter().flat_map(move |streams| {
+                AHEAD.into_iter().map(move |ahead| Bandwidth { streams, ahead, huge_pages, ..way(threads) })
+            })
+        });
+        ways.map(move |way| self.rate_on(&pool, way))
     }
 
     fn pool(&self, threads: usize) -> Pool {
@@ -124,9 +127,11 @@ fn read(kernels: &Kernels, pool: &Pool, bytes: &[u8], way: Bandwidth) -> f64 {
 /// Current read rate of a pool's threads in bytes per second, without other work: the best of the prefetching methods.
 pub(super) fn now(kernels: &Kernels, pool: &Pool, bytes: &[u8]) -> f64 {
     let bytes = &bytes[..bytes.len().min(BYTES_MAX)];
-    let of_streams = |streams| AHEAD.into_iter().filter(|ahead| *ahead > 0).map(move |ahead| (streams, ahead));
-    let ways = STREAMS.into_iter().flat_map(of_streams);
-    ways.map(|(streams, ahead)| read(kernels, pool, bytes, Bandwidth { streams, ahead, ..way(0) })).fold(0.0, f64::max)
+    let ways = STREAMS.into_iter().flat_map(|streams| {
+        let prefetching = AHEAD.into_iter().filter(|ahead| *ahead > 0);
+        prefetching.map(move |ahead| Bandwidth { streams, ahead, ..way(0) })
+    });
+    ways.map(|way| read(kernels, pool, bytes, way)).fold(0.0, f64::max)
 }
 
 #[cfg(test)]

@@ -34,33 +34,36 @@ pub(super) fn run(arguments: &KernelArguments, chosen: &'static Kernels) -> anyh
         names => names.iter().map(|name| Kernels::choose(Some(name))).collect::<Result<_, _>>()?,
     };
     let mut reporter = Reporter::new(tables.len() * weights.len(), arguments.progress);
-    let measure = |kernels: &'static Kernels| {
+    let tables = tables.into_iter().map(|kernels| {
         let cores = allowed_cores().into_iter().map(usize::from).collect::<Vec<_>>();
         let threads = usize::from(arguments.threads);
         let pool = Pool::new(PoolOptions { threads, spin: threads <= cores.len(), cores });
         pool.pin_caller();
         let compute = Compute { kernels, pool };
-        let of_weights = |weights: &Weights| {
+        let mut measured = Vec::new();
+        for weights in &weights {
             reporter.begin(format_args!("{} of {}", weights.format.name(), kernels.name));
-            products(&compute, weights, arguments)
-        };
-        let products = weights.iter().flat_map(of_weights).collect();
-        Table { kernels: kernels.name.into(), peak_gmacs: peak(kernels), products }
-    };
-    Ok(KernelBench { threads: arguments.threads, tables: tables.into_iter().map(measure).collect() })
+            measured.extend(products(&compute, weights, arguments));
+        }
+        Table { kernels: kernels.name.into(), peak_gmacs: peak(kernels), products: measured }
+    });
+    Ok(KernelBench { threads: arguments.threads, tables: tables.collect() })
 }
 
 /// The requested formats, or all.
 fn formats(arguments: &KernelArguments) -> anyhow::Result<Vec<BlockFormat>> {
-    let of_name = |name: &String| {
-        let found = BlockFormat::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(name));
-        let known = || BlockFormat::ALL.map(BlockFormat::name).join(", ");
-        found.with_context(|| format!("{name:?} is not a format; choose from {}", known()))
-    };
     if arguments.formats.is_empty() {
         return Ok(BlockFormat::ALL.to_vec());
     }
-    arguments.formats.iter().map(of_name).collect()
+    arguments.formats.iter().map(|name| format_of(name)).collect()
+}
+
+fn format_of(name: &str) -> anyhow::Result<BlockFormat> {
+    let found = BlockFormat::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(name));
+    found.with_context(|| {
+        let known = BlockFormat::ALL.map(BlockFormat::name);
+        format!("{name:?} is not a format; choose from {}", known.join(", "))
+    })
 }
 
 fn made_up(arguments: &KernelArguments) -> anyhow::Result<Vec<Weights>> {
@@ -70,13 +73,13 @@ fn made_up(arguments: &KernelArguments) -> anyhow::Result<Vec<Weights>> {
         rows * columns <= WEIGHTS_MAX,
         "{rows} x {columns} are more than {WEIGHTS_MAX} weights; reduce --rows or --columns"
     );
-    let of_format = |format: BlockFormat| {
+    let weights = formats(arguments)?.into_iter().map(|format| {
         let row_bytes = format.row_bytes(columns).expect("columns are whole super-blocks");
         // Any bytes are valid weights; as f16 scales, this pattern gives small numbers.
         let bytes = (0..rows * row_bytes).map(|at| (at % 47) as u8).collect();
         Weights { format, rows, columns, bytes }
-    };
-    Ok(formats(arguments)?.into_iter().map(of_format).collect())
+    });
+    Ok(weights.collect())
 }
 
 /// The largest matrix of each format, with at most the requested number of rows.
@@ -102,23 +105,24 @@ fn products(compute: &Compute, weights: &Weights, arguments: &KernelArguments) -
     let row_bytes = weights.bytes.len() / weights.rows;
     let mut bytes = vec![0; packed_bytes(weights.rows, row_bytes, height)];
     for (panel, out) in bytes.chunks_exact_mut(row_bytes * height).enumerate() {
-        let row = |lane: usize| weights.bytes.get((panel * height + lane) * row_bytes..)?.get(..row_bytes);
-        pack_panel(format, height, 0..row_bytes / format.block_bytes(), row, out);
+        let blocks = 0..row_bytes / format.block_bytes();
+        let rows = weights.bytes.chunks_exact(row_bytes);
+        pack_panel(format, height, blocks, |lane| rows.clone().nth(panel * height + lane), out);
     }
     let matrix = MatrixPanels { format, bytes: &bytes, rows: weights.rows, columns: weights.columns };
     let mut activations = Activations::default();
     let wanted = Wanted { skip: 0, quantised: format.is_quantised(), floats: !format.is_quantised() };
-    let of_tokens = |tokens: &u32| {
+    let products = arguments.tokens.iter().map(|tokens| {
         let count = *tokens as usize;
         let x: Vec<f32> = (0..count * weights.columns).map(|at| (at as f32 * 0.37).sin()).collect();
         activations.load(compute, &x, weights.columns, wanted);
         let mut out = vec![0.0; count * weights.rows];
-        let mut product = || {
+        let times = (0..arguments.repeats).map(|_| {
             let begin = Instant::now();
             matmul(compute, matrix, &activations, &mut out);
             begin.elapsed().as_secs_f64()
-        };
-        let seconds = median((0..arguments.repeats).map(|_| product()).collect());
+        });
+        let seconds = median(times.collect());
         Product {
             format: format.name().into(),
             rows: weights.rows as u64,
@@ -128,8 +132,8 @@ fn products(compute: &Compute, weights: &Weights, arguments: &KernelArguments) -
             gmacs: (count * weights.rows * weights.columns) as f64 / seconds / 1e9,
             gigabytes: weights.bytes.len() as f64 / seconds / 1e9,
         }
-    };
-    arguments.tokens.iter().map(of_tokens).collect()
+    });
+    products.collect()
 }
 
 /// Peak rate of multiply-adds on registers.

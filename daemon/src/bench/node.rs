@@ -58,7 +58,7 @@ pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyho
     let steps = searches + usize::from(resets) + 2 + work.prefill.len() + work.context.len();
     let mut reporter = Reporter::new(steps + usize::from(!arguments.rows.is_empty()), arguments.progress);
     let bandwidth =
-        |before, reporter: &mut Reporter| bandwidth::measure((kernels, &options), arguments.read_mib, before, reporter);
+        |before, reporter: &mut Reporter| bandwidth::measure(kernels, &options, arguments.read_mib, before, reporter);
     let before = if resets { Some(bandwidth(None, &mut reporter)?) } else { None };
     forget_peak();
     reporter.begin("load from the disk");
@@ -106,8 +106,10 @@ impl Work {
                 return given.to_vec();
             }
             let (fit, over) = defaults.iter().partition::<Vec<u32>, _>(|tokens| **tokens as usize + behind <= room);
-            let why = |tokens: u32| format!("{what} {tokens} is left out: the model's context is {room} tokens");
-            skipped.extend(over.into_iter().map(why));
+            skipped.extend(
+                over.into_iter()
+                    .map(|tokens| format!("{what} {tokens} is left out: the model's context is {room} tokens")),
+            );
             fit
         };
         let prefill = fitting("prefill", &arguments.prefill, &PREFILL_DEFAULT, 0);
@@ -125,10 +127,8 @@ impl Work {
 
 /// Multiply-adds per token in the weight matrices of all layers.
 fn macs(shard: &Shard) -> u64 {
-    let of_layer = |layer: &engine::model::weights::Layer| {
-        layer.matrices().map(|(matrix, used)| (matrix.rows * matrix.columns * used) as u64).sum::<u64>()
-    };
-    shard.layers.iter().map(of_layer).sum()
+    let matrices = shard.layers.iter().flat_map(|layer| layer.matrices());
+    matrices.map(|(matrix, used)| (matrix.rows * matrix.columns * used) as u64).sum()
 }
 
 fn kv_bytes(shape: &Shape, format: KvFormat, positions: u64) -> u64 {
@@ -247,23 +247,23 @@ impl ModelBench {
 
     /// The most probable next token after each id.
     fn greedy(&mut self, ids: &[u32]) -> Vec<u32> {
-        let best_of = |(position, token): (usize, &u32)| {
+        let next = ids.iter().enumerate().map(|(position, token)| {
             let entry = BatchToken { slot: Slot(0), position: position as u32, token: *token, wants_logits: true };
             let logits = self.model.forward(Batch { tokens: &[entry], blocks: &self.tables }, &mut self.group);
             let logits = logits.expect("a single rank has no peer to lose");
             logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(id, _)| id as u32)
-        };
-        ids.iter().enumerate().map(best_of).collect()
+        });
+        next.collect()
     }
 
     fn step(&mut self, positions: std::ops::Range<u32>, wants_logits: impl Fn(u32) -> bool) {
-        let token = |position| BatchToken {
+        let batch = positions.map(|position| BatchToken {
             slot: Slot(0),
             position,
             token: 3 + position % 250,
             wants_logits: wants_logits(position),
-        };
-        let batch: Vec<BatchToken> = positions.map(token).collect();
+        });
+        let batch: Vec<BatchToken> = batch.collect();
         let logits = self.model.forward(Batch { tokens: &batch, blocks: &self.tables }, &mut self.group);
         logits.expect("a single rank has no peer to lose");
     }

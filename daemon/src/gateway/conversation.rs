@@ -3,7 +3,7 @@
 use common::chat::{Chat, Grammar, PROMPT_BYTES_MAX};
 use serde_json::{Map, Value, json};
 
-use super::{error::ApiError, fields::brief};
+use super::{error::ApiError, typed_json::brief};
 
 /// Takes messages and tools, unchanged, from the fields of a body, with the grammar of a required tool call.
 ///

@@ -9,7 +9,6 @@ mod complete;
 mod connections;
 mod conversation;
 mod error;
-mod fields;
 mod health;
 mod http;
 mod metrics;
@@ -24,6 +23,7 @@ mod settings;
 mod socket;
 mod stream;
 mod trace;
+mod typed_json;
 
 pub use settings::{ApiKey, GatewaySettings, Wanted, check_mode};
 

@@ -7,7 +7,7 @@ use tokio::{
 };
 
 use super::error::ApiError;
-use crate::priority::{PARSING, give_way};
+use crate::priority::Priority;
 
 /// Most bodies parsed at the same time.
 const PLACES: usize = 2;
@@ -40,7 +40,7 @@ impl Parsing {
         let (sender, parsed) = oneshot::channel();
         let thread = thread::Builder::new().name("parsing".into()).spawn(move || {
             let _place = place;
-            give_way(PARSING);
+            Priority::Idle.take();
             // The receiver is gone if the client is.
             _ = sender.send(parse());
         });
@@ -57,15 +57,17 @@ impl Parsing {
 
 #[cfg(test)]
 mod tests {
+    use nix::libc;
+
     use super::*;
+    use crate::priority::policy;
 
     #[tokio::test]
     async fn parsing_thread_has_low_priority_and_panic_is_an_error() {
-        let own = rustix::process::getpriority_process(None).expect("it can be read");
         let parsing = Parsing::default();
-        let found = parsing.run(1, || Ok(rustix::process::getpriority_process(None))).await.expect("there is room");
-        assert_eq!(found, Ok((own + PARSING).min(19)));
-        assert_eq!(rustix::process::getpriority_process(None), Ok(own), "only that thread");
+        let found = parsing.run(1, || Ok(policy())).await.expect("there is room");
+        assert_eq!(found, libc::SCHED_IDLE);
+        assert_eq!(policy(), libc::SCHED_OTHER, "only that thread");
         for _ in 0..PLACES + 1 {
             let panicked = parsing.run::<()>(1, || panic!("a test's")).await.expect_err("there is no result");
             assert_eq!(panicked.status.as_u16(), 400);

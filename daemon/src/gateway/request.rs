@@ -15,8 +15,8 @@ use serde_json::Value;
 use super::{
     conversation,
     error::ApiError,
-    fields::{Fields, brief},
     outline::{Bounds, Outline},
+    typed_json::{Fields, brief},
 };
 use crate::gateway::outline::CHOICES_MAX;
 

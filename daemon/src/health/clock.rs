@@ -2,7 +2,7 @@
 use common::units::Megahertz;
 use telemetry::health::Clock;
 
-use super::source::Root;
+use super::root::Root;
 
 pub(super) fn read(root: &Root) -> Option<Clock> {
     let policies = root.entries("sys/devices/system/cpu/cpufreq", "policy");

@@ -5,7 +5,7 @@ use common::units::Bytes;
 use nix::sys::statvfs::statvfs;
 use telemetry::health::{DiskUse, Space, Storage};
 
-use super::source::Root;
+use super::root::Root;
 
 /// Reads of fewer bytes between two readings do not show the disk's speed.
 const READ_MIN: u64 = 16 << 20;

@@ -10,7 +10,7 @@ use nix::sys::{
     time::{TimeVal, TimeValLike},
 };
 
-use super::source::Root;
+use super::root::Root;
 
 /// The kernel answers immediately; a missing answer must not delay the reading.
 const PATIENCE_MS: i64 = 100;

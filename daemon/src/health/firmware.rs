@@ -6,7 +6,7 @@ use std::{fs::File, os::fd::AsRawFd};
 
 use telemetry::health::ThrottleBits;
 
-use super::source::Root;
+use super::root::Root;
 
 /// Tag of a firmware command in text (`vcgencmd`).
 const GENCMD: u32 = 0x0003_0080;

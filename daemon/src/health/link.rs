@@ -7,7 +7,7 @@ use std::{
 use nix::ifaddrs::getifaddrs;
 use telemetry::health::{NetworkLink, Traffic};
 
-use super::{eee::Ethtool, source::Root, window::Window};
+use super::{eee::Ethtool, root::Root, window::Window};
 
 /// The interface with the listen address; for all addresses, and in fixtures, the one of the default route.
 pub(super) fn interface(root: &Root, listen: SocketAddr) -> Option<String> {

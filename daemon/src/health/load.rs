@@ -2,7 +2,7 @@
 use common::latency::ratio;
 use telemetry::health::LoadByOthers;
 
-use super::source::Root;
+use super::root::Root;
 
 /// Counters of the previous reading, in ticks.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
 use telemetry::health::MemoryUse;
 
-use super::source::Root;
+use super::root::Root;
 
 /// Counts pages swapped in and out since the previous reading.
 #[derive(Debug, Default)]

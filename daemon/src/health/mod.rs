@@ -8,8 +8,8 @@ mod load;
 pub mod machine;
 pub mod memory;
 mod page;
+mod root;
 mod scheduling;
-mod source;
 mod tcp;
 #[cfg(test)]
 mod tests;
@@ -27,8 +27,8 @@ use std::{
 use telemetry::Health;
 
 use self::{
-    disk::Reads, eee::Ethtool, firmware::Firmware, load::CpuCounters, memory::Swap, scheduling::Scheduling,
-    source::Root, window::Window,
+    disk::Reads, eee::Ethtool, firmware::Firmware, load::CpuCounters, memory::Swap, root::Root, scheduling::Scheduling,
+    window::Window,
 };
 
 /// All sources, and the counters of the previous reading.

@@ -1,7 +1,7 @@
 //! The kernel's page size, from the auxiliary vector of the process (getauxval(3)).
 use common::units::Bytes;
 
-use super::source::Root;
+use super::root::Root;
 
 /// Type of the entry with the page size.
 const AT_PAGESZ: u64 = 6;

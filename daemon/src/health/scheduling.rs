@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Instant};
 use common::latency::ratio;
 use telemetry::health::RunQueue;
 
-use super::source::Root;
+use super::root::Root;
 
 /// Prefixes of the names of the threads that a step waits for. `/proc/self/schedstat` covers only the main thread,
 /// which computes nothing.

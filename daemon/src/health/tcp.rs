@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use telemetry::health::Traffic;
 
-use super::{source::Root, window::Window};
+use super::{root::Root, window::Window};
 
 pub(super) fn read(root: &Root, window: &mut Window, now: Instant) -> Option<Traffic> {
     let table = root.text("proc/net/snmp")?;

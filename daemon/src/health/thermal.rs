@@ -1,7 +1,7 @@
 //! Temperature of the processor: its thermal zone, otherwise its hardware monitor, otherwise any zone with a reading.
 use common::units::Celsius;
 
-use super::source::Root;
+use super::root::Root;
 
 /// Types of thermal zones of processors, the better ones first (Raspberry Pi, Intel).
 const ZONES: [&str; 3] = ["cpu-thermal", "x86_pkg_temp", "soc"];

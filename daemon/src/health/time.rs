@@ -1,6 +1,6 @@
 //! Whether the clock is synchronised over the network: from the mark that systemd-timesyncd leaves after it has set the
 //! clock.
-use super::source::Root;
+use super::root::Root;
 
 /// `None` if another service may set the clock.
 pub(super) fn read(root: &Root) -> Option<bool> {

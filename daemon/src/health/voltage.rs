@@ -1,5 +1,5 @@
 //! The supply's undervoltage alarm from the kernel's hardware monitor `rpi_volt`; an alarm lasts about two seconds.
-use super::source::Root;
+use super::root::Root;
 
 /// Whether the voltage was too low at the last check.
 pub(super) fn read(root: &Root) -> Option<bool> {

@@ -72,11 +72,11 @@ impl Node {
             effects.extend(self.fail_open(self.fault_here(kind)));
         }
         // Stop a broken engine first to free its memory for the next one. Groups with roles start together.
-        let is_useless = |running: &mut RunningTopology| {
+        let useless = self.running.take_if(|running| {
             let leaves = prepare.previous == Previous::Leaves || running.fault.is_some();
             leaves || (again && running.assignment.epoch == prepare.epoch)
-        };
-        if let Some(mut running) = self.running.take_if(is_useless) {
+        });
+        if let Some(mut running) = useless {
             let fault = self.fault_here(FaultKind::NodeLost { how: Loss::Left });
             effects.extend(running.requests.fail_all(&fault));
             effects.push(Effect::Engine(EngineEffect::Stop(running.engine)));

@@ -55,11 +55,11 @@ impl Node {
 
     pub(super) fn bench_progress(&self, key: BenchKey, progress: BenchProgress) -> Vec<Effect> {
         let running = self.benches.running.iter().filter(|running| running.key == key);
-        let body = |running: &RunningBench| {
+        let respond = running.map(|running| {
             let RunningBench { session, id, .. } = *running;
             Effect::Session(SessionEffect::Respond { session, id, body: ResponseBody::Benching(progress.clone()) })
-        };
-        running.map(body).collect()
+        });
+        respond.collect()
     }
 
     pub(super) fn bench_ended(&mut self, key: BenchKey, result: Result<BenchFound, Fault>) -> Vec<Effect> {
@@ -82,9 +82,13 @@ impl Node {
 
     /// Cancels a benchmark on request of the session that started it.
     pub(super) fn cancel_bench(&mut self, session: SessionId, id: Option<RequestId>) -> Vec<Effect> {
-        let is_it = |running: &&RunningBench| running.session == session && id.is_none_or(|id| running.id == id);
-        let by = self.benches.running.as_ref().filter(is_it).map(|running| running.by.clone());
-        by.map_or_else(Vec::new, |by| self.end_bench(FaultKind::BenchCancelled { by }))
+        match &self.benches.running {
+            Some(running) if running.session == session && id.is_none_or(|id| running.id == id) => {
+                let by = running.by.clone();
+                self.end_bench(FaultKind::BenchCancelled { by })
+            }
+            _ => Vec::new(),
+        }
     }
 }
 

@@ -66,8 +66,17 @@ pub enum Event {
     Engine(Epoch, ReplicaEvent),
     /// A rank of the running topology is gone.
     PeerLost(Epoch, Rank, Loss),
-    /// A rank of the running topology reports that the topology broke: at the rank that it lost, or at itself.
-    PeerFailed(Epoch, Rank, Rank),
+    /// A rank of the running topology reports that the topology broke.
+    PeerFailed {
+        /// Epoch of the topology.
+        epoch: Epoch,
+        /// The rank that reports it.
+        reporter: Rank,
+        /// Where it broke: the rank that the reporter lost, or the reporter itself.
+        failed: Rank,
+        /// How the failed rank was lost, judged by this node's own link to it.
+        how: Loss,
+    },
     /// A rank wants to leave, or the head takes no new work.
     PeerDrains(Epoch, Rank, PeerDrain),
     /// A message of another group's head (`None`: the head is lost).

@@ -329,7 +329,7 @@ impl Node {
             Event::Answer(epoch, key, event) => self.answer(epoch, key, event),
             Event::Engine(epoch, event) => self.engine(epoch, event),
             Event::PeerLost(epoch, rank, how) => self.peer_lost(epoch, rank, how),
-            Event::PeerFailed(epoch, rank, failed) => self.peer_failed(epoch, rank, failed),
+            Event::PeerFailed { epoch, reporter, failed, how } => self.peer_failed(epoch, reporter, failed, how),
             Event::PeerDrains(epoch, rank, drain) => self.peer_drains(epoch, rank, drain),
             Event::Across(epoch, replica, message) => self.across(epoch, replica, message),
             Event::ExclusionsKept(kept) => self.exclusions_kept(kept),
@@ -370,8 +370,8 @@ impl Node {
             },
             RequestBody::Commit { epoch, hash } => self.commit(session, id, epoch, hash),
             RequestBody::Abort { epoch, hash } => {
-                let is_open = |open: &OpenAssignment| (open.assignment.epoch, open.assignment.hash) == (epoch, hash);
-                let mut effects = if self.open.as_ref().is_some_and(is_open) { self.give_up() } else { Vec::new() };
+                let open = self.open.as_ref().map(|open| (open.assignment.epoch, open.assignment.hash));
+                let mut effects = if open == Some((epoch, hash)) { self.give_up() } else { Vec::new() };
                 effects.push(Effect::Session(SessionEffect::Respond { session, id, body: ResponseBody::Aborted }));
                 effects
             }
@@ -417,8 +417,8 @@ impl Node {
             running.requests.tick(now);
         }
         let lease = self.patience.lease;
-        let is_over = |open: &OpenAssignment| matches!(open.phase, Phase::Prepared { since } if now >= since + lease);
-        if self.open.as_ref().is_some_and(is_over) {
+        let phase = self.open.as_ref().map(|open| &open.phase);
+        if matches!(phase, Some(Phase::Prepared { since }) if now >= *since + lease) {
             return self.give_up();
         }
         match self.draining {

@@ -51,6 +51,12 @@ impl Peer {
         News { drain: changed.then_some(drain), failed }
     }
 
+    /// How the peer was lost, if another rank reports it as lost. A silent peer is noticed by all at about the same
+    /// time; as long as its heartbeats arrive here, the other rank lost its connection.
+    pub fn reported_lost(&self, liveness: &Liveness, now: Duration) -> Loss {
+        if now.saturating_sub(self.heard) > liveness.silent / 2 { Loss::Silent } else { Loss::Reset }
+    }
+
     /// How the peer was lost, if it counts as lost.
     pub fn lost(&self, liveness: &Liveness, now: Duration) -> Option<Loss> {
         if now.saturating_sub(self.heard) > liveness.silent {
@@ -103,6 +109,8 @@ mod tests {
             peer.hear(&beat(second, true, false), at(second));
         }
         assert_eq!(peer.lost(&LIVENESS, at(31)), None, "it makes progress");
+        let reported = |second| peer.reported_lost(&LIVENESS, at(second));
+        assert_eq!((reported(31), reported(32)), (Loss::Reset, Loss::Silent));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use topology::{Rolling, layout::SpecError};
 
 use super::{
     event::{Record, ReplyTo},
-    machine::{Assignment, Node, OpenAssignment, RunningTopology},
+    machine::{Assignment, Node, OpenAssignment},
     planted::{Planted, is_planted},
     quorum::VoteGap,
 };
@@ -81,8 +81,8 @@ impl Node {
             let reason = "it has accepted another topology, which has precedence".into();
             return Err(FaultKind::TopologyInvalid { reason });
         }
-        let is_it = |running: &RunningTopology| (running.assignment.epoch, running.assignment.hash) == name;
-        let serves = self.running.as_ref().is_some_and(|running| running.fault.is_none() && is_it(running));
+        let serving = self.running.as_ref().filter(|running| running.fault.is_none());
+        let serves = serving.is_some_and(|running| (running.assignment.epoch, running.assignment.hash) == name);
         // A member requests this only when its replica is broken. This node may not have noticed.
         if serves && prepare.topology.layout.groups.is_empty() && is_planted(Planted::UntoldFault) {
             return Err(FaultKind::TopologyInvalid { reason: "it already serves this topology".into() });
@@ -222,8 +222,8 @@ impl Node {
 
     /// Adopts the desired topology of the topology that this node holds: a node of release 0.1 did not store it.
     fn learn_desired(&mut self, committed: &Committed) -> Vec<Record> {
-        let lacks_it = |own: &&mut Committed| *own == committed && own.desired.is_none() && committed.desired.is_some();
-        let Some(own) = self.committed.as_mut().filter(lacks_it) else { return Vec::new() };
+        let own = self.committed.as_mut().filter(|own| *own == committed && own.desired.is_none());
+        let Some(own) = own.filter(|_| committed.desired.is_some()) else { return Vec::new() };
         own.desired.clone_from(&committed.desired);
         let (records, name) = (vec![Record::Committed(Some(own.clone()))], own.name());
         let running = self.running.iter_mut().map(|running| &mut running.assignment);

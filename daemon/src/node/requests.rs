@@ -191,8 +191,8 @@ mod tests {
     }
 
     fn told(requests: &Requests) -> Vec<(u64, &'static str, u64, u32)> {
-        let tell = |report: &RequestReport| (report.number, report.stage.name(), report.age_ms, report.tokens);
-        requests.report().iter().map(tell).collect()
+        let reports = requests.report().into_iter();
+        reports.map(|report| (report.number, report.stage.name(), report.age_ms, report.tokens)).collect()
     }
 
     #[test]

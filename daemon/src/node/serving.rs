@@ -11,11 +11,11 @@ use protocol::{
     bench::BenchLinks,
     message::{Generate, ResponseBody, STOP_BYTES_MAX, STOP_STRINGS_MAX},
 };
-use topology::{Member, Role};
+use topology::Role;
 
 use super::{
     event::{EngineCommand, ReplyTo, SessionId},
-    machine::{Node, OpenAssignment, Phase, QUEUE_MAX, RunningTopology},
+    machine::{Node, Phase, QUEUE_MAX, RunningTopology},
     planted::{Planted, is_planted},
     requests::NewRequest,
 };
@@ -167,8 +167,8 @@ impl Node {
 
     /// A message of another group's head, or its loss.
     pub(super) fn across(&mut self, epoch: Epoch, replica: u16, message: Option<Across>) -> Vec<Effect> {
-        let serves = |running: &&RunningTopology| running.engine == epoch && running.fault.is_none();
-        let Some(running) = self.running.as_ref().filter(serves) else { return Vec::new() };
+        let running = self.running.as_ref().filter(|running| running.engine == epoch && running.fault.is_none());
+        let Some(running) = running else { return Vec::new() };
         let takes_asks = self.draining.is_none()
             && running.peer_drains.is_none()
             && running.assignment.place().role == Role::Prefill;
@@ -192,8 +192,8 @@ impl Node {
 
     /// A rank reports that the topology broke there. Its links to this node are intact, so this node may not notice by
     /// itself.
-    pub(super) fn peer_failed(&mut self, epoch: Epoch, rank: Rank, failed: Rank) -> Vec<Effect> {
-        let how = if rank == failed { Loss::Stalled } else { Loss::Reset };
+    pub(super) fn peer_failed(&mut self, epoch: Epoch, reporter: Rank, failed: Rank, how: Loss) -> Vec<Effect> {
+        let how = if reporter == failed { Loss::Stalled } else { how };
         self.peer_lost(epoch, failed, how)
     }
 
@@ -210,8 +210,8 @@ impl Node {
         }
         let Some(running) = self.running.as_mut().filter(|running| running.fault.is_none()) else { return Vec::new() };
         let mut effects = running.requests.fail_all(&fault);
-        let is_lost = |member: &Member| member.name == fault.node;
-        let lost = running.assignment.replica().iter().position(is_lost);
+        let mut members = running.assignment.replica().iter();
+        let lost = members.position(|member| member.name == fault.node);
         let lost = lost.map_or(running.assignment.place().rank, |rank| Rank(rank as u16));
         effects.push(Effect::Engine(EngineEffect::AnnounceFault(running.engine, lost)));
         effects.push(Effect::Engine(EngineEffect::Abort(running.engine)));
@@ -224,11 +224,11 @@ impl Node {
         let mut effects = self.cancel_bench(session, None);
         // A console's commit continues, because the other nodes switch too. A prepare whose console is gone is aborted,
         // and so are the links of a recovery whose leader is lost, because no link to it will come.
-        let is_open = |open: &OpenAssignment| {
+        let is_abandoned = self.open.as_ref().is_some_and(|open| {
             let is_patient = !open.again || is_planted(Planted::PatientAbort);
             open.session == session && !(is_patient && matches!(open.phase, Phase::Connecting { .. }))
-        };
-        if self.open.as_ref().is_some_and(is_open) {
+        });
+        if is_abandoned {
             effects.extend(self.give_up());
         }
         effects.extend(self.cancel_all(session));
@@ -240,22 +240,21 @@ impl Node {
         let mut effects = self.cancel_bench(session, None);
         let Some(running) = &mut self.running else { return effects };
         let keys = running.requests.keys_of(session);
-        let end = |key| {
-            let respond = running.requests.end(key, ResponseBody::Failed(fault.clone()));
-            respond.into_iter().chain([Effect::Engine(EngineEffect::Command(EngineCommand::Cancel(key)))])
-        };
-        effects.extend(keys.into_iter().flat_map(end));
+        for key in keys {
+            effects.extend(running.requests.end(key, ResponseBody::Failed(fault.clone())));
+            effects.push(Effect::Engine(EngineEffect::Command(EngineCommand::Cancel(key))));
+        }
         effects
     }
 
     pub(super) fn cancel_all(&mut self, session: SessionId) -> Vec<Effect> {
         let Some(running) = &mut self.running else { return Vec::new() };
         let keys = running.requests.keys_of(session);
-        let cancel = |key| {
+        let cancels = keys.into_iter().map(|key| {
             running.requests.forget(key);
             Effect::Engine(EngineEffect::Command(EngineCommand::Cancel(key)))
-        };
-        let mut effects: Vec<Effect> = keys.into_iter().map(cancel).collect();
+        });
+        let mut effects: Vec<Effect> = cancels.collect();
         effects.extend(self.leave_if_drained());
         effects
     }

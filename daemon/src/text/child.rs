@@ -21,7 +21,6 @@ use super::{
     inline::Inline,
     refused,
 };
-use crate::priority::{PREPARING, give_way};
 
 /// Stack size of the work: well over half of the stack on which schemas are compiled elsewhere, so that schemas
 /// accepted here compile there, too.
@@ -32,7 +31,6 @@ const STACK_BYTES: usize = 24 << 20;
 /// # Errors
 /// Standard input is not a socket, or limits cannot be set.
 pub fn run() -> anyhow::Result<()> {
-    give_way(PREPARING);
     // The end of the socket means the same, but is not noticed during work.
     set_pdeathsig(Signal::SIGKILL)?;
     setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
@@ -46,7 +44,8 @@ pub fn run() -> anyhow::Result<()> {
 }
 
 fn serve(socket: &UnixStream) -> io::Result<()> {
-    let Beginning { source, path, memory } = frame::read(socket, || true)?;
+    let Beginning { source, path, memory, priority } = frame::read(socket, || true)?;
+    priority.take();
     let mut inline = Inline::new(source, path, None);
     limit_memory(Some(memory))?;
     loop {
@@ -66,8 +65,9 @@ fn serve(socket: &UnixStream) -> io::Result<()> {
             }
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| work(&mut inline, &job)));
-        let panicked = |_| Outcome::Refused(refused("the request made a library panic; simplify it".into()));
-        frame::write(socket, &outcome.unwrap_or_else(panicked))?;
+        let outcome = outcome
+            .unwrap_or_else(|_| Outcome::Refused(refused("the request made a library panic; simplify it".into())));
+        frame::write(socket, &outcome)?;
     }
 }
 

@@ -11,6 +11,8 @@ use common::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokenizer::template::TemplateSource;
 
+use crate::priority::Priority;
+
 /// Longest message: the tokens of the longest conversation, at five bytes each.
 const FRAME_BYTES_MAX: usize = 32 << 20;
 
@@ -23,6 +25,7 @@ pub(super) struct Beginning {
     pub(super) path: PathBuf,
     /// Bytes that it may allocate in addition to its initial memory.
     pub(super) memory: u64,
+    pub(super) priority: Priority,
 }
 
 /// A job for a child, with its limit on processor time in seconds.

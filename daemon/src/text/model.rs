@@ -36,7 +36,7 @@ pub struct ModelText {
     pub context_length: usize,
     vocabulary_length: usize,
     /// Bytes of the longest token.
-    longest: usize,
+    pub(super) longest: usize,
     constrains: OnceLock<Result<(), String>>,
 }
 

@@ -8,21 +8,21 @@ use tokenizer::Tokenizer;
 /// Where the ranks of the last stage read the vocabulary of `vocabulary_length` logits; `spawn` runs a slow job on a
 /// thread and returns false if it cannot.
 pub fn vocabulary(file: Arc<GgufFile>, vocabulary_length: usize, spawn: fn(Job) -> bool) -> VocabularySource {
-    let read = move || {
+    let read = Arc::new(move || {
         let tokenizer = Tokenizer::from_metadata(file.metadata()).map_err(|error| error.to_string())?;
         Ok(token_bytes(&tokenizer, vocabulary_length))
-    };
-    VocabularySource { spawn, read: Arc::new(read) }
+    });
+    VocabularySource { spawn, read }
 }
 
 /// The bytes of all tokens. Logits beyond the tokenizer's vocabulary belong to no token.
 pub(super) fn token_bytes(tokenizer: &Tokenizer, vocabulary_length: usize) -> TokenBytes {
-    let text = |id: u32| match tokenizer.piece(id, false) {
+    let texts = (0..vocabulary_length as u32).map(|id| match tokenizer.piece(id, false) {
         _ if id as usize >= tokenizer.vocabulary_length() => TokenText::Unused,
         piece if piece.is_empty() => TokenText::Control(tokenizer.piece(id, true)),
         piece => TokenText::Text(piece),
-    };
-    TokenBytes::new((0..vocabulary_length as u32).map(text), end_tokens(tokenizer, vocabulary_length))
+    });
+    TokenBytes::new(texts, end_tokens(tokenizer, vocabulary_length))
 }
 
 /// The tokens that end an answer.

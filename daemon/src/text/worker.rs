@@ -25,6 +25,7 @@ use super::{
     frame::{self, Ask, Beginning, Job, Outcome},
     refused,
 };
+use crate::priority::Priority;
 
 /// Interval of checks whether an outcome is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
@@ -55,16 +56,20 @@ pub(super) struct Budget {
     pub(super) seconds: u64,
     /// Elapsed time, regardless of the machine's load.
     pub(super) deadline: Duration,
+    pub(super) priority: Priority,
 }
 
 impl Budget {
     /// For conversations and schemas of ordinary length, and templates.
-    pub(super) const SMALL: Self = Self { memory: 32 << 20, seconds: 2, deadline: Duration::from_secs(20) };
+    pub(super) const SMALL: Self =
+        Self { memory: 32 << 20, seconds: 2, deadline: Duration::from_secs(20), priority: Priority::Low };
 
-    /// For long texts, whose length the context bounds.
+    /// For long texts, whose length the context bounds. Elapsed time: a millisecond per token on top, because beside
+    /// other answers such work only gets what they leave of a core.
     pub(super) fn large(context_length: usize) -> Self {
         let memory = (64 << 20) + 512 * context_length as u64;
-        Self { memory, seconds: 20, deadline: Duration::from_secs(60) }
+        let deadline = Duration::from_secs(60) + Duration::from_millis(context_length as u64);
+        Self { memory, seconds: 20, deadline, priority: Priority::Idle }
     }
 }
 
@@ -107,7 +112,8 @@ enum Failure {
 impl Worker {
     pub(super) fn new(program: Program, model: &ModelText, budget: Budget) -> Self {
         let source = model.template.as_ref().ok().cloned().flatten();
-        let beginning = Beginning { source, path: model.path.clone(), memory: budget.memory };
+        let beginning =
+            Beginning { source, path: model.path.clone(), memory: budget.memory, priority: budget.priority };
         Self { program, beginning, model: model.name.clone(), budget, alive: None, is_wanted: Box::new(|| true) }
     }
 
@@ -179,7 +185,7 @@ impl Worker {
     }
 
     fn explain(&self, job: &Job, failure: Failure) -> FaultKind {
-        let Budget { memory, seconds, deadline } = self.budget;
+        let Budget { memory, seconds, deadline, .. } = self.budget;
         let subject = match job {
             Job::Compile | Job::Render(..) => format!("the chat template of {}", self.model),
             Job::Check(_) => "response format: compiling the schema".into(),

@@ -193,7 +193,7 @@ faults! {
     /// No such file in the model folders.
     ModelMissing { model: String, folders: String } => "model_missing", Refused,
         "model {model} not found in its model folders ({folders})",
-        "copy it from a node that has it (console model fetch MODEL --from NODE --node NODE), or download it (console model pull)";
+        "copy it from a node that has it (console model pull MODEL --from NODE --node NODE), or download it (console model pull)";
     /// The file is damaged or not supported.
     ModelInvalid { model: String, reason: String } => "model_invalid", Refused,
         "cannot use model {model}: {reason}",
@@ -236,7 +236,7 @@ faults! {
         "try again when running requests have finished";
     /// The prompt has more tokens than the context.
     PromptTooLong { tokens: u32, context: u32 } => "prompt_too_long", Refused,
-        "the prompt has {tokens} tokens, but the context holds {context}",
+        "the prompt has at least {tokens} tokens, but the context holds {context}",
         "shorten the prompt, or assign the topology with a longer --context";
     /// The prompt has no tokens.
     PromptEmpty => "prompt_empty", Refused,
@@ -386,7 +386,7 @@ faults! {
     ContentDiffers { model: String, expected: Box<ContentRoot>, actual: ContentRoot, holders: String } =>
         "content_differs", Refused,
         "{model} has different weights: content {actual}, expected {expected}{holders}",
-        "replace the wrong file: console model remove MODEL --node NODE --yes, then console model fetch MODEL --from OTHER --node NODE; console model verify checks a file again";
+        "replace the wrong file: console model remove MODEL --node NODE --yes, then console model pull MODEL --from OTHER --node NODE; console model verify checks a file again";
     /// A message that an older peer does not support.
     PeerOlder { version: u16, what: String } => "peer_older", Refused,
         "speaks wire version {version}, which does not support {what}",

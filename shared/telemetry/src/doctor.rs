@@ -123,7 +123,7 @@ fn models(nodes: &[Examined]) -> Vec<Finding> {
                 code: "model_differs",
                 severity: Severity::Error,
                 meaning: format!("files under the name {model} differ: {told}"),
-                fix: format!("console model remove {model} --node WRONG --yes; console model fetch {model} --from RIGHT --node WRONG"),
+                fix: format!("console model remove {model} --node WRONG --yes; console model pull {model} --from RIGHT --node WRONG"),
             });
             continue;
         }
@@ -137,7 +137,7 @@ fn models(nodes: &[Examined]) -> Vec<Finding> {
                 code: "model_missing",
                 severity: Severity::Note,
                 meaning: format!("{} without {model}: a topology with it needs the file", without.join(", ")),
-                fix: format!("console model fetch {model} --from {from}"),
+                fix: format!("console model pull {model} --from {from}"),
             });
         }
     }

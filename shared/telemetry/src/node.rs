@@ -41,6 +41,11 @@ pub enum NodeState {
 }
 
 impl NodeState {
+    /// Whether the node is a member of a running topology that accepts requests.
+    pub fn serves(self) -> bool {
+        matches!(self, Self::Ready | Self::Serving)
+    }
+
     /// The name in lower case.
     pub fn name(self) -> &'static str {
         match self {

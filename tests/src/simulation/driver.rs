@@ -12,7 +12,7 @@ use daemon::node::{
     event::{EngineCommand, Event as NodeEvent, ExclusionsKept, ReplyTo},
 };
 use protocol::{
-    message::ResponseBody,
+    message::{Prepare, ResponseBody},
     recovery::{RecoveryAnswer, Standing},
 };
 use telemetry::NodeState;
@@ -88,14 +88,7 @@ impl World {
                 let standing = Box::new(self.standing(node));
                 self.respond(node, session, id, ResponseBody::Recovery(RecoveryAnswer::Standing(standing)));
             }
-            Effect::Assignment(AssignmentEffect::Load(prepare)) => {
-                let delay = Duration::from_millis(80 + self.random.below(300) as u64);
-                let Some(process) = &mut self.machines[node].process else { return };
-                process.attempts += 1;
-                let attempt = process.attempts;
-                process.opening = Some(Opening::new(attempt, *prepare));
-                self.own_later(node, delay, Own::Loaded(attempt));
-            }
+            Effect::Assignment(AssignmentEffect::Load(prepare)) => self.load(node, *prepare),
             Effect::Assignment(AssignmentEffect::Discard(epoch)) => {
                 let Some(process) = &mut self.machines[node].process else { return };
                 if let Some(opening) = process.opening.take_if(|opening| opening.epoch == epoch) {
@@ -138,8 +131,26 @@ impl World {
             Effect::Exit(_) => {
                 self.machines[node].process.iter_mut().for_each(|process| process.exits = true);
             }
-            _ => {}
+            // Not simulated: reports, changes of the key, model files, groups with roles and benchmarks.
+            Effect::Session(SessionEffect::Watch { .. } | SessionEffect::Inspect { .. })
+            | Effect::Report(_)
+            | Effect::Cluster(ClusterEffect::Rekey { .. })
+            | Effect::Model(_)
+            | Effect::Engine(EngineEffect::SendAcross(..))
+            | Effect::Engine(EngineEffect::Command(
+                EngineCommand::Across(..) | EngineCommand::AcrossLost(_) | EngineCommand::BenchLinks(..),
+            ))
+            | Effect::Bench(_) => {}
         }
+    }
+
+    fn load(&mut self, node: usize, prepare: Prepare) {
+        let delay = Duration::from_millis(80 + self.random.below(300) as u64);
+        let Some(process) = &mut self.machines[node].process else { return };
+        process.attempts += 1;
+        let attempt = process.attempts;
+        process.opening = Some(Opening::new(attempt, prepare));
+        self.own_later(node, delay, Own::Loaded(attempt));
     }
 
     fn write(&mut self, node: usize, entries: Vec<Entry>, then: AfterWrite) {

@@ -42,8 +42,9 @@ pub(super) async fn run(options: Links) -> Result<u8, Failure> {
     check_count(options.nodes.len(), "given")?;
     let found = Interrupts::listen()?.end(find(&options)).await?;
     if options.json {
-        let node = |(name, bench): &(String, NetworkBench)| json!({"node": name, "links": bench.links, "incast": bench.incast});
-        let nodes: Vec<serde_json::Value> = found.iter().map(node).collect();
+        let nodes =
+            found.iter().map(|(name, bench)| json!({"node": name, "links": bench.links, "incast": bench.incast}));
+        let nodes: Vec<serde_json::Value> = nodes.collect();
         output::line(&json!({"pings": options.pings, "stream_ms": options.stream_ms, "nodes": nodes}).to_string());
     } else {
         network_table(&found).iter().for_each(|line| output::line(&output::clean(line)));

@@ -6,7 +6,7 @@ use common::{fault::Fault, precision::KvFormat};
 use protocol::bench::{BENCH_REPEATS_MAX, BENCH_THREADS_MAX, Bench, BenchKernels, BenchNode, MATRIX_DEFAULT};
 use serde_json::{Value, json};
 use telemetry::{
-    BenchFound, BenchProgress, KernelBench, NodeBench,
+    BenchFound, KernelBench, NodeBench,
     bench::{kernels_table, node_table},
 };
 use tokio::{
@@ -57,8 +57,7 @@ pub(super) async fn run(options: NodeOptions) -> Result<u8, Failure> {
     }
     let benches: Arc<Vec<Bench>> = Arc::new(options.benches(!nodes.is_empty()));
     for bench in benches.iter() {
-        let usage = |message: String| Failure::Usage { message, next: "console bench node --help" };
-        bench.check().map_err(usage)?;
+        bench.check().map_err(|message| Failure::Usage { message, next: "console bench node --help" })?;
     }
     let mut interrupts = Interrupts::listen()?;
     if nodes.is_empty() {
@@ -141,9 +140,10 @@ async fn of_node(address: String, benches: Arc<Vec<Bench>>, cancel: Cancellation
     if let Err(fault) = settled(&session).await {
         return MeasuredNode { failure: Some(fault.into()), ..answer };
     }
-    let tell = |progress: &BenchProgress| tell_progress(&session.identity.name, progress);
+    let name = &session.identity.name;
     for wanted in benches.iter() {
-        match bench(&session, wanted.clone(), &tell, &cancel).await {
+        let found = bench(&session, wanted.clone(), &|progress| tell_progress(name, progress), &cancel).await;
+        match found {
             Ok(found) => answer.take(found),
             Err(fault) => return MeasuredNode { failure: Some(fault.into()), ..answer },
         }

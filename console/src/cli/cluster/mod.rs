@@ -143,26 +143,30 @@ pub(crate) fn run(command: ClusterCommand) -> Result<u8, Failure> {
 /// only reported.
 pub(crate) fn follow(cluster: Option<&str>, add: &[String], remove: &[String]) {
     let Some(name) = cluster else { return };
-    let written = || -> Result<bool, Failure> {
-        let path = path()?;
-        let mut clusters = Clusters::read(&path)?;
-        let has_changed = clusters.follow(name, add, remove)?;
-        if has_changed {
-            clusters.write(&path)?;
-        }
-        Ok(has_changed)
-    };
-    match written() {
+    match update(name, add, remove) {
         Ok(true) => output::note(&format!("updated the nodes of the saved cluster {name}")),
         Ok(false) => {}
         Err(failure) => output::note(&format!("console: cannot update the saved cluster {name}: {failure}")),
     }
 }
 
+/// Adds and removes nodes in the file of saved clusters. Whether that changed the cluster.
+fn update(name: &str, add: &[String], remove: &[String]) -> Result<bool, Failure> {
+    let path = path()?;
+    let mut clusters = Clusters::read(&path)?;
+    let has_changed = clusters.follow(name, add, remove)?;
+    if has_changed {
+        clusters.write(&path)?;
+    }
+    Ok(has_changed)
+}
+
 fn object(clusters: &Clusters) -> Value {
     let used = clusters.default_cluster().map(|(name, _)| name);
-    let one = |(name, kept): (&String, &Kept)| json!({"name": name, "nodes": kept.nodes, "key_file": kept.key, "used": Some(name.as_str()) == used});
-    json!({"clusters": clusters.all.iter().map(one).collect::<Value>()})
+    let all = clusters.all.iter().map(|(name, kept)| {
+        json!({"name": name, "nodes": kept.nodes, "key_file": kept.key, "used": Some(name.as_str()) == used})
+    });
+    json!({"clusters": all.collect::<Value>()})
 }
 
 fn show(clusters: &Clusters, json: bool) {

@@ -114,15 +114,15 @@ impl Daemons {
             output::note(&format!("port {PORT} is in use; the daemons use port {port}"));
         }
         let addresses = (0..count).map(|index| address(index, port)).collect();
-        let recipe = |index: usize| Recipe {
+        let recipes = (0..count).map(|index| Recipe {
             program: program.clone(),
             address: address(index, port),
             name: name(index),
             models: models.into(),
             folder: folder.path().into(),
             health: machines.get(index).map(|machine| machine.root().into()),
-        };
-        let recipes: Vec<Recipe> = (0..count).map(recipe).collect();
+        });
+        let recipes: Vec<Recipe> = recipes.collect();
         let children = recipes.iter().map(Recipe::spawn).collect::<anyhow::Result<Vec<Child>>>()?;
         let children = Arc::new(Mutex::new(children));
         let mut daemons =
@@ -239,13 +239,15 @@ fn address(index: usize, port: u16) -> String {
 /// The first port, starting at `first`, that is free on all addresses, and a listener that claims it. Two demos that
 /// start at the same time may both find a port free, but only one of them can listen on the claim address.
 fn claim_port(count: usize, first: u16) -> anyhow::Result<(u16, TcpListener)> {
-    let claim = |port: u16| {
-        let claim = TcpListener::bind((CLAIM, port)).ok()?;
-        let is_free = (0..count).all(|index| TcpListener::bind(address(index, port)).is_ok());
-        is_free.then_some((port, claim))
-    };
-    let found = (first..first.saturating_add(200)).find_map(claim);
+    let found = (first..first.saturating_add(200)).find_map(|port| Some((port, claim(count, port)?)));
     found.ok_or_else(|| anyhow!("none of 200 ports from {first} on is free on all of {count} loopback addresses"))
+}
+
+/// Claims a port if it is free on all addresses.
+fn claim(count: usize, port: u16) -> Option<TcpListener> {
+    let claim = TcpListener::bind((CLAIM, port)).ok()?;
+    let is_free = (0..count).all(|index| TcpListener::bind(address(index, port)).is_ok());
+    is_free.then_some(claim)
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ async fn guided(
         tempfile::Builder::new().prefix("bramble-tour-").tempdir().context("cannot create a temporary folder")?;
     let machines = tour::machines(folder.path())?;
     let mut daemons = interrupts.end(Daemons::start(tour::NODES, models, &machines)).await?;
-    let result = tour::run(options, model, (&mut daemons, &machines), interrupts).await;
+    let result = tour::run(options, model, &mut daemons, &machines, interrupts).await;
     daemons.stop().await;
     result
 }

@@ -26,8 +26,10 @@ impl Demo {
 
 fn daemons(text: &str) -> Result<String, String> {
     let count = text.parse::<u16>().ok().filter(|count| (1..=DEMO_NODES_MAX).contains(count));
-    let wrong = || format!("{text} is not a number of daemons: use 1 to {DEMO_NODES_MAX}");
-    count.map(|_| text.to_owned()).ok_or_else(wrong)
+    match count {
+        Some(_) => Ok(text.to_owned()),
+        None => Err(format!("{text} is not a number of daemons: use 1 to {DEMO_NODES_MAX}")),
+    }
 }
 
 /// Options of `console demo`.

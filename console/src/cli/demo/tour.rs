@@ -108,20 +108,21 @@ struct Tour<'a> {
 
 /// Creates a simulated machine for each daemon below a folder.
 pub(super) fn machines(folder: &Path) -> anyhow::Result<Vec<Machine>> {
-    let make = |index: usize| {
+    let mut machines = Vec::with_capacity(NODES);
+    for index in 0..NODES {
         let folder = folder.join(format!("machine{}", index + 1));
-        fs::create_dir_all(&folder)
-            .and_then(|()| Machine::make(&folder))
-            .context("cannot create the files of a simulated machine")
-    };
-    (0..NODES).map(make).collect()
+        let made = fs::create_dir_all(&folder).and_then(|()| Machine::make(&folder));
+        machines.push(made.context("cannot create the files of a simulated machine")?);
+    }
+    Ok(machines)
 }
 
 /// Runs all steps. Exit code 1 if the effect of a step was not observed.
 pub(super) async fn run(
     options: &options::Demo,
     model: &Path,
-    (daemons, machines): (&mut Daemons, &[Machine]),
+    daemons: &mut Daemons,
+    machines: &[Machine],
     interrupts: &mut Interrupts,
 ) -> Result<u8, Failure> {
     let wanted = options.assignment.wanted(NODES, &model.to_string_lossy());
@@ -197,8 +198,7 @@ impl Tour<'_> {
     async fn assign(&self) -> Result<String, Failure> {
         let assigned = assign_and_tell(&self.sessions().await?, &self.wanted).await?;
         self.until("a serving topology", |cluster| {
-            let seen = || format!("{} serves with epoch {}", assigned.topology.layout, assigned.epoch);
-            cluster.is_serving().then(seen)
+            cluster.is_serving().then(|| format!("{} serves with epoch {}", assigned.topology.layout, assigned.epoch))
         })
         .await
     }

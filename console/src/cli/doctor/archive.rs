@@ -38,13 +38,16 @@ impl Archive {
     /// Completes the archive and renames it to its final name. Returns the size of the file.
     pub(crate) fn finish(self) -> Result<Bytes, Failure> {
         let Self { path, builder } = self;
-        let written = || -> std::io::Result<u64> {
-            let file = builder.into_inner()?.finish()?;
-            file.as_file().sync_all()?;
-            let size = file.as_file().metadata()?.len();
-            file.persist(&path)?;
-            Ok(size)
-        };
-        Ok(written().map(Bytes).with_context(|| format!("cannot write {}", path.display()))?)
+        let size = store(builder, &path).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Bytes(size))
     }
+}
+
+/// Writes the rest of an archive and gives it its final name. Returns the size of the file.
+fn store(builder: Builder<GzEncoder<NamedTempFile>>, path: &Path) -> std::io::Result<u64> {
+    let file = builder.into_inner()?.finish()?;
+    file.as_file().sync_all()?;
+    let size = file.as_file().metadata()?.len();
+    file.persist(path)?;
+    Ok(size)
 }

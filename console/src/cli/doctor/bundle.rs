@@ -165,12 +165,11 @@ async fn ask(
     let log = inspect::whole_log(session, 0, LogLevel::Trace).await;
     let mut timed = Timed::new();
     if let Ok(lines) = &log {
-        let is_told = |line: &&protocol::inspect::LogLine| line.level >= LogLevel::Info;
         timed.extend(
             lines
                 .lines
                 .iter()
-                .filter(is_told)
+                .filter(|line| line.level >= LogLevel::Info)
                 .map(|line| (line.unix_ms, format!("{} {name:<10} {}", time(line.unix_ms), output::clean(&line.text)))),
         );
     }
@@ -188,8 +187,10 @@ async fn ask(
 
 /// A safe folder name for a node, because nodes choose their names.
 fn folder(name: &str) -> String {
-    let plain = |letter: char| if letter.is_ascii_alphanumeric() || "-_.".contains(letter) { letter } else { '_' };
-    let name: String = name.chars().take(64).map(plain).collect();
+    let letters = name.chars().take(64);
+    let name: String = letters
+        .map(|letter| if letter.is_ascii_alphanumeric() || "-_.".contains(letter) { letter } else { '_' })
+        .collect();
     let name = name.trim_matches('.');
     format!("node-{}", if name.is_empty() { "unnamed" } else { name })
 }

@@ -108,11 +108,14 @@ pub(super) async fn visit(address: &str) -> Result<Visit, Fault> {
 async fn files(session: &Session) -> Option<Vec<ExaminedModel>> {
     let files = models::list(session).await.ok()?;
     let whole = files.into_iter().filter(|file| file.state != FileState::Partial);
-    let examined = |file: ModelFile| {
-        let ModelFile { model, identity, size, sha256, content, .. } = file;
-        ExaminedModel { model, identity, size, sha256, content }
-    };
-    Some(whole.map(examined).collect())
+    let examined = whole.map(|ModelFile { model, identity, size, sha256, content, .. }| ExaminedModel {
+        model,
+        identity,
+        size,
+        sha256,
+        content,
+    });
+    Some(examined.collect())
 }
 
 /// The node's clock minus this machine's clock in milliseconds, assuming that the node read its clock in the middle of

@@ -39,6 +39,45 @@ pub(crate) fn body(request: &message::Generate, model: &str) -> Value {
     body
 }
 
+/// The text of an answer as it arrives.
+struct ArrivingText {
+    begun: Instant,
+    /// Whether the text is also printed.
+    prints: bool,
+    text: String,
+    times: RequestTimes,
+    pieces: u32,
+}
+
+impl ArrivingText {
+    fn new(prints: bool) -> Self {
+        let (text, times) = (String::new(), RequestTimes::default());
+        Self { begun: Instant::now(), prints, text, times, pieces: 0 }
+    }
+
+    /// Takes a piece. Cancels `unread` if it cannot be printed.
+    fn take(&mut self, told: HttpProgress<'_>, unread: &CancellationToken) {
+        let new = match told {
+            HttpProgress::Text(new) => new,
+            HttpProgress::Again(error) => return output::note(&output::clean(&format!("\n{error}; retrying"))),
+        };
+        let now = Nanoseconds(u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        if self.pieces == 0 {
+            self.times.first_token = now;
+        }
+        self.times.last_token = now;
+        self.pieces = self.pieces.saturating_add(1);
+        self.text.push_str(new);
+        if self.prints {
+            output::text(&output::clean(new));
+            // Standard output is closed: cancel the rest of the answer.
+            if output::is_closed() {
+                unread.cancel();
+            }
+        }
+    }
+}
+
 /// Sends a request; `prints`: also prints the text as it arrives. A signal closes the connection, which cancels the
 /// request.
 pub(crate) async fn answer(
@@ -48,35 +87,18 @@ pub(crate) async fn answer(
     prints: bool,
     interrupts: &mut Interrupts,
 ) -> Result<Outcome, Failure> {
-    let (begun, unread) = (Instant::now(), CancellationToken::new());
-    let (mut text, mut times, mut pieces) = (String::new(), RequestTimes::default(), 0_u32);
-    let mut tell = |told: HttpProgress<'_>| match told {
-        HttpProgress::Text(new) => {
-            let now = Nanoseconds(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
-            if pieces == 0 {
-                times.first_token = now;
-            }
-            times.last_token = now;
-            pieces = pieces.saturating_add(1);
-            text.push_str(new);
-            if prints {
-                output::text(&output::clean(new));
-                // Standard output is closed: cancel the rest of the answer.
-                if output::is_closed() {
-                    unread.cancel();
-                }
-            }
-        }
-        HttpProgress::Again(error) => output::note(&output::clean(&format!("\n{error}; retrying"))),
-    };
+    let unread = CancellationToken::new();
+    let mut arriving = ArrivingText::new(prints);
     let ended = tokio::select! {
-        result = stream(apis, ask, patience, &mut tell) => Some(result),
+        result = async { stream(apis, ask, patience, &mut |told| arriving.take(told, &unread)).await } => Some(result),
         () = unread.cancelled() => None,
         code = interrupts.next() => {
+            let ArrivingText { text, times, pieces, .. } = arriving;
             let answer = HttpAnswer { text, finish_reason: Some("cancelled".into()), ..HttpAnswer::default() };
             return Ok(Outcome { answer, times: counted(times, pieces), interrupted: Some(code) });
         }
     };
+    let ArrivingText { text, times, pieces, .. } = arriving;
     match ended {
         Some(Ok(answer)) => {
             let count = answer.usage["completion_tokens"].as_u64().and_then(|count| u32::try_from(count).ok());

@@ -1,7 +1,10 @@
 //! `console generate`: completes a text on the topology that serves the model, assigning one if necessary.
-pub(crate) mod chat;
+mod chat;
+mod cluster_chat;
 mod http_answer;
+mod http_chat;
 pub(crate) mod run;
+pub(crate) mod run_options;
 
 use std::{io::Read, sync::Arc};
 
@@ -13,10 +16,10 @@ use common::{
 };
 use protocol::message::{self, Finished, TokenLogprob};
 use serde_json::{Value, json};
-use telemetry::{NodeReport, PhaseTotals, RankTotals};
+use telemetry::{PhaseTotals, RankTotals};
 use tokio::sync::mpsc::channel;
 use tokio_util::sync::CancellationToken;
-use topology::{Member, Topology};
+use topology::Topology;
 
 use crate::cli::{
     Failure,
@@ -135,13 +138,12 @@ pub async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Result<Memb
     if topology.layout.replicas > 1 {
         for index in topology.layout.heads().map(MemberIndex::index) {
             // Skip replicas whose head does not answer or has a fault, and those with an excluded member.
-            let found = report(&sessions[index]).await.ok();
-            let members = topology.replica(topology.place(MemberIndex(index as u16)).replica);
-            let takes = |found: &NodeReport| {
-                let is_out = |member: &Member| found.exclusions.of(&member.name, &member.address).is_some();
-                found.fault.is_none() && !members.iter().any(is_out)
-            };
-            requests[index] = found.filter(takes).map(|found| found.requests);
+            let Ok(found) = report(&sessions[index]).await else { continue };
+            let mut members = topology.replica(topology.place(MemberIndex(index as u16)).replica).iter();
+            let has_excluded = members.any(|member| found.exclusions.of(&member.name, &member.address).is_some());
+            if found.fault.is_none() && !has_excluded {
+                requests[index] = Some(found.requests);
+            }
         }
     }
     Ok(least_loaded(topology, |head| requests[head.index()]).unwrap_or(MemberIndex(0)))
@@ -324,12 +326,14 @@ pub(crate) fn object(
         "ranks": ranks,
     });
     if with_logprobs {
-        let token = |list: &Vec<TokenLogprob>| -> Value {
-            list.iter().map(|one| json!({"id": one.id, "text": one.text, "logprob": one.logprob})).collect()
-        };
-        object["logprobs"] = completion.logprobs.iter().map(token).collect();
+        object["logprobs"] = completion.logprobs.iter().map(|list| logprobs(list)).collect();
     }
     object
+}
+
+/// The most probable tokens of a step.
+fn logprobs(list: &[TokenLogprob]) -> Value {
+    list.iter().map(|one| json!({"id": one.id, "text": one.text, "logprob": one.logprob})).collect()
 }
 
 fn timings(times: &RequestTimes, totals: &PhaseTotals) -> Value {

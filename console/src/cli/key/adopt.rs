@@ -1,5 +1,9 @@
 //! `console key adopt`: gives the cluster key to nodes, with pairing codes typed by the operator or fetched over ssh.
-use std::{path::PathBuf, process::Stdio, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -44,13 +48,13 @@ pub(super) async fn run(options: Adopt, path: PathBuf, kept: Option<String>) -> 
     let secret = match crate::cli::key::file::current(&path) {
         Ok(Key::Secret(secret)) => secret,
         Ok(other) => {
-            return Err(Failure::Usage {
+            return Err(Failure::State {
                 message: format!("{} holds a key of role {}, not the cluster secret", path.display(), other.name()),
                 next: "run this on the machine that holds the cluster secret",
             });
         }
         Err(_) if !path.exists() => {
-            return Err(Failure::Usage {
+            return Err(Failure::State {
                 message: format!("there is no key file {}", path.display()),
                 next: "create the cluster key with console key new, or pass its file with --key FILE",
             });
@@ -72,14 +76,17 @@ pub(super) async fn run(options: Adopt, path: PathBuf, kept: Option<String>) -> 
     let mut adopted = Vec::new();
     let result = interrupts.end(all(&options, &secret, &mut adopted)).await;
     // Without --cluster, the nodes are added to the default saved cluster, if it uses this key file.
-    let of_default = || {
-        let known = Clusters::read(&cluster::path().ok()?).ok()?;
-        let (name, kept) = known.default_cluster()?;
-        let own = kept.key.clone().or_else(|| key::default_path().ok());
-        (own.as_ref() == Some(&path)).then(|| name.to_owned())
-    };
-    cluster::follow(kept.or_else(of_default).as_deref(), &adopted, &[]);
+    let kept = kept.or_else(|| default_cluster_with(&path));
+    cluster::follow(kept.as_deref(), &adopted, &[]);
     result
+}
+
+/// The default saved cluster, if it uses this key file.
+fn default_cluster_with(path: &Path) -> Option<String> {
+    let known = Clusters::read(&cluster::path().ok()?).ok()?;
+    let (name, kept) = known.default_cluster()?;
+    let own = kept.key.clone().or_else(|| key::default_path().ok())?;
+    (own == path).then(|| name.to_owned())
 }
 
 async fn all(options: &Adopt, secret: &[u8; 32], done: &mut Vec<String>) -> Result<u8, Failure> {

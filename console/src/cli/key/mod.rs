@@ -166,15 +166,17 @@ fn show(path: &Path, role: Option<ShownRole>, what: KeyOutput) -> Result<(), Fai
     });
     let shown = match wanted {
         None => key.clone(),
-        Some(role) => key.for_role(role).ok_or_else(|| Failure::Usage {
+        Some(role) => key.for_role(role).ok_or_else(|| Failure::State {
             message: format!("{} holds a key of role {}, not the cluster secret", path.display(), key.name()),
             next: "run this on the machine that holds the cluster secret",
         })?,
     };
     if what.fingerprint {
         let fingerprint = shown.fingerprint();
-        let object = || json!({"file": path, "fingerprint": fingerprint}).to_string();
-        output::line(&if what.json { object() } else { fingerprint.clone() });
+        output::line(&match what.json {
+            true => json!({"file": path, "fingerprint": fingerprint}).to_string(),
+            false => fingerprint,
+        });
     } else if what.json {
         let shown =
             json!({"role": shown.name(), "key": hexadecimal(shown.bytes()), "fingerprint": shown.fingerprint()});
@@ -206,9 +208,7 @@ mod tests {
         let key = Key::Secret([1; 32]).for_role(Role::Viewer).expect("a secret has all roles");
         keyring::write(&path, &[Held { key, until: None }]).expect("the folder can be written");
         assert!(show(&path, Some(ShownRole::Viewer), KeyOutput::default()).is_ok());
-        assert_eq!(
-            show(&path, Some(ShownRole::Operator), KeyOutput::default()).expect_err("it is a viewer's").code(),
-            2
-        );
+        let refused = show(&path, Some(ShownRole::Operator), KeyOutput::default()).expect_err("it is a viewer's");
+        assert_eq!(refused.code(), 8, "the command line is right, the file holds another key");
     }
 }

@@ -34,7 +34,7 @@ pub(super) async fn run(path: &Path, nodes: &[String], how: Rotation) -> Result<
     consent.check()?;
     let old = current(path)?;
     if !matches!(old, Key::Secret(_)) {
-        return Err(Failure::Usage {
+        return Err(Failure::State {
             message: format!(
                 "{} holds a key with the role {}, but rotation needs the cluster secret",
                 path.display(),

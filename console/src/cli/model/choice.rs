@@ -58,7 +58,7 @@ impl ModelFiles {
     pub(crate) fn advise(&self, fault: Fault) -> Failure {
         let FaultKind::ModelMissing { model, .. } = &fault.kind else { return fault.into() };
         let next = match self.holder(model, &fault.node) {
-            Some(from) => format!("copy it: console model fetch {model} --from {from} --node {}", fault.node),
+            Some(from) => format!("copy it: console model pull {model} --from {from} --node {}", fault.node),
             None => {
                 let meant = did_you_mean(model, self.models()).map_or_else(String::new, |text| format!("{text} "));
                 format!("{meant}console model list shows the files; to get one: console model pull hf:OWNER/REPO:FILE")
@@ -90,7 +90,7 @@ pub(crate) fn pick(typed: &str, running: Option<&str>, held: &[&str]) -> Result<
             (None, [only]) => Ok((*only).into()),
             (None, []) => Err(Failure::State {
                 message: "the nodes have no model file".into(),
-                next: "download one with console model pull hf:OWNER/REPO:FILE, or send one with console model add FILE",
+                next: "download one with console model pull hf:OWNER/REPO:FILE, or send one with console model pull FILE",
             }),
             (None, several) => Err(Failure::Usage {
                 message: format!("no model runs, and the nodes have several: {}", several.join(", ")),
@@ -178,7 +178,7 @@ mod tests {
             assert_eq!(failure.code(), 4);
             failure.json()["error"]["next"].as_str().unwrap_or_default().to_owned()
         };
-        assert_eq!(missing(HELD[0]), "copy it: console model fetch bard-q8_0.gguf --from pi1 --node pi2");
+        assert_eq!(missing(HELD[0]), "copy it: console model pull bard-q8_0.gguf --from pi1 --node pi2");
         let next = missing("bart-q8_0.gguf");
         assert!(next.starts_with("did you mean bard-q8_0.gguf? ") && next.contains("console model pull"), "{next}");
     }

@@ -1,25 +1,22 @@
-//! `console model`: lists, adds, pulls, copies, verifies and removes the model files of nodes.
+//! `console model`: lists, pulls, verifies and removes the model files of nodes.
 pub(crate) mod choice;
+mod pull;
 mod source;
 mod transfer;
 
-use std::{path::PathBuf, sync::Arc};
-
-use anyhow::Context;
 use clap::{Args, Subcommand};
 use common::{
     digest::Sha256,
     fault::{Fault, FaultKind},
 };
-use protocol::models::{FileState, ModelFile, ModelsRequest, ModelsResponse, check_name, files_of};
+use protocol::models::{FileState, ModelFile, ModelsRequest, ModelsResponse, check_name};
 use serde_json::{Value, json};
-use tokio::{sync::Semaphore, task::JoinSet};
 
-use self::{choice::advised, transfer::Transfer};
+use self::transfer::Transfer;
 use crate::cli::{
     Failure,
     shared::{
-        confirm::{Consent, Rehearsal},
+        confirm::Consent,
         find_node::find,
         interrupts::Interrupts,
         need::{Need, Reach},
@@ -30,23 +27,14 @@ use crate::cli::{
 };
 use crate::client::{cluster::Cluster, models, session::Session, with_port};
 
-/// The next step after a wrong source.
-const SOURCE_EXAMPLE: &str = "name the file of a repository, for example \
-                              hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Llama-3.2-1B-Instruct-Q4_K_M.gguf";
-/// Nodes that copy a file from the same node at a time.
-const COPIES_MAX: usize = 4;
-
 /// Subcommands of `console model`.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Model {
     /// List the model files of all nodes
     List(List),
-    /// Upload a file from this machine to nodes
-    Add(Add),
-    /// Download a file from hf:OWNER/REPO:FILE, https://.. or http://.. (resumable)
-    Pull(Pull),
-    /// Copy a file from one node to others (resumable)
-    Fetch(Fetch),
+    /// Put a file on nodes: download it, send one of this machine, or copy it from a node (resumable)
+    #[command(alias = "add")]
+    Pull(pull::Pull),
     /// Recompute the SHA-256 of a file on nodes
     Verify(Verify),
     /// Delete a file on nodes, unless a topology uses it
@@ -72,51 +60,6 @@ pub(crate) struct Where {
     node: Vec<String>,
     #[arg(from_global)]
     json: bool,
-}
-
-/// Options of `console model add`.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct Add {
-    /// The GGUF file
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
-    #[command(flatten)]
-    to: Where,
-    #[command(flatten)]
-    rehearsal: Rehearsal,
-}
-
-/// Options of `console model pull`.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct Pull {
-    /// hf:OWNER/REPO:FILE, https://.. or http://..
-    #[arg(value_name = "SOURCE")]
-    source: String,
-    /// Name of the file on the nodes [default: the last part of the source]
-    #[arg(long, value_name = "NAME.gguf")]
-    name: Option<String>,
-    /// Expected SHA-256 of the file [default: the hash that the server reports, if any]
-    #[arg(long, value_name = "HEX", value_parser = <Sha256 as std::str::FromStr>::from_str)]
-    sha256: Option<Sha256>,
-    #[command(flatten)]
-    to: Where,
-    #[command(flatten)]
-    rehearsal: Rehearsal,
-}
-
-/// Options of `console model fetch`.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct Fetch {
-    /// Name of the file
-    #[arg(value_name = "MODEL")]
-    model: String,
-    /// Node to copy the file from (name or address)
-    #[arg(long, value_name = "NODE")]
-    from: String,
-    #[command(flatten)]
-    to: Where,
-    #[command(flatten)]
-    rehearsal: Rehearsal,
 }
 
 /// Options of `console model verify`.
@@ -149,9 +92,7 @@ impl Model {
     pub(crate) fn reach(&mut self) -> Reach<'_> {
         let (nodes, need) = match self {
             Self::List(list) => (&mut list.nodes, Need::Looks),
-            Self::Add(Add { to, .. }) | Self::Pull(Pull { to, .. }) | Self::Fetch(Fetch { to, .. }) => {
-                (&mut to.nodes, Need::Acts)
-            }
+            Self::Pull(pull) => (&mut pull.to.nodes, Need::Acts),
             Self::Verify(Verify { on, .. }) | Self::Remove(Remove { on, .. }) => (&mut on.nodes, Need::Acts),
         };
         Reach::Nodes(&mut nodes.nodes, need)
@@ -164,9 +105,7 @@ pub(crate) async fn run(model: Model) -> Result<u8, Failure> {
     // An interrupt closes the sessions: the nodes stop working and keep partial files.
     match model {
         Model::List(options) => interrupts.end(list(options)).await,
-        Model::Add(options) => interrupts.end(add(options)).await,
-        Model::Pull(options) => interrupts.end(pull(options)).await,
-        Model::Fetch(options) => interrupts.end(fetch(options)).await,
+        Model::Pull(options) => interrupts.end(pull::run(options)).await,
         Model::Verify(options) => interrupts.end(verify(options)).await,
         Model::Remove(options) => interrupts.end(remove(options)).await,
     }
@@ -251,125 +190,6 @@ fn name_of(name: &str) -> Result<(), Failure> {
         .map_err(|message| Failure::Usage { message, next: "name a file, for example llama-3.2-1b-q4_k_m.gguf" })
 }
 
-/// Whether to transfer the file (`false` for a dry run). A transfer never replaces a file on a node.
-fn is_real(rehearsal: Rehearsal, how: &str, model: &str, cluster: &Cluster, places: &[usize], json: bool) -> bool {
-    let names: Vec<&str> = places.iter().map(|place| cluster.name(&cluster.nodes[*place])).collect();
-    let what = output::clean(&format!("{how} {model} to {}", names.join(", ")));
-    rehearsal.is_real(&what, &json!({"model": model, "nodes": names}), json)
-}
-
-async fn add(options: Add) -> Result<u8, Failure> {
-    let name = options.file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    name_of(&name)?;
-    let (cluster, places) = dial(&options.to).await?;
-    if !is_real(options.rehearsal, "send", &name, &cluster, &places, options.to.json) {
-        return Ok(0);
-    }
-    let file = options.file.clone();
-    output::note(&format!("reading {}", file.display()));
-    let digest = tokio::task::spawn_blocking(move || models::digest(&file))
-        .await
-        .context("the task that hashes the file failed")?;
-    let (sha256, size) = digest.with_context(|| format!("cannot read {}", options.file.display()))?;
-    let Some((first, rest)) = places.split_first() else { return Ok(0) };
-    let node = &cluster.nodes[*first];
-    let session = node.session()?;
-    let transfer = Transfer::new(&name, &[cluster.name(node)]);
-    let upload = models::Upload { path: &options.file, model: &name, sha256, size };
-    let stored = models::send(&session, upload, &|step, done, total| transfer.tell(0, step, done, total)).await?;
-    drop(transfer);
-    let mut done = vec![(cluster.name(node).to_owned(), stored)];
-    copy(&cluster, (*first, rest), &name, &mut done).await?;
-    Ok(show(&done, options.to.json))
-}
-
-async fn pull(options: Pull) -> Result<u8, Failure> {
-    let (url, last) =
-        source::resolve(&options.source).map_err(|message| Failure::Usage { message, next: SOURCE_EXAMPLE })?;
-    let name = options.name.clone().unwrap_or(last);
-    name_of(&name)?;
-    let (cluster, places) = dial(&options.to).await?;
-    if !is_real(options.rehearsal, "download", &name, &cluster, &places, options.to.json) {
-        return Ok(0);
-    }
-    let Some((first, rest)) = places.split_first() else { return Ok(0) };
-    let node = &cluster.nodes[*first];
-    let session = node.session()?;
-    let transfer = Transfer::new(&name, &[cluster.name(node)]);
-    let request = ModelsRequest::Pull { url, model: name.clone(), sha256: options.sha256 };
-    let tell = |step, done, total| transfer.tell(0, step, done, total);
-    let stored = models::stored(&session, request, &tell).await?;
-    drop(transfer);
-    let mut done = vec![(cluster.name(node).to_owned(), stored)];
-    // Download once; the other nodes copy the file from the first one.
-    copy(&cluster, (*first, rest), &name, &mut done).await?;
-    Ok(show(&done, options.to.json))
-}
-
-async fn fetch(options: Fetch) -> Result<u8, Failure> {
-    name_of(&options.model)?;
-    let (cluster, places) = dial(&options.to).await?;
-    let from = find(&cluster, &options.from)?;
-    let places: Vec<usize> = places.into_iter().filter(|place| *place != from).collect();
-    if !is_real(options.rehearsal, "copy", &options.model, &cluster, &places, options.to.json) {
-        return Ok(0);
-    }
-    let mut done = Vec::new();
-    for file in files_of(&options.model) {
-        copy(&cluster, (from, &places), &file, &mut done).await?;
-    }
-    Ok(show(&done, options.to.json))
-}
-
-/// Copies a file from one node to the others that do not have it yet, to a few at a time. If a copy fails, the others
-/// still end.
-async fn copy(
-    cluster: &Cluster,
-    (from, to): (usize, &[usize]),
-    model: &str,
-    done: &mut Vec<(String, ModelFile)>,
-) -> Result<(), Failure> {
-    let mut lacking: Vec<(String, Arc<Session>)> = Vec::new();
-    for place in to {
-        let node = &cluster.nodes[*place];
-        let (name, session) = (cluster.name(node).to_owned(), node.session()?);
-        let files = models::list(&session).await?;
-        if files.iter().any(|file| file.model == model && file.state != FileState::Partial) {
-            output::note(&output::clean(&format!("{name} already has {model}")));
-        } else {
-            lacking.push((name, session));
-        }
-    }
-    let names: Vec<&str> = lacking.iter().map(|(name, _)| name.as_str()).collect();
-    let transfer = Arc::new(Transfer::new(model, &names));
-    let room = Arc::new(Semaphore::new(COPIES_MAX));
-    let mut copies = JoinSet::new();
-    for (index, (name, session)) in lacking.iter().cloned().enumerate() {
-        let (transfer, room) = (Arc::clone(&transfer), Arc::clone(&room));
-        let request = ModelsRequest::Fetch { model: model.into(), from: cluster.nodes[from].address.clone() };
-        copies.spawn(async move {
-            // The semaphore is never closed.
-            let _permit = room.acquire_owned().await;
-            let tell = |step, done, total| transfer.tell(index, step, done, total);
-            (index, name, models::stored(&session, request, &tell).await)
-        });
-    }
-    let mut copied = copies.join_all().await;
-    drop(transfer);
-    copied.sort_by_key(|(index, ..)| *index);
-    let mut failed = None;
-    for (_, name, result) in copied {
-        match result {
-            Ok(file) => done.push((name, file)),
-            Err(fault) => drop(failed.get_or_insert(fault)),
-        }
-    }
-    match failed {
-        Some(fault) => Err(advised(fault.into(), &cluster.usable().unwrap_or_default()).await),
-        None => Ok(()),
-    }
-}
-
 async fn verify(options: Verify) -> Result<u8, Failure> {
     name_of(&options.model)?;
     let (cluster, places) = dial(&options.on).await?;
@@ -379,8 +199,8 @@ async fn verify(options: Verify) -> Result<u8, Failure> {
         let session = node.session()?;
         let transfer = Transfer::new(&options.model, &[cluster.name(node)]);
         let request = ModelsRequest::Verify { model: options.model.clone(), is_known_enough: false };
-        let tell = |step, done, total| transfer.tell(0, step, done, total);
-        let file = match models::stored(&session, request, &tell).await {
+        let stored = models::stored(&session, request, &|step, done, total| transfer.tell(0, step, done, total)).await;
+        let file = match stored {
             Ok(file) => file,
             Err(fault) => return Err(unlisted(fault, &session).await),
         };

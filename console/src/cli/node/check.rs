@@ -1,7 +1,10 @@
 //! `console node check`: whether the cluster can spare a node.
 use common::{ids::MemberIndex, units::Bytes};
 use planner::replan;
+use protocol::recovery::Standing;
 use serde_json::json;
+use telemetry::NodeState;
+use topology::Member;
 
 use super::dial;
 use crate::{
@@ -38,20 +41,8 @@ pub(super) async fn run(options: Check) -> Result<u8, Failure> {
         return Ok(0);
     };
     let standings = standings(&cluster).await;
-    let now = |member: &topology::Member| {
-        let found = standings.iter().flatten().find(|(_, standing)| standing.name == member.name);
-        let serves = |standing: &protocol::recovery::Standing| {
-            use telemetry::NodeState::{Ready, Serving};
-            matches!(standing.state, Ready | Serving)
-        };
-        replan::Now {
-            answers: found.is_some(),
-            serves: found.is_some_and(|(_, standing)| serves(standing)),
-            free: found.map_or(Bytes(0), |(_, standing)| standing.free),
-            shard: found.map_or(Bytes(0), |(_, standing)| standing.shard),
-        }
-    };
-    let all: Vec<replan::Now> = topology.members.iter().map(now).collect();
+    let standings: Vec<&Standing> = standings.iter().flatten().map(|(_, standing)| standing).collect();
+    let all: Vec<replan::Now> = topology.members.iter().map(|member| now(member, &standings)).collect();
     let desired = cluster.desired().unwrap_or(&topology).clone();
     let sessions: Vec<_> = cluster.nodes.iter().filter_map(|node| node.session().ok()).collect();
     let card = identify_on_any(sessions.iter().map(|session| &**session), &topology.model).await;
@@ -101,5 +92,16 @@ fn sentence(outlook: &replan::Outlook) -> String {
             "the cluster would stop serving: no majority is left. {layout} would fit (up to {needed} per node): run \
              console node remove or console topology take-over"
         ),
+    }
+}
+
+/// What a member does now, as far as its node answers.
+fn now(member: &Member, standings: &[&Standing]) -> replan::Now {
+    let found = standings.iter().find(|standing| standing.name == member.name);
+    replan::Now {
+        answers: found.is_some(),
+        serves: found.is_some_and(|standing| matches!(standing.state, NodeState::Ready | NodeState::Serving)),
+        free: found.map_or(Bytes(0), |standing| standing.free),
+        shard: found.map_or(Bytes(0), |standing| standing.shard),
     }
 }

@@ -1,7 +1,7 @@
 //! `console node cordon`: no new requests on a node and its replica.
 use common::ids::MemberIndex;
 use serde_json::json;
-use telemetry::NodeState;
+use telemetry::{NodeReport, NodeState};
 use topology::Member;
 
 use super::dial;
@@ -37,14 +37,17 @@ fn others_serve(cluster: &Cluster, name: &str) -> bool {
     let Some((topology, reports)) = cluster.topology() else { return true };
     let Some(place) = topology.members.iter().position(|member| member.name == name) else { return true };
     let own = topology.layout.replica_of(MemberIndex(place as u16));
-    let takes = |member: &Member| {
-        let report = reports.iter().find(|report| report.name == member.name);
-        let serves = report.is_some_and(|report| matches!(report.state, NodeState::Ready | NodeState::Serving));
-        serves && cluster.exclusions.of(&member.name, &member.address).is_none()
-    };
     // Groups with prefill and decode roles depend on each other.
-    let others = (0..topology.layout.replicas).filter(|replica| *replica != own);
-    !topology.layout.has_roles() && others.into_iter().any(|replica| topology.replica(replica).iter().all(takes))
+    let mut others = (0..topology.layout.replicas).filter(|replica| *replica != own);
+    !topology.layout.has_roles()
+        && others.any(|replica| topology.replica(replica).iter().all(|member| takes(cluster, &reports, member)))
+}
+
+/// Whether a member serves and is not excluded.
+fn takes(cluster: &Cluster, reports: &[&NodeReport], member: &Member) -> bool {
+    let report = reports.iter().find(|report| report.name == member.name);
+    let serves = report.is_some_and(|report| matches!(report.state, NodeState::Ready | NodeState::Serving));
+    serves && cluster.exclusions.of(&member.name, &member.address).is_none()
 }
 
 /// What a cordoned node does now, and how to undo it.

@@ -42,8 +42,10 @@ pub(crate) async fn run(options: Discover) -> Result<u8, Failure> {
     let listening = tokio::task::spawn_blocking(move || listen(time, count));
     let found = interrupts.end(async { listening.await.map_err(|error| Failure::from(anyhow!(error))) }).await??;
     if options.json {
-        let node = |(address, said): (&SocketAddr, &Announcement)| json!({"address": address.to_string(), "name": said.name, "build": said.build, "claimed": said.claimed});
-        output::line(&json!({"nodes": found.iter().map(node).collect::<Vec<_>>()}).to_string());
+        let nodes = found.iter().map(|(address, said)| {
+            json!({"address": address.to_string(), "name": said.name, "build": said.build, "claimed": said.claimed})
+        });
+        output::line(&json!({"nodes": nodes.collect::<Vec<_>>()}).to_string());
         return Ok(u8::from(found.is_empty()));
     }
     if found.is_empty() {

@@ -18,7 +18,7 @@ use crate::{
     },
     client::{
         assign::{Assigned, assign},
-        cluster::{Cluster, ClusterNode},
+        cluster::Cluster,
         event::OperateEvent,
         session::Session,
     },
@@ -34,24 +34,23 @@ fn serving(cluster: &Cluster) -> Result<(Topology, Vec<Arc<Session>>), Failure> 
             next: "console generate --topology tpN, or console topology assign FILE",
         });
     };
-    let session = |name: &str| {
-        let node = cluster.nodes.iter().find(|node| cluster.name(node) == name);
-        let message =
-            || format!("the topology has the member {}, which is not among the given nodes", output::clean(name));
-        let node = node.ok_or_else(|| Failure::Usage {
-            message: message(),
-            next: "name all nodes of the topology with --nodes",
-        })?;
-        node.session().map_err(|fault| {
-            let name = output::clean(name);
-            let next = format!(
-                "start {name} again, or let the others continue without it: console node exclude {name} --reason TEXT"
-            );
-            Failure::Advised { fault: Box::new(fault), next }
-        })
-    };
-    let sessions = topology.members.iter().map(|member| session(&member.name)).collect::<Result<_, _>>()?;
+    let sessions = topology.members.iter().map(|member| session_of(cluster, &member.name)).collect::<Result<_, _>>()?;
     Ok((topology.clone(), sessions))
+}
+
+/// The session of a member of the topology.
+fn session_of(cluster: &Cluster, member: &str) -> Result<Arc<Session>, Failure> {
+    let name = output::clean(member);
+    let Some(node) = cluster.nodes.iter().find(|node| cluster.name(node) == member) else {
+        let message = format!("the topology has the member {name}, which is not among the given nodes");
+        return Err(Failure::Usage { message, next: "name all nodes of the topology with --nodes" });
+    };
+    node.session().map_err(|fault| {
+        let next = format!(
+            "start {name} again, or let the others continue without it: console node exclude {name} --reason TEXT"
+        );
+        Failure::Advised { fault: Box::new(fault), next }
+    })
 }
 
 /// Upper bound of the speed-up in decoding, which is bound by the bytes that a node reads per token.
@@ -127,8 +126,8 @@ pub(super) async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Fail
 
 /// Refuses to assign a topology while a member that stays is cordoned.
 fn uncordoned(cluster: &Cluster, leaving: &str) -> Result<(), Failure> {
-    let stays = |node: &&ClusterNode| cluster.name(node) != leaving && cluster.is_cordoned(node);
-    let Some(entry) = cluster.nodes.iter().find(stays).and_then(|node| cluster.exclusion(node)) else { return Ok(()) };
+    let cordoned = cluster.nodes.iter().find(|node| cluster.name(node) != leaving && cluster.is_cordoned(node));
+    let Some(entry) = cordoned.and_then(|node| cluster.exclusion(node)) else { return Ok(()) };
     let message = format!("{} is cordoned ({}: {})", entry.node, entry.by, entry.reason.as_deref().unwrap_or_default());
     Err(Failure::State { message: output::clean(&message), next: "include it first: console node include NODE" })
 }

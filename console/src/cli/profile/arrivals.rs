@@ -97,11 +97,11 @@ fn phase(row: &ArrivalRow) -> &'static str {
 /// The rows as JSON objects.
 pub(super) fn objects(rows: &[ArrivalRow], names: &[String]) -> Value {
     let times = |(p50, p99): Times| json!({"p50_ns": p50.0, "p99_ns": p99.0});
-    let object = |row: &ArrivalRow| {
+    let objects = rows.iter().map(|row| {
         json!({"phase": phase(row), "node": names[row.rank], "rank": Rank(row.rank as u16), "count": row.count,
             "first": times(row.first), "whole": times(row.whole), "way": times(row.way), "compute_p50_ns": row.compute.0})
-    };
-    rows.iter().map(object).collect()
+    });
+    objects.collect()
 }
 
 /// Sentences on ranks that send late and on ranks with slow transmission, for decode steps (for batches if nothing
@@ -160,8 +160,8 @@ mod tests {
         let us = |time| Nanoseconds(1000 * time);
         let arrivals =
             peers.map(|(rank, first, whole)| Arrival { rank: Rank(rank), first: us(first), whole: us(whole) });
-        let record = |step| SyncRecord { compute: us(compute), arrivals: arrivals.to_vec(), ..record(step, 0, 0) };
-        (1..=100).map(record).collect()
+        let one = SyncRecord { compute: us(compute), arrivals: arrivals.to_vec(), ..record(1, 0, 0) };
+        (1..=100).map(|step| SyncRecord { step, ..one.clone() }).collect()
     }
 
     fn said(lists: &[Vec<SyncRecord>]) -> (Vec<ArrivalRow>, String) {

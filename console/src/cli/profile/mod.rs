@@ -1,4 +1,5 @@
-//! `console profile`: completes a text and shows where the time went: table, bottleneck, trace, folded stacks.
+//! `console generate --profile`: completes a text and shows where the time went: table, bottleneck, trace, folded
+//! stacks.
 mod arrivals;
 pub(super) mod straggler;
 pub(super) mod table;
@@ -33,14 +34,13 @@ pub(super) fn beside<'a>(member: usize, healths: impl Iterator<Item = &'a Health
 }
 
 /// Runs the command.
-pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
-    let generate = &options.completing;
-    let request = generate.sampling.request(prompt(generate)?, 0);
+pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
+    let (generate, files) = (&options.completing, &options.profiling);
+    let request = generate.sampling.request(prompt(generate)?, generate.logprobs);
     let seed = request.sampling.seed;
     let mut interrupts = Interrupts::listen()?;
-    let asked = generate.assignment.asked(&options.model);
-    let obtained =
-        obtain(&options.nodes.nodes, &asked, "complete and profile the text", generate.consent, generate.json);
+    let asked = generate.assignment.asked(options.model.as_deref().unwrap_or_default());
+    let obtained = obtain(&options.nodes, &asked, "complete and profile the text", generate.consent, generate.json);
     let Some(Obtained { sessions, assigned }) = interrupts.end(obtained).await? else { return Ok(0) };
     let card = async { Ok::<_, Failure>(identify(&sessions[0], &assigned.topology.model).await?) };
     let card = interrupts.end(card).await?;
@@ -58,30 +58,30 @@ pub(super) async fn run(options: options::Profile) -> Result<u8, Failure> {
     let records = RankRecords { names: &names, ranks, records: &records };
     let (healths, tables) = interrupts.end(reports(&sessions[replica])).await?;
     let others = |member: usize| beside(member, healths.iter());
-    let cause = |(member, health): (usize, &Health)| Some(health.cause_beside(&others(member))?.to_string());
-    let causes: Vec<Option<String>> = healths.iter().enumerate().map(cause).collect();
+    let causes = healths.iter().enumerate().map(|(member, health)| health.cause_beside(&others(member)));
+    let causes: Vec<Option<String>> = causes.map(|cause| Some(cause?.to_string())).collect();
     let verdict = verdict::verdict(&completion.finished.ranks, &records, &causes);
     let straggler = straggler::straggler(&records);
     let arrivals = arrivals::rows(&records);
     let say = arrivals::sentences(&arrivals, &names, ranks);
-    if let Some(path) = &options.trace {
+    if let Some(path) = &files.trace {
         write(path, &trace::events(&records).to_string())?;
     }
-    if let Some(path) = &options.folded {
+    if let Some(path) = &files.folded {
         write(path, &trace::folded(&records))?;
     }
-    if let Some(path) = &options.records {
+    if let Some(path) = &files.records {
         write(path, &json!({"ranks": ranks, "records": records.records}).to_string())?;
     }
     if generate.json {
-        let mut object = object(&completion, (&assigned, head), seed, false);
+        let mut object = object(&completion, (&assigned, head), seed, generate.logprobs > 0);
         object["bottleneck"] = json!(verdict);
-        let of = |found: &straggler::Straggler| {
-            found.object(&names[found.member], &healths[found.member], &others(found.member))
-        };
+        let straggler = straggler
+            .as_ref()
+            .map(|found| found.object(&names[found.member], &healths[found.member], &others(found.member)));
         object["arrivals"] = arrivals::objects(&arrivals, &names);
         object["arrivals_verdict"] = json!(say);
-        object["straggler"] = json!(straggler.as_ref().map(of));
+        object["straggler"] = json!(straggler);
         output::line(&object.to_string());
     } else {
         let place = assigned.topology.place(head);

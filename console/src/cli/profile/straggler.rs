@@ -18,16 +18,15 @@ pub(in crate::cli) struct Straggler {
 
 /// The worst straggler of the decode steps of a request, if the rule names one.
 pub(super) fn straggler(records: &RankRecords<'_>) -> Option<Straggler> {
-    let is_decode = |record: &&SyncRecord| record.tokens == 1;
+    let lists = records.records.iter();
     let decode: Vec<Vec<SyncRecord>> =
-        records.records.iter().map(|list| list.iter().filter(is_decode).cloned().collect()).collect();
-    let stages = decode.chunks(records.ranks.max(1)).enumerate();
-    let of_stage = |(stage, ranks): (usize, &[Vec<SyncRecord>])| {
+        lists.map(|list| list.iter().filter(|record| record.tokens == 1).cloned().collect()).collect();
+    let found = decode.chunks(records.ranks.max(1)).enumerate().filter_map(|(stage, ranks)| {
         let first = stage * records.ranks;
         let found = of_ranks(first, ranks)?;
         Some(Straggler { member: first + found.member, ..found })
-    };
-    stages.filter_map(of_stage).max_by(|one, two| one.named.late.total_cmp(&two.named.late))
+    });
+    found.max_by(|one, two| one.named.late.total_cmp(&two.named.late))
 }
 
 /// The worst straggler of one stage over all-reduces of any kind of step, if the rule names one. `first` is the
@@ -73,10 +72,9 @@ mod tests {
     fn straggler_of_any_stage_is_named_with_shares_and_cause() {
         // Two stages of two ranks; in the second stage, rank 3 costs its peer a ninth of its time.
         let late = |last: u16, late: u64| -> Vec<SyncRecord> {
-            let times = |step| SyncRecord { tokens: 1, compute: Nanoseconds(90), ..record(step, 0, 0) };
-            let late =
-                |record| SyncRecord { last: Rank(last), wait: Nanoseconds(60), late: Nanoseconds(late), ..record };
-            (1..=64).map(times).map(late).collect()
+            let (compute, wait, late) = (Nanoseconds(90), Nanoseconds(60), Nanoseconds(late));
+            let one = SyncRecord { tokens: 1, compute, wait, late, last: Rank(last), ..record(1, 0, 0) };
+            (1..=64).map(|step| SyncRecord { step, ..one.clone() }).collect()
         };
         let names = ["pi1", "pi2", "pi3", "pi4"].map(str::to_owned);
         let lists = [late(1, 0), late(1, 0), late(3, 50), late(3, 0)];

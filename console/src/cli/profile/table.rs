@@ -8,7 +8,7 @@ use common::{
 };
 use protocol::{frame::HEADER_BYTES, message::Finished};
 use telemetry::{PhaseTotals, RankTotals};
-use topology::{Member, Topology};
+use topology::Topology;
 
 /// The lines of the profile of a request on a replica. `embedding_length` is the model's; `tables` are the
 /// algorithm tables of the ranks, indexed by rank of the replica.
@@ -50,12 +50,12 @@ pub(in crate::cli) fn lines(
     type Part = fn(&RankTotals) -> &PhaseTotals;
     let phases: [(&str, Part); 2] = [("prefill", |rank| &rank.prefill), ("decode", |rank| &rank.decode)];
     for (name, part) in phases {
-        for (rank, member) in finished.ranks.iter().zip(topology.replica(replica).iter().enumerate()) {
+        for (index, (rank, member)) in finished.ranks.iter().zip(topology.replica(replica)).enumerate() {
             let totals = part(rank);
             let Some(tokens) = totals.tokens.checked_div(totals.steps) else { continue };
-            let table = tables.get(member.0).and_then(Option::as_ref);
-            let formula = formula(topology, (replica, table), member, (tokens.max(1), embedding_length));
-            lines.push(row(name, &member.1.name, totals, &formula));
+            let table = tables.get(index).and_then(Option::as_ref);
+            let formula = formula(topology, replica, index, table, tokens.max(1), embedding_length);
+            lines.push(row(name, &member.name, totals, &formula));
         }
     }
     lines.push(String::new());
@@ -97,19 +97,24 @@ fn summary(finished: &Finished, ranks: usize) -> Vec<String> {
     ]
 }
 
-/// Predicted bytes per token and messages per step of one rank in steps of `tokens` tokens: all-reduces and the
-/// hand-over to the next stage. The algorithm is that of the rank's table; without a table, the forced one or the
-/// initial choice of `auto`.
+/// Predicted bytes per token and messages per step of the rank `index` of a replica in steps of `tokens` tokens:
+/// all-reduces and the hand-over to the next stage. The algorithm is that of the rank's table; without a table, the
+/// forced one or the initial choice of `auto`.
 fn formula(
     topology: &Topology,
-    (replica, used): (u16, Option<&Table>),
-    (index, member): (usize, &Member),
-    (tokens, embedding_length): (u64, u64),
+    replica: u16,
+    index: usize,
+    table: Option<&Table>,
+    tokens: u64,
+    embedding_length: u64,
 ) -> Cost {
     let (world, columns) = (usize::from(topology.layout.ranks_of(replica)), embedding_length as usize);
     let count = tokens as usize;
-    let begins = || Table::new(topology.collective, topology.exchange, world, columns);
-    let algorithm = used.map_or_else(|| begins().algorithm(count), |table| table.algorithm(count));
+    let algorithm = match table {
+        Some(table) => table.algorithm(count),
+        None => Table::new(topology.collective, topology.exchange, world, columns).algorithm(count),
+    };
+    let member = &topology.replica(replica)[index];
     let one = cost(algorithm, topology.exchange, Rank((index % world) as u16), world, count, columns);
     let all_reduces = 2 * u64::from(member.layers.end - member.layers.start);
     let hand_overs = u64::from(member.layers.end < topology.block_count());

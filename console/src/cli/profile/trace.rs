@@ -90,16 +90,16 @@ pub(super) fn events(records: &RankRecords<'_>) -> Value {
             }
         }
     }
-    for (rank, (list, offset)) in all().enumerate() {
-        arrivals(records, (rank, list), offset - origin, &mut events);
+    for (rank, offset) in offsets.iter().enumerate() {
+        arrivals(records, rank, offset - origin, &mut events);
     }
     json!({"traceEvents": events, "displayTimeUnit": "ms"})
 }
 
 /// A track for each peer of a rank: until its first byte arrived, and until its last. Track numbers follow those of
 /// the ranks, so that these tracks are shown below.
-fn arrivals(records: &RankRecords<'_>, (rank, list): (usize, &[SyncRecord]), offset: i64, events: &mut Vec<Value>) {
-    let world = records.records.len();
+fn arrivals(records: &RankRecords<'_>, rank: usize, offset: i64, events: &mut Vec<Value>) {
+    let (world, list) = (records.records.len(), &records.records[rank]);
     let tid = |peer: usize| (rank + 1) * world + peer;
     let heard = list.iter().flat_map(|record| &record.arrivals).map(|arrival| arrival.rank.index());
     let peers: BTreeSet<usize> = heard.filter(|peer| *peer < world).collect();

@@ -105,12 +105,12 @@ mod tests {
 
     fn said(decode: PhaseTotals, waits: &[(u16, u64)], cause: Option<&str>) -> String {
         let names = ["pi1".to_owned(), "pi2".to_owned(), "pi3".to_owned()];
-        let wait = |(rank, wait): &(u16, u64)| SyncRecord {
+        let waits = waits.iter().map(|(rank, wait)| SyncRecord {
             slowest: Rank(*rank),
             wait: Nanoseconds(*wait),
             ..record(1, 0, 0)
-        };
-        let records = vec![waits.iter().map(wait).collect()];
+        });
+        let records = vec![waits.collect()];
         let totals = [RankTotals { decode: PhaseTotals { steps: 1, ..decode }, ..RankTotals::default() }];
         let causes = [None, None, cause.map(str::to_owned)];
         verdict(&totals, &RankRecords { names: &names, ranks: 3, records: &records }, &causes)

@@ -48,19 +48,7 @@ async fn one_by_one(options: RestartOptions) -> Result<u8, Failure> {
 
     let begun = Instant::now();
     let stop = AtomicBool::new(false);
-    let tell = |event| match event {
-        OperateEvent::Restart { node, step } => {
-            let name = output::clean(&names[node]);
-            output::note(&match step {
-                RestartStep::Draining => format!("{name}: draining"),
-                RestartStep::Starting => format!("{name}: stopped, starting again"),
-                RestartStep::Assigning => format!("{name}: started, assigning the topology again"),
-                RestartStep::Done { seconds } => format!("{name}: done after {seconds:.1} s"),
-            });
-        }
-        other => progress(&other),
-    };
-    let restarting = restart(&addresses, &which, &stop, &tell);
+    let restarting = async { restart(&addresses, &which, &stop, &|event| tell(&names, event)).await };
     tokio::pin!(restarting);
     let mut interrupted = None;
     let result = loop {
@@ -93,12 +81,24 @@ async fn one_by_one(options: RestartOptions) -> Result<u8, Failure> {
     }
 }
 
+/// Prints the progress of a restart of nodes with these names.
+fn tell(names: &[String], event: OperateEvent) {
+    let OperateEvent::Restart { node, step } = event else { return progress(&event) };
+    let name = output::clean(&names[node]);
+    output::note(&match step {
+        RestartStep::Draining => format!("{name}: draining"),
+        RestartStep::Starting => format!("{name}: stopped, starting again"),
+        RestartStep::Assigning => format!("{name}: started, assigning the topology again"),
+        RestartStep::Done { seconds } => format!("{name}: done after {seconds:.1} s"),
+    });
+}
+
 /// The indices of the nodes given by name or address; without any, of all nodes that are not excluded.
 pub(crate) fn which(cluster: &Cluster, only: &[String]) -> Result<Vec<usize>, Failure> {
     if only.is_empty() {
         cluster.usable()?;
-        let is_in = |index: &usize| cluster.exclusion(&cluster.nodes[*index]).is_none();
-        return Ok((0..cluster.nodes.len()).filter(is_in).collect());
+        let all = 0..cluster.nodes.len();
+        return Ok(all.filter(|index| cluster.exclusion(&cluster.nodes[*index]).is_none()).collect());
     }
     only.iter().map(|who| crate::cli::shared::find_node::find(cluster, who)).collect()
 }

@@ -162,11 +162,11 @@ mod tests {
         assert_eq!(code(FaultKind::NodeLost { how: Loss::Reset }), 5);
         assert_eq!(code(FaultKind::Internal { reason: "r".into() }), 1);
         assert_eq!(Failure::Interrupted { code: 130 }.code(), 130);
-        let refused = |status| {
+        for (status, expected) in [(400, 4), (401, 4), (429, 4), (503, 4), (500, 1), (502, 3)] {
             let (at, code, message) = ("a:1".into(), "c".into(), "m".into());
-            Failure::from(HttpError::Refused { at, status, code, message, retry_after_seconds: None }).code()
-        };
-        assert_eq!([400, 401, 429, 503, 500, 502].map(refused), [4, 4, 4, 4, 1, 3]);
+            let refused = HttpError::Refused { at, status, code, message, retry_after_seconds: None };
+            assert_eq!(Failure::from(refused).code(), expected, "HTTP {status}");
+        }
         assert_eq!(Failure::from(HttpError::Lost { at: "a:1".into(), reason: "r".into() }).code(), 5);
         assert_eq!(Failure::Usage { message: "m".into(), next: "n" }.code(), 2);
         assert_eq!(Failure::State { message: "m".into(), next: "n" }.code(), 8);

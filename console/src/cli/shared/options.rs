@@ -154,26 +154,24 @@ pub(crate) struct Generate {
     pub(crate) completing: Completing,
     #[command(flatten)]
     pub(crate) endpoint: Endpoint,
+    #[command(flatten)]
+    pub(crate) profiling: Profiling,
 }
 
-/// Options of `console profile`.
+/// What `console generate` shows of where the time went.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Profile {
-    #[command(flatten)]
-    pub(crate) nodes: Nodes,
-    /// Model file; each node looks up its name in its model folders
-    #[arg(long, value_name = "NAME|FILE")]
-    pub(crate) model: String,
-    #[command(flatten)]
-    pub(crate) completing: Completing,
+pub(crate) struct Profiling {
+    /// Show where the time went instead of the text: a table per node, the bottleneck, the straggler
+    #[arg(long, conflicts_with = "url")]
+    pub(crate) profile: bool,
     /// Write all all-reduces as trace events for ui.perfetto.dev or chrome://tracing, one track per rank
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "profile")]
     pub(crate) trace: Option<PathBuf>,
     /// Write folded stacks for flame graphs
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "profile")]
     pub(crate) folded: Option<PathBuf>,
     /// Write the raw all-reduce records of all ranks as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "profile")]
     pub(crate) records: Option<PathBuf>,
 }
 

@@ -48,8 +48,12 @@ pub fn note(line: &str) {
 /// Text of a model or a node without characters that move the cursor, ring the bell or change the writing
 /// direction.
 pub fn clean(text: &str) -> String {
-    let keeps = |character: char| !is_unsafe(character) || matches!(character, '\n' | '\t');
-    text.chars().map(|character| if keeps(character) { character } else { '\u{fffd}' }).collect()
+    let clean = text.chars().map(|character| match character {
+        '\n' | '\t' => character,
+        _ if is_unsafe(character) => '\u{fffd}',
+        _ => character,
+    });
+    clean.collect()
 }
 
 #[cfg(test)]

@@ -13,9 +13,9 @@ fn stop(text: &str) -> Result<String, String> {
     if fits { Ok(text.into()) } else { Err(format!("expected 1 to {STOP_BYTES_MAX} bytes")) }
 }
 
-/// The sampling options that every command takes that generates.
+/// Sampling options.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct BasicSampling {
+pub(crate) struct Sampling {
     /// Sampling temperature; 0 is greedy
     #[arg(long, default_value_t = 0.8, value_name = "T", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.0, 100.0))]
     temperature: f32,
@@ -25,22 +25,6 @@ pub(crate) struct BasicSampling {
     /// Largest number of tokens to generate
     #[arg(long, default_value_t = 64, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
-}
-
-impl BasicSampling {
-    /// The request for a prompt. Without `--seed`, the seed is random.
-    pub(crate) fn request(&self, prompt: String) -> message::Generate {
-        let seed = self.seed.unwrap_or_else(random_seed);
-        let sampling = SamplingParameters { temperature: self.temperature, seed, ..SamplingParameters::default() };
-        message::Generate::new(prompt, self.max_tokens, sampling, Vec::new())
-    }
-}
-
-/// Sampling options.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct Sampling {
-    #[command(flatten)]
-    basic: BasicSampling,
     /// Sample from the K most probable tokens; 0 = all
     #[arg(long, default_value_t = 0, value_name = "K", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=1024))]
     top_k: u32,
@@ -67,8 +51,9 @@ pub(crate) struct Sampling {
 impl Sampling {
     /// The request for a prompt. Without `--seed`, the seed is random.
     pub(crate) fn request(&self, prompt: String, logprobs: u32) -> message::Generate {
-        let mut request = self.basic.request(prompt);
-        request.sampling = SamplingParameters {
+        let sampling = SamplingParameters {
+            temperature: self.temperature,
+            seed: self.seed.unwrap_or_else(random_seed),
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
@@ -76,10 +61,9 @@ impl Sampling {
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
             logprobs,
-            ..request.sampling
+            ..SamplingParameters::default()
         };
-        request.stop.clone_from(&self.stop);
-        request
+        message::Generate::new(prompt, self.max_tokens, sampling, self.stop.clone())
     }
 }
 

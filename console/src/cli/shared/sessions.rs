@@ -1,7 +1,10 @@
 //! Sessions with the nodes of a command, and what an assignment prints.
 use std::sync::Arc;
 
-use crate::cli::{Failure, shared::output};
+use crate::cli::{
+    Failure,
+    shared::{output, progress},
+};
 use crate::{
     client::{
         assign::{Assigned, assign},
@@ -29,15 +32,16 @@ pub(crate) async fn open(nodes: &[String]) -> Result<Vec<Arc<Session>>, Failure>
 /// # Errors
 /// A node refuses or is lost.
 pub async fn assign_and_tell(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Assigned, Failure> {
-    let nodes: Vec<String> = sessions.iter().map(|session| session.identity.name.clone()).collect();
-    let tell = |event: AssignEvent| {
-        event.pause().iter().for_each(|pause| output::note(&output::clean(pause)));
-        if let AssignEvent::Loading { node, progress } = event {
-            let what = format!("{} loads {}", output::clean(&nodes[node]), progress.total);
-            crate::cli::shared::progress::tell(&what, progress.done.0, progress.total.0, false);
-        }
-    };
-    let assigned = assign(sessions, wanted, &tell).await;
-    crate::cli::shared::progress::clear();
+    let assigned = assign(sessions, wanted, &|event| tell(sessions, event)).await;
+    progress::clear();
     Ok(assigned?)
+}
+
+/// Prints the progress of an assignment.
+fn tell(sessions: &[Arc<Session>], event: AssignEvent) {
+    event.pause().iter().for_each(|pause| output::note(&output::clean(pause)));
+    if let AssignEvent::Loading { node, progress: loaded } = event {
+        let what = format!("{} loads {}", output::clean(&sessions[node].identity.name), loaded.total);
+        progress::tell(&what, loaded.done.0, loaded.total.0, false);
+    }
 }

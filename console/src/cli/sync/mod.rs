@@ -1,5 +1,7 @@
 //! `console sync`: all-reduce times of the running topology by rank (worst straggler first) and by layer, with the
 //! straggler and its cause.
+mod boundary;
+
 use std::collections::BTreeMap;
 
 use clap::Args;
@@ -10,8 +12,10 @@ use common::{
     units::{Bytes, Nanoseconds},
 };
 use serde_json::{Value, json};
-use telemetry::{Health, HopSync, LatenessSums, StageTime, SyncKind, SyncRecord, slow_stage};
+use telemetry::{Health, HopSync, LatenessSums, SyncKind, SyncRecord};
 use topology::Topology;
+
+use boundary::{StageBoundary, boundaries, slow};
 
 use crate::cli::{
     Failure,
@@ -158,8 +162,8 @@ struct Picture<'a> {
     straggler: Option<Straggler>,
     steps: usize,
     members: &'a [Of],
-    /// Sending and receiving member of each hand-over, in the order in which a token passes them.
-    boundaries: Vec<(usize, usize, HopSync)>,
+    /// In the order in which a token passes them.
+    boundaries: Vec<StageBoundary>,
     /// The member that is the slow stage of its pipeline, and its computing time relative to the other stages,
     /// normalised by the weights.
     slow_stage: Option<(usize, f64)>,
@@ -229,7 +233,7 @@ impl<'a> Picture<'a> {
         });
         // Add the hops. If a stage has one rank, no all-reduce contains its computing.
         let (mut network, mut all) = (sums[1] + sums[2], sums.iter().sum::<f64>());
-        for (_, to, sync) in &self.boundaries {
+        for StageBoundary { to, sync, .. } in &self.boundaries {
             let hops = sync.hop.0 as f64 * f64::from(sync.timed);
             let reduces = self.rows.iter().any(|row| row.member == *to && row.count > 0);
             let own = if reduces { 0.0 } else { sync.compute.0 as f64 * f64::from(sync.count) };
@@ -285,34 +289,35 @@ impl<'a> Picture<'a> {
             "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>5}  {:>5}  HEALTH",
             "NODE", "STAGE", "RANK", "LATE", "LAST", "OWN", "WAIT", "WIRE", "FIRST", "WAY", "NET", "TEMP"
         );
-        let line = |row: &RankSyncRow| {
-            let of = &self.members[row.member];
-            let percent = |share: f64| format!("{:.0} %", 100.0 * share);
-            let [own, wait, wire] = row.means;
-            let total = (own.0 + wait.0 + wire.0) as f64;
-            let temperature = of.health.temperature.map_or("-".into(), |celsius| format!("{:.1}", celsius.0));
-            let words: Vec<String> = of.health.warnings().iter().map(|warning| warning.short()).collect();
-            let words = match (&of.fault, words.is_empty()) {
-                (Some(_), _) => "does not serve".into(),
-                (None, true) => "ok".into(),
-                (None, false) => words.join(", "),
-            };
-            format!(
-                "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>5}  {temperature:>5}  {words}",
-                of.name,
-                row.stage,
-                row.rank,
-                percent(row.late),
-                percent(row.last),
-                short_time(own),
-                short_time(wait),
-                short_time(wire),
-                short_time(row.arrival[0]),
-                short_time(row.arrival[1]),
-                percent(ratio((wait.0 + wire.0) as f64, total)),
-            )
+        std::iter::once(head).chain(self.rows.iter().map(|row| self.rank_line(row, width))).collect()
+    }
+
+    fn rank_line(&self, row: &RankSyncRow, width: usize) -> String {
+        let of = &self.members[row.member];
+        let percent = |share: f64| format!("{:.0} %", 100.0 * share);
+        let [own, wait, wire] = row.means;
+        let total = (own.0 + wait.0 + wire.0) as f64;
+        let temperature = of.health.temperature.map_or("-".into(), |celsius| format!("{:.1}", celsius.0));
+        let words: Vec<String> = of.health.warnings().iter().map(|warning| warning.short()).collect();
+        let words = match (&of.fault, words.is_empty()) {
+            (Some(_), _) => "does not serve".into(),
+            (None, true) => "ok".into(),
+            (None, false) => words.join(", "),
         };
-        std::iter::once(head).chain(self.rows.iter().map(line)).collect()
+        format!(
+            "{:<width$}  {:>5}  {:>4}  {:>5}  {:>5}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>5}  {temperature:>5}  {words}",
+            of.name,
+            row.stage,
+            row.rank,
+            percent(row.late),
+            percent(row.last),
+            short_time(own),
+            short_time(wait),
+            short_time(wire),
+            short_time(row.arrival[0]),
+            short_time(row.arrival[1]),
+            percent(ratio((wait.0 + wire.0) as f64, total)),
+        )
     }
 
     /// A sentence on the slow stage of a pipeline, or else on its slow hop.
@@ -325,56 +330,7 @@ impl<'a> Picture<'a> {
                  other stages; {cause}."
             )
         });
-        let slowest = || {
-            let hops =
-                self.boundaries.iter().filter_map(|(from, to, sync)| Some((sync.slow_hop()?, from, to, sync.p50)));
-            hops.max_by(|one, two| one.0.total_cmp(&two.0))
-        };
-        stage.or_else(|| {
-            let (factor, from, to, p50) = slowest()?;
-            let (from, to) = (self.name(*from), self.name(*to));
-            Some(format!(
-                "the hop from {from} to {to} is slow: {} (p50), {factor:.1} times the transfer time of its bytes at \
-                 1 Gb/s. Check cable, port and switch.",
-                short_time(p50)
-            ))
-        })
-    }
-
-    /// The hand-overs between stages and an empty line; nothing without a pipeline.
-    fn boundary_lines(&self) -> Vec<String> {
-        if self.boundaries.is_empty() {
-            return Vec::new();
-        }
-        let head = format!(
-            "{:<25}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>9}  {:>6}",
-            "HAND-OVER", "HOP P50", "P95", "P99", "BEFORE", "BEHIND", "OWN", "BYTES", "COUNT"
-        );
-        let line = |(from, to, sync): &(usize, usize, HopSync)| {
-            let hop = |time: Nanoseconds| if sync.timed > 0 { short_time(time) } else { "-".to_owned() };
-            format!(
-                "{:<25}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>7}  {:>9}  {:>6}",
-                format!("{} > {}", self.name(*from), self.name(*to)),
-                hop(sync.p50),
-                hop(sync.p95),
-                hop(sync.p99),
-                short_time(sync.blocked),
-                short_time(sync.sending),
-                short_time(sync.compute),
-                sync.bytes.0 / u64::from(sync.count.max(1)),
-                sync.count
-            )
-        };
-        let words = "before: waiting for the previous stage; behind: passing the data for the next stage to the \
-                     operating system; own: computing in between";
-        std::iter::once(head).chain(self.boundaries.iter().map(line)).chain([words.to_owned(), String::new()]).collect()
-    }
-
-    fn boundary_object(&self, (from, to, sync): &(usize, usize, HopSync)) -> Value {
-        let hop = |time: Nanoseconds| (sync.timed > 0).then_some(time.0);
-        json!({"from": self.name(*from), "to": self.name(*to), "count": sync.count, "timed": sync.timed,
-            "slow": sync.slow_hop(), "p50_ns": hop(sync.p50), "p95_ns": hop(sync.p95), "p99_ns": hop(sync.p99), "mean_ns": hop(sync.hop),
-            "blocked_ns": sync.blocked.0, "sending_ns": sync.sending.0, "compute_ns": sync.compute.0, "bytes": sync.bytes.0})
+        stage.or_else(|| self.slow_hop_sentence())
     }
 
     fn row_object(&self, row: &RankSyncRow) -> Value {
@@ -388,15 +344,10 @@ impl<'a> Picture<'a> {
 
     fn layer_lines(&self, only: &[u32]) -> Vec<String> {
         let columns: Vec<usize> = self.rows.iter().map(|row| row.member).collect();
-        let title = |member: &usize| format!("{:^20}", format!("{}  p50 p95 p99", self.name(*member)));
-        let mut lines = vec![format!("{:<10}{}", "LAYER", columns.iter().map(title).collect::<String>().trim_end())];
+        let titles = columns.iter().map(|member| format!("{:^20}", format!("{}  p50 p95 p99", self.name(*member))));
+        let mut lines = vec![format!("{:<10}{}", "LAYER", titles.collect::<String>().trim_end())];
         for ((layer, kind), members) in self.layers.iter().filter(|((layer, _), _)| is_wanted(only, *layer)) {
-            let cell = |member: &usize| {
-                let times = members.get(member).map(|(histogram, _)| quantiles(histogram));
-                let texts = times.map_or([(); 3].map(|()| "-".to_owned()), |times| times.map(tight_time));
-                texts.map(|text| format!("{text:>6}")).join("") + "  "
-            };
-            let cells: String = columns.iter().map(cell).collect();
+            let cells: String = columns.iter().map(|member| layer_cell(members.get(member))).collect();
             lines.push(format!("{:<10}{}", format!("{layer:>3} {}", short(*kind)), cells.trim_end()));
         }
         lines
@@ -404,41 +355,22 @@ impl<'a> Picture<'a> {
 
     fn layer_objects(&self, only: &[u32]) -> Value {
         let wanted = self.layers.iter().filter(|((layer, _), _)| is_wanted(only, *layer));
-        let object = |((layer, kind), members): (&(u32, SyncKind), &Members)| {
-            let rank = |(member, (histogram, count)): (&usize, &(Histogram, usize))| {
+        let objects = wanted.map(|((layer, kind), members)| {
+            let ranks = members.iter().map(|(member, (histogram, count))| {
                 let [p50, p95, p99] = quantiles(histogram).map(|time| time.0);
                 json!({"node": self.name(*member), "count": count, "p50_ns": p50, "p95_ns": p95, "p99_ns": p99})
-            };
-            json!({"layer": layer, "all_reduce": short(*kind), "ranks": members.iter().map(rank).collect::<Value>()})
-        };
-        wanted.map(object).collect()
+            });
+            json!({"layer": layer, "all_reduce": short(*kind), "ranks": ranks.collect::<Value>()})
+        });
+        objects.collect()
     }
 }
 
-/// The slow stage of pipelines whose stages have one rank each. Where stages have several ranks, all-reduces
-/// already compare them.
-fn slow(topology: &Topology, members: &[Of]) -> Option<(usize, f64)> {
-    let found = (0..topology.layout.replicas).filter(|replica| topology.layout.ranks_of(*replica) == 1);
-    let of_replica = |replica: u16| {
-        let range = topology.layout.members(replica);
-        let stage = |of: &Of| StageTime { sync: of.hops.first().copied().unwrap_or_default(), shard: of.shard };
-        let stages: Vec<StageTime> = members.get(range.clone())?.iter().map(stage).collect();
-        slow_stage(&stages).map(|(stage, factor)| (range.start + stage, factor))
-    };
-    found.filter_map(of_replica).max_by(|one, two| one.1.total_cmp(&two.1))
-}
-
-fn boundaries(topology: &Topology, members: &[Of]) -> Vec<(usize, usize, HopSync)> {
-    let of = |(to, member): (usize, &Of)| {
-        let replica = topology.place(MemberIndex(to as u16)).replica;
-        let first = topology.layout.members(replica).start;
-        let boundary = move |sync: &HopSync| (first + sync.from.index(), to, *sync);
-        member.hops.iter().map(boundary).collect::<Vec<_>>()
-    };
-    let mut found: Vec<_> =
-        members.iter().enumerate().flat_map(of).filter(|(from, ..)| *from < members.len()).collect();
-    found.sort_by_key(|(from, to, _)| (*from, *to));
-    found
+/// The quantiles of a rank at a layer; dashes if it has no all-reduce there.
+fn layer_cell(found: Option<&(Histogram, usize)>) -> String {
+    let times = found.map(|(histogram, _)| quantiles(histogram));
+    let texts = times.map_or([(); 3].map(|()| "-".to_owned()), |times| times.map(tight_time));
+    texts.map(|text| format!("{text:>6}")).join("") + "  "
 }
 
 fn is_wanted(only: &[u32], layer: u32) -> bool {

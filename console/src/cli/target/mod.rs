@@ -50,10 +50,11 @@ fn misplaced(matches: &ArgMatches) -> Result<(), clap::Error> {
     let (mut at, mut command, mut path) = (matches, Arguments::command(), vec!["console".to_owned()]);
     let mut found: Option<(String, String)> = None;
     while let Some((name, below)) = at.subcommand() {
-        let typed =
-            |argument: &&clap::Arg| at.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine);
-        let own = command.get_arguments().filter(|argument| !argument.is_global_set()).find(typed);
-        if let Some(option) = own.and_then(|argument| argument.get_long()) {
+        let typed = command.get_arguments().find(|argument| {
+            let source = at.value_source(argument.get_id().as_str());
+            !argument.is_global_set() && source == Some(ValueSource::CommandLine)
+        });
+        if let Some(option) = typed.and_then(clap::Arg::get_long) {
             found.get_or_insert((option.to_owned(), path.join(" ")));
         }
         let Some(next) = command.find_subcommand(name).cloned() else { break };
@@ -123,13 +124,12 @@ pub(crate) fn choose(typed: Vec<String>, cluster: Option<String>, need: Need, as
         (None, true) => {}
     }
     let variable = std::env::var(VARIABLE).ok().filter(|nodes| !nodes.is_empty() && need != Need::Typed);
-    if let Some(nodes) = variable {
-        let nodes: Result<Vec<String>, String> = nodes.split(',').map(options::node).collect();
-        let refused = |reason: String| Failure::Usage {
-            message: format!("{VARIABLE}={nodes}: {reason}", nodes = std::env::var(VARIABLE).unwrap_or_default()),
+    if let Some(variable) = variable {
+        let nodes: Result<Vec<String>, String> = variable.split(',').map(options::node).collect();
+        return nodes.map(of).map_err(|reason| Failure::Usage {
+            message: format!("{VARIABLE}={variable}: {reason}"),
             next: "correct the variable, or name the nodes with --nodes",
-        };
-        return nodes.map(of).map_err(refused);
+        });
     }
     if matches!(need, Need::May | Need::Typed) {
         return Ok(Chosen::default());
@@ -182,7 +182,6 @@ fn reach(arguments: &mut Arguments) -> Reach<'_> {
     };
     match command {
         Command::Bench(bench) => bench.reach(),
-        Command::Chat(_) => Reach::Otherwise("uses the HTTP API given by --url"),
         Command::Cluster(_) => Reach::Otherwise("takes the cluster as an argument"),
         Command::Completions(_) => Reach::Otherwise("prints a completion script"),
         Command::Demo(_) => Reach::Counts,
@@ -196,12 +195,12 @@ fn reach(arguments: &mut Arguments) -> Reach<'_> {
         Command::Logs(logs) => Reach::Nodes(&mut logs.nodes.nodes, Need::Looks),
         Command::Model(model) => model.reach(),
         Command::Node(node) => node.reach(),
-        Command::Profile(profile) => Reach::Nodes(&mut profile.nodes.nodes, Need::Acts),
         Command::Proxy(_) => Reach::Otherwise("relays to the HTTP API given by --to"),
         Command::Replay(_) => Reach::Otherwise("reads a recording"),
         Command::Requests(requests) => requests.reach(),
         Command::Restart(restart) => Reach::Nodes(&mut restart.nodes.nodes, Need::Acts),
-        Command::Run(run) => Reach::Nodes(&mut run.nodes.nodes, Need::Acts),
+        Command::Run(run) if run.endpoint.url.is_empty() => Reach::Nodes(&mut run.nodes.nodes, Need::Acts),
+        Command::Run(_) => Reach::Otherwise("uses the HTTP API given by --url"),
         Command::Screen(screen) => screen.reach(),
         Command::Status(status) => Reach::Nodes(&mut status.nodes.nodes, Need::Looks),
         Command::Sync(sync) => Reach::Nodes(&mut sync.nodes.nodes, Need::Looks),

@@ -1,12 +1,10 @@
-//! `console topology assign`: assigns a topology file.
+//! `console topology assign`: assigns a topology file, or shows with `--dry-run` what that would load on each node.
+use std::path::PathBuf;
+
 use clap::Args;
 use serde_json::json;
 
-use super::{
-    choose_layout::warn_past_knee,
-    ensure::Reached,
-    file::{TopologyFileOptions, read},
-};
+use super::{choose_layout::warn_past_knee, ensure::Reached, file::read, preview::Preview};
 use crate::cli::{
     Failure,
     model::choice::advised,
@@ -16,8 +14,11 @@ use crate::cli::{
 /// Options of `console topology assign`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AssignFile {
-    #[command(flatten)]
-    file: TopologyFileOptions,
+    /// Topology file (TOML): the model, and for each stage a [[stage]] with nodes, weights and layers
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    #[arg(from_global)]
+    json: bool,
     #[command(flatten)]
     consent: Consent,
 }
@@ -25,7 +26,7 @@ pub(crate) struct AssignFile {
 /// Runs `console topology assign`.
 pub(super) async fn run(options: &AssignFile) -> Result<u8, Failure> {
     options.consent.check()?;
-    let AssignFile { file: options, consent } = options;
+    let consent = options.consent;
     let (nodes, wanted) = read(&options.file)?;
     let reached = Reached::dial(&nodes).await?;
     let sessions = reached.usable(nodes.len())?;
@@ -33,18 +34,31 @@ pub(super) async fn run(options: &AssignFile) -> Result<u8, Failure> {
     let what = format!("{} with {}", wanted.layout, output::clean(&wanted.model));
     let count = if names.len() == 1 { "1 node".to_owned() } else { format!("{} nodes", names.len()) };
     // The warning must precede the confirmation.
-    warn_past_knee(sessions, &wanted).await;
+    let forecast = warn_past_knee(sessions, &wanted).await;
     let losses = reached.losses(None);
     let question = match &losses {
         Some((lost, _)) => format!("Replace {lost} by {what} on {count}?"),
         None => format!("Assign {what} to {count}?"),
     };
     let replaces = losses.map(|(_, object)| object);
-    let plan =
+    let mut plan =
         json!({"topology": wanted.layout.to_string(), "model": wanted.model, "nodes": names, "replaces": replaces});
-    if !consent.obtain(&question, &plan, options.json).await? {
+    if consent.dry_run {
+        let preview = match Preview::of(sessions, &wanted).await {
+            Ok(preview) => preview,
+            Err(failure) => return Err(advised(failure, sessions).await),
+        };
+        plan["members"] = preview.members();
+        plan["warning"] = json!(forecast.as_ref().and_then(|forecast| forecast.warning.as_ref()));
+        plan["links"] = json!(forecast.as_ref().map(|forecast| &forecast.links));
+        consent.obtain(&question, &plan, options.json).await?;
+        if !options.json {
+            preview.print();
+        }
+        preview.check_memory()?;
         return Ok(0);
     }
+    consent.obtain(&question, &plan, options.json).await?;
     reached.spread().await;
     let assigned = match assign_and_tell(sessions, &wanted).await {
         Ok(assigned) => assigned,

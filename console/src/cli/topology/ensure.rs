@@ -102,24 +102,29 @@ impl Reached {
         if !self.cluster.serves() || !asked.is_met_by(topology) {
             return None;
         }
-        let session = |name: &str| {
-            let node = self.cluster.nodes.iter().find(|node| self.cluster.name(node) == name)?;
-            node.session().ok()
-        };
-        let sessions: Option<Vec<_>> = topology.members.iter().map(|member| session(&member.name)).collect();
+        let sessions: Option<Vec<_>> = topology.members.iter().map(|member| self.session_of(&member.name)).collect();
         let epoch = reports.first()?.epoch;
         Some(Obtained { sessions: sessions?, assigned: Assigned { epoch, topology: topology.clone(), reused: true } })
+    }
+
+    /// The session of the node with this name, if it answers.
+    fn session_of(&self, name: &str) -> Option<Arc<Session>> {
+        let node = self.cluster.nodes.iter().find(|node| self.cluster.name(node) == name)?;
+        node.session().ok()
+    }
+
+    /// Whether one of these nodes is a member of a topology.
+    fn is_in(&self, topology: &Topology) -> bool {
+        let mut members = topology.members.iter();
+        members.any(|member| self.sessions.iter().any(|session| session.identity.name == member.name))
     }
 
     /// The topologies that have these nodes as members, without duplicates.
     fn held(&self) -> Vec<Held<'_>> {
         let mut held: Vec<Held<'_>> = Vec::new();
-        let is_meant = |topology: &Topology| {
-            let names = || self.sessions.iter().map(|session| session.identity.name.as_str());
-            topology.members.iter().any(|member| names().any(|name| name == member.name))
-        };
         for report in self.cluster.nodes.iter().filter_map(ClusterNode::report) {
-            let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| is_meant(topology)) else {
+            let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| self.is_in(topology))
+            else {
                 continue;
             };
             match held.iter_mut().find(|held| held.hash == *hash) {
@@ -133,16 +138,10 @@ impl Reached {
     /// The topologies that a new assignment would end, in words and as an object. `None` if there are none, or if
     /// the assignment only restores a broken topology.
     pub(crate) fn losses(&self, next: Option<&Topology>) -> Option<(String, Value)> {
-        let is_again = |held: &&Held<'_>| {
-            let names =
-                |topology: &Topology| topology.members.iter().map(|member| member.name.clone()).collect::<Vec<_>>();
-            let is_same = |next: &Topology| {
-                (next.layout, &next.model, names(next))
-                    == (held.topology.layout, &held.topology.model, names(held.topology))
-            };
-            !self.cluster.serves() && next.is_some_and(is_same)
-        };
-        let held: Vec<Held<'_>> = self.held().into_iter().filter(|held| !is_again(&held)).collect();
+        let mut held = self.held();
+        if let Some(next) = next.filter(|_| !self.cluster.serves()) {
+            held.retain(|held| !held.is_restored_by(next));
+        }
         if held.is_empty() {
             return None;
         }
@@ -163,6 +162,13 @@ impl Reached {
 }
 
 impl Held<'_> {
+    /// Whether an assignment has the same layout, model and members.
+    fn is_restored_by(&self, next: &Topology) -> bool {
+        let names = next.members.iter().map(|member| &member.name);
+        (next.layout, &next.model) == (self.topology.layout, &self.topology.model)
+            && names.eq(self.topology.members.iter().map(|member| &member.name))
+    }
+
     fn words(&self) -> String {
         let names: Vec<&str> = self.topology.members.iter().map(|member| member.name.as_str()).collect();
         let requests = match self.requests {

@@ -1,27 +1,13 @@
-//! The topology file of a command.
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+//! Reads topology files.
+use std::{io::Read, path::Path};
 
 use anyhow::Context;
-use clap::Args;
 
 use crate::{
     cli::Failure,
     operator::desired::DesiredTopology,
     operator::topology_file::{FILE_BYTES_MAX, FileError, TopologyFile},
 };
-
-/// The arguments of a command that reads a topology file.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct TopologyFileOptions {
-    /// Topology file (TOML): the model, and for each stage a [[stage]] with nodes, weights and layers
-    #[arg(value_name = "FILE")]
-    pub(super) file: PathBuf,
-    #[arg(from_global)]
-    pub(super) json: bool,
-}
 
 /// Reads a topology file: its nodes, and the topology.
 pub(super) fn read(path: &Path) -> Result<(Vec<String>, DesiredTopology), Failure> {

@@ -85,8 +85,8 @@ impl Hypothetical {
     pub(crate) fn sizes(&self) -> Result<ModelSizes, Failure> {
         let path = Path::new(&self.model);
         if !path.is_file() {
-            let usage = |message| Failure::Usage { message, next: "use a built-in shape or a local GGUF file" };
-            return ModelSizes::known(&self.model, self.quant).map_err(usage);
+            let next = "use a built-in shape or a local GGUF file";
+            return ModelSizes::known(&self.model, self.quant).map_err(|message| Failure::Usage { message, next });
         }
         let file = GgufFile::open(path).map_err(anyhow::Error::from)?;
         let shape = Shape::read(&file).with_context(|| format!("{} is not a valid model", path.display()))?;

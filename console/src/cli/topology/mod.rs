@@ -1,11 +1,11 @@
-//! `console topology`: shows the running topology, checks and assigns topology files, plans and simulates layouts.
+//! `console topology`: shows the running topology, assigns topology files, plans and simulates layouts.
 mod assign;
-mod check;
 pub(crate) mod choose_layout;
 pub(crate) mod ensure;
 mod file;
 mod hypothetical_cluster;
 mod plan;
+mod preview;
 mod show;
 mod simulate;
 mod take_over;
@@ -23,10 +23,8 @@ use crate::cli::{
 /// Subcommands of `console topology`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TopologyCommand {
-    /// Assign a topology file
+    /// Assign a topology file; with --dry-run, show the shard and the memory of each node
     Assign(assign::AssignFile),
-    /// Show the shard of each node of a topology file, without loading anything
-    Check(file::TopologyFileOptions),
     /// Rank the layouts of a model on nodes by predicted speed, with the reason for each layout that does not fit
     Plan(plan::PlanOptions),
     /// Print the running topology as a file that `assign` takes
@@ -42,7 +40,7 @@ impl TopologyCommand {
     pub(crate) fn reach(&mut self) -> Reach<'_> {
         match self {
             Self::Show(show) => Reach::Nodes(&mut show.nodes.nodes, Need::Looks),
-            Self::Check(_) | Self::Assign(_) => Reach::Otherwise("speaks to the nodes that its file names"),
+            Self::Assign(_) => Reach::Otherwise("speaks to the nodes that its file names"),
             Self::Plan(plan) => Reach::Nodes(&mut plan.typed, Need::Typed),
             Self::Simulate(_) => Reach::Counts,
             Self::TakeOver(options) => Reach::Nodes(&mut options.nodes.nodes, Need::Acts),
@@ -59,7 +57,6 @@ impl TopologyCommand {
 pub(crate) async fn run(command: TopologyCommand) -> Result<u8, Failure> {
     match command {
         TopologyCommand::Assign(options) => Interrupts::listen()?.end(assign::run(&options)).await,
-        TopologyCommand::Check(file) => Interrupts::listen()?.end(check::run(&file)).await,
         TopologyCommand::Plan(plan) => plan::run(plan).await,
         TopologyCommand::Show(show) => show::run(&show).await,
         TopologyCommand::Simulate(simulate) => simulate::run(&simulate),

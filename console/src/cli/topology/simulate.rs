@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use common::{latency::ratio, limits::NODES_MAX, units::Nanoseconds};
 use planner::simulate::{
-    Machine, NodeProfile, Noise, Outcome, Replica, Request, Setup, SimulateError, Watched, answer, knee, watch,
+    Machine, Noise, Outcome, Replica, Request, Setup, SimulateError, Watched, answer, knee, watch,
 };
 use serde_json::{Value, json};
 use telemetry::{PhaseTotals, WINDOW_STEPS};
@@ -134,41 +134,53 @@ impl Simulate {
         let lone = Setup::equal(&self.hypothetical.profile, 1, count, self.hypothetical.link());
         let whole = Replica::new(sizes, &lone).map_err(|error| usage(error.to_string()))?;
         let holding = whole.holdings().next();
-        let read =
-            |layer| holding.as_ref().map_or(1, |all| all.attention(layer).bytes + all.feed_forward(layer, 1).bytes);
-        let reads: Vec<u64> = (0..count).map(read).collect();
+        let layers = 0..count;
+        let reads: Vec<u64> = match &holding {
+            Some(all) => layers.map(|layer| all.attention(layer).bytes + all.feed_forward(layer, 1).bytes).collect(),
+            None => layers.map(|_| 1).collect(),
+        };
         let output = holding.as_ref().map_or(0, |all| all.output().bytes);
         let split = split_layers(&reads, output, &vec![1; stages]);
         let split = split.ok_or_else(|| usage(format!("{layout} has more stages than the model's {count} layers")))?;
-        let profile = |rank: usize| match self.slow {
-            Some((slow, slowness)) if slow == rank => NodeProfile { slowness, ..self.hypothetical.profile.clone() },
-            _ => self.hypothetical.profile.clone(),
-        };
-        let stage = |(stage, layers): (usize, std::ops::Range<u32>)| {
-            let machine = |rank: usize| (Machine { profile: profile(rank), link: self.hypothetical.link() }, 1);
-            let nodes = (stage * ranks..(stage + 1) * ranks).map(machine).collect();
+        let stages = split.into_iter().enumerate().map(|(stage, layers)| {
+            let nodes = (stage * ranks..(stage + 1) * ranks).map(|rank| (self.machine(rank), 1)).collect();
             (layers.start as usize..layers.end as usize, nodes)
-        };
-        Ok(Setup { stages: split.into_iter().enumerate().map(stage).collect(), exchange, choice, kv })
+        });
+        Ok(Setup { stages: stages.collect(), exchange, choice, kv })
+    }
+
+    /// The machine of a rank, slower if `--slow` names the rank.
+    fn machine(&self, rank: usize) -> Machine {
+        let mut profile = self.hypothetical.profile.clone();
+        if let Some((_, slowness)) = self.slow.filter(|(slow, _)| *slow == rank) {
+            profile.slowness = slowness;
+        }
+        Machine { profile, link: self.hypothetical.link() }
     }
 
     fn run(&self, sizes: &ModelSizes, layout: Layout, noise: &Noise) -> Result<Result<Run, SimulateError>, Failure> {
         let setup = self.setup(sizes, layout)?;
         let (prompt, noise) = (self.hypothetical.prompt, noise.clone());
         let request = Request { prompt, tokens: self.tokens, noise, seed: self.seed };
-        let simulated = || {
-            let replica = Replica::new(sizes, &setup)?;
-            let outcome = answer(&replica, &request)?;
-            let name = |tokens: u32| match layout.ranks {
-                1 => Ok("-".into()),
-                _ => replica.algorithm(0, tokens).map(|algorithm| algorithm.to_string()),
-            };
-            let collectives = [name(1)?, name(self.hypothetical.prompt.min(replica.step_tokens()))?];
-            let watched =
-                self.watch.map(|tokens| watch(&replica, &Request { tokens, ..request.clone() })).transpose()?;
-            Ok(Run { layout, outcome, collectives, watched })
+        Ok(self.simulate(sizes, layout, &setup, &request))
+    }
+
+    fn simulate(
+        &self,
+        sizes: &ModelSizes,
+        layout: Layout,
+        setup: &Setup,
+        request: &Request,
+    ) -> Result<Run, SimulateError> {
+        let replica = Replica::new(sizes, setup)?;
+        let outcome = answer(&replica, request)?;
+        let name = |tokens: u32| match layout.ranks {
+            1 => Ok("-".into()),
+            _ => replica.algorithm(0, tokens).map(|algorithm| algorithm.to_string()),
         };
-        Ok(simulated())
+        let collectives = [name(1)?, name(self.hypothetical.prompt.min(replica.step_tokens()))?];
+        let watched = self.watch.map(|tokens| watch(&replica, &Request { tokens, ..request.clone() })).transpose()?;
+        Ok(Run { layout, outcome, collectives, watched })
     }
 }
 

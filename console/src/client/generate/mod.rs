@@ -194,10 +194,11 @@ async fn run(
 pub(super) async fn silence(session: &Session) -> Fault {
     loop {
         sleep(SILENCE).await;
-        let lost = || Fault::new(&session.identity.name, FaultKind::NodeLost { how: Loss::Silent });
         match timeout(patience(), report(session)).await {
             Ok(Ok(_)) => {}
-            Ok(Err(Fault { kind: FaultKind::Timeout { .. }, .. })) | Err(_) => return lost(),
+            Ok(Err(Fault { kind: FaultKind::Timeout { .. }, .. })) | Err(_) => {
+                return Fault::new(&session.identity.name, FaultKind::NodeLost { how: Loss::Silent });
+            }
             Ok(Err(fault)) => return fault,
         }
     }

@@ -160,11 +160,12 @@ async fn only_the_same_model_resumes_and_no_wait_without_recovery() {
 
 #[tokio::test]
 async fn resume_is_retried_with_pauses_until_the_deadline() {
-    let full = |node: &str| Fault::new(node, FaultKind::QueueFull { limit: 8 });
     let lost = Fault::new("pi1", FaultKind::NodeLost { how: Loss::Left });
     let mut scripts = vec![Script { generation: Generation::FailsOnce(lost.clone()), ..Script::default() }];
-    scripts
-        .extend(["pi2", "pi3"].map(|node| Script { generation: Generation::Fails(full(node)), ..Script::default() }));
+    scripts.extend(["pi2", "pi3"].map(|node| {
+        let full = Fault::new(node, FaultKind::QueueFull { limit: 8 });
+        Script { generation: Generation::Fails(full), ..Script::default() }
+    }));
     let nodes = start(scripts).await;
     let topology = serve(&nodes, true);
     nodes[0].forget();
@@ -187,8 +188,10 @@ async fn head_that_cannot_resume_reports_the_reason() {
 
 #[tokio::test]
 async fn request_that_kills_two_heads_is_not_sent_to_a_third() {
-    let hangs = |node: &str| Generation::Fails(Fault::new(node, FaultKind::NodeLost { how: Loss::Stalled }));
-    let scripts = ["pi1", "pi2", "pi3"].map(|node| Script { generation: hangs(node), ..Script::default() });
+    let scripts = ["pi1", "pi2", "pi3"].map(|node| {
+        let hung = Fault::new(node, FaultKind::NodeLost { how: Loss::Stalled });
+        Script { generation: Generation::Fails(hung), ..Script::default() }
+    });
     let nodes = start(scripts.into()).await;
     let topology = serve(&nodes, true);
     let seen = events_of_rest(&open(&nodes).await, &topology).await;

@@ -71,13 +71,13 @@ async fn last_node_stops_accepting_requests_without_assignment() {
 async fn assignment_is_aborted_on_all_nodes_while_they_load() {
     let nodes = start(vec![Script::default(), Script { loads_on: true, ..Script::default() }]).await;
     let (stop, loads) = (CancellationToken::new(), Mutex::new(Vec::<LoadProgress>::new()));
-    let tell = |event| {
+    let result = assign_until(&open(&nodes).await, &wanted(2), &stop, &|event| {
         if let AssignEvent::Loading { node: 1, progress } = event {
             loads.lock().expect("the lock is not poisoned").push(progress);
             stop.cancel();
         }
-    };
-    let result = assign_until(&open(&nodes).await, &wanted(2), &stop, &tell).await;
+    })
+    .await;
     let fault = result.expect_err("it was aborted");
     assert!(matches!(fault.kind, FaultKind::AssignmentAborted { .. }), "{fault}");
     assert!(!loads.lock().expect("the lock is not poisoned").is_empty());
@@ -122,14 +122,15 @@ async fn running_requests_finish_before_a_node_is_added() {
     assigns(&nodes[..1]).await.0.expect("it agrees");
     nodes[0].runs(2);
     let waited = Mutex::new(Vec::new());
-    let tell = |event| {
+    let cluster = Cluster::dial(&addresses(&nodes)).await;
+    let done = exclude_until(cluster, 1, None, &CancellationToken::new(), &|event| {
         if let OperateEvent::WaitsForRequests { count } = event {
             waited.lock().expect("the lock is not poisoned").push(count);
             nodes[0].runs(0);
         }
-    };
-    let cluster = Cluster::dial(&addresses(&nodes)).await;
-    let done = exclude_until(cluster, 1, None, &CancellationToken::new(), &tell).await.expect("both agree");
+    })
+    .await;
+    let done = done.expect("both agree");
     assert_eq!(done.assigned.map(|done| done.topology.members.len()), Some(2));
     assert_eq!(*waited.lock().expect("the lock is not poisoned"), [2]);
 }
@@ -140,15 +141,15 @@ async fn lost_member_does_not_cut_the_requests_of_the_other_heads() {
     assigns(&nodes).await.0.expect("all nodes agree");
     nodes[0].runs(1);
     let waited = Mutex::new(0);
-    let tell = |event| {
+    let mut cluster = Cluster::dial(&addresses(&nodes)).await;
+    cluster.nodes[3].answer = Err(Fault::new("pi4", FaultKind::Draining));
+    let done = exclude_until(cluster, 1, Some("disk"), &CancellationToken::new(), &|event| {
         if let OperateEvent::WaitsForRequests { .. } = event {
             *waited.lock().expect("the lock is not poisoned") += 1;
             nodes[0].runs(0);
         }
-    };
-    let mut cluster = Cluster::dial(&addresses(&nodes)).await;
-    cluster.nodes[3].answer = Err(Fault::new("pi4", FaultKind::Draining));
-    let done = exclude_until(cluster, 1, Some("disk"), &CancellationToken::new(), &tell).await;
+    })
+    .await;
     assert_eq!(*waited.lock().expect("the lock is not poisoned"), 1, "{done:?}");
 }
 
@@ -182,12 +183,12 @@ async fn cordon_that_its_head_cannot_keep_is_refused() {
     assigns(&nodes).await.0.expect("all nodes agree");
     let cluster = Cluster::dial(&addresses(&nodes)).await;
     let said = Mutex::new(Vec::new());
-    let tell = |event| {
+    let fault = out(cluster, 1, "fan", Removal::Cordon, &CancellationToken::new(), &|event| {
         if let OperateEvent::Said(entry) = event {
             said.lock().expect("the lock is not poisoned").push(entry.reason);
         }
-    };
-    let fault = out(cluster, 1, "fan", Removal::Cordon, &CancellationToken::new(), &tell).await;
+    })
+    .await;
     assert!(matches!(fault, Err(Fault { kind: FaultKind::StateUnwritable { .. }, .. })), "{fault:?}");
     assert_eq!(reasons(&nodes).await, []);
     assert_eq!(said.into_inner().expect("the lock is not poisoned"), [Some("fan".to_owned()), None]);

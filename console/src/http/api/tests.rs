@@ -19,11 +19,11 @@ fn ask() -> Ask {
 /// The result, and all reported text, with `|` for each repeat.
 async fn asked(apis: &[Api]) -> (Result<super::HttpAnswer, HttpError>, String) {
     let mut told = String::new();
-    let mut tell = |what: HttpProgress<'_>| match what {
+    let result = stream(apis, &ask(), PATIENCE, &mut |what: HttpProgress<'_>| match what {
         HttpProgress::Text(text) => told.push_str(text),
         HttpProgress::Again(_) => told.push('|'),
-    };
-    let result = stream(apis, &ask(), PATIENCE, &mut tell).await;
+    })
+    .await;
     (result, told)
 }
 

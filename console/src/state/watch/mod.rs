@@ -105,7 +105,7 @@ fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
             say(state, Severity::Warning, &format!("does not answer: {}", fault.kind));
             seen.was_refused = true;
         }
-        _ => {}
+        Link::Connecting | Link::Open | Link::Lost { .. } => {}
     }
     let was_stale = std::mem::replace(
         &mut seen.is_stale,
@@ -198,7 +198,10 @@ fn assignment(state: &mut State, watch: &mut Watch) {
         AssignmentStatus::Failed(fault) => Some((Severity::Error, format!("not assigned: {fault}"))),
         AssignmentStatus::Loading => Some((Severity::Note, "an assignment from here begins".to_owned())),
         AssignmentStatus::Running { reused: false, .. } => Some((Severity::Note, "assigned from here".to_owned())),
-        _ => None,
+        AssignmentStatus::Nothing
+        | AssignmentStatus::WaitsForNodes
+        | AssignmentStatus::Committing
+        | AssignmentStatus::Running { reused: true, .. } => None,
     };
     watch.assignment = Some(state.cluster.assignment.clone());
     if let Some((severity, text)) = news {

@@ -127,7 +127,9 @@ fn ask_abort(state: &mut State) {
         AssignmentStatus::Committing => {
             state.screen.notice = Some("the nodes switch already: that is over in a moment".to_owned());
         }
-        _ => state.screen.notice = Some("no assignment of this dashboard is under way".to_owned()),
+        AssignmentStatus::Nothing | AssignmentStatus::Running { .. } | AssignmentStatus::Failed(_) => {
+            state.screen.notice = Some("no assignment of this dashboard is under way".to_owned());
+        }
     }
 }
 

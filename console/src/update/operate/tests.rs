@@ -275,8 +275,8 @@ fn cordoned_node_takes_no_prompt_and_offers_every_next_step() {
     let mut story = ready();
     press(&mut story, 'c').on(Event::Paste("fan".to_owned()));
     story.key(KeyCode::Tab).on(Event::Paste(name(0))).key(KeyCode::Enter);
-    let order = |how| Effect::Operate(OperatorCommand::Out { node: 0, reason: "fan".to_owned(), how });
-    assert_eq!(story.effects, [order(Removal::Cordon)]);
+    let cordon = OperatorCommand::Out { node: 0, reason: "fan".to_owned(), how: Removal::Cordon };
+    assert_eq!(story.effects, [Effect::Operate(cordon)]);
     let mut exclusions = Exclusions::default();
     exclusions.say(&name(0), &address(0), Some("fan"), "me@here");
     story.report(1, NodeReport { exclusions, ..running(1, NodeState::Ready, false) });
@@ -323,14 +323,15 @@ fn assignment_asks_first_and_can_be_aborted_while_loading() {
 
 #[test]
 fn read_only_dashboard_issues_no_command_for_any_key() {
-    let keys = || crate::keymap::BINDINGS.iter().flat_map(|binding| binding.keys.to_vec());
+    let bound = crate::keymap::BINDINGS.iter().flat_map(|binding| binding.keys.to_vec());
+    let keys: Vec<Key> = bound.filter(|key| *key != Key::control('c') && key.code != KeyCode::Char('q')).collect();
     for mut story in [Story::begin(), Story::ready(), Story::generating(), Story::lost(), ready()] {
         story.state.readonly = true;
         story.state.generation.request = crate::state::request::Request::nothing();
         story.effects.clear();
         for page in crate::state::Page::ALL {
-            for key in keys().filter(|key| *key != Key::control('c') && key.code != KeyCode::Char('q')) {
-                for key in [key, Key::plain(KeyCode::Enter), Key::plain(KeyCode::Char('y'))] {
+            for key in &keys {
+                for key in [*key, Key::plain(KeyCode::Enter), Key::plain(KeyCode::Char('y'))] {
                     story.on(Event::Key(key));
                 }
                 story.state.screen.focus = crate::state::Focus::first_of(page);

@@ -18,19 +18,19 @@ fn read_log(story: &mut Story) {
     if story.state.cluster.nodes.is_empty() || story.state.journal.log.ask(node, now).is_none() {
         return;
     }
-    let line = |(number, level, text): (u64, LogLevel, &str)| LogLine {
-        number,
-        unix_ms: 1_795_339_400_000 + 1500 * number,
-        level,
-        text: text.into(),
-    };
     let said = [
         (1, LogLevel::Info, "brambled 0.1.0 name=pi0 listen=10.0.0.1:9999 epoch=2 kernels=avx2"),
         (2, LogLevel::Info, "idle -> loading epoch=3"),
         (3, LogLevel::Warn, "the processor is hot: 84.2 degrees"),
         (4, LogLevel::Error, "the disk takes no writes \u{1b}[2J"),
     ];
-    let lines = LogLines { lines: said.map(line).into(), next: 4, ..LogLines::default() };
+    let lines = said.map(|(number, level, text)| LogLine {
+        number,
+        unix_ms: 1_795_339_400_000 + 1500 * number,
+        level,
+        text: text.into(),
+    });
+    let lines = LogLines { lines: lines.into(), next: 4, ..LogLines::default() };
     story.arrives(ClientEvent::Log { node, answer: Ok(lines) });
 }
 

@@ -78,21 +78,19 @@ fn columns(all: &[Column], cells: usize, wish: usize) -> Vec<(usize, usize)> {
         };
         shown.retain(|column| *column != least);
     }
-    let wanted = |shown: &[usize]| {
-        taken(shown)
-            + shown
-                .iter()
-                .map(|column: &usize| if all[*column].grows { wish.saturating_sub(all[*column].width) } else { 0 })
-                .sum::<usize>()
-    };
-    while wanted(&shown) > cells + 1 {
+    while taken(&shown) + missing(all, &shown, wish) > cells + 1 {
         let nice = shown.iter().copied().filter(|column| all[*column].priority >= NICE);
         let Some(least) = nice.max_by_key(|column| all[*column].priority) else { break };
         shown.retain(|column| *column != least);
     }
     let spare = (cells + 1).saturating_sub(taken(&shown));
-    let width = |column: usize| all[column].width + if all[column].grows { spare } else { 0 };
-    shown.into_iter().map(|column| (column, width(column))).collect()
+    shown.into_iter().map(|column| (column, all[column].width + if all[column].grows { spare } else { 0 })).collect()
+}
+
+/// Cells that the growing columns lack for a text of `wish` cells.
+fn missing(all: &[Column], shown: &[usize], wish: usize) -> usize {
+    let growing = shown.iter().map(|column| &all[*column]).filter(|column| column.grows);
+    growing.map(|column| wish.saturating_sub(column.width)).sum()
 }
 
 fn heading(theme: &Theme, table: &Table, columns: &[(usize, usize)], arrangement: &Arrangement) -> Line<'static> {

@@ -116,13 +116,13 @@ impl BlockPool {
     /// The block that matches the longest part of `tokens` after the prefix `before`, and the length of the match in
     /// tokens.
     fn partial_match(&self, before: ContentId, tokens: &[u32]) -> Option<(u32, usize)> {
-        let shared = |(number, block): (usize, &Block)| {
+        let shared = self.blocks.iter().enumerate().filter_map(|(number, block)| {
             let (content, length) = block.content.as_ref().filter(|(content, _)| content.before == before)?;
             let pairs = content.tokens[..*length].iter().zip(tokens);
             let count = pairs.take_while(|(a, b)| a == b).count();
             (count > 0).then_some((number as u32, count))
-        };
-        self.blocks.iter().enumerate().filter_map(shared).max_by_key(|(_, count)| *count)
+        });
+        shared.max_by_key(|(_, count)| *count)
     }
 
     /// Allocates the blocks of a sequence of at most `length` tokens that begins with `prompt`: cached blocks for the

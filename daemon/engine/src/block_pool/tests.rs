@@ -75,8 +75,8 @@ fn no_block_is_lost_and_cached_tokens_match_prompt() {
                     // Few distinct tokens, so that prefixes are shared; two kinds of stems.
                     let (length, stem) = (1 + random.below(150), random.below(2) as u32);
                     let change = random.below(200);
-                    let token = |index: usize| if index < change { stem } else { 2 + (index % 3) as u32 };
-                    let tokens: Vec<u32> = (0..length).map(token).collect();
+                    let tokens: Vec<u32> =
+                        (0..length).map(|index| if index < change { stem } else { 2 + (index % 3) as u32 }).collect();
                     let before = blocks.available();
                     let Some(table) = blocks.take(&tokens, length + random.below(80)) else {
                         assert_eq!(blocks.available(), before);

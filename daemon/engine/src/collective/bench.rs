@@ -11,7 +11,7 @@ use protocol::{
 use serde::{Deserialize, Serialize};
 use telemetry::{LinkBench, LinkTime, bench::collectives::median_and_p99};
 
-use super::{CollectiveError, Group};
+use super::{CollectiveError, FrameTag, Group};
 
 /// Most rounds in one order.
 const ROUNDS_MAX: u32 = 33;
@@ -30,6 +30,14 @@ pub(super) enum BenchOrder {
     Time { tokens: u32, repeats: u32, algorithms: Vec<Algorithm> },
     /// Use this table from now on.
     Use(Table),
+}
+
+/// All-reduces to time: `tokens` tokens with each of the algorithms, one after another, `repeats` times.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TimedRounds<'a> {
+    pub(super) tokens: u32,
+    pub(super) repeats: u32,
+    pub(super) algorithms: &'a [Algorithm],
 }
 
 /// Times of all-reduces in nanoseconds, by algorithm.
@@ -75,7 +83,8 @@ impl Group {
             left_out: Vec::new(),
         };
         // The first one waits for ranks that are still loading.
-        self.lead_order(step, (1, 1, &wanted.algorithms[..1]), &mut dummies)?;
+        let first = TimedRounds { tokens: 1, repeats: 1, algorithms: &wanted.algorithms[..1] };
+        self.lead_order(step, first, &mut dummies)?;
         let begin = Instant::now();
         for (index, tokens) in wanted.tokens.iter().enumerate() {
             // Time that a size leaves of its share goes to the next one.
@@ -115,7 +124,8 @@ impl Group {
             if Instant::now() >= deadline.end {
                 return Ok(Vec::new());
             }
-            self.lead_order(step, (tokens, 1, std::slice::from_ref(algorithm)), dummies)?;
+            let rounds = TimedRounds { tokens, repeats: 1, algorithms: std::slice::from_ref(algorithm) };
+            self.lead_order(step, rounds, dummies)?;
         }
         let round = once.elapsed().as_secs_f64().max(1e-6);
         let mut left = wanted.repeats;
@@ -128,7 +138,8 @@ impl Group {
             let counted = left.min(ROUNDS_MAX - 1).min(room as u32 - 1);
             for (algorithm, all) in &mut found {
                 // The first one does not count: it waits for links that still carry messages of the previous algorithm.
-                let times = self.lead_order(step, (tokens, counted + 1, &[*algorithm]), dummies)?;
+                let rounds = TimedRounds { tokens, repeats: counted + 1, algorithms: &[*algorithm] };
+                let times = self.lead_order(step, rounds, dummies)?;
                 times.iter().for_each(|(_, times)| all.extend_from_slice(&times[1..]));
             }
             left -= counted;
@@ -140,13 +151,14 @@ impl Group {
     fn lead_order(
         &mut self,
         step: &mut u64,
-        (tokens, repeats, algorithms): (u32, u32, &[Algorithm]),
+        rounds: TimedRounds<'_>,
         dummies: &mut Dummies,
     ) -> Result<AlgorithmTimes, CollectiveError> {
         *step += 1;
         self.begin_step(*step);
+        let TimedRounds { tokens, repeats, algorithms } = rounds;
         self.order(&BenchOrder::Time { tokens, repeats, algorithms: algorithms.to_vec() })?;
-        self.time((tokens, repeats, algorithms), dummies)
+        self.time(rounds, dummies)
     }
 
     /// Executes the front order, which is `step`: times all-reduces.
@@ -160,7 +172,7 @@ impl Group {
             return Err(CollectiveError::OutOfStep { rank: first, got, expected });
         };
         let mut dummies = Dummies::new(tokens as usize * self.settings().columns);
-        self.time((tokens, repeats, &algorithms), &mut dummies)?;
+        self.time(TimedRounds { tokens, repeats, algorithms: &algorithms }, &mut dummies)?;
         self.forget();
         Ok(())
     }
@@ -181,7 +193,7 @@ impl Group {
         let (step, sequence) = (self.step, self.next_sequence());
         let links = self.links().expect("a rank that follows has links");
         links.wait_for(std::iter::once(first))?;
-        let (_, payload) = links.front(first, (FrameKind::Tune, step, sequence))?;
+        let (_, payload) = links.front(first, FrameTag::new(FrameKind::Tune, step, sequence))?;
         let order = decode(payload).ok_or_else(|| CollectiveError::OutOfStep {
             rank: first,
             got: "an invalid timing order".into(),
@@ -191,11 +203,10 @@ impl Group {
         Ok(order)
     }
 
-    /// Sums `tokens` tokens with each algorithm, one after another, `repeats` times; returns how long each took on this
-    /// rank.
+    /// Runs all-reduces; returns how long each took on this rank.
     pub(super) fn time(
         &mut self,
-        (tokens, repeats, algorithms): (u32, u32, &[Algorithm]),
+        TimedRounds { tokens, repeats, algorithms }: TimedRounds<'_>,
         dummies: &mut Dummies,
     ) -> Result<AlgorithmTimes, CollectiveError> {
         let values = tokens as usize * self.settings().columns;

@@ -8,8 +8,7 @@ use kernels::Payload;
 use protocol::frame::{FrameKind, FramePlace};
 
 use super::{
-    CollectiveError, Links,
-    link::Mark,
+    CollectiveError, FrameTag, Links, SlowestRank,
     program::{Operation, PartSource},
 };
 
@@ -60,8 +59,8 @@ impl Tensor {
 pub(super) struct Arrivals {
     /// Bytes and messages sent, headers included.
     pub(super) sent: (u64, u64),
-    /// Longest compute time reported by another rank's frames, and that rank.
-    pub(super) slowest: (Nanoseconds, Rank),
+    /// The slowest other rank, as reported by frames.
+    pub(super) slowest: SlowestRank,
     /// The rank whose part arrived last, and how long it was the only one missing.
     pub(super) last: (Rank, Nanoseconds),
     /// When the last part arrived.
@@ -91,7 +90,8 @@ impl<'a> Execution<'a> {
         tensor: Tensor,
         algorithm: Algorithm,
         at: (u64, u32),
-        (compute, since): (Nanoseconds, Instant),
+        compute: Nanoseconds,
+        since: Instant,
     ) -> Self {
         let values = tensor.tokens * tensor.columns;
         let bytes = tensor.tokens * tensor.row_bytes(tensor.columns);
@@ -103,8 +103,8 @@ impl<'a> Execution<'a> {
             buffers.result.resize(bytes, 0);
         }
         let own = links.own();
-        let found =
-            Arrivals { sent: (0, 0), slowest: (Nanoseconds(0), own), last: (own, Nanoseconds(0)), arrived: since };
+        let slowest = SlowestRank { compute: Nanoseconds(0), rank: own };
+        let found = Arrivals { sent: (0, 0), slowest, last: (own, Nanoseconds(0)), arrived: since };
         let (rounds_out, rounds_in) = ([0; NODES_MAX], [0; NODES_MAX]);
         Self { links, buffers, tensor, algorithm, at, compute, since, found, rounds_out, rounds_in }
     }
@@ -122,7 +122,7 @@ impl<'a> Execution<'a> {
             index += 1;
             match operation {
                 Operation::SendSum { to, columns, own, encodes } => {
-                    self.send_sum(*to, columns, (*own, *encodes), part)?;
+                    self.send_sum(*to, columns, *own, *encodes, part)?;
                 }
                 Operation::SendResult { to, columns } => self.send_result(*to, columns)?,
                 Operation::Sum { from, columns, own, encodes } => {
@@ -132,7 +132,7 @@ impl<'a> Execution<'a> {
                         _ => false,
                     };
                     let result = is_result.then_some(&mut *hidden);
-                    self.sum(*from, columns, (*own, *encodes), part, result)?;
+                    self.sum(*from, columns, *own, *encodes, part, result)?;
                     index += usize::from(is_result);
                 }
                 Operation::Store { from, columns, keeps } => self.store(*from, columns, *keeps, hidden)?,
@@ -150,7 +150,8 @@ impl<'a> Execution<'a> {
         &mut self,
         to: Rank,
         columns: &Range<usize>,
-        (own, encodes): (PartSource, bool),
+        own: PartSource,
+        encodes: bool,
         part: &[f32],
     ) -> Result<(), CollectiveError> {
         let tensor = self.tensor;
@@ -158,19 +159,19 @@ impl<'a> Execution<'a> {
             if encodes {
                 self.encode_own(columns, own, part);
             }
-            let (mark, slowest) = (self.mark_out(to), self.slowest());
+            let (tag, slowest) = (self.next_tag(to), self.slowest());
             let own = &self.buffers.own[tensor.bytes(columns)];
-            let bytes = self.links.send_slice(self.global(to), mark, slowest, own)?;
+            let bytes = self.links.send_slice(self.global(to), tag, slowest, own)?;
             self.count(bytes);
             return Ok(());
         }
-        let (mark, slowest, to) = (self.mark_out(to), self.slowest(), self.global(to));
+        let (tag, slowest, to) = (self.next_tag(to), self.slowest(), self.global(to));
         let values = if own == PartSource::Part { part } else { &self.buffers.sum };
         let bytes = if columns.len() == tensor.columns {
             let whole = bytemuck::must_cast_slice(&values[..tensor.tokens * tensor.columns]);
-            self.links.send_slice(to, mark, slowest, whole)?
+            self.links.send_slice(to, tag, slowest, whole)?
         } else {
-            self.links.send_marked(to, mark, slowest, |out| {
+            self.links.send_reporting(to, tag, slowest, |out| {
                 tensor.rows(columns).for_each(|row| out.extend_from_slice(bytemuck::must_cast_slice(&values[row])));
             })?
         };
@@ -179,9 +180,9 @@ impl<'a> Execution<'a> {
     }
 
     fn send_result(&mut self, to: Rank, columns: &Range<usize>) -> Result<(), CollectiveError> {
-        let (mark, slowest, to) = (self.mark_out(to), self.slowest(), self.global(to));
+        let (tag, slowest, to) = (self.next_tag(to), self.slowest(), self.global(to));
         let result = &self.buffers.result[self.tensor.bytes(columns)];
-        let bytes = self.links.send_slice(to, mark, slowest, result)?;
+        let bytes = self.links.send_slice(to, tag, slowest, result)?;
         self.count(bytes);
         Ok(())
     }
@@ -191,7 +192,8 @@ impl<'a> Execution<'a> {
         &mut self,
         from: RankSet,
         columns: &Range<usize>,
-        (own, encodes): (PartSource, bool),
+        own: PartSource,
+        encodes: bool,
         part: &[f32],
         result: Option<&mut [f32]>,
     ) -> Result<(), CollectiveError> {
@@ -281,12 +283,13 @@ impl<'a> Execution<'a> {
         let expected = self.tensor.bytes(columns).len();
         for rank in from.iter() {
             let place = FramePlace { algorithm: self.algorithm.number(), round: self.rounds_in[rank.index()] };
-            let (header, bytes) = self.links.front_marked(self.global(rank), self.mark(place))?;
+            let (header, bytes) = self.links.front(self.global(rank), self.tag(place))?;
             if bytes.len() != expected {
                 let (got, expected) = (format!("{} bytes", bytes.len()), format!("{expected} bytes"));
                 return Err(CollectiveError::OutOfStep { rank: self.global(rank), got, expected });
             }
-            self.found.slowest = self.found.slowest.max((Nanoseconds(header.compute_ns), header.slowest));
+            let reported = SlowestRank { compute: Nanoseconds(header.compute_ns), rank: header.slowest };
+            self.found.slowest = self.found.slowest.max(reported);
         }
         Ok(())
     }
@@ -299,21 +302,21 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    fn mark(&self, place: FramePlace) -> Mark {
-        Mark { kind: FrameKind::Partial, step: self.at.0, sequence: self.at.1, place }
+    fn tag(&self, place: FramePlace) -> FrameTag {
+        FrameTag { kind: FrameKind::Partial, step: self.at.0, sequence: self.at.1, place }
     }
 
-    /// The mark of the next message to a rank.
-    fn mark_out(&mut self, to: Rank) -> Mark {
+    /// The tag of the next message to a rank.
+    fn next_tag(&mut self, to: Rank) -> FrameTag {
         let round = &mut self.rounds_out[to.index()];
         let place = FramePlace { algorithm: self.algorithm.number(), round: *round };
         *round += 1;
-        self.mark(place)
+        self.tag(place)
     }
 
-    /// The longest compute time known to this rank.
-    fn slowest(&self) -> (Nanoseconds, Rank) {
-        self.found.slowest.max((self.compute, self.links.own()))
+    /// The slowest rank known to this one.
+    fn slowest(&self) -> SlowestRank {
+        self.found.slowest.max(SlowestRank { compute: self.compute, rank: self.links.own() })
     }
 
     fn global(&self, rank: Rank) -> Rank {

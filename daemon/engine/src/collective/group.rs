@@ -12,7 +12,7 @@ use protocol::frame::FrameKind;
 use telemetry::SyncKind;
 
 use super::{
-    Collective, CollectiveError, Links, StepTiming,
+    Collective, CollectiveError, FrameTag, Links, SlowestRank, StepTiming,
     execute::{Buffers, Execution, Tensor},
     program::{Operation, compile},
     timing::ExchangeTiming,
@@ -128,7 +128,8 @@ impl Group {
         let compute = self.timing.compute_so_far();
         let (step, links) = (self.step, self.links.as_mut());
         let links = links.expect("a message to another rank needs a world of two");
-        let bytes = links.send(to, (kind, step, sequence, compute.0), |out| out.extend_from_slice(payload))?;
+        let bytes =
+            links.send(to, FrameTag::new(kind, step, sequence), compute, |out| out.extend_from_slice(payload))?;
         self.timing.sent(bytes, 1);
         Ok(())
     }
@@ -160,10 +161,10 @@ impl Group {
         links.wait_for(links.others())?;
         let (arrived, last) = (Instant::now(), links.last_arrival());
         let own = links.own();
-        let mut slowest = (Nanoseconds(0), own);
+        let mut slowest = SlowestRank { compute: Nanoseconds(0), rank: own };
         for rank in links.stage().filter(|rank| *rank != own) {
-            let (header, payload) = links.front(rank, (kind, self.step, sequence))?;
-            slowest = slowest.max((Nanoseconds(header.compute_ns), rank));
+            let (header, payload) = links.front(rank, FrameTag::new(kind, self.step, sequence))?;
+            slowest = slowest.max(SlowestRank { compute: Nanoseconds(header.compute_ns), rank });
             take(rank, payload);
         }
         for rank in links.others() {
@@ -199,7 +200,7 @@ impl Group {
         let program = &self.programs[usize::from(algorithm.number()) - 1];
         links.listen();
         self.toll.iter_mut().for_each(Toll::begin);
-        let execution = Execution::new(links, &mut self.buffers, tensor, algorithm, at, (compute, sent));
+        let execution = Execution::new(links, &mut self.buffers, tensor, algorithm, at, compute, sent);
         let found = execution.run(program, partial, hidden)?;
         self.sequence += 1;
         links.pump()?;

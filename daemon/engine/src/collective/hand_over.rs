@@ -6,7 +6,7 @@ use collectives::payload_bytes;
 use common::ids::Rank;
 use protocol::frame::FrameKind;
 
-use super::{CollectiveError, Group};
+use super::{CollectiveError, FrameTag, Group};
 
 impl Group {
     /// Sends `hidden` `[token, embedding_length]` followed by the bytes `behind` to a rank of the next stage. Returns
@@ -19,7 +19,8 @@ impl Group {
         let (step, format) = (self.step, self.settings().exchange.hand_over());
         let encode = self.settings().kernels.payload.encode;
         let links = self.links().expect("a stage that hands over has links");
-        let bytes = links.send(to, (FrameKind::HandOver, step, 0, compute.0), |out| {
+        let tag = FrameTag::new(FrameKind::HandOver, step, 0);
+        let bytes = links.send(to, tag, compute, |out| {
             let begin = out.len();
             out.resize(begin + payload_bytes(format, 1, hidden.len()), 0);
             encode(format, hidden, &mut out[begin..]);
@@ -48,7 +49,7 @@ impl Group {
         links.wait_for(std::iter::once(from))?;
         let arrived = Instant::now();
         let hop = links.hop(from, step);
-        let (_, bytes) = links.front(from, (FrameKind::HandOver, step, 0))?;
+        let (_, bytes) = links.front(from, FrameTag::new(FrameKind::HandOver, step, 0))?;
         let length = payload_bytes(format, 1, hidden.len());
         let Some((values, rest)) = bytes.split_at_checked(length) else {
             let (got, expected) = (format!("{} bytes", bytes.len()), format!("at least {length}"));
@@ -57,7 +58,7 @@ impl Group {
         load(format, values, hidden);
         behind(rest);
         links.consume(from)?;
-        self.timing.close_hop(compute, (sent, arrived), hop);
+        self.timing.close_hop(compute, sent, arrived, hop);
         Ok(())
     }
 
@@ -71,7 +72,7 @@ impl Group {
         let Some(links) = self.links() else { return Ok(()) };
         for rank in links.all_others() {
             links.wait_for(std::iter::once(rank))?;
-            take(links.front(rank, (kind, step, 0))?.1);
+            take(links.front(rank, FrameTag::new(kind, step, 0))?.1);
             links.consume(rank)?;
         }
         Ok(())
@@ -87,10 +88,10 @@ impl Group {
         links.wait_for(std::iter::once(from))?;
         let arrived = Instant::now();
         let hop = links.hop(from, step);
-        let (_, payload) = links.front(from, (FrameKind::Drawn, step, 0))?;
+        let (_, payload) = links.front(from, FrameTag::new(FrameKind::Drawn, step, 0))?;
         take(payload);
         links.consume(from)?;
-        self.timing.close_hop(compute, (sent, arrived), hop);
+        self.timing.close_hop(compute, sent, arrived, hop);
         Ok(())
     }
 }

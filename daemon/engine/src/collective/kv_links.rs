@@ -68,15 +68,17 @@ impl KvLinks {
     /// # Errors
     /// A socket option cannot be set.
     pub fn new(
-        (own, epoch, hash): (MemberIndex, Epoch, TopologyHash),
+        own: MemberIndex,
+        epoch: Epoch,
+        hash: TopologyHash,
         sockets: Vec<(MemberIndex, Socket)>,
         reads: bool,
     ) -> io::Result<Self> {
-        let far = |(member, socket)| {
-            let (backlog, spare) = (VecDeque::new(), Vec::new());
-            Ok(Far { member, peer: Peer::new(socket, false, None)?, backlog, backlog_bytes: 0, spare })
-        };
-        let links = sockets.into_iter().map(far).collect::<io::Result<Vec<_>>>()?;
+        let links = sockets.into_iter().map(|(member, socket)| {
+            let peer = Peer::new(socket, false, None)?;
+            Ok(Far { member, peer, backlog: VecDeque::new(), backlog_bytes: 0, spare: Vec::new() })
+        });
+        let links = links.collect::<io::Result<Vec<_>>>()?;
         Ok(Self { own, epoch, hash, links, calls: Calls::default(), reads })
     }
 
@@ -92,7 +94,7 @@ impl KvLinks {
 
     /// Sends a message of a transfer, now or as soon as the socket accepts it; `fill` appends its payload. Sends
     /// nothing to a lost member. Returns the number of bytes on the wire.
-    pub fn send(&mut self, to: MemberIndex, (transfer, sequence): (u64, u32), fill: impl FnOnce(&mut Vec<u8>)) -> u64 {
+    pub fn send(&mut self, to: MemberIndex, transfer: u64, sequence: u32, fill: impl FnOnce(&mut Vec<u8>)) -> u64 {
         let header = self.header(transfer, sequence);
         let Some(index) = self.links.iter().position(|far| far.member == to) else { return 0 };
         let far = &mut self.links[index];
@@ -152,8 +154,8 @@ impl KvLinks {
     pub fn receive(&mut self, budget: usize, mut take: impl FnMut(MemberIndex, &FrameHeader, &[u8]) -> Taken) -> usize {
         let (mut index, mut bytes) = (0, 0);
         while index < self.links.len() {
-            let (expected, far) = ((self.epoch, self.hash), &mut self.links[index]);
-            match far.receive(expected, (&mut bytes, budget), &mut self.calls, &mut take) {
+            let far = &mut self.links[index];
+            match far.receive(self.epoch, self.hash, &mut bytes, budget, &mut self.calls, &mut take) {
                 Ok(()) => index += 1,
                 Err(error) => self.give_up(index, &error.to_string()),
             }
@@ -201,8 +203,10 @@ impl Far {
 
     fn receive(
         &mut self,
-        (epoch, hash): (Epoch, TopologyHash),
-        (bytes, budget): (&mut usize, usize),
+        epoch: Epoch,
+        hash: TopologyHash,
+        bytes: &mut usize,
+        budget: usize,
         calls: &mut Calls,
         take: &mut impl FnMut(MemberIndex, &FrameHeader, &[u8]) -> Taken,
     ) -> Result<(), CollectiveError> {
@@ -251,11 +255,8 @@ mod tests {
         let (two, _) = listener.accept().expect("a peer dialled");
         let raw = one.try_clone().expect("a socket can be cloned");
         let links = |own, other, stream, reads| {
-            KvLinks::new(
-                (MemberIndex(own), WHO.0, WHO.1),
-                vec![(MemberIndex(other), (stream, Seals::default()))],
-                reads,
-            )
+            let sockets = vec![(MemberIndex(other), Socket { stream, seals: Seals::default() })];
+            KvLinks::new(MemberIndex(own), WHO.0, WHO.1, sockets, reads)
         };
         (links(0, 5, one, false).expect("it is good"), links(5, 0, two, true).expect("it is good"), raw)
     }
@@ -266,7 +267,7 @@ mod tests {
         let (mut sent, mut got) = (0_u32, 0_u32);
         while sent < 200 {
             // The byte count is the same whether it is sent at once or buffered.
-            let bytes = sender.send(MemberIndex(5), (7, sent), |out| out.resize(out.len() + 65_536, sent as u8));
+            let bytes = sender.send(MemberIndex(5), 7, sent, |out| out.resize(out.len() + 65_536, sent as u8));
             assert_eq!(bytes, (HEADER_BYTES + 65_536) as u64, "frame {sent}");
             sent += 1;
         }
@@ -289,7 +290,7 @@ mod tests {
     #[test]
     fn early_frame_stays_and_invalid_one_drops_the_link() {
         let (mut sender, mut receiver, _) = pair();
-        sender.send(MemberIndex(5), (1, 0), |out| out.push(9));
+        sender.send(MemberIndex(5), 1, 0, |out| out.push(9));
         let mut take = |taken| {
             receiver.sleep(None);
             let mut seen = 0;
@@ -311,7 +312,7 @@ mod tests {
         let (mut sender, receiver, _) = pair();
         drop(receiver);
         for number in 0..100 {
-            let _bytes = sender.send(MemberIndex(5), (1, number), |out| out.resize(out.len() + 65_536, 0));
+            let _bytes = sender.send(MemberIndex(5), 1, number, |out| out.resize(out.len() + 65_536, 0));
         }
         assert!(!sender.has(MemberIndex(5)) && !sender.is_sending());
     }

@@ -1,6 +1,6 @@
 //! Data links of one rank to all others of its replica: one coalesced write per message, one read if it arrived whole.
 //! Every wait makes progress in both directions with all peers, so that full socket buffers never block two ranks.
-use std::{io, net::TcpStream, ops::Range, os::fd::BorrowedFd, sync::Arc, time::Instant};
+use std::{fmt, io, net::TcpStream, ops::Range, os::fd::BorrowedFd, sync::Arc, time::Instant};
 
 use collectives::RankSet;
 use common::{
@@ -20,7 +20,7 @@ use protocol::{
 use super::{
     Abort, CollectiveError,
     peer::{Calls, Patience, Peer, Socket},
-    timing::{ArrivalTimes, Hop},
+    timing::{ArrivalTimes, Hop, SlowestRank},
 };
 
 /// Polls of the sockets before sleeping, if spinning is allowed.
@@ -41,9 +41,9 @@ pub struct Seat {
     pub hash: TopologyHash,
 }
 
-/// Header fields of a message.
+/// Header fields that identify a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct FrameTag {
     /// Kind of the payload.
     pub kind: FrameKind,
     /// The step.
@@ -52,6 +52,20 @@ pub struct Mark {
     pub sequence: u32,
     /// Position within an all-reduce.
     pub place: FramePlace,
+}
+
+impl fmt::Display for FrameTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FramePlace { algorithm, round } = self.place;
+        write!(f, "{:?} {}.{}, algorithm {algorithm} message {round}", self.kind, self.step, self.sequence)
+    }
+}
+
+impl FrameTag {
+    /// The tag of a frame outside of an all-reduce.
+    pub fn new(kind: FrameKind, step: u64, sequence: u32) -> Self {
+        Self { kind, step, sequence, place: FramePlace::default() }
+    }
 }
 
 /// The links of one rank to all others of its replica.
@@ -95,8 +109,8 @@ impl Links {
     /// # Errors
     /// A socket option cannot be set.
     pub fn new(seat: Seat, streams: Vec<Option<TcpStream>>, abort: Arc<Abort>, spin: bool) -> io::Result<Self> {
-        let plain = |stream: TcpStream| (stream, Seals::default());
-        Self::sealed(seat, streams.into_iter().map(|stream| stream.map(plain)).collect(), abort, spin)
+        let sockets = streams.into_iter().map(|stream| Some(Socket { stream: stream?, seals: Seals::default() }));
+        Self::sealed(seat, sockets.collect(), abort, spin)
     }
 
     /// Like [`Self::new`], on sockets with encrypted frames.
@@ -105,13 +119,13 @@ impl Links {
     /// A socket option cannot be set.
     pub fn sealed(seat: Seat, sockets: Vec<Option<Socket>>, abort: Arc<Abort>, spin: bool) -> io::Result<Self> {
         assert!(sockets.len() <= NODES_MAX, "a topology has at most {NODES_MAX} nodes: checked when it was made");
-        let peer = |(rank, socket): (usize, Option<Socket>)| {
+        let peers = sockets.into_iter().enumerate().map(|(rank, socket)| {
             let is_stage = seat.stage.contains(&(rank as u16));
             let window = if is_stage { window(seat.stage.len()) } else { None };
             // Only other stages send hand-overs.
             socket.map(|socket| Peer::new(socket, !is_stage, window)).transpose()
-        };
-        let peers = sockets.into_iter().enumerate().map(peer).collect::<io::Result<Vec<_>>>()?;
+        });
+        let peers = peers.collect::<io::Result<Vec<_>>>()?;
         let (calls, waited) = (Calls::default(), Instant::now());
         Ok(Self { seat, peers, abort, spin, calls, waited, awaited: RankSet::default() })
     }
@@ -153,67 +167,63 @@ impl Links {
         (0..world).map(Rank).filter(move |rank| *rank != own)
     }
 
-    /// Starts sending a message; `fill` appends its payload. Returns the number of bytes on the wire.
+    /// Starts sending a message that reports this rank's compute time; `fill` appends its payload. Returns the number of
+    /// bytes on the wire.
     ///
     /// # Errors
     /// The peer is lost, or the previous message could not be sent.
     pub fn send(
         &mut self,
         to: Rank,
-        (kind, step, sequence, compute_ns): (FrameKind, u64, u32, u64),
+        tag: FrameTag,
+        compute: Nanoseconds,
         fill: impl FnOnce(&mut Vec<u8>),
     ) -> Result<u64, CollectiveError> {
-        let mark = Mark { kind, step, sequence, place: FramePlace::default() };
-        self.send_marked(to, mark, (Nanoseconds(compute_ns), self.seat.own), fill)
+        self.send_reporting(to, tag, SlowestRank { compute, rank: self.seat.own }, fill)
     }
 
-    /// Like [`Self::send`], for a message of an all-reduce; `slowest` is the longest compute time known to this rank.
+    /// Like [`Self::send`], but reports the slowest rank known to this one.
     ///
     /// # Errors
     /// The peer is lost, or the previous message could not be sent.
-    pub fn send_marked(
+    pub fn send_reporting(
         &mut self,
         to: Rank,
-        mark: Mark,
-        slowest: (Nanoseconds, Rank),
+        tag: FrameTag,
+        slowest: SlowestRank,
         fill: impl FnOnce(&mut Vec<u8>),
     ) -> Result<u64, CollectiveError> {
-        let header = self.header(to, mark, slowest)?;
+        let header = self.header(to, tag, slowest)?;
         let peer = self.peers[to.index()].as_mut().expect("a rank has links to all others and none to itself");
         let bytes = peer.load(header, fill);
         peer.write(to, &mut self.calls)?;
         Ok(bytes)
     }
 
-    /// Like [`Self::send_marked`], for a contiguous payload.
+    /// Like [`Self::send_reporting`], for a contiguous payload.
     ///
     /// # Errors
     /// The peer is lost, or the previous message could not be sent.
     pub fn send_slice(
         &mut self,
         to: Rank,
-        mark: Mark,
-        slowest: (Nanoseconds, Rank),
+        tag: FrameTag,
+        slowest: SlowestRank,
         payload: &[u8],
     ) -> Result<u64, CollectiveError> {
-        let header = self.header(to, mark, slowest)?;
+        let header = self.header(to, tag, slowest)?;
         let peer = self.peers[to.index()].as_mut().expect("a rank has links to all others and none to itself");
         peer.send(to, header, payload, &mut self.calls)
     }
 
     /// The header of the next message to a rank, once the previous one is sent.
-    fn header(
-        &mut self,
-        to: Rank,
-        mark: Mark,
-        (compute, slowest): (Nanoseconds, Rank),
-    ) -> Result<FrameHeader, CollectiveError> {
+    fn header(&mut self, to: Rank, tag: FrameTag, slowest: SlowestRank) -> Result<FrameHeader, CollectiveError> {
         if !self.peer(to).is_flushed() {
             self.wait(Goal { flushed: RankSet::one(to), ..Goal::default() })?;
         }
         let Seat { own, epoch, hash, .. } = self.seat;
-        let Mark { kind, step, sequence, place } = mark;
-        let compute_ns = compute.0;
+        let FrameTag { kind, step, sequence, place } = tag;
+        let (slowest, compute_ns) = (slowest.rank, slowest.compute.0);
         let (from, length, payload_sum) = (own, 0, 0);
         Ok(FrameHeader { kind, from, length, epoch, hash, step, sequence, place, slowest, compute_ns, payload_sum })
     }
@@ -336,34 +346,17 @@ impl Links {
     /// The front frame from `rank`, if it is the expected one.
     ///
     /// # Errors
-    /// A frame of another assignment, kind, step or sequence number: the ranks are out of step.
-    pub fn front(
-        &self,
-        rank: Rank,
-        (kind, step, sequence): (FrameKind, u64, u32),
-    ) -> Result<(FrameHeader, &[u8]), CollectiveError> {
-        self.front_marked(rank, Mark { kind, step, sequence, place: FramePlace::default() })
-    }
-
-    /// Like [`Self::front`], for a message of an all-reduce.
-    ///
-    /// # Errors
     /// A frame of another assignment, kind, step, sequence number or position: the ranks are out of step.
-    pub fn front_marked(&self, rank: Rank, mark: Mark) -> Result<(FrameHeader, &[u8]), CollectiveError> {
+    pub fn front(&self, rank: Rank, tag: FrameTag) -> Result<(FrameHeader, &[u8]), CollectiveError> {
         let Seat { epoch, hash, .. } = self.seat;
         let (header, payload) = self.front_any(rank);
         let FrameHeader { kind, step, sequence, place, .. } = header;
+        let found = FrameTag { kind, step, sequence, place };
         let is_known = usize::from(header.slowest.0) < self.peers.len();
-        if (Mark { kind, step, sequence, place }) != mark
-            || (header.epoch, header.hash, header.from) != (epoch, hash, rank)
-            || !is_known
-        {
-            let name = |kind: FrameKind, step: u64, sequence: u32, place: FramePlace| {
-                format!("{kind:?} {step}.{sequence}, algorithm {} message {}", place.algorithm, place.round)
-            };
-            let expected = name(mark.kind, mark.step, mark.sequence, mark.place) + &format!(" of {epoch} {hash}");
-            let who = format!(" of {} {} from rank {}", header.epoch, header.hash, header.from);
-            return Err(CollectiveError::OutOfStep { rank, got: name(kind, step, sequence, place) + &who, expected });
+        if found != tag || (header.epoch, header.hash, header.from) != (epoch, hash, rank) || !is_known {
+            let expected = format!("{tag} of {epoch} {hash}");
+            let got = format!("{found} of {} {} from rank {}", header.epoch, header.hash, header.from);
+            return Err(CollectiveError::OutOfStep { rank, got, expected });
         }
         Ok((header, payload))
     }
@@ -429,11 +422,14 @@ impl Links {
             }
             self.abort.set_waiting(true);
             rounds += 1;
-            let all_sent = || self.peers.iter().flatten().all(Peer::is_flushed);
             if self.spin && rounds < SPIN_ROUNDS {
                 self.look()?;
                 std::hint::spin_loop();
-            } else if goal.may_sleep_alone && !was_alone && from.len() == 1 && all_sent() {
+            } else if goal.may_sleep_alone
+                && !was_alone
+                && from.len() == 1
+                && self.peers.iter().flatten().all(Peer::is_flushed)
+            {
                 was_alone = true;
                 for rank in from.iter() {
                     let peer = self.peers[rank.index()].as_mut().expect("only ranks with links are missing");

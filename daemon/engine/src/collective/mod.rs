@@ -26,10 +26,10 @@ use telemetry::SyncKind;
 pub use abort::Abort;
 pub use group::{Group, Settings};
 pub use kv_links::{KvLinks, Taken};
-pub use link::{Links, Mark, Seat};
+pub use link::{FrameTag, Links, Seat};
 pub use peer::{Calls, Socket};
 pub use sync_log::SyncLog;
-pub use timing::StepTiming;
+pub use timing::{SlowestRank, StepTiming};
 pub use toll::{Toll, Waits};
 
 /// Why a collective failed. Its links are unusable afterwards.

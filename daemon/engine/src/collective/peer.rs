@@ -65,8 +65,14 @@ pub(super) enum Patience {
     Sleep,
 }
 
-/// A connected socket, and the encryption state of its frames.
-pub type Socket = (TcpStream, Seals);
+/// A connected socket.
+#[derive(Debug)]
+pub struct Socket {
+    /// The connection.
+    pub stream: TcpStream,
+    /// Encryption state of its frames.
+    pub seals: Seals,
+}
 
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -101,7 +107,8 @@ struct Arrived {
 impl Peer {
     /// `is_timed`: hand-overs arrive here, and the system timestamps them. `window`: receive window in bytes; `None`:
     /// the system's default.
-    pub(super) fn new((stream, seals): Socket, is_timed: bool, window: Option<usize>) -> io::Result<Self> {
+    pub(super) fn new(socket: Socket, is_timed: bool, window: Option<usize>) -> io::Result<Self> {
+        let Socket { stream, seals } = socket;
         // Each call specifies whether it blocks.
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;

@@ -67,7 +67,8 @@ impl SyncLog {
     /// Adds a record; `heard` gives, for each peer of the stage by rank, the first and the last byte as times after
     /// enter.
     pub(super) fn push(&self, entry: &Entry, heard: impl Iterator<Item = Option<(Nanoseconds, Nanoseconds)>>) {
-        let heard = heard.map(|times| times.map_or(SILENT, pack_arrival)).chain(std::iter::repeat(SILENT));
+        let heard = heard.map(|times| times.map_or(SILENT, |(first, whole)| pack_arrival(first, whole)));
+        let heard = heard.chain(std::iter::repeat(SILENT));
         self.records.push(pack(entry).into_iter().chain(heard));
     }
 
@@ -94,7 +95,7 @@ impl SyncLog {
             let (record, peers) = words.split_at(WORDS);
             arrivals.clear();
             let heard = self.peers().zip(peers.iter().copied());
-            arrivals.extend(heard.filter(|(_, word)| *word != SILENT).map(unpack_arrival));
+            arrivals.extend(heard.filter(|(_, word)| *word != SILENT).map(|(rank, word)| unpack_arrival(rank, word)));
             let record = unpack(record, std::mem::take(&mut arrivals));
             visit(&record);
             arrivals = record.arrivals;
@@ -132,12 +133,12 @@ fn unpack(words: &[u64], arrivals: Vec<Arrival>) -> SyncRecord {
 }
 
 /// Packs two times of 32 bits each, saturating at 4.29 s.
-fn pack_arrival((first, whole): (Nanoseconds, Nanoseconds)) -> u64 {
+fn pack_arrival(first: Nanoseconds, whole: Nanoseconds) -> u64 {
     let half = |time: Nanoseconds| time.0.min(u64::from(u32::MAX - 1));
     half(first) << 32 | half(whole)
 }
 
-fn unpack_arrival((rank, word): (Rank, u64)) -> Arrival {
+fn unpack_arrival(rank: Rank, word: u64) -> Arrival {
     Arrival { rank, first: Nanoseconds(word >> 32), whole: Nanoseconds(word & u64::from(u32::MAX)) }
 }
 

@@ -15,13 +15,22 @@ use super::sync_log::{Entry, SyncLog};
 /// When the first and the last byte of a peer's messages in a collective were read; `None`: it sent nothing.
 pub type ArrivalTimes = Option<(Instant, Instant)>;
 
+/// The rank with the longest compute time; orders by that time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SlowestRank {
+    /// Its compute time before its send.
+    pub compute: Nanoseconds,
+    /// The rank.
+    pub rank: Rank,
+}
+
 /// One collective, from its send to its last arrival.
 #[derive(Clone, Copy, Debug)]
 pub struct ExchangeTiming {
     /// Own compute time before the send.
     pub compute: Nanoseconds,
-    /// Longest compute time reported by a peer's frame, and the peer.
-    pub slowest: (Nanoseconds, Rank),
+    /// The slowest peer, as reported by frames.
+    pub slowest: SlowestRank,
     /// The rank whose part arrived last, and how long it was the only one missing.
     pub last: (Rank, Nanoseconds),
     /// When this rank sent.
@@ -146,7 +155,7 @@ impl StepTiming {
     pub fn close(&mut self, span: ExchangeTiming) -> (Nanoseconds, Nanoseconds) {
         self.left = span.arrived;
         let exchange = span.arrived.duration_since(span.sent).as_nanos() as u64;
-        let wait = span.slowest.0.0.saturating_sub(span.compute.0).min(exchange);
+        let wait = span.slowest.compute.0.saturating_sub(span.compute.0).min(exchange);
         let wire = exchange - wait;
         self.add_compute(span.compute);
         let phase = self.phase();
@@ -165,7 +174,7 @@ impl StepTiming {
         heard: impl Iterator<Item = ArrivalTimes>,
     ) {
         let (wait, wire) = self.close(span);
-        let slowest = if wait.0 > 0 { span.slowest.1 } else { self.own };
+        let slowest = if wait.0 > 0 { span.slowest.rank } else { self.own };
         let (compute, tokens, (last, late)) = (span.compute, self.tokens, span.last);
         let enter = Nanoseconds(span.sent.saturating_duration_since(self.begun).as_nanos() as u64);
         let (step, exit) = (self.step, Nanoseconds(enter.0 + wait.0 + wire.0));
@@ -191,7 +200,7 @@ impl StepTiming {
 
     /// Closes a wait for a hand-over from another stage: its transmission time counts as wire, the rest as pipeline
     /// bubble. Records it.
-    pub fn close_hop(&mut self, compute: Nanoseconds, (began, ended): (Instant, Instant), hop: Hop) {
+    pub fn close_hop(&mut self, compute: Nanoseconds, began: Instant, ended: Instant, hop: Hop) {
         self.left = ended;
         self.add_compute(compute);
         let waited = ended.duration_since(began).as_nanos() as u64;
@@ -238,7 +247,7 @@ mod tests {
         let sent = Instant::now();
         let span = |compute, slowest, exchange| ExchangeTiming {
             compute: Nanoseconds(compute),
-            slowest: (Nanoseconds(slowest), Rank(2)),
+            slowest: SlowestRank { compute: Nanoseconds(slowest), rank: Rank(2) },
             last: (Rank(2), Nanoseconds(0)),
             sent,
             arrived: sent + Duration::from_nanos(exchange),
@@ -258,7 +267,7 @@ mod tests {
         let (began, time) = (Instant::now(), Nanoseconds);
         let mut take = |compute, waited, hop: Option<u64>| {
             let hop = Hop { from: Rank(0), step: 7, bytes: 8256, time: hop.map(time) };
-            timing.close_hop(time(compute), (began, began + Duration::from_nanos(waited)), hop);
+            timing.close_hop(time(compute), began, began + Duration::from_nanos(waited), hop);
         };
         take(100, 500, Some(60));
         // It had arrived long before, so there was no wait.
@@ -277,6 +286,6 @@ mod tests {
     }
 
     fn take_last(timing: &mut StepTiming, began: Instant) {
-        timing.close_hop(Nanoseconds(0), (began, began), Hop { from: Rank(0), step: 8, bytes: 0, time: None });
+        timing.close_hop(Nanoseconds(0), began, began, Hop { from: Rank(0), step: 8, bytes: 0, time: None });
     }
 }

@@ -7,7 +7,7 @@ use common::{ids::Rank, units::Nanoseconds};
 
 use super::{
     CollectiveError, Group,
-    bench::{AlgorithmTimes, BenchOrder, Dummies},
+    bench::{AlgorithmTimes, BenchOrder, Dummies, TimedRounds},
 };
 
 /// Longest benchmark of a stage, counted from the first collective that all ranks have finished.
@@ -80,14 +80,14 @@ impl Group {
         dummies: &mut Dummies,
     ) -> Result<Vec<u64>, CollectiveError> {
         self.order(&BenchOrder::Time { tokens, repeats, algorithms: vec![algorithm] })?;
-        Ok(self.time((tokens, repeats, &[algorithm]), dummies)?.remove(0).1)
+        Ok(self.time(TimedRounds { tokens, repeats, algorithms: &[algorithm] }, dummies)?.remove(0).1)
     }
 
     fn follow(&mut self, first: Rank, dummies: &mut Dummies) -> Result<(), CollectiveError> {
         loop {
             match self.take_order(first)? {
                 BenchOrder::Time { tokens, repeats, algorithms } => {
-                    self.time((tokens, repeats, &algorithms), dummies)?;
+                    self.time(TimedRounds { tokens, repeats, algorithms: &algorithms }, dummies)?;
                 }
                 BenchOrder::Use(table) => {
                     self.set_table(table);
@@ -99,19 +99,18 @@ impl Group {
 }
 
 fn medians(times: AlgorithmTimes) -> Vec<(Algorithm, Nanoseconds)> {
-    let median = |(algorithm, mut times): (Algorithm, Vec<u64>)| {
+    let medians = times.into_iter().map(|(algorithm, mut times)| {
         times.sort_unstable();
         (algorithm, Nanoseconds(times.get(times.len() / 2).copied().unwrap_or(0)))
-    };
-    times.into_iter().map(median).collect()
+    });
+    medians.collect()
 }
 
 /// Chooses the fastest, unless the formula's choice is nearly as fast.
 fn decide(row: &mut TableRow) {
-    let of = |wanted: Algorithm| row.timed.iter().find(|(algorithm, _)| *algorithm == wanted).map(|(_, time)| time.0);
-    let Some(usual) = of(row.algorithm) else { return };
+    let Some((_, usual)) = row.timed.iter().find(|(algorithm, _)| *algorithm == row.algorithm) else { return };
     let Some((fastest, time)) = row.timed.iter().min_by_key(|(_, time)| time.0) else { return };
-    if (time.0 as f64) < WORTH * usual as f64 {
+    if (time.0 as f64) < WORTH * usual.0 as f64 {
         row.algorithm = *fastest;
     }
 }

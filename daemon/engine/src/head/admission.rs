@@ -30,8 +30,7 @@ fn refusal(limits: &Limits, prompt: &[u32], resumed: &[u32]) -> Option<FaultKind
     if tokens > context {
         return Some(FaultKind::PromptTooLong { tokens: tokens as u32, context: context as u32 });
     }
-    let is_known = |id: &u32| (*id as usize) < most;
-    if !prompt.iter().chain(resumed).all(is_known) {
+    if prompt.iter().chain(resumed).any(|id| *id as usize >= most) {
         return Some(FaultKind::ParameterInvalid { reason: format!("a token id is beyond the vocabulary of {most}") });
     }
     None
@@ -79,7 +78,7 @@ impl Head<'_> {
         tokens.extend_from_slice(&resumed);
         let max_tokens = max_tokens - resumed.len();
         let grammar = grammar.map(|grammar| Constraint { grammar, begin: prompt_length as u32 });
-        let drafts_max = if self.drafts && grammar.is_none() { prepared.drafts_max.into() } else { 0 };
+        let drafts_max = prepared.drafts_max.into();
         let is_remote = self.remote_prefill.takes(tokens.len());
         let admitted = Admitted { key, prompt: tokens, max_tokens, sampling, drafts_max, grammar };
         if is_remote { self.scheduler.submit_remote(admitted) } else { self.scheduler.submit(admitted) }

@@ -28,6 +28,7 @@ use super::{
     sample::Chosen,
     sampler::Sampler,
     scheduler::{RequestKey, Scheduler},
+    speculation::Speculation,
     transfer::RemotePrefill,
     worker::Worker,
 };
@@ -65,10 +66,11 @@ impl InFlightStep {
     /// Whether these tokens belong to the slots that expect some, in the same order.
     fn matches(&self, tokens: &[(Slot, Chosen)]) -> bool {
         let mut runs = tokens.chunk_by(|a, b| a.0 == b.0);
-        let matches = |(slot, _, rows): &(Slot, RequestKey, u32)| {
-            runs.next().is_some_and(|run| run[0].0 == *slot && run.len() <= *rows as usize)
-        };
-        self.wanted.iter().all(matches) && runs.next().is_none()
+        let all_match = self
+            .wanted
+            .iter()
+            .all(|(slot, _, rows)| runs.next().is_some_and(|run| run[0].0 == *slot && run.len() <= *rows as usize));
+        all_match && runs.next().is_none()
     }
 }
 
@@ -78,8 +80,6 @@ type PerSlot<T> = SmallVec<[T; SLOTS_MAX as usize]>;
 pub struct Head<'a> {
     pub(super) node: String,
     pub(super) limits: Limits,
-    /// Whether speculative decoding is on.
-    pub(super) drafts: bool,
     /// Tokens that end an answer.
     end_tokens: Vec<u32>,
     pub(super) worker: Worker,
@@ -99,7 +99,8 @@ pub struct Head<'a> {
 impl<'a> Head<'a> {
     /// Creates a head without requests. `sink` receives their progress.
     pub fn new(
-        (node, limits): (String, Limits),
+        node: String,
+        limits: Limits,
         end_tokens: Vec<u32>,
         worker: Worker,
         sink: &'a dyn Fn(EngineEvent),
@@ -108,11 +109,10 @@ impl<'a> Head<'a> {
         let scheduler = scheduler.with_stages(usize::from(worker.place.stages), worker.place.step_tokens());
         let (requests, in_flight_steps) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
         let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
-        let (step, drafts, remote_prefill) = (0, true, RemotePrefill::default());
+        let (step, remote_prefill) = (0, RemotePrefill::default());
         Self {
             node,
             limits,
-            drafts,
             end_tokens,
             worker,
             scheduler,
@@ -134,8 +134,8 @@ impl<'a> Head<'a> {
 
     /// Disables speculative decoding and the prefix cache, for benchmarks.
     pub fn plain(self) -> Self {
-        let scheduler = self.scheduler.without_sharing();
-        Self { drafts: false, scheduler, ..self }
+        let scheduler = self.scheduler.without_sharing().with_speculation(Speculation::off());
+        Self { scheduler, ..self }
     }
 
     /// Returns the rank together with its links.

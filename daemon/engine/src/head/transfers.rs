@@ -75,11 +75,10 @@ impl Head<'_> {
             return Ok(());
         }
         let (requested, transfers) = (&self.remote_prefill.requested, &self.worker.transfers);
-        let fails = |transfer: &TransferId| {
-            transfers.status(*transfer) == TransferStatus::Failed || requested.is_late(*transfer)
-        };
-        let failed: Vec<TransferId> = requested.transfers().filter(fails).collect();
-        for transfer in failed {
+        let failed = requested
+            .transfers()
+            .filter(|transfer| transfers.status(*transfer) == TransferStatus::Failed || requested.is_late(*transfer));
+        for transfer in failed.collect::<Vec<_>>() {
             self.give_up(transfer);
         }
         if let Some(transfer) = self.remote_prefill.requested.computed() {

@@ -28,11 +28,11 @@ impl Heads {
     /// Creates the heads `heads` of a model where `per_kv` query heads share a KV head; `heads_kv` are this rank's KV
     /// heads.
     pub fn new(heads: &Range<usize>, heads_kv: &Range<usize>, per_kv: usize, head_length: usize) -> Self {
-        let of_kv = |kv: usize| {
+        let groups = heads_kv.clone().map(|kv| {
             let begin = (kv * per_kv).max(heads.start);
             begin - heads.start..((kv + 1) * per_kv).min(heads.end).max(begin) - heads.start
-        };
-        Self { groups: heads_kv.clone().map(of_kv).collect(), head_length }
+        });
+        Self { groups: groups.collect(), head_length }
     }
 
     fn largest_group(&self) -> usize {

@@ -10,13 +10,7 @@ use super::{
 use crate::model::batch::Routing;
 
 /// `hidden -> scratch.partial`: this rank's columns of the chosen experts, both `[token, embedding_length]`.
-pub fn experts(
-    compute: &Compute,
-    (layer, router): (&Layer, &Router),
-    hidden: &[f32],
-    epsilon: f32,
-    scratch: &mut Scratch,
-) {
+pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32], epsilon: f32, scratch: &mut Scratch) {
     let Scratch { normed, activations, routing, partial, .. } = scratch;
     partial.fill(0.0);
     let columns = layer.gate.rows;

@@ -283,7 +283,7 @@ impl Model {
         let layer: &Layer = &self.shard.layers[index];
         let epsilon = self.shard.shape.layer_norm_rms_epsilon;
         if let Some(router) = &layer.router {
-            return experts(&self.compute, (layer, router), &self.hidden, epsilon, &mut self.scratch);
+            return experts(&self.compute, layer, router, &self.hidden, epsilon, &mut self.scratch);
         }
         norm(&self.compute, &self.hidden, &layer.feed_forward_norm, epsilon, &mut self.scratch.normed);
         feed_forward(&self.compute, layer, batch.tokens.len(), &mut self.scratch);

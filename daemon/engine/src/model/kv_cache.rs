@@ -63,8 +63,8 @@ impl KvCache {
         let (keys, values) = (self.range(place, false), self.range(place, true));
         let (format, length) = (self.format, self.head_length);
         let bytes = self.region.bytes_mut();
-        store(kernels, format, &mut bytes[keys], key, (offset, KV_BLOCK_LENGTH), offset);
-        store(kernels, format, &mut bytes[values], value, (offset * length, 1), offset);
+        store(kernels, format, &mut bytes[keys], key, offset, KV_BLOCK_LENGTH, offset);
+        store(kernels, format, &mut bytes[values], value, offset * length, 1, offset);
     }
 
     /// The first `count` positions of one head in one block.
@@ -138,7 +138,8 @@ fn store(
     format: KvFormat,
     part: &mut [u8],
     values: &[f32],
-    (first, step): (usize, usize),
+    first: usize,
+    step: usize,
     position: usize,
 ) {
     match format {

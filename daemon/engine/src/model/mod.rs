@@ -19,6 +19,6 @@ pub use batch::{Batch, BatchToken};
 pub use error::LoadError;
 pub use forward::{ForwardError, KvSink, Model};
 pub use kv_cache::KvCache;
-pub use pace::{Pace, PacedMachine};
+pub use pace::{Pace, PacedMachine, PacedShard};
 pub use packed::{Cached, PackedCache};
 pub use weights::{Layer, Matrix, Shard, Source};

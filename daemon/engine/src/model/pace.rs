@@ -27,13 +27,28 @@ pub struct PacedMachine {
     pub slows: Option<(Instant, f64)>,
 }
 
+/// What a paced rank pretends to compute.
+#[derive(Debug)]
+pub struct PacedShard {
+    /// Sizes of the model.
+    pub sizes: ModelSizes,
+    /// The rank's part of it.
+    pub plan: ShardPlan,
+    /// Format of its KV cache.
+    pub kv: KvFormat,
+}
+
+impl PacedShard {
+    fn holding(&self) -> Holding<'_> {
+        Holding { sizes: &self.sizes, plan: &self.plan }
+    }
+}
+
 /// The pacing of a rank.
 #[derive(Debug)]
 pub struct Pace {
     machine: PacedMachine,
-    sizes: ModelSizes,
-    plan: ShardPlan,
-    kv: KvFormat,
+    shard: PacedShard,
     jitter: Jitter,
     load: Load,
     waits: Waits,
@@ -41,13 +56,9 @@ pub struct Pace {
 
 impl Pace {
     /// Creates the pacing of a model's rank on a machine. Random extra times are sampled with `seed`.
-    pub fn new(
-        machine: PacedMachine,
-        (sizes, plan, kv): (ModelSizes, ShardPlan, KvFormat),
-        (noise, seed): (Noise, u64),
-    ) -> Self {
+    pub fn new(machine: PacedMachine, shard: PacedShard, noise: Noise, seed: u64) -> Self {
         let jitter = Jitter::new(noise, seed, 0);
-        Self { machine, sizes, plan, kv, jitter, load: Load::default(), waits: Waits::default() }
+        Self { machine, shard, jitter, load: Load::default(), waits: Waits::default() }
     }
 
     /// Message costs on this machine.
@@ -59,15 +70,23 @@ impl Pace {
     /// Begins a step.
     pub(super) fn begin(&mut self, batch: Batch<'_>) {
         Waits::be_exact();
-        let last = |index: usize| batch.tokens.get(index + 1).is_none_or(|next| next.slot != batch.tokens[index].slot);
-        let tokens = batch.tokens.iter().enumerate();
-        self.load = Load::of(tokens.map(|(index, token)| (token.position, last(index))));
+        let tokens = batch.tokens.iter().enumerate().map(|(index, token)| {
+            let is_last = batch.tokens.get(index + 1).is_none_or(|next| next.slot != token.slot);
+            (token.position, is_last)
+        });
+        self.load = Load::of(tokens);
     }
 
     /// Waits for half a layer.
     pub(super) fn half_layer(&mut self, layer: LayerIndex, kind: SyncKind) {
-        let holding = Holding { sizes: &self.sizes, plan: &self.plan };
-        let usual = half_layer_ns(&self.machine.profile, &holding, self.kv, layer.0 as usize, kind, self.load);
+        let usual = half_layer_ns(
+            &self.machine.profile,
+            &self.shard.holding(),
+            self.shard.kv,
+            layer.0 as usize,
+            kind,
+            self.load,
+        );
         self.wait(usual);
     }
 
@@ -85,8 +104,7 @@ impl Pace {
         }
         let count = wanted.count() as u32;
         if count > 0 {
-            let holding = Holding { sizes: &self.sizes, plan: &self.plan };
-            self.wait(output_ns(&self.machine.profile, &holding, count));
+            self.wait(output_ns(&self.machine.profile, &self.shard.holding(), count));
         }
     }
 

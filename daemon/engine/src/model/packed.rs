@@ -105,12 +105,12 @@ impl PackedCache {
     /// Writes a shard in the background. Errors are logged: the next start then packs again.
     pub fn write(&self, key: Key, region: Arc<Region>) {
         let cache = self.clone();
-        let write = move || {
+        let started = std::thread::Builder::new().name("packed-shard".into()).spawn(move || {
             if let Err(error) = cache.write_now(&key, &region) {
                 tracing::warn!("cannot write the packed shard: {error}; the next start packs it again");
             }
-        };
-        if let Err(error) = std::thread::Builder::new().name("packed-shard".into()).spawn(write) {
+        });
+        if let Err(error) = started {
             tracing::warn!("cannot write the packed shard: {error}; the next start packs it again");
         }
     }

@@ -17,25 +17,23 @@ impl Rope {
     /// Computes the frequencies of a model; `factors` (`rope_freqs.weight`) divide them.
     pub fn new(shape: &Shape, factors: Option<&[f32]>) -> Self {
         let dimensions = shape.rope_dimension_count;
-        let frequency = |pair: usize| {
+        let frequencies = (0..dimensions / 2).map(|pair| {
             let exponent = -(2.0 * pair as f64) / dimensions as f64;
             let factor = factors.and_then(|factors| factors.get(pair)).copied().unwrap_or(1.0);
             let base = f64::from(shape.rope_freq_base).powf(exponent);
             (base / f64::from(factor) / f64::from(shape.rope_scale_linear)) as f32
-        };
-        let frequencies = (0..dimensions / 2).map(frequency).collect();
-        Self { rotation: rotation(shape.architecture), frequencies, angles: Vec::new() }
+        });
+        Self { rotation: rotation(shape.architecture), frequencies: frequencies.collect(), angles: Vec::new() }
     }
 
     /// Computes the angles of a step's positions.
     pub fn load(&mut self, positions: impl Iterator<Item = u32>) {
         self.angles.clear();
         for position in positions {
-            let angle = |frequency: &f32| {
+            self.angles.extend(self.frequencies.iter().map(|frequency| {
                 let (sine, cosine) = (position as f32 * frequency).sin_cos();
                 (cosine, sine)
-            };
-            self.angles.extend(self.frequencies.iter().map(angle));
+            }));
         }
     }
 

@@ -63,18 +63,15 @@ impl TensorSlice {
     }
 
     /// Packs panels of a matrix into `out`, starting with panel `first`.
-    fn fill(&self, file: &GgufFile, (matrix, first): (usize, usize), out: &mut [u8]) -> std::io::Result<()> {
+    fn fill(&self, file: &GgufFile, matrix: usize, first: usize, out: &mut [u8]) -> std::io::Result<()> {
         let panel_bytes = self.panel_bytes();
         let begin = self.rows.start + first * self.height;
         let end = (begin + out.len() / panel_bytes * self.height).min(self.rows.end);
         let mut rows = vec![0; (end - begin) * self.row_bytes];
         file.read(self.split, self.offset + (matrix * self.matrix_rows + begin) * self.row_bytes, &mut rows)?;
         for (panel, out) in out.chunks_exact_mut(panel_bytes).enumerate() {
-            let row = |lane: usize| {
-                let row = panel * self.height + lane;
-                rows.get(row * self.row_bytes..(row + 1) * self.row_bytes)
-            };
-            pack_panel(self.format, self.height, self.blocks(), row, out);
+            let rows = rows.chunks_exact(self.row_bytes).skip(panel * self.height);
+            pack_panel(self.format, self.height, self.blocks(), |lane| rows.clone().nth(lane), out);
         }
         Ok(())
     }
@@ -193,16 +190,15 @@ impl Slices {
             }
             for (matrix, own) in own.chunks_mut(matrix_bytes).enumerate() {
                 let chunks = own.chunks_mut(panel_bytes * at_once).enumerate();
-                parts.extend(chunks.map(|(index, out)| (name, slice, (matrix, index * at_once), out)));
+                parts.extend(chunks.map(|(index, out)| (name, slice, matrix, index * at_once, out)));
             }
         }
         let is_given_up = AtomicBool::new(false);
-        parts.into_par_iter().try_for_each(|(name, slice, first, out)| {
+        parts.into_par_iter().try_for_each(|(name, slice, matrix, first, out)| {
             if is_given_up.load(Ordering::Relaxed) {
                 return Err(LoadError::Cancelled);
             }
-            let failed = |source| LoadError::Read { tensor: name.clone(), source };
-            slice.fill(file, first, out).map_err(failed)?;
+            slice.fill(file, matrix, first, out).map_err(|source| LoadError::Read { tensor: name.clone(), source })?;
             is_given_up.fetch_or(!progress(out.len() as u64), Ordering::Relaxed);
             Ok(())
         })?;

@@ -232,7 +232,7 @@ impl Shard {
         let matrix = |name: &str| slices.get(name).map(|slice| Matrix::new(slice, region));
         let vector = |name: &str| slices.get(name).map(|slice| slice.floats(region.bytes()));
         let optional = |name: &str| vector(name).unwrap_or_default();
-        let layer = |layer: usize| {
+        let layers = plan.layers.clone().map(|layer| {
             let matrix = |name: &str| matrix(&format!("blk.{layer}.{name}.weight"));
             let optional = |name: &str| optional(&format!("blk.{layer}.{name}"));
             let [gate, up, down] = feed_forward_names(shape);
@@ -253,10 +253,10 @@ impl Shard {
                 up: matrix(up)?,
                 down: matrix(down)?,
             })
-        };
-        let layers = plan.layers.clone().map(layer).collect::<Result<Vec<_>, LoadError>>()?;
-        let missing = || LoadError::Missing("token_embd.weight".into());
-        let embedding = file.tensor("token_embd.weight").ok_or_else(missing)?;
+        });
+        let layers = layers.collect::<Result<Vec<_>, LoadError>>()?;
+        let embedding = file.tensor("token_embd.weight");
+        let embedding = embedding.ok_or_else(|| LoadError::Missing("token_embd.weight".into()))?;
         Ok(Self {
             shape: shape.clone(),
             plan: plan.clone(),
@@ -299,10 +299,12 @@ impl Shard {
 
     /// Bytes of weights that a token is multiplied with: of a layer's experts only those that the token uses.
     pub fn token_bytes(&self) -> u64 {
-        let of_matrix = |(matrix, used): (&Matrix, usize)| {
-            matrix.byte_length() / matrix.count.max(1) as u64 * (matrix.count - used) as u64
-        };
-        self.byte_length() - self.layers.iter().flat_map(Layer::matrices).map(of_matrix).sum::<u64>()
+        let unused = self
+            .layers
+            .iter()
+            .flat_map(Layer::matrices)
+            .map(|(matrix, used)| matrix.byte_length() / matrix.count.max(1) as u64 * (matrix.count - used) as u64);
+        self.byte_length() - unused.sum::<u64>()
     }
 
     /// The packed weights of all matrices, for benchmarks.

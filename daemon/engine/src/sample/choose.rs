@@ -221,14 +221,14 @@ impl Chooser {
     fn walk_on(&mut self) -> Result<Step, SampleError> {
         loop {
             let frontier = self.walk.frontier.iter().flatten().copied().min_by(|a, b| order(*a, *b));
-            let is_sure = |scored: &Scored| {
+            let sure = self.walk.ahead.iter().take_while(|scored| {
                 frontier
                     .is_none_or(|frontier| order((scored.score, scored.candidate.id), frontier) != Ordering::Greater)
-            };
-            let sure = self.walk.ahead.iter().take_while(|scored| is_sure(scored)).count().min(AHEAD_MAX);
+            });
+            let sure = sure.count().min(AHEAD_MAX);
             let (least, largest) = (self.draw.min_p, f64::from(self.scaled.0));
-            let is_probable = |scored: &Scored| (f64::from(scored.candidate.scaled) - largest).exp() >= least;
-            let looked_at = self.walk.ahead.drain(..sure).filter(is_probable);
+            let looked_at = self.walk.ahead.drain(..sure);
+            let looked_at = looked_at.filter(|scored| (f64::from(scored.candidate.scaled) - largest).exp() >= least);
             self.asked.extend(looked_at.map(|scored| (scored, 0.0)));
             if let Some((first, _)) = self.asked.first()
                 && self.draw.top_p >= 1.0
@@ -237,8 +237,8 @@ impl Chooser {
                 return Ok(self.done(chosen));
             }
             if !self.asked.is_empty() {
-                let pair = |(scored, _): &(Scored, f64)| (scored.candidate.scaled, scored.candidate.id);
-                let candidates = self.asked.iter().map(pair).collect();
+                let asked = self.asked.iter();
+                let candidates = asked.map(|(scored, _)| (scored.candidate.scaled, scored.candidate.id)).collect();
                 return Ok(self.ask(Query::Ahead { place: self.place, reference: self.scaled.0, candidates }));
             }
             if sure == 0 && frontier.is_none() {
@@ -270,8 +270,10 @@ impl Scored {
 /// Largest value over all slices, and the sum of exp(value - largest) in rank order.
 fn merge(slices: impl Iterator<Item = (f32, f64)> + Clone) -> (f32, f64) {
     let largest = slices.clone().fold(f32::NEG_INFINITY, |largest, slice| largest.max(slice.0));
-    let share = |slice: (f32, f64)| {
-        if slice.1 > 0.0 { slice.1 * (f64::from(slice.0) - f64::from(largest)).exp() } else { 0.0 }
-    };
-    (largest, slices.map(share).sum())
+    let shares = slices.map(
+        |(reference, sum)| {
+            if sum > 0.0 { sum * (f64::from(reference) - f64::from(largest)).exp() } else { 0.0 }
+        },
+    );
+    (largest, shares.sum())
 }

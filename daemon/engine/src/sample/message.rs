@@ -190,8 +190,9 @@ impl Candidates {
     fn decode(reader: &mut Reader<'_>, most: usize) -> Result<Self, SampleError> {
         let exhausted = reader.u8()? != 0;
         let count = reader.count(most)?;
-        let candidate = |_| Ok(Candidate { id: reader.u32()?, raw: reader.number()?, scaled: reader.number()? });
-        Ok(Self { list: (0..count).map(candidate).collect::<Result<_, _>>()?, exhausted })
+        let list =
+            (0..count).map(|_| Ok(Candidate { id: reader.u32()?, raw: reader.number()?, scaled: reader.number()? }));
+        Ok(Self { list: list.collect::<Result<_, _>>()?, exhausted })
     }
 }
 

@@ -40,14 +40,15 @@ impl Slice {
 
     /// Summarises the logits after a position. `history` is all tokens up to it, oldest first. A mask has one bit for
     /// each id from 0 on; tokens without a bit are treated as if they did not exist. Logits that are not finite give
-    /// [`Summary::broken`]: no token can be sampled for that sequence, on any rank, and no other sequence is affected.
+    /// [`Summary::broken`]: no token can be sampled for that sequence, on any rank, and no other sequence is
     /// affected.
     pub fn summary(
         &mut self,
         parameters: &SamplingParameters,
         position: u32,
         history: &[u32],
-        (logits, mask): (&[f32], Option<&[u32]>),
+        logits: &[f32],
+        mask: Option<&[u32]>,
     ) -> Summary {
         if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
             return Summary::broken();
@@ -55,9 +56,12 @@ impl Slice {
         self.raw.clear();
         self.raw.extend_from_slice(logits);
         if let Some(mask) = mask {
-            let is_allowed = |id: u32| mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
-            let refused = self.raw.iter_mut().zip(self.begin..).filter(|(_, id)| !is_allowed(*id));
-            refused.for_each(|(logit, _)| *logit = f32::NEG_INFINITY);
+            for (logit, id) in self.raw.iter_mut().zip(self.begin..) {
+                let is_allowed = mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
+                if !is_allowed {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
         }
         self.scaled.clear();
         self.scaled.extend_from_slice(&self.raw);
@@ -128,8 +132,8 @@ impl Slice {
     }
 
     fn candidates(&self, list: &[(f32, u32)]) -> Candidates {
-        let candidate = |(_, index): &(f32, u32)| self.candidate(*index);
-        Candidates { list: list.iter().map(candidate).collect(), exhausted: list.len() == self.scaled.len() }
+        let exhausted = list.len() == self.scaled.len();
+        Candidates { list: list.iter().map(|(_, index)| self.candidate(*index)).collect(), exhausted }
     }
 
     fn candidate(&self, index: u32) -> Candidate {

@@ -23,7 +23,8 @@ impl TestRandom {
 fn draw(
     chooser: &mut Chooser,
     p: &SamplingParameters,
-    (position, history): (u32, &[u32]),
+    position: u32,
+    history: &[u32],
     logits: &[f32],
     lengths: &[usize],
 ) -> Chosen {
@@ -33,7 +34,7 @@ fn draw(
     for length in lengths {
         let mut slice = Slice::new(begin as u32);
         let part = &logits[begin..begin + length];
-        let summary = slice.summary(p, position, history, (part, None));
+        let summary = slice.summary(p, position, history, part, None);
         let mut bytes = Vec::new();
         summary.encode(&mut bytes);
         assert!(bytes.len() <= Summary::BYTES_MAX && Summary::BYTES_MAX <= 1024, "{}", bytes.len());
@@ -127,7 +128,7 @@ fn check(p: &SamplingParameters, vocabulary: usize, draws: u32, width: f32) -> u
             let mut lengths = vec![vocabulary / (world + 1); world];
             lengths[world / 2] = if world > 2 { 0 } else { lengths[world / 2] };
             lengths[0] += vocabulary - lengths.iter().sum::<usize>();
-            let chosen = draw(&mut chooser, &p, (position, &history), &logits, &lengths);
+            let chosen = draw(&mut chooser, &p, position, &history, &logits, &lengths);
             assert_eq!(chosen.id, expected, "{world} ranks, position {position}");
             rounds += chosen.rounds;
         }
@@ -167,7 +168,7 @@ fn samples_follow_the_softmax() {
     let draws = 20_000;
     let mut chooser = Chooser::default();
     for position in 0..draws {
-        counts[draw(&mut chooser, &p, (position, &[]), &logits, &[10, 14]).id as usize] += 1.0;
+        counts[draw(&mut chooser, &p, position, &[], &logits, &[10, 14]).id as usize] += 1.0;
     }
     let total: f64 = logits.iter().map(|logit| (f64::from(*logit) / 0.9).exp()).sum();
     let chi_square: f64 = logits
@@ -190,7 +191,7 @@ fn logprobs_cover_vocabulary_before_temperature_and_bias() {
         (p.logprobs, p.temperature) = (5, 2.0);
         p.logit_bias = vec![(3, 100.0)];
     });
-    let chosen = draw(&mut Chooser::default(), &p, (0, &[]), &logits, &[100, 0, 400]);
+    let chosen = draw(&mut Chooser::default(), &p, 0, &[], &logits, &[100, 0, 400]);
     assert_eq!(chosen.id, 3);
     let normaliser: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum::<f64>().ln();
     assert_eq!(chosen.top_logprobs.len(), 6, "the sampled token is appended: it is not among the most probable");
@@ -205,21 +206,21 @@ fn logprobs_cover_vocabulary_before_temperature_and_bias() {
 fn nan_logits_are_errors_and_minus_infinity_is_never_sampled() {
     let p = parameters(|_| {});
     let mut slice = Slice::new(10);
-    let good = slice.summary(&p, 0, &[], (&[0.0, 1.0], None));
+    let good = slice.summary(&p, 0, &[], &[0.0, 1.0], None);
     for wrong in [f32::NAN, f32::INFINITY] {
-        let broken = slice.summary(&p, 0, &[], (&[0.0, wrong], None));
+        let broken = slice.summary(&p, 0, &[], &[0.0, wrong], None);
         let mut bytes = Vec::new();
         broken.encode(&mut bytes);
         let (broken, _) = Summary::decode(&bytes).expect("it crosses the network");
         let begun = Chooser::default().begin(0, &p, 0, [good.clone(), broken].iter());
         assert!(matches!(begun, Err(SampleError::NotANumber)), "{begun:?} of {wrong}");
     }
-    let none = slice.summary(&p, 0, &[], (&[f32::NEG_INFINITY; 4], None));
+    let none = slice.summary(&p, 0, &[], &[f32::NEG_INFINITY; 4], None);
     assert!(matches!(Chooser::default().begin(0, &p, 0, [none].iter()), Err(SampleError::NoToken)));
     let mut logits = vec![f32::NEG_INFINITY; 64];
     logits[17] = -3.0;
     for position in 0..50 {
-        assert_eq!(draw(&mut Chooser::default(), &p, (position, &[]), &logits, &[16, 16, 32]).id, 17);
+        assert_eq!(draw(&mut Chooser::default(), &p, position, &[], &logits, &[16, 16, 32]).id, 17);
     }
 }
 
@@ -229,7 +230,7 @@ fn messages_cut_anywhere_are_errors() {
     let logits: Vec<f32> = (0..100).map(|id| id as f32 * 0.1).collect();
     let mut slice = Slice::new(0);
     let mut summary = Vec::new();
-    slice.summary(&p, 0, &[], (&logits, None)).encode(&mut summary);
+    slice.summary(&p, 0, &[], &logits, None).encode(&mut summary);
     (0..summary.len()).for_each(|end| assert!(Summary::decode(&summary[..end]).is_err(), "cut at {end}"));
     let candidates = [(1.0, 2), (3.0, 4)].into_iter().collect();
     let queries = [

@@ -9,12 +9,12 @@ use topology::layout::STEP_TOKENS_MAX;
 use super::{
     block_pool::BlockPool,
     plan::{Limits, Opened, Plan, PlanEntry},
-    speculation::{Acceptance, Match},
+    speculation::Speculation,
     step_latency::{Pending, ROWS_MAX, StepLatency},
 };
 use prefill_budget::{Prefill, Prompts};
 pub use sequence::{Admitted, RemotePrompt};
-use sequence::{DraftTokens, Opening, Phase, Running};
+use sequence::{Opening, Phase, Running};
 
 mod prefill_budget;
 mod sequence;
@@ -44,8 +44,7 @@ pub struct Scheduler {
     answers_entered: usize,
     /// Requests that waited for it.
     pending: Pending,
-    /// Initial acceptance rates of new requests.
-    acceptance: Acceptance,
+    speculation: Speculation,
     /// Number of sequences opened so far.
     opened: u64,
     /// Number of parts that running answers are split into, one for each stage of the pipeline, so that no stage idles.
@@ -73,7 +72,7 @@ impl Scheduler {
             latency: StepLatency::default(),
             answers_entered: 0,
             pending: Pending::default(),
-            acceptance: Acceptance::default(),
+            speculation: Speculation::default(),
             opened: 0,
             turns: 1,
             step_tokens: STEP_TOKENS_MAX,
@@ -90,6 +89,11 @@ impl Scheduler {
     /// Turns the prefix cache off.
     pub fn without_sharing(self) -> Self {
         Self { blocks: BlockPool::without_sharing(self.limits.blocks), ..self }
+    }
+
+    /// Configures speculative decoding.
+    pub fn with_speculation(self, speculation: Speculation) -> Self {
+        Self { speculation, ..self }
     }
 
     /// Appends a request to the queue.
@@ -177,8 +181,8 @@ impl Scheduler {
         self.waiting.retain(|request| request.key != key);
         self.remote_prefill.retain(|known| *known != key);
         self.remote_prompts.retain(|remote| remote.key != key);
-        let holds = |place: &Option<Running>| place.as_ref().is_some_and(|running| running.key == key);
-        if let Some(index) = self.slots.iter().position(holds)
+        let mut slots = self.slots.iter();
+        if let Some(index) = slots.position(|slot| slot.as_ref().is_some_and(|running| running.key == key))
             && let Some(running) = self.slots[index].take()
         {
             // The block to be copied for it has no content until a step that copies it was sent.
@@ -197,14 +201,8 @@ impl Scheduler {
     pub fn sampled(&mut self, slot: Slot, token: u32) {
         let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) else { return };
         running.tokens.push(token);
-        if running.drafts.get(running.accepted) == Some(&token) {
-            running.accepted += 1;
+        if self.speculation.accept(&mut running.drafts, token) {
             running.fed += 1;
-        } else if !running.drafts.is_empty() {
-            let (length, drafted, accepted) = (running.found.length, running.drafts.len(), running.accepted);
-            running.acceptance.observe(length, drafted, accepted);
-            self.acceptance.observe_for_all(length, drafted, accepted);
-            running.drafts.clear();
         }
     }
 
@@ -246,17 +244,15 @@ impl Scheduler {
                 continue;
             }
             turn -= 1;
-            running.draft(rows_max.saturating_sub(rows), rows, &self.latency);
-            rows += running.drafts.len();
+            let room = running.draft_room(rows_max.saturating_sub(rows), rows);
+            self.speculation.propose(&mut running.drafts, &running.tokens, room, &self.latency);
+            rows += running.drafts.tokens().len();
             let slot = Slot(index as u16);
             add_entries(slot, running, 1, &mut plan.entries);
-            let draft = |(position, token): (usize, &u32)| PlanEntry {
-                slot,
-                position: position as u32,
-                token: *token,
-                wants_logits: true,
-            };
-            plan.entries.extend((running.fed..).zip(&running.drafts).map(draft));
+            for (position, token) in (running.fed..).zip(running.drafts.tokens()) {
+                let position = position as u32;
+                plan.entries.push(PlanEntry { slot, position, token: *token, wants_logits: true });
+            }
             self.blocks.publish(&mut running.table, &running.tokens[..running.fed]);
         }
     }
@@ -342,9 +338,10 @@ impl Scheduler {
             let slot = Slot(index as u16);
             let mut tokens = Vec::with_capacity(length);
             tokens.extend_from_slice(&request.prompt);
-            let (prompt_length, acceptance) = (tokens.len(), self.acceptance.begin());
+            let prompt_length = tokens.len();
             let Admitted { key, sampling, drafts_max, grammar, .. } = request;
             let awaits_mask = grammar.is_some();
+            let drafts = self.speculation.begin(drafts_max, grammar.is_some());
             let opening = |cached: usize| Opening { sampling, grammar, cached };
             let (fed, phase) = if let Some(place) = self.remote_prefill.iter().position(|known| *known == key) {
                 self.remote_prefill.swap_remove(place);
@@ -369,11 +366,7 @@ impl Scheduler {
                 table,
                 number: self.opened,
                 length,
-                drafts_max,
-                drafts: DraftTokens::new(),
-                found: Match { next: 0, length: 1 },
-                accepted: 0,
-                acceptance,
+                drafts,
             });
         }
         prepares
@@ -382,11 +375,11 @@ impl Scheduler {
     /// Opens sequences with a step that is sent, in the order in which they got their blocks: a copy may depend on an
     /// earlier one.
     fn open(&mut self, plan: &mut Plan) {
-        let number = |(index, running): (usize, &Option<Running>)| {
+        let opening = self.slots.iter().enumerate().filter_map(|(index, running)| {
             let running = running.as_ref().filter(|running| matches!(running.phase, Phase::Opening(_)))?;
             Some((running.number, index))
-        };
-        let mut opening: SmallVec<[(u64, usize); 8]> = self.slots.iter().enumerate().filter_map(number).collect();
+        });
+        let mut opening: SmallVec<[(u64, usize); 8]> = opening.collect();
         opening.sort_unstable();
         for (_, index) in opening {
             let (slot, Some(running)) = (Slot(index as u16), &mut self.slots[index]) else { continue };
@@ -401,8 +394,8 @@ impl Scheduler {
     /// Whether a prompt that is being computed shares at least one block more with this one than the cache already has:
     /// then it is worth waiting for.
     fn is_computed_by_another(&self, prompt: &[u32]) -> bool {
-        let is_worth_it = |running: &&Running| self.blocks.shares() && !running.is_answering();
-        let going = self.slots.iter().flatten().filter(is_worth_it);
+        let going = self.slots.iter().flatten();
+        let going = going.filter(|running| self.blocks.shares() && !running.is_answering());
         let shared = going.map(|running| {
             let pairs = prompt[..prompt.len() - 1].iter().zip(&running.tokens);
             pairs.take_while(|(a, b)| a == b).count() / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH
@@ -414,13 +407,12 @@ impl Scheduler {
 /// Adds the next `count` tokens of a sequence.
 fn add_entries(slot: Slot, running: &mut Running, count: usize, entries: &mut Vec<PlanEntry>) {
     let last = running.tokens.len() - 1;
-    let entry = |position: usize| PlanEntry {
+    entries.extend((running.fed..running.fed + count).map(|position| PlanEntry {
         slot,
         position: position as u32,
         token: running.tokens[position],
         wants_logits: position == last,
-    };
-    entries.extend((running.fed..running.fed + count).map(entry));
+    }));
     running.fed += count;
 }
 

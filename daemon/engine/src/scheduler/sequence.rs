@@ -1,13 +1,11 @@
 //! A request from the queue to its last token, as the scheduler tracks it.
 use common::{ids::Slot, sampling::SamplingParameters};
-use smallvec::SmallVec;
 
 use super::RequestKey;
 use crate::{
     block_pool::BlockTable,
     plan::Constraint,
-    speculation::{Acceptance, Match, find},
-    step_latency::{ROWS_MAX, StepLatency},
+    speculation::{DraftRoom, SequenceDrafts},
 };
 
 /// A request whose prompt is tokenized and fits the limits.
@@ -77,15 +75,9 @@ pub(super) struct Running {
     pub(super) number: u64,
     /// Longest length in tokens, prompt included.
     pub(super) length: usize,
-    pub(super) drafts_max: usize,
-    /// The speculative tokens after the latest token, the match they came from, and how many were sampled so far.
-    pub(super) drafts: DraftTokens,
-    pub(super) found: Match,
-    pub(super) accepted: usize,
-    pub(super) acceptance: Acceptance,
+    /// The speculative tokens after the latest token.
+    pub(super) drafts: SequenceDrafts,
 }
-
-pub(super) type DraftTokens = SmallVec<[u32; ROWS_MAX]>;
 
 impl Running {
     /// Whether its prompt is computed: it feeds one sampled token at a time, or waits for the next.
@@ -98,18 +90,9 @@ impl Running {
         !self.is_answering() && !self.awaits_mask && !matches!(self.phase, Phase::RemotePrefill(_))
     }
 
-    /// Proposes at most `most` speculative tokens after the latest token, in a step that carries `rows` decode rows
-    /// without them.
-    pub(super) fn draft(&mut self, most: usize, rows: usize, latency: &StepLatency) {
+    /// The room for its speculative tokens in a step with `rows` decode rows without them and at most `most` more.
+    pub(super) fn draft_room(&self, most: usize, rows: usize) -> DraftRoom {
         // The token sampled after the last speculative token must fit, too.
-        let most = most.min(self.length.saturating_sub(self.tokens.len() + 1)).min(self.drafts_max);
-        let Some(found) = Some(most).filter(|most| *most > 0).and_then(|_| find(&self.tokens)) else { return };
-        let count = self.acceptance.count(found, most, rows, latency);
-        (self.found, self.accepted) = (found, 0);
-        for index in found.next..found.next + count {
-            // A repetition that reaches the end of the text continues with its own speculative tokens.
-            let token = self.tokens.get(index).copied().unwrap_or_else(|| self.drafts[index - self.tokens.len()]);
-            self.drafts.push(token);
-        }
+        DraftRoom { most: most.min(self.length.saturating_sub(self.tokens.len() + 1)), rows }
     }
 }

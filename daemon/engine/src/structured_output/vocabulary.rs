@@ -54,12 +54,12 @@ pub struct TokenBytes {
 impl TokenBytes {
     /// Of the tokens by id, and the ids of those that end an answer.
     pub fn new(tokens: impl Iterator<Item = TokenText>, ends: Vec<u32>) -> Self {
-        let word = |token| match token {
+        let words = tokens.map(|token| match token {
             TokenText::Text(bytes) => bytes,
             TokenText::Control(name) => [&[SPECIAL], name.as_slice()].concat(),
             TokenText::Unused => Vec::new(),
-        };
-        Self { words: tokens.map(word).collect(), ends }
+        });
+        Self { words: words.collect(), ends }
     }
 
     /// Checks whether structured output works with this vocabulary: the library's trie panics where it is too large.
@@ -73,9 +73,11 @@ impl TokenBytes {
         }
         let mut sorted: Vec<&[u8]> = self.words.iter().map(Vec::as_slice).collect();
         sorted.sort_unstable();
-        let shared = |pair: &[&[u8]]| pair[0].iter().zip(pair[1]).take_while(|(a, b)| a == b).count();
-        let new = sorted.windows(2).map(|pair| pair[1].len() - shared(pair)).sum::<usize>();
-        let nodes = 1 + new + sorted.first().map_or(0, |first| first.len());
+        let new = sorted.windows(2).map(|pair| {
+            let shared = pair[0].iter().zip(pair[1]).take_while(|(a, b)| a == b).count();
+            pair[1].len() - shared
+        });
+        let nodes = 1 + new.sum::<usize>() + sorted.first().map_or(0, |first| first.len());
         if nodes >= TREE_NODES_END {
             return refuse(format!(
                 "its tokens have {nodes} distinct prefixes, at most {TREE_NODES_END} are supported"

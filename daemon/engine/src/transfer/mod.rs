@@ -134,16 +134,14 @@ impl Partners {
     /// Creates those of a member of `topology`; `plans` are the shards of each replica.
     pub fn new(topology: &Topology, own: &topology::Place, plans: &[Vec<ShardPlan>]) -> Self {
         let layout = topology.layout;
-        let is_other = |replica: &u16| layout.role(*replica) != own.role;
-        let replicas: Vec<u16> = (0..layout.replicas).filter(is_other).collect();
+        let replicas: Vec<u16> = (0..layout.replicas).filter(|replica| layout.role(*replica) != own.role).collect();
         let send_routes = |replica: &u16| {
             let (replica, begin) = (*replica, layout.members(*replica).start);
             let found = routes(&plans[usize::from(own.replica)], own.rank.index(), &plans[usize::from(replica)]);
-            let send_route = move |route: topology::Route| {
+            found.into_iter().map(move |route| {
                 let member = common::ids::MemberIndex((begin + route.to) as u16);
                 SendRoute { replica, member, route }
-            };
-            found.into_iter().map(send_route)
+            })
         };
         let sends = own.role == topology::Role::Prefill;
         let send_routes = if sends { replicas.iter().flat_map(send_routes).collect() } else { Vec::new() };

@@ -38,6 +38,13 @@ pub(super) struct SendRoute {
     pub(super) route: Route,
 }
 
+impl SendRoute {
+    /// Whether keys and values of a layer for a replica take this route.
+    fn carries(&self, replica: u16, layer: usize) -> bool {
+        self.replica == replica && self.route.layers.contains(&layer)
+    }
+}
+
 /// The outgoing transfers of one rank.
 #[derive(Debug)]
 pub(super) struct Outbox {
@@ -56,13 +63,7 @@ impl Outbox {
     }
 
     /// Starts sending the keys and values of a slot.
-    pub(super) fn open(
-        &mut self,
-        slot: Slot,
-        (transfer, replica): (TransferId, u16),
-        first_block: usize,
-        length: usize,
-    ) {
+    pub(super) fn open(&mut self, slot: Slot, transfer: TransferId, replica: u16, first_block: usize, length: usize) {
         // Any earlier transfer from this slot is over: the slot has another sequence now.
         self.list.retain(|outgoing| outgoing.slot != slot);
         let blocks = first_block..first_block;
@@ -108,19 +109,18 @@ impl Outbox {
         let (global, first_head) = (self.first_layer + layer, self.first_head);
         for outgoing in self.list.iter_mut().filter(|outgoing| !outgoing.blocks.is_empty()) {
             let Some(table) = tables.get(outgoing.slot.index()) else { continue };
-            let is_of_it = |send_route: &&SendRoute| {
-                send_route.replica == outgoing.replica && send_route.route.layers.contains(&global)
-            };
-            for send_route in self.send_routes.iter().filter(is_of_it) {
+            for send_route in self.send_routes.iter().filter(|one| one.carries(outgoing.replica, global)) {
                 for begin in outgoing.blocks.clone().step_by(FRAME_BLOCKS) {
                     let blocks = begin..outgoing.blocks.end.min(begin + FRAME_BLOCKS);
                     let Some(list) = table.get(blocks.clone()) else { continue };
                     let place = KvPart { layer: global, blocks, heads_kv: send_route.route.heads_kv.clone() };
-                    links.send(send_route.member, (outgoing.transfer.0, outgoing.sequence), |out| {
+                    links.send(send_route.member, outgoing.transfer.0, outgoing.sequence, |out| {
                         place.encode(out);
                         for head in place.heads_kv.clone() {
-                            let at = |block| kv_cache::Place { layer, block, head: head - first_head };
-                            list.iter().for_each(|block| out.extend_from_slice(cache.part(at(*block))));
+                            let head = head - first_head;
+                            for block in list {
+                                out.extend_from_slice(cache.part(kv_cache::Place { layer, block: *block, head }));
+                            }
                         }
                     });
                     outgoing.sequence += 1;

@@ -57,7 +57,7 @@ impl Transfers {
         let Some(rank) = &mut self.0 else { return false };
         match order {
             TransferOrder::Send { slot, transfer, replica, first_block, length } => {
-                rank.outbox.open(*slot, (*transfer, *replica), *first_block as usize, *length as usize);
+                rank.outbox.open(*slot, *transfer, *replica, *first_block as usize, *length as usize);
             }
             TransferOrder::Receive { .. } => return rank.inbox.open(order),
             TransferOrder::End { transfer, replica } => {
@@ -112,8 +112,10 @@ impl RankTransfers {
         let bytes = links.receive(BETWEEN_STEPS, |member, header, payload| {
             inbox.take(layout.replica_of(member), header, payload, cache)
         });
-        let is_whole = |replica: u16| layout.members(replica).all(|member| links.has(MemberIndex(member as u16)));
-        let broken: smallvec::SmallVec<[u16; 4]> = inbox.awaited().filter(|replica| !is_whole(*replica)).collect();
+        let broken = inbox
+            .awaited()
+            .filter(|replica| !layout.members(*replica).all(|member| links.has(MemberIndex(member as u16))));
+        let broken: smallvec::SmallVec<[u16; 4]> = broken.collect();
         broken.into_iter().for_each(|replica| inbox.fail(replica));
         bytes > 0
     }

@@ -94,9 +94,9 @@ impl RequestedPrefills {
 
     /// Records that a prompt is computed.
     pub fn done(&mut self, replica: u16, transfer: u64, times: (Nanoseconds, Nanoseconds)) {
-        let is_it =
-            |prompt: &&mut RequestedPrompt| prompt.replica == replica && prompt.transfer == TransferId(transfer);
-        if let Some(prompt) = self.list.iter_mut().find(is_it) {
+        let transfer = TransferId(transfer);
+        let mut list = self.list.iter_mut();
+        if let Some(prompt) = list.find(|prompt| prompt.replica == replica && prompt.transfer == transfer) {
             prompt.done = Some((Instant::now(), times.0, times.1));
         }
     }

@@ -98,7 +98,7 @@ impl Worker {
             let history = &sequence.tokens[..=*position as usize];
             let slice = self.slices.get_mut(index).ok_or(EngineError::Message(FrameKind::Plan))?;
             let mask = self.masks.mask(*slot, history);
-            summaries.push(slice.summary(&sequence.sampling, *position, history, (logits, mask)));
+            summaries.push(slice.summary(&sequence.sampling, *position, history, logits, mask));
         }
         Ok(())
     }

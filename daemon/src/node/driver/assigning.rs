@@ -220,23 +220,39 @@ impl Assignments {
 /// Loads a shard and reports its progress.
 fn run_load(context: &DriverContext, attempt: u64, prepare: &Prepare, cancelled: &AtomicBool) {
     let (epoch, inputs) = (prepare.epoch, &context.inputs);
-    let begun = Instant::now();
-    let told = AtomicU64::new(0);
-    let progress = |progress: LoadProgress| {
-        // At most ten a second, and the last one.
-        let now = begun.elapsed().as_millis() as u64;
-        let last = told.load(Ordering::Relaxed);
+    let report = LoadReport { epoch, inputs, begun: Instant::now(), sent_ms: AtomicU64::new(0) };
+    let result = loading::load(&context.config, context.kernels, prepare, &|progress| {
+        report.send(progress);
+        !cancelled.load(Ordering::Acquire)
+    });
+    let result = result.map(Box::new);
+    tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = report.elapsed_ms(), "load ended");
+    let _ = inputs.blocking_send(Input::Loaded(LoadOutcome { attempt, result }));
+}
+
+/// Reports the progress of a load: at most ten times a second, and at its end.
+struct LoadReport<'a> {
+    epoch: Epoch,
+    inputs: &'a Sender<Input>,
+    begun: Instant,
+    /// When progress was reported last, after `begun`.
+    sent_ms: AtomicU64,
+}
+
+impl LoadReport<'_> {
+    fn elapsed_ms(&self) -> u64 {
+        self.begun.elapsed().as_millis() as u64
+    }
+
+    fn send(&self, progress: LoadProgress) {
+        let (now, last) = (self.elapsed_ms(), self.sent_ms.load(Ordering::Relaxed));
         if (now >= last + 100 || progress.done == progress.total)
-            && told.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            && self.sent_ms.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
             // If the queue is full, only a progress line is lost.
-            let _ = inputs.try_send(Input::Event(Event::LoadProgress(epoch, progress)));
+            let _ = self.inputs.try_send(Input::Event(Event::LoadProgress(self.epoch, progress)));
         }
-        !cancelled.load(Ordering::Acquire)
-    };
-    let result = loading::load(&context.config, context.kernels, prepare, &progress).map(Box::new);
-    tracing::info!(%epoch, model = prepare.topology.model, ok = result.is_ok(), ms = begun.elapsed().as_millis() as u64, "load ended");
-    let _ = inputs.blocking_send(Input::Loaded(LoadOutcome { attempt, result }));
+    }
 }
 
 /// Why links do not belong to the assignment that this node prepares: the epoch or the topology differs.

@@ -244,20 +244,24 @@ fn node_bytes(node: &BenchNode, model: &ModelFile, kernels: &'static Kernels) ->
 
 /// One matrix of each format, and the largest one twice because it is also packed.
 fn kernel_bytes(products: &BenchKernels, file: Option<&GgufFile>) -> u64 {
-    let asked = |format: &BlockFormat| {
+    let formats = BlockFormat::ALL.into_iter().filter(|format| {
         let mut names = products.formats.iter();
         products.formats.is_empty() || names.any(|name| name.eq_ignore_ascii_case(format.name()))
-    };
-    let bytes = |format: BlockFormat| match file {
+    });
+    let each: Vec<u64> = formats.map(|format| matrix_bytes(products, file, format)).collect();
+    each.iter().sum::<u64>() + each.iter().max().copied().unwrap_or(0)
+}
+
+/// The largest matrix of a format in a model file, or a synthetic one.
+fn matrix_bytes(products: &BenchKernels, file: Option<&GgufFile>, format: BlockFormat) -> u64 {
+    match file {
         Some(file) => {
             let of_format = file.tensors().filter(|tensor| tensor.format == format && tensor.rows() > 1);
             let bytes = of_format.map(|tensor| tensor.rows().min(products.rows as usize) * tensor.row_bytes());
             bytes.max().unwrap_or(0) as u64
         }
         None => u64::from(products.rows) * format.row_bytes(products.columns as usize).unwrap_or(0) as u64,
-    };
-    let each: Vec<u64> = BlockFormat::ALL.into_iter().filter(asked).map(bytes).collect();
-    each.iter().sum::<u64>() + each.iter().max().copied().unwrap_or(0)
+    }
 }
 
 #[cfg(test)]

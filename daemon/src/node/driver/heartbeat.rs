@@ -2,7 +2,7 @@
 //! stalled and leaving peers.
 use std::{
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -49,6 +49,8 @@ pub(super) struct Pulse {
     pub(super) draining: Arc<AtomicBool>,
     /// The rank at which the topology broke: the lost rank, or this one.
     pub(super) failed: Arc<OnceLock<Rank>>,
+    /// The peers of this node.
+    pub(super) peers: Arc<PeerStates>,
     /// Ends the topology without a goodbye.
     pub(super) stop: CancellationToken,
     /// Ends the topology after a goodbye.
@@ -56,13 +58,46 @@ pub(super) struct Pulse {
     pub(super) inputs: Sender<Input>,
 }
 
+/// The state of every peer of a topology. They are in one place because a report about a rank arrives on the link of
+/// another one.
+#[derive(Debug)]
+pub(super) struct PeerStates {
+    started: Instant,
+    /// By rank; `None` without a link, as for this node itself.
+    ranks: Vec<Mutex<Option<Peer>>>,
+}
+
+impl PeerStates {
+    /// Creates the places of `ranks` ranks.
+    pub(super) fn new(ranks: usize) -> Self {
+        Self { started: Instant::now(), ranks: (0..ranks).map(|_| Mutex::default()).collect() }
+    }
+
+    /// Begins with a rank whose link has just been opened.
+    fn open(&self, rank: Rank) {
+        if let Some(peer) = self.ranks.get(rank.index()) {
+            *lock(peer) = Some(Peer::new(self.started.elapsed()));
+        }
+    }
+
+    /// Uses the state of a rank; `None` without a link to it.
+    fn with<T>(&self, rank: Rank, work: impl FnOnce(&mut Peer, Duration) -> T) -> Option<T> {
+        let mut peer = lock(self.ranks.get(rank.index())?);
+        peer.as_mut().map(|peer| work(peer, self.started.elapsed()))
+    }
+}
+
+fn lock(peer: &Mutex<Option<Peer>>) -> MutexGuard<'_, Option<Peer>> {
+    peer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Exchanges heartbeats with one peer until it is lost or the topology ends.
 pub(super) async fn run(pulse: Pulse, rank: Rank, connection: Connection) {
     let (mut reader, mut writer) = split(connection);
     let mut ticks = interval(pulse.liveness.heartbeat);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let started = Instant::now();
-    let mut far = FarEnd { rank, started, peer: Peer::new(Duration::ZERO), clock: Clock::default() };
+    pulse.peers.open(rank);
+    let mut far = FarEnd { rank, clock: Clock::default() };
     let lost = loop {
         // Reading has precedence: after a stop of this process (SIGSTOP), queued heartbeats count before silence does.
         tokio::select! {
@@ -110,9 +145,6 @@ impl Clock {
 /// State of the other end.
 struct FarEnd {
     rank: Rank,
-    /// Start of the link.
-    started: Instant,
-    peer: Peer,
     clock: Clock,
 }
 
@@ -125,7 +157,8 @@ impl FarEnd {
             Ok(Err(_)) => return Err(Loss::Reset),
             Err(_) => return Err(Loss::Silent),
         }
-        self.peer.lost(&pulse.liveness, self.started.elapsed()).map_or(Ok(()), Err)
+        let lost = pulse.peers.with(self.rank, |peer, now| peer.lost(&pulse.liveness, now));
+        lost.flatten().map_or(Ok(()), Err)
     }
 
     /// Processes a heartbeat; returns how the peer was lost, if it was.
@@ -137,9 +170,14 @@ impl FarEnd {
         if beat.leaving {
             return Some(Loss::Left);
         }
-        let News { drain, failed } = self.peer.hear(&beat, self.started.elapsed());
+        let news = pulse.peers.with(self.rank, |peer, now| peer.hear(&beat, now));
+        let News { drain, failed } = news.unwrap_or_default();
         let drain = drain.map(|drain| Event::PeerDrains(pulse.epoch, self.rank, drain));
-        let failed = failed.map(|failed| Event::PeerFailed(pulse.epoch, self.rank, failed));
+        let failed = failed.map(|failed| {
+            let own = pulse.peers.with(failed, |peer, now| peer.reported_lost(&pulse.liveness, now));
+            let how = own.unwrap_or(Loss::Reset);
+            Event::PeerFailed { epoch: pulse.epoch, reporter: self.rank, failed, how }
+        });
         for event in drain.into_iter().chain(failed) {
             let _ = pulse.inputs.send(Input::Run(pulse.run, event)).await;
         }
@@ -163,4 +201,19 @@ fn own_beat(pulse: &Pulse, leaving: bool) -> Beat {
 async fn leave(pulse: &Pulse, writer: &mut MessageWriter) {
     // Best effort: a peer that misses the goodbye sees the closed connection.
     let _ = timeout(Duration::from_millis(200), writer.send(&own_beat(pulse, true))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_ranks_with_a_link_have_a_state() {
+        let peers = PeerStates::new(2);
+        peers.open(Rank(1));
+        // A heartbeat may name any rank: this node's own, and one that the topology does not have.
+        let found = [0, 1, 2].map(|rank| peers.with(Rank(rank), |_, _| ()).is_some());
+        assert_eq!(found, [false, true, false]);
+        peers.open(Rank(2));
+    }
 }

@@ -105,11 +105,11 @@ pub(super) async fn open(linking: Linking, mut arrivals: Receiver<IncomingLink>)
 /// The members of other groups that a member has links to.
 fn across(topology: &Topology, own: MemberIndex) -> Vec<GroupPeer> {
     let members = (0..topology.members.len() as u16).map(MemberIndex);
-    let far = |member: MemberIndex| {
+    let far = members.filter(|member| topology.layout.are_across(own, *member)).map(|member| {
         let has_control = topology.place(own).is_head() && topology.place(member).is_head();
         GroupPeer { member, data: None, control: None, has_control }
-    };
-    members.filter(|member| topology.layout.are_across(own, *member)).map(far).collect()
+    });
+    far.collect()
 }
 
 async fn dial_peer(
@@ -135,10 +135,10 @@ async fn dial_peer(
 
 fn missing(linking: &Linking, links: &OpenLinks) -> String {
     let place = linking.topology.place(linking.own);
-    let is_missing =
-        |rank: usize| rank != place.rank.index() && (links.data[rank].is_none() || links.control[rank].is_none());
-    let members = linking.topology.replica(place.replica).iter().enumerate();
-    let names = members.filter(|(rank, _)| is_missing(*rank)).map(|(_, member)| member.name.as_str());
+    let others = linking.topology.replica(place.replica).iter().enumerate();
+    let others = others.filter(|(rank, _)| *rank != place.rank.index());
+    let missing = others.filter(|(rank, _)| links.data[*rank].is_none() || links.control[*rank].is_none());
+    let names = missing.map(|(_, member)| member.name.as_str());
     let far = links.across.iter().filter(|far| !far.is_open());
     let far = far.filter_map(|far| linking.topology.members.get(far.member.index()));
     let names: Vec<&str> = names.chain(far.map(|member| member.name.as_str())).collect();

@@ -9,7 +9,7 @@ use std::{
 
 use common::{fault::FaultKind, ids::ModelIdentity, units::Bytes};
 use engine::{
-    model::{Cached, KvCache, LoadError, Pace, PackedCache, Shard, Source, weights::shard_bytes},
+    model::{Cached, KvCache, LoadError, Pace, PacedShard, PackedCache, Shard, Source, weights::shard_bytes},
     plan::Limits,
     structured_output::{Job, VocabularySource},
     transfer::Partners,
@@ -163,10 +163,6 @@ pub(super) fn load(
         .map_err(|kind| if kind == FaultKind::StoreCancelled { not_prepared(prepare) } else { kind })?;
     let total = Bytes(weight_bytes.max(1));
     let done = AtomicU64::new(0);
-    let tell = |bytes: u64| {
-        let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        progress(LoadProgress { done: Bytes(done.min(total.0)), total })
-    };
     let packed = PackedCache::new(&config.state);
     let source = Source {
         file: &file,
@@ -175,7 +171,10 @@ pub(super) fn load(
         kernels,
         cache: Some(Cached { cache: (config.packed_shards && paced.is_none()).then_some(&packed), content: &content }),
         is_hollow: paced.is_some(),
-        progress: &tell,
+        progress: &|bytes| {
+            let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            progress(LoadProgress { done: Bytes(done.min(total.0)), total })
+        },
     };
     let shard = Shard::load(source).map_err(|error| match error {
         LoadError::Missing(_) | LoadError::Read { .. } | LoadError::Changed => invalid(error.to_string()),
@@ -207,8 +206,8 @@ fn working(sizes: &ModelSizes, plan: &ShardPlan, seat: &Seat) -> u64 {
 /// The pace of a node that waits for the simulated compute time instead of computing its shard.
 fn pace(paced: &Paced, sizes: ModelSizes, plan: &ShardPlan, topology: &Topology) -> Pace {
     let noise = if paced.jitter_ppm > 0 { Noise::Random { mean_ppm: paced.jitter_ppm } } else { Noise::None };
-    let rank = (sizes, plan.clone(), topology.kv);
-    Pace::new(paced.machine.clone(), rank, (noise, paced.seed))
+    let shard = PacedShard { sizes, plan: plan.clone(), kv: topology.kv };
+    Pace::new(paced.machine.clone(), shard, noise, paced.seed)
 }
 
 /// A paced node needs no memory for weights: only its configured limit counts.
@@ -231,8 +230,9 @@ fn content(
     file: &GgufFile,
     progress: &(dyn Fn(LoadProgress) -> bool + Sync),
 ) -> Result<Content, FaultKind> {
-    let mut tell = |done, total| progress(LoadProgress { done: Bytes(done), total: Bytes(total) });
-    let content = Contents::new(&config.state).hollow(config.paced.is_some()).of(file, &mut tell)?;
+    let contents = Contents::new(&config.state).hollow(config.paced.is_some());
+    let content =
+        contents.of(file, &mut |done, total| progress(LoadProgress { done: Bytes(done), total: Bytes(total) }))?;
     match topology.content {
         Some(expected) if expected != content.root => Err(FaultKind::ContentDiffers {
             model: topology.model.clone(),

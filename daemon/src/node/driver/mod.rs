@@ -442,10 +442,26 @@ fn log_failure(event: &Event, node: &Node) {
         Event::PeerLost(epoch, rank, how) if node.computes() == Some(*epoch) => {
             tracing::warn!(%epoch, %rank, "lost a rank: {how}");
         }
-        Event::PeerFailed(epoch, rank, failed) if node.computes() == Some(*epoch) => {
-            tracing::warn!(%epoch, %rank, "a peer reports that the topology broke at rank {failed}");
+        Event::PeerFailed { epoch, reporter, failed, .. } if node.computes() == Some(*epoch) => {
+            tracing::warn!(%epoch, rank = %reporter, "a peer reports that the topology broke at rank {failed}");
         }
-        _ => {}
+        Event::PeerLost(..) | Event::PeerFailed { .. } => {}
+        Event::Engine(_, ReplicaEvent::Kv(_) | ReplicaEvent::Across(..))
+        | Event::Request { .. }
+        | Event::SessionClosed(_)
+        | Event::SessionSlow(_)
+        | Event::LoadProgress(..)
+        | Event::Loaded(..)
+        | Event::Persisted(..)
+        | Event::Connected(..)
+        | Event::Answer(..)
+        | Event::PeerDrains(..)
+        | Event::Across(..)
+        | Event::ExclusionsKept(_)
+        | Event::BenchProgress(..)
+        | Event::BenchEnded(..)
+        | Event::Tick { .. }
+        | Event::Terminate { .. } => {}
     }
 }
 

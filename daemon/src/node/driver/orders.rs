@@ -177,8 +177,8 @@ mod tests {
     #[test]
     fn messages_of_another_group_are_bounded_while_engine_is_busy() {
         let (mut orders, _engine) = Orders::new();
-        let cancel = |transfer| EngineOrder::Across(1, Across::Cancel { transfer });
-        let taken = (0..10_000).take_while(|transfer| orders.push(cancel(*transfer)).is_ok()).count();
+        let cancels = (0..10_000).map(|transfer| EngineOrder::Across(1, Across::Cancel { transfer }));
+        let taken = cancels.map_while(|cancel| orders.push(cancel).ok()).count();
         assert_eq!(taken, COMMANDS_MAX + WAITING_MAX);
         assert_eq!(orders.push(EngineOrder::AcrossLost(1)), Ok(()), "the loss of the group is queued anyway");
     }

@@ -141,8 +141,9 @@ impl Outbox {
 
     /// A permit for a request that is answered outside of the driver.
     pub(super) fn question(&self) -> Result<OwnedSemaphorePermit, FaultKind> {
-        let full = |_| FaultKind::Full { what: "open requests of this session".into(), limit: QUESTIONS_MAX as u32 };
-        Arc::clone(&self.questions).try_acquire_owned().map_err(full)
+        let permit = Arc::clone(&self.questions).try_acquire_owned();
+        let limit = QUESTIONS_MAX as u32;
+        permit.map_err(|_| FaultKind::Full { what: "open requests of this session".into(), limit })
     }
 }
 

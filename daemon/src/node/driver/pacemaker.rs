@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use crate::{
         config::Liveness,
-        node::driver::heartbeat::{self, Pulse},
+        node::driver::heartbeat::{self, PeerStates, Pulse},
     };
     use engine::collective::Abort;
 
@@ -109,6 +109,7 @@ mod tests {
                 engine: Arc::new(Abort::new().expect("descriptors are left")),
                 draining: Arc::new(AtomicBool::new(false)),
                 failed: Arc::default(),
+                peers: Arc::new(PeerStates::new(2)),
                 stop: CancellationToken::new(),
                 leave: CancellationToken::new(),
                 inputs,

@@ -159,8 +159,7 @@ fn hops(records: &[HopRecord]) -> Vec<HopSync> {
         sum.bytes.0 += u64::from(record.bytes);
     }
     let mean = |sum: Nanoseconds, count: u32| Nanoseconds(sum.0 / u64::from(count.max(1)));
-    let summary = |sums: (Histogram, HopSync)| {
-        let (hops, sum) = sums;
+    let summaries = found.into_values().map(|(hops, sum)| {
         let quantile = |quantile| hops.quantile(quantile).unwrap_or_default();
         HopSync {
             p50: quantile(0.5),
@@ -172,8 +171,8 @@ fn hops(records: &[HopRecord]) -> Vec<HopSync> {
             sending: mean(sum.sending, sum.count),
             ..sum
         }
-    };
-    found.into_values().map(summary).collect()
+    });
+    summaries.collect()
 }
 
 /// The all-reduces since the cursor, by layer and by the peer rank.

@@ -32,7 +32,7 @@ use super::{
     Input,
     context::DriverContext,
     head_links::{HeadLink, HeadLinks},
-    heartbeat::{self, Pulse},
+    heartbeat::{self, PeerStates, Pulse},
     linking::{GroupPeer, OpenLinks},
     loading::{Loaded, program},
     orders::Orders,
@@ -122,6 +122,7 @@ impl RunningEngine {
             engine: Arc::clone(&abort),
             draining: Arc::default(),
             failed: Arc::default(),
+            peers: Arc::new(PeerStates::new(links.control.len())),
             stop: CancellationToken::new(),
             leave: CancellationToken::new(),
             inputs: context.inputs.clone(),
@@ -353,7 +354,7 @@ struct GroupSockets {
 /// A data link for the engine's thread.
 fn socket(connection: Connection) -> io::Result<Socket> {
     let (stream, seals) = connection.into_data_link();
-    Ok((stream.into_std()?, seals))
+    Ok(Socket { stream: stream.into_std()?, seals })
 }
 
 fn group_sockets(place: &LocalAssignment, peers: Vec<GroupPeer>) -> GroupSockets {
@@ -378,8 +379,8 @@ fn transfers(
     partners.at_end = context.variant.transfers_at_end;
     let sockets = data.into_iter().map(|(member, connection)| Ok((member, socket(connection)?)));
     let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
-    let who = (place.member, place.epoch, place.hash);
-    let links = KvLinks::new(who, sockets, place.seat().role == Role::Decode)?;
+    let reads = place.seat().role == Role::Decode;
+    let links = KvLinks::new(place.member, place.epoch, place.hash, sockets, reads)?;
     Ok(Some((partners.transfers(&place.topology, &loaded.shard.plan, links), partners)))
 }
 

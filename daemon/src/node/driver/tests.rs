@@ -190,8 +190,8 @@ async fn full_queue_refuses_requests_and_a_stall_is_named() {
     let mut sessions = OpenSessions::new("pi1".into());
     let fifo = folder.path().join("epoch.toml.new");
     assert!(Command::new("mkfifo").arg(&fifo).status().expect("mkfifo can be run").success());
-    let persist = |epoch| DiskEffect::Persist(Epoch(epoch), common::ids::TopologyHash(1));
-    let refused = (1..1000).find_map(|epoch| disk.perform(persist(epoch), &mut sessions));
+    let mut persists = (1..1000).map(|epoch| DiskEffect::Persist(Epoch(epoch), common::ids::TopologyHash(1)));
+    let refused = persists.find_map(|persist| disk.perform(persist, &mut sessions));
     let Some(Event::Persisted(epoch, _, Err(fault))) = refused else { panic!("{refused:?}") };
     assert!(epoch.0 < 200 && matches!(fault.kind, FaultKind::StateUnwritable { .. }), "{epoch}: {fault}");
     assert_eq!(disk.trouble(std::time::Instant::now()), None, "it is slow, not stalled");

@@ -47,9 +47,9 @@ fn shares(weights: &[f64], busy: &[f64]) -> Option<Vec<u32>> {
     let (all, held): (f64, f64) = (speeds.iter().sum(), weights.iter().sum());
     let longest = busy.iter().copied().fold(0.0, f64::max);
     let together = ratio(held, all);
-    let share = |speed: &f64| ((WHOLE * ratio(*speed, all)).round() as u32).max(LEAST);
+    let shares = speeds.iter().map(|speed| ((WHOLE * ratio(*speed, all)).round() as u32).max(LEAST));
     // The part of a step in which even the slowest rank waits does not change.
-    (1000.0 - longest + together <= WORTH * 1000.0).then(|| speeds.iter().map(share).collect())
+    (1000.0 - longest + together <= WORTH * 1000.0).then(|| shares.collect())
 }
 
 #[cfg(test)]

@@ -105,12 +105,11 @@ impl Breaker {
         let before = opened.before.topology.members.iter().filter(|one| one.name != member.name);
         let follows = base.epoch > opened.before.epoch
             && before.map(|one| &one.name).eq(base.topology.members.iter().map(|one| &one.name));
-        let is_left_to_us = |out: &Standing| {
-            out.exclusions.of(&member.name, &member.address).is_some_and(|entry| entry.by.ends_with(BY_ITSELF))
-        };
+        let exclusion = out.and_then(|out| out.exclusions.of(&member.name, &member.address));
+        let is_left_to_us = exclusion.is_some_and(|entry| entry.by.ends_with(BY_ITSELF));
         match out {
             _ if !follows => self.opened = None,
-            Some(out) if !is_left_to_us(out) => self.opened = None,
+            Some(_) if !is_left_to_us => self.opened = None,
             Some(out) if now >= opened.since + opened.wait && out.state == NodeState::Idle && out.trouble.is_none() => {
                 self.tried = Some((member.name.clone(), now, opened.wait));
                 // Cleared when the node serves again; if the vote fails, the next attempt follows after the same time.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use common::ids::MemberIndex;
-use protocol::recovery::{Committed, Standing};
+use protocol::recovery::Committed;
 use telemetry::NodeState;
 use topology::{Exclusions, Role};
 
@@ -81,11 +81,10 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     let is_accepted = standings().any(|standing| standing.accepted);
     // A member that holds nothing and has seen a later epoch was voted out: that vote took place while this node was
     // cut off.
-    let let_go = |index: usize| {
-        let standing: Option<&Standing> = views[index].standing.as_ref();
-        standing.is_some_and(|one| one.committed.is_none() && one.epoch > base.epoch)
-    };
-    if unit.clone().any(let_go) && !(0..views.len()).any(|index| missing(&index)) {
+    let was_voted_out = views[unit.clone()]
+        .iter()
+        .any(|view| view.standing.as_ref().is_some_and(|one| one.committed.is_none() && one.epoch > base.epoch));
+    if was_voted_out && !(0..views.len()).any(|index| missing(&index)) {
         return propose(own, base, views, Grant { witness: rules.witness, taken_over }, &reason);
     }
     if !unit.clone().any(|index| missing(&index)) && !is_accepted {
@@ -100,8 +99,8 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     }
     // A lost member is voted out even while other replicas serve: they keep serving, and the rest of this replica can
     // serve again.
-    let is_lost = |index: &usize| views[*index].standing.is_none() && out(*index).is_none();
-    if views.iter().any(View::serves) && !unit.clone().any(|index| is_lost(&index)) {
+    let has_lost = unit.clone().any(|index| views[index].standing.is_none() && out(index).is_none());
+    if views.iter().any(View::serves) && !has_lost {
         return Decision::Wait(
             "its replica is broken, others serve; repair the node, then include it or assign \
          again"
@@ -114,31 +113,33 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
 fn bring(own: MemberIndex, base: &Committed, views: &[View], unit: std::ops::Range<usize>) -> Decision {
     let name = |index: usize| base.topology.members[index].name.as_str();
     let is_whole = unit.len() == views.len();
-    let is_ready = |index: usize| {
+    let mut members = unit.clone();
+    let busy = members.find(|index| {
         let is_told = is_planted(Planted::UntoldFault)
             && !(is_whole && unit.len() > 1 && base.topology.layout.role(0) != Role::Both);
         // This node's replica is broken: a member that serves it has not noticed, or its group has a role and starts
         // with the others.
-        views[index].is_free() || (views[index].serves() && !is_told)
-    };
-    if let Some(busy) = unit.clone().find(|index| !is_ready(*index)) {
+        let is_ready = views[*index].is_free() || (views[*index].serves() && !is_told);
+        !is_ready
+    });
+    if let Some(busy) = busy {
         let state = views[busy].state().map_or("away", NodeState::name);
         return Decision::Wait(format!("{} is {state}", name(busy)));
     }
     // The steward of a serving member is idle, so that member cannot lead.
-    let holds = |index: &usize| {
+    let mut members = unit.clone();
+    let leader = members.find(|index| {
         let view = &views[*index];
         (view.is_free() || is_planted(Planted::ServingLeader))
             && view.standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base))
-    };
-    match unit.clone().find(holds) {
+    });
+    match leader {
         Some(leader) if leader == own.index() => {}
         Some(leader) => return Decision::Wait(format!("{} brings the topology up", name(leader))),
         None => return Decision::Rest,
     }
     let member = |index: usize| MemberIndex(index as u16);
-    let has_moved = |index: &usize| views[*index].address != base.topology.members[*index].address;
-    if unit.clone().any(|index| has_moved(&index)) {
+    if unit.clone().any(|index| views[index].address != base.topology.members[index].address) {
         // Addresses are part of the topology, so a change of address needs a vote.
         if views.iter().any(|view| view.standing.is_none()) {
             return Decision::Wait("members have new addresses; waits for all of them".into());
@@ -181,11 +182,11 @@ fn propose(
         let help = "if you are sure that the others do not serve, run `console topology take-over`";
         return Decision::Wait(format!("sees {votes} of {voters} votes, no majority: {help}"));
     }
-    let leads = |member: &&MemberIndex| {
+    let leader = stay.iter().find(|member| {
         let view = &views[member.index()];
         view.is_free() && view.standing.as_ref().is_some_and(|one| one.committed.as_ref() == Some(base))
-    };
-    match stay.iter().find(leads) {
+    });
+    match leader {
         Some(leader) if *leader == own => Decision::Propose { stay, lost, granted },
         Some(leader) => Decision::Wait(format!("{} takes over", base.topology.members[leader.index()].name)),
         None => Decision::Rest,

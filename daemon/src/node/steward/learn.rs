@@ -1,6 +1,6 @@
 //! Repairs by the steward while its topology serves: a later decision that its node missed, a lost record of a member
 //! of another group, and its own lost record of votes.
-use protocol::recovery::{Committed, RecoveryAsk};
+use protocol::recovery::RecoveryAsk;
 
 use super::{Doing, Look, Steward, StewardAsk, View};
 use crate::node::quorum::majority;
@@ -13,9 +13,9 @@ impl Steward {
         // A replica that the decision leaves unchanged keeps running, so a missed decision has no other symptom.
         let held = views.iter().filter_map(|view| view.standing.as_ref()?.committed.as_ref());
         let (base, lacks_desired) = (&look.base, look.base.desired.is_none());
-        let is_news =
-            |held: &&Committed| held.epoch > base.epoch || (lacks_desired && held.desired.is_some() && *held == base);
-        if let Some(later) = held.filter(is_news).max_by_key(|held| held.epoch) {
+        let news =
+            held.filter(|held| held.epoch > base.epoch || (lacks_desired && held.desired.is_some() && *held == base));
+        if let Some(later) = news.max_by_key(|held| held.epoch) {
             let own = self.settings.own.clone();
             let (question, ask) = self.recover(&own, RecoveryAsk::Learn(Box::new(later.clone())));
             self.doing = Doing::Learn(question);
@@ -28,13 +28,11 @@ impl Steward {
         if !layout.heads().any(|head| head.index() == look.place) {
             return Vec::new();
         }
-        let has_forgotten = |view: &&View| {
+        let forgetful = views.iter().find(|view| {
             let standing = view.standing.as_ref();
             standing.is_some_and(|one| one.committed.is_none() && one.epoch <= look.base.epoch)
-        };
-        let Some(address) = views.iter().find(has_forgotten).map(|view| view.address.clone()) else {
-            return Vec::new();
-        };
+        });
+        let Some(address) = forgetful.map(|view| view.address.clone()) else { return Vec::new() };
         let (question, ask) = self.recover(&address, RecoveryAsk::Learn(Box::new(look.base.clone())));
         self.doing = Doing::Learn(question);
         vec![ask]

@@ -370,7 +370,7 @@ impl Steward {
     /// Sorts the answers by the member that gave them.
     fn views(&mut self, look: &Look, members: &[Member]) -> Vec<View> {
         let (own, listen, now) = (self.settings.own.clone(), self.settings.listen.is_some(), self.now);
-        let mut view = |member: &Member| {
+        let views = members.iter().map(|member| {
             let mut named = look.answers.iter().filter(|(_, standing)| standing.name == member.name);
             let at_home = look.answers.get(&member.address).filter(|standing| standing.name == member.name);
             let found = at_home.map(|standing| (&member.address, standing)).or_else(|| named.next());
@@ -388,8 +388,8 @@ impl Steward {
                 None => *self.lost.entry(member.name.clone()).or_insert(now),
             };
             View { standing: standing.cloned(), address, lost: now.saturating_sub(since) }
-        };
-        members.iter().map(&mut view).collect()
+        });
+        views.collect()
     }
 
     fn decide(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {

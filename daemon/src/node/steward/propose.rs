@@ -389,12 +389,11 @@ impl Steward {
     /// replicas are skipped.
     fn load(&mut self, mut propose: Box<Propose>, next: Committed, stage: Loading) -> Vec<StewardAsk> {
         let before = &propose.proposal.base.topology;
-        let is_kept = |member: &Member| {
+        let changes = next.topology.members.iter().enumerate().filter(|(_, member)| {
             let place = before.members.iter().position(|one| one.name == member.name);
-            place.is_some_and(|place| before.kept_in(MemberIndex(place as u16), &next.topology).is_some())
-        };
-        let changes: Vec<usize> =
-            (0..next.topology.members.len()).filter(|index| !is_kept(&next.topology.members[*index])).collect();
+            place.is_none_or(|place| before.kept_in(MemberIndex(place as u16), &next.topology).is_none())
+        });
+        let changes: Vec<usize> = changes.map(|(index, _)| index).collect();
         let (epoch, hash) = next.name();
         propose.waiting.clear();
         let mut asks = Vec::with_capacity(changes.len());

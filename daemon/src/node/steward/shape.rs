@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use common::{fault::Fault, ids::Epoch, units::Bytes};
-use protocol::recovery::{Committed, Standing};
+use protocol::recovery::Committed;
 use telemetry::NodeState;
 use topology::{Exclusions, Member};
 
@@ -26,8 +26,10 @@ impl Steward {
     /// Proposes the desired topology, or the best fit, with the members that are back, while all members serve.
     pub(super) fn watch_return(&mut self, look: Look, views: Vec<View>) -> Vec<StewardAsk> {
         let others: Vec<Member> = {
-            let serves = |member: &&Member| look.base.topology.members.iter().any(|one| one.name == member.name);
-            look.base.desired().members.iter().filter(|member| !serves(member)).cloned().collect()
+            let desired = look.base.desired().members.iter();
+            let absent =
+                desired.filter(|member| look.base.topology.members.iter().all(|serving| serving.name != member.name));
+            absent.cloned().collect()
         };
         let found = self.views(&look, &others);
         // Everything else has precedence.
@@ -40,11 +42,12 @@ impl Steward {
         let back: Vec<(&Member, &View)> =
             others.iter().zip(&found).filter(|(member, view)| is_back(member, view, seen, &list)).collect();
         // A member that left for its restart is idle until it gets the order to restart.
-        let restarts = |view: &View| {
-            let standing = view.standing.as_ref();
-            standing.is_some_and(|one| views.iter().any(|view| view.is_about_to_restart(&one.name, one.instance)))
-        };
-        let back: Vec<(&Member, &View)> = back.into_iter().filter(|(_, view)| !restarts(view)).collect();
+        let back = back.into_iter().filter(|(_, view)| {
+            view.standing
+                .as_ref()
+                .is_none_or(|one| !views.iter().any(|view| view.is_about_to_restart(&one.name, one.instance)))
+        });
+        let back: Vec<(&Member, &View)> = back.collect();
         let joins: Vec<Joins> = back
             .iter()
             .map(|(member, view)| Joins { name: member.name.clone(), address: view.address.clone() })
@@ -149,10 +152,13 @@ fn exclusions<'a>(views: impl Iterator<Item = &'a View>) -> Exclusions {
 /// Whether a member can rejoin: it is idle, has seen no later epoch, and is excluded neither by an operator nor as a
 /// straggler.
 fn is_back(member: &Member, view: &View, seen: Epoch, list: &Exclusions) -> bool {
-    let is_free = |one: &Standing| one.state == NodeState::Idle && one.committed.is_none() && one.epoch <= seen;
+    let is_free = view
+        .standing
+        .as_ref()
+        .is_some_and(|one| one.state == NodeState::Idle && one.committed.is_none() && one.epoch <= seen);
     let is_in = list.of(&member.name, &member.address).is_none_or(|entry| {
         let was_away = entry.reason.as_ref().is_some_and(|reason| reason.starts_with(AWAY));
         entry.is_cordon || (entry.by.ends_with(BY_ITSELF) && was_away)
     });
-    view.standing.as_ref().is_some_and(is_free) && is_in
+    is_free && is_in
 }

@@ -19,14 +19,14 @@ const SLOW: Slow = Slow { rank: Rank(2), percent: 61, seconds: 60 };
 
 /// All members serve, and all but the slow rank report it.
 fn slowed(base: &Committed, slow: Slow) -> Vec<View> {
-    let one = |index: usize| {
+    let views = (0..base.topology.members.len()).map(|index| {
         let mut view = view(base, index, NodeState::Serving);
         let standing = view.standing.as_mut().expect("it answers");
         standing.slow = (index != slow.rank.index()).then_some(slow);
         standing.trouble = (index == slow.rank.index()).then(|| "it is throttled".into());
         view
-    };
-    (0..base.topology.members.len()).map(one).collect()
+    });
+    views.collect()
 }
 
 fn serving(base: &Committed) -> Vec<View> {

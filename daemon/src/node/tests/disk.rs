@@ -52,8 +52,10 @@ fn commit_is_answered_after_its_record_is_written() {
 #[test]
 fn repeated_record_is_answered_after_earlier_writes() {
     let mut node = running();
-    let learned = || Box::new(Committed::new(Epoch(5), other()));
-    let learn = |node: &mut Node| ask(node, OTHER, 3, RequestBody::Recovery(Box::new(RecoveryAsk::Learn(learned()))));
+    let learn = |node: &mut Node| {
+        let learned = RecoveryAsk::Learn(Box::new(Committed::new(Epoch(5), other())));
+        ask(node, OTHER, 3, RequestBody::Recovery(Box::new(learned)))
+    };
     learn(&mut node);
     let to = ReplyTo { session: OTHER, id: RequestId(3) };
     let answer = ResponseBody::Recovery(RecoveryAnswer::Learned);
@@ -77,8 +79,7 @@ fn lists_of_exclusions_are_written_one_after_another() {
     assert_eq!(exclude(&mut node, CONSOLE, &out("pi2")), [write(CONSOLE, out("pi2"))]);
     assert_eq!(exclude(&mut node, OTHER, &out("pi3")), [], "it waits");
     let effects = node.handle(kept(CONSOLE, out("pi2"), Ok(())));
-    let to = |session| ReplyTo { session, id: RequestId(1) };
-    let answer = |session| Effect::respond(to(session), ResponseBody::Excluded);
+    let answer = |session| Effect::respond(ReplyTo { session, id: RequestId(1) }, ResponseBody::Excluded);
     assert_eq!(effects, [answer(CONSOLE), write(OTHER, both.clone())], "with what is on the disk");
     assert_eq!(exclude(&mut node, CONSOLE, &out("pi3")), [], "the same list again");
     assert_eq!(node.handle(kept(OTHER, both.clone(), Ok(()))), [answer(OTHER), answer(CONSOLE)]);
@@ -103,6 +104,6 @@ fn waiting_lists_of_exclusions_are_bounded() {
     let refused = (0..1000).position(|_| failure(&exclude(&mut node, OTHER, &out("pi2"))).is_some());
     assert!(refused.is_some_and(|count| count < 100), "{refused:?}");
     let effects = node.handle(kept(OTHER, out("pi2"), Ok(())));
-    let answered = |effect: &&Effect| matches!(effect, Effect::Session(SessionEffect::Respond { .. }));
-    assert_eq!(effects.iter().filter(answered).count(), refused.unwrap_or(0), "all of them");
+    let answers = effects.iter().filter(|effect| matches!(effect, Effect::Session(SessionEffect::Respond { .. })));
+    assert_eq!(answers.count(), refused.unwrap_or(0), "all of them");
 }

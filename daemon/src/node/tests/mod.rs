@@ -44,7 +44,7 @@ pub(in crate::node) fn node() -> Node {
 }
 
 pub(crate) fn topology(world: u16) -> Topology {
-    let member = |index: u16| Member {
+    let members = (0..world).map(|index| Member {
         name: format!("pi{}", index + 1),
         address: format!("127.0.0.{}:9999", index + 2),
         weight: 1,
@@ -52,10 +52,10 @@ pub(crate) fn topology(world: u16) -> Topology {
         cores: Vec::new(),
         threads: 1,
         spin: false,
-    };
+    });
     Topology {
         layout: Layout::tensor_parallel(world),
-        members: (0..world).map(member).collect(),
+        members: members.collect(),
         model: "m.gguf".into(),
         identity: ModelIdentity::default(),
         content: None,
@@ -243,11 +243,11 @@ fn lost_rank_fails_every_request_once_by_its_name() {
     generate(&mut node, OTHER, 5);
     assert_eq!(node.state(), NodeState::Serving);
     let effects = node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Silent));
-    let lost = |effect: &&Effect| {
+    let lost = effects.iter().filter(|effect| {
         matches!(effect, Effect::Session(SessionEffect::Respond { body: ResponseBody::Failed(fault), .. })
             if fault.node == "pi2" && fault.kind == FaultKind::NodeLost { how: Loss::Silent })
-    };
-    assert_eq!(effects.iter().filter(lost).count(), 2, "{effects:?}");
+    });
+    assert_eq!(lost.count(), 2, "{effects:?}");
     assert!(effects.contains(&Effect::Engine(EngineEffect::Abort(Epoch(4)))));
     assert_eq!(node.state(), NodeState::Faulted);
     assert_eq!(node.handle(Event::PeerLost(Epoch(4), Rank(1), Loss::Reset)), [], "it is lost once");

@@ -23,7 +23,7 @@ impl Random {
 }
 
 fn topology(members: &[usize]) -> Topology {
-    let member = |index: &usize| Member {
+    let members = members.iter().map(|index| Member {
         name: index.to_string(),
         address: index.to_string(),
         weight: 1,
@@ -31,10 +31,10 @@ fn topology(members: &[usize]) -> Topology {
         cores: Vec::new(),
         threads: 1,
         spin: false,
-    };
+    });
     Topology {
         layout: Layout::tensor_parallel(members.len() as u16),
-        members: members.iter().map(member).collect(),
+        members: members.collect(),
         model: "m".into(),
         identity: ModelIdentity::default(),
         content: None,
@@ -81,10 +81,12 @@ impl World {
     fn new(seed: u64, count: usize) -> Self {
         let all: Vec<usize> = (0..count).collect();
         let holds = Committed::new(Epoch(4), topology(&all));
-        let node =
-            |_| Elector { holds: holds.clone(), voter: Acceptor::default(), seen: Epoch(4), round: 0, proposal: None };
+        let nodes = (0..count).map(|_| {
+            let (holds, voter) = (holds.clone(), Acceptor::default());
+            Elector { holds, voter, seen: Epoch(4), round: 0, proposal: None }
+        });
         let (chosen, by_epoch) = (BTreeMap::new(), BTreeMap::new());
-        Self { random: Random(seed), nodes: (0..count).map(node).collect(), mail: Vec::new(), chosen, by_epoch }
+        Self { random: Random(seed), nodes: nodes.collect(), mail: Vec::new(), chosen, by_epoch }
     }
 
     fn begin(&mut self, who: usize) {
@@ -155,12 +157,12 @@ impl World {
                 assert_eq!(*first, next, "two topologies follow epoch {}", base.epoch);
                 let first = self.by_epoch.entry(next.epoch).or_insert_with(|| next.topology.clone());
                 assert_eq!(*first, next.topology, "two topologies have epoch {}", next.epoch);
-                let has = |member: &&usize| {
+                let have = electorate.iter().filter(|member| {
                     let accepted = self.nodes[**member].voter.votes.as_ref();
                     self.nodes[**member].holds.epoch > base.epoch
                         || accepted.is_some_and(|votes| votes.accepted.is_some())
-                };
-                assert!(electorate.iter().filter(has).count() >= majority(electorate.len()), "without a majority");
+                });
+                assert!(have.count() >= majority(electorate.len()), "without a majority");
                 self.learn(who, &next);
             }
         }

@@ -19,7 +19,7 @@ use crate::node::{
     machine::{Node, NodeInit, Patience},
     planted::{Planted, plant},
     quorum::{Acceptor, VoteGap},
-    tests::{CONSOLE, OTHER, ask, failure, running, topology},
+    tests::{CONSOLE, OTHER, ask, failure, generate, running, topology},
 };
 
 fn again(node: &mut Node, session: SessionId, epoch: u64, topology: Topology) -> Vec<Effect> {
@@ -94,13 +94,24 @@ fn links_of_a_recovery_end_with_the_session_of_its_leader() {
 #[test]
 fn peer_fault_breaks_topology_and_is_passed_on() {
     let mut node = running();
-    let effects = node.handle(Event::PeerFailed(Epoch(4), Rank(1), Rank(1)));
+    let failed = || Event::PeerFailed { epoch: Epoch(4), reporter: Rank(1), failed: Rank(1), how: Loss::Reset };
+    let effects = node.handle(failed());
     assert_eq!(
         effects,
         [Effect::Engine(EngineEffect::AnnounceFault(Epoch(4), Rank(1))), Effect::Engine(EngineEffect::Abort(Epoch(4)))]
     );
     assert_eq!(node.state(), NodeState::Faulted);
-    assert!(node.handle(Event::PeerFailed(Epoch(4), Rank(1), Rank(1))).is_empty(), "once");
+    assert!(node.handle(failed()).is_empty(), "once");
+}
+
+#[test]
+fn reported_rank_is_lost_as_seen_from_here_unless_it_reports_itself() {
+    for (reporter, expected) in [(Rank(2), Loss::Silent), (Rank(1), Loss::Stalled)] {
+        let mut node = running();
+        generate(&mut node, CONSOLE, 5);
+        let failed = Event::PeerFailed { epoch: Epoch(4), reporter, failed: Rank(1), how: Loss::Silent };
+        assert_eq!(failure(&node.handle(failed)), Some(&FaultKind::NodeLost { how: expected }));
+    }
 }
 
 #[test]

@@ -55,11 +55,11 @@ fn away(base: &Committed, index: usize, seconds: u64) -> View {
 
 /// All members are idle, except those that have been away for the given seconds.
 fn views(base: &Committed, gone: &[(usize, u64)]) -> Vec<View> {
-    let one = |index: usize| match gone.iter().find(|(gone, _)| *gone == index) {
+    let views = (0..base.topology.members.len()).map(|index| match gone.iter().find(|(gone, _)| *gone == index) {
         Some((_, seconds)) => away(base, index, *seconds),
         None => view(base, index, NodeState::Idle),
-    };
-    (0..base.topology.members.len()).map(one).collect()
+    });
+    views.collect()
 }
 
 fn members(list: &[u16]) -> Vec<MemberIndex> {

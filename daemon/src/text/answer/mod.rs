@@ -154,12 +154,12 @@ impl TextAnswer {
             // All text is out with the last token: if the head is lost now, only the end is lost with it.
             text.push_str(&self.output.finish());
         }
-        let logprob = |&(id, logprob): &(u32, f32)| TokenLogprob {
+        let logprobs = token.top_logprobs.iter().map(|&(id, logprob)| TokenLogprob {
             id,
             text: String::from_utf8_lossy(&tokenizer.piece(id, true)).into_owned(),
             logprob,
-        };
-        TokenEvent { id: Some(token.id), text, logprobs: token.top_logprobs.iter().map(logprob).collect() }
+        });
+        TokenEvent { id: Some(token.id), text, logprobs: logprobs.collect() }
     }
 
     /// The last events: text that was held back, then the statistics.

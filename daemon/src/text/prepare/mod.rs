@@ -1,5 +1,7 @@
 //! The steps from a request to its tokens, cheapest refusal first. Recent work is cached: a request for several choices
 //! arrives as that many requests with one prompt.
+mod contents;
+
 use std::sync::Arc;
 
 use common::{
@@ -15,6 +17,9 @@ use super::{
 
 /// Longest text in bytes that is tokenized directly: some 10 ms on a Pi.
 pub(super) const SMALL_BYTES_MAX: usize = 32 << 10;
+
+/// Bytes per token of the context in the part of a text that is tokenized first. Usual texts have 3 to 5.
+const BEGINNING_BYTES_PER_TOKEN: usize = 8;
 
 /// Prepares requests; dangerous work is delegated to `W`.
 #[derive(Debug)]
@@ -46,7 +51,8 @@ impl<W: TextWork> Preparer<W> {
                 return Err(FaultKind::PromptTooLong { tokens, context }.into());
             }
             Prompt::Text(text) => self.model.check_length(text.len())?,
-            _ => {}
+            Prompt::Chat(chat) => self.check_contents(&chat.messages)?,
+            Prompt::Tokens(_) => {}
         }
         if let Some(grammar) = &generate.grammar {
             self.check(grammar)?;
@@ -56,6 +62,12 @@ impl<W: TextWork> Preparer<W> {
             Prompt::Text(text) => self.text(text),
             Prompt::Chat(chat) => self.chat(chat, now),
         }
+    }
+
+    /// Checks before rendering whether the contents of a conversation may fit the context.
+    fn check_contents(&self, messages: &str) -> Result<(), FaultKind> {
+        // Most conversations could fit even with their punctuation, and are not parsed here.
+        self.model.check_length(messages.len()).or_else(|_| self.model.check_length(contents::least_bytes(messages)))
     }
 
     /// Whether the form of a request's answer needs no further check.
@@ -82,7 +94,7 @@ impl<W: TextWork> Preparer<W> {
         if text.len() <= SMALL_BYTES_MAX {
             return Ok(self.model.tokenizer.encode(text, true, true));
         }
-        self.once(Key::of(&["text", text]), |preparer| preparer.work.encode(text, true))
+        self.once(Key::of(&["text", text]), |preparer| preparer.long_text(text, true))
     }
 
     fn chat(&mut self, chat: &Chat, now: u64) -> Result<Vec<u32>, Unprepared> {
@@ -96,8 +108,24 @@ impl<W: TextWork> Preparer<W> {
             if text.len() <= SMALL_BYTES_MAX {
                 return Ok(model.tokenizer.encode(&text, bos, true));
             }
-            preparer.work.encode(&text, bos)
+            preparer.long_text(&text, bos)
         })
+    }
+
+    /// Tokenizes a long text. If it is much longer than the context usually holds, its beginning decides first, so that
+    /// the work is bounded by the context.
+    fn long_text(&mut self, text: &str, bos: bool) -> Result<Vec<u32>, Unprepared> {
+        let context = self.model.context_length;
+        let most = context.saturating_mul(BEGINNING_BYTES_PER_TOKEN).max(SMALL_BYTES_MAX);
+        if text.len() > 2 * most {
+            let beginning = &text[..text.floor_char_boundary(most)];
+            let tokens = self.work.encode(beginning, bos)?.len();
+            // At the cut, the tokens may differ from those of the whole text.
+            if tokens > context + context / 8 {
+                return Err(FaultKind::PromptTooLong { tokens: tokens as u32, context: context as u32 }.into());
+            }
+        }
+        self.work.encode(text, bos)
     }
 
     /// The tokens of a prompt, from the cache or computed now.

@@ -4,6 +4,7 @@ use std::path::Path;
 use common::sampling::SamplingParameters;
 use engine::plan::Limits;
 use gguf::GgufFile;
+use serde_json::json;
 use tokenizer::{Tokenizer, template::TemplateSource};
 
 use super::*;
@@ -28,6 +29,7 @@ pub(in crate::text) fn model() -> ModelText {
 struct Counting {
     rendered: usize,
     checked: usize,
+    /// Bytes.
     encoded: usize,
 }
 
@@ -43,7 +45,7 @@ impl TextWork for Counting {
     }
 
     fn encode(&mut self, text: &str, _: bool) -> Result<Vec<u32>, Unprepared> {
-        self.encoded += 1;
+        self.encoded += text.len();
         Ok(vec![7; text.len()])
     }
 }
@@ -60,22 +62,62 @@ fn chat(text: &str) -> Prompt {
     Prompt::Chat(Box::new(Chat { messages: text.into(), tools: None }))
 }
 
+fn is_too_long(prepared: &Result<Vec<u32>, Unprepared>) -> bool {
+    matches!(prepared, Err(Unprepared::Refused(FaultKind::PromptTooLong { tokens, context })) if tokens > context)
+}
+
+fn message(role: &str, content: &str) -> Prompt {
+    chat(&json!([{"role": "system", "content": "Be brief."}, {"role": role, "content": content}]).to_string())
+}
+
 #[test]
 fn oversized_prompt_is_refused_before_any_work() {
     let mut preparer = preparer(model());
-    for prompt in ["x".repeat(2 << 20).into(), Prompt::Tokens(vec![1; CONTEXT + 1]), chat(&"x".repeat(2 << 20))] {
-        let is_chat = matches!(prompt, Prompt::Chat(_));
+    let long = "x\n".repeat(1 << 20);
+    let parts = json!([{"role": "user", "content": [{"type": "text", "text": long}]}]).to_string();
+    let prompts = [
+        long.as_str().into(),
+        Prompt::Tokens(vec![1; CONTEXT + 1]),
+        message("user", &long),
+        message("tool", &long),
+        chat(&parts),
+    ];
+    for prompt in prompts {
         let refused = preparer.prepare(&generate(prompt), 0);
-        let is_named = matches!(
-            refused,
-            Err(Unprepared::Refused(FaultKind::PromptTooLong { tokens, context })) if tokens > context
-        );
-        assert!(is_named, "{refused:?}");
-        assert_eq!((preparer.work.encoded, preparer.work.rendered), (0, usize::from(is_chat)));
+        assert!(is_too_long(&refused), "{refused:?}");
+        assert_eq!((preparer.work.encoded, preparer.work.rendered), (0, 0));
     }
     let short = preparer.prepare(&generate("But soft!"), 0).expect("it is short");
     assert_eq!(short, preparer.model.tokenizer.encode("But soft!", true, true));
     assert_eq!(preparer.work.encoded, 0, "a short text is tokenized at once");
+}
+
+#[test]
+fn beginning_of_a_far_too_long_text_decides() {
+    let mut deep = model();
+    // A vocabulary with such long tokens that the number of bytes decides nothing.
+    (deep.context_length, deep.longest) = (SMALL_BYTES_MAX, 1 << 20);
+    let mut preparer = preparer(deep);
+    let long = "é".repeat(1 << 20);
+    assert!(is_too_long(&preparer.prepare(&generate(long.as_str()), 0)));
+    assert!(is_too_long(&preparer.prepare(&generate(message("user", &long)), 0)));
+    // One of the beginnings would end within a character.
+    assert_eq!(preparer.work.encoded, 2 * 8 * SMALL_BYTES_MAX - 1, "the beginnings only");
+    let fits = "x".repeat(2 * 8 * SMALL_BYTES_MAX);
+    assert!(preparer.prepare(&generate(fits.as_str()), 0).is_ok(), "it is not much longer than the context");
+}
+
+#[test]
+fn content_that_a_template_may_drop_is_rendered_first() {
+    let mut preparer = preparer(model());
+    let long = "x".repeat(2 << 20);
+    for (number, prompt) in [message("assistant", &long), chat(&long), chat("[{}]")].into_iter().enumerate() {
+        let prepared = preparer.prepare(&generate(prompt), 0);
+        assert_eq!((is_too_long(&prepared), preparer.work.rendered), (number < 2, number + 1), "{prepared:?}");
+    }
+    // Spaces around a content are often removed.
+    let _ = preparer.prepare(&generate(message("user", &" ".repeat(2 << 20))), 0);
+    assert_eq!(preparer.work.rendered, 4);
 }
 
 #[test]
@@ -88,7 +130,7 @@ fn choices_of_an_answer_are_prepared_once() {
         assert_eq!(preparer.prepare(&generate(long.as_str()), 0).map(|ids| ids.len()), Ok(long.len()));
         assert!(preparer.prepare(&generate(chat("[1]")), 0).is_ok());
     }
-    assert_eq!((preparer.work.encoded, preparer.work.rendered), (1, 1));
+    assert_eq!((preparer.work.encoded, preparer.work.rendered), (long.len(), 1));
     assert!(preparer.prepare(&generate(chat("[2]")), 0).is_ok());
     assert_eq!(preparer.work.rendered, 2, "another conversation is rendered separately");
     let schema = |text: &str| Generate { grammar: Some(Grammar::JsonSchema(text.into())), ..generate("a") };

@@ -108,14 +108,29 @@ pub fn median_and_p99<T: Copy>(ascending: &[T]) -> Option<(T, T)> {
     at(50).zip(at(99))
 }
 
+/// The measured times of one kind of all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AllReduceTimes {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Tokens of the tensor.
+    pub tokens: u32,
+    /// Its columns.
+    pub columns: u32,
+    /// Ranks that it was summed over.
+    pub ranks: u16,
+    /// Number of timed all-reduces.
+    pub count: u32,
+    /// Median in microseconds.
+    pub p50_us: f64,
+    /// 99th percentile in microseconds.
+    pub p99_us: f64,
+}
+
 impl CollectiveRow {
-    /// The row of a tensor `[tokens, columns]` whose sum took `(p50, p99)` microseconds on `ranks` ranks.
-    pub fn new(
-        algorithm: Algorithm,
-        (tokens, columns): (u32, u32),
-        (count, ranks): (u32, u16),
-        (p50_us, p99_us): (f64, f64),
-    ) -> Self {
+    /// The row of these times, with its bandwidths.
+    pub fn new(times: AllReduceTimes) -> Self {
+        let AllReduceTimes { algorithm, tokens, columns, ranks, count, p50_us, p99_us } = times;
         let bytes = 4 * u64::from(tokens) * u64::from(columns);
         let algbw = bytes as f64 / (p50_us.max(1e-3) / 1e6);
         let world = f64::from(ranks.max(1));
@@ -139,21 +154,27 @@ impl CollectiveBench {
     /// The displayed results of a leader's measurement between the ranks of its stage on `nodes`.
     pub fn of_links(found: &LinkBench, nodes: Vec<String>, repeats: u32) -> Self {
         let skipped = found.left_out.iter().map(|tokens| format!("{tokens} tokens: time ran out"));
-        let (ranks, exchange, rows) = (
-            found.ranks,
-            found.exchange,
-            found
-                .times
-                .iter()
-                .map(|time| {
-                    let us = |time: Nanoseconds| time.0 as f64 / 1e3;
-                    let (size, spread) = ((time.tokens, found.columns), (us(time.p50), us(time.p99)));
-                    let row = CollectiveRow::new(time.algorithm, size, (time.count, found.ranks), spread);
-                    CollectiveRow { is_used: Some(time.is_used), ..row }
-                })
-                .collect(),
-        );
-        Self { ranks, exchange, nodes, spin: None, repeats, rows, skipped: skipped.collect() }
+        let rows = found.times.iter().map(|time| {
+            let row = CollectiveRow::new(AllReduceTimes {
+                algorithm: time.algorithm,
+                tokens: time.tokens,
+                columns: found.columns,
+                ranks: found.ranks,
+                count: time.count,
+                p50_us: time.p50.0 as f64 / 1e3,
+                p99_us: time.p99.0 as f64 / 1e3,
+            });
+            CollectiveRow { is_used: Some(time.is_used), ..row }
+        });
+        Self {
+            ranks: found.ranks,
+            exchange: found.exchange,
+            nodes,
+            spin: None,
+            repeats,
+            rows: rows.collect(),
+            skipped: skipped.collect(),
+        }
     }
 }
 

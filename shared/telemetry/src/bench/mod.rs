@@ -8,7 +8,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-pub use collectives::{CollectiveBench, CollectiveRow, LinkBench, LinkTime, collectives_table};
+pub use collectives::{AllReduceTimes, CollectiveBench, CollectiveRow, LinkBench, LinkTime, collectives_table};
 pub use network::{Incast, KnownLink, NetworkBench, PeerLink, network_table};
 pub use table::{kernels_table, node_table};
 

@@ -281,11 +281,15 @@ impl World {
         let found = run.ranks.iter_mut().find(|(_, linked)| linked.pair.control == Some(number) && !linked.is_lost);
         let Some((rank, linked)) = found else { return };
         let (rank, news) = (*rank, linked.peer.hear(beat, since));
+        let failed = news.failed.map(|failed| {
+            let own = run.ranks.get(&failed).map(|linked| linked.peer.reported_lost(&LIVENESS, since));
+            NodeEvent::PeerFailed { epoch, reporter: rank, failed, how: own.unwrap_or(Loss::Reset) }
+        });
         if let Some(drain) = news.drain {
             self.input(node, Input::Run(attempt, NodeEvent::PeerDrains(epoch, rank, drain)));
         }
-        if let Some(failed) = news.failed {
-            self.input(node, Input::Run(attempt, NodeEvent::PeerFailed(epoch, rank, failed)));
+        if let Some(failed) = failed {
+            self.input(node, Input::Run(attempt, failed));
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use common::{latency::ratio, limits::NODES_MAX};
 use planner::{
-    cost::{Demand, PlanNode, PlanRank, PlanStage},
+    cost::{Demand, PlanNode, PlanStage},
     holding::PANEL_ROWS,
     search::{self, Candidate, Goal},
     simulate::NodeProfile,
@@ -22,8 +22,8 @@ use crate::cli::{
     Failure,
     shared::{interrupts::Interrupts, output, sessions::open},
     topology::{
-        check::memory_object,
         hypothetical_cluster::{self, Hypothetical},
+        preview::memory_object,
     },
 };
 use crate::{
@@ -107,14 +107,14 @@ impl PlanOptions {
 
     /// `count` hypothetical nodes with `memory` bytes each.
     pub(crate) fn described(&self, count: usize, memory: u64) -> Vec<PlanNode> {
-        let node = |index: usize| PlanNode {
-            name: format!("{}-{}", self.hypothetical.profile.name, index + 1),
+        let nodes = (1..=count).map(|number| PlanNode {
+            name: format!("{}-{number}", self.hypothetical.profile.name),
             profile: self.hypothetical.profile.clone(),
             memory: hypothetical_cluster::free(memory),
             panel_rows: PANEL_ROWS,
             link: None,
-        };
-        (0..count).map(node).collect()
+        });
+        nodes.collect()
     }
 }
 
@@ -216,11 +216,9 @@ async fn probe(address: &str, options: &PlanOptions, sizes: &ModelSizes) -> Resu
 
 /// Names of a replica's nodes, stage by stage.
 fn members(stages: &[PlanStage], nodes: &[PlanNode]) -> String {
-    let names = |stage: &PlanStage| {
-        let names: Vec<&str> = stage.ranks.iter().map(|rank| nodes[rank.node].name.as_str()).collect();
-        names.join(",")
-    };
-    stages.iter().map(names).collect::<Vec<_>>().join(",")
+    let ranks = stages.iter().flat_map(|stage| &stage.ranks);
+    let names: Vec<&str> = ranks.map(|rank| nodes[rank.node].name.as_str()).collect();
+    names.join(",")
 }
 
 /// The command-line arguments of an assignment: nodes and layout, and shares and layers where they differ from the
@@ -228,8 +226,8 @@ fn members(stages: &[PlanStage], nodes: &[PlanNode]) -> String {
 fn arguments(candidate: &Candidate, nodes: &[PlanNode]) -> String {
     let all: Vec<String> = candidate.replicas.iter().map(|stages| members(stages, nodes)).collect();
     let mut text = format!("--nodes {} --topology {}", all.join(","), candidate.layout);
-    let stages = || candidate.replicas.iter().flatten();
-    let weights: Vec<u32> = stages().flat_map(|stage| &stage.ranks).map(|rank| rank.weight).collect();
+    let ranks = candidate.replicas.iter().flatten().flat_map(|stage| &stage.ranks);
+    let weights: Vec<u32> = ranks.map(|rank| rank.weight).collect();
     if weights.iter().any(|weight| *weight != weights[0]) {
         let weights: Vec<String> = weights.iter().map(u32::to_string).collect();
         text.push_str(&format!(" --weights {}", weights.join(",")));
@@ -245,12 +243,12 @@ fn arguments(candidate: &Candidate, nodes: &[PlanNode]) -> String {
 /// One row per node of a candidate, with its memory by use in MiB.
 fn division(candidate: &Candidate, nodes: &[PlanNode]) -> Vec<String> {
     let ranks = candidate.replicas.iter().flatten().flat_map(|stage| &stage.ranks);
-    let row = |(rank, memory): (&PlanRank, &RankMemory)| {
+    let rows = ranks.zip(candidate.memory.iter().flatten()).map(|(rank, memory)| {
         let parts = [memory.weights, memory.kv, memory.state, memory.working, memory.total()];
         let parts = parts.map(|part| format!(" {:>8.1}", part.0 as f64 / (1_u64 << 20) as f64)).concat();
         format!("  {:<26} {parts}", nodes[rank.node].name)
-    };
-    ranks.zip(candidate.memory.iter().flatten()).map(row).collect()
+    });
+    rows.collect()
 }
 
 fn print(options: &PlanOptions, sizes: &ModelSizes, nodes: &[PlanNode], plan: &search::Plan) {
@@ -281,44 +279,45 @@ fn print(options: &PlanOptions, sizes: &ModelSizes, nodes: &[PlanNode], plan: &s
     plan.warnings.iter().for_each(|warning| output::line(&output::clean(&format!("warning: {warning}"))));
 }
 
+fn stage_object(stage: &PlanStage, memory: &[RankMemory], nodes: &[PlanNode]) -> Value {
+    let ranks = stage.ranks.iter().zip(memory).map(|(rank, memory)| {
+        json!({"node": nodes[rank.node].name, "weight": rank.weight, "bytes": memory.total().0,
+            "memory": memory_object(memory)})
+    });
+    json!({"layers": [stage.layers.start, stage.layers.end], "ranks": ranks.collect::<Vec<Value>>()})
+}
+
+/// The stages of a replica. `memory`: of its ranks, stage by stage.
+fn replica_object(stages: &[PlanStage], memory: &[RankMemory], nodes: &[PlanNode]) -> Value {
+    let parts = memory.chunks(stages.first().map_or(1, |stage| stage.ranks.len().max(1)));
+    stages.iter().zip(parts).map(|(stage, memory)| stage_object(stage, memory, nodes)).collect()
+}
+
+fn candidate_object(candidate: &Candidate, nodes: &[PlanNode]) -> Value {
+    let prediction = &candidate.prediction;
+    let replicas = candidate.replicas.iter().zip(&candidate.memory);
+    let replicas: Value = replicas.map(|(stages, memory)| replica_object(stages, memory, nodes)).collect();
+    json!({"topology": candidate.layout.to_string(), "nodes": candidate.layout.node_count(),
+        "ttft_ms": prediction.ttft.milliseconds(), "tpot_ms": prediction.tpot.milliseconds(),
+        "tokens_per_second": ratio(1e9, prediction.tpot.0 as f64), "throughput": prediction.throughput,
+        "network_fraction": {"prefill": prediction.network[0], "decode": prediction.network[1]},
+        "memory_max": candidate.memory_max().0, "replicas": replicas, "assign": arguments(candidate, nodes)})
+}
+
+fn node_object(node: &PlanNode, options: &PlanOptions) -> Value {
+    let link = node.link.unwrap_or_else(|| options.hypothetical.link());
+    json!({"name": node.name, "memory": node.memory, "alpha_us": link.alpha_ns as f64 / 1e3,
+        "bandwidth_mbit": link.bits_per_second as f64 / 1e6, "profile": node.profile.name,
+        "read_bytes_per_second": node.profile.read_bytes_per_second, "decode_share": node.profile.decode_share,
+        "macs_per_second": node.profile.macs_per_second})
+}
+
 fn object(options: &PlanOptions, sizes: &ModelSizes, nodes: &[PlanNode], plan: &search::Plan) -> Value {
-    let stage = |stage: &PlanStage, memory: &[RankMemory]| {
-        let ranks: Vec<Value> = stage
-            .ranks
-            .iter()
-            .zip(memory)
-            .map(|(rank, memory)| {
-                json!({"node": nodes[rank.node].name, "weight": rank.weight, "bytes": memory.total().0,
-                    "memory": memory_object(memory)})
-            })
-            .collect();
-        json!({"layers": [stage.layers.start, stage.layers.end], "ranks": ranks})
-    };
-    let replica = |(stages, memory): (&Vec<PlanStage>, &Vec<RankMemory>)| -> Vec<Value> {
-        let parts = memory.chunks(stages.first().map_or(1, |stage| stage.ranks.len().max(1)));
-        stages.iter().zip(parts).map(|(each, memory)| stage(each, memory)).collect()
-    };
-    let candidate = |candidate: &Candidate| {
-        let prediction = &candidate.prediction;
-        let replicas: Vec<Vec<Value>> = candidate.replicas.iter().zip(&candidate.memory).map(replica).collect();
-        json!({"topology": candidate.layout.to_string(), "nodes": candidate.layout.node_count(),
-            "ttft_ms": prediction.ttft.milliseconds(), "tpot_ms": prediction.tpot.milliseconds(),
-            "tokens_per_second": ratio(1e9, prediction.tpot.0 as f64), "throughput": prediction.throughput,
-            "network_fraction": {"prefill": prediction.network[0], "decode": prediction.network[1]},
-            "memory_max": candidate.memory_max().0, "replicas": replicas, "assign": arguments(candidate, nodes)})
-    };
-    let node = |node: &PlanNode| {
-        let link = node.link.unwrap_or_else(|| options.hypothetical.link());
-        json!({"name": node.name, "memory": node.memory, "alpha_us": link.alpha_ns as f64 / 1e3,
-            "bandwidth_mbit": link.bits_per_second as f64 / 1e6, "profile": node.profile.name,
-            "read_bytes_per_second": node.profile.read_bytes_per_second, "decode_share": node.profile.decode_share,
-            "macs_per_second": node.profile.macs_per_second})
-    };
     let mut object = options.hypothetical.object(sizes, options.is_live());
     object["goal"] = json!(options.goal.to_string());
     object["context"] = json!(options.context);
-    object["nodes"] = nodes.iter().map(node).collect();
-    object["ranked"] = plan.ranked.iter().map(candidate).collect();
+    object["nodes"] = nodes.iter().map(|node| node_object(node, options)).collect();
+    object["ranked"] = plan.ranked.iter().map(|candidate| candidate_object(candidate, nodes)).collect();
     object["dropped"] = plan
         .dropped
         .iter()

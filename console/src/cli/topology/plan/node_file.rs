@@ -49,14 +49,14 @@ fn one() -> f64 {
 /// # Errors
 /// The file cannot be read, has no nodes or too many, or a value is out of bounds.
 pub(crate) fn nodes(path: &Path, link: Link) -> Result<Vec<PlanNode>, Failure> {
-    let reading = || format!("cannot read {}", path.display());
     let usage = |message: String| Failure::Usage {
         message: format!("{}: {message}", path.display()),
         next: "add a [[node]] table per node: name, free_mib, optionally profile (pi4, pi5), speed (0.01 to 100) and link_mbit",
     };
     let mut text = String::new();
     // Limits the read itself, because a device reports no length.
-    File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_string(&mut text)).with_context(reading)?;
+    let read = File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_string(&mut text));
+    read.with_context(|| format!("cannot read {}", path.display()))?;
     if text.len() as u64 > BYTES_MAX {
         return Err(usage(format!("longer than {BYTES_MAX} bytes")));
     }

@@ -49,8 +49,8 @@ impl Case {
 
     /// The part of a rank.
     fn part(self, rank: usize) -> Vec<f32> {
-        let value = |index: usize| ((index * 7 + rank * 13) % 101) as f32 * 0.37 - 11.0;
-        (0..self.tokens * self.columns).map(value).collect()
+        let values = 0..self.tokens * self.columns;
+        values.map(|index| ((index * 7 + rank * 13) % 101) as f32 * 0.37 - 11.0).collect()
     }
 
     /// The values after a round trip through the wire format.
@@ -114,7 +114,7 @@ fn run(case: Case, join: &dyn Fn() -> (TcpStream, TcpStream)) -> Vec<Result<Vec<
     let ranks: Vec<_> =
         sockets(case.world, join).into_iter().enumerate().map(|(rank, streams)| group(rank, streams, case)).collect();
     let aborts: Vec<Arc<Abort>> = ranks.iter().map(|(_, abort)| Arc::clone(abort)).collect();
-    let spawn = |(rank, (mut group, _)): (usize, (Group, Arc<Abort>))| {
+    let threads = ranks.into_iter().enumerate().map(|(rank, (mut group, _))| {
         let aborts = aborts.clone();
         thread::spawn(move || {
             let mut hidden = vec![1.0; case.tokens * case.columns];
@@ -126,8 +126,8 @@ fn run(case: Case, join: &dyn Fn() -> (TcpStream, TcpStream)) -> Vec<Result<Vec<
             }
             (Ok(hidden), group)
         })
-    };
-    let threads: Vec<_> = ranks.into_iter().enumerate().map(spawn).collect();
+    });
+    let threads: Vec<_> = threads.collect();
     // Links stay open until all ranks are done.
     let ended: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("the rank finishes")).collect();
     ended.into_iter().map(|(result, _)| result).collect()
@@ -208,32 +208,39 @@ fn messages_larger_than_socket_buffers_do_not_deadlock() {
     }
 }
 
-/// Relays bytes in one direction in pieces with a pause after each; stops after `limit` bytes.
-fn relay(mut from: TcpStream, mut to: TcpStream, (at_a_time, pause): (usize, Duration), limit: usize) {
-    let mut buffer = vec![0; at_a_time];
+/// How a relay passes bytes on: in pieces with a pause after each.
+#[derive(Clone, Copy)]
+struct Pieces {
+    bytes: usize,
+    pause: Duration,
+}
+
+/// Relays bytes in one direction; stops after `limit` bytes.
+fn relay(mut from: TcpStream, mut to: TcpStream, pieces: Pieces, limit: usize) {
+    let mut buffer = vec![0; pieces.bytes];
     let mut moved = 0;
     while moved < limit {
         match from.read(&mut buffer) {
             Ok(count) if count > 0 && to.write_all(&buffer[..count]).is_ok() => moved += count,
             _ => break,
         }
-        if !pause.is_zero() {
-            thread::park_timeout(pause);
+        if !pieces.pause.is_zero() {
+            thread::park_timeout(pieces.pause);
         }
     }
     let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
 }
 
 /// A link with a relay in each direction.
-fn relayed(how: (usize, Duration), limit: usize) -> (TcpStream, TcpStream) {
+fn relayed(pieces: Pieces, limit: usize) -> (TcpStream, TcpStream) {
     let ((a, left), (right, b)) = (pair(), pair());
     for stream in [&left, &right] {
         stream.set_nodelay(true).expect("an option");
     }
     let clone = |stream: &TcpStream| stream.try_clone().expect("a descriptor");
     let (from, to) = (clone(&left), clone(&right));
-    thread::spawn(move || relay(from, to, how, limit));
-    thread::spawn(move || relay(right, left, how, limit));
+    thread::spawn(move || relay(from, to, pieces, limit));
+    thread::spawn(move || relay(right, left, pieces, limit));
     (a, b)
 }
 
@@ -242,8 +249,10 @@ fn dribbling_or_stalling_links_do_not_change_results() {
     for algorithm in Algorithm::ALL {
         for exchange in [Exchange::F32, Exchange::Q80] {
             let case = Case { tokens: 1, ..Case::new(algorithm, 4, exchange) };
-            check(case, &|| relayed((1, Duration::ZERO), usize::MAX));
-            check(Case { tokens: 5, ..case }, &|| relayed((700, Duration::from_millis(1)), usize::MAX));
+            let (dribbling, stalling) =
+                (Pieces { bytes: 1, pause: Duration::ZERO }, Pieces { bytes: 700, pause: Duration::from_millis(1) });
+            check(case, &|| relayed(dribbling, usize::MAX));
+            check(Case { tokens: 5, ..case }, &|| relayed(stalling, usize::MAX));
         }
     }
 }
@@ -254,7 +263,8 @@ fn closed_link_fails_collective_on_every_rank() {
         // Never enough for one all-reduce: the cut is within a header or within a payload.
         for limit in [20, 100] {
             let case = Case::new(algorithm, 4, Exchange::F32);
-            for (rank, result) in run(case, &|| relayed((64, Duration::ZERO), limit)).into_iter().enumerate() {
+            let pieces = Pieces { bytes: 64, pause: Duration::ZERO };
+            for (rank, result) in run(case, &|| relayed(pieces, limit)).into_iter().enumerate() {
                 let is_typed = matches!(&result, Err(CollectiveError::Closed(_) | CollectiveError::Aborted));
                 assert!(is_typed, "{algorithm}: rank {rank} ended with {result:?}");
             }
@@ -319,13 +329,6 @@ fn closed_peer_is_named_at_once() {
 
 #[test]
 fn out_of_step_frame_is_an_error_not_a_wrong_token() {
-    let with = |change: fn(&mut FrameHeader)| {
-        against(move |mut stream| {
-            // The rank may stop reading as soon as it has seen the header.
-            let _ = stream.write_all(&frame(change));
-            let _ = stream.read(&mut [0; 1024]);
-        })
-    };
     let wrong: [fn(&mut FrameHeader); 9] = [
         |header| header.epoch = Epoch(6),
         |header| header.hash = TopologyHash(1),
@@ -338,7 +341,11 @@ fn out_of_step_frame_is_an_error_not_a_wrong_token() {
         |header| header.slowest = Rank(2),
     ];
     for change in wrong {
-        let result = with(change);
+        let result = against(move |mut stream| {
+            // The rank may stop reading as soon as it has seen the header.
+            let _ = stream.write_all(&frame(change));
+            let _ = stream.read(&mut [0; 1024]);
+        });
         assert!(matches!(result, Err(CollectiveError::OutOfStep { rank: Rank(1), .. })), "{result:?}");
     }
     let short = against(|mut stream| {
@@ -414,7 +421,7 @@ fn links_are_timed_on_order_and_steps_continue_afterwards() {
     let mut ranks: Vec<_> =
         sockets(3, &pair).into_iter().enumerate().map(|(rank, streams)| group(rank, streams, case).0).collect();
     let mut leader = ranks.remove(0);
-    let follow = |mut group: Group| {
+    let followers = ranks.into_iter().map(|mut group| {
         thread::spawn(move || {
             let mut step = 9;
             loop {
@@ -424,8 +431,8 @@ fn links_are_timed_on_order_and_steps_continue_afterwards() {
                 }
             }
         })
-    };
-    let followers: Vec<_> = ranks.into_iter().map(follow).collect();
+    });
+    let followers: Vec<_> = followers.collect();
     let wanted = BenchLinks { tokens: vec![2, 1], algorithms: Algorithm::ALL.to_vec(), repeats: 40 };
     let mut step = 9;
     let found = leader.bench(&wanted, &mut step).expect("all ranks follow");

@@ -9,16 +9,16 @@ use std::{
 use common::{
     fault::SealError,
     ids::{Epoch, Rank, TopologyHash},
+    units::Nanoseconds,
 };
 use protocol::{
     checksum::checksum,
-    frame::{FrameError, FrameHeader, FrameKind, FramePlace, HEADER_BYTES},
+    frame::{FrameError, FrameHeader, FrameKind, HEADER_BYTES},
     seal::{Cipher, Protection, Seals},
 };
 
-use crate::collective::{Abort, CollectiveError, Links, Seat};
+use crate::collective::{Abort, CollectiveError, FrameTag, Links, Seat, Socket};
 
-const AT: (FrameKind, u64, u32) = (FrameKind::Plan, 1, 0);
 const WHO: (Epoch, TopologyHash) = (Epoch(5), TopologyHash(6));
 const KINDS: [(Cipher, Protection); 4] = [
     (Cipher::ChaChaPoly, Protection::Authenticated),
@@ -36,14 +36,18 @@ fn pair() -> (TcpStream, TcpStream) {
 fn links(own: u16, stream: TcpStream, seals: Seals) -> Links {
     let seat = Seat { own: Rank(own), stage: 0..2, epoch: WHO.0, hash: WHO.1 };
     let mut sockets = vec![None, None];
-    sockets[usize::from(1 - own)] = Some((stream, seals));
+    sockets[usize::from(1 - own)] = Some(Socket { stream, seals });
     Links::sealed(seat, sockets, Arc::new(Abort::new().expect("a descriptor")), false).expect("good sockets")
+}
+
+fn tag() -> FrameTag {
+    FrameTag::new(FrameKind::Plan, 1, 0)
 }
 
 /// A frame of rank 1 in wire format.
 fn sealed(seals: &mut Seals, payload: &[u8]) -> Vec<u8> {
-    let (kind, step, sequence) = AT;
-    let (from, length, place) = (Rank(1), payload.len() as u32, FramePlace::default());
+    let FrameTag { kind, step, sequence, place } = tag();
+    let (from, length) = (Rank(1), payload.len() as u32);
     let (epoch, hash, slowest) = (WHO.0, WHO.1, from);
     let (compute_ns, payload_sum) = (0, 0);
     let header =
@@ -59,7 +63,7 @@ fn second(bytes: &[u8], seals: Seals) -> CollectiveError {
     let mut links = links(0, own, seals);
     other.write_all(bytes).expect("the rank reads");
     links.wait_for(std::iter::once(Rank(1))).expect("the first frame is good");
-    assert_eq!(links.front(Rank(1), AT).expect("it is what is expected").1, b"first");
+    assert_eq!(links.front(Rank(1), tag()).expect("it is what is expected").1, b"first");
     let next = links.consume(Rank(1)).and_then(|()| links.wait_for(std::iter::once(Rank(1))));
     next.expect_err("the second is not")
 }
@@ -73,11 +77,12 @@ fn large_and_small_frames_arrive_in_both_directions() {
             thread::spawn(move || {
                 let (mut links, other) = (links(own, stream, seals), Rank(1 - own));
                 for (step, length) in [0, 1, 100_000, 17].into_iter().enumerate() {
-                    let at = (FrameKind::Plan, step as u64, 0);
+                    let tag = FrameTag::new(FrameKind::Plan, step as u64, 0);
                     let payload = vec![own as u8 + 1; length];
-                    links.send(other, (at.0, at.1, at.2, 0), |out| out.extend_from_slice(&payload)).expect("it goes");
+                    let sent = links.send(other, tag, Nanoseconds(0), |out| out.extend_from_slice(&payload));
+                    sent.expect("it goes");
                     links.wait_for(std::iter::once(other)).expect("it comes");
-                    let (_, got) = links.front(other, at).expect("the ranks are in step");
+                    let (_, got) = links.front(other, tag).expect("the ranks are in step");
                     assert_eq!(got, vec![other.0 as u8 + 1; length]);
                     links.consume(other).expect("nothing broken follows");
                 }

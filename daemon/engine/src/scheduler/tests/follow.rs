@@ -30,11 +30,12 @@ struct Rank {
 
 /// For each position, a hash of the tokens up to it (FNV-1a over their ids).
 fn beginnings(tokens: &[u32]) -> Vec<u64> {
-    let add = |sum: &mut u64, token: &u32| {
-        *sum = (*sum ^ u64::from(*token + 1)).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
-        Some(*sum)
-    };
-    tokens.iter().scan(0xcbf2_9ce4_8422_2325, add).collect()
+    let mut sum = 0xcbf2_9ce4_8422_2325;
+    let sums = tokens.iter().map(|token| {
+        sum = (sum ^ u64::from(*token + 1)).wrapping_mul(0x0100_0000_01b3_u64).rotate_left(23);
+        sum
+    });
+    sums.collect()
 }
 
 impl Rank {
@@ -147,8 +148,9 @@ impl World {
             return;
         }
         self.rank.step(&plan);
-        let row = |entry: &PlanEntry| Some((entry.slot, self.scheduler.key(entry.slot)?, entry.token));
-        self.under_way.push_back(plan.entries.iter().filter(|entry| entry.wants_logits).filter_map(row).collect());
+        let wanted = plan.entries.iter().filter(|entry| entry.wants_logits);
+        let rows = wanted.filter_map(|entry| Some((entry.slot, self.scheduler.key(entry.slot)?, entry.token)));
+        self.under_way.push_back(rows.collect());
     }
 
     /// Receives the tokens of the oldest in-flight step.

@@ -184,8 +184,9 @@ fn short_prompt_passes_long_one_and_equal_ones_are_fifo() {
 fn equal_prefixes_are_computed_once() {
     let (mut scheduler, mut follower) = (Scheduler::new(LONG), Sequences::new(LONG));
     let prompt: Vec<u32> = (0..300).map(|index| index % 89).collect();
-    let same = |key: u64| Admitted { prompt: prompt.clone(), ..request(key, 1, 400) };
-    (1..=3).for_each(|key| scheduler.submit(same(key)));
+    for key in 1..=3 {
+        scheduler.submit(Admitted { prompt: prompt.clone(), ..request(key, 1, 400) });
+    }
     scheduler.submit(request(4, 20, 400));
     let (plan, _) = run(&mut scheduler, &mut follower);
     let opened: Vec<(u16, u32)> = plan.opened.iter().map(|opened| (opened.slot.0, opened.cached)).collect();

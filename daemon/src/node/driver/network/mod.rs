@@ -78,10 +78,6 @@ pub(super) fn start(bench: BenchStart, wanted: BenchNetwork, sources: BenchSourc
             before.gone().await;
         }
         let begun = engine.as_ref().map(|engine| engine.progress());
-        let may_go_on = || {
-            let busy = engine.as_ref().map(|engine| engine.progress()) != begun;
-            if busy { Err(FaultKind::RequestsRun { count: 1 }) } else { Ok(()) }
-        };
         let (told, mut progress) = channel(PROGRESS_MAX);
         let telling = async {
             while let Some(progress) = progress.recv().await {
@@ -92,7 +88,11 @@ pub(super) fn start(bench: BenchStart, wanted: BenchNetwork, sources: BenchSourc
         let measuring = async {
             let told = told;
             quiet?;
-            measure::measure(&own, &wanted, &told, may_go_on).await
+            measure::measure(&own, &wanted, &told, || {
+                let is_busy = engine.as_ref().map(|engine| engine.progress()) != begun;
+                if is_busy { Err(FaultKind::RequestsRun { count: 1 }) } else { Ok(()) }
+            })
+            .await
         };
         let work = async { tokio::join!(measuring, telling).0 };
         let patience = Duration::from_secs(u64::from(NETWORK_SECONDS_MAX));

@@ -27,8 +27,8 @@ impl Network {
         let node = sources.node;
         let free = check_quiet(sources).and_then(|()| node.check_assigning()).and_then(|()| node.check_benching());
         let verdict = free.and_then(|()| {
-            let full = |_| FaultKind::Full { what: "measured links".into(), limit: LINES_MAX as u32 };
-            self.lines.clone().try_acquire_owned().map_err(full)
+            let permit = self.lines.clone().try_acquire_owned();
+            permit.map_err(|_| FaultKind::Full { what: "measured links".into(), limit: LINES_MAX as u32 })
         });
         let welcome = match &verdict {
             Ok(_) => Welcome::Accepted(sources.context.identity.clone()),
@@ -69,8 +69,9 @@ async fn stream(line: &mut ProbeLink, time: Duration) -> Result<(), FaultKind> {
     while rest >= CHUNK_BYTES as u64 && Instant::now() < end {
         rest -= CHUNK_BYTES as u64;
         // A timeout may cut a message in the middle, so the line ends with it. The peer stops reading at `end`.
-        let late = |_| FaultKind::Timeout { what: "a stream".into(), seconds: 1 + time.as_secs() as u32 };
-        timeout_at(end + Duration::from_secs(1), line.send(&CHUNK)).await.map_err(late)??;
+        let sent = timeout_at(end + Duration::from_secs(1), line.send(&CHUNK)).await;
+        let seconds = 1 + time.as_secs() as u32;
+        sent.map_err(|_| FaultKind::Timeout { what: "a stream".into(), seconds })??;
     }
     Ok(())
 }

@@ -107,13 +107,16 @@ impl StateFolder {
         let state = Self { folder: folder.into() };
         let mut kept = PersistedState::default();
         let saved: Option<Saved> = state.read(FILE, &mut kept.damaged, |_| true).with_context(help)?;
-        let is_sound = |list: &SavedExclusions| Exclusions(list.node.clone()).check().is_ok();
-        let exclusions: Option<SavedExclusions> =
-            state.read(EXCLUSIONS_FILE, &mut kept.damaged, is_sound).with_context(help)?;
-        let is_sound =
-            |saved: &SavedTopology| saved.topology.check().is_ok() && saved.topology.hash().to_string() == saved.hash;
-        let topology: Option<SavedTopology> =
-            state.read(TOPOLOGY_FILE, &mut kept.damaged, is_sound).with_context(help)?;
+        let exclusions = state
+            .read(EXCLUSIONS_FILE, &mut kept.damaged, |list: &SavedExclusions| {
+                Exclusions(list.node.clone()).check().is_ok()
+            })
+            .with_context(help)?;
+        let topology = state
+            .read(TOPOLOGY_FILE, &mut kept.damaged, |saved: &SavedTopology| {
+                saved.topology.check().is_ok() && saved.topology.hash().to_string() == saved.hash
+            })
+            .with_context(help)?;
         let votes: Option<Votes> = state
             .read(VOTES_FILE, &mut kept.damaged, |votes: &Votes| {
                 let next = votes.accepted.iter().map(|accepted| &accepted.next);
@@ -124,8 +127,9 @@ impl StateFolder {
             .read(ROLLING_FILE, &mut kept.damaged, |rolling: &Rolling| rolling.check().is_ok())
             .with_context(help)?;
         kept.exclusions = Exclusions(exclusions.map_or_else(Vec::new, |saved| saved.node));
-        let is_sound = |saved: &SavedDesired| saved.topology.check().is_ok();
-        let desired: Option<SavedDesired> = state.read(DESIRED_FILE, &mut kept.damaged, is_sound).with_context(help)?;
+        let desired = state
+            .read(DESIRED_FILE, &mut kept.damaged, |saved: &SavedDesired| saved.topology.check().is_ok())
+            .with_context(help)?;
         kept.committed = topology.map(|saved| {
             let desired =
                 desired.filter(|desired| desired.epoch == saved.epoch).map(|desired| Box::new(desired.topology));

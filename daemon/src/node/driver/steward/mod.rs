@@ -5,7 +5,6 @@ mod peers;
 mod rolling;
 
 use std::{
-    net::SocketAddr,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -49,10 +48,9 @@ struct Answered {
 impl StewardDriver {
     /// A driver for a daemon whose address, as dialled from this machine, is `own`.
     pub fn new(config: &Config, identity: Identity, own: String) -> Self {
-        let is_any = |address: SocketAddr| address.ip().is_unspecified();
         let settings = StewardSettings {
             name: identity.name.clone(),
-            listen: (!is_any(config.listen)).then(|| own.clone()),
+            listen: (!config.listen.ip().is_unspecified()).then(|| own.clone()),
             own,
             recovery: config.recovery.clone(),
             known: config.http.peers.clone(),
@@ -140,10 +138,10 @@ impl StewardDriver {
                 let models = self.models.clone();
                 asked.spawn(async move {
                     let planned = spawn_blocking(move || plan(&models, &desired, &stay)).await;
-                    let internal = |error: tokio::task::JoinError| {
+                    let planned = planned.unwrap_or_else(|error| {
                         Err(FaultKind::Internal { reason: format!("the planner panicked: {error}") })
-                    };
-                    Answered { question, reply: Reply::Plan(planned.unwrap_or_else(internal)), session: None }
+                    });
+                    Answered { question, reply: Reply::Plan(planned), session: None }
                 });
             }
         }

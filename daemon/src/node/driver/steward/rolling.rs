@@ -50,10 +50,9 @@ pub(super) async fn look(
         return None;
     }
     let (target, address) = rolling.target()?;
-    let drives = |(name, address): &&(String, String)| {
-        name != target && answers.get(address).is_some_and(|standing| standing.name == *name)
-    };
-    if candidates.iter().find(drives).map_or(target, |(name, _)| name) != own.name.as_str() {
+    let mut others = candidates.iter().filter(|(name, _)| name != target);
+    let driver = others.find(|(name, address)| answers.get(address).is_some_and(|one| one.name == *name));
+    if driver.map_or(target, |(name, _)| name) != own.name.as_str() {
         memory.step = None;
         return None;
     }
@@ -95,8 +94,10 @@ pub(super) async fn look(
         _ => None,
     };
     let patience = STEP + Duration::from_millis(rolling.drain_ms.into());
-    let overdue = || rolling.in_phase(Phase::Paused(why_overdue(rolling, view, well, patience)));
-    if let Some(next) = next.or_else(|| (since > patience).then(overdue)) {
+    let next = next.or_else(|| {
+        (since > patience).then(|| rolling.in_phase(Phase::Paused(why_overdue(rolling, view, well, patience))))
+    });
+    if let Some(next) = next {
         if let Phase::Paused(reason) = &next.phase {
             tracing::warn!("rolling restart paused: {reason}");
         }

@@ -1,4 +1,4 @@
-//! `console topology check`: the shard and the memory of each node of a topology file.
+//! What `console topology assign --dry-run` shows: the shard and the memory of each node.
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -15,55 +15,60 @@ use protocol::message::ModelCard;
 use serde_json::{Value, json};
 use topology::{Topology, cut_stages};
 
-use super::{
-    choose_layout::warn_past_knee,
-    file::{TopologyFileOptions, read},
-};
 use crate::{
-    cli::{
-        Failure,
-        shared::{output, sessions::open},
-    },
+    cli::{Failure, shared::output},
     client::{
         assign::{propose, report},
         session::Session,
     },
+    operator::desired::DesiredTopology,
 };
 
-/// Runs `console topology check`.
-pub(super) async fn run(options: &TopologyFileOptions) -> Result<u8, Failure> {
-    let (nodes, wanted) = read(&options.file)?;
-    let sessions = open(&nodes).await?;
-    let (topology, card) = propose(&sessions, &wanted).await?;
-    let mut rows = Vec::with_capacity(sessions.len());
-    for (index, session) in sessions.iter().enumerate() {
-        rows.push(ShardRow::of(&topology, &card, index, session).await?);
+/// What an assignment would load on each node.
+#[derive(Debug)]
+pub(super) struct Preview {
+    rows: Vec<ShardRow>,
+}
+
+impl Preview {
+    /// Asks the nodes, in the order replica, stage, rank, without loading anything.
+    ///
+    /// # Errors
+    /// A node does not answer or has no such model, or the topology is impossible.
+    pub(super) async fn of(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Self, Failure> {
+        let (topology, card) = propose(sessions, wanted).await?;
+        let mut rows = Vec::with_capacity(sessions.len());
+        for (index, session) in sessions.iter().enumerate() {
+            rows.push(ShardRow::of(&topology, &card, index, session).await?);
+        }
+        Ok(Self { rows })
     }
-    let forecast = warn_past_knee(&sessions, &wanted).await;
-    if options.json {
-        let rows: Value = rows.iter().map(ShardRow::object).collect();
-        output::line(
-            &json!({"layout": topology.layout.to_string(), "model": topology.model, "members": rows,
-                "warning": forecast.as_ref().and_then(|one| one.warning.as_ref()), "links": forecast.as_ref().map(|one| &one.links)})
-            .to_string(),
-        );
-    } else {
-        output::line(&format!(
-            "{} of {} (dry run, nothing is loaded)",
-            topology.layout,
-            output::clean(&topology.model)
-        ));
+
+    /// The members as a JSON list.
+    pub(super) fn members(&self) -> Value {
+        self.rows.iter().map(ShardRow::object).collect()
+    }
+
+    /// Prints the members as a table.
+    pub(super) fn print(&self) {
         output::line(&format!(
             "{:<12} {:>7} {:>5} {:>9} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
             "node", "replica", "stage", "layers", "share", "weights", "KV", "state", "working", "total", "free"
         ));
-        rows.iter().for_each(|row| output::line(&row.line()));
+        self.rows.iter().for_each(|row| output::line(&row.line()));
     }
-    let short = rows.iter().find(|row| row.is_short());
-    short.map_or(Ok(0), |row| {
-        let kind = FaultKind::MemoryShort { needed: row.memory.total(), available: row.free };
-        Err(Fault::new(&row.node, kind).into())
-    })
+
+    /// Checks that every node has enough memory.
+    ///
+    /// # Errors
+    /// The first node that has too little.
+    pub(super) fn check_memory(&self) -> Result<(), Fault> {
+        let short = self.rows.iter().find(|row| row.is_short());
+        short.map_or(Ok(()), |row| {
+            let kind = FaultKind::MemoryShort { needed: row.memory.total(), available: row.free };
+            Err(Fault::new(&row.node, kind))
+        })
+    }
 }
 
 /// The shard of one member.

@@ -1,12 +1,8 @@
-//! Speculative decoding by prompt lookup: if the latest tokens occurred before, the tokens that followed them there may
-//! follow again. How many to propose is learned from the acceptance after matches of the same length. Pure; allocates
-//! nothing.
-use super::step_latency::{ROWS_MAX, StepLatency};
+//! How many tokens to propose: learned from the acceptance after matches of the same length, and weighed against the
+//! time that further rows take.
+use super::lookup::{MATCH_MAX, Match};
+use crate::step_latency::StepLatency;
 
-/// Longest match that is distinguished.
-const MATCH_MAX: usize = 3;
-/// Most speculative tokens in one step.
-pub const DRAFT_TOKENS_MAX: usize = ROWS_MAX - 1;
 /// Initial acceptance rates of speculative tokens after matches of 1, 2 and 3 tokens.
 const ACCEPTED_FIRST: [f32; MATCH_MAX] = [0.2, 0.4, 0.7];
 /// Weight of one observation in a request's acceptance rate, and in the initial rate of later requests.
@@ -23,7 +19,7 @@ const LIKELY: f32 = 0.02;
 
 /// Acceptance rates by length of the match.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Acceptance {
+pub(super) struct Acceptance {
     shares: [f32; MATCH_MAX],
     /// Tokens since the last proposal.
     idle: u32,
@@ -37,41 +33,15 @@ impl Default for Acceptance {
     }
 }
 
-/// An earlier occurrence of the latest tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Match {
-    /// Index of the token that followed it.
-    pub next: usize,
-    /// Number of equal tokens, at most [`MATCH_MAX`].
-    pub length: usize,
-}
-
-/// Finds the longest match of the end of `tokens` with an earlier part of them; among equally long ones the latest.
-pub fn find(tokens: &[u32]) -> Option<Match> {
-    let (last, before) = tokens.split_last()?;
-    let mut best: Option<Match> = None;
-    for (index, _) in before.iter().enumerate().rev().filter(|(_, token)| *token == last) {
-        let pairs = before[..index].iter().rev().zip(before.iter().rev());
-        let length = 1 + pairs.take(MATCH_MAX - 1).take_while(|(a, b)| a == b).count();
-        if best.is_none_or(|best| length > best.length) {
-            best = Some(Match { next: index + 1, length });
-        }
-        if length == MATCH_MAX {
-            break;
-        }
-    }
-    best
-}
-
 impl Acceptance {
     /// Initial state of a new request: the acceptance rates learned so far, retried at once.
-    pub fn begin(self) -> Self {
+    pub(super) fn begin(self) -> Self {
         Self { idle: 0, ..self }
     }
 
     /// How many of at most `most` speculative tokens to propose after a match, in a step that carries `rows` rows
     /// without them.
-    pub fn count(&mut self, found: Match, most: usize, rows: usize, latency: &StepLatency) -> usize {
+    pub(super) fn count(&mut self, found: Match, most: usize, rows: usize, latency: &StepLatency) -> usize {
         let share = self.shares[found.length - 1];
         let others = rows.saturating_sub(1) as f32;
         // Tokens per relative step time, without speculation and then with one more speculative token at a time.
@@ -99,13 +69,13 @@ impl Acceptance {
     }
 
     /// Records that `accepted` of `drafted` speculative tokens after a match of `length` tokens were accepted.
-    pub fn observe(&mut self, length: usize, drafted: usize, accepted: usize) {
+    pub(super) fn observe(&mut self, length: usize, drafted: usize, accepted: usize) {
         self.every = if accepted > 0 { TRIED_EVERY } else { (2 * self.every).min(TRIED_AT_LEAST_EVERY) };
         self.learn(length, drafted, accepted, WEIGHT);
     }
 
     /// Does the same for the initial rates of later requests.
-    pub fn observe_for_all(&mut self, length: usize, drafted: usize, accepted: usize) {
+    pub(super) fn observe_for_all(&mut self, length: usize, drafted: usize, accepted: usize) {
         self.learn(length, drafted, accepted, WEIGHT_OF_ALL);
     }
 
@@ -123,16 +93,6 @@ mod tests {
     use common::units::Nanoseconds;
 
     use super::*;
-
-    #[test]
-    fn the_latest_of_the_longest_matches_is_found() {
-        assert_eq!(find(&[]), None);
-        assert_eq!(find(&[1, 2, 3]), None);
-        assert_eq!(find(&[7, 7]), Some(Match { next: 1, length: 1 }));
-        assert_eq!(find(&[1, 2, 9, 2, 1, 2]), Some(Match { next: 2, length: 2 }));
-        assert_eq!(find(&[4, 1, 2, 5, 1, 2, 3, 4, 1, 2]), Some(Match { next: 3, length: 3 }));
-        assert_eq!(find(&[5; 40]), Some(Match { next: 39, length: 3 }));
-    }
 
     /// A latency model where one row takes 10 ms, each further one `more` microseconds.
     fn latency(more: u64) -> StepLatency {
