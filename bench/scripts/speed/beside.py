@@ -7,10 +7,14 @@ cargo build --release --locked --workspace && bench/scripts/speed/beside.py [--s
 
 Windows of --seconds without and with each kind of request take turns, --rounds times. A kind that the model answers is
 compared with a plain request that has as many prompt and answer tokens, so that only the text work differs; one that it
-refuses is compared with no request. Wanted: p99 of the gaps at most 1.02 times that without. The model is the demo
-model with its layers repeated --times times and a longer context. Run it on an otherwise idle machine.
+refuses is compared with no request. A client's work is not the server's: the daemons have half of the cores, the
+clients the others, and the sender is a process of its own that makes its requests before it sends the first. Wanted: p99
+of the gaps at most 1.02 times that without. The model is the demo model with its layers repeated --times times and a
+longer context. Run it on an otherwise idle machine with two cores or more.
 """
 import asyncio
+import json
+import multiprocessing
 import os
 import random
 import struct
@@ -26,6 +30,8 @@ import gguf
 DEMO = os.path.join(bramble.ROOT, "packaging", "demo", "bard-q8_0.gguf")
 STREAMS, SLOTS, CONTEXT = 31, 32, 32768
 PROMPT_BYTES, DEPTH, TOOLS = (2 << 20) - 4096, 45, 64
+# Different requests of a kind, so that none is answered from a cache of recent work.
+DIFFERENT = {"prompt": 24}
 # Tokens of an answer of the streams and of the other requests, and the pause after each of those in seconds.
 STREAM_TOKENS, ANSWER_TOKENS, PAUSE = 600, 4, 0.2
 WANTED = 1.02
@@ -69,7 +75,10 @@ class Streams:
     def __init__(self, host):
         self.host, self.gaps, self.failed = host, [], []
 
-    async def run(self):
+    async def run(self, first_tokens):
+        """The first answer has `first_tokens`, so that the streams are at different places of their answers: a step is
+        slower the longer they are."""
+        tokens = first_tokens
         while True:
             latest = None
 
@@ -81,7 +90,8 @@ class Streams:
                 latest = now
 
             more = {"temperature": 1, "seed": random.randrange(1 << 30), "ignore_eos": True, "speculative.n_max": 0}
-            answer = await client.complete(self.host, random.choice(WORDS), STREAM_TOKENS, on_text, **more)
+            answer = await client.complete(self.host, random.choice(WORDS), tokens, on_text, **more)
+            tokens = STREAM_TOKENS
             if answer.error or not answer.whole:
                 self.failed.append(answer.error or f"status {answer.status}: {answer.body[:200]}")
                 await asyncio.sleep(0.2)
@@ -90,40 +100,65 @@ class Streams:
         return [gap for end, gap in self.gaps if any(begin + gap <= end <= until for begin, until in windows)]
 
 
-async def window(host, seconds, request):
-    """Sends requests one after another for `seconds`; returns begin and end, and how many were sent."""
-    begin, count = time.monotonic(), 0
-    while time.monotonic() < begin + seconds:
-        if request:
-            path, body = request()
-            await client.ask(host, "POST", path, body)
-            count += 1
-        await asyncio.sleep(PAUSE)
-    return (begin, time.monotonic()), count
+def plain(tokens):
+    """A plain request with this many prompt tokens, and as many answer tokens as the others."""
+    return "/v1/completions", {"prompt": words(tokens)[: 4 * tokens], "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
 
 
-async def plain_like(host, kind):
-    """A plain request with as many tokens as those of a kind, or None if the server refuses that kind."""
+def send(host, pipe):
+    """The sender's process: for each (seconds, kind or tokens) from the pipe, sends such requests one after another;
+    answers with the window's begin and end, and the number of requests."""
+    made = {}
+    while order := pipe.recv():
+        seconds, kind = order
+        if kind is not None and kind not in made:
+            requests = (plain(kind) if isinstance(kind, int) else KINDS[kind]() for _ in range(DIFFERENT.get(kind, 200)))
+            made[kind] = [(path, json.dumps(body).encode()) for path, body in requests]
+        begin, count = time.monotonic(), 0
+        while time.monotonic() < begin + seconds:
+            if kind is not None:
+                path, body = made[kind][0]
+                made[kind].append(made[kind].pop(0))
+                asyncio.run(client.ask(host, "POST", path, body))
+                count += 1
+            time.sleep(PAUSE)
+        pipe.send(((begin, time.monotonic()), count))
+
+
+async def tokens_of(host, kind):
+    """The number of prompt tokens of a kind of request, or None and the message if the server refuses it."""
     answer = await client.ask(host, "POST", *KINDS[kind]())
     if answer.status != 200:
         return None, answer.json()["error"]["message"]
-    count = answer.json()["usage"]["prompt_tokens"]
-    body = lambda: {"prompt": words(count)[: 4 * count], "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
-    return (lambda: ("/v1/completions", body())), None
+    return answer.json()["usage"]["prompt_tokens"], None
 
 
 async def measure(host, arguments):
-    streams = Streams(host)
-    tasks = [asyncio.create_task(streams.run()) for _ in range(STREAMS)]
-    await asyncio.sleep(3)
+    streams, (orders, pipe) = Streams(host), multiprocessing.Pipe()
+    sender = multiprocessing.get_context("spawn").Process(target=send, args=(host, pipe), daemon=True)
+    sender.start()
+
+    async def window(seconds, kind):
+        orders.send((seconds, kind))
+        return await asyncio.to_thread(orders.recv)
+
+    kinds, refusals = arguments.only.split(","), {}
+    for kind in kinds:
+        refusals[kind] = await tokens_of(host, kind)
+        # The requests are made now.
+        for side in (kind, refusals[kind][0]):
+            await window(0, side)
+    tasks = [asyncio.create_task(streams.run(STREAM_TOKENS * number // STREAMS)) for number in range(1, STREAMS + 1)]
+    # Until the first answers have ended, the streams are shorter than later.
+    await asyncio.sleep(arguments.settle)
     rows = []
-    for kind in arguments.only.split(","):
-        plain, refused = await plain_like(host, kind)
+    for kind in kinds:
+        like, refused = refusals[kind]
         without, beside, sent = [], [], 0
         for number in range(2 * arguments.rounds):
             # ABBA: neither side is always first.
             is_beside = number % 4 in (1, 2)
-            span, count = await window(host, arguments.seconds, KINDS[kind] if is_beside else plain)
+            span, count = await window(arguments.seconds, kind if is_beside else like)
             (beside if is_beside else without).append(span)
             sent += count if is_beside else 0
         sides = {"without": streams.within(without), "beside": streams.within(beside)}
@@ -134,13 +169,18 @@ async def measure(host, arguments):
         rows.append(row)
     for task in tasks:
         task.cancel()
+    orders.send(None)
     return {"streams": STREAMS, "failed": streams.failed, "rows": rows}
 
 
 def serve(cluster, arguments):
     """Starts the daemons with the model; returns the head's host."""
+    cores = sorted(os.sched_getaffinity(0))
+    own, theirs = cores[: len(cores) // 2], cores[len(cores) // 2 :]
+    os.sched_setaffinity(0, own)
+    enter = ["taskset", "-c", ",".join(map(str, theirs))]
     for index, address in enumerate(bramble.loopback(arguments.nodes)):
-        cluster.add(f"pi{index + 1}", address, settings=bramble.QUIET + "exclude_slow_ms = 0\nmdns = false\n")
+        cluster.add(f"pi{index + 1}", address, enter=enter, settings=bramble.QUIET + "exclude_slow_ms = 0\nmdns = false\n")
     file = os.path.join(cluster.folder, "topology.toml")
     nodes = ", ".join(f'"{daemon.address}"' for daemon in cluster.daemons)
     with open(file, "w") as out:
@@ -153,6 +193,7 @@ def main():
     parser = bramble.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--settle", type=float, default=15, help="seconds before the first window (default: 15)")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--times", type=int, default=8)
     parser.add_argument("--only", default=",".join(KINDS))

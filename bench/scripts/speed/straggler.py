@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The straggler that `console profile` names: ranks as one-core processes, a shape of 1.1B. Alternates between stopping
+"""The straggler that `console generate --profile` names: ranks as one-core processes, a shape of 1.1B. Alternates between stopping
 one rank for 2 ms in every 10 (SIGSTOP and SIGCONT; the rank alternates) and stopping none. Next to each result it
 prints a kernel figure for every rank: the share of the run in which its engine was ready but did not run.
 
@@ -81,7 +81,7 @@ def profile(daemons, model, tokens, slowed, arguments):
         stopper.start()
     try:
         # The first token belongs to the prefill.
-        command = ["profile", "--yes", "--nodes", nodes, "--model", model, "--prompt", bramble.letters(8), "--max-tokens", str(tokens + 1)]
+        command = ["generate", "--profile", "--yes", "--nodes", nodes, "--model", model, "--prompt", bramble.letters(8), "--max-tokens", str(tokens + 1)]
         answer = bramble.console(*command, "--temperature", "0", "--context", "512", "--records", records)
     finally:
         share = stopper.end() if stopper else 0.0
