@@ -29,7 +29,7 @@ pub use stream::Detokenizer;
 pub use texts::Texts;
 pub use vocabulary::{Kind, Model, Vocabulary};
 
-/// Control tokens that end a generation even if no key of the file declares them.
+/// Special tokens that end a generation even if no key of the file declares them (llama.cpp, `llama_vocab::impl::load`).
 const END_TEXTS: &[&str] = &[
     "</s>",
     "<|eot_id|>",
@@ -47,6 +47,19 @@ const END_TEXTS: &[&str] = &[
     "[EOS]",
     "<end_of_utterance>",
     "<｜end▁of▁sentence｜>",
+    "<|flush|>",
+    "<|calls|>",
+    "<turn|>",
+    "<|tool_response>",
+    "_<EOT>",
+    "[e~[",
+];
+
+/// Tokens that end no generation in a vocabulary that has all of some others: there they end a part of an answer.
+const NO_END_BESIDE: &[(&str, &[&str])] = &[
+    ("<|end|>", &["<|return|>", "<|call|>"]),
+    ("<|end|>", &["<|calls|>", "<|flush|>"]),
+    ("</s>", &["<|tool_response>"]),
 ];
 
 /// Longest part of a text from a file that a message shows, in characters.
@@ -133,11 +146,15 @@ impl Tokenizer {
         let kinds = vocabulary.kinds;
         let of_kinds = |wanted: &'static [Kind]| (0..length as u32).filter(|&id| wanted.contains(&kinds[id as usize]));
         let named = [vocabulary.eos, vocabulary.eot, vocabulary.eom];
-        let by_text = of_kinds(&[Kind::Control]).filter(|&id| {
-            let text = tokens.get(id as usize).unwrap_or_default();
-            END_TEXTS.iter().any(|end| end.as_bytes() == text)
-        });
+        let text = |id: u32| tokens.get(id as usize).unwrap_or_default();
+        let by_text = of_kinds(&[Kind::Control, Kind::UserDefined])
+            .filter(|&id| END_TEXTS.iter().any(|end| end.as_bytes() == text(id)));
         let mut ends: Vec<u32> = named.into_iter().flatten().chain(by_text).collect();
+        for (end, others) in NO_END_BESIDE {
+            if others.iter().all(|other| ends.iter().any(|id| text(*id) == other.as_bytes())) {
+                ends.retain(|id| text(*id) != end.as_bytes());
+            }
+        }
         ends.sort_unstable();
         ends.dedup();
         Ok(Self {

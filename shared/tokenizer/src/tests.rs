@@ -220,6 +220,23 @@ fn user_defined_tokens_always_match_control_tokens_on_demand() {
 }
 
 #[test]
+fn ends_depend_on_the_other_tokens_of_the_vocabulary() {
+    let ends = |tokens: &[&str]| {
+        let kinds = Some(Integers(vec![3; tokens.len()]));
+        let pairs =
+            with(with(with(bpe(), "tokens", Some(list(tokens))), "token_type", kinds), "merges", Some(list(&[])));
+        let tokenizer = load(&gguf(&with(pairs, "bos_token_id", None))).expect("the vocabulary is good");
+        let ids = (0..tokens.len() as u32).filter(|id| tokenizer.is_end(*id));
+        ids.map(|id| tokens[id as usize].to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(ends(&["<|end|>", "<|user|>"]), ["<|end|>"]);
+    assert_eq!(ends(&["<|end|>", "<|return|>"]), ["<|end|>", "<|return|>"]);
+    assert_eq!(ends(&["<|end|>", "<|return|>", "<|call|>"]), ["<|return|>", "<|call|>"], "gpt-oss");
+    assert_eq!(ends(&["<|end|>", "<|calls|>", "<|flush|>"]), ["<|calls|>", "<|flush|>"]);
+    assert_eq!(ends(&["</s>", "<turn|>", "<|tool_response>"]), ["<turn|>", "<|tool_response>"], "gemma 4");
+}
+
+#[test]
 fn a_bos_comes_as_the_file_says() {
     for (flag, expected) in [(None, false), (Some(false), false), (Some(true), true)] {
         let pairs = with(bpe(), "add_bos_token", flag.map(Flag));
