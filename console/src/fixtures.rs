@@ -22,7 +22,7 @@ use telemetry::{
 };
 use topology::{
     Exclusions, Layout, Member, Topology,
-    sizes::{ModelSizes, Quantisation},
+    sizes::{ModelSizes, OlderSizes, Quantisation},
 };
 
 use crate::{
@@ -285,12 +285,13 @@ pub(crate) fn wanted() -> DesiredTopology {
 pub(crate) fn sizes() -> ModelSizes {
     let mut sizes = ModelSizes::known("llama-3.2-1b", Quantisation::Q8_0).expect("a known shape");
     sizes.layers.truncate(6);
-    sizes.shape.block_count = 6;
+    sizes.spec.layers.truncate(6);
     sizes
 }
 
 /// A model of six equal layers; its output layer costs half as much as one of them.
 pub(crate) fn card() -> ModelCard {
+    let sizes = sizes();
     ModelCard {
         model: "bard-q8_0.gguf".to_owned(),
         identity: ModelIdentity::default(),
@@ -301,7 +302,8 @@ pub(crate) fn card() -> ModelCard {
         head_count: 8,
         layer_bytes: vec![Bytes(1000); 6],
         output_bytes: Bytes(500),
-        sizes: sizes(),
+        older: OlderSizes::of(&sizes),
+        sizes: Some(Box::new(sizes)),
     }
 }
 

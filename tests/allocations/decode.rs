@@ -19,7 +19,8 @@ use engine::{
     collective::{Abort, Group, Links, Seat, Settings, Socket, StepTiming, SyncLog},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
-use gguf::{Architecture, BlockFormat, GgufFile, Shape};
+use gguf::{BlockFormat, GgufFile};
+use harness::tiny_model::Architecture;
 use harness::{ranks::sockets, tiny_model::TinyModel};
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use protocol::seal::{Cipher, Protection, Seals};
@@ -59,20 +60,21 @@ fn decode(
 ) -> Vec<usize> {
     let model = TinyModel::new(architecture).with_format(format);
     let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid"));
-    let shape = Shape::read(&file).expect("the model is valid");
-    let plans = cut(&shape, &vec![1; world]).expect("the model can be cut");
-    let (file, shape) = (&file, &shape);
+    let spec = models::read(&file).expect("the model is valid");
+    let plans = cut(&spec, &vec![1; world]).expect("the model can be cut");
+    let (file, spec) = (&file, &spec);
     thread::scope(|scope| {
         let rank = |(rank, (plan, streams))| {
             scope.spawn(move || {
                 let kernels = Kernels::choose(None).expect("this machine has a kernel table");
                 let source =
-                    Source { file, shape, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
+                    Source { file, spec, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
                 let shard = Shard::load(source).expect("the shard can be loaded");
-                let kv = plan.heads_kv.len();
-                let cache = KvCache::new(KvFormat::F16, shape.block_count, BLOCKS, kv, shape.head_length);
+                let kv = plan.heads_kv().len();
+                let cache = KvCache::new(KvFormat::F16, spec.block_count(), BLOCKS, kv, spec.kv().head_length);
                 let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
-                let mut model = Model::new(shard, cache.expect("enough memory"), Compute { kernels, pool });
+                let mut model =
+                    Model::new(shard, cache.expect("enough memory"), Compute { kernels, pool }, spec.context_length);
                 let number = Rank(rank as u16);
                 let timing = StepTiming::new(number, Arc::new(SyncLog::new(number, 0..world as u16)));
                 let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
@@ -81,7 +83,7 @@ fn decode(
                     let sockets = protected(rank, streams, protection);
                     Links::sealed(seat, sockets, abort, false).expect("the sockets are valid")
                 });
-                let settings = Settings { exchange, columns: shape.embedding_length, choice, kernels };
+                let settings = Settings { exchange, columns: spec.embedding_length, choice, kernels };
                 let mut group = Group::new(links, settings, timing);
                 let tables = vec![(0..BLOCKS as u32).collect::<Vec<u32>>()];
                 let mut before = 0;

@@ -18,7 +18,8 @@ use engine::{
     self, RequestKey,
     port::{EngineEvent, EngineOrder, RequestEvent},
 };
-use gguf::{Architecture, BlockFormat, GgufFile};
+use gguf::{BlockFormat, GgufFile};
+use harness::tiny_model::Architecture;
 use harness::{
     engines::{Replica, begin},
     tiny_model::TinyModel,

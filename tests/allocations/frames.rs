@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 use telemetry::{Arrival, RankTotals, SyncKind, SyncRecord};
 use topology::{
     Exclusions, Layout, Member, Topology,
-    sizes::{ModelSizes, Quantisation},
+    sizes::{ModelSizes, OlderSizes, Quantisation},
 };
 
 use crate::peak_of;
@@ -134,6 +134,7 @@ fn requests_and_responses_survive_cuts_and_mutants() {
         late: Nanoseconds(300),
         arrivals: vec![Arrival { rank: Rank(1), first: Nanoseconds(200), whole: Nanoseconds(600) }; 3],
     };
+    let sizes = ModelSizes::known("llama-3.1-8b", Quantisation::Q4KM).expect("a known shape");
     let card = ModelCard {
         model: "m.gguf".into(),
         identity: ModelIdentity([7; 32]),
@@ -144,7 +145,8 @@ fn requests_and_responses_survive_cuts_and_mutants() {
         head_count: 32,
         layer_bytes: vec![Bytes(1 << 24); 22],
         output_bytes: Bytes(1 << 25),
-        sizes: ModelSizes::known("llama-3.1-8b", Quantisation::Q4KM).expect("a known shape"),
+        older: OlderSizes::of(&sizes),
+        sizes: Some(Box::new(sizes)),
     };
     let records = ResponseBody::Records(vec![record; 20]);
     for body in [ResponseBody::Token(token), ResponseBody::Finished(finished), records, ResponseBody::Model(card)] {

@@ -7,10 +7,12 @@ use std::mem::Discriminant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
+use gguf::{BlockFormat, GgufError, GgufFile};
 use harness::gguf_writer::{GgufWriter, Value};
 use harness::random::Random;
+use harness::tiny_model::Architecture;
 use harness::tiny_model::TinyModel;
+use models::ModelSpec;
 
 use crate::peak_of;
 
@@ -34,7 +36,7 @@ fn small_file() -> Vec<u8> {
 }
 
 /// Opens a file and reads everything except the dequantised weights.
-fn read_all(path: &Path) -> Result<Shape, GgufError> {
+fn read_all(path: &Path) -> Result<ModelSpec, GgufError> {
     let file = GgufFile::open(path)?;
     for tensor in file.tensors() {
         assert_eq!(tensor.byte_length, tensor.rows() * tensor.row_bytes());
@@ -57,12 +59,12 @@ fn read_all(path: &Path) -> Result<Shape, GgufError> {
         assert!(bytes as u64 <= file.file_bytes());
     }
     std::hint::black_box(file.identity());
-    Shape::read(&file)
+    models::read(&file)
 }
 
 /// Reads a file under the counter; `case` names it in messages.
 #[track_caller]
-fn check(path: &Path, length: usize, case: &str) -> Result<Shape, GgufError> {
+fn check(path: &Path, length: usize, case: &str) -> Result<ModelSpec, GgufError> {
     let (result, peak) =
         catch_unwind(AssertUnwindSafe(|| peak_of(|| read_all(path)))).unwrap_or_else(|_| panic!("{case}: panicked"));
     let most = (4 * length).max(MESSAGE_MAX);

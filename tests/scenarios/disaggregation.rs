@@ -1,6 +1,6 @@
 //! Prefill groups that compute prompts for decode groups: the same tokens for any number of ranks on both sides, and
 //! the behaviour when either group dies.
-use gguf::Architecture;
+use harness::tiny_model::Architecture;
 use harness::{
     programs::{Cluster, DEEP, deep_models, finish, folder_with, spawn_console, wait_until},
     tiny_model::TinyModel,

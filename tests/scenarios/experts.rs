@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use common::precision::{Exchange, KvFormat};
-use gguf::{Architecture, BlockFormat, Experts, GgufFile};
+use gguf::{BlockFormat, GgufFile};
+use harness::tiny_model::{Architecture, Experts};
 use harness::{
     oracle::{Oracle, Route},
     quantise::quantise,

@@ -1,5 +1,5 @@
 //! A text from one daemon or several: the same ids, the fields of --json, cancellation, limits.
-use gguf::Architecture;
+use harness::tiny_model::Architecture;
 use harness::{
     programs::{Cluster, deep_models, finish, folder_with, wait_until},
     tiny_model::TinyModel,

@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
-use gguf::{Architecture, BlockFormat, GgufError, GgufFile, Shape};
+use gguf::{BlockFormat, GgufError, GgufFile};
 use harness::gguf_writer::{GgufWriter, Value};
+use harness::tiny_model::Architecture;
 use harness::tiny_model::TinyModel;
+use models::ModelSpec;
 
-pub(crate) fn open_bytes(splits: Vec<Vec<u8>>) -> Result<Shape, GgufError> {
-    Shape::read(&GgufFile::from_bytes(splits)?)
+pub(crate) fn open_bytes(splits: Vec<Vec<u8>>) -> Result<ModelSpec, GgufError> {
+    models::read(&GgufFile::from_bytes(splits)?)
 }
 
 /// Asserts that the bytes are refused with a message that contains all of `words`.
@@ -198,7 +200,6 @@ fn invalid_hyper_parameter_is_refused_with_its_key_and_value() {
     number("attention.value_length", 64, &["as long as their keys (32)"]);
     number("rope.dimension_count", 34, &["at most the head length 32"]);
     number("rope.dimension_count", 31, &["even"]);
-    number("expert_count", 8, &["mixture of experts"]);
     let no_length = llama().without("llama.attention.key_length");
     let three_heads =
         no_length.replace("llama.attention.head_count", Value::U32(3)).without("llama.attention.head_count_kv");
@@ -214,30 +215,36 @@ fn invalid_hyper_parameter_is_refused_with_its_key_and_value() {
 
 #[test]
 fn unsupported_features_are_refused_by_name() {
-    let other = llama().replace("general.architecture", Value::Text(b"gemma3".into()));
-    refused(other.finish(), &["gemma3", "llama, qwen2, qwen3 and qwen3moe"]);
-    for kind in ["yarn", "longrope"] {
-        let scaled = llama().text("llama.rope.scaling.type", kind);
-        refused(scaled.finish(), &["llama.rope.scaling.type", kind, "not supported"]);
-    }
+    let other = llama().replace("general.architecture", Value::Text(b"mamba".into()));
+    refused(other.finish(), &["mamba", "supported are", "gpt-oss, granite", "and smollm3"]);
+    let dense = TinyModel::new(Architecture::Qwen2).writer().u32("qwen2.expert_count", 8);
+    refused(dense.finish(), &["qwen2.expert_count", "mixture of experts"]);
+    let scaled = llama().text("llama.rope.scaling.type", "other");
+    refused(scaled.finish(), &["llama.rope.scaling.type", "other", "not supported"]);
+    let long = llama().text("llama.rope.scaling.type", "longrope");
+    refused(long.finish(), &["llama.rope.scaling.original_context_length", "missing"]);
+    let yarn = llama().text("llama.rope.scaling.type", "yarn");
+    refused(yarn.finish(), &["llama.rope.scaling.factor", "missing"]);
+    let experts = llama().u32("llama.expert_count", 8);
+    refused(experts.finish(), &["llama.expert_used_count", "missing"]);
     let linear = llama().text("llama.rope.scaling.type", "linear");
     refused(linear.finish(), &["llama.rope.scaling.factor", "missing"]);
     let adapter = llama().replace("general.type", Value::Text(b"adapter".into()));
     refused(adapter.finish(), &["general.type", "adapter"]);
     let bias = vec![0; 512];
-    let more = llama().tensor("blk.0.attn_output.bias", &[128], BlockFormat::F32, bias.clone());
-    refused(more.finish(), &["blk.0.attn_output.bias", "not part of the llama architecture"]);
+    let more = llama().tensor("blk.0.attn_sinks.weight", &[4], BlockFormat::F32, vec![0; 16]);
+    refused(more.finish(), &["blk.0.attn_sinks.weight", "not part of the llama architecture"]);
+    let behind = llama().tensor("blk.2.nextn.eh_proj.weight", &[128], BlockFormat::F32, bias.clone());
+    open_bytes(vec![behind.finish()]).expect("blocks that predict further tokens are not used");
     for name in ["blk.2.attn_q.weight", "blk.00.attn_q.weight", "blk.0.attn_q", "other"] {
         let more = llama().tensor(name, &[128], BlockFormat::F32, bias.clone());
         refused(more.finish(), &[name, "not part of"]);
     }
-    let biased = TinyModel { attention_biases: true, ..TinyModel::new(Architecture::Qwen3) };
-    refused(biased.bytes(), &["blk.0.attn_q.bias", "qwen3"]);
     let mut hidden = "evil\x1b[2J".to_owned();
     hidden.push_str(&"x".repeat(10_000));
     let named = llama().replace("general.architecture", Value::Text(hidden.into()));
     let message = open_bytes(vec![named.finish()]).expect_err("no such architecture").to_string();
-    assert!(!message.contains('\x1b') && message.len() < 300, "{message:?}");
+    assert!(!message.contains('\x1b') && message.len() < 500, "{message:?}");
 }
 
 #[test]
@@ -264,10 +271,12 @@ fn inconsistent_mixture_of_experts_is_refused_by_name() {
     refused(dense.finish(), &["blk.0.ffn_up.weight", "not part of the qwen3moe architecture"]);
     let shared = moe().tensor("blk.0.ffn_up_shexp.weight", &[128], BlockFormat::F32, vec![0; 512]);
     refused(shared.finish(), &["blk.0.ffn_up_shexp.weight", "not part of the qwen3moe architecture"]);
-    let sigmoid = moe().u32("qwen3moe.expert_gating_func", 2);
-    refused(sigmoid.finish(), &["qwen3moe.expert_gating_func", "softmax"]);
-    let scaled = moe().f32("qwen3moe.expert_weights_scale", 2.5);
-    refused(scaled.finish(), &["qwen3moe.expert_weights_scale", "2.5"]);
+    let other = moe().u32("qwen3moe.expert_gating_func", 4);
+    refused(other.finish(), &["qwen3moe.expert_gating_func", "softmax and sigmoid"]);
+    let scaled = moe().f32("qwen3moe.expert_weights_scale", -2.5);
+    refused(scaled.finish(), &["qwen3moe.expert_weights_scale", "-2.5", "above 0"]);
+    let grouped = moe().u32("qwen3moe.expert_group_count", 4);
+    refused(grouped.finish(), &["qwen3moe.expert_group_count", "groups of experts"]);
     let usual = moe().u32("qwen3moe.expert_gating_func", 1).f32("qwen3moe.expert_weights_scale", 1.0);
     open_bytes(vec![usual.finish()]).expect("softmax without a scale is supported");
     let experts = llama().tensor("blk.0.ffn_gate_inp.weight", &[128, 8], BlockFormat::F32, vec![0; 4096]);

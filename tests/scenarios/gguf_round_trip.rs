@@ -2,11 +2,16 @@
 
 use std::path::PathBuf;
 
-use gguf::{Architecture, BlockFormat, Experts, GgufError, GgufFile, Shape};
+use gguf::{BlockFormat, GgufError, GgufFile};
 use harness::gguf_writer::{GgufWriter, Value};
 use harness::quantise::quantise;
 use harness::random::Random;
+use harness::tiny_model::Architecture;
 use harness::tiny_model::TinyModel;
+use models::{
+    Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec, Norms, RopeSpec,
+    Rotation, RouterSpec, Scaling, Scores,
+};
 
 fn every_value(version: u32) -> GgufWriter {
     let nested = Value::Array(9, vec![Value::Array(5, vec![Value::I32(-7), Value::I32(8)]), Value::Array(8, vec![])]);
@@ -183,6 +188,75 @@ fn identity_covers_metadata_table_and_sizes_but_not_weights() -> Result<(), Gguf
     Ok(())
 }
 
+/// The spec of the tiny model below.
+fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
+    let (columns, activation) = (256, Activation::Silu);
+    let layer = LayerSpec {
+        attention: AttentionSpec {
+            head_count: 4,
+            head_count_kv: 2,
+            head_length: 48,
+            rope: Some(0),
+            scale: 1.0 / 48_f32.sqrt(),
+            temperature: None,
+            score_cap: None,
+            window: None,
+            has_sinks: false,
+            head_norms: match architecture {
+                Architecture::Llama | Architecture::Qwen2 => HeadNorms::None,
+                Architecture::Qwen3 | Architecture::Qwen3Moe => HeadNorms::BeforeRotation,
+            },
+            is_fused: false,
+            needs_biases: architecture == Architecture::Qwen2,
+            needs_output_bias: false,
+        },
+        feed_forward: match architecture.has_experts() {
+            true => {
+                let scores = Scores::Softmax;
+                let router = RouterSpec { scores, has_selection_bias: false, is_normalised: true, scale: 1.0 };
+                let (has_biases, shared) = (false, None);
+                FeedForward::Experts(ExpertsSpec {
+                    count: 8,
+                    used_count: 3,
+                    columns,
+                    activation,
+                    router,
+                    has_biases,
+                    shared,
+                })
+            }
+            false => FeedForward::Dense(DenseSpec { columns, activation, is_fused: false }),
+        },
+        norms: Norms::Before,
+        residual_scale: 1.0,
+    };
+    let rope = RopeSpec {
+        rotation: match architecture {
+            Architecture::Llama => Rotation::Neighbours,
+            _ => Rotation::Halves,
+        },
+        dimension_count: 24,
+        freq_base: 10_000.0,
+        scaling: Scaling::Linear(2.0),
+        has_factors: architecture == Architecture::Llama,
+    };
+    ModelSpec {
+        architecture: architecture.name().into(),
+        name: format!("tiny {}", architecture.name()),
+        context_length: 256,
+        embedding_length: 256,
+        vocabulary_length: 300,
+        norm_epsilon: 1e-5,
+        embedding_scale: 1.0,
+        tied_output: format == BlockFormat::Q8_0,
+        logit_scale: 1.0,
+        logit_cap: None,
+        ropes: vec![rope],
+        kinds: vec![layer],
+        layers: vec![0; 2],
+    }
+}
+
 #[test]
 fn tiny_models_of_every_architecture_and_format_keep_shape() -> Result<(), GgufError> {
     for architecture in Architecture::ALL {
@@ -198,27 +272,8 @@ fn tiny_models_of_every_architecture_and_format_keep_shape() -> Result<(), GgufE
                 ..TinyModel::new(architecture).with_format(format)
             };
             let file = GgufFile::from_bytes(model.splits(2))?;
-            let shape = Shape::read(&file)?;
-            let wanted = Shape {
-                architecture,
-                name: format!("tiny {}", architecture.name()),
-                block_count: 2,
-                context_length: 256,
-                embedding_length: 256,
-                feed_forward_length: 256,
-                experts: architecture.has_experts().then_some(Experts { count: 8, used_count: 3 }),
-                head_count: 4,
-                head_count_kv: 2,
-                head_length: 48,
-                rope_dimension_count: 24,
-                rope_freq_base: 10_000.0,
-                rope_scale_linear: 2.0,
-                layer_norm_rms_epsilon: 1e-5,
-                vocabulary_length: 300,
-                tied_output: format == BlockFormat::Q8_0,
-                has_rope_factors: architecture == Architecture::Llama,
-            };
-            assert_eq!(shape, wanted);
+            let spec = models::read(&file)?;
+            assert_eq!(spec, wanted(architecture, format));
             let used = |name: &str| file.tensor(name).map(|tensor| tensor.format);
             let up = if architecture.has_experts() { "blk.1.ffn_up_exps.weight" } else { "blk.1.ffn_up.weight" };
             assert_eq!(used(up), Some(format));
@@ -247,22 +302,22 @@ fn omitted_keys_have_their_defaults() -> Result<(), GgufError> {
         .without("llama.attention.value_length")
         .without("llama.rope.dimension_count")
         .without("llama.rope.freq_base");
-    let shape = Shape::read(&GgufFile::from_bytes(vec![writer.finish()])?)?;
-    assert_eq!(shape.name, "");
-    assert_eq!(shape.head_count_kv, 4);
-    assert_eq!(shape.head_length, 32);
-    assert_eq!(shape.rope_dimension_count, 32);
-    assert_eq!(shape.rope_freq_base, 10_000.0);
-    assert_eq!(shape.rope_scale_linear, 1.0);
+    let spec = models::read(&GgufFile::from_bytes(vec![writer.finish()])?)?;
+    assert_eq!(spec.name, "");
+    assert_eq!((spec.kv().head_count_kv, spec.kv().head_length), (4, 32));
+    let RopeSpec { dimension_count, freq_base, scaling, .. } = &spec.ropes[0];
+    assert_eq!((*dimension_count, *freq_base, scaling), (32, 10_000.0, &Scaling::None));
     Ok(())
 }
 
 #[test]
-fn llama_files_may_have_biases() -> Result<(), GgufError> {
-    let model = TinyModel { attention_biases: true, ..TinyModel::new(Architecture::Llama) };
-    let file = GgufFile::from_bytes(vec![model.bytes()])?;
-    Shape::read(&file)?;
-    assert!(file.tensor("blk.1.attn_k.bias").is_some());
+fn files_of_every_family_may_have_biases() -> Result<(), GgufError> {
+    for architecture in Architecture::ALL {
+        let model = TinyModel { attention_biases: true, ..TinyModel::new(architecture) };
+        let file = GgufFile::from_bytes(vec![model.bytes()])?;
+        models::read(&file)?;
+        assert!(file.tensor("blk.1.attn_k.bias").is_some());
+    }
     Ok(())
 }
 
@@ -270,7 +325,11 @@ fn llama_files_may_have_biases() -> Result<(), GgufError> {
 fn scaling_factor_without_type_is_linear_and_type_none_is_none() -> Result<(), GgufError> {
     let scale = |writer: GgufWriter| -> Result<f32, GgufError> {
         let file = GgufFile::from_bytes(vec![writer.finish()])?;
-        Ok(Shape::read(&file)?.rope_scale_linear)
+        match models::read(&file)?.ropes[0].scaling {
+            Scaling::None => Ok(1.0),
+            Scaling::Linear(factor) => Ok(factor),
+            Scaling::Yarn(_) | Scaling::Long(_) => panic!("no file has it"),
+        }
     };
     let plain = || TinyModel::new(Architecture::Llama).writer();
     let factor = || plain().f32("llama.rope.scaling.factor", 4.0);

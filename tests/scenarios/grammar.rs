@@ -17,7 +17,8 @@ use engine::{
     plan::{Constraint, Opened, Plan},
     structured_output::{TokenMasks, check},
 };
-use gguf::{Architecture, GgufFile};
+use gguf::GgufFile;
+use harness::tiny_model::Architecture;
 use harness::{
     engines::Replica,
     programs::{Cluster, root},

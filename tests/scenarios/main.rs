@@ -15,6 +15,7 @@ mod demo;
 mod disaggregation;
 mod discovery;
 mod experts;
+mod families;
 mod gateway;
 mod gateway_answers;
 mod gateway_loss;

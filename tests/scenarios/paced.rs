@@ -1,6 +1,7 @@
 //! Paced nodes, which wait instead of computing: steps take the time of the profile, no weights are loaded, and status
 //! and log report the mode.
-use gguf::{Architecture, BlockFormat};
+use gguf::BlockFormat;
+use harness::tiny_model::Architecture;
 use harness::{
     programs::{Cluster, DEEP, folder_with},
     tiny_model::TinyModel,

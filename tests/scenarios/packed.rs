@@ -11,7 +11,8 @@ use std::{
 
 use daemon::store::Contents;
 use engine::model::{Cached, PackedCache, Shard, Source};
-use gguf::{Architecture, BlockFormat, GgufFile, Shape};
+use gguf::{BlockFormat, GgufFile};
+use harness::tiny_model::Architecture;
 use harness::tiny_model::TinyModel;
 use kernels::Kernels;
 use topology::cut;
@@ -27,15 +28,15 @@ struct Loaded {
 /// Loads one rank's shard.
 fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
     let file = Arc::new(GgufFile::open(model).expect("the model is valid"));
-    let shape = Shape::read(&file).expect("the model is valid");
-    let plan = cut(&shape, &vec![1; world]).expect("the model can be cut").swap_remove(rank);
+    let spec = models::read(&file).expect("the model is valid");
+    let plan = cut(&spec, &vec![1; world]).expect("the model can be cut").swap_remove(rank);
     let (told, cache) = (AtomicU64::new(0), PackedCache::new(state));
     let kernels = Kernels::choose(None).expect("this machine has a kernel table");
     let content = Contents::new(state).of(&file, &mut |_, _| true).expect("the model can be read");
     let cache = Some(Cached { cache: Some(&cache), content: &content });
     let source = Source {
         file: &file,
-        shape: &shape,
+        spec: &spec,
         plan: &plan,
         kernels,
         cache,
@@ -163,7 +164,7 @@ fn truncated_file_under_a_loaded_shard_is_an_error_not_a_signal() {
     let folder = tempfile::tempdir().expect("create a temporary folder");
     let (path, state) = (model(folder.path()), folder.path().join("state"));
     let mut loaded = load(&path, &state, 1, 0);
-    let mut row = vec![0.0; loaded.shard.shape.embedding_length];
+    let mut row = vec![0.0; loaded.shard.spec.embedding_length];
     loaded.shard.embed(5, &mut row).expect("the file is whole");
     fs::File::options().write(true).open(&path).expect("it opens").set_len(64).expect("it is cut");
     let error = loaded.shard.embed(5, &mut row).expect_err("the row is gone");
@@ -176,7 +177,7 @@ fn overwritten_rows_under_a_loaded_shard_are_not_used() {
     let folder = tempfile::tempdir().expect("create a temporary folder");
     let (path, state) = (model(folder.path()), folder.path().join("state"));
     let mut loaded = load(&path, &state, 1, 0);
-    let mut row = vec![0.0; loaded.shard.shape.embedding_length];
+    let mut row = vec![0.0; loaded.shard.spec.embedding_length];
     loaded.shard.embed(5, &mut row).expect("the file is as it was");
     let file = fs::File::options().read(true).write(true).open(&path).expect("it opens");
     let before = file.metadata().expect("it is there");

@@ -1,22 +1,25 @@
 //! The planner's memory estimate against the daemon's preflight: bytes of every rank's shard, without loading any.
 use engine::model::weights::shard_bytes;
-use gguf::{Architecture, BlockFormat, GgufFile, Shape};
-use harness::tiny_model::TinyModel;
+use gguf::{BlockFormat, GgufFile};
+use harness::{
+    families::shapes,
+    tiny_model::{Architecture, TinyModel},
+};
 use kernels::Kernels;
 use planner::holding::Holding;
 use topology::{cut_stages, sizes::ModelSizes};
 
 #[track_caller]
-fn check(model: &TinyModel, stages: &[(std::ops::Range<usize>, Vec<u32>)]) {
-    let file = GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid");
-    let shape = Shape::read(&file).expect("the model is valid");
-    let sizes = ModelSizes::of_file(&file, &shape);
-    let plans = cut_stages(&shape, stages).expect("it can be cut");
+fn check(name: &str, bytes: Vec<u8>, stages: &[(std::ops::Range<usize>, Vec<u32>)]) {
+    let file = GgufFile::from_bytes(vec![bytes]).expect("the model is valid");
+    let spec = models::read(&file).expect("the model is valid");
+    let sizes = ModelSizes::of_file(&file, &spec);
+    let plans = cut_stages(&spec, stages).expect("it can be cut");
     for kernels in [&Kernels::SCALAR, Kernels::choose(None).expect("this machine has kernels")] {
         for (rank, plan) in plans.iter().enumerate() {
-            let asked = shard_bytes(&file, &shape, plan, kernels).expect("every tensor is there");
+            let asked = shard_bytes(&file, &spec, plan, kernels).expect("every tensor is there");
             let planned = Holding { sizes: &sizes, plan }.shard_bytes(kernels.panel_rows);
-            assert_eq!(planned, asked, "rank {rank} of {stages:?}, {}", model.architecture.name());
+            assert_eq!(planned, asked, "rank {rank} of {stages:?}, {name}");
         }
     }
 }
@@ -27,10 +30,16 @@ fn planner_expects_the_bytes_of_the_preflight() {
         for format in [BlockFormat::F16, BlockFormat::Q8_0, BlockFormat::Q4K] {
             let model =
                 TinyModel { finer_format: Some(BlockFormat::Q6K), ..TinyModel::new(architecture).with_format(format) };
-            check(&model, &[(0..2, vec![1])]);
-            check(&model, &[(0..2, vec![3, 2, 1])]);
-            check(&model, &[(0..1, vec![1, 1]), (1..2, vec![2, 1])]);
+            let name = architecture.name();
+            check(name, model.bytes(), &[(0..2, vec![1])]);
+            check(name, model.bytes(), &[(0..2, vec![3, 2, 1])]);
+            check(name, model.bytes(), &[(0..1, vec![1, 1]), (1..2, vec![2, 1])]);
         }
     }
-    check(&TinyModel { rope_factors: true, tied: false, ..TinyModel::new(Architecture::Llama) }, &[(0..2, vec![1, 1])]);
+    let model = TinyModel { rope_factors: true, tied: false, ..TinyModel::new(Architecture::Llama) };
+    check("llama", model.bytes(), &[(0..2, vec![1, 1])]);
+    for (name, model) in shapes() {
+        let (count, model) = (model.block_count(), model.with_format(BlockFormat::Q4K));
+        check(&name, model.bytes(), &[(0..1, vec![1, 1]), (1..count, vec![2, 1])]);
+    }
 }

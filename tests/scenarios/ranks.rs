@@ -6,7 +6,8 @@ use common::{
     ids::Rank,
     precision::{Exchange, KvFormat},
 };
-use gguf::{Architecture, BlockFormat, GgufFile};
+use gguf::{BlockFormat, GgufFile};
+use harness::tiny_model::Architecture;
 use harness::{
     oracle::{Oracle, kl_divergence},
     ranks::{Run, max_error, rms_error, run},

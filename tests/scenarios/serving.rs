@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use common::{chat::FinishReason, latency::RequestTimes, sampling::SamplingParameters};
-use gguf::{Architecture, BlockFormat, GgufFile};
+use gguf::{BlockFormat, GgufFile};
+use harness::tiny_model::Architecture;
 use harness::{
     engines::{Answer, Replica},
     tiny_model::TinyModel,

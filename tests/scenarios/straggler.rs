@@ -65,7 +65,7 @@ fn watched(name: &str, ranks: usize) {
     let noise = Noise::recorded(&times).expect("enough times");
     let sizes = ModelSizes::known("tinyllama-1.1b", Quantisation::Q4_0).expect("it is known");
     let link = Link { alpha_ns: 60_000, bits_per_second: 1_000_000_000, packets: Link::ETHERNET };
-    let setup = Setup::equal(&NodeProfile::pi5(), ranks, sizes.shape.block_count, link);
+    let setup = Setup::equal(&NodeProfile::pi5(), ranks, sizes.spec.block_count(), link);
     let replica = Replica::new(&sizes, &setup).expect("it can be cut");
     let request = Request { noise, seed: 1, ..Request::quiet(512, 1_000_000) };
     let watched = watch(&replica, &request).expect("it fits together");

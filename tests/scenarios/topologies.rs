@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use common::precision::{Exchange, KvFormat};
-use gguf::{Architecture, BlockFormat, GgufFile};
+use gguf::{BlockFormat, GgufFile};
+use harness::tiny_model::Architecture;
 use harness::{
     oracle::kl_divergence,
     programs::{Cluster, finish, folder_with, spawn_console},

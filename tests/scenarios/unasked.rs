@@ -7,7 +7,8 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use gguf::{Architecture, BlockFormat};
+use gguf::BlockFormat;
+use harness::tiny_model::Architecture;
 use harness::{
     programs::{CONFIG_HOME, Cluster, DEEP, Ended, finish, folder_with, programs, wait_until},
     tiny_model::TinyModel,

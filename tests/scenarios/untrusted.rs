@@ -2,7 +2,8 @@
 use std::{fs, sync::Arc};
 
 use common::{chat::FinishReason, fault::FaultKind, sampling::SamplingParameters};
-use gguf::{Architecture, GgufFile};
+use gguf::GgufFile;
+use harness::tiny_model::Architecture;
 use harness::{
     engines::Replica,
     http::{beside, get, post},

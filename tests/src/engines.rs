@@ -26,8 +26,9 @@ use engine::{
     plan::Limits,
     port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent},
 };
-use gguf::{GgufFile, Shape};
+use gguf::GgufFile;
 use kernels::{Compute, Kernels, Pool, PoolOptions};
+use models::ModelSpec;
 use protocol::message::{Finished, Generate, TokenLogprob};
 use tokenizer::Tokenizer;
 use topology::{Layout, ShardPlan, cut_stages, split_layers};
@@ -111,27 +112,25 @@ impl Replica {
     /// # Panics
     /// If the model cannot be cut or loaded.
     pub fn setups(&self, file: &Arc<GgufFile>) -> Vec<Setup> {
-        let shape = Shape::read(file).expect("the model is valid");
+        let spec = models::read(file).expect("the model is valid");
         let weights = vec![1; usize::from(self.stages)];
-        let layers = split_layers(&vec![1; shape.block_count], 0, &weights).expect("a layer for each stage");
+        let layers = split_layers(&vec![1; spec.block_count()], 0, &weights).expect("a layer for each stage");
         let ranks = vec![1; usize::from(self.ranks)];
         let stages: Vec<_> =
             layers.iter().map(|layers| (layers.start as usize..layers.end as usize, ranks.clone())).collect();
-        let plans = cut_stages(&shape, &stages).expect("the model can be cut");
+        let plans = cut_stages(&spec, &stages).expect("the model can be cut");
         let world = plans.len();
         let parts = plans.into_iter().zip(sockets(world)).enumerate();
-        parts
-            .map(|(rank, (plan, streams))| self.setup(file, &shape, RankPlan { number: rank, plan }, streams))
-            .collect()
+        parts.map(|(rank, (plan, streams))| self.setup(file, &spec, RankPlan { number: rank, plan }, streams)).collect()
     }
 
-    fn setup(&self, file: &Arc<GgufFile>, shape: &Shape, rank: RankPlan, streams: Vec<Option<TcpStream>>) -> Setup {
+    fn setup(&self, file: &Arc<GgufFile>, spec: &ModelSpec, rank: RankPlan, streams: Vec<Option<TcpStream>>) -> Setup {
         let RankPlan { number, plan } = rank;
         let kernels = Kernels::choose(None).expect("this machine has a kernel table");
-        let source = Source { file, shape, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
+        let source = Source { file, spec, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
         let shard = Shard::load(source).expect("the shard can be loaded");
-        let heads = plan.heads_kv.len();
-        let kv = KvCache::new(self.kv, plan.layers.len(), self.blocks, heads, shape.head_length);
+        let heads = plan.heads_kv().len();
+        let kv = KvCache::new(self.kv, plan.layers.len(), self.blocks, heads, spec.kv().head_length);
         let kv = kv.expect("enough memory");
         let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
         let rank = Rank(number as u16);
@@ -142,31 +141,32 @@ impl Replica {
         let links =
             has_links.then(|| Links::new(seat, streams, Arc::clone(&abort), false).expect("the sockets are valid"));
         let threads = self.threads;
+        let context_length = spec.context_length;
         let model = Box::new(move || {
             let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
-            Model::new(shard, kv, Compute { kernels, pool })
+            Model::new(shard, kv, Compute { kernels, pool }, context_length)
         });
-        let limits = self.limits(shape);
+        let limits = self.limits(spec);
         let end_tokens = self.model_text(file).end_tokens();
         let settings =
-            Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto, kernels };
+            Settings { exchange: Exchange::F32, columns: spec.embedding_length, choice: Choice::Auto, kernels };
         let ring = Arc::new(SyncLog::new(rank, place.group.clone()));
         let group = Group::new(links, settings, StepTiming::new(rank, ring));
         let knows_vocabulary = self.knows_pieces && place.is_last_stage();
         let vocabulary = knows_vocabulary.then(|| {
-            vocabulary(Arc::clone(file), shape.vocabulary_length, |job| thread::Builder::new().spawn(job).is_ok())
+            vocabulary(Arc::clone(file), spec.vocabulary_length, |job| thread::Builder::new().spawn(job).is_ok())
         });
         let (node, transfers) = (format!("pi{number}"), None);
         let variant = Variant { is_plain: self.is_plain, ..Variant::default() };
         Setup { node, place, limits, model, group, transfers, variant, end_tokens, vocabulary, abort }
     }
 
-    fn limits(&self, shape: &Shape) -> Limits {
+    fn limits(&self, spec: &ModelSpec) -> Limits {
         Limits {
             slots: self.slots,
             blocks: self.blocks,
             context_length: self.context_length,
-            vocabulary_length: shape.vocabulary_length,
+            vocabulary_length: spec.vocabulary_length,
         }
     }
 
@@ -183,8 +183,8 @@ impl Replica {
 
     fn model_text(&self, file: &Arc<GgufFile>) -> ModelText {
         let tokenizer = Tokenizer::from_metadata(file.metadata()).expect("the model has a tokenizer");
-        let shape = Shape::read(file).expect("the model is valid");
-        ModelText::new("m".into(), PathBuf::new(), file, Arc::new(tokenizer), self.limits(&shape))
+        let spec = models::read(file).expect("the model is valid");
+        ModelText::new("m".into(), PathBuf::new(), file, Arc::new(tokenizer), self.limits(&spec))
     }
 
     /// Runs requests in batches: the requests of a batch are submitted together, the next batch once all of them are

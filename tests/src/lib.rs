@@ -3,6 +3,8 @@
 pub mod dequantise;
 pub mod engines;
 pub mod fake_heads;
+pub mod families;
+pub mod family_model;
 pub mod faults;
 pub mod gguf_writer;
 pub mod http;

@@ -1,13 +1,16 @@
 //! An independent forward pass in f64, straight from the papers: one token at a time with whole matrices, no cache
-//! format and no sharding; slow. Shares the GGUF reader and its model shape with the product, but no arithmetic.
-use gguf::{Architecture, Experts, GgufFile, Shape};
+//! format and no sharding; slow. Shares the GGUF reader and the model's spec with the product, but no arithmetic.
+use gguf::GgufFile;
+use models::{
+    Activation, ExpertsSpec, HeadNorms, LayerSpec, ModelSpec, RopeSpec, Rotation, Scaling, Scores, TensorRole,
+};
 
 use crate::dequantise::dequantise;
 
 /// A model with all weights as f64.
 pub struct Oracle<'a> {
     file: &'a GgufFile,
-    shape: Shape,
+    spec: ModelSpec,
 }
 
 /// The experts chosen for a token in a layer.
@@ -40,62 +43,65 @@ impl<'a> Oracle<'a> {
     /// # Panics
     /// If the file is not a valid model.
     pub fn new(file: &'a GgufFile) -> Self {
-        Self { file, shape: Shape::read(file).expect("the model is valid") }
+        Self { file, spec: models::read(file).expect("the model is valid") }
     }
 
-    fn matrix(&self, name: &str) -> Option<Matrix> {
-        self.part(name, 0)
-    }
-
-    /// One of the matrices of a tensor.
-    fn part(&self, name: &str, index: usize) -> Option<Matrix> {
-        let tensor = self.file.tensor(name)?;
+    /// One of the matrices with a role, of a layer or outside them; `None` if the file does not have it.
+    fn part(&self, layer: Option<usize>, role: TensorRole, index: usize) -> Option<Matrix> {
+        let table = layer.map_or_else(|| self.spec.tensors(), |layer| self.spec.layer_tensors(layer));
+        let wanted = table.into_iter().find(|tensor| tensor.role == role)?;
+        let name = layer.map_or_else(|| wanted.name.into(), |layer| format!("blk.{layer}.{}", wanted.name));
+        let tensor = self.file.tensor(&name)?;
         let bytes = self.file.tensor_bytes(&tensor).expect("the tensor can be read");
         let length = bytes.len() / tensor.dimensions[2] as usize;
-        let bytes = &bytes[index * length..][..length];
-        let values = dequantise(tensor.format, bytes).into_iter().map(f64::from).collect();
-        Some(Matrix { rows: tensor.dimensions[1] as usize, columns: tensor.columns(), values })
+        let values = dequantise(tensor.format, &bytes[index * length..][..length]).into_iter().map(f64::from);
+        let [columns, rows, _] = wanted.dimensions;
+        // The parts of a fused tensor follow each other.
+        let first = wanted.fused.map_or(0, |fused| fused.first * if wanted.is_vector { 1 } else { columns });
+        Some(Matrix { rows, columns, values: values.skip(first).take(rows * columns).collect() })
     }
 
-    fn vector(&self, name: &str) -> Option<Vec<f64>> {
-        self.matrix(name).map(|matrix| matrix.values)
+    fn vector(&self, layer: Option<usize>, role: TensorRole) -> Option<Vec<f64>> {
+        self.part(layer, role, 0).map(|matrix| matrix.values)
     }
 
-    fn norm(&self, x: &[f64], name: &str) -> Vec<f64> {
-        let Some(weight) = self.vector(name) else { return x.to_vec() };
+    /// The norm with this weight, if there is one.
+    fn norm(&self, x: &[f64], layer: Option<usize>, role: TensorRole) -> Vec<f64> {
+        let Some(weight) = self.vector(layer, role) else { return x.to_vec() };
         let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-        let scale = 1.0 / (mean + f64::from(self.shape.layer_norm_rms_epsilon)).sqrt();
+        let scale = 1.0 / (mean + f64::from(self.spec.norm_epsilon)).sqrt();
         x.iter().zip(weight).map(|(x, weight)| x * scale * weight).collect()
     }
 
-    fn project(&self, layer: usize, name: &str, x: &[f64]) -> Vec<f64> {
-        let mut out = self.matrix(&format!("blk.{layer}.{name}.weight")).expect("the weight exists").times(x);
-        if let Some(bias) = self.vector(&format!("blk.{layer}.{name}.bias")) {
+    fn project(&self, layer: usize, role: TensorRole, bias: TensorRole, x: &[f64]) -> Vec<f64> {
+        let mut out = self.part(Some(layer), role, 0).expect("the weight exists").times(x);
+        if let Some(bias) = self.vector(Some(layer), bias) {
             out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
         }
         out
     }
 
-    /// Norms of each head (Qwen3) and RoPE.
-    fn turn(&self, layer: usize, norm: &str, position: usize, heads: Vec<f64>) -> Vec<f64> {
-        let shape = &self.shape;
-        let factors = self.vector("rope_freqs.weight");
-        let pairs = shape.rope_dimension_count / 2;
+    /// Norms of each head, and its rotation.
+    fn turn(&self, layer: usize, norm: TensorRole, position: usize, heads: Vec<f64>) -> Vec<f64> {
+        let attention = &self.spec.layer(layer).attention;
+        let rope = attention.rope.map(|rope| &self.spec.ropes[usize::from(rope)]);
+        let factors = match rope.map(|rope| &rope.scaling) {
+            Some(Scaling::Long(long)) if self.spec.context_length > long.original_context => {
+                self.vector(None, TensorRole::RopeFactorsLong)
+            }
+            _ => self.vector(None, TensorRole::RopeFactors),
+        };
         let mut out = Vec::new();
-        for head in heads.chunks(shape.head_length) {
-            let mut head = self.norm(head, &format!("blk.{layer}.{norm}.weight"));
-            for pair in 0..pairs {
-                let exponent = -2.0 * pair as f64 / shape.rope_dimension_count as f64;
-                let factor = factors.as_ref().map_or(1.0, |factors| factors[pair]);
-                let frequency = f64::from(shape.rope_freq_base).powf(exponent) / factor;
-                let angle = position as f64 * frequency / f64::from(shape.rope_scale_linear);
-                let (a, b) = match shape.architecture {
-                    Architecture::Llama => (2 * pair, 2 * pair + 1),
-                    Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Moe => (pair, pair + pairs),
-                };
-                let (x, y) = (head[a], head[b]);
-                head[a] = x * angle.cos() - y * angle.sin();
-                head[b] = x * angle.sin() + y * angle.cos();
+        for head in heads.chunks(attention.head_length) {
+            let mut head = head.to_vec();
+            if attention.head_norms == HeadNorms::BeforeRotation {
+                head = self.norm(&head, Some(layer), norm);
+            }
+            if let Some(rope) = rope {
+                rotate(rope, factors.as_deref(), position, &mut head);
+            }
+            if attention.head_norms == HeadNorms::AfterRotation {
+                head = self.norm(&head, Some(layer), norm);
             }
             out.extend(head);
         }
@@ -109,101 +115,183 @@ impl<'a> Oracle<'a> {
 
     /// Like `logits`, with the routes `[layer, token]` of a model with experts.
     pub fn routed_logits(&self, tokens: &[u32]) -> (Vec<Vec<f32>>, Vec<Vec<Route>>) {
-        let shape = &self.shape;
-        let embedding = self.matrix("token_embd.weight").expect("the embedding exists");
-        let mut hidden: Vec<Vec<f64>> = tokens
-            .iter()
-            .map(|token| embedding.values[*token as usize * embedding.columns..][..embedding.columns].to_vec())
-            .collect();
-        let mut routes = vec![Vec::new(); shape.block_count];
+        let spec = &self.spec;
+        let embedding = self.part(None, TensorRole::Embedding, 0).expect("the embedding exists");
+        let row = |token: &u32| &embedding.values[*token as usize * embedding.columns..][..embedding.columns];
+        let scaled = tokens.iter().map(row).map(|row| row.iter().map(|value| value * f64::from(spec.embedding_scale)));
+        let mut hidden: Vec<Vec<f64>> = scaled.map(Iterator::collect).collect();
+        let mut routes = vec![Vec::new(); spec.block_count()];
         routes.iter_mut().enumerate().for_each(|(layer, routes)| self.layer(layer, &mut hidden, routes));
-        let output = self.matrix("output.weight").unwrap_or(embedding);
-        (
-            hidden
-                .iter()
-                .map(|hidden| {
-                    output
-                        .times(&self.norm(hidden, "output_norm.weight"))
-                        .into_iter()
-                        .map(|logit| logit as f32)
-                        .collect()
-                })
-                .collect(),
-            routes,
-        )
+        let output = self.part(None, TensorRole::Output, 0).expect("the output exists");
+        let logits = hidden.iter().map(|hidden| {
+            let logits = output.times(&self.norm(hidden, None, TensorRole::OutputNorm)).into_iter();
+            let logits = logits.map(|logit| logit * f64::from(spec.logit_scale));
+            match spec.logit_cap.map(f64::from) {
+                None => logits.map(|logit| logit as f32).collect(),
+                Some(cap) => logits.map(|logit| (cap * (logit / cap).tanh()) as f32).collect(),
+            }
+        });
+        (logits.collect(), routes)
     }
 
     fn layer(&self, layer: usize, hidden: &mut [Vec<f64>], routes: &mut Vec<Route>) {
-        let shape = &self.shape;
+        let LayerSpec { feed_forward, residual_scale, .. } = self.spec.layer(layer);
         let (mut keys, mut values): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (Vec::new(), Vec::new());
         for (position, hidden) in hidden.iter_mut().enumerate() {
-            let x = self.norm(hidden, &format!("blk.{layer}.attn_norm.weight"));
-            let query = self.turn(layer, "attn_q_norm", position, self.project(layer, "attn_q", &x));
-            keys.push(self.turn(layer, "attn_k_norm", position, self.project(layer, "attn_k", &x)));
-            values.push(self.project(layer, "attn_v", &x));
-            let mut attended = Vec::new();
-            for (head, query) in query.chunks(shape.head_length).enumerate() {
-                let begin = head / (shape.head_count / shape.head_count_kv) * shape.head_length;
-                let part = |row: &Vec<f64>| row[begin..begin + shape.head_length].to_vec();
-                let weights: Vec<f64> = keys
-                    .iter()
-                    .map(|key| {
-                        let dot: f64 = query.iter().zip(part(key)).map(|(q, k)| q * k).sum();
-                        (dot / (shape.head_length as f64).sqrt()).exp()
-                    })
-                    .collect();
-                let total: f64 = weights.iter().sum();
-                let mut out = vec![0.0; shape.head_length];
-                for (weight, value) in weights.iter().zip(&values) {
-                    out.iter_mut().zip(part(value)).for_each(|(out, value)| *out += weight / total * value);
-                }
-                attended.extend(out);
-            }
-            let out = self.project(layer, "attn_output", &attended);
-            hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += out);
-            let x = self.norm(hidden, &format!("blk.{layer}.ffn_norm.weight"));
-            let chosen = match shape.experts {
-                None => vec![(1.0, gated(&x, |name, x| self.project(layer, name, x)))],
+            let x = self.norm(hidden, Some(layer), TensorRole::MixerNorm);
+            let query = self.project(layer, TensorRole::Query, TensorRole::QueryBias, &x);
+            let query = self.turn(layer, TensorRole::QueryNorm, position, query);
+            let key = self.project(layer, TensorRole::Key, TensorRole::KeyBias, &x);
+            keys.push(self.turn(layer, TensorRole::KeyNorm, position, key));
+            values.push(self.project(layer, TensorRole::Value, TensorRole::ValueBias, &x));
+            let attended = self.attend(layer, &query, &keys, &values);
+            let out = self.project(layer, TensorRole::AttentionOutput, TensorRole::AttentionOutputBias, &attended);
+            let out = self.norm(&out, Some(layer), TensorRole::MixerPostNorm);
+            hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += f64::from(*residual_scale) * out);
+            let x = self.norm(hidden, Some(layer), TensorRole::FeedForwardNorm);
+            let out = match feed_forward.experts() {
+                None => self.network(layer, 0, feed_forward.activation(), &x),
                 Some(experts) => self.mixture(layer, experts, &x, routes),
             };
-            for (weight, out) in chosen {
-                hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += weight * out);
-            }
+            let out = self.norm(&out, Some(layer), TensorRole::FeedForwardPostNorm);
+            hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += f64::from(*residual_scale) * out);
         }
     }
 
-    /// The weights and outputs of a token's experts (Qwen3-MoE with `norm_topk_prob`).
-    fn mixture(&self, layer: usize, experts: Experts, x: &[f64], routes: &mut Vec<Route>) -> Vec<(f64, Vec<f64>)> {
-        let logits = self.project(layer, "ffn_gate_inp", x);
+    /// The newest token's attention to the positions that it sees.
+    fn attend(&self, layer: usize, query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<f64> {
+        let attention = &self.spec.layer(layer).attention;
+        let first = attention.window.map_or(0, |window| keys.len().saturating_sub(window));
+        let sinks = self.vector(Some(layer), TensorRole::Sinks);
+        let growth = attention.temperature.map_or(1.0, |own| {
+            let steps = ((keys.len() - 1) as f64 / f64::from(own.length)).floor();
+            1.0 + f64::from(own.slope) * (1.0 + steps).ln()
+        });
+        let heads = query.chunks(attention.head_length).enumerate().flat_map(|(head, query)| {
+            let begin = head / attention.group() * attention.head_length;
+            let part = |row: &Vec<f64>| row[begin..begin + attention.head_length].to_vec();
+            let weights: Vec<f64> = keys[first..]
+                .iter()
+                .map(|key| {
+                    let dot: f64 = query.iter().zip(part(key)).map(|(q, k)| q * k).sum();
+                    let score = dot * f64::from(attention.scale) * growth;
+                    attention.score_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()).exp()
+                })
+                .collect();
+            let total = weights.iter().sum::<f64>() + sinks.as_ref().map_or(0.0, |sinks| sinks[head].exp());
+            let mut out = vec![0.0; attention.head_length];
+            for (weight, value) in weights.iter().zip(&values[first..]) {
+                out.iter_mut().zip(part(value)).for_each(|(out, value)| *out += weight / total * value);
+            }
+            out
+        });
+        heads.collect()
+    }
+
+    /// A gated network, or one of the experts.
+    fn network(&self, layer: usize, index: usize, activation: Activation, x: &[f64]) -> Vec<f64> {
+        let times = |role, bias, x: &[f64]| {
+            let mut out = self.part(Some(layer), role, index).expect("the weight exists").times(x);
+            if let Some(biases) = self.vector(Some(layer), bias) {
+                let length = out.len();
+                out.iter_mut().zip(&biases[index * length..]).for_each(|(out, bias)| *out += bias);
+            }
+            out
+        };
+        let gate = times(TensorRole::Gate, TensorRole::GateBias, x);
+        let up = times(TensorRole::Up, TensorRole::UpBias, x);
+        let inner: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| activate(activation, *gate, up)).collect();
+        times(TensorRole::Down, TensorRole::DownBias, &inner)
+    }
+
+    /// The shared expert.
+    fn shared_expert(&self, layer: usize, x: &[f64]) -> Option<Vec<f64>> {
+        let times = |role, x: &[f64]| self.part(Some(layer), role, 0).map(|matrix| matrix.times(x));
+        let gate = times(TensorRole::SharedGate, x)?;
+        let up = times(TensorRole::SharedUp, x)?;
+        let inner: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| activate(Activation::Silu, *gate, up)).collect();
+        let weight = self.vector(Some(layer), TensorRole::SharedRouter).map_or(1.0, |router| {
+            let logit: f64 = router.iter().zip(x).map(|(weight, x)| weight * x).sum();
+            1.0 / (1.0 + (-logit).exp())
+        });
+        times(TensorRole::SharedDown, &inner).map(|out| out.iter().map(|value| value * weight).collect())
+    }
+
+    /// The weighted sum of a token's experts.
+    fn mixture(&self, layer: usize, experts: &ExpertsSpec, x: &[f64], routes: &mut Vec<Route>) -> Vec<f64> {
+        let logits = self.project(layer, TensorRole::Router, TensorRole::RouterBias, x);
         let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
-        let probabilities: Vec<f64> = logits.iter().map(|logit| logit.exp() / total).collect();
+        let scores: Vec<f64> = match experts.router.scores {
+            Scores::Softmax => logits.iter().map(|logit| logit.exp() / total).collect(),
+            Scores::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
+        };
+        let bias = self.vector(Some(layer), TensorRole::SelectionBias).unwrap_or_else(|| vec![0.0; experts.count]);
         let mut order: Vec<usize> = (0..experts.count).collect();
-        order.sort_by(|a, b| probabilities[*b].total_cmp(&probabilities[*a]));
+        order.sort_by(|a, b| (scores[*b] + bias[*b]).total_cmp(&(scores[*a] + bias[*a])));
         let (chosen, others) = order.split_at(experts.used_count);
-        let sum: f64 = chosen.iter().map(|expert| probabilities[*expert]).sum();
+        let sum: f64 = chosen.iter().map(|expert| scores[*expert]).sum();
+        let factor = f64::from(experts.router.scale) / if experts.router.is_normalised { sum } else { 1.0 };
         let last = logits[*chosen.last().expect("an expert is chosen")];
         let margin = others.first().map_or(f64::INFINITY, |next| last - logits[*next]);
         routes.push(Route { experts: chosen.to_vec(), margin });
-        chosen
-            .iter()
-            .map(|expert| {
-                (
-                    probabilities[*expert] / sum,
-                    gated(x, |name, x| {
-                        let name = format!("blk.{layer}.{name}_exps.weight");
-                        self.part(&name, *expert).expect("the weight exists").times(x)
-                    }),
-                )
-            })
-            .collect()
+        let mut out = vec![0.0; x.len()];
+        for expert in chosen {
+            let own = self.network(layer, *expert, experts.activation, x);
+            out.iter_mut().zip(own).for_each(|(out, own)| *out += scores[*expert] * factor * own);
+        }
+        if let Some(own) = self.shared_expert(layer, x) {
+            out.iter_mut().zip(own).for_each(|(out, own)| *out += own);
+        }
+        out
     }
 }
 
-/// A gated feed-forward network; `project` computes the products.
-fn gated(x: &[f64], project: impl Fn(&str, &[f64]) -> Vec<f64>) -> Vec<f64> {
-    let (gate, up) = (project("ffn_gate", x), project("ffn_up", x));
-    let inner: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect();
-    project("ffn_down", &inner)
+/// How a gated network combines its products.
+fn activate(activation: Activation, gate: f64, up: f64) -> f64 {
+    match activation {
+        Activation::Silu => gate / (1.0 + (-gate).exp()) * up,
+        Activation::Gelu => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044715 * gate.powi(3));
+            0.5 * gate * (1.0 + inner.tanh()) * up
+        }
+        Activation::ClampedSwiglu => {
+            let gate = gate.min(7.0);
+            gate / (1.0 + (-1.702 * gate).exp()) * (up.clamp(-7.0, 7.0) + 1.0)
+        }
+    }
+}
+
+/// Rotates a head (Su et al. 2021).
+fn rotate(rope: &RopeSpec, factors: Option<&[f64]>, position: usize, head: &mut [f64]) {
+    let (pairs, base) = (rope.dimension_count / 2, f64::from(rope.freq_base));
+    for pair in 0..pairs {
+        let frequency = base.powf(-2.0 * pair as f64 / rope.dimension_count as f64);
+        let frequency = frequency / factors.map_or(1.0, |factors| factors[pair]);
+        let (angle, magnitude) = match &rope.scaling {
+            Scaling::None => (position as f64 * frequency, 1.0),
+            Scaling::Long(long) => (position as f64 * frequency, f64::from(long.magnitude)),
+            Scaling::Linear(scale) => (position as f64 * frequency / f64::from(*scale), 1.0),
+            Scaling::Yarn(yarn) => {
+                // The pair that turns so many times within the original context.
+                let at = |turns: f32| {
+                    let length = f64::from(yarn.original_context) / (2.0 * std::f64::consts::PI * f64::from(turns));
+                    rope.dimension_count as f64 * length.ln() / (2.0 * base.ln())
+                };
+                let (fast, slow) = (at(yarn.beta_fast).floor().max(0.0), at(yarn.beta_slow).ceil());
+                let slow = slow.min(rope.dimension_count as f64 - 1.0);
+                let ramp = ((pair as f64 - fast) / (slow - fast).max(0.001)).clamp(0.0, 1.0);
+                let mixed = frequency * (1.0 - ramp) + frequency / f64::from(yarn.factor) * ramp;
+                (position as f64 * mixed, f64::from(yarn.magnitude))
+            }
+        };
+        let (a, b) = match rope.rotation {
+            Rotation::Neighbours => (2 * pair, 2 * pair + 1),
+            Rotation::Halves => (pair, pair + pairs),
+        };
+        let (x, y) = (head[a], head[b]);
+        head[a] = magnitude * (x * angle.cos() - y * angle.sin());
+        head[b] = magnitude * (x * angle.sin() + y * angle.cos());
+    }
 }
 
 /// Mean Kullback-Leibler divergence of the softmax of `found` from that of `exact`, per token.

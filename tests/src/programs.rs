@@ -13,7 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gguf::{Architecture, BlockFormat};
+use crate::tiny_model::Architecture;
+use gguf::BlockFormat;
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;

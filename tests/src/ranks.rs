@@ -17,8 +17,9 @@ use engine::{
     collective::{Abort, Calls, Group, Links, Seat, Settings, StepTiming, SyncLog},
     model::{Batch, BatchToken, KvCache, Model, Shard, Source},
 };
-use gguf::{GgufFile, Shape};
+use gguf::GgufFile;
 use kernels::{Compute, Kernels, Pool, PoolOptions};
+use models::ModelSpec;
 use telemetry::{PhaseTotals, SyncRecord};
 use topology::{Layout, Place, ShardPlan, cut_stages, split_layers};
 
@@ -94,23 +95,23 @@ pub fn sockets(world: usize) -> Vec<Vec<Option<TcpStream>>> {
 /// # Panics
 /// If the model cannot be cut or loaded, or a rank fails.
 pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
-    let shape = Shape::read(file).expect("the model is valid");
-    let layers = split_layers(&vec![1; shape.block_count], 0, &vec![1; how.stages]).expect("a layer for each stage");
+    let spec = models::read(file).expect("the model is valid");
+    let layers = split_layers(&vec![1; spec.block_count()], 0, &vec![1; how.stages]).expect("a layer for each stage");
     let stages: Vec<_> =
         layers.iter().map(|layers| (layers.start as usize..layers.end as usize, how.weights.clone())).collect();
-    let plans = cut_stages(&shape, &stages).expect("the model can be cut");
+    let plans = cut_stages(&spec, &stages).expect("the model can be cut");
     let layout = Layout::alike(1, how.stages as u16, how.weights.len() as u16);
-    let vocabulary = shape.vocabulary_length;
+    let vocabulary = spec.vocabulary_length;
     let logits = vec![vec![f32::NAN; vocabulary]; tokens.len()];
     let mut outcome = Outcome { logits, totals: Vec::new(), calls: Vec::new(), records: Vec::new() };
     // A rank that is done keeps its links open until all are; the others would otherwise declare it lost.
     let ranks: Vec<RankResult> = thread::scope(|scope| {
-        let shape = &shape;
+        let spec = &spec;
         let parts = plans.into_iter().zip(sockets(layout.node_count())).enumerate();
         let threads: Vec<_> = parts
             .map(|(rank, (plan, streams))| {
                 let place = layout.place(MemberIndex(rank as u16));
-                scope.spawn(move || rank_of(file, shape, plan, place, streams, tokens, how))
+                scope.spawn(move || rank_of(file, spec, plan, place, streams, tokens, how))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("the rank finishes")).collect()
@@ -134,7 +135,7 @@ type RankResult = (Range<usize>, Vec<f32>, Group, Vec<SyncRecord>);
 
 fn rank_of(
     file: &Arc<GgufFile>,
-    shape: &Shape,
+    spec: &ModelSpec,
     plan: ShardPlan,
     place: Place,
     streams: Vec<Option<TcpStream>>,
@@ -143,20 +144,19 @@ fn rank_of(
 ) -> RankResult {
     let vocabulary = plan.vocabulary.clone();
     let kernels = Kernels::choose(how.kernels).expect("the table is supported here");
-    let source = Source { file, shape, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
+    let source = Source { file, spec, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
     let shard = Shard::load(source).expect("the shard can be loaded");
     let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
-    let cache =
-        KvCache::new(how.kv, plan.layers.len(), blocks, plan.heads_kv.len(), shape.head_length).expect("enough memory");
+    let cache = KvCache::new(how.kv, plan.layers.len(), blocks, plan.heads_kv().len(), spec.kv().head_length)
+        .expect("enough memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
-    let mut model = Model::new(shard, cache, Compute { kernels, pool });
+    let mut model = Model::new(shard, cache, Compute { kernels, pool }, spec.context_length);
     let ring = Arc::new(SyncLog::new(place.rank, place.group.clone()));
     let timing = StepTiming::new(place.rank, Arc::clone(&ring));
     let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
     let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
     let links = (streams.len() > 1).then(|| Links::new(seat, streams, abort, false).expect("the sockets are valid"));
-    let settings =
-        Settings { exchange: how.exchange, columns: shape.embedding_length, choice: how.collective, kernels };
+    let settings = Settings { exchange: how.exchange, columns: spec.embedding_length, choice: how.collective, kernels };
     let mut group = Group::new(links, settings, timing);
     // Blocks in reverse order: code must not assume that a sequence is contiguous.
     let tables = vec![(0..blocks as u32).rev().collect::<Vec<u32>>()];

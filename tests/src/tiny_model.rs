@@ -1,7 +1,7 @@
 //! Small models with seeded random weights for every architecture and format, as GGUF bytes. A weight depends only on
 //! the seed and its tensor's name, so two models that differ only in format differ by rounding.
 
-use gguf::{Architecture, BlockFormat, Experts};
+use gguf::BlockFormat;
 use topology::sizes::{fitting, has_more_bits};
 
 use crate::gguf_writer::GgufWriter;
@@ -13,6 +13,52 @@ pub const VOCABULARY_LENGTH_MIN: usize = 300;
 
 /// Approximate standard deviation of the logits.
 const LOGIT_SPREAD: f32 = 3.0;
+
+/// The families that this writer knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// Llama.
+    Llama,
+    /// Qwen2.
+    Qwen2,
+    /// Qwen3.
+    Qwen3,
+    /// Qwen3 with experts.
+    Qwen3Moe,
+}
+
+impl Architecture {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Llama, Self::Qwen2, Self::Qwen3, Self::Qwen3Moe];
+
+    /// As in `general.architecture`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Qwen3Moe => "qwen3moe",
+        }
+    }
+
+    const fn has_head_norms(self) -> bool {
+        matches!(self, Self::Qwen3 | Self::Qwen3Moe)
+    }
+
+    /// Whether the feed-forward networks are mixtures of experts.
+    pub const fn has_experts(self) -> bool {
+        matches!(self, Self::Qwen3Moe)
+    }
+}
+
+/// The experts of every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts used for each token.
+    pub used_count: usize,
+}
 
 /// A model to be written. `new` gives one of a few hundred kB; tests change the fields that they are about.
 #[derive(Clone, Debug)]
@@ -283,7 +329,7 @@ fn unit_scale(columns: usize) -> f32 {
 }
 
 /// An SPM vocabulary: the special tokens, all bytes, letters, some words, and made-up pieces up to `length`.
-fn vocabulary(writer: GgufWriter, length: usize) -> GgufWriter {
+pub(crate) fn vocabulary(writer: GgufWriter, length: usize) -> GgufWriter {
     const NORMAL: i32 = 1;
     const UNKNOWN: i32 = 2;
     const CONTROL: i32 = 3;

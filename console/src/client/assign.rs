@@ -86,11 +86,12 @@ pub async fn assign_until(
 ) -> Result<Assigned, Fault> {
     let reports = reports(sessions).await?;
     let (topology, card) = propose(sessions, wanted).await?;
+    let sizes = card.sizes().map_err(|kind| Fault::new(error_node(&sessions[0]), kind))?;
     if let Some((epoch, topology)) = running(&reports, &topology) {
         tracing::info!(%epoch, "topology {} is already running", topology.layout);
         return Ok(Assigned { epoch, topology, reused: true });
     }
-    make(sessions, &reports, Next { topology, desired: None, sizes: &card.sizes }, stop, tell).await
+    make(sessions, &reports, Next { topology, desired: None, sizes: &sizes }, stop, tell).await
 }
 
 /// The topology to assign next.
@@ -374,16 +375,17 @@ mod tests {
     fn card_with_inconsistent_layer_counts_is_refused() {
         assert!(is_sound(&card()));
         assert!(!is_sound(&ModelCard { block_count: 7, ..card() }));
-        let most = gguf::shape::BLOCK_COUNT_MAX as usize;
+        let most = models::limits::BLOCK_COUNT_MAX as usize;
         let of = |count: usize| {
             let mut sizes = crate::fixtures::sizes();
             sizes.layers = sizes.layers.iter().cycle().take(count).cloned().collect();
-            sizes.shape.block_count = count;
+            sizes.spec.layers = vec![0; count];
+            let sizes = Some(Box::new(sizes));
             ModelCard { block_count: count as u32, layer_bytes: vec![Bytes(1); count], sizes, ..card() }
         };
         assert!(is_sound(&of(most)) && !is_sound(&of(most + 1)) && !is_sound(&of(0)));
         let (mut fewer, mut short) = (card(), card());
-        fewer.sizes.layers.pop();
+        fewer.sizes.as_mut().expect("it is new").layers.pop();
         short.sizes = of(5).sizes;
         assert!(!is_sound(&fewer) && !is_sound(&short));
     }

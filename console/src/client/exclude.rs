@@ -260,7 +260,8 @@ async fn assign_rest(
     if stay.is_empty() {
         return Err(refused(subject, "no member of the topology would be left".into()));
     }
-    let sizes = identify_on_any(stay.iter().map(|(_, session)| &**session), &desired.model).await?.sizes;
+    let card = identify_on_any(stay.iter().map(|(_, session)| &**session), &desired.model).await?;
+    let sizes = card.sizes().map_err(|kind| Fault::new(&subject.name, kind))?;
     let stays: Vec<Stays> = stay.iter().map(|(one, _)| one.clone()).collect();
     let next = replan(desired, &stays, &sizes).map_err(|reason| refused(subject, reason))?;
     let sessions = sessions_of(&next, &stay)?;

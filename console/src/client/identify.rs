@@ -2,7 +2,7 @@
 use std::time::Duration;
 
 use common::fault::{Fault, FaultKind};
-use gguf::shape::BLOCK_COUNT_MAX;
+use models::limits::BLOCK_COUNT_MAX;
 use protocol::message::{ModelCard, RequestBody, ResponseBody};
 
 use crate::client::session::Session;
@@ -42,5 +42,5 @@ pub async fn identify(session: &Session, model: &str) -> Result<ModelCard, Fault
 pub(super) fn is_sound(card: &ModelCard) -> bool {
     let count = card.layer_bytes.len() as u64;
     let is_split = (1..=BLOCK_COUNT_MAX).contains(&count) && count == u64::from(card.block_count);
-    is_split && card.sizes.is_sound() && count == card.sizes.layers.len() as u64
+    is_split && card.sizes().is_ok_and(|sizes| count == sizes.layers.len() as u64)
 }

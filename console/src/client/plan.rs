@@ -18,7 +18,8 @@ pub async fn plan(session: &Session, ask: PlannerQuery) -> Result<PlannerAnswer,
     let card = identify(session, &ask.model).await?;
     let malformed =
         |reason: &str| Fault::new(&session.identity.name, FaultKind::Malformed { reason: reason.to_owned() });
-    let work = tokio::task::spawn_blocking(move || PlannerAnswer::new(ask, card.sizes));
+    let sizes = card.sizes().map_err(|kind| Fault::new(&session.identity.name, kind))?;
+    let work = tokio::task::spawn_blocking(move || PlannerAnswer::new(ask, sizes));
     match timeout(PATIENCE, work).await {
         Ok(Ok(planned)) => Ok(planned),
         Ok(Err(_)) => Err(malformed("cannot plan with the reported sizes of the model")),

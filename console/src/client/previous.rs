@@ -71,7 +71,7 @@ mod tests {
         let count = layout.node_count();
         let mut topology = Topology { layout, context_length: 256, ..fixtures::topology() };
         topology.members.truncate(count);
-        topology.members.iter_mut().for_each(|one| one.layers = 0..sizes.shape.block_count as u32);
+        topology.members.iter_mut().for_each(|one| one.layers = 0..sizes.spec.block_count() as u32);
         topology
     }
 

@@ -160,7 +160,7 @@ impl PlannerAnswer {
                 link,
             })
             .collect();
-        let trained = u32::try_from(sizes.shape.context_length).unwrap_or(u32::MAX);
+        let trained = u32::try_from(sizes.spec.context_length).unwrap_or(u32::MAX);
         let context = ask.context.unwrap_or(CONTEXT).min(trained);
         let demand = Demand {
             context,

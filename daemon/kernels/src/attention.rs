@@ -7,8 +7,12 @@ pub struct KvBlock<'a> {
     pub keys: KvValues<'a>,
     /// `[32, head_length]`
     pub values: KvValues<'a>,
-    /// Number of positions to attend to.
+    /// The first position to attend to; below `count`.
+    pub first: usize,
+    /// End of the positions to attend to.
     pub count: usize,
+    /// Scores are limited smoothly to plus or minus this: `cap tanh(score / cap)`.
+    pub score_cap: Option<f32>,
     /// Keys and values that are read next, for prefetching: they lie elsewhere, where hardware prefetchers do not
     /// follow.
     pub next: [&'a [u8]; 2],
@@ -41,7 +45,7 @@ impl<'a> KvValues<'a> {
 pub struct Attention<'a> {
     /// Columns of a head.
     pub head_length: usize,
-    /// `[heads, head_length]`, divided by the square root of the head's length.
+    /// `[heads, head_length]`, scaled.
     pub queries: &'a [f32],
     /// `[heads]`: largest score.
     pub largest: &'a mut [f32],

@@ -289,17 +289,22 @@ fn dense_kernels_agree_with_the_scalar_ones() {
             out.concat()
         };
         let gated = |table: &Kernels| {
-            let mut gate: Vec<f32> = a.iter().map(|value| value * 40.0).collect();
-            (table.silu_multiply)(&mut gate, &b);
-            gate
+            let gates = a.iter().map(|value| value * 40.0).collect::<Vec<f32>>();
+            [table.silu_multiply, table.gelu_multiply, table.clamped_swiglu].map(|combine| {
+                let mut gate = gates.clone();
+                combine(&mut gate, &b);
+                gate
+            })
         };
         for table in Kernels::available() {
             for (found, exact) in run(table).into_iter().zip(run(&Kernels::SCALAR)) {
                 assert_near(f64::from(found), f64::from(exact), length as f64 * 9.0, table.name);
             }
-            for ((found, exact), gate) in gated(table).into_iter().zip(gated(&Kernels::SCALAR)).zip(&a) {
-                let near = f64::from(exact.abs()) + 1e-30;
-                assert_near(f64::from(found), f64::from(exact), near.max(1e-20), &format!("{} {gate}", table.name));
+            for (found, exact) in gated(table).into_iter().zip(gated(&Kernels::SCALAR)) {
+                for ((found, exact), gate) in found.into_iter().zip(exact).zip(&a) {
+                    let near = f64::from(exact.abs()) + 1e-30;
+                    assert_near(f64::from(found), f64::from(exact), near.max(1e-20), &format!("{} {gate}", table.name));
+                }
             }
         }
     }
@@ -311,6 +316,13 @@ fn nan_gate_stays_nan() {
         let mut gate = [f32::NAN, 1e30, -1e30, f32::INFINITY];
         (table.silu_multiply)(&mut gate, &[1.0; 4]);
         assert!(gate[0].is_nan() && gate[1] == 1e30 && gate[2].abs() < 1e-3 && !gate[3].is_nan(), "{}", table.name);
+        for combine in [table.gelu_multiply, table.clamped_swiglu] {
+            let (mut gate, mut other) = ([f32::NAN, 1e15, -1e15, 2.0], [1.0; 4]);
+            combine(&mut gate, &[1.0; 4]);
+            combine(&mut other, &[f32::NAN; 4]);
+            let is_finite = gate[1..].iter().all(|value| value.is_finite());
+            assert!(gate[0].is_nan() && is_finite && other.iter().all(|value| value.is_nan()), "{}", table.name);
+        }
     }
 }
 
@@ -327,7 +339,8 @@ fn kv_block(random: &mut Random, length: usize) -> (Vec<f32>, Vec<u16>, Vec<i8>,
 #[test]
 fn attention_of_every_table_matches_the_formula() {
     let mut random = Random(8);
-    for (length, heads) in [(64, 8), (64, 1), (128, 7), (16, 3), (24, 2), (80, 5)] {
+    let shapes = [(64, 8), (64, 1), (128, 7), (16, 3), (24, 2), (80, 5)];
+    for ((length, heads), begin) in shapes.into_iter().flat_map(|shape| [(shape, 0), (shape, 19)]) {
         let queries: Vec<f32> = random.values(heads * length).iter().map(|value| value / 8.0).collect();
         let blocks: Vec<_> = (0..4).map(|_| (kv_block(&mut random, length), kv_block(&mut random, length))).collect();
         for format in 0..3 {
@@ -342,7 +355,7 @@ fn attention_of_every_table_matches_the_formula() {
                     out: &mut out,
                 };
                 state.clear();
-                for ((keys, values), count) in blocks.iter().zip([32, 32, 32, 5]) {
+                for (index, ((keys, values), count)) in blocks.iter().zip([32, 32, 32, 5]).enumerate() {
                     let of =
                         |(floats, halves, levels, scales): &'_ (Vec<f32>, Vec<u16>, Vec<i8>, Vec<u16>)| match format {
                             0 => KvOwned::F32(floats.clone()),
@@ -351,7 +364,14 @@ fn attention_of_every_table_matches_the_formula() {
                         };
                     let (keys, values) = (of(keys), of(values));
                     (table.attend)(
-                        KvBlock { keys: keys.view(), values: values.view(), count, next: [keys.view().bytes(), &[]] },
+                        KvBlock {
+                            keys: keys.view(),
+                            values: values.view(),
+                            first: if index == 0 { begin } else { 0 },
+                            count,
+                            score_cap: (begin > 0).then_some(1.5),
+                            next: [keys.view().bytes(), &[]],
+                        },
                         &mut state,
                     );
                 }
@@ -363,7 +383,7 @@ fn attention_of_every_table_matches_the_formula() {
             let exact = run(&Kernels::SCALAR);
             for table in Kernels::available() {
                 for (found, exact) in run(table).iter().zip(&exact) {
-                    let what = format!("{} format {format} length {length}", table.name);
+                    let what = format!("{} format {format} length {length} from {begin}", table.name);
                     assert_near(f64::from(*found), f64::from(*exact), 3.0, &what);
                 }
             }

@@ -1,6 +1,8 @@
 //! Products of tokens with some of many matrices (the experts of a mixture): a step's tokens are grouped by matrix, and
 //! each chosen matrix is read once. All groups share the threads in one run. A token's products are summed in the order
 //! of the matrices' indices, regardless of the other tokens in the step.
+use std::ops::Range;
+
 use gguf::BlockFormat;
 
 use super::{
@@ -9,6 +11,9 @@ use super::{
     matmul::{PIECE_BYTES, PIECES, Values, products},
     pool::Columns,
 };
+
+/// Most rows in a panel.
+const PANEL_ROWS_MAX: usize = 16;
 
 /// Consecutive matrices of one shape and format.
 #[derive(Clone, Copy, Debug)]
@@ -251,11 +256,30 @@ impl TilePart {
     }
 }
 
-/// `out[row] = silu(gate . x) * (up . x)` with the matrices of each row's group; `out` is
+/// How the two products of a gated network are combined.
+#[derive(Clone, Copy, Debug)]
+pub struct Gating<'a> {
+    /// `gate = combined(gate, up)`
+    pub combine: fn(gate: &mut [f32], up: &[f32]),
+    /// `[matrix, rows of a matrix]` added to gate and up before; empty without biases.
+    pub biases: [&'a [f32]; 2],
+}
+
+impl Gating<'_> {
+    /// Adds the biases of some rows of a matrix; `of` selects gate or up.
+    fn add_bias(&self, of: usize, matrix: usize, height: usize, rows: Range<usize>, values: &mut [f32]) {
+        if let Some(bias) = self.biases[of].get(matrix * height..).filter(|bias| !bias.is_empty()) {
+            values.iter_mut().zip(&bias[rows]).for_each(|(value, bias)| *value += bias);
+        }
+    }
+}
+
+/// `out[row] = combined(gate . x, up . x)` with the matrices of each row's group; `out` is
 /// `[row of the groups, rows of a matrix]`.
 pub fn gated(
     compute: &Compute,
     [gate, up]: [MatrixStack<'_>; 2],
+    gating: Gating<'_>,
     groups: &Groups,
     x: &GroupedActivations,
     out: &mut [f32],
@@ -272,11 +296,17 @@ pub fn gated(
         let (matrix, tokens) = (groups.matrices[group], groups.rows_of(group));
         let tile = |tile, is_quantised| x.tile(groups, group, tile, is_quantised);
         products(kernels, gate.get(matrix), rows.clone(), tokens, tile, |token, rows, gates| {
-            out.row_mut(token, rows).copy_from_slice(gates);
+            let out = out.row_mut(token, rows.clone());
+            out.copy_from_slice(gates);
+            gating.add_bias(0, matrix, gate.rows, rows, out);
         });
         // One panel at a time, regardless of thread boundaries: remainders and full registers may round differently.
         products(kernels, up.get(matrix), rows, tokens, tile, |token, rows, ups| {
-            (kernels.silu_multiply)(out.row_mut(token, rows), ups);
+            let mut copy = [0.0; PANEL_ROWS_MAX];
+            let copy = &mut copy[..ups.len()];
+            copy.copy_from_slice(ups);
+            gating.add_bias(1, matrix, gate.rows, rows.clone(), copy);
+            (gating.combine)(out.row_mut(token, rows), copy);
         });
     });
 }
@@ -409,7 +439,8 @@ mod tests {
                     groups.load(&choices(tokens), 2, COUNT);
                     activations.load(&compute, &groups, &x, COLUMNS, RowsOf::Tokens, Wanted { skip: 0, ..wanted });
                     let mut inner = vec![f32::NAN; groups.rows() * ROWS];
-                    gated(&compute, [stacks[0], stacks[1]], &groups, &activations, &mut inner);
+                    let gating = Gating { combine: kernels.silu_multiply, biases: [&[]; 2] };
+                    gated(&compute, [stacks[0], stacks[1]], gating, &groups, &activations, &mut inner);
                     let first: Vec<f32> = inner.chunks(ROWS).flat_map(|row| row[..32].to_vec()).collect();
                     activations.load(&compute, &groups, &first, 32, RowsOf::Groups, wanted);
                     let mut out = vec![0.0; tokens * ROWS];

@@ -27,7 +27,7 @@ pub use activations::{Activations, BLOCK, Block, LEVELS, Wanted};
 pub use attention::{Attention, KvBlock, KvValues};
 pub use clock::PoolClock;
 pub use compute::Compute;
-pub use grouped::{Choice, GroupedActivations, Groups, MatrixStack, RowsOf, gated, weighted_sums};
+pub use grouped::{Choice, Gating, GroupedActivations, Groups, MatrixStack, RowsOf, gated, weighted_sums};
 pub use matmul::{MatrixPanels, matmul, matmuls};
 pub use pack::{pack_panel, packed_bytes, unpack_row};
 pub use payload::Payload;
@@ -64,6 +64,10 @@ pub struct Kernels {
     pub rms_norm: fn(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]),
     /// `gate = silu(gate) * up`
     pub silu_multiply: fn(gate: &mut [f32], up: &[f32]),
+    /// `gate = gelu(gate) * up`, with the approximation by tanh.
+    pub gelu_multiply: fn(gate: &mut [f32], up: &[f32]),
+    /// `gate = g sigmoid(1.702 g) (u + 1)` with `g = min(gate, 7)` and `u = clamp(up, -7, 7)`.
+    pub clamped_swiglu: fn(gate: &mut [f32], up: &[f32]),
     /// Reads bytes as `streams` parallel streams, prefetching `ahead` bytes, and does nothing else; for measuring
     /// memory bandwidth.
     pub read: fn(bytes: &[u8], streams: usize, ahead: usize) -> u8,

@@ -4,8 +4,9 @@ use std::{fs, path::Path, sync::Arc, time::Instant};
 use anyhow::Context;
 use common::units::Bytes;
 use engine::model::{Shard, Source};
-use gguf::{GgufFile, Shape};
+use gguf::GgufFile;
 use kernels::Kernels;
+use models::ModelSpec;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use topology::cut;
 
@@ -22,13 +23,13 @@ pub(super) struct Cold {
 }
 
 /// Loads a whole model on one machine, without packed shards of earlier loads.
-pub(super) fn load(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(Shape, Shard)> {
+pub(super) fn load(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(ModelSpec, Shard)> {
     let file = Arc::new(open(path)?);
-    let shape = Shape::read(&file)?;
-    let plans = cut(&shape, &[1])?;
+    let spec = models::read(&file)?;
+    let plans = cut(&spec, &[1])?;
     let source = Source {
         file: &file,
-        shape: &shape,
+        spec: &spec,
         plan: &plans[0],
         kernels,
         cache: None,
@@ -36,19 +37,19 @@ pub(super) fn load(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(Sh
         progress: &|_| true,
     };
     let shard = Shard::load(source)?;
-    Ok((shape, shard))
+    Ok((spec, shard))
 }
 
 /// Like [`load`], from the disk.
-pub(super) fn load_cold(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(Shape, Shard, Cold)> {
+pub(super) fn load_cold(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(ModelSpec, Shard, Cold)> {
     let dropped = forget_pages(&open(path)?);
     let before = disk_bytes();
     let begin = Instant::now();
-    let (shape, shard) = load(path, kernels)?;
+    let (spec, shard) = load(path, kernels)?;
     let seconds = begin.elapsed().as_secs_f64();
     let disk_bytes = before.zip(disk_bytes()).map(|(before, after)| after.saturating_sub(before));
     let cold = judge(dropped, seconds, disk_bytes, shard.byte_length());
-    Ok((shape, shard, cold))
+    Ok((spec, shard, cold))
 }
 
 /// Opens a model.

@@ -13,8 +13,8 @@ use engine::{
     collective::{Group, Settings, StepTiming, SyncLog},
     model::{Batch, BatchToken, KvCache, Model, Shard},
 };
-use gguf::Shape;
 use kernels::{Compute, Kernels, Pool, PoolOptions};
+use models::ModelSpec;
 use protocol::bench::{CONTEXT_DEFAULT, PREFILL_DEFAULT};
 use telemetry::bench::{Decode, Load, NodeBench, Prefill, Rows};
 use topology::layout::STEP_TOKENS_MAX;
@@ -51,7 +51,7 @@ pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyho
     // More threads than cores must not spin.
     let options = PoolOptions { threads, spin: threads <= cores.len(), cores };
     let path = &arguments.model;
-    let work = Work::of(arguments, &Shape::read(&cold::open(path)?)?)?;
+    let work = Work::of(arguments, &models::read(&cold::open(path)?)?)?;
     // If the peak cannot be reset, nothing large may precede its measurement.
     let resets = forget_peak();
     let searches = if threads == 1 { 1 } else { 2 };
@@ -62,10 +62,10 @@ pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyho
     let before = if resets { Some(bandwidth(None, &mut reporter)?) } else { None };
     forget_peak();
     reporter.begin("load from the disk");
-    let (shape, shard, cold) = load_cold(path, kernels)?;
+    let (spec, shard, cold) = load_cold(path, kernels)?;
     let weight_bytes = shard.token_bytes();
     let bench = ModelBench::new(arguments, kernels, options.clone(), &work, shard)?;
-    let (prefill, decode, rows, ids) = bench.work(arguments, &work, &shape, &mut reporter);
+    let (prefill, decode, rows, ids) = bench.work(arguments, &work, &spec, &mut reporter);
     let resident_peak = resident_peak();
     reporter.begin("load from the page cache");
     let begin = Instant::now();
@@ -91,12 +91,12 @@ pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyho
 }
 
 impl Work {
-    fn of(arguments: &NodeArguments, shape: &Shape) -> anyhow::Result<Self> {
+    fn of(arguments: &NodeArguments, spec: &ModelSpec) -> anyhow::Result<Self> {
         let path = arguments.model.display();
-        if let Some(id) = arguments.ids.iter().find(|id| **id as usize >= shape.vocabulary_length) {
-            bail!("--ids contains {id}, {path} has only {} tokens", shape.vocabulary_length);
+        if let Some(id) = arguments.ids.iter().find(|id| **id as usize >= spec.vocabulary_length) {
+            bail!("--ids contains {id}, {path} has only {} tokens", spec.vocabulary_length);
         }
-        let room = shape.context_length;
+        let room = spec.context_length;
         let rows = arguments.rows.iter().max().map_or(0, |rows| *rows as usize);
         // Tokens that are decoded after a context, including the token before them.
         let behind = (arguments.tokens as usize + 1).max(rows).max(arguments.ids.len());
@@ -131,9 +131,9 @@ fn macs(shard: &Shard) -> u64 {
     matrices.map(|(matrix, used)| (matrix.rows * matrix.columns * used) as u64).sum()
 }
 
-fn kv_bytes(shape: &Shape, format: KvFormat, positions: u64) -> u64 {
-    let heads = 2 * (shape.block_count * shape.head_count_kv) as u64;
-    heads * format.head_bytes(shape.head_length) as u64 * positions
+fn kv_bytes(spec: &ModelSpec, format: KvFormat, positions: u64) -> u64 {
+    let heads = 2 * (spec.block_count() * spec.kv().head_count_kv) as u64;
+    heads * format.head_bytes(spec.kv().head_length) as u64 * positions
 }
 
 impl ModelBench {
@@ -144,17 +144,18 @@ impl ModelBench {
         work: &Work,
         shard: Shard,
     ) -> anyhow::Result<Self> {
-        let shape = &shard.shape;
+        let spec = &shard.spec;
         let blocks = work.positions.div_ceil(KV_BLOCK_LENGTH);
-        let mut cache = KvCache::new(arguments.kv, shape.block_count, blocks, shape.head_count_kv, shape.head_length)?;
+        let mut cache =
+            KvCache::new(arguments.kv, spec.block_count(), blocks, spec.kv().head_count_kv, spec.kv().head_length)?;
         cache.fill();
         let pool = Pool::new(options);
         pool.pin_caller();
         let timing = StepTiming::new(Rank(0), Arc::new(SyncLog::alone()));
         let settings =
-            Settings { exchange: Exchange::F32, columns: shape.embedding_length, choice: Choice::Auto, kernels };
+            Settings { exchange: Exchange::F32, columns: spec.embedding_length, choice: Choice::Auto, kernels };
         Ok(Self {
-            model: Model::new(shard, cache, Compute { kernels, pool }),
+            model: Model::new(shard, cache, Compute { kernels, pool }, work.positions),
             group: Group::new(None, settings, timing),
             tables: vec![(0..blocks as u32).collect()],
         })
@@ -165,7 +166,7 @@ impl ModelBench {
         mut self,
         arguments: &NodeArguments,
         work: &Work,
-        shape: &Shape,
+        spec: &ModelSpec,
         reporter: &mut Reporter,
     ) -> (Vec<Prefill>, Vec<Decode>, Vec<Rows>, Vec<u32>) {
         let macs = macs(self.model.shard());
@@ -179,7 +180,7 @@ impl ModelBench {
         let prefill = prefill.collect();
         let decode = work.context.iter().map(|context| {
             reporter.begin(format_args!("decode at {context} tokens"));
-            let bytes = token_bytes + kv_bytes(shape, arguments.kv, u64::from(*context + arguments.tokens / 2));
+            let bytes = token_bytes + kv_bytes(spec, arguments.kv, u64::from(*context + arguments.tokens / 2));
             let (mut rates, mut shares) = (Vec::new(), Vec::new());
             let mut limit = self.read_weights();
             for _ in 0..arguments.repeats {

@@ -18,7 +18,7 @@ use common::{
     ids::{ContentRoot, ModelIdentity},
     units::Bytes,
 };
-use gguf::{GgufFile, Shape};
+use gguf::GgufFile;
 use nix::sys::statvfs::statvfs;
 use protocol::models::{FILES_MAX, FileState, ModelFile, PART, PIECE_BYTES_MAX, Step, check_name, files_of};
 
@@ -120,7 +120,7 @@ impl Store {
     /// The state of a complete file. For a model in several files, only the first one has an identity.
     fn inspect(&self, path: &Path) -> (FileState, Option<ModelIdentity>, Option<ContentRoot>) {
         match GgufFile::open(path) {
-            Ok(file) => match Shape::read(&file) {
+            Ok(file) => match models::read(&file) {
                 Ok(_) => {
                     let content = self.contents.known(&file).map(|content| content.root);
                     (FileState::Complete, Some(ModelIdentity(file.identity())), content)

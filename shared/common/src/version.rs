@@ -1,12 +1,12 @@
 //! Wire versions. Version 4 is that of release 0.1; its messages never change. A field added by a later version is
-//! neither sent to nor expected from an older peer: `#[serde(default, with = "version::since_5")]`. A later enum
+//! neither sent to nor expected from an older peer: `#[serde(default, with = "version::since_6")]`. A later enum
 //! variant comes after all others and is never sent to an older peer.
 use std::cell::Cell;
 
 /// Lowest wire version that this build speaks.
 pub const WIRE_LOWEST: u16 = 4;
 /// Highest wire version that this build speaks.
-pub const WIRE_HIGHEST: u16 = 5;
+pub const WIRE_HIGHEST: u16 = 6;
 
 thread_local! {
     /// Version of the message that this thread encodes or decodes. Files and recordings use the highest.
@@ -30,30 +30,36 @@ pub fn spoken() -> u16 {
     SPOKEN.get()
 }
 
-/// A field added by version 5: absent for an older peer, and the default when received from one.
-pub mod since_5 {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+macro_rules! since {
+    ($($name:ident: $version:literal),*) => {
+        $(#[doc = concat!("A field added by version ", $version, ": absent for an older peer, and the default when received from one.")]
+        pub mod $name {
+            use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    /// Serializes the value if the peer supports the field.
-    ///
-    /// # Errors
-    /// The errors of the serializer.
-    pub fn serialize<T: Serialize, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
-        if super::spoken() >= 5 { value.serialize(serializer) } else { ().serialize(serializer) }
-    }
+            /// Serializes the value if the peer supports the field.
+            ///
+            /// # Errors
+            /// The errors of the serializer.
+            pub fn serialize<T: Serialize, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+                if super::spoken() >= $version { value.serialize(serializer) } else { ().serialize(serializer) }
+            }
 
-    /// Deserializes the value if the peer supports the field.
-    ///
-    /// # Errors
-    /// The errors of the deserializer.
-    pub fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
-    where
-        T: Default + Deserialize<'de>,
-        D: Deserializer<'de>,
-    {
-        if super::spoken() >= 5 { T::deserialize(deserializer) } else { Ok(T::default()) }
-    }
+            /// Deserializes the value if the peer supports the field.
+            ///
+            /// # Errors
+            /// The errors of the deserializer.
+            pub fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+            where
+                T: Default + Deserialize<'de>,
+                D: Deserializer<'de>,
+            {
+                if super::spoken() >= $version { T::deserialize(deserializer) } else { Ok(T::default()) }
+            }
+        })*
+    };
 }
+
+since!(since_5: 5, since_6: 6);
 
 #[cfg(test)]
 mod tests {

@@ -250,7 +250,7 @@ pub enum GgufError {
         /// As in `general.architecture`.
         name: String,
         /// The supported architectures.
-        supported: &'static str,
+        supported: String,
     },
     /// A model feature that is not implemented.
     #[error("metadata key {key} is {value}: {feature} is not supported; use another model")]
@@ -303,7 +303,7 @@ pub enum GgufError {
 }
 
 /// A name from a file for messages: lossy, printable, of bounded length.
-pub(super) fn shown(name: &[u8]) -> String {
+pub fn shown(name: &[u8]) -> String {
     // Cut before converting, so that converting a huge name stays cheap.
     let cut = &name[..name.len().min(SHOWN_MAX)];
     let mut text: String = String::from_utf8_lossy(cut).chars().map(|c| if c.is_control() { '?' } else { c }).collect();

@@ -93,12 +93,13 @@ fn divide(
     demand: &Demand,
     stages: usize,
 ) -> Result<Vec<Range<usize>>, NoFit> {
-    let count = sizes.shape.block_count;
+    let count = sizes.spec.block_count();
     if stages > count {
         return Err(NoFit::Layers { stages, layers: count });
     }
-    let whole = cut(&sizes.shape, &[1]).map_err(|error| NoFit::Cut(error.to_string()))?;
-    let kv = kv_bytes(demand.kv, 1, demand.kv_block_count(), sizes.shape.head_count_kv, sizes.shape.head_length);
+    let whole = cut(&sizes.spec, &[1]).map_err(|error| NoFit::Cut(error.to_string()))?;
+    let kv =
+        kv_bytes(demand.kv, 1, demand.kv_block_count(), sizes.spec.kv().head_count_kv, sizes.spec.kv().head_length);
     let all = Holding { sizes, plan: &whole[0] };
     let reads: Vec<u64> =
         (0..count).map(|layer| all.attention(layer).bytes + all.feed_forward(layer, 1).bytes).collect();
@@ -129,8 +130,8 @@ fn free(
     stages: usize,
 ) -> Result<u64, NoFit> {
     // Working memory does not depend on the number of layers, so one layer of the stage is enough.
-    let layer = if stage + 1 == stages { sizes.shape.block_count - 1 } else { stage };
-    let plans = cut_stage(&sizes.shape, &(layer..layer + 1), &vec![1; group.len()])
+    let layer = if stage + 1 == stages { sizes.spec.block_count() - 1 } else { stage };
+    let plans = cut_stage(&sizes.spec, &(layer..layer + 1), &vec![1; group.len()])
         .map_err(|error| NoFit::Cut(error.to_string()))?;
     let seats = (0..group.len()).map(|rank| demand.seat(stages, group.len(), stage == 0 && rank == 0));
     let working = plans.iter().zip(seats).map(|(plan, seat)| working_bytes(&Holding { sizes, plan }, &seat));
@@ -154,7 +155,7 @@ fn shares(
         let whole: Vec<u32> = weights.iter().map(|weight| (weight * WEIGHT).round().clamp(1.0, 1e6) as u32).collect();
         let is_equal = whole.iter().all(|weight| *weight == whole[0]);
         let whole = if is_equal { vec![1; whole.len()] } else { whole };
-        let plans = cut_stage(&sizes.shape, layers, &whole).map_err(|error| NoFit::Cut(error.to_string()))?;
+        let plans = cut_stage(&sizes.spec, layers, &whole).map_err(|error| NoFit::Cut(error.to_string()))?;
         let needed: Vec<RankMemory> = plans
             .iter()
             .zip(group)

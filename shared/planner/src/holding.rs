@@ -1,12 +1,11 @@
 //! Memory of a rank's shard and KV cache, and the part of it that a step reads: the arithmetic of the daemon's
 //! preflight without a file. A test compares the two.
-use std::ops::Range;
-
 use common::{limits::KV_BLOCK_LENGTH, precision::KvFormat};
 use gguf::BlockFormat;
+use models::{Part, TensorRole, TensorSpec};
 use topology::{
-    shard::ShardPlan,
-    sizes::{LayerFormats, ModelSizes},
+    shard::{ShardPlan, TensorPart},
+    sizes::ModelSizes,
 };
 
 /// Rows in a panel if the machine is unknown: the value of NEON and AVX2.
@@ -38,45 +37,38 @@ pub fn kv_bytes(format: KvFormat, layers: usize, blocks: usize, heads_kv: usize,
 
 /// Bytes of keys and values that a token reads in one layer for each previous position.
 pub fn kv_position_bytes(format: KvFormat, plan: &ShardPlan, head_length: usize) -> u64 {
-    2 * (plan.heads_kv.len() * format.head_bytes(head_length)) as u64
+    2 * (plan.heads_kv().len() * format.head_bytes(head_length)) as u64
 }
 
-/// A part of a tensor: its format, rows, and columns; a block that the column range cuts is held whole.
+/// What a rank holds of a tensor; a block that the column range cuts is held whole.
 #[derive(Clone, Debug)]
-struct Part {
+struct Held {
+    tensor: TensorSpec,
     format: BlockFormat,
-    rows: usize,
-    columns: Range<usize>,
-    /// Number of tensors of this kind, of which a token reads some.
-    count: usize,
-    is_vector: bool,
+    part: TensorPart,
 }
 
-impl Part {
-    fn matrix(format: BlockFormat, rows: usize, columns: Range<usize>) -> Self {
-        Self { format, rows, columns, count: 1, is_vector: false }
-    }
-
-    fn vector(length: usize) -> Self {
-        Self { format: BlockFormat::F32, rows: 1, columns: 0..length, count: 1, is_vector: true }
-    }
-
+impl Held {
     fn row_bytes(&self) -> u64 {
-        let length = self.format.block_length();
-        let blocks =
-            if self.columns.is_empty() { 0 } else { self.columns.end.div_ceil(length) - self.columns.start / length };
+        let (length, columns) = (self.format.block_length(), &self.part.columns);
+        let blocks = if columns.is_empty() { 0 } else { columns.end.div_ceil(length) - columns.start / length };
         (blocks * self.format.block_bytes()) as u64
     }
 
     /// Bytes in memory, with rows in panels.
     fn packed(&self, panel_rows: usize) -> u64 {
-        let rows = if self.is_vector { self.rows } else { self.rows.next_multiple_of(panel_rows) };
-        (self.count * rows) as u64 * self.row_bytes()
+        let rows = self.part.rows.len();
+        let rows = if self.tensor.is_vector { rows } else { rows.next_multiple_of(panel_rows) };
+        (self.tensor.dimensions[2] * rows) as u64 * self.row_bytes()
     }
 
+    /// Work with one of its matrices; vectors are not counted.
     fn work(&self) -> Work {
-        let bytes = self.rows as u64 * self.row_bytes();
-        Work { bytes, macs: (self.rows * self.columns.len()) as u64 }
+        if self.tensor.is_vector {
+            return Work::default();
+        }
+        let bytes = self.part.rows.len() as u64 * self.row_bytes();
+        Work { bytes, macs: (self.part.rows.len() * self.part.columns.len()) as u64 }
     }
 }
 
@@ -90,92 +82,58 @@ pub struct Holding<'a> {
 }
 
 impl Holding<'_> {
-    fn attention_parts(&self, formats: &LayerFormats) -> [Part; 4] {
-        let shape = &self.sizes.shape;
-        let of = |heads: &Range<usize>| heads.start * shape.head_length..heads.end * shape.head_length;
-        let (queries, keys) = (of(&self.plan.heads), of(&self.plan.heads_kv));
-        let embedding = 0..shape.embedding_length;
-        [
-            Part::matrix(formats.query, queries.len(), embedding.clone()),
-            Part::matrix(formats.key, keys.len(), embedding.clone()),
-            Part::matrix(formats.value, keys.len(), embedding),
-            Part::matrix(formats.attention_output, shape.embedding_length, queries),
-        ]
+    /// The rank's parts of a layer's tensors.
+    fn layer(&self, layer: usize) -> impl Iterator<Item = Held> {
+        let cut = self.plan.cut_of(&self.sizes.spec, layer);
+        let tensors = self.sizes.layer_tensors(layer);
+        tensors.filter_map(|(tensor, format)| Some(Held { part: cut.part(&tensor)?, tensor, format }))
     }
 
-    fn feed_forward_parts(&self, formats: &LayerFormats) -> [Part; 3] {
-        let embedding = self.sizes.shape.embedding_length;
-        let columns = &self.plan.columns;
-        let count = self.sizes.shape.experts.map_or(1, |experts| experts.count);
-        [
-            Part { count, ..Part::matrix(formats.gate, columns.len(), 0..embedding) },
-            Part { count, ..Part::matrix(formats.up, columns.len(), 0..embedding) },
-            Part { count, ..Part::matrix(formats.down, embedding, columns.clone()) },
-        ]
-    }
-
-    /// The router matrix, which every rank holds whole.
-    fn router_part(&self) -> Option<Part> {
-        let embedding = self.sizes.shape.embedding_length;
-        self.sizes.shape.experts.map(|experts| Part::matrix(BlockFormat::F32, experts.count, 0..embedding))
-    }
-
-    fn output_part(&self) -> Part {
-        let rows = if self.plan.is_last_stage(&self.sizes.shape) { self.plan.vocabulary.len() } else { 0 };
-        Part::matrix(self.sizes.output, rows, 0..self.sizes.shape.embedding_length)
-    }
-
-    /// Norms and biases of a layer.
-    fn layer_vectors(&self) -> Vec<Part> {
-        let shape = &self.sizes.shape;
-        let mut vectors = vec![Part::vector(shape.embedding_length); 2];
-        if self.sizes.has_biases {
-            let lengths = [self.plan.heads.len(), self.plan.heads_kv.len(), self.plan.heads_kv.len()];
-            vectors.extend(lengths.map(|heads| Part::vector(heads * shape.head_length)));
-        }
-        if shape.architecture.has_head_norms() {
-            vectors.extend([Part::vector(shape.head_length), Part::vector(shape.head_length)]);
-        }
-        vectors
+    /// The rank's parts of the tensors outside the layers; the output matrix only in the last stage.
+    fn outside(&self) -> impl Iterator<Item = Held> {
+        let has_output = self.plan.is_last_stage(&self.sizes.spec);
+        let tensors =
+            self.sizes.outside_tensors().filter(move |(tensor, _)| has_output || tensor.role != TensorRole::Output);
+        tensors.filter_map(|(tensor, format)| Some(Held { part: self.plan.part(&tensor)?, tensor, format }))
     }
 
     /// Bytes of the shard in memory, with panels of this many rows.
     pub fn shard_bytes(&self, panel_rows: usize) -> u64 {
-        let shape = &self.sizes.shape;
-        let mut parts = Vec::new();
-        for formats in &self.sizes.layers[self.plan.layers.clone()] {
-            parts.extend(self.attention_parts(formats));
-            parts.extend(self.router_part());
-            parts.extend(self.feed_forward_parts(formats));
-            parts.extend(self.layer_vectors());
-        }
-        parts.push(self.output_part());
-        parts.push(Part::vector(shape.embedding_length));
-        parts.extend(shape.has_rope_factors.then(|| Part::vector(shape.rope_dimension_count / 2)));
-        parts.iter().fold(0, |bytes, part| bytes.next_multiple_of(ALIGNMENT) + part.packed(panel_rows.max(1)))
+        let layers = self.plan.layers.clone().flat_map(|layer| self.layer(layer));
+        let parts = layers.chain(self.outside());
+        parts.fold(0, |bytes, held| bytes.next_multiple_of(ALIGNMENT) + held.packed(panel_rows.max(1)))
     }
 
     /// Reads and multiply-adds of a token in the attention matrices of a layer.
     pub fn attention(&self, layer: usize) -> Work {
-        let parts = self.attention_parts(&self.sizes.layers[layer]);
-        parts.iter().fold(Work::default(), |sum, part| sum.add(part.work()))
+        let parts = self.layer(layer).filter(|held| held.tensor.role.part() == Part::Mixer);
+        parts.fold(Work::default(), |sum, held| sum.add(held.work()))
     }
 
     /// Reads of a step of `tokens` tokens in the feed-forward network of a layer, and multiply-adds per token. Each
     /// token selects its own experts: `count (1 - (1 - used/count)^tokens)` of them are read if all are equally likely.
     pub fn feed_forward(&self, layer: usize, tokens: u32) -> Work {
-        let parts = self.feed_forward_parts(&self.sizes.layers[layer]);
-        let one = parts.iter().fold(Work::default(), |sum, part| sum.add(part.work()));
-        let Some(experts) = self.sizes.shape.experts else { return one };
+        let (mut one, mut all) = (Work::default(), Work::default());
+        for held in self.layer(layer).filter(|held| held.tensor.role.part() == Part::FeedForward) {
+            let sum = if held.tensor.role.is_per_expert() { &mut one } else { &mut all };
+            *sum = sum.add(held.work());
+        }
+        let Some(experts) = self.sizes.spec.layer(layer).feed_forward.experts() else { return all.add(one) };
         let (count, used) = (experts.count as f64, experts.used_count as f64);
         let read = count * (1.0 - (1.0 - used / count).powi(tokens.min(1 << 20) as i32));
-        let router = self.router_part().map_or(Work::default(), |part| part.work());
         let macs = one.macs * experts.used_count as u64;
-        router.add(Work { bytes: (one.bytes as f64 * read).round() as u64, macs })
+        all.add(Work { bytes: (one.bytes as f64 * read).round() as u64, macs })
     }
 
     /// Reads and multiply-adds of a token whose logits are needed.
     pub fn output(&self) -> Work {
-        self.output_part().work()
+        let output = self.outside().filter(|held| held.tensor.role == TensorRole::Output);
+        output.fold(Work::default(), |sum, held| sum.add(held.work()))
+    }
+
+    /// Formats of the matrices in the layers of the rank.
+    pub fn formats(&self) -> impl Iterator<Item = BlockFormat> {
+        let layers = self.plan.layers.clone().flat_map(|layer| self.sizes.layer_tensors(layer));
+        layers.filter(|(tensor, _)| !tensor.is_float).map(|(_, format)| format)
     }
 }

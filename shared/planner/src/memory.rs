@@ -15,7 +15,7 @@ use crate::holding::{Holding, PANEL_ROWS};
 /// # Errors
 /// The model cannot be cut like this.
 pub fn of_replica(sizes: &ModelSizes, topology: &Topology, replica: u16) -> Result<Vec<RankMemory>, CutError> {
-    let plans = cut_stages(&sizes.shape, &topology.stages(replica))?;
+    let plans = cut_stages(&sizes.spec, &topology.stages(replica))?;
     let blocks = topology.kv_block_count();
     Ok(topology
         .layout
@@ -37,9 +37,9 @@ mod tests {
     /// Bytes that a token reads on a lone rank.
     fn read(name: &str, quantisation: Quantisation) -> f64 {
         let sizes = ModelSizes::known(name, quantisation).expect("it is known");
-        let plans = cut(&sizes.shape, &[1]).expect("one rank holds all");
+        let plans = cut(&sizes.spec, &[1]).expect("one rank holds all");
         let holding = Holding { sizes: &sizes, plan: &plans[0] };
-        ((0..sizes.shape.block_count)
+        ((0..sizes.spec.block_count())
             .map(|layer| holding.attention(layer).bytes + holding.feed_forward(layer, 1).bytes)
             .sum::<u64>()
             + holding.output().bytes) as f64
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn a_batch_reads_each_chosen_expert_once_and_at_most_all() {
         let sizes = ModelSizes::known("qwen3-30b-a3b", Quantisation::Q4_0).expect("it is known");
-        let plans = cut(&sizes.shape, &[1; 4]).expect("four ranks hold some columns each");
+        let plans = cut(&sizes.spec, &[1; 4]).expect("four ranks hold some columns each");
         let holding = Holding { sizes: &sizes, plan: &plans[0] };
         let bytes = |tokens| holding.feed_forward(0, tokens).bytes;
         assert!(bytes(2) < 2 * bytes(1) && bytes(128) > 12 * bytes(1) && bytes(10_000) < 17 * bytes(1));
@@ -75,7 +75,7 @@ mod tests {
     fn ranks_hold_the_model_once_but_for_norms_and_padding() {
         let sizes = ModelSizes::known("llama-3.1-8b", Quantisation::Q4_0).expect("it is known");
         let whole = |world: usize| {
-            let plans = cut(&sizes.shape, &vec![1; world]).expect("it can be cut");
+            let plans = cut(&sizes.spec, &vec![1; world]).expect("it can be cut");
             plans.iter().map(|plan| Holding { sizes: &sizes, plan }.shard_bytes(PANEL_ROWS)).sum::<u64>() as f64
         };
         assert!((whole(8) / whole(1) - 1.0).abs() < 0.01, "{} {}", whole(8), whole(1));

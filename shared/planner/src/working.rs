@@ -7,8 +7,9 @@ use common::{
     units::Bytes,
 };
 use gguf::BlockFormat;
+use models::LayerSpec;
 use topology::{
-    Place, Topology,
+    LayerCut, Place, Topology,
     layout::{Layout, STEP_TOKENS_MAX},
 };
 
@@ -94,7 +95,7 @@ impl RankMemory {
 impl Holding<'_> {
     /// All memory of the rank, with panels of `panel_rows` rows and `blocks` KV blocks.
     pub fn memory(&self, panel_rows: usize, kv: KvFormat, blocks: usize, seat: &Seat) -> RankMemory {
-        let (heads_kv, head_length) = (self.plan.heads_kv.len(), self.sizes.shape.head_length);
+        let (heads_kv, head_length) = (self.plan.heads_kv().len(), self.sizes.spec.kv().head_length);
         RankMemory {
             weights: Bytes(self.shard_bytes(panel_rows)),
             kv: Bytes(kv_bytes(kv, self.plan.layers.len(), blocks, heads_kv, head_length)),
@@ -107,31 +108,37 @@ impl Holding<'_> {
 /// Peak working memory of a rank in bytes, under long prompts with all slots in use. Excludes the vocabulary tables of
 /// structured output and the request bodies in the gateway.
 pub fn working_bytes(holding: &Holding<'_>, seat: &Seat) -> u64 {
-    let (shape, plan) = (&holding.sizes.shape, holding.plan);
-    let head = if seat.is_head { shape.vocabulary_length * TOKEN_BYTES } else { 0 };
-    let rows = if plan.is_last_stage(shape) { seat.rows() } else { 0 };
+    let (spec, plan) = (&holding.sizes.spec, holding.plan);
+    let head = if seat.is_head { spec.vocabulary_length * TOKEN_BYTES } else { 0 };
+    let rows = if plan.is_last_stage(spec) { seat.rows() } else { 0 };
     let logits = rows * plan.vocabulary.len() * LOGIT_LISTS * FLOAT;
     BASE_BYTES + (head + logits + step(holding, seat.step_tokens()) + links(holding, seat)) as u64
 }
 
-/// Buffers of a step of this many tokens (`model/forward.rs`, `model/attention.rs`).
+/// Buffers of a step of this many tokens (`model/forward.rs`, `model/attention.rs`): those of the layers that need most.
 fn step(holding: &Holding<'_>, tokens: usize) -> usize {
-    let (shape, plan) = (&holding.sizes.shape, holding.plan);
-    let (embedding, columns) = (shape.embedding_length, plan.columns.len());
-    let (heads, heads_kv) = (plan.heads.len(), plan.heads_kv.len());
-    let (queries, keys) = (heads * shape.head_length, heads_kv * shape.head_length);
-    let group = (shape.head_count / shape.head_count_kv.max(1)).min(heads);
-    let states = 2 * heads_kv * group * (STATE_HEADER + shape.head_length);
+    let kinds = holding.sizes.spec.kinds.iter().zip(&holding.plan.cuts);
+    kinds.map(|(layer, cut)| layer_step(holding, layer, cut, tokens)).max().unwrap_or(0)
+}
+
+fn layer_step(holding: &Holding<'_>, layer: &LayerSpec, cut: &LayerCut, tokens: usize) -> usize {
+    let attention = &layer.attention;
+    let (embedding, columns) = (holding.sizes.spec.embedding_length, cut.columns.len());
+    let (heads, heads_kv) = (cut.heads.len(), cut.heads_kv.len());
+    let (queries, keys) = (heads * attention.head_length, heads_kv * attention.head_length);
+    let group = attention.group().min(heads);
+    let states = 2 * heads_kv * group * (STATE_HEADER + attention.head_length);
     // Hidden, normed and partial states; queries and attention outputs; keys and values.
     let floats = tokens * (3 * embedding + 2 * queries + 2 * keys + states) * FLOAT;
     let widest = embedding.max(queries);
-    let feed_forward = match shape.experts {
+    let feed_forward = match layer.feed_forward.experts() {
         None => 2 * tokens * columns * FLOAT + activations(holding, tokens, widest.max(columns)),
         Some(experts) => {
             let rows = tokens * experts.used_count;
             // Tiles end with the tokens of their expert: up to half of their capacity may be unused.
             let grouped = activations(holding, 2 * rows, embedding.max(columns));
-            let router = tokens * (experts.count + embedding) * FLOAT;
+            let shared = 2 * tokens * cut.shared.len() * FLOAT;
+            let router = tokens * (experts.count + embedding) * FLOAT + shared;
             activations(holding, tokens, widest) + grouped + rows * columns * FLOAT + router
         }
     };
@@ -140,24 +147,22 @@ fn step(holding: &Holding<'_>, tokens: usize) -> usize {
 
 /// Activations of this many rows as the kernels read them: int8 blocks, or floats for float matrices.
 fn activations(holding: &Holding<'_>, rows: usize, columns: usize) -> usize {
-    let layers = &holding.sizes.layers[holding.plan.layers.clone()];
-    let formats = || layers.iter().flat_map(|layer| [layer.query, layer.value, layer.gate, layer.down]);
-    let is_float = |format: &BlockFormat| format.block_length() == 1;
-    let floats = if formats().any(|format| is_float(&format)) { columns * FLOAT } else { 0 };
+    let is_float = |format: BlockFormat| format.block_length() == 1;
+    let floats = if holding.formats().any(is_float) { columns * FLOAT } else { 0 };
     let blocks = columns.next_multiple_of(SUPER_BLOCK) / BLOCK[0] * BLOCK[1];
-    rows * (floats + if formats().all(|format| is_float(&format)) { 0 } else { blocks })
+    rows * (floats + if holding.formats().all(is_float) { 0 } else { blocks })
 }
 
 /// Buffers of links: an all-reduce keeps the sum, its own part and the result, and send and receive buffers for each
 /// peer; two more tensors are for timing all-reduces. Stages receive and hand over the hidden states of a step.
 fn links(holding: &Holding<'_>, seat: &Seat) -> usize {
-    let (shape, plan, tokens) = (&holding.sizes.shape, holding.plan, seat.step_tokens());
+    let (spec, plan, tokens) = (&holding.sizes.spec, holding.plan, seat.step_tokens());
     let peers = seat.ranks.saturating_sub(1);
-    let message = payload_bytes(seat.exchange, STEP_TOKENS_MAX, shape.embedding_length);
-    let tensor = STEP_TOKENS_MAX * shape.embedding_length * FLOAT;
+    let message = payload_bytes(seat.exchange, STEP_TOKENS_MAX, spec.embedding_length);
+    let tensor = STEP_TOKENS_MAX * spec.embedding_length * FLOAT;
     let all_reduce = if peers > 0 { 3 * tensor + 2 * (1 + peers) * message } else { 0 };
-    let hops = usize::from(!plan.is_first_stage()) + usize::from(!plan.is_last_stage(shape));
-    let hand_overs = hops * payload_bytes(seat.exchange.hand_over(), tokens, shape.embedding_length);
+    let hops = usize::from(!plan.is_first_stage()) + usize::from(!plan.is_last_stage(spec));
+    let hand_overs = hops * payload_bytes(seat.exchange.hand_over(), tokens, spec.embedding_length);
     all_reduce + hand_overs + (seat.ranks * seat.stages).saturating_sub(1) * LINK_BYTES
 }
 
@@ -171,10 +176,10 @@ mod tests {
 
     fn working(stages: usize, ranks: usize, rank: usize, slots: usize) -> f64 {
         let sizes = ModelSizes::known("tinyllama-1.1b", Quantisation::Q4_0).expect("it is known");
-        let layers = sizes.shape.block_count;
+        let layers = sizes.spec.block_count();
         let of: Vec<_> =
             (0..stages).map(|stage| (stage * layers / stages..(stage + 1) * layers / stages, vec![1; ranks])).collect();
-        let plans = cut_stages(&sizes.shape, &of).expect("it can be cut");
+        let plans = cut_stages(&sizes.spec, &of).expect("it can be cut");
         let seat = Seat { stages, ranks, is_head: rank == 0, slots, exchange: Exchange::F32 };
         working_bytes(&Holding { sizes: &sizes, plan: &plans[rank] }, &seat) as f64 / (1_u64 << 20) as f64
     }

@@ -10,7 +10,10 @@ use common::{
 use compact_str::CompactString;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress, NodeReport, RankTotals, SyncRecord};
-use topology::{Exclusions, Topology, sizes::ModelSizes};
+use topology::{
+    Exclusions, Topology,
+    sizes::{ModelSizes, OlderSizes},
+};
 
 use crate::{
     bench::{Bench, BenchLinks},
@@ -324,8 +327,43 @@ pub struct ModelCard {
     pub layer_bytes: Vec<Bytes>,
     /// Bytes of the output matrix.
     pub output_bytes: Bytes,
-    /// Sizes for predicting memory and time.
-    pub sizes: ModelSizes,
+    /// Its sizes for peers of versions 4 and 5.
+    pub older: OlderSizes,
+    /// Sizes for predicting memory and time; see [`Self::sizes`]. Since wire version 6.
+    #[serde(default, with = "described")]
+    pub sizes: Option<Box<ModelSizes>>,
+}
+
+impl ModelCard {
+    /// Sizes for predicting memory and time, plausible ones.
+    ///
+    /// # Errors
+    /// The description has options of a later build, or its numbers are implausible.
+    pub fn sizes(&self) -> Result<ModelSizes, FaultKind> {
+        let invalid = |reason: String| FaultKind::ModelInvalid { model: self.model.clone(), reason };
+        let sizes = match &self.sizes {
+            Some(sizes) => (**sizes).clone(),
+            None => self.older.sizes().map_err(|error| invalid(error.to_string()))?,
+        };
+        if sizes.is_sound() { Ok(sizes) } else { Err(invalid("its sizes are implausible".into())) }
+    }
+}
+
+/// A model's sizes as JSON, absent for a peer of an older version: a description that has options of a later build is
+/// read as none, and the rest of the message stays readable.
+mod described {
+    use serde::{Deserializer, Serializer, ser::Error};
+    use topology::sizes::ModelSizes;
+
+    pub(super) fn serialize<S: Serializer>(sizes: &Option<Box<ModelSizes>>, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = sizes.as_ref().map(serde_json::to_string).transpose().map_err(S::Error::custom)?;
+        common::version::since_6::serialize(&text, serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<ModelSizes>>, D::Error> {
+        let text: Option<String> = common::version::since_6::deserialize(deserializer)?;
+        Ok(text.and_then(|text| serde_json::from_str(&text).ok()))
+    }
 }
 
 /// A sampled token.

@@ -1,7 +1,6 @@
 //! The assignment of model parts to nodes: the layout as operators write it, the topology as nodes agree on it, and the
 //! cuts of a model.
 pub mod exclusion;
-pub mod known;
 pub mod layout;
 pub mod reslice;
 pub mod rolling;
@@ -16,6 +15,6 @@ pub use layout::groups::{Group, Groups, Role};
 pub use layout::{Layout, Place};
 pub use reslice::{Route, routes};
 pub use rolling::Rolling;
-pub use shard::{CutError, ShardPlan, cut, cut_stages};
+pub use shard::{CutError, LayerCut, ShardPlan, TensorPart, cut, cut_stages};
 pub use spec::{Member, Topology};
 pub use stages::{split_layers, split_layers_where};

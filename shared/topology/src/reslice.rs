@@ -22,15 +22,16 @@ pub fn routes(from: &[ShardPlan], own: usize, to: &[ShardPlan]) -> Vec<Route> {
     let Some(plan) = from.get(own) else { return Vec::new() };
     let sent_before = from[..own]
         .iter()
-        .filter(|other| other.layers == plan.layers && !other.heads_kv.is_empty())
-        .map(|other| other.heads_kv.end)
+        .filter(|other| other.layers == plan.layers && !other.heads_kv().is_empty())
+        .map(|other| other.heads_kv().end)
         .max();
-    let first = plan.heads_kv.start.max(sent_before.unwrap_or(0));
+    let own = plan.heads_kv();
+    let first = own.start.max(sent_before.unwrap_or(0));
     to.iter()
         .enumerate()
         .filter_map(|(to, other)| {
             let layers = both(&plan.layers, &other.layers);
-            let heads_kv = both(&(first..plan.heads_kv.end), &other.heads_kv);
+            let heads_kv = both(&(first..own.end), &other.heads_kv());
             (!layers.is_empty() && !heads_kv.is_empty()).then_some(Route { to, layers, heads_kv })
         })
         .collect()
@@ -43,6 +44,7 @@ fn both(one: &Range<usize>, two: &Range<usize>) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LayerCut;
 
     /// A group of stages with these layers, each cut at these query heads; `per_kv` query heads share a KV head, which
     /// neighbouring ranks may both hold.
@@ -54,7 +56,8 @@ mod tests {
                     let heads = cut[0]..cut[1];
                     let heads_kv =
                         if heads.is_empty() { 0..0 } else { heads.start / per_kv..heads.end.div_ceil(per_kv) };
-                    ShardPlan { layers: layers.clone(), heads, heads_kv, columns: 0..32, vocabulary: 0..32 }
+                    let cuts = vec![LayerCut { heads, heads_kv, columns: 0..32, shared: 0..0, is_first: false }];
+                    ShardPlan { layers: layers.clone(), cuts, vocabulary: 0..32 }
                 })
             })
             .collect()
@@ -87,7 +90,7 @@ mod tests {
                     .iter()
                     .enumerate()
                     .flat_map(|(rank, plan)| {
-                        let heads = plan.heads_kv.clone();
+                        let heads = plan.heads_kv();
                         plan.layers
                             .clone()
                             .flat_map(move |layer| heads.clone().map(move |head| (rank, layer, head)))

@@ -1,7 +1,7 @@
-//! The heads, columns and vocabulary rows of each rank of a stage. Pure arithmetic on the shape of a model.
+//! The heads, columns and vocabulary rows of each rank of a stage. Pure arithmetic on a model's spec.
 use std::ops::Range;
 
-use gguf::Shape;
+use models::{Cut, LayerSpec, ModelSpec, Share, TensorSpec};
 
 /// Columns are cut at multiples of this: the shortest block of the weight formats and of quantised activations.
 pub const COLUMN_UNIT: usize = 32;
@@ -43,14 +43,34 @@ pub enum CutError {
 pub struct ShardPlan {
     /// Layers of its stage.
     pub layers: Range<usize>,
+    /// Its part of each kind of layer ([`ModelSpec::kinds`]).
+    pub cuts: Vec<LayerCut>,
+    /// Rows of the output matrix; may be empty, and always is except on the last stage.
+    pub vocabulary: Range<usize>,
+}
+
+/// A rank's part of a layer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayerCut {
     /// Query heads; may be empty.
     pub heads: Range<usize>,
     /// KV heads that these query heads read; neighbouring ranks may hold the same one.
     pub heads_kv: Range<usize>,
     /// Feed-forward columns, of every expert if there are experts, cut at multiples of 32; may be empty.
     pub columns: Range<usize>,
-    /// Rows of the output matrix; may be empty, and always is except on the last stage.
-    pub vocabulary: Range<usize>,
+    /// Columns of the shared expert, cut likewise.
+    pub shared: Range<usize>,
+    /// Whether it is the first rank of its stage, which alone adds what must be added once.
+    pub is_first: bool,
+}
+
+/// The part of a tensor that a rank holds, of each of its matrices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorPart {
+    /// Rows of a matrix.
+    pub rows: Range<usize>,
+    /// Columns of a matrix.
+    pub columns: Range<usize>,
 }
 
 impl ShardPlan {
@@ -60,8 +80,48 @@ impl ShardPlan {
     }
 
     /// Whether its stage ends with the output matrix.
-    pub fn is_last_stage(&self, shape: &Shape) -> bool {
-        self.layers.end == shape.block_count
+    pub fn is_last_stage(&self, spec: &ModelSpec) -> bool {
+        self.layers.end == spec.block_count()
+    }
+
+    /// Its part of a layer, numbered in the whole model.
+    pub fn cut_of(&self, spec: &ModelSpec, layer: usize) -> &LayerCut {
+        &self.cuts[usize::from(spec.layers[layer])]
+    }
+
+    /// Its KV heads: the same in every layer, as [`ModelSpec::kv`].
+    pub fn heads_kv(&self) -> Range<usize> {
+        self.cuts.first().map_or(0..0, |cut| cut.heads_kv.clone())
+    }
+
+    /// Its part of a tensor outside the layers; `None` if it reads the rows from the file.
+    pub fn part(&self, tensor: &TensorSpec) -> Option<TensorPart> {
+        part(tensor, &LayerCut::default(), &self.vocabulary)
+    }
+}
+
+impl LayerCut {
+    /// Its part of a layer's tensor; `None` if it reads the rows from the file.
+    pub fn part(&self, tensor: &TensorSpec) -> Option<TensorPart> {
+        part(tensor, self, &(0..0))
+    }
+}
+
+fn part(tensor: &TensorSpec, cut: &LayerCut, vocabulary: &Range<usize>) -> Option<TensorPart> {
+    let [columns, rows, _] = tensor.dimensions;
+    let of = |share: Share| match share {
+        Share::Heads(length) => cut.heads.start * length..cut.heads.end * length,
+        Share::HeadsKv(length) => cut.heads_kv.start * length..cut.heads_kv.end * length,
+        Share::FeedForward => cut.columns.clone(),
+        Share::Shared => cut.shared.clone(),
+        Share::Vocabulary => vocabulary.clone(),
+    };
+    match tensor.cut {
+        Cut::OnDisk => None,
+        Cut::Once if !cut.is_first => None,
+        Cut::Whole | Cut::Once => Some(TensorPart { rows: 0..rows, columns: 0..columns }),
+        Cut::Rows(share) => Some(TensorPart { rows: of(share), columns: 0..columns }),
+        Cut::Columns(share) => Some(TensorPart { rows: 0..rows, columns: of(share) }),
     }
 }
 
@@ -69,20 +129,20 @@ impl ShardPlan {
 ///
 /// # Errors
 /// [`CutError::Nothing`] if a rank would hold nothing.
-pub fn cut(shape: &Shape, weights: &[u32]) -> Result<Vec<ShardPlan>, CutError> {
-    cut_stage(shape, &(0..shape.block_count), weights)
+pub fn cut(spec: &ModelSpec, weights: &[u32]) -> Result<Vec<ShardPlan>, CutError> {
+    cut_stage(spec, &(0..spec.block_count()), weights)
 }
 
 /// Cuts a model for all ranks of a replica: the layers of each stage and the relative weights of its ranks.
 ///
 /// # Errors
 /// [`CutError::Layers`] if the stages do not end with the model's last layer, [`CutError::Nothing`] as [`cut`].
-pub fn cut_stages(shape: &Shape, stages: &[(Range<usize>, Vec<u32>)]) -> Result<Vec<ShardPlan>, CutError> {
+pub fn cut_stages(spec: &ModelSpec, stages: &[(Range<usize>, Vec<u32>)]) -> Result<Vec<ShardPlan>, CutError> {
     let end = stages.last().map_or(0, |(layers, _)| layers.end);
-    if end != shape.block_count {
-        return Err(CutError::Layers { end, block_count: shape.block_count });
+    if end != spec.block_count() {
+        return Err(CutError::Layers { end, block_count: spec.block_count() });
     }
-    let plans = stages.iter().map(|(layers, weights)| cut_stage(shape, layers, weights));
+    let plans = stages.iter().map(|(layers, weights)| cut_stage(spec, layers, weights));
     Ok(plans.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
@@ -90,36 +150,48 @@ pub fn cut_stages(shape: &Shape, stages: &[(Range<usize>, Vec<u32>)]) -> Result<
 ///
 /// # Errors
 /// As [`cut`].
-pub fn cut_stage(shape: &Shape, layers: &Range<usize>, weights: &[u32]) -> Result<Vec<ShardPlan>, CutError> {
-    let plans = cut_unchecked(shape, layers, weights);
+pub fn cut_stage(spec: &ModelSpec, layers: &Range<usize>, weights: &[u32]) -> Result<Vec<ShardPlan>, CutError> {
+    let plans = cut_unchecked(spec, layers, weights);
     let Some(rank) = plans.iter().position(is_nothing) else { return Ok(plans) };
     let most = (1..weights.len())
         .rev()
-        .find(|world| !cut_unchecked(shape, layers, &vec![1; *world]).iter().any(is_nothing))
+        .find(|world| !cut_unchecked(spec, layers, &vec![1; *world]).iter().any(is_nothing))
         .unwrap_or(1);
-    let (head_count, columns) = (shape.head_count, shape.feed_forward_length);
+    let LayerSpec { attention, feed_forward, .. } = spec.layer(layers.start);
+    let (head_count, columns) = (attention.head_count, feed_forward.columns());
     Err(CutError::Nothing { rank, world: weights.len(), head_count, columns, most })
 }
 
 fn is_nothing(plan: &ShardPlan) -> bool {
-    plan.heads.is_empty() && plan.columns.is_empty() && plan.vocabulary.is_empty()
+    plan.cuts.iter().all(|cut| cut.heads.is_empty() && cut.columns.is_empty()) && plan.vocabulary.is_empty()
 }
 
-fn cut_unchecked(shape: &Shape, layers: &Range<usize>, weights: &[u32]) -> Vec<ShardPlan> {
+fn cut_unchecked(spec: &ModelSpec, layers: &Range<usize>, weights: &[u32]) -> Vec<ShardPlan> {
+    let has_output = layers.end == spec.block_count();
+    let vocabulary = split(if has_output { spec.vocabulary_length } else { 0 }, COLUMN_UNIT, weights);
+    let kinds: Vec<Vec<LayerCut>> = spec.kinds.iter().map(|kind| cut_layer(kind, weights)).collect();
+    let plans = vocabulary.into_iter().enumerate().map(|(rank, vocabulary)| {
+        let cuts = kinds.iter().map(|cuts| cuts[rank].clone()).collect();
+        ShardPlan { layers: layers.clone(), cuts, vocabulary }
+    });
+    plans.collect()
+}
+
+/// Each rank's part of a layer.
+fn cut_layer(layer: &LayerSpec, weights: &[u32]) -> Vec<LayerCut> {
+    let attention = &layer.attention;
     // The fewest heads whose columns end at a block of 32: one for head lengths of 32, 64, 128; two for 80.
-    let head_unit = (1..COLUMN_UNIT).find(|heads| (heads * shape.head_length).is_multiple_of(COLUMN_UNIT));
-    let heads = split(shape.head_count, head_unit.unwrap_or(COLUMN_UNIT), weights);
-    let columns = split(shape.feed_forward_length, COLUMN_UNIT, weights);
-    let has_output = layers.end == shape.block_count;
-    let vocabulary = split(if has_output { shape.vocabulary_length } else { 0 }, COLUMN_UNIT, weights);
-    let group = shape.head_count / shape.head_count_kv;
-    let parts = heads.into_iter().zip(columns).zip(vocabulary);
-    parts
-        .map(|((heads, columns), vocabulary)| {
-            let heads_kv = if heads.is_empty() { 0..0 } else { heads.start / group..heads.end.div_ceil(group) };
-            ShardPlan { layers: layers.clone(), heads, heads_kv, columns, vocabulary }
-        })
-        .collect()
+    let head_unit = (1..COLUMN_UNIT).find(|heads| (heads * attention.head_length).is_multiple_of(COLUMN_UNIT));
+    let heads = split(attention.head_count, head_unit.unwrap_or(COLUMN_UNIT), weights);
+    let columns = split(layer.feed_forward.columns(), COLUMN_UNIT, weights);
+    let group = attention.group();
+    let shared = split(layer.feed_forward.shared_columns(), COLUMN_UNIT, weights);
+    let parts = heads.into_iter().zip(columns).zip(shared).enumerate();
+    let cuts = parts.map(|(rank, ((heads, columns), shared))| {
+        let heads_kv = if heads.is_empty() { 0..0 } else { heads.start / group..heads.end.div_ceil(group) };
+        LayerCut { heads, heads_kv, columns, shared, is_first: rank == 0 }
+    });
+    cuts.collect()
 }
 
 /// Cuts `length` at multiples of `unit` so that each part is as close to its weight as the unit allows.
@@ -143,33 +215,49 @@ fn split(length: usize, unit: usize, weights: &[u32]) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gguf::Architecture;
+    use models::{Activation, AttentionSpec, DenseSpec, FeedForward, HeadNorms, Norms};
 
-    fn shape(head_count: usize, head_count_kv: usize, head_length: usize, feed_forward_length: usize) -> Shape {
-        Shape {
-            architecture: Architecture::Llama,
-            name: String::new(),
-            block_count: 2,
-            context_length: 128,
-            embedding_length: head_count * head_length,
-            feed_forward_length,
-            experts: None,
+    fn spec(head_count: usize, head_count_kv: usize, head_length: usize, columns: usize) -> ModelSpec {
+        let attention = AttentionSpec {
             head_count,
             head_count_kv,
             head_length,
-            rope_dimension_count: head_length,
-            rope_freq_base: 10_000.0,
-            rope_scale_linear: 1.0,
-            layer_norm_rms_epsilon: 1e-5,
+            rope: None,
+            scale: 1.0,
+            temperature: None,
+            score_cap: None,
+            window: None,
+            has_sinks: false,
+            head_norms: HeadNorms::None,
+            is_fused: false,
+            needs_biases: false,
+            needs_output_bias: false,
+        };
+        let dense = DenseSpec { columns, activation: Activation::Silu, is_fused: false };
+        let (feed_forward, norms) = (FeedForward::Dense(dense), Norms::Before);
+        let layer = LayerSpec { attention, feed_forward, norms, residual_scale: 1.0 };
+        let spec = ModelSpec {
+            architecture: "llama".into(),
+            name: String::new(),
+            context_length: 128,
+            embedding_length: head_count * head_length,
             vocabulary_length: 2048,
+            norm_epsilon: 1e-5,
+            embedding_scale: 1.0,
             tied_output: true,
-            has_rope_factors: false,
-        }
+            logit_scale: 1.0,
+            logit_cap: None,
+            ropes: Vec::new(),
+            kinds: Vec::new(),
+            layers: Vec::new(),
+        };
+        spec.with_layers([layer.clone(), layer])
     }
 
     #[track_caller]
-    fn check(shape: &Shape, weights: &[u32]) {
-        let plans = cut(shape, weights).expect("the model can be cut");
+    fn check(spec: &ModelSpec, weights: &[u32]) {
+        let LayerSpec { attention, feed_forward, .. } = spec.layer(0);
+        let plans = cut(spec, weights).expect("the model can be cut");
         let covers = |length: usize, unit: usize, part: fn(&ShardPlan) -> &Range<usize>| {
             let mut end = 0;
             for plan in &plans {
@@ -179,14 +267,16 @@ mod tests {
             }
             assert_eq!(end, length);
         };
-        covers(shape.head_count, 1, |plan| &plan.heads);
-        covers(shape.feed_forward_length, 32, |plan| &plan.columns);
-        covers(shape.vocabulary_length, 32, |plan| &plan.vocabulary);
-        let group = shape.head_count / shape.head_count_kv;
-        for plan in &plans {
-            assert!((plan.heads.end * shape.head_length).is_multiple_of(32), "attention is cut inside a block of 32");
+        covers(attention.head_count, 1, |plan| &plan.cuts[0].heads);
+        covers(feed_forward.columns(), 32, |plan| &plan.cuts[0].columns);
+        covers(spec.vocabulary_length, 32, |plan| &plan.vocabulary);
+        for plan in plans.iter().map(|plan| &plan.cuts[0]) {
+            assert!(
+                (plan.heads.end * attention.head_length).is_multiple_of(32),
+                "attention is cut inside a block of 32"
+            );
             for head in plan.heads.clone() {
-                assert!(plan.heads_kv.contains(&(head / group)), "head {head} has no KV head in {plan:?}");
+                assert!(plan.heads_kv.contains(&(head / attention.group())), "head {head} has no KV head in {plan:?}");
             }
         }
     }
@@ -194,30 +284,30 @@ mod tests {
     #[test]
     fn every_part_is_held_once_and_heads_find_their_kv_head() {
         for world in 1..=8 {
-            check(&shape(8, 4, 32, 768), &vec![1; world]);
-            check(&shape(28, 4, 128, 18944), &vec![1; world]);
-            check(&shape(4, 4, 80, 96), &vec![1; world]);
-            check(&shape(2, 1, 64, 1000), &vec![1; world]);
+            check(&spec(8, 4, 32, 768), &vec![1; world]);
+            check(&spec(28, 4, 128, 18944), &vec![1; world]);
+            check(&spec(4, 4, 80, 96), &vec![1; world]);
+            check(&spec(2, 1, 64, 1000), &vec![1; world]);
         }
-        check(&shape(8, 4, 32, 768), &[3, 2, 1]);
+        check(&spec(8, 4, 32, 768), &[3, 2, 1]);
     }
 
     #[test]
     fn only_the_last_stage_holds_the_output() {
-        let shape = shape(8, 4, 32, 768);
-        let plans = cut_stages(&shape, &[(0..1, vec![1, 1]), (1..2, vec![3, 2, 1])]).expect("two layers, two stages");
+        let spec = spec(8, 4, 32, 768);
+        let plans = cut_stages(&spec, &[(0..1, vec![1, 1]), (1..2, vec![3, 2, 1])]).expect("two layers, two stages");
         let layers: Vec<Range<usize>> = plans.iter().map(|plan| plan.layers.clone()).collect();
         assert_eq!(layers, [0..1, 0..1, 1..2, 1..2, 1..2]);
         assert!(plans[..2].iter().all(|plan| plan.vocabulary.is_empty() && plan.is_first_stage()));
         assert_eq!((plans[2].vocabulary.start, plans[4].vocabulary.end), (0, 2048));
-        assert!(plans[2..].iter().all(|plan| plan.is_last_stage(&shape) && !plan.is_first_stage()));
-        let error = cut_stages(&shape, &[(0..1, vec![1])]).expect_err("a layer is missing");
+        assert!(plans[2..].iter().all(|plan| plan.is_last_stage(&spec) && !plan.is_first_stage()));
+        let error = cut_stages(&spec, &[(0..1, vec![1])]).expect_err("a layer is missing");
         assert_eq!(error, CutError::Layers { end: 1, block_count: 2 });
     }
 
     #[test]
     fn empty_rank_is_rejected_with_the_maximum_of_ranks() {
-        let mut small = shape(2, 1, 32, 64);
+        let mut small = spec(2, 1, 32, 64);
         small.vocabulary_length = 96;
         let error = cut(&small, &[1; 8]).expect_err("eight ranks are too many");
         let CutError::Nothing { world: 8, most, .. } = error else { panic!("{error}") };

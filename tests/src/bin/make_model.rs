@@ -8,9 +8,10 @@ use std::{
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use gguf::{Architecture, BlockFormat, Experts};
+use gguf::BlockFormat;
 use harness::tiny_model::TinyModel;
-use topology::known;
+use harness::tiny_model::{Architecture, Experts};
+use models::known;
 
 /// Write a GGUF file with a real model's shape and random weights.
 #[derive(Debug, Parser)]
@@ -63,8 +64,8 @@ fn write(arguments: &Arguments, model: &TinyModel) -> std::io::Result<Metadata> 
 
 /// A known shape, with a context of 8192.
 fn shape(name: &str) -> anyhow::Result<TinyModel> {
-    let names = known::SHAPES.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
-    let known = known::SHAPES.iter().find(|known| known.name == name);
+    let names = known::MODELS.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
+    let known = known::MODELS.iter().find(|known| known.name == name);
     let known = known.with_context(|| format!("unknown shape {name}; choose one of {names}"))?;
     let architecture = Architecture::ALL.into_iter().find(|architecture| architecture.name() == known.architecture);
     let mut model = TinyModel::new(architecture.context("the shape has an unknown architecture")?);

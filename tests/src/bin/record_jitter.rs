@@ -4,7 +4,8 @@
 use std::{fs, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, bail};
-use gguf::{Architecture, BlockFormat, GgufFile};
+use gguf::{BlockFormat, GgufFile};
+use harness::tiny_model::Architecture;
 use harness::{
     ranks::{Run, run},
     tiny_model::TinyModel,

@@ -9,7 +9,7 @@ mod tour;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use gguf::{GgufFile, Shape};
+use gguf::GgufFile;
 use serde_json::json;
 use topology::Layout;
 
@@ -121,8 +121,8 @@ async fn once(
         output::line(&object.to_string());
     } else {
         let file = GgufFile::open(model).map_err(anyhow::Error::from)?;
-        let shape = Shape::read(&file).map_err(anyhow::Error::from)?;
-        let (replica, embedding) = (assigned.topology.place(head).replica, shape.embedding_length as u64);
+        let spec = models::read(&file).map_err(anyhow::Error::from)?;
+        let (replica, embedding) = (assigned.topology.place(head).replica, spec.embedding_length as u64);
         output::line("\n");
         let members = assigned.topology.layout.members(replica);
         let (_, tables) = interrupts.end(profile::reports(&sessions[members])).await?;

@@ -46,7 +46,7 @@ pub(super) async fn run(options: Check) -> Result<u8, Failure> {
     let desired = cluster.desired().unwrap_or(&topology).clone();
     let sessions: Vec<_> = cluster.nodes.iter().filter_map(|node| node.session().ok()).collect();
     let card = identify_on_any(sessions.iter().map(|session| &**session), &topology.model).await;
-    let sizes = card.ok().map(|card| card.sizes);
+    let sizes = card.ok().and_then(|card| card.sizes().ok());
     let leaving = MemberIndex(place as u16);
     let outlook = replan::ok_to_stop(&topology, &desired, leaving, &all, sizes.as_ref());
     let layout = outlook.layout().map(|layout| layout.to_string());

@@ -11,9 +11,8 @@ use planner::{
     holding::{Holding, PANEL_ROWS},
     working::{RankMemory, Seat},
 };
-use protocol::message::ModelCard;
 use serde_json::{Value, json};
-use topology::{Topology, cut_stages};
+use topology::{Topology, cut_stages, sizes::ModelSizes};
 
 use crate::{
     cli::{Failure, shared::output},
@@ -37,9 +36,10 @@ impl Preview {
     /// A node does not answer or has no such model, or the topology is impossible.
     pub(super) async fn of(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Self, Failure> {
         let (topology, card) = propose(sessions, wanted).await?;
+        let sizes = card.sizes().map_err(|kind| Fault::new(&sessions[0].identity.name, kind))?;
         let mut rows = Vec::with_capacity(sessions.len());
         for (index, session) in sessions.iter().enumerate() {
-            rows.push(ShardRow::of(&topology, &card, index, session).await?);
+            rows.push(ShardRow::of(&topology, &sizes, index, session).await?);
         }
         Ok(Self { rows })
     }
@@ -86,15 +86,20 @@ struct ShardRow {
 }
 
 impl ShardRow {
-    async fn of(topology: &Topology, card: &ModelCard, index: usize, session: &Arc<Session>) -> Result<Self, Failure> {
+    async fn of(
+        topology: &Topology,
+        sizes: &ModelSizes,
+        index: usize,
+        session: &Arc<Session>,
+    ) -> Result<Self, Failure> {
         let member = &topology.members[index];
         let place = topology.place(MemberIndex(index as u16));
         let stages = topology.stages(place.replica);
         let weights = &stages[usize::from(place.stage)].1;
         let share = f64::from(member.weight) / weights.iter().map(|weight| f64::from(*weight)).sum::<f64>();
-        let plans = cut_stages(&card.sizes.shape, &stages).map_err(anyhow::Error::from)?;
+        let plans = cut_stages(&sizes.spec, &stages).map_err(anyhow::Error::from)?;
         let plan = plans.get(place.rank.index()).context("a member has no part of the model")?;
-        let holding = Holding { sizes: &card.sizes, plan };
+        let holding = Holding { sizes, plan };
         let blocks = topology.kv_block_count();
         let report = report(session).await?;
         Ok(Self {

@@ -130,7 +130,7 @@ impl Simulate {
             )));
         }
         let Hypothetical { exchange, collective: choice, kv, .. } = self.hypothetical;
-        let (count, stages, ranks) = (sizes.shape.block_count, usize::from(layout.stages), usize::from(layout.ranks));
+        let (count, stages, ranks) = (sizes.spec.block_count(), usize::from(layout.stages), usize::from(layout.ranks));
         let lone = Setup::equal(&self.hypothetical.profile, 1, count, self.hypothetical.link());
         let whole = Replica::new(sizes, &lone).map_err(|error| usage(error.to_string()))?;
         let holding = whole.holdings().next();

@@ -206,7 +206,7 @@ pub fn division(state: &State) -> Option<Vec<RankMemory>> {
     let blocks = topology.kv_block_count();
     let mut all = Vec::with_capacity(topology.members.len());
     for replica in 0..topology.layout.replicas {
-        let plans = cut_stages(&planned.sizes.shape, &topology.stages(replica)).ok()?;
+        let plans = cut_stages(&planned.sizes.spec, &topology.stages(replica)).ok()?;
         for (plan, member) in plans.iter().zip(topology.layout.members(replica)) {
             let seat = Seat::of(topology, &topology.place(MemberIndex(member as u16)));
             all.push(Holding { sizes: &planned.sizes, plan }.memory(PANEL_ROWS, topology.kv, blocks, &seat));

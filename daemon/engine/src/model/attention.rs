@@ -47,8 +47,14 @@ pub struct Queries<'a> {
     pub layer: usize,
     /// The step.
     pub batch: Batch<'a>,
-    /// `[token, heads, head_length]`, divided by the square root of the head's length.
+    /// `[token, heads, head_length]`, scaled.
     pub queries: &'a [f32],
+    /// Newest positions that a token attends to; `None`: all.
+    pub window: Option<usize>,
+    /// `[heads]`: a score without a value; empty if there is none.
+    pub sinks: &'a [f32],
+    /// Limit of the scores.
+    pub score_cap: Option<f32>,
 }
 
 /// Writes the weighted means of the values into `out` `[token, heads, head_length]`. `states` is scratch.
@@ -62,24 +68,24 @@ pub fn attend(
 ) {
     let (tokens, kv) = (queries.batch.tokens.len(), heads.groups.len());
     let per_state = heads.largest_group() * (HEADER + heads.head_length);
-    let longest = queries.batch.tokens.iter().map(|token| token.position as usize + 1).max().unwrap_or(0);
+    let most = (0..tokens).map(|token| queries.parts(token).len()).max().unwrap_or(0);
     // With enough tokens for all threads, each thread adds up all parts of a token. Otherwise the parts are
     // distributed, too.
     let is_many = tokens * kv >= 4 * compute.pool.threads();
-    let slots = if is_many { 2 } else { longest.div_ceil(PART) };
+    let slots = if is_many { 2 } else { most };
     states.resize(tokens * kv * slots * per_state, 0.0);
     let at_once = if is_many { slots } else { 1 };
     compute.pool.chunks(states, at_once * per_state, |index, state| {
         let item = index * at_once / slots;
         let (token, head_kv) = (item / kv, item % kv);
         let seen = VisibleKeys { compute, cache, heads, queries, token, head_kv };
-        if is_many { seen.all_parts(state) } else { seen.part(index % slots, state) }
+        if is_many { seen.all_parts(state) } else { seen.part(queries.parts(token).start + index % slots, state) }
     });
     let row = out.len() / tokens;
     for (item, states) in states.chunks_exact_mut(slots * per_state).enumerate() {
         let group = &heads.groups[item % kv];
         let out = &mut out[item / kv * row..][group.start * heads.head_length..group.end * heads.head_length];
-        let parts = if is_many { 1 } else { queries.length(item / kv).div_ceil(PART) };
+        let parts = if is_many { 1 } else { queries.parts(item / kv).len() };
         let queries = queries.of(item / kv, group, heads.head_length);
         let (first, rest) = states.split_at_mut(per_state);
         let mut all = state(heads.head_length, queries, first);
@@ -98,6 +104,16 @@ impl<'a> Queries<'a> {
     /// Number of positions that a token attends to.
     fn length(&self, token: usize) -> usize {
         self.batch.tokens[token].position as usize + 1
+    }
+
+    /// The first position that a token attends to.
+    fn first(&self, token: usize) -> usize {
+        self.window.map_or(0, |window| self.length(token).saturating_sub(window))
+    }
+
+    /// Numbers of the parts with positions that a token attends to.
+    fn parts(&self, token: usize) -> Range<usize> {
+        self.first(token) / PART..self.length(token).div_ceil(PART)
     }
 
     /// The queries of some heads of a token.
@@ -123,8 +139,9 @@ impl VisibleKeys<'_> {
         let (all, part) = states.split_at_mut(states.len() / 2);
         let group = &self.heads.groups[self.head_kv];
         let queries = self.queries.of(self.token, group, self.heads.head_length);
-        self.part(0, all);
-        for number in 1..self.queries.length(self.token).div_ceil(PART) {
+        let parts = self.queries.parts(self.token);
+        self.part(parts.start, all);
+        for number in parts.skip(1) {
             self.part(number, part);
             let part = state(self.heads.head_length, queries, part);
             state(self.heads.head_length, queries, all).merge(&part);
@@ -141,12 +158,20 @@ impl VisibleKeys<'_> {
         let group = &self.heads.groups[self.head_kv];
         let mut state = state(head_length, self.queries.of(self.token, group, head_length), out);
         state.clear();
+        let first = self.queries.first(self.token);
+        if number == first / PART && !self.queries.sinks.is_empty() {
+            state.largest.copy_from_slice(&self.queries.sinks[group.clone()]);
+            state.sum.fill(1.0);
+        }
         let entry = self.queries.batch.tokens[self.token];
         let blocks = &self.queries.batch.blocks[entry.slot.index()];
-        for begin in (number * PART..length.min((number + 1) * PART)).step_by(KV_BLOCK_LENGTH) {
+        let from = (number * PART).max(first / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH);
+        for begin in (from..length.min((number + 1) * PART)).step_by(KV_BLOCK_LENGTH) {
             let count = (length - begin).min(KV_BLOCK_LENGTH);
             let (number, kernels) = (begin / KV_BLOCK_LENGTH, self.compute.kernels);
             let mut block = self.cache.block(self.place(blocks[number]), count);
+            block.first = first.saturating_sub(begin);
+            block.score_cap = self.queries.score_cap;
             if let Some(next) = blocks.get(number + 1).filter(|_| begin + KV_BLOCK_LENGTH < length) {
                 let next = self.cache.block(self.place(*next), 0);
                 block.next = [next.keys.bytes(), next.values.bytes()];

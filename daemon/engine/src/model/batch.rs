@@ -50,6 +50,8 @@ pub struct Scratch {
     pub routing: Routing,
     /// `[token, embedding_length]`: this rank's contribution to the hidden state.
     pub partial: Vec<f32>,
+    /// `[token, embedding_length]`: the sum of all ranks' contributions, before its norm.
+    pub(super) summed: Vec<f32>,
 }
 
 /// Buffers of the experts, reused from step to step.

@@ -1,20 +1,23 @@
 //! A mixture of experts (Shazeer 2017; Qwen3-MoE): a router chooses some of a layer's feed-forward networks for each
 //! token. Every rank holds its columns of every expert and routes on its own, so that no routing decision crosses the
 //! network.
-use kernels::{Activations, Choice, Compute, Kernels, RowsOf, gated, matmul, weighted_sums};
+use kernels::{Activations, Choice, Compute, Gating, Kernels, RowsOf, gated, matmul, matmuls, weighted_sums};
+use models::{Scores, limits::EXPERT_COUNT_MAX};
 
 use super::{
     batch::Scratch,
-    weights::{Layer, Router, wanted_by},
+    feed_forward::combination,
+    weights::{Layer, Router, SharedExpert, wanted_by},
 };
 use crate::model::batch::Routing;
 
 /// `hidden -> scratch.partial`: this rank's columns of the chosen experts, both `[token, embedding_length]`.
 pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32], epsilon: f32, scratch: &mut Scratch) {
-    let Scratch { normed, activations, routing, partial, .. } = scratch;
+    let Scratch { normed, activations, routing, partial, gate, up, summed, .. } = scratch;
     partial.fill(0.0);
     let columns = layer.gate.rows;
-    if columns == 0 {
+    let shared = layer.shared.as_ref().filter(|shared| shared.gate.rows > 0);
+    if columns == 0 && layer.down_bias.is_empty() && shared.is_none() {
         return;
     }
     let weight = &layer.feed_forward_norm;
@@ -23,29 +26,134 @@ pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32]
     compute.pool.chunks(normed, weight.len(), |token, out| {
         (Kernels::SCALAR.rms_norm)(&hidden[token * weight.len()..][..weight.len()], weight, epsilon, out);
     });
+    if let Some(shared) = shared {
+        shared_expert(compute, shared, normed, activations, [gate, up, summed]);
+        partial.iter_mut().zip(summed).for_each(|(sum, own)| *sum += *own);
+    }
     route(compute, router, normed, activations, routing);
+    add_biases(&layer.down_bias, weight.len(), &routing.choices, router.used_count, partial);
+    if columns == 0 {
+        return;
+    }
     let Routing { groups, activations, inner, .. } = routing;
     activations.load(compute, groups, normed, weight.len(), RowsOf::Tokens, wanted_by(&[&layer.gate, &layer.up]));
     inner.resize(groups.rows() * columns, 0.0);
-    gated(compute, [layer.gate.stack(), layer.up.stack()], groups, activations, inner);
+    let [gate_bias, up_bias] = &layer.inner_biases;
+    let combine = combination(compute.kernels, layer.spec.feed_forward.activation());
+    let gating = Gating { combine, biases: [gate_bias, up_bias] };
+    gated(compute, [layer.gate.stack(), layer.up.stack()], gating, groups, activations, inner);
     activations.load(compute, groups, inner, columns, RowsOf::Groups, layer.down.wanted());
     weighted_sums(compute, layer.down.stack(), groups, activations, partial);
+}
+
+/// `normed -> out`: this rank's columns of the shared expert. `[gate, up, out]` are scratch and result.
+fn shared_expert(
+    compute: &Compute,
+    shared: &SharedExpert,
+    normed: &[f32],
+    activations: &mut Activations,
+    [gate, up, out]: [&mut Vec<f32>; 3],
+) {
+    let (length, columns) = (shared.down.rows, shared.gate.rows);
+    let tokens = normed.len() / length;
+    activations.load(compute, normed, length, wanted_by(&[&shared.gate, &shared.up]));
+    gate.resize(tokens * columns, 0.0);
+    up.resize(tokens * columns, 0.0);
+    matmuls(compute, [shared.gate.view(), shared.up.view()], activations, [gate, up]);
+    compute.pool.chunks(gate, columns, |token, gate| {
+        (compute.kernels.silu_multiply)(gate, &up[token * columns..][..columns]);
+    });
+    activations.load(compute, gate, columns, shared.down.wanted());
+    out.resize(normed.len(), 0.0);
+    matmul(compute, shared.down.view(), activations, out);
+    if shared.router.is_empty() {
+        return;
+    }
+    for (out, normed) in out.chunks_exact_mut(length).zip(normed.chunks_exact(length)) {
+        let logit: f32 = normed.iter().zip(&shared.router).map(|(x, weight)| x * weight).sum();
+        let weight = 1.0 / (1.0 + (-logit).exp());
+        out.iter_mut().for_each(|value| *value *= weight);
+    }
+}
+
+/// Adds the weighted biases `[expert, embedding_length]` of each token's experts; without biases nothing.
+fn add_biases(biases: &[f32], length: usize, choices: &[Choice], per_token: usize, partial: &mut [f32]) {
+    if biases.is_empty() {
+        return;
+    }
+    for (out, choices) in partial.chunks_exact_mut(length).zip(choices.chunks_exact(per_token)) {
+        for Choice { matrix, weight } in choices {
+            let bias = &biases[matrix * length..][..length];
+            out.iter_mut().zip(bias).for_each(|(out, bias)| *out += weight * bias);
+        }
+    }
 }
 
 /// `normed -> routing.groups`: chooses the experts of each token, identically on every rank: the norm and the products
 /// of floats have the same bits in every kernel table, and raw logits are compared.
 fn route(compute: &Compute, router: &Router, normed: &[f32], activations: &mut Activations, routing: &mut Routing) {
     let Routing { logits, choices, groups, .. } = routing;
-    let Router { matrix, used_count } = router;
+    let Router { matrix, bias, used_count, .. } = router;
     activations.load(compute, normed, matrix.columns, matrix.wanted());
     let tokens = activations.tokens();
     logits.resize(tokens * matrix.rows, 0.0);
     matmul(compute, matrix.view(), activations, logits);
+    if !bias.is_empty() {
+        logits.chunks_exact_mut(bias.len()).for_each(|row| (Kernels::SCALAR.add)(row, bias));
+    }
     choices.resize(tokens * used_count, Choice::default());
     compute.pool.chunks(choices, *used_count, |token, choices| {
-        choose(&logits[token * matrix.rows..][..matrix.rows], choices);
+        let logits = &logits[token * matrix.rows..][..matrix.rows];
+        if router.is_plain() { choose(logits, choices) } else { choose_by(router, logits, choices) }
     });
     groups.load(choices, *used_count, matrix.rows);
+}
+
+/// Chooses the experts with the largest scores plus biases, the lower index first among equal ones, weighted by their
+/// scores. If a logit is NaN, so are all weights.
+fn choose_by(router: &Router, logits: &[f32], choices: &mut [Choice]) {
+    if !logits.iter().all(|logit| logit.is_finite()) {
+        return choose(logits, choices);
+    }
+    let mut scores = [0.0; EXPERT_COUNT_MAX as usize];
+    let scores = &mut scores[..logits.len()];
+    match router.spec.scores {
+        Scores::Softmax => {
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            scores.iter_mut().zip(logits).for_each(|(score, logit)| *score = exponential(logit - largest));
+            let total: f32 = scores.iter().sum();
+            scores.iter_mut().for_each(|score| *score /= total);
+        }
+        Scores::Sigmoid => {
+            scores.iter_mut().zip(logits).for_each(|(score, logit)| *score = 1.0 / (1.0 + exponential(-logit)));
+        }
+    }
+    let mut ranked = [0.0; EXPERT_COUNT_MAX as usize];
+    let ranked = &mut ranked[..logits.len()];
+    ranked.copy_from_slice(scores);
+    ranked.iter_mut().zip(&router.selection_bias).for_each(|(score, bias)| *score += bias);
+    take_largest(ranked, choices);
+    choices.iter_mut().for_each(|choice| choice.weight = scores[choice.matrix]);
+    if router.spec.is_normalised {
+        let total: f32 = choices.iter().map(|choice| choice.weight).sum();
+        choices.iter_mut().for_each(|choice| choice.weight /= total.max(WEIGHTS_MIN));
+    }
+    choices.iter_mut().for_each(|choice| choice.weight *= router.spec.scale);
+}
+
+/// Smallest divisor of weights (llama.cpp: the smallest normal half).
+const WEIGHTS_MIN: f32 = 6.103_515_6e-5;
+
+/// `e^x` with the same bits on every machine: the standard library's depends on the platform (Cephes, expf).
+fn exponential(x: f32) -> f32 {
+    let x = x.clamp(-87.0, 88.0);
+    let n = (x * std::f32::consts::LOG2_E).round_ties_even();
+    let rest = x - n * 0.693_359_4 + n * 2.121_944_4e-4;
+    let mut sum = 1.987_569_1e-4;
+    for factor in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5, 1.0, 1.0] {
+        sum = sum * rest + factor;
+    }
+    sum * f32::from_bits(((n as i32 + 127) as u32) << 23)
 }
 
 /// Chooses the experts with the largest logits, the lower index first among equal ones, weighted by the softmax over
@@ -56,18 +164,23 @@ fn choose(logits: &[f32], choices: &mut [Choice]) {
         let any = choices.iter_mut().enumerate();
         return any.for_each(|(matrix, choice)| *choice = Choice { matrix, weight: f32::NAN });
     }
-    choices.fill(Choice { matrix: 0, weight: f32::NEG_INFINITY });
-    for (matrix, logit) in logits.iter().enumerate() {
-        let place = choices.partition_point(|choice| choice.weight >= *logit);
-        if place < choices.len() {
-            choices[place..].rotate_right(1);
-            choices[place] = Choice { matrix, weight: *logit };
-        }
-    }
+    take_largest(logits, choices);
     let largest = choices.first().map_or(0.0, |choice| choice.weight);
     choices.iter_mut().for_each(|choice| choice.weight = (choice.weight - largest).exp());
     let total: f32 = choices.iter().map(|choice| choice.weight).sum();
     choices.iter_mut().for_each(|choice| choice.weight /= total);
+}
+
+/// The largest values in descending order, with their indices.
+fn take_largest(values: &[f32], choices: &mut [Choice]) {
+    choices.fill(Choice { matrix: 0, weight: f32::NEG_INFINITY });
+    for (matrix, value) in values.iter().enumerate() {
+        let place = choices.partition_point(|choice| choice.weight >= *value);
+        if place < choices.len() {
+            choices[place..].rotate_right(1);
+            choices[place] = Choice { matrix, weight: *value };
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! The gated feed-forward network (Shazeer 2020, SwiGLU) on this rank's columns.
-use kernels::{Compute, matmul, matmuls};
+//! The gated feed-forward network (Shazeer 2020) on this rank's columns.
+use kernels::{Compute, Kernels, matmul, matmuls};
+use models::Activation;
 
 use super::{
     batch::Scratch,
@@ -20,9 +21,19 @@ pub fn feed_forward(compute: &Compute, layer: &Layer, tokens: usize, scratch: &m
     gate.resize(tokens * columns, 0.0);
     up.resize(tokens * columns, 0.0);
     matmuls(compute, [layer.gate.view(), layer.up.view()], activations, [gate, up]);
+    let combine = combination(compute.kernels, layer.spec.feed_forward.activation());
     compute.pool.chunks(gate, columns, |token, gate| {
-        (compute.kernels.silu_multiply)(gate, &up[token * columns..][..columns]);
+        combine(gate, &up[token * columns..][..columns]);
     });
     activations.load(compute, gate, columns, layer.down.wanted());
     matmul(compute, layer.down.view(), activations, partial);
+}
+
+/// The kernel that combines the products of gate and up.
+pub(super) fn combination(kernels: &Kernels, activation: Activation) -> fn(&mut [f32], &[f32]) {
+    match activation {
+        Activation::Silu => kernels.silu_multiply,
+        Activation::Gelu => kernels.gelu_multiply,
+        Activation::ClampedSwiglu => kernels.clamped_swiglu,
+    }
 }

@@ -4,8 +4,10 @@ use common::{
     ids::LayerIndex,
     limits::{KV_BLOCK_LENGTH, SLOTS_MAX},
 };
-use kernels::{Compute, matmul, matmuls};
+use kernels::{Compute, Kernels, matmul, matmuls};
+use models::{AttentionSpec, HeadNorms, Scaling, Temperature, limits::HEAD_LENGTH_MAX};
 use telemetry::SyncKind;
+use topology::LayerCut;
 
 use super::{
     attention::{Heads, Queries, attend},
@@ -54,8 +56,10 @@ pub struct Model {
     shard: Shard,
     compute: Compute,
     cache: KvCache,
-    rope: Rope,
-    heads: Heads,
+    /// Tables of rotation angles, as in the spec.
+    ropes: Vec<Rope>,
+    /// This rank's heads in each kind of layer.
+    heads: Vec<Heads>,
     scratch: Scratch,
     /// `[token, embedding_length]`, the same on every rank of the stage.
     hidden: Vec<f32>,
@@ -66,16 +70,25 @@ pub struct Model {
 }
 
 impl Model {
-    /// Creates a model from its weights, an empty KV cache and the means to compute.
-    pub fn new(shard: Shard, cache: KvCache, compute: Compute) -> Self {
-        let rope = Rope::new(&shard.shape, shard.rope_factors.as_deref());
-        let (shape, plan) = (&shard.shape, &shard.plan);
-        let per_kv = shape.head_count / shape.head_count_kv;
-        let heads = Heads::new(&plan.heads, &plan.heads_kv, per_kv, shape.head_length);
+    /// Creates a model from its weights, an empty KV cache and the means to compute, for sequences of at most
+    /// `context_length` positions.
+    pub fn new(shard: Shard, cache: KvCache, compute: Compute, context_length: usize) -> Self {
+        let ropes = shard.spec.ropes.iter().map(|rope| {
+            let is_long = matches!(&rope.scaling, Scaling::Long(long) if context_length > long.original_context);
+            let factors = if is_long { &shard.rope_factors_long } else { &shard.rope_factors };
+            Rope::new(rope, factors.as_deref())
+        });
+        let ropes = ropes.collect();
+        let kinds = shard.spec.kinds.iter().zip(&shard.plan.cuts);
+        let heads = kinds.map(|(kind, cut)| {
+            let attention = &kind.attention;
+            Heads::new(&cut.heads, &cut.heads_kv, attention.group(), attention.head_length)
+        });
+        let heads = heads.collect();
         let scratch = Scratch::default();
         // Reserve for the largest batch; untouched pages cost nothing.
         let logits = Vec::with_capacity(usize::from(SLOTS_MAX) * shard.output.rows);
-        Self { shard, compute, cache, rope, heads, scratch, hidden: Vec::new(), logits, pace: None }
+        Self { shard, compute, cache, ropes, heads, scratch, hidden: Vec::new(), logits, pace: None }
     }
 
     /// Makes the model wait at this pace instead of computing.
@@ -106,7 +119,7 @@ impl Model {
     /// The hidden states of a step of `tokens` tokens, `[token, embedding_length]`: input from the previous stage
     /// before the step, output for the next stage after it.
     pub fn hidden(&mut self, tokens: usize) -> &mut [f32] {
-        self.hidden.resize(tokens * self.shard.shape.embedding_length, 0.0);
+        self.hidden.resize(tokens * self.shard.spec.embedding_length, 0.0);
         &mut self.hidden
     }
 
@@ -141,19 +154,21 @@ impl Model {
         if self.shard.plan.is_first_stage() {
             self.embed(batch)?;
         }
-        let length = self.shard.shape.embedding_length;
+        let length = self.shard.spec.embedding_length;
         self.scratch.partial.resize(batch.tokens.len() * length, 0.0);
-        self.rope.load(batch.tokens.iter().map(|token| token.position));
+        for rope in &mut self.ropes {
+            rope.load(batch.tokens.iter().map(|token| token.position));
+        }
         for index in 0..self.shard.layers.len() {
             let layer = LayerIndex((self.shard.plan.layers.start + index) as u32);
             self.attention(batch, index);
             sink.stored(index, &self.cache);
-            collective.all_reduce(layer, SyncKind::Attention, &self.scratch.partial, &mut self.hidden)?;
+            self.add_up(index, layer, SyncKind::Attention, collective)?;
             self.feed_forward(batch, index);
-            collective.all_reduce(layer, SyncKind::FeedForward, &self.scratch.partial, &mut self.hidden)?;
+            self.add_up(index, layer, SyncKind::FeedForward, collective)?;
         }
         self.logits.clear();
-        if self.shard.plan.is_last_stage(&self.shard.shape) {
+        if self.shard.plan.is_last_stage(&self.shard.spec) {
             self.output(batch);
         }
         Ok(&self.logits)
@@ -168,7 +183,7 @@ impl Model {
         sink: &mut dyn KvSink,
     ) -> Result<(), ForwardError> {
         let Some(pace) = &mut self.pace else { return Ok(()) };
-        let values = batch.tokens.len() * self.shard.shape.embedding_length;
+        let values = batch.tokens.len() * self.shard.spec.embedding_length;
         self.hidden.resize(values, 0.0);
         self.scratch.partial.resize(values, 0.0);
         pace.begin(batch);
@@ -183,18 +198,22 @@ impl Model {
             }
         }
         self.logits.clear();
-        if self.shard.plan.is_last_stage(&self.shard.shape) {
+        if self.shard.plan.is_last_stage(&self.shard.spec) {
             pace.output(batch, &self.shard, &mut self.logits);
         }
         Ok(())
     }
 
     fn embed(&mut self, batch: Batch<'_>) -> Result<(), ForwardError> {
-        let length = self.shard.shape.embedding_length;
+        let length = self.shard.spec.embedding_length;
         self.hidden.resize(batch.tokens.len() * length, 0.0);
         for (entry, hidden) in batch.tokens.iter().zip(self.hidden.chunks_exact_mut(length)) {
             let token = entry.token;
             self.shard.embed(token, hidden).map_err(|source| ForwardError::Embedding { token, source })?;
+            let scale = self.shard.spec.embedding_scale;
+            if scale != 1.0 {
+                hidden.iter_mut().for_each(|value| *value *= scale);
+            }
         }
         Ok(())
     }
@@ -206,29 +225,43 @@ impl Model {
             &self.compute,
             &self.hidden,
             &layer.attention_norm,
-            self.shard.shape.layer_norm_rms_epsilon,
+            self.shard.spec.norm_epsilon,
             &mut self.scratch.normed,
         );
         self.scratch.partial.fill(0.0);
-        if self.shard.plan.heads.is_empty() {
-            return;
+        if !self.cut(index).heads.is_empty() {
+            self.project(batch, index);
+            self.store(batch, index);
+            self.attend(batch, index);
+            self.attention_output(index);
         }
-        self.project(batch, index);
-        self.store(batch, index);
-        self.attend(batch, index);
+        let bias = &self.shard.layers[index].attention_output_bias;
+        if !bias.is_empty() {
+            let rows = self.scratch.partial.chunks_exact_mut(bias.len());
+            rows.for_each(|row| (self.compute.kernels.add)(row, bias));
+        }
+    }
+
+    /// `attended -> partial`
+    fn attention_output(&mut self, index: usize) {
         let Scratch { activations, attended, partial, .. } = &mut self.scratch;
         let output = &self.shard.layers[index].attention_output;
         activations.load(&self.compute, attended, output.columns, output.wanted());
         matmul(&self.compute, output.view(), activations, partial);
     }
 
+    /// This rank's part of a layer, numbered in the stage.
+    fn cut(&self, index: usize) -> &LayerCut {
+        self.shard.plan.cut_of(&self.shard.spec, self.shard.plan.layers.start + index)
+    }
+
     /// Query, key and value with bias, head norm and rotation.
     fn project(&mut self, batch: Batch<'_>, index: usize) {
-        let shape = &self.shard.shape;
-        let layer = &self.shard.layers[index];
+        let (spec, layer) = (&self.shard.spec, &self.shard.layers[index]);
+        let AttentionSpec { head_length, rope, scale, head_norms, temperature, .. } = layer.spec.attention;
         let Scratch { normed, activations, query, key, value, .. } = &mut self.scratch;
         let matrices = [&layer.query, &layer.key, &layer.value];
-        activations.load(&self.compute, normed, shape.embedding_length, wanted_by(&matrices));
+        activations.load(&self.compute, normed, spec.embedding_length, wanted_by(&matrices));
         let tokens = batch.tokens.len();
         for (matrix, out) in matrices.into_iter().zip([&mut *query, key, value]) {
             out.resize(tokens * matrix.rows, 0.0);
@@ -239,17 +272,30 @@ impl Model {
                 out.chunks_exact_mut(bias.len()).for_each(|row| (self.compute.kernels.add)(row, bias));
             }
         }
-        let scale = 1.0 / (shape.head_length as f32).sqrt();
-        for (rows, head_norm, scale) in [(query, &layer.head_norms[0], scale), (key, &layer.head_norms[1], 1.0)] {
+        for (rows, head_norm, scale, temperature) in
+            [(query, &layer.head_norms[0], scale, temperature), (key, &layer.head_norms[1], 1.0, None)]
+        {
             let per_token = rows.len() / batch.tokens.len();
             for (token, row) in rows.chunks_exact_mut(per_token).enumerate() {
-                for head in row.chunks_exact_mut(shape.head_length) {
-                    if !head_norm.is_empty() {
+                let scale = scale * temperature.map_or(1.0, |own| growth(own, batch.tokens[token].position));
+                for head in row.chunks_exact_mut(head_length) {
+                    let norm = |head: &mut [f32]| {
                         let before = head_copy(head);
                         let before = &before[..head.len()];
-                        (self.compute.kernels.rms_norm)(before, head_norm, shape.layer_norm_rms_epsilon, head);
+                        (self.compute.kernels.rms_norm)(before, head_norm, spec.norm_epsilon, head);
+                    };
+                    if head_norms == HeadNorms::BeforeRotation {
+                        norm(head);
                     }
-                    self.rope.rotate(token, head, scale);
+                    if let Some(rope) = rope {
+                        self.ropes[usize::from(rope)].rotate(token, head);
+                    }
+                    if head_norms == HeadNorms::AfterRotation {
+                        norm(head);
+                    }
+                    if scale != 1.0 {
+                        head.iter_mut().for_each(|value| *value *= scale);
+                    }
                 }
             }
         }
@@ -257,8 +303,8 @@ impl Model {
 
     /// Stores the step's keys and values in the cache.
     fn store(&mut self, batch: Batch<'_>, index: usize) {
-        let heads = self.shard.plan.heads_kv.len();
-        let length = self.shard.shape.head_length;
+        let heads = self.cut(index).heads_kv.len();
+        let length = self.shard.layers[index].spec.attention.head_length;
         let Scratch { key, value, .. } = &self.scratch;
         for (token, entry) in batch.tokens.iter().enumerate() {
             let position = entry.position as usize;
@@ -272,16 +318,54 @@ impl Model {
     }
 
     fn attend(&mut self, batch: Batch<'_>, index: usize) {
+        let kind = usize::from(self.shard.spec.layers[self.shard.plan.layers.start + index]);
         let Scratch { query, attended, states, .. } = &mut self.scratch;
         attended.resize(query.len(), 0.0);
-        let queries = Queries { layer: index, batch, queries: query };
-        attend(&self.compute, &self.cache, &self.heads, queries, states, attended);
+        let layer = &self.shard.layers[index];
+        let window = layer.spec.attention.window;
+        let (sinks, score_cap) = (&layer.sinks, layer.spec.attention.score_cap);
+        let queries = Queries { layer: index, batch, queries: query, window, sinks, score_cap };
+        attend(&self.compute, &self.cache, &self.heads[kind], queries, states, attended);
+    }
+
+    /// `partial -> hidden`: adds the sum over the ranks of what half a layer computed, or the norm of that sum.
+    fn add_up(
+        &mut self,
+        index: usize,
+        layer: LayerIndex,
+        kind: SyncKind,
+        collective: &mut dyn Collective,
+    ) -> Result<(), ForwardError> {
+        let weights = &self.shard.layers[index];
+        let scale = weights.spec.residual_scale;
+        let Scratch { partial, normed, summed, .. } = &mut self.scratch;
+        if scale != 1.0 {
+            partial.iter_mut().for_each(|value| *value *= scale);
+        }
+        let weight = match kind {
+            SyncKind::Attention => &weights.attention_post_norm,
+            SyncKind::FeedForward => &weights.feed_forward_post_norm,
+        };
+        if weight.is_empty() {
+            return Ok(collective.all_reduce(layer, kind, partial, &mut self.hidden)?);
+        }
+        summed.clear();
+        summed.resize(partial.len(), 0.0);
+        collective.all_reduce(layer, kind, partial, summed)?;
+        let epsilon = self.shard.spec.norm_epsilon;
+        normed.resize(summed.len(), 0.0);
+        // Not the kernel table's norm: the hidden state has the same bits on ranks with other kernels.
+        self.compute.pool.chunks(normed, weight.len(), |token, out| {
+            (Kernels::SCALAR.rms_norm)(&summed[token * weight.len()..][..weight.len()], weight, epsilon, out);
+        });
+        self.hidden.iter_mut().zip(normed).for_each(|(hidden, value)| *hidden += *value);
+        Ok(())
     }
 
     /// `hidden -> partial`: this rank's columns of the feed-forward network or of the chosen experts.
     fn feed_forward(&mut self, batch: Batch<'_>, index: usize) {
         let layer: &Layer = &self.shard.layers[index];
-        let epsilon = self.shard.shape.layer_norm_rms_epsilon;
+        let epsilon = self.shard.spec.norm_epsilon;
         if let Some(router) = &layer.router {
             return experts(&self.compute, layer, router, &self.hidden, epsilon, &mut self.scratch);
         }
@@ -291,7 +375,7 @@ impl Model {
 
     /// Logits of this rank's vocabulary rows, for the tokens that want them.
     fn output(&mut self, batch: Batch<'_>) {
-        let length = self.shard.shape.embedding_length;
+        let length = self.shard.spec.embedding_length;
         let mut wanted = 0;
         for (token, entry) in batch.tokens.iter().enumerate() {
             if entry.wants_logits {
@@ -305,16 +389,26 @@ impl Model {
             return;
         }
         let Scratch { normed, activations, .. } = &mut self.scratch;
-        let epsilon = self.shard.shape.layer_norm_rms_epsilon;
+        let epsilon = self.shard.spec.norm_epsilon;
         norm(&self.compute, &self.hidden[..wanted * length], &self.shard.output_norm, epsilon, normed);
         activations.load(&self.compute, normed, length, output.wanted());
         matmul(&self.compute, output.view(), activations, &mut self.logits);
+        let (scale, cap) = (self.shard.spec.logit_scale, self.shard.spec.logit_cap);
+        if scale != 1.0 {
+            self.logits.iter_mut().for_each(|logit| *logit *= scale);
+        }
+        if let Some(cap) = cap {
+            self.logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+        }
     }
 }
 
-/// Root-mean-square norm of each token (Zhang and Sennrich 2019).
+/// Root-mean-square norm of each token (Zhang and Sennrich 2019); a copy if there is no weight.
 fn norm(compute: &Compute, hidden: &[f32], weight: &[f32], epsilon: f32, out: &mut Vec<f32>) {
     out.resize(hidden.len(), 0.0);
+    if weight.is_empty() {
+        return out.copy_from_slice(hidden);
+    }
     compute.pool.chunks(out, weight.len(), |token, out| {
         let row = &hidden[token * weight.len()..][..weight.len()];
         (compute.kernels.rms_norm)(row, weight, epsilon, out);
@@ -322,8 +416,13 @@ fn norm(compute: &Compute, hidden: &[f32], weight: &[f32], epsilon: f32, out: &m
 }
 
 /// Copies a head to the stack, because the norm's input and output may not overlap.
-fn head_copy(head: &[f32]) -> [f32; gguf::shape::HEAD_LENGTH_MAX as usize] {
-    let mut copy = [0.0; gguf::shape::HEAD_LENGTH_MAX as usize];
+fn head_copy(head: &[f32]) -> [f32; HEAD_LENGTH_MAX as usize] {
+    let mut copy = [0.0; HEAD_LENGTH_MAX as usize];
     copy[..head.len()].copy_from_slice(head);
     copy
+}
+
+/// Factor of a query at a position.
+fn growth(temperature: Temperature, position: u32) -> f32 {
+    1.0 + temperature.slope * (1.0 + (position as f32 / temperature.length).floor()).ln()
 }

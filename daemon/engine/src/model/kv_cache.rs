@@ -70,7 +70,7 @@ impl KvCache {
     /// The first `count` positions of one head in one block.
     pub fn block(&self, place: Place, count: usize) -> KvBlock<'_> {
         let (keys, values) = (self.values(self.range(place, false)), self.values(self.range(place, true)));
-        KvBlock { keys, values, count, next: [&[]; 2] }
+        KvBlock { keys, values, first: 0, count, score_cap: None, next: [&[]; 2] }
     }
 
     /// Keys and values of one head in one block in their stored layout, [`Self::part_bytes`] long: valid in a cache of

@@ -1,6 +1,5 @@
 //! One rank's part of a model: its weights, its KV cache and the forward pass over a batch of tokens. Reaches the other
 //! ranks only through the `Collective` trait; starts no thread and opens no socket.
-pub mod arch;
 pub mod attention;
 pub mod batch;
 pub mod error;

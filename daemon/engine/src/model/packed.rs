@@ -20,7 +20,7 @@ use topology::ShardPlan;
 use super::{LoadError, region::Region};
 
 /// To be increased when the layout of panels or regions changes.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const MAGIC: [u8; 8] = *b"bramblep";
 /// Bytes covered by one checksum.
 const CHUNK: usize = 4 << 20;
@@ -39,7 +39,8 @@ impl Key {
         let mut hash = Sha256::new();
         hash.update(VERSION.to_le_bytes());
         hash.update(content.0);
-        for range in [&plan.layers, &plan.heads, &plan.heads_kv, &plan.columns, &plan.vocabulary] {
+        let cuts = plan.cuts.iter().flat_map(|cut| [&cut.heads, &cut.heads_kv, &cut.columns, &cut.shared]);
+        for range in [&plan.layers, &plan.vocabulary].into_iter().chain(cuts) {
             hash.update((range.start as u64).to_le_bytes());
             hash.update((range.end as u64).to_le_bytes());
         }

@@ -5,10 +5,11 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use gguf::{BlockFormat, GgufFile, Shape, Tensor};
+use gguf::{BlockFormat, GgufFile, Tensor};
 use kernels::{Kernels, pack_panel, packed_bytes};
+use models::{ModelSpec, TensorRole, TensorSpec};
 use rayon::prelude::*;
-use topology::ShardPlan;
+use topology::{ShardPlan, TensorPart};
 
 use super::LoadError;
 
@@ -17,9 +18,14 @@ const ALIGNMENT: usize = 4096;
 /// Bytes read from the file at a time; at least one panel.
 const READ_BYTES: usize = 1 << 20;
 
+/// The tensor of a layer, numbered in the whole model, or one outside the layers.
+pub type SliceKey = (Option<usize>, TensorRole);
+
 /// A rank's rows and columns of a tensor, the same in each of its matrices.
 #[derive(Clone, Debug)]
 pub struct TensorSlice {
+    /// The tensor's name.
+    name: String,
     /// Format of its blocks.
     pub format: BlockFormat,
     /// The rank's rows.
@@ -40,6 +46,19 @@ pub struct TensorSlice {
 }
 
 impl TensorSlice {
+    /// The part of a tensor in panels of `height` rows, from this byte of the region on.
+    fn new(tensor: &Tensor<'_>, part: TensorPart, height: usize, begin: usize) -> Self {
+        let (format, split, offset, row_bytes) = (tensor.format, tensor.split, tensor.offset, tensor.row_bytes());
+        let [matrix_rows, count] = [1, 2].map(|dimension| tensor.dimensions[dimension] as usize);
+        let (TensorPart { rows, columns }, place) = (part, begin..begin);
+        let name = tensor.name.to_owned();
+        let mut slice =
+            Self { name, format, rows, columns, count, place, matrix_rows, split, offset, row_bytes, height };
+        let bytes = packed_bytes(slice.rows.len(), slice.blocks().len() * format.block_bytes(), height);
+        slice.place.end += bytes * count;
+        slice
+    }
+
     /// Blocks of a row that contain the rank's columns.
     pub fn blocks(&self) -> Range<usize> {
         let length = self.format.block_length();
@@ -51,9 +70,9 @@ impl TensorSlice {
         (self.columns.start - (self.blocks().start * self.format.block_length()).min(self.columns.start)) / 32
     }
 
-    /// A norm, bias or factor as f32. These have one row, which is a panel of its own.
+    /// Norms, biases or factors as f32, row by row: each row is a panel of its own.
     pub fn floats(&self, region: &[u8]) -> Vec<f32> {
-        let mut values = vec![0.0; self.columns.len()];
+        let mut values = vec![0.0; self.rows.len() * self.columns.len()];
         Kernels::SCALAR.dequantise_row(self.format, &region[self.place.clone()], &mut values);
         values
     }
@@ -82,7 +101,7 @@ impl TensorSlice {
 pub struct Slices {
     /// Bytes of the region.
     pub bytes: usize,
-    names: HashMap<String, TensorSlice>,
+    slices: HashMap<SliceKey, TensorSlice>,
 }
 
 impl Slices {
@@ -90,78 +109,57 @@ impl Slices {
     ///
     /// # Errors
     /// A tensor is missing.
-    pub fn of(file: &GgufFile, shape: &Shape, plan: &ShardPlan, kernels: &Kernels) -> Result<Self, LoadError> {
-        let mut slices = Self { bytes: 0, names: HashMap::new() };
-        let head = shape.head_length;
-        let of_heads = |heads: &Range<usize>| heads.start * head..heads.end * head;
-        let (queries, keys) = (of_heads(&plan.heads), of_heads(&plan.heads_kv));
-        let height = kernels.panel_rows;
+    pub fn of(file: &GgufFile, spec: &ModelSpec, plan: &ShardPlan, kernels: &Kernels) -> Result<Self, LoadError> {
+        let mut slices = Self { bytes: 0, slices: HashMap::new() };
         for layer in plan.layers.clone() {
-            let tensor = |name: &str| format!("blk.{layer}.{name}");
-            for (name, rows) in [("attn_q", &queries), ("attn_k", &keys), ("attn_v", &keys)] {
-                slices.rows(file, &tensor(&format!("{name}.weight")), rows, height)?;
-                slices.vector(file, &tensor(&format!("{name}.bias")), Some(rows));
-            }
-            slices.columns(file, &tensor("attn_output.weight"), &queries, height)?;
-            let [gate, up, down] = feed_forward_names(shape);
-            for name in [gate, up] {
-                slices.rows(file, &tensor(&format!("{name}.weight")), &plan.columns, height)?;
-            }
-            slices.columns(file, &tensor(&format!("{down}.weight")), &plan.columns, height)?;
-            if let Some(experts) = shape.experts {
-                slices.rows(file, &tensor("ffn_gate_inp.weight"), &(0..experts.count), height)?;
-            }
-            for name in ["attn_norm.weight", "ffn_norm.weight", "attn_q_norm.weight", "attn_k_norm.weight"] {
-                slices.vector(file, &tensor(name), None);
+            let cut = plan.cut_of(spec, layer);
+            for tensor in spec.layer_tensors(layer) {
+                let name = format!("blk.{layer}.{}", tensor.name);
+                slices.add(file, &name, Some(layer), &tensor, cut.part(&tensor), kernels)?;
             }
         }
-        let output = if shape.tied_output { "token_embd.weight" } else { "output.weight" };
-        slices.rows(file, output, &plan.vocabulary, height)?;
-        slices.vector(file, "output_norm.weight", None);
-        slices.vector(file, "rope_freqs.weight", None);
+        for tensor in spec.tensors() {
+            slices.add(file, tensor.name, None, &tensor, plan.part(&tensor), kernels)?;
+        }
         Ok(slices)
     }
 
-    /// A slice by the name of its tensor.
+    /// A slice, if the file has its tensor and the rank a part of it.
+    pub fn find(&self, key: SliceKey) -> Option<&TensorSlice> {
+        self.slices.get(&key)
+    }
+
+    /// A slice that every model has.
     ///
     /// # Errors
     /// There is no such slice.
-    pub fn get(&self, name: &str) -> Result<&TensorSlice, LoadError> {
-        self.names.get(name).ok_or_else(|| LoadError::Missing(name.into()))
+    pub fn get(&self, key: SliceKey) -> Result<&TensorSlice, LoadError> {
+        self.find(key).ok_or_else(|| LoadError::Missing(format!("{:?} of layer {:?}", key.1, key.0)))
     }
 
-    /// Adds some rows of a tensor, or of each of its matrices.
-    fn rows(&mut self, file: &GgufFile, name: &str, rows: &Range<usize>, height: usize) -> Result<(), LoadError> {
-        let tensor = file.tensor(name).ok_or_else(|| LoadError::Missing(name.into()))?;
-        self.add(&tensor, rows.clone(), 0..tensor.columns(), height);
-        Ok(())
-    }
-
-    /// Adds some columns of a tensor, cut at multiples of 32. A super-block across a cut is included whole.
-    fn columns(&mut self, file: &GgufFile, name: &str, columns: &Range<usize>, height: usize) -> Result<(), LoadError> {
-        let tensor = file.tensor(name).ok_or_else(|| LoadError::Missing(name.into()))?;
-        self.add(&tensor, 0..tensor.dimensions[1] as usize, columns.clone(), height);
-        Ok(())
-    }
-
-    /// Adds a tensor of one row or a part of it, if the model has it.
-    fn vector(&mut self, file: &GgufFile, name: &str, part: Option<&Range<usize>>) {
-        if let Some(tensor) = file.tensor(name) {
-            self.add(&tensor, 0..1, part.cloned().unwrap_or(0..tensor.columns()), 1);
+    /// Adds the rank's part of a tensor. A super-block across a cut is included whole.
+    fn add(
+        &mut self,
+        file: &GgufFile,
+        name: &str,
+        layer: Option<usize>,
+        wanted: &TensorSpec,
+        part: Option<TensorPart>,
+        kernels: &Kernels,
+    ) -> Result<(), LoadError> {
+        let Some(mut part) = part else { return Ok(()) };
+        if let Some(fused) = wanted.fused {
+            let range = if wanted.is_vector { &mut part.columns } else { &mut part.rows };
+            *range = fused.first + range.start..fused.first + range.end;
         }
-    }
-
-    fn add(&mut self, tensor: &Tensor<'_>, rows: Range<usize>, columns: Range<usize>, height: usize) {
+        let Some(tensor) = file.tensor(name) else {
+            return if wanted.is_optional { Ok(()) } else { Err(LoadError::Missing(name.into())) };
+        };
         let begin = self.bytes.next_multiple_of(ALIGNMENT);
-        let (format, split, offset, row_bytes) = (tensor.format, tensor.split, tensor.offset, tensor.row_bytes());
-        let [matrix_rows, count] = [1, 2].map(|dimension| tensor.dimensions[dimension] as usize);
-        let place = begin..begin;
-        let mut slice =
-            TensorSlice { format, rows, columns, count, place, matrix_rows, split, offset, row_bytes, height };
-        let bytes = packed_bytes(slice.rows.len(), slice.blocks().len() * format.block_bytes(), height);
-        slice.place.end += bytes * count;
+        let slice = TensorSlice::new(&tensor, part, if wanted.is_vector { 1 } else { kernels.panel_rows }, begin);
         self.bytes = slice.place.end;
-        self.names.insert(tensor.name.into(), slice);
+        self.slices.insert((layer, wanted.role), slice);
+        Ok(())
     }
 
     /// Fills a region from the file, on all cores.
@@ -174,11 +172,11 @@ impl Slices {
         region: &mut [u8],
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<(), LoadError> {
-        let mut slices: Vec<(&String, &TensorSlice)> = self.names.iter().collect();
-        slices.sort_by_key(|(_, slice)| (slice.place.start, slice.place.end));
+        let mut slices: Vec<&TensorSlice> = self.slices.values().collect();
+        slices.sort_by_key(|slice| (slice.place.start, slice.place.end));
         let mut parts = Vec::new();
         let (mut rest, mut at) = (region, 0);
-        for (name, slice) in slices {
+        for slice in slices {
             let (_, from) = std::mem::take(&mut rest).split_at_mut(slice.place.start - at);
             let (own, behind) = from.split_at_mut(slice.place.len());
             (rest, at) = (behind, slice.place.end);
@@ -190,26 +188,19 @@ impl Slices {
             }
             for (matrix, own) in own.chunks_mut(matrix_bytes).enumerate() {
                 let chunks = own.chunks_mut(panel_bytes * at_once).enumerate();
-                parts.extend(chunks.map(|(index, out)| (name, slice, matrix, index * at_once, out)));
+                parts.extend(chunks.map(|(index, out)| (slice, matrix, index * at_once, out)));
             }
         }
         let is_given_up = AtomicBool::new(false);
-        parts.into_par_iter().try_for_each(|(name, slice, matrix, first, out)| {
+        parts.into_par_iter().try_for_each(|(slice, matrix, first, out)| {
             if is_given_up.load(Ordering::Relaxed) {
                 return Err(LoadError::Cancelled);
             }
-            slice.fill(file, matrix, first, out).map_err(|source| LoadError::Read { tensor: name.clone(), source })?;
+            let filled = slice.fill(file, matrix, first, out);
+            filled.map_err(|source| LoadError::Read { tensor: slice.name.clone(), source })?;
             is_given_up.fetch_or(!progress(out.len() as u64), Ordering::Relaxed);
             Ok(())
         })?;
         if is_given_up.into_inner() { Err(LoadError::Cancelled) } else { Ok(()) }
-    }
-}
-
-/// Names of the matrices of the feed-forward network, or of its experts: gate, up, down.
-pub(super) fn feed_forward_names(shape: &Shape) -> [&'static str; 3] {
-    match shape.experts {
-        None => ["ffn_gate", "ffn_up", "ffn_down"],
-        Some(_) => ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
     }
 }

@@ -2,14 +2,15 @@
 //! the file's own formats and scales, without requantising. A super-block across a cut is held by both ranks.
 use std::{io, ops::Range, sync::Arc};
 
-use gguf::{BlockFormat, GgufFile, Shape, Stamp};
+use gguf::{BlockFormat, GgufFile, Stamp};
 use kernels::{Kernels, MatrixPanels, MatrixStack, Wanted};
+use models::{LayerSpec, ModelSpec, RouterSpec, Scores, TensorRole};
 use topology::ShardPlan;
 
 use super::{
     packed::{Cached, Key},
     region::Region,
-    slices::{Slices, TensorSlice, feed_forward_names},
+    slices::{Slices, TensorSlice},
 };
 use crate::model::error::LoadError;
 
@@ -80,7 +81,9 @@ pub fn wanted_by(matrices: &[&Matrix]) -> Wanted {
 /// A layer's weights on this rank. Norms and biases are whole if every rank needs them.
 #[derive(Debug)]
 pub struct Layer {
-    /// `[embedding_length]`
+    /// What it computes.
+    pub spec: LayerSpec,
+    /// `[embedding_length]`; empty if the model has none.
     pub attention_norm: Vec<f32>,
     /// Query rows of this rank's heads `[heads * head_length, embedding_length]`.
     pub query: Matrix,
@@ -92,18 +95,45 @@ pub struct Layer {
     pub biases: [Vec<f32>; 3],
     /// `[head_length]` norms of each head of query and key; empty if the model has none.
     pub head_norms: [Vec<f32>; 2],
+    /// `[heads]` scores without a value; empty if the model has none.
+    pub sinks: Vec<f32>,
     /// `[embedding_length, heads * head_length]`
     pub attention_output: Matrix,
-    /// `[embedding_length]`
+    /// `[embedding_length]`; empty if the model has none, and except on the first rank.
+    pub attention_output_bias: Vec<f32>,
+    /// `[embedding_length]` of the norm behind the attention; empty if the model has none.
+    pub attention_post_norm: Vec<f32>,
+    /// `[embedding_length]`; empty if the model has none.
     pub feed_forward_norm: Vec<f32>,
     /// The router of a mixture of experts; `None`: there is one feed-forward network.
     pub router: Option<Router>,
+    /// The shared expert of a mixture.
+    pub shared: Option<SharedExpert>,
     /// `[columns, embedding_length]`, for each expert.
     pub gate: Matrix,
     /// `[columns, embedding_length]`, for each expert.
     pub up: Matrix,
     /// `[embedding_length, columns]`, for each expert.
     pub down: Matrix,
+    /// `[expert, columns]` biases of gate and up; empty if the model has none.
+    pub inner_biases: [Vec<f32>; 2],
+    /// `[expert, embedding_length]`; empty if the model has none, and except on the first rank.
+    pub down_bias: Vec<f32>,
+    /// `[embedding_length]` of the norm behind the feed-forward network; empty if the model has none.
+    pub feed_forward_post_norm: Vec<f32>,
+}
+
+/// The shared expert: every token uses it.
+#[derive(Debug)]
+pub struct SharedExpert {
+    /// `[columns, embedding_length]`
+    pub gate: Matrix,
+    /// `[columns, embedding_length]`
+    pub up: Matrix,
+    /// `[embedding_length, columns]`
+    pub down: Matrix,
+    /// `[embedding_length]`: the sigmoid of its product with the hidden state weights the output; empty without it.
+    pub router: Vec<f32>,
 }
 
 /// Chooses the experts of a token. Every rank has the whole router.
@@ -111,17 +141,79 @@ pub struct Layer {
 pub struct Router {
     /// `[expert_count, embedding_length]`, F32.
     pub matrix: Matrix,
+    /// `[expert_count]`; empty if the model has none.
+    pub bias: Vec<f32>,
+    /// `[expert_count]`, added to the scores for the choice alone; empty if the model has none.
+    pub selection_bias: Vec<f32>,
+    /// How it chooses.
+    pub spec: RouterSpec,
     /// Experts per token.
     pub used_count: usize,
 }
 
+impl Router {
+    /// Whether the largest logits are chosen and weighted by their softmax.
+    pub(super) fn is_plain(&self) -> bool {
+        let RouterSpec { scores, has_selection_bias, is_normalised, scale } = self.spec;
+        scores == Scores::Softmax && !has_selection_bias && is_normalised && scale == 1.0
+    }
+}
+
 impl Layer {
+    /// The weights of a layer, numbered in the whole model.
+    fn of(layer: usize, spec: &ModelSpec, slices: &Slices, region: &Arc<Region>) -> Result<Self, LoadError> {
+        use TensorRole::{GateBias, Key, KeyBias, KeyNorm, Query, QueryBias, QueryNorm, UpBias, Value, ValueBias};
+        let matrix = |role| slices.get((Some(layer), role)).map(|slice| Matrix::new(slice, region));
+        let optional = |role| {
+            let slice = slices.find((Some(layer), role));
+            slice.map(|slice| slice.floats(region.bytes())).unwrap_or_default()
+        };
+        let found = spec.layer(layer);
+        let router = found.feed_forward.experts().map(|experts| {
+            let (bias, selection_bias) = (optional(TensorRole::RouterBias), optional(TensorRole::SelectionBias));
+            let (spec, used_count) = (experts.router.clone(), experts.used_count);
+            matrix(TensorRole::Router).map(|matrix| Router { matrix, bias, selection_bias, spec, used_count })
+        });
+        let shared = found.feed_forward.experts().and_then(|experts| experts.shared.as_ref()).map(|_| {
+            Ok(SharedExpert {
+                gate: matrix(TensorRole::SharedGate)?,
+                up: matrix(TensorRole::SharedUp)?,
+                down: matrix(TensorRole::SharedDown)?,
+                router: optional(TensorRole::SharedRouter),
+            })
+        });
+        Ok(Self {
+            spec: found.clone(),
+            attention_norm: optional(TensorRole::MixerNorm),
+            query: matrix(Query)?,
+            key: matrix(Key)?,
+            value: matrix(Value)?,
+            biases: [QueryBias, KeyBias, ValueBias].map(optional),
+            head_norms: [QueryNorm, KeyNorm].map(optional),
+            sinks: optional(TensorRole::Sinks),
+            attention_output: matrix(TensorRole::AttentionOutput)?,
+            attention_output_bias: optional(TensorRole::AttentionOutputBias),
+            attention_post_norm: optional(TensorRole::MixerPostNorm),
+            feed_forward_norm: optional(TensorRole::FeedForwardNorm),
+            router: router.transpose()?,
+            shared: shared.transpose()?,
+            gate: matrix(TensorRole::Gate)?,
+            up: matrix(TensorRole::Up)?,
+            down: matrix(TensorRole::Down)?,
+            inner_biases: [GateBias, UpBias].map(optional),
+            down_bias: optional(TensorRole::DownBias),
+            feed_forward_post_norm: optional(TensorRole::FeedForwardPostNorm),
+        })
+    }
+
     /// The matrices with the number of columns, and with how many of its matrices each token is multiplied.
     pub fn matrices(&self) -> impl Iterator<Item = (&Matrix, usize)> {
         let used = self.router.as_ref().map_or(1, |router| router.used_count);
         let attention = [&self.query, &self.key, &self.value, &self.attention_output];
         let router = self.router.as_ref().map(|router| &router.matrix);
         let all = attention.into_iter().chain(router).map(|matrix| (matrix, 1));
+        let shared = self.shared.as_ref().map(|shared| [&shared.gate, &shared.up, &shared.down]);
+        let all = all.chain(shared.into_iter().flatten().map(|matrix| (matrix, 1)));
         all.chain([&self.gate, &self.up, &self.down].map(|matrix| (matrix, used)))
     }
 }
@@ -129,8 +221,8 @@ impl Layer {
 /// All weights of one rank.
 #[derive(Debug)]
 pub struct Shard {
-    /// The model's hyper-parameters.
-    pub shape: Shape,
+    /// What the model computes.
+    pub spec: ModelSpec,
     /// The part of the model on this rank.
     pub plan: ShardPlan,
     /// The layers of its stage.
@@ -139,8 +231,10 @@ pub struct Shard {
     pub output_norm: Vec<f32>,
     /// `[vocabulary rows of this rank, embedding_length]`
     pub output: Matrix,
-    /// `rope_freqs.weight`, if the file has it.
+    /// Divisors of rotation angles, if the file has them.
     pub rope_factors: Option<Vec<f32>>,
+    /// Divisors of rotation angles in long contexts, if the file has them.
+    pub rope_factors_long: Option<Vec<f32>>,
     embedding: Embedding,
 }
 
@@ -161,8 +255,8 @@ struct Embedding {
 pub struct Source<'a> {
     /// The model.
     pub file: &'a Arc<GgufFile>,
-    /// Its shape.
-    pub shape: &'a Shape,
+    /// What it computes.
+    pub spec: &'a ModelSpec,
     /// The part of the model to load.
     pub plan: &'a ShardPlan,
     /// Kernels that determine the panel layout.
@@ -181,11 +275,11 @@ pub struct Source<'a> {
 /// A tensor is missing.
 pub fn shard_bytes(
     file: &GgufFile,
-    shape: &Shape,
+    spec: &ModelSpec,
     plan: &ShardPlan,
     kernels: &'static Kernels,
 ) -> Result<u64, LoadError> {
-    Ok(Slices::of(file, shape, plan, kernels)?.bytes as u64)
+    Ok(Slices::of(file, spec, plan, kernels)?.bytes as u64)
 }
 
 impl Shard {
@@ -194,8 +288,8 @@ impl Shard {
     /// # Errors
     /// A tensor vanished or cannot be read, there is no memory, or `progress` returned false.
     pub fn load(source: Source<'_>) -> Result<Self, LoadError> {
-        let Source { file, shape, plan, kernels, cache, is_hollow, progress } = source;
-        let slices = Slices::of(file, shape, plan, kernels)?;
+        let Source { file, spec, plan, kernels, cache, is_hollow, progress } = source;
+        let slices = Slices::of(file, spec, plan, kernels)?;
         let mut region =
             Region::new(slices.bytes).map_err(|source| LoadError::Memory { bytes: slices.bytes, source })?;
         let key = |cached: &Cached<'_>| Key::of(&cached.content.root, plan, kernels, slices.bytes);
@@ -216,7 +310,7 @@ impl Shard {
         {
             folder.write(key(&cached), Arc::clone(&region));
         }
-        let mut shard = Self::of_region(file, shape, plan, &slices, &region)?;
+        let mut shard = Self::of_region(file, spec, plan, &slices, &region)?;
         let split = shard.embedding.split;
         shard.embedding.stamp = cache.and_then(|cached| cached.content.stamps.get(split).copied());
         Ok(shard)
@@ -224,46 +318,24 @@ impl Shard {
 
     fn of_region(
         file: &Arc<GgufFile>,
-        shape: &Shape,
+        spec: &ModelSpec,
         plan: &ShardPlan,
         slices: &Slices,
         region: &Arc<Region>,
     ) -> Result<Self, LoadError> {
-        let matrix = |name: &str| slices.get(name).map(|slice| Matrix::new(slice, region));
-        let vector = |name: &str| slices.get(name).map(|slice| slice.floats(region.bytes()));
-        let optional = |name: &str| vector(name).unwrap_or_default();
-        let layers = plan.layers.clone().map(|layer| {
-            let matrix = |name: &str| matrix(&format!("blk.{layer}.{name}.weight"));
-            let optional = |name: &str| optional(&format!("blk.{layer}.{name}"));
-            let [gate, up, down] = feed_forward_names(shape);
-            let router = shape
-                .experts
-                .map(|experts| matrix("ffn_gate_inp").map(|matrix| Router { matrix, used_count: experts.used_count }));
-            Ok(Layer {
-                attention_norm: vector(&format!("blk.{layer}.attn_norm.weight"))?,
-                query: matrix("attn_q")?,
-                key: matrix("attn_k")?,
-                value: matrix("attn_v")?,
-                biases: ["attn_q.bias", "attn_k.bias", "attn_v.bias"].map(optional),
-                head_norms: ["attn_q_norm.weight", "attn_k_norm.weight"].map(optional),
-                attention_output: matrix("attn_output")?,
-                feed_forward_norm: vector(&format!("blk.{layer}.ffn_norm.weight"))?,
-                router: router.transpose()?,
-                gate: matrix(gate)?,
-                up: matrix(up)?,
-                down: matrix(down)?,
-            })
-        });
+        let layers = plan.layers.clone().map(|layer| Layer::of(layer, spec, slices, region));
         let layers = layers.collect::<Result<Vec<_>, LoadError>>()?;
         let embedding = file.tensor("token_embd.weight");
         let embedding = embedding.ok_or_else(|| LoadError::Missing("token_embd.weight".into()))?;
+        let factors = |role| slices.find((None, role)).map(|slice| slice.floats(region.bytes()));
         Ok(Self {
-            shape: shape.clone(),
+            spec: spec.clone(),
             plan: plan.clone(),
             layers,
-            output_norm: vector("output_norm.weight")?,
-            output: matrix(if shape.tied_output { "token_embd.weight" } else { "output.weight" })?,
-            rope_factors: shape.has_rope_factors.then(|| vector("rope_freqs.weight")).transpose()?,
+            output_norm: slices.get((None, TensorRole::OutputNorm))?.floats(region.bytes()),
+            output: Matrix::new(slices.get((None, TensorRole::Output))?, region),
+            rope_factors: factors(TensorRole::RopeFactors),
+            rope_factors_long: factors(TensorRole::RopeFactorsLong),
             embedding: Embedding {
                 file: Arc::clone(file),
                 format: embedding.format,

@@ -39,7 +39,7 @@ pub(super) struct Inbox {
 impl Inbox {
     /// Creates the inbox of a rank with this shard.
     pub(super) fn new(plan: &ShardPlan) -> Self {
-        Self { layers: plan.layers.clone(), heads_kv: plan.heads_kv.clone(), latest: TransferId(0), list: Vec::new() }
+        Self { layers: plan.layers.clone(), heads_kv: plan.heads_kv(), latest: TransferId(0), list: Vec::new() }
     }
 
     /// Whether any transfer is incomplete.

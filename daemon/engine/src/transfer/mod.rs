@@ -150,7 +150,7 @@ impl Partners {
 
     /// The KV transfers of a rank with the shard `plan`.
     pub fn transfers(&self, topology: &Topology, plan: &ShardPlan, links: KvLinks) -> Transfers {
-        let outbox = Outbox::new(self.send_routes.clone(), plan.layers.clone(), plan.heads_kv.start, self.at_end);
+        let outbox = Outbox::new(self.send_routes.clone(), plan.layers.clone(), plan.heads_kv().start, self.at_end);
         Transfers::new(links, outbox, Inbox::new(plan), topology.layout)
     }
 }

@@ -2,6 +2,7 @@
 //! sum over lanes and one unpacked weight serves all tokens of a tile. Written once for all instruction sets; every sum
 //! is in the order of the columns, regardless of the tile.
 use crate::values::CHAINS;
+mod attend;
 mod dense;
 mod formats;
 mod lanes;
@@ -10,7 +11,8 @@ mod stored;
 #[cfg(target_arch = "aarch64")]
 mod two;
 
-pub(crate) use dense::*;
+pub(crate) use attend::attend;
+pub(crate) use dense::{FLOAT_TILES, clamped_swiglu, gelu_multiply, peak, quantise, read, rms_norm, silu_multiply};
 pub(crate) use formats::*;
 pub(crate) use lanes::Lanes;
 pub(crate) use operations::{entry, operations, table};

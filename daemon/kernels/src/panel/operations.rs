@@ -79,6 +79,10 @@ macro_rules! table {
                 panel::rms_norm($lanes, x, weight, epsilon, out)
             }),
             silu_multiply: entry!($features, |gate: &mut [f32], up: &[f32]| { panel::silu_multiply($lanes, gate, up) }),
+            gelu_multiply: entry!($features, |gate: &mut [f32], up: &[f32]| { panel::gelu_multiply($lanes, gate, up) }),
+            clamped_swiglu: entry!($features, |gate: &mut [f32], up: &[f32]| {
+                panel::clamped_swiglu($lanes, gate, up)
+            }),
             read: entry!($features, |bytes: &[u8], streams: usize, ahead: usize| -> u8 {
                 panel::read($lanes, bytes, streams, ahead)
             }),

@@ -41,6 +41,8 @@ pub(super) const TABLE: Kernels = Kernels {
     attend,
     rms_norm,
     silu_multiply,
+    gelu_multiply,
+    clamped_swiglu,
     read,
     peak: |_| (0, 0.0),
     add,
@@ -184,9 +186,10 @@ fn attend(block: KvBlock<'_>, state: &mut Attention<'_>) {
     for head in 0..state.largest.len() {
         let query = &state.queries[head * length..][..length];
         let out = &mut state.out[head * length..][..length];
-        for position in 0..block.count {
+        for position in block.first..block.count {
             let keys = (0..length).map(|column| key(block.keys, column, position));
             let score: f32 = query.iter().zip(keys).map(|(query, key)| query * key).sum();
+            let score = block.score_cap.map_or(score, |cap| cap * (score / cap).tanh());
             let largest = state.largest[head].max(score);
             let (shrink, weight) = ((state.largest[head] - largest).exp(), (score - largest).exp());
             state.largest[head] = largest;
@@ -230,6 +233,29 @@ fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
 fn silu_multiply(gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len());
     gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = *gate / (1.0 + (-*gate).exp()) * up);
+}
+
+/// Twice the square root of 2 / pi, and that times 0.044715: the factors of `x` and `x^3` in the approximation of GELU.
+pub(super) const GELU: [f32; 2] = [1.595_769_2, 0.071_354_82];
+/// Bound of the inputs of the clamped SwiGLU.
+pub(super) const SWIGLU_LIMIT: f32 = 7.0;
+/// Factor of the gate in the sigmoid of the clamped SwiGLU.
+pub(super) const SWIGLU_SLOPE: f32 = 1.702;
+
+fn gelu_multiply(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len());
+    gate.iter_mut().zip(up).for_each(|(gate, up)| {
+        let of = *gate * (GELU[0] + GELU[1] * *gate * *gate);
+        *gate = *gate / (1.0 + (-of).exp()) * up;
+    });
+}
+
+fn clamped_swiglu(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len());
+    gate.iter_mut().zip(up).for_each(|(gate, up)| {
+        let limited = if *gate > SWIGLU_LIMIT { SWIGLU_LIMIT } else { *gate };
+        *gate = limited / (1.0 + (-SWIGLU_SLOPE * limited).exp()) * (up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0);
+    });
 }
 
 fn read(bytes: &[u8], _: usize, _: usize) -> u8 {

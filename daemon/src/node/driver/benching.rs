@@ -225,18 +225,18 @@ fn check(config: &Config, kernels: &'static Kernels, bench: &Bench) -> Result<Op
 }
 
 fn node_bytes(node: &BenchNode, model: &ModelFile, kernels: &'static Kernels) -> Result<u64, FaultKind> {
-    let ModelFile { file, shape, .. } = model;
+    let ModelFile { file, spec, .. } = model;
     let invalid = |reason: String| FaultKind::ModelInvalid { model: node.model.clone(), reason };
-    let plans = cut(shape, &[1]).map_err(|error| invalid(error.to_string()))?;
-    let weights = shard_bytes(file, shape, &plans[0], kernels).map_err(|error| invalid(error.to_string()))?;
+    let plans = cut(spec, &[1]).map_err(|error| invalid(error.to_string()))?;
+    let weights = shard_bytes(file, spec, &plans[0], kernels).map_err(|error| invalid(error.to_string()))?;
     let context = if node.context.is_empty() { &CONTEXT_DEFAULT } else { node.context.as_slice() };
     let longest = node.prefill.iter().chain(context).max().map_or(0, |tokens| *tokens);
-    let positions = ((longest + node.tokens + 1) as usize).min(shape.context_length);
+    let positions = ((longest + node.tokens + 1) as usize).min(spec.context_length);
     let blocks = positions.div_ceil(KV_BLOCK_LENGTH);
-    let cache = KvCache::bytes(node.kv, shape.block_count, blocks, shape.head_count_kv, shape.head_length);
+    let cache = KvCache::bytes(node.kv, spec.block_count(), blocks, spec.kv().head_count_kv, spec.kv().head_length);
     // The buffer that is read for the bandwidth exists twice, before or after the weights are loaded.
     let read = node.read_mib.map_or(0, |mib| u64::from(mib) << 21);
-    let sizes = ModelSizes::of_file(file, shape);
+    let sizes = ModelSizes::of_file(file, spec);
     let seat = Seat { stages: 1, ranks: 1, is_head: false, slots: 1, exchange: Exchange::F32 };
     let working = working_bytes(&Holding { sizes: &sizes, plan: &plans[0] }, &seat);
     Ok((weights + cache).max(read) + working)

@@ -14,8 +14,9 @@ use engine::{
     structured_output::{Job, VocabularySource},
     transfer::Partners,
 };
-use gguf::{Content, GgufError, GgufFile, Shape};
+use gguf::{Content, GgufError, GgufFile};
 use kernels::Kernels;
+use models::{ModelSpec, TensorRole};
 use planner::{
     holding::Holding,
     simulate::Noise,
@@ -27,7 +28,10 @@ use protocol::{
 };
 use telemetry::LoadProgress;
 use tokenizer::Tokenizer;
-use topology::{CutError, Place, Role, ShardPlan, Topology, cut_stages, sizes::ModelSizes};
+use topology::{
+    CutError, Place, Role, ShardPlan, Topology, cut_stages,
+    sizes::{ModelSizes, OlderSizes},
+};
 
 use crate::{
     config::{Config, Paced},
@@ -74,7 +78,7 @@ fn find(folders: &[PathBuf], model: &str) -> Result<PathBuf, FaultKind> {
 pub(super) struct ModelFile {
     pub(super) path: PathBuf,
     pub(super) file: Arc<GgufFile>,
-    pub(super) shape: Shape,
+    pub(super) spec: ModelSpec,
 }
 
 /// Opens a model by its name.
@@ -82,31 +86,34 @@ pub(super) fn open(folders: &[PathBuf], model: &str) -> Result<ModelFile, FaultK
     let path = find(folders, model)?;
     let invalid = |error: GgufError| FaultKind::ModelInvalid { model: model.into(), reason: error.to_string() };
     let file = GgufFile::open(&path).map_err(invalid)?;
-    let shape = Shape::read(&file).map_err(invalid)?;
-    Ok(ModelFile { path, file: Arc::new(file), shape })
+    let spec = models::read(&file).map_err(invalid)?;
+    Ok(ModelFile { path, file: Arc::new(file), spec })
 }
 
-/// Identity and shape of a model.
+/// Identity and spec of a model.
 pub(super) fn identify(folders: &[PathBuf], model: &str) -> Result<ModelCard, FaultKind> {
-    let ModelFile { file, shape, .. } = open(folders, model)?;
-    let output = file.tensor(if shape.tied_output { "token_embd.weight" } else { "output.weight" });
+    let ModelFile { file, spec, .. } = open(folders, model)?;
+    let output = spec.tensors().into_iter().find(|tensor| tensor.role == TensorRole::Output);
+    let output = output.and_then(|tensor| file.tensor(tensor.name));
+    let sizes = ModelSizes::of_file(&file, &spec);
     Ok(ModelCard {
         model: model.into(),
         identity: ModelIdentity(file.identity()),
         size: Bytes(file.file_bytes()),
-        context_length: shape.context_length as u32,
-        block_count: shape.block_count as u32,
-        embedding_length: shape.embedding_length as u32,
-        head_count: shape.head_count as u32,
-        layer_bytes: layer_bytes(&file, &shape),
+        context_length: spec.context_length as u32,
+        block_count: spec.block_count() as u32,
+        embedding_length: spec.embedding_length as u32,
+        head_count: spec.kv().head_count as u32,
+        layer_bytes: layer_bytes(&file, &spec),
         output_bytes: Bytes(output.map_or(0, |tensor| tensor.byte_length as u64)),
-        sizes: ModelSizes::of_file(&file, &shape),
+        older: OlderSizes::of(&sizes),
+        sizes: Some(Box::new(sizes)),
     })
 }
 
 /// Bytes of the weights of each layer.
-fn layer_bytes(file: &GgufFile, shape: &Shape) -> Vec<Bytes> {
-    let mut layers = vec![Bytes(0); shape.block_count];
+fn layer_bytes(file: &GgufFile, spec: &ModelSpec) -> Vec<Bytes> {
+    let mut layers = vec![Bytes(0); spec.block_count()];
     for tensor in file.tensors() {
         let layer = tensor.name.strip_prefix("blk.").and_then(|name| name.split('.').next()?.parse::<usize>().ok());
         if let Some(bytes) = layer.and_then(|layer| layers.get_mut(layer)) {
@@ -117,9 +124,9 @@ fn layer_bytes(file: &GgufFile, shape: &Shape) -> Vec<Bytes> {
 }
 
 /// The tokenizer of a model; the error states the reason.
-fn read_tokenizer(file: &GgufFile, shape: &Shape) -> Result<Tokenizer, String> {
+fn read_tokenizer(file: &GgufFile, spec: &ModelSpec) -> Result<Tokenizer, String> {
     let tokenizer = Tokenizer::from_metadata(file.metadata()).map_err(|error| error.to_string())?;
-    let (tokens, rows) = (tokenizer.vocabulary_length(), shape.vocabulary_length);
+    let (tokens, rows) = (tokenizer.vocabulary_length(), spec.vocabulary_length);
     if tokens > rows {
         return Err(format!("the vocabulary has {tokens} tokens, token_embd.weight has {rows} rows"));
     }
@@ -135,29 +142,33 @@ pub(super) fn load(
 ) -> Result<Loaded, FaultKind> {
     let topology = &prepare.topology;
     let model = || topology.model.clone();
-    let ModelFile { path, file, shape } = open(&config.models, &topology.model)?;
+    let ModelFile { path, file, spec } = open(&config.models, &topology.model)?;
     let actual = ModelIdentity(file.identity());
     if actual != topology.identity {
         return Err(FaultKind::ModelDiffers { model: model(), expected: topology.identity, actual });
     }
+    let unused = models::unused(&file, &spec);
+    if let Some(first) = unused.first() {
+        tracing::info!("{}: {} tensors are not used, the first is {first}", model(), unused.len());
+    }
     let refuse = |reason: String| FaultKind::TopologyInvalid { reason };
-    if topology.context_length as usize > shape.context_length {
-        let (asked, trained) = (topology.context_length, shape.context_length);
+    if topology.context_length as usize > spec.context_length {
+        let (asked, trained) = (topology.context_length, spec.context_length);
         return Err(refuse(format!("a context of {asked} tokens is requested, the model was trained for {trained}")));
     }
     let place = topology.place(prepare.member);
-    let plans = cut_stages(&shape, &topology.stages(place.replica)).map_err(|error| refuse(error.to_string()))?;
-    let partners = partners(topology, &shape, &place).map_err(|error| refuse(error.to_string()))?;
+    let plans = cut_stages(&spec, &topology.stages(place.replica)).map_err(|error| refuse(error.to_string()))?;
+    let partners = partners(topology, &spec, &place).map_err(|error| refuse(error.to_string()))?;
     let plan =
         plans.get(place.rank.index()).ok_or_else(|| refuse("this node's rank is not part of the shard plan".into()))?;
     let invalid = |reason: String| FaultKind::ModelInvalid { model: model(), reason };
-    let tokenizer = place.is_head().then(|| read_tokenizer(&file, &shape)).transpose().map_err(invalid)?;
-    let kv = kv_bytes(topology, &shape, plan);
-    let weight_bytes = shard_bytes(&file, &shape, plan, kernels).map_err(|error| invalid(error.to_string()))?;
+    let tokenizer = place.is_head().then(|| read_tokenizer(&file, &spec)).transpose().map_err(invalid)?;
+    let kv = kv_bytes(topology, &spec, plan);
+    let weight_bytes = shard_bytes(&file, &spec, plan, kernels).map_err(|error| invalid(error.to_string()))?;
     let paced = config.paced.as_ref();
     check_memory(
         config,
-        weight_bytes + kv + working(&ModelSizes::of_file(&file, &shape), plan, &Seat::of(topology, &place)),
+        weight_bytes + kv + working(&ModelSizes::of_file(&file, &spec), plan, &Seat::of(topology, &place)),
     )?;
     let content = content(config, topology, &file, progress)
         .map_err(|kind| if kind == FaultKind::StoreCancelled { not_prepared(prepare) } else { kind })?;
@@ -166,7 +177,7 @@ pub(super) fn load(
     let packed = PackedCache::new(&config.state);
     let source = Source {
         file: &file,
-        shape: &shape,
+        spec: &spec,
         plan,
         kernels,
         cache: Some(Cached { cache: (config.packed_shards && paced.is_none()).then_some(&packed), content: &content }),
@@ -184,17 +195,17 @@ pub(super) fn load(
         LoadError::Cancelled => not_prepared(prepare),
     })?;
     let blocks = topology.kv_block_count();
-    let cache = KvCache::new(topology.kv, plan.layers.len(), blocks, plan.heads_kv.len(), shape.head_length)
+    let cache = KvCache::new(topology.kv, plan.layers.len(), blocks, plan.heads_kv().len(), spec.kv().head_length)
         .map_err(|_| FaultKind::MemoryShort { needed: Bytes(kv), available: memory::available() })?;
     let text = tokenizer.map(|tokenizer| {
-        let limits = Limits::of(topology, shape.vocabulary_length);
+        let limits = Limits::of(topology, spec.vocabulary_length);
         let mut text = ModelText::new(model(), path, &file, Arc::new(tokenizer), limits);
         text::check_template(&Program::of(program()), &mut text);
         text
     });
-    let pace = paced.map(|paced| pace(paced, ModelSizes::of_file(&file, &shape), plan, topology));
+    let pace = paced.map(|paced| pace(paced, ModelSizes::of_file(&file, &spec), plan, topology));
     let vocabulary =
-        place.is_last_stage().then(|| text::vocabulary(Arc::clone(&file), shape.vocabulary_length, spawn_compiler));
+        place.is_last_stage().then(|| text::vocabulary(Arc::clone(&file), spec.vocabulary_length, spawn_compiler));
     Ok(Loaded { shard, cache, pace, partners, text, vocabulary, bytes: Bytes(weight_bytes + kv) })
 }
 
@@ -251,18 +262,18 @@ fn spawn_compiler(job: Job) -> bool {
 }
 
 /// What a member of a group with a role sends to the others.
-fn partners(topology: &Topology, shape: &Shape, own: &Place) -> Result<Option<Partners>, CutError> {
+fn partners(topology: &Topology, spec: &ModelSpec, own: &Place) -> Result<Option<Partners>, CutError> {
     if own.role == Role::Both {
         return Ok(None);
     }
     let replicas = 0..topology.layout.replicas;
-    let plans = replicas.map(|replica| cut_stages(shape, &topology.stages(replica))).collect::<Result<Vec<_>, _>>()?;
+    let plans = replicas.map(|replica| cut_stages(spec, &topology.stages(replica))).collect::<Result<Vec<_>, _>>()?;
     Ok(Some(Partners::new(topology, own, &plans)))
 }
 
-fn kv_bytes(topology: &Topology, shape: &Shape, plan: &ShardPlan) -> u64 {
-    let (layers, heads) = (plan.layers.len(), plan.heads_kv.len());
-    KvCache::bytes(topology.kv, layers, topology.kv_block_count(), heads, shape.head_length)
+fn kv_bytes(topology: &Topology, spec: &ModelSpec, plan: &ShardPlan) -> u64 {
+    let (layers, heads) = (plan.layers.len(), plan.heads_kv().len());
+    KvCache::bytes(topology.kv, layers, topology.kv_block_count(), heads, spec.kv().head_length)
 }
 
 /// Refuses a load that would end in swapping or in the out-of-memory killer.

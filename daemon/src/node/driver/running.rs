@@ -128,7 +128,7 @@ impl RunningEngine {
             inputs: context.inputs.clone(),
         };
         let (commands, orders) = Orders::new();
-        let columns = loaded.shard.shape.embedding_length;
+        let columns = loaded.shard.spec.embedding_length;
         let stage = StageLinks { sockets: links.data, abort: &abort, ring: &ring, columns };
         let mut group = group(&place, stage, context.kernels)?;
         group.set_toll(loaded.pace.as_ref().map(Pace::toll));
@@ -410,15 +410,16 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
     let member = &place.topology.members[place.member.index()];
     let cores = member.cores.iter().map(|core| usize::from(*core)).collect();
     let threads = usize::from(config.threads.unwrap_or(member.threads));
-    let limits = Limits::of(&place.topology, loaded.shard.shape.vocabulary_length);
+    let limits = Limits::of(&place.topology, loaded.shard.spec.vocabulary_length);
     let kernels = context.kernels;
     let options = PoolOptions { threads, cores, spin: member.spin };
     let (shard, cache, pace) = (loaded.shard, loaded.cache, loaded.pace);
+    let context_length = place.topology.context_length as usize;
     // The thread pool and the model are created on the engine's thread, which first sets its CPU affinity.
     let model = Box::new(move || {
         let pool = Pool::new(options);
         pool.pin_caller();
-        Model::new(shard, cache, Compute { kernels, pool }).paced(pace)
+        Model::new(shard, cache, Compute { kernels, pool }, context_length).paced(pace)
     });
     let (node, place, variant, vocabulary) = (config.name.clone(), place.seat(), context.variant, loaded.vocabulary);
     Setup { node, place, limits, model, group, transfers, variant, end_tokens, vocabulary, abort }

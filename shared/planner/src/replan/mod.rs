@@ -200,9 +200,9 @@ pub(super) struct OfFile<'a> {
 
 impl Needs for OfFile<'_> {
     fn stages(&self, count: u16) -> Option<Vec<Range<u32>>> {
-        let whole = cut(&self.sizes.shape, &[1]).ok()?;
+        let whole = cut(&self.sizes.spec, &[1]).ok()?;
         let holding = Holding { sizes: self.sizes, plan: &whole[0] };
-        let costs: Vec<u64> = (0..self.sizes.shape.block_count)
+        let costs: Vec<u64> = (0..self.sizes.spec.block_count())
             .map(|layer| holding.attention(layer).bytes + holding.feed_forward(layer, 1).bytes)
             .collect();
         split_layers(&costs, holding.output().bytes, &vec![1; usize::from(count)])

@@ -16,7 +16,7 @@ use super::*;
 fn before(layout: &str, count: usize) -> (Topology, ModelSizes) {
     let sizes = ModelSizes::known("llama-3.2-1b", Quantisation::Q4_0).expect("it is known");
     let layout: Layout = layout.parse().expect("a layout");
-    let blocks = sizes.shape.block_count as u32;
+    let blocks = sizes.spec.block_count() as u32;
     let topology = Topology {
         layout,
         members: (0..count)
@@ -96,7 +96,7 @@ fn returning_members_restore_the_desired_topology_and_its_shares() {
 fn replicas_cut_differently_keep_their_own_layers() {
     let (mut topology, sizes) = before("tp4", 4);
     topology.layout = "dp2-pp2-tp1".parse().expect("a layout");
-    let blocks = sizes.shape.block_count as u32;
+    let blocks = sizes.spec.block_count() as u32;
     let layers = [0..4, 4..blocks, 0..6, 6..blocks];
     topology.members.iter_mut().zip(layers.clone()).for_each(|(member, layers)| member.layers = layers);
     let left = replan(&topology, &stays(&[(0, 0), (2, 0), (3, 0)]), &sizes).expect("a replica is complete");

@@ -41,10 +41,10 @@ pub fn half_layer_ns(
     if kind == SyncKind::FeedForward {
         return besides + profile.work_ns(holding.feed_forward(layer, load.tokens), load.tokens);
     }
-    let head_length = holding.sizes.shape.head_length;
+    let head_length = holding.sizes.spec.kv().head_length;
     let bytes = load.read * kv_position_bytes(kv, holding.plan, head_length) as f64;
     // The queries of a chunk share the KV cache reads; scores and weighted sums take two multiply-adds per value.
-    let macs = load.pairs * (2 * holding.plan.heads.len() * head_length) as f64;
+    let macs = load.pairs * (2 * holding.plan.cut_of(&holding.sizes.spec, layer).heads.len() * head_length) as f64;
     besides + profile.work_ns(holding.attention(layer), load.tokens) + profile.attention_ns(bytes, macs)
 }
 

@@ -122,11 +122,11 @@ impl NodeProfile {
     /// A machine whose benchmark with this model is known. Values that the benchmark does not measure are those of
     /// `base`; times that the simulation adds separately are subtracted from the measured times.
     pub fn measured(name: &str, bench: &NodeBench, sizes: &ModelSizes, base: &Self) -> Self {
-        let layers = sizes.shape.block_count as f64;
+        let layers = sizes.spec.block_count() as f64;
         let read = bench.bandwidth.last().map_or(base.read_bytes_per_second, |all| all.bytes_per_second);
         let besides = (layers * base.layer_ns as f64
             + base.step_ns as f64
-            + (sizes.shape.vocabulary_length as u64 * base.logit_ns) as f64)
+            + (sizes.spec.vocabulary_length as u64 * base.logit_ns) as f64)
             / 1e9;
         // Short measurements on machines of another kind: at most half of a token's time is subtracted.
         let share = |decode: &Decode| {

@@ -148,7 +148,7 @@ impl<'a> Replica<'a> {
             expected = layers.end;
             cuts.push((layers.clone(), ranks.iter().map(|(_, weight)| *weight).collect()));
         }
-        let plans = cut_stages(&sizes.shape, &cuts)?;
+        let plans = cut_stages(&sizes.spec, &cuts)?;
         let machines = setup.stages.iter().flat_map(|(_, ranks)| ranks).map(|(machine, _)| machine.clone());
         let seats = machines
             .zip(plans)
@@ -204,7 +204,7 @@ impl<'a> Replica<'a> {
     }
 
     fn tensor(&self, tokens: u32) -> Tensor {
-        Tensor { tokens, columns: self.sizes.shape.embedding_length, exchange: self.setup.exchange }
+        Tensor { tokens, columns: self.sizes.spec.embedding_length, exchange: self.setup.exchange }
     }
 
     /// Appends a step to the actions of each rank. Does not wait for the tokens that the step samples: see
@@ -257,7 +257,7 @@ impl<'a> Replica<'a> {
             }
         }
         if seat.stage + 1 < self.stages() {
-            let values = step.tokens as usize * self.sizes.shape.embedding_length;
+            let values = step.tokens as usize * self.sizes.spec.embedding_length;
             let bytes = (FRAME_HEADER_BYTES + payload_bytes(self.setup.exchange.hand_over(), 1, values)) as u64;
             out.extend([Action::Enter, send(index + self.world, bytes), Action::Close(Closing::Bubble)]);
         } else if step.wants_logits > 0 {

@@ -15,10 +15,10 @@ use common::{
     ids::RequestId,
     precision::{Exchange, KvFormat},
 };
-use gguf::{Architecture, BlockFormat};
+use gguf::BlockFormat;
 use serde::{Serialize, de::DeserializeOwned};
 use telemetry::{BenchFound, BenchProgress, NodeReport, NodeState, SyncKind, health::Storage, request::RequestStage};
-use topology::{Role, Topology, rolling::Phase};
+use topology::{Role, Topology, rolling::Phase, sizes::older::Architecture};
 
 use self::sampler::{Enums, Sampler};
 use super::{

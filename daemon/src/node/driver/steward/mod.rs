@@ -168,7 +168,7 @@ async fn answer(session: &Session, body: RequestBody, within: Duration) -> Resul
 
 /// Fits the desired topology to the available members, with the sizes in the model's file.
 fn plan(models: &[PathBuf], desired: &Topology, stay: &[Stays]) -> Result<Topology, FaultKind> {
-    let ModelFile { file, shape, .. } = loading::open(models, &desired.model)?;
-    let sizes = ModelSizes::of_file(&file, &shape);
+    let ModelFile { file, spec, .. } = loading::open(models, &desired.model)?;
+    let sizes = ModelSizes::of_file(&file, &spec);
     replan(desired, stay, &sizes).map_err(|reason| FaultKind::TopologyInvalid { reason })
 }

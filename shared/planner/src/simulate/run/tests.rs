@@ -20,7 +20,7 @@ fn outcome(sizes: &ModelSizes, setup: &Setup) -> Outcome {
 }
 
 fn tensor_parallel(sizes: &ModelSizes, profile: &NodeProfile, ranks: usize) -> Setup {
-    Setup::equal(profile, ranks, sizes.shape.block_count, LINK)
+    Setup::equal(profile, ranks, sizes.spec.block_count(), LINK)
 }
 
 #[test]
@@ -82,7 +82,8 @@ fn rank_20_percent_slower_is_named_within_64_tokens() {
 fn equal_ranks_name_no_straggler_in_a_million_tokens() {
     let mut sizes = sizes("llama-3.2-1b", Quantisation::Q4_0);
     // One layer: the fewer all-reduces a window has, the less the noise averages out.
-    (sizes.shape.block_count, sizes.layers) = (1, sizes.layers[..1].to_vec());
+    sizes.spec.layers.truncate(1);
+    sizes.layers.truncate(1);
     let setup = tensor_parallel(&sizes, &NodeProfile::pi5(), 4);
     let replica = Replica::new(&sizes, &setup).expect("it can be cut");
     let noise = Noise::Random { mean_ppm: 50_000 };
@@ -101,7 +102,7 @@ fn the_same_replica_takes_the_same_nanoseconds() {
 
 /// Two stages of two ranks.
 fn pipeline(sizes: &ModelSizes, stages: usize, ranks: usize) -> Setup {
-    let count = sizes.shape.block_count;
+    let count = sizes.spec.block_count();
     let each = vec![(Machine { profile: NodeProfile::pi5(), link: LINK }, 1); ranks];
     let stages =
         (0..stages).map(|stage| (count * stage / stages..count * (stage + 1) / stages, each.clone())).collect();

@@ -1,0 +1,224 @@
+//! Keys that most families have.
+use gguf::GgufError;
+
+use crate::{
+    keys::Keys,
+    limits::{
+        BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, EXPERT_COUNT_MAX, FEED_FORWARD_LENGTH_MAX,
+        HEAD_COUNT_MAX, HEAD_LENGTH_MAX,
+    },
+    spec::{
+        Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, LongSpec, ModelSpec,
+        Norms, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, YarnSpec,
+    },
+    tensors::{ROPE_FACTORS, TOKEN_EMBEDDING},
+};
+
+/// A model without layers and rotation.
+pub(super) fn model(keys: &Keys<'_>) -> Result<ModelSpec, GgufError> {
+    let vocabulary_length = keys
+        .source
+        .rows(TOKEN_EMBEDDING)
+        .ok_or_else(|| GgufError::MissingTensor { tensor: TOKEN_EMBEDDING.into(), architecture: keys.architecture })?;
+    Ok(ModelSpec {
+        architecture: keys.architecture.into(),
+        name: keys.source.text("general.name")?.unwrap_or_default(),
+        context_length: keys.length("context_length", CONTEXT_LENGTH_MAX)?,
+        embedding_length: keys.length("embedding_length", EMBEDDING_LENGTH_MAX)?,
+        vocabulary_length,
+        norm_epsilon: keys.positive("attention.layer_norm_rms_epsilon", None)?,
+        embedding_scale: 1.0,
+        tied_output: !keys.has_tensor("output.weight"),
+        logit_scale: 1.0,
+        logit_cap: None,
+        ropes: Vec::new(),
+        kinds: Vec::new(),
+        layers: Vec::new(),
+    })
+}
+
+/// Number of layers, without the blocks that predict further tokens.
+pub(super) fn block_count(keys: &Keys<'_>) -> Result<usize, GgufError> {
+    const COUNT: &str = "block_count";
+    let (all, behind) = (keys.length(COUNT, BLOCK_COUNT_MAX)?, keys.count("nextn_predict_layers")?);
+    match usize::try_from(behind).ok().and_then(|behind| all.checked_sub(behind)) {
+        Some(count) if count > 0 => Ok(count),
+        _ => Err(keys.refuse(COUNT, all, format!("but nextn_predict_layers is {behind}"))),
+    }
+}
+
+/// Heads without norms, rotated by the first table, and with scores divided by the square root of their length.
+pub(super) fn attention(keys: &Keys<'_>, embedding_length: usize) -> Result<AttentionSpec, GgufError> {
+    const KV: &str = "attention.head_count_kv";
+    let head_count = keys.length("attention.head_count", HEAD_COUNT_MAX)?;
+    let head_count_kv = keys.optional_length(KV, HEAD_COUNT_MAX)?.unwrap_or(head_count);
+    if !head_count.is_multiple_of(head_count_kv) {
+        return Err(keys.refuse(KV, head_count_kv, format!("which does not divide the {head_count} heads")));
+    }
+    let head_length = keys.head_length(embedding_length, head_count)?;
+    Ok(AttentionSpec {
+        head_count,
+        head_count_kv,
+        head_length,
+        rope: Some(0),
+        scale: 1.0 / (head_length as f32).sqrt(),
+        temperature: None,
+        score_cap: None,
+        window: None,
+        has_sinks: false,
+        head_norms: HeadNorms::None,
+        is_fused: keys.has_tensor("blk.0.attn_qkv.weight"),
+        needs_biases: false,
+        needs_output_bias: false,
+    })
+}
+
+/// A single feed-forward network.
+pub(super) fn dense(keys: &Keys<'_>) -> Result<FeedForward, GgufError> {
+    match keys.count("expert_count")? {
+        0 => {
+            let columns = keys.length("feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
+            let is_fused = keys.source.rows("blk.0.ffn_up.weight") == Some(2 * columns);
+            Ok(FeedForward::Dense(DenseSpec { columns, activation: Activation::Silu, is_fused }))
+        }
+        count => Err(keys.unsupported("expert_count", count, "a mixture of experts in this architecture")),
+    }
+}
+
+/// Experts chosen by a softmax.
+pub(super) fn experts(keys: &Keys<'_>) -> Result<FeedForward, GgufError> {
+    let columns = keys.length("expert_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
+    expert_layer(keys, columns).map(FeedForward::Experts)
+}
+
+/// Experts of so many columns, chosen by a softmax.
+pub(super) fn expert_layer(keys: &Keys<'_>, columns: usize) -> Result<ExpertsSpec, GgufError> {
+    const USED: &str = "expert_used_count";
+    // 0 and 1: unspecified, softmax; 3: softmax over the chosen ones, which gives the same weights (llama.cpp,
+    // llama_expert_gating_func_type).
+    let scores = match keys.count("expert_gating_func")? {
+        0 | 1 | 3 => Scores::Softmax,
+        2 => Scores::Sigmoid,
+        other => {
+            return Err(keys.unsupported("expert_gating_func", other, "a router other than softmax and sigmoid"));
+        }
+    };
+    let groups = keys.count("expert_group_count")?;
+    if groups > 1 {
+        return Err(keys.unsupported("expert_group_count", groups, "a choice of groups of experts"));
+    }
+    let scale = keys.float("expert_weights_scale")?.unwrap_or(0.0) as f32;
+    let scale = if scale == 0.0 { 1.0 } else { keys.positive("expert_weights_scale", None)? };
+    let router = RouterSpec { scores, has_selection_bias: false, is_normalised: true, scale };
+    let count = keys.length("expert_count", EXPERT_COUNT_MAX)?;
+    let used_count = keys.length(USED, EXPERT_COUNT_MAX)?;
+    if used_count > count {
+        return Err(keys.refuse(USED, used_count, format!("but the model has {count} experts")));
+    }
+    Ok(ExpertsSpec {
+        count,
+        used_count,
+        columns,
+        activation: Activation::Silu,
+        router,
+        has_biases: false,
+        shared: None,
+    })
+}
+
+/// Rotation of heads of this length, without scaling or with linear scaling.
+pub(super) fn rope(keys: &Keys<'_>, head_length: usize, rotation: Rotation) -> Result<RopeSpec, GgufError> {
+    const COUNT: &str = "rope.dimension_count";
+    let dimension_count = keys.optional_length(COUNT, HEAD_LENGTH_MAX)?.unwrap_or(head_length);
+    if !dimension_count.is_multiple_of(2) || dimension_count > head_length {
+        let reason = format!("it must be even and at most the head length {head_length}");
+        return Err(keys.refuse(COUNT, dimension_count, reason));
+    }
+    Ok(RopeSpec {
+        rotation,
+        dimension_count,
+        freq_base: keys.positive("rope.freq_base", Some(10_000.0))?,
+        scaling: scaling(keys)?,
+        has_factors: keys.has_tensor(ROPE_FACTORS),
+    })
+}
+
+/// A file with a factor but no type means linear scaling.
+pub(super) fn scaling(keys: &Keys<'_>) -> Result<Scaling, GgufError> {
+    const TYPE: &str = "rope.scaling.type";
+    const FACTOR: &str = "rope.scaling.factor";
+    /// The key in files from before 2023-11.
+    const FORMER: &str = "rope.scale_linear";
+    let kind = keys.text(TYPE)?;
+    let factor = match kind.as_deref() {
+        Some("none") => return Ok(Scaling::None),
+        Some("linear") => keys.positive(FACTOR, None)?,
+        Some("longrope") => return Ok(Scaling::Long(long(keys)?)),
+        Some("yarn") => return yarn(keys, keys.positive(FACTOR, None)?).map(Scaling::Yarn),
+        Some(other) => {
+            return Err(keys.unsupported(TYPE, other, "a rope scaling other than none, linear, yarn and longrope"));
+        }
+        None if keys.float(FACTOR)?.is_some() => keys.positive(FACTOR, None)?,
+        None => keys.positive(FORMER, Some(1.0))?,
+    };
+    Ok(if factor == 1.0 { Scaling::None } else { Scaling::Linear(factor) })
+}
+
+/// Divisors for short and for long contexts.
+pub(super) fn long(keys: &Keys<'_>) -> Result<LongSpec, GgufError> {
+    Ok(LongSpec {
+        original_context: keys.length("rope.scaling.original_context_length", CONTEXT_LENGTH_MAX)?,
+        magnitude: keys.positive("rope.scaling.attn_factor", Some(1.0))?,
+    })
+}
+
+/// Experts of so many columns with a shared expert; the layers before `first` have one dense network instead.
+pub(super) fn mixed(
+    keys: &Keys<'_>,
+    layer: usize,
+    first: usize,
+    shared: SharedSpec,
+    columns: usize,
+) -> Result<FeedForward, GgufError> {
+    if layer < first {
+        let columns = keys.length("feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
+        return Ok(FeedForward::Dense(DenseSpec { columns, activation: Activation::Silu, is_fused: false }));
+    }
+    let mut experts = expert_layer(keys, columns)?;
+    experts.router.has_selection_bias = keys.has_tensor(&format!("blk.{layer}.exp_probs_b.bias"));
+    experts.shared = (shared.columns > 0).then_some(shared);
+    Ok(FeedForward::Experts(experts))
+}
+
+/// YaRN with this factor (llama.cpp, `llama_context` and `rope_yarn`).
+fn yarn(keys: &Keys<'_>, factor: f32) -> Result<YarnSpec, GgufError> {
+    let trained = keys.length("context_length", CONTEXT_LENGTH_MAX)?;
+    let original = keys.optional_length("rope.scaling.original_context_length", CONTEXT_LENGTH_MAX)?;
+    let logarithmic = |slope: f32| if factor <= 1.0 { 1.0 } else { 0.1 * slope * factor.ln() + 1.0 };
+    let slope = keys.float("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0) as f32;
+    let own = if slope == 0.0 { logarithmic(1.0) } else { logarithmic(1.0) / logarithmic(slope) };
+    Ok(YarnSpec {
+        factor,
+        original_context: original.unwrap_or(trained) as f32,
+        beta_fast: keys.positive("rope.scaling.yarn_beta_fast", Some(32.0))?,
+        beta_slow: keys.positive("rope.scaling.yarn_beta_slow", Some(1.0))?,
+        magnitude: own * keys.positive("rope.scaling.attn_factor", Some(1.0))?,
+    })
+}
+
+/// A model whose layers are all the same.
+pub(super) fn uniform(
+    keys: &Keys<'_>,
+    rotation: Rotation,
+    feed_forward: fn(&Keys<'_>) -> Result<FeedForward, GgufError>,
+) -> Result<ModelSpec, GgufError> {
+    let mut spec = model(keys)?;
+    let layer = LayerSpec {
+        attention: attention(keys, spec.embedding_length)?,
+        feed_forward: feed_forward(keys)?,
+        norms: Norms::Before,
+        residual_scale: 1.0,
+    };
+    spec.ropes = vec![rope(keys, layer.attention.head_length, rotation)?];
+    Ok(spec.with_layers(std::iter::repeat_n(layer, block_count(keys)?)))
+}

@@ -1,0 +1,32 @@
+//! Granite 3 and 4 (dense): llama with factors of the embedding, the scores, the branches and the logits.
+use gguf::GgufError;
+
+use super::{
+    Family,
+    common::{dense, uniform},
+};
+use crate::{
+    keys::Keys,
+    spec::{FeedForward, ModelSpec, Rotation},
+};
+
+pub(super) const FAMILY: Family = Family { name: "granite", spec: |keys| scaled(keys, dense) };
+
+/// A llama with Granite's factors.
+pub(super) fn scaled(
+    keys: &Keys<'_>,
+    feed_forward: fn(&Keys<'_>) -> Result<FeedForward, GgufError>,
+) -> Result<ModelSpec, GgufError> {
+    // As in llama.cpp: false means no rotation.
+    let is_rotated = keys.flag("rope.scaling.finetuned")?.unwrap_or(true);
+    let optional = |name: &str| keys.positive(name, Some(1.0));
+    let mut spec = uniform(keys, Rotation::Neighbours, feed_forward)?;
+    spec.embedding_scale = optional("embedding_scale")?;
+    spec.logit_scale = 1.0 / optional("logit_scale")?;
+    for kind in &mut spec.kinds {
+        kind.residual_scale = optional("residual_scale")?;
+        kind.attention.scale = keys.positive("attention.scale", Some(kind.attention.scale))?;
+        kind.attention.rope = kind.attention.rope.filter(|_| is_rotated);
+    }
+    Ok(spec)
+}

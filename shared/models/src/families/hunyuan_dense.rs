@@ -1,0 +1,15 @@
+//! Hunyuan (dense): norms of the heads behind their rotation.
+use super::{
+    Family,
+    common::{dense, uniform},
+};
+use crate::spec::{HeadNorms, Rotation};
+
+pub(super) const FAMILY: Family = Family {
+    name: "hunyuan-dense",
+    spec: |keys| {
+        let mut spec = uniform(keys, Rotation::Halves, dense)?;
+        spec.kinds.iter_mut().for_each(|kind| kind.attention.head_norms = HeadNorms::AfterRotation);
+        Ok(spec)
+    },
+};

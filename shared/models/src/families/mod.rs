@@ -1,0 +1,72 @@
+//! The model families, one file each: how a family's keys become a [`ModelSpec`]. No other code names a family.
+mod common;
+mod ernie4_5;
+mod ernie4_5_moe;
+mod exaone4;
+mod gemma2;
+mod gemma3;
+mod glm4;
+mod glm4moe;
+mod gpt_oss;
+mod granite;
+mod granitemoe;
+mod hunyuan_dense;
+mod llama;
+mod mistral3;
+mod phi3;
+mod qwen2;
+mod qwen2moe;
+mod qwen3;
+mod qwen3moe;
+mod seed_oss;
+mod smollm3;
+
+use gguf::GgufError;
+
+use crate::{keys::Keys, spec::ModelSpec};
+
+/// A model family.
+pub struct Family {
+    /// As in `general.architecture`, which is also the prefix of its keys.
+    pub name: &'static str,
+    /// Reads the keys.
+    pub spec: fn(&Keys<'_>) -> Result<ModelSpec, GgufError>,
+}
+
+/// Every family.
+pub const ALL: [&Family; 20] = [
+    &ernie4_5::FAMILY,
+    &ernie4_5_moe::FAMILY,
+    &exaone4::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &glm4::FAMILY,
+    &glm4moe::FAMILY,
+    &gpt_oss::FAMILY,
+    &granite::FAMILY,
+    &granitemoe::FAMILY,
+    &hunyuan_dense::FAMILY,
+    &llama::FAMILY,
+    &mistral3::FAMILY,
+    &phi3::FAMILY,
+    &qwen2::FAMILY,
+    &qwen2moe::FAMILY,
+    &qwen3::FAMILY,
+    &qwen3moe::FAMILY,
+    &seed_oss::FAMILY,
+    &smollm3::FAMILY,
+];
+
+/// The family of this name.
+pub fn named(name: &str) -> Option<&'static Family> {
+    ALL.into_iter().find(|family| family.name == name)
+}
+
+/// The names of all families, for messages.
+pub fn names() -> String {
+    let names: Vec<&str> = ALL.iter().map(|family| family.name).collect();
+    match names.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => names.concat(),
+    }
+}

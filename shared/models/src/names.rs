@@ -1,0 +1,132 @@
+//! The purposes of tensors.
+use serde::{Deserialize, Serialize};
+
+/// The purpose of a tensor. The engine finds its weights by role, not by the names in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum TensorRole {
+    /// Rows are the hidden states of tokens.
+    Embedding,
+    /// Weight of the norm before the output matrix.
+    OutputNorm,
+    /// Logits from the normed hidden state; the embedding if both are tied.
+    Output,
+    /// Divisors of rotation angles.
+    RopeFactors,
+    /// Divisors of rotation angles in long contexts.
+    RopeFactorsLong,
+    /// Weight of the norm before the mixer.
+    MixerNorm,
+    /// Queries.
+    Query,
+    /// Keys.
+    Key,
+    /// Values.
+    Value,
+    /// Bias of the queries.
+    QueryBias,
+    /// Bias of the keys.
+    KeyBias,
+    /// Bias of the values.
+    ValueBias,
+    /// Weight of the norm of each query head.
+    QueryNorm,
+    /// Weight of the norm of each key head.
+    KeyNorm,
+    /// A score of each head without a value.
+    Sinks,
+    /// From the attention of all heads to the hidden state.
+    AttentionOutput,
+    /// Bias of the attention output.
+    AttentionOutputBias,
+    /// Weight of the norm behind the mixer.
+    MixerPostNorm,
+    /// Weight of the norm before the feed-forward network.
+    FeedForwardNorm,
+    /// Chooses experts.
+    Router,
+    /// Bias of the router.
+    RouterBias,
+    /// Inner columns that pass through the activation.
+    Gate,
+    /// Inner columns that the gate multiplies.
+    Up,
+    /// From the inner columns to the hidden state.
+    Down,
+    /// Bias of the gate.
+    GateBias,
+    /// Bias of what the gate multiplies.
+    UpBias,
+    /// Bias of what the network adds.
+    DownBias,
+    /// Added to the router's scores for the choice alone.
+    SelectionBias,
+    /// Gate of the shared expert.
+    SharedGate,
+    /// What that gate multiplies.
+    SharedUp,
+    /// From its inner columns to the hidden state.
+    SharedDown,
+    /// Weights its output.
+    SharedRouter,
+    /// Weight of the norm behind the feed-forward network.
+    FeedForwardPostNorm,
+}
+
+/// The part of a forward pass that reads a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Before the layers: read a row at a time from the file.
+    Input,
+    /// The first half of a layer, up to its first exchange with other ranks.
+    Mixer,
+    /// The second half of a layer.
+    FeedForward,
+    /// Behind the last layer.
+    Output,
+    /// Before the layers, once at start: tables.
+    Tables,
+}
+
+impl TensorRole {
+    /// The part of a forward pass that reads it.
+    pub const fn part(self) -> Part {
+        match self {
+            Self::Embedding => Part::Input,
+            Self::OutputNorm | Self::Output => Part::Output,
+            Self::RopeFactors | Self::RopeFactorsLong => Part::Tables,
+            Self::MixerNorm
+            | Self::Query
+            | Self::Key
+            | Self::Value
+            | Self::QueryBias
+            | Self::KeyBias
+            | Self::ValueBias
+            | Self::QueryNorm
+            | Self::KeyNorm
+            | Self::Sinks
+            | Self::AttentionOutput
+            | Self::AttentionOutputBias
+            | Self::MixerPostNorm => Part::Mixer,
+            Self::FeedForwardNorm
+            | Self::Router
+            | Self::RouterBias
+            | Self::Gate
+            | Self::Up
+            | Self::Down
+            | Self::GateBias
+            | Self::UpBias
+            | Self::DownBias
+            | Self::SelectionBias
+            | Self::SharedGate
+            | Self::SharedUp
+            | Self::SharedDown
+            | Self::SharedRouter
+            | Self::FeedForwardPostNorm => Part::FeedForward,
+        }
+    }
+
+    /// Whether each token reads only some of its matrices: those of the experts that it uses.
+    pub const fn is_per_expert(self) -> bool {
+        matches!(self, Self::Gate | Self::Up | Self::Down)
+    }
+}

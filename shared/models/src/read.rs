@@ -1,0 +1,122 @@
+//! Reads the spec of a file, and compares the file's tensors with the table that follows from it.
+use gguf::{BlockFormat, GgufError, GgufFile, error::shown};
+
+use crate::{
+    families,
+    keys::Keys,
+    limits::{BLOCK_COUNT_MAX, VOCABULARY_LENGTH_MAX},
+    spec::ModelSpec,
+    tensors::TensorSpec,
+};
+
+/// Reads and checks the hyper-parameters, and checks that the tensors exist with their dimensions and that the file has
+/// no others but those that [`unused`] lists.
+///
+/// # Errors
+/// The file has no language model, or one that Bramble cannot run; the message names the key or the tensor.
+pub fn read(file: &GgufFile) -> Result<ModelSpec, GgufError> {
+    const KIND: &str = "general.type";
+    const ARCHITECTURE: &str = "general.architecture";
+    let metadata = file.metadata();
+    let name = metadata.text(ARCHITECTURE)?.ok_or(GgufError::MissingKey { key: ARCHITECTURE.into() })?;
+    let family = families::named(name)
+        .ok_or_else(|| GgufError::Architecture { name: shown(name.as_bytes()), supported: families::names() })?;
+    if let Some(kind) = metadata.text(KIND)?.filter(|kind| *kind != "model") {
+        let (key, value) = (KIND.into(), shown(kind.as_bytes()));
+        return Err(GgufError::Unsupported { key, value, feature: "a file without a language model" });
+    }
+    let spec = (family.spec)(&Keys { source: file, architecture: family.name })?;
+    check_vocabulary(file, spec.vocabulary_length)?;
+    TensorCheck { file, architecture: family.name, found: Vec::new() }.all(&spec)?;
+    Ok(spec)
+}
+
+/// The tensors of a file that its model does not use, although they belong to its family.
+pub fn unused(file: &GgufFile, spec: &ModelSpec) -> Vec<String> {
+    let behind = behind(file, spec);
+    file.tensors().map(|tensor| tensor.name).filter(|name| is_unused(name, spec, behind)).map(str::to_owned).collect()
+}
+
+/// Number of blocks behind the layers, which predict further tokens.
+fn behind(file: &GgufFile, spec: &ModelSpec) -> usize {
+    let count = file.metadata().unsigned(&format!("{}.nextn_predict_layers", spec.architecture));
+    count.ok().flatten().map_or(0, |count| count.min(BLOCK_COUNT_MAX) as usize)
+}
+
+/// Blocks that predict further tokens: they are behind the layers of the model.
+fn is_unused(name: &str, spec: &ModelSpec, behind: usize) -> bool {
+    let Some((block, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { return false };
+    let Some(after) = block.parse::<usize>().ok().and_then(|number| number.checked_sub(spec.block_count())) else {
+        return false;
+    };
+    after < behind || part.starts_with("nextn.")
+}
+
+fn check_vocabulary(file: &GgufFile, rows: usize) -> Result<(), GgufError> {
+    const KEY: &str = "tokenizer.ggml.tokens";
+    let tokens = file.metadata().texts(KEY)?.map_or(0, |tokens| tokens.len());
+    if tokens <= rows && rows <= VOCABULARY_LENGTH_MAX {
+        return Ok(());
+    }
+    Err(GgufError::Parameter {
+        key: KEY.into(),
+        value: format!("a list of {tokens} tokens"),
+        reason: format!("token_embd.weight has {rows} rows (at most {VOCABULARY_LENGTH_MAX} are supported)"),
+    })
+}
+
+/// Compares the tensors of a file with the table.
+struct TensorCheck<'a> {
+    file: &'a GgufFile,
+    architecture: &'static str,
+    /// The names that the table has.
+    found: Vec<String>,
+}
+
+impl TensorCheck<'_> {
+    fn all(mut self, spec: &ModelSpec) -> Result<(), GgufError> {
+        for tensor in spec.tensors() {
+            self.check(tensor.name.into(), &tensor)?;
+        }
+        for layer in 0..spec.block_count() {
+            for tensor in spec.layer_tensors(layer) {
+                self.check(format!("blk.{layer}.{}", tensor.name), &tensor)?;
+            }
+        }
+        self.found.sort_unstable();
+        let behind = behind(self.file, spec);
+        for tensor in self.file.tensors() {
+            let is_known = self.found.binary_search_by(|found| found.as_str().cmp(tensor.name)).is_ok();
+            if !is_known && !is_unused(tensor.name, spec, behind) {
+                let tensor = shown(tensor.name.as_bytes());
+                return Err(GgufError::UnexpectedTensor { tensor, architecture: self.architecture });
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, name: String, wanted: &TensorSpec) -> Result<(), GgufError> {
+        let Some(tensor) = self.file.tensor(&name) else {
+            if wanted.is_optional {
+                return Ok(());
+            }
+            return Err(GgufError::MissingTensor { tensor: name, architecture: self.architecture });
+        };
+        let [columns, rows, count] = wanted.file_dimensions().map(|length| length as u64);
+        if tensor.dimensions != [columns, rows, count, 1] {
+            let (found, expected) = (shown_dimensions(&tensor.dimensions), shown_dimensions(&[columns, rows, count]));
+            return Err(GgufError::TensorShape { tensor: name, found, expected });
+        }
+        if wanted.is_float && tensor.format != BlockFormat::F32 {
+            return Err(GgufError::TensorFormat { tensor: name, found: tensor.format.name() });
+        }
+        self.found.push(name);
+        Ok(())
+    }
+}
+
+/// Dimensions for messages: the first two, and later ones that are not 1.
+fn shown_dimensions(dimensions: &[u64]) -> Vec<u64> {
+    let count = dimensions.iter().rposition(|length| *length != 1).map_or(0, |last| last + 1);
+    dimensions[..count.max(2)].to_vec()
+}

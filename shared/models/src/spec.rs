@@ -1,0 +1,372 @@
+//! A model's hyper-parameters, resolved: what each layer computes, without reference to a family.
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{
+    BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, EXPERT_COUNT_MAX, FEED_FORWARD_LENGTH_MAX,
+    HEAD_COUNT_MAX, HEAD_LENGTH_MAX, VOCABULARY_LENGTH_MAX,
+};
+
+/// A model. Checked when it is read; [`ModelSpec::is_sound`] checks one from another machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelSpec {
+    /// `general.architecture`, for messages.
+    pub architecture: String,
+    /// `general.name`, printable, truncated if very long; may be empty.
+    pub name: String,
+    /// Positions the model was trained for.
+    pub context_length: usize,
+    /// Elements of a hidden state.
+    pub embedding_length: usize,
+    /// Rows of the embedding and of the output matrix.
+    pub vocabulary_length: usize,
+    /// Added under the root in RMS norms.
+    pub norm_epsilon: f32,
+    /// Factor of the embedding.
+    pub embedding_scale: f32,
+    /// Whether the embedding is also the output matrix.
+    pub tied_output: bool,
+    /// Factor of the logits.
+    pub logit_scale: f32,
+    /// Logits are limited smoothly to plus or minus this: `cap tanh(logit / cap)`.
+    pub logit_cap: Option<f32>,
+    /// Tables of rotation angles.
+    pub ropes: Vec<RopeSpec>,
+    /// The different layers of the model.
+    pub kinds: Vec<LayerSpec>,
+    /// The kind of each layer.
+    pub layers: Vec<u16>,
+}
+
+/// What a layer computes: `h += mixer(norm(h)); h += feed_forward(norm(h))`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LayerSpec {
+    /// The first half.
+    pub attention: AttentionSpec,
+    /// The second half.
+    pub feed_forward: FeedForward,
+    /// The norms before and behind the halves.
+    pub norms: Norms,
+    /// Factor of what each half adds.
+    pub residual_scale: f32,
+}
+
+/// The norms of a layer, by the names that files give them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Norms {
+    /// Before both halves: `attn_norm` and `ffn_norm`.
+    Before,
+    /// Before both halves: `attn_norm` and `post_attention_norm`.
+    BeforeAsPost,
+    /// Before and behind both halves: `attn_norm`, `post_attention_norm`, `ffn_norm` and `post_ffw_norm`.
+    Around,
+    /// Behind both halves: `post_attention_norm` and `post_ffw_norm`.
+    Behind,
+}
+
+/// Grouped-query attention.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub head_count: usize,
+    /// Key and value heads; divides `head_count`.
+    pub head_count_kv: usize,
+    /// Elements of a head, even.
+    pub head_length: usize,
+    /// The table of rotation angles (index into [`ModelSpec::ropes`]); `None` without rotation.
+    pub rope: Option<u8>,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Queries grow with their position.
+    pub temperature: Option<Temperature>,
+    /// Scores are limited smoothly to plus or minus this: `cap tanh(score / cap)`.
+    pub score_cap: Option<f32>,
+    /// Newest positions that a token attends to, its own included; `None`: all.
+    pub window: Option<usize>,
+    /// Whether each head has a score without a value, which takes a part of the weights.
+    pub has_sinks: bool,
+    /// Norms of the heads of queries and keys.
+    pub head_norms: HeadNorms,
+    /// Whether queries, keys and values are the rows of one tensor.
+    pub is_fused: bool,
+    /// Whether files must have the biases of queries, keys and values; other files may have them.
+    pub needs_biases: bool,
+    /// Whether files must have the bias of the output; other files may have it.
+    pub needs_output_bias: bool,
+}
+
+/// Queries are multiplied by `1 + slope ln(1 + floor(position / length))`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Temperature {
+    /// Growth.
+    pub slope: f32,
+    /// Positions that share a factor.
+    pub length: f32,
+}
+
+/// Norms of each head of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HeadNorms {
+    /// None.
+    None,
+    /// Before the rotation.
+    BeforeRotation,
+    /// After the rotation.
+    AfterRotation,
+}
+
+/// The second half of a layer: `down(activation(gate(x), up(x)))`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum FeedForward {
+    /// One network.
+    Dense(DenseSpec),
+    /// A mixture of experts.
+    Experts(ExpertsSpec),
+}
+
+/// A feed-forward network.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DenseSpec {
+    /// Inner columns.
+    pub columns: usize,
+    /// Its activation.
+    pub activation: Activation,
+    /// Whether gate and up are the rows of one tensor.
+    pub is_fused: bool,
+}
+
+/// The shared expert: every token uses it in addition to its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SharedSpec {
+    /// Inner columns.
+    pub columns: usize,
+    /// Whether its output is multiplied by a sigmoid of the hidden state.
+    pub is_weighted: bool,
+}
+
+/// How a router chooses experts and weights them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RouterSpec {
+    /// What becomes of its logits.
+    pub scores: Scores,
+    /// Whether a bias is added to the scores for the choice, but not for the weights.
+    pub has_selection_bias: bool,
+    /// Whether the weights of the chosen experts are divided by their sum.
+    pub is_normalised: bool,
+    /// Factor of the weights.
+    pub scale: f32,
+}
+
+/// What becomes of a router's logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Scores {
+    /// The softmax over all experts.
+    Softmax,
+    /// The sigmoid of each.
+    Sigmoid,
+}
+
+/// How a gated network combines its two products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Activation {
+    /// `silu(gate) * up` (SwiGLU, Shazeer 2020).
+    Silu,
+    /// `gelu(gate) * up`, with the approximation by tanh.
+    Gelu,
+    /// gpt-oss: `g sigmoid(1.702 g) (u + 1)` with `g = min(gate, 7)` and `u = clamp(up, -7, 7)`.
+    ClampedSwiglu,
+}
+
+/// A mixture of experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExpertsSpec {
+    /// Experts of a layer.
+    pub count: usize,
+    /// Experts used for each token, at most `count`.
+    pub used_count: usize,
+    /// Inner columns of each expert.
+    pub columns: usize,
+    /// Its activation.
+    pub activation: Activation,
+    /// How they are chosen.
+    pub router: RouterSpec,
+    /// Whether the router and the experts have biases.
+    pub has_biases: bool,
+    /// The shared expert.
+    pub shared: Option<SharedSpec>,
+}
+
+/// A table of rotation angles (Su et al. 2021).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RopeSpec {
+    /// Which elements are rotated together.
+    pub rotation: Rotation,
+    /// Elements of a head that are rotated, even, at most the head's length; the rest passes unchanged.
+    pub dimension_count: usize,
+    /// Base of the rotation angles.
+    pub freq_base: f32,
+    /// Change of the angles for contexts longer than those of the training.
+    pub scaling: Scaling,
+    /// Whether the tensor of factors divides the angles.
+    pub has_factors: bool,
+}
+
+/// Which elements of a head are rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Rotation {
+    /// Neighbours (2i, 2i + 1): files of such families are permuted for it.
+    Neighbours,
+    /// Halves (i, i + dimensions / 2), as in GPT-NeoX.
+    Halves,
+}
+
+/// Change of rotation angles for contexts longer than those of the training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Scaling {
+    /// None.
+    None,
+    /// All angles are divided by this.
+    Linear(f32),
+    /// YaRN (Peng et al. 2023).
+    Yarn(YarnSpec),
+    /// The file has two tensors of divisors: one for contexts up to a length, one for longer ones.
+    Long(LongSpec),
+}
+
+/// LongRoPE (Ding et al. 2024): the divisors depend on the context for which a model is loaded, not on the position.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LongSpec {
+    /// Longest context of the short divisors.
+    pub original_context: usize,
+    /// Factor of sines and cosines.
+    pub magnitude: f32,
+}
+
+/// Angles of fast pairs stay, those of slow pairs are divided by the factor, those in between are mixed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct YarnSpec {
+    /// Divisor of slow angles.
+    pub factor: f32,
+    /// Context of the training.
+    pub original_context: f32,
+    /// Rotations within that context above which a pair is fast.
+    pub beta_fast: f32,
+    /// Rotations within that context below which a pair is slow.
+    pub beta_slow: f32,
+    /// Factor of sines and cosines.
+    pub magnitude: f32,
+}
+
+impl FeedForward {
+    /// Inner columns of the network, or of each expert.
+    pub const fn columns(&self) -> usize {
+        match self {
+            Self::Dense(DenseSpec { columns, .. }) | Self::Experts(ExpertsSpec { columns, .. }) => *columns,
+        }
+    }
+
+    /// How it combines its two products.
+    pub const fn activation(&self) -> Activation {
+        match self {
+            Self::Dense(DenseSpec { activation, .. }) | Self::Experts(ExpertsSpec { activation, .. }) => *activation,
+        }
+    }
+
+    /// Inner columns of the shared expert; 0 if there is none.
+    pub fn shared_columns(&self) -> usize {
+        let shared = self.experts().and_then(|experts| experts.shared.as_ref());
+        shared.map_or(0, |shared| shared.columns)
+    }
+
+    /// The experts, if there are any.
+    pub const fn experts(&self) -> Option<&ExpertsSpec> {
+        match self {
+            Self::Dense(_) => None,
+            Self::Experts(experts) => Some(experts),
+        }
+    }
+}
+
+impl AttentionSpec {
+    /// Query heads that read the same KV head.
+    pub const fn group(&self) -> usize {
+        self.head_count / self.head_count_kv
+    }
+}
+
+impl ModelSpec {
+    /// Gives the model these layers, in order.
+    #[must_use]
+    pub fn with_layers(mut self, layers: impl IntoIterator<Item = LayerSpec>) -> Self {
+        (self.kinds, self.layers) = (Vec::new(), Vec::new());
+        for layer in layers {
+            let kind = self.kinds.iter().position(|kind| *kind == layer).unwrap_or_else(|| {
+                self.kinds.push(layer);
+                self.kinds.len() - 1
+            });
+            // At most as many kinds as layers, whose number is bounded.
+            self.layers.push(kind as u16);
+        }
+        self
+    }
+
+    /// Number of layers.
+    pub fn block_count(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// What a layer computes.
+    pub fn layer(&self, index: usize) -> &LayerSpec {
+        &self.kinds[usize::from(self.layers[index])]
+    }
+
+    /// The attention whose keys and values the cache holds: the same heads in every layer.
+    pub fn kv(&self) -> &AttentionSpec {
+        &self.kinds[0].attention
+    }
+
+    /// Whether the numbers are plausible: they may come from another machine, and computations with them take time and
+    /// memory.
+    pub fn is_sound(&self) -> bool {
+        within(self.layers.len(), BLOCK_COUNT_MAX)
+            && within(self.context_length, CONTEXT_LENGTH_MAX)
+            && within(self.embedding_length, EMBEDDING_LENGTH_MAX)
+            && within(self.vocabulary_length, VOCABULARY_LENGTH_MAX as u64)
+            && self.kinds.len() <= self.layers.len()
+            && self.layers.iter().all(|kind| usize::from(*kind) < self.kinds.len())
+            && self.ropes.iter().all(RopeSpec::is_sound)
+            && self.kinds.iter().all(|kind| self.is_sound_layer(kind))
+    }
+
+    fn is_sound_layer(&self, layer: &LayerSpec) -> bool {
+        let LayerSpec { attention, feed_forward, .. } = layer;
+        let kv = self.kv();
+        let experts = feed_forward.experts().is_none_or(|experts| {
+            within(experts.count, EXPERT_COUNT_MAX)
+                && (1..=experts.count).contains(&experts.used_count)
+                && feed_forward.shared_columns() as u64 <= FEED_FORWARD_LENGTH_MAX
+        });
+        within(attention.head_count, HEAD_COUNT_MAX)
+            && within(attention.head_count_kv, HEAD_COUNT_MAX)
+            && attention.head_count.is_multiple_of(attention.head_count_kv)
+            && within(attention.head_length, HEAD_LENGTH_MAX)
+            && attention.head_length.is_multiple_of(2)
+            && attention.window.is_none_or(|window| within(window, CONTEXT_LENGTH_MAX))
+            && (attention.head_count_kv, attention.head_length) == (kv.head_count_kv, kv.head_length)
+            && attention.rope.is_none_or(|rope| {
+                let rope = self.ropes.get(usize::from(rope));
+                rope.is_some_and(|rope| rope.dimension_count <= attention.head_length)
+            })
+            && within(feed_forward.columns(), FEED_FORWARD_LENGTH_MAX)
+            && experts
+    }
+}
+
+impl RopeSpec {
+    fn is_sound(&self) -> bool {
+        within(self.dimension_count, HEAD_LENGTH_MAX) && self.dimension_count.is_multiple_of(2)
+    }
+}
+
+fn within(length: usize, most: u64) -> bool {
+    (1..=most).contains(&(length as u64))
+}

@@ -1,0 +1,283 @@
+//! The table of tensors that follows from a spec: for each role the name in the file, the dimensions, and how ranks
+//! share it. The shape check, the slices of a rank, sizes, the planner and the tests' models all read this table.
+use crate::{
+    names::TensorRole,
+    spec::{
+        AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec, Norms, Scaling, SharedSpec,
+    },
+};
+
+/// A tensor of a model, or the rows of one that have a role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// What it is for.
+    pub role: TensorRole,
+    /// Its name in the file, behind `blk.N.` for a layer's tensor.
+    pub name: &'static str,
+    /// Columns, rows and number of matrices.
+    pub dimensions: [usize; 3],
+    /// Its place in a tensor of the file that has more rows; `None`: it is the whole tensor.
+    pub fused: Option<Fused>,
+    /// How ranks share it.
+    pub cut: Cut,
+    /// Whether it is a norm, biases or a list of factors: no operand of a matrix multiplication.
+    pub is_vector: bool,
+    /// Whether it must be F32: vectors and routers.
+    pub is_float: bool,
+    /// Whether a file may lack it.
+    pub is_optional: bool,
+}
+
+/// Some consecutive rows of a tensor in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fused {
+    /// Rows of the file's tensor.
+    pub rows: usize,
+    /// The first of them that has the role.
+    pub first: usize,
+}
+
+/// How the ranks of a stage share a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Every rank holds all of it.
+    Whole,
+    /// Each rank holds the rows of its share.
+    Rows(Share),
+    /// Each rank holds the columns of its share.
+    Columns(Share),
+    /// The first rank alone holds it: it is added to a sum over ranks.
+    Once,
+    /// No rank holds it: its rows are read from the file.
+    OnDisk,
+}
+
+/// The units that ranks divide among each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Query heads, each of so many rows or columns.
+    Heads(usize),
+    /// Key and value heads, each of so many rows.
+    HeadsKv(usize),
+    /// Inner columns of the feed-forward network.
+    FeedForward,
+    /// Inner columns of the shared expert.
+    Shared,
+    /// Rows of the output matrix.
+    Vocabulary,
+}
+
+impl TensorSpec {
+    fn matrix(role: TensorRole, name: &'static str, columns: usize, rows: usize, cut: Cut) -> Self {
+        let dimensions = [columns, rows, 1];
+        Self { role, name, dimensions, fused: None, cut, is_vector: false, is_float: false, is_optional: false }
+    }
+
+    /// Columns, rows and number of matrices of the tensor in the file.
+    pub fn file_dimensions(&self) -> [usize; 3] {
+        let [columns, rows, count] = self.dimensions;
+        match self.fused {
+            None => self.dimensions,
+            // The parts of a bias are columns.
+            Some(fused) if self.is_vector => [fused.rows, rows, count],
+            Some(fused) => [columns, fused.rows, count],
+        }
+    }
+
+    fn vector(role: TensorRole, name: &'static str, length: usize) -> Self {
+        let dimensions = [length, 1, 1];
+        let cut = Cut::Whole;
+        Self { role, name, dimensions, fused: None, cut, is_vector: true, is_float: true, is_optional: false }
+    }
+}
+
+impl ModelSpec {
+    /// The tensors outside the layers.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        use TensorRole::{Embedding, Output, OutputNorm, RopeFactors, RopeFactorsLong};
+        let (embedding, vocabulary) = (self.embedding_length, self.vocabulary_length);
+        let output = if self.tied_output { TOKEN_EMBEDDING } else { "output.weight" };
+        let mut tensors = vec![
+            TensorSpec::matrix(Embedding, TOKEN_EMBEDDING, embedding, vocabulary, Cut::OnDisk),
+            TensorSpec::matrix(Output, output, embedding, vocabulary, Cut::Rows(Share::Vocabulary)),
+            TensorSpec::vector(OutputNorm, "output_norm.weight", embedding),
+        ];
+        for rope in &self.ropes {
+            let factors: &[(TensorRole, &str)] = match rope.scaling {
+                Scaling::Long(_) => {
+                    &[(RopeFactors, "rope_factors_short.weight"), (RopeFactorsLong, "rope_factors_long.weight")]
+                }
+                _ if rope.has_factors => &[(RopeFactors, ROPE_FACTORS)],
+                _ => &[],
+            };
+            let length = rope.dimension_count / 2;
+            tensors.extend(factors.iter().map(|(role, name)| TensorSpec::vector(*role, name, length)));
+        }
+        tensors
+    }
+
+    /// The tensors of a layer.
+    pub fn layer_tensors(&self, layer: usize) -> Vec<TensorSpec> {
+        self.layer(layer).tensors(self.embedding_length)
+    }
+}
+
+/// The name of the embedding in every family.
+pub(crate) const TOKEN_EMBEDDING: &str = "token_embd.weight";
+/// The name of the divisors of rotation angles in every family.
+pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+impl LayerSpec {
+    /// The tensors of such a layer in a model with hidden states of this length.
+    pub fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
+        use TensorRole::{FeedForwardNorm, FeedForwardPostNorm, MixerNorm, MixerPostNorm};
+        let norms: &[(TensorRole, &str)] = match self.norms {
+            Norms::Before => &[(MixerNorm, "attn_norm.weight"), (FeedForwardNorm, "ffn_norm.weight")],
+            Norms::BeforeAsPost => &[(MixerNorm, "attn_norm.weight"), (FeedForwardNorm, "post_attention_norm.weight")],
+            Norms::Around => &[
+                (MixerNorm, "attn_norm.weight"),
+                (MixerPostNorm, "post_attention_norm.weight"),
+                (FeedForwardNorm, "ffn_norm.weight"),
+                (FeedForwardPostNorm, "post_ffw_norm.weight"),
+            ],
+            Norms::Behind => {
+                &[(MixerPostNorm, "post_attention_norm.weight"), (FeedForwardPostNorm, "post_ffw_norm.weight")]
+            }
+        };
+        let norms = norms.iter().map(|(role, name)| TensorSpec::vector(*role, name, embedding));
+        let mut tensors: Vec<TensorSpec> = norms.collect();
+        tensors.extend(self.attention.tensors(embedding));
+        tensors.extend(self.feed_forward.tensors(embedding));
+        tensors
+    }
+}
+
+impl AttentionSpec {
+    fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
+        use TensorRole::{AttentionOutput, AttentionOutputBias, KeyNorm, QueryNorm, Sinks};
+        let (length, queries) = (self.head_length, self.head_count * self.head_length);
+        let of_heads = Cut::Columns(Share::Heads(length));
+        let mut tensors = self.projections(embedding);
+        tensors.push(TensorSpec::matrix(AttentionOutput, "attn_output.weight", queries, embedding, of_heads));
+        let bias = TensorSpec::vector(AttentionOutputBias, "attn_output.bias", embedding);
+        tensors.push(TensorSpec { cut: Cut::Once, is_optional: !self.needs_output_bias, ..bias });
+        if self.has_sinks {
+            let sinks = TensorSpec::vector(Sinks, "attn_sinks.weight", self.head_count);
+            tensors.push(TensorSpec { cut: Cut::Columns(Share::Heads(1)), ..sinks });
+        }
+        if self.head_norms != HeadNorms::None {
+            tensors.push(TensorSpec::vector(QueryNorm, "attn_q_norm.weight", length));
+            tensors.push(TensorSpec::vector(KeyNorm, "attn_k_norm.weight", length));
+        }
+        tensors
+    }
+
+    /// Queries, keys and values with their biases.
+    fn projections(&self, embedding: usize) -> Vec<TensorSpec> {
+        use TensorRole::{Key, KeyBias, Query, QueryBias, Value, ValueBias};
+        let length = self.head_length;
+        let (queries, keys) = (self.head_count * length, self.head_count_kv * length);
+        let rows = queries + 2 * keys;
+        let (of_heads, of_kv) = (Share::Heads(length), Share::HeadsKv(length));
+        let parts = [
+            (Query, QueryBias, ["attn_q.weight", "attn_q.bias"], 0, queries, of_heads),
+            (Key, KeyBias, ["attn_k.weight", "attn_k.bias"], queries, keys, of_kv),
+            (Value, ValueBias, ["attn_v.weight", "attn_v.bias"], queries + keys, keys, of_kv),
+        ];
+        let tensors = parts.into_iter().flat_map(|(role, bias_role, [name, bias_name], first, count, share)| {
+            let weight = TensorSpec::matrix(role, name, embedding, count, Cut::Rows(share));
+            let bias = TensorSpec::vector(bias_role, bias_name, count);
+            let bias = TensorSpec { cut: Cut::Columns(share), is_optional: !self.needs_biases, ..bias };
+            if !self.is_fused {
+                return [weight, bias];
+            }
+            let fused = Some(Fused { rows, first });
+            [
+                TensorSpec { name: "attn_qkv.weight", fused, ..weight },
+                TensorSpec { name: "attn_qkv.bias", fused, ..bias },
+            ]
+        });
+        tensors.collect()
+    }
+}
+
+impl FeedForward {
+    fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
+        match self {
+            Self::Dense(dense) => dense.tensors(embedding),
+            Self::Experts(experts) => experts.tensors(embedding),
+        }
+    }
+}
+
+impl DenseSpec {
+    fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
+        use TensorRole::{Down, Gate, Up};
+        let columns = self.columns;
+        let (rows, inner) = (Cut::Rows(Share::FeedForward), Cut::Columns(Share::FeedForward));
+        let mut gate = TensorSpec::matrix(Gate, "ffn_gate.weight", embedding, columns, rows);
+        let mut up = TensorSpec::matrix(Up, "ffn_up.weight", embedding, columns, rows);
+        if self.is_fused {
+            let fused = |first| Some(Fused { rows: 2 * columns, first });
+            gate = TensorSpec { name: "ffn_up.weight", fused: fused(0), ..gate };
+            up.fused = fused(columns);
+        }
+        vec![gate, up, TensorSpec::matrix(Down, "ffn_down.weight", columns, embedding, inner)]
+    }
+}
+
+impl ExpertsSpec {
+    fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
+        use TensorRole::{Down, DownBias, Gate, GateBias, Router, RouterBias, Up, UpBias};
+        let (columns, count) = (self.columns, self.count);
+        let (rows, inner) = (Cut::Rows(Share::FeedForward), Cut::Columns(Share::FeedForward));
+        let stack = |role, name, columns, rows, cut| {
+            let one = TensorSpec::matrix(role, name, columns, rows, cut);
+            TensorSpec { dimensions: [columns, rows, count], ..one }
+        };
+        let router = TensorSpec::matrix(Router, "ffn_gate_inp.weight", embedding, count, Cut::Whole);
+        let mut tensors = vec![
+            TensorSpec { is_float: true, ..router },
+            stack(Gate, "ffn_gate_exps.weight", embedding, columns, rows),
+            stack(Up, "ffn_up_exps.weight", embedding, columns, rows),
+            stack(Down, "ffn_down_exps.weight", columns, embedding, inner),
+        ];
+        if self.router.has_selection_bias {
+            tensors.push(TensorSpec::vector(TensorRole::SelectionBias, "exp_probs_b.bias", count));
+        }
+        if let Some(shared) = &self.shared {
+            tensors.extend(shared.tensors(embedding));
+        }
+        if self.has_biases {
+            let biases = |role, name, columns, cut| TensorSpec {
+                dimensions: [columns, count, 1],
+                cut,
+                ..TensorSpec::vector(role, name, columns)
+            };
+            tensors.extend([
+                TensorSpec::vector(RouterBias, "ffn_gate_inp.bias", count),
+                biases(GateBias, "ffn_gate_exps.bias", columns, inner),
+                biases(UpBias, "ffn_up_exps.bias", columns, inner),
+                biases(DownBias, "ffn_down_exps.bias", embedding, Cut::Once),
+            ]);
+        }
+        tensors
+    }
+}
+
+impl SharedSpec {
+    fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
+        use TensorRole::{SharedDown, SharedGate, SharedRouter, SharedUp};
+        let columns = self.columns;
+        let (rows, inner) = (Cut::Rows(Share::Shared), Cut::Columns(Share::Shared));
+        let mut tensors = vec![
+            TensorSpec::matrix(SharedGate, "ffn_gate_shexp.weight", embedding, columns, rows),
+            TensorSpec::matrix(SharedUp, "ffn_up_shexp.weight", embedding, columns, rows),
+            TensorSpec::matrix(SharedDown, "ffn_down_shexp.weight", columns, embedding, inner),
+        ];
+        if self.is_weighted {
+            tensors.push(TensorSpec::vector(SharedRouter, "ffn_gate_inp_shexp.weight", embedding));
+        }
+        tensors
+    }
+}

@@ -1,0 +1,55 @@
+//! Every model family, in two shapes: any number of ranks and stages against the independent forward pass.
+use std::sync::Arc;
+
+use gguf::{BlockFormat, GgufFile};
+use harness::{
+    families::shapes,
+    family_model::FamilyModel,
+    oracle::Oracle,
+    random::Random,
+    ranks::{Run, max_error, run},
+};
+
+/// Longer than every window, and than a KV block.
+const LENGTH: usize = 40;
+
+/// The shapes without the deep ones, which take long here; `.ci/models` has all of them.
+fn shallow() -> impl Iterator<Item = (String, FamilyModel)> {
+    shapes().into_iter().filter(|(_, model)| model.block_count() <= 8)
+}
+
+fn tokens() -> Vec<u32> {
+    let mut random = Random::new(19);
+    (0..LENGTH).map(|_| 3 + random.below(290) as u32).collect()
+}
+
+#[test]
+fn every_family_matches_the_independent_forward_pass_on_any_layout() {
+    let tokens = tokens();
+    for (name, model) in shallow() {
+        let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("a whole model"));
+        let exact = Oracle::new(&file).logits(&tokens);
+        for (stages, world, chunk) in [(1, 1, usize::MAX), (1, 2, 17), (1, 3, 11), (2, 1, 1), (2, 2, 23)] {
+            let how = Run { stages, chunks: vec![chunk], ..Run::exact(world) };
+            let error = max_error(&run(&file, &tokens, &how).logits, &exact);
+            assert!(error < 1e-3, "{name} on pp{stages}-tp{world} in chunks of {chunk}: {error}");
+        }
+    }
+}
+
+#[test]
+fn every_family_gives_the_same_bits_in_one_chunk_and_in_many() {
+    let tokens = tokens();
+    for (name, model) in shallow() {
+        let file = Arc::new(GgufFile::from_bytes(vec![model.with_format(BlockFormat::Q8_0).bytes()]).expect("a model"));
+        for (stages, world) in [(1, 1), (2, 2)] {
+            let bits = |chunks: Vec<usize>| {
+                let how = Run { stages, chunks, threads: 2, ..Run::exact(world) };
+                let logits = run(&file, &tokens, &how).logits.concat();
+                logits.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            };
+            assert!(bits(vec![usize::MAX]) == bits(vec![1]), "{name} on pp{stages}-tp{world}");
+            assert!(bits(vec![13, 20]) == bits(vec![1]), "{name} on pp{stages}-tp{world}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Two small models of each family: one of ordinary dimensions, and one that is awkward to cut: an odd number of heads,
+//! a single KV head, rows that are no multiple of 256, windows shorter than a prompt, more ranks than KV heads.
+use crate::{family_model::FamilyModel, gguf_writer::Value};
+
+/// Dimensions of a model.
+#[derive(Clone, Copy)]
+struct Dimensions {
+    layers: u32,
+    embedding: u32,
+    heads: u32,
+    heads_kv: u32,
+    head_length: u32,
+    columns: u32,
+}
+
+const ORDINARY: Dimensions =
+    Dimensions { layers: 4, embedding: 256, heads: 8, heads_kv: 4, head_length: 32, columns: 512 };
+const AWKWARD: Dimensions =
+    Dimensions { layers: 5, embedding: 160, heads: 3, heads_kv: 1, head_length: 64, columns: 288 };
+
+impl Dimensions {
+    fn keys(self) -> Vec<(&'static str, Value)> {
+        vec![
+            ("block_count", Value::U32(self.layers)),
+            ("context_length", Value::U32(512)),
+            ("embedding_length", Value::U32(self.embedding)),
+            ("feed_forward_length", Value::U32(self.columns)),
+            ("attention.head_count", Value::U32(self.heads)),
+            ("attention.head_count_kv", Value::U32(self.heads_kv)),
+            ("attention.key_length", Value::U32(self.head_length)),
+            ("attention.value_length", Value::U32(self.head_length)),
+            ("attention.layer_norm_rms_epsilon", Value::F32(1e-5)),
+            ("rope.dimension_count", Value::U32(self.head_length)),
+        ]
+    }
+
+    /// The keys with more of them; the last of several values counts.
+    fn with(self, more: &[(&'static str, Value)]) -> Vec<(&'static str, Value)> {
+        let mut keys = self.keys();
+        for (key, value) in more {
+            keys.retain(|(other, _)| other != key);
+            keys.push((key, value.clone()));
+        }
+        keys
+    }
+}
+
+/// The biases of queries, keys and values, which any file may have.
+const BIASES: [&str; 3] = ["attn_q.bias", "attn_k.bias", "attn_v.bias"];
+/// A file whose output matrix is not the embedding.
+const UNTIED: [&str; 1] = ["output.weight"];
+
+/// A key and its value.
+type KeyValue = (&'static str, Value);
+
+fn number(key: &'static str, value: u32) -> KeyValue {
+    (key, Value::U32(value))
+}
+
+fn float(key: &'static str, value: f32) -> KeyValue {
+    (key, Value::F32(value))
+}
+
+fn window(positions: u32) -> KeyValue {
+    number("attention.sliding_window", positions)
+}
+
+fn experts(columns: u32) -> Vec<KeyValue> {
+    let counts = [number("expert_count", 8), number("expert_used_count", 3)];
+    [&counts[..], &[number("expert_feed_forward_length", columns)]].concat()
+}
+
+fn yarn() -> Vec<KeyValue> {
+    vec![
+        ("rope.scaling.type", Value::Text(b"yarn".into())),
+        float("rope.scaling.factor", 8.0),
+        number("rope.scaling.original_context_length", 64),
+        float("rope.freq_base", 150_000.0),
+    ]
+}
+
+fn granite() -> Vec<KeyValue> {
+    vec![
+        float("embedding_scale", 12.0),
+        float("residual_scale", 0.22),
+        float("logit_scale", 2.0),
+        float("attention.scale", 0.03),
+    ]
+}
+
+/// Every shape with its name, by family.
+pub fn shapes() -> Vec<(String, FamilyModel)> {
+    let mut shapes = Shapes(Vec::new());
+    shapes.plain();
+    shapes.scaled();
+    shapes.windowed();
+    shapes.mixtures();
+    shapes.0
+}
+
+/// The shapes so far.
+struct Shapes(Vec<(String, FamilyModel)>);
+
+impl Shapes {
+    /// Adds both shapes of a family with further keys and with tensors that it does not need.
+    fn add(&mut self, name: &str, [ordinary, awkward]: [&[KeyValue]; 2], optional: &[&'static str]) {
+        let family = models::families::named(name.split('+').next().unwrap_or(name)).expect("the family exists").name;
+        for (shape, dimensions, keys) in [("ordinary", ORDINARY, ordinary), ("awkward", AWKWARD, awkward)] {
+            let model = FamilyModel::new(family, &dimensions.with(keys));
+            self.0.push((format!("{name}-{shape}"), FamilyModel { optional: optional.to_vec(), ..model }));
+        }
+    }
+
+    fn plain(&mut self) {
+        // llama.cpp reads only heads that are as long as the hidden state together.
+        let whole = [number("embedding_length", 192)];
+        self.add("llama", [&[], &[]], &["output.weight", "rope_freqs.weight", "attn_output.bias"]);
+        self.add("qwen2", [&[], &whole], &UNTIED);
+        self.add("qwen3", [&[], &[]], &[]);
+        self.add("smollm3", [&[], &[]], &[]);
+        self.add("seed_oss", [&[], &[]], &[&BIASES[..], &UNTIED].concat());
+        self.add("ernie4_5", [&[], &[]], &[]);
+        self.add("hunyuan-dense", [&[], &[]], &[]);
+        let rotated = |count| [number("rope.dimension_count", count)];
+        self.add("glm4", [&rotated(16), &rotated(32)], &["output.weight", "ffn_up.weight"]);
+    }
+
+    fn scaled(&mut self) {
+        self.add("granite", [&granite(), &granite()], &[]);
+        let long = |context: u32| {
+            vec![
+                number("rope.scaling.original_context_length", context),
+                float("rope.scaling.attn_factor", 1.19),
+                number("rope.dimension_count", 24),
+                number("embedding_length", if context == 64 { 192 } else { 256 }),
+            ]
+        };
+        let fused = ["attn_qkv.weight", "ffn_up.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
+        self.add("phi3", [&long(512), &long(64)], &fused);
+        let growing = [
+            float("rope.scaling.yarn_log_multiplier", 1.0),
+            float("attention.temperature_scale", 0.1),
+            number("rope.scaling.original_context_length", 16),
+        ];
+        let ministral = [&yarn()[..], &growing].concat();
+        self.add("mistral3", [&ministral, &ministral], &[]);
+    }
+
+    fn windowed(&mut self) {
+        let linear = [("rope.scaling.type", Value::Text(b"linear".into())), float("rope.scaling.factor", 8.0)];
+        self.add("gemma3", [&[window(24)], &[&[window(7)], &linear[..]].concat()], &[]);
+        let caps = [float("attn_logit_softcapping", 5.0), float("final_logit_softcapping", 3.0)];
+        let gemma2 = |positions| [&caps[..], &[window(positions)]].concat();
+        self.add("gemma2", [&gemma2(24), &gemma2(7)], &[]);
+        let large =
+            [window(7), number("block_count", 64), number("embedding_length", 192), number("feed_forward_length", 96)];
+        self.add("exaone4", [&[], &large], &UNTIED);
+        let gpt_oss = |columns, positions| [&experts(columns)[..], &yarn(), &[window(positions)]].concat();
+        self.add("gpt-oss", [&gpt_oss(256, 24), &gpt_oss(160, 7)], &UNTIED);
+    }
+
+    fn mixtures(&mut self) {
+        let shared = |columns: u32| number("expert_shared_feed_forward_length", columns);
+        let first = number("leading_dense_block_count", 1);
+        let mixtral = &experts(512)[..2];
+        self.add("llama+experts", [mixtral, mixtral], &[]);
+        self.add("qwen3moe", [&experts(192), &experts(160)], &UNTIED);
+        let granite_moe = [&granite()[..], mixtral].concat();
+        self.add("granitemoe", [&[&granite_moe[..], &[shared(256)]].concat(), &granite_moe], &[]);
+        let qwen2moe = |columns, wide, embedding| {
+            [&experts(columns)[..], &[shared(wide), number("embedding_length", embedding)]].concat()
+        };
+        let qwen2moe = [qwen2moe(128, 256, 256), qwen2moe(96, 160, 192)];
+        self.add("qwen2moe", qwen2moe.each_ref().map(Vec::as_slice), &[&BIASES[..], &UNTIED].concat());
+        let router = [
+            first.clone(),
+            number("expert_shared_count", 1),
+            ("expert_weights_norm", Value::Flag(true)),
+            float("expert_weights_scale", 1.8),
+            number("rope.dimension_count", 16),
+        ];
+        let glm = [128, 96].map(|columns| [&experts(columns)[..], &router].concat());
+        let biased = [&BIASES[..], &["output.weight", "exp_probs_b.bias"]].concat();
+        self.add("glm4moe", glm.each_ref().map(Vec::as_slice), &biased);
+        let ernie = [(128, 256), (96, 160)].map(|(columns, wide)| {
+            let steps = [first.clone(), number("interleave_moe_layer_step", 1), shared(wide)];
+            [&experts(columns)[..], &steps].concat()
+        });
+        self.add("ernie4_5-moe", ernie.each_ref().map(Vec::as_slice), &["exp_probs_b.bias"]);
+    }
+}

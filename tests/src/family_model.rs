@@ -1,0 +1,197 @@
+//! Small models of any family with seeded random weights, written from the family's own table of tensors: a test gives
+//! keys as a converter would write them, and the names of tensors that files may have.
+use gguf::{BlockFormat, GgufError};
+use models::{KeySource, Keys, TensorRole, TensorSpec, families};
+use topology::sizes::{fitting, has_more_bits};
+
+use crate::{
+    gguf_writer::{GgufWriter, Value},
+    quantise::quantise,
+    random::Random,
+    tiny_model::{VOCABULARY_LENGTH_MIN, vocabulary},
+};
+
+/// Approximate standard deviation of the logits.
+const LOGIT_SPREAD: f32 = 3.0;
+
+/// A model to be written.
+#[derive(Clone, Debug)]
+pub struct FamilyModel {
+    /// As in `general.architecture`.
+    pub architecture: &'static str,
+    /// Keys, without the architecture in front.
+    pub keys: Vec<(&'static str, Value)>,
+    /// Tensors that the family does not need, as the file names them: biases, an output matrix, fused rows.
+    pub optional: Vec<&'static str>,
+    /// Format of the matrices; rows that are not whole blocks fall back as in real files.
+    pub format: BlockFormat,
+    /// Format of the values and down matrices of the layers to which llama.cpp's Q4_K_M gives more bits.
+    pub finer_format: Option<BlockFormat>,
+    /// Seed of every weight.
+    pub seed: u64,
+}
+
+impl FamilyModel {
+    /// A model with these keys.
+    pub fn new(architecture: &'static str, keys: &[(&'static str, Value)]) -> Self {
+        let (keys, optional) = (keys.to_vec(), Vec::new());
+        Self { architecture, keys, optional, format: BlockFormat::F32, finer_format: None, seed: 1 }
+    }
+
+    /// The same model with all matrices in this format.
+    #[must_use]
+    pub fn with_format(self, format: BlockFormat) -> Self {
+        Self { format, ..self }
+    }
+
+    /// Number of layers.
+    pub fn block_count(&self) -> usize {
+        self.number("block_count")
+    }
+
+    /// The bytes of a single file.
+    ///
+    /// # Panics
+    /// The family is unknown or refuses the keys.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.writer().finish()
+    }
+
+    /// The unfinished file, for a test to change.
+    ///
+    /// # Panics
+    /// The family is unknown or refuses the keys.
+    pub fn writer(&self) -> GgufWriter {
+        let family = families::named(self.architecture).expect("the family exists");
+        let spec = (family.spec)(&Keys { source: self, architecture: family.name }).expect("the keys are complete");
+        let mut writer = GgufWriter::new(3)
+            .text("general.architecture", self.architecture)
+            .text("general.type", "model")
+            .text("general.name", "small");
+        for (name, value) in &self.keys {
+            writer = writer.value(&format!("{}.{name}", self.architecture), value.clone());
+        }
+        writer = vocabulary(writer, VOCABULARY_LENGTH_MIN);
+        let mut written = Vec::new();
+        for tensor in spec.tensors() {
+            writer = self.tensor(writer, &mut written, tensor.name.into(), &tensor, false);
+        }
+        for layer in 0..spec.block_count() {
+            let is_finer = has_more_bits(layer, spec.block_count());
+            for tensor in spec.layer_tensors(layer) {
+                let name = format!("blk.{layer}.{}", tensor.name);
+                writer = self.tensor(writer, &mut written, name, &tensor, is_finer);
+            }
+        }
+        writer
+    }
+
+    fn tensor(
+        &self,
+        writer: GgufWriter,
+        written: &mut Vec<String>,
+        name: String,
+        tensor: &TensorSpec,
+        is_finer: bool,
+    ) -> GgufWriter {
+        let is_wanted = !tensor.is_optional || self.optional.contains(&tensor.name);
+        // Roles may share a tensor.
+        if !is_wanted || written.contains(&name) {
+            return writer;
+        }
+        written.push(name.clone());
+        let [columns, rows, count] = tensor.file_dimensions();
+        let format = match tensor.role {
+            _ if tensor.is_float => BlockFormat::F32,
+            TensorRole::Value | TensorRole::Down if is_finer => self.finer_format.unwrap_or(self.format),
+            _ => self.format,
+        };
+        let format = fitting(format, columns);
+        let (mean, spread) = distribution(tensor);
+        let lengths = [columns, rows, count].map(|length| length as u64);
+        let dimensions = match lengths {
+            [_, 1, 1] if tensor.is_vector => &lengths[..1],
+            [_, _, 1] => &lengths[..2],
+            _ => &lengths[..],
+        };
+        let (seed, source) = (self.seed, name.clone());
+        writer.made_tensor(&name, dimensions, format, move |out| {
+            let mut random = Random::named(seed, &source);
+            (0..rows * count).try_for_each(|_| {
+                let mut values = random.normals(columns, spread);
+                values.iter_mut().for_each(|value| *value += mean);
+                out.write_all(&quantise(format, &values))
+            })
+        })
+    }
+
+    fn value(&self, key: &str) -> Option<&Value> {
+        let name = key.strip_prefix(self.architecture).and_then(|rest| rest.strip_prefix('.'))?;
+        self.keys.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+
+    fn number(&self, key: &str) -> usize {
+        match self.value(&format!("{}.{key}", self.architecture)) {
+            Some(Value::U32(value)) => *value as usize,
+            _ => 0,
+        }
+    }
+}
+
+/// Mean and standard deviation of a tensor's weights: hidden states keep their size, and routers choose clearly.
+fn distribution(tensor: &TensorSpec) -> (f32, f32) {
+    use TensorRole::{Embedding, KeyNorm, MixerNorm, Output, OutputNorm, QueryNorm, Router, Sinks};
+    let unit = 1.0 / (tensor.dimensions[0] as f32).sqrt();
+    match tensor.role {
+        Embedding | Output => (0.0, LOGIT_SPREAD * unit),
+        Router => (0.0, 2.0 * unit),
+        Sinks => (0.0, 1.0),
+        TensorRole::RopeFactors => (2.0, 0.2),
+        OutputNorm | MixerNorm | QueryNorm | KeyNorm => (1.0, 0.1),
+        TensorRole::MixerPostNorm | TensorRole::FeedForwardNorm | TensorRole::FeedForwardPostNorm => (1.0, 0.1),
+        _ if tensor.is_vector => (0.0, 0.1),
+        _ => (0.0, unit),
+    }
+}
+
+impl KeySource for FamilyModel {
+    fn text(&self, key: &str) -> Result<Option<String>, GgufError> {
+        Ok(match self.value(key) {
+            Some(Value::Text(text)) => Some(String::from_utf8_lossy(text).into_owned()),
+            _ => None,
+        })
+    }
+
+    fn unsigned(&self, key: &str) -> Result<Option<u64>, GgufError> {
+        Ok(match self.value(key) {
+            Some(Value::U32(value)) => Some(u64::from(*value)),
+            _ => None,
+        })
+    }
+
+    fn float(&self, key: &str) -> Result<Option<f64>, GgufError> {
+        Ok(match self.value(key) {
+            Some(Value::F32(value)) => Some(f64::from(*value)),
+            _ => None,
+        })
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>, GgufError> {
+        Ok(match self.value(key) {
+            Some(Value::Flag(value)) => Some(*value),
+            _ => None,
+        })
+    }
+
+    fn rows(&self, tensor: &str) -> Option<usize> {
+        let of_layer = tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        let part = of_layer.map_or(tensor, |(_, part)| part);
+        let is_there = self.optional.contains(&part);
+        match part {
+            "token_embd.weight" => Some(VOCABULARY_LENGTH_MIN),
+            // Gate and up in one tensor.
+            "ffn_up.weight" if is_there => Some(2 * self.number("feed_forward_length")),
+            _ => is_there.then_some(1),
+        }
+    }
+}
