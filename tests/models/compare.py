@@ -1,0 +1,59 @@
+"""Compares small models of every family with llama.cpp: teacher-forced logits and greedy ids in F32, Q8_0, Q4_K_M and
+MXFP4, on tp1, tp2, tp3, pp2 and pp2-tp2.
+
+    pip install llama-cpp-python==0.3.36 numpy
+    python3 tests/models/compare.py [FOLDER] [--keep tests/fixtures/families]
+
+`--keep` stores the last logits of the unquantised files for `.ci/models`, which needs no llama.cpp.
+"""
+import argparse
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import llama_cpp
+import numpy
+
+PROGRAM = ["cargo", "run", "--quiet", "--release", "--locked", "-p", "bramble-tests", "--bin", "family", "--"]
+
+
+def theirs(path, tokens, greedy):
+    """Logits after each token of the prompt, and the ids that follow it."""
+    with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
+        model = llama_cpp.Llama(
+            str(path), n_ctx=512, n_batch=512, n_threads=2, logits_all=True, verbose=False, type_k=0, type_v=0
+        )
+    model.eval(tokens)
+    logits = numpy.array(model.scores[: len(tokens)], dtype=numpy.float32)
+    ids = []
+    for _ in range(greedy):
+        ids.append(int(numpy.argmax(model.scores[model.n_tokens - 1])))
+        model.eval(ids[-1:])
+    model.close()
+    return logits, numpy.array(ids, dtype=numpy.uint32)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Compare small models of every family with llama.cpp")
+    parser.add_argument("folder", nargs="?", help="where to write models and logits (default: a temporary folder)")
+    parser.add_argument("--keep", help="store the last logits of the unquantised files here")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(arguments.folder or temporary)
+        subprocess.run(PROGRAM + ["make", str(folder)], check=True)
+        first, second = (folder / "tokens.txt").read_text().split("\n")[:2]
+        for path in sorted(folder.glob("*.gguf")):
+            try:
+                logits, ids = theirs(path, [int(token) for token in first.split()], int(second))
+            except ValueError as error:
+                sys.exit(f"llama.cpp cannot load {path.name}: {error}")
+            logits.tofile(folder / f"{path.stem}.logits.f32")
+            ids.tofile(folder / f"{path.stem}.ids.u32")
+        keep = ["--keep", arguments.keep] if arguments.keep else []
+        sys.exit(subprocess.run(PROGRAM + ["compare", str(folder)] + keep).returncode)
+
+
+main()
