@@ -275,8 +275,12 @@ fn inconsistent_mixture_of_experts_is_refused_by_name() {
     refused(other.finish(), &["qwen3moe.expert_gating_func", "softmax and sigmoid"]);
     let scaled = moe().f32("qwen3moe.expert_weights_scale", -2.5);
     refused(scaled.finish(), &["qwen3moe.expert_weights_scale", "-2.5", "above 0"]);
-    let grouped = moe().u32("qwen3moe.expert_group_count", 4);
-    refused(grouped.finish(), &["qwen3moe.expert_group_count", "groups of experts"]);
+    let grouped = moe().u32("qwen3moe.expert_group_count", 3);
+    refused(grouped.finish(), &["qwen3moe.expert_group_count", "does not divide 8 experts"]);
+    let grouped = || moe().u32("qwen3moe.expert_group_count", 4);
+    refused(grouped().finish(), &["qwen3moe.expert_group_used_count", "missing"]);
+    let used = grouped().u32("qwen3moe.expert_group_used_count", 5);
+    refused(used.finish(), &["qwen3moe.expert_group_used_count", "4 groups"]);
     let usual = moe().u32("qwen3moe.expert_gating_func", 1).f32("qwen3moe.expert_weights_scale", 1.0);
     open_bytes(vec![usual.finish()]).expect("softmax without a scale is supported");
     let experts = llama().tensor("blk.0.ffn_gate_inp.weight", &[128, 8], BlockFormat::F32, vec![0; 4096]);

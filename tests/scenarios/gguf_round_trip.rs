@@ -213,7 +213,8 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
         feed_forward: match architecture.has_experts() {
             true => {
                 let scores = Scores::Softmax;
-                let router = RouterSpec { scores, has_selection_bias: false, is_normalised: true, scale: 1.0 };
+                let router =
+                    RouterSpec { scores, has_selection_bias: false, is_normalised: true, scale: 1.0, groups: None };
                 let (has_biases, shared) = (false, None);
                 FeedForward::Experts(ExpertsSpec {
                     count: 8,
@@ -239,6 +240,7 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
         freq_base: 10_000.0,
         scaling: Scaling::Linear(2.0),
         has_factors: architecture == Architecture::Llama,
+        sections: None,
     };
     ModelSpec {
         architecture: architecture.name().into(),

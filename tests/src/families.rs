@@ -79,6 +79,11 @@ fn yarn() -> Vec<KeyValue> {
     ]
 }
 
+/// Pairs of a rotation in sections.
+fn sections(lengths: [i32; 4]) -> Vec<KeyValue> {
+    vec![("rope.dimension_sections", Value::Array(5, lengths.map(Value::I32).to_vec()))]
+}
+
 fn granite() -> Vec<KeyValue> {
     vec![
         float("embedding_scale", 12.0),
@@ -117,6 +122,7 @@ impl Shapes {
         self.add("llama", [&[], &[]], &["output.weight", "rope_freqs.weight", "attn_output.bias"]);
         self.add("qwen2", [&[], &whole], &UNTIED);
         self.add("qwen3", [&[], &[]], &[]);
+        self.add("qwen3vl", [&sections([6, 5, 5, 0]), &sections([14, 8, 10, 0])], &[]);
         self.add("smollm3", [&[], &[]], &[]);
         self.add("seed_oss", [&[], &[]], &[&BIASES[..], &UNTIED].concat());
         self.add("ernie4_5", [&[], &[]], &[]);
@@ -165,6 +171,9 @@ impl Shapes {
         let mixtral = &experts(512)[..2];
         self.add("llama+experts", [mixtral, mixtral], &[]);
         self.add("qwen3moe", [&experts(192), &experts(160)], &UNTIED);
+        let imaged = [(192, [6, 5, 5, 0]), (160, [14, 8, 10, 0])]
+            .map(|(columns, lengths)| [&experts(columns)[..], &sections(lengths)].concat());
+        self.add("qwen3vlmoe", imaged.each_ref().map(Vec::as_slice), &UNTIED);
         let granite_moe = [&granite()[..], mixtral].concat();
         self.add("granitemoe", [&[&granite_moe[..], &[shared(256)]].concat(), &granite_moe], &[]);
         let qwen2moe = |columns, wide, embedding| {
@@ -182,6 +191,24 @@ impl Shapes {
         let glm = [128, 96].map(|columns| [&experts(columns)[..], &router].concat());
         let biased = [&BIASES[..], &["output.weight", "exp_probs_b.bias"]].concat();
         self.add("glm4moe", glm.each_ref().map(Vec::as_slice), &biased);
+        // Enough experts that rounding rarely changes the groups.
+        let grouped = [
+            number("expert_count", 32),
+            number("expert_used_count", 6),
+            number("expert_group_count", 4),
+            number("expert_group_used_count", 2),
+            number("expert_gating_func", 2),
+            number("leading_dense_block_count", 1),
+            number("expert_shared_count", 1),
+            ("expert_weights_norm", Value::Flag(true)),
+            float("expert_weights_scale", 1.2),
+            number("rope.dimension_count", 16),
+        ];
+        let ling = [(128, 256), (96, 192)].map(|(columns, embedding)| {
+            [&experts(columns)[..], &grouped, &[number("embedding_length", embedding)]].concat()
+        });
+        let fused = ["attn_qkv.weight", "output.weight", "exp_probs_b.bias"];
+        self.add("bailingmoe2", ling.each_ref().map(Vec::as_slice), &fused);
         let ernie = [(128, 256), (96, 160)].map(|(columns, wide)| {
             let steps = [first.clone(), number("interleave_moe_layer_step", 1), shared(wide)];
             [&experts(columns)[..], &steps].concat()

@@ -25,6 +25,12 @@ pub struct FamilyModel {
     pub optional: Vec<&'static str>,
     /// Format of the matrices; rows that are not whole blocks fall back as in real files.
     pub format: BlockFormat,
+    /// Format of the matrices of experts; `None`: as the others.
+    pub expert_format: Option<BlockFormat>,
+    /// Format of the embedding and the output matrix; `None`: as the others.
+    pub output_format: Option<BlockFormat>,
+    /// Size of the vocabulary, at least [`VOCABULARY_LENGTH_MIN`].
+    pub vocabulary_length: usize,
     /// Format of the values and down matrices of the layers to which llama.cpp's Q4_K_M gives more bits.
     pub finer_format: Option<BlockFormat>,
     /// Seed of every weight.
@@ -34,8 +40,17 @@ pub struct FamilyModel {
 impl FamilyModel {
     /// A model with these keys.
     pub fn new(architecture: &'static str, keys: &[(&'static str, Value)]) -> Self {
-        let (keys, optional) = (keys.to_vec(), Vec::new());
-        Self { architecture, keys, optional, format: BlockFormat::F32, finer_format: None, seed: 1 }
+        Self {
+            architecture,
+            keys: keys.to_vec(),
+            optional: Vec::new(),
+            format: BlockFormat::F32,
+            expert_format: None,
+            output_format: None,
+            vocabulary_length: VOCABULARY_LENGTH_MIN,
+            finer_format: None,
+            seed: 1,
+        }
     }
 
     /// The same model with all matrices in this format.
@@ -71,7 +86,7 @@ impl FamilyModel {
         for (name, value) in &self.keys {
             writer = writer.value(&format!("{}.{name}", self.architecture), value.clone());
         }
-        writer = vocabulary(writer, VOCABULARY_LENGTH_MIN);
+        writer = vocabulary(writer, self.vocabulary_length);
         let mut written = Vec::new();
         for tensor in spec.tensors() {
             writer = self.tensor(writer, &mut written, tensor.name.into(), &tensor, false);
@@ -103,6 +118,8 @@ impl FamilyModel {
         let [columns, rows, count] = tensor.file_dimensions();
         let format = match tensor.role {
             _ if tensor.is_float => BlockFormat::F32,
+            role if role.is_per_expert() && count > 1 => self.expert_format.unwrap_or(self.format),
+            TensorRole::Embedding | TensorRole::Output => self.output_format.unwrap_or(self.format),
             TensorRole::Value | TensorRole::Down if is_finer => self.finer_format.unwrap_or(self.format),
             _ => self.format,
         };
@@ -176,6 +193,12 @@ impl KeySource for FamilyModel {
         })
     }
 
+    fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, GgufError> {
+        let Some(Value::Array(_, values)) = self.value(key) else { return Ok(None) };
+        let integers = values.iter().map(|value| if let Value::I32(value) = value { i64::from(*value) } else { 0 });
+        Ok(Some(integers.collect()))
+    }
+
     fn flag(&self, key: &str) -> Result<Option<bool>, GgufError> {
         Ok(match self.value(key) {
             Some(Value::Flag(value)) => Some(*value),
@@ -188,7 +211,7 @@ impl KeySource for FamilyModel {
         let part = of_layer.map_or(tensor, |(_, part)| part);
         let is_there = self.optional.contains(&part);
         match part {
-            "token_embd.weight" => Some(VOCABULARY_LENGTH_MIN),
+            "token_embd.weight" => Some(self.vocabulary_length),
             // Gate and up in one tensor.
             "ffn_up.weight" if is_there => Some(2 * self.number("feed_forward_length")),
             _ => is_there.then_some(1),

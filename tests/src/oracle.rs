@@ -1,5 +1,7 @@
 //! An independent forward pass in f64, straight from the papers: one token at a time with whole matrices, no cache
 //! format and no sharding; slow. Shares the GGUF reader and the model's spec with the product, but no arithmetic.
+use std::{cell::RefCell, collections::HashMap, rc::Rc};
+
 use gguf::GgufFile;
 use models::{
     Activation, ExpertsSpec, HeadNorms, LayerSpec, ModelSpec, RopeSpec, Rotation, Scaling, Scores, TensorRole,
@@ -11,7 +13,12 @@ use crate::dequantise::dequantise;
 pub struct Oracle<'a> {
     file: &'a GgufFile,
     spec: ModelSpec,
+    /// Matrices that were needed before.
+    parts: RefCell<HashMap<PartKey, Option<Rc<Matrix>>>>,
 }
+
+/// Layer, role and index of a matrix.
+type PartKey = (Option<usize>, TensorRole, usize);
 
 /// The experts chosen for a token in a layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,11 +50,22 @@ impl<'a> Oracle<'a> {
     /// # Panics
     /// If the file is not a valid model.
     pub fn new(file: &'a GgufFile) -> Self {
-        Self { file, spec: models::read(file).expect("the model is valid") }
+        Self { file, spec: models::read(file).expect("the model is valid"), parts: RefCell::default() }
     }
 
     /// One of the matrices with a role, of a layer or outside them; `None` if the file does not have it.
-    fn part(&self, layer: Option<usize>, role: TensorRole, index: usize) -> Option<Matrix> {
+    fn part(&self, layer: Option<usize>, role: TensorRole, index: usize) -> Option<Rc<Matrix>> {
+        let key = (layer, role, index);
+        if let Some(found) = self.parts.borrow().get(&key) {
+            return found.clone();
+        }
+        let part = self.read(key).map(Rc::new);
+        self.parts.borrow_mut().insert(key, part.clone());
+        part
+    }
+
+    fn read(&self, key: PartKey) -> Option<Matrix> {
+        let (layer, role, index) = key;
         let table = layer.map_or_else(|| self.spec.tensors(), |layer| self.spec.layer_tensors(layer));
         let wanted = table.into_iter().find(|tensor| tensor.role == role)?;
         let name = layer.map_or_else(|| wanted.name.into(), |layer| format!("blk.{layer}.{}", wanted.name));
@@ -62,7 +80,7 @@ impl<'a> Oracle<'a> {
     }
 
     fn vector(&self, layer: Option<usize>, role: TensorRole) -> Option<Vec<f64>> {
-        self.part(layer, role, 0).map(|matrix| matrix.values)
+        self.part(layer, role, 0).map(|matrix| matrix.values.clone())
     }
 
     /// The norm with this weight, if there is one.
@@ -226,8 +244,23 @@ impl<'a> Oracle<'a> {
             Scores::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
         };
         let bias = self.vector(Some(layer), TensorRole::SelectionBias).unwrap_or_else(|| vec![0.0; experts.count]);
+        let mut ranked: Vec<f64> = scores.iter().zip(&bias).map(|(score, bias)| score + bias).collect();
+        if let Some(groups) = experts.router.groups {
+            let length = experts.count / groups.count;
+            let sums = ranked.chunks(length).map(|scores| {
+                let mut scores = scores.to_vec();
+                scores.sort_by(|a, b| b.total_cmp(a));
+                scores[0] + scores[1]
+            });
+            let sums: Vec<f64> = sums.collect();
+            for (group, scores) in ranked.chunks_mut(length).enumerate() {
+                if sums.iter().filter(|sum| **sum > sums[group]).count() >= groups.used_count {
+                    scores.fill(f64::NEG_INFINITY);
+                }
+            }
+        }
         let mut order: Vec<usize> = (0..experts.count).collect();
-        order.sort_by(|a, b| (scores[*b] + bias[*b]).total_cmp(&(scores[*a] + bias[*a])));
+        order.sort_by(|a, b| ranked[*b].total_cmp(&ranked[*a]));
         let (chosen, others) = order.split_at(experts.used_count);
         let sum: f64 = chosen.iter().map(|expert| scores[*expert]).sum();
         let factor = f64::from(experts.router.scale) / if experts.router.is_normalised { sum } else { 1.0 };
@@ -267,6 +300,7 @@ fn rotate(rope: &RopeSpec, factors: Option<&[f64]>, position: usize, head: &mut 
     for pair in 0..pairs {
         let frequency = base.powf(-2.0 * pair as f64 / rope.dimension_count as f64);
         let frequency = frequency / factors.map_or(1.0, |factors| factors[pair]);
+        let frequency = if rope.rotates(pair) { frequency } else { 0.0 };
         let (angle, magnitude) = match &rope.scaling {
             Scaling::None => (position as f64 * frequency, 1.0),
             Scaling::Long(long) => (position as f64 * frequency, f64::from(long.magnitude)),

@@ -31,6 +31,14 @@ pub trait KeySource {
         Ok(None)
     }
 
+    /// A list of integers.
+    ///
+    /// # Errors
+    /// The value is of another type.
+    fn integers(&self, _key: &str) -> Result<Option<Vec<i64>>, GgufError> {
+        Ok(None)
+    }
+
     /// Rows of a tensor; `None` if there is no such tensor.
     fn rows(&self, tensor: &str) -> Option<usize>;
 }
@@ -50,6 +58,10 @@ impl KeySource for GgufFile {
 
     fn flag(&self, key: &str) -> Result<Option<bool>, GgufError> {
         self.metadata().flag(key)
+    }
+
+    fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, GgufError> {
+        self.metadata().integers(key)
     }
 
     fn rows(&self, tensor: &str) -> Option<usize> {
@@ -104,6 +116,14 @@ impl Keys<'_> {
     /// The value is of another type.
     pub fn flag(&self, name: &str) -> Result<Option<bool>, GgufError> {
         self.source.flag(&self.key(name))
+    }
+
+    /// A list of integers.
+    ///
+    /// # Errors
+    /// The value is of another type.
+    pub fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, GgufError> {
+        self.source.integers(&self.key(name))
     }
 
     /// A number that may be anything.

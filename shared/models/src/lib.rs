@@ -14,7 +14,7 @@ pub use keys::{KeySource, Keys};
 pub use names::{Part, TensorRole};
 pub use read::{read, unused};
 pub use spec::{
-    Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, LongSpec, ModelSpec, Norms,
-    RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, Temperature, YarnSpec,
+    Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, LongSpec,
+    ModelSpec, Norms, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, Temperature, YarnSpec,
 };
 pub use tensors::{Cut, Fused, Share, TensorSpec};

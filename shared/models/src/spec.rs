@@ -154,6 +154,17 @@ pub struct RouterSpec {
     pub is_normalised: bool,
     /// Factor of the weights.
     pub scale: f32,
+    /// Experts are chosen from the best of several groups of equal size.
+    pub groups: Option<ExpertGroups>,
+}
+
+/// Groups of experts: those with the largest sums of their two best scores are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpertGroups {
+    /// Number of groups; divides the number of experts.
+    pub count: usize,
+    /// Groups used for each token.
+    pub used_count: usize,
 }
 
 /// What becomes of a router's logits.
@@ -208,6 +219,9 @@ pub struct RopeSpec {
     pub scaling: Scaling,
     /// Whether the tensor of factors divides the angles.
     pub has_factors: bool,
+    /// Pairs of time, height and width in an image, which take turns; the pairs behind them are not rotated. In a text
+    /// all three are the position.
+    pub sections: Option<[usize; 3]>,
 }
 
 /// Which elements of a head are rotated together.
@@ -362,6 +376,13 @@ impl ModelSpec {
 }
 
 impl RopeSpec {
+    /// Whether a pair is rotated (llama.cpp, interleaved multi-section rotation).
+    pub fn rotates(&self, pair: usize) -> bool {
+        let Some(sections) = self.sections else { return true };
+        let place = pair % sections.iter().sum::<usize>().max(1);
+        place < 3 * sections[place % 3]
+    }
+
     fn is_sound(&self) -> bool {
         within(self.dimension_count, HEAD_LENGTH_MAX) && self.dimension_count.is_multiple_of(2)
     }

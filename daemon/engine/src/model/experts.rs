@@ -2,7 +2,7 @@
 //! token. Every rank holds its columns of every expert and routes on its own, so that no routing decision crosses the
 //! network.
 use kernels::{Activations, Choice, Compute, Gating, Kernels, RowsOf, gated, matmul, matmuls, weighted_sums};
-use models::{Scores, limits::EXPERT_COUNT_MAX};
+use models::{ExpertGroups, Scores, limits::EXPERT_COUNT_MAX};
 
 use super::{
     batch::Scratch,
@@ -132,6 +132,9 @@ fn choose_by(router: &Router, logits: &[f32], choices: &mut [Choice]) {
     let ranked = &mut ranked[..logits.len()];
     ranked.copy_from_slice(scores);
     ranked.iter_mut().zip(&router.selection_bias).for_each(|(score, bias)| *score += bias);
+    if let Some(groups) = router.spec.groups {
+        keep_best_groups(groups, ranked);
+    }
     take_largest(ranked, choices);
     choices.iter_mut().for_each(|choice| choice.weight = scores[choice.matrix]);
     if router.spec.is_normalised {
@@ -139,6 +142,24 @@ fn choose_by(router: &Router, logits: &[f32], choices: &mut [Choice]) {
         choices.iter_mut().for_each(|choice| choice.weight /= total.max(WEIGHTS_MIN));
     }
     choices.iter_mut().for_each(|choice| choice.weight *= router.spec.scale);
+}
+
+/// Excludes the experts of all groups but the best: those with the largest sums of their two best scores.
+fn keep_best_groups(groups: ExpertGroups, scores: &mut [f32]) {
+    let (mut sums, mut kept) = ([0.0; EXPERT_COUNT_MAX as usize], [Choice::default(); EXPERT_COUNT_MAX as usize]);
+    let (sums, kept) = (&mut sums[..groups.count], &mut kept[..groups.used_count]);
+    let length = scores.len() / groups.count;
+    for (sum, scores) in sums.iter_mut().zip(scores.chunks_exact(length)) {
+        let mut best = [Choice::default(); 2];
+        take_largest(scores, &mut best);
+        *sum = best[0].weight + best[1].weight;
+    }
+    take_largest(sums, kept);
+    for (group, scores) in scores.chunks_exact_mut(length).enumerate() {
+        if kept.iter().all(|choice| choice.matrix != group) {
+            scores.fill(f32::NEG_INFINITY);
+        }
+    }
 }
 
 /// Smallest divisor of weights (llama.cpp: the smallest normal half).

@@ -19,6 +19,9 @@ impl Rope {
         let dimensions = spec.dimension_count;
         let factors = factors.filter(|_| spec.has_factors || matches!(spec.scaling, Scaling::Long(_)));
         let frequencies = (0..dimensions / 2).map(|pair| {
+            if !spec.rotates(pair) {
+                return 0.0;
+            }
             let exponent = -(2.0 * pair as f64) / dimensions as f64;
             let factor = factors.and_then(|factors| factors.get(pair)).copied().unwrap_or(1.0);
             let base = f64::from(spec.freq_base).powf(exponent);

@@ -154,8 +154,8 @@ pub struct Router {
 impl Router {
     /// Whether the largest logits are chosen and weighted by their softmax.
     pub(super) fn is_plain(&self) -> bool {
-        let RouterSpec { scores, has_selection_bias, is_normalised, scale } = self.spec;
-        scores == Scores::Softmax && !has_selection_bias && is_normalised && scale == 1.0
+        let RouterSpec { scores, has_selection_bias, is_normalised, scale, groups } = self.spec;
+        scores == Scores::Softmax && !has_selection_bias && is_normalised && scale == 1.0 && groups.is_none()
     }
 }
 

@@ -8,8 +8,8 @@ use crate::{
         HEAD_COUNT_MAX, HEAD_LENGTH_MAX,
     },
     spec::{
-        Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, LongSpec, ModelSpec,
-        Norms, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, YarnSpec,
+        Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, LongSpec,
+        ModelSpec, Norms, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, YarnSpec,
     },
     tensors::{ROPE_FACTORS, TOKEN_EMBEDDING},
 };
@@ -103,14 +103,11 @@ pub(super) fn expert_layer(keys: &Keys<'_>, columns: usize) -> Result<ExpertsSpe
             return Err(keys.unsupported("expert_gating_func", other, "a router other than softmax and sigmoid"));
         }
     };
-    let groups = keys.count("expert_group_count")?;
-    if groups > 1 {
-        return Err(keys.unsupported("expert_group_count", groups, "a choice of groups of experts"));
-    }
     let scale = keys.float("expert_weights_scale")?.unwrap_or(0.0) as f32;
     let scale = if scale == 0.0 { 1.0 } else { keys.positive("expert_weights_scale", None)? };
-    let router = RouterSpec { scores, has_selection_bias: false, is_normalised: true, scale };
     let count = keys.length("expert_count", EXPERT_COUNT_MAX)?;
+    let groups = expert_groups(keys, count)?;
+    let router = RouterSpec { scores, has_selection_bias: false, is_normalised: true, scale, groups };
     let used_count = keys.length(USED, EXPERT_COUNT_MAX)?;
     if used_count > count {
         return Err(keys.refuse(USED, used_count, format!("but the model has {count} experts")));
@@ -124,6 +121,24 @@ pub(super) fn expert_layer(keys: &Keys<'_>, columns: usize) -> Result<ExpertsSpe
         has_biases: false,
         shared: None,
     })
+}
+
+/// The groups of a layer's experts, if a choice among them is made.
+fn expert_groups(keys: &Keys<'_>, experts: usize) -> Result<Option<ExpertGroups>, GgufError> {
+    const COUNT: &str = "expert_group_count";
+    const USED: &str = "expert_group_used_count";
+    let count = match keys.optional_length(COUNT, EXPERT_COUNT_MAX)? {
+        None | Some(1) => return Ok(None),
+        Some(count) => count,
+    };
+    if !experts.is_multiple_of(count) || experts / count < 2 {
+        return Err(keys.refuse(COUNT, count, format!("which does not divide {experts} experts into groups of two")));
+    }
+    let used_count = keys.length(USED, EXPERT_COUNT_MAX)?;
+    if used_count > count {
+        return Err(keys.refuse(USED, used_count, format!("but the model has {count} groups")));
+    }
+    Ok(Some(ExpertGroups { count, used_count }))
 }
 
 /// Rotation of heads of this length, without scaling or with linear scaling.
@@ -140,6 +155,7 @@ pub(super) fn rope(keys: &Keys<'_>, head_length: usize, rotation: Rotation) -> R
         freq_base: keys.positive("rope.freq_base", Some(10_000.0))?,
         scaling: scaling(keys)?,
         has_factors: keys.has_tensor(ROPE_FACTORS),
+        sections: None,
     })
 }
 

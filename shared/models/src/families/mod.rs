@@ -1,4 +1,5 @@
 //! The model families, one file each: how a family's keys become a [`ModelSpec`]. No other code names a family.
+mod bailingmoe2;
 mod common;
 mod ernie4_5;
 mod ernie4_5_moe;
@@ -18,6 +19,8 @@ mod qwen2;
 mod qwen2moe;
 mod qwen3;
 mod qwen3moe;
+mod qwen3vl;
+mod qwen3vlmoe;
 mod seed_oss;
 mod smollm3;
 
@@ -34,7 +37,8 @@ pub struct Family {
 }
 
 /// Every family.
-pub const ALL: [&Family; 20] = [
+pub const ALL: [&Family; 23] = [
+    &bailingmoe2::FAMILY,
     &ernie4_5::FAMILY,
     &ernie4_5_moe::FAMILY,
     &exaone4::FAMILY,
@@ -53,6 +57,8 @@ pub const ALL: [&Family; 20] = [
     &qwen2moe::FAMILY,
     &qwen3::FAMILY,
     &qwen3moe::FAMILY,
+    &qwen3vl::FAMILY,
+    &qwen3vlmoe::FAMILY,
     &seed_oss::FAMILY,
     &smollm3::FAMILY,
 ];
