@@ -9,16 +9,19 @@ use std::{
 use anyhow::{Context, bail};
 use clap::Parser;
 use gguf::BlockFormat;
-use harness::tiny_model::TinyModel;
-use harness::tiny_model::{Architecture, Experts};
-use models::known;
+use harness::{
+    family_model::FamilyModel,
+    gguf_writer::{GgufWriter, Value},
+    tiny_model::{Architecture, Experts, TinyModel},
+};
+use models::known::{self, KnownModel};
 
 /// Write a GGUF file with a real model's shape and random weights.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Shape: tinyllama-1.1b, llama-3.2-1b, qwen3-0.6b, ..; an unknown name lists all
     shape: String,
-    /// Format: f16, q8_0, q4_0 or q4_k_m
+    /// Format: f16, q8_0, q4_0, q4_k_m, or mxfp4 for the experts of gpt-oss
     format: String,
     /// File to write
     out: PathBuf,
@@ -38,37 +41,94 @@ struct Arguments {
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    let mut model = formatted(shape(&arguments.shape)?, &arguments.format)?;
-    model.seed = arguments.seed;
-    model.block_count = arguments.layers.unwrap_or(model.block_count);
-    model.context_length = arguments.context.unwrap_or(model.context_length);
+    let known = known(&arguments.shape)?;
+    let writer = match architecture(known) {
+        None => of_family(known, &arguments)?.writer(),
+        Some(architecture) => {
+            let mut model = formatted(shape(known, architecture), &arguments.format)?;
+            model.seed = arguments.seed;
+            model.block_count = arguments.layers.unwrap_or(model.block_count);
+            model.context_length = arguments.context.unwrap_or(model.context_length);
+            model.writer()
+        }
+    };
     let path = arguments.out.display();
-    let written = write(&arguments, &model).with_context(|| format!("cannot write {path}"))?;
+    let written = write(&arguments, &writer).with_context(|| format!("cannot write {path}"))?;
     println!("{path}: {} MB", written.len() / 1_000_000);
     Ok(())
 }
 
 /// Writes the model's file and returns its metadata.
-fn write(arguments: &Arguments, model: &TinyModel) -> std::io::Result<Metadata> {
+fn write(arguments: &Arguments, writer: &GgufWriter) -> std::io::Result<Metadata> {
     let mut out = BufWriter::with_capacity(1 << 20, File::create(&arguments.out)?);
     if arguments.hollow {
-        let length = model.writer().write_header(&mut out)?;
+        let length = writer.write_header(&mut out)?;
         out.flush()?;
         out.get_ref().set_len(length)?;
     } else {
-        model.writer().write_to(&mut out)?;
+        writer.write_to(&mut out)?;
     }
     out.flush()?;
     out.get_ref().metadata()
 }
 
-/// A known shape, with a context of 8192.
-fn shape(name: &str) -> anyhow::Result<TinyModel> {
+/// The known model of this name.
+fn known(name: &str) -> anyhow::Result<&'static KnownModel> {
     let names = known::MODELS.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
     let known = known::MODELS.iter().find(|known| known.name == name);
-    let known = known.with_context(|| format!("unknown shape {name}; choose one of {names}"))?;
-    let architecture = Architecture::ALL.into_iter().find(|architecture| architecture.name() == known.architecture);
-    let mut model = TinyModel::new(architecture.context("the shape has an unknown architecture")?);
+    known.with_context(|| format!("unknown shape {name}; choose one of {names}"))
+}
+
+/// Its family, if that is one of the first four.
+fn architecture(known: &KnownModel) -> Option<Architecture> {
+    let found = Architecture::ALL.into_iter().find(|architecture| architecture.name() == known.architecture)?;
+    (found.has_experts() == known.experts.is_some()).then_some(found)
+}
+
+/// A model of another family, with a context of 8192.
+fn of_family(known: &KnownModel, arguments: &Arguments) -> anyhow::Result<FamilyModel> {
+    let number = |key, value: usize| (key, Value::U32(value as u32));
+    let mut keys = vec![
+        number("block_count", arguments.layers.unwrap_or(known.block_count)),
+        number("context_length", arguments.context.unwrap_or(8192)),
+        number("embedding_length", known.embedding_length),
+        number("feed_forward_length", known.feed_forward_length),
+        number("attention.head_count", known.head_count),
+        number("attention.head_count_kv", known.head_count_kv),
+        number("attention.key_length", known.head_length),
+        number("attention.value_length", known.head_length),
+        number("rope.dimension_count", known.head_length),
+        ("attention.layer_norm_rms_epsilon", Value::F32(1e-5)),
+    ];
+    keys.extend(known.window.map(|window| number("attention.sliding_window", window)));
+    if let Some((count, used)) = known.experts {
+        let columns = number("expert_feed_forward_length", known.feed_forward_length);
+        keys.extend([number("expert_count", count), number("expert_used_count", used), columns]);
+    }
+    let model = FamilyModel::new(known.architecture, &keys);
+    let (format, output, finer, expert) = match arguments.format.as_str() {
+        "f16" => (BlockFormat::F16, None, None, None),
+        "q8_0" => (BlockFormat::Q8_0, None, None, None),
+        "q4_0" => (BlockFormat::Q4_0, Some(BlockFormat::Q6K), None, None),
+        "q4_k_m" => (BlockFormat::Q4K, Some(BlockFormat::Q6K), Some(BlockFormat::Q6K), None),
+        "mxfp4" => (BlockFormat::Q8_0, None, None, Some(BlockFormat::Mxfp4)),
+        other => bail!("unknown format {other}; choose f16, q8_0, q4_0, q4_k_m or mxfp4 (of the experts)"),
+    };
+    Ok(FamilyModel {
+        optional: if known.tied_output { Vec::new() } else { vec!["output.weight"] },
+        format,
+        output_format: output,
+        finer_format: finer,
+        expert_format: expert,
+        vocabulary_length: known.vocabulary_length,
+        seed: arguments.seed,
+        ..model
+    })
+}
+
+/// A known model of the first families, with a context of 8192.
+fn shape(known: &KnownModel, architecture: Architecture) -> TinyModel {
+    let mut model = TinyModel::new(architecture);
     model.block_count = known.block_count;
     model.embedding_length = known.embedding_length;
     model.feed_forward_length = known.feed_forward_length;
@@ -81,7 +141,7 @@ fn shape(name: &str) -> anyhow::Result<TinyModel> {
     if let Some((count, used_count)) = known.experts {
         (model.experts, model.rope_freq_base) = (Experts { count, used_count }, 1_000_000.0);
     }
-    Ok(model)
+    model
 }
 
 /// Applies a format to the tensors in the same mixture as llama.cpp.
