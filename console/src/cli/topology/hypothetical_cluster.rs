@@ -46,10 +46,10 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 /// The model, the nodes, and the links between them.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Hypothetical {
-    /// Built-in model spec, for example llama-3.1-8b (an unknown name lists all), or a GGUF file on this machine
+    /// Built-in model, for example llama-3.1-8b (an unknown name lists all), or a GGUF file on this machine
     #[arg(long, value_name = "SHAPE|FILE", default_value = "llama-3.1-8b")]
     pub(crate) model: String,
-    /// Quantization of a built-in spec: f16, q8_0, q4_0 or q4_k_m
+    /// Quantization of a built-in model: f16, q8_0, q4_0 or q4_k_m
     #[arg(long, value_name = "MIX", default_value = "q4_k_m", value_parser = quantisation)]
     quant: Quantisation,
     /// Hardware of the nodes: pi4 or pi5
@@ -81,11 +81,11 @@ impl Hypothetical {
     /// The sizes of the model.
     ///
     /// # Errors
-    /// There is no such spec or file, or the file is not a valid model.
+    /// There is no such built-in model or file, or the file is not a valid model.
     pub(crate) fn sizes(&self) -> Result<ModelSizes, Failure> {
         let path = Path::new(&self.model);
         if !path.is_file() {
-            let next = "use a built-in spec or a local GGUF file";
+            let next = "use a built-in model or a local GGUF file";
             return ModelSizes::known(&self.model, self.quant).map_err(|message| Failure::Usage { message, next });
         }
         let file = GgufFile::open(path).map_err(anyhow::Error::from)?;
