@@ -17,14 +17,14 @@ use common::{
 };
 use engine::{
     collective::{Abort, Group, Links, Seat, Settings, Socket, StepTiming, SyncLog},
-    model::{Batch, BatchToken, KvCache, Model, Shard, Source},
+    model::{Batch, BatchToken, BlockTables, KvCache, Model, Shard, Source},
 };
 use gguf::{BlockFormat, GgufFile};
 use harness::tiny_model::Architecture;
 use harness::{ranks::sockets, tiny_model::TinyModel};
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use protocol::seal::{Cipher, Protection, Seals};
-use topology::cut;
+use topology::{KvBlocks, cut};
 
 use crate::CALLS;
 
@@ -70,8 +70,7 @@ fn decode(
                 let source =
                     Source { file, spec, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
                 let shard = Shard::load(source).expect("the shard can be loaded");
-                let kv = plan.heads_kv().len();
-                let cache = KvCache::new(KvFormat::F16, spec.block_count(), BLOCKS, kv, spec.kv().head_length);
+                let cache = KvCache::new(KvFormat::F16, spec, &plan, KvBlocks::alike(BLOCKS));
                 let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
                 let mut model =
                     Model::new(shard, cache.expect("enough memory"), Compute { kernels, pool }, spec.context_length);
@@ -94,7 +93,7 @@ fn decode(
                     group.begin_step(u64::from(position) + 1);
                     group.timing.begin_step(false, 1);
                     let token = BatchToken { slot: Slot(0), position, token: 3 + position, wants_logits: true };
-                    let batch = Batch { tokens: &[token], blocks: &tables };
+                    let batch = Batch { tokens: &[token], tables: BlockTables::alike(&tables) };
                     model.forward(batch, &mut group).expect("all ranks run");
                 }
                 calls(&model.compute().pool) - before

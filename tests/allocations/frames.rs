@@ -8,7 +8,10 @@ use common::{
     sampling::SamplingParameters,
     units::{Bytes, Nanoseconds},
 };
-use engine::plan::{Limits, Opened, Plan, PlanEntry, Sequences};
+use engine::{
+    model::Batch,
+    plan::{Limits, Opened, Plan, PlanEntry, Sequences},
+};
 use harness::random::Random;
 use protocol::{
     frame::{FrameHeader, HEADER_BYTES},
@@ -21,7 +24,7 @@ use protocol::{
 use serde::de::DeserializeOwned;
 use telemetry::{Arrival, RankTotals, SyncKind, SyncRecord};
 use topology::{
-    Exclusions, Layout, Member, Topology,
+    Exclusions, KvBlocks, Layout, Member, Topology,
     sizes::{ModelSizes, OlderSizes, Quantisation},
 };
 
@@ -179,7 +182,13 @@ fn handshakes_and_frame_headers_survive_cuts_and_mutants() {
 
 #[test]
 fn plans_survive_cuts_and_mutants_and_stay_within_limits() {
-    let limits = Limits { slots: 4, blocks: 16, context_length: 512, vocabulary_length: 2048 };
+    let limits = Limits {
+        slots: 4,
+        blocks: KvBlocks::alike(16),
+        window: Some(40),
+        context_length: 512,
+        vocabulary_length: 2048,
+    };
     let (slot, sampling) = (Slot(1), SamplingParameters::default());
     let opened = Opened { slot, sampling, cached: 0, prompt: vec![1, 2, 3, 4], grammar: None };
     let plan = Plan {
@@ -189,6 +198,7 @@ fn plans_survive_cuts_and_mutants_and_stay_within_limits() {
         opened: vec![opened],
         closed: Vec::new(),
         blocks: vec![(Slot(1), 0)],
+        windowed: vec![(Slot(1), 0, 5)],
         copies: vec![(3, 0)],
         entries: (0..4)
             .map(|position| PlanEntry { slot: Slot(1), position, token: position + 1, wants_logits: position == 3 })
@@ -205,12 +215,14 @@ fn plans_survive_cuts_and_mutants_and_stay_within_limits() {
         let mut sequences = Sequences::new(limits);
         let mut plan = Plan::default();
         if plan.decode(&mutant).is_ok() && sequences.apply(&plan).is_ok() {
-            let (tokens, blocks) = sequences.batch();
+            let Batch { tokens, tables } = sequences.batch();
             for token in tokens {
                 assert!((token.token as usize) < limits.vocabulary_length);
                 assert!((token.position as usize) < limits.context_length);
-                let block = blocks[token.slot.index()][token.position as usize / 32];
-                assert!((block as usize) < limits.blocks);
+                for tables in [tables.whole, tables.windowed] {
+                    let blocks = &tables[token.slot.index()][..=token.position as usize / 32];
+                    assert!(blocks.iter().all(|block| (*block as usize) < limits.blocks.whole));
+                }
             }
         }
     }

@@ -201,6 +201,7 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
             temperature: None,
             score_cap: None,
             window: None,
+            keys_of: None,
             has_sinks: false,
             head_norms: match architecture {
                 Architecture::Llama | Architecture::Qwen2 => HeadNorms::None,
@@ -306,7 +307,8 @@ fn omitted_keys_have_their_defaults() -> Result<(), GgufError> {
         .without("llama.rope.freq_base");
     let spec = models::read(&GgufFile::from_bytes(vec![writer.finish()])?)?;
     assert_eq!(spec.name, "");
-    assert_eq!((spec.kv().head_count_kv, spec.kv().head_length), (4, 32));
+    let attention = &spec.layer(0).attention;
+    assert_eq!((attention.head_count_kv, attention.head_length), (4, 32));
     let RopeSpec { dimension_count, freq_base, scaling, .. } = &spec.ropes[0];
     assert_eq!((*dimension_count, *freq_base, scaling), (32, 10_000.0, &Scaling::None));
     Ok(())

@@ -58,3 +58,4 @@ mod unasked;
 mod untrusted;
 mod versions;
 mod weight_formats;
+mod windows;

@@ -16,6 +16,7 @@ use collectives::Choice;
 use common::{
     fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, Rank, TopologyHash},
+    limits::KV_BLOCK_LENGTH,
     precision::{Exchange, KvFormat},
 };
 use daemon::text::{AnswerEvent, Answers, ModelText, Preparer, Unprepared, inline::Inline, vocabulary};
@@ -31,7 +32,7 @@ use kernels::{Compute, Kernels, Pool, PoolOptions};
 use models::ModelSpec;
 use protocol::message::{Finished, Generate, TokenLogprob};
 use tokenizer::Tokenizer;
-use topology::{Layout, ShardPlan, cut_stages, split_layers};
+use topology::{KvBlocks, Layout, ShardPlan, cut_stages, split_model};
 
 use crate::ranks::sockets;
 
@@ -114,7 +115,7 @@ impl Replica {
     pub fn setups(&self, file: &Arc<GgufFile>) -> Vec<Setup> {
         let spec = models::read(file).expect("the model is valid");
         let weights = vec![1; usize::from(self.stages)];
-        let layers = split_layers(&vec![1; spec.block_count()], 0, &weights).expect("a layer for each stage");
+        let layers = split_model(&spec, &vec![1; spec.block_count()], 0, &weights).expect("a layer for each stage");
         let ranks = vec![1; usize::from(self.ranks)];
         let stages: Vec<_> =
             layers.iter().map(|layers| (layers.start as usize..layers.end as usize, ranks.clone())).collect();
@@ -129,8 +130,8 @@ impl Replica {
         let kernels = Kernels::choose(None).expect("this machine has a kernel table");
         let source = Source { file, spec, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
         let shard = Shard::load(source).expect("the shard can be loaded");
-        let heads = plan.heads_kv().len();
-        let kv = KvCache::new(self.kv, plan.layers.len(), self.blocks, heads, spec.kv().head_length);
+        let limits = self.limits(spec);
+        let kv = KvCache::new(self.kv, spec, &plan, limits.blocks);
         let kv = kv.expect("enough memory");
         let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
         let rank = Rank(number as u16);
@@ -146,7 +147,6 @@ impl Replica {
             let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
             Model::new(shard, kv, Compute { kernels, pool }, context_length)
         });
-        let limits = self.limits(spec);
         let end_tokens = self.model_text(file).end_tokens();
         let settings =
             Settings { exchange: Exchange::F32, columns: spec.embedding_length, choice: Choice::Auto, kernels };
@@ -162,9 +162,13 @@ impl Replica {
     }
 
     fn limits(&self, spec: &ModelSpec) -> Limits {
+        let window = spec.window();
+        let positions = (self.blocks.saturating_sub(self.slots) + 1) * KV_BLOCK_LENGTH;
+        let windowed = KvBlocks::of(positions as u32, self.slots as u16, window).windowed;
         Limits {
             slots: self.slots,
-            blocks: self.blocks,
+            blocks: KvBlocks { whole: self.blocks, windowed },
+            window,
             context_length: self.context_length,
             vocabulary_length: spec.vocabulary_length,
         }

@@ -15,13 +15,13 @@ use common::{
 };
 use engine::{
     collective::{Abort, Calls, Group, Links, Seat, Settings, StepTiming, SyncLog},
-    model::{Batch, BatchToken, KvCache, Model, Shard, Source},
+    model::{Batch, BatchToken, BlockTables, KvCache, Model, Shard, Source},
 };
 use gguf::GgufFile;
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use models::ModelSpec;
 use telemetry::{PhaseTotals, SyncRecord};
-use topology::{Layout, Place, ShardPlan, cut_stages, split_layers};
+use topology::{KvBlocks, Layout, Place, ShardPlan, cut_stages, split_model};
 
 /// How a model is run.
 #[derive(Clone, Debug)]
@@ -96,7 +96,8 @@ pub fn sockets(world: usize) -> Vec<Vec<Option<TcpStream>>> {
 /// If the model cannot be cut or loaded, or a rank fails.
 pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     let spec = models::read(file).expect("the model is valid");
-    let layers = split_layers(&vec![1; spec.block_count()], 0, &vec![1; how.stages]).expect("a layer for each stage");
+    let layers =
+        split_model(&spec, &vec![1; spec.block_count()], 0, &vec![1; how.stages]).expect("a layer for each stage");
     let stages: Vec<_> =
         layers.iter().map(|layers| (layers.start as usize..layers.end as usize, how.weights.clone())).collect();
     let plans = cut_stages(&spec, &stages).expect("the model can be cut");
@@ -147,8 +148,7 @@ fn rank_of(
     let source = Source { file, spec, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
     let shard = Shard::load(source).expect("the shard can be loaded");
     let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
-    let cache = KvCache::new(how.kv, plan.layers.len(), blocks, plan.heads_kv().len(), spec.kv().head_length)
-        .expect("enough memory");
+    let cache = KvCache::new(how.kv, spec, &plan, KvBlocks::alike(blocks)).expect("enough memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
     let mut model = Model::new(shard, cache, Compute { kernels, pool }, spec.context_length);
     let ring = Arc::new(SyncLog::new(place.rank, place.group.clone()));
@@ -181,7 +181,9 @@ fn rank_of(
         if let Some(before) = place.before() {
             group.take_over(before, model.hidden(batch.len()), |_| ()).expect("receive from the previous stage");
         }
-        let part = model.forward(Batch { tokens: &batch, blocks: &tables }, &mut group).expect("all ranks run");
+        let part = model
+            .forward(Batch { tokens: &batch, tables: BlockTables::alike(&tables) }, &mut group)
+            .expect("all ranks run");
         logits.extend_from_slice(part);
         if let Some(next) = place.next() {
             group.hand_over(next, model.hidden(batch.len()), &[]).expect("hand over to the next stage");

@@ -9,7 +9,7 @@ use common::{
 use planner::search::Goal;
 use protocol::message::ModelCard;
 use serde::{Deserialize, Serialize};
-use topology::{Layout, SpecError, Topology, split_layers};
+use topology::{Layout, SpecError, Topology, split_layers, split_model};
 
 /// Default number of concurrent sequences. All share the memory of the context: each additional slot takes 32
 /// positions of it, and requests beyond the slots wait even if there is memory for them.
@@ -109,7 +109,12 @@ impl DesiredTopology {
         let speeds = vec![1; usize::from(layout.stages)];
         let layers: Vec<u64> = card.layer_bytes.iter().map(|bytes| bytes.0).collect();
         let suggestion = Layout { stages: block_count.min(u32::from(layout.stages)).max(1) as u16, ..layout };
-        split_layers(&layers, card.output_bytes.0, &speeds).ok_or(SpecError::Stages { layout, block_count, suggestion })
+        let (output, sizes) = (card.output_bytes.0, card.sizes());
+        let split = match &sizes {
+            Ok(sizes) => split_model(&sizes.spec, &layers, output, &speeds),
+            Err(_) => split_layers(&layers, output, &speeds),
+        };
+        split.ok_or(SpecError::Stages { layout, block_count, suggestion })
     }
 }
 

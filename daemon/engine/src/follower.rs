@@ -110,10 +110,10 @@ impl Follower {
         if place.leader() == place.rank {
             self.worker.group.tell(FrameKind::Transfer, 0, &self.payload)?;
         }
-        let transfers = &mut self.worker.transfers;
-        if !transfers.execute(order) {
+        if !self.worker.execute(order) {
             return Err(broken());
         }
+        let transfers = &mut self.worker.transfers;
         if let TransferOrder::Tell { transfer } = order {
             transfers.step(self.worker.model.cache());
             let status = postcard::to_stdvec(&transfers.status(*transfer)).map_err(|_| broken())?;

@@ -2,11 +2,12 @@
 //! plans.
 use common::chat::Grammar;
 use common::{ids::Slot, limits::KV_BLOCK_LENGTH, sampling::SamplingParameters};
+use models::ModelSpec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use topology::{Topology, layout::STEP_TOKENS_MAX};
+use topology::{KvBlocks, Topology, layout::STEP_TOKENS_MAX};
 
 use super::step_latency::ROWS_MAX;
-use crate::model::BatchToken;
+use crate::model::{Batch, BatchToken, BlockTables};
 
 /// One step, as scheduled by the head.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -23,6 +24,8 @@ pub struct Plan {
     pub closed: Vec<Slot>,
     /// KV blocks appended to sequences, in order, as (slot, block).
     pub blocks: Vec<(Slot, u32)>,
+    /// KV blocks of sequences in layers with a window, as (slot, index in the sequence, block).
+    pub windowed: Vec<(Slot, u32, u32)>,
     /// KV blocks to copy before the step, one after another, as (source, destination).
     pub copies: Vec<(u32, u32)>,
     /// The step's tokens.
@@ -68,8 +71,10 @@ pub struct PlanError(String);
 pub struct Limits {
     /// Concurrent sequences.
     pub slots: usize,
-    /// KV blocks on each rank.
-    pub blocks: usize,
+    /// KV blocks of a layer on each rank.
+    pub blocks: KvBlocks,
+    /// Longest window of the model; `None`: every layer attends to all positions.
+    pub window: Option<usize>,
     /// Longest sequence, in tokens.
     pub context_length: usize,
     /// Exclusive limit on token ids.
@@ -77,13 +82,15 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits of a topology for a model with `vocabulary_length` tokens.
-    pub fn of(topology: &Topology, vocabulary_length: usize) -> Self {
+    /// The limits of a topology for a model.
+    pub fn of(topology: &Topology, spec: &ModelSpec) -> Self {
+        let window = spec.window();
         Self {
             slots: usize::from(topology.slots),
-            blocks: topology.kv_block_count(),
+            blocks: topology.kv_blocks(window),
+            window,
             context_length: topology.context_length as usize,
-            vocabulary_length,
+            vocabulary_length: spec.vocabulary_length,
         }
     }
 }
@@ -105,17 +112,20 @@ pub struct Sequences {
     limits: Limits,
     slots: Vec<Option<Sequence>>,
     blocks: Vec<Vec<u32>>,
+    /// In layers with a window; empty without one.
+    windowed: Vec<Vec<u32>>,
     batch: Vec<BatchToken>,
 }
 
 impl Plan {
     /// Empties the plan; its lists keep their capacity.
     pub fn clear(&mut self) {
-        let Self { continues, is_prefill, prepares, opened, closed, blocks, copies, entries } = self;
+        let Self { continues, is_prefill, prepares, opened, closed, blocks, windowed, copies, entries } = self;
         (*continues, *is_prefill, *prepares) = (false, false, false);
         opened.clear();
         closed.clear();
         blocks.clear();
+        windowed.clear();
         copies.clear();
         entries.clear();
     }
@@ -145,6 +155,7 @@ impl Plan {
         let rest = read_list(rest, &mut self.opened)?;
         let rest = read_list(rest, &mut self.closed)?;
         let rest = read_list(rest, &mut self.blocks)?;
+        let rest = read_list(rest, &mut self.windowed)?;
         let rest = read_list(rest, &mut self.copies)?;
         read_list(rest, &mut self.entries)
     }
@@ -165,7 +176,8 @@ impl Sequences {
     /// Creates an empty set.
     pub fn new(limits: Limits) -> Self {
         let slots = (0..limits.slots).map(|_| None).collect();
-        Self { limits, slots, blocks: vec![Vec::new(); limits.slots], batch: Vec::new() }
+        let [blocks, windowed] = [(); 2].map(|()| vec![Vec::new(); limits.slots]);
+        Self { limits, slots, blocks, windowed, batch: Vec::new() }
     }
 
     /// The sequence in a slot.
@@ -174,8 +186,8 @@ impl Sequences {
     }
 
     /// The step's tokens as of the latest [`Self::apply`], and the block tables.
-    pub fn batch(&self) -> (&[BatchToken], &[Vec<u32>]) {
-        (&self.batch, &self.blocks)
+    pub fn batch(&self) -> Batch<'_> {
+        Batch { tokens: &self.batch, tables: BlockTables { whole: &self.blocks, windowed: &self.windowed } }
     }
 
     /// Applies a plan: closes and opens sequences, appends blocks and records the tokens.
@@ -187,6 +199,7 @@ impl Sequences {
             let sequence = self.slots.get_mut(slot.index());
             sequence.and_then(Option::take).ok_or_else(|| PlanError(format!("it closes idle slot {slot}")))?;
             self.blocks[slot.index()].clear();
+            self.windowed[slot.index()].clear();
         }
         for opened in &plan.opened {
             self.open(opened)?;
@@ -195,16 +208,18 @@ impl Sequences {
             let is_running = self.get(*slot).is_some();
             let most = self.limits.context_length.div_ceil(KV_BLOCK_LENGTH);
             let table = self.blocks.get_mut(slot.index()).filter(|table| is_running && table.len() < most);
-            let table = table.filter(|_| (*block as usize) < self.limits.blocks);
+            let table = table.filter(|_| (*block as usize) < self.limits.blocks.whole);
             table.ok_or_else(|| PlanError(format!("it appends block {block} to slot {slot}")))?.push(*block);
         }
+        plan.windowed.iter().try_for_each(|placed| self.place_windowed(placed))?;
         for opened in &plan.opened {
             self.make_room(opened.slot);
         }
         let mut copies = plan.copies.iter();
-        let is_beyond = copies.any(|(from, to)| (*from).max(*to) as usize >= self.limits.blocks);
+        let most = self.limits.blocks.whole;
+        let is_beyond = copies.any(|(from, to)| (*from).max(*to) as usize >= most);
         if plan.copies.len() > plan.opened.len() || is_beyond {
-            return Err(PlanError(format!("it copies blocks {:?} of {}", plan.copies, self.limits.blocks)));
+            return Err(PlanError(format!("it copies blocks {:?} of {most}", plan.copies)));
         }
         self.batch.clear();
         if plan.entries.is_empty() || plan.entries.len() > STEP_TOKENS_MAX {
@@ -215,6 +230,18 @@ impl Sequences {
             return Err(PlanError(format!("it requests the logits of {wanted} tokens in one step")));
         }
         plan.entries.iter().try_for_each(|entry| self.enter(entry))
+    }
+
+    /// Places a block of a sequence in layers with a window. The blocks before the first one fell out of the window.
+    fn place_windowed(&mut self, placed: &(Slot, u32, u32)) -> Result<(), PlanError> {
+        let (slot, index, block) = *placed;
+        let is_there = (index as usize) < self.blocks.get(slot.index()).map_or(0, Vec::len)
+            && (block as usize) < self.limits.blocks.windowed;
+        let table = self.windowed.get_mut(slot.index()).filter(|_| is_there);
+        let table = table.ok_or_else(|| PlanError(format!("it places block {block} at {index} of slot {slot}")))?;
+        table.resize(table.len().max(index as usize + 1), 0);
+        table[index as usize] = block;
+        Ok(())
     }
 
     fn open(&mut self, opened: &Opened) -> Result<(), PlanError> {
@@ -235,11 +262,17 @@ impl Sequences {
         if let Some(sequence) = self.slots[slot.index()].as_mut() {
             sequence.tokens.reserve(most.saturating_sub(sequence.tokens.len()));
         }
+        if self.limits.window.is_some() {
+            let (most, table) = (self.blocks[slot.index()].len(), &mut self.windowed[slot.index()]);
+            table.reserve(most.saturating_sub(table.len()));
+        }
     }
 
     fn enter(&mut self, entry: &PlanEntry) -> Result<(), PlanError> {
         let PlanEntry { slot, position, token, wants_logits } = *entry;
         let blocks = self.blocks.get(slot.index()).map_or(0, Vec::len);
+        let windowed = self.windowed.get(slot.index()).map_or(0, Vec::len);
+        let blocks = if self.limits.window.is_some() { blocks.min(windowed) } else { blocks };
         let place = position as usize;
         let error = || PlanError(format!("it feeds token {token} at position {position} of slot {slot}"));
         let sequence = self.slots.get_mut(slot.index()).and_then(Option::as_mut).ok_or_else(error)?;

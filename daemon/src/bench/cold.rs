@@ -6,7 +6,6 @@ use common::units::Bytes;
 use engine::model::{Shard, Source};
 use gguf::GgufFile;
 use kernels::Kernels;
-use models::ModelSpec;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use topology::cut;
 
@@ -23,7 +22,7 @@ pub(super) struct Cold {
 }
 
 /// Loads a whole model on one machine, without packed shards of earlier loads.
-pub(super) fn load(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(ModelSpec, Shard)> {
+pub(super) fn load(path: &Path, kernels: &'static Kernels) -> anyhow::Result<Shard> {
     let file = Arc::new(open(path)?);
     let spec = models::read(&file)?;
     let plans = cut(&spec, &[1])?;
@@ -36,20 +35,19 @@ pub(super) fn load(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(Mo
         is_hollow: false,
         progress: &|_| true,
     };
-    let shard = Shard::load(source)?;
-    Ok((spec, shard))
+    Ok(Shard::load(source)?)
 }
 
 /// Like [`load`], from the disk.
-pub(super) fn load_cold(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(ModelSpec, Shard, Cold)> {
+pub(super) fn load_cold(path: &Path, kernels: &'static Kernels) -> anyhow::Result<(Shard, Cold)> {
     let dropped = forget_pages(&open(path)?);
     let before = disk_bytes();
     let begin = Instant::now();
-    let (spec, shard) = load(path, kernels)?;
+    let shard = load(path, kernels)?;
     let seconds = begin.elapsed().as_secs_f64();
     let disk_bytes = before.zip(disk_bytes()).map(|(before, after)| after.saturating_sub(before));
     let cold = judge(dropped, seconds, disk_bytes, shard.byte_length());
-    Ok((spec, shard, cold))
+    Ok((shard, cold))
 }
 
 /// Opens a model.

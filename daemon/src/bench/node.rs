@@ -11,13 +11,14 @@ use common::{
 };
 use engine::{
     collective::{Group, Settings, StepTiming, SyncLog},
-    model::{Batch, BatchToken, KvCache, Model, Shard},
+    model::{Batch, BatchToken, BlockTables, KvCache, Model, Shard},
 };
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use models::ModelSpec;
+use planner::holding::kv_position_bytes;
 use protocol::bench::{CONTEXT_DEFAULT, PREFILL_DEFAULT};
 use telemetry::bench::{Decode, Load, NodeBench, Prefill, Rows};
-use topology::layout::STEP_TOKENS_MAX;
+use topology::{KvBlocks, layout::STEP_TOKENS_MAX};
 
 use super::{
     NodeArguments, bandwidth,
@@ -62,10 +63,10 @@ pub(super) fn run(arguments: &NodeArguments, kernels: &'static Kernels) -> anyho
     let before = if resets { Some(bandwidth(None, &mut reporter)?) } else { None };
     forget_peak();
     reporter.begin("load from the disk");
-    let (spec, shard, cold) = load_cold(path, kernels)?;
+    let (shard, cold) = load_cold(path, kernels)?;
     let weight_bytes = shard.token_bytes();
     let bench = ModelBench::new(arguments, kernels, options.clone(), &work, shard)?;
-    let (prefill, decode, rows, ids) = bench.work(arguments, &work, &spec, &mut reporter);
+    let (prefill, decode, rows, ids) = bench.work(arguments, &work, &mut reporter);
     let resident_peak = resident_peak();
     reporter.begin("load from the page cache");
     let begin = Instant::now();
@@ -131,9 +132,13 @@ fn macs(shard: &Shard) -> u64 {
     matrices.map(|(matrix, used)| (matrix.rows * matrix.columns * used) as u64).sum()
 }
 
-fn kv_bytes(spec: &ModelSpec, format: KvFormat, positions: u64) -> u64 {
-    let heads = 2 * (spec.block_count() * spec.kv().head_count_kv) as u64;
-    heads * format.head_bytes(spec.kv().head_length) as u64 * positions
+/// Bytes of keys and values that a token behind so many positions reads.
+fn kv_bytes(shard: &Shard, format: KvFormat, positions: u64) -> u64 {
+    let bytes = shard.plan.layers.clone().map(|layer| {
+        let seen = shard.spec.layer(layer).attention.window.map_or(positions, |window| positions.min(window as u64));
+        seen * kv_position_bytes(format, &shard.spec, &shard.plan, layer)
+    });
+    bytes.sum()
 }
 
 impl ModelBench {
@@ -146,8 +151,7 @@ impl ModelBench {
     ) -> anyhow::Result<Self> {
         let spec = &shard.spec;
         let blocks = work.positions.div_ceil(KV_BLOCK_LENGTH);
-        let mut cache =
-            KvCache::new(arguments.kv, spec.block_count(), blocks, spec.kv().head_count_kv, spec.kv().head_length)?;
+        let mut cache = KvCache::new(arguments.kv, spec, &shard.plan, KvBlocks::alike(blocks))?;
         cache.fill();
         let pool = Pool::new(options);
         pool.pin_caller();
@@ -166,7 +170,6 @@ impl ModelBench {
         mut self,
         arguments: &NodeArguments,
         work: &Work,
-        spec: &ModelSpec,
         reporter: &mut Reporter,
     ) -> (Vec<Prefill>, Vec<Decode>, Vec<Rows>, Vec<u32>) {
         let macs = macs(self.model.shard());
@@ -180,7 +183,8 @@ impl ModelBench {
         let prefill = prefill.collect();
         let decode = work.context.iter().map(|context| {
             reporter.begin(format_args!("decode at {context} tokens"));
-            let bytes = token_bytes + kv_bytes(spec, arguments.kv, u64::from(*context + arguments.tokens / 2));
+            let bytes =
+                token_bytes + kv_bytes(self.model.shard(), arguments.kv, u64::from(*context + arguments.tokens / 2));
             let (mut rates, mut shares) = (Vec::new(), Vec::new());
             let mut limit = self.read_weights();
             for _ in 0..arguments.repeats {
@@ -250,7 +254,9 @@ impl ModelBench {
     fn greedy(&mut self, ids: &[u32]) -> Vec<u32> {
         let next = ids.iter().enumerate().map(|(position, token)| {
             let entry = BatchToken { slot: Slot(0), position: position as u32, token: *token, wants_logits: true };
-            let logits = self.model.forward(Batch { tokens: &[entry], blocks: &self.tables }, &mut self.group);
+            let logits = self
+                .model
+                .forward(Batch { tokens: &[entry], tables: BlockTables::alike(&self.tables) }, &mut self.group);
             let logits = logits.expect("a single rank has no peer to lose");
             logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(id, _)| id as u32)
         });
@@ -265,7 +271,8 @@ impl ModelBench {
             wants_logits: wants_logits(position),
         });
         let batch: Vec<BatchToken> = batch.collect();
-        let logits = self.model.forward(Batch { tokens: &batch, blocks: &self.tables }, &mut self.group);
+        let logits =
+            self.model.forward(Batch { tokens: &batch, tables: BlockTables::alike(&self.tables) }, &mut self.group);
         logits.expect("a single rank has no peer to lose");
     }
 }

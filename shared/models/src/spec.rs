@@ -82,6 +82,8 @@ pub struct AttentionSpec {
     pub score_cap: Option<f32>,
     /// Newest positions that a token attends to, its own included; `None`: all.
     pub window: Option<usize>,
+    /// The earlier layer whose keys and values it reads; `None`: it has its own.
+    pub keys_of: Option<u16>,
     /// Whether each head has a score without a value, which takes a part of the weights.
     pub has_sinks: bool,
     /// Norms of the heads of queries and keys.
@@ -333,9 +335,16 @@ impl ModelSpec {
         &self.kinds[usize::from(self.layers[index])]
     }
 
-    /// The attention whose keys and values the cache holds: the same heads in every layer.
-    pub fn kv(&self) -> &AttentionSpec {
-        &self.kinds[0].attention
+    /// The longest window of any layer; `None`: every layer attends to all positions.
+    pub fn window(&self) -> Option<usize> {
+        self.kinds.iter().filter_map(|kind| kind.attention.window).max()
+    }
+
+    /// Whether a stage can begin with this layer: no layer from there on reads the keys of an earlier one.
+    pub fn can_begin_stage(&self, first: usize) -> bool {
+        let later = self.layers.get(first..).unwrap_or_default();
+        let sources = later.iter().filter_map(|kind| self.kinds[usize::from(*kind)].attention.keys_of);
+        first == 0 || sources.into_iter().all(|source| usize::from(source) >= first)
     }
 
     /// Whether the numbers are plausible: they may come from another machine, and computations with them take time and
@@ -349,11 +358,23 @@ impl ModelSpec {
             && self.layers.iter().all(|kind| usize::from(*kind) < self.kinds.len())
             && self.ropes.iter().all(RopeSpec::is_sound)
             && self.kinds.iter().all(|kind| self.is_sound_layer(kind))
+            && (0..self.layers.len()).all(|layer| self.has_keys(layer))
+    }
+
+    /// Whether a layer has keys of its own, or an earlier layer has them in the same form.
+    fn has_keys(&self, layer: usize) -> bool {
+        let own = &self.layer(layer).attention;
+        let Some(source) = own.keys_of.map(usize::from) else { return true };
+        source < layer && {
+            let other = &self.layer(source).attention;
+            let is_alike = (other.head_count, other.head_count_kv, other.head_length)
+                == (own.head_count, own.head_count_kv, own.head_length);
+            is_alike && other.window == own.window && other.keys_of.is_none()
+        }
     }
 
     fn is_sound_layer(&self, layer: &LayerSpec) -> bool {
         let LayerSpec { attention, feed_forward, .. } = layer;
-        let kv = self.kv();
         let experts = feed_forward.experts().is_none_or(|experts| {
             within(experts.count, EXPERT_COUNT_MAX)
                 && (1..=experts.count).contains(&experts.used_count)
@@ -365,7 +386,6 @@ impl ModelSpec {
             && within(attention.head_length, HEAD_LENGTH_MAX)
             && attention.head_length.is_multiple_of(2)
             && attention.window.is_none_or(|window| within(window, CONTEXT_LENGTH_MAX))
-            && (attention.head_count_kv, attention.head_length) == (kv.head_count_kv, kv.head_length)
             && attention.rope.is_none_or(|rope| {
                 let rope = self.ropes.get(usize::from(rope));
                 rope.is_some_and(|rope| rope.dimension_count <= attention.head_length)

@@ -167,7 +167,9 @@ impl AttentionSpec {
         }
         if self.head_norms != HeadNorms::None {
             tensors.push(TensorSpec::vector(QueryNorm, "attn_q_norm.weight", length));
-            tensors.push(TensorSpec::vector(KeyNorm, "attn_k_norm.weight", length));
+            if self.keys_of.is_none() {
+                tensors.push(TensorSpec::vector(KeyNorm, "attn_k_norm.weight", length));
+            }
         }
         tensors
     }
@@ -179,14 +181,16 @@ impl AttentionSpec {
         let (queries, keys) = (self.head_count * length, self.head_count_kv * length);
         let rows = queries + 2 * keys;
         let (of_heads, of_kv) = (Share::Heads(length), Share::HeadsKv(length));
-        let parts = [
+        let all = [
             (Query, QueryBias, ["attn_q.weight", "attn_q.bias"], 0, queries, of_heads),
             (Key, KeyBias, ["attn_k.weight", "attn_k.bias"], queries, keys, of_kv),
             (Value, ValueBias, ["attn_v.weight", "attn_v.bias"], queries + keys, keys, of_kv),
         ];
-        let tensors = parts.into_iter().flat_map(|(role, bias_role, [name, bias_name], first, count, share)| {
-            let weight = TensorSpec::matrix(role, name, embedding, count, Cut::Rows(share));
-            let bias = TensorSpec::vector(bias_role, bias_name, count);
+        let parts = if self.keys_of.is_some() { &all[..1] } else { &all };
+        let tensors = parts.iter().flat_map(|(role, bias_role, [name, bias_name], first, count, share)| {
+            let (first, count, share) = (*first, *count, *share);
+            let weight = TensorSpec::matrix(*role, name, embedding, count, Cut::Rows(share));
+            let bias = TensorSpec::vector(*bias_role, bias_name, count);
             let bias = TensorSpec { cut: Cut::Columns(share), is_optional: !self.needs_biases, ..bias };
             if !self.is_fused {
                 return [weight, bias];

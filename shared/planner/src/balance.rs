@@ -98,14 +98,13 @@ fn divide(
         return Err(NoFit::Layers { stages, layers: count });
     }
     let whole = cut(&sizes.spec, &[1]).map_err(|error| NoFit::Cut(error.to_string()))?;
-    let kv =
-        kv_bytes(demand.kv, 1, demand.kv_block_count(), sizes.spec.kv().head_count_kv, sizes.spec.kv().head_length);
+    let blocks = demand.kv_blocks(sizes.spec.window());
     let all = Holding { sizes, plan: &whole[0] };
     let reads: Vec<u64> =
         (0..count).map(|layer| all.attention(layer).bytes + all.feed_forward(layer, 1).bytes).collect();
     let holds = (0..count).map(|layer| {
         let plan = ShardPlan { layers: layer..layer + 1, ..whole[0].clone() };
-        Holding { sizes, plan: &plan }.shard_bytes(PANEL_ROWS) + kv
+        Holding { sizes, plan: &plan }.shard_bytes(PANEL_ROWS) + kv_bytes(demand.kv, &sizes.spec, &plan, blocks)
     });
     let holds: Vec<u64> = holds.collect();
     let frees = groups.iter().enumerate().map(|(stage, group)| free(sizes, nodes, group, demand, stage, stages));
@@ -113,7 +112,7 @@ fn divide(
     let speeds: Vec<u64> =
         groups.iter().map(|group| group.iter().map(|node| speed(&nodes[*node])).sum::<f64>() as u64).collect();
     let split = split_layers_where(&reads, all.output().bytes, &speeds, |stage, layers| {
-        holds[layers].iter().sum::<u64>() <= frees[stage]
+        sizes.spec.can_begin_stage(layers.start) && holds[layers].iter().sum::<u64>() <= frees[stage]
     });
     let split =
         split.ok_or(NoFit::Stages { needed: Bytes(holds.iter().sum()), available: Bytes(frees.iter().sum()) })?;

@@ -3,12 +3,11 @@
 use std::ops::Range;
 
 use collectives::Choice;
-use common::units::Nanoseconds;
 use common::{
-    limits::KV_BLOCK_LENGTH,
     precision::{Exchange, KvFormat},
+    units::Nanoseconds,
 };
-use topology::sizes::ModelSizes;
+use topology::{KvBlocks, sizes::ModelSizes};
 
 use super::{
     holding::Holding,
@@ -51,9 +50,9 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// KV blocks of each rank.
-    pub fn kv_block_count(&self) -> usize {
-        (self.context as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(self.slots.max(1)) - 1
+    /// KV blocks of each rank, in a model whose longest window is `window`.
+    pub fn kv_blocks(&self, window: Option<usize>) -> KvBlocks {
+        KvBlocks::of(self.context, self.slots, window)
     }
 
     /// The seat of a rank in a replica with `stages` stages and `ranks` ranks.
@@ -127,7 +126,7 @@ fn setup(stages: &[PlanStage], nodes: &[PlanNode], demand: &Demand) -> Setup {
 
 /// The memory of a rank, as computed by the daemon's preflight.
 pub fn needed(holding: &Holding<'_>, panel_rows: usize, demand: &Demand, seat: &Seat) -> RankMemory {
-    holding.memory(panel_rows, demand.kv, demand.kv_block_count(), seat)
+    holding.memory(panel_rows, demand.kv, demand.kv_blocks(holding.sizes.spec.window()), seat)
 }
 
 /// The memory of each rank of a replica, in the order of its stages and ranks.

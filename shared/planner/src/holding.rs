@@ -2,8 +2,9 @@
 //! preflight without a file. A test compares the two.
 use common::{limits::KV_BLOCK_LENGTH, precision::KvFormat};
 use gguf::BlockFormat;
-use models::{Part, TensorRole, TensorSpec};
+use models::{ModelSpec, Part, TensorRole, TensorSpec};
 use topology::{
+    KvBlocks,
     shard::{ShardPlan, TensorPart},
     sizes::ModelSizes,
 };
@@ -29,15 +30,19 @@ impl Work {
     }
 }
 
-/// Bytes of a KV cache of `blocks` blocks for `heads_kv` heads.
-pub fn kv_bytes(format: KvFormat, layers: usize, blocks: usize, heads_kv: usize, head_length: usize) -> u64 {
-    let heads = 2 * layers as u64 * blocks as u64 * (heads_kv * KV_BLOCK_LENGTH) as u64;
-    heads * format.head_bytes(head_length) as u64
+/// Bytes of the KV cache of a rank.
+pub fn kv_bytes(format: KvFormat, spec: &ModelSpec, plan: &ShardPlan, blocks: KvBlocks) -> u64 {
+    let bytes = plan.layers.clone().map(|layer| {
+        let positions = blocks.in_layer(&spec.layer(layer).attention) * KV_BLOCK_LENGTH;
+        positions as u64 * kv_position_bytes(format, spec, plan, layer)
+    });
+    bytes.sum()
 }
 
-/// Bytes of keys and values that a token reads in one layer for each previous position.
-pub fn kv_position_bytes(format: KvFormat, plan: &ShardPlan, head_length: usize) -> u64 {
-    2 * (plan.heads_kv().len() * format.head_bytes(head_length)) as u64
+/// Bytes of keys and values that a token reads in a layer for each position that it sees.
+pub fn kv_position_bytes(format: KvFormat, spec: &ModelSpec, plan: &ShardPlan, layer: usize) -> u64 {
+    let heads = plan.cut_of(spec, layer).heads_kv.len();
+    2 * (heads * format.head_bytes(spec.layer(layer).attention.head_length)) as u64
 }
 
 /// What a rank holds of a tensor; a block that the column range cuts is held whole.

@@ -16,7 +16,7 @@ use crate::holding::{Holding, PANEL_ROWS};
 /// The model cannot be cut like this.
 pub fn of_replica(sizes: &ModelSizes, topology: &Topology, replica: u16) -> Result<Vec<RankMemory>, CutError> {
     let plans = cut_stages(&sizes.spec, &topology.stages(replica))?;
-    let blocks = topology.kv_block_count();
+    let blocks = topology.kv_blocks(sizes.spec.window());
     Ok(topology
         .layout
         .members(replica)

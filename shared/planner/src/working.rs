@@ -9,7 +9,7 @@ use common::{
 use gguf::BlockFormat;
 use models::LayerSpec;
 use topology::{
-    LayerCut, Place, Topology,
+    KvBlocks, LayerCut, Place, Topology,
     layout::{Layout, STEP_TOKENS_MAX},
 };
 
@@ -93,12 +93,11 @@ impl RankMemory {
 }
 
 impl Holding<'_> {
-    /// All memory of the rank, with panels of `panel_rows` rows and `blocks` KV blocks.
-    pub fn memory(&self, panel_rows: usize, kv: KvFormat, blocks: usize, seat: &Seat) -> RankMemory {
-        let (heads_kv, head_length) = (self.plan.heads_kv().len(), self.sizes.spec.kv().head_length);
+    /// All memory of the rank, with panels of `panel_rows` rows and these KV blocks.
+    pub fn memory(&self, panel_rows: usize, kv: KvFormat, blocks: KvBlocks, seat: &Seat) -> RankMemory {
         RankMemory {
             weights: Bytes(self.shard_bytes(panel_rows)),
-            kv: Bytes(kv_bytes(kv, self.plan.layers.len(), blocks, heads_kv, head_length)),
+            kv: Bytes(kv_bytes(kv, &self.sizes.spec, self.plan, blocks)),
             state: Bytes(0),
             working: Bytes(working_bytes(self, seat)),
         }

@@ -1,6 +1,7 @@
 //! The assignment of model parts to nodes: the layout as operators write it, the topology as nodes agree on it, and the
 //! cuts of a model.
 pub mod exclusion;
+pub mod kv;
 pub mod layout;
 pub mod reslice;
 pub mod rolling;
@@ -10,6 +11,7 @@ pub mod spec;
 pub mod stages;
 
 pub use exclusion::{Exclusion, ExclusionError, Exclusions};
+pub use kv::KvBlocks;
 pub use layout::SpecError;
 pub use layout::groups::{Group, Groups, Role};
 pub use layout::{Layout, Place};
@@ -17,4 +19,4 @@ pub use reslice::{Route, routes};
 pub use rolling::Rolling;
 pub use shard::{CutError, LayerCut, ShardPlan, TensorPart, cut, cut_stages};
 pub use spec::{Member, Topology};
-pub use stages::{split_layers, split_layers_where};
+pub use stages::{split_layers, split_layers_where, split_model};

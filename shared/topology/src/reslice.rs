@@ -11,8 +11,8 @@ pub struct Route {
     pub to: usize,
     /// Layers, numbered in the whole model.
     pub layers: Range<usize>,
-    /// KV heads, numbered in the whole model.
-    pub heads_kv: Range<usize>,
+    /// KV heads in each kind of layer, numbered in the whole model.
+    pub heads_kv: Vec<Range<usize>>,
 }
 
 /// The routes of rank `own` of the group `from` to the ranks of the group `to`. A KV head that several ranks hold is
@@ -20,21 +20,24 @@ pub struct Route {
 /// once.
 pub fn routes(from: &[ShardPlan], own: usize, to: &[ShardPlan]) -> Vec<Route> {
     let Some(plan) = from.get(own) else { return Vec::new() };
-    let sent_before = from[..own]
+    let before = from[..own].iter().filter(|other| other.layers == plan.layers);
+    let own: Vec<Range<usize>> = plan
+        .cuts
         .iter()
-        .filter(|other| other.layers == plan.layers && !other.heads_kv().is_empty())
-        .map(|other| other.heads_kv().end)
-        .max();
-    let own = plan.heads_kv();
-    let first = own.start.max(sent_before.unwrap_or(0));
-    to.iter()
         .enumerate()
-        .filter_map(|(to, other)| {
-            let layers = both(&plan.layers, &other.layers);
-            let heads_kv = both(&(first..own.end), &other.heads_kv());
-            (!layers.is_empty() && !heads_kv.is_empty()).then_some(Route { to, layers, heads_kv })
+        .map(|(kind, cut)| {
+            let sent = before.clone().map(|other| &other.cuts[kind].heads_kv).filter(|heads| !heads.is_empty());
+            let sent = sent.map(|heads| heads.end).max();
+            cut.heads_kv.start.max(sent.unwrap_or(0))..cut.heads_kv.end
         })
-        .collect()
+        .collect();
+    let routes = to.iter().enumerate().filter_map(|(to, other)| {
+        let layers = both(&plan.layers, &other.layers);
+        let heads_kv: Vec<_> = own.iter().zip(&other.cuts).map(|(own, cut)| both(own, &cut.heads_kv)).collect();
+        let is_some = !layers.is_empty() && heads_kv.iter().any(|heads| !heads.is_empty());
+        is_some.then_some(Route { to, layers, heads_kv })
+    });
+    routes.collect()
 }
 
 fn both(one: &Range<usize>, two: &Range<usize>) -> Range<usize> {
@@ -82,7 +85,9 @@ mod tests {
                 let mut sent: Vec<(usize, usize, usize)> = (0..from.len())
                     .flat_map(|own| routes(&from, own, &to))
                     .flat_map(|Route { to, layers, heads_kv }| {
-                        layers.flat_map(move |layer| heads_kv.clone().map(move |head| (to, layer, head)))
+                        layers.flat_map(move |layer| {
+                            heads_kv[0].clone().map(move |head| (to, layer, head)).collect::<Vec<_>>()
+                        })
                     })
                     .collect();
                 sent.sort_unstable();
@@ -90,7 +95,7 @@ mod tests {
                     .iter()
                     .enumerate()
                     .flat_map(|(rank, plan)| {
-                        let heads = plan.heads_kv();
+                        let heads = plan.cuts[0].heads_kv.clone();
                         plan.layers
                             .clone()
                             .flat_map(move |layer| heads.clone().map(move |head| (rank, layer, head)))

@@ -36,6 +36,17 @@ pub enum CutError {
         /// Layers of the model.
         block_count: usize,
     },
+    /// A stage begins between a layer and another one that reads its keys.
+    #[error(
+        "a stage begins with layer {first}, but a layer of that stage reads the keys of an earlier one; \
+         begin it at or before layer {latest}"
+    )]
+    Keys {
+        /// First layer of the stage.
+        first: usize,
+        /// The latest layer before it with which a stage can begin.
+        latest: usize,
+    },
 }
 
 /// The shard of one rank: its part of each layer of its stage, and of the output matrix on the last stage.
@@ -89,11 +100,6 @@ impl ShardPlan {
         &self.cuts[usize::from(spec.layers[layer])]
     }
 
-    /// Its KV heads: the same in every layer, as [`ModelSpec::kv`].
-    pub fn heads_kv(&self) -> Range<usize> {
-        self.cuts.first().map_or(0..0, |cut| cut.heads_kv.clone())
-    }
-
     /// Its part of a tensor outside the layers; `None` if it reads the rows from the file.
     pub fn part(&self, tensor: &TensorSpec) -> Option<TensorPart> {
         part(tensor, &LayerCut::default(), &self.vocabulary)
@@ -136,11 +142,17 @@ pub fn cut(spec: &ModelSpec, weights: &[u32]) -> Result<Vec<ShardPlan>, CutError
 /// Cuts a model for all ranks of a replica: the layers of each stage and the relative weights of its ranks.
 ///
 /// # Errors
-/// [`CutError::Layers`] if the stages do not end with the model's last layer, [`CutError::Nothing`] as [`cut`].
+/// [`CutError::Layers`] if the stages do not end with the model's last layer, [`CutError::Keys`] if a layer's keys are in
+/// another stage, [`CutError::Nothing`] as [`cut`].
 pub fn cut_stages(spec: &ModelSpec, stages: &[(Range<usize>, Vec<u32>)]) -> Result<Vec<ShardPlan>, CutError> {
     let end = stages.last().map_or(0, |(layers, _)| layers.end);
     if end != spec.block_count() {
         return Err(CutError::Layers { end, block_count: spec.block_count() });
+    }
+    if let Some((layers, _)) = stages.iter().find(|(layers, _)| !spec.can_begin_stage(layers.start)) {
+        let first = layers.start;
+        let latest = (0..first).rev().find(|first| spec.can_begin_stage(*first)).unwrap_or(0);
+        return Err(CutError::Keys { first, latest });
     }
     let plans = stages.iter().map(|(layers, weights)| cut_stage(spec, layers, weights));
     Ok(plans.collect::<Result<Vec<_>, _>>()?.concat())
@@ -227,6 +239,7 @@ mod tests {
             temperature: None,
             score_cap: None,
             window: None,
+            keys_of: None,
             has_sinks: false,
             head_norms: HeadNorms::None,
             is_fused: false,

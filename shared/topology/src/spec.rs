@@ -4,13 +4,14 @@ use std::ops::Range;
 use collectives::Choice;
 use common::{
     ids::{ContentRoot, MemberIndex, ModelIdentity, ModelRoots, Rank, TopologyHash},
-    limits::{CONTEXT_LENGTH_MAX, KV_BLOCK_LENGTH, NAME_LENGTH_MAX, NODES_MAX, SLOTS_MAX},
+    limits::{CONTEXT_LENGTH_MAX, NAME_LENGTH_MAX, NODES_MAX, SLOTS_MAX},
     precision::{Exchange, KvFormat},
     version::speaking,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::kv::KvBlocks;
 use crate::layout::SpecError;
 use crate::layout::{Layout, Place};
 
@@ -105,9 +106,9 @@ impl Topology {
         self.members.last().map_or(0, |member| member.layers.end)
     }
 
-    /// KV blocks that every rank allocates: enough for one sequence of full length or several shorter ones.
-    pub fn kv_block_count(&self) -> usize {
-        (self.context_length as usize).div_ceil(KV_BLOCK_LENGTH) + usize::from(self.slots) - 1
+    /// KV blocks that every rank has for its layers, in a model whose longest window is `window`.
+    pub fn kv_blocks(&self, window: Option<usize>) -> KvBlocks {
+        KvBlocks::of(self.context_length, self.slots, window)
     }
 
     /// The index of a member in `next` if its replica is unchanged there: same members, shares, model and settings, so

@@ -1,6 +1,8 @@
 //! Splits a model's layers among the stages of a pipeline so that the slowest stage is as fast as possible. Pure.
 use std::ops::Range;
 
+use models::ModelSpec;
+
 /// The layers of each stage, for layers of cost `layers`, an output of cost `output` on the last stage, and stages of
 /// speed `speeds`. Costs are in any common unit (bytes read), speeds are relative. `None`: more stages than layers.
 ///
@@ -8,6 +10,11 @@ use std::ops::Range;
 /// stage also computes the embedding.
 pub fn split_layers(layers: &[u64], output: u64, speeds: &[u64]) -> Option<Vec<Range<u32>>> {
     split_layers_where(layers, output, speeds, |_, _| true)
+}
+
+/// As [`split_layers`] for the layers of a model: a layer that reads the keys of another one is in the same stage.
+pub fn split_model(spec: &ModelSpec, layers: &[u64], output: u64, speeds: &[u64]) -> Option<Vec<Range<u32>>> {
+    split_layers_where(layers, output, speeds, |_, layers| spec.can_begin_stage(layers.start))
 }
 
 /// As [`split_layers`], only for splits in which each stage fits: `fits(stage, layers)`. `None`: there is none.

@@ -100,7 +100,7 @@ impl ShardRow {
         let plans = cut_stages(&sizes.spec, &stages).map_err(anyhow::Error::from)?;
         let plan = plans.get(place.rank.index()).context("a member has no part of the model")?;
         let holding = Holding { sizes, plan };
-        let blocks = topology.kv_block_count();
+        let blocks = topology.kv_blocks(sizes.spec.window());
         let report = report(session).await?;
         Ok(Self {
             node: output::clean(&member.name),

@@ -10,7 +10,7 @@ use planner::simulate::{
 };
 use serde_json::{Value, json};
 use telemetry::{PhaseTotals, WINDOW_STEPS};
-use topology::{Layout, sizes::ModelSizes, split_layers};
+use topology::{Layout, sizes::ModelSizes, split_model};
 
 use crate::cli::{Failure, shared::output, topology::hypothetical_cluster::Hypothetical};
 
@@ -140,7 +140,7 @@ impl Simulate {
             None => layers.map(|_| 1).collect(),
         };
         let output = holding.as_ref().map_or(0, |all| all.output().bytes);
-        let split = split_layers(&reads, output, &vec![1; stages]);
+        let split = split_model(&sizes.spec, &reads, output, &vec![1; stages]);
         let split = split.ok_or_else(|| usage(format!("{layout} has more stages than the model's {count} layers")))?;
         let stages = split.into_iter().enumerate().map(|(stage, layers)| {
             let nodes = (stage * ranks..(stage + 1) * ranks).map(|rank| (self.machine(rank), 1)).collect();

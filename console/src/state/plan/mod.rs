@@ -203,7 +203,7 @@ pub fn division(state: &State) -> Option<Vec<RankMemory>> {
     if topology.model != planned.ask.model {
         return None;
     }
-    let blocks = topology.kv_block_count();
+    let blocks = topology.kv_blocks(planned.sizes.spec.window());
     let mut all = Vec::with_capacity(topology.members.len());
     for replica in 0..topology.layout.replicas {
         let plans = cut_stages(&planned.sizes.spec, &topology.stages(replica)).ok()?;

@@ -6,6 +6,12 @@ use std::collections::{BTreeSet, HashMap};
 
 use common::limits::KV_BLOCK_LENGTH;
 use telemetry::KvUse;
+use topology::KvBlocks;
+
+use window::WindowPool;
+pub use window::WindowTable;
+
+mod window;
 
 /// Identifies the content of a full block together with everything before it; never reused.
 type ContentId = u64;
@@ -39,6 +45,8 @@ pub struct BlockTable {
     pub blocks: Vec<u32>,
     /// Prompt tokens found in the cache; the first computed token is at this position.
     pub cached: usize,
+    /// Its blocks in layers with a window.
+    pub windowed: WindowTable,
     /// Block to copy before the first step, as (source, destination in `blocks`): the cached tokens end inside a block.
     pub copy: Option<(u32, u32)>,
     /// Number of full blocks whose content is published.
@@ -59,6 +67,8 @@ pub struct BlockPool {
     /// Counter for serials and releases.
     clock: u64,
     shares: bool,
+    /// Blocks of layers with a window.
+    windowed: Option<WindowPool>,
 }
 
 impl BlockPool {
@@ -72,12 +82,20 @@ impl BlockPool {
             evictable: BTreeSet::new(),
             clock: BEGINNING,
             shares: true,
+            windowed: None,
         }
     }
 
-    /// Creates a pool of `count` free blocks without a prefix cache.
-    pub fn without_sharing(count: usize) -> Self {
-        Self { shares: false, ..Self::new(count) }
+    /// Creates a pool of these free blocks for a model whose longest window is `window`.
+    pub fn with_window(blocks: KvBlocks, window: Option<usize>) -> Self {
+        let windowed = window.map(|window| WindowPool::new(blocks.windowed, window));
+        Self { windowed, ..Self::new(blocks.whole) }
+    }
+
+    /// Turns the prefix cache off.
+    #[must_use]
+    pub fn without_sharing(self) -> Self {
+        Self { shares: false, ..self }
     }
 
     /// Whether the prefix cache is on.
@@ -99,7 +117,7 @@ impl BlockPool {
     /// Number of leading prompt tokens that full cached blocks hold. The last token of a prompt never counts: its
     /// logits are needed.
     pub fn cached_whole(&self, prompt: &[u32]) -> usize {
-        self.matching(prompt).count() * KV_BLOCK_LENGTH
+        self.usable(&self.matching(prompt).collect::<Vec<u32>>()) * KV_BLOCK_LENGTH
     }
 
     /// The full cached blocks that match the beginning of a prompt.
@@ -111,6 +129,12 @@ impl BlockPool {
             before = self.blocks[block as usize].content_id;
             Some(block)
         })
+    }
+
+    /// How many of these matching blocks a sequence can begin with.
+    fn usable(&self, matching: &[u32]) -> usize {
+        let contents = matching.iter().map(|block| self.blocks[*block as usize].content_id);
+        self.windowed.as_ref().map_or(matching.len(), |windowed| windowed.usable(contents))
     }
 
     /// The block that matches the longest part of `tokens` after the prefix `before`, and the length of the match in
@@ -131,7 +155,8 @@ impl BlockPool {
         let count = length.max(prompt.len()).div_ceil(KV_BLOCK_LENGTH);
         let mut blocks = Vec::with_capacity(count);
         blocks.extend(self.matching(prompt));
-        let shared = blocks.len();
+        let shared = self.usable(&blocks);
+        blocks.truncate(shared);
         let unheld = blocks.iter().filter(|block| self.blocks[**block as usize].holders == 0).count();
         if count - shared > self.available() - unheld {
             return None;
@@ -141,11 +166,15 @@ impl BlockPool {
         }
         let content_id = blocks.last().map_or(BEGINNING, |block| self.blocks[*block as usize].content_id);
         let rest = &prompt[shared * KV_BLOCK_LENGTH..prompt.len().saturating_sub(1)];
-        let partial_match = self.partial_match(content_id, &rest[..rest.len().min(KV_BLOCK_LENGTH)]);
+        // With a window, only whole blocks are reused.
+        let rest = if self.windowed.is_some() { &[] } else { &rest[..rest.len().min(KV_BLOCK_LENGTH)] };
+        let partial_match = self.partial_match(content_id, rest);
+        let contents: Vec<ContentId> = blocks.iter().map(|block| self.blocks[*block as usize].content_id).collect();
+        let windowed = self.windowed.as_mut().map(|windowed| windowed.take(&contents)).unwrap_or_default();
         blocks.extend((shared..count).map_while(|_| self.alloc()));
         let copy = partial_match.map(|(from, _)| (from, blocks[shared]));
         let cached = shared * KV_BLOCK_LENGTH + partial_match.map_or(0, |(_, tokens)| tokens);
-        Some(BlockTable { blocks, cached, copy, published: shared, content_id })
+        Some(BlockTable { blocks, cached, windowed, copy, published: shared, content_id })
     }
 
     fn hold(&mut self, number: u32) {
@@ -184,13 +213,31 @@ impl BlockPool {
             if let Some(other) = self.whole.get(&content) {
                 // The same content was computed twice: this copy stays private to its sequence.
                 table.content_id = self.blocks[*other as usize].content_id;
-                continue;
+            } else {
+                self.clock += 1;
+                table.content_id = self.clock;
+                self.whole.insert(content, number);
+                let block = &mut self.blocks[number as usize];
+                (block.content, block.content_id) = (Some((content, KV_BLOCK_LENGTH)), self.clock);
             }
-            self.clock += 1;
-            table.content_id = self.clock;
-            self.whole.insert(content, number);
-            let block = &mut self.blocks[number as usize];
-            (block.content, block.content_id) = (Some((content, KV_BLOCK_LENGTH)), self.clock);
+            if let Some(windowed) = &mut self.windowed {
+                windowed.publish(&table.windowed, table.published - 1, table.content_id);
+            }
+        }
+    }
+
+    /// Releases the blocks that a token of a sequence at `next` and later ones do not see through a window.
+    pub fn pass(&mut self, table: &mut BlockTable, next: usize) {
+        if let Some(windowed) = &mut self.windowed {
+            windowed.pass(&mut table.windowed, next);
+        }
+    }
+
+    /// Allocates blocks in layers with a window for the positions of a sequence before `end`, and passes each on with
+    /// its index in the sequence.
+    pub fn extend(&mut self, table: &mut BlockTable, end: usize, placed: impl FnMut(u32, u32)) {
+        if let Some(windowed) = &mut self.windowed {
+            windowed.extend(&mut table.windowed, end, placed);
         }
     }
 
@@ -203,6 +250,9 @@ impl BlockPool {
             let mut content = Content { before: table.content_id, tokens: [0; KV_BLOCK_LENGTH] };
             content.tokens[..rest.len()].copy_from_slice(rest);
             self.blocks[*number as usize].content = Some((content, rest.len()));
+        }
+        if let Some(windowed) = &mut self.windowed {
+            windowed.end(&table.windowed);
         }
         // Last block first: the end of a sequence is the part that the fewest prompts can reuse, so it is evicted
         // first.

@@ -106,9 +106,12 @@ impl Head<'_> {
 
 #[cfg(test)]
 mod tests {
+    use topology::KvBlocks;
+
     use super::*;
 
-    const LIMITS: Limits = Limits { slots: 1, blocks: 1, context_length: 32, vocabulary_length: 10 };
+    const LIMITS: Limits =
+        Limits { slots: 1, blocks: KvBlocks::alike(1), window: None, context_length: 32, vocabulary_length: 10 };
 
     #[test]
     fn only_complete_answer_may_exceed_context_by_one_token() {

@@ -203,7 +203,7 @@ impl Head<'_> {
     fn order(&mut self, order: &TransferOrder) -> Result<(), EngineError> {
         let payload = postcard::to_stdvec(order).expect("an order holds only types that postcard encodes");
         self.tell_all(FrameKind::Transfer, &payload)?;
-        if self.worker.transfers.execute(order) { Ok(()) } else { Err(EngineError::Message(FrameKind::Transfer)) }
+        if self.worker.execute(order) { Ok(()) } else { Err(EngineError::Message(FrameKind::Transfer)) }
     }
 
     /// Sends a message to the head of another group.

@@ -164,7 +164,8 @@ impl VisibleKeys<'_> {
             state.sum.fill(1.0);
         }
         let entry = self.queries.batch.tokens[self.token];
-        let blocks = &self.queries.batch.blocks[entry.slot.index()];
+        let tables = self.queries.batch.tables.of(self.cache.layer(self.queries.layer));
+        let blocks = &tables[entry.slot.index()];
         let from = (number * PART).max(first / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH);
         for begin in (from..length.min((number + 1) * PART)).step_by(KV_BLOCK_LENGTH) {
             let count = (length - begin).min(KV_BLOCK_LENGTH);

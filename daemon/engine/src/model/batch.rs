@@ -3,6 +3,8 @@ use common::ids::Slot;
 use kernels::Activations;
 use kernels::{Choice, GroupedActivations, Groups};
 
+use super::kv_cache::CachedLayer;
+
 /// A token of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchToken {
@@ -21,8 +23,29 @@ pub struct BatchToken {
 pub struct Batch<'a> {
     /// Tokens; those of one sequence in order of position.
     pub tokens: &'a [BatchToken],
-    /// Blocks of each slot in order of position.
-    pub blocks: &'a [Vec<u32>],
+    /// The blocks of their sequences.
+    pub tables: BlockTables<'a>,
+}
+
+/// KV blocks of each slot in order of position.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockTables<'a> {
+    /// In layers that attend to everything.
+    pub whole: &'a [Vec<u32>],
+    /// In layers with a window; the numbers of blocks that fell out of it mean nothing.
+    pub windowed: &'a [Vec<u32>],
+}
+
+impl<'a> BlockTables<'a> {
+    /// The same blocks in all layers.
+    pub fn alike(tables: &'a [Vec<u32>]) -> Self {
+        Self { whole: tables, windowed: tables }
+    }
+
+    /// The blocks of each slot in a layer.
+    pub fn of(&self, layer: &CachedLayer) -> &'a [Vec<u32>] {
+        if layer.is_windowed { self.windowed } else { self.whole }
+    }
 }
 
 /// Buffers of a step, reused from step to step.

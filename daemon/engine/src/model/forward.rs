@@ -306,9 +306,10 @@ impl Model {
         let heads = self.cut(index).heads_kv.len();
         let length = self.shard.layers[index].spec.attention.head_length;
         let Scratch { key, value, .. } = &self.scratch;
+        let tables = batch.tables.of(self.cache.layer(index));
         for (token, entry) in batch.tokens.iter().enumerate() {
             let position = entry.position as usize;
-            let block = batch.blocks[entry.slot.index()][position / KV_BLOCK_LENGTH];
+            let block = tables[entry.slot.index()][position / KV_BLOCK_LENGTH];
             for head in 0..heads {
                 let range = (token * heads + head) * length..(token * heads + head + 1) * length;
                 let (place, offset) = (Place { layer: index, block, head }, position % KV_BLOCK_LENGTH);

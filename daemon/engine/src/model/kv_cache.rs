@@ -1,12 +1,15 @@
-//! Keys and values of past positions in blocks of 32, addressed by the block tables in the plan. `[layer, head_count_kv
-//! of this rank, block, keys or values]`, each keys `[head_length, 32]` or values `[32, head_length]`, in q8_0 followed
-//! by scales `[head_length / 32, 32]`; a sequence need not be contiguous.
+//! Keys and values of past positions in blocks of 32, addressed by the block tables in the plan. For each layer that has
+//! keys of its own `[KV heads of this rank, block, keys or values]`, each keys `[head_length, 32]` or values `[32,
+//! head_length]`, in q8_0 followed by scales `[head_length / 32, 32]`; a sequence need not be contiguous. Layers with a
+//! window have fewer blocks than layers that attend to everything.
 use std::{io, ops::Range};
 
 use common::{limits::KV_BLOCK_LENGTH, precision::KvFormat};
 use half::{f16, slice::HalfFloatSliceExt};
 use kernels::{Block, Kernels, KvBlock, KvValues};
+use models::ModelSpec;
 use planner::holding::kv_bytes;
+use topology::{KvBlocks, ShardPlan};
 
 use super::region::Region;
 
@@ -17,11 +20,24 @@ const SCALED: usize = 32;
 #[derive(Debug)]
 pub struct KvCache {
     format: KvFormat,
-    layers: usize,
-    blocks: usize,
-    head_count_kv: usize,
-    head_length: usize,
+    layers: Vec<CachedLayer>,
     region: Region,
+}
+
+/// Where a layer's keys and values are.
+#[derive(Clone, Copy, Debug)]
+pub struct CachedLayer {
+    /// Its kind ([`ModelSpec::kinds`]).
+    pub kind: usize,
+    /// Whether it attends to a window, and has the blocks of such layers.
+    pub is_windowed: bool,
+    /// Whether it reads the keys and values of an earlier layer.
+    pub is_shared: bool,
+    heads: usize,
+    head_length: usize,
+    blocks: usize,
+    /// First byte in the region.
+    begin: usize,
 }
 
 /// One head in one block of one layer.
@@ -36,32 +52,44 @@ pub struct Place {
 }
 
 impl KvCache {
-    /// Creates a cache of `blocks` blocks for `head_count_kv` heads; the system allocates the memory when it is first
-    /// written.
+    /// Creates the cache of a rank with these blocks; the system allocates the memory when it is first written.
     ///
     /// # Errors
     /// The system has no address space for it.
-    pub fn new(
-        format: KvFormat,
-        layers: usize,
-        blocks: usize,
-        head_count_kv: usize,
-        head_length: usize,
-    ) -> io::Result<Self> {
-        let bytes = Self::bytes(format, layers, blocks, head_count_kv, head_length);
+    pub fn new(format: KvFormat, spec: &ModelSpec, plan: &ShardPlan, blocks: KvBlocks) -> io::Result<Self> {
+        let bytes = kv_bytes(format, spec, plan, blocks);
         let bytes = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        Ok(Self { format, layers, blocks, head_count_kv, head_length, region: Region::new(bytes)? })
+        let mut layers: Vec<CachedLayer> = Vec::with_capacity(plan.layers.len());
+        let mut begin = 0;
+        for layer in plan.layers.clone() {
+            let attention = &spec.layer(layer).attention;
+            let (kind, is_windowed) = (usize::from(spec.layers[layer]), attention.window.is_some());
+            let cached = match attention.keys_of.map(usize::from) {
+                // The cut keeps both layers in one stage.
+                Some(source) => CachedLayer { kind, is_shared: true, ..layers[source - plan.layers.start] },
+                None => {
+                    let (heads, head_length) = (plan.cuts[kind].heads_kv.len(), attention.head_length);
+                    let blocks = blocks.in_layer(attention);
+                    CachedLayer { kind, is_windowed, is_shared: false, heads, head_length, blocks, begin }
+                }
+            };
+            if !cached.is_shared {
+                begin += 2 * cached.heads * cached.blocks * cached.half_bytes(format);
+            }
+            layers.push(cached);
+        }
+        Ok(Self { format, layers, region: Region::new(bytes)? })
     }
 
-    /// Size of such a cache in bytes.
-    pub fn bytes(format: KvFormat, layers: usize, blocks: usize, head_count_kv: usize, head_length: usize) -> u64 {
-        kv_bytes(format, layers, blocks, head_count_kv, head_length)
+    /// Where a layer's keys and values are.
+    pub fn layer(&self, layer: usize) -> &CachedLayer {
+        &self.layers[layer]
     }
 
     /// Stores key and value of one head at an offset (0 to 31) in a block.
     pub fn store(&mut self, kernels: &Kernels, place: Place, offset: usize, key: &[f32], value: &[f32]) {
         let (keys, values) = (self.range(place, false), self.range(place, true));
-        let (format, length) = (self.format, self.head_length);
+        let (format, length) = (self.format, self.layers[place.layer].head_length);
         let bytes = self.region.bytes_mut();
         store(kernels, format, &mut bytes[keys], key, offset, KV_BLOCK_LENGTH, offset);
         store(kernels, format, &mut bytes[values], value, offset * length, 1, offset);
@@ -69,7 +97,9 @@ impl KvCache {
 
     /// The first `count` positions of one head in one block.
     pub fn block(&self, place: Place, count: usize) -> KvBlock<'_> {
-        let (keys, values) = (self.values(self.range(place, false)), self.values(self.range(place, true)));
+        let length = self.layers[place.layer].head_length;
+        let keys = self.values(self.range(place, false), length);
+        let values = self.values(self.range(place, true), length);
         KvBlock { keys, values, first: 0, count, score_cap: None, next: [&[]; 2] }
     }
 
@@ -81,27 +111,32 @@ impl KvCache {
 
     /// Stores a part of another cache ([`Self::part`]); false if this cache has no such place or parts of another size.
     pub fn take_over(&mut self, place: Place, part: &[u8]) -> bool {
-        let is_here = (place.block as usize) < self.blocks && place.head < self.head_count_kv;
+        let Some(layer) = self.layers.get(place.layer) else { return false };
+        let is_here = (place.block as usize) < layer.blocks && place.head < layer.heads && !layer.is_shared;
+        if !is_here || part.len() != self.part_bytes(place.layer) {
+            return false;
+        }
         let range = self.range(place, false).start..self.range(place, true).end;
-        let room = self.region.bytes_mut().get_mut(range);
-        let Some(room) = room.filter(|room| is_here && room.len() == part.len()) else { return false };
-        room.copy_from_slice(part);
+        self.region.bytes_mut()[range].copy_from_slice(part);
         true
     }
 
-    /// Bytes of keys and values of one head in one block.
-    pub fn part_bytes(&self) -> usize {
-        2 * KV_BLOCK_LENGTH * self.format.head_bytes(self.head_length)
+    /// Bytes of keys and values of one head in one block of a layer.
+    pub fn part_bytes(&self, layer: usize) -> usize {
+        2 * self.layers[layer].half_bytes(self.format)
     }
 
-    /// Copies a block with all its layers and heads.
+    /// Copies a block in all layers that attend to everything.
     pub fn copy(&mut self, from: u32, to: u32) {
-        for (layer, head) in (0..self.layers).flat_map(|layer| (0..self.head_count_kv).map(move |head| (layer, head))) {
-            let place = |block: u32| Place { layer, block, head };
-            // Its values follow its keys.
-            let source = self.range(place(from), false).start..self.range(place(from), true).end;
-            let target = self.range(place(to), false).start;
-            self.region.bytes_mut().copy_within(source, target);
+        for layer in 0..self.layers.len() {
+            let CachedLayer { heads, is_windowed, is_shared, .. } = self.layers[layer];
+            for head in 0..if is_windowed || is_shared { 0 } else { heads } {
+                let place = |block: u32| Place { layer, block, head };
+                // Its values follow its keys.
+                let source = self.range(place(from), false).start..self.range(place(from), true).end;
+                let target = self.range(place(to), false).start;
+                self.region.bytes_mut().copy_within(source, target);
+            }
         }
     }
 
@@ -113,22 +148,31 @@ impl KvCache {
     }
 
     fn range(&self, place: Place, is_value: bool) -> Range<usize> {
-        let bytes = KV_BLOCK_LENGTH * self.format.head_bytes(self.head_length);
-        let head = place.layer * self.head_count_kv + place.head;
-        let number = 2 * (head * self.blocks + place.block as usize) + usize::from(is_value);
-        number * bytes..(number + 1) * bytes
+        let layer = &self.layers[place.layer];
+        let bytes = layer.half_bytes(self.format);
+        let number = 2 * (place.head * layer.blocks + place.block as usize) + usize::from(is_value);
+        let begin = layer.begin + number * bytes;
+        begin..begin + bytes
     }
 
-    fn values(&self, range: Range<usize>) -> KvValues<'_> {
+    /// Keys or values of one head in one block.
+    fn values(&self, range: Range<usize>, head_length: usize) -> KvValues<'_> {
         let bytes = &self.region.bytes()[range];
         match self.format {
             KvFormat::F32 => KvValues::F32(bytemuck::cast_slice(bytes)),
             KvFormat::F16 => KvValues::F16(bytemuck::cast_slice(bytes)),
             KvFormat::Q8 => {
-                let (levels, scales) = bytes.split_at(KV_BLOCK_LENGTH * self.head_length);
+                let (levels, scales) = bytes.split_at(KV_BLOCK_LENGTH * head_length);
                 KvValues::Q8(bytemuck::cast_slice(levels), bytemuck::cast_slice(scales))
             }
         }
+    }
+}
+
+impl CachedLayer {
+    /// Bytes of the keys, or of the values, of one head in one block.
+    fn half_bytes(&self, format: KvFormat) -> usize {
+        KV_BLOCK_LENGTH * format.head_bytes(self.head_length)
     }
 }
 
@@ -173,15 +217,21 @@ fn store(
 
 #[cfg(test)]
 mod tests {
+    use models::known;
+    use topology::shard::cut_stage;
+
     use super::*;
 
     #[test]
     fn parts_copy_between_caches_and_wrong_places_are_refused() {
         let kernels = Kernels::choose(None).expect("one of them runs here");
         for format in [KvFormat::F32, KvFormat::F16, KvFormat::Q8] {
-            let mut one = KvCache::new(format, 2, 3, 2, 64).expect("there is memory");
-            // The other rank has one of the two heads, and more blocks.
-            let mut two = KvCache::new(format, 2, 7, 1, 64).expect("there is memory");
+            let spec = known::MODELS[0].spec();
+            let whole = cut_stage(&spec, &(0..2), &[1]).expect("one rank has all");
+            let quarters = cut_stage(&spec, &(0..2), &[1; 4]).expect("each rank has a KV head");
+            let mut one = KvCache::new(format, &spec, &whole[0], KvBlocks::alike(3)).expect("there is memory");
+            // The other rank has one of the four heads, and more blocks.
+            let mut two = KvCache::new(format, &spec, &quarters[1], KvBlocks::alike(7)).expect("there is memory");
             let values = |seed: usize| (0..64).map(|i| ((i * 31 + seed * 7) % 97) as f32 - 48.0).collect::<Vec<_>>();
             let (from, to) = (Place { layer: 1, block: 2, head: 1 }, Place { layer: 1, block: 6, head: 0 });
             (0..KV_BLOCK_LENGTH).for_each(|offset| {
@@ -189,7 +239,7 @@ mod tests {
                 two.store(kernels, to, offset, &values(1), &values(2));
             });
             let part = one.part(from).to_vec();
-            assert_eq!(part.len(), one.part_bytes());
+            assert_eq!(part.len(), one.part_bytes(1));
             assert!(two.take_over(to, &part));
             assert_eq!(two.part(to), part, "{format}");
             assert!(!two.take_over(Place { block: 7, ..to }, &part) && !two.take_over(Place { head: 1, ..to }, &part));

@@ -14,7 +14,7 @@ pub mod rope;
 pub mod slices;
 pub mod weights;
 
-pub use batch::{Batch, BatchToken};
+pub use batch::{Batch, BatchToken, BlockTables};
 pub use error::LoadError;
 pub use forward::{ForwardError, KvSink, Model};
 pub use kv_cache::KvCache;

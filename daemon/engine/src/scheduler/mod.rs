@@ -63,7 +63,7 @@ impl Scheduler {
             limits,
             waiting: VecDeque::new(),
             slots,
-            blocks: BlockPool::new(limits.blocks),
+            blocks: BlockPool::with_window(limits.blocks, limits.window),
             reported_kv: KvUse::default(),
             closed: Vec::new(),
             remote_prefill: Vec::new(),
@@ -88,7 +88,7 @@ impl Scheduler {
 
     /// Turns the prefix cache off.
     pub fn without_sharing(self) -> Self {
-        Self { blocks: BlockPool::without_sharing(self.limits.blocks), ..self }
+        Self { blocks: BlockPool::with_window(self.limits.blocks, self.limits.window).without_sharing(), ..self }
     }
 
     /// Configures speculative decoding.
@@ -142,19 +142,25 @@ impl Scheduler {
     }
 
     /// Resumes a slot with the keys and values of its first `tokens` tokens present; with 0, the prompt is computed
-    /// here after all.
+    /// here after all: the request gets a slot again, next of all.
     pub fn resume_with_kv(&mut self, slot: Slot, tokens: usize) {
-        let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) else { return };
-        match std::mem::replace(&mut running.phase, Phase::Open) {
-            Phase::RemotePrefill(opening) => {
-                if tokens > 0 {
-                    (running.fed, running.prompt_length) = (tokens, tokens);
-                }
-                running.awaits_mask = false;
-                running.phase = Phase::Opening(Opening { cached: running.fed, ..opening });
+        let Some(place) = self.slots.get_mut(slot.index()) else { return };
+        let Some(running) = place.as_mut().filter(|running| matches!(running.phase, Phase::RemotePrefill(_))) else {
+            return;
+        };
+        if tokens > 0 {
+            (running.fed, running.prompt_length) = (tokens, tokens);
+            running.awaits_mask = false;
+            if let Phase::RemotePrefill(opening) = std::mem::replace(&mut running.phase, Phase::Open) {
+                running.phase = Phase::Opening(Opening { cached: tokens, ..opening });
             }
-            other => running.phase = other,
+            return;
         }
+        let Some(Running { key, tokens: prompt, phase, fed, table, length, .. }) = place.take() else { return };
+        self.blocks.release(table, &prompt[..fed]);
+        let Phase::RemotePrefill(Opening { sampling, grammar, drafts_max, .. }) = phase else { return };
+        let max_tokens = length - prompt.len();
+        self.waiting.push_front(Admitted { key, prompt, max_tokens, sampling, drafts_max, grammar });
     }
 
     /// Usage of the KV blocks, if it changed since the last call.
@@ -211,6 +217,10 @@ impl Scheduler {
     pub fn next_plan(&mut self, plan: &mut Plan) -> bool {
         plan.clear();
         plan.continues = self.was_busy;
+        // What only the previous step saw is free before anything of this one is allocated.
+        for running in self.slots.iter_mut().flatten() {
+            self.blocks.pass(&mut running.table, running.fed);
+        }
         plan.prepares = self.admit();
         self.was_busy = self.slots.iter().any(Option::is_some);
         if !self.was_busy {
@@ -248,6 +258,7 @@ impl Scheduler {
             self.speculation.propose(&mut running.drafts, &running.tokens, room, &self.latency);
             rows += running.drafts.tokens().len();
             let slot = Slot(index as u16);
+            extend(&mut self.blocks, slot, running, 1 + running.drafts.tokens().len(), plan);
             add_entries(slot, running, 1, &mut plan.entries);
             for (position, token) in (running.fed..).zip(running.drafts.tokens()) {
                 let position = position as u32;
@@ -308,7 +319,9 @@ impl Scheduler {
         for prompt in prompts.iter().filter(|prompt| prompt.share > 0) {
             let Some(running) = self.slots[prompt.index].as_mut() else { continue };
             plan.is_prefill = true;
-            add_entries(Slot(prompt.index as u16), running, prompt.share, &mut plan.entries);
+            let slot = Slot(prompt.index as u16);
+            extend(&mut self.blocks, slot, running, prompt.share, plan);
+            add_entries(slot, running, prompt.share, &mut plan.entries);
             self.blocks.publish(&mut running.table, &running.tokens[..running.fed]);
         }
     }
@@ -342,14 +355,18 @@ impl Scheduler {
             let Admitted { key, sampling, drafts_max, grammar, .. } = request;
             let awaits_mask = grammar.is_some();
             let drafts = self.speculation.begin(drafts_max, grammar.is_some());
-            let opening = |cached: usize| Opening { sampling, grammar, cached };
+            let opening = |cached: usize| Opening { sampling, grammar, cached, drafts_max };
             let (fed, phase) = if let Some(place) = self.remote_prefill.iter().position(|known| *known == key) {
                 self.remote_prefill.swap_remove(place);
                 // A partially matching block is transferred or computed as a whole.
                 let first_block = table.cached / KV_BLOCK_LENGTH;
                 let blocks = table.blocks.clone();
                 table.copy = None;
-                self.remote_prompts.push(RemotePrompt { key, slot, blocks, first_block: first_block as u32 });
+                let sent = prompt_length - 1;
+                self.blocks.pass(&mut table, sent);
+                self.blocks.extend(&mut table, sent, |_, _| ());
+                let windowed = (table.windowed.first as u32, table.windowed.blocks.iter().copied().collect());
+                self.remote_prompts.push(RemotePrompt { key, slot, blocks, windowed, first_block: first_block as u32 });
                 let whole = first_block * KV_BLOCK_LENGTH;
                 (whole, Phase::RemotePrefill(opening(whole)))
             } else {
@@ -384,8 +401,9 @@ impl Scheduler {
         for (_, index) in opening {
             let (slot, Some(running)) = (Slot(index as u16), &mut self.slots[index]) else { continue };
             let phase = std::mem::replace(&mut running.phase, Phase::Open);
-            let Phase::Opening(Opening { sampling, grammar, cached }) = phase else { continue };
+            let Phase::Opening(Opening { sampling, grammar, cached, .. }) = phase else { continue };
             plan.blocks.extend(running.table.blocks.iter().map(|block| (slot, *block)));
+            plan.windowed.extend(running.table.windowed.places().map(|place| (slot, place.0, place.1)));
             plan.copies.extend(running.table.copy.take());
             plan.opened.push(Opened { slot, sampling, cached: cached as u32, prompt: running.tokens.clone(), grammar });
         }
@@ -396,12 +414,26 @@ impl Scheduler {
     fn is_computed_by_another(&self, prompt: &[u32]) -> bool {
         let going = self.slots.iter().flatten();
         let going = going.filter(|running| self.blocks.shares() && !running.is_answering());
-        let shared = going.map(|running| {
+        let shared = going.filter_map(|running| {
             let pairs = prompt[..prompt.len() - 1].iter().zip(&running.tokens);
-            pairs.take_while(|(a, b)| a == b).count() / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH
+            let shared = pairs.take_while(|(a, b)| a == b).count() / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH;
+            // What it has computed is cached already, or fell out of its window and is gone.
+            (running.fed < shared).then_some(shared)
         });
         shared.max().is_some_and(|shared| shared > 0 && shared > self.blocks.cached_whole(prompt))
     }
+}
+
+/// Allocates the blocks in layers with a window for the next `count` tokens of a sequence. The plan that opens a
+/// sequence has all its blocks.
+fn extend(blocks: &mut BlockPool, slot: Slot, running: &mut Running, count: usize, plan: &mut Plan) {
+    let is_open = matches!(running.phase, Phase::Open);
+    let end = running.fed + count;
+    blocks.extend(&mut running.table, end, |index, block| {
+        if is_open {
+            plan.windowed.push((slot, index, block));
+        }
+    });
 }
 
 /// Adds the next `count` tokens of a sequence.

@@ -34,6 +34,8 @@ pub struct RemotePrompt {
     pub slot: Slot,
     /// Its blocks.
     pub blocks: Vec<u32>,
+    /// Its blocks in layers with a window that later tokens see, and the index of the first of them.
+    pub windowed: (u32, Vec<u32>),
     /// Number of these that already hold the beginning of its prompt.
     pub first_block: u32,
 }
@@ -56,6 +58,8 @@ pub(super) struct Opening {
     pub(super) grammar: Option<Constraint>,
     /// Prompt tokens whose keys and values are cached.
     pub(super) cached: usize,
+    /// Most speculative tokens in one step.
+    pub(super) drafts_max: usize,
 }
 
 #[derive(Debug)]

@@ -3,7 +3,7 @@ use std::ops::Range;
 
 use common::limits::KV_BLOCK_LENGTH;
 use protocol::frame::FrameHeader;
-use topology::ShardPlan;
+use topology::{ShardPlan, kv};
 
 use super::{KvPart, TransferId, TransferOrder, TransferStatus};
 use crate::{
@@ -16,10 +16,10 @@ use crate::{
 struct Incoming {
     transfer: TransferId,
     replica: u16,
-    /// The sequence's blocks.
-    blocks: Vec<u32>,
-    /// Indices of the blocks that are received.
-    wanted: Range<usize>,
+    /// The sequence's blocks behind the index of the first of them, and the same in layers with a window.
+    tables: [(usize, Vec<u32>); 2],
+    /// Indices of the blocks that are received, and of those in layers with a window.
+    wanted: [Range<usize>; 2],
     /// Parts (layer, head, block) expected and received.
     expected: u64,
     received: u64,
@@ -31,15 +31,19 @@ struct Incoming {
 #[derive(Debug)]
 pub(super) struct Inbox {
     layers: Range<usize>,
-    heads_kv: Range<usize>,
+    /// KV heads in each kind of layer.
+    heads_kv: Vec<Range<usize>>,
+    /// Longest window of the model.
+    window: Option<usize>,
     latest: TransferId,
     list: Vec<Incoming>,
 }
 
 impl Inbox {
     /// Creates the inbox of a rank with this shard.
-    pub(super) fn new(plan: &ShardPlan) -> Self {
-        Self { layers: plan.layers.clone(), heads_kv: plan.heads_kv(), latest: TransferId(0), list: Vec::new() }
+    pub(super) fn new(plan: &ShardPlan, window: Option<usize>) -> Self {
+        let heads_kv = plan.cuts.iter().map(|cut| cut.heads_kv.clone()).collect();
+        Self { layers: plan.layers.clone(), heads_kv, window, latest: TransferId(0), list: Vec::new() }
     }
 
     /// Whether any transfer is incomplete.
@@ -53,16 +57,30 @@ impl Inbox {
     }
 
     /// Expects a transfer as ordered; false if the order is invalid.
-    pub(super) fn open(&mut self, order: &TransferOrder) -> bool {
-        let TransferOrder::Receive { transfer, replica, blocks, first_block, length } = order else { return false };
+    pub(super) fn open(&mut self, order: &TransferOrder, cache: &KvCache) -> bool {
+        let TransferOrder::Receive { transfer, replica, blocks, windowed, first_block, length } = order else {
+            return false;
+        };
         let wanted = *first_block as usize..(*length as usize).div_ceil(KV_BLOCK_LENGTH);
-        if *transfer <= self.latest || wanted.is_empty() || wanted.end > blocks.len() {
+        let first_seen = self.window.map_or(0, |window| kv::first_block(*length as usize, window));
+        let seen = wanted.start.max(first_seen)..wanted.end;
+        let windowed = (windowed.0 as usize, windowed.1.clone());
+        let has_seen = windowed.0 <= seen.start && windowed.0 + windowed.1.len() >= seen.end;
+        let is_new = *transfer > self.latest;
+        if !is_new || wanted.is_empty() || wanted.end > blocks.len() || self.window.is_some() && !has_seen {
             return false;
         }
         self.latest = *transfer;
-        let expected = (self.layers.len() * self.heads_kv.len() * wanted.len()) as u64;
-        let (transfer, replica, blocks) = (*transfer, *replica, blocks.clone());
-        self.list.push(Incoming { transfer, replica, blocks, wanted, expected, received: 0, bytes: 0, failed: false });
+        let wanted = [wanted, seen];
+        let parts = (0..self.layers.len()).map(|layer| {
+            let layer = cache.layer(layer);
+            let heads = if layer.is_shared { 0 } else { self.heads_kv[layer.kind].len() };
+            (heads * wanted[usize::from(layer.is_windowed)].len()) as u64
+        });
+        let (expected, transfer, replica) = (parts.sum(), *transfer, *replica);
+        let tables = [(0, blocks.clone()), windowed];
+        let (received, bytes, failed) = (0, 0, false);
+        self.list.push(Incoming { transfer, replica, tables, wanted, expected, received, bytes, failed });
         true
     }
 
@@ -95,20 +113,24 @@ impl Inbox {
             return if transfer > self.latest { Taken::Later } else { Taken::Done };
         };
         let Some((place, parts)) = KvPart::decode(payload) else { return Taken::Broken };
-        let size = cache.part_bytes();
         let KvPart { layer, ref blocks, ref heads_kv } = place;
+        if !self.layers.contains(&layer) {
+            return Taken::Broken;
+        }
+        let layer = layer - self.layers.start;
+        let (cached, size) = (*cache.layer(layer), cache.part_bytes(layer));
+        let own = &self.heads_kv[cached.kind];
         let is_wanted = |range: &Range<usize>, of: &Range<usize>| of.start <= range.start && range.end <= of.end;
-        let fits = self.layers.contains(&layer)
-            && is_wanted(heads_kv, &self.heads_kv)
-            && is_wanted(blocks, &incoming.wanted)
+        let fits = is_wanted(heads_kv, own)
+            && is_wanted(blocks, &incoming.wanted[usize::from(cached.is_windowed)])
             && parts.len() == heads_kv.len() * blocks.len() * size;
         if !fits || incoming.replica != replica {
             return Taken::Broken;
         }
-        let layer = layer - self.layers.start;
+        let (first, table) = &incoming.tables[usize::from(cached.is_windowed)];
         let places = heads_kv.clone().flat_map(|head| blocks.clone().map(move |block| (head, block)));
         for ((head, block), part) in places.zip(parts.chunks_exact(size)) {
-            let place = kv_cache::Place { layer, block: incoming.blocks[block], head: head - self.heads_kv.start };
+            let place = kv_cache::Place { layer, block: table[block - first], head: head - own.start };
             if !cache.take_over(place, part) {
                 return Taken::Broken;
             }

@@ -49,6 +49,8 @@ pub enum TransferOrder {
         replica: u16,
         /// The blocks of the sequence.
         blocks: Vec<u32>,
+        /// Its blocks in layers with a window, and the index of the first of them.
+        windowed: (u32, Vec<u32>),
         /// First block to receive.
         first_block: u32,
         /// End position of the received range; positions before the first block count but are not received.
@@ -128,11 +130,14 @@ pub struct Partners {
     pub least: usize,
     /// For benchmarks: sends nothing before the whole prompt is computed.
     pub at_end: bool,
+    /// Longest window of the model.
+    window: Option<usize>,
 }
 
 impl Partners {
-    /// Creates those of a member of `topology`; `plans` are the shards of each replica.
-    pub fn new(topology: &Topology, own: &topology::Place, plans: &[Vec<ShardPlan>]) -> Self {
+    /// Creates those of a member of `topology` for a model whose longest window is `window`; `plans` are the shards of
+    /// each replica.
+    pub fn new(topology: &Topology, own: &topology::Place, plans: &[Vec<ShardPlan>], window: Option<usize>) -> Self {
         let layout = topology.layout;
         let replicas: Vec<u16> = (0..layout.replicas).filter(|replica| layout.role(*replica) != own.role).collect();
         let send_routes = |replica: &u16| {
@@ -145,13 +150,14 @@ impl Partners {
         };
         let sends = own.role == topology::Role::Prefill;
         let send_routes = if sends { replicas.iter().flat_map(send_routes).collect() } else { Vec::new() };
-        Self { send_routes, replicas, least: usize::MAX, at_end: false }
+        Self { send_routes, replicas, least: usize::MAX, at_end: false, window }
     }
 
     /// The KV transfers of a rank with the shard `plan`.
     pub fn transfers(&self, topology: &Topology, plan: &ShardPlan, links: KvLinks) -> Transfers {
-        let outbox = Outbox::new(self.send_routes.clone(), plan.layers.clone(), plan.heads_kv().start, self.at_end);
-        Transfers::new(links, outbox, Inbox::new(plan), topology.layout)
+        let first_heads = plan.cuts.iter().map(|cut| cut.heads_kv.start).collect();
+        let outbox = Outbox::new(self.send_routes.clone(), plan.layers.clone(), first_heads, self.at_end);
+        Transfers::new(links, outbox.with_window(self.window), Inbox::new(plan, self.window), topology.layout)
     }
 }
 

@@ -6,12 +6,12 @@ use common::{
     ids::{MemberIndex, Slot},
     limits::KV_BLOCK_LENGTH,
 };
-use topology::Route;
+use topology::{Route, kv};
 
 use super::{KvPart, TransferId};
 use crate::{
     collective::KvLinks,
-    model::{BatchToken, KvCache, KvSink, kv_cache},
+    model::{BatchToken, BlockTables, KvCache, KvSink, kv_cache},
 };
 
 /// Most blocks in a frame.
@@ -25,6 +25,8 @@ struct Outgoing {
     replica: u16,
     /// End of the positions to send.
     length: usize,
+    /// The first block that later tokens see through a window.
+    first_seen: usize,
     /// From the next block to send to the end of the blocks that the current step completes.
     blocks: Range<usize>,
     sequence: u32,
@@ -51,15 +53,29 @@ pub(super) struct Outbox {
     send_routes: Vec<SendRoute>,
     first_layer: usize,
     layers: usize,
-    first_head: usize,
+    /// This rank's first KV head in each kind of layer.
+    first_heads: Vec<usize>,
+    /// Longest window of the model.
+    window: Option<usize>,
     /// For benchmarks: sends nothing before the whole prompt is computed.
     at_end: bool,
     list: Vec<Outgoing>,
 }
 
 impl Outbox {
-    pub(super) fn new(send_routes: Vec<SendRoute>, layers: Range<usize>, first_head: usize, at_end: bool) -> Self {
-        Self { send_routes, first_layer: layers.start, layers: layers.len(), first_head, at_end, list: Vec::new() }
+    pub(super) fn new(
+        send_routes: Vec<SendRoute>,
+        layers: Range<usize>,
+        first_heads: Vec<usize>,
+        at_end: bool,
+    ) -> Self {
+        let (first_layer, layers) = (layers.start, layers.len());
+        Self { send_routes, first_layer, layers, first_heads, window: None, at_end, list: Vec::new() }
+    }
+
+    /// Sets the longest window of the model.
+    pub(super) fn with_window(self, window: Option<usize>) -> Self {
+        Self { window, ..self }
     }
 
     /// Starts sending the keys and values of a slot.
@@ -67,7 +83,8 @@ impl Outbox {
         // Any earlier transfer from this slot is over: the slot has another sequence now.
         self.list.retain(|outgoing| outgoing.slot != slot);
         let blocks = first_block..first_block;
-        self.list.push(Outgoing { slot, transfer, replica, length, blocks, sequence: 0 });
+        let first_seen = self.window.map_or(0, |window| kv::first_block(length, window));
+        self.list.push(Outgoing { slot, transfer, replica, length, first_seen, blocks, sequence: 0 });
     }
 
     /// Stops sending a transfer.
@@ -90,14 +107,14 @@ impl Outbox {
     }
 
     /// Sends a stored layer's part of the blocks that the step completes.
-    pub(super) fn stored(&mut self, layer: usize, cache: &KvCache, tables: &[Vec<u32>], links: &mut KvLinks) {
+    pub(super) fn stored(&mut self, layer: usize, cache: &KvCache, tables: BlockTables<'_>, links: &mut KvLinks) {
         if !self.at_end {
             self.send(layer, cache, tables, links);
         }
     }
 
     /// Ends a step.
-    pub(super) fn end(&mut self, cache: &KvCache, tables: &[Vec<u32>], links: &mut KvLinks) {
+    pub(super) fn end(&mut self, cache: &KvCache, tables: BlockTables<'_>, links: &mut KvLinks) {
         if self.at_end {
             (0..self.layers).for_each(|layer| self.send(layer, cache, tables, links));
         }
@@ -105,15 +122,24 @@ impl Outbox {
         self.list.retain(|outgoing| outgoing.blocks.end < outgoing.length.div_ceil(KV_BLOCK_LENGTH));
     }
 
-    fn send(&mut self, layer: usize, cache: &KvCache, tables: &[Vec<u32>], links: &mut KvLinks) {
-        let (global, first_head) = (self.first_layer + layer, self.first_head);
+    fn send(&mut self, layer: usize, cache: &KvCache, tables: BlockTables<'_>, links: &mut KvLinks) {
+        let (global, cached) = (self.first_layer + layer, cache.layer(layer));
+        if cached.is_shared {
+            return;
+        }
+        let (kind, first_head, tables) = (cached.kind, self.first_heads[cached.kind], tables.of(cached));
         for outgoing in self.list.iter_mut().filter(|outgoing| !outgoing.blocks.is_empty()) {
             let Some(table) = tables.get(outgoing.slot.index()) else { continue };
             for send_route in self.send_routes.iter().filter(|one| one.carries(outgoing.replica, global)) {
-                for begin in outgoing.blocks.clone().step_by(FRAME_BLOCKS) {
+                let first = if cached.is_windowed { outgoing.first_seen } else { 0 };
+                let all = outgoing.blocks.start.max(first)..outgoing.blocks.end;
+                for begin in all.step_by(FRAME_BLOCKS) {
                     let blocks = begin..outgoing.blocks.end.min(begin + FRAME_BLOCKS);
                     let Some(list) = table.get(blocks.clone()) else { continue };
-                    let place = KvPart { layer: global, blocks, heads_kv: send_route.route.heads_kv.clone() };
+                    let place = KvPart { layer: global, blocks, heads_kv: send_route.route.heads_kv[kind].clone() };
+                    if place.heads_kv.is_empty() {
+                        continue;
+                    }
                     links.send(send_route.member, outgoing.transfer.0, outgoing.sequence, |out| {
                         place.encode(out);
                         for head in place.heads_kv.clone() {
@@ -134,7 +160,7 @@ impl Outbox {
 pub(super) struct Sending<'a> {
     pub(super) outbox: &'a mut Outbox,
     pub(super) links: &'a mut KvLinks,
-    pub(super) tables: &'a [Vec<u32>],
+    pub(super) tables: BlockTables<'a>,
 }
 
 impl KvSink for Sending<'_> {

@@ -53,13 +53,13 @@ impl Transfers {
     }
 
     /// Executes an order of the head; false if it is invalid.
-    pub fn execute(&mut self, order: &TransferOrder) -> bool {
+    pub fn execute(&mut self, order: &TransferOrder, cache: &KvCache) -> bool {
         let Some(rank) = &mut self.0 else { return false };
         match order {
             TransferOrder::Send { slot, transfer, replica, first_block, length } => {
                 rank.outbox.open(*slot, *transfer, *replica, *first_block as usize, *length as usize);
             }
-            TransferOrder::Receive { .. } => return rank.inbox.open(order),
+            TransferOrder::Receive { .. } => return rank.inbox.open(order, cache),
             TransferOrder::End { transfer, replica } => {
                 rank.inbox.close(*transfer);
                 rank.outbox.close(*transfer, *replica);
@@ -92,7 +92,7 @@ impl Transfers {
     /// As [`Model::forward`].
     pub fn forward(&mut self, model: &mut Model, batch: Batch<'_>, group: &mut Group) -> Result<(), ForwardError> {
         let Some(rank) = &mut self.0 else { return model.forward(batch, group).map(drop) };
-        let (tokens, tables) = (batch.tokens, batch.blocks);
+        let (tokens, tables) = (batch.tokens, batch.tables);
         rank.step(model.cache());
         rank.outbox.begin(tokens);
         let mut sink = Sending { outbox: &mut rank.outbox, links: &mut rank.links, tables };

@@ -87,7 +87,8 @@ impl RequestedPrefills {
             begun: Instant::now(),
             done: None,
         });
-        let order = TransferOrder::Receive { transfer, replica, blocks: remote.blocks.clone(), first_block, length };
+        let (blocks, windowed) = (remote.blocks.clone(), remote.windowed.clone());
+        let order = TransferOrder::Receive { transfer, replica, blocks, windowed, first_block, length };
         let ask = Ask { transfer: transfer.0, tokens: tokens.to_vec(), first_block };
         Some((order, replica, Across::Ask(Box::new(ask))))
     }

@@ -19,7 +19,7 @@ use super::{
 use crate::error::EngineError;
 use crate::{
     collective::Group,
-    model::{Batch, BatchToken, Model},
+    model::{BatchToken, Model},
 };
 
 /// Executes steps on one rank.
@@ -68,7 +68,8 @@ impl Worker {
         summaries.clear();
         self.sequences.apply(plan)?;
         self.model.copy_blocks(&plan.copies);
-        let (tokens, blocks) = self.sequences.batch();
+        let batch = self.sequences.batch();
+        let tokens = batch.tokens;
         if let Some(before) = self.place.before() {
             let (hidden, totals) = (self.model.hidden(tokens.len()), &mut self.totals[..usize::from(self.place.stage)]);
             let mut read = Ok(());
@@ -83,7 +84,6 @@ impl Worker {
             self.masks.apply(plan);
         }
         let vocabulary = self.model.shard().plan.vocabulary.clone();
-        let batch = Batch { tokens, blocks };
         self.transfers.forward(&mut self.model, batch, &mut self.group)?;
         self.computed = Instant::now();
         let logits = self.model.logits();

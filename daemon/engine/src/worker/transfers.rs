@@ -2,9 +2,17 @@
 use common::ids::Rank;
 
 use super::Worker;
-use crate::collective::{CollectiveError, Links};
+use crate::{
+    collective::{CollectiveError, Links},
+    transfer::TransferOrder,
+};
 
 impl Worker {
+    /// Executes an order of the head; false if it is invalid.
+    pub fn execute(&mut self, order: &TransferOrder) -> bool {
+        self.transfers.execute(order, self.model.cache())
+    }
+
     /// Moves keys and values until a message of a rank of this group arrives, or nothing is left to move.
     ///
     /// # Errors

@@ -12,11 +12,11 @@ use common::{
     limits::KV_BLOCK_LENGTH,
     precision::Exchange,
 };
-use engine::model::{KvCache, weights::shard_bytes};
+use engine::model::weights::shard_bytes;
 use gguf::{BlockFormat, GgufFile};
 use kernels::Kernels;
 use planner::{
-    holding::Holding,
+    holding::{Holding, kv_bytes},
     working::{BASE_BYTES, Seat, working_bytes},
 };
 use protocol::bench::{BENCH_OUTPUT_BYTES_MAX, BENCH_SECONDS_MAX, Bench, BenchKernels, BenchNode, CONTEXT_DEFAULT};
@@ -29,7 +29,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
-use topology::{cut, sizes::ModelSizes};
+use topology::{KvBlocks, cut, sizes::ModelSizes};
 
 use super::{
     Event, Input,
@@ -233,7 +233,7 @@ fn node_bytes(node: &BenchNode, model: &ModelFile, kernels: &'static Kernels) ->
     let longest = node.prefill.iter().chain(context).max().map_or(0, |tokens| *tokens);
     let positions = ((longest + node.tokens + 1) as usize).min(spec.context_length);
     let blocks = positions.div_ceil(KV_BLOCK_LENGTH);
-    let cache = KvCache::bytes(node.kv, spec.block_count(), blocks, spec.kv().head_count_kv, spec.kv().head_length);
+    let cache = kv_bytes(node.kv, spec, &plans[0], KvBlocks::alike(blocks));
     // The buffer that is read for the bandwidth exists twice, before or after the weights are loaded.
     let read = node.read_mib.map_or(0, |mib| u64::from(mib) << 21);
     let sizes = ModelSizes::of_file(file, spec);

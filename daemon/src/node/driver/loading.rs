@@ -18,7 +18,7 @@ use gguf::{Content, GgufError, GgufFile};
 use kernels::Kernels;
 use models::{ModelSpec, TensorRole};
 use planner::{
-    holding::Holding,
+    holding::{Holding, kv_bytes},
     simulate::Noise,
     working::{Seat, working_bytes},
 };
@@ -103,7 +103,7 @@ pub(super) fn identify(folders: &[PathBuf], model: &str) -> Result<ModelCard, Fa
         context_length: spec.context_length as u32,
         block_count: spec.block_count() as u32,
         embedding_length: spec.embedding_length as u32,
-        head_count: spec.kv().head_count as u32,
+        head_count: spec.layer(0).attention.head_count as u32,
         layer_bytes: layer_bytes(&file, &spec),
         output_bytes: Bytes(output.map_or(0, |tensor| tensor.byte_length as u64)),
         older: OlderSizes::of(&sizes),
@@ -163,7 +163,8 @@ pub(super) fn load(
         plans.get(place.rank.index()).ok_or_else(|| refuse("this node's rank is not part of the shard plan".into()))?;
     let invalid = |reason: String| FaultKind::ModelInvalid { model: model(), reason };
     let tokenizer = place.is_head().then(|| read_tokenizer(&file, &spec)).transpose().map_err(invalid)?;
-    let kv = kv_bytes(topology, &spec, plan);
+    let blocks = topology.kv_blocks(spec.window());
+    let kv = kv_bytes(topology.kv, &spec, plan, blocks);
     let weight_bytes = shard_bytes(&file, &spec, plan, kernels).map_err(|error| invalid(error.to_string()))?;
     let paced = config.paced.as_ref();
     check_memory(
@@ -194,11 +195,10 @@ pub(super) fn load(
         }
         LoadError::Cancelled => not_prepared(prepare),
     })?;
-    let blocks = topology.kv_block_count();
-    let cache = KvCache::new(topology.kv, plan.layers.len(), blocks, plan.heads_kv().len(), spec.kv().head_length)
+    let cache = KvCache::new(topology.kv, &spec, plan, blocks)
         .map_err(|_| FaultKind::MemoryShort { needed: Bytes(kv), available: memory::available() })?;
     let text = tokenizer.map(|tokenizer| {
-        let limits = Limits::of(topology, spec.vocabulary_length);
+        let limits = Limits::of(topology, &spec);
         let mut text = ModelText::new(model(), path, &file, Arc::new(tokenizer), limits);
         text::check_template(&Program::of(program()), &mut text);
         text
@@ -268,12 +268,7 @@ fn partners(topology: &Topology, spec: &ModelSpec, own: &Place) -> Result<Option
     }
     let replicas = 0..topology.layout.replicas;
     let plans = replicas.map(|replica| cut_stages(spec, &topology.stages(replica))).collect::<Result<Vec<_>, _>>()?;
-    Ok(Some(Partners::new(topology, own, &plans)))
-}
-
-fn kv_bytes(topology: &Topology, spec: &ModelSpec, plan: &ShardPlan) -> u64 {
-    let (layers, heads) = (plan.layers.len(), plan.heads_kv().len());
-    KvCache::bytes(topology.kv, layers, topology.kv_block_count(), heads, spec.kv().head_length)
+    Ok(Some(Partners::new(topology, own, &plans, spec.window())))
 }
 
 /// Refuses a load that would end in swapping or in the out-of-memory killer.

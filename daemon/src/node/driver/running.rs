@@ -410,7 +410,7 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
     let member = &place.topology.members[place.member.index()];
     let cores = member.cores.iter().map(|core| usize::from(*core)).collect();
     let threads = usize::from(config.threads.unwrap_or(member.threads));
-    let limits = Limits::of(&place.topology, loaded.shard.spec.vocabulary_length);
+    let limits = Limits::of(&place.topology, &loaded.shard.spec);
     let kernels = context.kernels;
     let options = PoolOptions { threads, cores, spin: member.spin };
     let (shard, cache, pace) = (loaded.shard, loaded.cache, loaded.pace);

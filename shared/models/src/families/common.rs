@@ -65,6 +65,7 @@ pub(super) fn attention(keys: &Keys<'_>, embedding_length: usize) -> Result<Atte
         temperature: None,
         score_cap: None,
         window: None,
+        keys_of: None,
         has_sinks: false,
         head_norms: HeadNorms::None,
         is_fused: keys.has_tensor("blk.0.attn_qkv.weight"),

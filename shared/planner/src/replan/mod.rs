@@ -11,7 +11,7 @@ use topology::{
     shard::cut,
     sizes::ModelSizes,
     spec::{Member, Topology},
-    split_layers,
+    split_model,
 };
 
 use super::{holding::Holding, memory, working::RankMemory};
@@ -205,7 +205,7 @@ impl Needs for OfFile<'_> {
         let costs: Vec<u64> = (0..self.sizes.spec.block_count())
             .map(|layer| holding.attention(layer).bytes + holding.feed_forward(layer, 1).bytes)
             .collect();
-        split_layers(&costs, holding.output().bytes, &vec![1; usize::from(count)])
+        split_model(&self.sizes.spec, &costs, holding.output().bytes, &vec![1; usize::from(count)])
     }
 
     fn of_replica(&self, topology: &Topology, replica: u16) -> Result<Vec<Bytes>, String> {

@@ -1,5 +1,6 @@
 //! Compute times of a rank from its profile: one set of formulas for simulated nodes and for paced daemons.
 use common::precision::KvFormat;
+use models::AttentionSpec;
 use telemetry::SyncKind;
 
 use super::NodeProfile;
@@ -10,6 +11,8 @@ use crate::holding::{Holding, kv_position_bytes};
 pub struct Load {
     /// Tokens.
     pub tokens: u32,
+    /// Sequences that they belong to.
+    pub sequences: f64,
     /// KV positions read: each sequence's positions once, including the tokens of this step.
     pub read: f64,
     /// Pairs of a token and a position that it attends to.
@@ -23,8 +26,17 @@ impl Load {
         tokens.fold(Self::default(), |load, (position, is_last)| {
             let seen = f64::from(position) + 1.0;
             let read = load.read + if is_last { seen } else { 0.0 };
-            Self { tokens: load.tokens + 1, read, pairs: load.pairs + seen }
+            let sequences = load.sequences + if is_last { 1.0 } else { 0.0 };
+            Self { tokens: load.tokens + 1, sequences, read, pairs: load.pairs + seen }
         })
+    }
+
+    /// The same step in a layer with a window, for sequences of about equal length.
+    fn through(self, window: Option<usize>) -> Self {
+        let Some(window) = window.map(|window| window as f64) else { return self };
+        let tokens = f64::from(self.tokens);
+        let read = self.read.min(self.sequences * (window - 1.0) + tokens);
+        Self { read, pairs: self.pairs.min(tokens * window), ..self }
     }
 }
 
@@ -41,10 +53,12 @@ pub fn half_layer_ns(
     if kind == SyncKind::FeedForward {
         return besides + profile.work_ns(holding.feed_forward(layer, load.tokens), load.tokens);
     }
-    let head_length = holding.sizes.spec.kv().head_length;
-    let bytes = load.read * kv_position_bytes(kv, holding.plan, head_length) as f64;
+    let spec = &holding.sizes.spec;
+    let AttentionSpec { head_length, window, .. } = spec.layer(layer).attention;
+    let Load { read, pairs, .. } = load.through(window);
+    let bytes = read * kv_position_bytes(kv, spec, holding.plan, layer) as f64;
     // The queries of a chunk share the KV cache reads; scores and weighted sums take two multiply-adds per value.
-    let macs = load.pairs * (2 * holding.plan.cut_of(&holding.sizes.spec, layer).heads.len() * head_length) as f64;
+    let macs = pairs * (2 * holding.plan.cut_of(spec, layer).heads.len() * head_length) as f64;
     besides + profile.work_ns(holding.attention(layer), load.tokens) + profile.attention_ns(bytes, macs)
 }
 
@@ -61,8 +75,11 @@ mod tests {
     #[test]
     fn chunk_reads_its_sequence_once() {
         let chunk = Load::of((100..104).map(|position| (position, position == 103)));
-        assert_eq!(chunk, Load { tokens: 4, read: 104.0, pairs: f64::from(101 + 102 + 103 + 104) });
+        assert_eq!(chunk, Load { tokens: 4, sequences: 1.0, read: 104.0, pairs: f64::from(101 + 102 + 103 + 104) });
+        let seen = chunk.through(Some(10));
+        assert_eq!((seen.read, seen.pairs), (13.0, 40.0));
+        assert_eq!(chunk.through(Some(1000)), chunk);
         let answers = Load::of([(9, true), (19, true)].into_iter());
-        assert_eq!(answers, Load { tokens: 2, read: 30.0, pairs: 30.0 });
+        assert_eq!(answers, Load { tokens: 2, sequences: 2.0, read: 30.0, pairs: 30.0 });
     }
 }

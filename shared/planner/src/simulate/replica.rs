@@ -316,8 +316,12 @@ impl<'a> Replica<'a> {
         let (sequences, context) = (f64::from(step.sequences), f64::from(step.context));
         let each = f64::from(step.tokens) / sequences.max(1.0);
         let seen = context + (each + 1.0) / 2.0;
-        let load =
-            Load { tokens: step.tokens, read: sequences * (context + each), pairs: f64::from(step.tokens) * seen };
+        let load = Load {
+            tokens: step.tokens,
+            sequences,
+            read: sequences * (context + each),
+            pairs: f64::from(step.tokens) * seen,
+        };
         half_layer_ns(&seat.machine.profile, &self.holding(seat), self.setup.kv, layer, kind, load)
     }
 }

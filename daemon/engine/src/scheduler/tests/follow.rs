@@ -4,10 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use common::sampling::SamplingParameters;
 
+use topology::KvBlocks;
+
 use super::*;
 use crate::plan::{Constraint, Sequences};
 
-const LIMITS: Limits = Limits { slots: 5, blocks: 24, context_length: 256, vocabulary_length: 8 };
+const LIMITS: Limits =
+    Limits { slots: 5, blocks: KvBlocks::alike(24), window: None, context_length: 256, vocabulary_length: 8 };
 
 /// A seeded random number generator.
 struct HistoryRandom(u64);
@@ -25,8 +28,13 @@ const HISTORIES: u64 = 100_000;
 /// A model of a rank: for each row of a block, a hash of all tokens that its keys and values depend on.
 struct Rank {
     sequences: Sequences,
-    memory: Vec<[Option<u64>; KV_BLOCK_LENGTH]>,
+    window: Option<usize>,
+    whole: Memory,
+    windowed: Memory,
 }
+
+/// The blocks of a layer.
+type Memory = Vec<[Option<u64>; KV_BLOCK_LENGTH]>;
 
 /// For each position, a hash of the tokens up to it (FNV-1a over their ids).
 fn beginnings(tokens: &[u32]) -> Vec<u64> {
@@ -39,32 +47,42 @@ fn beginnings(tokens: &[u32]) -> Vec<u64> {
 }
 
 impl Rank {
-    fn new() -> Self {
-        Self { sequences: Sequences::new(LIMITS), memory: vec![[None; KV_BLOCK_LENGTH]; LIMITS.blocks] }
+    fn new(limits: Limits) -> Self {
+        let [whole, windowed] =
+            [limits.blocks.whole, limits.blocks.windowed].map(|count| vec![[None; KV_BLOCK_LENGTH]; count]);
+        Self { sequences: Sequences::new(limits), window: limits.window, whole, windowed }
     }
 
     fn step(&mut self, plan: &Plan) {
         self.sequences.apply(plan).expect("the plan can be applied");
         for (from, to) in &plan.copies {
-            self.memory[*to as usize] = self.memory[*from as usize];
+            self.whole[*to as usize] = self.whole[*from as usize];
         }
+        // A layer stores the keys and values of all tokens before any token reads them.
+        self.visit(plan, |memory, place, row, beginnings| memory[place.0][place.1] = Some(beginnings[row]), false);
+        let window = self.window;
+        self.visit(
+            plan,
+            |memory, place, row, beginnings| assert_eq!(memory[place.0][place.1], Some(beginnings[row]), "{window:?}"),
+            true,
+        );
+    }
+
+    /// Visits the rows of a plan in both memories, or the rows that they read.
+    fn visit(&mut self, plan: &Plan, with: impl Fn(&mut Memory, (usize, usize), usize, &[u64]), reads: bool) {
         for rows in plan.entries.chunk_by(|one, two| one.slot == two.slot) {
             let slot = rows[0].slot;
             let beginnings = beginnings(&self.sequences.get(slot).expect("it is open").tokens);
-            let blocks = &self.sequences.batch().1[slot.index()];
-            let at = |position: usize| (blocks[position / KV_BLOCK_LENGTH] as usize, position % KV_BLOCK_LENGTH);
-            // Each row reads everything before it, including earlier rows of this plan: others follow a speculative
-            // token.
-            let mut right = 0;
-            for entry in rows {
-                let place = entry.position as usize;
-                for (position, beginning) in beginnings.iter().enumerate().take(place).skip(right) {
-                    let (block, row) = at(position);
-                    assert_eq!(self.memory[block][row], Some(*beginning), "{entry:?} reads {position}");
+            let tables = self.sequences.batch().tables;
+            let (first, last) = (rows[0].position as usize, rows[rows.len() - 1].position as usize);
+            let memories = [(&mut self.whole, &tables.whole[slot.index()], None)];
+            let windowed = self.window.map(|window| (&mut self.windowed, &tables.windowed[slot.index()], Some(window)));
+            for (memory, table, window) in memories.into_iter().chain(windowed) {
+                let seen = window.map_or(0, |window: usize| (first + 1).saturating_sub(window));
+                for row in if reads { seen } else { first }..=last {
+                    let place = (table[row / KV_BLOCK_LENGTH] as usize, row % KV_BLOCK_LENGTH);
+                    with(memory, place, row, &beginnings);
                 }
-                let (block, row) = at(place);
-                self.memory[block][row] = Some(beginnings[place]);
-                right = right.max(place);
             }
         }
     }
@@ -73,8 +91,12 @@ impl Rank {
     fn receive(&mut self, remote: &RemotePrompt, prompt: &[u32], tokens: usize) {
         let first = remote.first_block as usize * KV_BLOCK_LENGTH;
         for (position, beginning) in beginnings(prompt).into_iter().enumerate().take(tokens).skip(first) {
-            let block = remote.blocks[position / KV_BLOCK_LENGTH] as usize;
-            self.memory[block][position % KV_BLOCK_LENGTH] = Some(beginning);
+            let (index, row) = (position / KV_BLOCK_LENGTH, position % KV_BLOCK_LENGTH);
+            self.whole[remote.blocks[index] as usize][row] = Some(beginning);
+            let seen = index.checked_sub(remote.windowed.0 as usize);
+            if let Some(block) = seen.and_then(|seen| remote.windowed.1.get(seen)) {
+                self.windowed[*block as usize][row] = Some(beginning);
+            }
         }
     }
 }
@@ -97,9 +119,12 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut random = HistoryRandom(seed);
         let stages = 1 + random.below(8);
-        let scheduler = Scheduler::new(LIMITS).with_stages(stages, 1 + random.below(64));
+        let window = (random.below(2) == 0).then(|| 1 + random.below(80));
+        let windowed = KvBlocks::of(20 * KV_BLOCK_LENGTH as u32, LIMITS.slots as u16, window).windowed;
+        let limits = Limits { blocks: KvBlocks { windowed, ..LIMITS.blocks }, window, ..LIMITS };
+        let scheduler = Scheduler::new(limits).with_stages(stages, 1 + random.below(64));
         let scheduler = if seed.is_multiple_of(4) { scheduler.without_sharing() } else { scheduler };
-        let (rank, requests) = (Rank::new(), BTreeMap::new());
+        let (rank, requests) = (Rank::new(limits), BTreeMap::new());
         Self { random, scheduler, rank, stages, under_way: VecDeque::new(), requests, away: Vec::new(), keys: 0 }
     }
 
@@ -221,7 +246,7 @@ fn follow(first: u64) {
             world.land();
         }
         assert!(world.requests.is_empty() && !world.scheduler.has_work(), "seed {seed}: {:?}", world.requests);
-        assert_eq!(world.scheduler.blocks.available(), LIMITS.blocks, "seed {seed}");
+        assert_eq!(world.scheduler.blocks.available(), LIMITS.blocks.whole, "seed {seed}");
     }
 }
 

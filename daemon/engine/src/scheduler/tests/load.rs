@@ -2,6 +2,8 @@
 //! running answers. Times in microseconds.
 use common::{limits::SLOTS_MAX, sampling::SamplingParameters};
 
+use topology::KvBlocks;
+
 use super::*;
 
 const SLOTS: usize = SLOTS_MAX as usize;
@@ -73,7 +75,13 @@ fn request(mix: Mix, number: usize) -> Admitted {
 /// Serves `count` requests.
 fn serve(mix: Mix, arrivals: ArrivalPattern, count: usize) -> Vec<Measured> {
     let blocks = SLOTS * (mix.prompt + mix.answer).div_ceil(KV_BLOCK_LENGTH);
-    let limits = Limits { slots: SLOTS, blocks, context_length: 8192, vocabulary_length: 1 << 30 };
+    let limits = Limits {
+        slots: SLOTS,
+        blocks: KvBlocks::alike(blocks),
+        window: None,
+        context_length: 8192,
+        vocabulary_length: 1 << 30,
+    };
     let (mut scheduler, mut plan, mut random) = (Scheduler::new(limits), Plan::default(), UnitRandom(7));
     let (mut seen, mut left) = (Vec::<Measured>::new(), vec![mix.answer; count]);
     let (mut now, mut due, mut done) = (0.0, 0.0, 0);

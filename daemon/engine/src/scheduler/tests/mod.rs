@@ -4,10 +4,13 @@ mod load;
 
 use common::sampling::SamplingParameters;
 
+use topology::KvBlocks;
+
 use super::*;
 use crate::plan::{Constraint, Sequences};
 
-const LIMITS: Limits = Limits { slots: 2, blocks: 9, context_length: 256, vocabulary_length: 100 };
+const LIMITS: Limits =
+    Limits { slots: 2, blocks: KvBlocks::alike(9), window: None, context_length: 256, vocabulary_length: 100 };
 
 fn request(key: u64, prompt: usize, max_tokens: usize) -> Admitted {
     let sampling = SamplingParameters::default();
@@ -71,12 +74,12 @@ fn request_waits_for_slots_and_blocks_and_none_leak() {
         scheduler.end(RequestKey(round + 1));
     }
     assert!(!scheduler.has_work());
-    assert_eq!(scheduler.blocks.available(), LIMITS.blocks);
+    assert_eq!(scheduler.blocks.available(), LIMITS.blocks.whole);
 }
 
 #[test]
 fn answers_alternate_in_pipeline_and_empty_step_is_none() {
-    let limits = Limits { slots: 5, blocks: 10, ..LIMITS };
+    let limits = Limits { slots: 5, blocks: KvBlocks::alike(10), window: None, ..LIMITS };
     let mut scheduler = Scheduler::new(limits).with_stages(2, 64);
     (1..=5).for_each(|key| scheduler.submit(request(key, 2, 5)));
     let slots =
@@ -121,7 +124,8 @@ fn step_time(rows: usize) -> u64 {
     17_000.max(4_500 * rows as u64) + 500 * rows as u64
 }
 
-const LONG: Limits = Limits { slots: 4, blocks: 400, context_length: 8192, vocabulary_length: 100 };
+const LONG: Limits =
+    Limits { slots: 4, blocks: KvBlocks::alike(400), window: None, context_length: 8192, vocabulary_length: 100 };
 
 /// Runs a step and returns its time in microseconds. Every slot that wanted a token gets one.
 fn run(scheduler: &mut Scheduler, follower: &mut Sequences) -> (Plan, u64) {
@@ -254,7 +258,8 @@ fn constrained_request_alone_is_not_held_back() {
 
 #[test]
 fn speculation_changes_only_the_number_of_steps() {
-    let limits = Limits { slots: 3, blocks: 60, context_length: 400, vocabulary_length: 100 };
+    let limits =
+        Limits { slots: 3, blocks: KvBlocks::alike(60), window: None, context_length: 400, vocabulary_length: 100 };
     // A text that repeats itself every 23 tokens with few exceptions, and exceeds the context.
     let truth = |position: usize| if position.is_multiple_of(61) { 99 } else { (position % 23 * 7 % 40) as u32 };
     let steps = |drafts_max: usize| {
@@ -292,7 +297,7 @@ fn speculation_changes_only_the_number_of_steps() {
         for (text, end) in texts.iter().zip(ends) {
             assert_eq!(*text, (0..end).map(truth).collect::<Vec<u32>>());
         }
-        assert_eq!(scheduler.blocks.available(), limits.blocks);
+        assert_eq!(scheduler.blocks.available(), limits.blocks.whole);
         steps
     };
     let (without, with) = (steps(0), steps(ROWS_MAX));
@@ -321,7 +326,7 @@ fn remote_prefill_keeps_slot_and_resumes_before_last_token() {
     let entries: Vec<_> = plan.entries.iter().map(|entry| (entry.slot.0, entry.position)).collect();
     assert_eq!((entries, plan.is_prefill), (vec![(0, 69), (1, 2)], false));
     follower.apply(&plan).expect("the head's plan can be applied");
-    assert_eq!(follower.batch().1[0], remote.blocks);
+    assert_eq!(follower.batch().tables.whole[0], remote.blocks);
     // The received blocks are found by the next prompt with that prefix: only the rest would have to be transferred.
     scheduler.end(RequestKey(1));
     scheduler.submit_remote(Admitted { key: RequestKey(3), ..request(1, 70, 5) });
@@ -344,5 +349,5 @@ fn failed_remote_prefill_runs_locally_or_leaves_no_trace() {
     follower.apply(&plan).expect("the head's plan can be applied");
     scheduler.end(RequestKey(2));
     assert!(!scheduler.has_work());
-    assert_eq!(scheduler.blocks.available(), LIMITS.blocks);
+    assert_eq!(scheduler.blocks.available(), LIMITS.blocks.whole);
 }

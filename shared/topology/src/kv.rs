@@ -1,0 +1,72 @@
+//! The KV cache of a rank: blocks of positions, for layers that attend to everything and for layers with a window.
+use common::limits::KV_BLOCK_LENGTH;
+use models::AttentionSpec;
+
+use crate::layout::STEP_TOKENS_MAX;
+
+/// KV blocks that every rank has for each of its layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvBlocks {
+    /// In a layer that attends to all positions.
+    pub whole: usize,
+    /// In a layer with a window.
+    pub windowed: usize,
+}
+
+impl KvBlocks {
+    /// The blocks for sequences of at most `context` positions in `slots` slots, in a model whose longest window is
+    /// `window`: enough for one sequence of full length or several shorter ones. What fell out of a window is freed, so
+    /// that layers with one need the window of each slot and a step; with several slots one window more, for a beginning
+    /// that their prompts share.
+    pub fn of(context: u32, slots: u16, window: Option<usize>) -> Self {
+        let slots = usize::from(slots.max(1));
+        let whole = (context as usize).div_ceil(KV_BLOCK_LENGTH) + slots - 1;
+        let step = STEP_TOKENS_MAX / KV_BLOCK_LENGTH + slots;
+        let windows = slots + usize::from(slots > 1);
+        let windowed = window.map_or(0, |window| whole.min(windows * window_blocks(window) + step));
+        Self { whole, windowed }
+    }
+
+    /// As many blocks in every layer.
+    pub const fn alike(count: usize) -> Self {
+        Self { whole: count, windowed: count }
+    }
+
+    /// The blocks in a layer with this attention.
+    pub fn in_layer(&self, attention: &AttentionSpec) -> usize {
+        match attention.keys_of {
+            Some(_) => 0,
+            None if attention.window.is_some() => self.windowed,
+            None => self.whole,
+        }
+    }
+}
+
+/// Most blocks with positions that the token after them sees through a window.
+fn window_blocks(window: usize) -> usize {
+    (window - 1).div_ceil(KV_BLOCK_LENGTH) + 1
+}
+
+/// Number of the first block that a token at this position sees through a window.
+pub fn first_block(position: usize, window: usize) -> usize {
+    (position + 1).saturating_sub(window) / KV_BLOCK_LENGTH
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_need_a_part_of_the_blocks_at_long_contexts() {
+        assert_eq!(KvBlocks::of(32_768, 1, None), KvBlocks { whole: 1024, windowed: 0 });
+        assert_eq!(KvBlocks::of(32_768, 1, Some(1024)), KvBlocks { whole: 1024, windowed: 38 });
+        assert_eq!(KvBlocks::of(32_768, 4, Some(1024)), KvBlocks { whole: 1027, windowed: 173 });
+        assert_eq!(KvBlocks::of(512, 4, Some(1024)), KvBlocks { whole: 19, windowed: 19 });
+    }
+
+    #[test]
+    fn a_window_begins_with_the_block_of_its_oldest_position() {
+        assert_eq!([0, 127, 128, 158, 159, 160].map(|position| first_block(position, 128)), [0, 0, 0, 0, 1, 1]);
+        assert_eq!([0, 31, 32].map(|position| first_block(position, 1)), [0, 0, 1]);
+    }
+}
