@@ -2,7 +2,7 @@
 MXFP4, on tp1, tp2, tp3, pp2 and pp2-tp2.
 
     pip install llama-cpp-python==0.3.36 numpy
-    python3 tests/models/compare.py [FOLDER] [--keep tests/fixtures/families]
+    python3 tests/models/compare.py [FOLDER] [--only FAMILY] [--keep tests/fixtures/families]
 
 `--keep` stores the last logits of the unquantised files for `.ci/models`, which needs no llama.cpp.
 """
@@ -40,12 +40,13 @@ def main():
     parser = argparse.ArgumentParser(description="Compare small models of every family with llama.cpp")
     parser.add_argument("folder", nargs="?", help="where to write models and logits (default: a temporary folder)")
     parser.add_argument("--keep", help="store the last logits of the unquantised files here")
+    parser.add_argument("--only", default="", help="only models whose names begin with this")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(arguments.folder or temporary)
-        subprocess.run(PROGRAM + ["make", str(folder)], check=True)
+        subprocess.run(PROGRAM + ["make", str(folder), "--only", arguments.only], check=True)
         first, second = (folder / "tokens.txt").read_text().split("\n")[:2]
-        for path in sorted(folder.glob("*.gguf")):
+        for path in sorted(folder.glob(f"{arguments.only}*.gguf")):
             try:
                 logits, ids = theirs(path, [int(token) for token in first.split()], int(second))
             except ValueError as error:
@@ -53,7 +54,7 @@ def main():
             logits.tofile(folder / f"{path.stem}.logits.f32")
             ids.tofile(folder / f"{path.stem}.ids.u32")
         keep = ["--keep", arguments.keep] if arguments.keep else []
-        sys.exit(subprocess.run(PROGRAM + ["compare", str(folder)] + keep).returncode)
+        sys.exit(subprocess.run(PROGRAM + ["compare", str(folder), "--only", arguments.only] + keep).returncode)
 
 
 main()

@@ -202,6 +202,8 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
             score_cap: None,
             window: None,
             keys_of: None,
+            values_are_keys: false,
+            has_value_norm: false,
             has_sinks: false,
             head_norms: match architecture {
                 Architecture::Llama | Architecture::Qwen2 => HeadNorms::None,
@@ -224,6 +226,7 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
                     activation,
                     router,
                     has_biases,
+                    is_fused: false,
                     shared,
                 })
             }
@@ -231,6 +234,8 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
         },
         norms: Norms::Before,
         residual_scale: 1.0,
+        input_length: 0,
+        has_output_scale: false,
     };
     let rope = RopeSpec {
         rotation: match architecture {

@@ -52,8 +52,14 @@ fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
             .layers
             .iter()
             .flat_map(|layer| {
-                [&layer.query, &layer.key, &layer.attention_output, &layer.gate, &layer.down]
-                    .map(|m| m.view().bytes.to_vec())
+                [
+                    &layer.query,
+                    layer.key.as_ref().expect("every layer has keys"),
+                    &layer.attention_output,
+                    &layer.gate,
+                    &layer.down,
+                ]
+                .map(|m| m.view().bytes.to_vec())
             })
             .chain([shard.output.view().bytes.to_vec()])
             .collect(),

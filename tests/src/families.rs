@@ -99,6 +99,7 @@ pub fn shapes() -> Vec<(String, FamilyModel)> {
     shapes.plain();
     shapes.scaled();
     shapes.windowed();
+    shapes.gemma4();
     shapes.mixtures();
     shapes.0
 }
@@ -163,6 +164,72 @@ impl Shapes {
         self.add("exaone4", [&[], &large], &UNTIED);
         let gpt_oss = |columns, positions| [&experts(columns)[..], &yarn(), &[window(positions)]].concat();
         self.add("gpt-oss", [&gpt_oss(256, 24), &gpt_oss(160, 7)], &UNTIED);
+    }
+
+    /// Heads of several lengths, shared keys, values that are keys, inputs for each layer, experts next to a network.
+    fn gemma4(&mut self) {
+        let list = |values: &[u32]| Value::Array(5, values.iter().map(|value| Value::I32(*value as i32)).collect());
+        let flags = |values: &[bool]| Value::Array(7, values.iter().map(|value| Value::Flag(*value)).collect());
+        let of = |full: u32, windowed: u32, positions: u32| {
+            vec![
+                window(positions),
+                number("attention.key_length", full),
+                number("attention.value_length", full),
+                number("attention.key_length_swa", windowed),
+                number("attention.value_length_swa", windowed),
+                number("rope.dimension_count", full),
+                number("rope.dimension_count_swa", windowed),
+                float("rope.freq_base", 1_000_000.0),
+                float("rope.freq_base_swa", 10_000.0),
+                float("final_logit_softcapping", 30.0),
+                number("embedding_length_per_layer_input", 0),
+            ]
+        };
+        let pattern = |values: &[bool]| ("attention.sliding_window_pattern", flags(values));
+        // The last of several values of a key counts.
+        let inputs = number("embedding_length_per_layer_input", 32);
+        let shared = |count| number("attention.shared_kv_layers", count);
+        let small = [
+            [
+                &of(64, 32, 24)[..],
+                &[
+                    number("block_count", 6),
+                    pattern(&[true, false, true, false, true, false]),
+                    shared(2),
+                    inputs.clone(),
+                ],
+            ]
+            .concat(),
+            [
+                &of(128, 64, 7)[..],
+                &[pattern(&[true, true, false, true, false]), shared(2), inputs.clone()],
+                &[("feed_forward_length", list(&[288, 288, 288, 160, 160]))],
+            ]
+            .concat(),
+        ];
+        let tensors = ["rope_freqs.weight", "layer_output_scale.weight"];
+        self.add("gemma4", small.each_ref().map(Vec::as_slice), &tensors);
+        let large = [
+            [
+                &of(64, 32, 24)[..],
+                &experts(128),
+                &[pattern(&[true, true, true, false]), ("attention.head_count_kv", list(&[4, 4, 4, 2]))],
+            ]
+            .concat(),
+            [
+                &of(128, 64, 7)[..],
+                &experts(96),
+                &[pattern(&[true, false, true, true, false]), ("attention.head_count_kv", list(&[3, 1, 3, 3, 1]))],
+            ]
+            .concat(),
+        ];
+        let tensors = ["rope_freqs.weight", "layer_output_scale.weight", "ffn_gate_inp.weight"];
+        let more = [&tensors[..], &["ffn_gate_up_exps.weight", "ffn_down_exps.scale"]].concat();
+        let begin = self.0.len();
+        self.add("gemma4+experts", large.each_ref().map(Vec::as_slice), &more);
+        for ((_, model), layers) in self.0[begin..].iter_mut().zip([vec![3], vec![1, 4]]) {
+            model.keyed = layers;
+        }
     }
 
     fn mixtures(&mut self) {

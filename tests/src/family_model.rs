@@ -23,6 +23,8 @@ pub struct FamilyModel {
     pub keys: Vec<(&'static str, Value)>,
     /// Tensors that the family does not need, as the file names them: biases, an output matrix, fused rows.
     pub optional: Vec<&'static str>,
+    /// Layers whose values are their keys.
+    pub keyed: Vec<usize>,
     /// Format of the matrices; rows that are not whole blocks fall back as in real files.
     pub format: BlockFormat,
     /// Format of the matrices of experts; `None`: as the others.
@@ -44,6 +46,7 @@ impl FamilyModel {
             architecture,
             keys: keys.to_vec(),
             optional: Vec::new(),
+            keyed: Vec::new(),
             format: BlockFormat::F32,
             expert_format: None,
             output_format: None,
@@ -166,6 +169,12 @@ fn distribution(tensor: &TensorSpec) -> (f32, f32) {
         TensorRole::RopeFactors => (2.0, 0.2),
         OutputNorm | MixerNorm | QueryNorm | KeyNorm => (1.0, 0.1),
         TensorRole::MixerPostNorm | TensorRole::FeedForwardNorm | TensorRole::FeedForwardPostNorm => (1.0, 0.1),
+        TensorRole::SharedNorm | TensorRole::SharedPostNorm | TensorRole::ExpertsPostNorm => (1.0, 0.1),
+        TensorRole::InputNorm | TensorRole::InputPostNorm | TensorRole::OutputScale => (1.0, 0.1),
+        TensorRole::DownScale => (1.0, 0.3),
+        // Divided by the root of its length.
+        TensorRole::RouterScale => (1.0 / unit, 0.1 / unit),
+        TensorRole::InputEmbedding => (0.0, unit),
         _ if tensor.is_vector => (0.0, 0.1),
         _ => (0.0, unit),
     }
@@ -199,6 +208,11 @@ impl KeySource for FamilyModel {
         Ok(Some(integers.collect()))
     }
 
+    fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, GgufError> {
+        let Some(Value::Array(_, values)) = self.value(key) else { return Ok(None) };
+        Ok(Some(values.iter().map(|value| matches!(value, Value::Flag(true))).collect()))
+    }
+
     fn flag(&self, key: &str) -> Result<Option<bool>, GgufError> {
         Ok(match self.value(key) {
             Some(Value::Flag(value)) => Some(*value),
@@ -214,6 +228,9 @@ impl KeySource for FamilyModel {
             "token_embd.weight" => Some(self.vocabulary_length),
             // Gate and up in one tensor.
             "ffn_up.weight" if is_there => Some(2 * self.number("feed_forward_length")),
+            // Layers without values of their own.
+            "attn_v.weight" if self.keyed.iter().any(|layer| tensor == format!("blk.{layer}.{part}")) => None,
+            "attn_v.weight" => Some(1),
             _ => is_there.then_some(1),
         }
     }

@@ -20,6 +20,9 @@ pub struct Oracle<'a> {
 /// Layer, role and index of a matrix.
 type PartKey = (Option<usize>, TensorRole, usize);
 
+/// Keys and values of a layer, each `[position, kv heads * head_length]`.
+type KeysValues = [Vec<Vec<f64>>; 2];
+
 /// The experts chosen for a token in a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
@@ -107,7 +110,9 @@ impl<'a> Oracle<'a> {
             Some(Scaling::Long(long)) if self.spec.context_length > long.original_context => {
                 self.vector(None, TensorRole::RopeFactorsLong)
             }
-            _ => self.vector(None, TensorRole::RopeFactors),
+            Some(Scaling::Long(_)) => self.vector(None, TensorRole::RopeFactors),
+            _ if rope.is_some_and(|rope| rope.has_factors) => self.vector(None, TensorRole::RopeFactors),
+            _ => None,
         };
         let mut out = Vec::new();
         for head in heads.chunks(attention.head_length) {
@@ -139,7 +144,10 @@ impl<'a> Oracle<'a> {
         let scaled = tokens.iter().map(row).map(|row| row.iter().map(|value| value * f64::from(spec.embedding_scale)));
         let mut hidden: Vec<Vec<f64>> = scaled.map(Iterator::collect).collect();
         let mut routes = vec![Vec::new(); spec.block_count()];
-        routes.iter_mut().enumerate().for_each(|(layer, routes)| self.layer(layer, &mut hidden, routes));
+        let (inputs, mut all) = (self.inputs(tokens, &hidden), Vec::new());
+        for (layer, routes) in routes.iter_mut().enumerate() {
+            self.layer(layer, &mut hidden, &inputs[layer], &mut all, routes);
+        }
         let output = self.part(None, TensorRole::Output, 0).expect("the output exists");
         let logits = hidden.iter().map(|hidden| {
             let logits = output.times(&self.norm(hidden, None, TensorRole::OutputNorm)).into_iter();
@@ -152,28 +160,96 @@ impl<'a> Oracle<'a> {
         (logits.collect(), routes)
     }
 
-    fn layer(&self, layer: usize, hidden: &mut [Vec<f64>], routes: &mut Vec<Route>) {
-        let LayerSpec { feed_forward, residual_scale, .. } = self.spec.layer(layer);
-        let (mut keys, mut values): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (Vec::new(), Vec::new());
+    /// Runs a layer on all tokens; `inputs` are theirs for this layer, `all` the keys and values of all layers so far.
+    fn layer(
+        &self,
+        layer: usize,
+        hidden: &mut [Vec<f64>],
+        inputs: &[Vec<f64>],
+        all: &mut Vec<KeysValues>,
+        routes: &mut Vec<Route>,
+    ) {
+        let LayerSpec { attention, feed_forward, residual_scale, .. } = self.spec.layer(layer);
+        all.push(match attention.keys_of {
+            Some(source) => all[usize::from(source)].clone(),
+            None => self.keys_values(layer, hidden),
+        });
+        let [keys, values] = &all[layer];
         for (position, hidden) in hidden.iter_mut().enumerate() {
             let x = self.norm(hidden, Some(layer), TensorRole::MixerNorm);
             let query = self.project(layer, TensorRole::Query, TensorRole::QueryBias, &x);
             let query = self.turn(layer, TensorRole::QueryNorm, position, query);
-            let key = self.project(layer, TensorRole::Key, TensorRole::KeyBias, &x);
-            keys.push(self.turn(layer, TensorRole::KeyNorm, position, key));
-            values.push(self.project(layer, TensorRole::Value, TensorRole::ValueBias, &x));
-            let attended = self.attend(layer, &query, &keys, &values);
+            let attended = self.attend(layer, &query, &keys[..=position], &values[..=position]);
             let out = self.project(layer, TensorRole::AttentionOutput, TensorRole::AttentionOutputBias, &attended);
             let out = self.norm(&out, Some(layer), TensorRole::MixerPostNorm);
             hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += f64::from(*residual_scale) * out);
             let x = self.norm(hidden, Some(layer), TensorRole::FeedForwardNorm);
             let out = match feed_forward.experts() {
                 None => self.network(layer, 0, feed_forward.activation(), &x),
-                Some(experts) => self.mixture(layer, experts, &x, routes),
+                Some(experts) => self.mixture(layer, experts, hidden, &x, routes),
             };
             let out = self.norm(&out, Some(layer), TensorRole::FeedForwardPostNorm);
             hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += f64::from(*residual_scale) * out);
+            if let Some(gate) = self.part(Some(layer), TensorRole::InputGate, 0) {
+                let gate = gate.times(hidden).into_iter().zip(&inputs[position]);
+                let inner: Vec<f64> = gate.map(|(gate, input)| activate(Activation::Gelu, gate, *input)).collect();
+                let out = self.part(Some(layer), TensorRole::InputOutput, 0).expect("the weight exists").times(&inner);
+                let out = self.norm(&out, Some(layer), TensorRole::InputPostNorm);
+                hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += out);
+            }
+            if let Some(scale) = self.vector(Some(layer), TensorRole::OutputScale) {
+                hidden.iter_mut().for_each(|hidden| *hidden *= scale[0]);
+            }
         }
+    }
+
+    /// The keys and values of a layer.
+    fn keys_values(&self, layer: usize, hidden: &[Vec<f64>]) -> KeysValues {
+        let attention = &self.spec.layer(layer).attention;
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for (position, hidden) in hidden.iter().enumerate() {
+            let x = self.norm(hidden, Some(layer), TensorRole::MixerNorm);
+            let key = self.project(layer, TensorRole::Key, TensorRole::KeyBias, &x);
+            let value = if attention.values_are_keys {
+                key.clone()
+            } else {
+                self.project(layer, TensorRole::Value, TensorRole::ValueBias, &x)
+            };
+            keys.push(self.turn(layer, TensorRole::KeyNorm, position, key));
+            let heads = value.chunks(attention.head_length);
+            let normed = heads.flat_map(|head| if attention.has_value_norm { self.unit(head) } else { head.to_vec() });
+            values.push(normed.collect());
+        }
+        [keys, values]
+    }
+
+    /// A vector divided by its root mean square.
+    fn unit(&self, x: &[f64]) -> Vec<f64> {
+        let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        let scale = 1.0 / (mean + f64::from(self.spec.norm_epsilon)).sqrt();
+        x.iter().map(|x| x * scale).collect()
+    }
+
+    /// The inputs that each token has for each layer, `[layer, token]`, from the scaled embeddings.
+    fn inputs(&self, tokens: &[u32], hidden: &[Vec<f64>]) -> Vec<Vec<Vec<f64>>> {
+        let length = self.spec.input_length();
+        let Some(table) = self.part(None, TensorRole::InputEmbedding, 0) else {
+            return vec![Vec::new(); self.spec.block_count()];
+        };
+        let projection = self.part(None, TensorRole::InputProjection, 0).expect("the weight exists");
+        let root = (self.spec.embedding_length as f64).sqrt();
+        let of_token = |token: &u32, hidden: &Vec<f64>, layer: usize| {
+            let own: Vec<f64> =
+                projection.times(hidden)[layer * length..][..length].iter().map(|own| own / root).collect();
+            let own = self.norm(&own, None, TensorRole::InputNorm);
+            let row = &table.values[*token as usize * table.columns + layer * length..][..length];
+            let both = own.iter().zip(row).map(|(own, row)| (own + row * (length as f64).sqrt()) / 2_f64.sqrt());
+            both.collect::<Vec<f64>>()
+        };
+        let layers = 0..self.spec.block_count();
+        let of_layer =
+            |layer| tokens.iter().zip(hidden).map(|(token, hidden)| of_token(token, hidden, layer)).collect();
+        layers.map(of_layer).collect()
     }
 
     /// The newest token's attention to the positions that it sees.
@@ -227,7 +303,8 @@ impl<'a> Oracle<'a> {
         let times = |role, x: &[f64]| self.part(Some(layer), role, 0).map(|matrix| matrix.times(x));
         let gate = times(TensorRole::SharedGate, x)?;
         let up = times(TensorRole::SharedUp, x)?;
-        let inner: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| activate(Activation::Silu, *gate, up)).collect();
+        let activation = self.spec.layer(layer).feed_forward.activation();
+        let inner: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| activate(activation, *gate, up)).collect();
         let weight = self.vector(Some(layer), TensorRole::SharedRouter).map_or(1.0, |router| {
             let logit: f64 = router.iter().zip(x).map(|(weight, x)| weight * x).sum();
             1.0 / (1.0 + (-logit).exp())
@@ -236,8 +313,19 @@ impl<'a> Oracle<'a> {
     }
 
     /// The weighted sum of a token's experts.
-    fn mixture(&self, layer: usize, experts: &ExpertsSpec, x: &[f64], routes: &mut Vec<Route>) -> Vec<f64> {
-        let logits = self.project(layer, TensorRole::Router, TensorRole::RouterBias, x);
+    fn mixture(
+        &self,
+        layer: usize,
+        experts: &ExpertsSpec,
+        hidden: &[f64],
+        x: &[f64],
+        routes: &mut Vec<Route>,
+    ) -> Vec<f64> {
+        let seen = self.vector(Some(layer), TensorRole::RouterScale).map(|weight| {
+            let root = (weight.len() as f64).sqrt();
+            self.unit(hidden).iter().zip(weight).map(|(x, weight)| x / root * weight).collect::<Vec<f64>>()
+        });
+        let logits = self.project(layer, TensorRole::Router, TensorRole::RouterBias, seen.as_deref().unwrap_or(x));
         let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
         let scores: Vec<f64> = match experts.router.scores {
             Scores::Softmax => logits.iter().map(|logit| logit.exp() / total).collect(),
@@ -267,12 +355,19 @@ impl<'a> Oracle<'a> {
         let last = logits[*chosen.last().expect("an expert is chosen")];
         let margin = others.first().map_or(f64::INFINITY, |next| last - logits[*next]);
         routes.push(Route { experts: chosen.to_vec(), margin });
+        let scales = self.vector(Some(layer), TensorRole::DownScale);
         let mut out = vec![0.0; x.len()];
         for expert in chosen {
             let own = self.network(layer, *expert, experts.activation, x);
-            out.iter_mut().zip(own).for_each(|(out, own)| *out += scores[*expert] * factor * own);
+            let scale = scales.as_ref().map_or(1.0, |scales| scales[*expert]);
+            out.iter_mut().zip(own).for_each(|(out, own)| *out += scores[*expert] * factor * scale * own);
         }
-        if let Some(own) = self.shared_expert(layer, x) {
+        if experts.shared.as_ref().is_some_and(|shared| shared.is_branch) {
+            let own = self.shared_expert(layer, &self.norm(hidden, Some(layer), TensorRole::SharedNorm));
+            let own = self.norm(&own.expect("the weights exist"), Some(layer), TensorRole::SharedPostNorm);
+            out = self.norm(&out, Some(layer), TensorRole::ExpertsPostNorm);
+            out.iter_mut().zip(own).for_each(|(out, own)| *out += own);
+        } else if let Some(own) = self.shared_expert(layer, x) {
             out.iter_mut().zip(own).for_each(|(out, own)| *out += own);
         }
         out

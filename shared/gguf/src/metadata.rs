@@ -1,4 +1,4 @@
-//! Typed views of a file's metadata. Only `floats` and `integers` copy data.
+//! Typed views of a file's metadata. Only lists of numbers and flags are copied.
 
 use super::error::{GgufError, shown};
 use super::{
@@ -234,6 +234,16 @@ impl<'a> Metadata<'a> {
             return Err(wrong(key, "a flag", kind.name()));
         }
         Ok(Some(reader.array::<1>("a flag")? == [1]))
+    }
+
+    /// A list of flags.
+    pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, GgufError> {
+        const EXPECTED: &str = "an array of flags";
+        let Some((_, count, mut reader)) = self.find_array(key, EXPECTED, &[ValueType::Flag])? else {
+            return Ok(None);
+        };
+        let flags = (0..count).map(|_| Ok(reader.array::<1>(EXPECTED)? == [1]));
+        flags.collect::<Result<Vec<bool>, GgufError>>().map(Some)
     }
 
     /// A list of texts as bytes: tokens need not be UTF-8.

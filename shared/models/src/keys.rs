@@ -39,6 +39,14 @@ pub trait KeySource {
         Ok(None)
     }
 
+    /// A list of flags.
+    ///
+    /// # Errors
+    /// The value is of another type.
+    fn flags(&self, _key: &str) -> Result<Option<Vec<bool>>, GgufError> {
+        Ok(None)
+    }
+
     /// Rows of a tensor; `None` if there is no such tensor.
     fn rows(&self, tensor: &str) -> Option<usize>;
 }
@@ -62,6 +70,10 @@ impl KeySource for GgufFile {
 
     fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, GgufError> {
         self.metadata().integers(key)
+    }
+
+    fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, GgufError> {
+        self.metadata().flags(key)
     }
 
     fn rows(&self, tensor: &str) -> Option<usize> {
@@ -124,6 +136,46 @@ impl Keys<'_> {
     /// The value is of another type.
     pub fn integers(&self, name: &str) -> Result<Option<Vec<i64>>, GgufError> {
         self.source.integers(&self.key(name))
+    }
+
+    /// A flag for each of `count` layers.
+    ///
+    /// # Errors
+    /// The key is missing, of another type, or a list of another length.
+    pub fn layer_flags(&self, name: &str, count: usize) -> Result<Vec<bool>, GgufError> {
+        let flags = self.source.flags(&self.key(name))?.ok_or_else(|| self.missing(name))?;
+        if flags.len() < count {
+            return Err(self.refuse(
+                name,
+                format!("a list of {}", flags.len()),
+                format!("the model has {count} layers"),
+            ));
+        }
+        Ok(flags)
+    }
+
+    /// A length of 1 to `max` for each of `count` layers: a list, or one number for all of them.
+    ///
+    /// # Errors
+    /// The key is missing, of another type or out of bounds, or a list of another length.
+    pub fn layer_lengths(&self, name: &str, max: u64, count: usize) -> Result<Vec<usize>, GgufError> {
+        // The error of a list is that of its type.
+        if let Ok(Some(length)) = self.optional_length(name, max) {
+            return Ok(vec![length; count]);
+        }
+        let Some(list) = self.source.integers(&self.key(name))? else { return Err(self.missing(name)) };
+        if list.len() < count {
+            return Err(self.refuse(
+                name,
+                format!("a list of {}", list.len()),
+                format!("the model has {count} layers"),
+            ));
+        }
+        let lengths = list.into_iter().take(count).map(|length| match u64::try_from(length) {
+            Ok(length) if (1..=max).contains(&length) => Ok(length as usize),
+            _ => Err(self.refuse(name, length, format!("it must be 1 to {max}"))),
+        });
+        lengths.collect()
     }
 
     /// A number that may be anything.

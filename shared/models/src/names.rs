@@ -70,12 +70,36 @@ pub enum TensorRole {
     SharedRouter,
     /// Weight of the norm behind the feed-forward network.
     FeedForwardPostNorm,
+    /// Weight of the norm before the shared expert, if it is a branch of its own.
+    SharedNorm,
+    /// Weight of the norm behind it.
+    SharedPostNorm,
+    /// Weight of the norm behind the experts next to such a branch.
+    ExpertsPostNorm,
+    /// Weights of what the router reads.
+    RouterScale,
+    /// Factor of each expert's output.
+    DownScale,
+    /// From the hidden state to the size of the token's input for a layer.
+    InputGate,
+    /// From that input to the hidden state.
+    InputOutput,
+    /// Weight of the norm behind it.
+    InputPostNorm,
+    /// Factor of the layer's result.
+    OutputScale,
+    /// Rows are the inputs of tokens for all layers.
+    InputEmbedding,
+    /// From the embedding to further inputs for all layers.
+    InputProjection,
+    /// Weight of the norm of the latter.
+    InputNorm,
 }
 
 /// The part of a forward pass that reads a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Before the layers: read a row at a time from the file.
+    /// Before the layers.
     Input,
     /// The first half of a layer, up to its first exchange with other ranks.
     Mixer,
@@ -91,7 +115,7 @@ impl TensorRole {
     /// The part of a forward pass that reads it.
     pub const fn part(self) -> Part {
         match self {
-            Self::Embedding => Part::Input,
+            Self::Embedding | Self::InputEmbedding | Self::InputProjection | Self::InputNorm => Part::Input,
             Self::OutputNorm | Self::Output => Part::Output,
             Self::RopeFactors | Self::RopeFactorsLong => Part::Tables,
             Self::MixerNorm
@@ -121,7 +145,16 @@ impl TensorRole {
             | Self::SharedUp
             | Self::SharedDown
             | Self::SharedRouter
-            | Self::FeedForwardPostNorm => Part::FeedForward,
+            | Self::FeedForwardPostNorm
+            | Self::SharedNorm
+            | Self::SharedPostNorm
+            | Self::ExpertsPostNorm
+            | Self::RouterScale
+            | Self::DownScale
+            | Self::InputGate
+            | Self::InputOutput
+            | Self::InputPostNorm
+            | Self::OutputScale => Part::FeedForward,
         }
     }
 

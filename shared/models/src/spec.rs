@@ -48,6 +48,12 @@ pub struct LayerSpec {
     pub norms: Norms,
     /// Factor of what each half adds.
     pub residual_scale: f32,
+    /// Elements of the input that each token has for this layer alone, which is added behind both halves; 0 without it.
+    #[serde(default)]
+    pub input_length: usize,
+    /// Whether the result is multiplied by a factor of the layer.
+    #[serde(default)]
+    pub has_output_scale: bool,
 }
 
 /// The norms of a layer, by the names that files give them.
@@ -83,7 +89,14 @@ pub struct AttentionSpec {
     /// Newest positions that a token attends to, its own included; `None`: all.
     pub window: Option<usize>,
     /// The earlier layer whose keys and values it reads; `None`: it has its own.
+    #[serde(default)]
     pub keys_of: Option<u16>,
+    /// Whether the values are the keys before norm and rotation.
+    #[serde(default)]
+    pub values_are_keys: bool,
+    /// Whether each head of the values is divided by its root mean square.
+    #[serde(default)]
+    pub has_value_norm: bool,
     /// Whether each head has a score without a value, which takes a part of the weights.
     pub has_sinks: bool,
     /// Norms of the heads of queries and keys.
@@ -143,6 +156,10 @@ pub struct SharedSpec {
     pub columns: usize,
     /// Whether its output is multiplied by a sigmoid of the hidden state.
     pub is_weighted: bool,
+    /// Whether it is a branch of its own next to the experts: each has norms before and behind, and the router reads
+    /// the hidden state divided by its root mean square and multiplied by weights.
+    #[serde(default)]
+    pub is_branch: bool,
 }
 
 /// How a router chooses experts and weights them.
@@ -204,6 +221,9 @@ pub struct ExpertsSpec {
     pub router: RouterSpec,
     /// Whether the router and the experts have biases.
     pub has_biases: bool,
+    /// Whether gate and up are the rows of one tensor.
+    #[serde(default)]
+    pub is_fused: bool,
     /// The shared expert.
     pub shared: Option<SharedSpec>,
 }
@@ -280,6 +300,11 @@ impl FeedForward {
         }
     }
 
+    /// Whether the shared expert is a branch of its own.
+    pub fn has_branch(&self) -> bool {
+        self.experts().and_then(|experts| experts.shared.as_ref()).is_some_and(|shared| shared.is_branch)
+    }
+
     /// How it combines its two products.
     pub const fn activation(&self) -> Activation {
         match self {
@@ -333,6 +358,11 @@ impl ModelSpec {
     /// What a layer computes.
     pub fn layer(&self, index: usize) -> &LayerSpec {
         &self.kinds[usize::from(self.layers[index])]
+    }
+
+    /// Elements of the input that each token has for each layer; 0 without such inputs.
+    pub fn input_length(&self) -> usize {
+        self.kinds.first().map_or(0, |kind| kind.input_length)
     }
 
     /// The longest window of any layer; `None`: every layer attends to all positions.
@@ -391,6 +421,8 @@ impl ModelSpec {
                 rope.is_some_and(|rope| rope.dimension_count <= attention.head_length)
             })
             && within(feed_forward.columns(), FEED_FORWARD_LENGTH_MAX)
+            && layer.input_length == self.input_length()
+            && layer.input_length as u64 <= EMBEDDING_LENGTH_MAX
             && experts
     }
 }

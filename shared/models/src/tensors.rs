@@ -65,6 +65,8 @@ pub enum Share {
     Shared,
     /// Rows of the output matrix.
     Vocabulary,
+    /// The layers of the stage, each of so many rows.
+    Layers(usize),
 }
 
 impl TensorSpec {
@@ -102,6 +104,7 @@ impl ModelSpec {
             TensorSpec::matrix(Output, output, embedding, vocabulary, Cut::Rows(Share::Vocabulary)),
             TensorSpec::vector(OutputNorm, "output_norm.weight", embedding),
         ];
+        tensors.extend(self.input_tensors());
         for rope in &self.ropes {
             let factors: &[(TensorRole, &str)] = match rope.scaling {
                 Scaling::Long(_) => {
@@ -116,6 +119,23 @@ impl ModelSpec {
         tensors
     }
 
+    /// The tensors of the inputs that tokens have for each layer.
+    fn input_tensors(&self) -> Vec<TensorSpec> {
+        use TensorRole::{InputEmbedding, InputNorm, InputProjection};
+        let (length, embedding) = (self.input_length(), self.embedding_length);
+        if length == 0 {
+            return Vec::new();
+        }
+        let all = length * self.block_count();
+        let of_layers = Cut::Rows(Share::Layers(length));
+        let table = (InputEmbedding, "per_layer_token_embd.weight");
+        vec![
+            TensorSpec::matrix(table.0, table.1, all, self.vocabulary_length, Cut::OnDisk),
+            TensorSpec::matrix(InputProjection, "per_layer_model_proj.weight", embedding, all, of_layers),
+            TensorSpec::vector(InputNorm, "per_layer_proj_norm.weight", length),
+        ]
+    }
+
     /// The tensors of a layer.
     pub fn layer_tensors(&self, layer: usize) -> Vec<TensorSpec> {
         self.layer(layer).tensors(self.embedding_length)
@@ -124,6 +144,8 @@ impl ModelSpec {
 
 /// The name of the embedding in every family.
 pub(crate) const TOKEN_EMBEDDING: &str = "token_embd.weight";
+/// The name of the gates and ups of all experts in one tensor.
+pub(crate) const FUSED_EXPERTS: &str = "ffn_gate_up_exps.weight";
 /// The name of the divisors of rotation angles in every family.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
@@ -144,11 +166,33 @@ impl LayerSpec {
                 &[(MixerPostNorm, "post_attention_norm.weight"), (FeedForwardPostNorm, "post_ffw_norm.weight")]
             }
         };
-        let norms = norms.iter().map(|(role, name)| TensorSpec::vector(*role, name, embedding));
+        let has_branch = self.feed_forward.has_branch();
+        let norms = norms.iter().map(|(role, name)| match role {
+            FeedForwardNorm if has_branch => TensorSpec::vector(*role, "pre_ffw_norm_2.weight", embedding),
+            _ => TensorSpec::vector(*role, name, embedding),
+        });
         let mut tensors: Vec<TensorSpec> = norms.collect();
         tensors.extend(self.attention.tensors(embedding));
         tensors.extend(self.feed_forward.tensors(embedding));
+        tensors.extend(self.input_tensors(embedding));
+        if self.has_output_scale {
+            tensors.push(TensorSpec::vector(TensorRole::OutputScale, "layer_output_scale.weight", 1));
+        }
         tensors
+    }
+
+    /// The matrices for the token's input to this layer, whole on every rank: they are small.
+    fn input_tensors(&self, embedding: usize) -> Vec<TensorSpec> {
+        use TensorRole::{InputGate, InputOutput, InputPostNorm};
+        let length = self.input_length;
+        if length == 0 {
+            return Vec::new();
+        }
+        vec![
+            TensorSpec::matrix(InputGate, "inp_gate.weight", embedding, length, Cut::Whole),
+            TensorSpec::matrix(InputOutput, "proj.weight", length, embedding, Cut::Whole),
+            TensorSpec::vector(InputPostNorm, "post_norm.weight", embedding),
+        ]
     }
 }
 
@@ -186,7 +230,11 @@ impl AttentionSpec {
             (Key, KeyBias, ["attn_k.weight", "attn_k.bias"], queries, keys, of_kv),
             (Value, ValueBias, ["attn_v.weight", "attn_v.bias"], queries + keys, keys, of_kv),
         ];
-        let parts = if self.keys_of.is_some() { &all[..1] } else { &all };
+        let parts = match self.keys_of {
+            Some(_) => &all[..1],
+            None if self.values_are_keys => &all[..2],
+            None => &all,
+        };
         let tensors = parts.iter().flat_map(|(role, bias_role, [name, bias_name], first, count, share)| {
             let (first, count, share) = (*first, *count, *share);
             let weight = TensorSpec::matrix(*role, name, embedding, count, Cut::Rows(share));
@@ -240,10 +288,17 @@ impl ExpertsSpec {
             TensorSpec { dimensions: [columns, rows, count], ..one }
         };
         let router = TensorSpec::matrix(Router, "ffn_gate_inp.weight", embedding, count, Cut::Whole);
+        let mut gate = stack(Gate, "ffn_gate_exps.weight", embedding, columns, rows);
+        let mut up = stack(Up, "ffn_up_exps.weight", embedding, columns, rows);
+        if self.is_fused {
+            let fused = |first| Some(Fused { rows: 2 * columns, first });
+            gate = TensorSpec { name: FUSED_EXPERTS, fused: fused(0), ..gate };
+            up = TensorSpec { name: FUSED_EXPERTS, fused: fused(columns), ..up };
+        }
         let mut tensors = vec![
             TensorSpec { is_float: true, ..router },
-            stack(Gate, "ffn_gate_exps.weight", embedding, columns, rows),
-            stack(Up, "ffn_up_exps.weight", embedding, columns, rows),
+            gate,
+            up,
             stack(Down, "ffn_down_exps.weight", columns, embedding, inner),
         ];
         if self.router.has_selection_bias {
@@ -251,6 +306,10 @@ impl ExpertsSpec {
         }
         if let Some(shared) = &self.shared {
             tensors.extend(shared.tensors(embedding));
+            if shared.is_branch {
+                let scales = TensorSpec::vector(TensorRole::DownScale, "ffn_down_exps.scale", count);
+                tensors.push(TensorSpec { is_optional: true, ..scales });
+            }
         }
         if self.has_biases {
             let biases = |role, name, columns, cut| TensorSpec {
@@ -274,11 +333,24 @@ impl SharedSpec {
         use TensorRole::{SharedDown, SharedGate, SharedRouter, SharedUp};
         let columns = self.columns;
         let (rows, inner) = (Cut::Rows(Share::Shared), Cut::Columns(Share::Shared));
+        let [gate, up, down] = if self.is_branch {
+            ["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"]
+        } else {
+            ["ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"]
+        };
         let mut tensors = vec![
-            TensorSpec::matrix(SharedGate, "ffn_gate_shexp.weight", embedding, columns, rows),
-            TensorSpec::matrix(SharedUp, "ffn_up_shexp.weight", embedding, columns, rows),
-            TensorSpec::matrix(SharedDown, "ffn_down_shexp.weight", columns, embedding, inner),
+            TensorSpec::matrix(SharedGate, gate, embedding, columns, rows),
+            TensorSpec::matrix(SharedUp, up, embedding, columns, rows),
+            TensorSpec::matrix(SharedDown, down, columns, embedding, inner),
         ];
+        if self.is_branch {
+            tensors.extend([
+                TensorSpec::vector(TensorRole::SharedNorm, "ffn_norm.weight", embedding),
+                TensorSpec::vector(TensorRole::SharedPostNorm, "post_ffw_norm_1.weight", embedding),
+                TensorSpec::vector(TensorRole::ExpertsPostNorm, "post_ffw_norm_2.weight", embedding),
+                TensorSpec::vector(TensorRole::RouterScale, "ffn_gate_inp.scale", embedding),
+            ]);
+        }
         if self.is_weighted {
             tensors.push(TensorSpec::vector(SharedRouter, "ffn_gate_inp_shexp.weight", embedding));
         }

@@ -102,18 +102,19 @@ impl ShardPlan {
 
     /// Its part of a tensor outside the layers; `None` if it reads the rows from the file.
     pub fn part(&self, tensor: &TensorSpec) -> Option<TensorPart> {
-        part(tensor, &LayerCut::default(), &self.vocabulary)
+        part(tensor, &LayerCut::default(), (&self.vocabulary, &self.layers))
     }
 }
 
 impl LayerCut {
     /// Its part of a layer's tensor; `None` if it reads the rows from the file.
     pub fn part(&self, tensor: &TensorSpec) -> Option<TensorPart> {
-        part(tensor, self, &(0..0))
+        part(tensor, self, (&(0..0), &(0..0)))
     }
 }
 
-fn part(tensor: &TensorSpec, cut: &LayerCut, vocabulary: &Range<usize>) -> Option<TensorPart> {
+fn part(tensor: &TensorSpec, cut: &LayerCut, outside: (&Range<usize>, &Range<usize>)) -> Option<TensorPart> {
+    let (vocabulary, layers) = outside;
     let [columns, rows, _] = tensor.dimensions;
     let of = |share: Share| match share {
         Share::Heads(length) => cut.heads.start * length..cut.heads.end * length,
@@ -121,6 +122,7 @@ fn part(tensor: &TensorSpec, cut: &LayerCut, vocabulary: &Range<usize>) -> Optio
         Share::FeedForward => cut.columns.clone(),
         Share::Shared => cut.shared.clone(),
         Share::Vocabulary => vocabulary.clone(),
+        Share::Layers(length) => layers.start * length..layers.end * length,
     };
     match tensor.cut {
         Cut::OnDisk => None,
@@ -240,6 +242,8 @@ mod tests {
             score_cap: None,
             window: None,
             keys_of: None,
+            values_are_keys: false,
+            has_value_norm: false,
             has_sinks: false,
             head_norms: HeadNorms::None,
             is_fused: false,
@@ -248,7 +252,8 @@ mod tests {
         };
         let dense = DenseSpec { columns, activation: Activation::Silu, is_fused: false };
         let (feed_forward, norms) = (FeedForward::Dense(dense), Norms::Before);
-        let layer = LayerSpec { attention, feed_forward, norms, residual_scale: 1.0 };
+        let layer =
+            LayerSpec { attention, feed_forward, norms, residual_scale: 1.0, input_length: 0, has_output_scale: false };
         let spec = ModelSpec {
             architecture: "llama".into(),
             name: String::new(),

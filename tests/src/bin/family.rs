@@ -51,6 +51,9 @@ enum Command {
     Make {
         /// The folder
         folder: PathBuf,
+        /// Only models whose names begin with this
+        #[arg(long, default_value = "", value_name = "TEXT")]
+        only: String,
     },
     /// Compare with the logits and ids of llama.cpp in the folder (NAME.logits.f32, NAME.ids.u32)
     Compare {
@@ -59,6 +62,9 @@ enum Command {
         /// Write the last logits of the unquantised files here
         #[arg(long, value_name = "FOLDER")]
         keep: Option<PathBuf>,
+        /// Only models whose names begin with this
+        #[arg(long, default_value = "", value_name = "TEXT")]
+        only: String,
     },
     /// Change random bytes of every model's keys and table of tensors: each mutant loads or is refused
     Mutants {
@@ -79,14 +85,16 @@ struct Case {
     model: FamilyModel,
 }
 
-fn cases() -> Vec<Case> {
+/// The models whose names begin with `only`.
+fn cases(only: &str) -> Vec<Case> {
     let formats = [
         ("f32", BlockFormat::F32, None),
         ("q8_0", BlockFormat::Q8_0, None),
         ("q4_k_m", BlockFormat::Q4K, Some(BlockFormat::Q6K)),
         ("mxfp4", BlockFormat::Mxfp4, None),
     ];
-    let all = shapes().into_iter().flat_map(|(name, model)| {
+    let wanted = shapes().into_iter().filter(|(name, _)| name.starts_with(only));
+    let all = wanted.flat_map(|(name, model)| {
         formats.map(|(format_name, format, finer_format)| Case {
             name: format!("{name}-{format_name}"),
             model: FamilyModel { format, finer_format, ..model.clone() },
@@ -102,18 +110,18 @@ fn tokens() -> Vec<u32> {
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
-        Command::Make { folder } => make(&folder),
-        Command::Compare { folder, keep } => compare(&folder, keep.as_deref()),
+        Command::Make { folder, only } => make(&folder, &only),
+        Command::Compare { folder, keep, only } => compare(&folder, keep.as_deref(), &only),
         Command::Check { folder } => check(&folder),
         Command::Mutants { count } => mutants(count),
     }
 }
 
-fn make(folder: &Path) -> anyhow::Result<()> {
+fn make(folder: &Path, only: &str) -> anyhow::Result<()> {
     fs::create_dir_all(folder)?;
     let text = tokens().iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
     fs::write(folder.join("tokens.txt"), format!("{text}\n{GREEDY}\n"))?;
-    for Case { name, model } in cases() {
+    for Case { name, model } in cases(only) {
         fs::write(folder.join(format!("{name}.gguf")), model.bytes())?;
     }
     Ok(())
@@ -138,9 +146,9 @@ fn largest(logits: &[f32]) -> f32 {
     logits.iter().copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-fn compare(folder: &Path, keep: Option<&Path>) -> anyhow::Result<()> {
+fn compare(folder: &Path, keep: Option<&Path>, only: &str) -> anyhow::Result<()> {
     let mut failures = 0;
-    for Case { name, model } in cases() {
+    for Case { name, model } in cases(only) {
         let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()])?);
         let spec = models::read(&file)?;
         let has_experts = spec.kinds.iter().any(|kind| kind.feed_forward.experts().is_some());
@@ -181,7 +189,7 @@ fn compare(folder: &Path, keep: Option<&Path>) -> anyhow::Result<()> {
 
 fn check(folder: &Path) -> anyhow::Result<()> {
     let mut failures = 0;
-    for Case { name, model } in cases().into_iter().filter(|case| case.model.format == BlockFormat::F32) {
+    for Case { name, model } in cases("").into_iter().filter(|case| case.model.format == BlockFormat::F32) {
         let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()])?);
         let vocabulary = models::read(&file)?.vocabulary_length;
         let theirs = rows(&folder.join(format!("{name}.logits.f32")), vocabulary)?;

@@ -69,6 +69,8 @@ pub struct Scratch {
     pub gate: Vec<f32>,
     /// `[token, columns]`
     pub up: Vec<f32>,
+    /// `[token, layer of the stage, input_length]`: the inputs of tokens for each layer.
+    pub(super) inputs: Vec<f32>,
     /// Buffers of the experts.
     pub routing: Routing,
     /// `[token, embedding_length]`: this rank's contribution to the hidden state.

@@ -11,26 +11,36 @@ use super::{
 };
 use crate::model::batch::Routing;
 
-/// `hidden -> scratch.partial`: this rank's columns of the chosen experts, both `[token, embedding_length]`.
+/// `hidden -> scratch.partial`: this rank's columns of the chosen experts, both `[token, embedding_length]`. Behind them
+/// in `partial` are those of a branch next to the experts, if there is one.
 pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32], epsilon: f32, scratch: &mut Scratch) {
+    let branch = layer.shared.as_ref().and_then(|shared| shared.branch.as_ref());
+    scratch.partial.clear();
+    scratch.partial.resize(hidden.len() * if branch.is_some() { 2 } else { 1 }, 0.0);
     let Scratch { normed, activations, routing, partial, gate, up, summed, .. } = scratch;
-    partial.fill(0.0);
     let columns = layer.gate.rows;
     let shared = layer.shared.as_ref().filter(|shared| shared.gate.rows > 0);
     if columns == 0 && layer.down_bias.is_empty() && shared.is_none() {
         return;
     }
     let weight = &layer.feed_forward_norm;
-    normed.resize(hidden.len(), 0.0);
-    // Not the kernel table's norm: ranks with other kernels must choose the same experts (see `route`).
-    compute.pool.chunks(normed, weight.len(), |token, out| {
-        (Kernels::SCALAR.rms_norm)(&hidden[token * weight.len()..][..weight.len()], weight, epsilon, out);
-    });
+    let combine = combination(compute.kernels, layer.spec.feed_forward.activation());
     if let Some(shared) = shared {
-        shared_expert(compute, shared, normed, activations, [gate, up, summed]);
-        partial.iter_mut().zip(summed).for_each(|(sum, own)| *sum += *own);
+        let before = branch.map_or(weight, |branch| &branch.before);
+        same_norm(compute, hidden, before, epsilon, normed);
+        shared_expert(compute, shared, combine, normed, activations, [gate, up, summed]);
+        let begin = if branch.is_some() { hidden.len() } else { 0 };
+        partial[begin..].iter_mut().zip(summed).for_each(|(sum, own)| *sum += *own);
     }
-    route(compute, router, normed, activations, routing);
+    if !router.norm.is_empty() {
+        same_norm(compute, hidden, &router.norm, epsilon, normed);
+        route(compute, router, normed, activations, routing);
+    }
+    same_norm(compute, hidden, weight, epsilon, normed);
+    if router.norm.is_empty() {
+        route(compute, router, normed, activations, routing);
+    }
+    let partial = &mut partial[..hidden.len()];
     add_biases(&layer.down_bias, weight.len(), &routing.choices, router.used_count, partial);
     if columns == 0 {
         return;
@@ -39,17 +49,26 @@ pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32]
     activations.load(compute, groups, normed, weight.len(), RowsOf::Tokens, wanted_by(&[&layer.gate, &layer.up]));
     inner.resize(groups.rows() * columns, 0.0);
     let [gate_bias, up_bias] = &layer.inner_biases;
-    let combine = combination(compute.kernels, layer.spec.feed_forward.activation());
     let gating = Gating { combine, biases: [gate_bias, up_bias] };
     gated(compute, [layer.gate.stack(), layer.up.stack()], gating, groups, activations, inner);
     activations.load(compute, groups, inner, columns, RowsOf::Groups, layer.down.wanted());
     weighted_sums(compute, layer.down.stack(), groups, activations, partial);
 }
 
+/// Norms of each token, not with the kernel table's norm: the hidden state has the same bits on ranks with other
+/// kernels, and they choose the same experts (see `route`).
+pub(super) fn same_norm(compute: &Compute, hidden: &[f32], weight: &[f32], epsilon: f32, out: &mut Vec<f32>) {
+    out.resize(hidden.len(), 0.0);
+    compute.pool.chunks(out, weight.len(), |token, out| {
+        (Kernels::SCALAR.rms_norm)(&hidden[token * weight.len()..][..weight.len()], weight, epsilon, out);
+    });
+}
+
 /// `normed -> out`: this rank's columns of the shared expert. `[gate, up, out]` are scratch and result.
 fn shared_expert(
     compute: &Compute,
     shared: &SharedExpert,
+    combine: fn(&mut [f32], &[f32]),
     normed: &[f32],
     activations: &mut Activations,
     [gate, up, out]: [&mut Vec<f32>; 3],
@@ -61,7 +80,7 @@ fn shared_expert(
     up.resize(tokens * columns, 0.0);
     matmuls(compute, [shared.gate.view(), shared.up.view()], activations, [gate, up]);
     compute.pool.chunks(gate, columns, |token, gate| {
-        (compute.kernels.silu_multiply)(gate, &up[token * columns..][..columns]);
+        combine(gate, &up[token * columns..][..columns]);
     });
     activations.load(compute, gate, columns, shared.down.wanted());
     out.resize(normed.len(), 0.0);
@@ -106,6 +125,9 @@ fn route(compute: &Compute, router: &Router, normed: &[f32], activations: &mut A
         let logits = &logits[token * matrix.rows..][..matrix.rows];
         if router.is_plain() { choose(logits, choices) } else { choose_by(router, logits, choices) }
     });
+    if !router.output_scales.is_empty() {
+        choices.iter_mut().for_each(|choice| choice.weight *= router.output_scales[choice.matrix]);
+    }
     groups.load(choices, *used_count, matrix.rows);
 }
 

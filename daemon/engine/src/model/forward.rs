@@ -11,7 +11,7 @@ use topology::LayerCut;
 
 use super::{
     attention::{Heads, Queries, attend},
-    experts::experts,
+    experts::{experts, same_norm},
     feed_forward::feed_forward,
     kv_cache::{KvCache, Place},
     pace::Pace,
@@ -154,8 +154,7 @@ impl Model {
         if self.shard.plan.is_first_stage() {
             self.embed(batch)?;
         }
-        let length = self.shard.spec.embedding_length;
-        self.scratch.partial.resize(batch.tokens.len() * length, 0.0);
+        self.load_inputs(batch)?;
         for rope in &mut self.ropes {
             rope.load(batch.tokens.iter().map(|token| token.position));
         }
@@ -166,6 +165,7 @@ impl Model {
             self.add_up(index, layer, SyncKind::Attention, collective)?;
             self.feed_forward(batch, index);
             self.add_up(index, layer, SyncKind::FeedForward, collective)?;
+            self.add_input(index);
         }
         self.logits.clear();
         if self.shard.plan.is_last_stage(&self.shard.spec) {
@@ -207,15 +207,50 @@ impl Model {
     fn embed(&mut self, batch: Batch<'_>) -> Result<(), ForwardError> {
         let length = self.shard.spec.embedding_length;
         self.hidden.resize(batch.tokens.len() * length, 0.0);
-        for (entry, hidden) in batch.tokens.iter().zip(self.hidden.chunks_exact_mut(length)) {
-            let token = entry.token;
-            self.shard.embed(token, hidden).map_err(|source| ForwardError::Embedding { token, source })?;
-            let scale = self.shard.spec.embedding_scale;
-            if scale != 1.0 {
-                hidden.iter_mut().for_each(|value| *value *= scale);
-            }
+        embed(&mut self.shard, batch, &mut self.hidden)
+    }
+
+    /// The inputs that the step's tokens have for each layer, if they have any.
+    fn load_inputs(&mut self, batch: Batch<'_>) -> Result<(), ForwardError> {
+        if !self.shard.has_inputs() {
+            return Ok(());
         }
-        Ok(())
+        let Scratch { activations, inputs, summed, .. } = &mut self.scratch;
+        let embeddings = if self.shard.plan.is_first_stage() {
+            &self.hidden
+        } else {
+            summed.resize(batch.tokens.len() * self.shard.spec.embedding_length, 0.0);
+            embed(&mut self.shard, batch, summed)?;
+            summed
+        };
+        let loaded = self.shard.layer_inputs(&self.compute, batch, embeddings, activations, inputs);
+        loaded.map_err(|(token, source)| ForwardError::Embedding { token, source })
+    }
+
+    /// Adds the tokens' inputs for this layer to the hidden state, and scales the result.
+    fn add_input(&mut self, index: usize) {
+        let layer = &self.shard.layers[index];
+        let length = self.shard.spec.embedding_length;
+        let Scratch { normed, activations, gate, summed, inputs, .. } = &mut self.scratch;
+        if let Some(input) = &layer.input {
+            let columns = input.gate.rows;
+            let tokens = self.hidden.len() / length;
+            activations.load(&self.compute, &self.hidden, length, input.gate.wanted());
+            gate.resize(tokens * columns, 0.0);
+            matmul(&self.compute, input.gate.view(), activations, gate);
+            let of_token = inputs.len() / tokens;
+            for (token, gate) in gate.chunks_exact_mut(columns).enumerate() {
+                (Kernels::SCALAR.gelu_multiply)(gate, &inputs[token * of_token + index * columns..][..columns]);
+            }
+            activations.load(&self.compute, gate, columns, input.output.wanted());
+            summed.resize(self.hidden.len(), 0.0);
+            matmul(&self.compute, input.output.view(), activations, summed);
+            same_norm(&self.compute, summed, &input.norm, self.shard.spec.norm_epsilon, normed);
+            self.hidden.iter_mut().zip(normed).for_each(|(hidden, value)| *hidden += *value);
+        }
+        if let Some(scale) = layer.output_scale {
+            self.hidden.iter_mut().for_each(|hidden| *hidden *= scale);
+        }
     }
 
     /// `hidden -> partial`: the attention of this rank's heads.
@@ -228,7 +263,8 @@ impl Model {
             self.shard.spec.norm_epsilon,
             &mut self.scratch.normed,
         );
-        self.scratch.partial.fill(0.0);
+        self.scratch.partial.clear();
+        self.scratch.partial.resize(self.hidden.len(), 0.0);
         if !self.cut(index).heads.is_empty() {
             self.project(batch, index);
             self.store(batch, index);
@@ -259,31 +295,25 @@ impl Model {
     fn project(&mut self, batch: Batch<'_>, index: usize) {
         let (spec, layer) = (&self.shard.spec, &self.shard.layers[index]);
         let AttentionSpec { head_length, rope, scale, head_norms, temperature, .. } = layer.spec.attention;
-        let Scratch { normed, activations, query, key, value, .. } = &mut self.scratch;
-        let matrices = [&layer.query, &layer.key, &layer.value];
-        activations.load(&self.compute, normed, spec.embedding_length, wanted_by(&matrices));
-        let tokens = batch.tokens.len();
-        for (matrix, out) in matrices.into_iter().zip([&mut *query, key, value]) {
-            out.resize(tokens * matrix.rows, 0.0);
-        }
-        matmuls(&self.compute, matrices.map(Matrix::view), activations, [query, key, value]);
+        project_all(&self.compute, layer, batch.tokens.len(), &mut self.scratch);
+        let Scratch { query, key, value, .. } = &mut self.scratch;
         for (out, bias) in [&mut *query, key, value].into_iter().zip(&layer.biases) {
             if !bias.is_empty() {
                 out.chunks_exact_mut(bias.len()).for_each(|row| (self.compute.kernels.add)(row, bias));
             }
         }
+        if !layer.value_norm.is_empty() {
+            let heads = value.chunks_exact_mut(head_length);
+            heads.for_each(|head| norm_head(&self.compute, &layer.value_norm, spec.norm_epsilon, head));
+        }
         for (rows, head_norm, scale, temperature) in
             [(query, &layer.head_norms[0], scale, temperature), (key, &layer.head_norms[1], 1.0, None)]
         {
             let per_token = rows.len() / batch.tokens.len();
-            for (token, row) in rows.chunks_exact_mut(per_token).enumerate() {
+            for (token, row) in rows.chunks_exact_mut(per_token.max(1)).enumerate() {
                 let scale = scale * temperature.map_or(1.0, |own| growth(own, batch.tokens[token].position));
                 for head in row.chunks_exact_mut(head_length) {
-                    let norm = |head: &mut [f32]| {
-                        let before = head_copy(head);
-                        let before = &before[..head.len()];
-                        (self.compute.kernels.rms_norm)(before, head_norm, spec.norm_epsilon, head);
-                    };
+                    let norm = |head: &mut [f32]| norm_head(&self.compute, head_norm, spec.norm_epsilon, head);
                     if head_norms == HeadNorms::BeforeRotation {
                         norm(head);
                     }
@@ -303,6 +333,9 @@ impl Model {
 
     /// Stores the step's keys and values in the cache.
     fn store(&mut self, batch: Batch<'_>, index: usize) {
+        if self.cache.layer(index).is_shared {
+            return;
+        }
         let heads = self.cut(index).heads_kv.len();
         let length = self.shard.layers[index].spec.attention.head_length;
         let Scratch { key, value, .. } = &self.scratch;
@@ -343,6 +376,8 @@ impl Model {
         if scale != 1.0 {
             partial.iter_mut().for_each(|value| *value *= scale);
         }
+        let branch = weights.shared.as_ref().and_then(|shared| shared.branch.as_ref());
+        let branch = branch.filter(|_| kind == SyncKind::FeedForward);
         let weight = match kind {
             SyncKind::Attention => &weights.attention_post_norm,
             SyncKind::FeedForward => &weights.feed_forward_post_norm,
@@ -354,11 +389,16 @@ impl Model {
         summed.resize(partial.len(), 0.0);
         collective.all_reduce(layer, kind, partial, summed)?;
         let epsilon = self.shard.spec.norm_epsilon;
-        normed.resize(summed.len(), 0.0);
-        // Not the kernel table's norm: the hidden state has the same bits on ranks with other kernels.
-        self.compute.pool.chunks(normed, weight.len(), |token, out| {
-            (Kernels::SCALAR.rms_norm)(&summed[token * weight.len()..][..weight.len()], weight, epsilon, out);
-        });
+        if let Some(branch) = branch {
+            // The experts and the branch next to them have norms of their own before the norm of both.
+            let (experts, own) = summed.split_at(self.hidden.len());
+            same_norm(&self.compute, own, &branch.behind, epsilon, partial);
+            same_norm(&self.compute, experts, &branch.behind_experts, epsilon, normed);
+            partial.iter_mut().zip(&*normed).for_each(|(sum, experts)| *sum += *experts);
+            summed.clear();
+            summed.extend_from_slice(partial);
+        }
+        same_norm(&self.compute, summed, weight, epsilon, normed);
         self.hidden.iter_mut().zip(normed).for_each(|(hidden, value)| *hidden += *value);
         Ok(())
     }
@@ -414,6 +454,53 @@ fn norm(compute: &Compute, hidden: &[f32], weight: &[f32], epsilon: f32, out: &m
         let row = &hidden[token * weight.len()..][..weight.len()];
         (compute.kernels.rms_norm)(row, weight, epsilon, out);
     });
+}
+
+/// The scaled embeddings of a step's tokens, `[token, embedding_length]`.
+fn embed(shard: &mut Shard, batch: Batch<'_>, out: &mut [f32]) -> Result<(), ForwardError> {
+    let (length, scale) = (shard.spec.embedding_length, shard.spec.embedding_scale);
+    for (entry, hidden) in batch.tokens.iter().zip(out.chunks_exact_mut(length)) {
+        let token = entry.token;
+        shard.embed(token, hidden).map_err(|source| ForwardError::Embedding { token, source })?;
+        if scale != 1.0 {
+            hidden.iter_mut().for_each(|value| *value *= scale);
+        }
+    }
+    Ok(())
+}
+
+/// `normed -> query, key, value`: the products with the layer's matrices; no keys and values if it reads those of
+/// another layer.
+fn project_all(compute: &Compute, layer: &Layer, tokens: usize, scratch: &mut Scratch) {
+    let Scratch { normed, activations, query, key, value, .. } = scratch;
+    let length = normed.len() / tokens;
+    query.resize(tokens * layer.query.rows, 0.0);
+    for (matrix, out) in [&layer.key, &layer.value].into_iter().zip([&mut *key, value]) {
+        out.resize(tokens * matrix.as_ref().map_or(0, |matrix| matrix.rows), 0.0);
+    }
+    match (&layer.key, &layer.value) {
+        (Some(keys), Some(values)) => {
+            let matrices = [&layer.query, keys, values];
+            activations.load(compute, normed, length, wanted_by(&matrices));
+            matmuls(compute, matrices.map(Matrix::view), activations, [query, key, value]);
+        }
+        (Some(keys), None) => {
+            let matrices = [&layer.query, keys];
+            activations.load(compute, normed, length, wanted_by(&matrices));
+            matmuls(compute, matrices.map(Matrix::view), activations, [query, key]);
+            value.clone_from(key);
+        }
+        (None, _) => {
+            activations.load(compute, normed, length, layer.query.wanted());
+            matmul(compute, layer.query.view(), activations, query);
+        }
+    }
+}
+
+/// Norms a head in place.
+fn norm_head(compute: &Compute, weight: &[f32], epsilon: f32, head: &mut [f32]) {
+    let before = head_copy(head);
+    (compute.kernels.rms_norm)(&before[..head.len()], weight, epsilon, head);
 }
 
 /// Copies a head to the stack, because the norm's input and output may not overlap.

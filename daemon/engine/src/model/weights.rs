@@ -3,11 +3,12 @@
 use std::{io, ops::Range, sync::Arc};
 
 use gguf::{BlockFormat, GgufFile, Stamp};
-use kernels::{Kernels, MatrixPanels, MatrixStack, Wanted};
+use kernels::{Activations, Compute, Kernels, MatrixPanels, MatrixStack, Wanted, matmul};
 use models::{LayerSpec, ModelSpec, RouterSpec, Scores, TensorRole};
 use topology::ShardPlan;
 
 use super::{
+    batch::Batch,
     packed::{Cached, Key},
     region::Region,
     slices::{Slices, TensorSlice},
@@ -87,14 +88,17 @@ pub struct Layer {
     pub attention_norm: Vec<f32>,
     /// Query rows of this rank's heads `[heads * head_length, embedding_length]`.
     pub query: Matrix,
-    /// Key rows of this rank's KV heads `[kv_heads * head_length, embedding_length]`.
-    pub key: Matrix,
-    /// Value rows of this rank's KV heads, as many as key rows.
-    pub value: Matrix,
+    /// Key rows of this rank's KV heads `[kv_heads * head_length, embedding_length]`; `None` if it reads the keys of an
+    /// earlier layer.
+    pub key: Option<Matrix>,
+    /// Value rows of this rank's KV heads, as many as key rows; `None` if the values are the keys.
+    pub value: Option<Matrix>,
     /// Biases of query, key and value; empty if the model has none.
     pub biases: [Vec<f32>; 3],
     /// `[head_length]` norms of each head of query and key; empty if the model has none.
     pub head_norms: [Vec<f32>; 2],
+    /// `[head_length]` ones, for the norm of each head of the values; empty if the model has none.
+    pub value_norm: Vec<f32>,
     /// `[heads]` scores without a value; empty if the model has none.
     pub sinks: Vec<f32>,
     /// `[embedding_length, heads * head_length]`
@@ -121,6 +125,21 @@ pub struct Layer {
     pub down_bias: Vec<f32>,
     /// `[embedding_length]` of the norm behind the feed-forward network; empty if the model has none.
     pub feed_forward_post_norm: Vec<f32>,
+    /// The matrices for the token's own input to the layer.
+    pub input: Option<LayerInput>,
+    /// Factor of the layer's result.
+    pub output_scale: Option<f32>,
+}
+
+/// What a layer does with the input that a token has for it alone. Every rank has all of it.
+#[derive(Debug)]
+pub struct LayerInput {
+    /// `[input_length, embedding_length]`
+    pub gate: Matrix,
+    /// `[embedding_length, input_length]`
+    pub output: Matrix,
+    /// `[embedding_length]` of the norm behind it.
+    pub norm: Vec<f32>,
 }
 
 /// The shared expert: every token uses it.
@@ -134,6 +153,19 @@ pub struct SharedExpert {
     pub down: Matrix,
     /// `[embedding_length]`: the sigmoid of its product with the hidden state weights the output; empty without it.
     pub router: Vec<f32>,
+    /// The norms of a branch of its own.
+    pub branch: Option<BranchNorms>,
+}
+
+/// Weights of the norms of a network next to experts, each `[embedding_length]`.
+#[derive(Debug)]
+pub struct BranchNorms {
+    /// Before the network.
+    pub before: Vec<f32>,
+    /// Behind the network.
+    pub behind: Vec<f32>,
+    /// Behind the experts.
+    pub behind_experts: Vec<f32>,
 }
 
 /// Chooses the experts of a token. Every rank has the whole router.
@@ -145,6 +177,10 @@ pub struct Router {
     pub bias: Vec<f32>,
     /// `[expert_count]`, added to the scores for the choice alone; empty if the model has none.
     pub selection_bias: Vec<f32>,
+    /// Weights of the norm of what it reads `[embedding_length]`; empty if it reads what the experts read.
+    pub norm: Vec<f32>,
+    /// Factors of the experts' outputs `[expert_count]`; empty if the model has none.
+    pub output_scales: Vec<f32>,
     /// How it chooses.
     pub spec: RouterSpec,
     /// Experts per token.
@@ -163,33 +199,49 @@ impl Layer {
     /// The weights of a layer, numbered in the whole model.
     fn of(layer: usize, spec: &ModelSpec, slices: &Slices, region: &Arc<Region>) -> Result<Self, LoadError> {
         use TensorRole::{GateBias, Key, KeyBias, KeyNorm, Query, QueryBias, QueryNorm, UpBias, Value, ValueBias};
+        let optional_matrix = |role| slices.find((Some(layer), role)).map(|slice| Matrix::new(slice, region));
         let matrix = |role| slices.get((Some(layer), role)).map(|slice| Matrix::new(slice, region));
         let optional = |role| {
             let slice = slices.find((Some(layer), role));
             slice.map(|slice| slice.floats(region.bytes())).unwrap_or_default()
         };
-        let found = spec.layer(layer);
+        let (found, root) = (spec.layer(layer), (spec.embedding_length as f32).sqrt());
         let router = found.feed_forward.experts().map(|experts| {
             let (bias, selection_bias) = (optional(TensorRole::RouterBias), optional(TensorRole::SelectionBias));
             let (spec, used_count) = (experts.router.clone(), experts.used_count);
-            matrix(TensorRole::Router).map(|matrix| Router { matrix, bias, selection_bias, spec, used_count })
+            let norm = optional(TensorRole::RouterScale).iter().map(|weight| weight / root).collect();
+            let output_scales = optional(TensorRole::DownScale);
+            let router = |matrix| Router { matrix, bias, selection_bias, norm, output_scales, spec, used_count };
+            matrix(TensorRole::Router).map(router)
         });
-        let shared = found.feed_forward.experts().and_then(|experts| experts.shared.as_ref()).map(|_| {
+        let shared = found.feed_forward.experts().and_then(|experts| experts.shared.as_ref()).map(|shared| {
+            let branch = shared.is_branch.then(|| BranchNorms {
+                before: optional(TensorRole::SharedNorm),
+                behind: optional(TensorRole::SharedPostNorm),
+                behind_experts: optional(TensorRole::ExpertsPostNorm),
+            });
             Ok(SharedExpert {
+                branch,
                 gate: matrix(TensorRole::SharedGate)?,
                 up: matrix(TensorRole::SharedUp)?,
                 down: matrix(TensorRole::SharedDown)?,
                 router: optional(TensorRole::SharedRouter),
             })
         });
+        let input = (found.input_length > 0).then(|| {
+            let (gate, output) = (matrix(TensorRole::InputGate)?, matrix(TensorRole::InputOutput)?);
+            Ok(LayerInput { gate, output, norm: optional(TensorRole::InputPostNorm) })
+        });
+        let attention = &found.attention;
         Ok(Self {
             spec: found.clone(),
             attention_norm: optional(TensorRole::MixerNorm),
             query: matrix(Query)?,
-            key: matrix(Key)?,
-            value: matrix(Value)?,
+            key: optional_matrix(Key),
+            value: optional_matrix(Value),
             biases: [QueryBias, KeyBias, ValueBias].map(optional),
             head_norms: [QueryNorm, KeyNorm].map(optional),
+            value_norm: vec![1.0; if attention.has_value_norm { attention.head_length } else { 0 }],
             sinks: optional(TensorRole::Sinks),
             attention_output: matrix(TensorRole::AttentionOutput)?,
             attention_output_bias: optional(TensorRole::AttentionOutputBias),
@@ -203,15 +255,18 @@ impl Layer {
             inner_biases: [GateBias, UpBias].map(optional),
             down_bias: optional(TensorRole::DownBias),
             feed_forward_post_norm: optional(TensorRole::FeedForwardPostNorm),
+            input: input.transpose()?,
+            output_scale: optional(TensorRole::OutputScale).first().copied(),
         })
     }
 
     /// The matrices with the number of columns, and with how many of its matrices each token is multiplied.
     pub fn matrices(&self) -> impl Iterator<Item = (&Matrix, usize)> {
         let used = self.router.as_ref().map_or(1, |router| router.used_count);
-        let attention = [&self.query, &self.key, &self.value, &self.attention_output];
+        let attention = [Some(&self.query), self.key.as_ref(), self.value.as_ref(), Some(&self.attention_output)];
         let router = self.router.as_ref().map(|router| &router.matrix);
-        let all = attention.into_iter().chain(router).map(|matrix| (matrix, 1));
+        let input = self.input.iter().flat_map(|input| [&input.gate, &input.output]);
+        let all = attention.into_iter().flatten().chain(router).chain(input).map(|matrix| (matrix, 1));
         let shared = self.shared.as_ref().map(|shared| [&shared.gate, &shared.up, &shared.down]);
         let all = all.chain(shared.into_iter().flatten().map(|matrix| (matrix, 1)));
         all.chain([&self.gate, &self.up, &self.down].map(|matrix| (matrix, used)))
@@ -236,6 +291,21 @@ pub struct Shard {
     /// Divisors of rotation angles in long contexts, if the file has them.
     pub rope_factors_long: Option<Vec<f32>>,
     embedding: Embedding,
+    /// The inputs that tokens have for each layer.
+    inputs: Option<LayerInputs>,
+}
+
+/// The inputs that tokens have for each layer: rows of a table in the file, and products with the embedding.
+#[derive(Debug)]
+struct LayerInputs {
+    /// `[layers of the stage * input_length, embedding_length]`
+    projection: Matrix,
+    /// `[input_length]` of the norm of those products.
+    norm: Vec<f32>,
+    /// `[vocabulary, layers * input_length]`
+    table: Embedding,
+    /// A row of it.
+    row: Vec<f32>,
 }
 
 /// `[vocabulary, embedding_length]`: rows are read from the file one at a time and not kept.
@@ -248,6 +318,28 @@ struct Embedding {
     row: Vec<u8>,
     /// Stamp of the file when it was hashed: rows of a changed file are never used.
     stamp: Option<Stamp>,
+}
+
+impl Embedding {
+    fn new(file: &Arc<GgufFile>, name: &str) -> Result<Self, LoadError> {
+        let tensor = file.tensor(name).ok_or_else(|| LoadError::Missing(name.into()))?;
+        let (format, split, offset) = (tensor.format, tensor.split, tensor.offset);
+        Ok(Self { file: Arc::clone(file), format, split, offset, row: vec![0; tensor.row_bytes()], stamp: None })
+    }
+
+    /// Reads a token's row.
+    fn read(&mut self, token: u32, out: &mut [f32]) -> io::Result<()> {
+        let Self { file, format, split, offset, row, stamp } = self;
+        file.read(*split, *offset + token as usize * row.len(), row)?;
+        // Checked after the read: a write changes the file's times before its bytes.
+        if stamp.is_some() && file.stamp(*split)? != *stamp {
+            return Err(io::Error::other(
+                "the model file changed while in use; it is hashed again before it is used again",
+            ));
+        }
+        Kernels::SCALAR.dequantise_row(*format, row, out);
+        Ok(())
+    }
 }
 
 /// Where a shard is loaded from, and how.
@@ -311,8 +403,9 @@ impl Shard {
             folder.write(key(&cached), Arc::clone(&region));
         }
         let mut shard = Self::of_region(file, spec, plan, &slices, &region)?;
-        let split = shard.embedding.split;
-        shard.embedding.stamp = cache.and_then(|cached| cached.content.stamps.get(split).copied());
+        for table in [&mut shard.embedding].into_iter().chain(shard.inputs.iter_mut().map(|inputs| &mut inputs.table)) {
+            table.stamp = cache.and_then(|cached| cached.content.stamps.get(table.split).copied());
+        }
         Ok(shard)
     }
 
@@ -325,8 +418,16 @@ impl Shard {
     ) -> Result<Self, LoadError> {
         let layers = plan.layers.clone().map(|layer| Layer::of(layer, spec, slices, region));
         let layers = layers.collect::<Result<Vec<_>, LoadError>>()?;
-        let embedding = file.tensor("token_embd.weight");
-        let embedding = embedding.ok_or_else(|| LoadError::Missing("token_embd.weight".into()))?;
+        let table = |role| {
+            let tensor = spec.tensors().into_iter().find(|tensor| tensor.role == role);
+            tensor.map(|tensor| Embedding::new(file, tensor.name)).transpose()
+        };
+        let embedding = table(TensorRole::Embedding)?.ok_or_else(|| LoadError::Missing("token_embd.weight".into()))?;
+        let inputs = table(TensorRole::InputEmbedding)?.map(|table| {
+            let projection = Matrix::new(slices.get((None, TensorRole::InputProjection))?, region);
+            let norm = slices.get((None, TensorRole::InputNorm))?.floats(region.bytes());
+            Ok(LayerInputs { projection, norm, table, row: vec![0.0; spec.input_length() * spec.block_count()] })
+        });
         let factors = |role| slices.find((None, role)).map(|slice| slice.floats(region.bytes()));
         Ok(Self {
             spec: spec.clone(),
@@ -336,14 +437,8 @@ impl Shard {
             output: Matrix::new(slices.get((None, TensorRole::Output))?, region),
             rope_factors: factors(TensorRole::RopeFactors),
             rope_factors_long: factors(TensorRole::RopeFactorsLong),
-            embedding: Embedding {
-                file: Arc::clone(file),
-                format: embedding.format,
-                split: embedding.split,
-                offset: embedding.offset,
-                row: vec![0; embedding.row_bytes()],
-                stamp: None,
-            },
+            embedding,
+            inputs: inputs.transpose()?,
         })
     }
 
@@ -352,15 +447,47 @@ impl Shard {
     /// # Errors
     /// The file cannot be read any more, or was written to since it was hashed.
     pub fn embed(&mut self, token: u32, out: &mut [f32]) -> io::Result<()> {
-        let Embedding { file, format, split, offset, row, stamp } = &mut self.embedding;
-        file.read(*split, *offset + token as usize * row.len(), row)?;
-        // Checked after the read: a write changes the file's times before its bytes.
-        if stamp.is_some() && file.stamp(*split)? != *stamp {
-            return Err(io::Error::other(
-                "the model file changed while in use; it is hashed again before it is used again",
-            ));
+        self.embedding.read(token, out)
+    }
+
+    /// Whether tokens have inputs for each layer.
+    pub fn has_inputs(&self) -> bool {
+        self.inputs.is_some()
+    }
+
+    /// The inputs of a step's tokens for the layers of the stage, `[token, layer, input_length]`, from their embeddings
+    /// `[token, embedding_length]`.
+    ///
+    /// # Errors
+    /// The file cannot be read any more, or was written to since it was hashed.
+    pub fn layer_inputs(
+        &mut self,
+        compute: &Compute,
+        batch: Batch<'_>,
+        embeddings: &[f32],
+        activations: &mut Activations,
+        out: &mut Vec<f32>,
+    ) -> Result<(), (u32, io::Error)> {
+        let Some(LayerInputs { projection, norm, table, row }) = &mut self.inputs else { return Ok(()) };
+        let embedding_length = self.spec.embedding_length;
+        activations.load(compute, embeddings, embedding_length, projection.wanted());
+        out.resize(batch.tokens.len() * projection.rows, 0.0);
+        matmul(compute, projection.view(), activations, out);
+        let root = (embedding_length as f32).sqrt();
+        let length = norm.len();
+        let (own, scale) = (self.plan.layers.start * length, (length as f32).sqrt());
+        let mut normed = vec![0.0; length];
+        for (token, inputs) in batch.tokens.iter().zip(out.chunks_exact_mut(projection.rows)) {
+            table.read(token.token, row).map_err(|error| (token.token, error))?;
+            let rows = row[own..].chunks_exact(length);
+            for (input, row) in inputs.chunks_exact_mut(length).zip(rows) {
+                input.iter_mut().for_each(|value| *value /= root);
+                // Not the kernel table's norm: the hidden state has the same bits on ranks with other kernels.
+                (Kernels::SCALAR.rms_norm)(input, norm, self.spec.norm_epsilon, &mut normed);
+                let values = input.iter_mut().zip(&normed).zip(row);
+                values.for_each(|((out, own), row)| *out = (own + row * scale) * std::f32::consts::FRAC_1_SQRT_2);
+            }
         }
-        Kernels::SCALAR.dequantise_row(*format, row, out);
         Ok(())
     }
 

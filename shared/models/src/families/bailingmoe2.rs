@@ -18,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
         let columns = keys.length("expert_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
         let wide = keys.optional_length("expert_shared_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
         let count = keys.count("expert_shared_count")?.min(64) as usize;
-        let shared = SharedSpec { columns: wide.unwrap_or(columns) * count, is_weighted: false };
+        let shared = SharedSpec { columns: wide.unwrap_or(columns) * count, is_weighted: false, is_branch: false };
         let first = keys.count("leading_dense_block_count")?.min(BLOCK_COUNT_MAX) as usize;
         let is_normalised = keys.flag("expert_weights_norm")?.unwrap_or(false);
         let layers = (0..block_count(keys)?).map(|layer| {
@@ -26,7 +26,14 @@ pub(super) const FAMILY: Family = Family {
             if let FeedForward::Experts(experts) = &mut feed_forward {
                 experts.router.is_normalised = is_normalised;
             }
-            Ok(LayerSpec { attention: attention.clone(), feed_forward, norms: Norms::Before, residual_scale: 1.0 })
+            Ok(LayerSpec {
+                attention: attention.clone(),
+                feed_forward,
+                norms: Norms::Before,
+                residual_scale: 1.0,
+                input_length: 0,
+                has_output_scale: false,
+            })
         });
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
         Ok(spec.with_layers(layers))

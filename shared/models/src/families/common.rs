@@ -11,7 +11,7 @@ use crate::{
         Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, LongSpec,
         ModelSpec, Norms, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, YarnSpec,
     },
-    tensors::{ROPE_FACTORS, TOKEN_EMBEDDING},
+    tensors::{FUSED_EXPERTS, ROPE_FACTORS, TOKEN_EMBEDDING},
 };
 
 /// A model without layers and rotation.
@@ -49,13 +49,22 @@ pub(super) fn block_count(keys: &Keys<'_>) -> Result<usize, GgufError> {
 
 /// Heads without norms, rotated by the first table, and with scores divided by the square root of their length.
 pub(super) fn attention(keys: &Keys<'_>, embedding_length: usize) -> Result<AttentionSpec, GgufError> {
-    const KV: &str = "attention.head_count_kv";
     let head_count = keys.length("attention.head_count", HEAD_COUNT_MAX)?;
-    let head_count_kv = keys.optional_length(KV, HEAD_COUNT_MAX)?.unwrap_or(head_count);
-    if !head_count.is_multiple_of(head_count_kv) {
-        return Err(keys.refuse(KV, head_count_kv, format!("which does not divide the {head_count} heads")));
-    }
+    let head_count_kv = keys.optional_length(HEAD_COUNT_KV, HEAD_COUNT_MAX)?.unwrap_or(head_count);
     let head_length = keys.head_length(embedding_length, head_count)?;
+    heads(keys, [head_count, head_count_kv, head_length])
+}
+
+/// The key of the number of KV heads.
+pub(super) const HEAD_COUNT_KV: &str = "attention.head_count_kv";
+
+/// So many query heads and KV heads of a length.
+pub(super) fn heads(keys: &Keys<'_>, lengths: [usize; 3]) -> Result<AttentionSpec, GgufError> {
+    let [head_count, head_count_kv, head_length] = lengths;
+    if !head_count.is_multiple_of(head_count_kv) {
+        let reason = format!("which does not divide the {head_count} heads");
+        return Err(keys.refuse(HEAD_COUNT_KV, head_count_kv, reason));
+    }
     Ok(AttentionSpec {
         head_count,
         head_count_kv,
@@ -66,6 +75,8 @@ pub(super) fn attention(keys: &Keys<'_>, embedding_length: usize) -> Result<Atte
         score_cap: None,
         window: None,
         keys_of: None,
+        values_are_keys: false,
+        has_value_norm: false,
         has_sinks: false,
         head_norms: HeadNorms::None,
         is_fused: keys.has_tensor("blk.0.attn_qkv.weight"),
@@ -120,6 +131,8 @@ pub(super) fn expert_layer(keys: &Keys<'_>, columns: usize) -> Result<ExpertsSpe
         activation: Activation::Silu,
         router,
         has_biases: false,
+        // The last layer has experts in every family.
+        is_fused: keys.has_tensor(&format!("blk.{}.{FUSED_EXPERTS}", block_count(keys)? - 1)),
         shared: None,
     })
 }
@@ -235,6 +248,8 @@ pub(super) fn uniform(
         feed_forward: feed_forward(keys)?,
         norms: Norms::Before,
         residual_scale: 1.0,
+        input_length: 0,
+        has_output_scale: false,
     };
     spec.ropes = vec![rope(keys, layer.attention.head_length, rotation)?];
     Ok(spec.with_layers(std::iter::repeat_n(layer, block_count(keys)?)))

@@ -50,6 +50,8 @@ pub(super) const FAMILY: Family = Family {
                 feed_forward: feed_forward.clone(),
                 norms: Norms::Around,
                 residual_scale: 1.0,
+                input_length: 0,
+                has_output_scale: false,
             }
         });
         Ok(spec.with_layers(layers))

@@ -19,7 +19,7 @@ pub(super) const FAMILY: Family = Family {
         spec.ropes = vec![rope(keys, attention.head_length, Rotation::Halves)?];
         let columns = keys.length("expert_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
         let count = keys.count("expert_shared_count")?.min(64) as usize;
-        let shared = SharedSpec { columns: columns * count, is_weighted: false };
+        let shared = SharedSpec { columns: columns * count, is_weighted: false, is_branch: false };
         let first = keys.count("leading_dense_block_count")?.min(BLOCK_COUNT_MAX) as usize;
         let is_unset = keys.count("expert_gating_func")? == 0;
         let is_normalised = keys.flag("expert_weights_norm")?.unwrap_or(true);
@@ -36,6 +36,8 @@ pub(super) const FAMILY: Family = Family {
                 feed_forward,
                 norms: Norms::BeforeAsPost,
                 residual_scale: 1.0,
+                input_length: 0,
+                has_output_scale: false,
             })
         });
         let layers = layers.collect::<Result<Vec<_>, _>>()?;

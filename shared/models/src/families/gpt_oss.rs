@@ -28,6 +28,8 @@ pub(super) const FAMILY: Family = Family {
             feed_forward: FeedForward::Experts(experts.clone()),
             norms: Norms::BeforeAsPost,
             residual_scale: 1.0,
+            input_length: 0,
+            has_output_scale: false,
         });
         Ok(spec.with_layers(layers))
     },

@@ -6,6 +6,7 @@ mod ernie4_5_moe;
 mod exaone4;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4moe;
 mod gpt_oss;
@@ -37,13 +38,14 @@ pub struct Family {
 }
 
 /// Every family.
-pub const ALL: [&Family; 23] = [
+pub const ALL: [&Family; 24] = [
     &bailingmoe2::FAMILY,
     &ernie4_5::FAMILY,
     &ernie4_5_moe::FAMILY,
     &exaone4::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
+    &gemma4::FAMILY,
     &glm4::FAMILY,
     &glm4moe::FAMILY,
     &gpt_oss::FAMILY,

@@ -14,7 +14,8 @@ pub(super) const FAMILY: Family = Family {
         uniform(keys, Rotation::Halves, |keys| {
             let shared = keys.length("expert_shared_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
             let columns = keys.length("expert_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
-            let mut feed_forward = mixed(keys, 0, 0, SharedSpec { columns: shared, is_weighted: true }, columns)?;
+            let mut feed_forward =
+                mixed(keys, 0, 0, SharedSpec { columns: shared, is_weighted: true, is_branch: false }, columns)?;
             if let FeedForward::Experts(experts) = &mut feed_forward {
                 experts.router.is_normalised = false;
             }
