@@ -6,7 +6,7 @@ use crate::{
     families,
     keys::{KeySource, Keys},
     spec::ModelSpec,
-    tensors::{ROPE_FACTORS, TOKEN_EMBEDDING},
+    tensors::{FUSED_EXPERTS, ROPE_FACTORS, TOKEN_EMBEDDING},
 };
 
 /// A model's dimensions.
@@ -40,6 +40,38 @@ pub struct KnownModel {
     pub experts: Option<(usize, usize)>,
     /// Positions of a window, if some layers have one.
     pub window: Option<usize>,
+    /// How its layers differ from each other.
+    pub mixed: Option<MixedLayers>,
+}
+
+/// How the layers of a Gemma 4 model differ from each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MixedLayers {
+    /// Every layer whose number plus one is a multiple of this attends to everything; the others have a window.
+    pub period: usize,
+    /// Key and value heads of layers that attend to everything, and the elements of a head there.
+    pub full: [usize; 2],
+    /// How many of the last layers read the keys of earlier ones.
+    pub shared: usize,
+    /// Columns of the feed-forward network in those.
+    pub shared_columns: usize,
+    /// Elements of each token's input for each layer; 0 without it.
+    pub input_length: usize,
+    /// Columns of an expert; 0 without experts.
+    pub expert_columns: usize,
+}
+
+/// The value of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum KnownValue {
+    /// A number.
+    Number(usize),
+    /// A number that is no integer.
+    Float(f32),
+    /// A number for each layer.
+    Numbers(Vec<usize>),
+    /// A flag for each layer.
+    Flags(Vec<bool>),
 }
 
 /// Layers, embedding, feed-forward, heads, KV heads, head length, vocabulary, context.
@@ -63,6 +95,7 @@ const fn known(name: &'static str, architecture: &'static str, dimensions: Dimen
         has_rope_factors: false,
         experts: None,
         window: None,
+        mixed: None,
     }
 }
 
@@ -75,6 +108,23 @@ const fn windowed(name: &'static str, family: &'static str, dimensions: Dimensio
 const fn gpt_oss(name: &'static str, layers: usize, experts: usize) -> KnownModel {
     let dimensions = [layers, 2880, 2880, 64, 8, 64, 201_088, 131_072];
     KnownModel { experts: Some((experts, 4)), window: Some(128), ..known(name, "gpt-oss", dimensions, false) }
+}
+
+/// Gemma 4, with a context of 131072 tokens.
+const fn gemma4(
+    name: &'static str,
+    dimensions: Dimensions,
+    window: usize,
+    experts: Option<(usize, usize)>,
+    mixed: MixedLayers,
+) -> KnownModel {
+    let plain = known(name, "gemma4", dimensions, true);
+    KnownModel { experts, window: Some(window), has_rope_factors: true, mixed: Some(mixed), ..plain }
+}
+
+/// Gemma 4 without shared keys: every sixth layer attends to everything.
+const fn sixths(full: [usize; 2], expert_columns: usize) -> MixedLayers {
+    MixedLayers { period: 6, full, shared: 0, shared_columns: 0, input_length: 0, expert_columns }
 }
 
 /// Llama 3.1 and later.
@@ -120,6 +170,36 @@ pub const MODELS: &[KnownModel] = &[
     windowed("gemma-3-4b", "gemma3", [34, 2560, 10_240, 8, 4, 256, 262_144, 131_072], 1024),
     windowed("gemma-3-12b", "gemma3", [48, 3840, 15_360, 16, 8, 256, 262_144, 131_072], 1024),
     windowed("gemma-3-27b", "gemma3", [62, 5376, 21_504, 32, 16, 128, 262_144, 131_072], 1024),
+    gemma4(
+        "gemma-4-e2b",
+        [35, 1536, 6144, 8, 1, 256, 262_144, 131_072],
+        512,
+        None,
+        MixedLayers {
+            period: 5,
+            full: [1, 512],
+            shared: 20,
+            shared_columns: 12_288,
+            input_length: 256,
+            expert_columns: 0,
+        },
+    ),
+    gemma4(
+        "gemma-4-e4b",
+        [42, 2560, 10_240, 8, 2, 256, 262_144, 131_072],
+        512,
+        None,
+        MixedLayers { shared: 18, shared_columns: 10_240, input_length: 256, ..sixths([2, 512], 0) },
+    ),
+    gemma4("gemma-4-12b", [48, 3840, 15_360, 16, 8, 256, 262_144, 131_072], 1024, None, sixths([1, 512], 0)),
+    gemma4(
+        "gemma-4-26b-a4b",
+        [30, 2816, 2112, 16, 8, 256, 262_144, 131_072],
+        1024,
+        Some((128, 8)),
+        sixths([2, 512], 704),
+    ),
+    gemma4("gemma-4-31b", [60, 5376, 21_504, 32, 16, 256, 262_144, 131_072], 1024, None, sixths([4, 512], 0)),
     known("phi-4-mini", "phi3", [32, 3072, 8192, 24, 8, 128, 200_064, 131_072], true),
     known("phi-4", "phi3", [40, 5120, 17_920, 40, 10, 128, 100_352, 16_384], false),
     known("ministral-3-3b", "mistral3", [26, 3072, 9216, 32, 8, 128, 131_072, 262_144], true),
@@ -142,39 +222,139 @@ impl KnownModel {
     }
 }
 
+impl KnownModel {
+    /// The keys of a file with so many of its layers, without the architecture in front.
+    pub fn keys(&self, layers: usize) -> Vec<(&'static str, KnownValue)> {
+        use KnownValue::{Float, Number};
+        let lengths = [self.head_length; 2].map(Number);
+        let [key_length, value_length] = lengths;
+        let mut keys = vec![
+            ("block_count", Number(layers)),
+            ("context_length", Number(self.context_length)),
+            ("embedding_length", Number(self.embedding_length)),
+            ("feed_forward_length", Number(self.feed_forward_length)),
+            ("attention.head_count", Number(self.head_count)),
+            ("attention.head_count_kv", Number(self.head_count_kv)),
+            ("attention.key_length", key_length),
+            ("attention.value_length", value_length),
+            ("rope.dimension_count", Number(self.head_length)),
+            ("attention.layer_norm_rms_epsilon", Float(1e-5)),
+        ];
+        keys.extend(self.window.map(|window| ("attention.sliding_window", Number(window))));
+        if let Some((count, used_count)) = self.experts {
+            let columns = self.mixed.map_or(self.feed_forward_length, |mixed| mixed.expert_columns);
+            keys.push(("expert_count", Number(count)));
+            keys.push(("expert_used_count", Number(used_count)));
+            keys.push(("expert_feed_forward_length", Number(columns)));
+        }
+        if let Some(mixed) = &self.mixed {
+            keys.retain(|(key, _)| !OF_LAYERS.contains(key));
+            keys.extend(mixed.keys(self, layers));
+        }
+        keys
+    }
+
+    /// Tensors that its files have besides those that every file of its family has.
+    pub fn optional_tensors(&self) -> Vec<&'static str> {
+        let mut tensors = Vec::new();
+        tensors.extend((!self.tied_output).then_some("output.weight"));
+        tensors.extend(self.has_rope_factors.then_some(ROPE_FACTORS));
+        if let Some(mixed) = &self.mixed {
+            tensors.push("layer_output_scale.weight");
+            if mixed.expert_columns > 0 {
+                tensors.extend(["ffn_gate_inp.weight", FUSED_EXPERTS, "ffn_down_exps.scale"]);
+            }
+        }
+        tensors
+    }
+
+    fn value(&self, key: &str) -> Option<KnownValue> {
+        let name = key.strip_prefix(self.architecture).and_then(|rest| rest.strip_prefix('.'))?;
+        self.keys(self.block_count).into_iter().find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+
+    /// Whether the values of a layer are its keys: where layers that attend to everything have fewer heads.
+    pub fn values_are_keys(&self, layer: usize) -> bool {
+        self.mixed.is_some_and(|mixed| mixed.is_full(layer) && mixed.shared == 0 && mixed.full[0] < self.head_count_kv)
+    }
+}
+
+/// Keys that differ between layers in a model whose layers are mixed.
+const OF_LAYERS: [&str; 5] = [
+    "feed_forward_length",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "rope.dimension_count",
+];
+
+impl MixedLayers {
+    fn is_full(&self, layer: usize) -> bool {
+        (layer + 1).is_multiple_of(self.period)
+    }
+
+    fn keys(&self, model: &KnownModel, layers: usize) -> Vec<(&'static str, KnownValue)> {
+        use KnownValue::{Flags, Float, Number, Numbers};
+        let own = layers.saturating_sub(self.shared);
+        let columns =
+            (0..layers).map(|layer| if layer < own { model.feed_forward_length } else { self.shared_columns });
+        let heads = (0..layers).map(|layer| if self.is_full(layer) { self.full[0] } else { model.head_count_kv });
+        vec![
+            ("feed_forward_length", Numbers(columns.collect())),
+            ("attention.head_count_kv", Numbers(heads.collect())),
+            ("attention.sliding_window_pattern", Flags((0..layers).map(|layer| !self.is_full(layer)).collect())),
+            ("attention.shared_kv_layers", Number(self.shared.min(layers))),
+            ("attention.key_length", Number(self.full[1])),
+            ("attention.value_length", Number(self.full[1])),
+            ("attention.key_length_swa", Number(model.head_length)),
+            ("attention.value_length_swa", Number(model.head_length)),
+            ("rope.dimension_count", Number(self.full[1])),
+            ("rope.dimension_count_swa", Number(model.head_length)),
+            ("rope.freq_base", Float(1e6)),
+            ("rope.freq_base_swa", Float(1e4)),
+            ("final_logit_softcapping", Float(30.0)),
+            ("embedding_length_per_layer_input", Number(self.input_length)),
+        ]
+    }
+}
+
 impl KeySource for KnownModel {
     fn text(&self, key: &str) -> Result<Option<String>, GgufError> {
         Ok((key == "general.name").then(|| self.name.into()))
     }
 
     fn unsigned(&self, key: &str) -> Result<Option<u64>, GgufError> {
-        let name = key.strip_prefix(self.architecture).and_then(|rest| rest.strip_prefix('.')).unwrap_or(key);
-        let value = match name {
-            "block_count" => Some(self.block_count),
-            "context_length" => Some(self.context_length),
-            "embedding_length" => Some(self.embedding_length),
-            "feed_forward_length" | "expert_feed_forward_length" => Some(self.feed_forward_length),
-            "attention.sliding_window" => self.window,
-            "expert_count" => self.experts.map(|(count, _)| count),
-            "expert_used_count" => self.experts.map(|(_, used)| used),
-            "attention.head_count" => Some(self.head_count),
-            "attention.head_count_kv" => Some(self.head_count_kv),
-            "attention.key_length" => Some(self.head_length),
-            _ => None,
-        };
-        Ok(value.map(|value| value as u64))
+        let Some(KnownValue::Number(number)) = self.value(key) else { return Ok(None) };
+        Ok(Some(number as u64))
     }
 
     fn float(&self, key: &str) -> Result<Option<f64>, GgufError> {
-        Ok(key.ends_with(".attention.layer_norm_rms_epsilon").then_some(1e-5))
+        let Some(KnownValue::Float(number)) = self.value(key) else { return Ok(None) };
+        Ok(Some(f64::from(number)))
+    }
+
+    fn integers(&self, key: &str) -> Result<Option<Vec<i64>>, GgufError> {
+        let Some(KnownValue::Numbers(numbers)) = self.value(key) else { return Ok(None) };
+        Ok(Some(numbers.into_iter().map(|number| number as i64).collect()))
+    }
+
+    fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, GgufError> {
+        let Some(KnownValue::Flags(flags)) = self.value(key) else { return Ok(None) };
+        Ok(Some(flags))
     }
 
     fn rows(&self, tensor: &str) -> Option<usize> {
-        match tensor {
-            TOKEN_EMBEDDING => Some(self.vocabulary_length),
-            "output.weight" => (!self.tied_output).then_some(self.vocabulary_length),
-            ROPE_FACTORS => self.has_rope_factors.then_some(1),
-            _ => None,
+        let of_layer = tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        match (tensor, of_layer) {
+            (TOKEN_EMBEDDING | "output.weight", _) => {
+                let is_there = tensor == TOKEN_EMBEDDING || !self.tied_output;
+                is_there.then_some(self.vocabulary_length)
+            }
+            (_, Some((layer, "attn_v.weight"))) => {
+                layer.parse().ok().filter(|layer| !self.values_are_keys(*layer)).map(|_| 1)
+            }
+            (_, Some((_, part))) => self.optional_tensors().contains(&part).then_some(1),
+            (name, None) => self.optional_tensors().contains(&name).then_some(1),
         }
     }
 }
@@ -190,7 +370,9 @@ mod tests {
             assert!(spec.is_sound(), "{}", model.name);
             assert_eq!((spec.architecture.as_str(), spec.block_count()), (model.architecture, model.block_count));
             let experts = spec.layer(0).feed_forward.experts().map(|experts| (experts.count, experts.used_count));
-            assert_eq!((spec.layer(0).feed_forward.columns(), experts), (model.feed_forward_length, model.experts));
+            let columns = model.mixed.map_or(0, |mixed| mixed.expert_columns);
+            let columns = if columns > 0 { columns } else { model.feed_forward_length };
+            assert_eq!((spec.layer(0).feed_forward.columns(), experts), (columns, model.experts));
         }
     }
 }

@@ -14,7 +14,7 @@ use harness::{
     gguf_writer::{GgufWriter, Value},
     tiny_model::{Architecture, Experts, TinyModel},
 };
-use models::known::{self, KnownModel};
+use models::known::{self, KnownModel, KnownValue};
 
 /// Write a GGUF file with a real model's shape and random weights.
 #[derive(Debug, Parser)]
@@ -87,24 +87,17 @@ fn architecture(known: &KnownModel) -> Option<Architecture> {
 
 /// A model of another family, with a context of 8192.
 fn of_family(known: &KnownModel, arguments: &Arguments) -> anyhow::Result<FamilyModel> {
-    let number = |key, value: usize| (key, Value::U32(value as u32));
-    let mut keys = vec![
-        number("block_count", arguments.layers.unwrap_or(known.block_count)),
-        number("context_length", arguments.context.unwrap_or(8192)),
-        number("embedding_length", known.embedding_length),
-        number("feed_forward_length", known.feed_forward_length),
-        number("attention.head_count", known.head_count),
-        number("attention.head_count_kv", known.head_count_kv),
-        number("attention.key_length", known.head_length),
-        number("attention.value_length", known.head_length),
-        number("rope.dimension_count", known.head_length),
-        ("attention.layer_norm_rms_epsilon", Value::F32(1e-5)),
-    ];
-    keys.extend(known.window.map(|window| number("attention.sliding_window", window)));
-    if let Some((count, used)) = known.experts {
-        let columns = number("expert_feed_forward_length", known.feed_forward_length);
-        keys.extend([number("expert_count", count), number("expert_used_count", used), columns]);
-    }
+    let layers = arguments.layers.unwrap_or(known.block_count);
+    let keys = known.keys(layers).into_iter().map(|(key, value)| match (key, value) {
+        ("context_length", _) => (key, Value::U32(arguments.context.unwrap_or(8192) as u32)),
+        (_, KnownValue::Number(number)) => (key, Value::U32(number as u32)),
+        (_, KnownValue::Float(number)) => (key, Value::F32(number)),
+        (_, KnownValue::Numbers(numbers)) => {
+            (key, Value::Array(5, numbers.into_iter().map(|number| Value::I32(number as i32)).collect()))
+        }
+        (_, KnownValue::Flags(flags)) => (key, Value::Array(7, flags.into_iter().map(Value::Flag).collect())),
+    });
+    let keys: Vec<_> = keys.collect();
     let model = FamilyModel::new(known.architecture, &keys);
     let (format, output, finer, expert) = match arguments.format.as_str() {
         "f16" => (BlockFormat::F16, None, None, None),
@@ -115,7 +108,8 @@ fn of_family(known: &KnownModel, arguments: &Arguments) -> anyhow::Result<Family
         other => bail!("unknown format {other}; choose f16, q8_0, q4_0, q4_k_m or mxfp4 (of the experts)"),
     };
     Ok(FamilyModel {
-        optional: if known.tied_output { Vec::new() } else { vec!["output.weight"] },
+        optional: known.optional_tensors(),
+        keyed: (0..layers).filter(|layer| known.values_are_keys(*layer)).collect(),
         format,
         output_format: output,
         finer_format: finer,
