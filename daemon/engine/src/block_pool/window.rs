@@ -1,7 +1,7 @@
 //! The blocks of layers with a window: each belongs to the content of a block of the layers that attend to everything.
 //! A sequence holds only those that its next tokens see; the others stay cached until their memory is needed: first
 //! those that fell out of a window, then those with which a later prompt is likely to begin. Pure.
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque, hash_map::Entry};
 
 use common::limits::KV_BLOCK_LENGTH;
 use topology::kv;
@@ -117,9 +117,10 @@ impl WindowPool {
     /// Allocates blocks for the positions before `end`, and passes each on with its index in the sequence.
     pub(super) fn extend(&mut self, table: &mut WindowTable, end: usize, mut placed: impl FnMut(u32, u32)) {
         while table.end() < end.div_ceil(KV_BLOCK_LENGTH) {
-            let evicted = || self.evictable.pop_first().map(|place| place.2);
             // The pool has enough for all slots, whatever they hold.
-            let Some(number) = self.free.pop().or_else(evicted) else { return };
+            let Some(number) = self.free.pop().or_else(|| self.evictable.pop_first().map(|place| place.2)) else {
+                return;
+            };
             if let Some(content) = self.blocks[number as usize].content.take() {
                 self.by_content.remove(&content);
             }
@@ -134,8 +135,8 @@ impl WindowPool {
         let number = index.checked_sub(table.first).and_then(|place| table.blocks.get(place).copied());
         let Some(number) = number.filter(|number| self.blocks[*number as usize].content.is_none()) else { return };
         // The same content may have been computed twice: then this copy stays private to its sequence.
-        if !self.by_content.contains_key(&content) {
-            self.by_content.insert(content, number);
+        if let Entry::Vacant(place) = self.by_content.entry(content) {
+            place.insert(number);
             self.blocks[number as usize].content = Some(content);
         }
     }

@@ -29,12 +29,12 @@ const HISTORIES: u64 = 100_000;
 struct Rank {
     sequences: Sequences,
     window: Option<usize>,
-    whole: Memory,
-    windowed: Memory,
+    whole: LayerMemory,
+    windowed: LayerMemory,
 }
 
 /// The blocks of a layer.
-type Memory = Vec<[Option<u64>; KV_BLOCK_LENGTH]>;
+type LayerMemory = Vec<[Option<u64>; KV_BLOCK_LENGTH]>;
 
 /// For each position, a hash of the tokens up to it (FNV-1a over their ids).
 fn beginnings(tokens: &[u32]) -> Vec<u64> {
@@ -69,7 +69,7 @@ impl Rank {
     }
 
     /// Visits the rows of a plan in both memories, or the rows that they read.
-    fn visit(&mut self, plan: &Plan, with: impl Fn(&mut Memory, (usize, usize), usize, &[u64]), reads: bool) {
+    fn visit(&mut self, plan: &Plan, with: impl Fn(&mut LayerMemory, (usize, usize), usize, &[u64]), reads: bool) {
         for rows in plan.entries.chunk_by(|one, two| one.slot == two.slot) {
             let slot = rows[0].slot;
             let beginnings = beginnings(&self.sequences.get(slot).expect("it is open").tokens);
