@@ -1,11 +1,12 @@
 //! The tokenizers on real vocabularies: the same ids as llama.cpp, and the text decoded from them. Reads
 //! tests/fixtures/vocab and the demo model.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use gguf::GgufFile;
-use tokenizer::Tokenizer;
+use tokenizer::{Tokenizer, Vocabulary};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are a folder of the repository").to_owned()
@@ -16,12 +17,14 @@ fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn vocabulary(name: &str) -> Tokenizer {
+fn unpacked(name: &str) -> GgufFile {
     let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(fixture(&format!("ggml-vocab-{name}.gguf.gz")).as_slice())
-        .read_to_end(&mut bytes)
-        .expect("the fixture is gzip");
-    let file = GgufFile::from_bytes(vec![bytes]).expect("the fixture is GGUF");
+    flate2::read::GzDecoder::new(fixture(name).as_slice()).read_to_end(&mut bytes).expect("the fixture is gzip");
+    GgufFile::from_bytes(vec![bytes]).expect("the fixture is GGUF")
+}
+
+fn vocabulary(name: &str) -> Tokenizer {
+    let file = unpacked(&format!("ggml-vocab-{name}.gguf.gz"));
     Tokenizer::from_metadata(file.metadata()).expect("the fixture has a tokenizer")
 }
 
@@ -167,6 +170,52 @@ fn spm_gives_the_text_back_with_the_space_of_a_continuation() {
             assert_eq!(streamed, format!("{space}{text}"), "round {round}");
         }
     }
+}
+
+#[test]
+fn parts_of_real_vocabularies_give_the_ids_of_llama_cpp() {
+    let vectors: BTreeMap<String, Vec<(String, bool, Vec<u32>)>> =
+        serde_json::from_slice(&fixture("parts/vectors.json")).expect("texts and ids");
+    assert!(vectors.len() >= 7 && vectors.values().all(|texts| texts.len() >= 70));
+    for (name, texts) in vectors {
+        let file = unpacked(&format!("parts/{name}.gguf.gz"));
+        let tokenizer = Tokenizer::from_metadata(file.metadata()).expect("the fixture has a tokenizer");
+        for (text, special, expected) in texts {
+            assert_eq!(tokenizer.encode(&text, false, special), expected, "{name}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn every_pre_tokenizer_gives_the_ids_of_llama_cpp() {
+    #[derive(serde::Deserialize)]
+    struct Words {
+        texts: Vec<String>,
+        groups: Vec<Group>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Group {
+        names: Vec<String>,
+        ids: Vec<Vec<u32>>,
+    }
+    let words: Words = serde_json::from_slice(&fixture("parts/words.json")).expect("texts and ids");
+    let file = unpacked("parts/words.gguf.gz");
+    let vocabulary = Vocabulary::from_metadata(file.metadata()).expect("the fixture has a vocabulary");
+    let unknown = Vocabulary { pre: "?".into(), ..vocabulary.clone() };
+    let mut unchecked = Tokenizer::new(unknown).expect_err("no pre-tokenizer has this name").to_string();
+    for group in &words.groups {
+        for name in &group.names {
+            unchecked = unchecked.replacen(&format!(" {name},"), "", 1);
+            let tokenizer = Tokenizer::new(Vocabulary { pre: name.clone(), ..vocabulary.clone() }).expect("supported");
+            assert!(group.ids.len() >= 40, "{name}");
+            for (text, expected) in words.texts.iter().zip(&group.ids) {
+                assert_eq!(tokenizer.encode(text, false, false), *expected, "{name}: {text:?}");
+                assert_eq!(tokenizer.decode(expected, false), *text, "{name}");
+            }
+        }
+    }
+    let (_, unchecked) = unchecked.split_once("one of").expect("the error lists the names");
+    assert_eq!(unchecked.trim(), "gemma4", "a name has no vector");
 }
 
 #[test]

@@ -18,7 +18,8 @@ pub enum TokenizerError {
     },
     /// A tokenizer model that is not supported.
     #[error(
-        "tokenizer.ggml.model is `{name}`, but only `llama` (SPM) and `gpt2` (BPE) are supported; use another model"
+        "tokenizer.ggml.model is `{name}`, but only `llama` (SPM), `gpt2` and `gemma4` (BPE) are supported; use another \
+         model"
     )]
     Model {
         /// As the file has it.

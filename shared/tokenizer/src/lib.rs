@@ -1,4 +1,4 @@
-//! Tokenizers from GGUF metadata: SPM and byte-level BPE, special tokens, and streaming detokenization. Pure: tables
+//! Tokenizers from GGUF metadata: SPM and BPE, special tokens, and streaming detokenization. Pure: tables
 //! in, ids or text out. Nothing fails once a file is accepted, except the chat templates of `template`.
 mod bpe;
 mod character;
@@ -8,6 +8,7 @@ mod merge;
 mod pretokenizer;
 mod rule;
 mod special;
+mod spelling;
 mod spm;
 mod stream;
 pub mod template;
@@ -19,6 +20,7 @@ mod vocabulary;
 
 use bpe::Bpe;
 use gguf::Metadata;
+use pretokenizer::Spelling;
 use special::{Part, Specials};
 use spm::Spm;
 use texts::Index;
@@ -62,6 +64,9 @@ const NO_END_BESIDE: &[(&str, &[&str])] = &[
     ("</s>", &["<|tool_response>"]),
 ];
 
+/// Phi-3's special tokens that do not take the white space behind them (llama.cpp, `llama_vocab::impl::load`).
+const NO_STRIP_TEXTS: &[&str] = &["<unk>", "<s>", "<|endoftext|>"];
+
 /// Longest part of a text from a file that a message shows, in characters.
 const SHOWN_MAX: usize = 60;
 
@@ -91,7 +96,7 @@ enum Algorithm {
 /// The tokenizer of a model. Shared between threads; encoding is deterministic.
 pub struct Tokenizer {
     algorithm: Algorithm,
-    /// SPM: as in the file. BPE: decoded bytes of normal tokens, other tokens as in the file. `[vocabulary]`
+    /// SPM: as in the file. BPE: decoded bytes of normal tokens, others and Gemma 4's as in the file. `[vocabulary]`
     tokens: Texts,
     kinds: Vec<Kind>,
     /// Always matched.
@@ -102,6 +107,8 @@ pub struct Tokenizer {
     eos: Option<u32>,
     add_bos: bool,
     add_space_prefix: bool,
+    /// Whether normal tokens have `▁` for a space.
+    escapes_spaces: bool,
     /// End tokens, sorted.
     ends: Vec<u32>,
 }
@@ -121,7 +128,8 @@ impl Tokenizer {
         Self::new(Vocabulary::from_metadata(metadata)?)
     }
 
-    /// Compiles a vocabulary.
+    /// Compiles a vocabulary. If `strips_after_special` is set, special tokens but `<unk>`, `<s>` and `<|endoftext|>`
+    /// take the white space behind them.
     ///
     /// # Errors
     /// An unsupported pre-tokenizer, two text tokens with the same text, an invalid merge, or a byte token without a
@@ -143,6 +151,10 @@ impl Tokenizer {
                 (Algorithm::Bpe(bpe), tokens)
             }
         };
+        let escapes_spaces = match &algorithm {
+            Algorithm::Spm(_) => true,
+            Algorithm::Bpe(bpe) => bpe.spelling() == Spelling::Plain,
+        };
         let kinds = vocabulary.kinds;
         let of_kinds = |wanted: &'static [Kind]| (0..length as u32).filter(|&id| wanted.contains(&kinds[id as usize]));
         let named = [vocabulary.eos, vocabulary.eot, vocabulary.eom];
@@ -157,9 +169,14 @@ impl Tokenizer {
         }
         ends.sort_unstable();
         ends.dedup();
+        const SPECIAL: &[Kind] = &[Kind::UserDefined, Kind::Control, Kind::Unknown];
+        let stripping: Vec<u32> = of_kinds(SPECIAL)
+            .filter(|&id| vocabulary.strips_after_special && NO_STRIP_TEXTS.iter().all(|t| t.as_bytes() != text(id)))
+            .collect();
         Ok(Self {
-            user_defined: Specials::new(&tokens, of_kinds(&[Kind::UserDefined])),
-            special: Specials::new(&tokens, of_kinds(&[Kind::UserDefined, Kind::Control, Kind::Unknown])),
+            user_defined: Specials::new(&tokens, of_kinds(&[Kind::UserDefined])).strip_after(stripping.clone()),
+            special: Specials::new(&tokens, of_kinds(SPECIAL)).strip_after(stripping),
+            escapes_spaces,
             bos: vocabulary.bos,
             eos: vocabulary.eos,
             add_bos: vocabulary.add_bos,
@@ -221,13 +238,13 @@ impl Tokenizer {
     /// As [`Self::piece`], appended to a buffer: does not allocate if the buffer has room.
     pub fn append_piece(&self, id: u32, special: bool, bytes: &mut Vec<u8>) {
         let (Some(text), Some(kind)) = (self.tokens.get(id as usize), self.kinds.get(id as usize)) else { return };
-        match (kind, &self.algorithm) {
-            (Kind::Control | Kind::Unknown, _) if !special => {}
-            (Kind::Byte, _) => match spm::byte_of(text) {
+        match kind {
+            Kind::Control | Kind::Unknown if !special => {}
+            Kind::Byte => match spelling::byte_of(text) {
                 Some(byte) => bytes.push(byte),
                 None => bytes.extend_from_slice(text),
             },
-            (Kind::Normal | Kind::Unused, Algorithm::Spm(_)) => spm::unescape(text, bytes),
+            Kind::Normal | Kind::Unused if self.escapes_spaces => spelling::unescape(text, bytes),
             _ => bytes.extend_from_slice(text),
         }
     }

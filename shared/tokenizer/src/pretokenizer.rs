@@ -10,14 +10,41 @@ use super::rule::{Letters, Rule, Words};
 pub(super) struct PreTokenizer {
     /// Applied one after another, each to the pieces of the previous rule.
     rules: &'static [Rule],
-    /// Whether a word that is a token is used whole, without applying merges.
-    pub(super) whole_words_first: bool,
-    /// Whether the model expects a BOS if the file does not specify it.
-    pub(super) add_bos: bool,
+    whole: Whole,
+    pub(super) bos: Bos,
+    pub(super) spelling: Spelling,
+}
+
+/// Words that are used whole if they are tokens, without applying merges.
+#[derive(Debug)]
+enum Whole {
+    None,
+    Newlines,
+    All,
+}
+
+/// Whether a text begins with BOS.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Bos {
+    /// Only if the file specifies it.
+    No,
+    /// Unless the file denies it.
+    Yes,
+    /// Even if the file denies it: early files of the model do, by mistake.
+    Always,
+}
+
+/// How tokens spell text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// In GPT-2's alphabet: a character for each byte.
+    Alphabet,
+    /// As SentencePiece: as it is, but with `▁` for a space, and bytes as `<0xNN>`.
+    Plain,
 }
 
 const fn plain(rules: &'static [Rule]) -> PreTokenizer {
-    PreTokenizer { rules, whole_words_first: false, add_bos: false }
+    PreTokenizer { rules, whole: Whole::None, bos: Bos::No, spelling: Spelling::Alphabet }
 }
 
 /// The rules of cl100k; the entries override the differences between models.
@@ -40,20 +67,20 @@ static GPT_2: PreTokenizer = plain(&[Rule::Gpt2]);
 static STARCODER: PreTokenizer = plain(&[Rule::Numbers { most: 1 }, Rule::Gpt2]);
 static FALCON: PreTokenizer =
     plain(&[Rule::Run(|c| c.is_punctuation() || c.is_one_of("$+<=>^~|`")), Rule::Gpt2, Rule::ThreeDigits]);
-static LLAMA_3: PreTokenizer = PreTokenizer { rules: &[Rule::Words(CL100K)], whole_words_first: true, add_bos: true };
+static LLAMA_3: PreTokenizer = PreTokenizer { whole: Whole::All, bos: Bos::Yes, ..plain(&[Rule::Words(CL100K)]) };
 static DBRX: PreTokenizer = plain(&[Rule::Words(CL100K)]);
+static GLM_4: PreTokenizer = PreTokenizer { whole: Whole::All, ..plain(&[Rule::Words(CL100K)]) };
 static QWEN_2: PreTokenizer = plain(&[Rule::Words(Words { digits_max: 1, ..CL100K })]);
 static QWEN_35: PreTokenizer = plain(&[Rule::Words(Words { digits_max: 1, letters: Letters::WithMarks, ..CL100K })]);
 static SEED_CODER: PreTokenizer = plain(&[Rule::Words(Words { digits_max: 1, after_punctuation: "", ..CL100K })]);
 static MINICPM_5: PreTokenizer = PreTokenizer {
-    rules: &[Rule::Numbers { most: 3 }, Rule::Words(Words { digits_max: usize::MAX, ..CL100K })],
-    whole_words_first: true,
-    add_bos: false,
+    whole: Whole::All,
+    ..plain(&[Rule::Numbers { most: 3 }, Rule::Words(Words { digits_max: usize::MAX, ..CL100K })])
 };
 static TEKKEN: PreTokenizer = PreTokenizer {
-    rules: &[Rule::Words(Words { letters: Letters::Cased { contractions: false }, digits_max: 1, ..O200K })],
-    whole_words_first: true,
-    add_bos: true,
+    whole: Whole::All,
+    bos: Bos::Yes,
+    ..plain(&[Rule::Words(Words { letters: Letters::Cased { contractions: false }, digits_max: 1, ..O200K })])
 };
 static GPT_4O: PreTokenizer = plain(&[Rule::Words(O200K)]);
 static DEEPSEEK_LLM: PreTokenizer = plain(&[
@@ -78,6 +105,12 @@ static DEEPSEEK_V3: PreTokenizer = plain(&[
     Rule::Run(|c| matches!(c.value, '\u{4e00}'..='\u{9fa5}' | '\u{3040}'..='\u{30ff}')),
     Rule::DeepSeekWords,
 ]);
+static GEMMA_4: PreTokenizer = PreTokenizer {
+    whole: Whole::Newlines,
+    bos: Bos::Always,
+    spelling: Spelling::Plain,
+    ..plain(&[Rule::Run(|c| c.value == '\n')])
+};
 
 /// All supported names and their pre-tokenizers.
 static TABLE: &[(&str, &PreTokenizer)] = &[
@@ -113,7 +146,8 @@ static TABLE: &[(&str, &PreTokenizer)] = &[
     ("dbrx", &DBRX),
     ("smaug-bpe", &DBRX),
     ("chatglm-bpe", &DBRX),
-    ("glm4", &DBRX),
+    ("glm4", &GLM_4),
+    ("glm5", &GLM_4),
     ("qwen2", &QWEN_2),
     ("deepseek-r1-qwen", &QWEN_2),
     ("kormo", &QWEN_2),
@@ -122,6 +156,9 @@ static TABLE: &[(&str, &PreTokenizer)] = &[
     ("hunyuan", &QWEN_2),
     ("solar-open", &QWEN_2),
     ("grok-2", &QWEN_2),
+    ("bailingmoe", &QWEN_2),
+    ("bailingmoe2", &QWEN_2),
+    ("llada-moe", &QWEN_2),
     ("qwen35", &QWEN_35),
     ("seed-coder", &SEED_CODER),
     ("minicpm5", &MINICPM_5),
@@ -129,11 +166,13 @@ static TABLE: &[(&str, &PreTokenizer)] = &[
     ("gpt-4o", &GPT_4O),
     ("llama4", &GPT_4O),
     ("kanana2", &GPT_4O),
+    ("minimax-m2", &GPT_4O),
     ("deepseek-llm", &DEEPSEEK_LLM),
     ("deepseek-coder", &DEEPSEEK_CODER),
     ("deepseek-v3", &DEEPSEEK_V3),
     ("hunyuan-dense", &DEEPSEEK_V3),
     ("joyai-llm", &DEEPSEEK_V3),
+    ("gemma4", &GEMMA_4),
 ];
 
 /// The pre-tokenizer of a name. An unsupported name is rejected with the supported ones, because other rules would
@@ -147,6 +186,16 @@ pub(super) fn find(name: &str) -> Result<&'static PreTokenizer, TokenizerError> 
 }
 
 impl PreTokenizer {
+    /// Whether this word is used whole if it is a token, without applying merges.
+    pub(super) fn takes_whole(&self, word: &str) -> bool {
+        match self.whole {
+            Whole::None => false,
+            // A word has either newlines only or none.
+            Whole::Newlines => word.starts_with('\n'),
+            Whole::All => true,
+        }
+    }
+
     /// Passes the words of `text` to `word` in order; their concatenation is the text. Linear in the text.
     pub(super) fn split<'a>(&self, text: &'a str, mut word: impl FnMut(&'a str)) {
         let characters: Vec<Character> = text.chars().map(Character::new).collect();

@@ -7,6 +7,8 @@ use super::texts::Texts;
 pub(super) struct Specials {
     /// Sorted by text.
     ids: Vec<u32>,
+    /// Those that take the white space behind them. Sorted.
+    stripping: Vec<u32>,
     /// Whether some token begins with this byte.
     begins: [bool; 256],
 }
@@ -31,7 +33,12 @@ impl Specials {
         for &id in &ids {
             begins[usize::from(text(id)[0])] = true;
         }
-        Self { ids, begins }
+        Self { ids, stripping: Vec::new(), begins }
+    }
+
+    /// With `stripping`, which is sorted, as the tokens that take the white space behind them.
+    pub(super) fn strip_after(self, stripping: Vec<u32>) -> Self {
+        Self { stripping, ..self }
     }
 
     /// Splits `text` into special tokens and the text between them; no text part is empty.
@@ -51,6 +58,10 @@ impl Specials {
             }
             parts.push(Part::Token(id));
             at += length;
+            if self.stripping.binary_search(&id).is_ok() {
+                // C's `isspace`.
+                at += bytes[at..].iter().take_while(|byte| matches!(byte, b'\t'..=b'\r' | b' ')).count();
+            }
             from = at;
         }
         if from < bytes.len() {
@@ -101,6 +112,16 @@ mod tests {
         check(&tokens, "x<|a|>bc<|a", &[Text("x"), Token(1), Text("c"), Token(2), Text("|a")]);
         check(&tokens, "<<|a|>bcdé", &[Token(2), Token(5), Token(4)]);
         check(&tokens, "è🦙", &[Text("è🦙")]);
+    }
+
+    #[test]
+    fn stripping_tokens_take_the_white_space_behind_them() {
+        use Part::{Text, Token};
+        let texts: Texts = ["<a>", "<b>"].iter().collect();
+        let specials = Specials::new(&texts, 0..2).strip_after(vec![1]);
+        assert_eq!(specials.split(&texts, " <a> <b> \n<b>\u{b}"), [Text(" "), Token(0), Text(" "), Token(1), Token(1)]);
+        assert_eq!(specials.split(&texts, "<b>\t é "), [Token(1), Text("é ")]);
+        assert_eq!(specials.split(&texts, "<b>\u{a0}"), [Token(1), Text("\u{a0}")]);
     }
 
     #[test]

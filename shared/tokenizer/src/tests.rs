@@ -95,6 +95,21 @@ fn bpe() -> Pairs {
     ]
 }
 
+fn gemma4() -> Pairs {
+    vec![
+        ("model", Text("gemma4")),
+        (
+            "tokens",
+            list(&["<unk>", "<bos>", "a", "b", "▁", "▁a", "▁ab", "\n", "\n\n", "<0xC3>", "<0xA9>", "</s>", "<turn|>"]),
+        ),
+        ("token_type", Integers(vec![2, 3, 1, 1, 1, 1, 1, 1, 1, 6, 6, 3, 3])),
+        ("merges", list(&["▁ a", "▁a b", "a b", "b \n"])),
+        ("bos_token_id", Unsigned(1)),
+        ("unknown_token_id", Unsigned(0)),
+        ("add_bos_token", Flag(false)),
+    ]
+}
+
 /// The vocabulary with one key changed, added or, without a value, removed.
 fn with(mut pairs: Pairs, key: &'static str, value: Option<Value>) -> Pairs {
     pairs.retain(|(known, _)| *known != key);
@@ -125,7 +140,7 @@ fn missing_or_mistyped_key_is_rejected_by_name() {
 
 #[test]
 fn unknown_tokenizer_model_is_rejected_with_the_supported_ones() {
-    check_refused(spm(), "model", Some(Text("bert")), &["bert", "llama", "gpt2"]);
+    check_refused(spm(), "model", Some(Text("bert")), &["bert", "llama", "gpt2", "gemma4"]);
     check_refused(bpe(), "pre", Some(Text("qwen9\u{1b}[2J")), &["qwen9\\u{1b}[2J", "qwen2, "]);
 }
 
@@ -169,7 +184,7 @@ fn a_bad_merge_token_or_byte_is_refused_by_name() {
 fn metadata_cut_or_changed_anywhere_never_panics() {
     let mut state = 1_u64;
     let mut accepted = 0;
-    for pairs in [spm(), bpe()] {
+    for pairs in [spm(), bpe(), gemma4()] {
         let whole = gguf(&pairs);
         for end in 0..whole.len() {
             assert!(load(&whole[..end]).is_err(), "cut at {end}");
@@ -206,6 +221,27 @@ fn non_tokens_become_bytes_or_the_unknown_token() {
     // A merge gives "bb", which is not a token.
     assert_eq!(tokenizer.encode("bbé", false, false), [1, 1, 7, 8]);
     assert_eq!(tokenizer.encode("c", false, false), [0; 0]);
+}
+
+#[test]
+fn gemma4_merges_characters_within_lines() {
+    let tokenizer = load(&gguf(&gemma4())).expect("the vocabulary is good");
+    // BOS comes even though the file denies it; no space is put before the text.
+    assert_eq!(tokenizer.encode("ab ab", true, false), [1, 2, 3, 6]);
+    assert_eq!(tokenizer.encode("  ab", false, false), [4, 6]);
+    assert_eq!(tokenizer.encode("b\n\n\n a", false, false), [3, 7, 7, 7, 5], "three newlines are no token");
+    assert_eq!(tokenizer.encode("\n\na", false, false), [8, 2]);
+    assert_eq!(tokenizer.encode("éè", false, false), [9, 10, 0]);
+    assert_eq!(tokenizer.encode("<turn|>", false, true), [12]);
+    assert!(!tokenizer.encode("<turn|><0xC3>", false, false).iter().any(|id| [9, 12].contains(id)));
+    assert_eq!(tokenizer.decode(&[1, 5, 9, 10, 8, 6], false), " aé\n\n ab");
+    let (mut stream, mut text) = (tokenizer.stream(), String::new());
+    for (id, expected) in [(5, " a"), (9, " a"), (10, " aé"), (4, " aé ")] {
+        stream.push(&tokenizer, id, &mut text);
+        assert_eq!(text, expected);
+    }
+    check_refused(gemma4(), "merges", Some(list(&["▁ a", "ab"])), &["element 1 of tokenizer.ggml.merges"]);
+    check_refused(gemma4(), "merges", None, &["no tokenizer.ggml.merges"]);
 }
 
 #[test]
@@ -303,6 +339,7 @@ fn the_heap_merges_as_the_slow_reference_does() {
             add_bos: false,
             add_eos: false,
             add_space_prefix: false,
+            strips_after_special: false,
         };
         let text: String = (0..60).map(|_| ['a', 'b', 'c'][below(3)]).collect();
         let expected = merge_slowly(&vocabulary, &text);

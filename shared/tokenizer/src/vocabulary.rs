@@ -2,8 +2,9 @@
 //! `Tokenizer::new` compiles it.
 use gguf::{GgufError, Metadata};
 
+use super::pretokenizer::{self, Bos};
 use super::texts::Texts;
-use super::{TokenizerError, pretokenizer, shown};
+use super::{TokenizerError, shown};
 use crate::limits::{MERGES_MAX, TOKEN_BYTES_MAX, VOCABULARY_LENGTH_MAX};
 
 /// The tokenizer model: `tokenizer.ggml.model`.
@@ -11,7 +12,7 @@ use crate::limits::{MERGES_MAX, TOKEN_BYTES_MAX, VOCABULARY_LENGTH_MAX};
 pub enum Model {
     /// `llama`: SentencePiece; pairs are merged by the score of the result, non-tokens become bytes.
     Spm,
-    /// `gpt2`: byte-level BPE; a pre-tokenizer splits words, pairs are merged in the order of a list.
+    /// `gpt2`, `gemma4`: BPE; a pre-tokenizer splits words, pairs are merged in the order of a list.
     Bpe,
 }
 
@@ -46,7 +47,8 @@ impl Kind {
     }
 }
 
-/// The tokenizer metadata of a file. Texts are as in the file: SPM with `▁` for a space, BPE in GPT-2's byte alphabet.
+/// The tokenizer metadata of a file. Texts are as in the file: SPM and Gemma 4 with `▁` for a space, other BPE in GPT-2's
+/// byte alphabet.
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
     /// The tokenizer model.
@@ -79,6 +81,8 @@ pub struct Vocabulary {
     pub add_eos: bool,
     /// SPM: whether to prepend a space to a text that begins without one.
     pub add_space_prefix: bool,
+    /// Whether special tokens take the white space behind them, see [`Tokenizer::new`](super::Tokenizer::new).
+    pub strips_after_special: bool,
 }
 
 impl Vocabulary {
@@ -89,22 +93,23 @@ impl Vocabulary {
     /// vocabulary, an unknown model, pre-tokenizer or token type.
     pub fn from_metadata(metadata: Metadata<'_>) -> Result<Self, TokenizerError> {
         let keys = Keys(metadata);
-        let model = match keys.required("model", metadata.text("tokenizer.ggml.model"))? {
-            "llama" => Model::Spm,
-            "gpt2" => Model::Bpe,
+        let pre = metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
+        let (model, pre) = match keys.required("model", metadata.text("tokenizer.ggml.model"))? {
+            "llama" => (Model::Spm, pre),
+            "gpt2" => (Model::Bpe, pre),
+            "gemma4" => (Model::Bpe, "gemma4"),
             other => {
                 return Err(TokenizerError::Model { name: shown(other.as_bytes()) });
             }
         };
-        let pre = metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
         let tokens = keys.tokens()?;
         let (scores, merges) = match model {
             Model::Spm => (keys.scores(tokens.len())?, Texts::default()),
             Model::Bpe => (Vec::new(), keys.merges()?),
         };
-        let add_bos_by_default = match model {
-            Model::Spm => true,
-            Model::Bpe => pretokenizer::find(pre)?.add_bos,
+        let rule = match model {
+            Model::Spm => &Bos::Yes,
+            Model::Bpe => &pretokenizer::find(pre)?.bos,
         };
         let kinds = keys.kinds(model, tokens.len())?;
         // SentencePiece always numbers these tokens like this; old files do not store it.
@@ -123,9 +128,18 @@ impl Vocabulary {
             eot: id("tokenizer.ggml.eot_token_id")?,
             eom: id("tokenizer.ggml.eom_token_id")?,
             unknown: id("tokenizer.ggml.unknown_token_id")?.or(usual(0)),
-            add_bos: add_bos.unwrap_or(add_bos_by_default && bos.is_some()),
+            add_bos: match rule {
+                Bos::No => add_bos.unwrap_or(false),
+                Bos::Yes => add_bos.unwrap_or(bos.is_some()),
+                Bos::Always => bos.is_some(),
+            },
             add_eos: metadata.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
             add_space_prefix: metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(model == Model::Spm),
+            // The name is all that such a file has to tell them apart (llama.cpp, `llama_vocab::impl::load`).
+            strips_after_special: metadata.text("general.name").ok().flatten().is_some_and(|name| {
+                let name = name.to_ascii_lowercase();
+                name.contains("phi-3") || name.contains("phi3")
+            }),
             tokens,
             scores,
             kinds,
