@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs};
 use common::chat::{Chat, ToolFormat};
 use gguf::GgufFile;
 use harness::programs::root;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokenizer::{
     Tokenizer,
     template::{CONVERSATION_BYTES_MAX, ChatTemplate, TEMPLATE_BYTES_MAX, TemplateError},
@@ -45,6 +45,30 @@ fn every_template_renders_the_text_that_python_renders() {
             };
             assert_eq!(found, expected, "{name} on {conversation}");
         }
+    }
+}
+
+#[test]
+fn variables_reach_the_template_but_do_not_replace_messages() {
+    let template =
+        template("{{ enable_thinking is defined and not enable_thinking }} {{ messages | length }} {{ effort }}");
+    let chat = Chat { messages: r#"[{"role": "user", "content": "x"}]"#.into(), tools: None };
+    let Value::Object(variables) = json!({"enable_thinking": false, "messages": [], "effort": "high"}) else {
+        panic!("it is an object")
+    };
+    assert_eq!(template.render_with(&chat, &variables, NOW), Ok("True 1 high".into()));
+    assert_eq!(template.render(&chat, NOW), Ok("False 1 ".into()));
+}
+
+#[test]
+fn optional_fields_are_filled_for_templates_that_need_them() {
+    let template = template("{{ messages[1].content + tools[0].function.description + '.' }}");
+    let messages = r#"[{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]"#;
+    let render = |tools: &str| template.render(&Chat { messages: messages.into(), tools: Some(tools.into()) }, NOW);
+    assert_eq!(render(r#"[{"type": "function", "function": {"name": "f"}}]"#), Ok(".".into()));
+    for odd in [r#"[{"function": null}]"#, r#"[{"function": 7}]"#, r#"[{"function": {"parameters": 7}}]"#, "[{}]"] {
+        assert!(!matches!(render(odd), Err(TemplateError::Conversation(_))), "{odd}");
     }
 }
 
@@ -116,6 +140,8 @@ fn hostile_templates_end_with_an_error() {
     failed("{{ raise_exception('no\n\"way\"') }}", "refuses the conversation: no\n\"way\"");
     failed("{% if %}", "cannot be used");
     failed("{{ strftime_now('%Q') }}", "%Q");
+    failed("{{ {'a': [missing]} | tojson }}", "undefined");
+    failed("{{ 'x' | indent(99999999999) }}", "99999999999");
     failed(&"x".repeat(TEMPLATE_BYTES_MAX + 1), "at most");
     failed(&"{% if 1 %}".repeat(20_000), "cannot be used");
 }

@@ -1,7 +1,7 @@
 //! A conversation in the format of the OpenAI API, prepared for templates: text parts joined, arguments of tool calls
 //! as objects.
 use common::chat::Chat;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::TemplateError;
 
@@ -15,14 +15,36 @@ pub(super) struct Conversation {
     pub(super) tools: Option<Vec<Value>>,
 }
 
+/// How a conversation presents tools and their calls to a template.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form {
+    /// Arguments are objects, as most templates expect, not JSON texts.
+    has_objects: bool,
+    /// A message with calls has a content, if only an empty one.
+    has_content: bool,
+    /// A tool has a description and parameters, if only empty ones.
+    has_schemas: bool,
+}
+
+impl Form {
+    /// In the order in which they are tried.
+    pub(super) const ALL: [Self; 6] = [
+        Self { has_objects: true, has_content: false, has_schemas: false },
+        Self { has_objects: false, has_content: false, has_schemas: false },
+        Self { has_objects: true, has_content: true, has_schemas: false },
+        Self { has_objects: false, has_content: true, has_schemas: false },
+        Self { has_objects: true, has_content: true, has_schemas: true },
+        Self { has_objects: false, has_content: true, has_schemas: true },
+    ];
+}
+
 fn refuse<T>(reason: impl Into<String>) -> Result<T, TemplateError> {
     Err(TemplateError::Conversation(reason.into()))
 }
 
 impl Conversation {
-    /// Reads messages and tools. Templates that do not support the role `developer` receive `system` instead. With
-    /// `parse`, the arguments of tool calls, which are JSON texts, become objects.
-    pub(super) fn read(chat: &Chat, knows_developer: bool, parse: bool) -> Result<Self, TemplateError> {
+    /// Reads messages and tools. Templates that do not support the role `developer` receive `system` instead.
+    pub(super) fn read(chat: &Chat, knows_developer: bool, form: Form) -> Result<Self, TemplateError> {
         let messages = list(&chat.messages, "messages")?;
         if messages.is_empty() || messages.len() > MESSAGES_MAX {
             let count = messages.len();
@@ -31,14 +53,25 @@ impl Conversation {
         let messages = messages.into_iter().enumerate();
         let messages = messages.map(|(index, message)| read_message(index, message, knows_developer));
         let mut messages: Vec<Value> = messages.collect::<Result<_, _>>()?;
-        for arguments in messages.iter_mut().filter(|_| parse).flat_map(arguments) {
+        for arguments in messages.iter_mut().filter(|_| form.has_objects).flat_map(arguments) {
             if let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok()) {
                 *arguments = Value::Object(object);
             }
         }
-        let tools = chat.tools.as_ref().map(|tools| list(tools, "tools")).transpose()?;
+        let mut tools = chat.tools.as_ref().map(|tools| list(tools, "tools")).transpose()?;
         if let Some(index) = tools.iter().flatten().position(|tool| !tool.is_object()) {
             return refuse(format!("tools[{index}] is not an object"));
+        }
+        if form.has_content {
+            messages.iter_mut().for_each(|message| fill(message, "content", "".into()));
+        }
+        if form.has_schemas {
+            tools.iter_mut().flatten().filter_map(|tool| tool.get_mut("function")).for_each(|function| {
+                fill(function, "description", "".into());
+                fill(function, "parameters", json!({"type": "object"}));
+                let parameters = function.get_mut("parameters").into_iter();
+                parameters.for_each(|parameters| fill(parameters, "properties", json!({})));
+            });
         }
         Ok(Self { messages, tools: tools.filter(|tools| !tools.is_empty()) })
     }
@@ -87,6 +120,15 @@ fn read_content(index: usize, message: &mut Map<String, Value>) -> Result<(), Te
     let text = texts.join("\n");
     message.insert("content".into(), Value::String(text));
     Ok(())
+}
+
+/// Sets a field of an object that is missing or null.
+fn fill(object: &mut Value, field: &str, value: Value) {
+    if let Value::Object(object) = object
+        && object.get(field).is_none_or(Value::is_null)
+    {
+        object.insert(field.to_owned(), value);
+    }
 }
 
 /// The arguments of a message's tool calls.

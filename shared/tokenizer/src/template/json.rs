@@ -3,10 +3,12 @@ use std::io;
 
 use minijinja::{
     Error, ErrorKind, Value,
-    value::{Kwargs, Serde},
+    value::{Kwargs, Serde, ValueKind},
 };
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+
+use super::python;
 
 /// Widest indentation.
 const INDENT_MAX: usize = 16;
@@ -31,6 +33,10 @@ impl Formatter for OneLine {
         writer.write_all(self.separators.1.as_bytes())
     }
 
+    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        writer.write_all(python::float(value).as_bytes())
+    }
+
     fn write_string_fragment<W: ?Sized + io::Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
         if !self.is_ascii {
             return writer.write_all(fragment.as_bytes());
@@ -47,6 +53,9 @@ impl Formatter for OneLine {
 
 /// `tojson(indent=, sort_keys=, ensure_ascii=, separators=)`.
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    if holds_undefined(value) {
+        return Err(Error::new(ErrorKind::UndefinedError, "tojson of an undefined value"));
+    }
     let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
     let mut json = serde_json::to_value(value).map_err(failed)?;
     let indent: Option<usize> = options.get("indent")?;
@@ -70,4 +79,16 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
         }
     }
     Ok(Value::from(String::from_utf8_lossy(&out).into_owned()))
+}
+
+/// Whether the value is undefined, or a list or object that has such a value; Python refuses to serialise it.
+fn holds_undefined(value: &Value) -> bool {
+    match value.kind() {
+        ValueKind::Undefined => true,
+        ValueKind::Seq => value.try_iter().is_ok_and(|mut items| items.any(|item| holds_undefined(&item))),
+        ValueKind::Map => value
+            .try_iter()
+            .is_ok_and(|mut keys| keys.any(|key| value.get_item(&key).is_ok_and(|item| holds_undefined(&item)))),
+        _ => false,
+    }
 }

@@ -4,14 +4,16 @@
 mod conversation;
 mod date;
 mod json;
+mod python;
 
 use std::io;
 
 use common::chat::{Chat, PROMPT_BYTES_MAX, ToolFormat};
-use conversation::Conversation;
+use conversation::{Conversation, Form};
 use gguf::{GgufError, Metadata};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, syntax::SyntaxConfig, value::Serde};
 use serde::{Deserialize, Serialize};
+use serde_json::Map;
 
 use crate::Tokenizer;
 
@@ -143,6 +145,7 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(DEPTH_MAX);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        python::adapt(&mut environment);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", json::tojson);
         for (name, text) in [(PLAIN, Some(plain)), (WITH_TOOLS, tool_use)] {
@@ -167,14 +170,27 @@ impl ChatTemplate {
     /// # Errors
     /// The conversation is invalid, or the template refuses it or fails.
     pub fn render(&self, chat: &Chat, now: u64) -> Result<String, TemplateError> {
-        let read = |parse: bool| Conversation::read(chat, self.knows_developer, parse);
-        match self.run(&read(true)?, now) {
-            // Most templates expect the arguments of tool calls as objects, some as texts, and none declares which.
-            Err(TemplateError::Failed(reason)) if chat.messages.contains("\"tool_calls\"") => {
-                self.run(&read(false)?, now).map_err(|_| TemplateError::Failed(reason))
-            }
-            result => result,
+        self.render_with(chat, &Map::new(), now)
+    }
+
+    /// As [`Self::render`], with variables that the template may read, such as `enable_thinking`. They do not replace
+    /// those that every template has.
+    ///
+    /// # Errors
+    /// See [`Self::render`].
+    pub fn render_with(
+        &self,
+        chat: &Chat,
+        variables: &Map<String, serde_json::Value>,
+        now: u64,
+    ) -> Result<String, TemplateError> {
+        let run = |form| self.run(&Conversation::read(chat, self.knows_developer, form)?, variables, now);
+        let first = run(Form::ALL[0]);
+        if !matches!(first, Err(TemplateError::Failed(_))) {
+            return first;
         }
+        // No template declares the form that it expects.
+        Form::ALL[1..].iter().find_map(|&form| run(form).ok()).map_or(first, Ok)
     }
 
     /// Whether a rendered text begins with BOS, so that no other BOS is added.
@@ -182,7 +198,12 @@ impl ChatTemplate {
         !self.bos.is_empty() && text.starts_with(&self.bos)
     }
 
-    fn run(&self, conversation: &Conversation, now: u64) -> Result<String, TemplateError> {
+    fn run(
+        &self,
+        conversation: &Conversation,
+        variables: &Map<String, serde_json::Value>,
+        now: u64,
+    ) -> Result<String, TemplateError> {
         let failed = |error: Error| TemplateError::Failed(error.to_string());
         let name = if self.has_tool_use && conversation.tools.is_some() { WITH_TOOLS } else { PLAIN };
         let template = self.environment.get_template(name).map_err(failed)?;
@@ -193,6 +214,7 @@ impl ChatTemplate {
             bos_token => self.bos.as_str(),
             eos_token => self.eos.as_str(),
             strftime_now => Value::from_function(move |format: String| date::strftime(&format, now)),
+            ..Value::from(Serde(variables))
         };
         let mut text = Bounded { text: Vec::new(), is_full: false };
         match template.render_captured_to(context, &mut text) {

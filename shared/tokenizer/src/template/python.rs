@@ -1,0 +1,98 @@
+//! What Python's jinja2 does differently: the texts of floating-point numbers, what can be iterated, and `indent`.
+use minijinja::{
+    Environment, Error, ErrorKind, Output, State, Value,
+    value::{Kwargs, ValueKind},
+};
+
+/// Widest indentation.
+const INDENT_MAX: usize = 256;
+
+/// Makes templates behave as in Python.
+pub(super) fn adapt(environment: &mut Environment<'_>) {
+    environment.set_formatter(format);
+    environment.add_test("iterable", |value: &Value| has_length(value) || value.kind() == ValueKind::Iterable);
+    environment.add_test("sequence", has_length);
+    environment.add_filter("items", items);
+    environment.add_filter("indent", indent);
+}
+
+/// Whether Python's `len` accepts the value; that of an undefined value is 0.
+fn has_length(value: &Value) -> bool {
+    use ValueKind as K;
+    matches!(value.kind(), K::Undefined | K::String | K::Bytes | K::Seq | K::Map)
+}
+
+/// As minijinja's filter, but an undefined value has no items.
+fn items(value: &Value) -> Result<Value, Error> {
+    if value.is_undefined() {
+        return Ok(Value::from_iter(std::iter::empty::<Value>()));
+    }
+    minijinja::filters::items(value)
+}
+
+/// `indent(width=4, first=False, blank=False)`. Unlike minijinja's filter, keeps a line end at the end.
+fn indent(
+    text: &str,
+    width: Option<usize>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    options: Kwargs,
+) -> Result<String, Error> {
+    let width = width.or(options.get("width")?).unwrap_or(4);
+    let first = first.or(options.get("first")?).unwrap_or(false);
+    let blank = blank.or(options.get("blank")?).unwrap_or(false);
+    options.assert_all_used()?;
+    if width > INDENT_MAX {
+        let reason = format!("indent is {width} wide, but at most {INDENT_MAX} are supported");
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    let mut out = String::with_capacity(text.len());
+    for (index, line) in text.split('\n').enumerate() {
+        let is_indented = if index == 0 { first } else { blank || !line.is_empty() };
+        out.push_str(if index == 0 { "" } else { "\n" });
+        out.extend(std::iter::repeat_n(' ', if is_indented { width } else { 0 }));
+        out.push_str(line.strip_suffix('\r').unwrap_or(line));
+    }
+    Ok(out)
+}
+
+fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    match f64::try_from(value.clone()) {
+        Ok(number) if value.kind() == ValueKind::Number && !value.is_integer() => {
+            out.write_str(&float(number)).map_err(Error::from)
+        }
+        _ => minijinja::escape_formatter(out, state, value),
+    }
+}
+
+/// A floating-point number as Python writes it: with an exponent of two digits or more below 0.0001 and from 1e16 on.
+pub(super) fn float(number: f64) -> String {
+    if number == 0.0 || !number.is_finite() || (1e-4..1e16).contains(&number.abs()) {
+        return format!("{number:?}");
+    }
+    let text = format!("{number:e}");
+    let (mantissa, exponent) = text.split_once('e').expect("an exponent is written");
+    let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
+    format!("{mantissa}e{sign}{digits:0>2}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_are_written_as_in_python() {
+        for (number, text) in [
+            (0.0, "0.0"),
+            (-1.5, "-1.5"),
+            (1e-4, "0.0001"),
+            (1.5e-5, "1.5e-05"),
+            (-1e-200, "-1e-200"),
+            (123_456_789.0, "123456789.0"),
+            (1e16, "1e+16"),
+            (1.25e100, "1.25e+100"),
+        ] {
+            assert_eq!(float(number), text);
+        }
+    }
+}

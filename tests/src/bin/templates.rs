@@ -1,0 +1,87 @@
+//! The chat templates of a llama.cpp checkout against the hashes of the texts that jinja2 renders
+//! (`tests/fixtures/templates/collection.py` writes them).
+use std::{collections::BTreeMap, fs, path::PathBuf};
+
+use anyhow::{Context, ensure};
+use clap::Parser;
+use common::chat::Chat;
+use harness::programs::root;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Map, Value, json};
+use tokenizer::template::{ChatTemplate, TemplateError};
+
+/// The time in `render.py`: 2025-11-22 02:08:38 UTC.
+const NOW: u64 = 1_763_777_318;
+/// Fewest templates of a checkout whose hashes are stored.
+const TEMPLATES_MIN: usize = 25;
+/// Uses `safe` with `+`, which makes Python escape the rest for HTML.
+const ESCAPES: &str = "meetkai-functionary-medium-v3.1";
+
+/// Compare the chat templates of a llama.cpp checkout with jinja2.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The checkout
+    checkout: PathBuf,
+}
+
+/// What jinja2 renders from a template.
+#[derive(Deserialize)]
+struct Rendered {
+    /// Hash of the template.
+    source: String,
+    /// Conversation, variables, and the hash of the text, the refusal, or null if jinja2 fails.
+    texts: Vec<(String, Map<String, Value>, Value)>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let folder = Arguments::parse().checkout.join("models/templates");
+    let conversations: BTreeMap<String, Value> = fixture("conversations.json")?;
+    let collection: BTreeMap<String, Rendered> = fixture("collection.json")?;
+    let (mut templates, mut texts, mut differences) = (0, 0, 0);
+    for (name, rendered) in &collection {
+        let source = fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap_or_default();
+        if hash(&source) != rendered.source || name == ESCAPES {
+            println!("{name} is not compared");
+            continue;
+        }
+        templates += 1;
+        let template = ChatTemplate::new(&source, None, "<s>".into(), "</s>".into()).context(name.clone())?;
+        // Where jinja2 fails, an error and a text are both right.
+        for (conversation, variables, expected) in rendered.texts.iter().filter(|text| !text.2.is_null()) {
+            texts += 1;
+            let parts = &conversations[conversation];
+            let tools = parts.get("tools").map(Value::to_string);
+            let chat = Chat { messages: parts["messages"].to_string(), tools };
+            let found = match template.render_with(&chat, variables, NOW) {
+                Ok(text) => Value::String(hash(&text)),
+                Err(TemplateError::Refused(reason)) => json!({ "refused": reason }),
+                Err(error) => Value::String(error.to_string()),
+            };
+            if found != *expected {
+                differences += 1;
+                println!("{name} on {conversation} with {}: {found}", Value::Object(variables.clone()));
+            }
+        }
+    }
+    println!("{templates} templates, {texts} texts, {differences} differences");
+    ensure!(differences == 0, "{differences} texts differ");
+    ensure!(
+        templates >= TEMPLATES_MIN,
+        "the checkout has {templates} of the templates, at least {TEMPLATES_MIN} are needed"
+    );
+    Ok(())
+}
+
+fn fixture<T: DeserializeOwned>(name: &str) -> anyhow::Result<T> {
+    let path = root().join("tests/fixtures/templates").join(name);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    serde_json::from_str(&text).with_context(|| path.display().to_string())
+}
+
+/// FNV-1a of the UTF-8 bytes, 64 bits, as in `collection.py`.
+fn hash(text: &str) -> String {
+    let value = text
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |value, byte| (value ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    format!("{value:016x}")
+}
