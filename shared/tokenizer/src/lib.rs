@@ -26,7 +26,7 @@ use spm::Spm;
 use texts::Index;
 
 pub use error::TokenizerError;
-pub use limits::{MERGES_MAX, TOKEN_BYTES_MAX, VOCABULARY_LENGTH_MAX};
+pub use limits::{MERGES_MAX, SUPPRESSED_MAX, TOKEN_BYTES_MAX, VOCABULARY_LENGTH_MAX};
 pub use stream::Detokenizer;
 pub use texts::Texts;
 pub use vocabulary::{Kind, Model, Vocabulary};
@@ -111,6 +111,7 @@ pub struct Tokenizer {
     escapes_spaces: bool,
     /// End tokens, sorted.
     ends: Vec<u32>,
+    suppressed: Vec<u32>,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -177,6 +178,7 @@ impl Tokenizer {
             user_defined: Specials::new(&tokens, of_kinds(&[Kind::UserDefined])).strip_after(stripping.clone()),
             special: Specials::new(&tokens, of_kinds(SPECIAL)).strip_after(stripping),
             escapes_spaces,
+            suppressed: vocabulary.suppressed,
             bos: vocabulary.bos,
             eos: vocabulary.eos,
             add_bos: vocabulary.add_bos,
@@ -272,5 +274,10 @@ impl Tokenizer {
     /// Whether generation stops at this token: EOS, EOT, EOM, and control tokens whose text is known to end a turn.
     pub fn is_end(&self, id: u32) -> bool {
         self.ends.binary_search(&id).is_ok()
+    }
+
+    /// The tokens that the model must not generate, at most [`SUPPRESSED_MAX`].
+    pub fn suppressed(&self) -> &[u32] {
+        &self.suppressed
     }
 }

@@ -8,3 +8,6 @@ pub const MERGES_MAX: usize = 1 << 23;
 
 /// Longest token or merge in bytes; the longest in use has about 1000 (runs of spaces).
 pub const TOKEN_BYTES_MAX: usize = 4096;
+
+/// Most tokens that a model must not generate; they are biased in every request.
+pub const SUPPRESSED_MAX: usize = 256;

@@ -167,6 +167,19 @@ fn the_id_of_no_token_is_refused_by_name() {
 }
 
 #[test]
+fn suppressed_tokens_are_those_of_the_vocabulary() {
+    let suppressed = |ids: Vec<i32>| {
+        let pairs = with(gemma4(), "suppress_tokens", Some(Integers(ids)));
+        load(&gguf(&pairs)).expect("the vocabulary is good").suppressed().to_vec()
+    };
+    assert_eq!(suppressed(vec![12, 13, 3, -1, i32::MAX]), [12, 3]);
+    assert_eq!(load(&gguf(&gemma4())).expect("the vocabulary is good").suppressed(), [0; 0]);
+    let many = Integers(vec![1; SUPPRESSED_MAX + 1]);
+    check_refused(gemma4(), "suppress_tokens", Some(many), &["suppress_tokens has 257 elements"]);
+    check_refused(gemma4(), "suppress_tokens", Some(Text("1")), &["tokenizer.ggml.suppress_tokens"]);
+}
+
+#[test]
 fn a_bad_merge_token_or_byte_is_refused_by_name() {
     for bad in ["ab", "", " ", "a b c", "a "] {
         check_refused(bpe(), "merges", Some(list(&["a b", bad])), &["element 1 of tokenizer.ggml.merges", bad]);
@@ -340,6 +353,7 @@ fn the_heap_merges_as_the_slow_reference_does() {
             add_eos: false,
             add_space_prefix: false,
             strips_after_special: false,
+            suppressed: Vec::new(),
         };
         let text: String = (0..60).map(|_| ['a', 'b', 'c'][below(3)]).collect();
         let expected = merge_slowly(&vocabulary, &text);

@@ -5,7 +5,7 @@ use gguf::{GgufError, Metadata};
 use super::pretokenizer::{self, Bos};
 use super::texts::Texts;
 use super::{TokenizerError, shown};
-use crate::limits::{MERGES_MAX, TOKEN_BYTES_MAX, VOCABULARY_LENGTH_MAX};
+use crate::limits::{MERGES_MAX, SUPPRESSED_MAX, TOKEN_BYTES_MAX, VOCABULARY_LENGTH_MAX};
 
 /// The tokenizer model: `tokenizer.ggml.model`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +83,8 @@ pub struct Vocabulary {
     pub add_space_prefix: bool,
     /// Whether special tokens take the white space behind them, see [`Tokenizer::new`](super::Tokenizer::new).
     pub strips_after_special: bool,
+    /// Tokens that the model must not generate.
+    pub suppressed: Vec<u32>,
 }
 
 impl Vocabulary {
@@ -140,6 +142,7 @@ impl Vocabulary {
                 let name = name.to_ascii_lowercase();
                 name.contains("phi-3") || name.contains("phi3")
             }),
+            suppressed: keys.suppressed(tokens.len())?,
             tokens,
             scores,
             kinds,
@@ -190,6 +193,17 @@ impl Keys<'_> {
             .enumerate()
             .map(|(id, &number)| Kind::from_number(number).ok_or(TokenizerError::Kind { id, number }))
             .collect()
+    }
+
+    /// As llama.cpp, skips ids beyond the vocabulary.
+    fn suppressed(&self, vocabulary: usize) -> Result<Vec<u32>, TokenizerError> {
+        let ids = self.0.integers("tokenizer.ggml.suppress_tokens")?.unwrap_or_default();
+        if ids.len() > SUPPRESSED_MAX {
+            let length = ids.len();
+            return Err(TokenizerError::TooMany { key: "suppress_tokens", length, most: SUPPRESSED_MAX });
+        }
+        let ids = ids.into_iter().filter_map(|id| u32::try_from(id).ok());
+        Ok(ids.filter(|&id| (id as usize) < vocabulary).collect())
     }
 
     fn id(&self, key: &'static str, vocabulary: usize) -> Result<Option<u32>, TokenizerError> {

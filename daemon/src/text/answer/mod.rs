@@ -23,6 +23,9 @@ use tokenizer::Tokenizer;
 
 use super::{ModelText, output::Output};
 
+/// Added to the logits of tokens that the model must not generate: more than any bias of a client can outweigh.
+const SUPPRESSION: f32 = -1e9;
+
 /// Events of a request as the node's state machine receives them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AnswerEvent {
@@ -100,7 +103,9 @@ impl Answers {
         });
         let answer = TextAnswer { output, prompt: Some(prompt.clone()), stopped: None };
         self.lock().insert(key, answer);
-        Prepared::new(received, generate, prompt, is_stopped)
+        let mut prepared = Prepared::new(received, generate, prompt, is_stopped);
+        prepared.sampling.logit_bias.extend(self.tokenizer.suppressed().iter().map(|&id| (id, SUPPRESSION)));
+        prepared
     }
 
     /// Removes a request that the engine does not receive.

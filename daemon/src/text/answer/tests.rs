@@ -2,6 +2,8 @@
 use std::sync::LazyLock;
 
 use common::{fault::FaultKind, sampling::SamplingParameters, units::Nanoseconds};
+use gguf::GgufFile;
+use tokenizer::Vocabulary;
 
 use super::*;
 use crate::text::prepare::tests::model;
@@ -159,6 +161,23 @@ fn resumed_answer_continues_with_the_same_text() {
             assert_eq!((over.text.as_str(), over.ids.len()), ("", 0), "it was complete");
         }
     }
+}
+
+#[test]
+fn tokens_that_the_model_must_not_generate_are_biased() {
+    let file = GgufFile::open(&MODEL.path).expect("the demo model is there");
+    let vocabulary = Vocabulary::from_metadata(file.metadata()).expect("it has a vocabulary");
+    let vocabulary = Vocabulary { suppressed: vec![5, 9], ..vocabulary };
+    let tokenizer = Arc::new(Tokenizer::new(vocabulary).expect("it is good"));
+    let mut text = model();
+    text.tokenizer = tokenizer;
+    let answers = Answers::new(&text);
+    let sampling = SamplingParameters { logit_bias: vec![(5, 1000.0)], ..SamplingParameters::default() };
+    let generate = Generate::new("a", 10, sampling, Vec::new());
+    let prepared = answers.begin(KEY, Instant::now(), &generate, vec![1, 2]);
+    assert_eq!(prepared.sampling.logit_bias, [(5, 1000.0), (5, SUPPRESSION), (9, SUPPRESSION)]);
+    let answers = Answers::new(&MODEL);
+    assert_eq!(answers.begin(KEY, Instant::now(), &generate, vec![1, 2]).sampling, generate.sampling);
 }
 
 #[test]
