@@ -9,8 +9,8 @@ use harness::random::Random;
 use harness::tiny_model::Architecture;
 use harness::tiny_model::TinyModel;
 use models::{
-    Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec, Norms, RopeSpec,
-    Rotation, RouterSpec, Scaling, Scores,
+    Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec, NormKind, Norms,
+    RopeSpec, Rotation, RouterSpec, Scaling, Scores,
 };
 
 fn every_value(version: u32) -> GgufWriter {
@@ -254,6 +254,7 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
         context_length: 256,
         embedding_length: 256,
         vocabulary_length: 300,
+        norm: NormKind::Rms,
         norm_epsilon: 1e-5,
         embedding_scale: 1.0,
         tied_output: format == BlockFormat::Q8_0,

@@ -162,6 +162,11 @@ impl Shapes {
         let large =
             [window(7), number("block_count", 64), number("embedding_length", 192), number("feed_forward_length", 96)];
         self.add("exaone4", [&[], &large], &UNTIED);
+        let cohere = |positions, embedding| {
+            let norm = float("attention.layer_norm_epsilon", 1e-5);
+            [norm, window(positions), float("logit_scale", 0.25), number("embedding_length", embedding)]
+        };
+        self.add("cohere2", [&cohere(24, 256), &cohere(7, 192)], &[]);
         let gpt_oss = |columns, positions| [&experts(columns)[..], &yarn(), &[window(positions)]].concat();
         self.add("gpt-oss", [&gpt_oss(256, 24), &gpt_oss(160, 7)], &UNTIED);
     }

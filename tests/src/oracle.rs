@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
 use gguf::GgufFile;
 use models::{
-    Activation, ExpertsSpec, HeadNorms, LayerSpec, ModelSpec, RopeSpec, Rotation, Scaling, Scores, TensorRole,
+    Activation, ExpertsSpec, HeadNorms, LayerSpec, ModelSpec, NormKind, RopeSpec, Rotation, Scaling, Scores, TensorRole,
 };
 
 use crate::dequantise::dequantise;
@@ -89,9 +89,14 @@ impl<'a> Oracle<'a> {
     /// The norm with this weight, if there is one.
     fn norm(&self, x: &[f64], layer: Option<usize>, role: TensorRole) -> Vec<f64> {
         let Some(weight) = self.vector(layer, role) else { return x.to_vec() };
-        let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+        let is_of_head = matches!(role, TensorRole::QueryNorm | TensorRole::KeyNorm);
+        let centre = match self.spec.norm {
+            NormKind::Layer if !is_of_head => x.iter().sum::<f64>() / x.len() as f64,
+            _ => 0.0,
+        };
+        let mean = x.iter().map(|x| (x - centre).powi(2)).sum::<f64>() / x.len() as f64;
         let scale = 1.0 / (mean + f64::from(self.spec.norm_epsilon)).sqrt();
-        x.iter().zip(weight).map(|(x, weight)| x * scale * weight).collect()
+        x.iter().zip(weight).map(|(x, weight)| (x - centre) * scale * weight).collect()
     }
 
     fn project(&self, layer: usize, role: TensorRole, bias: TensorRole, x: &[f64]) -> Vec<f64> {
@@ -182,8 +187,12 @@ impl<'a> Oracle<'a> {
             let attended = self.attend(layer, &query, &keys[..=position], &values[..=position]);
             let out = self.project(layer, TensorRole::AttentionOutput, TensorRole::AttentionOutputBias, &attended);
             let out = self.norm(&out, Some(layer), TensorRole::MixerPostNorm);
+            let before = hidden.clone();
             hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += f64::from(*residual_scale) * out);
-            let x = self.norm(hidden, Some(layer), TensorRole::FeedForwardNorm);
+            let x = match self.spec.layer(layer).is_parallel() {
+                true => self.norm(&before, Some(layer), TensorRole::MixerNorm),
+                false => self.norm(hidden, Some(layer), TensorRole::FeedForwardNorm),
+            };
             let out = match feed_forward.experts() {
                 None => self.network(layer, 0, feed_forward.activation(), &x),
                 Some(experts) => self.mixture(layer, experts, hidden, &x, routes),

@@ -283,9 +283,10 @@ fn dense_kernels_agree_with_the_scalar_ones() {
     for length in [1, 7, 8, 9, 31, 47, 64, 129] {
         let (a, b) = (random.values(length), random.values(length));
         let run = |table: &Kernels| {
-            let mut out = vec![vec![0.5; length]; 2];
+            let mut out = vec![vec![0.5; length]; 3];
             (table.rms_norm)(&a, &b, 1e-5, &mut out[0]);
             (table.add)(&mut out[1], &b);
+            (table.layer_norm)(&a, &b, 1e-5, &mut out[2]);
             out.concat()
         };
         let gated = |table: &Kernels| {

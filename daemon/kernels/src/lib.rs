@@ -62,6 +62,8 @@ pub struct Kernels {
     pub attend: fn(KvBlock<'_>, &mut Attention<'_>),
     /// `out = x / sqrt(mean(x^2) + epsilon) * weight`
     pub rms_norm: fn(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]),
+    /// `out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * weight`
+    pub layer_norm: fn(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]),
     /// `gate = silu(gate) * up`
     pub silu_multiply: fn(gate: &mut [f32], up: &[f32]),
     /// `gate = gelu(gate) * up`, with the approximation by tanh.

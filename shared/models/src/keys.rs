@@ -186,6 +186,14 @@ impl Keys<'_> {
         self.source.float(&self.key(name))
     }
 
+    /// An integer that may be anything; `None` if the key is missing.
+    ///
+    /// # Errors
+    /// The value is of another type or negative.
+    pub fn unsigned(&self, name: &str) -> Result<Option<u64>, GgufError> {
+        self.source.unsigned(&self.key(name))
+    }
+
     /// An integer that may be 0.
     ///
     /// # Errors

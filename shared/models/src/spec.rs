@@ -19,7 +19,10 @@ pub struct ModelSpec {
     pub embedding_length: usize,
     /// Rows of the embedding and of the output matrix.
     pub vocabulary_length: usize,
-    /// Added under the root in RMS norms.
+    /// What all norms divide by. Descriptions of earlier builds lack it.
+    #[serde(default)]
+    pub norm: NormKind,
+    /// Added under the root in norms.
     pub norm_epsilon: f32,
     /// Factor of the embedding.
     pub embedding_scale: f32,
@@ -37,7 +40,7 @@ pub struct ModelSpec {
     pub layers: Vec<u16>,
 }
 
-/// What a layer computes: `h += mixer(norm(h)); h += feed_forward(norm(h))`.
+/// What a layer computes: `h += mixer(norm(h)); h += feed_forward(norm(h))`, or both at once ([`Norms::Parallel`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerSpec {
     /// The first half.
@@ -56,6 +59,16 @@ pub struct LayerSpec {
     pub has_output_scale: bool,
 }
 
+/// How norms scale a hidden state. Norms of heads are always [`NormKind::Rms`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NormKind {
+    /// By its root mean square (Zhang and Sennrich 2019).
+    #[default]
+    Rms,
+    /// By its standard deviation, around its mean, without a bias (Ba et al. 2016).
+    Layer,
+}
+
 /// The norms of a layer, by the names that files give them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Norms {
@@ -67,6 +80,8 @@ pub enum Norms {
     Around,
     /// Behind both halves: `post_attention_norm` and `post_ffw_norm`.
     Behind,
+    /// One before both halves, which read the same hidden state, so that ranks exchange one sum per layer: `attn_norm`.
+    Parallel,
 }
 
 /// Grouped-query attention.
@@ -327,6 +342,13 @@ impl FeedForward {
     }
 }
 
+impl LayerSpec {
+    /// Whether both halves read the same hidden state and their sum is added once.
+    pub fn is_parallel(&self) -> bool {
+        self.norms == Norms::Parallel
+    }
+}
+
 impl AttentionSpec {
     /// Query heads that read the same KV head.
     pub const fn group(&self) -> usize {
@@ -424,6 +446,10 @@ impl ModelSpec {
             && layer.input_length == self.input_length()
             && layer.input_length as u64 <= EMBEDDING_LENGTH_MAX
             && experts
+            // Experts read a norm of their own.
+            && !(layer.is_parallel() && feed_forward.experts().is_some())
+            // Norms behind halves, and before experts, are always of the other kind.
+            && (self.norm == NormKind::Rms || layer.is_parallel())
     }
 }
 

@@ -156,6 +156,7 @@ impl LayerSpec {
         let norms: &[(TensorRole, &str)] = match self.norms {
             Norms::Before => &[(MixerNorm, "attn_norm.weight"), (FeedForwardNorm, "ffn_norm.weight")],
             Norms::BeforeAsPost => &[(MixerNorm, "attn_norm.weight"), (FeedForwardNorm, "post_attention_norm.weight")],
+            Norms::Parallel => &[(MixerNorm, "attn_norm.weight")],
             Norms::Around => &[
                 (MixerNorm, "attn_norm.weight"),
                 (MixerPostNorm, "post_attention_norm.weight"),

@@ -260,6 +260,7 @@ mod tests {
             context_length: 128,
             embedding_length: head_count * head_length,
             vocabulary_length: 2048,
+            norm: models::NormKind::Rms,
             norm_epsilon: 1e-5,
             embedding_scale: 1.0,
             tied_output: true,

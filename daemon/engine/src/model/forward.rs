@@ -5,7 +5,7 @@ use common::{
     limits::{KV_BLOCK_LENGTH, SLOTS_MAX},
 };
 use kernels::{Compute, Kernels, matmul, matmuls};
-use models::{AttentionSpec, HeadNorms, Scaling, Temperature, limits::HEAD_LENGTH_MAX};
+use models::{AttentionSpec, HeadNorms, Scaling, Temperature};
 use telemetry::SyncKind;
 use topology::LayerCut;
 
@@ -14,6 +14,7 @@ use super::{
     experts::{experts, same_norm},
     feed_forward::feed_forward,
     kv_cache::{KvCache, Place},
+    norm::{norm, norm_head},
     pace::Pace,
     rope::Rope,
     weights::{Layer, Matrix, Shard, wanted_by},
@@ -162,7 +163,9 @@ impl Model {
             let layer = LayerIndex((self.shard.plan.layers.start + index) as u32);
             self.attention(batch, index);
             sink.stored(index, &self.cache);
-            self.add_up(index, layer, SyncKind::Attention, collective)?;
+            if !self.shard.layers[index].spec.is_parallel() {
+                self.add_up(index, layer, SyncKind::Attention, collective)?;
+            }
             self.feed_forward(batch, index);
             self.add_up(index, layer, SyncKind::FeedForward, collective)?;
             self.add_input(index);
@@ -193,6 +196,9 @@ impl Model {
                 pace.half_layer(layer, kind);
                 if kind == SyncKind::Attention {
                     sink.stored(index, &self.cache);
+                    if self.shard.layers[index].spec.is_parallel() {
+                        continue;
+                    }
                 }
                 collective.all_reduce(layer, kind, &self.scratch.partial, &mut self.hidden)?;
             }
@@ -256,13 +262,7 @@ impl Model {
     /// `hidden -> partial`: the attention of this rank's heads.
     fn attention(&mut self, batch: Batch<'_>, index: usize) {
         let layer = &self.shard.layers[index];
-        norm(
-            &self.compute,
-            &self.hidden,
-            &layer.attention_norm,
-            self.shard.spec.norm_epsilon,
-            &mut self.scratch.normed,
-        );
+        norm(&self.compute, &self.shard.spec, &self.hidden, &layer.attention_norm, &mut self.scratch.normed);
         self.scratch.partial.clear();
         self.scratch.partial.resize(self.hidden.len(), 0.0);
         if !self.cut(index).heads.is_empty() {
@@ -403,14 +403,23 @@ impl Model {
         Ok(())
     }
 
-    /// `hidden -> partial`: this rank's columns of the feed-forward network or of the chosen experts.
+    /// `hidden -> partial`: this rank's columns of the feed-forward network or of the chosen experts, plus, in a layer
+    /// whose halves are parallel, the attention's output.
     fn feed_forward(&mut self, batch: Batch<'_>, index: usize) {
         let layer: &Layer = &self.shard.layers[index];
         let epsilon = self.shard.spec.norm_epsilon;
         if let Some(router) = &layer.router {
             return experts(&self.compute, layer, router, &self.hidden, epsilon, &mut self.scratch);
         }
-        norm(&self.compute, &self.hidden, &layer.feed_forward_norm, epsilon, &mut self.scratch.normed);
+        if layer.spec.is_parallel() {
+            // The network reads the norm that the attention left, and overwrites `partial`.
+            let Scratch { partial, summed, .. } = &mut self.scratch;
+            std::mem::swap(partial, summed);
+            partial.resize(summed.len(), 0.0);
+            feed_forward(&self.compute, layer, batch.tokens.len(), &mut self.scratch);
+            return (self.compute.kernels.add)(&mut self.scratch.partial, &self.scratch.summed);
+        }
+        norm(&self.compute, &self.shard.spec, &self.hidden, &layer.feed_forward_norm, &mut self.scratch.normed);
         feed_forward(&self.compute, layer, batch.tokens.len(), &mut self.scratch);
     }
 
@@ -430,8 +439,7 @@ impl Model {
             return;
         }
         let Scratch { normed, activations, .. } = &mut self.scratch;
-        let epsilon = self.shard.spec.norm_epsilon;
-        norm(&self.compute, &self.hidden[..wanted * length], &self.shard.output_norm, epsilon, normed);
+        norm(&self.compute, &self.shard.spec, &self.hidden[..wanted * length], &self.shard.output_norm, normed);
         activations.load(&self.compute, normed, length, output.wanted());
         matmul(&self.compute, output.view(), activations, &mut self.logits);
         let (scale, cap) = (self.shard.spec.logit_scale, self.shard.spec.logit_cap);
@@ -442,18 +450,6 @@ impl Model {
             self.logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
         }
     }
-}
-
-/// Root-mean-square norm of each token (Zhang and Sennrich 2019); a copy if there is no weight.
-fn norm(compute: &Compute, hidden: &[f32], weight: &[f32], epsilon: f32, out: &mut Vec<f32>) {
-    out.resize(hidden.len(), 0.0);
-    if weight.is_empty() {
-        return out.copy_from_slice(hidden);
-    }
-    compute.pool.chunks(out, weight.len(), |token, out| {
-        let row = &hidden[token * weight.len()..][..weight.len()];
-        (compute.kernels.rms_norm)(row, weight, epsilon, out);
-    });
 }
 
 /// The scaled embeddings of a step's tokens, `[token, embedding_length]`.
@@ -495,19 +491,6 @@ fn project_all(compute: &Compute, layer: &Layer, tokens: usize, scratch: &mut Sc
             matmul(compute, layer.query.view(), activations, query);
         }
     }
-}
-
-/// Norms a head in place.
-fn norm_head(compute: &Compute, weight: &[f32], epsilon: f32, head: &mut [f32]) {
-    let before = head_copy(head);
-    (compute.kernels.rms_norm)(&before[..head.len()], weight, epsilon, head);
-}
-
-/// Copies a head to the stack, because the norm's input and output may not overlap.
-fn head_copy(head: &[f32]) -> [f32; HEAD_LENGTH_MAX as usize] {
-    let mut copy = [0.0; HEAD_LENGTH_MAX as usize];
-    copy[..head.len()].copy_from_slice(head);
-    copy
 }
 
 /// Factor of a query at a position.

@@ -7,6 +7,7 @@ pub mod experts;
 pub mod feed_forward;
 pub mod forward;
 pub mod kv_cache;
+mod norm;
 mod pace;
 pub mod packed;
 pub mod region;

@@ -141,6 +141,30 @@ pub(crate) fn rms_norm<L: Lanes>(lanes: L, x: &[f32], weight: &[f32], epsilon: f
     }
 }
 
+/// `out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight`
+#[inline(always)]
+pub(crate) fn layer_norm<L: Lanes>(lanes: L, x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+    assert!(x.len() == weight.len() && x.len() == out.len());
+    let mut sum = lanes.splat(0.0);
+    let chunks = x.chunks_exact(L::ROWS);
+    let rest: f32 = chunks.remainder().iter().sum();
+    for x in chunks.clone() {
+        sum = lanes.add(sum, lanes.load(x));
+    }
+    let mean = (lanes.total(sum) + rest) / x.len() as f32;
+    let rest: f32 = chunks.remainder().iter().map(|x| (x - mean) * (x - mean)).sum();
+    let (mut squares, minus) = (lanes.splat(0.0), lanes.splat(-mean));
+    for x in chunks {
+        let x = lanes.add(lanes.load(x), minus);
+        squares = lanes.multiply_add(x, x, squares);
+    }
+    let variance = (lanes.total(squares) + rest) / x.len() as f32;
+    let inverse = 1.0 / (variance + epsilon).sqrt();
+    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = (x - mean) * inverse * weight;
+    }
+}
+
 /// Reads bytes as `streams` parallel streams and does nothing else; returns a value that depends on all of them.
 #[inline(always)]
 pub(crate) fn read<L: Lanes>(lanes: L, bytes: &[u8], streams: usize, ahead: usize) -> u8 {

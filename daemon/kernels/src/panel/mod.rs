@@ -12,7 +12,9 @@ mod stored;
 mod two;
 
 pub(crate) use attend::attend;
-pub(crate) use dense::{FLOAT_TILES, clamped_swiglu, gelu_multiply, peak, quantise, read, rms_norm, silu_multiply};
+pub(crate) use dense::{
+    FLOAT_TILES, clamped_swiglu, gelu_multiply, layer_norm, peak, quantise, read, rms_norm, silu_multiply,
+};
 pub(crate) use formats::*;
 pub(crate) use lanes::Lanes;
 pub(crate) use operations::{entry, operations, table};

@@ -78,6 +78,9 @@ macro_rules! table {
             rms_norm: entry!($features, |x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]| {
                 panel::rms_norm($lanes, x, weight, epsilon, out)
             }),
+            layer_norm: entry!($features, |x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]| {
+                panel::layer_norm($lanes, x, weight, epsilon, out)
+            }),
             silu_multiply: entry!($features, |gate: &mut [f32], up: &[f32]| { panel::silu_multiply($lanes, gate, up) }),
             gelu_multiply: entry!($features, |gate: &mut [f32], up: &[f32]| { panel::gelu_multiply($lanes, gate, up) }),
             clamped_swiglu: entry!($features, |gate: &mut [f32], up: &[f32]| {

@@ -40,6 +40,7 @@ pub(super) const TABLE: Kernels = Kernels {
     quantise,
     attend,
     rms_norm,
+    layer_norm,
     silu_multiply,
     gelu_multiply,
     clamped_swiglu,
@@ -228,6 +229,14 @@ fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
     let mean = lanes(x.len(), |index| (x[index], x[index])) / x.len() as f32;
     let inverse = 1.0 / (mean + epsilon).sqrt();
     out.iter_mut().zip(x).zip(weight).for_each(|((out, x), weight)| *out = x * inverse * weight);
+}
+
+fn layer_norm(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+    assert!(x.len() == weight.len() && x.len() == out.len());
+    let mean = lanes(x.len(), |index| (x[index], 1.0)) / x.len() as f32;
+    let variance = lanes(x.len(), |index| (x[index] - mean, x[index] - mean)) / x.len() as f32;
+    let inverse = 1.0 / (variance + epsilon).sqrt();
+    out.iter_mut().zip(x).zip(weight).for_each(|((out, x), weight)| *out = (x - mean) * inverse * weight);
 }
 
 fn silu_multiply(gate: &mut [f32], up: &[f32]) {

@@ -9,13 +9,22 @@ use crate::{
     },
     spec::{
         Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, LongSpec,
-        ModelSpec, Norms, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, YarnSpec,
+        ModelSpec, NormKind, Norms, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, YarnSpec,
     },
     tensors::{FUSED_EXPERTS, ROPE_FACTORS, TOKEN_EMBEDDING},
 };
 
-/// A model without layers and rotation.
+/// A model without layers and rotation, whose norms divide by the root mean square.
 pub(super) fn model(keys: &Keys<'_>) -> Result<ModelSpec, GgufError> {
+    model_with(keys, NormKind::Rms)
+}
+
+/// A model without layers and rotation.
+pub(super) fn model_with(keys: &Keys<'_>, norm: NormKind) -> Result<ModelSpec, GgufError> {
+    let epsilon = match norm {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer => "attention.layer_norm_epsilon",
+    };
     let vocabulary_length = keys
         .source
         .rows(TOKEN_EMBEDDING)
@@ -26,7 +35,8 @@ pub(super) fn model(keys: &Keys<'_>) -> Result<ModelSpec, GgufError> {
         context_length: keys.length("context_length", CONTEXT_LENGTH_MAX)?,
         embedding_length: keys.length("embedding_length", EMBEDDING_LENGTH_MAX)?,
         vocabulary_length,
-        norm_epsilon: keys.positive("attention.layer_norm_rms_epsilon", None)?,
+        norm,
+        norm_epsilon: keys.positive(epsilon, None)?,
         embedding_scale: 1.0,
         tied_output: !keys.has_tensor("output.weight"),
         logit_scale: 1.0,
@@ -83,6 +93,20 @@ pub(super) fn heads(keys: &Keys<'_>, lengths: [usize; 3]) -> Result<AttentionSpe
         needs_biases: false,
         needs_output_bias: false,
     })
+}
+
+/// Whether each of so many layers attends to a window: a flag for each layer, or a period of which the last layer
+/// attends to everything (0: no layer does).
+pub(super) fn windowed(keys: &Keys<'_>, layers: usize, period: u64) -> Result<Vec<bool>, GgufError> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let Ok(number) = keys.unsigned(PATTERN) else {
+        let mut flags = keys.layer_flags(PATTERN, layers)?;
+        // Files list all blocks, also those behind the layers.
+        flags.truncate(layers);
+        return Ok(flags);
+    };
+    let period = number.unwrap_or(period);
+    Ok((0..layers as u64).map(|layer| period == 0 || layer % period < period - 1).collect())
 }
 
 /// A single feed-forward network.

@@ -1,5 +1,6 @@
 //! The model families, one file each: how a family's keys become a [`ModelSpec`]. No other code names a family.
 mod bailingmoe2;
+mod cohere2;
 mod common;
 mod ernie4_5;
 mod ernie4_5_moe;
@@ -38,8 +39,9 @@ pub struct Family {
 }
 
 /// Every family.
-pub const ALL: [&Family; 24] = [
+pub const ALL: [&Family; 25] = [
     &bailingmoe2::FAMILY,
+    &cohere2::FAMILY,
     &ernie4_5::FAMILY,
     &ernie4_5_moe::FAMILY,
     &exaone4::FAMILY,

@@ -249,7 +249,8 @@ impl<'a> Replica<'a> {
         for layer in seat.plan.layers.clone() {
             for kind in [SyncKind::Attention, SyncKind::FeedForward] {
                 out.push(Action::Compute(self.compute(seat, layer, kind, step)));
-                if self.world > 1 {
+                let is_exchanged = kind == SyncKind::FeedForward || !self.sizes.spec.layer(layer).is_parallel();
+                if self.world > 1 && is_exchanged {
                     out.push(Action::Enter);
                     out.extend(&reduce);
                     out.push(Action::Close(Closing::AllReduce(LayerIndex(layer as u32), kind)));
