@@ -121,6 +121,7 @@ impl Shapes {
         // llama.cpp reads only heads that are as long as the hidden state together.
         let whole = [number("embedding_length", 192)];
         self.add("llama", [&[], &[]], &["output.weight", "rope_freqs.weight", "attn_output.bias"]);
+        self.add("arcee", [&[], &[]], &UNTIED);
         self.add("qwen2", [&[], &whole], &UNTIED);
         self.add("qwen3", [&[], &[]], &[]);
         self.add("qwen3vl", [&sections([6, 5, 5, 0]), &sections([14, 8, 10, 0])], &[]);

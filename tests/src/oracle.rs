@@ -301,9 +301,13 @@ impl<'a> Oracle<'a> {
             }
             out
         };
-        let gate = times(TensorRole::Gate, TensorRole::GateBias, x);
         let up = times(TensorRole::Up, TensorRole::UpBias, x);
-        let inner: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| activate(activation, *gate, up)).collect();
+        let inner: Vec<f64> = if activation.is_gated() {
+            let gate = times(TensorRole::Gate, TensorRole::GateBias, x);
+            gate.iter().zip(up).map(|(gate, up)| activate(activation, *gate, up)).collect()
+        } else {
+            up.into_iter().map(|up| activate(activation, 0.0, up)).collect()
+        };
         times(TensorRole::Down, TensorRole::DownBias, &inner)
     }
 
@@ -383,7 +387,7 @@ impl<'a> Oracle<'a> {
     }
 }
 
-/// How a gated network combines its products.
+/// What a network computes from its products.
 fn activate(activation: Activation, gate: f64, up: f64) -> f64 {
     match activation {
         Activation::Silu => gate / (1.0 + (-gate).exp()) * up,
@@ -391,6 +395,7 @@ fn activate(activation: Activation, gate: f64, up: f64) -> f64 {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044715 * gate.powi(3));
             0.5 * gate * (1.0 + inner.tanh()) * up
         }
+        Activation::SquaredRelu => up.max(0.0).powi(2),
         Activation::ClampedSwiglu => {
             let gate = gate.min(7.0);
             gate / (1.0 + (-1.702 * gate).exp()) * (up.clamp(-7.0, 7.0) + 1.0)

@@ -291,7 +291,7 @@ fn dense_kernels_agree_with_the_scalar_ones() {
         };
         let gated = |table: &Kernels| {
             let gates = a.iter().map(|value| value * 40.0).collect::<Vec<f32>>();
-            [table.silu_multiply, table.gelu_multiply, table.clamped_swiglu].map(|combine| {
+            [table.silu_multiply, table.gelu_multiply, table.clamped_swiglu, table.squared_relu].map(|combine| {
                 let mut gate = gates.clone();
                 combine(&mut gate, &b);
                 gate
@@ -315,6 +315,9 @@ fn dense_kernels_agree_with_the_scalar_ones() {
 fn nan_gate_stays_nan() {
     for table in Kernels::available() {
         let mut gate = [f32::NAN, 1e30, -1e30, f32::INFINITY];
+        let mut squares = [1.0; 4];
+        (table.squared_relu)(&mut squares, &[f32::NAN, 3.0, -2.0, f32::INFINITY]);
+        assert!(squares[0].is_nan() && squares[1..] == [9.0, 0.0, f32::INFINITY], "{}", table.name);
         (table.silu_multiply)(&mut gate, &[1.0; 4]);
         assert!(gate[0].is_nan() && gate[1] == 1e30 && gate[2].abs() < 1e-3 && !gate[3].is_nan(), "{}", table.name);
         for combine in [table.gelu_multiply, table.clamped_swiglu] {

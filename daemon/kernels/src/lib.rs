@@ -70,6 +70,8 @@ pub struct Kernels {
     pub gelu_multiply: fn(gate: &mut [f32], up: &[f32]),
     /// `gate = g sigmoid(1.702 g) (u + 1)` with `g = min(gate, 7)` and `u = clamp(up, -7, 7)`.
     pub clamped_swiglu: fn(gate: &mut [f32], up: &[f32]),
+    /// `out = max(x, 0)^2`
+    pub squared_relu: fn(out: &mut [f32], x: &[f32]),
     /// Reads bytes as `streams` parallel streams, prefetching `ahead` bytes, and does nothing else; for measuring
     /// memory bandwidth.
     pub read: fn(bytes: &[u8], streams: usize, ahead: usize) -> u8,

@@ -144,7 +144,7 @@ pub enum HeadNorms {
     AfterRotation,
 }
 
-/// The second half of a layer: `down(activation(gate(x), up(x)))`.
+/// The second half of a layer: `down(activation(gate(x), up(x)))`, or `down(activation(up(x)))` without a gate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum FeedForward {
     /// One network.
@@ -210,13 +210,15 @@ pub enum Scores {
     Sigmoid,
 }
 
-/// How a gated network combines its two products.
+/// What a network computes from its inner products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Activation {
     /// `silu(gate) * up` (SwiGLU, Shazeer 2020).
     Silu,
     /// `gelu(gate) * up`, with the approximation by tanh.
     Gelu,
+    /// `max(up, 0)^2` without a gate (So et al. 2021).
+    SquaredRelu,
     /// gpt-oss: `g sigmoid(1.702 g) (u + 1)` with `g = min(gate, 7)` and `u = clamp(up, -7, 7)`.
     ClampedSwiglu,
 }
@@ -320,7 +322,7 @@ impl FeedForward {
         self.experts().and_then(|experts| experts.shared.as_ref()).is_some_and(|shared| shared.is_branch)
     }
 
-    /// How it combines its two products.
+    /// What it computes from its inner products.
     pub const fn activation(&self) -> Activation {
         match self {
             Self::Dense(DenseSpec { activation, .. }) | Self::Experts(ExpertsSpec { activation, .. }) => *activation,
@@ -339,6 +341,13 @@ impl FeedForward {
             Self::Dense(_) => None,
             Self::Experts(experts) => Some(experts),
         }
+    }
+}
+
+impl Activation {
+    /// Whether networks have a gate.
+    pub const fn is_gated(self) -> bool {
+        !matches!(self, Self::SquaredRelu)
     }
 }
 
@@ -446,6 +455,7 @@ impl ModelSpec {
             && layer.input_length == self.input_length()
             && layer.input_length as u64 <= EMBEDDING_LENGTH_MAX
             && experts
+            && (feed_forward.activation().is_gated() || feed_forward.experts().is_none())
             // Experts read a norm of their own.
             && !(layer.is_parallel() && feed_forward.experts().is_some())
             // Norms behind halves, and before experts, are always of the other kind.

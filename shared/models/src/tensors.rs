@@ -275,7 +275,8 @@ impl DenseSpec {
             gate = TensorSpec { name: "ffn_up.weight", fused: fused(0), ..gate };
             up.fused = fused(columns);
         }
-        vec![gate, up, TensorSpec::matrix(Down, "ffn_down.weight", columns, embedding, inner)]
+        let down = TensorSpec::matrix(Down, "ffn_down.weight", columns, embedding, inner);
+        if self.activation.is_gated() { vec![gate, up, down] } else { vec![up, down] }
     }
 }
 

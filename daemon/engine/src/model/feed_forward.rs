@@ -1,4 +1,4 @@
-//! The gated feed-forward network (Shazeer 2020) on this rank's columns.
+//! The feed-forward network, with a gate (Shazeer 2020) or without, on this rank's columns.
 use kernels::{Compute, Kernels, matmul, matmuls};
 use models::Activation;
 
@@ -10,17 +10,22 @@ use super::{
 /// `scratch.normed -> scratch.partial`: this rank's columns of the feed-forward network. Both are
 /// `[token, embedding_length]`.
 pub fn feed_forward(compute: &Compute, layer: &Layer, tokens: usize, scratch: &mut Scratch) {
-    let columns = layer.gate.rows;
+    let columns = layer.up.rows;
     let Scratch { normed, activations, gate, up, partial, .. } = scratch;
     partial.fill(0.0);
     if columns == 0 {
         return;
     }
     let embedding_length = normed.len() / tokens;
-    activations.load(compute, normed, embedding_length, wanted_by(&[&layer.gate, &layer.up]));
     gate.resize(tokens * columns, 0.0);
     up.resize(tokens * columns, 0.0);
-    matmuls(compute, [layer.gate.view(), layer.up.view()], activations, [gate, up]);
+    if layer.gate.rows > 0 {
+        activations.load(compute, normed, embedding_length, wanted_by(&[&layer.gate, &layer.up]));
+        matmuls(compute, [layer.gate.view(), layer.up.view()], activations, [gate, up]);
+    } else {
+        activations.load(compute, normed, embedding_length, layer.up.wanted());
+        matmul(compute, layer.up.view(), activations, up);
+    }
     let combine = combination(compute.kernels, layer.spec.feed_forward.activation());
     compute.pool.chunks(gate, columns, |token, gate| {
         combine(gate, &up[token * columns..][..columns]);
@@ -29,11 +34,12 @@ pub fn feed_forward(compute: &Compute, layer: &Layer, tokens: usize, scratch: &m
     matmul(compute, layer.down.view(), activations, partial);
 }
 
-/// The kernel that combines the products of gate and up.
+/// The kernel that combines the products of gate and up, or overwrites the gate in a network without one.
 pub(super) fn combination(kernels: &Kernels, activation: Activation) -> fn(&mut [f32], &[f32]) {
     match activation {
         Activation::Silu => kernels.silu_multiply,
         Activation::Gelu => kernels.gelu_multiply,
+        Activation::SquaredRelu => kernels.squared_relu,
         Activation::ClampedSwiglu => kernels.clamped_swiglu,
     }
 }

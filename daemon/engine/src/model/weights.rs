@@ -49,6 +49,12 @@ impl Matrix {
         }
     }
 
+    /// In place of a matrix that a model lacks.
+    fn without_rows(region: &Arc<Region>) -> Self {
+        let (format, region) = (BlockFormat::F32, Arc::clone(region));
+        Self { format, rows: 0, columns: 0, count: 1, skip: 0, padded: 0, region, place: 0..0 }
+    }
+
     /// The matrix as a kernel argument.
     pub fn view(&self) -> MatrixPanels<'_> {
         let bytes = &self.region.bytes()[self.place.clone()];
@@ -113,7 +119,7 @@ pub struct Layer {
     pub router: Option<Router>,
     /// The shared expert of a mixture.
     pub shared: Option<SharedExpert>,
-    /// `[columns, embedding_length]`, for each expert.
+    /// `[columns, embedding_length]`, for each expert; without rows if the network has no gate.
     pub gate: Matrix,
     /// `[columns, embedding_length]`, for each expert.
     pub up: Matrix,
@@ -249,7 +255,10 @@ impl Layer {
             feed_forward_norm: optional(TensorRole::FeedForwardNorm),
             router: router.transpose()?,
             shared: shared.transpose()?,
-            gate: matrix(TensorRole::Gate)?,
+            gate: match found.feed_forward.activation().is_gated() {
+                true => matrix(TensorRole::Gate)?,
+                false => Matrix::without_rows(region),
+            },
             up: matrix(TensorRole::Up)?,
             down: matrix(TensorRole::Down)?,
             inner_biases: [GateBias, UpBias].map(optional),

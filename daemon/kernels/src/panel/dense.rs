@@ -50,6 +50,15 @@ pub(crate) fn clamped_swiglu<L: Lanes>(lanes: L, gate: &mut [f32], up: &[f32]) {
     });
 }
 
+/// `out = max(x, 0)^2`
+#[inline(always)]
+pub(crate) fn squared_relu<L: Lanes>(lanes: L, out: &mut [f32], x: &[f32]) {
+    combine(lanes, out, x, |_, x| {
+        let positive = lanes.max(lanes.splat(0.0), x);
+        lanes.multiply(positive, positive)
+    });
+}
+
 /// `x / (1 + e^-of)`
 #[inline(always)]
 fn sigmoid_times<L: Lanes>(lanes: L, x: L::Floats, of: L::Floats) -> L::Floats {

@@ -13,7 +13,7 @@ mod two;
 
 pub(crate) use attend::attend;
 pub(crate) use dense::{
-    FLOAT_TILES, clamped_swiglu, gelu_multiply, layer_norm, peak, quantise, read, rms_norm, silu_multiply,
+    FLOAT_TILES, clamped_swiglu, gelu_multiply, layer_norm, peak, quantise, read, rms_norm, silu_multiply, squared_relu,
 };
 pub(crate) use formats::*;
 pub(crate) use lanes::Lanes;

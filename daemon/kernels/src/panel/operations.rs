@@ -86,6 +86,7 @@ macro_rules! table {
             clamped_swiglu: entry!($features, |gate: &mut [f32], up: &[f32]| {
                 panel::clamped_swiglu($lanes, gate, up)
             }),
+            squared_relu: entry!($features, |out: &mut [f32], x: &[f32]| { panel::squared_relu($lanes, out, x) }),
             read: entry!($features, |bytes: &[u8], streams: usize, ahead: usize| -> u8 {
                 panel::read($lanes, bytes, streams, ahead)
             }),

@@ -44,6 +44,7 @@ pub(super) const TABLE: Kernels = Kernels {
     silu_multiply,
     gelu_multiply,
     clamped_swiglu,
+    squared_relu,
     read,
     peak: |_| (0, 0.0),
     add,
@@ -264,6 +265,15 @@ fn clamped_swiglu(gate: &mut [f32], up: &[f32]) {
     gate.iter_mut().zip(up).for_each(|(gate, up)| {
         let limited = if *gate > SWIGLU_LIMIT { SWIGLU_LIMIT } else { *gate };
         *gate = limited / (1.0 + (-SWIGLU_SLOPE * limited).exp()) * (up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0);
+    });
+}
+
+fn squared_relu(out: &mut [f32], x: &[f32]) {
+    assert_eq!(out.len(), x.len());
+    out.iter_mut().zip(x).for_each(|(out, x)| {
+        // NaN stays NaN.
+        let positive = if *x < 0.0 { 0.0 } else { *x };
+        *out = positive * positive;
     });
 }
 

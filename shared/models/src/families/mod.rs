@@ -1,4 +1,5 @@
 //! The model families, one file each: how a family's keys become a [`ModelSpec`]. No other code names a family.
+mod arcee;
 mod bailingmoe2;
 mod cohere2;
 mod common;
@@ -39,7 +40,8 @@ pub struct Family {
 }
 
 /// Every family.
-pub const ALL: [&Family; 25] = [
+pub const ALL: [&Family; 26] = [
+    &arcee::FAMILY,
     &bailingmoe2::FAMILY,
     &cohere2::FAMILY,
     &ernie4_5::FAMILY,
