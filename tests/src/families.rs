@@ -168,6 +168,13 @@ impl Shapes {
             [norm, window(positions), float("logit_scale", 0.25), number("embedding_length", embedding)]
         };
         self.add("cohere2", [&cohere(24, 256), &cohere(7, 192)], &[]);
+        let flags = [true, true, false, true, false].map(Value::Flag).to_vec();
+        let olmo3 = [
+            &yarn()[..],
+            &[window(7), number("embedding_length", 192)],
+            &[("attention.sliding_window_pattern", Value::Array(7, flags))],
+        ];
+        self.add("olmo2", [&[], &olmo3.concat()], &UNTIED);
         let gpt_oss = |columns, positions| [&experts(columns)[..], &yarn(), &[window(positions)]].concat();
         self.add("gpt-oss", [&gpt_oss(256, 24), &gpt_oss(160, 7)], &UNTIED);
     }

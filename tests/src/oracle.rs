@@ -119,6 +119,10 @@ impl<'a> Oracle<'a> {
             _ if rope.is_some_and(|rope| rope.has_factors) => self.vector(None, TensorRole::RopeFactors),
             _ => None,
         };
+        let heads = match attention.head_norms {
+            HeadNorms::Whole => self.norm(&heads, Some(layer), norm),
+            _ => heads,
+        };
         let mut out = Vec::new();
         for head in heads.chunks(attention.head_length) {
             let mut head = head.to_vec();

@@ -133,15 +133,18 @@ pub struct Temperature {
     pub length: f32,
 }
 
-/// Norms of each head of queries and keys.
+/// Norms of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HeadNorms {
     /// None.
     None,
-    /// Before the rotation.
+    /// Of each head, before the rotation.
     BeforeRotation,
-    /// After the rotation.
+    /// Of each head, after the rotation.
     AfterRotation,
+    /// Of all heads together, before the rotation. Every rank computes the queries and keys of all heads: sums of squares
+    /// from the other ranks would delay each layer by a further exchange, and the exchange's formats are too coarse.
+    Whole,
 }
 
 /// The second half of a layer: `down(activation(gate(x), up(x)))`, or `down(activation(up(x)))` without a gate.
@@ -458,6 +461,8 @@ impl ModelSpec {
             && (feed_forward.activation().is_gated() || feed_forward.experts().is_none())
             // Experts read a norm of their own.
             && !(layer.is_parallel() && feed_forward.experts().is_some())
+            // A norm of all heads leaves keys and values of the rank's heads alone.
+            && (attention.head_norms != HeadNorms::Whole || attention.keys_of.is_none() && !attention.values_are_keys)
             // Norms behind halves, and before experts, are always of the other kind.
             && (self.norm == NormKind::Rms || layer.is_parallel())
     }

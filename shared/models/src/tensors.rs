@@ -210,10 +210,15 @@ impl AttentionSpec {
             let sinks = TensorSpec::vector(Sinks, "attn_sinks.weight", self.head_count);
             tensors.push(TensorSpec { cut: Cut::Columns(Share::Heads(1)), ..sinks });
         }
-        if self.head_norms != HeadNorms::None {
-            tensors.push(TensorSpec::vector(QueryNorm, "attn_q_norm.weight", length));
+        let norms = match self.head_norms {
+            HeadNorms::None => None,
+            HeadNorms::BeforeRotation | HeadNorms::AfterRotation => Some([length; 2]),
+            HeadNorms::Whole => Some([queries, self.head_count_kv * length]),
+        };
+        if let Some([query, key]) = norms {
+            tensors.push(TensorSpec::vector(QueryNorm, "attn_q_norm.weight", query));
             if self.keys_of.is_none() {
-                tensors.push(TensorSpec::vector(KeyNorm, "attn_k_norm.weight", length));
+                tensors.push(TensorSpec::vector(KeyNorm, "attn_k_norm.weight", key));
             }
         }
         tensors
@@ -241,6 +246,10 @@ impl AttentionSpec {
             let weight = TensorSpec::matrix(*role, name, embedding, count, Cut::Rows(share));
             let bias = TensorSpec::vector(*bias_role, bias_name, count);
             let bias = TensorSpec { cut: Cut::Columns(share), is_optional: !self.needs_biases, ..bias };
+            let is_whole = self.head_norms == HeadNorms::Whole && *role != Value;
+            let cut = |share| if is_whole { Cut::Whole } else { share };
+            let (weight, bias) =
+                (TensorSpec { cut: cut(weight.cut), ..weight }, TensorSpec { cut: cut(bias.cut), ..bias });
             if !self.is_fused {
                 return [weight, bias];
             }

@@ -14,7 +14,7 @@ use super::{
     experts::{experts, same_norm},
     feed_forward::feed_forward,
     kv_cache::{KvCache, Place},
-    norm::{norm, norm_head},
+    norm::{norm, norm_head, norm_of_heads},
     pace::Pace,
     rope::Rope,
     weights::{Layer, Matrix, Shard, wanted_by},
@@ -296,7 +296,8 @@ impl Model {
         let (spec, layer) = (&self.shard.spec, &self.shard.layers[index]);
         let AttentionSpec { head_length, rope, scale, head_norms, temperature, .. } = layer.spec.attention;
         project_all(&self.compute, layer, batch.tokens.len(), &mut self.scratch);
-        let Scratch { query, key, value, .. } = &mut self.scratch;
+        let cut = self.shard.plan.cut_of(spec, self.shard.plan.layers.start + index);
+        let Scratch { query, key, value, attended, .. } = &mut self.scratch;
         for (out, bias) in [&mut *query, key, value].into_iter().zip(&layer.biases) {
             if !bias.is_empty() {
                 out.chunks_exact_mut(bias.len()).for_each(|row| (self.compute.kernels.add)(row, bias));
@@ -305,6 +306,13 @@ impl Model {
         if !layer.value_norm.is_empty() {
             let heads = value.chunks_exact_mut(head_length);
             heads.for_each(|head| norm_head(&self.compute, &layer.value_norm, spec.norm_epsilon, head));
+        }
+        if head_norms == HeadNorms::Whole {
+            let own = [(&mut *query, &cut.heads), (&mut *key, &cut.heads_kv)];
+            for ((rows, heads), weight) in own.into_iter().zip(&layer.head_norms) {
+                let kept = heads.start * head_length..heads.end * head_length;
+                norm_of_heads(&self.compute, spec.norm_epsilon, weight, kept, rows, attended);
+            }
         }
         for (rows, head_norm, scale, temperature) in
             [(query, &layer.head_norms[0], scale, temperature), (key, &layer.head_norms[1], 1.0, None)]

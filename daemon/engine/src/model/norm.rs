@@ -1,4 +1,6 @@
 //! Norms of the hidden states of a step.
+use std::ops::Range;
+
 use kernels::Compute;
 use models::{ModelSpec, NormKind, limits::HEAD_LENGTH_MAX};
 
@@ -28,4 +30,26 @@ fn head_copy(head: &[f32]) -> [f32; HEAD_LENGTH_MAX as usize] {
     let mut copy = [0.0; HEAD_LENGTH_MAX as usize];
     copy[..head.len()].copy_from_slice(head);
     copy
+}
+
+/// Norm of all heads of each token together `[token, weight]`, of which the columns in `kept` remain.
+pub(super) fn norm_of_heads(
+    compute: &Compute,
+    epsilon: f32,
+    weight: &[f32],
+    kept: Range<usize>,
+    heads: &mut Vec<f32>,
+    scratch: &mut Vec<f32>,
+) {
+    std::mem::swap(heads, scratch);
+    heads.resize(scratch.len(), 0.0);
+    compute.pool.chunks(heads, weight.len(), |token, out| {
+        (compute.kernels.rms_norm)(&scratch[token * weight.len()..][..weight.len()], weight, epsilon, out);
+    });
+    let tokens = heads.len() / weight.len();
+    (0..tokens).for_each(|token| {
+        let from = token * weight.len();
+        heads.copy_within(from + kept.start..from + kept.end, token * kept.len());
+    });
+    heads.truncate(tokens * kept.len());
 }

@@ -92,7 +92,8 @@ pub struct Layer {
     pub spec: LayerSpec,
     /// `[embedding_length]`; empty if the model has none.
     pub attention_norm: Vec<f32>,
-    /// Query rows of this rank's heads `[heads * head_length, embedding_length]`.
+    /// Query rows of this rank's heads `[heads * head_length, embedding_length]`; of all heads, as the keys, if one norm
+    /// spans them.
     pub query: Matrix,
     /// Key rows of this rank's KV heads `[kv_heads * head_length, embedding_length]`; `None` if it reads the keys of an
     /// earlier layer.
@@ -101,7 +102,8 @@ pub struct Layer {
     pub value: Option<Matrix>,
     /// Biases of query, key and value; empty if the model has none.
     pub biases: [Vec<f32>; 3],
-    /// `[head_length]` norms of each head of query and key; empty if the model has none.
+    /// `[head_length]` norms of each head of query and key, or `[heads * head_length]` of all of them together; empty if
+    /// the model has none.
     pub head_norms: [Vec<f32>; 2],
     /// `[head_length]` ones, for the norm of each head of the values; empty if the model has none.
     pub value_norm: Vec<f32>,

@@ -17,6 +17,7 @@ mod granitemoe;
 mod hunyuan_dense;
 mod llama;
 mod mistral3;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen2moe;
@@ -40,7 +41,7 @@ pub struct Family {
 }
 
 /// Every family.
-pub const ALL: [&Family; 26] = [
+pub const ALL: [&Family; 27] = [
     &arcee::FAMILY,
     &bailingmoe2::FAMILY,
     &cohere2::FAMILY,
@@ -58,6 +59,7 @@ pub const ALL: [&Family; 26] = [
     &hunyuan_dense::FAMILY,
     &llama::FAMILY,
     &mistral3::FAMILY,
+    &olmo2::FAMILY,
     &phi3::FAMILY,
     &qwen2::FAMILY,
     &qwen2moe::FAMILY,
