@@ -47,6 +47,19 @@ impl Dimensions {
 
 /// The biases of queries, keys and values, which any file may have.
 const BIASES: [&str; 3] = ["attn_q.bias", "attn_k.bias", "attn_v.bias"];
+/// Factors of the products of matrices, which any file may have; llama.cpp reads `output.scale` only in NVFP4 files.
+const SCALES: [&str; 10] = [
+    "attn_q.scale",
+    "attn_k.scale",
+    "attn_v.scale",
+    "attn_output.scale",
+    "ffn_gate.scale",
+    "ffn_up.scale",
+    "ffn_down.scale",
+    "ffn_gate_exps.scale",
+    "ffn_up_exps.scale",
+    "ffn_down_exps.scale",
+];
 /// A file whose output matrix is not the embedding.
 const UNTIED: [&str; 1] = ["output.weight"];
 
@@ -124,6 +137,7 @@ impl Shapes {
         self.add("arcee", [&[], &[]], &UNTIED);
         self.add("qwen2", [&[], &whole], &UNTIED);
         self.add("qwen3", [&[], &[]], &[]);
+        self.add("qwen3+scales", [&[], &[]], &[&SCALES[..], &UNTIED].concat());
         self.add("qwen3vl", [&sections([6, 5, 5, 0]), &sections([14, 8, 10, 0])], &[]);
         self.add("smollm3", [&[], &[]], &[]);
         self.add("seed_oss", [&[], &[]], &[&BIASES[..], &UNTIED].concat());
@@ -251,6 +265,7 @@ impl Shapes {
         let mixtral = &experts(512)[..2];
         self.add("llama+experts", [mixtral, mixtral], &[]);
         self.add("qwen3moe", [&experts(192), &experts(160)], &UNTIED);
+        self.add("qwen3moe+scales", [&experts(256), &experts(160)], &[&SCALES[..], &UNTIED].concat());
         let imaged = [(192, [6, 5, 5, 0]), (160, [14, 8, 10, 0])]
             .map(|(columns, lengths)| [&experts(columns)[..], &sections(lengths)].concat());
         self.add("qwen3vlmoe", imaged.each_ref().map(Vec::as_slice), &UNTIED);

@@ -135,6 +135,16 @@ impl FamilyModel {
             _ => &lengths[..],
         };
         let (seed, source) = (self.seed, name.clone());
+        let scale = tensor.scale_name().filter(|scale| self.optional.iter().any(|optional| scale == optional));
+        let writer = match scale {
+            Some(scale) => {
+                let name = format!("{}{scale}", name.strip_suffix(tensor.name).unwrap_or_default());
+                let values = Random::named(seed, &name).normals(count, 0.3);
+                let bytes = values.iter().flat_map(|value| (1.0 + value).to_le_bytes()).collect();
+                writer.tensor(&name, &[count as u64], BlockFormat::F32, bytes)
+            }
+            None => writer,
+        };
         writer.made_tensor(&name, dimensions, format, move |out| {
             let mut random = Random::named(seed, &source);
             (0..rows * count).try_for_each(|_| {
@@ -171,7 +181,6 @@ fn distribution(tensor: &TensorSpec) -> (f32, f32) {
         TensorRole::MixerPostNorm | TensorRole::FeedForwardNorm | TensorRole::FeedForwardPostNorm => (1.0, 0.1),
         TensorRole::SharedNorm | TensorRole::SharedPostNorm | TensorRole::ExpertsPostNorm => (1.0, 0.1),
         TensorRole::InputNorm | TensorRole::InputPostNorm | TensorRole::OutputScale => (1.0, 0.1),
-        TensorRole::DownScale => (1.0, 0.3),
         // Divided by the root of its length.
         TensorRole::RouterScale => (1.0 / unit, 0.1 / unit),
         TensorRole::InputEmbedding => (0.0, unit),

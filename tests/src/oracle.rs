@@ -77,9 +77,18 @@ impl<'a> Oracle<'a> {
         let length = bytes.len() / tensor.dimensions[2] as usize;
         let values = dequantise(tensor.format, &bytes[index * length..][..length]).into_iter().map(f64::from);
         let [columns, rows, _] = wanted.dimensions;
+        let scale = wanted.scale_name().and_then(|scale| {
+            let name = format!("{}{scale}", name.strip_suffix(wanted.name)?);
+            let bytes = self.file.tensor_bytes(&self.file.tensor(&name)?).expect("the factor can be read");
+            Some(f64::from(f32::from_le_bytes(bytes[4 * index..][..4].try_into().expect("four bytes"))))
+        });
         // The parts of a fused tensor follow each other.
         let first = wanted.fused.map_or(0, |fused| fused.first * if wanted.is_vector { 1 } else { columns });
-        Some(Matrix { rows, columns, values: values.skip(first).take(rows * columns).collect() })
+        Some(Matrix {
+            rows,
+            columns,
+            values: values.skip(first).take(rows * columns).map(|value| value * scale.unwrap_or(1.0)).collect(),
+        })
     }
 
     fn vector(&self, layer: Option<usize>, role: TensorRole) -> Option<Vec<f64>> {
@@ -372,12 +381,10 @@ impl<'a> Oracle<'a> {
         let last = logits[*chosen.last().expect("an expert is chosen")];
         let margin = others.first().map_or(f64::INFINITY, |next| last - logits[*next]);
         routes.push(Route { experts: chosen.to_vec(), margin });
-        let scales = self.vector(Some(layer), TensorRole::DownScale);
         let mut out = vec![0.0; x.len()];
         for expert in chosen {
             let own = self.network(layer, *expert, experts.activation, x);
-            let scale = scales.as_ref().map_or(1.0, |scales| scales[*expert]);
-            out.iter_mut().zip(own).for_each(|(out, own)| *out += scores[*expert] * factor * scale * own);
+            out.iter_mut().zip(own).for_each(|(out, own)| *out += scores[*expert] * factor * own);
         }
         if experts.shared.as_ref().is_some_and(|shared| shared.is_branch) {
             let own = self.shared_expert(layer, &self.norm(hidden, Some(layer), TensorRole::SharedNorm));

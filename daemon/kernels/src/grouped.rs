@@ -261,13 +261,18 @@ impl TilePart {
 pub struct Gating<'a> {
     /// `gate = combined(gate, up)`
     pub combine: fn(gate: &mut [f32], up: &[f32]),
+    /// `[matrix]`: factors of gate and up before; empty: 1.
+    pub scales: [&'a [f32]; 2],
     /// `[matrix, rows of a matrix]` added to gate and up before; empty without biases.
     pub biases: [&'a [f32]; 2],
 }
 
 impl Gating<'_> {
-    /// Adds the biases of some rows of a matrix; `of` selects gate or up.
-    fn add_bias(&self, of: usize, matrix: usize, height: usize, rows: Range<usize>, values: &mut [f32]) {
+    /// Scales some rows of a matrix and adds their biases; `of` selects gate or up.
+    fn complete(&self, of: usize, matrix: usize, height: usize, rows: Range<usize>, values: &mut [f32]) {
+        if let Some(scale) = self.scales[of].get(matrix) {
+            values.iter_mut().for_each(|value| *value *= scale);
+        }
         if let Some(bias) = self.biases[of].get(matrix * height..).filter(|bias| !bias.is_empty()) {
             values.iter_mut().zip(&bias[rows]).for_each(|(value, bias)| *value += bias);
         }
@@ -298,14 +303,14 @@ pub fn gated(
         products(kernels, gate.get(matrix), rows.clone(), tokens, tile, |token, rows, gates| {
             let out = out.row_mut(token, rows.clone());
             out.copy_from_slice(gates);
-            gating.add_bias(0, matrix, gate.rows, rows, out);
+            gating.complete(0, matrix, gate.rows, rows, out);
         });
         // One panel at a time, regardless of thread boundaries: remainders and full registers may round differently.
         products(kernels, up.get(matrix), rows, tokens, tile, |token, rows, ups| {
             let mut copy = [0.0; PANEL_ROWS_MAX];
             let copy = &mut copy[..ups.len()];
             copy.copy_from_slice(ups);
-            gating.add_bias(1, matrix, gate.rows, rows.clone(), copy);
+            gating.complete(1, matrix, gate.rows, rows.clone(), copy);
             (gating.combine)(out.row_mut(token, rows), copy);
         });
     });
@@ -439,7 +444,7 @@ mod tests {
                     groups.load(&choices(tokens), 2, COUNT);
                     activations.load(&compute, &groups, &x, COLUMNS, RowsOf::Tokens, Wanted { skip: 0, ..wanted });
                     let mut inner = vec![f32::NAN; groups.rows() * ROWS];
-                    let gating = Gating { combine: kernels.silu_multiply, biases: [&[]; 2] };
+                    let gating = Gating { combine: kernels.silu_multiply, scales: [&[]; 2], biases: [&[]; 2] };
                     gated(&compute, [stacks[0], stacks[1]], gating, &groups, &activations, &mut inner);
                     let first: Vec<f32> = inner.chunks(ROWS).flat_map(|row| row[..32].to_vec()).collect();
                     activations.load(&compute, &groups, &first, 32, RowsOf::Groups, wanted);

@@ -78,8 +78,6 @@ pub enum TensorRole {
     ExpertsPostNorm,
     /// Weights of what the router reads.
     RouterScale,
-    /// Factor of each expert's output.
-    DownScale,
     /// From the hidden state to the size of the token's input for a layer.
     InputGate,
     /// From that input to the hidden state.
@@ -150,7 +148,6 @@ impl TensorRole {
             | Self::SharedPostNorm
             | Self::ExpertsPostNorm
             | Self::RouterScale
-            | Self::DownScale
             | Self::InputGate
             | Self::InputOutput
             | Self::InputPostNorm

@@ -43,8 +43,12 @@ fn behind(file: &GgufFile, spec: &ModelSpec) -> usize {
     count.ok().flatten().map_or(0, |count| count.min(BLOCK_COUNT_MAX) as usize)
 }
 
-/// Blocks that predict further tokens: they are behind the layers of the model.
+/// Blocks that predict further tokens, behind the layers of the model, and factors for quantising activations, which
+/// kernels scale by themselves.
 fn is_unused(name: &str, spec: &ModelSpec, behind: usize) -> bool {
+    if name.ends_with(".input_scale") {
+        return true;
+    }
     let Some((block, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else { return false };
     let Some(after) = block.parse::<usize>().ok().and_then(|number| number.checked_sub(spec.block_count())) else {
         return false;
@@ -77,10 +81,12 @@ impl TensorCheck<'_> {
     fn all(mut self, spec: &ModelSpec) -> Result<(), GgufError> {
         for tensor in spec.tensors() {
             self.check(tensor.name.into(), &tensor)?;
+            self.check_scale("", &tensor)?;
         }
         for layer in 0..spec.block_count() {
             for tensor in spec.layer_tensors(layer) {
                 self.check(format!("blk.{layer}.{}", tensor.name), &tensor)?;
+                self.check_scale(&format!("blk.{layer}."), &tensor)?;
             }
         }
         self.found.sort_unstable();
@@ -92,6 +98,22 @@ impl TensorCheck<'_> {
                 return Err(GgufError::UnexpectedTensor { tensor, architecture: self.architecture });
             }
         }
+        Ok(())
+    }
+
+    /// Checks the factor of a matrix's products, if the file has one.
+    fn check_scale(&mut self, prefix: &str, of: &TensorSpec) -> Result<(), GgufError> {
+        let Some(name) = of.scale_name().map(|name| format!("{prefix}{name}")) else { return Ok(()) };
+        let Some(tensor) = self.file.tensor(&name) else { return Ok(()) };
+        let count = of.dimensions[2] as u64;
+        if tensor.dimensions != [count, 1, 1, 1] {
+            let (found, expected) = (shown_dimensions(&tensor.dimensions), shown_dimensions(&[count, 1]));
+            return Err(GgufError::TensorShape { tensor: name, found, expected });
+        }
+        if tensor.format != BlockFormat::F32 {
+            return Err(GgufError::TensorFormat { tensor: name, found: tensor.format.name() });
+        }
+        self.found.push(name);
         Ok(())
     }
 

@@ -86,6 +86,20 @@ impl TensorSpec {
         }
     }
 
+    /// The name of the tensor that a file may have with a factor of this one's products: `[1]`, or `[experts]`; `None` if
+    /// there is no such tensor for its role.
+    pub fn scale_name(&self) -> Option<String> {
+        match self.role {
+            TensorRole::Embedding | TensorRole::InputEmbedding | TensorRole::InputProjection | TensorRole::Router => {
+                None
+            }
+            // Also if the output matrix is the embedding.
+            TensorRole::Output => Some("output.scale".into()),
+            _ if self.is_vector => None,
+            _ => self.name.strip_suffix("weight").map(|name| format!("{name}scale")),
+        }
+    }
+
     fn vector(role: TensorRole, name: &'static str, length: usize) -> Self {
         let dimensions = [length, 1, 1];
         let cut = Cut::Whole;
@@ -317,10 +331,6 @@ impl ExpertsSpec {
         }
         if let Some(shared) = &self.shared {
             tensors.extend(shared.tensors(embedding));
-            if shared.is_branch {
-                let scales = TensorSpec::vector(TensorRole::DownScale, "ffn_down_exps.scale", count);
-                tensors.push(TensorSpec { is_optional: true, ..scales });
-            }
         }
         if self.has_biases {
             let biases = |role, name, columns, cut| TensorSpec {

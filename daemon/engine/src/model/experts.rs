@@ -45,11 +45,17 @@ pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32]
     if columns == 0 {
         return;
     }
-    let Routing { groups, activations, inner, .. } = routing;
+    let Routing { groups, activations, inner, choices, .. } = routing;
+    if !layer.down.scales().is_empty() {
+        // Behind the biases, which it does not scale.
+        choices.iter_mut().for_each(|choice| choice.weight *= layer.down.scales()[choice.matrix]);
+        groups.load(choices, router.used_count, router.matrix.rows);
+    }
     activations.load(compute, groups, normed, weight.len(), RowsOf::Tokens, wanted_by(&[&layer.gate, &layer.up]));
     inner.resize(groups.rows() * columns, 0.0);
     let [gate_bias, up_bias] = &layer.inner_biases;
-    let gating = Gating { combine, biases: [gate_bias, up_bias] };
+    let scales = [layer.gate.scales(), layer.up.scales()];
+    let gating = Gating { combine, scales, biases: [gate_bias, up_bias] };
     gated(compute, [layer.gate.stack(), layer.up.stack()], gating, groups, activations, inner);
     activations.load(compute, groups, inner, columns, RowsOf::Groups, layer.down.wanted());
     weighted_sums(compute, layer.down.stack(), groups, activations, partial);
@@ -79,12 +85,15 @@ fn shared_expert(
     gate.resize(tokens * columns, 0.0);
     up.resize(tokens * columns, 0.0);
     matmuls(compute, [shared.gate.view(), shared.up.view()], activations, [gate, up]);
+    shared.gate.scale(gate);
+    shared.up.scale(up);
     compute.pool.chunks(gate, columns, |token, gate| {
         combine(gate, &up[token * columns..][..columns]);
     });
     activations.load(compute, gate, columns, shared.down.wanted());
     out.resize(normed.len(), 0.0);
     matmul(compute, shared.down.view(), activations, out);
+    shared.down.scale(out);
     if shared.router.is_empty() {
         return;
     }
@@ -125,9 +134,6 @@ fn route(compute: &Compute, router: &Router, normed: &[f32], activations: &mut A
         let logits = &logits[token * matrix.rows..][..matrix.rows];
         if router.is_plain() { choose(logits, choices) } else { choose_by(router, logits, choices) }
     });
-    if !router.output_scales.is_empty() {
-        choices.iter_mut().for_each(|choice| choice.weight *= router.output_scales[choice.matrix]);
-    }
     groups.load(choices, *used_count, matrix.rows);
 }
 

@@ -22,16 +22,19 @@ pub fn feed_forward(compute: &Compute, layer: &Layer, tokens: usize, scratch: &m
     if layer.gate.rows > 0 {
         activations.load(compute, normed, embedding_length, wanted_by(&[&layer.gate, &layer.up]));
         matmuls(compute, [layer.gate.view(), layer.up.view()], activations, [gate, up]);
+        layer.gate.scale(gate);
     } else {
         activations.load(compute, normed, embedding_length, layer.up.wanted());
         matmul(compute, layer.up.view(), activations, up);
     }
+    layer.up.scale(up);
     let combine = combination(compute.kernels, layer.spec.feed_forward.activation());
     compute.pool.chunks(gate, columns, |token, gate| {
         combine(gate, &up[token * columns..][..columns]);
     });
     activations.load(compute, gate, columns, layer.down.wanted());
     matmul(compute, layer.down.view(), activations, partial);
+    layer.down.scale(partial);
 }
 
 /// The kernel that combines the products of gate and up, or overwrites the gate in a network without one.

@@ -244,6 +244,7 @@ impl Model {
             activations.load(&self.compute, &self.hidden, length, input.gate.wanted());
             gate.resize(tokens * columns, 0.0);
             matmul(&self.compute, input.gate.view(), activations, gate);
+            input.gate.scale(gate);
             let of_token = inputs.len() / tokens;
             for (token, gate) in gate.chunks_exact_mut(columns).enumerate() {
                 (Kernels::SCALAR.gelu_multiply)(gate, &inputs[token * of_token + index * columns..][..columns]);
@@ -251,6 +252,7 @@ impl Model {
             activations.load(&self.compute, gate, columns, input.output.wanted());
             summed.resize(self.hidden.len(), 0.0);
             matmul(&self.compute, input.output.view(), activations, summed);
+            input.output.scale(summed);
             same_norm(&self.compute, summed, &input.norm, self.shard.spec.norm_epsilon, normed);
             self.hidden.iter_mut().zip(normed).for_each(|(hidden, value)| *hidden += *value);
         }
@@ -284,6 +286,7 @@ impl Model {
         let output = &self.shard.layers[index].attention_output;
         activations.load(&self.compute, attended, output.columns, output.wanted());
         matmul(&self.compute, output.view(), activations, partial);
+        output.scale(partial);
     }
 
     /// This rank's part of a layer, numbered in the stage.
@@ -450,6 +453,7 @@ impl Model {
         norm(&self.compute, &self.shard.spec, &self.hidden[..wanted * length], &self.shard.output_norm, normed);
         activations.load(&self.compute, normed, length, output.wanted());
         matmul(&self.compute, output.view(), activations, &mut self.logits);
+        output.scale(&mut self.logits);
         let (scale, cap) = (self.shard.spec.logit_scale, self.shard.spec.logit_cap);
         if scale != 1.0 {
             self.logits.iter_mut().for_each(|logit| *logit *= scale);
@@ -486,12 +490,15 @@ fn project_all(compute: &Compute, layer: &Layer, tokens: usize, scratch: &mut Sc
         (Some(keys), Some(values)) => {
             let matrices = [&layer.query, keys, values];
             activations.load(compute, normed, length, wanted_by(&matrices));
-            matmuls(compute, matrices.map(Matrix::view), activations, [query, key, value]);
+            matmuls(compute, matrices.map(Matrix::view), activations, [&mut *query, &mut *key, &mut *value]);
+            keys.scale(key);
+            values.scale(value);
         }
         (Some(keys), None) => {
             let matrices = [&layer.query, keys];
             activations.load(compute, normed, length, wanted_by(&matrices));
-            matmuls(compute, matrices.map(Matrix::view), activations, [query, key]);
+            matmuls(compute, matrices.map(Matrix::view), activations, [&mut *query, &mut *key]);
+            keys.scale(key);
             value.clone_from(key);
         }
         (None, _) => {
@@ -499,6 +506,7 @@ fn project_all(compute: &Compute, layer: &Layer, tokens: usize, scratch: &mut Sc
             matmul(compute, layer.query.view(), activations, query);
         }
     }
+    layer.query.scale(query);
 }
 
 /// Factor of a query at a position.

@@ -34,6 +34,8 @@ pub struct TensorSlice {
     pub columns: Range<usize>,
     /// Number of consecutive matrices: the experts of a layer, or one.
     pub count: usize,
+    /// Factors of the products of each matrix; empty if the file has none.
+    pub scales: Vec<f32>,
     /// Its bytes in the region.
     pub place: Range<usize>,
     /// Rows of a full matrix.
@@ -51,9 +53,9 @@ impl TensorSlice {
         let (format, split, offset, row_bytes) = (tensor.format, tensor.split, tensor.offset, tensor.row_bytes());
         let [matrix_rows, count] = [1, 2].map(|dimension| tensor.dimensions[dimension] as usize);
         let (TensorPart { rows, columns }, place) = (part, begin..begin);
-        let name = tensor.name.to_owned();
+        let (name, scales) = (tensor.name.to_owned(), Vec::new());
         let mut slice =
-            Self { name, format, rows, columns, count, place, matrix_rows, split, offset, row_bytes, height };
+            Self { name, scales, format, rows, columns, count, place, matrix_rows, split, offset, row_bytes, height };
         let bytes = packed_bytes(slice.rows.len(), slice.blocks().len() * format.block_bytes(), height);
         slice.place.end += bytes * count;
         slice
@@ -108,7 +110,7 @@ impl Slices {
     /// Lays out the slices of one rank of a model for the panels of some kernels.
     ///
     /// # Errors
-    /// A tensor is missing.
+    /// A tensor is missing, or a matrix's factors cannot be read.
     pub fn of(file: &GgufFile, spec: &ModelSpec, plan: &ShardPlan, kernels: &Kernels) -> Result<Self, LoadError> {
         let mut slices = Self { bytes: 0, slices: HashMap::new() };
         for layer in plan.layers.clone() {
@@ -156,7 +158,12 @@ impl Slices {
             return if wanted.is_optional { Ok(()) } else { Err(LoadError::Missing(name.into())) };
         };
         let begin = self.bytes.next_multiple_of(ALIGNMENT);
-        let slice = TensorSlice::new(&tensor, part, if wanted.is_vector { 1 } else { kernels.panel_rows }, begin);
+        let mut slice = TensorSlice::new(&tensor, part, if wanted.is_vector { 1 } else { kernels.panel_rows }, begin);
+        let prefix = name.strip_suffix(wanted.name).unwrap_or_default();
+        let scale_name = wanted.scale_name().map(|scale| format!("{prefix}{scale}"));
+        if let Some(tensor) = scale_name.and_then(|name| file.tensor(&name)) {
+            slice.scales = read_floats(file, &tensor)?;
+        }
         self.bytes = slice.place.end;
         self.slices.insert((layer, wanted.role), slice);
         Ok(())
@@ -203,4 +210,11 @@ impl Slices {
         })?;
         if is_given_up.into_inner() { Err(LoadError::Cancelled) } else { Ok(()) }
     }
+}
+
+/// Reads a small tensor of floats.
+fn read_floats(file: &GgufFile, tensor: &Tensor<'_>) -> Result<Vec<f32>, LoadError> {
+    let bytes = file.tensor_bytes(tensor);
+    let bytes = bytes.map_err(|source| LoadError::Read { tensor: tensor.name.into(), source })?;
+    Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
 }

@@ -31,6 +31,8 @@ pub struct Matrix {
     skip: usize,
     /// Columns in whole blocks.
     padded: usize,
+    /// Factors of the products of each matrix; empty: 1.
+    scales: Vec<f32>,
     region: Arc<Region>,
     place: Range<usize>,
 }
@@ -44,6 +46,7 @@ impl Matrix {
             count: slice.count,
             skip: slice.skip(),
             padded: slice.blocks().len() * slice.format.block_length(),
+            scales: slice.scales.clone(),
             region: Arc::clone(region),
             place: slice.place.clone(),
         }
@@ -52,7 +55,7 @@ impl Matrix {
     /// In place of a matrix that a model lacks.
     fn without_rows(region: &Arc<Region>) -> Self {
         let (format, region) = (BlockFormat::F32, Arc::clone(region));
-        Self { format, rows: 0, columns: 0, count: 1, skip: 0, padded: 0, region, place: 0..0 }
+        Self { format, rows: 0, columns: 0, count: 1, skip: 0, padded: 0, scales: Vec::new(), region, place: 0..0 }
     }
 
     /// The matrix as a kernel argument.
@@ -65,6 +68,18 @@ impl Matrix {
     pub fn stack(&self) -> MatrixStack<'_> {
         let MatrixPanels { format, bytes, rows, columns } = self.view();
         MatrixStack { format, bytes, rows, columns, count: self.count }
+    }
+
+    /// Factors of the products of each matrix; empty: 1.
+    pub fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+
+    /// Multiplies products with the first matrix by its factor.
+    pub fn scale(&self, products: &mut [f32]) {
+        if let Some(scale) = self.scales.first() {
+            products.iter_mut().for_each(|product| *product *= scale);
+        }
     }
 
     /// The form of activations that it is multiplied with.
@@ -187,8 +202,6 @@ pub struct Router {
     pub selection_bias: Vec<f32>,
     /// Weights of the norm of what it reads `[embedding_length]`; empty if it reads what the experts read.
     pub norm: Vec<f32>,
-    /// Factors of the experts' outputs `[expert_count]`; empty if the model has none.
-    pub output_scales: Vec<f32>,
     /// How it chooses.
     pub spec: RouterSpec,
     /// Experts per token.
@@ -218,8 +231,7 @@ impl Layer {
             let (bias, selection_bias) = (optional(TensorRole::RouterBias), optional(TensorRole::SelectionBias));
             let (spec, used_count) = (experts.router.clone(), experts.used_count);
             let norm = optional(TensorRole::RouterScale).iter().map(|weight| weight / root).collect();
-            let output_scales = optional(TensorRole::DownScale);
-            let router = |matrix| Router { matrix, bias, selection_bias, norm, output_scales, spec, used_count };
+            let router = |matrix| Router { matrix, bias, selection_bias, norm, spec, used_count };
             matrix(TensorRole::Router).map(router)
         });
         let shared = found.feed_forward.experts().and_then(|experts| experts.shared.as_ref()).map(|shared| {
