@@ -36,6 +36,24 @@ def theirs(path, tokens, greedy):
     return logits, numpy.array(ids, dtype=numpy.uint32)
 
 
+def embedding(path, tokens):
+    """The embedding of the prompt, of length 1, pooled as the file's keys demand; None if they demand no pooling."""
+    with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
+        model = llama_cpp.Llama(
+            str(path), n_ctx=512, n_batch=512, n_ubatch=512, n_threads=2, embedding=True, verbose=False, type_k=0, type_v=0
+        )
+    found = None
+    if model.pooling_type() != llama_cpp.LLAMA_POOLING_TYPE_NONE:
+        model._batch.reset()
+        model._batch.add_sequence(tokens, 0, False)
+        model._ctx.decode(model._batch)
+        pointer = llama_cpp.llama_get_embeddings_seq(model.ctx, 0)
+        found = numpy.array(pointer[: model.n_embd()], dtype=numpy.float64)
+        found = (found / numpy.linalg.norm(found)).astype(numpy.float32)
+    model.close()
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description="Compare small models of every family with llama.cpp")
     parser.add_argument("folder", nargs="?", help="where to write models and logits (default: a temporary folder)")
@@ -52,6 +70,9 @@ def main():
             except ValueError as error:
                 sys.exit(f"llama.cpp cannot load {path.name}: {error}")
             logits.tofile(folder / f"{path.stem}.logits.f32")
+            pooled = embedding(path, [int(token) for token in first.split()])
+            if pooled is not None:
+                pooled.tofile(folder / f"{path.stem}.embedding.f32")
             ids.tofile(folder / f"{path.stem}.ids.u32")
         keep = ["--keep", arguments.keep] if arguments.keep else []
         sys.exit(subprocess.run(PROGRAM + ["compare", str(folder), "--only", arguments.only] + keep).returncode)

@@ -28,11 +28,18 @@ fn every_family_matches_the_independent_forward_pass_on_any_layout() {
     let tokens = tokens();
     for (name, model) in shallow() {
         let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("a whole model"));
-        let exact = Oracle::new(&file).logits(&tokens);
+        let oracle = Oracle::new(&file);
+        let (exact, embedding) = (oracle.logits(&tokens), oracle.embedding(&tokens));
         for (stages, world, chunk) in [(1, 1, usize::MAX), (1, 2, 17), (1, 3, 11), (2, 1, 1), (2, 2, 23)] {
             let how = Run { stages, chunks: vec![chunk], ..Run::exact(world) };
-            let error = max_error(&run(&file, &tokens, &how).logits, &exact);
+            let found = run(&file, &tokens, &how);
+            let error = max_error(&found.logits, &exact);
             assert!(error < 1e-3, "{name} on pp{stages}-tp{world} in chunks of {chunk}: {error}");
+            let embedding = embedding.iter().cloned().collect::<Vec<_>>();
+            for found in found.embeddings {
+                let error = max_error(&[found], &embedding);
+                assert!(error < 1e-3, "{name} on pp{stages}-tp{world}: embedding {error}");
+            }
         }
     }
 }

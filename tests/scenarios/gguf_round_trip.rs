@@ -260,6 +260,7 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
         tied_output: format == BlockFormat::Q8_0,
         logit_scale: 1.0,
         logit_cap: None,
+        pooling: None,
         ropes: vec![rope],
         kinds: vec![layer],
         layers: vec![0; 2],

@@ -138,6 +138,9 @@ impl Shapes {
         self.add("qwen2", [&[], &whole], &UNTIED);
         self.add("qwen3", [&[], &[]], &[]);
         self.add("qwen3+scales", [&[], &[]], &[&SCALES[..], &UNTIED].concat());
+        let pooled = |number_of| [number("pooling_type", number_of)];
+        self.add("qwen3+last", [&pooled(3), &pooled(3)], &[]);
+        self.add("qwen3+mean", [&pooled(1), &pooled(1)], &[]);
         self.add("qwen3vl", [&sections([6, 5, 5, 0]), &sections([14, 8, 10, 0])], &[]);
         self.add("smollm3", [&[], &[]], &[]);
         self.add("seed_oss", [&[], &[]], &[&BIASES[..], &UNTIED].concat());

@@ -4,7 +4,8 @@ use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
 use gguf::GgufFile;
 use models::{
-    Activation, ExpertsSpec, HeadNorms, LayerSpec, ModelSpec, NormKind, RopeSpec, Rotation, Scaling, Scores, TensorRole,
+    Activation, ExpertsSpec, HeadNorms, LayerSpec, ModelSpec, NormKind, Pooling, RopeSpec, Rotation, Scaling, Scores,
+    TensorRole,
 };
 
 use crate::dequantise::dequantise;
@@ -157,6 +158,22 @@ impl<'a> Oracle<'a> {
     /// Like `logits`, with the routes `[layer, token]` of a model with experts.
     pub fn routed_logits(&self, tokens: &[u32]) -> (Vec<Vec<f32>>, Vec<Vec<Route>>) {
         let spec = &self.spec;
+        let (hidden, routes) = self.hidden(tokens);
+        let output = self.part(None, TensorRole::Output, 0).expect("the output exists");
+        let logits = hidden.iter().map(|hidden| {
+            let logits = output.times(hidden).into_iter();
+            let logits = logits.map(|logit| logit * f64::from(spec.logit_scale));
+            match spec.logit_cap.map(f64::from) {
+                None => logits.map(|logit| logit as f32).collect(),
+                Some(cap) => logits.map(|logit| (cap * (logit / cap).tanh()) as f32).collect(),
+            }
+        });
+        (logits.collect(), routes)
+    }
+
+    /// Hidden states after the output norm `[token, embedding_length]`, and the routes `[layer, token]`.
+    fn hidden(&self, tokens: &[u32]) -> (Vec<Vec<f64>>, Vec<Vec<Route>>) {
+        let spec = &self.spec;
         let embedding = self.part(None, TensorRole::Embedding, 0).expect("the embedding exists");
         let row = |token: &u32| &embedding.values[*token as usize * embedding.columns..][..embedding.columns];
         let scaled = tokens.iter().map(row).map(|row| row.iter().map(|value| value * f64::from(spec.embedding_scale)));
@@ -166,16 +183,23 @@ impl<'a> Oracle<'a> {
         for (layer, routes) in routes.iter_mut().enumerate() {
             self.layer(layer, &mut hidden, &inputs[layer], &mut all, routes);
         }
-        let output = self.part(None, TensorRole::Output, 0).expect("the output exists");
-        let logits = hidden.iter().map(|hidden| {
-            let logits = output.times(&self.norm(hidden, None, TensorRole::OutputNorm)).into_iter();
-            let logits = logits.map(|logit| logit * f64::from(spec.logit_scale));
-            match spec.logit_cap.map(f64::from) {
-                None => logits.map(|logit| logit as f32).collect(),
-                Some(cap) => logits.map(|logit| (cap * (logit / cap).tanh()) as f32).collect(),
+        let normed = hidden.iter().map(|hidden| self.norm(hidden, None, TensorRole::OutputNorm));
+        (normed.collect(), routes)
+    }
+
+    /// The embedding of a text, of length 1; `None` if the model is not made for embeddings.
+    pub fn embedding(&self, tokens: &[u32]) -> Option<Vec<f32>> {
+        let pooling = self.spec.pooling?;
+        let hidden = self.hidden(tokens).0;
+        let pooled = match pooling {
+            Pooling::First => hidden.first()?.clone(),
+            Pooling::Last => hidden.last()?.clone(),
+            Pooling::Mean => {
+                (0..hidden[0].len()).map(|column| hidden.iter().map(|state| state[column]).sum()).collect()
             }
-        });
-        (logits.collect(), routes)
+        };
+        let length = pooled.iter().map(|value| value * value).sum::<f64>().sqrt();
+        Some(pooled.iter().map(|value| (value / length) as f32).collect())
     }
 
     /// Runs a layer on all tokens; `inputs` are theirs for this layer, `all` the keys and values of all layers so far.

@@ -15,7 +15,7 @@ use common::{
 };
 use engine::{
     collective::{Abort, Calls, Group, Links, Seat, Settings, StepTiming, SyncLog},
-    model::{Batch, BatchToken, BlockTables, KvCache, Model, Shard, Source},
+    model::{Batch, BatchToken, BlockTables, KvCache, Model, Pooled, Shard, Source},
 };
 use gguf::GgufFile;
 use kernels::{Compute, Kernels, Pool, PoolOptions};
@@ -71,6 +71,8 @@ pub struct Outcome {
     pub calls: Vec<Calls>,
     /// The latest all-reduces of each rank, as many as its log holds.
     pub records: Vec<Vec<SyncRecord>>,
+    /// The embedding on each rank of the last stage `[rank, embedding_length]`, if the model is made for embeddings.
+    pub embeddings: Vec<Vec<f32>>,
 }
 
 /// Connected sockets between all pairs of `world` ranks on a loopback address.
@@ -104,7 +106,8 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     let layout = Layout::alike(1, how.stages as u16, how.weights.len() as u16);
     let vocabulary = spec.vocabulary_length;
     let logits = vec![vec![f32::NAN; vocabulary]; tokens.len()];
-    let mut outcome = Outcome { logits, totals: Vec::new(), calls: Vec::new(), records: Vec::new() };
+    let mut outcome =
+        Outcome { logits, totals: Vec::new(), calls: Vec::new(), records: Vec::new(), embeddings: Vec::new() };
     // A rank that is done keeps its links open until all are; the others would otherwise declare it lost.
     let ranks: Vec<RankResult> = thread::scope(|scope| {
         let spec = &spec;
@@ -117,7 +120,8 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("the rank finishes")).collect()
     });
-    for (rows, logits, mut group, records) in ranks {
+    for (rows, logits, mut group, records, embedding) in ranks {
+        outcome.embeddings.extend(embedding);
         outcome.records.push(records);
         outcome.totals.push(group.timing.take_totals().decode);
         outcome.calls.push(group.links().map_or_else(Calls::default, |links| links.calls()));
@@ -131,8 +135,8 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
     outcome
 }
 
-/// Vocabulary rows, their logits, the group, and the latest all-reduces.
-type RankResult = (Range<usize>, Vec<f32>, Group, Vec<SyncRecord>);
+/// Vocabulary rows, their logits, the group, the latest all-reduces, and the embedding.
+type RankResult = (Range<usize>, Vec<f32>, Group, Vec<SyncRecord>, Option<Vec<f32>>);
 
 fn rank_of(
     file: &Arc<GgufFile>,
@@ -161,6 +165,7 @@ fn rank_of(
     // Blocks in reverse order: code must not assume that a sequence is contiguous.
     let tables = vec![(0..blocks as u32).rev().collect::<Vec<u32>>()];
     let mut logits = Vec::new();
+    let mut pooled = spec.pooling.filter(|_| place.next().is_none()).map(Pooled::new);
     let mut chunks =
         how.chunks.iter().copied().chain(std::iter::repeat(*how.chunks.last().expect("at least one chunk length")));
     let mut begin = 0;
@@ -185,6 +190,9 @@ fn rank_of(
             .forward(Batch { tokens: &batch, tables: BlockTables::alike(&tables) }, &mut group)
             .expect("all ranks run");
         logits.extend_from_slice(part);
+        if let Some(pooled) = &mut pooled {
+            model.pool(pooled);
+        }
         if let Some(next) = place.next() {
             group.hand_over(next, model.hidden(batch.len()), &[]).expect("hand over to the next stage");
         }
@@ -193,7 +201,7 @@ fn rank_of(
     group.links().map_or(Ok(()), Links::flush).expect("the peers are connected");
     let mut records = Vec::new();
     ring.read_since(&mut 0, |record| records.push(record.clone()));
-    (vocabulary, logits, group, records)
+    (vocabulary, logits, group, records, pooled.map(Pooled::finish))
 }
 
 /// Largest error relative to the largest logit, over all rows; NaN if any value is NaN.

@@ -15,6 +15,7 @@ pub use names::{Part, TensorRole};
 pub use read::{read, unused};
 pub use spec::{
     Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, LongSpec,
-    ModelSpec, NormKind, Norms, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, Temperature, YarnSpec,
+    ModelSpec, NormKind, Norms, Pooling, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, Temperature,
+    YarnSpec,
 };
 pub use tensors::{Cut, Fused, Share, TensorSpec};

@@ -32,6 +32,9 @@ pub struct ModelSpec {
     pub logit_scale: f32,
     /// Logits are limited smoothly to plus or minus this: `cap tanh(logit / cap)`.
     pub logit_cap: Option<f32>,
+    /// How the hidden states of a text become its embedding; `None`: the model is not made for embeddings.
+    #[serde(default)]
+    pub pooling: Option<Pooling>,
     /// Tables of rotation angles.
     pub ropes: Vec<RopeSpec>,
     /// The different layers of the model.
@@ -57,6 +60,17 @@ pub struct LayerSpec {
     /// Whether the result is multiplied by a factor of the layer.
     #[serde(default)]
     pub has_output_scale: bool,
+}
+
+/// How the hidden states of a text, after the output norm, become its embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The state of the first token.
+    First,
+    /// The state of the last token.
+    Last,
 }
 
 /// How norms scale a hidden state. Norms of heads are always [`NormKind::Rms`].

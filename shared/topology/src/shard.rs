@@ -266,6 +266,7 @@ mod tests {
             tied_output: true,
             logit_scale: 1.0,
             logit_cap: None,
+            pooling: None,
             ropes: Vec::new(),
             kinds: Vec::new(),
             layers: Vec::new(),

@@ -159,8 +159,9 @@ fn compare(folder: &Path, keep: Option<&Path>, only: &str) -> anyhow::Result<()>
         ensure!(theirs.len() == PROMPT && ids.len() == GREEDY, "{name}: logits or ids are missing");
         let sequence: Vec<u32> = tokens().into_iter().chain(ids.iter().copied()).collect();
         let exact = Oracle::new(&file).logits(&sequence);
+        failures += embeddings(folder, &name, &file, is_exact(&model))?;
         let their_error = rms_error(&theirs, &exact[..PROMPT]);
-        let is_float = model.format == BlockFormat::F32;
+        let is_float = is_exact(&model);
         let mut line = format!("{name}: llama.cpp {their_error:.1e}");
         for (stages, world) in LAYOUTS {
             let found = run(&file, &sequence, &Run { stages, ..Run::exact(world) }).logits;
@@ -179,6 +180,10 @@ fn compare(folder: &Path, keep: Option<&Path>, only: &str) -> anyhow::Result<()>
         }
         println!("{line}");
         if let Some(keep) = keep.filter(|_| is_float) {
+            let embedding = format!("{name}.embedding.f32");
+            if spec.pooling.is_some() {
+                fs::copy(folder.join(&embedding), keep.join(&embedding))?;
+            }
             let last = theirs[PROMPT - KEPT..].concat();
             let bytes: Vec<u8> = last.iter().flat_map(|logit| logit.to_le_bytes()).collect();
             fs::write(keep.join(format!("{name}.logits.f32")), bytes)?;
@@ -187,12 +192,38 @@ fn compare(folder: &Path, keep: Option<&Path>, only: &str) -> anyhow::Result<()>
     if failures > 0 { bail!("{failures} comparisons are out of bounds") } else { Ok(()) }
 }
 
+fn is_exact(model: &FamilyModel) -> bool {
+    model.format == BlockFormat::F32
+}
+
+/// Compares the embedding of the prompt on every layout with that of llama.cpp (NAME.embedding.f32), if the model is
+/// made for embeddings; returns the number of layouts out of bounds.
+fn embeddings(folder: &Path, name: &str, file: &Arc<GgufFile>, is_float: bool) -> anyhow::Result<usize> {
+    let Some(exact) = Oracle::new(file).embedding(&tokens()) else { return Ok(0) };
+    let theirs = rows(&folder.join(format!("{name}.embedding.f32")), exact.len())?;
+    let exact = [exact];
+    let their_error = rms_error(&theirs, &exact);
+    let (mut failures, mut worst) = (0, [0.0_f64; 2]);
+    for (stages, world) in LAYOUTS {
+        for found in run(file, &tokens(), &Run { stages, ..Run::exact(world) }).embeddings {
+            let found = [found];
+            let (most, rms) = (max_error(&found, &theirs), rms_error(&found, &exact));
+            worst = [worst[0].max(most), worst[1].max(rms)];
+            let holds = if is_float { most < MAX_ERROR } else { rms <= RMS_RATIO * their_error.max(1e-3) };
+            failures += usize::from(!holds);
+        }
+    }
+    println!("{name}: embedding max {:.1e}, rms {:.1e}, llama.cpp {their_error:.1e}", worst[0], worst[1]);
+    Ok(failures)
+}
+
 fn check(folder: &Path) -> anyhow::Result<()> {
     let mut failures = 0;
     for Case { name, model } in cases("").into_iter().filter(|case| case.model.format == BlockFormat::F32) {
         let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()])?);
         let vocabulary = models::read(&file)?.vocabulary_length;
         let theirs = rows(&folder.join(format!("{name}.logits.f32")), vocabulary)?;
+        failures += embeddings(folder, &name, &file, true)?;
         for (stages, world) in [(1, 1), (1, 2), (2, 1)] {
             let found = run(&file, &tokens(), &Run { stages, ..Run::exact(world) }).logits;
             let error = max_error(&found[PROMPT - theirs.len()..], &theirs);

@@ -107,6 +107,12 @@ impl Model {
         &mut self.cache
     }
 
+    /// What an embedding is computed from: the weights, the kernels, the hidden states of the latest step
+    /// `[token, embedding_length]`, and scratch.
+    pub(super) fn pooling_parts(&mut self) -> (&Shard, &Compute, &[f32], &mut Scratch) {
+        (&self.shard, &self.compute, &self.hidden, &mut self.scratch)
+    }
+
     /// Its kernels and threads.
     pub fn compute(&self) -> &Compute {
         &self.compute

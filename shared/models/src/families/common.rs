@@ -9,7 +9,7 @@ use crate::{
     },
     spec::{
         Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, LongSpec,
-        ModelSpec, NormKind, Norms, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, YarnSpec,
+        ModelSpec, NormKind, Norms, Pooling, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, YarnSpec,
     },
     tensors::{FUSED_EXPERTS, ROPE_FACTORS, TOKEN_EMBEDDING},
 };
@@ -41,10 +41,22 @@ pub(super) fn model_with(keys: &Keys<'_>, norm: NormKind) -> Result<ModelSpec, G
         tied_output: !keys.has_tensor("output.weight"),
         logit_scale: 1.0,
         logit_cap: None,
+        pooling: pooling(keys)?,
         ropes: Vec::new(),
         kinds: Vec::new(),
         layers: Vec::new(),
     })
+}
+
+/// The numbers are those of llama.cpp (`llama_pooling_type`).
+fn pooling(keys: &Keys<'_>) -> Result<Option<Pooling>, GgufError> {
+    match keys.count("pooling_type")? {
+        0 => Ok(None),
+        1 => Ok(Some(Pooling::Mean)),
+        2 => Ok(Some(Pooling::First)),
+        3 => Ok(Some(Pooling::Last)),
+        other => Err(keys.unsupported("pooling_type", other, "a pooling other than none, mean, first and last")),
+    }
 }
 
 /// Number of layers, without the blocks that predict further tokens.
