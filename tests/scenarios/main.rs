@@ -27,6 +27,7 @@ mod gguf_round_trip;
 mod gguf_splits;
 mod grammar;
 mod health;
+mod hostile_families;
 mod incidents;
 mod keys;
 mod links;

@@ -14,10 +14,16 @@ pub(super) fn in_sections(keys: &Keys<'_>, mut spec: ModelSpec) -> Result<ModelS
     let sections: Option<Vec<usize>> = found.iter().map(|length| usize::try_from(*length).ok()).collect();
     let sections = sections.filter(|sections| sections.iter().all(|length| *length as u64 <= HEAD_LENGTH_MAX));
     match sections.as_deref() {
-        Some([time, height, width, ..]) if time + height + width > 0 => {
+        Some([time, height, width] | [time, height, width, _]) if time + height + width > 0 => {
             spec.ropes.iter_mut().for_each(|rope| rope.sections = Some([*time, *height, *width]));
             Ok(spec)
         }
-        _ => Err(keys.refuse(KEY, format!("{found:?}"), "it must be three or four lengths")),
+        _ => {
+            let shown = match found.len() {
+                0..=4 => format!("{found:?}"),
+                count => format!("a list of {count} numbers"),
+            };
+            Err(keys.refuse(KEY, shown, format!("it must be three or four lengths of at most {HEAD_LENGTH_MAX}")))
+        }
     }
 }
