@@ -7,7 +7,8 @@ use models::{ExpertGroups, Scores, limits::EXPERT_COUNT_MAX};
 use super::{
     batch::Scratch,
     feed_forward::combination,
-    weights::{Layer, Router, SharedExpert, wanted_by},
+    matrix::wanted_by,
+    weights::{Layer, Router, SharedExpert},
 };
 use crate::model::batch::Routing;
 

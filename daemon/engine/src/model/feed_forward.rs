@@ -2,10 +2,7 @@
 use kernels::{Compute, Kernels, matmul, matmuls};
 use models::Activation;
 
-use super::{
-    batch::Scratch,
-    weights::{Layer, wanted_by},
-};
+use super::{batch::Scratch, matrix::wanted_by, weights::Layer};
 
 /// `scratch.normed -> scratch.partial`: this rank's columns of the feed-forward network. Both are
 /// `[token, embedding_length]`.

@@ -4,7 +4,7 @@ use common::{
     ids::LayerIndex,
     limits::{KV_BLOCK_LENGTH, SLOTS_MAX},
 };
-use kernels::{Compute, Kernels, matmul, matmuls};
+use kernels::{Compute, Kernels, matmul};
 use models::{AttentionSpec, HeadNorms, Scaling, Temperature};
 use telemetry::SyncKind;
 use topology::LayerCut;
@@ -16,8 +16,9 @@ use super::{
     kv_cache::{KvCache, Place},
     norm::{norm, norm_head, norm_of_heads},
     pace::Pace,
+    project::project_all,
     rope::Rope,
-    weights::{Layer, Matrix, Shard, wanted_by},
+    weights::{Layer, Shard},
 };
 use crate::collective::{Collective, CollectiveError};
 use crate::model::batch::{Batch, Scratch};
@@ -481,38 +482,6 @@ fn embed(shard: &mut Shard, batch: Batch<'_>, out: &mut [f32]) -> Result<(), For
         }
     }
     Ok(())
-}
-
-/// `normed -> query, key, value`: the products with the layer's matrices; no keys and values if it reads those of
-/// another layer.
-fn project_all(compute: &Compute, layer: &Layer, tokens: usize, scratch: &mut Scratch) {
-    let Scratch { normed, activations, query, key, value, .. } = scratch;
-    let length = normed.len() / tokens;
-    query.resize(tokens * layer.query.rows, 0.0);
-    for (matrix, out) in [&layer.key, &layer.value].into_iter().zip([&mut *key, value]) {
-        out.resize(tokens * matrix.as_ref().map_or(0, |matrix| matrix.rows), 0.0);
-    }
-    match (&layer.key, &layer.value) {
-        (Some(keys), Some(values)) => {
-            let matrices = [&layer.query, keys, values];
-            activations.load(compute, normed, length, wanted_by(&matrices));
-            matmuls(compute, matrices.map(Matrix::view), activations, [&mut *query, &mut *key, &mut *value]);
-            keys.scale(key);
-            values.scale(value);
-        }
-        (Some(keys), None) => {
-            let matrices = [&layer.query, keys];
-            activations.load(compute, normed, length, wanted_by(&matrices));
-            matmuls(compute, matrices.map(Matrix::view), activations, [&mut *query, &mut *key]);
-            keys.scale(key);
-            value.clone_from(key);
-        }
-        (None, _) => {
-            activations.load(compute, normed, length, layer.query.wanted());
-            matmul(compute, layer.query.view(), activations, query);
-        }
-    }
-    layer.query.scale(query);
 }
 
 /// Factor of a query at a position.

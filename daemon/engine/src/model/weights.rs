@@ -1,104 +1,20 @@
 //! The weights of one rank in the layout of the kernels: all slices of the file, packed into one region of memory in
 //! the file's own formats and scales, without requantising. A super-block across a cut is held by both ranks.
-use std::{io, ops::Range, sync::Arc};
+use std::{io, sync::Arc};
 
 use gguf::{BlockFormat, GgufFile, Stamp};
-use kernels::{Activations, Compute, Kernels, MatrixPanels, MatrixStack, Wanted, matmul};
+use kernels::{Activations, Compute, Kernels, matmul};
 use models::{LayerSpec, ModelSpec, RouterSpec, Scores, TensorRole};
 use topology::ShardPlan;
 
 use super::{
     batch::Batch,
+    matrix::Matrix,
     packed::{Cached, Key},
     region::Region,
-    slices::{Slices, TensorSlice},
+    slices::Slices,
 };
 use crate::model::error::LoadError;
-
-/// A weight matrix, or the rows or columns of it that this rank holds: `[rows, columns]`; with experts, as many of that
-/// shape as a layer has.
-#[derive(Debug)]
-pub struct Matrix {
-    /// Format of its blocks.
-    pub format: BlockFormat,
-    /// Outputs.
-    pub rows: usize,
-    /// Inputs.
-    pub columns: usize,
-    /// Number of consecutive matrices.
-    pub count: usize,
-    /// Blocks of 32 columns at the start of each row that belong to the previous rank.
-    skip: usize,
-    /// Columns in whole blocks.
-    padded: usize,
-    /// Factors of the products of each matrix; empty: 1.
-    scales: Vec<f32>,
-    region: Arc<Region>,
-    place: Range<usize>,
-}
-
-impl Matrix {
-    fn new(slice: &TensorSlice, region: &Arc<Region>) -> Self {
-        Self {
-            format: slice.format,
-            rows: slice.rows.len(),
-            columns: slice.columns.len(),
-            count: slice.count,
-            skip: slice.skip(),
-            padded: slice.blocks().len() * slice.format.block_length(),
-            scales: slice.scales.clone(),
-            region: Arc::clone(region),
-            place: slice.place.clone(),
-        }
-    }
-
-    /// In place of a matrix that a model lacks.
-    fn without_rows(region: &Arc<Region>) -> Self {
-        let (format, region) = (BlockFormat::F32, Arc::clone(region));
-        Self { format, rows: 0, columns: 0, count: 1, skip: 0, padded: 0, scales: Vec::new(), region, place: 0..0 }
-    }
-
-    /// The matrix as a kernel argument.
-    pub fn view(&self) -> MatrixPanels<'_> {
-        let bytes = &self.region.bytes()[self.place.clone()];
-        MatrixPanels { format: self.format, bytes, rows: self.rows, columns: self.padded }
-    }
-
-    /// All matrices as a kernel argument.
-    pub fn stack(&self) -> MatrixStack<'_> {
-        let MatrixPanels { format, bytes, rows, columns } = self.view();
-        MatrixStack { format, bytes, rows, columns, count: self.count }
-    }
-
-    /// Factors of the products of each matrix; empty: 1.
-    pub fn scales(&self) -> &[f32] {
-        &self.scales
-    }
-
-    /// Multiplies products with the first matrix by its factor.
-    pub fn scale(&self, products: &mut [f32]) {
-        if let Some(scale) = self.scales.first() {
-            products.iter_mut().for_each(|product| *product *= scale);
-        }
-    }
-
-    /// The form of activations that it is multiplied with.
-    pub fn wanted(&self) -> Wanted {
-        wanted_by(&[self])
-    }
-
-    /// Its size in bytes.
-    pub fn byte_length(&self) -> u64 {
-        self.place.len() as u64
-    }
-}
-
-/// The form of activations for several matrices with the same columns.
-pub fn wanted_by(matrices: &[&Matrix]) -> Wanted {
-    let quantised = matrices.iter().any(|matrix| matrix.format.is_quantised());
-    let floats = matrices.iter().any(|matrix| !matrix.format.is_quantised());
-    Wanted { skip: matrices.first().map_or(0, |matrix| matrix.skip), quantised, floats }
-}
 
 /// A layer's weights on this rank. Norms and biases are whole if every rank needs them.
 #[derive(Debug)]
@@ -531,6 +447,6 @@ impl Shard {
 
     /// The packed weights of all matrices, for benchmarks.
     pub fn bytes(&self) -> &[u8] {
-        self.output.region.bytes()
+        self.output.region_bytes()
     }
 }
