@@ -188,31 +188,36 @@ fn identity_covers_metadata_table_and_sizes_but_not_weights() -> Result<(), Gguf
     Ok(())
 }
 
+/// The attention of the tiny model below.
+fn wanted_attention(architecture: Architecture) -> AttentionSpec {
+    AttentionSpec {
+        head_count: 4,
+        head_count_kv: 2,
+        head_length: 48,
+        rope: Some(0),
+        scale: 1.0 / 48_f32.sqrt(),
+        temperature: None,
+        score_cap: None,
+        window: None,
+        keys_of: None,
+        values_are_keys: false,
+        has_value_norm: false,
+        has_sinks: false,
+        head_norms: match architecture {
+            Architecture::Llama | Architecture::Qwen2 => HeadNorms::None,
+            Architecture::Qwen3 | Architecture::Qwen3Moe => HeadNorms::BeforeRotation,
+        },
+        is_fused: false,
+        needs_biases: architecture == Architecture::Qwen2,
+        needs_output_bias: false,
+    }
+}
+
 /// The spec of the tiny model below.
 fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
     let (columns, activation) = (256, Activation::Silu);
     let layer = LayerSpec {
-        attention: AttentionSpec {
-            head_count: 4,
-            head_count_kv: 2,
-            head_length: 48,
-            rope: Some(0),
-            scale: 1.0 / 48_f32.sqrt(),
-            temperature: None,
-            score_cap: None,
-            window: None,
-            keys_of: None,
-            values_are_keys: false,
-            has_value_norm: false,
-            has_sinks: false,
-            head_norms: match architecture {
-                Architecture::Llama | Architecture::Qwen2 => HeadNorms::None,
-                Architecture::Qwen3 | Architecture::Qwen3Moe => HeadNorms::BeforeRotation,
-            },
-            is_fused: false,
-            needs_biases: architecture == Architecture::Qwen2,
-            needs_output_bias: false,
-        },
+        attention: wanted_attention(architecture),
         feed_forward: match architecture.has_experts() {
             true => {
                 let scores = Scores::Softmax;

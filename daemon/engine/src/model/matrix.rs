@@ -90,7 +90,7 @@ impl Matrix {
 }
 
 /// The form of activations for several matrices with the same columns.
-pub fn wanted_by(matrices: &[&Matrix]) -> Wanted {
+pub(super) fn wanted_by(matrices: &[&Matrix]) -> Wanted {
     let quantised = matrices.iter().any(|matrix| matrix.format.is_quantised());
     let floats = matrices.iter().any(|matrix| !matrix.format.is_quantised());
     Wanted { skip: matrices.first().map_or(0, |matrix| matrix.skip), quantised, floats }
