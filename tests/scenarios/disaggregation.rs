@@ -73,6 +73,35 @@ fn remote_prefill_gives_the_same_tokens_for_any_rank_counts() {
 }
 
 #[test]
+fn windows_and_shared_keys_are_transferred_to_any_cut() {
+    let models = harness::families::shapes().into_iter().filter(|(name, _)| WINDOWED.contains(&name.as_str()));
+    let files: Vec<(String, Vec<u8>)> = models.map(|(name, model)| (format!("{name}.gguf"), model.bytes())).collect();
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
+    let folder = folder_with(&files);
+    let cluster = Cluster::with(4, folder.path(), SETTINGS);
+    for (name, _) in &files {
+        // Shorter than a window, and much longer.
+        for prompt in ["abcdefgh".repeat(2), "xyz to be or not ".repeat(12)] {
+            let answer = |topology: &str| {
+                let nodes = nodes(&cluster, topology);
+                let mut arguments = arguments(&nodes, name, topology, &prompt);
+                arguments.extend(["--max-tokens", "40", "--seed", "7", "--temperature", "1.2", "--kv", "f32"]);
+                cluster.console(&arguments).completion()
+            };
+            let expected = answer("tp1");
+            for topology in ["prefill:tp2+decode:tp1", "prefill:tp1+decode:tp3", "prefill:pp2-tp1+decode:pp2-tp1"] {
+                let found = answer(topology);
+                assert_eq!(found["token_ids"], expected["token_ids"], "{name} on {topology}");
+                assert!(found["timings"]["transfer"]["bytes"].as_u64() > Some(0), "{name} on {topology}");
+            }
+        }
+    }
+}
+
+/// Layers with a window, layers that read the keys of earlier ones, KV heads that differ between layers.
+const WINDOWED: [&str; 3] = ["gpt-oss-ordinary", "gemma4-ordinary", "gemma4+experts-ordinary"];
+
+#[test]
 fn equally_cut_ranks_hold_the_same_bits_as_after_local_prefill() {
     let folder = folder_with(&[("tiny.gguf", &model().with_format(gguf::BlockFormat::Q4_0).bytes())]);
     let cluster = Cluster::with(4, folder.path(), SETTINGS);

@@ -199,7 +199,6 @@ impl Shapes {
     /// Heads of several lengths, shared keys, values that are keys, inputs for each layer, experts next to a network.
     fn gemma4(&mut self) {
         let list = |values: &[u32]| Value::Array(5, values.iter().map(|value| Value::I32(*value as i32)).collect());
-        let flags = |values: &[bool]| Value::Array(7, values.iter().map(|value| Value::Flag(*value)).collect());
         let of = |full: u32, windowed: u32, positions: u32| {
             vec![
                 window(positions),
@@ -215,7 +214,10 @@ impl Shapes {
                 number("embedding_length_per_layer_input", 0),
             ]
         };
-        let pattern = |values: &[bool]| ("attention.sliding_window_pattern", flags(values));
+        let pattern = |values: &[bool]| {
+            let flags = values.iter().map(|value| Value::Flag(*value));
+            ("attention.sliding_window_pattern", Value::Array(7, flags.collect()))
+        };
         // The last of several values of a key counts.
         let inputs = number("embedding_length_per_layer_input", 32);
         let shared = |count| number("attention.shared_kv_layers", count);

@@ -284,18 +284,18 @@ impl<'a> Oracle<'a> {
         };
         let projection = self.part(None, TensorRole::InputProjection, 0).expect("the weight exists");
         let root = (self.spec.embedding_length as f64).sqrt();
-        let of_token = |token: &u32, hidden: &Vec<f64>, layer: usize| {
-            let own: Vec<f64> =
-                projection.times(hidden)[layer * length..][..length].iter().map(|own| own / root).collect();
-            let own = self.norm(&own, None, TensorRole::InputNorm);
-            let row = &table.values[*token as usize * table.columns + layer * length..][..length];
-            let both = own.iter().zip(row).map(|(own, row)| (own + row * (length as f64).sqrt()) / 2_f64.sqrt());
-            both.collect::<Vec<f64>>()
-        };
-        let layers = 0..self.spec.block_count();
-        let of_layer =
-            |layer| tokens.iter().zip(hidden).map(|(token, hidden)| of_token(token, hidden, layer)).collect();
-        layers.map(of_layer).collect()
+        let mut inputs = vec![Vec::new(); self.spec.block_count()];
+        for (token, hidden) in tokens.iter().zip(hidden) {
+            let own = projection.times(hidden);
+            let row = &table.values[*token as usize * table.columns..][..table.columns];
+            for (layer, inputs) in inputs.iter_mut().enumerate() {
+                let own: Vec<f64> = own[layer * length..][..length].iter().map(|own| own / root).collect();
+                let own = self.norm(&own, None, TensorRole::InputNorm);
+                let both = own.iter().zip(&row[layer * length..]);
+                inputs.push(both.map(|(own, row)| (own + row * (length as f64).sqrt()) / 2_f64.sqrt()).collect());
+            }
+        }
+        inputs
     }
 
     /// The newest token's attention to the positions that it sees.

@@ -147,8 +147,8 @@ impl Layer {
             let (bias, selection_bias) = (optional(TensorRole::RouterBias), optional(TensorRole::SelectionBias));
             let (spec, used_count) = (experts.router.clone(), experts.used_count);
             let norm = optional(TensorRole::RouterScale).iter().map(|weight| weight / root).collect();
-            let router = |matrix| Router { matrix, bias, selection_bias, norm, spec, used_count };
-            matrix(TensorRole::Router).map(router)
+            let matrix = matrix(TensorRole::Router)?;
+            Ok(Router { matrix, bias, selection_bias, norm, spec, used_count })
         });
         let shared = found.feed_forward.experts().and_then(|experts| experts.shared.as_ref()).map(|shared| {
             let branch = shared.is_branch.then(|| BranchNorms {
