@@ -26,6 +26,7 @@ impl Lanes for Avx2 {
     const TILES: &'static [usize] = &[1, 2, 4, 8, 16];
     // 8-bit levels are signed, because products of unsigned ones would not fit into 16 bits.
     const SIGNED: bool = true;
+    const SIGNED_SMALL: bool = false;
     const PREFETCHES: bool = true;
     const UNROLLED: [usize; 2] = [0, 0];
     const SUMS: usize = 8;
@@ -63,6 +64,13 @@ impl Lanes for Avx2 {
         fn upper_halves(bytes: &[u8]) -> __m256 {
             let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(bytes[..16].as_ptr().cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+        }
+        fn half_powers(bytes: &[u8]) -> __m256 {
+            // Bits of floats: normal ones, and larger for 0 and 1 those of 2^-128 and 2^-127.
+            let exponents = _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes[..8].as_ptr().cast()));
+            let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(exponents, _mm256_set1_epi32(1)));
+            let small = _mm256_slli_epi32::<21>(_mm256_add_epi32(exponents, _mm256_set1_epi32(1)));
+            _mm256_castsi256_ps(_mm256_max_epi32(normal, small))
         }
         fn unsigned(bytes: &[u8]) -> __m256 {
             _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes[..8].as_ptr().cast())))

@@ -33,6 +33,7 @@ impl Lanes for Avx512 {
     const ROWS: usize = 16;
     const TILES: &'static [usize] = &[1, 2, 4, 8, 16];
     const SIGNED: bool = false;
+    const SIGNED_SMALL: bool = false;
     const PREFETCHES: bool = true;
     const UNROLLED: [usize; 2] = [16, 8];
     const SUMS: usize = 16;
@@ -70,6 +71,13 @@ impl Lanes for Avx512 {
         fn upper_halves(bytes: &[u8]) -> __m512 {
             let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bytes[..32].as_ptr().cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
+        fn half_powers(bytes: &[u8]) -> __m512 {
+            // Bits of floats: normal ones, and larger for 0 and 1 those of 2^-128 and 2^-127.
+            let exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes[..16].as_ptr().cast()));
+            let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(exponents, _mm512_set1_epi32(1)));
+            let small = _mm512_slli_epi32::<21>(_mm512_add_epi32(exponents, _mm512_set1_epi32(1)));
+            _mm512_castsi512_ps(_mm512_max_epi32(normal, small))
         }
         fn unsigned(bytes: &[u8]) -> __m512 {
             _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(bytes[..16].as_ptr().cast())))

@@ -206,6 +206,30 @@ fn extreme_levels_do_not_saturate() {
 }
 
 #[test]
+fn every_exponent_of_mxfp4_is_exact_in_every_table() {
+    let format = BlockFormat::Mxfp4;
+    for kernels in Kernels::available() {
+        let compute = compute(kernels, 1);
+        for exponent in 0..=255_u8 {
+            // The first column of each row is 1, times two to the power of the exponent minus 127.
+            let mut row = [0; 17];
+            (row[0], row[1]) = (exponent, 2);
+            let mut bytes = vec![0; kernels.panel_rows * row.len()];
+            pack_panel(format, kernels.panel_rows, 0..1, |_| Some(&row), &mut bytes);
+            let mut x = [0.0; 32];
+            x[0] = 127.0;
+            let mut activations = Activations::default();
+            activations.load(&compute, &x, 32, Wanted { skip: 0, quantised: true, floats: false });
+            let mut out = vec![0.0; kernels.panel_rows];
+            let matrix = MatrixPanels { format, bytes: &bytes, rows: kernels.panel_rows, columns: 32 };
+            matmul(&compute, matrix, &activations, &mut out);
+            let expected = 254.0 * (f64::from(exponent) - 128.0).exp2() as f32;
+            assert_eq!(out, vec![expected; kernels.panel_rows], "{} {exponent}", kernels.name);
+        }
+    }
+}
+
+#[test]
 fn quantised_activations_are_the_same_bytes_in_every_table() {
     let mut random = Random(4);
     for columns in [1, 16, 31, 32] {

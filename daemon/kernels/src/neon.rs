@@ -60,6 +60,7 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
     const ROWS: usize = 8;
     const TILES: &'static [usize] = if DOTPROD { &[1, 2, 4, 8, 16] } else { &[1, 2, 4, 8] };
     const SIGNED: bool = true;
+    const SIGNED_SMALL: bool = true;
     const PREFETCHES: bool = false;
     const UNROLLED: [usize; 2] = if DOTPROD { [16, 16] } else { [0, 0] };
     const SUMS: usize = 16;
@@ -87,6 +88,9 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
         fn xor(a: uint8x16_t, mask: u8) -> uint8x16_t { veorq_u8(a, vdupq_n_u8(mask)) }
         fn right(a: uint8x16_t, bits: u32) -> uint8x16_t { vshlq_u8(a, vdupq_n_s8(-(bits as i8))) }
         fn left(a: uint8x16_t, bits: u32) -> uint8x16_t { vshlq_u8(a, vdupq_n_s8(bits as i8)) }
+        fn extend_nibbles(a: uint8x16_t, b: uint8x16_t, mask: u8) -> uint8x16_t {
+            vandq_u8(vsliq_n_u8::<4>(a, b), vdupq_n_u8(mask << 4 | 15))
+        }
         fn spread(a: uint8x16_t, first: u32) -> uint8x16_t {
             let four = vshlq_u32(vreinterpretq_u32_u8(a), vdupq_n_s32(-first.cast_signed()));
             let four = vandq_u32(four, vdupq_n_u32(15));
@@ -122,6 +126,14 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
         fn upper_halves(bytes: &[u8]) -> float32x4_t {
             vreinterpretq_f32_u32(vshll_n_u16::<16>(vreinterpret_u16_u8(vld1_u8(Self::own(bytes, 2)))))
         }
+        fn half_powers(bytes: &[u8]) -> float32x4_t {
+            // Upper halves of floats: normal ones, and larger for 0 and 1 the bits of 2^-128 and 2^-127.
+            let bytes = vld1_u8(bytes[..8].as_ptr());
+            let normal = vaddq_s16(vreinterpretq_s16_u16(vshll_n_u8::<7>(bytes)), vdupq_n_s16(-128));
+            let small = vaddq_s16(vreinterpretq_s16_u16(vshll_n_u8::<5>(bytes)), vdupq_n_s16(32));
+            let halves = vreinterpretq_u16_s16(vmaxq_s16(normal, small));
+            vreinterpretq_f32_u32(if HIGH { vshll_high_n_u16::<16>(halves) } else { vshll_n_u16::<16>(vget_low_u16(halves)) })
+        }
         fn unsigned(bytes: &[u8]) -> float32x4_t {
             let words = vmovl_u8(vld1_u8(bytes[..8].as_ptr()));
             vcvtq_f32_u32(if HIGH { vmovl_high_u16(words) } else { vmovl_u16(vget_low_u16(words)) })
@@ -140,6 +152,11 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
         fn settle(a: float32x4_t) -> float32x4_t {
             let mut a = a;
             asm!("/* {0:v} */", inout(vreg) a, options(nomem, nostack, preserves_flags));
+            a
+        }
+        fn separate(a: float32x4_t) -> float32x4_t {
+            let mut a = a;
+            asm!("/* {0:v} */", inout(vreg) a, options(nostack, preserves_flags));
             a
         }
         fn multiply_add(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t { vfmaq_f32(c, a, b) }
@@ -198,7 +215,7 @@ unsafe fn with_dotprod<const QUADS: usize>(mut sum: int32x4_t, levels: &[uint8x1
 }
 
 /// Sums products in 16 bits, one product of each quad per lane: two for 8-bit levels (|level| <= 128, |x| <= 127: 32
-/// 512), four for 6-bit ones, eight for 5-bit ones (31 * 127 * 8 = 31 496) or smaller.
+/// 512), four for 6-bit ones, eight for 5-bit ones (31 * 127 * 8 = 31 496) or smaller; signed ones likewise.
 #[inline(always)]
 unsafe fn in_16_bits<const QUADS: usize>(bits: u32, begin: int32x4_t, levels: &[uint8x16_t], x: &[i8]) -> int32x4_t {
     let quads = x.as_chunks::<4>().0;

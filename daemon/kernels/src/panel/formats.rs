@@ -171,12 +171,12 @@ of_blocks!(Q5_1, 24, 5, None, minimum true, |lanes, block| {
     Part { levels: five_bits(lanes, block, 4, 8), scale: [lanes.halves(block); 2], minimum: [minimum; 2] }
 });
 
-/// Looks levels up in a table; adds 128 to the entries if unsigned levels are wanted.
+/// Looks levels up in a table; adds `bias` to the entries.
 #[inline(always)]
-fn looked_up<L: Lanes>(lanes: L, mut levels: [L::Levels; 8], entries: &[i8; 16]) -> [L::Levels; 8] {
+fn looked_up<L: Lanes>(lanes: L, mut levels: [L::Levels; 8], entries: &[i8; 16], bias: u8) -> [L::Levels; 8] {
     let mut table = [0; 16];
     for (entry, value) in table.iter_mut().zip(entries) {
-        *entry = if L::SIGNED { value.cast_unsigned() } else { value.cast_unsigned() ^ 0x80 };
+        *entry = value.cast_unsigned().wrapping_add(bias);
     }
     for level in &mut levels {
         *level = lanes.lookup(&table, *level);
@@ -185,27 +185,13 @@ fn looked_up<L: Lanes>(lanes: L, mut levels: [L::Levels; 8], entries: &[i8; 16])
 }
 
 of_blocks!(Iq4Nl, 18, 8, if L::SIGNED { None } else { Some(4) }, minimum false, |lanes, block| {
-    of_scale(looked_up(lanes, nibbles(lanes, block, 2), &IQ4), lanes.halves(block))
+    of_scale(looked_up(lanes, nibbles(lanes, block, 2), &IQ4, if L::SIGNED { 0 } else { 128 }), lanes.halves(block))
 });
 
-of_blocks!(Mxfp4, 17, 8, if L::SIGNED { None } else { Some(4) }, minimum false, |lanes, block| {
-    let mut scales = [0.0; ROWS_MAX];
-    for (scale, exponent) in scales[..L::ROWS].iter_mut().zip(&block[..L::ROWS]) {
-        *scale = half_of_power(*exponent);
-    }
-    of_scale(looked_up(lanes, nibbles(lanes, block, 1), &E2M1), lanes.load(&scales))
+of_blocks!(Mxfp4, 17, 5, if L::SIGNED_SMALL { None } else { Some(1) }, minimum false, |lanes, block| {
+    let levels = looked_up(lanes, nibbles(lanes, block, 1), &E2M1, if L::SIGNED_SMALL { 0 } else { 16 });
+    of_scale(levels, lanes.half_powers(block))
 });
-
-/// `2^(exponent - 128)`: half the value of an E8M0 exponent, because the table entries are doubled.
-#[inline(always)]
-pub(crate) fn half_of_power(exponent: u8) -> f32 {
-    let bits = match exponent {
-        0 => 0x0020_0000,
-        1 => 0x0040_0000,
-        exponent => (u32::from(exponent) - 1) << 23,
-    };
-    f32::from_bits(bits)
-}
 
 /// Scales and minimums of Q4_K and Q5_K, `[8 scales, 8 minimums]`, each `[ROWS]`, and their factors. They are bytes,
 /// not levels: a field of single bytes stores all rows of a byte next to each other, which is not half of a register.
@@ -271,10 +257,11 @@ impl<L: Lanes> Format<L> for Q5K {
 
     #[inline(always)]
     fn part(lanes: L, block: &[u8], scales: &SixBits<L>, index: usize) -> Part<L> {
-        let mut levels = nibbles_of_pair(lanes, block, 48 + index / 2 * 32, index % 2 == 1);
+        let mut levels = eight(lanes, block, 48 + index / 2 * 32);
         for (column, level) in levels.iter_mut().enumerate() {
-            let fifth = lanes.and(lanes.right(quad(lanes, block, 16, column), index as u32), 1);
-            *level = lanes.or(*level, lanes.left(fifth, 4));
+            let fifth = lanes.right(quad(lanes, block, 16, column), index as u32);
+            let nibble = lanes.right(*level, 4 * (index as u32 % 2));
+            *level = lanes.extend_nibbles(nibble, fifth, 1);
         }
         scales.part(lanes, index, levels)
     }
@@ -295,11 +282,11 @@ impl<L: Lanes> Format<L> for Q6K {
     #[inline(always)]
     fn part(lanes: L, block: &[u8], scales: &L::Floats, index: usize) -> Part<L> {
         let (half, quarter) = (index / 4, index % 4);
-        let mut levels = nibbles_of_pair(lanes, block, 64 * half + quarter % 2 * 32, quarter >= 2);
+        let mut levels = eight(lanes, block, 64 * half + quarter % 2 * 32);
         for (column, level) in levels.iter_mut().enumerate() {
-            let bits = quad(lanes, block, 128 + 32 * half, column);
-            let bits = lanes.and(lanes.right(bits, 2 * quarter as u32), 3);
-            *level = lanes.or(*level, lanes.left(bits, 4));
+            let bits = lanes.right(quad(lanes, block, 128 + 32 * half, column), 2 * quarter as u32);
+            let nibble = lanes.right(*level, 4 * (quarter as u32 / 2));
+            *level = lanes.extend_nibbles(nibble, bits, 3);
         }
         let bytes = &block[(192 + 2 * index) * L::ROWS..];
         let scale =
@@ -421,6 +408,9 @@ impl<L: Lanes> Format<L> for Iq4Xs {
             *six = (low | high << 4).wrapping_sub(32);
         }
         let levels = nibbles(lanes, block, 8 + 16 * index);
-        of_scale(looked_up(lanes, levels, &IQ4), lanes.multiply(lanes.signed(&six), *scales))
+        of_scale(
+            looked_up(lanes, levels, &IQ4, if L::SIGNED { 0 } else { 128 }),
+            lanes.multiply(lanes.signed(&six), *scales),
+        )
     }
 }

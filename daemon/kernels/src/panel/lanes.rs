@@ -12,6 +12,8 @@ pub(crate) trait Lanes: Copy {
     const TILES: &'static [usize];
     /// Whether `dot` takes levels as signed bytes instead of unsigned ones.
     const SIGNED: bool;
+    /// Whether `dot` takes levels of fewer than 8 bits as signed bytes, too.
+    const SIGNED_SMALL: bool;
     /// Number of float sums that fit the registers together with their addends.
     const SUMS: usize;
     /// Whether one instruction multiplies four columns and adds them to a sum.
@@ -52,6 +54,11 @@ pub(crate) trait Lanes: Copy {
     fn right(self, a: Self::Levels, bits: u32) -> Self::Levels;
     /// Shifts each byte left; the vacated low bits are undefined if high bits were set.
     fn left(self, a: Self::Levels, bits: u32) -> Self::Levels;
+    /// The low nibble of each byte of `a` with the bits `mask` of `b`, at most the low four, above it.
+    #[inline(always)]
+    fn extend_nibbles(self, a: Self::Levels, b: Self::Levels, mask: u8) -> Self::Levels {
+        self.or(self.and(a, 15), self.left(self.and(b, mask), 4))
+    }
     /// Takes the bits from `first` on of each lane as a 32-bit number, and spreads them to its 4 bytes, one bit each.
     fn spread(self, a: Self::Levels, first: u32) -> Self::Levels;
     /// Replaces each byte, below 16, with its table entry.
@@ -82,8 +89,8 @@ pub(crate) trait Lanes: Copy {
     fn subtract_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// The same number in all lanes.
     fn ints(self, value: i32) -> Self::Ints;
-    /// `begin` plus the sums of products of `4 * QUADS` columns; levels are below two to the power of `bits`, signed if
-    /// that is 8 and the instruction set takes them signed. `tokens` is the number of tokens in the tile.
+    /// `begin` plus the sums of products of `4 * QUADS` columns; levels are below two to the power of `bits`, or signed
+    /// with such absolute values (`SIGNED` if that is 8, otherwise `SIGNED_SMALL`). `tokens` is the number of tokens in the tile.
     fn dot<const QUADS: usize>(
         self,
         bits: u32,
@@ -99,6 +106,9 @@ pub(crate) trait Lanes: Copy {
     fn halves(self, bytes: &[u8]) -> Self::Floats;
     /// Loads the first `ROWS` bfloat16 values (upper halves of floats).
     fn upper_halves(self, bytes: &[u8]) -> Self::Floats;
+    /// Two to the power of each of the first `ROWS` bytes minus 128: half the value of an E8M0 exponent. Results below
+    /// 2^-126 are exact, too.
+    fn half_powers(self, bytes: &[u8]) -> Self::Floats;
     /// Loads the first `ROWS` bytes.
     fn unsigned(self, bytes: &[u8]) -> Self::Floats;
     /// Loads the first `ROWS` bytes as signed ones.
@@ -121,6 +131,12 @@ pub(crate) trait Lanes: Copy {
     /// the tokens of a tile until their intermediate values no longer fit the registers.
     #[inline(always)]
     fn settle(self, a: Self::Floats) -> Self::Floats {
+        a
+    }
+    /// Like `settle`, for one token, and memory is read again: otherwise the compiler would keep bytes that several
+    /// parts of a block share until they no longer fit the registers.
+    #[inline(always)]
+    fn separate(self, a: Self::Floats) -> Self::Floats {
         a
     }
     /// `a * b + c`, rounded once.

@@ -163,6 +163,9 @@ fn add_tokens<L: Lanes, F: Format<L>, const T: usize>(
     } else {
         for token in 0..T {
             sums[token] = add_part::<L, F, T>(lanes, &part, &tokens[token], sums[token]);
+            if T == 1 {
+                sums[token] = lanes.separate(sums[token]);
+            }
         }
     }
 }

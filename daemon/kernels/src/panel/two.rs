@@ -26,6 +26,7 @@ where
     const ROWS: usize = A::ROWS;
     const TILES: &'static [usize] = A::TILES;
     const SIGNED: bool = A::SIGNED;
+    const SIGNED_SMALL: bool = A::SIGNED_SMALL;
     const PREFETCHES: bool = A::PREFETCHES;
     const UNROLLED: [usize; 2] = A::UNROLLED;
     const SUMS: usize = A::SUMS / 2;
@@ -81,6 +82,11 @@ where
     }
 
     #[inline(always)]
+    fn extend_nibbles(self, a: Self::Levels, b: Self::Levels, mask: u8) -> Self::Levels {
+        Two(self.0.extend_nibbles(a.0, b.0, mask), self.1.extend_nibbles(a.1, b.1, mask))
+    }
+
+    #[inline(always)]
     fn total(self, a: Self::Floats) -> f32 {
         self.0.total(a.0) + self.1.total(a.1)
     }
@@ -119,11 +125,13 @@ where
         fn convert(a: Self::Ints;) -> Floats;
         fn halves(; bytes: &[u8]) -> Floats;
         fn upper_halves(; bytes: &[u8]) -> Floats;
+        fn half_powers(; bytes: &[u8]) -> Floats;
         fn unsigned(; bytes: &[u8]) -> Floats;
         fn signed(; bytes: &[u8]) -> Floats;
         fn floats(; bytes: &[u8]) -> Floats;
         fn load(; values: &[f32]) -> Floats;
         fn splat(; value: f32) -> Floats;
+        fn separate(a: Self::Floats;) -> Floats;
         fn add(a: Self::Floats, b: Self::Floats;) -> Floats;
         fn multiply(a: Self::Floats, b: Self::Floats;) -> Floats;
         fn divide(a: Self::Floats, b: Self::Floats;) -> Floats;
