@@ -22,41 +22,79 @@ pub(super) fn exponential<L: Lanes>(lanes: L, x: L::Floats) -> L::Floats {
     lanes.power(sum, n)
 }
 
-/// `gate = gate / (1 + e^-gate) * up`
-#[inline(always)]
-pub(crate) fn silu_multiply<L: Lanes>(lanes: L, gate: &mut [f32], up: &[f32]) {
-    combine(lanes, gate, up, |gate, up| lanes.multiply(sigmoid_times(lanes, gate, gate), up));
+/// How a network combines a pair of its products. Types instead of closures: a closure that is not inlined calls every
+/// instruction as a function, because it lacks the features of its table.
+trait Combination {
+    /// Combines registers of both.
+    fn of<L: Lanes>(lanes: L, gate: L::Floats, up: L::Floats) -> L::Floats;
 }
 
-/// `gate = gelu(gate) * up`: the approximation by tanh, which is `x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))`.
-#[inline(always)]
-pub(crate) fn gelu_multiply<L: Lanes>(lanes: L, gate: &mut [f32], up: &[f32]) {
-    combine(lanes, gate, up, |gate, up| {
+/// `gate / (1 + e^-gate) * up`
+struct Silu;
+/// `gelu(gate) * up`: the approximation by tanh, which is `x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))`.
+struct Gelu;
+/// `g sigmoid(1.702 g) (u + 1)` with `g = min(gate, 7)` and `u = clamp(up, -7, 7)`.
+struct ClampedSwiglu;
+/// `max(up, 0)^2`
+struct SquaredRelu;
+
+impl Combination for Silu {
+    #[inline(always)]
+    fn of<L: Lanes>(lanes: L, gate: L::Floats, up: L::Floats) -> L::Floats {
+        lanes.multiply(sigmoid_times(lanes, gate, gate), up)
+    }
+}
+
+impl Combination for Gelu {
+    #[inline(always)]
+    fn of<L: Lanes>(lanes: L, gate: L::Floats, up: L::Floats) -> L::Floats {
         let square = lanes.multiply(gate, gate);
         let factor = lanes.multiply_add(square, lanes.splat(scalar::GELU[1]), lanes.splat(scalar::GELU[0]));
         lanes.multiply(sigmoid_times(lanes, gate, lanes.multiply(gate, factor)), up)
-    });
+    }
 }
 
-/// `gate = g sigmoid(1.702 g) (u + 1)` with `g = min(gate, 7)` and `u = clamp(up, -7, 7)`.
-#[inline(always)]
-pub(crate) fn clamped_swiglu<L: Lanes>(lanes: L, gate: &mut [f32], up: &[f32]) {
-    let (minus, low) = (lanes.splat(-1.0), lanes.splat(-scalar::SWIGLU_LIMIT));
-    combine(lanes, gate, up, |gate, up| {
-        let at_most = |x| lanes.multiply(lanes.max(low, lanes.multiply(x, minus)), minus);
-        let (gate, up) = (at_most(gate), lanes.max(low, at_most(up)));
+impl Combination for ClampedSwiglu {
+    #[inline(always)]
+    fn of<L: Lanes>(lanes: L, gate: L::Floats, up: L::Floats) -> L::Floats {
+        let (minus, low) = (lanes.splat(-1.0), lanes.splat(-scalar::SWIGLU_LIMIT));
+        let gate = lanes.multiply(lanes.max(low, lanes.multiply(gate, minus)), minus);
+        let up = lanes.max(low, lanes.multiply(lanes.max(low, lanes.multiply(up, minus)), minus));
         let slope = lanes.multiply(gate, lanes.splat(scalar::SWIGLU_SLOPE));
         lanes.multiply(sigmoid_times(lanes, gate, slope), lanes.add(up, lanes.splat(1.0)))
-    });
+    }
+}
+
+impl Combination for SquaredRelu {
+    #[inline(always)]
+    fn of<L: Lanes>(lanes: L, _: L::Floats, up: L::Floats) -> L::Floats {
+        let positive = lanes.max(lanes.splat(0.0), up);
+        lanes.multiply(positive, positive)
+    }
+}
+
+/// `gate = gate / (1 + e^-gate) * up`
+#[inline(always)]
+pub(crate) fn silu_multiply<L: Lanes>(lanes: L, gate: &mut [f32], up: &[f32]) {
+    combine::<L, Silu>(lanes, gate, up);
+}
+
+/// `gate = gelu(gate) * up`
+#[inline(always)]
+pub(crate) fn gelu_multiply<L: Lanes>(lanes: L, gate: &mut [f32], up: &[f32]) {
+    combine::<L, Gelu>(lanes, gate, up);
+}
+
+/// `gate = clamped_swiglu(gate, up)`
+#[inline(always)]
+pub(crate) fn clamped_swiglu<L: Lanes>(lanes: L, gate: &mut [f32], up: &[f32]) {
+    combine::<L, ClampedSwiglu>(lanes, gate, up);
 }
 
 /// `out = max(x, 0)^2`
 #[inline(always)]
 pub(crate) fn squared_relu<L: Lanes>(lanes: L, out: &mut [f32], x: &[f32]) {
-    combine(lanes, out, x, |_, x| {
-        let positive = lanes.max(lanes.splat(0.0), x);
-        lanes.multiply(positive, positive)
-    });
+    combine::<L, SquaredRelu>(lanes, out, x);
 }
 
 /// `x / (1 + e^-of)`
@@ -67,21 +105,21 @@ fn sigmoid_times<L: Lanes>(lanes: L, x: L::Floats, of: L::Floats) -> L::Floats {
     lanes.divide(x, lanes.add(lanes.splat(1.0), exponential(lanes, exponent)))
 }
 
-/// `gate = product(gate, up)` for each pair.
+/// Combines each pair into `gate`.
 #[inline(always)]
-fn combine<L: Lanes>(lanes: L, gate: &mut [f32], up: &[f32], product: impl Fn(L::Floats, L::Floats) -> L::Floats) {
+fn combine<L: Lanes, C: Combination>(lanes: L, gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len());
     let mut chunks = gate.chunks_exact_mut(L::ROWS);
     let mut ups = up.chunks_exact(L::ROWS);
     for (gate, up) in (&mut chunks).zip(&mut ups) {
-        lanes.store(product(lanes.load(gate), lanes.load(up)), gate);
+        lanes.store(C::of(lanes, lanes.load(gate), lanes.load(up)), gate);
     }
     let (rest, ups) = (chunks.into_remainder(), ups.remainder());
     if !rest.is_empty() {
         let (mut gates, mut last, count) = ([0.0; 16], [0.0; 16], rest.len());
         gates[..count].copy_from_slice(rest);
         last[..count].copy_from_slice(ups);
-        lanes.store(product(lanes.load(&gates), lanes.load(&last)), &mut gates);
+        lanes.store(C::of(lanes, lanes.load(&gates), lanes.load(&last)), &mut gates);
         rest.copy_from_slice(&gates[..count]);
     }
 }
