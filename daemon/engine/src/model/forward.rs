@@ -23,6 +23,9 @@ use super::{
 use crate::collective::{Collective, CollectiveError};
 use crate::model::batch::{Batch, Scratch};
 
+/// Logits that a thread limits at a time: hundreds of thousands take milliseconds.
+const LOGITS_AT_ONCE: usize = 4096;
+
 /// Receives a notification as soon as a layer has stored its keys and values.
 pub trait KvSink {
     /// The layer with this index in the cache has stored the keys and values of the step.
@@ -466,7 +469,9 @@ impl Model {
             self.logits.iter_mut().for_each(|logit| *logit *= scale);
         }
         if let Some(cap) = cap {
-            self.logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+            self.compute.pool.chunks(&mut self.logits, LOGITS_AT_ONCE, |_, logits| {
+                logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
+            });
         }
     }
 }
