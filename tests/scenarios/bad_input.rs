@@ -6,6 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
+use common::version::{WIRE_HIGHEST, WIRE_LOWEST};
 use harness::tiny_model::Architecture;
 use harness::{
     programs::{Cluster, console, demo_models, folder_with, programs},
@@ -151,8 +152,10 @@ fn answering(bytes: Vec<u8>) -> String {
 fn peer_of_another_version_or_protocol_is_named() {
     let version = |nodes: &str| console(&["generate", "--nodes", nodes, "--model", "m", "--prompt", "x", "--json"]);
     let mut newer = b"BRAMBLE\n".to_vec();
-    newer.extend([7, 0, 9, 0, 0, 0, 0, 0]);
-    version(&answering(newer)).assert_error(4, "wire_version", &["7 to 9", "4 to 6"]);
+    let (from, to) = (WIRE_HIGHEST + 1, WIRE_HIGHEST + 3);
+    newer.extend([from, to, 0, 0].map(u16::to_le_bytes).concat());
+    let told = [format!("{from} to {to}"), format!("{WIRE_LOWEST} to {WIRE_HIGHEST}")];
+    version(&answering(newer)).assert_error(4, "wire_version", &told.each_ref().map(String::as_str));
     let web = b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec();
     version(&answering(web)).assert_error(3, "not_bramble", &["127.0.0.1"]);
     let mut sealed = b"BRAMBLE\n".to_vec();
