@@ -8,7 +8,10 @@ use super::{
 };
 use crate::{
     keys::Keys,
-    limits::{BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX, HEAD_COUNT_MAX, HEAD_LENGTH_MAX},
+    limits::{
+        BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX, HEAD_COUNT_MAX,
+        HEAD_LENGTH_MAX,
+    },
     spec::{
         Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, Norms, RopeSpec,
         Rotation, Scaling, SharedSpec,
@@ -22,6 +25,8 @@ const FULL: u8 = 0;
 const WINDOWED: u8 = 1;
 /// Which layers have a window.
 const PATTERN: &str = "attention.sliding_window_pattern";
+/// Elements of each token's input for each layer; 0 or absent without it.
+const INPUT: &str = "embedding_length_per_layer_input";
 /// How many of the last layers read the keys of earlier ones.
 const SHARED: &str = "attention.shared_kv_layers";
 
@@ -38,7 +43,10 @@ pub(super) const FAMILY: Family = Family {
         let is_windowed = keys.layer_flags(PATTERN, count)?;
         let windowed = attentions(keys, &is_windowed, lengths)?;
         let columns = keys.layer_lengths("feed_forward_length", FEED_FORWARD_LENGTH_MAX, count)?;
-        let input_length = usize::try_from(keys.count("embedding_length_per_layer_input")?).unwrap_or(usize::MAX);
+        let input_length = match keys.count(INPUT)? {
+            0 => 0,
+            _ => keys.length(INPUT, EMBEDDING_LENGTH_MAX)?,
+        };
         let layers = windowed.into_iter().zip(columns).enumerate().map(|(layer, (attention, columns))| {
             let has_output_scale = keys.has_tensor(&format!("blk.{layer}.layer_output_scale.weight"));
             let feed_forward = feed_forward(keys, layer, columns)?;
