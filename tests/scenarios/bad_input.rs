@@ -85,7 +85,7 @@ fn invalid_layouts_are_refused_with_the_nearest_valid_one() {
     refused(&["--topology", "pp2", "--layers", "2,9"], &["2,9", "2 numbers that add up to 6"]);
     refused(&["--topology", "tp2", "--weights", "3,2,1"], &["3 weights", "give 2"]);
     let deep = console(&["demo", "--topology", "pp8-tp1", "--json"]);
-    deep.assert_error(4, "topology_invalid", &["more stages than the model has layers (6)", "use pp6-tp1"]);
+    deep.assert_error(4, "topology_invalid", &["more stages than the model can have (6)", "use pp6-tp1"]);
     check_refused(&cluster, "bard-q8_0.gguf", &["--topology", "tp3"], 4, "topology_invalid", &["tp3", "3", "2"]);
     let wrong = console(&["generate", "--nodes", "a", "--model", "m", "--prompt", "x", "--topology", "four"]);
     assert_eq!(wrong.code, Some(2));

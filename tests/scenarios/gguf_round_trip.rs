@@ -9,7 +9,7 @@ use harness::random::Random;
 use harness::tiny_model::Architecture;
 use harness::tiny_model::TinyModel;
 use models::{
-    Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec, NormKind, Norms,
+    Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec, NormKind,
     RopeSpec, Rotation, RouterSpec, Scaling, Scores,
 };
 
@@ -191,57 +191,39 @@ fn identity_covers_metadata_table_and_sizes_but_not_weights() -> Result<(), Gguf
 /// The attention of the tiny model below.
 fn wanted_attention(architecture: Architecture) -> AttentionSpec {
     AttentionSpec {
-        head_count: 4,
-        head_count_kv: 2,
-        head_length: 48,
-        rope: Some(0),
         scale: 1.0 / 48_f32.sqrt(),
-        temperature: None,
-        score_cap: None,
-        window: None,
-        keys_of: None,
-        values_are_keys: false,
-        has_value_norm: false,
-        has_sinks: false,
         head_norms: match architecture {
             Architecture::Llama | Architecture::Qwen2 => HeadNorms::None,
             Architecture::Qwen3 | Architecture::Qwen3Moe => HeadNorms::BeforeRotation,
         },
-        is_fused: false,
         needs_biases: architecture == Architecture::Qwen2,
-        needs_output_bias: false,
+        ..AttentionSpec::new(4, 2, 48)
     }
 }
 
 /// The spec of the tiny model below.
 fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
     let (columns, activation) = (256, Activation::Silu);
-    let layer = LayerSpec {
-        attention: wanted_attention(architecture),
-        feed_forward: match architecture.has_experts() {
-            true => {
-                let scores = Scores::Softmax;
-                let router =
-                    RouterSpec { scores, has_selection_bias: false, is_normalised: true, scale: 1.0, groups: None };
-                let (has_biases, shared) = (false, None);
-                FeedForward::Experts(ExpertsSpec {
-                    count: 8,
-                    used_count: 3,
-                    columns,
-                    activation,
-                    router,
-                    has_biases,
-                    is_fused: false,
-                    shared,
-                })
-            }
-            false => FeedForward::Dense(DenseSpec { columns, activation, is_fused: false }),
-        },
-        norms: Norms::Before,
-        residual_scale: 1.0,
-        input_length: 0,
-        has_output_scale: false,
+    let feed_forward = match architecture.has_experts() {
+        true => {
+            let scores = Scores::Softmax;
+            let router =
+                RouterSpec { scores, has_selection_bias: false, is_normalised: true, scale: 1.0, groups: None };
+            let (has_biases, shared) = (false, None);
+            FeedForward::Experts(ExpertsSpec {
+                count: 8,
+                used_count: 3,
+                columns,
+                activation,
+                router,
+                has_biases,
+                is_fused: false,
+                shared,
+            })
+        }
+        false => FeedForward::Dense(DenseSpec { columns, activation, is_fused: false }),
     };
+    let layer = LayerSpec::new(wanted_attention(architecture), feed_forward);
     let rope = RopeSpec {
         rotation: match architecture {
             Architecture::Llama => Rotation::Neighbours,

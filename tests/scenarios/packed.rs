@@ -174,7 +174,7 @@ fn truncated_file_under_a_loaded_shard_is_an_error_not_a_signal() {
     loaded.shard.embed(5, &mut row).expect("the file is whole");
     fs::File::options().write(true).open(&path).expect("it opens").set_len(64).expect("it is cut");
     let error = loaded.shard.embed(5, &mut row).expect_err("the row is gone");
-    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+    assert!(error.to_string().contains("row 5 of token_embd.weight"), "{error}");
 }
 
 #[test]

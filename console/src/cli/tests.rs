@@ -320,9 +320,12 @@ fn trace_has_no_flush_before_a_byte_is_sent() {
     assert_eq!(crate::cli::generate::trace(&times)["flush_ms"], 0.5);
 }
 
+/// A model of which only the length of a hidden state is known.
+const EXCHANGED: profile::table::Exchanged<'_> = profile::table::Exchanged { embedding_length: 256, spec: None };
+
 #[test]
 fn profile_compares_each_rank_with_the_formula() {
-    let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256, &[]);
+    let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, EXCHANGED, &[]);
     let rows: Vec<&String> = lines.iter().filter(|line| line.starts_with("decode   p")).collect();
     assert_eq!(rows.len(), 2);
     for (row, node) in rows.iter().zip(["pi1", "pi2"]) {
@@ -339,7 +342,7 @@ fn profile_compares_each_rank_with_the_formula() {
     // The tables of the ranks name another algorithm: two messages of half the values each.
     let row = TableRow { tokens: 1, algorithm: Algorithm::ReduceScatter, timed: Vec::new() };
     let tables = vec![Some(Table { rows: vec![row] }); 2];
-    let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, 256, &tables);
+    let lines = profile::table::lines(&finished(FinishReason::Length), &assigned().topology, 0, EXCHANGED, &tables);
     let row = lines.iter().find(|line| line.starts_with("decode")).expect("it decoded");
     assert!(row.contains("13.5 KiB") && row.ends_with(" 24"), "{row}");
 }
@@ -352,7 +355,7 @@ async fn simulate_and_plan_need_no_node_and_report_bad_values() {
     for (line, part) in [
         ("console topology simulate --model llama-9", "llama-3.1-8b"),
         ("console topology simulate --model qwen3-0.6b --jitter-file Cargo.toml", "64 times"),
-        ("console topology simulate --model qwen3-0.6b --topology pp30", "28 layers"),
+        ("console topology simulate --model qwen3-0.6b --topology pp30", "28 stages"),
         ("console topology simulate --model qwen3-0.6b --topology dp2-tp2", "replicas"),
         ("console topology simulate --nodes a,b --model qwen3-0.6b", "1..8"),
     ] {

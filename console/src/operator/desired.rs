@@ -86,7 +86,7 @@ impl DesiredTopology {
     /// The layers of each stage.
     ///
     /// # Errors
-    /// There are more stages than layers, or the layer counts do not add up to the model's.
+    /// There are more stages than the model can have, or the layer counts do not add up to the model's.
     pub fn stages(&self, card: &ModelCard) -> Result<Vec<Range<u32>>, SpecError> {
         let (layout, block_count) = (self.layout, card.block_count);
         if !self.layers.is_empty() {
@@ -108,13 +108,13 @@ impl DesiredTopology {
         // Shares compare ranks within a stage; stages on unequal nodes need explicit layers instead.
         let speeds = vec![1; usize::from(layout.stages)];
         let layers: Vec<u64> = card.layer_bytes.iter().map(|bytes| bytes.0).collect();
-        let suggestion = Layout { stages: block_count.min(u32::from(layout.stages)).max(1) as u16, ..layout };
         let (output, sizes) = (card.output_bytes.0, card.sizes());
-        let split = match &sizes {
-            Ok(sizes) => split_model(&sizes.spec, &layers, output, &speeds),
-            Err(_) => split_layers(&layers, output, &speeds),
+        let (split, most) = match &sizes {
+            Ok(sizes) => (split_model(&sizes.spec, &layers, output, &speeds), sizes.spec.stages_max() as u32),
+            Err(_) => (split_layers(&layers, output, &speeds), block_count),
         };
-        split.ok_or(SpecError::Stages { layout, block_count, suggestion })
+        let suggestion = Layout { stages: most.min(u32::from(layout.stages)).max(1) as u16, ..layout };
+        split.ok_or(SpecError::Stages { layout, most, suggestion })
     }
 }
 

@@ -3,6 +3,9 @@ use gguf::{GgufError, GgufFile, error::shown};
 
 use crate::limits::HEAD_LENGTH_MAX;
 
+/// The key of the elements of a head.
+const KEY_LENGTH: &str = "attention.key_length";
+
 /// Where a family finds its keys: a file, or the table of known models.
 pub trait KeySource {
     /// A text.
@@ -138,44 +141,40 @@ impl Keys<'_> {
         self.source.integers(&self.key(name))
     }
 
-    /// A flag for each of `count` layers.
+    /// A flag for each of `count` layers. Files may list further blocks behind them.
     ///
     /// # Errors
-    /// The key is missing, of another type, or a list of another length.
+    /// The key is missing, of another type, or a shorter list.
     pub fn layer_flags(&self, name: &str, count: usize) -> Result<Vec<bool>, GgufError> {
-        let flags = self.source.flags(&self.key(name))?.ok_or_else(|| self.missing(name))?;
+        let mut flags = self.source.flags(&self.key(name))?.ok_or_else(|| self.missing(name))?;
         if flags.len() < count {
-            return Err(self.refuse(
-                name,
-                format!("a list of {}", flags.len()),
-                format!("the model has {count} layers"),
-            ));
+            return Err(self.too_short(name, flags.len(), count));
         }
+        flags.truncate(count);
         Ok(flags)
     }
 
     /// A length of 1 to `max` for each of `count` layers: a list, or one number for all of them.
     ///
     /// # Errors
-    /// The key is missing, of another type or out of bounds, or a list of another length.
+    /// The key is missing, of another type or out of bounds, or a shorter list.
     pub fn layer_lengths(&self, name: &str, max: u64, count: usize) -> Result<Vec<usize>, GgufError> {
-        // The error of a list is that of its type.
-        if let Ok(Some(length)) = self.optional_length(name, max) {
-            return Ok(vec![length; count]);
-        }
-        let Some(list) = self.source.integers(&self.key(name))? else { return Err(self.missing(name)) };
+        // Any other value is a number, or is refused as one.
+        let Ok(Some(list)) = self.source.integers(&self.key(name)) else {
+            return Ok(vec![self.length(name, max)?; count]);
+        };
         if list.len() < count {
-            return Err(self.refuse(
-                name,
-                format!("a list of {}", list.len()),
-                format!("the model has {count} layers"),
-            ));
+            return Err(self.too_short(name, list.len(), count));
         }
         let lengths = list.into_iter().take(count).map(|length| match u64::try_from(length) {
             Ok(length) if (1..=max).contains(&length) => Ok(length as usize),
             _ => Err(self.refuse(name, length, format!("it must be 1 to {max}"))),
         });
         lengths.collect()
+    }
+
+    fn too_short(&self, name: &str, length: usize, count: usize) -> GgufError {
+        self.refuse(name, format!("a list of {length}"), format!("the model has {count} layers"))
     }
 
     /// A number that may be anything.
@@ -243,24 +242,34 @@ impl Keys<'_> {
     /// # Errors
     /// They contradict each other or are out of bounds.
     pub fn head_length(&self, embedding_length: usize, head_count: usize) -> Result<usize, GgufError> {
-        const KEY: &str = "attention.key_length";
-        const VALUE: &str = "attention.value_length";
-        let head_length = match self.optional_length(KEY, HEAD_LENGTH_MAX)? {
-            Some(length) => length,
-            None if embedding_length.is_multiple_of(head_count) => embedding_length / head_count,
-            None => {
-                let reason = format!("which does not divide embedding_length {embedding_length}");
-                return Err(self.refuse("attention.head_count", head_count, reason));
-            }
-        };
+        if self.optional_length(KEY_LENGTH, HEAD_LENGTH_MAX)?.is_none() && !embedding_length.is_multiple_of(head_count)
+        {
+            let reason = format!("which does not divide embedding_length {embedding_length}");
+            return Err(self.refuse("attention.head_count", head_count, reason));
+        }
+        self.checked_head_length("", Some(embedding_length / head_count))
+    }
+
+    /// Elements of a head, even, in layers of a kind, which is the end of their keys.
+    ///
+    /// # Errors
+    /// They are missing, contradict each other or are out of bounds.
+    pub fn head_length_of(&self, kind: &str) -> Result<usize, GgufError> {
+        self.checked_head_length(kind, None)
+    }
+
+    fn checked_head_length(&self, kind: &str, default: Option<usize>) -> Result<usize, GgufError> {
+        let (key, value) = (format!("{KEY_LENGTH}{kind}"), format!("attention.value_length{kind}"));
+        let named = self.optional_length(&key, HEAD_LENGTH_MAX)?;
+        let head_length = named.or(default).ok_or_else(|| self.missing(&key))?;
         if !head_length.is_multiple_of(2) || head_length as u64 > HEAD_LENGTH_MAX {
             let reason = format!("heads must be of even length and at most {HEAD_LENGTH_MAX}");
-            return Err(self.refuse(KEY, head_length, reason));
+            return Err(self.refuse(&key, head_length, reason));
         }
-        let value_length = self.optional_length(VALUE, HEAD_LENGTH_MAX)?.unwrap_or(head_length);
+        let value_length = self.optional_length(&value, HEAD_LENGTH_MAX)?.unwrap_or(head_length);
         if value_length != head_length {
             let reason = format!("only heads whose values are as long as their keys ({head_length}) are supported");
-            return Err(self.refuse(VALUE, value_length, reason));
+            return Err(self.refuse(&value, value_length, reason));
         }
         Ok(head_length)
     }

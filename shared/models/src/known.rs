@@ -42,6 +42,8 @@ pub struct KnownModel {
     pub window: Option<usize>,
     /// How its layers differ from each other.
     pub mixed: Option<MixedLayers>,
+    /// Whether queries, keys and values, and gate and up, are the rows of one tensor each.
+    pub is_fused: bool,
 }
 
 /// How the layers of a Gemma 4 model differ from each other.
@@ -96,12 +98,18 @@ const fn known(name: &'static str, architecture: &'static str, dimensions: Dimen
         experts: None,
         window: None,
         mixed: None,
+        is_fused: false,
     }
 }
 
 /// A model whose layers partly attend to a window.
 const fn windowed(name: &'static str, family: &'static str, dimensions: Dimensions, window: usize) -> KnownModel {
     KnownModel { window: Some(window), ..known(name, family, dimensions, true) }
+}
+
+/// A model with fused tensors.
+const fn fused(name: &'static str, family: &'static str, dimensions: Dimensions, tied: bool) -> KnownModel {
+    KnownModel { is_fused: true, ..known(name, family, dimensions, tied) }
 }
 
 /// gpt-oss of so many layers and experts.
@@ -200,8 +208,8 @@ pub const MODELS: &[KnownModel] = &[
         sixths([2, 512], 704),
     ),
     gemma4("gemma-4-31b", [60, 5376, 21_504, 32, 16, 256, 262_144, 131_072], 1024, None, sixths([4, 512], 0)),
-    known("phi-4-mini", "phi3", [32, 3072, 8192, 24, 8, 128, 200_064, 131_072], true),
-    known("phi-4", "phi3", [40, 5120, 17_920, 40, 10, 128, 100_352, 16_384], false),
+    fused("phi-4-mini", "phi3", [32, 3072, 8192, 24, 8, 128, 200_064, 131_072], true),
+    fused("phi-4", "phi3", [40, 5120, 17_920, 40, 10, 128, 100_352, 16_384], false),
     known("ministral-3-3b", "mistral3", [26, 3072, 9216, 32, 8, 128, 131_072, 262_144], true),
     known("ministral-3-8b", "mistral3", [34, 4096, 14_336, 32, 8, 128, 131_072, 262_144], false),
     known("ministral-3-14b", "mistral3", [40, 5120, 16_384, 32, 8, 128, 131_072, 262_144], false),
@@ -259,6 +267,9 @@ impl KnownModel {
         let mut tensors = Vec::new();
         tensors.extend((!self.tied_output).then_some("output.weight"));
         tensors.extend(self.has_rope_factors.then_some(ROPE_FACTORS));
+        if self.is_fused {
+            tensors.extend([FUSED_HEADS, FUSED_GATE]);
+        }
         if let Some(mixed) = &self.mixed {
             tensors.push("layer_output_scale.weight");
             if mixed.expert_columns > 0 {
@@ -279,6 +290,10 @@ impl KnownModel {
     }
 }
 
+/// Queries, keys and values in one tensor.
+const FUSED_HEADS: &str = "attn_qkv.weight";
+/// Gate and up in one tensor.
+const FUSED_GATE: &str = "ffn_up.weight";
 /// Keys that differ between layers in a model whose layers are mixed.
 const OF_LAYERS: [&str; 5] = [
     "feed_forward_length",
@@ -353,6 +368,8 @@ impl KeySource for KnownModel {
             (_, Some((layer, "attn_v.weight"))) => {
                 layer.parse().ok().filter(|layer| !self.values_are_keys(*layer)).map(|_| 1)
             }
+            // Gate and up.
+            (_, Some((_, FUSED_GATE))) => self.is_fused.then_some(2 * self.feed_forward_length),
             (_, Some((_, part))) => self.optional_tensors().contains(&part).then_some(1),
             (name, None) => self.optional_tensors().contains(&name).then_some(1),
         }

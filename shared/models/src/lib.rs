@@ -7,15 +7,16 @@ pub mod known;
 pub mod limits;
 pub mod names;
 pub mod read;
+pub mod rotation;
 pub mod spec;
 pub mod tensors;
 
 pub use keys::{KeySource, Keys};
 pub use names::{Part, TensorRole};
 pub use read::{read, unused};
+pub use rotation::{LongSpec, RopeSpec, Rotation, Scaling, YarnSpec};
 pub use spec::{
-    Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, LongSpec,
-    ModelSpec, NormKind, Norms, Pooling, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, Temperature,
-    YarnSpec,
+    Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec,
+    NormKind, Norms, Pooling, RouterSpec, Scores, SharedSpec, Temperature,
 };
 pub use tensors::{Cut, Fused, Share, TensorSpec};

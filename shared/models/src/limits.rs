@@ -16,3 +16,8 @@ pub const HEAD_COUNT_MAX: u64 = 1024;
 pub const HEAD_LENGTH_MAX: u64 = 1024;
 /// Most tokens of a vocabulary.
 pub const VOCABULARY_LENGTH_MAX: usize = 1 << 22;
+
+/// Whether a length is 1 to `most`.
+pub(crate) fn within(length: usize, most: u64) -> bool {
+    (1..=most).contains(&(length as u64))
+}

@@ -1,9 +1,12 @@
 //! A model's hyper-parameters, resolved: what each layer computes, without reference to a family.
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{
-    BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, EXPERT_COUNT_MAX, FEED_FORWARD_LENGTH_MAX,
-    HEAD_COUNT_MAX, HEAD_LENGTH_MAX, VOCABULARY_LENGTH_MAX,
+use crate::{
+    limits::{
+        BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, EXPERT_COUNT_MAX, FEED_FORWARD_LENGTH_MAX,
+        HEAD_COUNT_MAX, HEAD_LENGTH_MAX, VOCABULARY_LENGTH_MAX, within,
+    },
+    rotation::RopeSpec,
 };
 
 /// A model. Checked when it is read; [`ModelSpec::is_sound`] checks one from another machine.
@@ -262,68 +265,11 @@ pub struct ExpertsSpec {
     pub shared: Option<SharedSpec>,
 }
 
-/// A table of rotation angles (Su et al. 2021).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RopeSpec {
-    /// Which elements are rotated together.
-    pub rotation: Rotation,
-    /// Elements of a head that are rotated, even, at most the head's length; the rest passes unchanged.
-    pub dimension_count: usize,
-    /// Base of the rotation angles.
-    pub freq_base: f32,
-    /// Change of the angles for contexts longer than those of the training.
-    pub scaling: Scaling,
-    /// Whether the tensor of factors divides the angles.
-    pub has_factors: bool,
-    /// Pairs of time, height and width in an image, which take turns; the pairs behind them are not rotated. In a text
-    /// all three are the position.
-    pub sections: Option<[usize; 3]>,
-}
-
-/// Which elements of a head are rotated together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Rotation {
-    /// Neighbours (2i, 2i + 1): files of such families are permuted for it.
-    Neighbours,
-    /// Halves (i, i + dimensions / 2), as in GPT-NeoX.
-    Halves,
-}
-
-/// Change of rotation angles for contexts longer than those of the training.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Scaling {
-    /// None.
-    None,
-    /// All angles are divided by this.
-    Linear(f32),
-    /// YaRN (Peng et al. 2023).
-    Yarn(YarnSpec),
-    /// The file has two tensors of divisors: one for contexts up to a length, one for longer ones.
-    Long(LongSpec),
-}
-
-/// LongRoPE (Ding et al. 2024): the divisors depend on the context for which a model is loaded, not on the position.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LongSpec {
-    /// Longest context of the short divisors.
-    pub original_context: usize,
-    /// Factor of sines and cosines.
-    pub magnitude: f32,
-}
-
-/// Angles of fast pairs stay, those of slow pairs are divided by the factor, those in between are mixed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct YarnSpec {
-    /// Divisor of slow angles.
-    pub factor: f32,
-    /// Context of the training.
-    pub original_context: f32,
-    /// Rotations within that context above which a pair is fast.
-    pub beta_fast: f32,
-    /// Rotations within that context below which a pair is slow.
-    pub beta_slow: f32,
-    /// Factor of sines and cosines.
-    pub magnitude: f32,
+impl SharedSpec {
+    /// A shared expert of so many columns, as it is.
+    pub const fn new(columns: usize) -> Self {
+        Self { columns, is_weighted: false, is_branch: false }
+    }
 }
 
 impl FeedForward {
@@ -369,13 +315,47 @@ impl Activation {
 }
 
 impl LayerSpec {
+    /// A layer with norms before both halves and nothing else.
+    pub const fn new(attention: AttentionSpec, feed_forward: FeedForward) -> Self {
+        let (norms, residual_scale) = (Norms::Before, 1.0);
+        Self { attention, feed_forward, norms, residual_scale, input_length: 0, has_output_scale: false }
+    }
+
     /// Whether both halves read the same hidden state and their sum is added once.
     pub fn is_parallel(&self) -> bool {
         self.norms == Norms::Parallel
     }
+
+    /// How many hidden states of each token ranks add up behind the attention and behind the feed-forward network.
+    pub fn sums(&self) -> [usize; 2] {
+        [usize::from(!self.is_parallel()), if self.feed_forward.has_branch() { 2 } else { 1 }]
+    }
 }
 
 impl AttentionSpec {
+    /// So many query heads and KV heads of a length, rotated by the first table, with scores divided by the square root
+    /// of their length, and nothing else.
+    pub fn new(head_count: usize, head_count_kv: usize, head_length: usize) -> Self {
+        Self {
+            head_count,
+            head_count_kv,
+            head_length,
+            rope: Some(0),
+            scale: 1.0 / (head_length as f32).sqrt(),
+            temperature: None,
+            score_cap: None,
+            window: None,
+            keys_of: None,
+            values_are_keys: false,
+            has_value_norm: false,
+            has_sinks: false,
+            head_norms: HeadNorms::None,
+            is_fused: false,
+            needs_biases: false,
+            needs_output_bias: false,
+        }
+    }
+
     /// Query heads that read the same KV head.
     pub const fn group(&self) -> usize {
         self.head_count / self.head_count_kv
@@ -398,6 +378,14 @@ impl ModelSpec {
         self
     }
 
+    /// Changes each layer, by its number.
+    #[must_use]
+    pub fn map_layers(self, mut change: impl FnMut(usize, &mut LayerSpec)) -> Self {
+        let mut layers: Vec<LayerSpec> = (0..self.layers.len()).map(|index| self.layer(index).clone()).collect();
+        layers.iter_mut().enumerate().for_each(|(index, layer)| change(index, layer));
+        self.with_layers(layers)
+    }
+
     /// Number of layers.
     pub fn block_count(&self) -> usize {
         self.layers.len()
@@ -416,6 +404,11 @@ impl ModelSpec {
     /// The longest window of any layer; `None`: every layer attends to all positions.
     pub fn window(&self) -> Option<usize> {
         self.kinds.iter().filter_map(|kind| kind.attention.window).max()
+    }
+
+    /// Most stages of a pipeline.
+    pub fn stages_max(&self) -> usize {
+        (0..self.layers.len()).filter(|first| self.can_begin_stage(*first)).count()
     }
 
     /// Whether a stage can begin with this layer: no layer from there on reads the keys of an earlier one.
@@ -480,21 +473,4 @@ impl ModelSpec {
             // Norms behind halves, and before experts, are always of the other kind.
             && (self.norm == NormKind::Rms || layer.is_parallel())
     }
-}
-
-impl RopeSpec {
-    /// Whether a pair is rotated (llama.cpp, interleaved multi-section rotation).
-    pub fn rotates(&self, pair: usize) -> bool {
-        let Some(sections) = self.sections else { return true };
-        let place = pair % sections.iter().sum::<usize>().max(1);
-        place < 3 * sections[place % 3]
-    }
-
-    fn is_sound(&self) -> bool {
-        within(self.dimension_count, HEAD_LENGTH_MAX) && self.dimension_count.is_multiple_of(2)
-    }
-}
-
-fn within(length: usize, most: u64) -> bool {
-    (1..=most).contains(&(length as u64))
 }

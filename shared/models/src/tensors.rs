@@ -2,9 +2,8 @@
 //! share it. The shape check, the slices of a rank, sizes, the planner and the tests' models all read this table.
 use crate::{
     names::TensorRole,
-    spec::{
-        AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec, Norms, Scaling, SharedSpec,
-    },
+    rotation::Scaling,
+    spec::{AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec, Norms, SharedSpec},
 };
 
 /// A tensor of a model, or the rows of one that have a role.
@@ -90,9 +89,7 @@ impl TensorSpec {
     /// there is no such tensor for its role.
     pub fn scale_name(&self) -> Option<String> {
         match self.role {
-            TensorRole::Embedding | TensorRole::InputEmbedding | TensorRole::InputProjection | TensorRole::Router => {
-                None
-            }
+            TensorRole::Embedding | TensorRole::InputEmbedding | TensorRole::Router => None,
             // Also if the output matrix is the embedding.
             TensorRole::Output => Some("output.scale".into()),
             _ if self.is_vector => None,

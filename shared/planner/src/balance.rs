@@ -41,13 +41,13 @@ pub enum NoFit {
         /// Free memory of their nodes.
         available: Bytes,
     },
-    /// More stages than layers.
-    #[error("{stages} stages for {layers} layers; use fewer stages")]
+    /// More stages than the model can have.
+    #[error("{stages} stages, but the model can have {most}; use fewer stages")]
     Layers {
         /// Stages.
         stages: usize,
-        /// Layers.
-        layers: usize,
+        /// Most stages of the model.
+        most: usize,
     },
     /// The model cannot be cut for this number of ranks.
     #[error("{0}")]
@@ -94,8 +94,9 @@ fn divide(
     stages: usize,
 ) -> Result<Vec<Range<usize>>, NoFit> {
     let count = sizes.spec.block_count();
-    if stages > count {
-        return Err(NoFit::Layers { stages, layers: count });
+    let most = sizes.spec.stages_max();
+    if stages > most {
+        return Err(NoFit::Layers { stages, most });
     }
     let whole = cut(&sizes.spec, &[1]).map_err(|error| NoFit::Cut(error.to_string()))?;
     let blocks = demand.kv_blocks(sizes.spec.window());

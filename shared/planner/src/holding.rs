@@ -109,10 +109,13 @@ impl Holding<'_> {
         parts.fold(0, |bytes, held| bytes.next_multiple_of(ALIGNMENT) + held.packed(panel_rows.max(1)))
     }
 
-    /// Reads and multiply-adds of a token in the attention matrices of a layer.
+    /// Reads and multiply-adds of a token in the attention matrices of a layer; in the first layer of the stage also in
+    /// those before the layers.
     pub fn attention(&self, layer: usize) -> Work {
+        let before =
+            self.outside().filter(|held| layer == self.plan.layers.start && held.tensor.role.part() == Part::Input);
         let parts = self.layer(layer).filter(|held| held.tensor.role.part() == Part::Mixer);
-        parts.fold(Work::default(), |sum, held| sum.add(held.work()))
+        before.chain(parts).fold(Work::default(), |sum, held| sum.add(held.work()))
     }
 
     /// Reads of a step of `tokens` tokens in the feed-forward network of a layer, and multiply-adds per token. Each

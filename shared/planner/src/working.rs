@@ -128,7 +128,10 @@ fn layer_step(holding: &Holding<'_>, layer: &LayerSpec, cut: &LayerCut, tokens: 
     let group = attention.group().min(heads);
     let states = 2 * heads_kv * group * (STATE_HEADER + attention.head_length);
     // Hidden, normed and partial states; queries and attention outputs; keys and values.
-    let floats = tokens * (3 * embedding + 2 * queries + 2 * keys + states) * FLOAT;
+    let inputs = layer.input_length * holding.plan.layers.len();
+    // What several sums and the sums of several take more, and the tokens' inputs for all layers of the stage.
+    let more = 2 * (layer.sums()[1] - 1) * embedding + inputs;
+    let floats = tokens * (3 * embedding + 2 * queries + 2 * keys + states + more) * FLOAT;
     let widest = embedding.max(queries);
     let feed_forward = match layer.feed_forward.experts() {
         None => 2 * tokens * columns * FLOAT + activations(holding, tokens, widest.max(columns)),
@@ -159,7 +162,9 @@ fn links(holding: &Holding<'_>, seat: &Seat) -> usize {
     let peers = seat.ranks.saturating_sub(1);
     let message = payload_bytes(seat.exchange, STEP_TOKENS_MAX, spec.embedding_length);
     let tensor = STEP_TOKENS_MAX * spec.embedding_length * FLOAT;
-    let all_reduce = if peers > 0 { 3 * tensor + 2 * (1 + peers) * message } else { 0 };
+    // Of layers that add up two hidden states at once, both are under way.
+    let sums = spec.kinds.iter().map(|kind| kind.sums()[1]).max().unwrap_or(1);
+    let all_reduce = if peers > 0 { sums * (3 * tensor + 2 * (1 + peers) * message) } else { 0 };
     let hops = usize::from(!plan.is_first_stage()) + usize::from(!plan.is_last_stage(spec));
     let hand_overs = hops * payload_bytes(seat.exchange.hand_over(), tokens, spec.embedding_length);
     all_reduce + hand_overs + (seat.ranks * seat.stages).saturating_sub(1) * LINK_BYTES

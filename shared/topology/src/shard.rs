@@ -229,31 +229,12 @@ fn split(length: usize, unit: usize, weights: &[u32]) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::{Activation, AttentionSpec, DenseSpec, FeedForward, HeadNorms, Norms};
+    use models::{Activation, AttentionSpec, DenseSpec, FeedForward};
 
     fn spec(head_count: usize, head_count_kv: usize, head_length: usize, columns: usize) -> ModelSpec {
-        let attention = AttentionSpec {
-            head_count,
-            head_count_kv,
-            head_length,
-            rope: None,
-            scale: 1.0,
-            temperature: None,
-            score_cap: None,
-            window: None,
-            keys_of: None,
-            values_are_keys: false,
-            has_value_norm: false,
-            has_sinks: false,
-            head_norms: HeadNorms::None,
-            is_fused: false,
-            needs_biases: false,
-            needs_output_bias: false,
-        };
+        let attention = AttentionSpec { rope: None, ..AttentionSpec::new(head_count, head_count_kv, head_length) };
         let dense = DenseSpec { columns, activation: Activation::Silu, is_fused: false };
-        let (feed_forward, norms) = (FeedForward::Dense(dense), Norms::Before);
-        let layer =
-            LayerSpec { attention, feed_forward, norms, residual_scale: 1.0, input_length: 0, has_output_scale: false };
+        let layer = LayerSpec::new(attention, FeedForward::Dense(dense));
         let spec = ModelSpec {
             architecture: "llama".into(),
             name: String::new(),
@@ -332,5 +313,19 @@ mod tests {
         let error = cut(&small, &[1; 8]).expect_err("eight ranks are too many");
         let CutError::Nothing { world: 8, most, .. } = error else { panic!("{error}") };
         assert!(cut(&small, &vec![1; most]).is_ok());
+    }
+
+    #[test]
+    fn layers_stay_in_the_stage_whose_keys_they_read() {
+        let spec = models::known::MODELS.iter().find(|model| model.name == "gemma-4-e2b").expect("it is known").spec();
+        // Layers 15 to 34 read the keys of layers 13 and 14.
+        assert_eq!(spec.stages_max(), 14);
+        let stages = |second: usize| [(0..second, vec![1; 2]), (second..35, vec![1; 2])];
+        assert!(cut_stages(&spec, &stages(13)).is_ok());
+        let error = cut_stages(&spec, &stages(20)).expect_err("layer 20 reads the keys of an earlier stage");
+        assert_eq!(error, CutError::Keys { first: 20, latest: 13 });
+        let split = |stages: usize| crate::split_model(&spec, &[1; 35], 0, &vec![1; stages]);
+        assert_eq!(split(2), Some(vec![0..13, 13..35]));
+        assert!(split(14).is_some() && split(15).is_none());
     }
 }

@@ -122,11 +122,12 @@ async fn once(
     } else {
         let file = GgufFile::open(model).map_err(anyhow::Error::from)?;
         let spec = models::read(&file).map_err(anyhow::Error::from)?;
-        let (replica, embedding) = (assigned.topology.place(head).replica, spec.embedding_length as u64);
+        let exchanged = profile::table::Exchanged { embedding_length: spec.embedding_length, spec: Some(&spec) };
+        let replica = assigned.topology.place(head).replica;
         output::line("\n");
         let members = assigned.topology.layout.members(replica);
         let (_, tables) = interrupts.end(profile::reports(&sessions[members])).await?;
-        let lines = profile::table::lines(&completion.finished, &assigned.topology, replica, embedding, &tables);
+        let lines = profile::table::lines(&completion.finished, &assigned.topology, replica, exchanged, &tables);
         lines.iter().for_each(|line| output::line(line));
     }
     Ok(completion.interrupted.unwrap_or(0))

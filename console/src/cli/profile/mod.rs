@@ -85,8 +85,9 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
         output::line(&object.to_string());
     } else {
         let place = assigned.topology.place(head);
-        let embedding = u64::from(card.embedding_length);
-        let lines = table::lines(&completion.finished, &assigned.topology, place.replica, embedding, &tables);
+        let (embedding_length, sizes) = (card.embedding_length as usize, card.sizes().ok());
+        let exchanged = table::Exchanged { embedding_length, spec: sizes.as_ref().map(|sizes| &sizes.spec) };
+        let lines = table::lines(&completion.finished, &assigned.topology, place.replica, exchanged, &tables);
         lines.iter().for_each(|line| output::line(line));
         let table = arrivals::lines(&arrivals, &names);
         table.first().into_iter().for_each(|_| output::line(""));

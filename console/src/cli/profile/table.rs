@@ -6,17 +6,27 @@ use common::{
     latency::ratio,
     units::{Bytes, Nanoseconds},
 };
+use models::ModelSpec;
 use protocol::{frame::HEADER_BYTES, message::Finished};
 use telemetry::{PhaseTotals, RankTotals};
 use topology::Topology;
 
-/// The lines of the profile of a request on a replica. `embedding_length` is the model's; `tables` are the
-/// algorithm tables of the ranks, indexed by rank of the replica.
+/// What ranks exchange in a model.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cli) struct Exchanged<'a> {
+    /// Elements of a hidden state.
+    pub(in crate::cli) embedding_length: usize,
+    /// What the layers compute, if this console can read it; otherwise each adds up one state behind each half.
+    pub(in crate::cli) spec: Option<&'a ModelSpec>,
+}
+
+/// The lines of the profile of a request on a replica. `tables` are the algorithm tables of the ranks, indexed by rank
+/// of the replica.
 pub(in crate::cli) fn lines(
     finished: &Finished,
     topology: &Topology,
     replica: u16,
-    embedding_length: u64,
+    exchanged: Exchanged<'_>,
     tables: &[Option<Table>],
 ) -> Vec<String> {
     let times = &finished.times;
@@ -54,7 +64,7 @@ pub(in crate::cli) fn lines(
             let totals = part(rank);
             let Some(tokens) = totals.tokens.checked_div(totals.steps) else { continue };
             let table = tables.get(index).and_then(Option::as_ref);
-            let formula = formula(topology, replica, index, table, tokens.max(1), embedding_length);
+            let formula = formula(topology, replica, index, table, tokens.max(1), exchanged);
             lines.push(row(name, &member.name, totals, &formula));
         }
     }
@@ -106,21 +116,28 @@ fn formula(
     index: usize,
     table: Option<&Table>,
     tokens: u64,
-    embedding_length: u64,
+    exchanged: Exchanged<'_>,
 ) -> Cost {
-    let (world, columns) = (usize::from(topology.layout.ranks_of(replica)), embedding_length as usize);
+    let (world, columns) = (usize::from(topology.layout.ranks_of(replica)), exchanged.embedding_length);
     let count = tokens as usize;
-    let algorithm = match table {
-        Some(table) => table.algorithm(count),
-        None => Table::new(topology.collective, topology.exchange, world, columns).algorithm(count),
-    };
+    let usual = Table::new(topology.collective, topology.exchange, world, columns);
     let member = &topology.replica(replica)[index];
-    let one = cost(algorithm, topology.exchange, Rank((index % world) as u16), world, count, columns);
-    let all_reduces = 2 * u64::from(member.layers.end - member.layers.start);
+    let reduce = |states: usize| {
+        let algorithm = table.unwrap_or(&usual).algorithm(states);
+        cost(algorithm, topology.exchange, Rank((index % world) as u16), world, states, columns)
+    };
+    let (mut bytes, mut messages) = (0, 0);
+    for layer in member.layers.clone() {
+        let sums = exchanged.spec.filter(|spec| (layer as usize) < spec.block_count());
+        let sums = sums.map_or([1, 1], |spec| spec.layer(layer as usize).sums());
+        for one in sums.into_iter().filter(|sums| *sums > 0).map(|sums| reduce(sums * count)) {
+            bytes += one.bytes + one.messages * HEADER_BYTES as u64;
+            messages += one.messages;
+        }
+    }
     let hand_overs = u64::from(member.layers.end < topology.block_count());
-    let bytes = all_reduces * (one.bytes + one.messages * HEADER_BYTES as u64)
-        + hand_overs * (payload_bytes(topology.exchange.hand_over(), count, columns) + HEADER_BYTES) as u64;
-    Cost { bytes: bytes / tokens, messages: all_reduces * one.messages + hand_overs }
+    bytes += hand_overs * (payload_bytes(topology.exchange.hand_over(), count, columns) + HEADER_BYTES) as u64;
+    Cost { bytes: bytes / tokens, messages: messages + hand_overs }
 }
 
 fn row(phase: &str, node: &str, totals: &PhaseTotals, formula: &Cost) -> String {

@@ -141,7 +141,9 @@ impl Simulate {
         };
         let output = holding.as_ref().map_or(0, |all| all.output().bytes);
         let split = split_model(&sizes.spec, &reads, output, &vec![1; stages]);
-        let split = split.ok_or_else(|| usage(format!("{layout} has more stages than the model's {count} layers")))?;
+        let most = sizes.spec.stages_max();
+        let split =
+            split.ok_or_else(|| usage(format!("{layout} has more than the {most} stages that the model can have")))?;
         let stages = split.into_iter().enumerate().map(|(stage, layers)| {
             let nodes = (stage * ranks..(stage + 1) * ranks).map(|rank| (self.machine(rank), 1)).collect();
             (layers.start as usize..layers.end as usize, nodes)

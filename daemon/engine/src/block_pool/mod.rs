@@ -169,8 +169,11 @@ impl BlockPool {
         // With a window, only whole blocks are reused.
         let rest = if self.windowed.is_some() { &[] } else { &rest[..rest.len().min(KV_BLOCK_LENGTH)] };
         let partial_match = self.partial_match(content_id, rest);
-        let contents: Vec<ContentId> = blocks.iter().map(|block| self.blocks[*block as usize].content_id).collect();
-        let windowed = self.windowed.as_mut().map(|windowed| windowed.take(&contents)).unwrap_or_default();
+        let windowed = self.windowed.as_mut().map(|windowed| {
+            let contents: Vec<_> = blocks.iter().map(|block| self.blocks[*block as usize].content_id).collect();
+            windowed.take(&contents)
+        });
+        let windowed = windowed.unwrap_or_default();
         blocks.extend((shared..count).map_while(|_| self.alloc()));
         let copy = partial_match.map(|(from, _)| (from, blocks[shared]));
         let cached = shared * KV_BLOCK_LENGTH + partial_match.map_or(0, |(_, tokens)| tokens);

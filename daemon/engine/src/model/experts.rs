@@ -8,6 +8,7 @@ use super::{
     batch::Scratch,
     feed_forward::combination,
     matrix::wanted_by,
+    norm::same_norm,
     weights::{Layer, Router, SharedExpert},
 };
 use crate::model::batch::Routing;
@@ -60,15 +61,6 @@ pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32]
     gated(compute, [layer.gate.stack(), layer.up.stack()], gating, groups, activations, inner);
     activations.load(compute, groups, inner, columns, RowsOf::Groups, layer.down.wanted());
     weighted_sums(compute, layer.down.stack(), groups, activations, partial);
-}
-
-/// Norms of each token, not with the kernel table's norm: the hidden state has the same bits on ranks with other
-/// kernels, and they choose the same experts (see `route`).
-pub(super) fn same_norm(compute: &Compute, hidden: &[f32], weight: &[f32], epsilon: f32, out: &mut Vec<f32>) {
-    out.resize(hidden.len(), 0.0);
-    compute.pool.chunks(out, weight.len(), |token, out| {
-        (Kernels::SCALAR.rms_norm)(&hidden[token * weight.len()..][..weight.len()], weight, epsilon, out);
-    });
 }
 
 /// `normed -> out`: this rank's columns of the shared expert. `[gate, up, out]` are scratch and result.

@@ -4,17 +4,18 @@ use common::{
     ids::LayerIndex,
     limits::{KV_BLOCK_LENGTH, SLOTS_MAX},
 };
-use kernels::{Compute, Kernels, matmul};
+use kernels::{Compute, matmul};
 use models::{AttentionSpec, HeadNorms, Scaling, Temperature};
 use telemetry::SyncKind;
 use topology::LayerCut;
 
 use super::{
     attention::{Heads, Queries, attend},
-    experts::{experts, same_norm},
+    embedding::RowError,
+    experts::experts,
     feed_forward::feed_forward,
     kv_cache::{KvCache, Place},
-    norm::{norm, norm_head, norm_of_heads},
+    norm::{norm, norm_head, norm_of_heads, same_norm},
     pace::Pace,
     project::project_all,
     rope::Rope,
@@ -44,15 +45,8 @@ pub enum ForwardError {
     #[error(transparent)]
     Collective(#[from] CollectiveError),
     /// The model file cannot be read.
-    #[error(
-        "cannot read row {token} of token_embd.weight: {source}; check the model file and its disk, then assign again"
-    )]
-    Embedding {
-        /// The token, which is the row.
-        token: u32,
-        /// The error of the system.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Embedding(#[from] RowError),
 }
 
 /// One rank's model, ready to step.
@@ -228,43 +222,27 @@ impl Model {
 
     /// The inputs that the step's tokens have for each layer, if they have any.
     fn load_inputs(&mut self, batch: Batch<'_>) -> Result<(), ForwardError> {
-        if !self.shard.has_inputs() {
+        if self.shard.inputs().is_none() {
             return Ok(());
         }
-        let Scratch { activations, inputs, summed, .. } = &mut self.scratch;
-        let embeddings = if self.shard.plan.is_first_stage() {
-            &self.hidden
-        } else {
-            summed.resize(batch.tokens.len() * self.shard.spec.embedding_length, 0.0);
-            embed(&mut self.shard, batch, summed)?;
-            summed
-        };
-        let loaded = self.shard.layer_inputs(&self.compute, batch, embeddings, activations, inputs);
-        loaded.map_err(|(token, source)| ForwardError::Embedding { token, source })
+        // A later stage has no embeddings yet.
+        let is_first = self.shard.plan.is_first_stage();
+        let mut embeddings = std::mem::take(if is_first { &mut self.hidden } else { &mut self.scratch.summed });
+        if !is_first {
+            embeddings.resize(batch.tokens.len() * self.shard.spec.embedding_length, 0.0);
+            embed(&mut self.shard, batch, &mut embeddings)?;
+        }
+        let Some(inputs) = self.shard.inputs() else { return Ok(()) };
+        inputs.load(&self.compute, batch.tokens, &embeddings, &mut self.scratch)?;
+        *(if is_first { &mut self.hidden } else { &mut self.scratch.summed }) = embeddings;
+        Ok(())
     }
 
     /// Adds the tokens' inputs for this layer to the hidden state, and scales the result.
     fn add_input(&mut self, index: usize) {
-        let layer = &self.shard.layers[index];
-        let length = self.shard.spec.embedding_length;
-        let Scratch { normed, activations, gate, summed, inputs, .. } = &mut self.scratch;
+        let (layer, epsilon) = (&self.shard.layers[index], self.shard.spec.norm_epsilon);
         if let Some(input) = &layer.input {
-            let columns = input.gate.rows;
-            let tokens = self.hidden.len() / length;
-            activations.load(&self.compute, &self.hidden, length, input.gate.wanted());
-            gate.resize(tokens * columns, 0.0);
-            matmul(&self.compute, input.gate.view(), activations, gate);
-            input.gate.scale(gate);
-            let of_token = inputs.len() / tokens;
-            for (token, gate) in gate.chunks_exact_mut(columns).enumerate() {
-                (Kernels::SCALAR.gelu_multiply)(gate, &inputs[token * of_token + index * columns..][..columns]);
-            }
-            activations.load(&self.compute, gate, columns, input.output.wanted());
-            summed.resize(self.hidden.len(), 0.0);
-            matmul(&self.compute, input.output.view(), activations, summed);
-            input.output.scale(summed);
-            same_norm(&self.compute, summed, &input.norm, self.shard.spec.norm_epsilon, normed);
-            self.hidden.iter_mut().zip(normed).for_each(|(hidden, value)| *hidden += *value);
+            input.add(&self.compute, index, epsilon, &mut self.hidden, &mut self.scratch);
         }
         if let Some(scale) = layer.output_scale {
             self.hidden.iter_mut().for_each(|hidden| *hidden *= scale);
@@ -480,8 +458,7 @@ impl Model {
 fn embed(shard: &mut Shard, batch: Batch<'_>, out: &mut [f32]) -> Result<(), ForwardError> {
     let (length, scale) = (shard.spec.embedding_length, shard.spec.embedding_scale);
     for (entry, hidden) in batch.tokens.iter().zip(out.chunks_exact_mut(length)) {
-        let token = entry.token;
-        shard.embed(token, hidden).map_err(|source| ForwardError::Embedding { token, source })?;
+        shard.embed(entry.token, hidden)?;
         if scale != 1.0 {
             hidden.iter_mut().for_each(|value| *value *= scale);
         }

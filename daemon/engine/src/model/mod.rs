@@ -2,10 +2,12 @@
 //! ranks only through the `Collective` trait; starts no thread and opens no socket.
 pub mod attention;
 pub mod batch;
+pub mod embedding;
 pub mod error;
 pub mod experts;
 pub mod feed_forward;
 pub mod forward;
+pub mod inputs;
 pub mod kv_cache;
 mod matrix;
 mod norm;

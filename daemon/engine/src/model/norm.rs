@@ -1,7 +1,7 @@
 //! Norms of the hidden states of a step.
 use std::ops::Range;
 
-use kernels::Compute;
+use kernels::{Compute, Kernels};
 use models::{ModelSpec, NormKind, limits::HEAD_LENGTH_MAX};
 
 /// Norm of each token's hidden state `[token, weight]`; a copy if there is no weight.
@@ -16,6 +16,15 @@ pub(super) fn norm(compute: &Compute, spec: &ModelSpec, hidden: &[f32], weight: 
     };
     compute.pool.chunks(out, weight.len(), |token, out| {
         kernel(&hidden[token * weight.len()..][..weight.len()], weight, spec.norm_epsilon, out);
+    });
+}
+
+/// Norms of each token, not with the kernel table's norm: the hidden state has the same bits on ranks with other
+/// kernels, and they choose the same experts (see `route`).
+pub(super) fn same_norm(compute: &Compute, hidden: &[f32], weight: &[f32], epsilon: f32, out: &mut Vec<f32>) {
+    out.resize(hidden.len(), 0.0);
+    compute.pool.chunks(out, weight.len(), |token, out| {
+        (Kernels::SCALAR.rms_norm)(&hidden[token * weight.len()..][..weight.len()], weight, epsilon, out);
     });
 }
 

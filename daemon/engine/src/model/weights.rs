@@ -1,14 +1,15 @@
 //! The weights of one rank in the layout of the kernels: all slices of the file, packed into one region of memory in
 //! the file's own formats and scales, without requantising. A super-block across a cut is held by both ranks.
-use std::{io, sync::Arc};
+use std::sync::Arc;
 
-use gguf::{BlockFormat, GgufFile, Stamp};
-use kernels::{Activations, Compute, Kernels, matmul};
+use gguf::GgufFile;
+use kernels::Kernels;
 use models::{LayerSpec, ModelSpec, RouterSpec, Scores, TensorRole};
 use topology::ShardPlan;
 
 use super::{
-    batch::Batch,
+    embedding::{Embedding, RowError},
+    inputs::{LayerInput, LayerInputs},
     matrix::Matrix,
     packed::{Cached, Key},
     region::Region,
@@ -68,17 +69,6 @@ pub struct Layer {
     pub input: Option<LayerInput>,
     /// Factor of the layer's result.
     pub output_scale: Option<f32>,
-}
-
-/// What a layer does with the input that a token has for it alone. Every rank has all of it.
-#[derive(Debug)]
-pub struct LayerInput {
-    /// `[input_length, embedding_length]`
-    pub gate: Matrix,
-    /// `[embedding_length, input_length]`
-    pub output: Matrix,
-    /// `[embedding_length]` of the norm behind it.
-    pub norm: Vec<f32>,
 }
 
 /// The shared expert: every token uses it.
@@ -234,53 +224,6 @@ pub struct Shard {
     inputs: Option<LayerInputs>,
 }
 
-/// The inputs that tokens have for each layer: rows of a table in the file, and products with the embedding.
-#[derive(Debug)]
-struct LayerInputs {
-    /// `[layers of the stage * input_length, embedding_length]`
-    projection: Matrix,
-    /// `[input_length]` of the norm of those products.
-    norm: Vec<f32>,
-    /// `[vocabulary, layers * input_length]`
-    table: Embedding,
-    /// A row of it.
-    row: Vec<f32>,
-}
-
-/// `[vocabulary, embedding_length]`: rows are read from the file one at a time and not kept.
-#[derive(Debug)]
-struct Embedding {
-    file: Arc<GgufFile>,
-    format: BlockFormat,
-    split: usize,
-    offset: usize,
-    row: Vec<u8>,
-    /// Stamp of the file when it was hashed: rows of a changed file are never used.
-    stamp: Option<Stamp>,
-}
-
-impl Embedding {
-    fn new(file: &Arc<GgufFile>, name: &str) -> Result<Self, LoadError> {
-        let tensor = file.tensor(name).ok_or_else(|| LoadError::Missing(name.into()))?;
-        let (format, split, offset) = (tensor.format, tensor.split, tensor.offset);
-        Ok(Self { file: Arc::clone(file), format, split, offset, row: vec![0; tensor.row_bytes()], stamp: None })
-    }
-
-    /// Reads a token's row.
-    fn read(&mut self, token: u32, out: &mut [f32]) -> io::Result<()> {
-        let Self { file, format, split, offset, row, stamp } = self;
-        file.read(*split, *offset + token as usize * row.len(), row)?;
-        // Checked after the read: a write changes the file's times before its bytes.
-        if stamp.is_some() && file.stamp(*split)? != *stamp {
-            return Err(io::Error::other(
-                "the model file changed while in use; it is hashed again before it is used again",
-            ));
-        }
-        Kernels::SCALAR.dequantise_row(*format, row, out);
-        Ok(())
-    }
-}
-
 /// Where a shard is loaded from, and how.
 #[derive(Clone, Copy)]
 pub struct Source<'a> {
@@ -342,9 +285,8 @@ impl Shard {
             folder.write(key(&cached), Arc::clone(&region));
         }
         let mut shard = Self::of_region(file, spec, plan, &slices, &region)?;
-        for table in [&mut shard.embedding].into_iter().chain(shard.inputs.iter_mut().map(|inputs| &mut inputs.table)) {
-            table.stamp = cache.and_then(|cached| cached.content.stamps.get(table.split).copied());
-        }
+        let tables = [&mut shard.embedding].into_iter().chain(shard.inputs.iter_mut().map(LayerInputs::table));
+        tables.for_each(|table| table.stamp_with(cache.map_or(&[][..], |cached| &cached.content.stamps)));
         Ok(shard)
     }
 
@@ -365,7 +307,7 @@ impl Shard {
         let inputs = table(TensorRole::InputEmbedding)?.map(|table| {
             let projection = Matrix::new(slices.get((None, TensorRole::InputProjection))?, region);
             let norm = slices.get((None, TensorRole::InputNorm))?.floats(region.bytes());
-            Ok(LayerInputs { projection, norm, table, row: vec![0.0; spec.input_length() * spec.block_count()] })
+            Ok(LayerInputs::new(projection, norm, table, spec, plan))
         });
         let factors = |role| slices.find((None, role)).map(|slice| slice.floats(region.bytes()));
         Ok(Self {
@@ -385,49 +327,13 @@ impl Shard {
     ///
     /// # Errors
     /// The file cannot be read any more, or was written to since it was hashed.
-    pub fn embed(&mut self, token: u32, out: &mut [f32]) -> io::Result<()> {
+    pub fn embed(&mut self, token: u32, out: &mut [f32]) -> Result<(), RowError> {
         self.embedding.read(token, out)
     }
 
-    /// Whether tokens have inputs for each layer.
-    pub fn has_inputs(&self) -> bool {
-        self.inputs.is_some()
-    }
-
-    /// The inputs of a step's tokens for the layers of the stage, `[token, layer, input_length]`, from their embeddings
-    /// `[token, embedding_length]`.
-    ///
-    /// # Errors
-    /// The file cannot be read any more, or was written to since it was hashed.
-    pub fn layer_inputs(
-        &mut self,
-        compute: &Compute,
-        batch: Batch<'_>,
-        embeddings: &[f32],
-        activations: &mut Activations,
-        out: &mut Vec<f32>,
-    ) -> Result<(), (u32, io::Error)> {
-        let Some(LayerInputs { projection, norm, table, row }) = &mut self.inputs else { return Ok(()) };
-        let embedding_length = self.spec.embedding_length;
-        activations.load(compute, embeddings, embedding_length, projection.wanted());
-        out.resize(batch.tokens.len() * projection.rows, 0.0);
-        matmul(compute, projection.view(), activations, out);
-        let root = (embedding_length as f32).sqrt();
-        let length = norm.len();
-        let (own, scale) = (self.plan.layers.start * length, (length as f32).sqrt());
-        let mut normed = vec![0.0; length];
-        for (token, inputs) in batch.tokens.iter().zip(out.chunks_exact_mut(projection.rows)) {
-            table.read(token.token, row).map_err(|error| (token.token, error))?;
-            let rows = row[own..].chunks_exact(length);
-            for (input, row) in inputs.chunks_exact_mut(length).zip(rows) {
-                input.iter_mut().for_each(|value| *value /= root);
-                // Not the kernel table's norm: the hidden state has the same bits on ranks with other kernels.
-                (Kernels::SCALAR.rms_norm)(input, norm, self.spec.norm_epsilon, &mut normed);
-                let values = input.iter_mut().zip(&normed).zip(row);
-                values.for_each(|((out, own), row)| *out = (own + row * scale) * std::f32::consts::FRAC_1_SQRT_2);
-            }
-        }
-        Ok(())
+    /// The inputs that tokens have for each layer, if they have any.
+    pub(super) fn inputs(&mut self) -> Option<&mut LayerInputs> {
+        self.inputs.as_mut()
     }
 
     /// Size of all weights in bytes.

@@ -3,7 +3,10 @@ use super::{
     Family,
     common::{dense, uniform},
 };
-use crate::spec::{Activation, FeedForward, Rotation};
+use crate::{
+    rotation::Rotation,
+    spec::{Activation, FeedForward},
+};
 
 pub(super) const FAMILY: Family = Family {
     name: "arcee",

@@ -1,11 +1,12 @@
 //! Ling and Ring 2.0: experts in groups behind some dense layers, fused queries, keys and values.
 use super::{
     Family,
-    common::{attention, block_count, mixed, model, rope},
+    common::{attention, layered, mixed, model, rope},
 };
 use crate::{
     limits::{BLOCK_COUNT_MAX, FEED_FORWARD_LENGTH_MAX},
-    spec::{AttentionSpec, FeedForward, HeadNorms, LayerSpec, Norms, Rotation, SharedSpec},
+    rotation::Rotation,
+    spec::{AttentionSpec, FeedForward, HeadNorms, SharedSpec},
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -18,24 +19,15 @@ pub(super) const FAMILY: Family = Family {
         let columns = keys.length("expert_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
         let wide = keys.optional_length("expert_shared_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
         let count = keys.count("expert_shared_count")?.min(64) as usize;
-        let shared = SharedSpec { columns: wide.unwrap_or(columns) * count, is_weighted: false, is_branch: false };
+        let shared = SharedSpec::new(wide.unwrap_or(columns) * count);
         let first = keys.count("leading_dense_block_count")?.min(BLOCK_COUNT_MAX) as usize;
         let is_normalised = keys.flag("expert_weights_norm")?.unwrap_or(false);
-        let layers = (0..block_count(keys)?).map(|layer| {
+        layered(keys, spec, &attention, |layer| {
             let mut feed_forward = mixed(keys, layer, first, shared.clone(), columns)?;
             if let FeedForward::Experts(experts) = &mut feed_forward {
                 experts.router.is_normalised = is_normalised;
             }
-            Ok(LayerSpec {
-                attention: attention.clone(),
-                feed_forward,
-                norms: Norms::Before,
-                residual_scale: 1.0,
-                input_length: 0,
-                has_output_scale: false,
-            })
-        });
-        let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        Ok(spec.with_layers(layers))
+            Ok(feed_forward)
+        })
     },
 };

@@ -6,7 +6,8 @@ use super::{
 };
 use crate::{
     limits::CONTEXT_LENGTH_MAX,
-    spec::{AttentionSpec, LayerSpec, NormKind, Norms, Rotation},
+    rotation::Rotation,
+    spec::{AttentionSpec, LayerSpec, NormKind, Norms},
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -18,17 +19,10 @@ pub(super) const FAMILY: Family = Family {
         let attention = attention(keys, spec.embedding_length)?;
         let feed_forward = dense(keys)?;
         spec.ropes = vec![rope(keys, attention.head_length, Rotation::Neighbours)?];
-        let layers = windowed(keys, block_count(keys)?, 4)?.into_iter().map(|is_windowed| LayerSpec {
-            attention: AttentionSpec {
-                window: is_windowed.then_some(window),
-                rope: is_windowed.then_some(0),
-                ..attention.clone()
-            },
-            feed_forward: feed_forward.clone(),
-            norms: Norms::Parallel,
-            residual_scale: 1.0,
-            has_output_scale: false,
-            input_length: 0,
+        let layers = windowed(keys, block_count(keys)?, 4)?.into_iter().map(|is_windowed| {
+            let (window, rope) = (is_windowed.then_some(window), is_windowed.then_some(0));
+            let attention = AttentionSpec { window, rope, ..attention.clone() };
+            LayerSpec { norms: Norms::Parallel, ..LayerSpec::new(attention, feed_forward.clone()) }
         });
         Ok(spec.with_layers(layers))
     },

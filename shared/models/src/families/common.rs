@@ -7,9 +7,10 @@ use crate::{
         BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, EXPERT_COUNT_MAX, FEED_FORWARD_LENGTH_MAX,
         HEAD_COUNT_MAX, HEAD_LENGTH_MAX,
     },
+    rotation::{LongSpec, RopeSpec, Rotation, Scaling, YarnSpec},
     spec::{
-        Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, LongSpec,
-        ModelSpec, NormKind, Norms, Pooling, RopeSpec, Rotation, RouterSpec, Scaling, Scores, SharedSpec, YarnSpec,
+        Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, NormKind,
+        Pooling, RouterSpec, Scores, SharedSpec,
     },
     tensors::{FUSED_EXPERTS, ROPE_FACTORS, TOKEN_EMBEDDING},
 };
@@ -87,36 +88,15 @@ pub(super) fn heads(keys: &Keys<'_>, lengths: [usize; 3]) -> Result<AttentionSpe
         let reason = format!("which does not divide the {head_count} heads");
         return Err(keys.refuse(HEAD_COUNT_KV, head_count_kv, reason));
     }
-    Ok(AttentionSpec {
-        head_count,
-        head_count_kv,
-        head_length,
-        rope: Some(0),
-        scale: 1.0 / (head_length as f32).sqrt(),
-        temperature: None,
-        score_cap: None,
-        window: None,
-        keys_of: None,
-        values_are_keys: false,
-        has_value_norm: false,
-        has_sinks: false,
-        head_norms: HeadNorms::None,
-        is_fused: keys.has_tensor("blk.0.attn_qkv.weight"),
-        needs_biases: false,
-        needs_output_bias: false,
-    })
+    let is_fused = keys.has_tensor("blk.0.attn_qkv.weight");
+    Ok(AttentionSpec { is_fused, ..AttentionSpec::new(head_count, head_count_kv, head_length) })
 }
 
 /// Whether each of so many layers attends to a window: a flag for each layer, or a period of which the last layer
 /// attends to everything (0: no layer does).
 pub(super) fn windowed(keys: &Keys<'_>, layers: usize, period: u64) -> Result<Vec<bool>, GgufError> {
     const PATTERN: &str = "attention.sliding_window_pattern";
-    let Ok(number) = keys.unsigned(PATTERN) else {
-        let mut flags = keys.layer_flags(PATTERN, layers)?;
-        // Files list all blocks, also those behind the layers.
-        flags.truncate(layers);
-        return Ok(flags);
-    };
+    let Ok(number) = keys.unsigned(PATTERN) else { return keys.layer_flags(PATTERN, layers) };
     let period = number.unwrap_or(period);
     Ok((0..layers as u64).map(|layer| period == 0 || layer % period < period - 1).collect())
 }
@@ -191,18 +171,28 @@ fn expert_groups(keys: &Keys<'_>, experts: usize) -> Result<Option<ExpertGroups>
     Ok(Some(ExpertGroups { count, used_count }))
 }
 
-/// Rotation of heads of this length, without scaling or with linear scaling.
+/// Rotation of heads of this length.
 pub(super) fn rope(keys: &Keys<'_>, head_length: usize, rotation: Rotation) -> Result<RopeSpec, GgufError> {
-    const COUNT: &str = "rope.dimension_count";
-    let dimension_count = keys.optional_length(COUNT, HEAD_LENGTH_MAX)?.unwrap_or(head_length);
+    rope_of(keys, "", head_length, rotation)
+}
+
+/// Rotation of heads of this length in layers of a kind, which is the end of their keys.
+pub(super) fn rope_of(
+    keys: &Keys<'_>,
+    kind: &str,
+    head_length: usize,
+    rotation: Rotation,
+) -> Result<RopeSpec, GgufError> {
+    let key = format!("rope.dimension_count{kind}");
+    let dimension_count = keys.optional_length(&key, HEAD_LENGTH_MAX)?.unwrap_or(head_length);
     if !dimension_count.is_multiple_of(2) || dimension_count > head_length {
         let reason = format!("it must be even and at most the head length {head_length}");
-        return Err(keys.refuse(COUNT, dimension_count, reason));
+        return Err(keys.refuse(&key, dimension_count, reason));
     }
     Ok(RopeSpec {
         rotation,
         dimension_count,
-        freq_base: keys.positive("rope.freq_base", Some(10_000.0))?,
+        freq_base: keys.positive(&format!("rope.freq_base{kind}"), Some(10_000.0))?,
         scaling: scaling(keys)?,
         has_factors: keys.has_tensor(ROPE_FACTORS),
         sections: None,
@@ -279,14 +269,18 @@ pub(super) fn uniform(
     feed_forward: fn(&Keys<'_>) -> Result<FeedForward, GgufError>,
 ) -> Result<ModelSpec, GgufError> {
     let mut spec = model(keys)?;
-    let layer = LayerSpec {
-        attention: attention(keys, spec.embedding_length)?,
-        feed_forward: feed_forward(keys)?,
-        norms: Norms::Before,
-        residual_scale: 1.0,
-        input_length: 0,
-        has_output_scale: false,
-    };
+    let layer = LayerSpec::new(attention(keys, spec.embedding_length)?, feed_forward(keys)?);
     spec.ropes = vec![rope(keys, layer.attention.head_length, rotation)?];
     Ok(spec.with_layers(std::iter::repeat_n(layer, block_count(keys)?)))
+}
+
+/// The model with layers of this attention, each with a feed-forward network of its own.
+pub(super) fn layered(
+    keys: &Keys<'_>,
+    spec: ModelSpec,
+    attention: &AttentionSpec,
+    feed_forward: impl Fn(usize) -> Result<FeedForward, GgufError>,
+) -> Result<ModelSpec, GgufError> {
+    let layers = (0..block_count(keys)?).map(|layer| Ok(LayerSpec::new(attention.clone(), feed_forward(layer)?)));
+    Ok(spec.with_layers(layers.collect::<Result<Vec<_>, GgufError>>()?))
 }

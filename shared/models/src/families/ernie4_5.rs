@@ -3,6 +3,6 @@ use super::{
     Family,
     common::{dense, uniform},
 };
-use crate::spec::Rotation;
+use crate::rotation::Rotation;
 
 pub(super) const FAMILY: Family = Family { name: "ernie4_5", spec: |keys| uniform(keys, Rotation::Neighbours, dense) };

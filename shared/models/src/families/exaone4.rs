@@ -2,11 +2,12 @@
 //! Bramble recognizes it by its number of layers).
 use super::{
     Family,
-    common::{dense, uniform},
+    common::{dense, uniform, windowed},
 };
 use crate::{
-    limits::{BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX},
-    spec::{HeadNorms, LayerSpec, Norms, Rotation},
+    limits::CONTEXT_LENGTH_MAX,
+    rotation::Rotation,
+    spec::{HeadNorms, Norms},
 };
 
 /// Layers of the 32B model.
@@ -18,18 +19,12 @@ pub(super) const FAMILY: Family = Family {
         let spec = uniform(keys, Rotation::Halves, dense)?;
         let window = keys.optional_length("attention.sliding_window", CONTEXT_LENGTH_MAX)?;
         let window = window.filter(|_| spec.block_count() == LARGEST);
-        let period = keys.optional_length("attention.sliding_window_pattern", BLOCK_COUNT_MAX)?.unwrap_or(4);
-        let layers: Vec<LayerSpec> = (0..spec.block_count())
-            .map(|index| {
-                let mut layer = spec.layer(index).clone();
-                layer.norms = Norms::Behind;
-                layer.attention.head_norms = HeadNorms::BeforeRotation;
-                let is_windowed = index % period != period - 1;
-                layer.attention.window = window.filter(|_| is_windowed);
-                layer.attention.rope = layer.attention.rope.filter(|_| window.is_none() || is_windowed);
-                layer
-            })
-            .collect();
-        Ok(spec.with_layers(layers))
+        let is_windowed = windowed(keys, spec.block_count(), 4)?;
+        Ok(spec.map_layers(|index, layer| {
+            layer.norms = Norms::Behind;
+            layer.attention.head_norms = HeadNorms::BeforeRotation;
+            layer.attention.window = window.filter(|_| is_windowed[index]);
+            layer.attention.rope = layer.attention.rope.filter(|_| window.is_none() || is_windowed[index]);
+        }))
     },
 };

@@ -5,7 +5,8 @@ use super::{
 };
 use crate::{
     limits::CONTEXT_LENGTH_MAX,
-    spec::{Activation, FeedForward, LayerSpec, Norms, Rotation},
+    rotation::Rotation,
+    spec::{Activation, FeedForward, Norms},
 };
 
 /// Layers of the 27B model, whose scores have another scale.
@@ -20,21 +21,16 @@ pub(super) const FAMILY: Family = Family {
         let score_cap = Some(keys.positive("attn_logit_softcapping", Some(50.0))?);
         let window = keys.optional_length("attention.sliding_window", CONTEXT_LENGTH_MAX)?.unwrap_or(4096);
         let (count, embedding) = (spec.block_count(), spec.embedding_length);
-        let layers: Vec<LayerSpec> = (0..count)
-            .map(|index| {
-                let mut layer = spec.layer(index).clone();
-                layer.norms = Norms::Around;
-                layer.attention.score_cap = score_cap;
-                layer.attention.window = index.is_multiple_of(2).then_some(window);
-                if count == LARGEST {
-                    layer.attention.scale = 1.0 / ((embedding / layer.attention.head_count) as f32).sqrt();
-                }
-                if let FeedForward::Dense(dense) = &mut layer.feed_forward {
-                    dense.activation = Activation::Gelu;
-                }
-                layer
-            })
-            .collect();
-        Ok(spec.with_layers(layers))
+        Ok(spec.map_layers(|index, layer| {
+            layer.norms = Norms::Around;
+            layer.attention.score_cap = score_cap;
+            layer.attention.window = index.is_multiple_of(2).then_some(window);
+            if count == LARGEST {
+                layer.attention.scale = 1.0 / ((embedding / layer.attention.head_count) as f32).sqrt();
+            }
+            if let FeedForward::Dense(dense) = &mut layer.feed_forward {
+                dense.activation = Activation::Gelu;
+            }
+        }))
     },
 };

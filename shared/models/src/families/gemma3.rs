@@ -2,13 +2,12 @@
 //! both halves of a layer.
 use super::{
     Family,
-    common::{attention, block_count, dense, model, rope},
+    common::{attention, block_count, dense, model, rope, windowed},
 };
 use crate::{
     limits::CONTEXT_LENGTH_MAX,
-    spec::{
-        Activation, AttentionSpec, DenseSpec, FeedForward, HeadNorms, LayerSpec, Norms, RopeSpec, Rotation, Scaling,
-    },
+    rotation::{RopeSpec, Rotation, Scaling},
+    spec::{Activation, AttentionSpec, DenseSpec, FeedForward, HeadNorms, LayerSpec, Norms},
 };
 
 /// The rotation of layers that attend to everything.
@@ -38,21 +37,10 @@ pub(super) const FAMILY: Family = Family {
             experts => experts,
         };
         let window = keys.length("attention.sliding_window", CONTEXT_LENGTH_MAX)?;
-        let period = keys.optional_length("attention.sliding_window_pattern", 1024)?.unwrap_or(6);
-        let layers = (0..count).map(|layer| {
-            let is_full = layer % period == period - 1;
-            LayerSpec {
-                attention: AttentionSpec {
-                    window: (!is_full).then_some(window),
-                    rope: Some(if is_full { FULL } else { WINDOWED }),
-                    ..attention.clone()
-                },
-                feed_forward: feed_forward.clone(),
-                norms: Norms::Around,
-                residual_scale: 1.0,
-                input_length: 0,
-                has_output_scale: false,
-            }
+        let layers = windowed(keys, count, 6)?.into_iter().map(|is_windowed| {
+            let rope = Some(if is_windowed { WINDOWED } else { FULL });
+            let attention = AttentionSpec { window: is_windowed.then_some(window), rope, ..attention.clone() };
+            LayerSpec { norms: Norms::Around, ..LayerSpec::new(attention, feed_forward.clone()) }
         });
         Ok(spec.with_layers(layers))
     },

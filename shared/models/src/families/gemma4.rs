@@ -4,25 +4,21 @@ use gguf::GgufError;
 
 use super::{
     Family,
-    common::{HEAD_COUNT_KV, block_count, expert_layer, heads, model, scaling},
+    common::{HEAD_COUNT_KV, block_count, expert_layer, heads, model, rope_of},
 };
 use crate::{
     keys::Keys,
-    limits::{
-        BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX, HEAD_COUNT_MAX,
-        HEAD_LENGTH_MAX,
-    },
-    spec::{
-        Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, Norms, RopeSpec,
-        Rotation, Scaling, SharedSpec,
-    },
-    tensors::ROPE_FACTORS,
+    limits::{BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX, HEAD_COUNT_MAX},
+    rotation::{RopeSpec, Rotation, Scaling},
+    spec::{Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, Norms, SharedSpec},
 };
 
 /// The rotation of layers that attend to everything.
 const FULL: u8 = 0;
 /// The rotation of layers with a window.
 const WINDOWED: u8 = 1;
+/// The end of the keys of layers with a window.
+const WINDOW_KIND: &str = "_swa";
 /// Which layers have a window.
 const PATTERN: &str = "attention.sliding_window_pattern";
 /// Elements of each token's input for each layer; 0 or absent without it.
@@ -37,9 +33,15 @@ pub(super) const FAMILY: Family = Family {
         spec.embedding_scale = (spec.embedding_length as f32).sqrt();
         spec.logit_cap = keys.float("final_logit_softcapping")?.map(|cap| cap as f32).filter(|cap| *cap > 0.0);
         let count = block_count(keys)?;
-        let lengths = [head_length(keys, "")?, head_length(keys, "_swa")?];
-        let full = rope(keys, "", lengths[0])?;
-        spec.ropes = vec![full, RopeSpec { scaling: Scaling::None, ..rope(keys, "_swa", lengths[1])? }];
+        let lengths = [keys.head_length_of("")?, keys.head_length_of(WINDOW_KIND)?];
+        let full = rope_of(keys, "", lengths[0], Rotation::Halves)?;
+        // Divisors turn a part of the pairs alone, only where all positions are attended to.
+        let windowed = RopeSpec {
+            scaling: Scaling::None,
+            has_factors: false,
+            ..rope_of(keys, WINDOW_KIND, lengths[1], Rotation::Halves)?
+        };
+        spec.ropes = vec![full, windowed];
         let is_windowed = keys.layer_flags(PATTERN, count)?;
         let windowed = attentions(keys, &is_windowed, lengths)?;
         let columns = keys.layer_lengths("feed_forward_length", FEED_FORWARD_LENGTH_MAX, count)?;
@@ -50,47 +52,13 @@ pub(super) const FAMILY: Family = Family {
         let layers = windowed.into_iter().zip(columns).enumerate().map(|(layer, (attention, columns))| {
             let has_output_scale = keys.has_tensor(&format!("blk.{layer}.layer_output_scale.weight"));
             let feed_forward = feed_forward(keys, layer, columns)?;
-            let (norms, residual_scale) = (Norms::Around, 1.0);
-            Ok(LayerSpec { attention, feed_forward, norms, residual_scale, input_length, has_output_scale })
+            let layer = LayerSpec::new(attention, feed_forward);
+            Ok(LayerSpec { norms: Norms::Around, input_length, has_output_scale, ..layer })
         });
         let layers = layers.collect::<Result<Vec<_>, GgufError>>()?;
         Ok(spec.with_layers(layers))
     },
 };
-
-/// Elements of a head in layers of a kind: of both keys and values.
-fn head_length(keys: &Keys<'_>, kind: &str) -> Result<usize, GgufError> {
-    let [key, value] = ["key", "value"].map(|of| format!("attention.{of}_length{kind}"));
-    let length = keys.length(&key, HEAD_LENGTH_MAX)?;
-    if !length.is_multiple_of(2) {
-        return Err(keys.refuse(&key, length, "it must be even"));
-    }
-    let value_length = keys.length(&value, HEAD_LENGTH_MAX)?;
-    if value_length != length {
-        let reason = format!("only heads whose values are as long as their keys ({length}) are supported");
-        return Err(keys.refuse(&value, value_length, reason));
-    }
-    Ok(length)
-}
-
-/// The rotation in layers of a kind with heads of this length.
-fn rope(keys: &Keys<'_>, kind: &str, head_length: usize) -> Result<RopeSpec, GgufError> {
-    let name = format!("rope.dimension_count{kind}");
-    let dimension_count = keys.optional_length(&name, HEAD_LENGTH_MAX)?.unwrap_or(head_length);
-    if !dimension_count.is_multiple_of(2) || dimension_count > head_length {
-        let reason = format!("it must be even and at most the head length {head_length}");
-        return Err(keys.refuse(&name, dimension_count, reason));
-    }
-    Ok(RopeSpec {
-        rotation: Rotation::Halves,
-        dimension_count,
-        freq_base: keys.positive(&format!("rope.freq_base{kind}"), Some(10_000.0))?,
-        scaling: scaling(keys)?,
-        // Only layers that attend to everything have divisors: they turn a part of the pairs alone.
-        has_factors: kind.is_empty() && keys.has_tensor(ROPE_FACTORS),
-        sections: None,
-    })
-}
 
 /// The attention of each layer; `[usize; 2]` are the head lengths without and with a window.
 fn attentions(keys: &Keys<'_>, is_windowed: &[bool], lengths: [usize; 2]) -> Result<Vec<AttentionSpec>, GgufError> {
@@ -132,6 +100,6 @@ fn feed_forward(keys: &Keys<'_>, layer: usize, columns: usize) -> Result<FeedFor
         return Ok(FeedForward::Dense(DenseSpec { columns, activation, is_fused: false }));
     }
     let of_expert = keys.length("expert_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
-    let shared = Some(SharedSpec { columns, is_weighted: false, is_branch: true });
+    let shared = Some(SharedSpec { is_branch: true, ..SharedSpec::new(columns) });
     Ok(FeedForward::Experts(ExpertsSpec { activation, shared, ..expert_layer(keys, of_expert)? }))
 }

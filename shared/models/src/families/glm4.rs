@@ -3,7 +3,7 @@ use super::{
     Family,
     common::{dense, uniform},
 };
-use crate::spec::{Norms, Rotation};
+use crate::{rotation::Rotation, spec::Norms};
 
 pub(super) const FAMILY: Family = Family {
     name: "glm4",

@@ -1,11 +1,12 @@
 //! GLM-4.5, 4.6 and 4.7: experts behind some dense layers, a sigmoid for a router, blocks that predict further tokens.
 use super::{
     Family,
-    common::{attention, block_count, mixed, model, rope},
+    common::{attention, layered, mixed, model, rope},
 };
 use crate::{
     limits::{BLOCK_COUNT_MAX, FEED_FORWARD_LENGTH_MAX},
-    spec::{FeedForward, HeadNorms, LayerSpec, Norms, Rotation, Scores, SharedSpec},
+    rotation::Rotation,
+    spec::{FeedForward, HeadNorms, Norms, Scores, SharedSpec},
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -19,11 +20,11 @@ pub(super) const FAMILY: Family = Family {
         spec.ropes = vec![rope(keys, attention.head_length, Rotation::Halves)?];
         let columns = keys.length("expert_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
         let count = keys.count("expert_shared_count")?.min(64) as usize;
-        let shared = SharedSpec { columns: columns * count, is_weighted: false, is_branch: false };
+        let shared = SharedSpec::new(columns * count);
         let first = keys.count("leading_dense_block_count")?.min(BLOCK_COUNT_MAX) as usize;
         let is_unset = keys.count("expert_gating_func")? == 0;
         let is_normalised = keys.flag("expert_weights_norm")?.unwrap_or(true);
-        let layers = (0..block_count(keys)?).map(|layer| {
+        let spec = layered(keys, spec, &attention, |layer| {
             let mut feed_forward = mixed(keys, layer, first, shared.clone(), columns)?;
             if let FeedForward::Experts(experts) = &mut feed_forward {
                 experts.router.is_normalised = is_normalised;
@@ -31,16 +32,8 @@ pub(super) const FAMILY: Family = Family {
                     experts.router.scores = Scores::Sigmoid;
                 }
             }
-            Ok(LayerSpec {
-                attention: attention.clone(),
-                feed_forward,
-                norms: Norms::BeforeAsPost,
-                residual_scale: 1.0,
-                input_length: 0,
-                has_output_scale: false,
-            })
-        });
-        let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        Ok(spec.with_layers(layers))
+            Ok(feed_forward)
+        })?;
+        Ok(spec.map_layers(|_, layer| layer.norms = Norms::BeforeAsPost))
     },
 };

@@ -5,7 +5,8 @@ use super::{
 };
 use crate::{
     limits::{CONTEXT_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX},
-    spec::{Activation, AttentionSpec, ExpertsSpec, FeedForward, LayerSpec, Norms, Rotation},
+    rotation::Rotation,
+    spec::{Activation, AttentionSpec, ExpertsSpec, FeedForward, LayerSpec, Norms},
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -23,13 +24,11 @@ pub(super) const FAMILY: Family = Family {
             ExpertsSpec { activation: Activation::ClampedSwiglu, has_biases: true, ..expert_layer(keys, columns)? };
         spec.ropes = vec![rope(keys, attention.head_length, Rotation::Halves)?];
         let window = keys.length("attention.sliding_window", CONTEXT_LENGTH_MAX)?;
-        let layers = (0..block_count(keys)?).map(|layer| LayerSpec {
-            attention: AttentionSpec { window: layer.is_multiple_of(2).then_some(window), ..attention.clone() },
-            feed_forward: FeedForward::Experts(experts.clone()),
-            norms: Norms::BeforeAsPost,
-            residual_scale: 1.0,
-            input_length: 0,
-            has_output_scale: false,
+        let layers = (0..block_count(keys)?).map(|layer| {
+            let window = layer.is_multiple_of(2).then_some(window);
+            let attention = AttentionSpec { window, ..attention.clone() };
+            let feed_forward = FeedForward::Experts(experts.clone());
+            LayerSpec { norms: Norms::BeforeAsPost, ..LayerSpec::new(attention, feed_forward) }
         });
         Ok(spec.with_layers(layers))
     },

@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     keys::Keys,
-    spec::{FeedForward, ModelSpec, Rotation},
+    rotation::Rotation,
+    spec::{FeedForward, ModelSpec},
 };
 
 pub(super) const FAMILY: Family = Family { name: "granite", spec: |keys| scaled(keys, dense) };

@@ -7,7 +7,7 @@ pub(super) const FAMILY: Family = Family {
     spec: |keys| {
         scaled(keys, |keys| {
             let columns = keys.optional_length("expert_shared_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
-            let shared = SharedSpec { columns: columns.unwrap_or(0), is_weighted: false, is_branch: false };
+            let shared = SharedSpec::new(columns.unwrap_or(0));
             // Its experts have the length of the key for a single network.
             let columns = keys.length("feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
             mixed(keys, 0, 0, shared, columns)

@@ -3,7 +3,7 @@ use super::{
     Family,
     common::{dense, uniform},
 };
-use crate::spec::{HeadNorms, Rotation};
+use crate::{rotation::Rotation, spec::HeadNorms};
 
 pub(super) const FAMILY: Family = Family {
     name: "hunyuan-dense",

@@ -5,11 +5,7 @@ use super::{
     Family,
     common::{dense, expert_layer, uniform},
 };
-use crate::{
-    keys::Keys,
-    limits::FEED_FORWARD_LENGTH_MAX,
-    spec::{FeedForward, Rotation},
-};
+use crate::{keys::Keys, limits::FEED_FORWARD_LENGTH_MAX, rotation::Rotation, spec::FeedForward};
 
 pub(super) const FAMILY: Family =
     Family { name: "llama", spec: |keys| uniform(keys, Rotation::Neighbours, feed_forward) };

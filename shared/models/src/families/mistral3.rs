@@ -3,10 +3,7 @@ use super::{
     Family,
     common::{dense, uniform},
 };
-use crate::{
-    limits::CONTEXT_LENGTH_MAX,
-    spec::{Rotation, Temperature},
-};
+use crate::{limits::CONTEXT_LENGTH_MAX, rotation::Rotation, spec::Temperature};
 
 pub(super) const FAMILY: Family = Family {
     name: "mistral3",

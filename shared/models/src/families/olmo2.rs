@@ -6,7 +6,8 @@ use super::{
 };
 use crate::{
     limits::CONTEXT_LENGTH_MAX,
-    spec::{AttentionSpec, HeadNorms, LayerSpec, Norms, RopeSpec, Rotation, Scaling},
+    rotation::{RopeSpec, Rotation, Scaling},
+    spec::{AttentionSpec, HeadNorms, LayerSpec, Norms},
 };
 
 /// The rotation of layers that attend to everything.
@@ -32,18 +33,9 @@ pub(super) const FAMILY: Family = Family {
         };
         let layers = windowed(keys, block_count(keys)?, 4)?.into_iter().map(|is_windowed| {
             let window = window.filter(|_| is_windowed);
-            LayerSpec {
-                attention: AttentionSpec {
-                    window,
-                    rope: Some(if window.is_some() { WINDOWED } else { FULL }),
-                    ..attention.clone()
-                },
-                feed_forward: feed_forward.clone(),
-                norms: Norms::Behind,
-                residual_scale: 1.0,
-                input_length: 0,
-                has_output_scale: false,
-            }
+            let rope = Some(if window.is_some() { WINDOWED } else { FULL });
+            let attention = AttentionSpec { window, rope, ..attention.clone() };
+            LayerSpec { norms: Norms::Behind, ..LayerSpec::new(attention, feed_forward.clone()) }
         });
         Ok(spec.with_layers(layers))
     },

@@ -4,7 +4,7 @@ use super::{
     Family,
     common::{dense, long, uniform},
 };
-use crate::spec::{Rotation, Scaling};
+use crate::rotation::{Rotation, Scaling};
 
 pub(super) const FAMILY: Family = Family {
     name: "phi3",

@@ -3,7 +3,7 @@ use super::{
     Family,
     common::{dense, uniform},
 };
-use crate::spec::Rotation;
+use crate::rotation::Rotation;
 
 pub(super) const FAMILY: Family = Family {
     name: "qwen2",

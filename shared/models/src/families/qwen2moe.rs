@@ -5,7 +5,8 @@ use super::{
 };
 use crate::{
     limits::FEED_FORWARD_LENGTH_MAX,
-    spec::{FeedForward, Rotation, SharedSpec},
+    rotation::Rotation,
+    spec::{FeedForward, SharedSpec},
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -15,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
             let shared = keys.length("expert_shared_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
             let columns = keys.length("expert_feed_forward_length", FEED_FORWARD_LENGTH_MAX)?;
             let mut feed_forward =
-                mixed(keys, 0, 0, SharedSpec { columns: shared, is_weighted: true, is_branch: false }, columns)?;
+                mixed(keys, 0, 0, SharedSpec { is_weighted: true, ..SharedSpec::new(shared) }, columns)?;
             if let FeedForward::Experts(experts) = &mut feed_forward {
                 experts.router.is_normalised = false;
             }

@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{
     keys::Keys,
-    spec::{FeedForward, HeadNorms, ModelSpec, Rotation},
+    rotation::Rotation,
+    spec::{FeedForward, HeadNorms, ModelSpec},
 };
 
 pub(super) const FAMILY: Family = Family { name: "qwen3", spec: |keys| with_head_norms(keys, dense) };

@@ -3,7 +3,7 @@ use super::{
     Family,
     common::{dense, uniform},
 };
-use crate::spec::{LayerSpec, Rotation};
+use crate::rotation::Rotation;
 
 /// Of so many layers, the last is not rotated.
 const PERIOD: usize = 4;
@@ -11,14 +11,8 @@ const PERIOD: usize = 4;
 pub(super) const FAMILY: Family = Family {
     name: "smollm3",
     spec: |keys| {
-        let spec = uniform(keys, Rotation::Neighbours, dense)?;
-        let layers: Vec<LayerSpec> = (0..spec.block_count())
-            .map(|index| {
-                let mut layer = spec.layer(index).clone();
-                layer.attention.rope = layer.attention.rope.filter(|_| index % PERIOD != PERIOD - 1);
-                layer
-            })
-            .collect();
-        Ok(spec.with_layers(layers))
+        Ok(uniform(keys, Rotation::Neighbours, dense)?.map_layers(|index, layer| {
+            layer.attention.rope = layer.attention.rope.filter(|_| index % PERIOD != PERIOD - 1);
+        }))
     },
 };

@@ -177,7 +177,7 @@ fn as_one(desired: &Topology, stay: &[Stays], needs: &dyn Needs) -> Result<Topol
         let chosen = most_memory(&all, count);
         for layout in [kind.on(count), Layout::tensor_parallel(count as u16), Layout::alike(1, count as u16, 1)] {
             let Some(stages) = needs.stages(layout.stages) else {
-                first.get_or_insert(format!("{layout} has more stages than the model has layers"));
+                first.get_or_insert(format!("{layout} has more stages than the model can have"));
                 continue;
             };
             let members = chosen.iter().enumerate().map(|(index, one)| {

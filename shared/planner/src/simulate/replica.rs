@@ -243,16 +243,18 @@ impl<'a> Replica<'a> {
         if seat.stage > 0 {
             out.extend([Action::Enter, receive(index - self.world), Action::Close(Closing::HandOver)]);
         }
-        let algorithm = self.algorithm(seat.stage, step.tokens)?;
-        let (tensor, first) = (self.tensor(step.tokens), seat.stage * self.world);
-        let reduce = collective::actions(algorithm, seat.rank, self.world, first, tensor, &seat.machine.profile);
+        // Of one hidden state of each token; of two where a layer needs that.
+        let (one, mut two) = (self.reduce(seat, step.tokens)?, None);
         for layer in seat.plan.layers.clone() {
-            for kind in [SyncKind::Attention, SyncKind::FeedForward] {
+            let sums = self.sizes.spec.layer(layer).sums();
+            for (kind, sums) in [SyncKind::Attention, SyncKind::FeedForward].into_iter().zip(sums) {
                 out.push(Action::Compute(self.compute(seat, layer, kind, step)));
-                let is_exchanged = kind == SyncKind::FeedForward || !self.sizes.spec.layer(layer).is_parallel();
-                if self.world > 1 && is_exchanged {
+                if self.world > 1 && sums > 0 {
+                    if sums == 2 && two.is_none() {
+                        two = Some(self.reduce(seat, 2 * step.tokens)?);
+                    }
                     out.push(Action::Enter);
-                    out.extend(&reduce);
+                    out.extend(two.as_ref().filter(|_| sums == 2).unwrap_or(&one));
                     out.push(Action::Close(Closing::AllReduce(LayerIndex(layer as u32), kind)));
                 }
             }
@@ -265,6 +267,13 @@ impl<'a> Replica<'a> {
             self.sample(index, seat, step, out);
         }
         Ok(())
+    }
+
+    /// The all-reduce of a rank over so many hidden states.
+    fn reduce(&self, seat: &ReplicaRank, states: u32) -> Result<Vec<Action>, SimulateError> {
+        let algorithm = self.algorithm(seat.stage, states)?;
+        let (tensor, first) = (self.tensor(states), seat.stage * self.world);
+        Ok(collective::actions(algorithm, seat.rank, self.world, first, tensor, &seat.machine.profile))
     }
 
     /// The head's plan goes to the ranks of its stage and to the leaders of the other stages, which forward it to their

@@ -27,15 +27,22 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// In the order in which they are tried.
-    pub(super) const ALL: [Self; 6] = [
-        Self { has_objects: true, has_content: false, has_schemas: false },
-        Self { has_objects: false, has_content: false, has_schemas: false },
-        Self { has_objects: true, has_content: true, has_schemas: false },
-        Self { has_objects: false, has_content: true, has_schemas: false },
-        Self { has_objects: true, has_content: true, has_schemas: true },
-        Self { has_objects: false, has_content: true, has_schemas: true },
-    ];
+    /// What most templates expect.
+    pub(super) const USUAL: Self = Self { has_objects: true, has_content: false, has_schemas: false };
+
+    /// The other forms of a conversation, in the order in which they are tried: none if it has neither tools nor calls.
+    pub(super) fn others(chat: &Chat) -> impl Iterator<Item = Self> {
+        let (has_calls, has_tools) = (chat.messages.contains("\"tool_calls\""), chat.tools.is_some());
+        let of =
+            |has_content, has_schemas| [true, false].map(|has_objects| Self { has_objects, has_content, has_schemas });
+        let [_, texts] = of(false, false);
+        let [with_content, with_content_texts] = of(true, false);
+        let [filled, filled_texts] = of(true, true);
+        let calls = [texts, with_content, with_content_texts].into_iter().filter(move |_| has_calls);
+        let tools = std::iter::once(filled).filter(move |_| has_tools);
+        let both = std::iter::once(filled_texts).filter(move |_| has_tools && has_calls);
+        calls.chain(tools).chain(both)
+    }
 }
 
 fn refuse<T>(reason: impl Into<String>) -> Result<T, TemplateError> {

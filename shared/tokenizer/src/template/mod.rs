@@ -185,12 +185,12 @@ impl ChatTemplate {
         now: u64,
     ) -> Result<String, TemplateError> {
         let run = |form| self.run(&Conversation::read(chat, self.knows_developer, form)?, variables, now);
-        let first = run(Form::ALL[0]);
+        let first = run(Form::USUAL);
         if !matches!(first, Err(TemplateError::Failed(_))) {
             return first;
         }
         // No template declares the form that it expects.
-        Form::ALL[1..].iter().find_map(|&form| run(form).ok()).map_or(first, Ok)
+        Form::others(chat).find_map(|form| run(form).ok()).map_or(first, Ok)
     }
 
     /// Whether a rendered text begins with BOS, so that no other BOS is added.

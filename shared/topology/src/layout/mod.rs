@@ -327,13 +327,13 @@ pub enum SpecError {
         /// The layer that it must begin with.
         expected: u32,
     },
-    /// More stages than layers.
-    #[error("topology {layout} has more stages than the model has layers ({block_count}); use {suggestion}")]
+    /// More stages than the model can have: as many as layers, fewer if some layers must be in the same stage.
+    #[error("topology {layout} has more stages than the model can have ({most}); use {suggestion}")]
     Stages {
         /// The layout.
         layout: Layout,
-        /// Layers of the model.
-        block_count: u32,
+        /// Most stages of the model.
+        most: u32,
         /// The nearest valid layout, on fewer nodes.
         suggestion: Layout,
     },
