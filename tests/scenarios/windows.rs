@@ -85,12 +85,13 @@ fn answers_are_the_same_with_freed_blocks_on_any_layout() {
 fn windows_of_known_models_keep_their_published_part_of_the_cache() {
     let spec = known::MODELS.iter().find(|model| model.name == "gemma-3-12b").expect("it is known").spec();
     let plans = cut(&spec, &[1]).expect("one rank has all");
-    let bytes = |window| {
-        let blocks = KvBlocks::of(32_768, 1, window);
+    let bytes = |window, slots| {
+        let blocks = KvBlocks::of(32_768, slots, window);
         let blocks = KvBlocks { windowed: if window.is_some() { blocks.windowed } else { blocks.whole }, ..blocks };
         kv_bytes(common::precision::KvFormat::F16, &spec, &plans[0], blocks) as f64 / f64::from(1 << 20)
     };
     // 48 layers of 8 KV heads of 256: 8 attend to everything, 40 to the last 1024 positions.
-    assert_eq!(bytes(None), 12_288.0);
-    assert_eq!(bytes(spec.window()), 2048.0 + 40.0 * 8.0 * 2.0 * 38.0 * 32.0 * 512.0 / f64::from(1 << 20));
+    assert_eq!(bytes(None, 1), 12_288.0);
+    assert_eq!(bytes(spec.window(), 1), 2048.0 + 380.0);
+    assert_eq!(bytes(spec.window(), 16), 2078.0 + 1850.0);
 }

@@ -164,10 +164,10 @@ impl Replica {
     fn limits(&self, spec: &ModelSpec) -> Limits {
         let window = spec.window();
         let positions = (self.blocks.saturating_sub(self.slots) + 1) * KV_BLOCK_LENGTH;
-        let windowed = KvBlocks::of(positions as u32, self.slots as u16, window).windowed;
+        let blocks = KvBlocks::of(positions as u32, self.slots as u16, window);
         Limits {
             slots: self.slots,
-            blocks: KvBlocks { whole: self.blocks, windowed },
+            blocks: KvBlocks { whole: self.blocks, ..blocks },
             window,
             context_length: self.context_length,
             vocabulary_length: spec.vocabulary_length,

@@ -11,25 +11,38 @@ pub struct KvBlocks {
     pub whole: usize,
     /// In a layer with a window.
     pub windowed: usize,
+    /// Those of `windowed` that are for the tokens of a step: sequences reserve the others.
+    pub step: usize,
 }
+
+/// Sequences that are longer than the window and run at the same time.
+const WINDOWS: usize = 4;
 
 impl KvBlocks {
     /// The blocks for sequences of at most `context` positions in `slots` slots, in a model whose longest window is
     /// `window`: enough for one sequence of full length or several shorter ones. What fell out of a window is freed, so
-    /// that layers with one need the window of each slot and a step; with several slots one window more, for a beginning
-    /// that their prompts share.
+    /// that layers with one need the windows of a few long sequences (or more short ones) and a step; with several slots
+    /// one window more, for a beginning that their prompts share.
     pub fn of(context: u32, slots: u16, window: Option<usize>) -> Self {
         let slots = usize::from(slots.max(1));
         let whole = (context as usize).div_ceil(KV_BLOCK_LENGTH) + slots - 1;
+        let Some(window) = window else { return Self { whole, windowed: 0, step: 0 } };
         let step = STEP_TOKENS_MAX / KV_BLOCK_LENGTH + slots;
-        let windows = slots + usize::from(slots > 1);
-        let windowed = window.map_or(0, |window| whole.min(windows * window_blocks(window) + step));
-        Self { whole, windowed }
+        let windows = slots.min(WINDOWS) + usize::from(slots > 1);
+        // A sequence never holds more of them than of the others.
+        let windowed = whole.min(windows * window_blocks(window) + step);
+        Self { whole, windowed, step }
+    }
+
+    /// Blocks of layers with a window that all sequences together may reserve; `None`: any number, because there are as
+    /// many as of the others.
+    pub fn reservable(&self) -> Option<usize> {
+        (self.windowed < self.whole).then(|| self.windowed.saturating_sub(self.step))
     }
 
     /// As many blocks in every layer.
     pub const fn alike(count: usize) -> Self {
-        Self { whole: count, windowed: count }
+        Self { whole: count, windowed: count, step: 0 }
     }
 
     /// The blocks in a layer with this attention.
@@ -42,8 +55,8 @@ impl KvBlocks {
     }
 }
 
-/// Most blocks with positions that the token after them sees through a window.
-fn window_blocks(window: usize) -> usize {
+/// Most blocks with positions that a token sees through a window.
+pub fn window_blocks(window: usize) -> usize {
     (window - 1).div_ceil(KV_BLOCK_LENGTH) + 1
 }
 
@@ -58,10 +71,13 @@ mod tests {
 
     #[test]
     fn windows_need_a_part_of_the_blocks_at_long_contexts() {
-        assert_eq!(KvBlocks::of(32_768, 1, None), KvBlocks { whole: 1024, windowed: 0 });
-        assert_eq!(KvBlocks::of(32_768, 1, Some(1024)), KvBlocks { whole: 1024, windowed: 38 });
-        assert_eq!(KvBlocks::of(32_768, 4, Some(1024)), KvBlocks { whole: 1027, windowed: 173 });
-        assert_eq!(KvBlocks::of(512, 4, Some(1024)), KvBlocks { whole: 19, windowed: 19 });
+        assert_eq!(KvBlocks::of(32_768, 1, None), KvBlocks { whole: 1024, windowed: 0, step: 0 });
+        assert_eq!(KvBlocks::of(32_768, 1, Some(1024)), KvBlocks { whole: 1024, windowed: 38, step: 5 });
+        assert_eq!(KvBlocks::of(32_768, 4, Some(1024)), KvBlocks { whole: 1027, windowed: 173, step: 8 });
+        assert_eq!(KvBlocks::of(32_768, 16, Some(1024)), KvBlocks { whole: 1039, windowed: 185, step: 20 });
+        assert_eq!(KvBlocks::of(512, 4, Some(1024)), KvBlocks { whole: 19, windowed: 19, step: 8 });
+        assert_eq!(KvBlocks::of(512, 4, Some(1024)).reservable(), None);
+        assert_eq!(KvBlocks::of(32_768, 16, Some(1024)).reservable(), Some(165));
     }
 
     #[test]

@@ -122,15 +122,13 @@ fn formula(
     let count = tokens as usize;
     let usual = Table::new(topology.collective, topology.exchange, world, columns);
     let member = &topology.replica(replica)[index];
-    let reduce = |states: usize| {
-        let algorithm = table.unwrap_or(&usual).algorithm(states);
-        cost(algorithm, topology.exchange, Rank((index % world) as u16), world, states, columns)
-    };
     let (mut bytes, mut messages) = (0, 0);
     for layer in member.layers.clone() {
         let sums = exchanged.spec.filter(|spec| (layer as usize) < spec.block_count());
         let sums = sums.map_or([1, 1], |spec| spec.layer(layer as usize).sums());
-        for one in sums.into_iter().filter(|sums| *sums > 0).map(|sums| reduce(sums * count)) {
+        for states in sums.into_iter().filter(|sums| *sums > 0).map(|sums| sums * count) {
+            let algorithm = table.unwrap_or(&usual).algorithm(states);
+            let one = cost(algorithm, topology.exchange, Rank((index % world) as u16), world, states, columns);
             bytes += one.bytes + one.messages * HEADER_BYTES as u64;
             messages += one.messages;
         }

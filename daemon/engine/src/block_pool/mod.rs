@@ -88,7 +88,7 @@ impl BlockPool {
 
     /// Creates a pool of these free blocks for a model whose longest window is `window`.
     pub fn with_window(blocks: KvBlocks, window: Option<usize>) -> Self {
-        let windowed = window.map(|window| WindowPool::new(blocks.windowed, window));
+        let windowed = window.map(|window| WindowPool::new(blocks, window));
         Self { windowed, ..Self::new(blocks.whole) }
     }
 
@@ -158,7 +158,8 @@ impl BlockPool {
         let shared = self.usable(&blocks);
         blocks.truncate(shared);
         let unheld = blocks.iter().filter(|block| self.blocks[**block as usize].holders == 0).count();
-        if count - shared > self.available() - unheld {
+        let has_windows = self.windowed.as_ref().is_none_or(|windowed| windowed.has_room(count));
+        if count - shared > self.available() - unheld || !has_windows {
             return None;
         }
         for block in &blocks {
@@ -171,7 +172,7 @@ impl BlockPool {
         let partial_match = self.partial_match(content_id, rest);
         let windowed = self.windowed.as_mut().map(|windowed| {
             let contents: Vec<_> = blocks.iter().map(|block| self.blocks[*block as usize].content_id).collect();
-            windowed.take(&contents)
+            windowed.take(&contents, count)
         });
         let windowed = windowed.unwrap_or_default();
         blocks.extend((shared..count).map_while(|_| self.alloc()));

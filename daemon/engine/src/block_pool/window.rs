@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque, hash_map::Entry};
 
 use common::limits::KV_BLOCK_LENGTH;
-use topology::kv;
+use topology::{KvBlocks, kv};
 
 use super::ContentId;
 
@@ -28,6 +28,8 @@ pub struct WindowTable {
     pub first: usize,
     /// Block numbers.
     pub blocks: VecDeque<u32>,
+    /// Most blocks that it will hold, besides those for the tokens of a step.
+    reserved: usize,
 }
 
 impl WindowTable {
@@ -42,8 +44,8 @@ impl WindowTable {
     }
 }
 
-/// Block pool of the layers with a window. It has enough blocks for the windows and steps of all slots
-/// ([`topology::KvBlocks::of`]), so that no sequence waits for one.
+/// Block pool of the layers with a window. A sequence reserves its window before it begins, and the pool has enough
+/// blocks for a step besides ([`KvBlocks::of`]), so that no sequence can run out of them later.
 #[derive(Debug)]
 pub(super) struct WindowPool {
     window: usize,
@@ -54,12 +56,19 @@ pub(super) struct WindowPool {
     /// Cached blocks that no sequence holds, as (beginning, released, number).
     evictable: BTreeSet<(bool, u64, u32)>,
     clock: u64,
+    /// Blocks that may be reserved; `None`: any number.
+    reservable: Option<usize>,
+    /// Blocks that sequences have reserved.
+    reserved: usize,
 }
 
 impl WindowPool {
-    pub(super) fn new(count: usize, window: usize) -> Self {
+    pub(super) fn new(blocks: KvBlocks, window: usize) -> Self {
+        let count = blocks.windowed;
         Self {
             window,
+            reservable: blocks.reservable(),
+            reserved: 0,
             blocks: vec![WindowBlock::default(); count],
             free: (0..count as u32).rev().collect(),
             // Twice the capacity, so that the map does not grow as entries come and go.
@@ -83,8 +92,18 @@ impl WindowPool {
         usable
     }
 
-    /// The table of a sequence that begins with these usable contents.
-    pub(super) fn take(&mut self, contents: &[ContentId]) -> WindowTable {
+    /// Whether a sequence of `count` blocks can reserve its window now.
+    pub(super) fn has_room(&self, count: usize) -> bool {
+        self.reservable.is_none_or(|most| self.reserved + self.wanted(count) <= most)
+    }
+
+    /// Blocks that a sequence of `count` blocks reserves.
+    fn wanted(&self, count: usize) -> usize {
+        count.min(kv::window_blocks(self.window))
+    }
+
+    /// The table of a sequence of `count` blocks that begins with these usable contents.
+    pub(super) fn take(&mut self, contents: &[ContentId], count: usize) -> WindowTable {
         let first = kv::first_block(contents.len() * KV_BLOCK_LENGTH, self.window);
         let held = contents[first..].iter().filter_map(|content| self.by_content.get(content).copied());
         let blocks: VecDeque<u32> = held.collect();
@@ -92,7 +111,9 @@ impl WindowPool {
             self.hold(*number);
             self.blocks[*number as usize].is_beginning = true;
         }
-        WindowTable { first, blocks }
+        let reserved = self.wanted(count);
+        self.reserved += reserved;
+        WindowTable { first, blocks, reserved }
     }
 
     fn hold(&mut self, number: u32) {
@@ -117,7 +138,7 @@ impl WindowPool {
     /// Allocates blocks for the positions before `end`, and passes each on with its index in the sequence.
     pub(super) fn extend(&mut self, table: &mut WindowTable, end: usize, mut placed: impl FnMut(u32, u32)) {
         while table.end() < end.div_ceil(KV_BLOCK_LENGTH) {
-            // The pool has enough for all slots, whatever they hold.
+            // All sequences have reserved what they hold: there is one.
             let Some(number) = self.free.pop().or_else(|| self.evictable.pop_first().map(|place| place.2)) else {
                 return;
             };
@@ -143,6 +164,7 @@ impl WindowPool {
 
     /// Releases all blocks of a sequence.
     pub(super) fn end(&mut self, table: &WindowTable) {
+        self.reserved -= table.reserved;
         for number in &table.blocks {
             self.blocks[*number as usize].is_beginning = true;
             self.release(*number);

@@ -120,8 +120,9 @@ impl World {
         let mut random = HistoryRandom(seed);
         let stages = 1 + random.below(8);
         let window = (random.below(2) == 0).then(|| 1 + random.below(80));
-        let windowed = KvBlocks::of(20 * KV_BLOCK_LENGTH as u32, LIMITS.slots as u16, window).windowed;
-        let limits = Limits { blocks: KvBlocks { windowed, ..LIMITS.blocks }, window, ..LIMITS };
+        let blocks = KvBlocks::of(20 * KV_BLOCK_LENGTH as u32, LIMITS.slots as u16, window);
+        let blocks = if window.is_some() { blocks } else { LIMITS.blocks };
+        let limits = Limits { blocks, window, ..LIMITS };
         let scheduler = Scheduler::new(limits).with_stages(stages, 1 + random.below(64));
         let scheduler = if seed.is_multiple_of(4) { scheduler.without_sharing() } else { scheduler };
         let (rank, requests) = (Rank::new(limits), BTreeMap::new());
