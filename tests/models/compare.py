@@ -19,13 +19,19 @@ import numpy
 
 PROGRAM = ["cargo", "run", "--quiet", "--release", "--locked", "-p", "bramble-tests", "--bin", "family", "--"]
 
+# Models for embeddings alone.
+WITHOUT_LOGITS = ["gemma-embedding"]
+
 
 def theirs(path, tokens, greedy):
-    """Logits after each token of the prompt, and the ids that follow it."""
+    """Logits after each token of the prompt, and the ids that follow it; None if the model has no logits."""
     with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
         model = llama_cpp.Llama(
             str(path), n_ctx=512, n_batch=512, n_threads=2, logits_all=True, verbose=False, type_k=0, type_v=0
         )
+    if model.metadata["general.architecture"] in WITHOUT_LOGITS:
+        model.close()
+        return None, None
     model.eval(tokens)
     logits = numpy.array(model.scores[: len(tokens)], dtype=numpy.float32)
     ids = []
@@ -69,11 +75,12 @@ def main():
                 logits, ids = theirs(path, [int(token) for token in first.split()], int(second))
             except ValueError as error:
                 sys.exit(f"llama.cpp cannot load {path.name}: {error}")
-            logits.tofile(folder / f"{path.stem}.logits.f32")
+            if logits is not None:
+                logits.tofile(folder / f"{path.stem}.logits.f32")
+                ids.tofile(folder / f"{path.stem}.ids.u32")
             pooled = embedding(path, [int(token) for token in first.split()])
             if pooled is not None:
                 pooled.tofile(folder / f"{path.stem}.embedding.f32")
-            ids.tofile(folder / f"{path.stem}.ids.u32")
         keep = ["--keep", arguments.keep] if arguments.keep else []
         sys.exit(subprocess.run(PROGRAM + ["compare", str(folder), "--only", arguments.only] + keep).returncode)
 

@@ -248,6 +248,7 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
         logit_scale: 1.0,
         logit_cap: None,
         pooling: None,
+        pooled_columns: 0,
         ropes: vec![rope],
         kinds: vec![layer],
         layers: vec![0; 2],

@@ -174,6 +174,12 @@ impl Shapes {
     fn windowed(&mut self) {
         let linear = [("rope.scaling.type", Value::Text(b"linear".into())), float("rope.scaling.factor", 8.0)];
         self.add("gemma3", [&[window(24)], &[&[window(7)], &linear[..]].concat()], &[]);
+        let pooled = [number("pooling_type", 1), number("dense_2_feat_out", 512), number("dense_3_feat_in", 512)];
+        // llama.cpp fails in a file without a layer that attends to everything.
+        let pooled = [(24, 2), (7, 3)].map(|(positions, period)| {
+            [&pooled[..], &[window(positions), number("attention.sliding_window_pattern", period)]].concat()
+        });
+        self.add("gemma-embedding", pooled.each_ref().map(Vec::as_slice), &["dense_2.weight", "dense_3.weight"]);
         let caps = [float("attn_logit_softcapping", 5.0), float("final_logit_softcapping", 3.0)];
         let gemma2 = |positions| [&caps[..], &[window(positions)]].concat();
         self.add("gemma2", [&gemma2(24), &gemma2(7)], &[]);

@@ -198,6 +198,11 @@ impl<'a> Oracle<'a> {
                 (0..hidden[0].len()).map(|column| hidden.iter().map(|state| state[column]).sum()).collect()
             }
         };
+        let matrix = |role| self.part(None, role, 0);
+        let pooled = match matrix(TensorRole::PooledInner).zip(matrix(TensorRole::PooledOutput)) {
+            Some((inner, output)) => output.times(&inner.times(&pooled)),
+            None => pooled,
+        };
         let length = pooled.iter().map(|value| value * value).sum::<f64>().sqrt();
         Some(pooled.iter().map(|value| (value / length) as f32).collect())
     }
@@ -221,7 +226,7 @@ impl<'a> Oracle<'a> {
             let x = self.norm(hidden, Some(layer), TensorRole::MixerNorm);
             let query = self.project(layer, TensorRole::Query, TensorRole::QueryBias, &x);
             let query = self.turn(layer, TensorRole::QueryNorm, position, query);
-            let attended = self.attend(layer, &query, &keys[..=position], &values[..=position]);
+            let attended = self.attend(layer, position, &query, [keys, values]);
             let out = self.project(layer, TensorRole::AttentionOutput, TensorRole::AttentionOutputBias, &attended);
             let out = self.norm(&out, Some(layer), TensorRole::MixerPostNorm);
             let before = hidden.clone();
@@ -299,18 +304,19 @@ impl<'a> Oracle<'a> {
     }
 
     /// The newest token's attention to the positions that it sees.
-    fn attend(&self, layer: usize, query: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<f64> {
+    fn attend(&self, layer: usize, position: usize, query: &[f64], all: [&[Vec<f64>]; 2]) -> Vec<f64> {
         let attention = &self.spec.layer(layer).attention;
-        let first = attention.window.map_or(0, |window| keys.len().saturating_sub(window));
+        let first = attention.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let [keys, values] = all.map(|rows| &rows[first..(position + 1 + attention.ahead).min(rows.len())]);
         let sinks = self.vector(Some(layer), TensorRole::Sinks);
         let growth = attention.temperature.map_or(1.0, |own| {
-            let steps = ((keys.len() - 1) as f64 / f64::from(own.length)).floor();
+            let steps = (position as f64 / f64::from(own.length)).floor();
             1.0 + f64::from(own.slope) * (1.0 + steps).ln()
         });
         let heads = query.chunks(attention.head_length).enumerate().flat_map(|(head, query)| {
             let begin = head / attention.group() * attention.head_length;
             let part = |row: &Vec<f64>| row[begin..begin + attention.head_length].to_vec();
-            let weights: Vec<f64> = keys[first..]
+            let weights: Vec<f64> = keys
                 .iter()
                 .map(|key| {
                     let dot: f64 = query.iter().zip(part(key)).map(|(q, k)| q * k).sum();
@@ -320,7 +326,7 @@ impl<'a> Oracle<'a> {
                 .collect();
             let total = weights.iter().sum::<f64>() + sinks.as_ref().map_or(0.0, |sinks| sinks[head].exp());
             let mut out = vec![0.0; attention.head_length];
-            for (weight, value) in weights.iter().zip(&values[first..]) {
+            for (weight, value) in weights.iter().zip(values) {
                 out.iter_mut().zip(part(value)).for_each(|(out, value)| *out += weight / total * value);
             }
             out

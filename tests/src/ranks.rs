@@ -201,7 +201,7 @@ fn rank_of(
     group.links().map_or(Ok(()), Links::flush).expect("the peers are connected");
     let mut records = Vec::new();
     ring.read_since(&mut 0, |record| records.push(record.clone()));
-    (vocabulary, logits, group, records, pooled.map(Pooled::finish))
+    (vocabulary, logits, group, records, pooled.map(|pooled| model.embedding(pooled)))
 }
 
 /// Largest error relative to the largest logit, over all rows; NaN if any value is NaN.

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A model's dimensions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KnownModel {
     /// Its common name, in lower case.
     pub name: &'static str,
@@ -44,6 +44,8 @@ pub struct KnownModel {
     pub mixed: Option<MixedLayers>,
     /// Whether queries, keys and values, and gate and up, are the rows of one tensor each.
     pub is_fused: bool,
+    /// Further keys of its files that are numbers.
+    pub factors: &'static [(&'static str, f32)],
 }
 
 /// How the layers of a Gemma 4 model differ from each other.
@@ -99,6 +101,7 @@ const fn known(name: &'static str, architecture: &'static str, dimensions: Dimen
         window: None,
         mixed: None,
         is_fused: false,
+        factors: &[],
     }
 }
 
@@ -134,6 +137,10 @@ const fn gemma4(
 const fn sixths(full: [usize; 2], expert_columns: usize) -> MixedLayers {
     MixedLayers { period: 6, full, shared: 0, shared_columns: 0, input_length: 0, expert_columns }
 }
+
+/// Factors of the embedding, the branches, the logits and the scores of Granite 4.
+const GRANITE: &[(&str, f32)] =
+    &[("embedding_scale", 12.0), ("residual_scale", 0.22), ("logit_scale", 10.0), ("attention.scale", 1.0 / 64.0)];
 
 /// Llama 3.1 and later.
 const fn llama3(name: &'static str, dimensions: Dimensions, tied: bool) -> KnownModel {
@@ -213,7 +220,10 @@ pub const MODELS: &[KnownModel] = &[
     known("ministral-3-3b", "mistral3", [26, 3072, 9216, 32, 8, 128, 131_072, 262_144], true),
     known("ministral-3-8b", "mistral3", [34, 4096, 14_336, 32, 8, 128, 131_072, 262_144], false),
     known("ministral-3-14b", "mistral3", [40, 5120, 16_384, 32, 8, 128, 131_072, 262_144], false),
-    known("granite-4.0-micro", "granite", [40, 2560, 8192, 40, 8, 64, 100_352, 131_072], true),
+    KnownModel {
+        factors: GRANITE,
+        ..known("granite-4.0-micro", "granite", [40, 2560, 8192, 40, 8, 64, 100_352, 131_072], true)
+    },
     known("smollm3-3b", "smollm3", [36, 2048, 11_008, 16, 4, 128, 128_256, 65_536], true),
     known("glm-4-9b", "glm4", [40, 4096, 13_696, 32, 2, 128, 151_552, 32_768], false),
 ];
@@ -248,6 +258,7 @@ impl KnownModel {
             ("rope.dimension_count", Number(self.head_length)),
             ("attention.layer_norm_rms_epsilon", Float(1e-5)),
         ];
+        keys.extend(self.factors.iter().map(|(key, value)| (*key, Float(*value))));
         keys.extend(self.window.map(|window| ("attention.sliding_window", Number(window))));
         if let Some((count, used_count)) = self.experts {
             let columns = self.mixed.map_or(self.feed_forward_length, |mixed| mixed.expert_columns);

@@ -10,6 +10,10 @@ pub enum TensorRole {
     OutputNorm,
     /// Logits from the normed hidden state; the embedding if both are tied.
     Output,
+    /// From an embedding to its inner columns.
+    PooledInner,
+    /// From these to the embedding.
+    PooledOutput,
     /// Divisors of rotation angles.
     RopeFactors,
     /// Divisors of rotation angles in long contexts.
@@ -114,7 +118,7 @@ impl TensorRole {
     pub const fn part(self) -> Part {
         match self {
             Self::Embedding | Self::InputEmbedding | Self::InputProjection | Self::InputNorm => Part::Input,
-            Self::OutputNorm | Self::Output => Part::Output,
+            Self::OutputNorm | Self::Output | Self::PooledInner | Self::PooledOutput => Part::Output,
             Self::RopeFactors | Self::RopeFactorsLong => Part::Tables,
             Self::MixerNorm
             | Self::Query

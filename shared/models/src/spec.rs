@@ -38,6 +38,9 @@ pub struct ModelSpec {
     /// How the hidden states of a text become its embedding; `None`: the model is not made for embeddings.
     #[serde(default)]
     pub pooling: Option<Pooling>,
+    /// Inner columns of the two matrices that an embedding is multiplied with; 0 without them.
+    #[serde(default)]
+    pub pooled_columns: usize,
     /// Tables of rotation angles.
     pub ropes: Vec<RopeSpec>,
     /// The different layers of the model.
@@ -120,6 +123,10 @@ pub struct AttentionSpec {
     pub score_cap: Option<f32>,
     /// Newest positions that a token attends to, its own included; `None`: all.
     pub window: Option<usize>,
+    /// Later positions that a token attends to, as far as its text has them: then a text is computed at once, for its
+    /// embedding, and cannot be continued.
+    #[serde(default)]
+    pub ahead: usize,
     /// The earlier layer whose keys and values it reads; `None`: it has its own.
     #[serde(default)]
     pub keys_of: Option<u16>,
@@ -345,6 +352,7 @@ impl AttentionSpec {
             temperature: None,
             score_cap: None,
             window: None,
+            ahead: 0,
             keys_of: None,
             values_are_keys: false,
             has_value_norm: false,
@@ -354,6 +362,11 @@ impl AttentionSpec {
             needs_biases: false,
             needs_output_bias: false,
         }
+    }
+
+    /// Whether keys and values are no longer read once they fell out of its window.
+    pub const fn forgets(&self) -> bool {
+        self.window.is_some() && self.ahead == 0
     }
 
     /// Query heads that read the same KV head.
@@ -401,9 +414,14 @@ impl ModelSpec {
         self.kinds.first().map_or(0, |kind| kind.input_length)
     }
 
-    /// The longest window of any layer; `None`: every layer attends to all positions.
+    /// The longest window of any layer that forgets; `None`: every layer keeps all positions.
     pub fn window(&self) -> Option<usize> {
-        self.kinds.iter().filter_map(|kind| kind.attention.window).max()
+        self.kinds.iter().filter(|kind| kind.attention.forgets()).filter_map(|kind| kind.attention.window).max()
+    }
+
+    /// Whether it continues texts; otherwise it has no logits.
+    pub fn generates(&self) -> bool {
+        self.kinds.iter().all(|kind| kind.attention.ahead == 0)
     }
 
     /// Most stages of a pipeline.
@@ -425,6 +443,8 @@ impl ModelSpec {
             && within(self.context_length, CONTEXT_LENGTH_MAX)
             && within(self.embedding_length, EMBEDDING_LENGTH_MAX)
             && within(self.vocabulary_length, VOCABULARY_LENGTH_MAX as u64)
+            && self.pooled_columns as u64 <= FEED_FORWARD_LENGTH_MAX
+            && (self.pooling.is_some() || self.generates() && self.pooled_columns == 0)
             && self.kinds.len() <= self.layers.len()
             && self.layers.iter().all(|kind| usize::from(*kind) < self.kinds.len())
             && self.ropes.iter().all(RopeSpec::is_sound)
@@ -440,7 +460,7 @@ impl ModelSpec {
             let other = &self.layer(source).attention;
             let is_alike = (other.head_count, other.head_count_kv, other.head_length)
                 == (own.head_count, own.head_count_kv, own.head_length);
-            is_alike && other.window == own.window && other.keys_of.is_none()
+            is_alike && (other.window, other.ahead) == (own.window, own.ahead) && other.keys_of.is_none()
         }
     }
 
@@ -457,6 +477,7 @@ impl ModelSpec {
             && within(attention.head_length, HEAD_LENGTH_MAX)
             && attention.head_length.is_multiple_of(2)
             && attention.window.is_none_or(|window| within(window, CONTEXT_LENGTH_MAX))
+            && attention.ahead as u64 <= CONTEXT_LENGTH_MAX
             && attention.rope.is_none_or(|rope| {
                 let rope = self.ropes.get(usize::from(rope));
                 rope.is_some_and(|rope| rope.dimension_count <= attention.head_length)

@@ -107,14 +107,21 @@ impl TensorSpec {
 impl ModelSpec {
     /// The tensors outside the layers.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        use TensorRole::{Embedding, Output, OutputNorm, RopeFactors, RopeFactorsLong};
+        use TensorRole::{Embedding, Output, OutputNorm, PooledInner, PooledOutput, RopeFactors, RopeFactorsLong};
         let (embedding, vocabulary) = (self.embedding_length, self.vocabulary_length);
-        let output = if self.tied_output { TOKEN_EMBEDDING } else { "output.weight" };
-        let mut tensors = vec![
-            TensorSpec::matrix(Embedding, TOKEN_EMBEDDING, embedding, vocabulary, Cut::OnDisk),
-            TensorSpec::matrix(Output, output, embedding, vocabulary, Cut::Rows(Share::Vocabulary)),
-            TensorSpec::vector(OutputNorm, "output_norm.weight", embedding),
-        ];
+        let mut tensors = vec![TensorSpec::matrix(Embedding, TOKEN_EMBEDDING, embedding, vocabulary, Cut::OnDisk)];
+        if self.generates() {
+            let name = if self.tied_output { TOKEN_EMBEDDING } else { "output.weight" };
+            tensors.push(TensorSpec::matrix(Output, name, embedding, vocabulary, Cut::Rows(Share::Vocabulary)));
+        }
+        tensors.push(TensorSpec::vector(OutputNorm, "output_norm.weight", embedding));
+        let columns = self.pooled_columns;
+        if columns > 0 {
+            tensors.extend([
+                TensorSpec::matrix(PooledInner, "dense_2.weight", embedding, columns, Cut::Whole),
+                TensorSpec::matrix(PooledOutput, "dense_3.weight", columns, embedding, Cut::Whole),
+            ]);
+        }
         tensors.extend(self.input_tensors());
         for rope in &self.ropes {
             let factors: &[(TensorRole, &str)] = match rope.scaling {

@@ -49,7 +49,7 @@ impl KvBlocks {
     pub fn in_layer(&self, attention: &AttentionSpec) -> usize {
         match attention.keys_of {
             Some(_) => 0,
-            None if attention.window.is_some() => self.windowed,
+            None if attention.forgets() => self.windowed,
             None => self.whole,
         }
     }

@@ -182,7 +182,8 @@ fn is_nothing(plan: &ShardPlan) -> bool {
 
 fn cut_unchecked(spec: &ModelSpec, layers: &Range<usize>, weights: &[u32]) -> Vec<ShardPlan> {
     let has_output = layers.end == spec.block_count();
-    let vocabulary = split(if has_output { spec.vocabulary_length } else { 0 }, COLUMN_UNIT, weights);
+    let vocabulary =
+        split(if has_output && spec.generates() { spec.vocabulary_length } else { 0 }, COLUMN_UNIT, weights);
     let kinds: Vec<Vec<LayerCut>> = spec.kinds.iter().map(|kind| cut_layer(kind, weights)).collect();
     let plans = vocabulary.into_iter().enumerate().map(|(rank, vocabulary)| {
         let cuts = kinds.iter().map(|cuts| cuts[rank].clone()).collect();
@@ -248,6 +249,7 @@ mod tests {
             logit_scale: 1.0,
             logit_cap: None,
             pooling: None,
+            pooled_columns: 0,
             ropes: Vec::new(),
             kinds: Vec::new(),
             layers: Vec::new(),

@@ -153,13 +153,20 @@ fn compare(folder: &Path, keep: Option<&Path>, only: &str) -> anyhow::Result<()>
         let spec = models::read(&file)?;
         let has_experts = spec.kinds.iter().any(|kind| kind.feed_forward.experts().is_some());
         let ratio = if has_experts { RMS_RATIO_EXPERTS } else { RMS_RATIO };
+        failures += embeddings(folder, &name, &file, is_exact(&model))?;
+        if let Some(keep) = keep.filter(|_| is_exact(&model) && spec.pooling.is_some()) {
+            let embedding = format!("{name}.embedding.f32");
+            fs::copy(folder.join(&embedding), keep.join(&embedding))?;
+        }
+        if !spec.generates() {
+            continue;
+        }
         let theirs = rows(&folder.join(format!("{name}.logits.f32")), spec.vocabulary_length)?;
         let ids = fs::read(folder.join(format!("{name}.ids.u32")))?;
         let ids: Vec<u32> = ids.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
         ensure!(theirs.len() == PROMPT && ids.len() == GREEDY, "{name}: logits or ids are missing");
         let sequence: Vec<u32> = tokens().into_iter().chain(ids.iter().copied()).collect();
         let exact = Oracle::new(&file).logits(&sequence);
-        failures += embeddings(folder, &name, &file, is_exact(&model))?;
         let their_error = rms_error(&theirs, &exact[..PROMPT]);
         let is_float = is_exact(&model);
         let mut line = format!("{name}: llama.cpp {their_error:.1e}");
@@ -180,10 +187,6 @@ fn compare(folder: &Path, keep: Option<&Path>, only: &str) -> anyhow::Result<()>
         }
         println!("{line}");
         if let Some(keep) = keep.filter(|_| is_float) {
-            let embedding = format!("{name}.embedding.f32");
-            if spec.pooling.is_some() {
-                fs::copy(folder.join(&embedding), keep.join(&embedding))?;
-            }
             let last = theirs[PROMPT - KEPT..].concat();
             let bytes: Vec<u8> = last.iter().flat_map(|logit| logit.to_le_bytes()).collect();
             fs::write(keep.join(format!("{name}.logits.f32")), bytes)?;
@@ -221,9 +224,12 @@ fn check(folder: &Path) -> anyhow::Result<()> {
     let mut failures = 0;
     for Case { name, model } in cases("").into_iter().filter(|case| case.model.format == BlockFormat::F32) {
         let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()])?);
-        let vocabulary = models::read(&file)?.vocabulary_length;
-        let theirs = rows(&folder.join(format!("{name}.logits.f32")), vocabulary)?;
+        let spec = models::read(&file)?;
         failures += embeddings(folder, &name, &file, true)?;
+        if !spec.generates() {
+            continue;
+        }
+        let theirs = rows(&folder.join(format!("{name}.logits.f32")), spec.vocabulary_length)?;
         for (stages, world) in [(1, 1), (1, 2), (2, 1)] {
             let found = run(&file, &tokens(), &Run { stages, ..Run::exact(world) }).logits;
             let error = max_error(&found[PROMPT - theirs.len()..], &theirs);

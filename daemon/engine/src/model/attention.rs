@@ -51,6 +51,10 @@ pub struct Queries<'a> {
     pub queries: &'a [f32],
     /// Newest positions that a token attends to; `None`: all.
     pub window: Option<usize>,
+    /// Later positions that a token attends to.
+    pub ahead: usize,
+    /// `[token]`: positions of its text, if tokens attend to later ones; otherwise empty.
+    pub text_lengths: &'a [usize],
     /// `[heads]`: a score without a value; empty if there is none.
     pub sinks: &'a [f32],
     /// Limit of the scores.
@@ -101,14 +105,20 @@ pub fn attend(
 }
 
 impl<'a> Queries<'a> {
-    /// Number of positions that a token attends to.
-    fn length(&self, token: usize) -> usize {
+    /// Positions up to a token, itself included.
+    fn own(&self, token: usize) -> usize {
         self.batch.tokens[token].position as usize + 1
+    }
+
+    /// Where the positions end that a token attends to.
+    fn length(&self, token: usize) -> usize {
+        let own = self.own(token);
+        self.text_lengths.get(token).map_or(own, |length| own.saturating_add(self.ahead).min(*length))
     }
 
     /// The first position that a token attends to.
     fn first(&self, token: usize) -> usize {
-        self.window.map_or(0, |window| self.length(token).saturating_sub(window))
+        self.window.map_or(0, |window| self.own(token).saturating_sub(window))
     }
 
     /// Numbers of the parts with positions that a token attends to.

@@ -63,6 +63,8 @@ pub struct Scratch {
     pub(super) value: Vec<f32>,
     /// `[token, heads, head_length]`
     pub(super) attended: Vec<f32>,
+    /// `[token]`: positions of its text, in models whose tokens attend to later ones.
+    pub(super) text_lengths: Vec<usize>,
     /// Attention states (`attention.rs`).
     pub(super) states: Vec<f32>,
     /// `[token, columns]`

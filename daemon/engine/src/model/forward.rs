@@ -22,7 +22,7 @@ use super::{
     weights::{Layer, Shard},
 };
 use crate::collective::{Collective, CollectiveError};
-use crate::model::batch::{Batch, Scratch};
+use crate::model::batch::{Batch, BatchToken, Scratch};
 
 /// Logits that a thread limits at a time: hundreds of thousands take milliseconds.
 const LOGITS_AT_ONCE: usize = 4096;
@@ -160,6 +160,9 @@ impl Model {
             self.embed(batch)?;
         }
         self.load_inputs(batch)?;
+        if !self.shard.spec.generates() {
+            text_lengths(batch.tokens, &mut self.scratch.text_lengths);
+        }
         for rope in &mut self.ropes {
             rope.load(batch.tokens.iter().map(|token| token.position));
         }
@@ -352,12 +355,12 @@ impl Model {
 
     fn attend(&mut self, batch: Batch<'_>, index: usize) {
         let kind = usize::from(self.shard.spec.layers[self.shard.plan.layers.start + index]);
-        let Scratch { query, attended, states, .. } = &mut self.scratch;
+        let Scratch { query, attended, states, text_lengths, .. } = &mut self.scratch;
         attended.resize(query.len(), 0.0);
         let layer = &self.shard.layers[index];
-        let window = layer.spec.attention.window;
-        let (sinks, score_cap) = (&layer.sinks, layer.spec.attention.score_cap);
-        let queries = Queries { layer: index, batch, queries: query, window, sinks, score_cap };
+        let AttentionSpec { window, ahead, score_cap, .. } = layer.spec.attention;
+        let (sinks, text_lengths) = (&layer.sinks, text_lengths.as_slice());
+        let queries = Queries { layer: index, batch, queries: query, window, ahead, text_lengths, sinks, score_cap };
         attend(&self.compute, &self.cache, &self.heads[kind], queries, states, attended);
     }
 
@@ -464,6 +467,15 @@ fn embed(shard: &mut Shard, batch: Batch<'_>, out: &mut [f32]) -> Result<(), For
         }
     }
     Ok(())
+}
+
+/// Number of positions of each token's text, which ends with the step.
+fn text_lengths(tokens: &[BatchToken], out: &mut Vec<usize>) {
+    out.clear();
+    for text in tokens.chunk_by(|one, next| one.slot == next.slot) {
+        let length = text.last().map_or(0, |last| last.position as usize + 1);
+        out.extend(text.iter().map(|_| length));
+    }
 }
 
 /// Factor of a query at a position.

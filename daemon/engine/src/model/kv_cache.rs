@@ -63,7 +63,7 @@ impl KvCache {
         let mut begin = 0;
         for layer in plan.layers.clone() {
             let attention = &spec.layer(layer).attention;
-            let (kind, is_windowed) = (usize::from(spec.layers[layer]), attention.window.is_some());
+            let (kind, is_windowed) = (usize::from(spec.layers[layer]), attention.forgets());
             let cached = match attention.keys_of.map(usize::from) {
                 // The cut keeps both layers in one stage.
                 Some(source) => CachedLayer { kind, is_shared: true, ..layers[source - plan.layers.start] },

@@ -1,7 +1,8 @@
 //! The embedding of a text: its hidden states behind the last layer, normed, pooled and of length 1.
+use kernels::matmul;
 use models::Pooling;
 
-use super::{forward::Model, norm::norm};
+use super::{batch::Scratch, forward::Model, norm::norm};
 
 /// The hidden states of a sequence so far.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,15 +36,19 @@ impl Pooled {
         self.count += 1;
     }
 
-    /// The embedding `[embedding_length]` of Euclidean length 1, or zeros if it has no direction; empty without tokens.
-    #[must_use]
-    pub fn finish(mut self) -> Vec<f32> {
+    /// The pooled state, or a multiple of it.
+    fn finish(self) -> Vec<f32> {
         // The mean has the direction of the sum.
-        let squares: f64 = self.values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
-        let scale = if squares == 0.0 { 0.0 } else { (1.0 / squares.sqrt()) as f32 };
-        self.values.iter_mut().for_each(|value| *value *= scale);
         self.values
     }
+}
+
+/// Gives a vector the Euclidean length 1, or 0 if it has no direction.
+fn unit(mut values: Vec<f32>) -> Vec<f32> {
+    let squares: f64 = values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+    let scale = if squares == 0.0 { 0.0 } else { (1.0 / squares.sqrt()) as f32 };
+    values.iter_mut().for_each(|value| *value *= scale);
+    values
 }
 
 impl Model {
@@ -54,6 +59,21 @@ impl Model {
         norm(compute, &shard.spec, hidden, &shard.output_norm, &mut scratch.normed);
         scratch.normed.chunks_exact(shard.spec.embedding_length).for_each(|state| pooled.add(state));
     }
+
+    /// The embedding `[embedding_length]` of Euclidean length 1, or zeros if it has no direction; empty without tokens.
+    pub fn embedding(&mut self, pooled: Pooled) -> Vec<f32> {
+        let (shard, compute, _, Scratch { activations, .. }) = self.pooling_parts();
+        let mut state = pooled.finish();
+        let matrices = shard.pooled.as_ref().filter(|_| !state.is_empty());
+        for matrix in matrices.into_iter().flat_map(|(inner, output)| [inner, output]) {
+            let mut product = vec![0.0; matrix.rows];
+            activations.load(compute, &state, matrix.columns, matrix.wanted());
+            matmul(compute, matrix.view(), activations, &mut product);
+            matrix.scale(&mut product);
+            state = product;
+        }
+        unit(state)
+    }
 }
 
 #[cfg(test)]
@@ -63,7 +83,7 @@ mod tests {
     fn embedding(pooling: Pooling, states: &[[f32; 2]]) -> Vec<f32> {
         let mut pooled = Pooled::new(pooling);
         states.iter().for_each(|state| pooled.add(state));
-        pooled.finish()
+        unit(pooled.finish())
     }
 
     #[test]

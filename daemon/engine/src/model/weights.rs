@@ -213,8 +213,10 @@ pub struct Shard {
     pub layers: Vec<Layer>,
     /// `[embedding_length]`
     pub output_norm: Vec<f32>,
-    /// `[vocabulary rows of this rank, embedding_length]`
+    /// `[vocabulary rows of this rank, embedding_length]`; without rows if the model has no logits.
     pub output: Matrix,
+    /// What an embedding is multiplied with, one after the other, if the model has them.
+    pub pooled: Option<(Matrix, Matrix)>,
     /// Divisors of rotation angles, if the file has them.
     pub rope_factors: Option<Vec<f32>>,
     /// Divisors of rotation angles in long contexts, if the file has them.
@@ -309,13 +311,15 @@ impl Shard {
             let norm = slices.get((None, TensorRole::InputNorm))?.floats(region.bytes());
             Ok(LayerInputs::new(projection, norm, table, spec, plan))
         });
+        let matrix = |role| slices.find((None, role)).map(|slice| Matrix::new(slice, region));
         let factors = |role| slices.find((None, role)).map(|slice| slice.floats(region.bytes()));
         Ok(Self {
             spec: spec.clone(),
             plan: plan.clone(),
             layers,
             output_norm: slices.get((None, TensorRole::OutputNorm))?.floats(region.bytes()),
-            output: Matrix::new(slices.get((None, TensorRole::Output))?, region),
+            output: matrix(TensorRole::Output).unwrap_or_else(|| Matrix::without_rows(region)),
+            pooled: matrix(TensorRole::PooledInner).zip(matrix(TensorRole::PooledOutput)),
             rope_factors: factors(TensorRole::RopeFactors),
             rope_factors_long: factors(TensorRole::RopeFactorsLong),
             embedding,

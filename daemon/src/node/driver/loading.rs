@@ -151,6 +151,7 @@ pub(super) fn load(
     if let Some(first) = unused.first() {
         tracing::info!("{}: {} tensors are not used, the first is {first}", model(), unused.len());
     }
+    check_generates(&topology.model, &spec)?;
     let refuse = |reason: String| FaultKind::TopologyInvalid { reason };
     if topology.context_length as usize > spec.context_length {
         let (asked, trained) = (topology.context_length, spec.context_length);
@@ -207,6 +208,17 @@ pub(super) fn load(
     let vocabulary =
         place.is_last_stage().then(|| text::vocabulary(Arc::clone(&file), spec.vocabulary_length, spawn_compiler));
     Ok(Loaded { shard, cache, pace, partners, text, vocabulary, bytes: Bytes(weight_bytes + kv) })
+}
+
+/// Refuses a model that cannot answer requests.
+fn check_generates(model: &str, spec: &ModelSpec) -> Result<(), FaultKind> {
+    if spec.generates() {
+        return Ok(());
+    }
+    Err(FaultKind::ModelInvalid {
+        model: model.into(),
+        reason: "it computes embeddings and cannot continue texts".into(),
+    })
 }
 
 /// Working memory in bytes, without weights and KV cache.

@@ -43,6 +43,7 @@ pub(super) fn model_with(keys: &Keys<'_>, norm: NormKind) -> Result<ModelSpec, G
         logit_scale: 1.0,
         logit_cap: None,
         pooling: pooling(keys)?,
+        pooled_columns: 0,
         ropes: Vec::new(),
         kinds: Vec::new(),
         layers: Vec::new(),

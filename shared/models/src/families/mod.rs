@@ -9,6 +9,7 @@ mod exaone4;
 mod gemma2;
 mod gemma3;
 mod gemma4;
+mod gemma_embedding;
 mod glm4;
 mod glm4moe;
 mod gpt_oss;
@@ -41,7 +42,7 @@ pub struct Family {
 }
 
 /// Every family.
-pub const ALL: [&Family; 27] = [
+pub const ALL: &[&Family] = &[
     &arcee::FAMILY,
     &bailingmoe2::FAMILY,
     &cohere2::FAMILY,
@@ -51,6 +52,7 @@ pub const ALL: [&Family; 27] = [
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &gemma4::FAMILY,
+    &gemma_embedding::FAMILY,
     &glm4::FAMILY,
     &glm4moe::FAMILY,
     &gpt_oss::FAMILY,
@@ -73,7 +75,7 @@ pub const ALL: [&Family; 27] = [
 
 /// The family of this name.
 pub fn named(name: &str) -> Option<&'static Family> {
-    ALL.into_iter().find(|family| family.name == name)
+    ALL.iter().copied().find(|family| family.name == name)
 }
 
 /// The names of all families, for messages.
