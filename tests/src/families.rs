@@ -280,6 +280,11 @@ impl Shapes {
         let imaged = [(192, [6, 5, 5, 0]), (160, [14, 8, 10, 0])]
             .map(|(columns, lengths)| [&experts(columns)[..], &sections(lengths)].concat());
         self.add("qwen3vlmoe", imaged.each_ref().map(Vec::as_slice), &UNTIED);
+        // llama.cpp reads only as many KV heads as query heads.
+        let olmoe = [(256, 8), (192, 3)].map(|(embedding, heads)| {
+            [mixtral, &[number("embedding_length", embedding), number("attention.head_count_kv", heads)]].concat()
+        });
+        self.add("olmoe", olmoe.each_ref().map(Vec::as_slice), &UNTIED);
         let granite_moe = [&granite()[..], mixtral].concat();
         self.add("granitemoe", [&[&granite_moe[..], &[shared(256)]].concat(), &granite_moe], &[]);
         let qwen2moe = |columns, wide, embedding| {

@@ -19,6 +19,7 @@ mod hunyuan_dense;
 mod llama;
 mod mistral3;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod qwen2;
 mod qwen2moe;
@@ -62,6 +63,7 @@ pub const ALL: &[&Family] = &[
     &llama::FAMILY,
     &mistral3::FAMILY,
     &olmo2::FAMILY,
+    &olmoe::FAMILY,
     &phi3::FAMILY,
     &qwen2::FAMILY,
     &qwen2moe::FAMILY,
