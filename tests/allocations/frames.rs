@@ -24,7 +24,7 @@ use protocol::{
 use serde::de::DeserializeOwned;
 use telemetry::{Arrival, RankTotals, SyncKind, SyncRecord};
 use topology::{
-    Exclusions, KvBlocks, Layout, Member, Topology,
+    Exclusions, KvBlocks, Layout, Member, StateCount, Topology,
     sizes::{ModelSizes, OlderSizes, Quantisation},
 };
 
@@ -188,6 +188,7 @@ fn plans_survive_cuts_and_mutants_and_stay_within_limits() {
         window: Some(40),
         context_length: 512,
         vocabulary_length: 2048,
+        states: StateCount::NONE,
     };
     let (slot, sampling) = (Slot(1), SamplingParameters::default());
     let opened = Opened { slot, sampling, cached: 0, prompt: vec![1, 2, 3, 4], grammar: None };
@@ -199,6 +200,7 @@ fn plans_survive_cuts_and_mutants_and_stay_within_limits() {
         closed: Vec::new(),
         blocks: vec![(Slot(1), 0)],
         windowed: vec![(Slot(1), 0, 5)],
+        states: Vec::new(),
         copies: vec![(3, 0)],
         entries: (0..4)
             .map(|position| PlanEntry { slot: Slot(1), position, token: position + 1, wants_logits: position == 3 })

@@ -223,7 +223,7 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
         }
         false => FeedForward::Dense(DenseSpec { columns, activation, is_fused: false }),
     };
-    let layer = LayerSpec::new(wanted_attention(architecture), feed_forward);
+    let layer = LayerSpec::attending(wanted_attention(architecture), feed_forward);
     let rope = RopeSpec {
         rotation: match architecture {
             Architecture::Llama => Rotation::Neighbours,
@@ -249,6 +249,7 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
         logit_cap: None,
         pooling: None,
         pooled_columns: 0,
+        output_norm: models::OutputNorm::Output,
         ropes: vec![rope],
         kinds: vec![layer],
         layers: vec![0; 2],
@@ -302,7 +303,7 @@ fn omitted_keys_have_their_defaults() -> Result<(), GgufError> {
         .without("llama.rope.freq_base");
     let spec = models::read(&GgufFile::from_bytes(vec![writer.finish()])?)?;
     assert_eq!(spec.name, "");
-    let attention = &spec.layer(0).attention;
+    let attention = spec.layer(0).attention().expect("every layer attends");
     assert_eq!((attention.head_count_kv, attention.head_length), (4, 32));
     let RopeSpec { dimension_count, freq_base, scaling, .. } = &spec.ropes[0];
     assert_eq!((*dimension_count, *freq_base, scaling), (32, 10_000.0, &Scaling::None));

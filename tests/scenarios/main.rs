@@ -49,6 +49,7 @@ mod rolling;
 mod run_command;
 mod runbook;
 mod serving;
+mod states;
 mod straggler;
 mod style;
 mod templates;

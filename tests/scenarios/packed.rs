@@ -51,19 +51,10 @@ fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
         matrices: shard
             .layers
             .iter()
-            .flat_map(|layer| {
-                [
-                    &layer.query,
-                    layer.key.as_ref().expect("every layer has keys"),
-                    &layer.attention_output,
-                    &layer.gate,
-                    &layer.down,
-                ]
-                .map(|m| m.view().bytes.to_vec())
-            })
+            .flat_map(|layer| layer.matrices().map(|(matrix, _)| matrix.view().bytes.to_vec()))
             .chain([shard.output.view().bytes.to_vec()])
             .collect(),
-        norms: shard.layers.iter().map(|layer| layer.attention_norm.clone()).collect(),
+        norms: shard.layers.iter().map(|layer| layer.mixer_norm.clone()).collect(),
         told: told.into_inner(),
         shard,
     }

@@ -23,7 +23,7 @@ use daemon::text::{AnswerEvent, Answers, ModelText, Preparer, Unprepared, inline
 use engine::{
     self, RequestKey, Setup, Variant,
     collective::{Abort, Group, Links, Seat, Settings, StepTiming, SyncLog},
-    model::{KvCache, Model, Shard, Source},
+    model::{KvCache, Model, Shard, Source, StateCache},
     plan::Limits,
     port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent},
 };
@@ -32,7 +32,7 @@ use kernels::{Compute, Kernels, Pool, PoolOptions};
 use models::ModelSpec;
 use protocol::message::{Finished, Generate, TokenLogprob};
 use tokenizer::Tokenizer;
-use topology::{KvBlocks, Layout, ShardPlan, cut_stages, split_model};
+use topology::{KvBlocks, Layout, ShardPlan, StateCount, cut_stages, split_model};
 
 use crate::ranks::sockets;
 
@@ -133,6 +133,7 @@ impl Replica {
         let limits = self.limits(spec);
         let kv = KvCache::new(self.kv, spec, &plan, limits.blocks);
         let kv = kv.expect("enough memory");
+        let states = StateCache::new(spec, &plan, limits.states).expect("enough memory");
         let abort = Arc::new(Abort::new().expect("a file descriptor is free"));
         let rank = Rank(number as u16);
         let layout = Layout::alike(1, self.stages, self.ranks);
@@ -145,7 +146,7 @@ impl Replica {
         let context_length = spec.context_length;
         let model = Box::new(move || {
             let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
-            Model::new(shard, kv, Compute { kernels, pool }, context_length)
+            Model::new(shard, kv, Compute { kernels, pool }, context_length).with_states(states)
         });
         let end_tokens = self.model_text(file).end_tokens();
         let settings =
@@ -171,6 +172,7 @@ impl Replica {
             window,
             context_length: self.context_length,
             vocabulary_length: spec.vocabulary_length,
+            states: StateCount::in_model(spec, self.slots),
         }
     }
 

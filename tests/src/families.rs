@@ -92,6 +92,11 @@ fn yarn() -> Vec<KeyValue> {
     ]
 }
 
+/// A list of numbers.
+fn list(values: &[u32]) -> Value {
+    Value::Array(5, values.iter().map(|value| Value::I32(*value as i32)).collect())
+}
+
 /// Pairs of a rotation in sections.
 fn sections(lengths: [i32; 4]) -> Vec<KeyValue> {
     vec![("rope.dimension_sections", Value::Array(5, lengths.map(Value::I32).to_vec()))]
@@ -114,6 +119,7 @@ pub fn shapes() -> Vec<(String, FamilyModel)> {
     shapes.windowed();
     shapes.gemma4();
     shapes.mixtures();
+    shapes.recurrent();
     shapes.0
 }
 
@@ -204,7 +210,6 @@ impl Shapes {
 
     /// Heads of several lengths, shared keys, values that are keys, inputs for each layer, experts next to a network.
     fn gemma4(&mut self) {
-        let list = |values: &[u32]| Value::Array(5, values.iter().map(|value| Value::I32(*value as i32)).collect());
         let of = |full: u32, windowed: u32, positions: u32| {
             vec![
                 window(positions),
@@ -268,6 +273,41 @@ impl Shapes {
         for ((_, model), layers) in self.0[begin..].iter_mut().zip([vec![3], vec![1, 4]]) {
             model.keyed = layers;
         }
+    }
+
+    /// Layers with a state.
+    fn recurrent(&mut self) {
+        let lfm2 = |counts: &[u32], embedding| {
+            let taps = number("shortconv.l_cache", 3);
+            vec![("attention.head_count_kv", list(counts)), taps, number("embedding_length", embedding)]
+        };
+        let lfm2 = [lfm2(&[0, 4, 4, 0], 256), lfm2(&[0, 0, 1, 0, 1], 192)];
+        self.add("lfm2", lfm2.each_ref().map(Vec::as_slice), &[]);
+        let mixed = [(256, 1), (96, 2)].map(|(columns, first)| {
+            let router = [number("leading_dense_block_count", first), number("expert_gating_func", 2)];
+            [&experts(columns)[..], &router].concat()
+        });
+        let lfm2moe = [[&lfm2[0][..], &mixed[0]].concat(), [&lfm2[1][..], &mixed[1]].concat()];
+        self.add("lfm2moe", lfm2moe.each_ref().map(Vec::as_slice), &["exp_probs_b.bias"]);
+        let delta = |keys: u32, values: u32, length: u32| {
+            vec![
+                number("ssm.conv_kernel", 4),
+                number("ssm.group_count", keys),
+                number("ssm.time_step_rank", values),
+                number("ssm.state_size", length),
+                number("ssm.inner_size", values * length),
+            ]
+        };
+        let qwen35 = [
+            [&delta(4, 8, 32)[..], &sections([6, 5, 5, 0])].concat(),
+            [&delta(3, 9, 64)[..], &sections([14, 8, 10, 0]), &[number("full_attention_interval", 2)]].concat(),
+        ];
+        self.add("qwen35", qwen35.each_ref().map(Vec::as_slice), &[]);
+        let wide = [(192, 256), (96, 160)].map(|(columns, shared)| {
+            [&experts(columns)[..], &[number("expert_shared_feed_forward_length", shared)]].concat()
+        });
+        let qwen35moe = [[&qwen35[0][..], &wide[0]].concat(), [&qwen35[1][..], &wide[1]].concat()];
+        self.add("qwen35moe", qwen35moe.each_ref().map(Vec::as_slice), &UNTIED);
     }
 
     fn mixtures(&mut self) {

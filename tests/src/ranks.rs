@@ -15,13 +15,13 @@ use common::{
 };
 use engine::{
     collective::{Abort, Calls, Group, Links, Seat, Settings, StepTiming, SyncLog},
-    model::{Batch, BatchToken, BlockTables, KvCache, Model, Pooled, Shard, Source},
+    model::{Batch, BatchToken, BlockTables, KvCache, Model, Pooled, Shard, Source, StateCache},
 };
 use gguf::GgufFile;
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use models::ModelSpec;
 use telemetry::{PhaseTotals, SyncRecord};
-use topology::{KvBlocks, Layout, Place, ShardPlan, cut_stages, split_model};
+use topology::{KvBlocks, Layout, Place, ShardPlan, StateCount, cut_stages, split_model};
 
 /// How a model is run.
 #[derive(Clone, Debug)]
@@ -153,8 +153,9 @@ fn rank_of(
     let shard = Shard::load(source).expect("the shard can be loaded");
     let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
     let cache = KvCache::new(how.kv, spec, &plan, KvBlocks::alike(blocks)).expect("enough memory");
+    let states = StateCache::new(spec, &plan, StateCount::of(1)).expect("enough memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
-    let mut model = Model::new(shard, cache, Compute { kernels, pool }, spec.context_length);
+    let mut model = Model::new(shard, cache, Compute { kernels, pool }, spec.context_length).with_states(states);
     let ring = Arc::new(SyncLog::new(place.rank, place.group.clone()));
     let timing = StepTiming::new(place.rank, Arc::clone(&ring));
     let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };

@@ -1,10 +1,14 @@
 //! The plan of a step: what the head sends to every rank, and the sequence state that each rank keeps by applying
 //! plans.
 use common::chat::Grammar;
-use common::{ids::Slot, limits::KV_BLOCK_LENGTH, sampling::SamplingParameters};
+use common::{
+    ids::Slot,
+    limits::{KV_BLOCK_LENGTH, SLOTS_MAX},
+    sampling::SamplingParameters,
+};
 use models::ModelSpec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use topology::{KvBlocks, Topology, layout::STEP_TOKENS_MAX};
+use topology::{KvBlocks, StateCount, Topology, layout::STEP_TOKENS_MAX};
 
 use super::step_latency::ROWS_MAX;
 use crate::model::{Batch, BatchToken, BlockTables};
@@ -28,6 +32,8 @@ pub struct Plan {
     pub windowed: Vec<(Slot, u32, u32)>,
     /// KV blocks to copy before the step, one after another, as (source, destination).
     pub copies: Vec<(u32, u32)>,
+    /// States to copy before the step, behind the openings, one after another, as (source, destination).
+    pub states: Vec<(u16, u16)>,
     /// The step's tokens.
     pub entries: Vec<PlanEntry>,
 }
@@ -61,6 +67,9 @@ pub struct PlanEntry {
     pub wants_logits: bool,
 }
 
+/// Most states that a plan copies: each slot may end, begin and be saved on its way.
+const STATE_COPIES_MAX: usize = 4 * SLOTS_MAX as usize;
+
 /// Why a plan cannot be applied: the ranks are out of step.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the head's plan does not match this rank's state: {0}")]
@@ -79,6 +88,8 @@ pub struct Limits {
     pub context_length: usize,
     /// Exclusive limit on token ids.
     pub vocabulary_length: usize,
+    /// States of each recurrent layer; none in a model without such layers.
+    pub states: StateCount,
 }
 
 impl Limits {
@@ -91,6 +102,7 @@ impl Limits {
             window,
             context_length: topology.context_length as usize,
             vocabulary_length: spec.vocabulary_length,
+            states: StateCount::in_model(spec, usize::from(topology.slots)),
         }
     }
 }
@@ -120,13 +132,14 @@ pub struct Sequences {
 impl Plan {
     /// Empties the plan; its lists keep their capacity.
     pub fn clear(&mut self) {
-        let Self { continues, is_prefill, prepares, opened, closed, blocks, windowed, copies, entries } = self;
+        let Self { continues, is_prefill, prepares, opened, closed, blocks, windowed, copies, states, entries } = self;
         (*continues, *is_prefill, *prepares) = (false, false, false);
         opened.clear();
         closed.clear();
         blocks.clear();
         windowed.clear();
         copies.clear();
+        states.clear();
         entries.clear();
     }
 
@@ -157,6 +170,7 @@ impl Plan {
         let rest = read_list(rest, &mut self.blocks)?;
         let rest = read_list(rest, &mut self.windowed)?;
         let rest = read_list(rest, &mut self.copies)?;
+        let rest = read_list(rest, &mut self.states)?;
         read_list(rest, &mut self.entries)
     }
 }
@@ -220,6 +234,11 @@ impl Sequences {
         let is_beyond = copies.any(|(from, to)| (*from).max(*to) as usize >= most);
         if plan.copies.len() > plan.opened.len() || is_beyond {
             return Err(PlanError(format!("it copies blocks {:?} of {most}", plan.copies)));
+        }
+        let most = self.limits.states.all();
+        let is_beyond = plan.states.iter().any(|(from, to)| usize::from((*from).max(*to)) >= most);
+        if plan.states.len() > STATE_COPIES_MAX || is_beyond {
+            return Err(PlanError(format!("it copies states {:?} of {most}", plan.states)));
         }
         self.batch.clear();
         if plan.entries.is_empty() || plan.entries.len() > STEP_TOKENS_MAX {

@@ -4,7 +4,7 @@ use gguf::BlockFormat;
 
 use super::*;
 
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -16,7 +16,7 @@ impl Random {
         (self.next() as f32 / (1_u64 << 30) as f32 - 1.0) * 3.0
     }
 
-    fn values(&mut self, count: usize) -> Vec<f32> {
+    pub(super) fn values(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.value()).collect()
     }
 
@@ -85,7 +85,7 @@ fn product(
 const TOLERANCE: f64 = 2e-5;
 
 #[track_caller]
-fn assert_near(found: f64, exact: f64, scale: f64, what: &str) {
+pub(super) fn assert_near(found: f64, exact: f64, scale: f64, what: &str) {
     let error = (found - exact).abs() / scale.max(1e-30);
     assert!(error <= TOLERANCE, "{what}: {found} instead of {exact}, {error} of {scale}");
 }
@@ -315,7 +315,14 @@ fn dense_kernels_agree_with_the_scalar_ones() {
         };
         let gated = |table: &Kernels| {
             let gates = a.iter().map(|value| value * 40.0).collect::<Vec<f32>>();
-            [table.silu_multiply, table.gelu_multiply, table.clamped_swiglu, table.squared_relu].map(|combine| {
+            let all = [
+                table.silu_multiply,
+                table.gelu_multiply,
+                table.clamped_swiglu,
+                table.squared_relu,
+                table.sigmoid_multiply,
+            ];
+            all.map(|combine| {
                 let mut gate = gates.clone();
                 combine(&mut gate, &b);
                 gate
@@ -344,7 +351,7 @@ fn nan_gate_stays_nan() {
         assert!(squares[0].is_nan() && squares[1..] == [9.0, 0.0, f32::INFINITY], "{}", table.name);
         (table.silu_multiply)(&mut gate, &[1.0; 4]);
         assert!(gate[0].is_nan() && gate[1] == 1e30 && gate[2].abs() < 1e-3 && !gate[3].is_nan(), "{}", table.name);
-        for combine in [table.gelu_multiply, table.clamped_swiglu] {
+        for combine in [table.gelu_multiply, table.clamped_swiglu, table.sigmoid_multiply] {
             let (mut gate, mut other) = ([f32::NAN, 1e15, -1e15, 2.0], [1.0; 4]);
             combine(&mut gate, &[1.0; 4]);
             combine(&mut other, &[f32::NAN; 4]);

@@ -8,8 +8,11 @@ mod avx2;
 mod avx512;
 #[cfg(test)]
 mod check;
+#[cfg(test)]
+mod check_delta;
 mod clock;
 mod compute;
+mod delta;
 mod grouped;
 mod matmul;
 #[cfg(target_arch = "aarch64")]
@@ -27,6 +30,7 @@ pub use activations::{Activations, BLOCK, Block, LEVELS, Wanted};
 pub use attention::{Attention, KvBlock, KvValues};
 pub use clock::PoolClock;
 pub use compute::Compute;
+pub use delta::DeltaRun;
 pub use grouped::{Choice, Gating, GroupedActivations, Groups, MatrixStack, RowsOf, gated, weighted_sums};
 pub use matmul::{MatrixPanels, matmul, matmuls};
 pub use pack::{pack_panel, packed_bytes, unpack_row};
@@ -70,6 +74,11 @@ pub struct Kernels {
     pub gelu_multiply: fn(gate: &mut [f32], up: &[f32]),
     /// `gate = g sigmoid(1.702 g) (u + 1)` with `g = min(gate, 7)` and `u = clamp(up, -7, 7)`.
     pub clamped_swiglu: fn(gate: &mut [f32], up: &[f32]),
+    /// `gate = sigmoid(gate) * up`
+    pub sigmoid_multiply: fn(gate: &mut [f32], up: &[f32]),
+    /// Passes the tokens of a sequence through a value head of a gated delta net: for each, `S *= decay; S += key (value -
+    /// key S) rate; out = query S`, with the state `S` `[key, value]` and `out` `[token, value]`.
+    pub delta: fn(state: &mut [f32], run: DeltaRun<'_>, out: &mut [f32]),
     /// `out = max(x, 0)^2`
     pub squared_relu: fn(out: &mut [f32], x: &[f32]),
     /// Reads bytes as `streams` parallel streams, prefetching `ahead` bytes, and does nothing else; for measuring

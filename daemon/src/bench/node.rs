@@ -11,14 +11,14 @@ use common::{
 };
 use engine::{
     collective::{Group, Settings, StepTiming, SyncLog},
-    model::{Batch, BatchToken, BlockTables, KvCache, Model, Shard},
+    model::{Batch, BatchToken, BlockTables, KvCache, Model, Shard, StateCache},
 };
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use models::ModelSpec;
 use planner::holding::kv_position_bytes;
 use protocol::bench::{CONTEXT_DEFAULT, PREFILL_DEFAULT};
 use telemetry::bench::{Decode, Load, NodeBench, Prefill, Rows};
-use topology::{KvBlocks, layout::STEP_TOKENS_MAX};
+use topology::{KvBlocks, StateCount, layout::STEP_TOKENS_MAX};
 
 use super::{
     NodeArguments, bandwidth,
@@ -135,7 +135,12 @@ fn macs(shard: &Shard) -> u64 {
 /// Bytes of keys and values that a token behind so many positions reads.
 fn kv_bytes(shard: &Shard, format: KvFormat, positions: u64) -> u64 {
     let bytes = shard.plan.layers.clone().map(|layer| {
-        let seen = shard.spec.layer(layer).attention.window.map_or(positions, |window| positions.min(window as u64));
+        let seen = shard
+            .spec
+            .layer(layer)
+            .attention()
+            .and_then(|own| own.window)
+            .map_or(positions, |window| positions.min(window as u64));
         seen * kv_position_bytes(format, &shard.spec, &shard.plan, layer)
     });
     bytes.sum()
@@ -153,13 +158,14 @@ impl ModelBench {
         let blocks = work.positions.div_ceil(KV_BLOCK_LENGTH);
         let mut cache = KvCache::new(arguments.kv, spec, &shard.plan, KvBlocks::alike(blocks))?;
         cache.fill();
+        let states = StateCache::new(spec, &shard.plan, StateCount::in_model(spec, 1))?;
         let pool = Pool::new(options);
         pool.pin_caller();
         let timing = StepTiming::new(Rank(0), Arc::new(SyncLog::alone()));
         let settings =
             Settings { exchange: Exchange::F32, columns: spec.embedding_length, choice: Choice::Auto, kernels };
         Ok(Self {
-            model: Model::new(shard, cache, Compute { kernels, pool }, work.positions),
+            model: Model::new(shard, cache, Compute { kernels, pool }, work.positions).with_states(states),
             group: Group::new(None, settings, timing),
             tables: vec![(0..blocks as u32).collect()],
         })

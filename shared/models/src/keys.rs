@@ -1,4 +1,6 @@
 //! The keys of a file as families read them, each within its bounds.
+use std::ops::RangeInclusive;
+
 use gguf::{GgufError, GgufFile, error::shown};
 
 use crate::limits::HEAD_LENGTH_MAX;
@@ -141,12 +143,20 @@ impl Keys<'_> {
         self.source.integers(&self.key(name))
     }
 
+    /// A list of flags.
+    ///
+    /// # Errors
+    /// The value is of another type.
+    pub fn flags(&self, name: &str) -> Result<Option<Vec<bool>>, GgufError> {
+        self.source.flags(&self.key(name))
+    }
+
     /// A flag for each of `count` layers. Files may list further blocks behind them.
     ///
     /// # Errors
     /// The key is missing, of another type, or a shorter list.
     pub fn layer_flags(&self, name: &str, count: usize) -> Result<Vec<bool>, GgufError> {
-        let mut flags = self.source.flags(&self.key(name))?.ok_or_else(|| self.missing(name))?;
+        let mut flags = self.flags(name)?.ok_or_else(|| self.missing(name))?;
         if flags.len() < count {
             return Err(self.too_short(name, flags.len(), count));
         }
@@ -159,16 +169,28 @@ impl Keys<'_> {
     /// # Errors
     /// The key is missing, of another type or out of bounds, or a shorter list.
     pub fn layer_lengths(&self, name: &str, max: u64, count: usize) -> Result<Vec<usize>, GgufError> {
+        self.layer_numbers(name, 1..=max, count)
+    }
+
+    /// The same, but each may be 0.
+    ///
+    /// # Errors
+    /// The key is missing, of another type or out of bounds, or a shorter list.
+    pub fn layer_counts(&self, name: &str, max: u64, count: usize) -> Result<Vec<usize>, GgufError> {
+        self.layer_numbers(name, 0..=max, count)
+    }
+
+    fn layer_numbers(&self, name: &str, bounds: RangeInclusive<u64>, count: usize) -> Result<Vec<usize>, GgufError> {
         // Any other value is a number, or is refused as one.
         let Ok(Some(list)) = self.source.integers(&self.key(name)) else {
-            return Ok(vec![self.length(name, max)?; count]);
+            return Ok(vec![self.length(name, *bounds.end())?; count]);
         };
         if list.len() < count {
             return Err(self.too_short(name, list.len(), count));
         }
         let lengths = list.into_iter().take(count).map(|length| match u64::try_from(length) {
-            Ok(length) if (1..=max).contains(&length) => Ok(length as usize),
-            _ => Err(self.refuse(name, length, format!("it must be 1 to {max}"))),
+            Ok(length) if bounds.contains(&length) => Ok(length as usize),
+            _ => Err(self.refuse(name, length, format!("it must be {} to {}", bounds.start(), bounds.end()))),
         });
         lengths.collect()
     }

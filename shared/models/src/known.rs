@@ -44,8 +44,19 @@ pub struct KnownModel {
     pub mixed: Option<MixedLayers>,
     /// Whether queries, keys and values, and gate and up, are the rows of one tensor each.
     pub is_fused: bool,
-    /// Further keys of its files that are numbers.
-    pub factors: &'static [(&'static str, f32)],
+    /// Further keys of its files, or other values of the keys above.
+    pub further: &'static [(&'static str, FurtherValue)],
+}
+
+/// The value of a further key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FurtherValue {
+    /// A number.
+    Number(usize),
+    /// A number that is no integer.
+    Float(f32),
+    /// A list of numbers.
+    List(&'static [usize]),
 }
 
 /// How the layers of a Gemma 4 model differ from each other.
@@ -101,7 +112,7 @@ const fn known(name: &'static str, architecture: &'static str, dimensions: Dimen
         window: None,
         mixed: None,
         is_fused: false,
-        factors: &[],
+        further: &[],
     }
 }
 
@@ -139,8 +150,44 @@ const fn sixths(full: [usize; 2], expert_columns: usize) -> MixedLayers {
 }
 
 /// Factors of the embedding, the branches, the logits and the scores of Granite 4.
-const GRANITE: &[(&str, f32)] =
-    &[("embedding_scale", 12.0), ("residual_scale", 0.22), ("logit_scale", 10.0), ("attention.scale", 1.0 / 64.0)];
+const GRANITE: &[(&str, FurtherValue)] = &[
+    ("embedding_scale", FurtherValue::Float(12.0)),
+    ("residual_scale", FurtherValue::Float(0.22)),
+    ("logit_scale", FurtherValue::Float(10.0)),
+    ("attention.scale", FurtherValue::Float(1.0 / 64.0)),
+];
+
+/// Layers of LFM2-1.2B with attention have KV heads.
+const LFM2: &[(&str, FurtherValue)] = &[
+    ("attention.head_count_kv", FurtherValue::List(&[0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0])),
+    ("shortconv.l_cache", FurtherValue::Number(3)),
+    ("rope.freq_base", FurtherValue::Float(1e6)),
+];
+
+/// Keys of a Qwen3.5 with so many value heads of a delta net.
+const fn qwen35(value_heads: usize) -> [(&'static str, FurtherValue); 9] {
+    [
+        ("ssm.group_count", FurtherValue::Number(16)),
+        ("ssm.time_step_rank", FurtherValue::Number(value_heads)),
+        ("ssm.state_size", FurtherValue::Number(128)),
+        ("ssm.inner_size", FurtherValue::Number(128 * value_heads)),
+        ("ssm.conv_kernel", FurtherValue::Number(4)),
+        ("rope.dimension_count", FurtherValue::Number(64)),
+        ("rope.dimension_sections", FurtherValue::List(&[11, 11, 10, 0])),
+        ("rope.freq_base", FurtherValue::Float(1e7)),
+        // In files with experts alone.
+        ("expert_shared_feed_forward_length", FurtherValue::Number(512)),
+    ]
+}
+
+const QWEN35_16: [(&str, FurtherValue); 9] = qwen35(16);
+const QWEN35_32: [(&str, FurtherValue); 9] = qwen35(32);
+const QWEN35_48: [(&str, FurtherValue); 9] = qwen35(48);
+
+/// A model with further keys.
+const fn with(model: KnownModel, further: &'static [(&'static str, FurtherValue)]) -> KnownModel {
+    KnownModel { further, ..model }
+}
 
 /// Llama 3.1 and later.
 const fn llama3(name: &'static str, dimensions: Dimensions, tied: bool) -> KnownModel {
@@ -220,10 +267,20 @@ pub const MODELS: &[KnownModel] = &[
     known("ministral-3-3b", "mistral3", [26, 3072, 9216, 32, 8, 128, 131_072, 262_144], true),
     known("ministral-3-8b", "mistral3", [34, 4096, 14_336, 32, 8, 128, 131_072, 262_144], false),
     known("ministral-3-14b", "mistral3", [40, 5120, 16_384, 32, 8, 128, 131_072, 262_144], false),
-    KnownModel {
-        factors: GRANITE,
-        ..known("granite-4.0-micro", "granite", [40, 2560, 8192, 40, 8, 64, 100_352, 131_072], true)
-    },
+    with(known("granite-4.0-micro", "granite", [40, 2560, 8192, 40, 8, 64, 100_352, 131_072], true), GRANITE),
+    with(known("lfm2-1.2b", "lfm2", [16, 2048, 8192, 32, 8, 64, 65_536, 128_000], true), LFM2),
+    with(known("qwen3.5-0.8b", "qwen35", [24, 1024, 3584, 8, 2, 256, 248_320, 262_144], true), &QWEN35_16),
+    with(known("qwen3.5-2b", "qwen35", [24, 2048, 6144, 8, 2, 256, 248_320, 262_144], true), &QWEN35_16),
+    with(known("qwen3.5-4b", "qwen35", [32, 2560, 9216, 16, 4, 256, 248_320, 262_144], true), &QWEN35_32),
+    with(known("qwen3.5-9b", "qwen35", [32, 4096, 12_288, 16, 4, 256, 248_320, 262_144], false), &QWEN35_32),
+    with(known("qwen3.5-27b", "qwen35", [64, 5120, 17_408, 24, 4, 256, 248_320, 262_144], false), &QWEN35_48),
+    with(
+        KnownModel {
+            experts: Some((256, 8)),
+            ..known("qwen3.5-35b-a3b", "qwen35moe", [40, 2048, 512, 16, 2, 256, 248_320, 262_144], false)
+        },
+        &QWEN35_32,
+    ),
     known("smollm3-3b", "smollm3", [36, 2048, 11_008, 16, 4, 128, 128_256, 65_536], true),
     known("glm-4-9b", "glm4", [40, 4096, 13_696, 32, 2, 128, 151_552, 32_768], false),
 ];
@@ -258,7 +315,8 @@ impl KnownModel {
             ("rope.dimension_count", Number(self.head_length)),
             ("attention.layer_norm_rms_epsilon", Float(1e-5)),
         ];
-        keys.extend(self.factors.iter().map(|(key, value)| (*key, Float(*value))));
+        keys.retain(|(key, _)| self.further.iter().all(|(further, _)| further != key));
+        keys.extend(self.further.iter().map(|(key, value)| (*key, value.into())));
         keys.extend(self.window.map(|window| ("attention.sliding_window", Number(window))));
         if let Some((count, used_count)) = self.experts {
             let columns = self.mixed.map_or(self.feed_forward_length, |mixed| mixed.expert_columns);
@@ -341,6 +399,16 @@ impl MixedLayers {
             ("final_logit_softcapping", Float(30.0)),
             ("embedding_length_per_layer_input", Number(self.input_length)),
         ]
+    }
+}
+
+impl From<&FurtherValue> for KnownValue {
+    fn from(value: &FurtherValue) -> Self {
+        match value {
+            FurtherValue::Number(number) => Self::Number(*number),
+            FurtherValue::Float(number) => Self::Float(*number),
+            FurtherValue::List(numbers) => Self::Numbers(numbers.to_vec()),
+        }
     }
 }
 

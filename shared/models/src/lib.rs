@@ -5,6 +5,7 @@ pub mod families;
 pub mod keys;
 pub mod known;
 pub mod limits;
+pub mod mixer;
 pub mod names;
 pub mod read;
 pub mod rotation;
@@ -12,11 +13,12 @@ pub mod spec;
 pub mod tensors;
 
 pub use keys::{KeySource, Keys};
+pub use mixer::{AttentionSpec, ConvolutionSpec, DeltaSpec, HeadNorms, Mixer, Temperature};
 pub use names::{Part, TensorRole};
 pub use read::{read, unused};
 pub use rotation::{LongSpec, RopeSpec, Rotation, Scaling, YarnSpec};
 pub use spec::{
-    Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec,
-    NormKind, Norms, Pooling, RouterSpec, Scores, SharedSpec, Temperature,
+    Activation, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, NormKind, Norms, OutputNorm,
+    Pooling, RouterSpec, Scores, SharedSpec,
 };
-pub use tensors::{Cut, Fused, Share, TensorSpec};
+pub use tensors::{Cut, Fused, Segments, Share, TensorSpec};

@@ -17,6 +17,9 @@ pub const HEAD_LENGTH_MAX: u64 = 1024;
 /// Most tokens of a vocabulary.
 pub const VOCABULARY_LENGTH_MAX: usize = 1 << 22;
 
+/// Most segments of a tensor.
+pub const SEGMENTS_MAX: usize = 8;
+
 /// Whether a length is 1 to `most`.
 pub(crate) fn within(length: usize, most: u64) -> bool {
     (1..=most).contains(&(length as u64))

@@ -38,10 +38,26 @@ pub enum TensorRole {
     KeyNorm,
     /// A score of each head without a value.
     Sinks,
-    /// From the attention of all heads to the hidden state.
-    AttentionOutput,
+    /// From the mixer to the hidden state.
+    MixerOutput,
     /// Bias of the attention output.
     AttentionOutputBias,
+    /// What a convolution mixes and its gates; queries, keys and values of a delta net.
+    MixerInput,
+    /// Filters of the convolution, one for each channel.
+    Filter,
+    /// Gate of what a delta net reads from its states.
+    StateGate,
+    /// How much a delta net learns from a position.
+    StateRate,
+    /// How fast its states decay.
+    StateDecay,
+    /// Bias of the latter.
+    DecayBias,
+    /// Factor of the latter.
+    DecayFactor,
+    /// Weight of the norm of each head that is read from a state.
+    StateNorm,
     /// Weight of the norm behind the mixer.
     MixerPostNorm,
     /// Weight of the norm before the feed-forward network.
@@ -130,8 +146,16 @@ impl TensorRole {
             | Self::QueryNorm
             | Self::KeyNorm
             | Self::Sinks
-            | Self::AttentionOutput
+            | Self::MixerOutput
             | Self::AttentionOutputBias
+            | Self::MixerInput
+            | Self::Filter
+            | Self::StateGate
+            | Self::StateRate
+            | Self::StateDecay
+            | Self::DecayBias
+            | Self::DecayFactor
+            | Self::StateNorm
             | Self::MixerPostNorm => Part::Mixer,
             Self::FeedForwardNorm
             | Self::Router

@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     limits::{
         BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, EXPERT_COUNT_MAX, FEED_FORWARD_LENGTH_MAX,
-        HEAD_COUNT_MAX, HEAD_LENGTH_MAX, VOCABULARY_LENGTH_MAX, within,
+        VOCABULARY_LENGTH_MAX, within,
     },
+    mixer::{AttentionSpec, Mixer},
     rotation::RopeSpec,
 };
 
@@ -38,6 +39,9 @@ pub struct ModelSpec {
     /// How the hidden states of a text become its embedding; `None`: the model is not made for embeddings.
     #[serde(default)]
     pub pooling: Option<Pooling>,
+    /// The name of the norm before the output matrix.
+    #[serde(default)]
+    pub output_norm: OutputNorm,
     /// Inner columns of the two matrices that an embedding is multiplied with; 0 without them.
     #[serde(default)]
     pub pooled_columns: usize,
@@ -53,7 +57,7 @@ pub struct ModelSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerSpec {
     /// The first half.
-    pub attention: AttentionSpec,
+    pub mixer: Mixer,
     /// The second half.
     pub feed_forward: FeedForward,
     /// The norms before and behind the halves.
@@ -79,6 +83,16 @@ pub enum Pooling {
     Last,
 }
 
+/// The name of the norm before the output matrix in files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OutputNorm {
+    /// `output_norm`
+    #[default]
+    Output,
+    /// `token_embd_norm`
+    Embedding,
+}
+
 /// How norms scale a hidden state. Norms of heads are always [`NormKind::Rms`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NormKind {
@@ -102,73 +116,6 @@ pub enum Norms {
     Behind,
     /// One before both halves, which read the same hidden state, so that ranks exchange one sum per layer: `attn_norm`.
     Parallel,
-}
-
-/// Grouped-query attention.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AttentionSpec {
-    /// Query heads.
-    pub head_count: usize,
-    /// Key and value heads; divides `head_count`.
-    pub head_count_kv: usize,
-    /// Elements of a head, even.
-    pub head_length: usize,
-    /// The table of rotation angles (index into [`ModelSpec::ropes`]); `None` without rotation.
-    pub rope: Option<u8>,
-    /// Factor of the scores.
-    pub scale: f32,
-    /// Queries grow with their position.
-    pub temperature: Option<Temperature>,
-    /// Scores are limited smoothly to plus or minus this: `cap tanh(score / cap)`.
-    pub score_cap: Option<f32>,
-    /// Newest positions that a token attends to, its own included; `None`: all.
-    pub window: Option<usize>,
-    /// Later positions that a token attends to, as far as its text has them: then a text is computed at once, for its
-    /// embedding, and cannot be continued.
-    #[serde(default)]
-    pub ahead: usize,
-    /// The earlier layer whose keys and values it reads; `None`: it has its own.
-    #[serde(default)]
-    pub keys_of: Option<u16>,
-    /// Whether the values are the keys before norm and rotation.
-    #[serde(default)]
-    pub values_are_keys: bool,
-    /// Whether each head of the values is divided by its root mean square.
-    #[serde(default)]
-    pub has_value_norm: bool,
-    /// Whether each head has a score without a value, which takes a part of the weights.
-    pub has_sinks: bool,
-    /// Norms of the heads of queries and keys.
-    pub head_norms: HeadNorms,
-    /// Whether queries, keys and values are the rows of one tensor.
-    pub is_fused: bool,
-    /// Whether files must have the biases of queries, keys and values; other files may have them.
-    pub needs_biases: bool,
-    /// Whether files must have the bias of the output; other files may have it.
-    pub needs_output_bias: bool,
-}
-
-/// Queries are multiplied by `1 + slope ln(1 + floor(position / length))`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Temperature {
-    /// Growth.
-    pub slope: f32,
-    /// Positions that share a factor.
-    pub length: f32,
-}
-
-/// Norms of queries and keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum HeadNorms {
-    /// None.
-    None,
-    /// Of each head, before the rotation.
-    BeforeRotation,
-    /// Of each head, after the rotation.
-    AfterRotation,
-    /// Of all heads together, before the rotation. Every rank computes the queries and keys of all heads: sums of squares
-    /// from the other ranks would delay each layer by a further exchange, and the exchange's formats are too coarse.
-    Whole,
 }
 
 /// The second half of a layer: `down(activation(gate(x), up(x)))`, or `down(activation(up(x)))` without a gate.
@@ -272,6 +219,15 @@ pub struct ExpertsSpec {
     pub shared: Option<SharedSpec>,
 }
 
+impl OutputNorm {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Output => "output_norm.weight",
+            Self::Embedding => "token_embd_norm.weight",
+        }
+    }
+}
+
 impl SharedSpec {
     /// A shared expert of so many columns, as it is.
     pub const fn new(columns: usize) -> Self {
@@ -323,9 +279,19 @@ impl Activation {
 
 impl LayerSpec {
     /// A layer with norms before both halves and nothing else.
-    pub const fn new(attention: AttentionSpec, feed_forward: FeedForward) -> Self {
+    pub const fn new(mixer: Mixer, feed_forward: FeedForward) -> Self {
         let (norms, residual_scale) = (Norms::Before, 1.0);
-        Self { attention, feed_forward, norms, residual_scale, input_length: 0, has_output_scale: false }
+        Self { mixer, feed_forward, norms, residual_scale, input_length: 0, has_output_scale: false }
+    }
+
+    /// The same with attention.
+    pub const fn attending(attention: AttentionSpec, feed_forward: FeedForward) -> Self {
+        Self::new(Mixer::Attention(attention), feed_forward)
+    }
+
+    /// Its attention, if it has any.
+    pub const fn attention(&self) -> Option<&AttentionSpec> {
+        self.mixer.attention()
     }
 
     /// Whether both halves read the same hidden state and their sum is added once.
@@ -336,42 +302,6 @@ impl LayerSpec {
     /// How many hidden states of each token ranks add up behind the attention and behind the feed-forward network.
     pub fn sums(&self) -> [usize; 2] {
         [usize::from(!self.is_parallel()), if self.feed_forward.has_branch() { 2 } else { 1 }]
-    }
-}
-
-impl AttentionSpec {
-    /// So many query heads and KV heads of a length, rotated by the first table, with scores divided by the square root
-    /// of their length, and nothing else.
-    pub fn new(head_count: usize, head_count_kv: usize, head_length: usize) -> Self {
-        Self {
-            head_count,
-            head_count_kv,
-            head_length,
-            rope: Some(0),
-            scale: 1.0 / (head_length as f32).sqrt(),
-            temperature: None,
-            score_cap: None,
-            window: None,
-            ahead: 0,
-            keys_of: None,
-            values_are_keys: false,
-            has_value_norm: false,
-            has_sinks: false,
-            head_norms: HeadNorms::None,
-            is_fused: false,
-            needs_biases: false,
-            needs_output_bias: false,
-        }
-    }
-
-    /// Whether keys and values are no longer read once they fell out of its window.
-    pub const fn forgets(&self) -> bool {
-        self.window.is_some() && self.ahead == 0
-    }
-
-    /// Query heads that read the same KV head.
-    pub const fn group(&self) -> usize {
-        self.head_count / self.head_count_kv
     }
 }
 
@@ -399,6 +329,16 @@ impl ModelSpec {
         self.with_layers(layers)
     }
 
+    /// Changes the attention of each layer that has one, by the layer's number.
+    #[must_use]
+    pub fn map_attention(self, mut change: impl FnMut(usize, &mut AttentionSpec)) -> Self {
+        self.map_layers(|index, layer| {
+            if let Mixer::Attention(attention) = &mut layer.mixer {
+                change(index, attention);
+            }
+        })
+    }
+
     /// Number of layers.
     pub fn block_count(&self) -> usize {
         self.layers.len()
@@ -416,12 +356,21 @@ impl ModelSpec {
 
     /// The longest window of any layer that forgets; `None`: every layer keeps all positions.
     pub fn window(&self) -> Option<usize> {
-        self.kinds.iter().filter(|kind| kind.attention.forgets()).filter_map(|kind| kind.attention.window).max()
+        self.attentions().filter(|attention| attention.forgets()).filter_map(|attention| attention.window).max()
+    }
+
+    fn attentions(&self) -> impl Iterator<Item = &AttentionSpec> {
+        self.kinds.iter().filter_map(LayerSpec::attention)
+    }
+
+    /// Whether layers have states, which cannot be taken back to an earlier position.
+    pub fn has_state(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.mixer.state_length(1) > 0)
     }
 
     /// Whether it continues texts; otherwise it has no logits.
     pub fn generates(&self) -> bool {
-        self.kinds.iter().all(|kind| kind.attention.ahead == 0)
+        self.attentions().all(|attention| attention.ahead == 0)
     }
 
     /// Most stages of a pipeline.
@@ -432,8 +381,9 @@ impl ModelSpec {
     /// Whether a stage can begin with this layer: no layer from there on reads the keys of an earlier one.
     pub fn can_begin_stage(&self, first: usize) -> bool {
         let later = self.layers.get(first..).unwrap_or_default();
-        let sources = later.iter().filter_map(|kind| self.kinds[usize::from(*kind)].attention.keys_of);
-        first == 0 || sources.into_iter().all(|source| usize::from(source) >= first)
+        let attentions = later.iter().filter_map(|kind| self.kinds[usize::from(*kind)].attention());
+        let mut sources = attentions.filter_map(|attention| attention.keys_of);
+        first == 0 || sources.all(|source| usize::from(source) >= first)
     }
 
     /// Whether the numbers are plausible: they may come from another machine, and computations with them take time and
@@ -454,34 +404,24 @@ impl ModelSpec {
 
     /// Whether a layer has keys of its own, or an earlier layer has them in the same form.
     fn has_keys(&self, layer: usize) -> bool {
-        let own = &self.layer(layer).attention;
+        let Some(own) = self.layer(layer).attention() else { return true };
         let Some(source) = own.keys_of.map(usize::from) else { return true };
-        source < layer && {
-            let other = &self.layer(source).attention;
-            let is_alike = (other.head_count, other.head_count_kv, other.head_length)
-                == (own.head_count, own.head_count_kv, own.head_length);
-            is_alike && (other.window, other.ahead) == (own.window, own.ahead) && other.keys_of.is_none()
-        }
+        source < layer
+            && self.layer(source).attention().is_some_and(|other| {
+                let is_alike = (other.head_count, other.head_count_kv, other.head_length)
+                    == (own.head_count, own.head_count_kv, own.head_length);
+                is_alike && (other.window, other.ahead) == (own.window, own.ahead) && other.keys_of.is_none()
+            })
     }
 
     fn is_sound_layer(&self, layer: &LayerSpec) -> bool {
-        let LayerSpec { attention, feed_forward, .. } = layer;
+        let LayerSpec { mixer, feed_forward, .. } = layer;
         let experts = feed_forward.experts().is_none_or(|experts| {
             within(experts.count, EXPERT_COUNT_MAX)
                 && (1..=experts.count).contains(&experts.used_count)
                 && feed_forward.shared_columns() as u64 <= FEED_FORWARD_LENGTH_MAX
         });
-        within(attention.head_count, HEAD_COUNT_MAX)
-            && within(attention.head_count_kv, HEAD_COUNT_MAX)
-            && attention.head_count.is_multiple_of(attention.head_count_kv)
-            && within(attention.head_length, HEAD_LENGTH_MAX)
-            && attention.head_length.is_multiple_of(2)
-            && attention.window.is_none_or(|window| within(window, CONTEXT_LENGTH_MAX))
-            && attention.ahead as u64 <= CONTEXT_LENGTH_MAX
-            && attention.rope.is_none_or(|rope| {
-                let rope = self.ropes.get(usize::from(rope));
-                rope.is_some_and(|rope| rope.dimension_count <= attention.head_length)
-            })
+        mixer.is_sound(&self.ropes)
             && within(feed_forward.columns(), FEED_FORWARD_LENGTH_MAX)
             && layer.input_length == self.input_length()
             && layer.input_length as u64 <= EMBEDDING_LENGTH_MAX
@@ -489,8 +429,6 @@ impl ModelSpec {
             && (feed_forward.activation().is_gated() || feed_forward.experts().is_none())
             // Experts read a norm of their own.
             && !(layer.is_parallel() && feed_forward.experts().is_some())
-            // A norm of all heads leaves keys and values of the rank's heads alone.
-            && (attention.head_norms != HeadNorms::Whole || attention.keys_of.is_none() && !attention.values_are_keys)
             // Norms behind halves, and before experts, are always of the other kind.
             && (self.norm == NormKind::Rms || layer.is_parallel())
     }

@@ -1,9 +1,11 @@
 //! The table of tensors that follows from a spec: for each role the name in the file, the dimensions, and how ranks
 //! share it. The shape check, the slices of a rank, sizes, the planner and the tests' models all read this table.
 use crate::{
+    limits::SEGMENTS_MAX,
+    mixer::{AttentionSpec, ConvolutionSpec, DeltaSpec, HeadNorms, Mixer},
     names::TensorRole,
     rotation::Scaling,
-    spec::{AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec, Norms, SharedSpec},
+    spec::{DenseSpec, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Norms, SharedSpec},
 };
 
 /// A tensor of a model, or the rows of one that have a role.
@@ -45,16 +47,46 @@ pub enum Cut {
     Rows(Share),
     /// Each rank holds the columns of its share.
     Columns(Share),
+    /// The rows are consecutive segments with so many rows for each unit of the mixer; each rank holds those of its units
+    /// in each segment.
+    RowSegments(Segments),
+    /// The same with columns.
+    ColumnSegments(Segments),
     /// The first rank alone holds it: it is added to a sum over ranks.
     Once,
     /// No rank holds it: its rows are read from the file.
     OnDisk,
 }
 
+/// Consecutive segments of a tensor: how many rows or columns each has for each unit of the mixer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segments {
+    lengths: [usize; SEGMENTS_MAX],
+    count: usize,
+}
+
+impl Segments {
+    /// `count` segments of this length behind the others.
+    ///
+    /// # Panics
+    /// There are more than [`SEGMENTS_MAX`].
+    #[must_use]
+    pub fn and(mut self, count: usize, length: usize) -> Self {
+        self.lengths[self.count..self.count + count].fill(length);
+        self.count += count;
+        self
+    }
+
+    /// The lengths.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths[..self.count]
+    }
+}
+
 /// The units that ranks divide among each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// Query heads, each of so many rows or columns.
+    /// Units of the mixer, as query heads, each of so many rows or columns.
     Heads(usize),
     /// Key and value heads, each of so many rows.
     HeadsKv(usize),
@@ -97,6 +129,12 @@ impl TensorSpec {
         }
     }
 
+    /// The filters of a convolution, a row for each channel.
+    fn filters(name: &'static str, taps: usize, channels: usize, cut: Cut) -> Self {
+        let vector = Self::vector(TensorRole::Filter, name, taps);
+        Self { dimensions: [taps, channels, 1], cut, ..vector }
+    }
+
     fn vector(role: TensorRole, name: &'static str, length: usize) -> Self {
         let dimensions = [length, 1, 1];
         let cut = Cut::Whole;
@@ -114,7 +152,7 @@ impl ModelSpec {
             let name = if self.tied_output { TOKEN_EMBEDDING } else { "output.weight" };
             tensors.push(TensorSpec::matrix(Output, name, embedding, vocabulary, Cut::Rows(Share::Vocabulary)));
         }
-        tensors.push(TensorSpec::vector(OutputNorm, "output_norm.weight", embedding));
+        tensors.push(TensorSpec::vector(OutputNorm, self.output_norm.name(), embedding));
         let columns = self.pooled_columns;
         if columns > 0 {
             tensors.extend([
@@ -191,7 +229,7 @@ impl LayerSpec {
             _ => TensorSpec::vector(*role, name, embedding),
         });
         let mut tensors: Vec<TensorSpec> = norms.collect();
-        tensors.extend(self.attention.tensors(embedding));
+        tensors.extend(self.mixer.tensors(embedding));
         tensors.extend(self.feed_forward.tensors(embedding));
         tensors.extend(self.input_tensors(embedding));
         if self.has_output_scale {
@@ -215,13 +253,71 @@ impl LayerSpec {
     }
 }
 
+impl Mixer {
+    fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
+        match self {
+            Self::Attention(attention) => attention.tensors(embedding),
+            Self::Convolution(convolution) => convolution.tensors(embedding),
+            Self::Delta(delta) => delta.tensors(embedding),
+        }
+    }
+}
+
+impl ConvolutionSpec {
+    fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
+        use TensorRole::{MixerInput, MixerOutput};
+        let channels = self.channels;
+        let (of_input, of_output) = (Cut::RowSegments(Segments::default().and(3, 1)), Cut::Columns(Share::Heads(1)));
+        vec![
+            TensorSpec::matrix(MixerInput, "shortconv.in_proj.weight", embedding, 3 * channels, of_input),
+            TensorSpec::filters("shortconv.conv.weight", self.taps, channels, Cut::Rows(Share::Heads(1))),
+            TensorSpec::matrix(MixerOutput, "shortconv.out_proj.weight", channels, embedding, of_output),
+        ]
+    }
+}
+
+impl DeltaSpec {
+    fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
+        use TensorRole::{
+            DecayBias, DecayFactor, MixerInput, MixerOutput, StateDecay, StateGate, StateNorm, StateRate,
+        };
+        let (length, heads) = (self.head_length, self.value_heads);
+        let values = heads * length;
+        let channels = self.channels() * self.key_heads;
+        // The value heads of a key head, or one of them for each of several segments.
+        let and_values = |before: Segments, length: usize| match self.is_grouped {
+            true => before.and(1, self.per_key() * length),
+            false => before.and(self.per_key(), length),
+        };
+        let of_values = |length| and_values(Segments::default(), length);
+        let of_channels = Cut::RowSegments(and_values(Segments::default().and(2, length), length));
+        let rows = |role, name, count: usize, length| {
+            TensorSpec::matrix(role, name, embedding, count, Cut::RowSegments(of_values(length)))
+        };
+        let columns =
+            |role, name| TensorSpec { cut: Cut::ColumnSegments(of_values(1)), ..TensorSpec::vector(role, name, heads) };
+        let of_output = Cut::ColumnSegments(of_values(length));
+        vec![
+            TensorSpec::matrix(MixerInput, "attn_qkv.weight", embedding, channels, of_channels),
+            rows(StateGate, "attn_gate.weight", values, length),
+            rows(StateRate, "ssm_beta.weight", heads, 1),
+            rows(StateDecay, "ssm_alpha.weight", heads, 1),
+            TensorSpec::filters("ssm_conv1d.weight", self.taps, channels, of_channels),
+            columns(DecayBias, "ssm_dt.bias"),
+            columns(DecayFactor, "ssm_a"),
+            TensorSpec::vector(StateNorm, "ssm_norm.weight", length),
+            TensorSpec::matrix(MixerOutput, "ssm_out.weight", values, embedding, of_output),
+        ]
+    }
+}
+
 impl AttentionSpec {
     fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
-        use TensorRole::{AttentionOutput, AttentionOutputBias, KeyNorm, QueryNorm, Sinks};
+        use TensorRole::{AttentionOutputBias, KeyNorm, MixerOutput, QueryNorm, Sinks};
         let (length, queries) = (self.head_length, self.head_count * self.head_length);
         let of_heads = Cut::Columns(Share::Heads(length));
         let mut tensors = self.projections(embedding);
-        tensors.push(TensorSpec::matrix(AttentionOutput, "attn_output.weight", queries, embedding, of_heads));
+        tensors.push(TensorSpec::matrix(MixerOutput, "attn_output.weight", queries, embedding, of_heads));
         let bias = TensorSpec::vector(AttentionOutputBias, "attn_output.bias", embedding);
         tensors.push(TensorSpec { cut: Cut::Once, is_optional: !self.needs_output_bias, ..bias });
         if self.has_sinks {
@@ -248,9 +344,11 @@ impl AttentionSpec {
         let length = self.head_length;
         let (queries, keys) = (self.head_count * length, self.head_count_kv * length);
         let rows = queries + 2 * keys;
-        let (of_heads, of_kv) = (Share::Heads(length), Share::HeadsKv(length));
+        // A gate behind each query.
+        let gated = if self.has_gate { 2 } else { 1 };
+        let (of_heads, of_kv) = (Share::Heads(gated * length), Share::HeadsKv(length));
         let all = [
-            (Query, QueryBias, ["attn_q.weight", "attn_q.bias"], 0, queries, of_heads),
+            (Query, QueryBias, ["attn_q.weight", "attn_q.bias"], 0, gated * queries, of_heads),
             (Key, KeyBias, ["attn_k.weight", "attn_k.bias"], queries, keys, of_kv),
             (Value, ValueBias, ["attn_v.weight", "attn_v.bias"], queries + keys, keys, of_kv),
         ];

@@ -4,7 +4,7 @@ use common::{limits::KV_BLOCK_LENGTH, precision::KvFormat};
 use gguf::BlockFormat;
 use models::{ModelSpec, Part, TensorRole, TensorSpec};
 use topology::{
-    KvBlocks,
+    KvBlocks, StateCount,
     shard::{ShardPlan, TensorPart},
     sizes::ModelSizes,
 };
@@ -33,7 +33,7 @@ impl Work {
 /// Bytes of the KV cache of a rank.
 pub fn kv_bytes(format: KvFormat, spec: &ModelSpec, plan: &ShardPlan, blocks: KvBlocks) -> u64 {
     let bytes = plan.layers.clone().map(|layer| {
-        let positions = blocks.in_layer(&spec.layer(layer).attention) * KV_BLOCK_LENGTH;
+        let positions = blocks.in_layer(spec.layer(layer)) * KV_BLOCK_LENGTH;
         positions as u64 * kv_position_bytes(format, spec, plan, layer)
     });
     bytes.sum()
@@ -42,7 +42,19 @@ pub fn kv_bytes(format: KvFormat, spec: &ModelSpec, plan: &ShardPlan, blocks: Kv
 /// Bytes of keys and values that a token reads in a layer for each position that it sees.
 pub fn kv_position_bytes(format: KvFormat, spec: &ModelSpec, plan: &ShardPlan, layer: usize) -> u64 {
     let heads = plan.cut_of(spec, layer).heads_kv.len();
-    2 * (heads * format.head_bytes(spec.layer(layer).attention.head_length)) as u64
+    let length = spec.layer(layer).attention().map_or(0, |attention| attention.head_length);
+    2 * (heads * format.head_bytes(length)) as u64
+}
+
+/// Bytes of a rank's states for so many slots.
+pub fn state_bytes(spec: &ModelSpec, plan: &ShardPlan, slots: usize) -> u64 {
+    let floats = plan.layers.clone().map(|layer| state_length(spec, plan, layer) as u64).sum::<u64>();
+    floats * (StateCount::of(slots).all() * size_of::<f32>()) as u64
+}
+
+/// Floats of a sequence's state in a layer.
+fn state_length(spec: &ModelSpec, plan: &ShardPlan, layer: usize) -> usize {
+    spec.layer(layer).mixer.state_length(plan.cut_of(spec, layer).heads.len())
 }
 
 /// What a rank holds of a tensor; a block that the column range cuts is held whole.
@@ -55,9 +67,9 @@ struct Held {
 
 impl Held {
     fn row_bytes(&self) -> u64 {
-        let (length, columns) = (self.format.block_length(), &self.part.columns);
-        let blocks = if columns.is_empty() { 0 } else { columns.end.div_ceil(length) - columns.start / length };
-        (blocks * self.format.block_bytes()) as u64
+        let length = self.format.block_length();
+        let blocks = self.part.columns.iter().map(|range| range.end.div_ceil(length) - range.start / length);
+        (blocks.sum::<usize>() * self.format.block_bytes()) as u64
     }
 
     /// Bytes in memory, with rows in panels.
@@ -100,6 +112,11 @@ impl Holding<'_> {
         let tensors =
             self.sizes.outside_tensors().filter(move |(tensor, _)| has_output || tensor.role != TensorRole::Output);
         tensors.filter_map(|(tensor, format)| Some(Held { part: self.plan.part(&tensor)?, tensor, format }))
+    }
+
+    /// Floats of a sequence's state in a layer; 0 if it has none.
+    pub fn state_length(&self, layer: usize) -> usize {
+        state_length(&self.sizes.spec, self.plan, layer)
     }
 
     /// Bytes of the shard in memory, with panels of this many rows.

@@ -7,13 +7,13 @@ use common::{
     units::Bytes,
 };
 use gguf::BlockFormat;
-use models::LayerSpec;
+use models::{LayerSpec, Mixer};
 use topology::{
     KvBlocks, LayerCut, Place, Topology,
     layout::{Layout, STEP_TOKENS_MAX},
 };
 
-use super::holding::{Holding, kv_bytes};
+use super::holding::{Holding, kv_bytes, state_bytes};
 
 /// The daemon without a model: its program pages, runtime, threads, telemetry. Measured: 16.7 to 18 MiB.
 pub const BASE_BYTES: u64 = 15 << 20;
@@ -79,7 +79,7 @@ pub struct RankMemory {
     pub weights: Bytes,
     /// Its KV cache, filled.
     pub kv: Bytes,
-    /// Recurrent states of its sequences: none of the supported architectures has any.
+    /// States of its sequences, and those that are saved.
     pub state: Bytes,
     /// Everything else: the daemon itself, buffers of a step, logits, links, the tokenizer of a head.
     pub working: Bytes,
@@ -98,7 +98,7 @@ impl Holding<'_> {
         RankMemory {
             weights: Bytes(self.shard_bytes(panel_rows)),
             kv: Bytes(kv_bytes(kv, &self.sizes.spec, self.plan, blocks)),
-            state: Bytes(0),
+            state: Bytes(state_bytes(&self.sizes.spec, self.plan, seat.slots)),
             working: Bytes(working_bytes(self, seat)),
         }
     }
@@ -121,17 +121,13 @@ fn step(holding: &Holding<'_>, tokens: usize) -> usize {
 }
 
 fn layer_step(holding: &Holding<'_>, layer: &LayerSpec, cut: &LayerCut, tokens: usize) -> usize {
-    let attention = &layer.attention;
     let (embedding, columns) = (holding.sizes.spec.embedding_length, cut.columns.len());
-    let (heads, heads_kv) = (cut.heads.len(), cut.heads_kv.len());
-    let (queries, keys) = (heads * attention.head_length, heads_kv * attention.head_length);
-    let group = attention.group().min(heads);
-    let states = 2 * heads_kv * group * (STATE_HEADER + attention.head_length);
-    // Hidden, normed and partial states; queries and attention outputs; keys and values.
+    let (queries, mixing) = mixing(&layer.mixer, cut);
+    // Hidden, normed and partial states, and those of the mixer.
     let inputs = layer.input_length * holding.plan.layers.len();
     // What several sums and the sums of several take more, and the tokens' inputs for all layers of the stage.
     let more = 2 * (layer.sums()[1] - 1) * embedding + inputs;
-    let floats = tokens * (3 * embedding + 2 * queries + 2 * keys + states + more) * FLOAT;
+    let floats = tokens * (3 * embedding + mixing + more) * FLOAT;
     let widest = embedding.max(queries);
     let feed_forward = match layer.feed_forward.experts() {
         None => 2 * tokens * columns * FLOAT + activations(holding, tokens, widest.max(columns)),
@@ -145,6 +141,27 @@ fn layer_step(holding: &Holding<'_>, layer: &LayerSpec, cut: &LayerCut, tokens: 
         }
     };
     floats + feed_forward
+}
+
+/// Columns of a mixer's output, and the floats that it needs for each token.
+fn mixing(mixer: &Mixer, cut: &LayerCut) -> (usize, usize) {
+    let units = cut.heads.len();
+    match mixer {
+        Mixer::Attention(attention) => {
+            let (length, heads_kv) = (attention.head_length, cut.heads_kv.len());
+            let (queries, keys) = (units * length, heads_kv * length);
+            let states = 2 * heads_kv * attention.group().min(units) * (STATE_HEADER + length);
+            let gates = if attention.has_gate { 2 * queries } else { 0 };
+            // Queries, gates and attention outputs; keys and values.
+            (queries, 2 * queries + gates + 2 * keys + states)
+        }
+        Mixer::Convolution(_) => (units, 4 * units),
+        Mixer::Delta(delta) => {
+            let values = units * delta.per_key() * delta.head_length;
+            // Channels before and behind the convolution; gates and outputs; rates and decays.
+            (values, units * (2 * delta.channels() + 2 * delta.per_key()) + 2 * values)
+        }
+    }
 }
 
 /// Activations of this many rows as the kernels read them: int8 blocks, or floats for float matrices.

@@ -1,6 +1,6 @@
 //! The KV cache of a rank: blocks of positions, for layers that attend to everything and for layers with a window.
 use common::limits::KV_BLOCK_LENGTH;
-use models::AttentionSpec;
+use models::{AttentionSpec, LayerSpec};
 
 use crate::layout::STEP_TOKENS_MAX;
 
@@ -45,12 +45,12 @@ impl KvBlocks {
         Self { whole: count, windowed: count, step: 0 }
     }
 
-    /// The blocks in a layer with this attention.
-    pub fn in_layer(&self, attention: &AttentionSpec) -> usize {
-        match attention.keys_of {
-            Some(_) => 0,
-            None if attention.forgets() => self.windowed,
-            None => self.whole,
+    /// The blocks in such a layer.
+    pub fn in_layer(&self, layer: &LayerSpec) -> usize {
+        match layer.attention() {
+            Some(AttentionSpec { keys_of: Some(_), .. }) | None => 0,
+            Some(attention) if attention.forgets() => self.windowed,
+            Some(_) => self.whole,
         }
     }
 }

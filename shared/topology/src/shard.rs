@@ -1,7 +1,7 @@
 //! The heads, columns and vocabulary rows of each rank of a stage. Pure arithmetic on a model's spec.
 use std::ops::Range;
 
-use models::{Cut, LayerSpec, ModelSpec, Share, TensorSpec};
+use models::{AttentionSpec, Cut, LayerSpec, ModelSpec, Share, TensorSpec};
 
 /// Columns are cut at multiples of this: the shortest block of the weight formats and of quantised activations.
 pub const COLUMN_UNIT: usize = 32;
@@ -63,7 +63,7 @@ pub struct ShardPlan {
 /// A rank's part of a layer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerCut {
-    /// Query heads; may be empty.
+    /// Units of the mixer, as query heads ([`models::Mixer::units`]); may be empty.
     pub heads: Range<usize>,
     /// KV heads that these query heads read; neighbouring ranks may hold the same one.
     pub heads_kv: Range<usize>,
@@ -79,9 +79,54 @@ pub struct LayerCut {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorPart {
     /// Rows of a matrix.
-    pub rows: Range<usize>,
+    pub rows: Ranges,
     /// Columns of a matrix.
-    pub columns: Range<usize>,
+    pub columns: Ranges,
+}
+
+/// Ascending ranges that neither overlap nor touch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ranges(Vec<Range<usize>>);
+
+impl FromIterator<Range<usize>> for Ranges {
+    fn from_iter<I: IntoIterator<Item = Range<usize>>>(ranges: I) -> Self {
+        let mut all: Vec<Range<usize>> = Vec::new();
+        for range in ranges.into_iter().filter(|range| !range.is_empty()) {
+            match all.last_mut().filter(|last| last.end == range.start) {
+                Some(last) => last.end = range.end,
+                None => all.push(range),
+            }
+        }
+        Self(all)
+    }
+}
+
+impl Ranges {
+    /// The ranges.
+    pub fn iter(&self) -> impl Iterator<Item = Range<usize>> + Clone {
+        self.0.iter().cloned()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.0.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The first element; 0 if there is none.
+    pub fn start(&self) -> usize {
+        self.0.first().map_or(0, |range| range.start)
+    }
+
+    /// The same ranges further on.
+    #[must_use]
+    pub fn behind(&self, first: usize) -> Self {
+        self.0.iter().map(|range| first + range.start..first + range.end).collect()
+    }
 }
 
 impl ShardPlan {
@@ -114,22 +159,46 @@ impl LayerCut {
 }
 
 fn part(tensor: &TensorSpec, cut: &LayerCut, outside: (&Range<usize>, &Range<usize>)) -> Option<TensorPart> {
-    let (vocabulary, layers) = outside;
     let [columns, rows, _] = tensor.dimensions;
-    let of = |share: Share| match share {
+    let whole = |length: usize| std::iter::once(0..length).collect();
+    let of = |share: Share| std::iter::once(of_share(share, cut, outside)).collect();
+    match &tensor.cut {
+        Cut::OnDisk => None,
+        Cut::Once if !cut.is_first => None,
+        Cut::Whole | Cut::Once => Some(TensorPart { rows: whole(rows), columns: whole(columns) }),
+        Cut::Rows(share) => Some(TensorPart { rows: of(*share), columns: whole(columns) }),
+        Cut::Columns(share) => Some(TensorPart { rows: whole(rows), columns: of(*share) }),
+        Cut::RowSegments(lengths) => {
+            Some(TensorPart { rows: of_units(rows, lengths.lengths(), cut), columns: whole(columns) })
+        }
+        Cut::ColumnSegments(lengths) => {
+            Some(TensorPart { rows: whole(rows), columns: of_units(columns, lengths.lengths(), cut) })
+        }
+    }
+}
+
+/// A rank's units in each segment of `length` rows or columns, with so many for each unit.
+fn of_units(length: usize, lengths: &[usize], cut: &LayerCut) -> Ranges {
+    let units = length / lengths.iter().sum::<usize>().max(1);
+    let begins = lengths.iter().scan(0, |begin, length| {
+        let own = *begin;
+        *begin += units * length;
+        Some(own)
+    });
+    let ranges =
+        begins.zip(lengths).map(|(begin, length)| begin + cut.heads.start * length..begin + cut.heads.end * length);
+    ranges.collect()
+}
+
+fn of_share(share: Share, cut: &LayerCut, outside: (&Range<usize>, &Range<usize>)) -> Range<usize> {
+    let (vocabulary, layers) = outside;
+    match share {
         Share::Heads(length) => cut.heads.start * length..cut.heads.end * length,
         Share::HeadsKv(length) => cut.heads_kv.start * length..cut.heads_kv.end * length,
         Share::FeedForward => cut.columns.clone(),
         Share::Shared => cut.shared.clone(),
         Share::Vocabulary => vocabulary.clone(),
         Share::Layers(length) => layers.start * length..layers.end * length,
-    };
-    match tensor.cut {
-        Cut::OnDisk => None,
-        Cut::Once if !cut.is_first => None,
-        Cut::Whole | Cut::Once => Some(TensorPart { rows: 0..rows, columns: 0..columns }),
-        Cut::Rows(share) => Some(TensorPart { rows: of(share), columns: 0..columns }),
-        Cut::Columns(share) => Some(TensorPart { rows: 0..rows, columns: of(share) }),
     }
 }
 
@@ -171,8 +240,8 @@ pub fn cut_stage(spec: &ModelSpec, layers: &Range<usize>, weights: &[u32]) -> Re
         .rev()
         .find(|world| !cut_unchecked(spec, layers, &vec![1; *world]).iter().any(is_nothing))
         .unwrap_or(1);
-    let LayerSpec { attention, feed_forward, .. } = spec.layer(layers.start);
-    let (head_count, columns) = (attention.head_count, feed_forward.columns());
+    let LayerSpec { mixer, feed_forward, .. } = spec.layer(layers.start);
+    let ((head_count, _), columns) = (mixer.units(), feed_forward.columns());
     Err(CutError::Nothing { rank, world: weights.len(), head_count, columns, most })
 }
 
@@ -194,16 +263,19 @@ fn cut_unchecked(spec: &ModelSpec, layers: &Range<usize>, weights: &[u32]) -> Ve
 
 /// Each rank's part of a layer.
 fn cut_layer(layer: &LayerSpec, weights: &[u32]) -> Vec<LayerCut> {
-    let attention = &layer.attention;
+    let (units, length) = layer.mixer.units();
     // The fewest heads whose columns end at a block of 32: one for head lengths of 32, 64, 128; two for 80.
-    let head_unit = (1..COLUMN_UNIT).find(|heads| (heads * attention.head_length).is_multiple_of(COLUMN_UNIT));
-    let heads = split(attention.head_count, head_unit.unwrap_or(COLUMN_UNIT), weights);
+    let together = (1..COLUMN_UNIT).find(|units| (units * length).is_multiple_of(COLUMN_UNIT));
+    let heads = split(units, together.unwrap_or(COLUMN_UNIT), weights);
     let columns = split(layer.feed_forward.columns(), COLUMN_UNIT, weights);
-    let group = attention.group();
+    let group = layer.attention().map(AttentionSpec::group);
     let shared = split(layer.feed_forward.shared_columns(), COLUMN_UNIT, weights);
     let parts = heads.into_iter().zip(columns).zip(shared).enumerate();
     let cuts = parts.map(|(rank, ((heads, columns), shared))| {
-        let heads_kv = if heads.is_empty() { 0..0 } else { heads.start / group..heads.end.div_ceil(group) };
+        let heads_kv = match group.filter(|_| !heads.is_empty()) {
+            Some(group) => heads.start / group..heads.end.div_ceil(group),
+            None => 0..0,
+        };
         LayerCut { heads, heads_kv, columns, shared, is_first: rank == 0 }
     });
     cuts.collect()
@@ -230,12 +302,12 @@ fn split(length: usize, unit: usize, weights: &[u32]) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::{Activation, AttentionSpec, DenseSpec, FeedForward};
+    use models::{Activation, DenseSpec, FeedForward};
 
     fn spec(head_count: usize, head_count_kv: usize, head_length: usize, columns: usize) -> ModelSpec {
         let attention = AttentionSpec { rope: None, ..AttentionSpec::new(head_count, head_count_kv, head_length) };
         let dense = DenseSpec { columns, activation: Activation::Silu, is_fused: false };
-        let layer = LayerSpec::new(attention, FeedForward::Dense(dense));
+        let layer = LayerSpec::attending(attention, FeedForward::Dense(dense));
         let spec = ModelSpec {
             architecture: "llama".into(),
             name: String::new(),
@@ -250,6 +322,7 @@ mod tests {
             logit_cap: None,
             pooling: None,
             pooled_columns: 0,
+            output_norm: models::OutputNorm::Output,
             ropes: Vec::new(),
             kinds: Vec::new(),
             layers: Vec::new(),
@@ -259,7 +332,8 @@ mod tests {
 
     #[track_caller]
     fn check(spec: &ModelSpec, weights: &[u32]) {
-        let LayerSpec { attention, feed_forward, .. } = spec.layer(0);
+        let LayerSpec { mixer, feed_forward, .. } = spec.layer(0);
+        let attention = mixer.attention().expect("it has attention");
         let plans = cut(spec, weights).expect("the model can be cut");
         let covers = |length: usize, unit: usize, part: fn(&ShardPlan) -> &Range<usize>| {
             let mut end = 0;

@@ -120,6 +120,20 @@ impl BlockPool {
         self.usable(&self.matching(prompt).collect::<Vec<u32>>()) * KV_BLOCK_LENGTH
     }
 
+    /// Whether cached blocks hold the first `length` tokens of a prompt.
+    pub fn has(&self, prompt: &[u32], length: usize) -> bool {
+        let known = &prompt[..prompt.len().min(length + 1)];
+        let matching: Vec<u32> = self.matching(known).collect();
+        if self.windowed.is_some() {
+            // Only whole blocks are reused.
+            return self.usable(&matching) * KV_BLOCK_LENGTH == length;
+        }
+        let before = matching.last().map_or(BEGINNING, |block| self.blocks[*block as usize].content_id);
+        let whole = matching.len() * KV_BLOCK_LENGTH;
+        let rest = &known[whole.min(length)..length];
+        whole + self.partial_match(before, rest).map_or(0, |(_, count)| count) >= length
+    }
+
     /// The full cached blocks that match the beginning of a prompt.
     fn matching<'a>(&'a self, prompt: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
         let mut before = BEGINNING;
@@ -150,9 +164,11 @@ impl BlockPool {
     }
 
     /// Allocates the blocks of a sequence of at most `length` tokens that begins with `prompt`: cached blocks for the
-    /// matching prefix, others for the rest. `None` if there are too few; the pool is then unchanged.
-    pub fn take(&mut self, prompt: &[u32], length: usize) -> Option<BlockTable> {
+    /// matching prefix of at most `known` tokens, others for the rest. `None` if there are too few; the pool is then
+    /// unchanged.
+    pub fn take(&mut self, prompt: &[u32], length: usize, known: usize) -> Option<BlockTable> {
         let count = length.max(prompt.len()).div_ceil(KV_BLOCK_LENGTH);
+        let prompt = &prompt[..prompt.len().min(known.saturating_add(1))];
         let mut blocks = Vec::with_capacity(count);
         blocks.extend(self.matching(prompt));
         let shared = self.usable(&blocks);

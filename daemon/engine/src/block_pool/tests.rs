@@ -78,7 +78,7 @@ fn no_block_is_lost_and_cached_tokens_match_prompt() {
                     let tokens: Vec<u32> =
                         (0..length).map(|index| if index < change { stem } else { 2 + (index % 3) as u32 }).collect();
                     let before = blocks.available();
-                    let Some(table) = blocks.take(&tokens, length + random.below(80)) else {
+                    let Some(table) = blocks.take(&tokens, length + random.below(80), usize::MAX) else {
                         assert_eq!(blocks.available(), before);
                         continue;
                     };
@@ -119,7 +119,7 @@ fn no_block_is_lost_and_cached_tokens_match_prompt() {
 }
 
 fn computed(blocks: &mut BlockPool, tokens: &[u32]) -> BlockTable {
-    let mut table = blocks.take(tokens, tokens.len()).expect("there is room");
+    let mut table = blocks.take(tokens, tokens.len(), usize::MAX).expect("there is room");
     blocks.publish(&mut table, tokens);
     table
 }
@@ -133,10 +133,10 @@ fn eviction_is_lru_and_starts_at_sequence_end() {
     blocks.release(one, &first);
     blocks.release(two, &second);
     // Using the first again makes the second the least recently used.
-    let again = blocks.take(&first, 65).expect("it is there");
+    let again = blocks.take(&first, 65, usize::MAX).expect("it is there");
     assert_eq!(again.cached, 64);
     blocks.release(again, &first[..64]);
-    let other = blocks.take(&[3; 96], 96).expect("cached blocks are evicted");
+    let other = blocks.take(&[3; 96], 96, usize::MAX).expect("cached blocks are evicted");
     assert_eq!((blocks.cached_whole(&first), blocks.cached_whole(&second)), (64, 32));
     blocks.release(other, &[]);
     assert_eq!(blocks.available(), 6);
@@ -147,13 +147,13 @@ fn last_prompt_token_is_computed_and_partial_block_copied() {
     let mut blocks = BlockPool::new(8);
     let prompt: Vec<u32> = (0..64).collect();
     let first = computed(&mut blocks, &prompt);
-    let second = blocks.take(&prompt, 80).expect("there is room");
+    let second = blocks.take(&prompt, 80, usize::MAX).expect("there is room");
     assert_eq!((second.cached, second.blocks[0]), (63, first.blocks[0]));
     assert_eq!(second.copy, Some((first.blocks[1], second.blocks[1])));
-    let short = blocks.take(&prompt[..10], 10).expect("there is room");
+    let short = blocks.take(&prompt[..10], 10, usize::MAX).expect("there is room");
     assert_eq!((short.cached, short.copy), (9, Some((first.blocks[0], short.blocks[0]))));
-    assert!(blocks.take(&[7; 97], 97).is_none(), "five of eight blocks are held");
-    assert!(blocks.take(&[7; 96], 96).is_some());
+    assert!(blocks.take(&[7; 97], 97, usize::MAX).is_none(), "five of eight blocks are held");
+    assert!(blocks.take(&[7; 96], 96, usize::MAX).is_some());
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn shared_blocks_are_not_counted_as_available() {
     let table = computed(&mut blocks, &prompt);
     blocks.release(table, &prompt);
     assert_eq!(blocks.available(), 3);
-    assert!(blocks.take(&prompt, 97).is_none(), "two are shared, two more are needed, one is available");
-    let table = blocks.take(&prompt, 96).expect("two are shared, one more is needed");
+    assert!(blocks.take(&prompt, 97, usize::MAX).is_none(), "two are shared, two more are needed, one is available");
+    let table = blocks.take(&prompt, 96, usize::MAX).expect("two are shared, one more is needed");
     assert_eq!((table.cached, blocks.available()), (64, 0));
 }

@@ -106,12 +106,18 @@ impl Head<'_> {
 
 #[cfg(test)]
 mod tests {
-    use topology::KvBlocks;
+    use topology::{KvBlocks, StateCount};
 
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { slots: 1, blocks: KvBlocks::alike(1), window: None, context_length: 32, vocabulary_length: 10 };
+    const LIMITS: Limits = Limits {
+        slots: 1,
+        blocks: KvBlocks::alike(1),
+        window: None,
+        context_length: 32,
+        vocabulary_length: 10,
+        states: StateCount::NONE,
+    };
 
     #[test]
     fn only_complete_answer_may_exceed_context_by_one_token() {

@@ -35,6 +35,11 @@ impl Heads {
         Self { groups: groups.collect(), head_length }
     }
 
+    /// The heads of a layer without attention.
+    pub const fn none() -> Self {
+        Self { groups: Vec::new(), head_length: 0 }
+    }
+
     fn largest_group(&self) -> usize {
         self.groups.iter().map(ExactSizeIterator::len).max().unwrap_or(0)
     }

@@ -65,7 +65,9 @@ pub struct Scratch {
     pub(super) attended: Vec<f32>,
     /// `[token]`: positions of its text, in models whose tokens attend to later ones.
     pub(super) text_lengths: Vec<usize>,
-    /// Attention states (`attention.rs`).
+    /// `[token, padded columns]`: what the mixer's output matrix is multiplied with, if its columns have gaps.
+    pub(super) spread: Vec<f32>,
+    /// Attention states (`attention.rs`), or what a delta net reads.
     pub(super) states: Vec<f32>,
     /// `[token, columns]`
     pub gate: Vec<f32>,

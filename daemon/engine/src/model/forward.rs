@@ -1,23 +1,20 @@
 //! The forward pass of one rank over a batch of tokens of several sequences. Follows the paper; timing is done
 //! elsewhere.
-use common::{
-    ids::LayerIndex,
-    limits::{KV_BLOCK_LENGTH, SLOTS_MAX},
-};
+use common::{ids::LayerIndex, limits::SLOTS_MAX};
 use kernels::{Compute, matmul};
-use models::{AttentionSpec, HeadNorms, Scaling, Temperature};
+use models::{Mixer, Scaling};
 use telemetry::SyncKind;
 use topology::LayerCut;
 
 use super::{
-    attention::{Heads, Queries, attend},
+    attention::Heads,
     embedding::RowError,
     experts::experts,
     feed_forward::feed_forward,
-    kv_cache::{KvCache, Place},
-    norm::{norm, norm_head, norm_of_heads, same_norm},
+    kv_cache::KvCache,
+    mixer::{MixerWeights, attention::OwnHeads, convolution, delta, state::StateCache},
+    norm::{norm, same_norm},
     pace::Pace,
-    project::project_all,
     rope::Rope,
     weights::{Layer, Shard},
 };
@@ -55,6 +52,7 @@ pub struct Model {
     shard: Shard,
     compute: Compute,
     cache: KvCache,
+    states: StateCache,
     /// Tables of rotation angles, as in the spec.
     ropes: Vec<Rope>,
     /// This rank's heads in each kind of layer.
@@ -80,14 +78,31 @@ impl Model {
         let ropes = ropes.collect();
         let kinds = shard.spec.kinds.iter().zip(&shard.plan.cuts);
         let heads = kinds.map(|(kind, cut)| {
-            let attention = &kind.attention;
-            Heads::new(&cut.heads, &cut.heads_kv, attention.group(), attention.head_length)
+            let attention = kind.attention();
+            attention
+                .map_or_else(Heads::none, |own| Heads::new(&cut.heads, &cut.heads_kv, own.group(), own.head_length))
         });
         let heads = heads.collect();
         let scratch = Scratch::default();
         // Reserve for the largest batch; untouched pages cost nothing.
         let logits = Vec::with_capacity(usize::from(SLOTS_MAX) * shard.output.rows);
-        Self { shard, compute, cache, ropes, heads, scratch, hidden: Vec::new(), logits, pace: None }
+        Self {
+            shard,
+            compute,
+            cache,
+            states: StateCache::none(),
+            ropes,
+            heads,
+            scratch,
+            hidden: Vec::new(),
+            logits,
+            pace: None,
+        }
+    }
+
+    /// The model with these states of recurrent layers.
+    pub fn with_states(self, states: StateCache) -> Self {
+        Self { states, ..self }
     }
 
     /// Makes the model wait at this pace instead of computing.
@@ -119,6 +134,11 @@ impl Model {
     /// Copies KV blocks, one after another, as (source, destination), both below the cache's block count.
     pub fn copy_blocks(&mut self, copies: &[(u32, u32)]) {
         copies.iter().for_each(|(from, to)| self.cache.copy(*from, *to));
+    }
+
+    /// Copies states, one after another, as (source, destination), both below the number of states.
+    pub fn copy_states(&mut self, copies: &[(u16, u16)]) {
+        copies.iter().for_each(|(from, to)| self.states.copy(usize::from(*from), usize::from(*to)));
     }
 
     /// The hidden states of a step of `tokens` tokens, `[token, embedding_length]`: input from the previous stage
@@ -168,7 +188,7 @@ impl Model {
         }
         for index in 0..self.shard.layers.len() {
             let layer = LayerIndex((self.shard.plan.layers.start + index) as u32);
-            self.attention(batch, index);
+            self.mix(batch, index);
             sink.stored(index, &self.cache);
             if !self.shard.layers[index].spec.is_parallel() {
                 self.add_up(index, layer, SyncKind::Attention, collective)?;
@@ -252,116 +272,52 @@ impl Model {
         }
     }
 
-    /// `hidden -> partial`: the attention of this rank's heads.
-    fn attention(&mut self, batch: Batch<'_>, index: usize) {
+    /// `hidden -> partial`: the mixer of this rank's units.
+    fn mix(&mut self, batch: Batch<'_>, index: usize) {
         let layer = &self.shard.layers[index];
-        norm(&self.compute, &self.shard.spec, &self.hidden, &layer.attention_norm, &mut self.scratch.normed);
+        norm(&self.compute, &self.shard.spec, &self.hidden, &layer.mixer_norm, &mut self.scratch.normed);
         self.scratch.partial.clear();
         self.scratch.partial.resize(self.hidden.len(), 0.0);
         if !self.cut(index).heads.is_empty() {
-            self.project(batch, index);
-            self.store(batch, index);
-            self.attend(batch, index);
-            self.attention_output(index);
+            self.mix_units(batch, index);
+            let output = &self.shard.layers[index].mixer_output;
+            let Scratch { activations, attended, spread, partial, .. } = &mut self.scratch;
+            activations.load(&self.compute, output.spread(attended, spread), output.columns, output.wanted());
+            matmul(&self.compute, output.view(), activations, partial);
+            output.scale(partial);
         }
-        let bias = &self.shard.layers[index].attention_output_bias;
+        let bias = &self.shard.layers[index].mixer_output_bias;
         if !bias.is_empty() {
             let rows = self.scratch.partial.chunks_exact_mut(bias.len());
             rows.for_each(|row| (self.compute.kernels.add)(row, bias));
         }
     }
 
-    /// `attended -> partial`
-    fn attention_output(&mut self, index: usize) {
-        let Scratch { activations, attended, partial, .. } = &mut self.scratch;
-        let output = &self.shard.layers[index].attention_output;
-        activations.load(&self.compute, attended, output.columns, output.wanted());
-        matmul(&self.compute, output.view(), activations, partial);
-        output.scale(partial);
+    /// `normed -> attended`
+    fn mix_units(&mut self, batch: Batch<'_>, index: usize) {
+        let (layer, scratch) = (&self.shard.layers[index], &mut self.scratch);
+        match (&layer.spec.mixer, &layer.mixer) {
+            (Mixer::Attention(spec), MixerWeights::Attention(weights)) => {
+                let number = self.shard.plan.layers.start + index;
+                let cut = self.shard.plan.cut_of(&self.shard.spec, number);
+                let heads = &self.heads[usize::from(self.shard.spec.layers[number])];
+                let (compute, epsilon, ropes) = (&self.compute, self.shard.spec.norm_epsilon, &self.ropes);
+                let own = OwnHeads { compute, spec, weights, epsilon, cut, heads, ropes, layer: index };
+                own.mix(batch, &mut self.cache, scratch);
+            }
+            (_, MixerWeights::Convolution(weights)) => {
+                convolution::mix(&self.compute, weights, index, batch.tokens, &mut self.states, scratch);
+            }
+            (Mixer::Delta(spec), MixerWeights::Delta(weights)) => {
+                delta::mix(&self.compute, spec, weights, index, batch.tokens, &mut self.states, scratch);
+            }
+            _ => unreachable!("weights are read as the layer's description demands"),
+        }
     }
 
     /// This rank's part of a layer, numbered in the stage.
     fn cut(&self, index: usize) -> &LayerCut {
         self.shard.plan.cut_of(&self.shard.spec, self.shard.plan.layers.start + index)
-    }
-
-    /// Query, key and value with bias, head norm and rotation.
-    fn project(&mut self, batch: Batch<'_>, index: usize) {
-        let (spec, layer) = (&self.shard.spec, &self.shard.layers[index]);
-        let AttentionSpec { head_length, rope, scale, head_norms, temperature, .. } = layer.spec.attention;
-        project_all(&self.compute, layer, batch.tokens.len(), &mut self.scratch);
-        let cut = self.shard.plan.cut_of(spec, self.shard.plan.layers.start + index);
-        let Scratch { query, key, value, attended, .. } = &mut self.scratch;
-        for (out, bias) in [&mut *query, key, value].into_iter().zip(&layer.biases) {
-            if !bias.is_empty() {
-                out.chunks_exact_mut(bias.len()).for_each(|row| (self.compute.kernels.add)(row, bias));
-            }
-        }
-        if !layer.value_norm.is_empty() {
-            let heads = value.chunks_exact_mut(head_length);
-            heads.for_each(|head| norm_head(&self.compute, &layer.value_norm, spec.norm_epsilon, head));
-        }
-        if head_norms == HeadNorms::Whole {
-            let own = [(&mut *query, &cut.heads), (&mut *key, &cut.heads_kv)];
-            for ((rows, heads), weight) in own.into_iter().zip(&layer.head_norms) {
-                let kept = heads.start * head_length..heads.end * head_length;
-                norm_of_heads(&self.compute, spec.norm_epsilon, weight, kept, rows, attended);
-            }
-        }
-        for (rows, head_norm, scale, temperature) in
-            [(query, &layer.head_norms[0], scale, temperature), (key, &layer.head_norms[1], 1.0, None)]
-        {
-            let per_token = rows.len() / batch.tokens.len();
-            for (token, row) in rows.chunks_exact_mut(per_token.max(1)).enumerate() {
-                let scale = scale * temperature.map_or(1.0, |own| growth(own, batch.tokens[token].position));
-                for head in row.chunks_exact_mut(head_length) {
-                    let norm = |head: &mut [f32]| norm_head(&self.compute, head_norm, spec.norm_epsilon, head);
-                    if head_norms == HeadNorms::BeforeRotation {
-                        norm(head);
-                    }
-                    if let Some(rope) = rope {
-                        self.ropes[usize::from(rope)].rotate(token, head);
-                    }
-                    if head_norms == HeadNorms::AfterRotation {
-                        norm(head);
-                    }
-                    if scale != 1.0 {
-                        head.iter_mut().for_each(|value| *value *= scale);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Stores the step's keys and values in the cache.
-    fn store(&mut self, batch: Batch<'_>, index: usize) {
-        if self.cache.layer(index).is_shared {
-            return;
-        }
-        let heads = self.cut(index).heads_kv.len();
-        let length = self.shard.layers[index].spec.attention.head_length;
-        let Scratch { key, value, .. } = &self.scratch;
-        let tables = batch.tables.of(self.cache.layer(index));
-        for (token, entry) in batch.tokens.iter().enumerate() {
-            let position = entry.position as usize;
-            let block = tables[entry.slot.index()][position / KV_BLOCK_LENGTH];
-            for head in 0..heads {
-                let range = (token * heads + head) * length..(token * heads + head + 1) * length;
-                let (place, offset) = (Place { layer: index, block, head }, position % KV_BLOCK_LENGTH);
-                self.cache.store(self.compute.kernels, place, offset, &key[range.clone()], &value[range]);
-            }
-        }
-    }
-
-    fn attend(&mut self, batch: Batch<'_>, index: usize) {
-        let kind = usize::from(self.shard.spec.layers[self.shard.plan.layers.start + index]);
-        let Scratch { query, attended, states, text_lengths, .. } = &mut self.scratch;
-        attended.resize(query.len(), 0.0);
-        let layer = &self.shard.layers[index];
-        let AttentionSpec { window, ahead, score_cap, .. } = layer.spec.attention;
-        let (sinks, text_lengths) = (&layer.sinks, text_lengths.as_slice());
-        let queries = Queries { layer: index, batch, queries: query, window, ahead, text_lengths, sinks, score_cap };
-        attend(&self.compute, &self.cache, &self.heads[kind], queries, states, attended);
     }
 
     /// `partial -> hidden`: adds the sum over the ranks of what half a layer computed, or the norm of that sum.
@@ -381,7 +337,7 @@ impl Model {
         let branch = weights.shared.as_ref().and_then(|shared| shared.branch.as_ref());
         let branch = branch.filter(|_| kind == SyncKind::FeedForward);
         let weight = match kind {
-            SyncKind::Attention => &weights.attention_post_norm,
+            SyncKind::Attention => &weights.mixer_post_norm,
             SyncKind::FeedForward => &weights.feed_forward_post_norm,
         };
         if weight.is_empty() {
@@ -476,9 +432,4 @@ fn text_lengths(tokens: &[BatchToken], out: &mut Vec<usize>) {
         let length = text.last().map_or(0, |last| last.position as usize + 1);
         out.extend(text.iter().map(|_| length));
     }
-}
-
-/// Factor of a query at a position.
-fn growth(temperature: Temperature, position: u32) -> f32 {
-    1.0 + temperature.slope * (1.0 + (position as f32 / temperature.length).floor()).ln()
 }

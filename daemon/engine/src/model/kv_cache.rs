@@ -7,7 +7,7 @@ use std::{io, ops::Range};
 use common::{limits::KV_BLOCK_LENGTH, precision::KvFormat};
 use half::{f16, slice::HalfFloatSliceExt};
 use kernels::{Block, Kernels, KvBlock, KvValues};
-use models::ModelSpec;
+use models::{AttentionSpec, ModelSpec};
 use planner::holding::kv_bytes;
 use topology::{KvBlocks, ShardPlan};
 
@@ -62,14 +62,15 @@ impl KvCache {
         let mut layers: Vec<CachedLayer> = Vec::with_capacity(plan.layers.len());
         let mut begin = 0;
         for layer in plan.layers.clone() {
-            let attention = &spec.layer(layer).attention;
-            let (kind, is_windowed) = (usize::from(spec.layers[layer]), attention.forgets());
-            let cached = match attention.keys_of.map(usize::from) {
+            let attention = spec.layer(layer).attention();
+            let (kind, is_windowed) = (usize::from(spec.layers[layer]), attention.is_some_and(AttentionSpec::forgets));
+            let cached = match attention.and_then(|own| own.keys_of).map(usize::from) {
                 // The cut keeps both layers in one stage.
                 Some(source) => CachedLayer { kind, is_shared: true, ..layers[source - plan.layers.start] },
                 None => {
-                    let (heads, head_length) = (plan.cuts[kind].heads_kv.len(), attention.head_length);
-                    let blocks = blocks.in_layer(attention);
+                    let (heads, head_length) =
+                        (plan.cuts[kind].heads_kv.len(), attention.map_or(0, |own| own.head_length));
+                    let blocks = blocks.in_layer(spec.layer(layer));
                     CachedLayer { kind, is_windowed, is_shared: false, heads, head_length, blocks, begin }
                 }
             };

@@ -14,12 +14,14 @@ pub struct Matrix {
     pub format: BlockFormat,
     /// Outputs.
     pub rows: usize,
-    /// Inputs.
+    /// Inputs; with gaps between the rank's columns, all columns in whole blocks.
     pub columns: usize,
     /// Number of consecutive matrices.
     pub count: usize,
     /// Blocks of 32 columns at the start of each row that belong to the previous rank.
     skip: usize,
+    /// Where the rank's columns are, if there are gaps between them.
+    places: Vec<Range<usize>>,
     /// Columns in whole blocks.
     padded: usize,
     /// Factors of the products of each matrix; empty: 1.
@@ -30,13 +32,17 @@ pub struct Matrix {
 
 impl Matrix {
     pub(super) fn new(slice: &TensorSlice, region: &Arc<Region>) -> Self {
+        let (places, padded) = (slice.places(), slice.block_count() * slice.format.block_length());
+        let has_gaps = places.windows(2).any(|pair| pair[0].end < pair[1].start);
+        let first = places.first().map_or(0, |place| place.start);
         Self {
             format: slice.format,
             rows: slice.rows.len(),
-            columns: slice.columns.len(),
+            columns: if has_gaps { padded } else { slice.columns.len() },
             count: slice.count,
-            skip: slice.skip(),
-            padded: slice.blocks().len() * slice.format.block_length(),
+            skip: if has_gaps { 0 } else { first / 32 },
+            places: if has_gaps { places } else { Vec::new() },
+            padded,
             scales: slice.scales.clone(),
             region: Arc::clone(region),
             place: slice.place.clone(),
@@ -46,7 +52,18 @@ impl Matrix {
     /// In place of a matrix that a model lacks.
     pub(super) fn without_rows(region: &Arc<Region>) -> Self {
         let (format, region) = (BlockFormat::F32, Arc::clone(region));
-        Self { format, rows: 0, columns: 0, count: 1, skip: 0, padded: 0, scales: Vec::new(), region, place: 0..0 }
+        Self {
+            format,
+            rows: 0,
+            columns: 0,
+            count: 1,
+            skip: 0,
+            places: Vec::new(),
+            padded: 0,
+            scales: Vec::new(),
+            region,
+            place: 0..0,
+        }
     }
 
     /// The matrix as a kernel argument.
@@ -71,6 +88,25 @@ impl Matrix {
         if let Some(scale) = self.scales.first() {
             products.iter_mut().for_each(|product| *product *= scale);
         }
+    }
+
+    /// The rank's inputs of some tokens at the places of their columns, with zeros in the gaps.
+    pub(super) fn spread<'a>(&self, inputs: &'a [f32], out: &'a mut Vec<f32>) -> &'a [f32] {
+        let columns: usize = self.places.iter().map(ExactSizeIterator::len).sum();
+        if columns == 0 {
+            return inputs;
+        }
+        out.clear();
+        out.resize(inputs.len() / columns * self.columns, 0.0);
+        for (row, out) in inputs.chunks_exact(columns).zip(out.chunks_exact_mut(self.columns)) {
+            let mut rest = row;
+            for place in &self.places {
+                let (own, behind) = rest.split_at(place.len());
+                out[place.clone()].copy_from_slice(own);
+                rest = behind;
+            }
+        }
+        out
     }
 
     /// The form of activations that it is multiplied with.

@@ -9,7 +9,7 @@ use gguf::{BlockFormat, GgufFile, Tensor};
 use kernels::{Kernels, pack_panel, packed_bytes};
 use models::{ModelSpec, TensorRole, TensorSpec};
 use rayon::prelude::*;
-use topology::{ShardPlan, TensorPart};
+use topology::{Ranges, ShardPlan, TensorPart};
 
 use super::LoadError;
 
@@ -29,9 +29,9 @@ pub struct TensorSlice {
     /// Format of its blocks.
     pub format: BlockFormat,
     /// The rank's rows.
-    pub rows: Range<usize>,
+    pub rows: Ranges,
     /// The rank's columns.
-    pub columns: Range<usize>,
+    pub columns: Ranges,
     /// Number of consecutive matrices: the experts of a layer, or one.
     pub count: usize,
     /// Factors of the products of each matrix; empty if the file has none.
@@ -56,20 +56,31 @@ impl TensorSlice {
         let (name, scales) = (tensor.name.to_owned(), Vec::new());
         let mut slice =
             Self { name, scales, format, rows, columns, count, place, matrix_rows, split, offset, row_bytes, height };
-        let bytes = packed_bytes(slice.rows.len(), slice.blocks().len() * format.block_bytes(), height);
+        let bytes = packed_bytes(slice.rows.len(), slice.block_count() * format.block_bytes(), height);
         slice.place.end += bytes * count;
         slice
     }
 
-    /// Blocks of a row that contain the rank's columns.
-    pub fn blocks(&self) -> Range<usize> {
+    /// Blocks of a row that contain the rank's columns, for each range of these.
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> {
         let length = self.format.block_length();
-        if self.columns.is_empty() { 0..0 } else { self.columns.start / length..self.columns.end.div_ceil(length) }
+        self.columns.iter().map(move |columns| columns.start / length..columns.end.div_ceil(length))
     }
 
-    /// Blocks of 32 columns before the rank's first column.
-    pub fn skip(&self) -> usize {
-        (self.columns.start - (self.blocks().start * self.format.block_length()).min(self.columns.start)) / 32
+    /// Number of these blocks.
+    pub fn block_count(&self) -> usize {
+        self.blocks().map(|blocks| blocks.len()).sum()
+    }
+
+    /// Where the rank's columns are in the columns of these blocks.
+    pub fn places(&self) -> Vec<Range<usize>> {
+        let length = self.format.block_length();
+        let places = self.columns.iter().zip(self.blocks()).scan(0, |begin, (columns, blocks)| {
+            let first = *begin + columns.start - blocks.start * length;
+            *begin += blocks.len() * length;
+            Some(first..first + columns.len())
+        });
+        places.collect()
     }
 
     /// Norms, biases or factors as f32, row by row: each row is a panel of its own.
@@ -80,21 +91,45 @@ impl TensorSlice {
     }
 
     fn panel_bytes(&self) -> usize {
-        self.blocks().len() * self.format.block_bytes() * self.height
+        self.block_count() * self.format.block_bytes() * self.height
     }
 
     /// Packs panels of a matrix into `out`, starting with panel `first`.
     fn fill(&self, file: &GgufFile, matrix: usize, first: usize, out: &mut [u8]) -> std::io::Result<()> {
         let panel_bytes = self.panel_bytes();
-        let begin = self.rows.start + first * self.height;
-        let end = (begin + out.len() / panel_bytes * self.height).min(self.rows.end);
+        let begin = first * self.height;
+        let end = (begin + out.len() / panel_bytes * self.height).min(self.rows.len());
         let mut rows = vec![0; (end - begin) * self.row_bytes];
-        file.read(self.split, self.offset + (matrix * self.matrix_rows + begin) * self.row_bytes, &mut rows)?;
+        let mut read = &mut rows[..];
+        for range in self.rows_between(begin, end) {
+            let (part, rest) = read.split_at_mut(range.len() * self.row_bytes);
+            file.read(self.split, self.offset + (matrix * self.matrix_rows + range.start) * self.row_bytes, part)?;
+            read = rest;
+        }
         for (panel, out) in out.chunks_exact_mut(panel_bytes).enumerate() {
             let rows = rows.chunks_exact(self.row_bytes).skip(panel * self.height);
-            pack_panel(self.format, self.height, self.blocks(), |lane| rows.clone().nth(lane), out);
+            let mut out = out;
+            for blocks in self.blocks() {
+                let (own, rest) = out.split_at_mut(blocks.len() * self.format.block_bytes() * self.height);
+                pack_panel(self.format, self.height, blocks, |lane| rows.clone().nth(lane), own);
+                out = rest;
+            }
         }
         Ok(())
+    }
+
+    /// The rank's rows `begin` to `end`, numbered in the file's tensor.
+    fn rows_between(&self, begin: usize, end: usize) -> impl Iterator<Item = Range<usize>> {
+        let before = self.rows.iter().scan(0, |before, rows| {
+            let own = *before;
+            *before += rows.len();
+            Some(own)
+        });
+        let ranges = self.rows.iter().zip(before).map(move |(rows, before)| {
+            let inside = |row: usize| rows.start + row.clamp(before, before + rows.len()) - before;
+            inside(begin)..inside(end)
+        });
+        ranges.filter(|range| !range.is_empty())
     }
 }
 
@@ -151,8 +186,8 @@ impl Slices {
     ) -> Result<(), LoadError> {
         let Some(mut part) = part else { return Ok(()) };
         if let Some(fused) = wanted.fused {
-            let range = if wanted.is_vector { &mut part.columns } else { &mut part.rows };
-            *range = fused.first + range.start..fused.first + range.end;
+            let ranges = if wanted.is_vector { &mut part.columns } else { &mut part.rows };
+            *ranges = ranges.behind(fused.first);
         }
         let Some(tensor) = file.tensor(name) else {
             return if wanted.is_optional { Ok(()) } else { Err(LoadError::Missing(name.into())) };

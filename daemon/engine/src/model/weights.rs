@@ -4,13 +4,19 @@ use std::sync::Arc;
 
 use gguf::GgufFile;
 use kernels::Kernels;
-use models::{LayerSpec, ModelSpec, RouterSpec, Scores, TensorRole};
+use models::{LayerSpec, Mixer, ModelSpec, RouterSpec, Scores, TensorRole};
 use topology::ShardPlan;
 
 use super::{
     embedding::{Embedding, RowError},
     inputs::{LayerInput, LayerInputs},
     matrix::Matrix,
+    mixer::{
+        MixerWeights,
+        attention::AttentionWeights,
+        convolution::{ConvolutionWeights, by_tap},
+        delta::DeltaWeights,
+    },
     packed::{Cached, Key},
     region::Region,
     slices::Slices,
@@ -23,30 +29,15 @@ pub struct Layer {
     /// What it computes.
     pub spec: LayerSpec,
     /// `[embedding_length]`; empty if the model has none.
-    pub attention_norm: Vec<f32>,
-    /// Query rows of this rank's heads `[heads * head_length, embedding_length]`; of all heads, as the keys, if one norm
-    /// spans them.
-    pub query: Matrix,
-    /// Key rows of this rank's KV heads `[kv_heads * head_length, embedding_length]`; `None` if it reads the keys of an
-    /// earlier layer.
-    pub key: Option<Matrix>,
-    /// Value rows of this rank's KV heads, as many as key rows; `None` if the values are the keys.
-    pub value: Option<Matrix>,
-    /// Biases of query, key and value; empty if the model has none.
-    pub biases: [Vec<f32>; 3],
-    /// `[head_length]` norms of each head of query and key, or `[heads * head_length]` of all of them together; empty if
-    /// the model has none.
-    pub head_norms: [Vec<f32>; 2],
-    /// `[head_length]` ones, for the norm of each head of the values; empty if the model has none.
-    pub value_norm: Vec<f32>,
-    /// `[heads]` scores without a value; empty if the model has none.
-    pub sinks: Vec<f32>,
-    /// `[embedding_length, heads * head_length]`
-    pub attention_output: Matrix,
+    pub mixer_norm: Vec<f32>,
+    /// The first half.
+    pub mixer: MixerWeights,
+    /// `[embedding_length, columns of the rank's units]`
+    pub mixer_output: Matrix,
     /// `[embedding_length]`; empty if the model has none, and except on the first rank.
-    pub attention_output_bias: Vec<f32>,
-    /// `[embedding_length]` of the norm behind the attention; empty if the model has none.
-    pub attention_post_norm: Vec<f32>,
+    pub mixer_output_bias: Vec<f32>,
+    /// `[embedding_length]` of the norm behind the mixer; empty if the model has none.
+    pub mixer_post_norm: Vec<f32>,
     /// `[embedding_length]`; empty if the model has none.
     pub feed_forward_norm: Vec<f32>,
     /// The router of a mixture of experts; `None`: there is one feed-forward network.
@@ -125,8 +116,7 @@ impl Router {
 impl Layer {
     /// The weights of a layer, numbered in the whole model.
     fn of(layer: usize, spec: &ModelSpec, slices: &Slices, region: &Arc<Region>) -> Result<Self, LoadError> {
-        use TensorRole::{GateBias, Key, KeyBias, KeyNorm, Query, QueryBias, QueryNorm, UpBias, Value, ValueBias};
-        let optional_matrix = |role| slices.find((Some(layer), role)).map(|slice| Matrix::new(slice, region));
+        use TensorRole::{GateBias, UpBias};
         let matrix = |role| slices.get((Some(layer), role)).map(|slice| Matrix::new(slice, region));
         let optional = |role| {
             let slice = slices.find((Some(layer), role));
@@ -158,20 +148,13 @@ impl Layer {
             let (gate, output) = (matrix(TensorRole::InputGate)?, matrix(TensorRole::InputOutput)?);
             Ok(LayerInput { gate, output, norm: optional(TensorRole::InputPostNorm) })
         });
-        let attention = &found.attention;
         Ok(Self {
             spec: found.clone(),
-            attention_norm: optional(TensorRole::MixerNorm),
-            query: matrix(Query)?,
-            key: optional_matrix(Key),
-            value: optional_matrix(Value),
-            biases: [QueryBias, KeyBias, ValueBias].map(optional),
-            head_norms: [QueryNorm, KeyNorm].map(optional),
-            value_norm: vec![1.0; if attention.has_value_norm { attention.head_length } else { 0 }],
-            sinks: optional(TensorRole::Sinks),
-            attention_output: matrix(TensorRole::AttentionOutput)?,
-            attention_output_bias: optional(TensorRole::AttentionOutputBias),
-            attention_post_norm: optional(TensorRole::MixerPostNorm),
+            mixer_norm: optional(TensorRole::MixerNorm),
+            mixer: mixer(layer, spec, slices, region)?,
+            mixer_output: matrix(TensorRole::MixerOutput)?,
+            mixer_output_bias: optional(TensorRole::AttentionOutputBias),
+            mixer_post_norm: optional(TensorRole::MixerPostNorm),
             feed_forward_norm: optional(TensorRole::FeedForwardNorm),
             router: router.transpose()?,
             shared: shared.transpose()?,
@@ -192,14 +175,50 @@ impl Layer {
     /// The matrices with the number of columns, and with how many of its matrices each token is multiplied.
     pub fn matrices(&self) -> impl Iterator<Item = (&Matrix, usize)> {
         let used = self.router.as_ref().map_or(1, |router| router.used_count);
-        let attention = [Some(&self.query), self.key.as_ref(), self.value.as_ref(), Some(&self.attention_output)];
         let router = self.router.as_ref().map(|router| &router.matrix);
         let input = self.input.iter().flat_map(|input| [&input.gate, &input.output]);
-        let all = attention.into_iter().flatten().chain(router).chain(input).map(|matrix| (matrix, 1));
+        let all =
+            self.mixer.matrices().chain([&self.mixer_output]).chain(router).chain(input).map(|matrix| (matrix, 1));
         let shared = self.shared.as_ref().map(|shared| [&shared.gate, &shared.up, &shared.down]);
         let all = all.chain(shared.into_iter().flatten().map(|matrix| (matrix, 1)));
         all.chain([&self.gate, &self.up, &self.down].map(|matrix| (matrix, used)))
     }
+}
+
+/// The weights of a layer's mixer, except its output.
+fn mixer(layer: usize, spec: &ModelSpec, slices: &Slices, region: &Arc<Region>) -> Result<MixerWeights, LoadError> {
+    use TensorRole::{Key, KeyBias, KeyNorm, Query, QueryBias, QueryNorm, Value, ValueBias};
+    let optional_matrix = |role| slices.find((Some(layer), role)).map(|slice| Matrix::new(slice, region));
+    let matrix = |role| slices.get((Some(layer), role)).map(|slice| Matrix::new(slice, region));
+    let floats = |role| slices.find((Some(layer), role)).map(|slice| slice.floats(region.bytes())).unwrap_or_default();
+    Ok(match &spec.layer(layer).mixer {
+        Mixer::Attention(attention) => MixerWeights::Attention(AttentionWeights {
+            query: matrix(Query)?,
+            key: optional_matrix(Key),
+            value: optional_matrix(Value),
+            biases: [QueryBias, KeyBias, ValueBias].map(floats),
+            head_norms: [QueryNorm, KeyNorm].map(floats),
+            value_norm: vec![1.0; if attention.has_value_norm { attention.head_length } else { 0 }],
+            sinks: floats(TensorRole::Sinks),
+        }),
+        Mixer::Convolution(convolution) => MixerWeights::Convolution(ConvolutionWeights {
+            input: matrix(TensorRole::MixerInput)?,
+            filters: by_tap(&floats(TensorRole::Filter), convolution.taps),
+        }),
+        Mixer::Delta(delta) => MixerWeights::Delta(DeltaWeights {
+            input: matrix(TensorRole::MixerInput)?,
+            gate: matrix(TensorRole::StateGate)?,
+            rate: matrix(TensorRole::StateRate)?,
+            decay: matrix(TensorRole::StateDecay)?,
+            filters: by_tap(&floats(TensorRole::Filter), delta.taps),
+            decay_bias: floats(TensorRole::DecayBias),
+            decay_factor: floats(TensorRole::DecayFactor),
+            norm: floats(TensorRole::StateNorm),
+            epsilon: spec.norm_epsilon,
+            units: DeltaWeights::units(delta.head_length),
+            ones: vec![1.0; slices.get((Some(layer), TensorRole::MixerInput))?.rows.len()],
+        }),
+    })
 }
 
 /// All weights of one rank.

@@ -15,9 +15,11 @@ use super::{
 use prefill_budget::{Prefill, Prompts};
 pub use sequence::{Admitted, RemotePrompt};
 use sequence::{Opening, Phase, Running};
+use states::SavedStates;
 
 mod prefill_budget;
 mod sequence;
+mod states;
 
 /// Identifies a request inside an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -30,6 +32,8 @@ pub struct Scheduler {
     waiting: VecDeque<Admitted>,
     slots: Vec<Option<Running>>,
     blocks: BlockPool,
+    /// States with which sequences can begin.
+    states: SavedStates,
     /// Usage as last reported to the node.
     reported_kv: KvUse,
     closed: Vec<Slot>,
@@ -64,6 +68,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             slots,
             blocks: BlockPool::with_window(limits.blocks, limits.window),
+            states: SavedStates::new(limits.states),
             reported_kv: KvUse::default(),
             closed: Vec::new(),
             remote_prefill: Vec::new(),
@@ -194,9 +199,13 @@ impl Scheduler {
             // The block to be copied for it has no content until a step that copies it was sent.
             let whole = running.fed / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH;
             let computed = if running.table.copy.is_some() { whole } else { running.fed };
+            let is_open = matches!(running.phase, Phase::Open);
+            if self.states.is_used() && self.blocks.shares() && is_open {
+                self.states.save(Slot(index as u16), &running.tokens[..running.fed]);
+            }
             self.blocks.release(running.table, &running.tokens[..computed]);
             // Only a sequence that the ranks have opened is closed there.
-            self.closed.extend(matches!(running.phase, Phase::Open).then_some(Slot(index as u16)));
+            self.closed.extend(is_open.then_some(Slot(index as u16)));
         }
         // Without work the head sleeps until the next request: that time counts as idle.
         self.was_busy &= self.has_work();
@@ -237,6 +246,7 @@ impl Scheduler {
         // If one plan closes and reopens a slot, every rank closes it first.
         plan.closed.append(&mut self.closed);
         self.open(plan);
+        self.states.take_copies(&mut plan.states);
         true
     }
 
@@ -320,8 +330,14 @@ impl Scheduler {
             let Some(running) = self.slots[prompt.index].as_mut() else { continue };
             plan.is_prefill = true;
             let slot = Slot(prompt.index as u16);
-            extend(&mut self.blocks, slot, running, prompt.share, plan);
-            add_entries(slot, running, prompt.share, &mut plan.entries);
+            if running.boundary == Some(running.fed) {
+                self.states.save(slot, &running.tokens[..running.fed]);
+            }
+            // A step ends where the state is saved.
+            let rest = running.boundary.and_then(|boundary| boundary.checked_sub(running.fed)).filter(|rest| *rest > 0);
+            let share = prompt.share.min(rest.unwrap_or(usize::MAX));
+            extend(&mut self.blocks, slot, running, share, plan);
+            add_entries(slot, running, share, &mut plan.entries);
             self.blocks.publish(&mut running.table, &running.tokens[..running.fed]);
         }
     }
@@ -346,7 +362,9 @@ impl Scheduler {
                 continue;
             }
             let length = (request.prompt.len() + request.max_tokens).min(self.limits.context_length);
-            let Some(mut table) = self.blocks.take(&request.prompt, length) else { break };
+            let begins = self.states.longest(&request.prompt, |length| self.blocks.has(&request.prompt, length));
+            let known = if self.states.is_used() { begins.map_or(0, |(_, length)| length) } else { usize::MAX };
+            let Some(mut table) = self.blocks.take(&request.prompt, length, known) else { break };
             let Some(request) = self.waiting.remove(next) else { break };
             let slot = Slot(index as u16);
             let mut tokens = Vec::with_capacity(length);
@@ -354,7 +372,13 @@ impl Scheduler {
             let prompt_length = tokens.len();
             let Admitted { key, sampling, drafts_max, grammar, .. } = request;
             let awaits_mask = grammar.is_some();
+            // A state cannot be taken back behind a rejected token.
+            let drafts_max = if self.states.is_used() { 0 } else { drafts_max };
             let drafts = self.speculation.begin(drafts_max, grammar.is_some());
+            let boundary = self.states.boundary(prompt_length).filter(|_| self.blocks.shares());
+            if let Some((number, _)) = begins {
+                self.states.restore(number, slot);
+            }
             let opening = |cached: usize| Opening { sampling, grammar, cached, drafts_max };
             let (fed, phase) = if let Some(place) = self.remote_prefill.iter().position(|known| *known == key) {
                 self.remote_prefill.swap_remove(place);
@@ -384,6 +408,7 @@ impl Scheduler {
                 number: self.opened,
                 length,
                 drafts,
+                boundary,
             });
         }
         prepares
@@ -413,7 +438,9 @@ impl Scheduler {
     /// then it is worth waiting for.
     fn is_computed_by_another(&self, prompt: &[u32]) -> bool {
         let going = self.slots.iter().flatten();
-        let going = going.filter(|running| self.blocks.shares() && !running.is_answering());
+        // A state is saved only at few places.
+        let waits = self.blocks.shares() && !self.states.is_used();
+        let going = going.filter(|running| waits && !running.is_answering());
         let shared = going.filter_map(|running| {
             let pairs = prompt[..prompt.len() - 1].iter().zip(&running.tokens);
             let shared = pairs.take_while(|(a, b)| a == b).count() / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH;

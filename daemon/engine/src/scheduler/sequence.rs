@@ -81,6 +81,8 @@ pub(super) struct Running {
     pub(super) length: usize,
     /// The speculative tokens after the latest token.
     pub(super) drafts: SequenceDrafts,
+    /// Where the state of its prompt is saved.
+    pub(super) boundary: Option<usize>,
 }
 
 impl Running {

@@ -68,6 +68,7 @@ impl Worker {
         summaries.clear();
         self.sequences.apply(plan)?;
         self.model.copy_blocks(&plan.copies);
+        self.model.copy_states(&plan.states);
         let batch = self.sequences.batch();
         let tokens = batch.tokens;
         if let Some(before) = self.place.before() {

@@ -35,6 +35,8 @@ struct Silu;
 struct Gelu;
 /// `g sigmoid(1.702 g) (u + 1)` with `g = min(gate, 7)` and `u = clamp(up, -7, 7)`.
 struct ClampedSwiglu;
+/// `up / (1 + e^-gate)`
+struct Sigmoid;
 /// `max(up, 0)^2`
 struct SquaredRelu;
 
@@ -65,6 +67,13 @@ impl Combination for ClampedSwiglu {
     }
 }
 
+impl Combination for Sigmoid {
+    #[inline(always)]
+    fn of<L: Lanes>(lanes: L, gate: L::Floats, up: L::Floats) -> L::Floats {
+        sigmoid_times(lanes, up, gate)
+    }
+}
+
 impl Combination for SquaredRelu {
     #[inline(always)]
     fn of<L: Lanes>(lanes: L, _: L::Floats, up: L::Floats) -> L::Floats {
@@ -89,6 +98,12 @@ pub(crate) fn gelu_multiply<L: Lanes>(lanes: L, gate: &mut [f32], up: &[f32]) {
 #[inline(always)]
 pub(crate) fn clamped_swiglu<L: Lanes>(lanes: L, gate: &mut [f32], up: &[f32]) {
     combine::<L, ClampedSwiglu>(lanes, gate, up);
+}
+
+/// `gate = up / (1 + e^-gate)`
+#[inline(always)]
+pub(crate) fn sigmoid_multiply<L: Lanes>(lanes: L, gate: &mut [f32], up: &[f32]) {
+    combine::<L, Sigmoid>(lanes, gate, up);
 }
 
 /// `out = max(x, 0)^2`

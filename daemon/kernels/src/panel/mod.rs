@@ -3,6 +3,7 @@
 //! is in the order of the columns, regardless of the tile.
 use crate::values::CHAINS;
 mod attend;
+mod delta;
 mod dense;
 mod formats;
 mod lanes;
@@ -12,8 +13,10 @@ mod stored;
 mod two;
 
 pub(crate) use attend::attend;
+pub(crate) use delta::delta;
 pub(crate) use dense::{
-    FLOAT_TILES, clamped_swiglu, gelu_multiply, layer_norm, peak, quantise, read, rms_norm, silu_multiply, squared_relu,
+    FLOAT_TILES, clamped_swiglu, gelu_multiply, layer_norm, peak, quantise, read, rms_norm, sigmoid_multiply,
+    silu_multiply, squared_relu,
 };
 pub(crate) use formats::*;
 pub(crate) use lanes::Lanes;

@@ -32,7 +32,9 @@ macro_rules! entry {
 macro_rules! table {
     ($name:literal, $features:literal, $lanes:expr, $kind:ty) => {{
         use common::precision::Exchange;
-        use $crate::{Attention, Block, Kernels, KvBlock, Panel, Payload, panel, panel::entry, payload, scalar};
+        use $crate::{
+            Attention, Block, DeltaRun, Kernels, KvBlock, Panel, Payload, panel, panel::entry, payload, scalar,
+        };
 
         macro_rules! quantised {
             ($format:ident) => {
@@ -85,6 +87,12 @@ macro_rules! table {
             gelu_multiply: entry!($features, |gate: &mut [f32], up: &[f32]| { panel::gelu_multiply($lanes, gate, up) }),
             clamped_swiglu: entry!($features, |gate: &mut [f32], up: &[f32]| {
                 panel::clamped_swiglu($lanes, gate, up)
+            }),
+            sigmoid_multiply: entry!($features, |gate: &mut [f32], up: &[f32]| {
+                panel::sigmoid_multiply($lanes, gate, up)
+            }),
+            delta: entry!($features, |state: &mut [f32], run: DeltaRun<'_>, out: &mut [f32]| {
+                panel::delta($lanes, state, run, out)
             }),
             squared_relu: entry!($features, |out: &mut [f32], x: &[f32]| { panel::squared_relu($lanes, out, x) }),
             read: entry!($features, |bytes: &[u8], streams: usize, ahead: usize| -> u8 {

@@ -6,7 +6,9 @@ use gguf::BlockFormat;
 use half::{bf16, f16};
 use unpack::{Unpack, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
 
-use super::{Attention, BLOCK, Block, Kernels, KvBlock, KvValues, LEVELS, Panel, Payload, payload, values::CHAINS};
+use super::{
+    Attention, BLOCK, Block, DeltaRun, Kernels, KvBlock, KvValues, LEVELS, Panel, Payload, payload, values::CHAINS,
+};
 
 macro_rules! quantised {
     ($format:ident, $unpack:ident) => {
@@ -44,6 +46,8 @@ pub(super) const TABLE: Kernels = Kernels {
     silu_multiply,
     gelu_multiply,
     clamped_swiglu,
+    sigmoid_multiply,
+    delta,
     squared_relu,
     read,
     peak: |_| (0, 0.0),
@@ -266,6 +270,29 @@ fn clamped_swiglu(gate: &mut [f32], up: &[f32]) {
         let limited = if *gate > SWIGLU_LIMIT { SWIGLU_LIMIT } else { *gate };
         *gate = limited / (1.0 + (-SWIGLU_SLOPE * limited).exp()) * (up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0);
     });
+}
+
+fn sigmoid_multiply(gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len());
+    gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = *up / (1.0 + (-*gate).exp()));
+}
+
+fn delta(state: &mut [f32], run: DeltaRun<'_>, out: &mut [f32]) {
+    let length = run.length;
+    for (token, out) in out.chunks_exact_mut(length).enumerate() {
+        let x = run.token(token);
+        for (column, out) in out.iter_mut().enumerate() {
+            let rows = state.iter_mut().skip(column).step_by(length);
+            let held: f32 = rows.zip(x.key).map(|(held, key)| *held * key).sum();
+            let change = (x.value[column] - x.decay * held) * x.rate;
+            let rows = state.iter_mut().skip(column).step_by(length);
+            *out = 0.0;
+            for ((held, key), query) in rows.zip(x.key).zip(x.query) {
+                *held = *held * x.decay + key * change;
+                *out += query * *held;
+            }
+        }
+    }
 }
 
 fn squared_relu(out: &mut [f32], x: &[f32]) {

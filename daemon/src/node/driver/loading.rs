@@ -9,7 +9,9 @@ use std::{
 
 use common::{fault::FaultKind, ids::ModelIdentity, units::Bytes};
 use engine::{
-    model::{Cached, KvCache, LoadError, Pace, PacedShard, PackedCache, Shard, Source, weights::shard_bytes},
+    model::{
+        Cached, KvCache, LoadError, Pace, PacedShard, PackedCache, Shard, Source, StateCache, weights::shard_bytes,
+    },
     plan::Limits,
     structured_output::{Job, VocabularySource},
     transfer::Partners,
@@ -18,7 +20,7 @@ use gguf::{Content, GgufError, GgufFile};
 use kernels::Kernels;
 use models::{ModelSpec, TensorRole};
 use planner::{
-    holding::{Holding, kv_bytes},
+    holding::{Holding, kv_bytes, state_bytes},
     simulate::Noise,
     working::{Seat, working_bytes},
 };
@@ -29,7 +31,7 @@ use protocol::{
 use telemetry::LoadProgress;
 use tokenizer::Tokenizer;
 use topology::{
-    CutError, Place, Role, ShardPlan, Topology, cut_stages,
+    CutError, Place, Role, ShardPlan, StateCount, Topology, cut_stages,
     sizes::{ModelSizes, OlderSizes},
 };
 
@@ -48,6 +50,8 @@ const SCHEMA_STACK_BYTES: usize = 48 << 20;
 pub(super) struct Loaded {
     pub(super) shard: Shard,
     pub(super) cache: KvCache,
+    /// The states of recurrent layers.
+    pub(super) states: StateCache,
     /// On a paced node.
     pub(super) pace: Option<Pace>,
     /// In a topology whose groups have roles: what this member sends to which others.
@@ -103,7 +107,7 @@ pub(super) fn identify(folders: &[PathBuf], model: &str) -> Result<ModelCard, Fa
         context_length: spec.context_length as u32,
         block_count: spec.block_count() as u32,
         embedding_length: spec.embedding_length as u32,
-        head_count: spec.layer(0).attention.head_count as u32,
+        head_count: spec.layer(0).mixer.units().0 as u32,
         layer_bytes: layer_bytes(&file, &spec),
         output_bytes: Bytes(output.map_or(0, |tensor| tensor.byte_length as u64)),
         older: OlderSizes::of(&sizes),
@@ -151,13 +155,9 @@ pub(super) fn load(
     if let Some(first) = unused.first() {
         tracing::info!("{}: {} tensors are not used, the first is {first}", model(), unused.len());
     }
-    check_generates(&topology.model, &spec)?;
     let refuse = |reason: String| FaultKind::TopologyInvalid { reason };
-    if topology.context_length as usize > spec.context_length {
-        let (asked, trained) = (topology.context_length, spec.context_length);
-        return Err(refuse(format!("a context of {asked} tokens is requested, the model was trained for {trained}")));
-    }
     let place = topology.place(prepare.member);
+    check_served(topology, &spec, place.role)?;
     let plans = cut_stages(&spec, &topology.stages(place.replica)).map_err(|error| refuse(error.to_string()))?;
     let partners = partners(topology, &spec, &place).map_err(|error| refuse(error.to_string()))?;
     let plan =
@@ -166,11 +166,12 @@ pub(super) fn load(
     let tokenizer = place.is_head().then(|| read_tokenizer(&file, &spec)).transpose().map_err(invalid)?;
     let blocks = topology.kv_blocks(spec.window());
     let kv = kv_bytes(topology.kv, &spec, plan, blocks);
+    let state = state_bytes(&spec, plan, usize::from(topology.slots));
     let weight_bytes = shard_bytes(&file, &spec, plan, kernels).map_err(|error| invalid(error.to_string()))?;
     let paced = config.paced.as_ref();
     check_memory(
         config,
-        weight_bytes + kv + working(&ModelSizes::of_file(&file, &spec), plan, &Seat::of(topology, &place)),
+        weight_bytes + kv + state + working(&ModelSizes::of_file(&file, &spec), plan, &Seat::of(topology, &place)),
     )?;
     let content = content(config, topology, &file, progress)
         .map_err(|kind| if kind == FaultKind::StoreCancelled { not_prepared(prepare) } else { kind })?;
@@ -198,6 +199,8 @@ pub(super) fn load(
     })?;
     let cache = KvCache::new(topology.kv, &spec, plan, blocks)
         .map_err(|_| FaultKind::MemoryShort { needed: Bytes(kv), available: memory::available() })?;
+    let states = StateCache::new(&spec, plan, StateCount::in_model(&spec, usize::from(topology.slots)))
+        .map_err(|_| FaultKind::MemoryShort { needed: Bytes(state), available: memory::available() })?;
     let text = tokenizer.map(|tokenizer| {
         let limits = Limits::of(topology, &spec);
         let mut text = ModelText::new(model(), path, &file, Arc::new(tokenizer), limits);
@@ -207,18 +210,24 @@ pub(super) fn load(
     let pace = paced.map(|paced| pace(paced, ModelSizes::of_file(&file, &spec), plan, topology));
     let vocabulary =
         place.is_last_stage().then(|| text::vocabulary(Arc::clone(&file), spec.vocabulary_length, spawn_compiler));
-    Ok(Loaded { shard, cache, pace, partners, text, vocabulary, bytes: Bytes(weight_bytes + kv) })
+    Ok(Loaded { shard, cache, states, pace, partners, text, vocabulary, bytes: Bytes(weight_bytes + kv + state) })
 }
 
-/// Refuses a model that cannot answer requests.
-fn check_generates(model: &str, spec: &ModelSpec) -> Result<(), FaultKind> {
-    if spec.generates() {
-        return Ok(());
+/// Refuses a model that cannot answer requests, groups that would have to pass states on, and too long a context.
+fn check_served(topology: &Topology, spec: &ModelSpec, role: Role) -> Result<(), FaultKind> {
+    if !spec.generates() {
+        let reason = "it computes embeddings and cannot continue texts".into();
+        return Err(FaultKind::ModelInvalid { model: topology.model.clone(), reason });
     }
-    Err(FaultKind::ModelInvalid {
-        model: model.into(),
-        reason: "it computes embeddings and cannot continue texts".into(),
-    })
+    let refuse = |reason: String| Err(FaultKind::TopologyInvalid { reason });
+    if spec.has_state() && role != Role::Both {
+        return refuse("a model with recurrent layers is not served by separate groups for prompts and answers".into());
+    }
+    if topology.context_length as usize > spec.context_length {
+        let (asked, trained) = (topology.context_length, spec.context_length);
+        return refuse(format!("a context of {asked} tokens is requested, the model was trained for {trained}"));
+    }
+    Ok(())
 }
 
 /// Working memory in bytes, without weights and KV cache.

@@ -413,13 +413,13 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
     let limits = Limits::of(&place.topology, &loaded.shard.spec);
     let kernels = context.kernels;
     let options = PoolOptions { threads, cores, spin: member.spin };
-    let (shard, cache, pace) = (loaded.shard, loaded.cache, loaded.pace);
+    let (shard, cache, states, pace) = (loaded.shard, loaded.cache, loaded.states, loaded.pace);
     let context_length = place.topology.context_length as usize;
     // The thread pool and the model are created on the engine's thread, which first sets its CPU affinity.
     let model = Box::new(move || {
         let pool = Pool::new(options);
         pool.pin_caller();
-        Model::new(shard, cache, Compute { kernels, pool }, context_length).paced(pace)
+        Model::new(shard, cache, Compute { kernels, pool }, context_length).with_states(states).paced(pace)
     });
     let (node, place, variant, vocabulary) = (config.name.clone(), place.seat(), context.variant, loaded.vocabulary);
     Setup { node, place, limits, model, group, transfers, variant, end_tokens, vocabulary, abort }

@@ -6,7 +6,7 @@ use engine::plan::Limits;
 use gguf::GgufFile;
 use serde_json::json;
 use tokenizer::{Tokenizer, template::TemplateSource};
-use topology::KvBlocks;
+use topology::{KvBlocks, StateCount};
 
 use super::*;
 
@@ -18,8 +18,14 @@ pub(in crate::text) fn model() -> ModelText {
     let file = GgufFile::open(path).expect("the demo model is there");
     let tokenizer = Arc::new(Tokenizer::from_metadata(file.metadata()).expect("it has a vocabulary"));
     let vocabulary_length = tokenizer.vocabulary_length();
-    let limits =
-        Limits { slots: 1, blocks: KvBlocks::alike(1), window: None, context_length: CONTEXT, vocabulary_length };
+    let limits = Limits {
+        slots: 1,
+        blocks: KvBlocks::alike(1),
+        window: None,
+        context_length: CONTEXT,
+        vocabulary_length,
+        states: StateCount::NONE,
+    };
     let mut model = ModelText::new("m".into(), path.into(), &file, tokenizer, limits);
     let plain = "{% for m in messages %}{{ m.content }}{% endfor %}".to_owned();
     model.template = Ok(Some(TemplateSource { plain, tool_use: None, bos: String::new(), eos: String::new() }));

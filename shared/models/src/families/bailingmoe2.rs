@@ -5,8 +5,9 @@ use super::{
 };
 use crate::{
     limits::{BLOCK_COUNT_MAX, FEED_FORWARD_LENGTH_MAX},
+    mixer::{AttentionSpec, HeadNorms},
     rotation::Rotation,
-    spec::{AttentionSpec, FeedForward, HeadNorms, SharedSpec},
+    spec::{FeedForward, SharedSpec},
 };
 
 pub(super) const FAMILY: Family = Family {

@@ -6,8 +6,9 @@ use super::{
 };
 use crate::{
     limits::CONTEXT_LENGTH_MAX,
+    mixer::AttentionSpec,
     rotation::Rotation,
-    spec::{AttentionSpec, LayerSpec, NormKind, Norms},
+    spec::{LayerSpec, NormKind, Norms},
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -22,7 +23,7 @@ pub(super) const FAMILY: Family = Family {
         let layers = windowed(keys, block_count(keys)?, 4)?.into_iter().map(|is_windowed| {
             let (window, rope) = (is_windowed.then_some(window), is_windowed.then_some(0));
             let attention = AttentionSpec { window, rope, ..attention.clone() };
-            LayerSpec { norms: Norms::Parallel, ..LayerSpec::new(attention, feed_forward.clone()) }
+            LayerSpec { norms: Norms::Parallel, ..LayerSpec::attending(attention, feed_forward.clone()) }
         });
         Ok(spec.with_layers(layers))
     },

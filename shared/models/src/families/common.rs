@@ -7,9 +7,10 @@ use crate::{
         BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, EXPERT_COUNT_MAX, FEED_FORWARD_LENGTH_MAX,
         HEAD_COUNT_MAX, HEAD_LENGTH_MAX,
     },
+    mixer::AttentionSpec,
     rotation::{LongSpec, RopeSpec, Rotation, Scaling, YarnSpec},
     spec::{
-        Activation, AttentionSpec, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, NormKind,
+        Activation, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, NormKind, OutputNorm,
         Pooling, RouterSpec, Scores, SharedSpec,
     },
     tensors::{FUSED_EXPERTS, ROPE_FACTORS, TOKEN_EMBEDDING},
@@ -43,6 +44,7 @@ pub(super) fn model_with(keys: &Keys<'_>, norm: NormKind) -> Result<ModelSpec, G
         logit_scale: 1.0,
         logit_cap: None,
         pooling: pooling(keys)?,
+        output_norm: OutputNorm::Output,
         pooled_columns: 0,
         ropes: Vec::new(),
         kinds: Vec::new(),
@@ -270,8 +272,9 @@ pub(super) fn uniform(
     feed_forward: fn(&Keys<'_>) -> Result<FeedForward, GgufError>,
 ) -> Result<ModelSpec, GgufError> {
     let mut spec = model(keys)?;
-    let layer = LayerSpec::new(attention(keys, spec.embedding_length)?, feed_forward(keys)?);
-    spec.ropes = vec![rope(keys, layer.attention.head_length, rotation)?];
+    let attention = attention(keys, spec.embedding_length)?;
+    spec.ropes = vec![rope(keys, attention.head_length, rotation)?];
+    let layer = LayerSpec::attending(attention, feed_forward(keys)?);
     Ok(spec.with_layers(std::iter::repeat_n(layer, block_count(keys)?)))
 }
 
@@ -282,6 +285,6 @@ pub(super) fn layered(
     attention: &AttentionSpec,
     feed_forward: impl Fn(usize) -> Result<FeedForward, GgufError>,
 ) -> Result<ModelSpec, GgufError> {
-    let layers = (0..block_count(keys)?).map(|layer| Ok(LayerSpec::new(attention.clone(), feed_forward(layer)?)));
+    let layers = (0..block_count(keys)?).map(|layer| Ok(LayerSpec::attending(attention.clone(), feed_forward(layer)?)));
     Ok(spec.with_layers(layers.collect::<Result<Vec<_>, GgufError>>()?))
 }

@@ -4,11 +4,7 @@ use super::{
     Family,
     common::{dense, uniform, windowed},
 };
-use crate::{
-    limits::CONTEXT_LENGTH_MAX,
-    rotation::Rotation,
-    spec::{HeadNorms, Norms},
-};
+use crate::{limits::CONTEXT_LENGTH_MAX, mixer::HeadNorms, rotation::Rotation, spec::Norms};
 
 /// Layers of the 32B model.
 const LARGEST: usize = 64;
@@ -20,11 +16,11 @@ pub(super) const FAMILY: Family = Family {
         let window = keys.optional_length("attention.sliding_window", CONTEXT_LENGTH_MAX)?;
         let window = window.filter(|_| spec.block_count() == LARGEST);
         let is_windowed = windowed(keys, spec.block_count(), 4)?;
-        Ok(spec.map_layers(|index, layer| {
-            layer.norms = Norms::Behind;
-            layer.attention.head_norms = HeadNorms::BeforeRotation;
-            layer.attention.window = window.filter(|_| is_windowed[index]);
-            layer.attention.rope = layer.attention.rope.filter(|_| window.is_none() || is_windowed[index]);
+        let spec = spec.map_layers(|_, layer| layer.norms = Norms::Behind);
+        Ok(spec.map_attention(|index, attention| {
+            attention.head_norms = HeadNorms::BeforeRotation;
+            attention.window = window.filter(|_| is_windowed[index]);
+            attention.rope = attention.rope.filter(|_| window.is_none() || is_windowed[index]);
         }))
     },
 };

@@ -21,13 +21,15 @@ pub(super) const FAMILY: Family = Family {
         let score_cap = Some(keys.positive("attn_logit_softcapping", Some(50.0))?);
         let window = keys.optional_length("attention.sliding_window", CONTEXT_LENGTH_MAX)?.unwrap_or(4096);
         let (count, embedding) = (spec.block_count(), spec.embedding_length);
-        Ok(spec.map_layers(|index, layer| {
-            layer.norms = Norms::Around;
-            layer.attention.score_cap = score_cap;
-            layer.attention.window = index.is_multiple_of(2).then_some(window);
+        let spec = spec.map_attention(|index, attention| {
+            attention.score_cap = score_cap;
+            attention.window = index.is_multiple_of(2).then_some(window);
             if count == LARGEST {
-                layer.attention.scale = 1.0 / ((embedding / layer.attention.head_count) as f32).sqrt();
+                attention.scale = 1.0 / ((embedding / attention.head_count) as f32).sqrt();
             }
+        });
+        Ok(spec.map_layers(|_, layer| {
+            layer.norms = Norms::Around;
             if let FeedForward::Dense(dense) = &mut layer.feed_forward {
                 dense.activation = Activation::Gelu;
             }

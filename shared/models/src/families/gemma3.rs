@@ -9,8 +9,9 @@ use super::{
 use crate::{
     keys::Keys,
     limits::CONTEXT_LENGTH_MAX,
+    mixer::{AttentionSpec, HeadNorms},
     rotation::{RopeSpec, Rotation, Scaling},
-    spec::{Activation, AttentionSpec, DenseSpec, FeedForward, HeadNorms, LayerSpec, ModelSpec, Norms},
+    spec::{Activation, DenseSpec, FeedForward, LayerSpec, ModelSpec, Norms},
 };
 
 /// The rotation of layers that attend to everything.
@@ -43,7 +44,7 @@ pub(super) fn spec(keys: &Keys<'_>) -> Result<ModelSpec, GgufError> {
     let layers = windowed(keys, count, 6)?.into_iter().map(|is_windowed| {
         let rope = Some(if is_windowed { WINDOWED } else { FULL });
         let attention = AttentionSpec { window: is_windowed.then_some(window), rope, ..attention.clone() };
-        LayerSpec { norms: Norms::Around, ..LayerSpec::new(attention, feed_forward.clone()) }
+        LayerSpec { norms: Norms::Around, ..LayerSpec::attending(attention, feed_forward.clone()) }
     });
     Ok(spec.with_layers(layers))
 }

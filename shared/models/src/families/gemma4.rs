@@ -9,8 +9,9 @@ use super::{
 use crate::{
     keys::Keys,
     limits::{BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX, HEAD_COUNT_MAX},
+    mixer::{AttentionSpec, HeadNorms},
     rotation::{RopeSpec, Rotation, Scaling},
-    spec::{Activation, AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, HeadNorms, LayerSpec, Norms, SharedSpec},
+    spec::{Activation, DenseSpec, ExpertsSpec, FeedForward, LayerSpec, Norms, SharedSpec},
 };
 
 /// The rotation of layers that attend to everything.
@@ -52,7 +53,7 @@ pub(super) const FAMILY: Family = Family {
         let layers = windowed.into_iter().zip(columns).enumerate().map(|(layer, (attention, columns))| {
             let has_output_scale = keys.has_tensor(&format!("blk.{layer}.layer_output_scale.weight"));
             let feed_forward = feed_forward(keys, layer, columns)?;
-            let layer = LayerSpec::new(attention, feed_forward);
+            let layer = LayerSpec::attending(attention, feed_forward);
             Ok(LayerSpec { norms: Norms::Around, input_length, has_output_scale, ..layer })
         });
         let layers = layers.collect::<Result<Vec<_>, GgufError>>()?;

@@ -12,10 +12,10 @@ pub(super) const FAMILY: Family = Family {
         }
         let all = spec.context_length;
         // Half of the window lies before a token and half behind it.
-        Ok(spec.map_layers(|_, layer| {
-            let half = layer.attention.window.map(|window| window / 2);
-            layer.attention.ahead = half.unwrap_or(all);
-            layer.attention.window = half.map(|half| half + 1);
+        Ok(spec.map_attention(|_, attention| {
+            let half = attention.window.map(|window| window / 2);
+            attention.ahead = half.unwrap_or(all);
+            attention.window = half.map(|half| half + 1);
         }))
     },
 };

@@ -5,8 +5,9 @@ use super::{
 };
 use crate::{
     limits::{BLOCK_COUNT_MAX, FEED_FORWARD_LENGTH_MAX},
+    mixer::HeadNorms,
     rotation::Rotation,
-    spec::{FeedForward, HeadNorms, Norms, Scores, SharedSpec},
+    spec::{FeedForward, Norms, Scores, SharedSpec},
 };
 
 pub(super) const FAMILY: Family = Family {

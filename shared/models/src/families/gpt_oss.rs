@@ -5,8 +5,9 @@ use super::{
 };
 use crate::{
     limits::{CONTEXT_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX},
+    mixer::AttentionSpec,
     rotation::Rotation,
-    spec::{Activation, AttentionSpec, ExpertsSpec, FeedForward, LayerSpec, Norms},
+    spec::{Activation, ExpertsSpec, FeedForward, LayerSpec, Norms},
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -28,7 +29,7 @@ pub(super) const FAMILY: Family = Family {
             let window = layer.is_multiple_of(2).then_some(window);
             let attention = AttentionSpec { window, ..attention.clone() };
             let feed_forward = FeedForward::Experts(experts.clone());
-            LayerSpec { norms: Norms::BeforeAsPost, ..LayerSpec::new(attention, feed_forward) }
+            LayerSpec { norms: Norms::BeforeAsPost, ..LayerSpec::attending(attention, feed_forward) }
         });
         Ok(spec.with_layers(layers))
     },

@@ -24,10 +24,11 @@ pub(super) fn scaled(
     let mut spec = uniform(keys, Rotation::Neighbours, feed_forward)?;
     spec.embedding_scale = optional("embedding_scale")?;
     spec.logit_scale = 1.0 / optional("logit_scale")?;
-    for kind in &mut spec.kinds {
-        kind.residual_scale = optional("residual_scale")?;
-        kind.attention.scale = keys.positive("attention.scale", Some(kind.attention.scale))?;
-        kind.attention.rope = kind.attention.rope.filter(|_| is_rotated);
-    }
-    Ok(spec)
+    let residual_scale = optional("residual_scale")?;
+    let scale = keys.float("attention.scale")?.map(|_| keys.positive("attention.scale", None)).transpose()?;
+    let spec = spec.map_layers(|_, layer| layer.residual_scale = residual_scale);
+    Ok(spec.map_attention(|_, attention| {
+        attention.scale = scale.unwrap_or(attention.scale);
+        attention.rope = attention.rope.filter(|_| is_rotated);
+    }))
 }

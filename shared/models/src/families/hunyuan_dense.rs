@@ -3,13 +3,12 @@ use super::{
     Family,
     common::{dense, uniform},
 };
-use crate::{rotation::Rotation, spec::HeadNorms};
+use crate::{mixer::HeadNorms, rotation::Rotation};
 
 pub(super) const FAMILY: Family = Family {
     name: "hunyuan-dense",
     spec: |keys| {
-        let mut spec = uniform(keys, Rotation::Halves, dense)?;
-        spec.kinds.iter_mut().for_each(|kind| kind.attention.head_norms = HeadNorms::AfterRotation);
-        Ok(spec)
+        let spec = uniform(keys, Rotation::Halves, dense)?;
+        Ok(spec.map_attention(|_, attention| attention.head_norms = HeadNorms::AfterRotation))
     },
 };

@@ -3,7 +3,7 @@ use super::{
     Family,
     common::{dense, uniform},
 };
-use crate::{limits::CONTEXT_LENGTH_MAX, rotation::Rotation, spec::Temperature};
+use crate::{limits::CONTEXT_LENGTH_MAX, mixer::Temperature, rotation::Rotation};
 
 pub(super) const FAMILY: Family = Family {
     name: "mistral3",
@@ -14,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
             const LENGTH: &str = "rope.scaling.original_context_length";
             let length = keys.length(LENGTH, CONTEXT_LENGTH_MAX)? as f32;
             let temperature = Some(Temperature { slope, length });
-            spec.kinds.iter_mut().for_each(|kind| kind.attention.temperature = temperature);
+            spec = spec.map_attention(|_, attention| attention.temperature = temperature);
         }
         Ok(spec)
     },

@@ -16,6 +16,8 @@ mod gpt_oss;
 mod granite;
 mod granitemoe;
 mod hunyuan_dense;
+mod lfm2;
+mod lfm2moe;
 mod llama;
 mod mistral3;
 mod olmo2;
@@ -24,6 +26,8 @@ mod phi3;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen35;
+mod qwen35moe;
 mod qwen3moe;
 mod qwen3vl;
 mod qwen3vlmoe;
@@ -60,6 +64,8 @@ pub const ALL: &[&Family] = &[
     &granite::FAMILY,
     &granitemoe::FAMILY,
     &hunyuan_dense::FAMILY,
+    &lfm2::FAMILY,
+    &lfm2moe::FAMILY,
     &llama::FAMILY,
     &mistral3::FAMILY,
     &olmo2::FAMILY,
@@ -68,6 +74,8 @@ pub const ALL: &[&Family] = &[
     &qwen2::FAMILY,
     &qwen2moe::FAMILY,
     &qwen3::FAMILY,
+    &qwen35::FAMILY,
+    &qwen35moe::FAMILY,
     &qwen3moe::FAMILY,
     &qwen3vl::FAMILY,
     &qwen3vlmoe::FAMILY,

@@ -6,8 +6,9 @@ use super::{
 };
 use crate::{
     limits::CONTEXT_LENGTH_MAX,
+    mixer::{AttentionSpec, HeadNorms},
     rotation::{RopeSpec, Rotation, Scaling},
-    spec::{AttentionSpec, HeadNorms, LayerSpec, Norms},
+    spec::{LayerSpec, Norms},
 };
 
 /// The rotation of layers that attend to everything.
@@ -35,7 +36,7 @@ pub(super) const FAMILY: Family = Family {
             let window = window.filter(|_| is_windowed);
             let rope = Some(if window.is_some() { WINDOWED } else { FULL });
             let attention = AttentionSpec { window, rope, ..attention.clone() };
-            LayerSpec { norms: Norms::Behind, ..LayerSpec::new(attention, feed_forward.clone()) }
+            LayerSpec { norms: Norms::Behind, ..LayerSpec::attending(attention, feed_forward.clone()) }
         });
         Ok(spec.with_layers(layers))
     },

@@ -3,11 +3,7 @@ use super::{
     Family,
     common::{expert_layer, uniform},
 };
-use crate::{
-    limits::FEED_FORWARD_LENGTH_MAX,
-    rotation::Rotation,
-    spec::{FeedForward, HeadNorms},
-};
+use crate::{limits::FEED_FORWARD_LENGTH_MAX, mixer::HeadNorms, rotation::Rotation, spec::FeedForward};
 
 pub(super) const FAMILY: Family = Family {
     name: "olmoe",
@@ -17,6 +13,6 @@ pub(super) const FAMILY: Family = Family {
             experts.router.is_normalised = false;
             Ok(FeedForward::Experts(experts))
         })?;
-        Ok(spec.map_layers(|_, layer| layer.attention.head_norms = HeadNorms::Whole))
+        Ok(spec.map_attention(|_, attention| attention.head_norms = HeadNorms::Whole))
     },
 };

@@ -8,8 +8,7 @@ use crate::rotation::Rotation;
 pub(super) const FAMILY: Family = Family {
     name: "qwen2",
     spec: |keys| {
-        let mut spec = uniform(keys, Rotation::Halves, dense)?;
-        spec.kinds.iter_mut().for_each(|kind| kind.attention.needs_biases = true);
-        Ok(spec)
+        let spec = uniform(keys, Rotation::Halves, dense)?;
+        Ok(spec.map_attention(|_, attention| attention.needs_biases = true))
     },
 };

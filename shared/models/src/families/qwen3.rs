@@ -7,8 +7,9 @@ use super::{
 };
 use crate::{
     keys::Keys,
+    mixer::HeadNorms,
     rotation::Rotation,
-    spec::{FeedForward, HeadNorms, ModelSpec},
+    spec::{FeedForward, ModelSpec},
 };
 
 pub(super) const FAMILY: Family = Family { name: "qwen3", spec: |keys| with_head_norms(keys, dense) };
@@ -18,7 +19,6 @@ pub(super) fn with_head_norms(
     keys: &Keys<'_>,
     feed_forward: fn(&Keys<'_>) -> Result<FeedForward, GgufError>,
 ) -> Result<ModelSpec, GgufError> {
-    let mut spec = uniform(keys, Rotation::Halves, feed_forward)?;
-    spec.kinds.iter_mut().for_each(|kind| kind.attention.head_norms = HeadNorms::BeforeRotation);
-    Ok(spec)
+    let spec = uniform(keys, Rotation::Halves, feed_forward)?;
+    Ok(spec.map_attention(|_, attention| attention.head_norms = HeadNorms::BeforeRotation))
 }

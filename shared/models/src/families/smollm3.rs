@@ -11,8 +11,8 @@ const PERIOD: usize = 4;
 pub(super) const FAMILY: Family = Family {
     name: "smollm3",
     spec: |keys| {
-        Ok(uniform(keys, Rotation::Neighbours, dense)?.map_layers(|index, layer| {
-            layer.attention.rope = layer.attention.rope.filter(|_| index % PERIOD != PERIOD - 1);
+        Ok(uniform(keys, Rotation::Neighbours, dense)?.map_attention(|index, attention| {
+            attention.rope = attention.rope.filter(|_| index % PERIOD != PERIOD - 1);
         }))
     },
 };

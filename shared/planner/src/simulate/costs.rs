@@ -54,12 +54,18 @@ pub fn half_layer_ns(
         return besides + profile.work_ns(holding.feed_forward(layer, load.tokens), load.tokens);
     }
     let spec = &holding.sizes.spec;
-    let AttentionSpec { head_length, window, .. } = spec.layer(layer).attention;
-    let Load { read, pairs, .. } = load.through(window);
+    let matrices = besides + profile.work_ns(holding.attention(layer), load.tokens);
+    let Some(AttentionSpec { head_length, window, .. }) = spec.layer(layer).attention() else {
+        // Each sequence's state is read and written once, and used about twice by each token.
+        let floats = holding.state_length(layer) as f64;
+        let bytes = load.sequences * floats * (2 * size_of::<f32>()) as f64;
+        return matrices + profile.attention_ns(bytes, f64::from(load.tokens) * 2.0 * floats);
+    };
+    let Load { read, pairs, .. } = load.through(*window);
     let bytes = read * kv_position_bytes(kv, spec, holding.plan, layer) as f64;
     // The queries of a chunk share the KV cache reads; scores and weighted sums take two multiply-adds per value.
     let macs = pairs * (2 * holding.plan.cut_of(spec, layer).heads.len() * head_length) as f64;
-    besides + profile.work_ns(holding.attention(layer), load.tokens) + profile.attention_ns(bytes, macs)
+    matrices + profile.attention_ns(bytes, macs)
 }
 
 /// Nanoseconds of the logits of a rank's vocabulary rows, and of sampling from them.

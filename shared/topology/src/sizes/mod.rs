@@ -211,9 +211,16 @@ pub fn fitting(format: BlockFormat, columns: usize) -> BlockFormat {
 
 #[cfg(test)]
 mod tests {
-    use models::{ExpertsSpec, FeedForward};
+    use models::{AttentionSpec, ExpertsSpec, FeedForward, Mixer};
 
     use super::*;
+
+    fn attention(sizes: &mut ModelSizes) -> &mut AttentionSpec {
+        match &mut sizes.spec.kinds[0].mixer {
+            Mixer::Attention(attention) => attention,
+            _ => panic!("it has attention"),
+        }
+    }
 
     #[test]
     fn implausible_sizes_of_another_machine_are_rejected() {
@@ -227,9 +234,9 @@ mod tests {
             |sizes| sizes.layers[3].truncate(5),
             |sizes| sizes.spec.embedding_length = 0,
             |sizes| sizes.spec.embedding_length = usize::MAX,
-            |sizes| sizes.spec.kinds[0].attention.head_count_kv = 0,
-            |sizes| sizes.spec.kinds[0].attention.head_count_kv = 5,
-            |sizes| sizes.spec.kinds[0].attention.rope = Some(1),
+            |sizes| attention(sizes).head_count_kv = 0,
+            |sizes| attention(sizes).head_count_kv = 5,
+            |sizes| attention(sizes).rope = Some(1),
             |sizes| sizes.spec.vocabulary_length = usize::MAX,
             |sizes| {
                 let experts = sizes.spec.kinds[0].feed_forward.experts().expect("it has some").clone();

@@ -1,6 +1,6 @@
 //! The sizes of a model as wire versions 4 and 5 carry them: four families, whose layers are all the same. Frozen.
 use gguf::{BlockFormat, GgufError};
-use models::{KeySource, Keys, ModelSpec, Scaling, TensorRole, TensorSpec, families};
+use models::{AttentionSpec, KeySource, Keys, ModelSpec, Scaling, TensorRole, TensorSpec, families};
 use serde::{Deserialize, Serialize};
 
 use super::ModelSizes;
@@ -84,7 +84,7 @@ impl OlderSizes {
             query: format(layer, TensorRole::Query),
             key: format(layer, TensorRole::Key),
             value: format(layer, TensorRole::Value),
-            attention_output: format(layer, TensorRole::AttentionOutput),
+            attention_output: format(layer, TensorRole::MixerOutput),
             gate: format(layer, TensorRole::Gate),
             up: format(layer, TensorRole::Up),
             down: format(layer, TensorRole::Down),
@@ -127,7 +127,7 @@ impl OlderSizes {
             TensorRole::Query => formats.map(|formats| formats.query),
             TensorRole::Key => formats.map(|formats| formats.key),
             TensorRole::Value => formats.map(|formats| formats.value),
-            TensorRole::AttentionOutput => formats.map(|formats| formats.attention_output),
+            TensorRole::MixerOutput => formats.map(|formats| formats.attention_output),
             TensorRole::Gate => formats.map(|formats| formats.gate),
             TensorRole::Up => formats.map(|formats| formats.up),
             TensorRole::Down => formats.map(|formats| formats.down),
@@ -147,7 +147,9 @@ impl Shape {
             *name == spec.architecture && spec.kinds.len() == 1 && has_experts != is_dense
         });
         let layer = spec.layer(0);
-        let attention = &layer.attention;
+        // Older peers have only models whose layers all attend; others are sent as a family they do not know.
+        let none = AttentionSpec::new(1, 1, 2);
+        let attention = layer.attention().unwrap_or(&none);
         let rope = attention.rope.and_then(|rope| spec.ropes.get(usize::from(rope)));
         let experts = layer.feed_forward.experts();
         Self {

@@ -1,16 +1,22 @@
 //! For random arrivals, cancellations and pipeline depths, every plan that is sent can be applied, and a rank that
-//! applies it reads only the keys and values of its own previous tokens.
+//! applies it reads only the keys and values, and the state, of its own previous tokens.
 use std::collections::{BTreeMap, VecDeque};
 
 use common::sampling::SamplingParameters;
 
-use topology::KvBlocks;
+use topology::{KvBlocks, StateCount};
 
 use super::*;
 use crate::plan::{Constraint, Sequences};
 
-const LIMITS: Limits =
-    Limits { slots: 5, blocks: KvBlocks::alike(24), window: None, context_length: 256, vocabulary_length: 8 };
+const LIMITS: Limits = Limits {
+    slots: 5,
+    blocks: KvBlocks::alike(24),
+    window: None,
+    context_length: 256,
+    vocabulary_length: 8,
+    states: StateCount::NONE,
+};
 
 /// A seeded random number generator.
 struct HistoryRandom(u64);
@@ -31,6 +37,8 @@ struct Rank {
     window: Option<usize>,
     whole: LayerMemory,
     windowed: LayerMemory,
+    /// For each state of a recurrent layer, a hash of the tokens that led to it.
+    states: Vec<Option<u64>>,
 }
 
 /// The blocks of a layer.
@@ -50,13 +58,20 @@ impl Rank {
     fn new(limits: Limits) -> Self {
         let [whole, windowed] =
             [limits.blocks.whole, limits.blocks.windowed].map(|count| vec![[None; KV_BLOCK_LENGTH]; count]);
-        Self { sequences: Sequences::new(limits), window: limits.window, whole, windowed }
+        let states = vec![None; limits.states.all()];
+        Self { sequences: Sequences::new(limits), window: limits.window, whole, windowed, states }
     }
 
     fn step(&mut self, plan: &Plan) {
         self.sequences.apply(plan).expect("the plan can be applied");
         for (from, to) in &plan.copies {
             self.whole[*to as usize] = self.whole[*from as usize];
+        }
+        for (from, to) in &plan.states {
+            self.states[usize::from(*to)] = self.states[usize::from(*from)];
+        }
+        if !self.states.is_empty() {
+            self.recur(plan);
         }
         // A layer stores the keys and values of all tokens before any token reads them.
         self.visit(plan, |memory, place, row, beginnings| memory[place.0][place.1] = Some(beginnings[row]), false);
@@ -66,6 +81,17 @@ impl Rank {
             |memory, place, row, beginnings| assert_eq!(memory[place.0][place.1], Some(beginnings[row]), "{window:?}"),
             true,
         );
+    }
+
+    /// Passes the tokens of a plan through the states of their slots.
+    fn recur(&mut self, plan: &Plan) {
+        for rows in plan.entries.chunk_by(|one, two| one.slot == two.slot) {
+            let beginnings = beginnings(&self.sequences.get(rows[0].slot).expect("it is open").tokens);
+            let (first, last) = (rows[0].position as usize, rows[rows.len() - 1].position as usize);
+            let state = &mut self.states[rows[0].slot.index()];
+            assert!(first == 0 || *state == Some(beginnings[first - 1]), "the state is that before position {first}");
+            *state = Some(beginnings[last]);
+        }
     }
 
     /// Visits the rows of a plan in both memories, or the rows that they read.
@@ -122,7 +148,8 @@ impl World {
         let window = (random.below(2) == 0).then(|| 1 + random.below(80));
         let blocks = KvBlocks::of(20 * KV_BLOCK_LENGTH as u32, LIMITS.slots as u16, window);
         let blocks = if window.is_some() { blocks } else { LIMITS.blocks };
-        let limits = Limits { blocks, window, ..LIMITS };
+        let states = if random.below(3) == 0 { StateCount::of(LIMITS.slots) } else { StateCount::NONE };
+        let limits = Limits { blocks, window, states, ..LIMITS };
         let scheduler = Scheduler::new(limits).with_stages(stages, 1 + random.below(64));
         let scheduler = if seed.is_multiple_of(4) { scheduler.without_sharing() } else { scheduler };
         let (rank, requests) = (Rank::new(limits), BTreeMap::new());
@@ -143,7 +170,7 @@ impl World {
         let request =
             Admitted { key, prompt, max_tokens, sampling: SamplingParameters::default(), drafts_max, grammar };
         match self.random.below(5) {
-            0 if length > 1 => self.scheduler.submit_remote(request),
+            0 if length > 1 && self.rank.states.is_empty() => self.scheduler.submit_remote(request),
             _ => self.scheduler.submit(request),
         }
     }

@@ -2,7 +2,7 @@
 //! running answers. Times in microseconds.
 use common::{limits::SLOTS_MAX, sampling::SamplingParameters};
 
-use topology::KvBlocks;
+use topology::{KvBlocks, StateCount};
 
 use super::*;
 
@@ -81,6 +81,7 @@ fn serve(mix: Mix, arrivals: ArrivalPattern, count: usize) -> Vec<Measured> {
         window: None,
         context_length: 8192,
         vocabulary_length: 1 << 30,
+        states: StateCount::NONE,
     };
     let (mut scheduler, mut plan, mut random) = (Scheduler::new(limits), Plan::default(), UnitRandom(7));
     let (mut seen, mut left) = (Vec::<Measured>::new(), vec![mix.answer; count]);

@@ -4,13 +4,19 @@ mod load;
 
 use common::sampling::SamplingParameters;
 
-use topology::KvBlocks;
+use topology::{KvBlocks, StateCount};
 
 use super::*;
 use crate::plan::{Constraint, Sequences};
 
-const LIMITS: Limits =
-    Limits { slots: 2, blocks: KvBlocks::alike(9), window: None, context_length: 256, vocabulary_length: 100 };
+const LIMITS: Limits = Limits {
+    slots: 2,
+    blocks: KvBlocks::alike(9),
+    window: None,
+    context_length: 256,
+    vocabulary_length: 100,
+    states: StateCount::NONE,
+};
 
 fn request(key: u64, prompt: usize, max_tokens: usize) -> Admitted {
     let sampling = SamplingParameters::default();
@@ -124,8 +130,14 @@ fn step_time(rows: usize) -> u64 {
     17_000.max(4_500 * rows as u64) + 500 * rows as u64
 }
 
-const LONG: Limits =
-    Limits { slots: 4, blocks: KvBlocks::alike(400), window: None, context_length: 8192, vocabulary_length: 100 };
+const LONG: Limits = Limits {
+    slots: 4,
+    blocks: KvBlocks::alike(400),
+    window: None,
+    context_length: 8192,
+    vocabulary_length: 100,
+    states: StateCount::NONE,
+};
 
 /// Runs a step and returns its time in microseconds. Every slot that wanted a token gets one.
 fn run(scheduler: &mut Scheduler, follower: &mut Sequences) -> (Plan, u64) {
@@ -258,8 +270,14 @@ fn constrained_request_alone_is_not_held_back() {
 
 #[test]
 fn speculation_changes_only_the_number_of_steps() {
-    let limits =
-        Limits { slots: 3, blocks: KvBlocks::alike(60), window: None, context_length: 400, vocabulary_length: 100 };
+    let limits = Limits {
+        slots: 3,
+        blocks: KvBlocks::alike(60),
+        window: None,
+        context_length: 400,
+        vocabulary_length: 100,
+        states: StateCount::NONE,
+    };
     // A text that repeats itself every 23 tokens with few exceptions, and exceeds the context.
     let truth = |position: usize| if position.is_multiple_of(61) { 99 } else { (position % 23 * 7 % 40) as u32 };
     let steps = |drafts_max: usize| {

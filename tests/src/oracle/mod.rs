@@ -1,12 +1,12 @@
 //! An independent forward pass in f64, straight from the papers: one token at a time with whole matrices, no cache
 //! format and no sharding; slow. Shares the GGUF reader and the model's spec with the product, but no arithmetic.
+mod attention;
+mod mixers;
+
 use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
 use gguf::GgufFile;
-use models::{
-    Activation, ExpertsSpec, HeadNorms, LayerSpec, ModelSpec, NormKind, Pooling, RopeSpec, Rotation, Scaling, Scores,
-    TensorRole,
-};
+use models::{Activation, ExpertsSpec, LayerSpec, Mixer, ModelSpec, NormKind, Pooling, Scores, TensorRole};
 
 use crate::dequantise::dequantise;
 
@@ -117,39 +117,6 @@ impl<'a> Oracle<'a> {
         out
     }
 
-    /// Norms of each head, and its rotation.
-    fn turn(&self, layer: usize, norm: TensorRole, position: usize, heads: Vec<f64>) -> Vec<f64> {
-        let attention = &self.spec.layer(layer).attention;
-        let rope = attention.rope.map(|rope| &self.spec.ropes[usize::from(rope)]);
-        let factors = match rope.map(|rope| &rope.scaling) {
-            Some(Scaling::Long(long)) if self.spec.context_length > long.original_context => {
-                self.vector(None, TensorRole::RopeFactorsLong)
-            }
-            Some(Scaling::Long(_)) => self.vector(None, TensorRole::RopeFactors),
-            _ if rope.is_some_and(|rope| rope.has_factors) => self.vector(None, TensorRole::RopeFactors),
-            _ => None,
-        };
-        let heads = match attention.head_norms {
-            HeadNorms::Whole => self.norm(&heads, Some(layer), norm),
-            _ => heads,
-        };
-        let mut out = Vec::new();
-        for head in heads.chunks(attention.head_length) {
-            let mut head = head.to_vec();
-            if attention.head_norms == HeadNorms::BeforeRotation {
-                head = self.norm(&head, Some(layer), norm);
-            }
-            if let Some(rope) = rope {
-                rotate(rope, factors.as_deref(), position, &mut head);
-            }
-            if attention.head_norms == HeadNorms::AfterRotation {
-                head = self.norm(&head, Some(layer), norm);
-            }
-            out.extend(head);
-        }
-        out
-    }
-
     /// Logits after each token `[token, vocabulary]`.
     pub fn logits(&self, tokens: &[u32]) -> Vec<Vec<f32>> {
         self.routed_logits(tokens).0
@@ -216,18 +183,22 @@ impl<'a> Oracle<'a> {
         all: &mut Vec<KeysValues>,
         routes: &mut Vec<Route>,
     ) {
-        let LayerSpec { attention, feed_forward, residual_scale, .. } = self.spec.layer(layer);
-        all.push(match attention.keys_of {
-            Some(source) => all[usize::from(source)].clone(),
-            None => self.keys_values(layer, hidden),
-        });
-        let [keys, values] = &all[layer];
+        let LayerSpec { mixer, feed_forward, residual_scale, .. } = self.spec.layer(layer);
+        let inner = match mixer {
+            Mixer::Attention(attention) => {
+                all.push(match attention.keys_of {
+                    Some(source) => all[usize::from(source)].clone(),
+                    None => self.keys_values(layer, attention, hidden),
+                });
+                self.attended(layer, attention, hidden, &all[layer])
+            }
+            _ => {
+                all.push([Vec::new(), Vec::new()]);
+                self.recurred(layer, mixer, hidden)
+            }
+        };
         for (position, hidden) in hidden.iter_mut().enumerate() {
-            let x = self.norm(hidden, Some(layer), TensorRole::MixerNorm);
-            let query = self.project(layer, TensorRole::Query, TensorRole::QueryBias, &x);
-            let query = self.turn(layer, TensorRole::QueryNorm, position, query);
-            let attended = self.attend(layer, position, &query, [keys, values]);
-            let out = self.project(layer, TensorRole::AttentionOutput, TensorRole::AttentionOutputBias, &attended);
+            let out = self.project(layer, TensorRole::MixerOutput, TensorRole::AttentionOutputBias, &inner[position]);
             let out = self.norm(&out, Some(layer), TensorRole::MixerPostNorm);
             let before = hidden.clone();
             hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += f64::from(*residual_scale) * out);
@@ -252,26 +223,6 @@ impl<'a> Oracle<'a> {
                 hidden.iter_mut().for_each(|hidden| *hidden *= scale[0]);
             }
         }
-    }
-
-    /// The keys and values of a layer.
-    fn keys_values(&self, layer: usize, hidden: &[Vec<f64>]) -> KeysValues {
-        let attention = &self.spec.layer(layer).attention;
-        let (mut keys, mut values) = (Vec::new(), Vec::new());
-        for (position, hidden) in hidden.iter().enumerate() {
-            let x = self.norm(hidden, Some(layer), TensorRole::MixerNorm);
-            let key = self.project(layer, TensorRole::Key, TensorRole::KeyBias, &x);
-            let value = if attention.values_are_keys {
-                key.clone()
-            } else {
-                self.project(layer, TensorRole::Value, TensorRole::ValueBias, &x)
-            };
-            keys.push(self.turn(layer, TensorRole::KeyNorm, position, key));
-            let heads = value.chunks(attention.head_length);
-            let normed = heads.flat_map(|head| if attention.has_value_norm { self.unit(head) } else { head.to_vec() });
-            values.push(normed.collect());
-        }
-        [keys, values]
     }
 
     /// A vector divided by its root mean square.
@@ -301,37 +252,6 @@ impl<'a> Oracle<'a> {
             }
         }
         inputs
-    }
-
-    /// The newest token's attention to the positions that it sees.
-    fn attend(&self, layer: usize, position: usize, query: &[f64], all: [&[Vec<f64>]; 2]) -> Vec<f64> {
-        let attention = &self.spec.layer(layer).attention;
-        let first = attention.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        let [keys, values] = all.map(|rows| &rows[first..(position + 1 + attention.ahead).min(rows.len())]);
-        let sinks = self.vector(Some(layer), TensorRole::Sinks);
-        let growth = attention.temperature.map_or(1.0, |own| {
-            let steps = (position as f64 / f64::from(own.length)).floor();
-            1.0 + f64::from(own.slope) * (1.0 + steps).ln()
-        });
-        let heads = query.chunks(attention.head_length).enumerate().flat_map(|(head, query)| {
-            let begin = head / attention.group() * attention.head_length;
-            let part = |row: &Vec<f64>| row[begin..begin + attention.head_length].to_vec();
-            let weights: Vec<f64> = keys
-                .iter()
-                .map(|key| {
-                    let dot: f64 = query.iter().zip(part(key)).map(|(q, k)| q * k).sum();
-                    let score = dot * f64::from(attention.scale) * growth;
-                    attention.score_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()).exp()
-                })
-                .collect();
-            let total = weights.iter().sum::<f64>() + sinks.as_ref().map_or(0.0, |sinks| sinks[head].exp());
-            let mut out = vec![0.0; attention.head_length];
-            for (weight, value) in weights.iter().zip(values) {
-                out.iter_mut().zip(part(value)).for_each(|(out, value)| *out += weight / total * value);
-            }
-            out
-        });
-        heads.collect()
     }
 
     /// A gated network, or one of the experts.
@@ -428,6 +348,14 @@ impl<'a> Oracle<'a> {
     }
 }
 
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn silu(x: f64) -> f64 {
+    x * sigmoid(x)
+}
+
 /// What a network computes from its products.
 fn activate(activation: Activation, gate: f64, up: f64) -> f64 {
     match activation {
@@ -441,40 +369,6 @@ fn activate(activation: Activation, gate: f64, up: f64) -> f64 {
             let gate = gate.min(7.0);
             gate / (1.0 + (-1.702 * gate).exp()) * (up.clamp(-7.0, 7.0) + 1.0)
         }
-    }
-}
-
-/// Rotates a head (Su et al. 2021).
-fn rotate(rope: &RopeSpec, factors: Option<&[f64]>, position: usize, head: &mut [f64]) {
-    let (pairs, base) = (rope.dimension_count / 2, f64::from(rope.freq_base));
-    for pair in 0..pairs {
-        let frequency = base.powf(-2.0 * pair as f64 / rope.dimension_count as f64);
-        let frequency = frequency / factors.map_or(1.0, |factors| factors[pair]);
-        let frequency = if rope.rotates(pair) { frequency } else { 0.0 };
-        let (angle, magnitude) = match &rope.scaling {
-            Scaling::None => (position as f64 * frequency, 1.0),
-            Scaling::Long(long) => (position as f64 * frequency, f64::from(long.magnitude)),
-            Scaling::Linear(scale) => (position as f64 * frequency / f64::from(*scale), 1.0),
-            Scaling::Yarn(yarn) => {
-                // The pair that turns so many times within the original context.
-                let at = |turns: f32| {
-                    let length = f64::from(yarn.original_context) / (2.0 * std::f64::consts::PI * f64::from(turns));
-                    rope.dimension_count as f64 * length.ln() / (2.0 * base.ln())
-                };
-                let (fast, slow) = (at(yarn.beta_fast).floor().max(0.0), at(yarn.beta_slow).ceil());
-                let slow = slow.min(rope.dimension_count as f64 - 1.0);
-                let ramp = ((pair as f64 - fast) / (slow - fast).max(0.001)).clamp(0.0, 1.0);
-                let mixed = frequency * (1.0 - ramp) + frequency / f64::from(yarn.factor) * ramp;
-                (position as f64 * mixed, f64::from(yarn.magnitude))
-            }
-        };
-        let (a, b) = match rope.rotation {
-            Rotation::Neighbours => (2 * pair, 2 * pair + 1),
-            Rotation::Halves => (pair, pair + pairs),
-        };
-        let (x, y) = (head[a], head[b]);
-        head[a] = magnitude * (x * angle.cos() - y * angle.sin());
-        head[b] = magnitude * (x * angle.sin() + y * angle.cos());
     }
 }
 

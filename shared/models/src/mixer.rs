@@ -1,0 +1,250 @@
+//! The first half of a layer, which mixes the positions of a text: attention, or a recurrence with a state of fixed size.
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    limits::{CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, HEAD_COUNT_MAX, HEAD_LENGTH_MAX, SEGMENTS_MAX, within},
+    rotation::RopeSpec,
+};
+
+/// The first half of a layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Mixer {
+    /// Attention.
+    Attention(AttentionSpec),
+    /// A short convolution.
+    Convolution(ConvolutionSpec),
+    /// A gated delta net.
+    Delta(DeltaSpec),
+}
+
+/// A short convolution over positions (LFM2): `output(c * convolution(b * x))`, with `b`, `c` and `x` from one projection.
+/// Its state are the latest values of `b * x`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ConvolutionSpec {
+    /// Channels, each with a filter of its own.
+    pub channels: usize,
+    /// Length of a filter, in positions.
+    pub taps: usize,
+}
+
+/// A gated delta net (Yang et al. 2024): keys, queries and values pass through a short convolution; each value head has a
+/// state matrix, which decays, forgets what it holds for a key and learns the value for it. Several value heads share the
+/// query and the key of a key head.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeltaSpec {
+    /// Query and key heads.
+    pub key_heads: usize,
+    /// Value heads, a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Elements of a query, a key and a value.
+    pub head_length: usize,
+    /// Length of a filter, in positions.
+    pub taps: usize,
+    /// Whether the value heads of a key head are consecutive; otherwise they are as far apart as there are key heads.
+    pub is_grouped: bool,
+}
+
+/// Grouped-query attention.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub head_count: usize,
+    /// Key and value heads; divides `head_count`.
+    pub head_count_kv: usize,
+    /// Elements of a head, even.
+    pub head_length: usize,
+    /// The table of rotation angles (index into [`ModelSpec::ropes`]); `None` without rotation.
+    pub rope: Option<u8>,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Queries grow with their position.
+    pub temperature: Option<Temperature>,
+    /// Scores are limited smoothly to plus or minus this: `cap tanh(score / cap)`.
+    pub score_cap: Option<f32>,
+    /// Newest positions that a token attends to, its own included; `None`: all.
+    pub window: Option<usize>,
+    /// Later positions that a token attends to, as far as its text has them: then a text is computed at once, for its
+    /// embedding, and cannot be continued.
+    #[serde(default)]
+    pub ahead: usize,
+    /// The earlier layer whose keys and values it reads; `None`: it has its own.
+    #[serde(default)]
+    pub keys_of: Option<u16>,
+    /// Whether the values are the keys before norm and rotation.
+    #[serde(default)]
+    pub values_are_keys: bool,
+    /// Whether each head of the values is divided by its root mean square.
+    #[serde(default)]
+    pub has_value_norm: bool,
+    /// Whether each head of the queries is followed by a gate of the same length, whose sigmoid the head's result is
+    /// multiplied with.
+    #[serde(default)]
+    pub has_gate: bool,
+    /// Whether each head has a score without a value, which takes a part of the weights.
+    pub has_sinks: bool,
+    /// Norms of the heads of queries and keys.
+    pub head_norms: HeadNorms,
+    /// Whether queries, keys and values are the rows of one tensor.
+    pub is_fused: bool,
+    /// Whether files must have the biases of queries, keys and values; other files may have them.
+    pub needs_biases: bool,
+    /// Whether files must have the bias of the output; other files may have it.
+    pub needs_output_bias: bool,
+}
+
+/// Queries are multiplied by `1 + slope ln(1 + floor(position / length))`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Temperature {
+    /// Growth.
+    pub slope: f32,
+    /// Positions that share a factor.
+    pub length: f32,
+}
+
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HeadNorms {
+    /// None.
+    None,
+    /// Of each head, before the rotation.
+    BeforeRotation,
+    /// Of each head, after the rotation.
+    AfterRotation,
+    /// Of all heads together, before the rotation. Every rank computes the queries and keys of all heads: sums of squares
+    /// from the other ranks would delay each layer by a further exchange, and the exchange's formats are too coarse.
+    Whole,
+}
+
+impl AttentionSpec {
+    /// So many query heads and KV heads of a length, rotated by the first table, with scores divided by the square root
+    /// of their length, and nothing else.
+    pub fn new(head_count: usize, head_count_kv: usize, head_length: usize) -> Self {
+        Self {
+            head_count,
+            head_count_kv,
+            head_length,
+            rope: Some(0),
+            scale: 1.0 / (head_length as f32).sqrt(),
+            temperature: None,
+            score_cap: None,
+            window: None,
+            ahead: 0,
+            keys_of: None,
+            values_are_keys: false,
+            has_value_norm: false,
+            has_gate: false,
+            has_sinks: false,
+            head_norms: HeadNorms::None,
+            is_fused: false,
+            needs_biases: false,
+            needs_output_bias: false,
+        }
+    }
+
+    fn is_sound(&self, ropes: &[RopeSpec]) -> bool {
+        within(self.head_count, HEAD_COUNT_MAX)
+            && within(self.head_count_kv, HEAD_COUNT_MAX)
+            && self.head_count.is_multiple_of(self.head_count_kv)
+            && within(self.head_length, HEAD_LENGTH_MAX)
+            && self.head_length.is_multiple_of(2)
+            && self.window.is_none_or(|window| within(window, CONTEXT_LENGTH_MAX))
+            && self.ahead as u64 <= CONTEXT_LENGTH_MAX
+            && self.rope.is_none_or(|rope| {
+                let rope = ropes.get(usize::from(rope));
+                rope.is_some_and(|rope| rope.dimension_count <= self.head_length)
+            })
+            // A norm of all heads leaves keys and values of the rank's heads alone.
+            && (self.head_norms != HeadNorms::Whole || self.keys_of.is_none() && !self.values_are_keys)
+            && !(self.head_norms == HeadNorms::Whole && self.has_gate)
+            && !(self.is_fused && self.has_gate)
+    }
+
+    /// Whether keys and values are no longer read once they fell out of its window.
+    pub const fn forgets(&self) -> bool {
+        self.window.is_some() && self.ahead == 0
+    }
+
+    /// Query heads that read the same KV head.
+    pub const fn group(&self) -> usize {
+        self.head_count / self.head_count_kv
+    }
+}
+
+impl Mixer {
+    /// The attention, if it is one.
+    pub const fn attention(&self) -> Option<&AttentionSpec> {
+        match self {
+            Self::Attention(attention) => Some(attention),
+            Self::Convolution(_) | Self::Delta(_) => None,
+        }
+    }
+
+    /// The units that ranks divide among each other: query heads, channels, or key heads with their value heads; and the
+    /// columns of the output matrix that belong to one.
+    pub const fn units(&self) -> (usize, usize) {
+        match self {
+            Self::Attention(attention) => (attention.head_count, attention.head_length),
+            Self::Convolution(convolution) => (convolution.channels, 1),
+            Self::Delta(delta) => (delta.key_heads, delta.per_key() * delta.head_length),
+        }
+    }
+
+    /// Floats of the state of so many units; 0 if there is none.
+    pub const fn state_length(&self, units: usize) -> usize {
+        match self {
+            Self::Attention(_) => 0,
+            Self::Convolution(convolution) => units * (convolution.taps - 1),
+            Self::Delta(delta) => {
+                units * (delta.tail_length() + delta.per_key() * delta.head_length * delta.head_length)
+            }
+        }
+    }
+}
+
+impl Mixer {
+    pub(crate) fn is_sound(&self, ropes: &[RopeSpec]) -> bool {
+        match self {
+            Self::Attention(attention) => attention.is_sound(ropes),
+            Self::Convolution(convolution) => convolution.is_sound(),
+            Self::Delta(delta) => delta.is_sound(),
+        }
+    }
+}
+
+impl ConvolutionSpec {
+    fn is_sound(&self) -> bool {
+        within(self.channels, EMBEDDING_LENGTH_MAX) && (2..=TAPS_MAX).contains(&self.taps)
+    }
+}
+
+impl DeltaSpec {
+    /// Value heads of each key head.
+    pub const fn per_key(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    /// Channels of the convolution that belong to a key head.
+    pub const fn channels(&self) -> usize {
+        (2 + self.per_key()) * self.head_length
+    }
+
+    /// Floats of the latest inputs of the convolution that belong to a key head.
+    pub const fn tail_length(&self) -> usize {
+        self.channels() * (self.taps - 1)
+    }
+
+    fn is_sound(&self) -> bool {
+        within(self.key_heads, HEAD_COUNT_MAX)
+            && within(self.value_heads, HEAD_COUNT_MAX)
+            && self.value_heads.is_multiple_of(self.key_heads)
+            && self.per_key() <= PER_KEY_MAX
+            && within(self.head_length, HEAD_LENGTH_MAX)
+            && self.head_length.is_multiple_of(32)
+            && (2..=TAPS_MAX).contains(&self.taps)
+    }
+}
+
+/// Most value heads of a key head: the segments of queries and keys come before theirs.
+pub(crate) const PER_KEY_MAX: usize = SEGMENTS_MAX - 2;
+/// Longest filter of a convolution.
+pub(crate) const TAPS_MAX: usize = 16;
