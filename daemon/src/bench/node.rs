@@ -132,6 +132,15 @@ fn macs(shard: &Shard) -> u64 {
     matrices.map(|(matrix, used)| (matrix.rows * matrix.columns * used) as u64).sum()
 }
 
+/// Bytes of states that a token reads and writes.
+fn state_bytes(shard: &Shard) -> u64 {
+    let floats = shard.plan.layers.clone().map(|layer| {
+        let units = shard.plan.cut_of(&shard.spec, layer).heads.len();
+        shard.spec.layer(layer).mixer.state_length(units) as u64
+    });
+    2 * floats.sum::<u64>() * size_of::<f32>() as u64
+}
+
 /// Bytes of keys and values that a token behind so many positions reads.
 fn kv_bytes(shard: &Shard, format: KvFormat, positions: u64) -> u64 {
     let bytes = shard.plan.layers.clone().map(|layer| {
@@ -179,7 +188,7 @@ impl ModelBench {
         reporter: &mut Reporter,
     ) -> (Vec<Prefill>, Vec<Decode>, Vec<Rows>, Vec<u32>) {
         let macs = macs(self.model.shard());
-        let token_bytes = self.model.shard().token_bytes();
+        let token_bytes = self.model.shard().token_bytes() + state_bytes(self.model.shard());
         let prefill = work.prefill.iter().map(|tokens| {
             reporter.begin(format_args!("prefill of {tokens} tokens"));
             let seconds = median((0..arguments.repeats).map(|_| self.prefill(*tokens)).collect());
