@@ -76,7 +76,8 @@ fn experts_in_several_formats_match_oracle_and_one_rank() {
         ..model(EXPERTS).with_format(BlockFormat::Q4K)
     };
     let formats = [BlockFormat::F16, BlockFormat::Q8_0, BlockFormat::Q4_0, BlockFormat::Q6K, BlockFormat::Iq4Xs];
-    for model in formats.map(|format| model(EXPERTS).with_format(format)).into_iter().chain([mixed]) {
+    let formats = formats.into_iter().chain([BlockFormat::Iq3Xxs, BlockFormat::Iq2Xxs]);
+    for model in formats.map(|format| model(EXPERTS).with_format(format)).chain([mixed]) {
         let (format, finer) = (model.feed_forward_format, model.finer_format.map_or("", BlockFormat::name));
         let (file, exact) = clear(&model, &tokens);
         let alone = run(&file, &tokens, &Run::exact(1)).logits;

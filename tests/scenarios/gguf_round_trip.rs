@@ -279,6 +279,8 @@ fn tiny_models_of_every_architecture_and_format_keep_shape() -> Result<(), GgufE
             // 4 heads of 48 do not fill a super-block.
             let fallback = match format {
                 BlockFormat::Q2K | BlockFormat::Q3K | BlockFormat::Iq4Xs => BlockFormat::Iq4Nl,
+                BlockFormat::Iq3Xxs | BlockFormat::Iq3S => BlockFormat::Iq4Nl,
+                BlockFormat::Iq2Xxs | BlockFormat::Iq2Xs | BlockFormat::Iq2S => BlockFormat::Iq4Nl,
                 BlockFormat::Q4K => BlockFormat::Q5_0,
                 BlockFormat::Q5K => BlockFormat::Q5_1,
                 BlockFormat::Q6K => BlockFormat::Q8_0,

@@ -5,6 +5,7 @@ use half::f16;
 use harness::dequantise::dequantise;
 use harness::quantise::quantise;
 use harness::random::Random;
+use kernels::Kernels;
 
 /// Largest error that plain rounding may leave, relative to the largest weight of the block.
 fn tolerance(format: BlockFormat) -> f32 {
@@ -30,6 +31,11 @@ fn tolerance(format: BlockFormat) -> f32 {
         BlockFormat::Q4K => 1.0 / 15.0 + 3.0 / 63.0,
         BlockFormat::Q5K => 1.0 / 31.0 + 3.0 / 63.0,
         BlockFormat::Q6K => 1.0 / 32.0 + 1.0 / 127.0,
+        // Only some combinations of magnitudes exist.
+        BlockFormat::Iq3S => 0.5,
+        BlockFormat::Iq2S => 0.9,
+        // One of 8 signs may be wrong.
+        BlockFormat::Iq3Xxs | BlockFormat::Iq2Xxs | BlockFormat::Iq2Xs => 1.25,
     }
 }
 
@@ -65,6 +71,15 @@ fn every_format_gives_weights_back_within_its_rounding() {
     }
 }
 
+/// Bound of the error of a single weight of 1 and of zeros next to it: a grid has no zeros.
+fn smallest(format: BlockFormat) -> f32 {
+    match format {
+        BlockFormat::Iq3Xxs | BlockFormat::Iq3S => 13.0 / 62.0,
+        BlockFormat::Iq2Xxs | BlockFormat::Iq2Xs | BlockFormat::Iq2S => 9.0 / 43.0,
+        _ => 0.02,
+    }
+}
+
 /// Distinguishes every element: a single non-zero weight comes back in its place and nowhere else.
 #[test]
 fn a_single_weight_comes_back_at_its_place() {
@@ -76,9 +91,31 @@ fn a_single_weight_comes_back_at_its_place() {
                 let back = dequantise(format, &quantise(format, &weights));
                 for (i, found) in back.iter().enumerate() {
                     let wanted = if i == place { sign } else { 0.0 };
-                    assert!((found - wanted).abs() < 0.02, "{format:?} {place}: weight {i} is {found}");
+                    assert!((found - wanted).abs() < smallest(format), "{format:?} {place}: weight {i} is {found}");
                 }
             }
+        }
+    }
+}
+
+/// The daemon's reference on any bytes, not only those that `quantise` writes.
+#[test]
+fn reference_kernels_read_any_block_as_described() {
+    for format in BlockFormat::ALL {
+        let mut random = Random::named(5, format.name());
+        let blocks = 400 * 256 / format.block_length();
+        let mut bytes: Vec<u8> = (0..blocks * format.block_bytes()).map(|_| random.next_u64() as u8).collect();
+        if format == BlockFormat::Mxfp4 {
+            // The largest exponent is no number.
+            bytes.chunks_exact_mut(17).for_each(|block| block[0] = block[0].min(254));
+        }
+        let wanted = dequantise(format, &bytes);
+        let mut found = vec![0.0; wanted.len()];
+        Kernels::SCALAR.dequantise_row(format, &bytes, &mut found);
+        for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+            let within = (found - wanted).abs() <= 1e-6 * wanted.abs().max(1e-30);
+            let holds = if wanted.is_finite() { within } else { !found.is_finite() };
+            assert!(holds, "{format:?} weight {i}: {found} instead of {wanted}");
         }
     }
 }

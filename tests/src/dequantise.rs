@@ -1,8 +1,10 @@
 //! Dequantises every weight format, element by element from the format's description: slow, and the oracle for the
-//! kernels. Shares no code with `quantise` or the daemon.
+//! kernels. Shares no code with the daemon, and only the grids with `quantise`.
 
 use gguf::BlockFormat;
 use half::{bf16, f16};
+
+use crate::grids::Grid;
 
 /// Dequantises whole blocks.
 ///
@@ -51,6 +53,8 @@ fn weight(format: BlockFormat, block: &[u8], i: usize) -> f32 {
             let scale = f32::powi(2.0, i32::from(block[0]) - 127);
             scale * four_bit_float(nibble_of_32(&block[1..], i))
         }
+        BlockFormat::Iq3Xxs | BlockFormat::Iq3S => of_grid(format, block, i),
+        BlockFormat::Iq2Xxs | BlockFormat::Iq2Xs | BlockFormat::Iq2S => of_grid(format, block, i),
         BlockFormat::Q4K => {
             let level = nibble_of_64(&block[16..], i);
             super_block(block, i, level)
@@ -69,8 +73,69 @@ fn weight(format: BlockFormat, block: &[u8], i: usize) -> f32 {
     }
 }
 
+/// Value of weight `i` of a block in a format with a grid.
+fn of_grid(format: BlockFormat, block: &[u8], i: usize) -> f32 {
+    match format {
+        BlockFormat::Iq3Xxs => {
+            let word = word(block, 66 + i / 32 * 4);
+            let sign = even_sign(word >> (i % 32 / 8 * 7), i);
+            let scale = half_at(block, 0) * (0.5 + (word >> 28) as f32) * 0.5;
+            scale * sign * Grid::of(format).magnitude(block[2 + i / 4].into(), i % 4)
+        }
+        BlockFormat::Iq2Xxs => {
+            let part = &block[2 + i / 32 * 8..];
+            let word = word(part, 4);
+            let sign = even_sign(word >> (i % 32 / 8 * 7), i);
+            let scale = half_at(block, 0) * (0.5 + (word >> 28) as f32) * 0.25;
+            scale * sign * Grid::of(format).magnitude(part[i % 32 / 8].into(), i % 8)
+        }
+        BlockFormat::Iq2Xs => {
+            let word = u32::from(block[2 + i / 8 * 2]) + 256 * u32::from(block[3 + i / 8 * 2]);
+            let sign = even_sign(word / 512, i);
+            let scale = half_at(block, 0) * (0.5 + f32::from(nibble_of_pairs(&block[66..], i / 16))) * 0.25;
+            scale * sign * Grid::of(format).magnitude(word as usize % 512, i % 8)
+        }
+        BlockFormat::Iq3S => {
+            let ninth = usize::from(bit(&block[66..], i / 4));
+            let sign = if bit(&block[74..], i) { -1.0 } else { 1.0 };
+            let scale = half_at(block, 0) * (1.0 + 2.0 * f32::from(nibble_of_pairs(&block[106..], i / 32)));
+            scale * sign * Grid::of(format).magnitude(usize::from(block[2 + i / 4]) + 256 * ninth, i % 4)
+        }
+        BlockFormat::Iq2S => {
+            let high = usize::from(block[66 + i / 32] >> (i % 32 / 8 * 2) & 3);
+            let sign = if bit(&block[34..], i) { -1.0 } else { 1.0 };
+            let scale = half_at(block, 0) * (0.5 + f32::from(nibble_of_pairs(&block[74..], i / 16))) * 0.25;
+            scale * sign * Grid::of(format).magnitude(usize::from(block[2 + i / 8]) + 256 * high, i % 8)
+        }
+        other => panic!("{} has no grid", other.name()),
+    }
+}
+
 fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+fn word(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+/// Bit `i` of a field.
+fn bit(bytes: &[u8], i: usize) -> bool {
+    bytes[i / 8] >> (i % 8) & 1 == 1
+}
+
+/// Nibble `i` of a field; each byte holds two adjacent ones, the first one low.
+fn nibble_of_pairs(bytes: &[u8], i: usize) -> u8 {
+    bytes[i / 2] >> (i % 2 * 4) & 15
+}
+
+/// Sign of weight `i`: of each 8, the low 7 bits hold 7, and the last one makes the number of negative ones even.
+fn even_sign(bits: u32, i: usize) -> f32 {
+    let is_negative = match i % 8 {
+        7 => (bits & 127).count_ones() % 2 == 1,
+        place => bits >> place & 1 == 1,
+    };
+    if is_negative { -1.0 } else { 1.0 }
 }
 
 /// Level `i` of 32 in 16 bytes: the first 16 levels are the low nibbles.

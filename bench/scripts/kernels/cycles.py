@@ -30,7 +30,7 @@ ROWS = 8
 COLUMNS, POSITIONS = (512, 1024), (64, 128)
 # For each processor: its model in LLVM, the instruction set for gcc, and that for LLVM.
 CPUS = {"a72": ("cortex-a72", "armv8-a", ""), "a76": ("neoverse-n1", "armv8.2-a+dotprod+fp16", "+dotprod,+fullfp16,+lse,+rcpc")}
-FORMATS = "MXFP4 Q4_0 Q8_0 Q4_K Q5_K Q6_K IQ4_NL f16-1-64 f16-8-64 f16-2-128 f16-4-256 f16-4-512"
+FORMATS = "MXFP4 Q4_0 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ3_XXS IQ3_S IQ2_XXS IQ2_XS IQ2_S f16-1-64 f16-8-64 f16-2-128 f16-4-256 f16-4-512"
 GATES = ("clamped_swiglu", "gelu_multiply")
 LLVM = (22, 21, 20, 19)
 

@@ -18,6 +18,7 @@ typedef void (*repacked_t)(int, float *, size_t, const void *, const void *, int
 extern "C" {
 #define DOT(format, of) void ggml_vec_dot_##format##_##of(int, float *, size_t, const void *, size_t, const void *, size_t, int);
 DOT(q4_0, q8_0) DOT(q8_0, q8_0) DOT(mxfp4, q8_0) DOT(iq4_nl, q8_0) DOT(q4_K, q8_K) DOT(q5_K, q8_K) DOT(q6_K, q8_K)
+DOT(iq3_xxs, q8_K) DOT(iq3_s, q8_K) DOT(iq2_xxs, q8_K) DOT(iq2_xs, q8_K) DOT(iq2_s, q8_K)
 __attribute__((noinline)) void trace_begin(void) { asm volatile(""); }
 __attribute__((noinline)) void trace_end(void) { asm volatile(""); }
 }
@@ -43,6 +44,11 @@ static const kernel KERNELS[] = {
     {"Q4_K", 256, 144, 292, ggml_vec_dot_q4_K_q8_K, REPACKED(q4_K_8x4_q8_K)},
     {"Q5_K", 256, 176, 292, ggml_vec_dot_q5_K_q8_K, REPACKED(q5_K_8x4_q8_K)},
     {"Q6_K", 256, 210, 292, ggml_vec_dot_q6_K_q8_K, REPACKED(q6_K_8x4_q8_K)},
+    {"IQ3_XXS", 256, 98, 292, ggml_vec_dot_iq3_xxs_q8_K, nullptr, nullptr},
+    {"IQ3_S", 256, 110, 292, ggml_vec_dot_iq3_s_q8_K, nullptr, nullptr},
+    {"IQ2_XXS", 256, 66, 292, ggml_vec_dot_iq2_xxs_q8_K, nullptr, nullptr},
+    {"IQ2_XS", 256, 74, 292, ggml_vec_dot_iq2_xs_q8_K, nullptr, nullptr},
+    {"IQ2_S", 256, 82, 292, ggml_vec_dot_iq2_s_q8_K, nullptr, nullptr},
 };
 
 static const int ROWS = 8;

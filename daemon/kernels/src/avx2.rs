@@ -4,7 +4,9 @@ use std::{arch::x86_64::*, sync::OnceLock};
 
 use super::{
     Kernels,
+    grids::Grid,
     panel::{Lanes, operations, table},
+    values::{PARITIES, SIGN_BITS, SIGN_CARRIES},
 };
 
 /// The kernel table, if this machine has the instructions.
@@ -57,6 +59,29 @@ impl Lanes for Avx2 {
         fn lookup(table: &[u8; 16], a: __m256i) -> __m256i {
             _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())), a)
         }
+        fn sevens(words: __m256i) -> __m256i {
+            // Two groups of 14 bits, then four of 7.
+            let high = _mm256_slli_epi32::<2>(_mm256_and_si256(words, _mm256_set1_epi32(0x0fff_c000)));
+            let pairs = _mm256_or_si256(_mm256_and_si256(words, _mm256_set1_epi32(0x3fff)), high);
+            _mm256_add_epi32(pairs, _mm256_and_si256(pairs, _mm256_set1_epi32(0x3f80_3f80)))
+        }
+        fn even_signs(a: __m256i) -> __m256i {
+            let folded = _mm256_and_si256(_mm256_xor_si256(a, _mm256_srli_epi16::<4>(a)), _mm256_set1_epi8(15));
+            let parities = _mm256_broadcastsi128_si256(_mm_loadu_si128(PARITIES.as_ptr().cast()));
+            _mm256_or_si256(a, _mm256_shuffle_epi8(parities, folded))
+        }
+        fn replace_signs(nibbles: __m256i, signs: __m256i, group: usize) -> __m256i {
+            let first = _mm256_broadcastsi128_si256(_mm_set_epi32(0x0c0c_0c0c, 0x0808_0808, 0x0404_0404, 0));
+            let bits = _mm256_and_si256(
+                _mm256_shuffle_epi8(signs, _mm256_add_epi8(first, _mm256_set1_epi8(group as i8))),
+                _mm256_set1_epi32(SIGN_BITS),
+            );
+            // Adding carries each bit to the top of its nibble.
+            let tops = _mm256_add_epi8(bits, _mm256_set1_epi32(SIGN_CARRIES));
+            let mask = _mm256_set1_epi32(0x8888_8888_u32.cast_signed());
+            _mm256_or_si256(_mm256_andnot_si256(mask, nibbles), _mm256_and_si256(mask, tops))
+        }
+        fn top_nibbles(words: __m256i) -> __m256 { _mm256_cvtepi32_ps(_mm256_srli_epi32::<28>(words)) }
         fn subtract_ints(a: __m256i, b: __m256i) -> __m256i { _mm256_sub_epi32(a, b) }
         fn ints(value: i32) -> __m256i { _mm256_set1_epi32(value) }
         fn convert(a: __m256i) -> __m256 { _mm256_cvtepi32_ps(a) }
@@ -103,7 +128,45 @@ impl Lanes for Avx2 {
         }
     }
 
-    /// 16 bits hold the sum of two products of 8-bit levels (|level| <= 128, |x| <= 127: 32 512) or 6-bit levels, of 8
+    #[inline(always)]
+    fn pick_bytes(self, grid: &Grid<256>, indices: &[u8]) -> [__m256i; 4] {
+        let rows = &indices.as_chunks::<8>().0[..4];
+        [
+            entries(grid, rows[0].map(usize::from)),
+            entries(grid, rows[1].map(usize::from)),
+            entries(grid, rows[2].map(usize::from)),
+            entries(grid, rows[3].map(usize::from)),
+        ]
+    }
+
+    #[inline(always)]
+    fn pick_words(self, grid: &Grid<512>, indices: &[u8]) -> [__m256i; 2] {
+        let rows = &indices.as_chunks::<2>().0.as_chunks::<8>().0[..2];
+        [
+            entries(grid, rows[0].map(|bytes| u16::from_le_bytes(bytes).into())),
+            entries(grid, rows[1].map(|bytes| u16::from_le_bytes(bytes).into())),
+        ]
+    }
+
+    #[inline(always)]
+    fn pick_split<const N: usize>(
+        self,
+        grid: &Grid<N>,
+        low: &[u8],
+        high: &[u8],
+        first: u32,
+        second: u32,
+    ) -> [__m256i; 2] {
+        let (low, high) = (&low[..16], &high[..8]);
+        let (mut a, mut b) = ([0; 8], [0; 8]);
+        for row in 0..8 {
+            a[row] = usize::from(low[row]) | usize::from(high[row]) >> first << 8;
+            b[row] = usize::from(low[8 + row]) | usize::from(high[row]) >> second << 8;
+        }
+        [entries(grid, a), entries(grid, b)]
+    }
+
+    /// 16 bits hold the sum of two products of 8-bit levels (|level| <= 128, |x| <= 127: 32 512) or of smaller ones, of 8
     /// products of 5-bit levels (31 * 127 * 8 = 31 496) and of 16 products of 4-bit levels.
     #[inline(always)]
     fn dot<const QUADS: usize>(self, bits: u32, _: usize, begin: __m256i, levels: &[__m256i], x: &[i8]) -> __m256i {
@@ -133,4 +196,12 @@ impl Lanes for Avx2 {
         }
         sum
     }
+}
+
+/// The entries of a grid for indices, which are taken modulo `N`. (A gather takes longer than these loads.)
+#[inline(always)]
+fn entries<const N: usize>(grid: &Grid<N>, indices: [usize; 8]) -> __m256i {
+    let [a, b, c, d, e, f, g, h] = indices.map(|index| grid.entries[index % N].cast_signed());
+    // SAFETY: only the table calls this.
+    unsafe { _mm256_setr_epi32(a, b, c, d, e, f, g, h) }
 }

@@ -37,6 +37,8 @@ impl Random {
 fn scales_of(format: BlockFormat) -> &'static [usize] {
     match format {
         BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q5_0 | BlockFormat::Iq4Nl | BlockFormat::Iq4Xs => &[0],
+        BlockFormat::Iq3Xxs | BlockFormat::Iq3S => &[0],
+        BlockFormat::Iq2Xxs | BlockFormat::Iq2Xs | BlockFormat::Iq2S => &[0],
         BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4K | BlockFormat::Q5K => &[0, 2],
         BlockFormat::Q2K => &[80, 82],
         BlockFormat::Q3K => &[108],

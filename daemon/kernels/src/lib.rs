@@ -13,6 +13,7 @@ mod check_delta;
 mod clock;
 mod compute;
 mod delta;
+mod grids;
 mod grouped;
 mod matmul;
 #[cfg(target_arch = "aarch64")]

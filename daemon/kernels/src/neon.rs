@@ -8,6 +8,7 @@ use std::{
 
 use super::{
     Block, Kernels,
+    grids::Grid,
     panel::{Lanes, Two, operations, table},
 };
 
@@ -97,6 +98,24 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
             vandq_u8(vreinterpretq_u8_u32(vmulq_u32(four, vdupq_n_u32(0x0020_4081))), vdupq_n_u8(1))
         }
         fn lookup(table: &[u8; 16], a: uint8x16_t) -> uint8x16_t { vqtbl1q_u8(vld1q_u8(table.as_ptr()), a) }
+        fn sevens(words: uint8x16_t) -> uint8x16_t {
+            let words = vreinterpretq_u32_u8(words);
+            // Two groups of 14 bits, then four of 7; the bits between them are not zero until the last instruction.
+            let pairs = vbslq_u32(vdupq_n_u32(0x3fff), words, vshlq_n_u32::<2>(words));
+            let bytes = vbslq_u32(vdupq_n_u32(0x7f_007f), pairs, vshlq_n_u32::<1>(pairs));
+            vandq_u8(vreinterpretq_u8_u32(bytes), vdupq_n_u8(0x7f))
+        }
+        fn even_signs(a: uint8x16_t) -> uint8x16_t { vsliq_n_u8::<7>(a, vcntq_u8(a)) }
+        fn replace_signs(nibbles: uint8x16_t, signs: uint8x16_t, group: usize) -> uint8x16_t {
+            let firsts = vcombine_u64(vcreate_u64(0x0404_0404_0000_0000), vcreate_u64(0x0c0c_0c0c_0808_0808));
+            let bytes = vaddq_u8(vdupq_n_u8(group as u8), vreinterpretq_u8_u64(firsts));
+            let of_lane = vqtbl1q_u8(signs, bytes);
+            let shifts = vreinterpretq_s8_u32(vdupq_n_u32(0x0001_0203));
+            vbslq_u8(vdupq_n_u8(0x88), vshlq_u8(of_lane, shifts), nibbles)
+        }
+        fn top_nibbles(words: uint8x16_t) -> float32x4_t {
+            vcvtq_f32_u32(vshrq_n_u32::<28>(vreinterpretq_u32_u8(words)))
+        }
         fn begin(x: &Block, is_first: bool, shift: u32) -> int32x4_t {
             let words = Self::words(x);
             let sums = if is_first { vdupq_laneq_s32::<3>(words) } else { vdupq_laneq_s32::<2>(words) };
@@ -170,6 +189,50 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
     }
 
     #[inline(always)]
+    fn pick_bytes(self, grid: &Grid<256>, indices: &[u8]) -> [uint8x16_t; 4] {
+        let fours = &indices.as_chunks::<4>().0[..8];
+        [
+            entries::<256, 8>(grid, u32::from_le_bytes(fours[usize::from(HIGH)]).into()),
+            entries::<256, 8>(grid, u32::from_le_bytes(fours[2 + usize::from(HIGH)]).into()),
+            entries::<256, 8>(grid, u32::from_le_bytes(fours[4 + usize::from(HIGH)]).into()),
+            entries::<256, 8>(grid, u32::from_le_bytes(fours[6 + usize::from(HIGH)]).into()),
+        ]
+    }
+
+    #[inline(always)]
+    fn pick_words(self, grid: &Grid<512>, indices: &[u8]) -> [uint8x16_t; 2] {
+        let fours = &indices.as_chunks::<8>().0[..4];
+        let first = u64::from_le_bytes(fours[usize::from(HIGH)]);
+        let second = u64::from_le_bytes(fours[2 + usize::from(HIGH)]);
+        [entries::<512, 16>(grid, first), entries::<512, 16>(grid, second)]
+    }
+
+    #[inline(always)]
+    fn pick_split<const N: usize>(
+        self,
+        grid: &Grid<N>,
+        low: &[u8],
+        high: &[u8],
+        first: u32,
+        second: u32,
+    ) -> [uint8x16_t; 2] {
+        let (low, high) = (&low[..16], &high[..8]);
+        // SAFETY: the bytes are readable; NEON is part of every aarch64 machine.
+        let words = unsafe {
+            let high = vmovl_u8(vld1_u8(high.as_ptr()));
+            let low = [vmovl_u8(vld1_u8(low.as_ptr())), vmovl_u8(vld1_u8(low[8..].as_ptr()))];
+            let first = vsliq_n_u16::<8>(low[0], vshlq_u16(high, vdupq_n_s16(-(first as i16))));
+            let second = vsliq_n_u16::<8>(low[1], vshlq_u16(high, vdupq_n_s16(-(second as i16))));
+            let (first, second) = (vreinterpretq_u64_u16(first), vreinterpretq_u64_u16(second));
+            match HIGH {
+                false => [vgetq_lane_u64::<0>(first), vgetq_lane_u64::<0>(second)],
+                true => [vgetq_lane_u64::<1>(first), vgetq_lane_u64::<1>(second)],
+            }
+        };
+        [entries::<N, 16>(grid, words[0]), entries::<N, 16>(grid, words[1])]
+    }
+
+    #[inline(always)]
     fn dot<const QUADS: usize>(
         self,
         bits: u32,
@@ -184,6 +247,37 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
             if DOTPROD { with_dotprod::<QUADS>(begin, levels, x) } else { in_16_bits::<QUADS>(bits, begin, levels, x) }
         }
     }
+}
+
+/// The entries of a grid for four indices of `BITS` bits, which are taken modulo `N`. One load of all indices and
+/// instructions that extract them, because a kernel waits for its loads. One piece of assembly: the compiler would load
+/// the entries of all columns first, and run out of registers.
+#[inline(always)]
+fn entries<const N: usize, const BITS: u32>(grid: &Grid<N>, indices: u64) -> uint8x16_t {
+    let entries;
+    // SAFETY: all indices lie inside the grid; NEON is part of every aarch64 machine.
+    unsafe {
+        asm!(
+            "ldr {a:s}, [{grid}, {first}, lsl #2]",
+            "ldr {b:s}, [{grid}, {second}, lsl #2]",
+            "ldr {c:s}, [{grid}, {third}, lsl #2]",
+            "ldr {d:s}, [{grid}, {fourth}, lsl #2]",
+            "zip1 {a:v}.4s, {a:v}.4s, {b:v}.4s",
+            "zip1 {c:v}.4s, {c:v}.4s, {d:v}.4s",
+            "zip1 {a:v}.2d, {a:v}.2d, {c:v}.2d",
+            a = out(vreg) entries,
+            b = out(vreg) _,
+            c = out(vreg) _,
+            d = out(vreg) _,
+            grid = in(reg) grid.entries.as_ptr(),
+            first = in(reg) indices as usize % N,
+            second = in(reg) (indices >> BITS) as usize % N,
+            third = in(reg) (indices >> (2 * BITS)) as usize % N,
+            fourth = in(reg) (indices >> (3 * BITS)) as usize % N,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    entries
 }
 
 /// Byte dot products by element: four activations in each lane of `x`. The intrinsics are not stable.
@@ -220,7 +314,7 @@ unsafe fn with_dotprod<const QUADS: usize>(mut sum: int32x4_t, levels: &[uint8x1
 unsafe fn in_16_bits<const QUADS: usize>(bits: u32, begin: int32x4_t, levels: &[uint8x16_t], x: &[i8]) -> int32x4_t {
     let quads = x.as_chunks::<4>().0;
     let together = match bits {
-        8 => 2,
+        7 | 8 => 2,
         6 => 4,
         _ => 8,
     };

@@ -25,8 +25,25 @@ const fn fields(format: BlockFormat) -> &'static [Field] {
         BlockFormat::Q6K => &[(0, 192, 4), (192, 16, 1), (208, 2, 2)],
         BlockFormat::Iq4Xs => &[(0, 2, 2), (2, 6, 1), (8, 128, 4)],
         BlockFormat::Mxfp4 => &[(0, 1, 1), (1, 16, 4)],
+        BlockFormat::Iq3Xxs => &[(0, 2, 2), (2, 64, 1), (66, 32, 4)],
+        BlockFormat::Iq2Xxs => &INDICES_AND_SIGNS,
+        BlockFormat::Iq3S => &[(0, 2, 2), (2, 72, 1), (74, 32, 4), (106, 4, 1)],
+        BlockFormat::Iq2S => &[(0, 2, 2), (2, 32, 1), (34, 32, 4), (66, 16, 1)],
+        BlockFormat::Iq2Xs => &[(0, 2, 2), (2, 64, 2), (66, 8, 1)],
     }
 }
+
+/// The fields of IQ2_XXS: a scale, then four indices and a word of signs for each 32 columns.
+const INDICES_AND_SIGNS: [Field; 17] = {
+    let mut fields = [(0, 2, 2); 17];
+    let mut part = 0;
+    while part < 8 {
+        fields[1 + 2 * part] = (2 + 8 * part, 4, 1);
+        fields[2 + 2 * part] = (6 + 8 * part, 4, 4);
+        part += 1;
+    }
+    fields
+};
 
 /// Bytes of `count` rows as panels of `rows` rows; the last one is padded with zeros.
 pub const fn packed_bytes(count: usize, row_bytes: usize, rows: usize) -> usize {

@@ -8,3 +8,13 @@ pub(crate) const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -
 
 /// Independent sums of columns, so that an addition need not wait for the previous one.
 pub(crate) const CHAINS: usize = 4;
+
+/// Whether the number of bits in a nibble is odd, as a sign bit.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const PARITIES: [u8; 16] = [0, 0x80, 0x80, 0, 0x80, 0, 0, 0x80, 0x80, 0, 0, 0x80, 0, 0x80, 0x80, 0];
+/// In byte `j`, bits `j` and `4 + j`.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const SIGN_BITS: i32 = 0x8844_2211_u32.cast_signed();
+/// Carries each of these bits to bit 3 or bit 7 of its byte, by addition.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const SIGN_CARRIES: i32 = 0x0044_6677;

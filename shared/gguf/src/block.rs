@@ -37,11 +37,21 @@ pub enum BlockFormat {
     Iq4Xs,
     /// Power of two and 32 4-bit floats.
     Mxfp4,
+    /// Super-block of 256: 8 sub-blocks of 32 with 4-bit scales, 8-bit indices of 4 magnitudes, 7 bits for 8 signs.
+    Iq3Xxs,
+    /// Super-block of 256: 8 sub-blocks of 32 with 4-bit scales, 8-bit indices of 8 magnitudes, 7 bits for 8 signs.
+    Iq2Xxs,
+    /// Super-block of 256: 8 sub-blocks of 32 with 4-bit scales, 9-bit indices of 4 magnitudes, signs.
+    Iq3S,
+    /// Super-block of 256: 16 sub-blocks of 16 with 4-bit scales, 10-bit indices of 8 magnitudes, signs.
+    Iq2S,
+    /// Super-block of 256: 16 sub-blocks of 16 with 4-bit scales, 9-bit indices of 8 magnitudes, 7 bits for 8 signs.
+    Iq2Xs,
 }
 
 impl BlockFormat {
     /// Every format, in the order of the enum.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 21] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -58,6 +68,11 @@ impl BlockFormat {
         Self::Iq4Nl,
         Self::Iq4Xs,
         Self::Mxfp4,
+        Self::Iq3Xxs,
+        Self::Iq2Xxs,
+        Self::Iq3S,
+        Self::Iq2S,
+        Self::Iq2Xs,
     ];
 
     /// The format of a ggml type number; `None` if Bramble cannot compute with it (ggml.h, enum ggml_type).
@@ -75,7 +90,12 @@ impl BlockFormat {
             12 => Self::Q4K,
             13 => Self::Q5K,
             14 => Self::Q6K,
+            16 => Self::Iq2Xxs,
+            17 => Self::Iq2Xs,
+            18 => Self::Iq3Xxs,
             20 => Self::Iq4Nl,
+            21 => Self::Iq3S,
+            22 => Self::Iq2S,
             23 => Self::Iq4Xs,
             30 => Self::BF16,
             39 => Self::Mxfp4,
@@ -98,7 +118,12 @@ impl BlockFormat {
             Self::Q4K => 12,
             Self::Q5K => 13,
             Self::Q6K => 14,
+            Self::Iq2Xxs => 16,
+            Self::Iq2Xs => 17,
+            Self::Iq3Xxs => 18,
             Self::Iq4Nl => 20,
+            Self::Iq3S => 21,
+            Self::Iq2S => 22,
             Self::Iq4Xs => 23,
             Self::BF16 => 30,
             Self::Mxfp4 => 39,
@@ -124,6 +149,11 @@ impl BlockFormat {
             Self::Iq4Nl => "IQ4_NL",
             Self::Iq4Xs => "IQ4_XS",
             Self::Mxfp4 => "MXFP4",
+            Self::Iq3Xxs => "IQ3_XXS",
+            Self::Iq2Xxs => "IQ2_XXS",
+            Self::Iq3S => "IQ3_S",
+            Self::Iq2S => "IQ2_S",
+            Self::Iq2Xs => "IQ2_XS",
         }
     }
 
@@ -133,6 +163,7 @@ impl BlockFormat {
             Self::F32 | Self::F16 | Self::BF16 => 1,
             Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Iq4Nl | Self::Mxfp4 => 32,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
+            Self::Iq3Xxs | Self::Iq2Xxs | Self::Iq3S | Self::Iq2S | Self::Iq2Xs => 256,
         }
     }
 
@@ -147,12 +178,16 @@ impl BlockFormat {
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
             Self::Q2K => 84,
-            Self::Q3K => 110,
+            Self::Q3K | Self::Iq3S => 110,
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
             Self::Iq4Xs => 136,
             Self::Mxfp4 => 17,
+            Self::Iq3Xxs => 98,
+            Self::Iq2Xxs => 66,
+            Self::Iq2S => 82,
+            Self::Iq2Xs => 74,
         }
     }
 

@@ -146,14 +146,14 @@ pub enum GgufError {
     },
     /// A weight format that Bramble cannot compute with.
     #[error(
-        "tensor {tensor} is of type {number} ({name}), which is not supported; use a file in F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS or MXFP4"
+        "tensor {tensor} is of type {number} ({name}), which is not supported; use a file in F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS or MXFP4"
     )]
     TensorType {
         /// The tensor.
         tensor: String,
-        /// The name of that type, `unknown` if ggml has none.
+        /// The type.
         number: u32,
-        /// The name of that type, `unknown` where ggml has none.
+        /// The name of that type, `unknown` where neither ggml nor ik_llama.cpp has one.
         name: &'static str,
     },
     /// A row length that is not a multiple of the block.

@@ -143,18 +143,14 @@ fn byte_length(name: &str, format: BlockFormat, dimensions: &[u64; 4]) -> Result
         .ok_or_else(too_large)
 }
 
-/// ggml's name of a type that Bramble does not support (ggml.h, enum ggml_type).
+/// The name of a type that Bramble does not support: ggml's or, from 97 on, that of ik_llama.cpp (their ggml.h, enum
+/// ggml_type).
 fn unsupported_name(number: u32) -> &'static str {
     match number {
         4 | 5 => "Q4_2 or Q4_3, withdrawn",
         9 => "Q8_1",
         15 => "Q8_K",
-        16 => "IQ2_XXS",
-        17 => "IQ2_XS",
-        18 => "IQ3_XXS",
         19 => "IQ1_S",
-        21 => "IQ3_S",
-        22 => "IQ2_S",
         24 => "I8",
         25 => "I16",
         26 => "I32",
@@ -166,6 +162,31 @@ fn unsupported_name(number: u32) -> &'static str {
         35 => "TQ2_0",
         36..=38 => "IQ4_NL repacked, withdrawn",
         40 => "NVFP4",
+        41 => "Q1_0",
+        42 => "Q2_0",
+        97..=99 => "Q8 interleaved, of ik_llama.cpp only",
+        133 => "Q6_0, of ik_llama.cpp only",
+        134 => "IQ1_BN, of ik_llama.cpp only",
+        135 => "IQ2_BN, of ik_llama.cpp only",
+        137 => "IQ2_K, of ik_llama.cpp only",
+        138 => "IQ3_K, of ik_llama.cpp only",
+        139 => "IQ4_K, of ik_llama.cpp only",
+        140 => "IQ5_K, of ik_llama.cpp only",
+        141 => "IQ6_K, of ik_llama.cpp only",
+        142 => "IQ2_TN, of ik_llama.cpp only",
+        143 => "IQ1_TN, of ik_llama.cpp only",
+        144 => "IQ4_KS, of ik_llama.cpp only",
+        145 => "IQ2_KS, of ik_llama.cpp only",
+        146 => "IQ4_KSS, of ik_llama.cpp only",
+        136 | 147..=151 => "Q8_K variant, of ik_llama.cpp only",
+        152 => "IQ5_KS, of ik_llama.cpp only",
+        153 => "IQ2_KT, of ik_llama.cpp only",
+        154 => "IQ3_KT, of ik_llama.cpp only",
+        155 => "IQ4_KT, of ik_llama.cpp only",
+        156 => "IQ3_KS, of ik_llama.cpp only",
+        157 => "IQ2_KL, of ik_llama.cpp only",
+        158 => "IQ1_KT, of ik_llama.cpp only",
+        202..=399 => "rows interleaved, of ik_llama.cpp only",
         _ => "unknown",
     }
 }
@@ -176,11 +197,24 @@ mod tests {
 
     #[test]
     fn every_ggml_type_is_supported_or_named() {
-        for number in 0..=40 {
+        for number in 0..=42 {
             let format = BlockFormat::from_ggml_type(number);
             assert_eq!(format.is_none(), unsupported_name(number) != "unknown", "type {number}");
             assert!(format.is_none_or(|format| format.ggml_type() == number));
         }
-        assert_eq!(unsupported_name(41), "unknown");
+        assert_eq!(unsupported_name(43), "unknown");
+    }
+
+    #[test]
+    fn types_of_ik_llama_cpp_are_refused_by_name() {
+        for number in (97..=99).chain(133..=158).chain(202..=399) {
+            assert_eq!(BlockFormat::from_ggml_type(number), None);
+            assert!(unsupported_name(number).ends_with(", of ik_llama.cpp only"), "type {number}");
+        }
+        let (tensor, number) = ("blk.0.ffn_up.weight".to_owned(), 139);
+        let message = GgufError::TensorType { tensor, number, name: unsupported_name(number) }.to_string();
+        for part in ["blk.0.ffn_up.weight", "139 (IQ4_K, of ik_llama.cpp only)", "use a file in", "IQ3_XXS"] {
+            assert!(message.contains(part), "{message}");
+        }
     }
 }

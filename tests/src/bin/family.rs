@@ -93,12 +93,22 @@ fn cases(only: &str) -> Vec<Case> {
         ("q4_k_m", BlockFormat::Q4K, Some(BlockFormat::Q6K)),
         ("mxfp4", BlockFormat::Mxfp4, None),
     ];
+    // The formats with grids, of one shape: the others differ from it in nothing that concerns weights.
+    let of_one_shape = [
+        ("iq3_xxs", BlockFormat::Iq3Xxs, None),
+        ("iq3_s", BlockFormat::Iq3S, None),
+        ("iq2_xxs", BlockFormat::Iq2Xxs, None),
+        ("iq2_xs", BlockFormat::Iq2Xs, None),
+        ("iq2_s", BlockFormat::Iq2S, None),
+    ];
     let wanted = shapes().into_iter().filter(|(name, _)| name.starts_with(only));
     let all = wanted.flat_map(|(name, model)| {
-        formats.map(|(format_name, format, finer_format)| Case {
+        let more = of_one_shape.iter().filter(|_| name == "llama-ordinary");
+        let cases = formats.iter().chain(more).map(|(format_name, format, finer_format)| Case {
             name: format!("{name}-{format_name}"),
-            model: FamilyModel { format, finer_format, ..model.clone() },
-        })
+            model: FamilyModel { format: *format, finer_format: *finer_format, ..model.clone() },
+        });
+        cases.collect::<Vec<_>>()
     });
     all.collect()
 }

@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Parser;
 use gguf::BlockFormat;
 use harness::{
@@ -21,7 +21,8 @@ use models::known::{self, KnownModel, KnownValue};
 struct Arguments {
     /// Shape: tinyllama-1.1b, llama-3.2-1b, qwen3-0.6b, ..; an unknown name lists all
     shape: String,
-    /// Format: f16, q8_0, q4_0, q4_k_m, or mxfp4 for the experts of gpt-oss
+    /// Format: f16, q8_0, q4_0, q4_k_m, q2_k, q3_k, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq4_xs, or mxfp4 for the
+    /// experts of gpt-oss
     format: String,
     /// File to write
     out: PathBuf,
@@ -105,7 +106,7 @@ fn of_family(known: &KnownModel, arguments: &Arguments) -> anyhow::Result<Family
         "q4_0" => (BlockFormat::Q4_0, Some(BlockFormat::Q6K), None, None),
         "q4_k_m" => (BlockFormat::Q4K, Some(BlockFormat::Q6K), Some(BlockFormat::Q6K), None),
         "mxfp4" => (BlockFormat::Q8_0, None, None, Some(BlockFormat::Mxfp4)),
-        other => bail!("unknown format {other}; choose f16, q8_0, q4_0, q4_k_m or mxfp4 (of the experts)"),
+        other => (few_bits(other)?, Some(BlockFormat::Q6K), None, None),
     };
     Ok(FamilyModel {
         optional: known.optional_tensors(),
@@ -117,6 +118,27 @@ fn of_family(known: &KnownModel, arguments: &Arguments) -> anyhow::Result<Family
         vocabulary_length: known.vocabulary_length,
         seed: arguments.seed,
         ..model
+    })
+}
+
+/// Formats of 2 to 4 bits, of all matrices but the output.
+const FEW_BITS: [BlockFormat; 8] = [
+    BlockFormat::Q2K,
+    BlockFormat::Q3K,
+    BlockFormat::Iq2Xxs,
+    BlockFormat::Iq2Xs,
+    BlockFormat::Iq2S,
+    BlockFormat::Iq3Xxs,
+    BlockFormat::Iq3S,
+    BlockFormat::Iq4Xs,
+];
+
+/// One of these formats by its name.
+fn few_bits(name: &str) -> anyhow::Result<BlockFormat> {
+    let found = FEW_BITS.into_iter().find(|format| format.name().eq_ignore_ascii_case(name));
+    found.with_context(|| {
+        let names = FEW_BITS.map(|format| format.name().to_lowercase()).join(", ");
+        format!("unknown format {name}; choose f16, q8_0, q4_0, q4_k_m, {names} or mxfp4 (of gpt-oss)")
     })
 }
 
@@ -156,6 +178,10 @@ fn formatted(model: TinyModel, name: &str) -> anyhow::Result<TinyModel> {
             finer_format: Some(BlockFormat::Q6K),
             ..one(BlockFormat::Q4K)
         },
-        _ => bail!("unknown format {name}; choose f16, q8_0, q4_0 or q4_k_m"),
+        _ => TinyModel {
+            output_format: BlockFormat::Q6K,
+            embedding_format: if model.tied { BlockFormat::Q6K } else { BlockFormat::Q4K },
+            ..one(few_bits(name)?)
+        },
     })
 }

@@ -1,7 +1,8 @@
 //! Encodes f32 rows in every weight format: plain rounding in place of llama.cpp's search, but its exact layouts. The
-//! inverse is `dequantise`, which is written element by element and shares no code with this.
+//! inverse is `dequantise`, which is written element by element and shares nothing but grids with this.
 
 mod few_bits;
+mod grids;
 
 use gguf::BlockFormat;
 use half::{bf16, f16};
@@ -30,6 +31,8 @@ pub fn quantise(format: BlockFormat, weights: &[f32]) -> Vec<u8> {
             BlockFormat::Iq4Nl => few_bits::iq4_nl(&mut out, block),
             BlockFormat::Iq4Xs => few_bits::iq4_xs(&mut out, block),
             BlockFormat::Mxfp4 => few_bits::mxfp4(&mut out, block),
+            BlockFormat::Iq3Xxs | BlockFormat::Iq3S => grids::encode(format, &mut out, block),
+            BlockFormat::Iq2Xxs | BlockFormat::Iq2Xs | BlockFormat::Iq2S => grids::encode(format, &mut out, block),
             BlockFormat::Q4K => q45_k(&mut out, block, 4),
             BlockFormat::Q5K => q45_k(&mut out, block, 5),
             BlockFormat::Q6K => q6_k(&mut out, block),

@@ -2,7 +2,14 @@
 //! implementing type is the proof that the machine has the instructions, so its methods are safe; all are inlined into
 //! functions compiled for them.
 
-use crate::Block;
+use crate::{Block, grids::Grid};
+
+/// 32 columns of a format with a grid. Types instead of closures: a closure that is not inlined calls every instruction
+/// as a function, because it lacks the features of its table.
+pub(crate) trait GridColumns {
+    /// Their levels; `signs` has a byte of each 8 columns.
+    fn levels<L: Lanes>(&self, lanes: L, signs: L::Levels) -> [L::Levels; 8];
+}
 
 /// An instruction set with `ROWS` lanes; levels are 4 bytes a lane, for 4 columns.
 pub(crate) trait Lanes: Copy {
@@ -63,6 +70,36 @@ pub(crate) trait Lanes: Copy {
     fn spread(self, a: Self::Levels, first: u32) -> Self::Levels;
     /// Replaces each byte, below 16, with its table entry.
     fn lookup(self, table: &[u8; 16], a: Self::Levels) -> Self::Levels;
+
+    /// The entries of a grid for each of the first `4 * ROWS` indices. Bits above the index of a magnitude are
+    /// undefined.
+    fn pick_bytes(self, grid: &Grid<256>, indices: &[u8]) -> [Self::Levels; 4];
+    /// Like `pick_bytes`, for `2 * ROWS` indices of two bytes, of which the low 9 bits count.
+    fn pick_words(self, grid: &Grid<512>, indices: &[u8]) -> [Self::Levels; 2];
+    /// Like `pick_bytes`, for `2 * ROWS` indices modulo `N` whose bits above the eighth are in the first `ROWS` bytes of `high`, from
+    /// a bit on: `first` for the first `ROWS` indices, `second` for the others.
+    fn pick_split<const N: usize>(
+        self,
+        grid: &Grid<N>,
+        low: &[u8],
+        high: &[u8],
+        first: u32,
+        second: u32,
+    ) -> [Self::Levels; 2];
+    /// Spreads four groups of 7 bits of each lane as a 32-bit number to its bytes.
+    fn sevens(self, words: Self::Levels) -> Self::Levels;
+    /// Sets the top bit of each byte, which is 0, so that an even number of bits is set.
+    fn even_signs(self, a: Self::Levels) -> Self::Levels;
+    /// Takes byte `group` of each lane of `signs`: replaces bit 3 of byte `j` of `nibbles` by its bit `j`, and bit 7 by
+    /// its bit `4 + j`.
+    fn replace_signs(self, nibbles: Self::Levels, signs: Self::Levels, group: usize) -> Self::Levels;
+    /// Unpacks 32 columns, of one register after the other, so that few values have to be in registers.
+    #[inline(always)]
+    fn columns<C: GridColumns>(self, columns: &C, signs: Self::Levels) -> [Self::Levels; 8] {
+        columns.levels(self, signs)
+    }
+    /// The top 4 bits of each lane as a 32-bit number.
+    fn top_nibbles(self, words: Self::Levels) -> Self::Floats;
 
     /// Minus the sum of a block's quants, or of its first 16, times `8 << shift`, in all lanes.
     #[inline(always)]

@@ -6,6 +6,7 @@ mod attend;
 mod delta;
 mod dense;
 mod formats;
+mod grids;
 mod lanes;
 mod operations;
 mod stored;
@@ -19,7 +20,8 @@ pub(crate) use dense::{
     silu_multiply, squared_relu,
 };
 pub(crate) use formats::*;
-pub(crate) use lanes::Lanes;
+pub(crate) use grids::*;
+pub(crate) use lanes::{GridColumns, Lanes};
 pub(crate) use operations::{entry, operations, table};
 #[cfg(target_arch = "aarch64")]
 pub(crate) use two::Two;

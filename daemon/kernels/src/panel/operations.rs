@@ -72,6 +72,11 @@ macro_rules! table {
                 quantised!(Iq4Nl),
                 quantised!(Iq4Xs),
                 quantised!(Mxfp4),
+                quantised!(Iq3Xxs),
+                quantised!(Iq2Xxs),
+                quantised!(Iq3S),
+                quantised!(Iq2S),
+                quantised!(Iq2Xs),
             ],
             quantise: entry!($features, |values: &[f32], out: &mut Block| { panel::quantise($lanes, values, out) }),
             attend: entry!($features, |block: KvBlock<'_>, state: &mut Attention<'_>| {

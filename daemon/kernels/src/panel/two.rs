@@ -1,6 +1,6 @@
 //! Lanes of two registers: each operation runs on the low rows and on the high rows.
-use super::Lanes;
-use crate::Block;
+use super::{GridColumns, Lanes};
+use crate::{Block, grids::Grid};
 
 /// The low and the high rows of a panel, or a value for each.
 #[derive(Clone, Copy)]
@@ -82,6 +82,42 @@ where
     }
 
     #[inline(always)]
+    fn pick_bytes(self, grid: &Grid<256>, indices: &[u8]) -> [Self::Levels; 4] {
+        let (low, high) = (self.0.pick_bytes(grid, indices), self.1.pick_bytes(grid, indices));
+        [Two(low[0], high[0]), Two(low[1], high[1]), Two(low[2], high[2]), Two(low[3], high[3])]
+    }
+
+    #[inline(always)]
+    fn columns<C: GridColumns>(self, columns: &C, signs: Self::Levels) -> [Self::Levels; 8] {
+        let (low, high) = (columns.levels(self.0, signs.0), columns.levels(self.1, signs.1));
+        let mut levels = [signs; 8];
+        for (level, (low, high)) in levels.iter_mut().zip(low.into_iter().zip(high)) {
+            *level = Two(low, high);
+        }
+        levels
+    }
+
+    #[inline(always)]
+    fn pick_words(self, grid: &Grid<512>, indices: &[u8]) -> [Self::Levels; 2] {
+        let (low, high) = (self.0.pick_words(grid, indices), self.1.pick_words(grid, indices));
+        [Two(low[0], high[0]), Two(low[1], high[1])]
+    }
+
+    #[inline(always)]
+    fn pick_split<const N: usize>(
+        self,
+        grid: &Grid<N>,
+        low: &[u8],
+        high: &[u8],
+        first: u32,
+        second: u32,
+    ) -> [Self::Levels; 2] {
+        let a = self.0.pick_split(grid, low, high, first, second);
+        let b = self.1.pick_split(grid, low, high, first, second);
+        [Two(a[0], b[0]), Two(a[1], b[1])]
+    }
+
+    #[inline(always)]
     fn extend_nibbles(self, a: Self::Levels, b: Self::Levels, mask: u8) -> Self::Levels {
         Two(self.0.extend_nibbles(a.0, b.0, mask), self.1.extend_nibbles(a.1, b.1, mask))
     }
@@ -119,6 +155,10 @@ where
         fn right(a: Self::Levels; bits: u32) -> Levels;
         fn left(a: Self::Levels; bits: u32) -> Levels;
         fn spread(a: Self::Levels; first: u32) -> Levels;
+        fn sevens(words: Self::Levels;) -> Levels;
+        fn even_signs(a: Self::Levels;) -> Levels;
+        fn replace_signs(nibbles: Self::Levels, signs: Self::Levels; group: usize) -> Levels;
+        fn top_nibbles(words: Self::Levels;) -> Floats;
         fn begin(; x: &Block, is_first: bool, shift: u32) -> Ints;
         fn subtract_ints(a: Self::Ints, b: Self::Ints;) -> Ints;
         fn ints(; value: i32) -> Ints;

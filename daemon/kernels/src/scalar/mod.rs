@@ -4,7 +4,10 @@ mod unpack;
 
 use gguf::BlockFormat;
 use half::{bf16, f16};
-use unpack::{Unpack, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
+use unpack::{
+    Unpack, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1,
+    q5_k, q6_k, q8_0,
+};
 
 use super::{
     Attention, BLOCK, Block, DeltaRun, Kernels, KvBlock, KvValues, LEVELS, Panel, Payload, payload, values::CHAINS,
@@ -38,6 +41,11 @@ pub(super) const TABLE: Kernels = Kernels {
         quantised!(Iq4Nl, iq4_nl),
         quantised!(Iq4Xs, iq4_xs),
         quantised!(Mxfp4, mxfp4),
+        quantised!(Iq3Xxs, iq3_xxs),
+        quantised!(Iq2Xxs, iq2_xxs),
+        quantised!(Iq3S, iq3_s),
+        quantised!(Iq2S, iq2_s),
+        quantised!(Iq2Xs, iq2_xs),
     ],
     quantise,
     attend,
@@ -114,6 +122,11 @@ pub(super) fn dequantise(format: BlockFormat, row: &[u8], out: &mut [f32]) {
         BlockFormat::Iq4Nl => iq4_nl,
         BlockFormat::Iq4Xs => iq4_xs,
         BlockFormat::Mxfp4 => mxfp4,
+        BlockFormat::Iq3Xxs => iq3_xxs,
+        BlockFormat::Iq2Xxs => iq2_xxs,
+        BlockFormat::Iq3S => iq3_s,
+        BlockFormat::Iq2S => iq2_s,
+        BlockFormat::Iq2Xs => iq2_xs,
     };
     let blocks = row.chunks_exact(format.block_bytes()).zip(out.chunks_exact_mut(format.block_length()));
     for (block, out) in blocks {

@@ -1,7 +1,10 @@
 //! Unpacks 32 weights of each format: int8, a scale for each 16 and a minimum (ggml-quants, block layouts).
 use half::f16;
 
-use crate::values::{E2M1, IQ4};
+use crate::{
+    grids::{self, IQ2_MAGNITUDES, IQ3_S_MAGNITUDES, IQ3_XXS_MAGNITUDES},
+    values::{E2M1, IQ4},
+};
 
 /// 32 weights: `scales[i / 16] * quants[i] - mins[i / 16]`.
 #[derive(Clone, Copy, Debug)]
@@ -136,4 +139,87 @@ pub(super) fn mxfp4(block: &[u8], _: usize) -> Unpacked {
     // The table entries are doubled.
     let scale = (f64::from(block[0]) - 128.0).exp2() as f32;
     even(std::array::from_fn(|i| E2M1[usize::from(nibble(&block[1..17], i))]), scale, 0.0)
+}
+
+/// The magnitude of column `i`, negated if its bit of `signs` is set.
+fn signed(magnitude: u8, signs: u8, i: usize) -> i8 {
+    let level = magnitude.cast_signed();
+    if signs >> (i % 8) & 1 == 1 { -level } else { level }
+}
+
+/// The signs of 8 columns, of which 7 are stored: an even number is set.
+fn even_signs(signs: u32) -> u8 {
+    let seven = (signs & 127) as u8;
+    seven | (seven.count_ones() as u8 & 1) << 7
+}
+
+/// Magnitude of column `i` in an entry of 4 columns.
+fn of_four(entry: u32, magnitudes: &[u8; 8], i: usize) -> u8 {
+    magnitudes[(entry >> (8 * (i % 4)) & 7) as usize]
+}
+
+/// Magnitude of column `i` in an entry of 8 columns.
+fn of_eight(entry: u32, i: usize) -> u8 {
+    IQ2_MAGNITUDES[(entry >> (8 * (i % 4) + i % 8 / 4 * 4) & 3) as usize]
+}
+
+/// Four bytes of a block as a number.
+fn word(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
+}
+
+/// A scale of 4 bits: `unit` times an odd number.
+fn odd(block: &[u8], unit: f32, scale: u32) -> f32 {
+    half(block, 0) * unit * (2 * scale + 1) as f32
+}
+
+/// Scales of the halves of a part in the nibbles of a byte.
+fn odd_pair(block: &[u8], byte: u8) -> [f32; 2] {
+    [odd(block, 0.125, u32::from(byte & 15)), odd(block, 0.125, u32::from(byte >> 4))]
+}
+
+pub(super) fn iq3_xxs(block: &[u8], part: usize) -> Unpacked {
+    let word = word(block, 66 + 4 * part);
+    let quants = std::array::from_fn(|i| {
+        let entry = grids::IQ3_XXS.entries[usize::from(block[2 + 8 * part + i / 4])];
+        signed(of_four(entry, &IQ3_XXS_MAGNITUDES, i), even_signs(word >> (i / 8 * 7)), i)
+    });
+    even(quants, odd(block, 0.25, word >> 28), 0.0)
+}
+
+pub(super) fn iq2_xxs(block: &[u8], part: usize) -> Unpacked {
+    let word = word(block, 6 + 8 * part);
+    let quants = std::array::from_fn(|i| {
+        let entry = grids::IQ2_XXS.entries[usize::from(block[2 + 8 * part + i / 8])];
+        signed(of_eight(entry, i), even_signs(word >> (i / 8 * 7)), i)
+    });
+    even(quants, odd(block, 0.125, word >> 28), 0.0)
+}
+
+pub(super) fn iq3_s(block: &[u8], part: usize) -> Unpacked {
+    let quants = std::array::from_fn(|i| {
+        let ninth = usize::from(block[66 + part] >> (i / 4) & 1);
+        let entry = grids::IQ3_S.entries[usize::from(block[2 + 8 * part + i / 4]) | ninth << 8];
+        signed(of_four(entry, &IQ3_S_MAGNITUDES, i), block[74 + 4 * part + i / 8], i)
+    });
+    let scale = block[106 + part / 2] >> (part % 2 * 4) & 15;
+    even(quants, odd(block, 1.0, u32::from(scale)), 0.0)
+}
+
+pub(super) fn iq2_s(block: &[u8], part: usize) -> Unpacked {
+    let quants = std::array::from_fn(|i| {
+        let high = usize::from(block[66 + part] >> (i / 8 * 2) & 3);
+        let entry = grids::IQ2_S.entries[usize::from(block[2 + 4 * part + i / 8]) | high << 8];
+        signed(of_eight(entry, i), block[34 + 4 * part + i / 8], i)
+    });
+    Unpacked { quants, scales: odd_pair(block, block[74 + part]), mins: [0.0; 2] }
+}
+
+pub(super) fn iq2_xs(block: &[u8], part: usize) -> Unpacked {
+    let quants = std::array::from_fn(|i| {
+        let at = 2 + 2 * (4 * part + i / 8);
+        let word = u16::from_le_bytes([block[at], block[at + 1]]);
+        signed(of_eight(grids::IQ2_XS.entries[usize::from(word & 511)], i), even_signs(u32::from(word >> 9)), i)
+    });
+    Unpacked { quants, scales: odd_pair(block, block[66 + part]), mins: [0.0; 2] }
 }

@@ -201,6 +201,8 @@ pub fn fitting(format: BlockFormat, columns: usize) -> BlockFormat {
     }
     let fallback = match format {
         BlockFormat::Q2K | BlockFormat::Q3K | BlockFormat::Iq4Xs => BlockFormat::Iq4Nl,
+        BlockFormat::Iq3Xxs | BlockFormat::Iq3S => BlockFormat::Iq4Nl,
+        BlockFormat::Iq2Xxs | BlockFormat::Iq2Xs | BlockFormat::Iq2S => BlockFormat::Iq4Nl,
         BlockFormat::Q4K => BlockFormat::Q5_0,
         BlockFormat::Q5K => BlockFormat::Q5_1,
         BlockFormat::Q6K => BlockFormat::Q8_0,
