@@ -134,7 +134,9 @@ fn damaged_tensors_are_refused_with_their_name() {
     let file = |dimensions: &[u64], kind| {
         GgufWriter::new(3).tensor_of_type("the.tensor", dimensions, kind, vec![0; 64]).finish()
     };
-    for (kind, name) in [(9, "Q8_1"), (16, "IQ2_XXS"), (40, "NVFP4"), (1000, "unknown")] {
+    for (kind, name) in
+        [(9, "Q8_1"), (19, "IQ1_S"), (40, "NVFP4"), (138, "IQ3_K, of ik_llama.cpp only"), (1000, "unknown")]
+    {
         refused(file(&[256], kind), &["the.tensor", &kind.to_string(), name, "Q8_0"]);
     }
     refused(file(&[48], 8), &["the.tensor", "rows of 48", "Q8_0"]);
