@@ -1,17 +1,15 @@
 //! Layers with a window keep only the blocks that later tokens see.
 use std::sync::Arc;
 
-use common::sampling::SamplingParameters;
 use gguf::GgufFile;
 use harness::{
     engines::Replica,
     family_model::FamilyModel,
     gguf_writer::Value,
-    ranks::{Run, run},
+    greedy::{fresh, ids, request},
 };
 use models::known;
 use planner::holding::kv_bytes;
-use protocol::message::{Generate, Prompt};
 use topology::{KvBlocks, cut};
 
 /// Gemma 3 with five layers of a window of 40 positions before one that attends to everything.
@@ -32,46 +30,25 @@ fn file() -> Arc<GgufFile> {
     Arc::new(GgufFile::from_bytes(vec![bytes]).expect("the model is valid"))
 }
 
-/// `count` ids chosen by a seed.
-fn tokens(seed: u32, count: usize) -> Vec<u32> {
-    (0..count as u32).map(|index| 3 + (index * (2 * seed + 7) + seed * 31 + index * index / 3) % 290).collect()
-}
-
-fn generate(prompt: Vec<u32>, count: usize) -> Generate {
-    let sampling =
-        SamplingParameters { temperature: 0.0, logit_bias: vec![(2, -1e9)], ..SamplingParameters::default() };
-    Generate::new(Prompt::Tokens(prompt), count as u32, sampling, Vec::new())
-}
-
-/// The token with the largest logit after each of `tokens` from `first` on, with all blocks kept.
-fn greedy(file: &Arc<GgufFile>, tokens: &[u32], first: usize) -> Vec<u32> {
-    let logits = run(file, tokens, &Run { kv: common::precision::KvFormat::F16, ..Run::exact(1) }).logits;
-    let best = logits[first..].iter().map(|logits| {
-        let allowed = logits.iter().enumerate().filter(|(id, _)| *id != 2);
-        allowed.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(id, _)| id as u32)
-    });
-    best.collect()
-}
-
 #[test]
 fn answers_are_the_same_with_freed_blocks_on_any_layout() {
     let file = file();
     // Turns of two conversations with a common beginning, and a long prompt of another one in between.
-    let first = generate(tokens(1, 300), 60);
+    let first = request(ids(1, 300), 60);
     for replica in [Replica::of(1), Replica::of(2), Replica::pipeline()] {
         let replica = Replica { slots: 3, blocks: 34, ..replica };
         let begun = replica.each_alone(&file, std::slice::from_ref(&first)).remove(0);
-        let turn = |seed: u32| [&tokens(1, 300)[..], &begun.ids, &tokens(seed, 90)].concat();
+        let turn = |seed: u32| [&ids(1, 300)[..], &begun.ids, &ids(seed, 90)].concat();
         let batches = vec![
-            vec![first.clone(), generate(tokens(2, 200), 50)],
-            vec![generate(turn(3), 40)],
-            vec![generate(tokens(4, 600), 50)],
-            vec![generate(turn(5), 40), generate(turn(3), 90)],
+            vec![first.clone(), request(ids(2, 200), 50)],
+            vec![request(turn(3), 40)],
+            vec![request(ids(4, 600), 50)],
+            vec![request(turn(5), 40), request(turn(3), 90)],
         ];
         let answers = replica.answers(&file, &batches);
         for answer in answers.iter().flatten() {
             let all = [&answer.prompt[..], &answer.ids].concat();
-            let expected = greedy(&file, &all[..all.len() - 1], answer.prompt.len() - 1);
+            let expected = fresh(&file, &all[..all.len() - 1], answer.prompt.len() - 1);
             assert_eq!(answer.ids, expected, "{} prompt tokens on {replica:?}", answer.prompt.len());
         }
         let cached = |batch: usize, index: usize| answers[batch][index].end().times.cached_tokens;

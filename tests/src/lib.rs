@@ -7,6 +7,7 @@ pub mod families;
 pub mod family_model;
 pub mod faults;
 pub mod gguf_writer;
+pub mod greedy;
 pub mod grids;
 pub mod http;
 pub mod incidents;

@@ -149,19 +149,12 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn pick_split<const N: usize>(
-        self,
-        grid: &Grid<N>,
-        low: &[u8],
-        high: &[u8],
-        first: u32,
-        second: u32,
-    ) -> [__m256i; 2] {
+    fn pick_split<const N: usize>(self, grid: &Grid<N>, low: &[u8], high: &[u8], shifts: [u32; 2]) -> [__m256i; 2] {
         let (low, high) = (&low[..16], &high[..8]);
         let (mut a, mut b) = ([0; 8], [0; 8]);
         for row in 0..8 {
-            a[row] = usize::from(low[row]) | usize::from(high[row]) >> first << 8;
-            b[row] = usize::from(low[8 + row]) | usize::from(high[row]) >> second << 8;
+            a[row] = usize::from(low[row]) | usize::from(high[row]) >> shifts[0] << 8;
+            b[row] = usize::from(low[8 + row]) | usize::from(high[row]) >> shifts[1] << 8;
         }
         [entries(grid, a), entries(grid, b)]
     }

@@ -195,20 +195,14 @@ impl<const VBMI: bool> Lanes for Avx512<VBMI> {
     }
 
     #[inline(always)]
-    fn pick_split<const N: usize>(
-        self,
-        grid: &Grid<N>,
-        low: &[u8],
-        high: &[u8],
-        first: u32,
-        second: u32,
-    ) -> [__m512i; 2] {
+    fn pick_split<const N: usize>(self, grid: &Grid<N>, low: &[u8], high: &[u8], shifts: [u32; 2]) -> [__m512i; 2] {
         let (low, high) = (&low[..32], &high[..16]);
         // SAFETY: the token proves the instructions; the bytes are readable.
         unsafe {
             let low = _mm512_cvtepu8_epi16(_mm256_loadu_si256(low.as_ptr().cast()));
             let high = _mm512_cvtepu8_epi16(_mm256_broadcastsi128_si256(_mm_loadu_si128(high.as_ptr().cast())));
-            let shifts = _mm512_inserti64x4::<1>(_mm512_set1_epi16(first as i16), _mm256_set1_epi16(second as i16));
+            let [first, second] = shifts.map(|shift| shift as i16);
+            let shifts = _mm512_inserti64x4::<1>(_mm512_set1_epi16(first), _mm256_set1_epi16(second));
             permuted(grid, _mm512_or_si512(low, _mm512_slli_epi16::<8>(_mm512_srlv_epi16(high, shifts))))
         }
     }

@@ -208,21 +208,14 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
     }
 
     #[inline(always)]
-    fn pick_split<const N: usize>(
-        self,
-        grid: &Grid<N>,
-        low: &[u8],
-        high: &[u8],
-        first: u32,
-        second: u32,
-    ) -> [uint8x16_t; 2] {
+    fn pick_split<const N: usize>(self, grid: &Grid<N>, low: &[u8], high: &[u8], shifts: [u32; 2]) -> [uint8x16_t; 2] {
         let (low, high) = (&low[..16], &high[..8]);
         // SAFETY: the bytes are readable; NEON is part of every aarch64 machine.
         let words = unsafe {
             let high = vmovl_u8(vld1_u8(high.as_ptr()));
             let low = [vmovl_u8(vld1_u8(low.as_ptr())), vmovl_u8(vld1_u8(low[8..].as_ptr()))];
-            let first = vsliq_n_u16::<8>(low[0], vshlq_u16(high, vdupq_n_s16(-(first as i16))));
-            let second = vsliq_n_u16::<8>(low[1], vshlq_u16(high, vdupq_n_s16(-(second as i16))));
+            let first = vsliq_n_u16::<8>(low[0], vshlq_u16(high, vdupq_n_s16(-(shifts[0] as i16))));
+            let second = vsliq_n_u16::<8>(low[1], vshlq_u16(high, vdupq_n_s16(-(shifts[1] as i16))));
             let (first, second) = (vreinterpretq_u64_u16(first), vreinterpretq_u64_u16(second));
             match HIGH {
                 false => [vgetq_lane_u64::<0>(first), vgetq_lane_u64::<0>(second)],

@@ -134,10 +134,7 @@ fn macs(shard: &Shard) -> u64 {
 
 /// Bytes of states that a token reads and writes.
 fn state_bytes(shard: &Shard) -> u64 {
-    let floats = shard.plan.layers.clone().map(|layer| {
-        let units = shard.plan.cut_of(&shard.spec, layer).heads.len();
-        shard.spec.layer(layer).mixer.state_length(units) as u64
-    });
+    let floats = shard.plan.layers.clone().map(|layer| shard.plan.state_length(&shard.spec, layer) as u64);
     2 * floats.sum::<u64>() * size_of::<f32>() as u64
 }
 

@@ -199,9 +199,7 @@ impl Mixer {
             }
         }
     }
-}
 
-impl Mixer {
     pub(crate) fn is_sound(&self, ropes: &[RopeSpec]) -> bool {
         match self {
             Self::Attention(attention) => attention.is_sound(ropes),

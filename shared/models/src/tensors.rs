@@ -47,11 +47,6 @@ pub enum Cut {
     Rows(Share),
     /// Each rank holds the columns of its share.
     Columns(Share),
-    /// The rows are consecutive segments with so many rows for each unit of the mixer; each rank holds those of its units
-    /// in each segment.
-    RowSegments(Segments),
-    /// The same with columns.
-    ColumnSegments(Segments),
     /// The first rank alone holds it: it is added to a sum over ranks.
     Once,
     /// No rank holds it: its rows are read from the file.
@@ -86,8 +81,8 @@ impl Segments {
 /// The units that ranks divide among each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// Units of the mixer, as query heads, each of so many rows or columns.
-    Heads(usize),
+    /// Units of the mixer, as query heads: those of a rank in each segment.
+    Units(Segments),
     /// Key and value heads, each of so many rows.
     HeadsKv(usize),
     /// Inner columns of the feed-forward network.
@@ -98,6 +93,13 @@ pub enum Share {
     Vocabulary,
     /// The layers of the stage, each of so many rows.
     Layers(usize),
+}
+
+impl Share {
+    /// Units of the mixer, each of so many rows or columns.
+    fn units(length: usize) -> Self {
+        Self::Units(Segments::default().and(1, length))
+    }
 }
 
 impl TensorSpec {
@@ -267,10 +269,11 @@ impl ConvolutionSpec {
     fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
         use TensorRole::{MixerInput, MixerOutput};
         let channels = self.channels;
-        let (of_input, of_output) = (Cut::RowSegments(Segments::default().and(3, 1)), Cut::Columns(Share::Heads(1)));
+        let (of_input, of_output) =
+            (Cut::Rows(Share::Units(Segments::default().and(3, 1))), Cut::Columns(Share::units(1)));
         vec![
             TensorSpec::matrix(MixerInput, "shortconv.in_proj.weight", embedding, 3 * channels, of_input),
-            TensorSpec::filters("shortconv.conv.weight", self.taps, channels, Cut::Rows(Share::Heads(1))),
+            TensorSpec::filters("shortconv.conv.weight", self.taps, channels, Cut::Rows(Share::units(1))),
             TensorSpec::matrix(MixerOutput, "shortconv.out_proj.weight", channels, embedding, of_output),
         ]
     }
@@ -289,14 +292,14 @@ impl DeltaSpec {
             true => before.and(1, self.per_key() * length),
             false => before.and(self.per_key(), length),
         };
-        let of_values = |length| and_values(Segments::default(), length);
-        let of_channels = Cut::RowSegments(and_values(Segments::default().and(2, length), length));
+        let of_values = |length| Share::Units(and_values(Segments::default(), length));
+        let of_channels = Cut::Rows(Share::Units(and_values(Segments::default().and(2, length), length)));
         let rows = |role, name, count: usize, length| {
-            TensorSpec::matrix(role, name, embedding, count, Cut::RowSegments(of_values(length)))
+            TensorSpec::matrix(role, name, embedding, count, Cut::Rows(of_values(length)))
         };
         let columns =
-            |role, name| TensorSpec { cut: Cut::ColumnSegments(of_values(1)), ..TensorSpec::vector(role, name, heads) };
-        let of_output = Cut::ColumnSegments(of_values(length));
+            |role, name| TensorSpec { cut: Cut::Columns(of_values(1)), ..TensorSpec::vector(role, name, heads) };
+        let of_output = Cut::Columns(of_values(length));
         vec![
             TensorSpec::matrix(MixerInput, "attn_qkv.weight", embedding, channels, of_channels),
             rows(StateGate, "attn_gate.weight", values, length),
@@ -315,14 +318,14 @@ impl AttentionSpec {
     fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
         use TensorRole::{AttentionOutputBias, KeyNorm, MixerOutput, QueryNorm, Sinks};
         let (length, queries) = (self.head_length, self.head_count * self.head_length);
-        let of_heads = Cut::Columns(Share::Heads(length));
+        let of_heads = Cut::Columns(Share::units(length));
         let mut tensors = self.projections(embedding);
         tensors.push(TensorSpec::matrix(MixerOutput, "attn_output.weight", queries, embedding, of_heads));
         let bias = TensorSpec::vector(AttentionOutputBias, "attn_output.bias", embedding);
         tensors.push(TensorSpec { cut: Cut::Once, is_optional: !self.needs_output_bias, ..bias });
         if self.has_sinks {
             let sinks = TensorSpec::vector(Sinks, "attn_sinks.weight", self.head_count);
-            tensors.push(TensorSpec { cut: Cut::Columns(Share::Heads(1)), ..sinks });
+            tensors.push(TensorSpec { cut: Cut::Columns(Share::units(1)), ..sinks });
         }
         let norms = match self.head_norms {
             HeadNorms::None => None,
@@ -346,7 +349,7 @@ impl AttentionSpec {
         let rows = queries + 2 * keys;
         // A gate behind each query.
         let gated = if self.has_gate { 2 } else { 1 };
-        let (of_heads, of_kv) = (Share::Heads(gated * length), Share::HeadsKv(length));
+        let (of_heads, of_kv) = (Share::units(gated * length), Share::HeadsKv(length));
         let all = [
             (Query, QueryBias, ["attn_q.weight", "attn_q.bias"], 0, gated * queries, of_heads),
             (Key, KeyBias, ["attn_k.weight", "attn_k.bias"], queries, keys, of_kv),

@@ -48,13 +48,8 @@ pub fn kv_position_bytes(format: KvFormat, spec: &ModelSpec, plan: &ShardPlan, l
 
 /// Bytes of a rank's states for so many slots.
 pub fn state_bytes(spec: &ModelSpec, plan: &ShardPlan, slots: usize) -> u64 {
-    let floats = plan.layers.clone().map(|layer| state_length(spec, plan, layer) as u64).sum::<u64>();
+    let floats = plan.layers.clone().map(|layer| plan.state_length(spec, layer) as u64).sum::<u64>();
     floats * (StateCount::of(slots).all() * size_of::<f32>()) as u64
-}
-
-/// Floats of a sequence's state in a layer.
-fn state_length(spec: &ModelSpec, plan: &ShardPlan, layer: usize) -> usize {
-    spec.layer(layer).mixer.state_length(plan.cut_of(spec, layer).heads.len())
 }
 
 /// What a rank holds of a tensor; a block that the column range cuts is held whole.
@@ -112,11 +107,6 @@ impl Holding<'_> {
         let tensors =
             self.sizes.outside_tensors().filter(move |(tensor, _)| has_output || tensor.role != TensorRole::Output);
         tensors.filter_map(|(tensor, format)| Some(Held { part: self.plan.part(&tensor)?, tensor, format }))
-    }
-
-    /// Floats of a sequence's state in a layer; 0 if it has none.
-    pub fn state_length(&self, layer: usize) -> usize {
-        state_length(&self.sizes.spec, self.plan, layer)
     }
 
     /// Bytes of the shard in memory, with panels of this many rows.

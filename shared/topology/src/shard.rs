@@ -117,11 +117,6 @@ impl Ranges {
         self.0.is_empty()
     }
 
-    /// The first element; 0 if there is none.
-    pub fn start(&self) -> usize {
-        self.0.first().map_or(0, |range| range.start)
-    }
-
     /// The same ranges further on.
     #[must_use]
     pub fn behind(&self, first: usize) -> Self {
@@ -145,6 +140,11 @@ impl ShardPlan {
         &self.cuts[usize::from(spec.layers[layer])]
     }
 
+    /// Floats of a sequence's state in a layer, numbered in the whole model; 0 if it has none.
+    pub fn state_length(&self, spec: &ModelSpec, layer: usize) -> usize {
+        spec.layer(layer).mixer.state_length(self.cut_of(spec, layer).heads.len())
+    }
+
     /// Its part of a tensor outside the layers; `None` if it reads the rows from the file.
     pub fn part(&self, tensor: &TensorSpec) -> Option<TensorPart> {
         part(tensor, &LayerCut::default(), (&self.vocabulary, &self.layers))
@@ -161,45 +161,39 @@ impl LayerCut {
 fn part(tensor: &TensorSpec, cut: &LayerCut, outside: (&Range<usize>, &Range<usize>)) -> Option<TensorPart> {
     let [columns, rows, _] = tensor.dimensions;
     let whole = |length: usize| std::iter::once(0..length).collect();
-    let of = |share: Share| std::iter::once(of_share(share, cut, outside)).collect();
-    match &tensor.cut {
+    match tensor.cut {
         Cut::OnDisk => None,
         Cut::Once if !cut.is_first => None,
         Cut::Whole | Cut::Once => Some(TensorPart { rows: whole(rows), columns: whole(columns) }),
-        Cut::Rows(share) => Some(TensorPart { rows: of(*share), columns: whole(columns) }),
-        Cut::Columns(share) => Some(TensorPart { rows: whole(rows), columns: of(*share) }),
-        Cut::RowSegments(lengths) => {
-            Some(TensorPart { rows: of_units(rows, lengths.lengths(), cut), columns: whole(columns) })
-        }
-        Cut::ColumnSegments(lengths) => {
-            Some(TensorPart { rows: whole(rows), columns: of_units(columns, lengths.lengths(), cut) })
-        }
+        Cut::Rows(share) => Some(TensorPart { rows: shared(share, rows, cut, outside), columns: whole(columns) }),
+        Cut::Columns(share) => Some(TensorPart { rows: whole(rows), columns: shared(share, columns, cut, outside) }),
     }
 }
 
-/// A rank's units in each segment of `length` rows or columns, with so many for each unit.
-fn of_units(length: usize, lengths: &[usize], cut: &LayerCut) -> Ranges {
-    let units = length / lengths.iter().sum::<usize>().max(1);
-    let begins = lengths.iter().scan(0, |begin, length| {
-        let own = *begin;
-        *begin += units * length;
-        Some(own)
-    });
-    let ranges =
-        begins.zip(lengths).map(|(begin, length)| begin + cut.heads.start * length..begin + cut.heads.end * length);
-    ranges.collect()
-}
-
-fn of_share(share: Share, cut: &LayerCut, outside: (&Range<usize>, &Range<usize>)) -> Range<usize> {
+/// A rank's part of `length` rows or columns.
+fn shared(share: Share, length: usize, cut: &LayerCut, outside: (&Range<usize>, &Range<usize>)) -> Ranges {
     let (vocabulary, layers) = outside;
-    match share {
-        Share::Heads(length) => cut.heads.start * length..cut.heads.end * length,
+    let range = match share {
+        Share::Units(segments) => return of_units(length, segments.lengths(), cut),
         Share::HeadsKv(length) => cut.heads_kv.start * length..cut.heads_kv.end * length,
         Share::FeedForward => cut.columns.clone(),
         Share::Shared => cut.shared.clone(),
         Share::Vocabulary => vocabulary.clone(),
         Share::Layers(length) => layers.start * length..layers.end * length,
-    }
+    };
+    std::iter::once(range).collect()
+}
+
+/// A rank's units in each segment of `length` rows or columns.
+fn of_units(length: usize, segments: &[usize], cut: &LayerCut) -> Ranges {
+    let units = length / segments.iter().sum::<usize>().max(1);
+    let begins = segments.iter().scan(0, |begin, segment| {
+        let own = *begin;
+        *begin += units * segment;
+        Some(own)
+    });
+    let ranges = begins.zip(segments);
+    ranges.map(|(begin, segment)| begin + cut.heads.start * segment..begin + cut.heads.end * segment).collect()
 }
 
 /// Cuts a model for the ranks of one stage with the given relative weights.

@@ -35,12 +35,6 @@ impl Pooled {
         }
         self.count += 1;
     }
-
-    /// The pooled state, or a multiple of it.
-    fn finish(self) -> Vec<f32> {
-        // The mean has the direction of the sum.
-        self.values
-    }
 }
 
 /// Gives a vector the Euclidean length 1, or 0 if it has no direction.
@@ -63,7 +57,8 @@ impl Model {
     /// The embedding `[embedding_length]` of Euclidean length 1, or zeros if it has no direction; empty without tokens.
     pub fn embedding(&mut self, pooled: Pooled) -> Vec<f32> {
         let (shard, compute, _, Scratch { activations, .. }) = self.pooling_parts();
-        let mut state = pooled.finish();
+        // Only its direction counts: the mean has that of the sum.
+        let mut state = pooled.values;
         let matrices = shard.pooled.as_ref().filter(|_| !state.is_empty());
         for matrix in matrices.into_iter().flat_map(|(inner, output)| [inner, output]) {
             let mut product = vec![0.0; matrix.rows];
@@ -83,7 +78,7 @@ mod tests {
     fn embedding(pooling: Pooling, states: &[[f32; 2]]) -> Vec<f32> {
         let mut pooled = Pooled::new(pooling);
         states.iter().for_each(|state| pooled.add(state));
-        unit(pooled.finish())
+        unit(pooled.values)
     }
 
     #[test]

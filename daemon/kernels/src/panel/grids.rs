@@ -103,11 +103,11 @@ impl GridColumns for Iq3SColumns<'_> {
     fn levels<L: Lanes>(&self, lanes: L, signs: L::Levels) -> [L::Levels; 8] {
         let table = const { signed_levels(&IQ3_S_MAGNITUDES, bias::<L>(16)) };
         let Self(low, high) = self;
-        let [a, b] = lanes.pick_split(&grids::IQ3_S, low, high, 0, 1);
-        let [c, d] = lanes.pick_split(&grids::IQ3_S, &low[2 * L::ROWS..], high, 2, 3);
+        let [a, b] = lanes.pick_split(&grids::IQ3_S, low, high, [0, 1]);
+        let [c, d] = lanes.pick_split(&grids::IQ3_S, &low[2 * L::ROWS..], high, [2, 3]);
         let first = of_fours(lanes, [a, b, c, d], signs, 0, &table);
-        let [a, b] = lanes.pick_split(&grids::IQ3_S, &low[4 * L::ROWS..], high, 4, 5);
-        let [c, d] = lanes.pick_split(&grids::IQ3_S, &low[6 * L::ROWS..], high, 6, 7);
+        let [a, b] = lanes.pick_split(&grids::IQ3_S, &low[4 * L::ROWS..], high, [4, 5]);
+        let [c, d] = lanes.pick_split(&grids::IQ3_S, &low[6 * L::ROWS..], high, [6, 7]);
         joined(first, of_fours(lanes, [a, b, c, d], signs, 2, &table))
     }
 }
@@ -120,8 +120,8 @@ impl GridColumns for Iq2SColumns<'_> {
     fn levels<L: Lanes>(&self, lanes: L, signs: L::Levels) -> [L::Levels; 8] {
         let table = const { signed_levels(&IQ2_MAGNITUDES, bias::<L>(64)) };
         let Self(low, high) = self;
-        let first = of_eights(lanes, lanes.pick_split(&grids::IQ2_S, low, high, 0, 2), signs, 0, &table);
-        let second = lanes.pick_split(&grids::IQ2_S, &low[2 * L::ROWS..], high, 4, 6);
+        let first = of_eights(lanes, lanes.pick_split(&grids::IQ2_S, low, high, [0, 2]), signs, 0, &table);
+        let second = lanes.pick_split(&grids::IQ2_S, &low[2 * L::ROWS..], high, [4, 6]);
         joined(first, of_eights(lanes, second, signs, 2, &table))
     }
 }
@@ -160,6 +160,15 @@ fn nibble_scales<L: Lanes>(lanes: L, bytes: &[u8], scales: &[L::Floats; 2]) -> [
     ]
 }
 
+/// A part whose words have four groups of 7 bits of signs and, at the top, the scale.
+#[inline(always)]
+fn of_words<L: Lanes>(lanes: L, words: &[u8], scales: &[L::Floats; 2], columns: &impl GridColumns) -> Part<L> {
+    let words = lanes.levels(words);
+    let levels = lanes.columns(columns, lanes.even_signs(lanes.sevens(words)));
+    let scale = lanes.multiply_add(lanes.top_nibbles(words), scales[0], scales[1]);
+    Part { levels, scale: [scale; 2], minimum: [scale; 2] }
+}
+
 /// Constants that the formats with magnitudes below 64 share.
 macro_rules! below_64 {
     () => {
@@ -185,12 +194,9 @@ impl<L: Lanes> Format<L> for Iq3Xxs {
 
     #[inline(always)]
     fn part(lanes: L, block: &[u8], scales: &Self::Scales, index: usize) -> Part<L> {
-        let words = lanes.levels(&block[(66 + 4 * index) * L::ROWS..]);
-        let signs = lanes.even_signs(lanes.sevens(words));
+        let words = &block[(66 + 4 * index) * L::ROWS..];
         let indices = &block[(2 + 8 * index) * L::ROWS..][..8 * L::ROWS];
-        let levels = lanes.columns(&Iq3XxsColumns(indices), signs);
-        let scale = lanes.multiply_add(lanes.top_nibbles(words), scales[0], scales[1]);
-        Part { levels, scale: [scale; 2], minimum: [scale; 2] }
+        of_words(lanes, words, scales, &Iq3XxsColumns(indices))
     }
 }
 
@@ -206,11 +212,7 @@ impl<L: Lanes> Format<L> for Iq2Xxs {
     #[inline(always)]
     fn part(lanes: L, block: &[u8], scales: &Self::Scales, index: usize) -> Part<L> {
         let (indices, words) = block[(2 + 8 * index) * L::ROWS..][..8 * L::ROWS].split_at(4 * L::ROWS);
-        let words = lanes.levels(words);
-        let signs = lanes.even_signs(lanes.sevens(words));
-        let levels = lanes.columns(&Iq2XxsColumns(indices), signs);
-        let scale = lanes.multiply_add(lanes.top_nibbles(words), scales[0], scales[1]);
-        Part { levels, scale: [scale; 2], minimum: [scale; 2] }
+        of_words(lanes, words, scales, &Iq2XxsColumns(indices))
     }
 }
 

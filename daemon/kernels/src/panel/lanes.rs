@@ -76,16 +76,10 @@ pub(crate) trait Lanes: Copy {
     fn pick_bytes(self, grid: &Grid<256>, indices: &[u8]) -> [Self::Levels; 4];
     /// Like `pick_bytes`, for `2 * ROWS` indices of two bytes, of which the low 9 bits count.
     fn pick_words(self, grid: &Grid<512>, indices: &[u8]) -> [Self::Levels; 2];
-    /// Like `pick_bytes`, for `2 * ROWS` indices modulo `N` whose bits above the eighth are in the first `ROWS` bytes of `high`, from
-    /// a bit on: `first` for the first `ROWS` indices, `second` for the others.
-    fn pick_split<const N: usize>(
-        self,
-        grid: &Grid<N>,
-        low: &[u8],
-        high: &[u8],
-        first: u32,
-        second: u32,
-    ) -> [Self::Levels; 2];
+    /// Like `pick_bytes`, for `2 * ROWS` indices modulo `N` whose bits above the eighth are in the first `ROWS` bytes of
+    /// `high`, from a bit on: the first of `shifts` for the first `ROWS` indices, the second for the others.
+    fn pick_split<const N: usize>(self, grid: &Grid<N>, low: &[u8], high: &[u8], shifts: [u32; 2])
+    -> [Self::Levels; 2];
     /// Spreads four groups of 7 bits of each lane as a 32-bit number to its bytes.
     fn sevens(self, words: Self::Levels) -> Self::Levels;
     /// Sets the top bit of each byte, which is 0, so that an even number of bits is set.

@@ -109,11 +109,10 @@ where
         grid: &Grid<N>,
         low: &[u8],
         high: &[u8],
-        first: u32,
-        second: u32,
+        shifts: [u32; 2],
     ) -> [Self::Levels; 2] {
-        let a = self.0.pick_split(grid, low, high, first, second);
-        let b = self.1.pick_split(grid, low, high, first, second);
+        let a = self.0.pick_split(grid, low, high, shifts);
+        let b = self.1.pick_split(grid, low, high, shifts);
         [Two(a[0], b[0]), Two(a[1], b[1])]
     }
 

@@ -216,7 +216,7 @@ pub(super) fn load(
 /// Refuses a model that cannot answer requests, groups that would have to pass states on, and too long a context.
 fn check_served(topology: &Topology, spec: &ModelSpec, role: Role) -> Result<(), FaultKind> {
     if !spec.generates() {
-        let reason = "it computes embeddings and cannot continue texts".into();
+        let reason = "it computes embeddings and cannot continue texts; choose a model that answers".into();
         return Err(FaultKind::ModelInvalid { model: topology.model.clone(), reason });
     }
     let refuse = |reason: String| Err(FaultKind::TopologyInvalid { reason });

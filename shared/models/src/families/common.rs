@@ -7,7 +7,7 @@ use crate::{
         BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, EXPERT_COUNT_MAX, FEED_FORWARD_LENGTH_MAX,
         HEAD_COUNT_MAX, HEAD_LENGTH_MAX,
     },
-    mixer::AttentionSpec,
+    mixer::{AttentionSpec, TAPS_MAX},
     rotation::{LongSpec, RopeSpec, Rotation, Scaling, YarnSpec},
     spec::{
         Activation, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, NormKind, OutputNorm,
@@ -102,6 +102,14 @@ pub(super) fn windowed(keys: &Keys<'_>, layers: usize, period: u64) -> Result<Ve
     let Ok(number) = keys.unsigned(PATTERN) else { return keys.layer_flags(PATTERN, layers) };
     let period = number.unwrap_or(period);
     Ok((0..layers as u64).map(|layer| period == 0 || layer % period < period - 1).collect())
+}
+
+/// Length of the filters of a convolution.
+pub(super) fn taps(keys: &Keys<'_>, name: &str) -> Result<usize, GgufError> {
+    match keys.length(name, TAPS_MAX as u64)? {
+        1 => Err(keys.refuse(name, 1, format!("it must be 2 to {TAPS_MAX}"))),
+        taps => Ok(taps),
+    }
 }
 
 /// A single feed-forward network.

@@ -3,12 +3,12 @@ use gguf::GgufError;
 
 use super::{
     Family,
-    common::{HEAD_COUNT_KV, block_count, dense, heads, model, rope},
+    common::{HEAD_COUNT_KV, block_count, dense, heads, model, rope, taps},
 };
 use crate::{
     keys::Keys,
     limits::{CONTEXT_LENGTH_MAX, HEAD_COUNT_MAX},
-    mixer::{AttentionSpec, ConvolutionSpec, HeadNorms, Mixer, TAPS_MAX},
+    mixer::{AttentionSpec, ConvolutionSpec, HeadNorms, Mixer},
     rotation::Rotation,
     spec::{FeedForward, LayerSpec, ModelSpec, OutputNorm},
 };
@@ -29,11 +29,7 @@ pub(super) fn convolutional(
     let mut spec = model(keys)?;
     let head_count = keys.length("attention.head_count", HEAD_COUNT_MAX)?;
     let head_length = keys.head_length(spec.embedding_length, head_count)?;
-    let taps = keys.length("shortconv.l_cache", TAPS_MAX as u64)?;
-    if taps < 2 {
-        return Err(keys.refuse("shortconv.l_cache", taps, "a convolution has at least two taps"));
-    }
-    let convolution = ConvolutionSpec { channels: spec.embedding_length, taps };
+    let convolution = ConvolutionSpec { channels: spec.embedding_length, taps: taps(keys, "shortconv.l_cache")? };
     let window = keys.count("attention.sliding_window")?;
     let window = (window > 0).then(|| keys.length("attention.sliding_window", CONTEXT_LENGTH_MAX)).transpose()?;
     let counts = keys.layer_counts(HEAD_COUNT_KV, HEAD_COUNT_MAX, block_count(keys)?)?;

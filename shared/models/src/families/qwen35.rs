@@ -3,13 +3,13 @@ use gguf::GgufError;
 
 use super::{
     Family,
-    common::{attention, block_count, dense, model, rope},
+    common::{attention, block_count, dense, model, rope, taps},
     qwen3vl::in_sections,
 };
 use crate::{
     keys::Keys,
     limits::{BLOCK_COUNT_MAX, EMBEDDING_LENGTH_MAX, HEAD_COUNT_MAX, HEAD_LENGTH_MAX},
-    mixer::{AttentionSpec, DeltaSpec, HeadNorms, Mixer, PER_KEY_MAX, TAPS_MAX},
+    mixer::{AttentionSpec, DeltaSpec, HeadNorms, Mixer, PER_KEY_MAX},
     rotation::Rotation,
     spec::{FeedForward, LayerSpec, ModelSpec, Norms},
 };
@@ -52,11 +52,10 @@ fn delta(keys: &Keys<'_>) -> Result<DeltaSpec, GgufError> {
     const KEY_HEADS: &str = "ssm.group_count";
     const LENGTH: &str = "ssm.state_size";
     const INNER: &str = "ssm.inner_size";
-    const TAPS: &str = "ssm.conv_kernel";
     let key_heads = keys.length(KEY_HEADS, HEAD_COUNT_MAX)?;
     let value_heads = keys.length("ssm.time_step_rank", HEAD_COUNT_MAX)?;
     let head_length = keys.length(LENGTH, HEAD_LENGTH_MAX)?;
-    let (inner, taps) = (keys.length(INNER, EMBEDDING_LENGTH_MAX)?, keys.length(TAPS, TAPS_MAX as u64)?);
+    let inner = keys.length(INNER, EMBEDDING_LENGTH_MAX)?;
     if !value_heads.is_multiple_of(key_heads) || value_heads / key_heads > PER_KEY_MAX {
         let reason = format!("it must divide the {value_heads} value heads into groups of at most {PER_KEY_MAX}");
         return Err(keys.refuse(KEY_HEADS, key_heads, reason));
@@ -68,8 +67,6 @@ fn delta(keys: &Keys<'_>) -> Result<DeltaSpec, GgufError> {
         let reason = format!("but there are {value_heads} value heads of {head_length}");
         return Err(keys.refuse(INNER, inner, reason));
     }
-    if taps < 2 {
-        return Err(keys.refuse(TAPS, taps, "a convolution has at least two taps"));
-    }
+    let taps = taps(keys, "ssm.conv_kernel")?;
     Ok(DeltaSpec { key_heads, value_heads, head_length, taps, is_grouped: false })
 }

@@ -57,7 +57,7 @@ pub fn half_layer_ns(
     let matrices = besides + profile.work_ns(holding.attention(layer), load.tokens);
     let Some(AttentionSpec { head_length, window, .. }) = spec.layer(layer).attention() else {
         // Each sequence's state is read and written once, and used about twice by each token.
-        let floats = holding.state_length(layer) as f64;
+        let floats = holding.plan.state_length(spec, layer) as f64;
         let bytes = load.sequences * floats * (2 * size_of::<f32>()) as f64;
         return matrices + profile.attention_ns(bytes, f64::from(load.tokens) * 2.0 * floats);
     };

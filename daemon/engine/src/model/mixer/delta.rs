@@ -1,7 +1,7 @@
 //! A gated delta net (Yang et al. 2024) on this rank's key heads with their value heads. A token's queries, keys and
 //! values pass through a short convolution; then the state matrix of each value head decays, forgets what it holds for
 //! the key, learns the value for it and is read with the query. Token by token, so that a prompt's result does not depend
-//! on how it is cut; on a Cortex-A76 that is about a hundredth of the work of the layer's matrices.
+//! on how it is cut; in Qwen3.5-2B the states take 1.3 % of the multiply-adds of the layer's matrices.
 use kernels::{Compute, DeltaRun, matmuls};
 use models::DeltaSpec;
 use smallvec::SmallVec;

@@ -22,14 +22,6 @@ pub enum MixerWeights {
 }
 
 impl MixerWeights {
-    /// Its attention, if it is one.
-    pub const fn attention(&self) -> Option<&AttentionWeights> {
-        match self {
-            Self::Attention(attention) => Some(attention),
-            Self::Convolution(_) | Self::Delta(_) => None,
-        }
-    }
-
     /// Its matrices.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         let [one, two, three, four] = match self {

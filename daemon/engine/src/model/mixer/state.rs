@@ -33,7 +33,7 @@ impl StateCache {
         let mut length = 0;
         let layers = plan.layers.clone().map(|layer| {
             let begin = length;
-            length += spec.layer(layer).mixer.state_length(plan.cut_of(spec, layer).heads.len());
+            length += plan.state_length(spec, layer);
             begin..length
         });
         let layers = layers.collect();

@@ -1,0 +1,36 @@
+//! Greedy requests of token ids, and the answers that a fresh computation gives.
+use std::sync::Arc;
+
+use common::{precision::KvFormat, sampling::SamplingParameters};
+use gguf::GgufFile;
+use protocol::message::{Generate, Prompt};
+
+use crate::ranks::{Run, run};
+
+/// The token that ends an answer, which is never chosen here.
+const END: usize = 2;
+
+/// `count` ids chosen by a seed.
+pub fn ids(seed: u32, count: usize) -> Vec<u32> {
+    (0..count as u32).map(|index| 3 + (index * (2 * seed + 7) + seed * 31 + index * index / 3) % 290).collect()
+}
+
+/// A request for `count` tokens.
+pub fn request(prompt: Vec<u32>, count: usize) -> Generate {
+    let logit_bias = vec![(END as u32, -1e9)];
+    let sampling = SamplingParameters { temperature: 0.0, logit_bias, ..SamplingParameters::default() };
+    Generate::new(Prompt::Tokens(prompt), count as u32, sampling, Vec::new())
+}
+
+/// The token with the largest logit after each of `tokens` from `first` on, computed in one step on one rank.
+///
+/// # Panics
+/// The model cannot be run.
+pub fn fresh(file: &Arc<GgufFile>, tokens: &[u32], first: usize) -> Vec<u32> {
+    let logits = run(file, tokens, &Run { kv: KvFormat::F16, ..Run::exact(1) }).logits;
+    let best = logits[first..].iter().map(|logits| {
+        let allowed = logits.iter().enumerate().filter(|(id, _)| *id != END);
+        allowed.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(id, _)| id as u32)
+    });
+    best.collect()
+}
