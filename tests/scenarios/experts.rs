@@ -95,15 +95,19 @@ fn experts_in_several_formats_match_oracle_and_one_rank() {
 #[test]
 fn expert_logits_are_bit_equal_for_any_chunking_and_threads() {
     for table in Kernels::available() {
-        for (format, exchange) in
-            [(BlockFormat::Q4K, Exchange::F32), (BlockFormat::Q8_0, Exchange::Q80), (BlockFormat::F16, Exchange::F32)]
-        {
+        for (format, exchange, ranks, feed_forward_length) in [
             // Not a whole number of panels for each of three ranks.
-            let model = TinyModel { feed_forward_length: 800, ..model(EXPERTS).with_format(format) };
+            (BlockFormat::Q4K, Exchange::F32, 3, 800),
+            (BlockFormat::Q8_0, Exchange::Q80, 3, 800),
+            (BlockFormat::F16, Exchange::F32, 3, 800),
+            // Four ranks hold whole blocks of some experts.
+            (BlockFormat::Q4K, Exchange::F32, 4, 768),
+        ] {
+            let model = TinyModel { feed_forward_length, ..model(EXPERTS).with_format(format) };
             let file = open(&model);
             let tokens = tokens(40);
             let kernels = Some(table.name);
-            let base = Run { exchange, kv: KvFormat::F16, kernels, ..Run::exact(3) };
+            let base = Run { exchange, kv: KvFormat::F16, kernels, ..Run::exact(ranks) };
             let whole = run(&file, &tokens, &base).logits;
             assert!(whole.iter().flatten().all(|logit| logit.is_finite()));
             for (chunks, threads) in [(vec![1], 1), (vec![21, 2, 7], 2), (vec![33, 1], 3), (vec![40], 4)] {

@@ -77,12 +77,12 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Loads the choices `[token, per_token]`, all with matrices below `count`.
+    /// Loads the choices `[token, per_token]` of matrices below `count`; others are left out.
     pub fn load(&mut self, choices: &[Choice], per_token: usize, count: usize) {
         let Self { matrices, ends, tokens, weights, next } = self;
         next.clear();
         next.resize(count, 0);
-        choices.iter().for_each(|choice| next[choice.matrix] += 1);
+        choices.iter().filter(|choice| choice.matrix < count).for_each(|choice| next[choice.matrix] += 1);
         matrices.clear();
         ends.clear();
         let mut end = 0;
@@ -93,9 +93,9 @@ impl Groups {
             matrices.push(matrix);
             ends.push(end);
         }
-        tokens.resize(choices.len(), 0);
-        weights.resize(choices.len(), 0.0);
-        for (index, choice) in choices.iter().enumerate() {
+        tokens.resize(end, 0);
+        weights.resize(end, 0.0);
+        for (index, choice) in choices.iter().enumerate().filter(|(_, choice)| choice.matrix < count) {
             let row = &mut next[choice.matrix];
             (tokens[*row], weights[*row]) = (index / per_token, choice.weight);
             *row += 1;

@@ -6,7 +6,7 @@ use crate::{
     keys::Keys,
     limits::{BLOCK_COUNT_MAX, VOCABULARY_LENGTH_MAX},
     spec::ModelSpec,
-    tensors::TensorSpec,
+    tensors::{DOWN_EXPERTS, TensorSpec},
 };
 
 /// Reads and checks the hyper-parameters, and checks that the tensors exist with their dimensions and that the file has
@@ -26,6 +26,9 @@ pub fn read(file: &GgufFile) -> Result<ModelSpec, GgufError> {
         return Err(GgufError::Unsupported { key, value, feature: "a file without a language model" });
     }
     let spec = (family.spec)(&Keys { source: file, architecture: family.name })?;
+    let spec = spec.with_expert_blocks(|layer| {
+        file.tensor(&format!("blk.{layer}.{DOWN_EXPERTS}")).map_or(0, |tensor| tensor.format.block_length())
+    });
     check_vocabulary(file, spec.vocabulary_length)?;
     TensorCheck { file, architecture: family.name, found: Vec::new() }.all(&spec)?;
     Ok(spec)

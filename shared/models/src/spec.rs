@@ -217,6 +217,9 @@ pub struct ExpertsSpec {
     pub is_fused: bool,
     /// The shared expert.
     pub shared: Option<SharedSpec>,
+    /// Columns in a block of the weights of `down`, which is held whole or not at all.
+    #[serde(default)]
+    pub block: usize,
 }
 
 impl OutputNorm {
@@ -329,6 +332,16 @@ impl ModelSpec {
         self.with_layers(layers)
     }
 
+    /// Sets the length of the blocks of the experts' weights, by the layer's number; a length of 0 for missing tensors.
+    #[must_use]
+    pub fn with_expert_blocks(self, length: impl Fn(usize) -> usize) -> Self {
+        self.map_layers(|index, layer| {
+            if let FeedForward::Experts(experts) = &mut layer.feed_forward {
+                experts.block = length(index);
+            }
+        })
+    }
+
     /// Changes the attention of each layer that has one, by the layer's number.
     #[must_use]
     pub fn map_attention(self, mut change: impl FnMut(usize, &mut AttentionSpec)) -> Self {
@@ -420,6 +433,7 @@ impl ModelSpec {
             within(experts.count, EXPERT_COUNT_MAX)
                 && (1..=experts.count).contains(&experts.used_count)
                 && feed_forward.shared_columns() as u64 <= FEED_FORWARD_LENGTH_MAX
+                && experts.block as u64 <= FEED_FORWARD_LENGTH_MAX
         });
         mixer.is_sound(&self.ropes)
             && within(feed_forward.columns(), FEED_FORWARD_LENGTH_MAX)

@@ -204,6 +204,8 @@ impl ModelSpec {
 pub(crate) const TOKEN_EMBEDDING: &str = "token_embd.weight";
 /// The name of the gates and ups of all experts in one tensor.
 pub(crate) const FUSED_EXPERTS: &str = "ffn_gate_up_exps.weight";
+/// The name of the last matrices of all experts.
+pub(crate) const DOWN_EXPERTS: &str = "ffn_down_exps.weight";
 /// The name of the divisors of rotation angles in every family.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
@@ -429,7 +431,7 @@ impl ExpertsSpec {
             TensorSpec { is_float: true, ..router },
             gate,
             up,
-            stack(Down, "ffn_down_exps.weight", columns, embedding, inner),
+            stack(Down, DOWN_EXPERTS, columns, embedding, inner),
         ];
         if self.router.has_selection_bias {
             tensors.push(TensorSpec::vector(TensorRole::SelectionBias, "exp_probs_b.bias", count));

@@ -18,7 +18,7 @@ pub use layout::groups::{Group, Groups, Role};
 pub use layout::{Layout, Place};
 pub use reslice::{Route, routes};
 pub use rolling::Rolling;
-pub use shard::{CutError, LayerCut, Ranges, ShardPlan, TensorPart, cut, cut_stages};
+pub use shard::{CutError, ExpertPart, LayerCut, Ranges, ShardPlan, TensorPart, cut, cut_stages};
 pub use spec::{Member, Topology};
 pub use stages::{split_layers, split_layers_where, split_model};
 pub use state::StateCount;

@@ -59,7 +59,14 @@ mod tests {
                     let heads = cut[0]..cut[1];
                     let heads_kv =
                         if heads.is_empty() { 0..0 } else { heads.start / per_kv..heads.end.div_ceil(per_kv) };
-                    let cuts = vec![LayerCut { heads, heads_kv, columns: 0..32, shared: 0..0, is_first: false }];
+                    let cuts = vec![LayerCut {
+                        heads,
+                        heads_kv,
+                        columns: 0..32,
+                        experts: None,
+                        shared: 0..0,
+                        is_first: false,
+                    }];
                     ShardPlan { layers: layers.clone(), cuts, vocabulary: 0..32 }
                 })
             })

@@ -1,10 +1,13 @@
 //! The heads, columns and vocabulary rows of each rank of a stage. Pure arithmetic on a model's spec.
 use std::ops::Range;
 
-use models::{AttentionSpec, Cut, LayerSpec, ModelSpec, Share, TensorSpec};
+use models::{AttentionSpec, Cut, ExpertsSpec, LayerSpec, ModelSpec, Share, TensorSpec};
 
 /// Columns are cut at multiples of this: the shortest block of the weight formats and of quantised activations.
 pub const COLUMN_UNIT: usize = 32;
+
+/// Fewest blocks of experts for each rank: with fewer, one more or less makes too much of a difference.
+const PARTS_MIN: usize = 2;
 
 /// Why a model cannot be cut for the ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,19 +72,32 @@ pub struct LayerCut {
     pub heads_kv: Range<usize>,
     /// Feed-forward columns, of every expert if there are experts, cut at multiples of 32; may be empty.
     pub columns: Range<usize>,
+    /// The experts that it holds so many columns of, if their blocks are too long for a part of each.
+    pub experts: Option<Vec<ExpertPart>>,
     /// Columns of the shared expert, cut likewise.
     pub shared: Range<usize>,
     /// Whether it is the first rank of its stage, which alone adds what must be added once.
     pub is_first: bool,
 }
 
-/// The part of a tensor that a rank holds, of each of its matrices.
+/// A rank's part of an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertPart {
+    /// The expert.
+    pub expert: usize,
+    /// The first of its feed-forward columns that belong to the part.
+    pub first: usize,
+}
+
+/// The part of a tensor that a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorPart {
-    /// Rows of a matrix.
+    /// Rows of each matrix.
     pub rows: Ranges,
-    /// Columns of a matrix.
+    /// Columns of each matrix.
     pub columns: Ranges,
+    /// Its matrices, and where these rows or columns begin in each; `None`: all matrices, at 0.
+    pub matrices: Option<Vec<ExpertPart>>,
 }
 
 /// Ascending ranges that neither overlap nor touch.
@@ -161,12 +177,17 @@ impl LayerCut {
 fn part(tensor: &TensorSpec, cut: &LayerCut, outside: (&Range<usize>, &Range<usize>)) -> Option<TensorPart> {
     let [columns, rows, _] = tensor.dimensions;
     let whole = |length: usize| std::iter::once(0..length).collect();
+    let matrices = cut.experts.clone().filter(|_| tensor.role.is_per_expert());
     match tensor.cut {
         Cut::OnDisk => None,
         Cut::Once if !cut.is_first => None,
-        Cut::Whole | Cut::Once => Some(TensorPart { rows: whole(rows), columns: whole(columns) }),
-        Cut::Rows(share) => Some(TensorPart { rows: shared(share, rows, cut, outside), columns: whole(columns) }),
-        Cut::Columns(share) => Some(TensorPart { rows: whole(rows), columns: shared(share, columns, cut, outside) }),
+        Cut::Whole | Cut::Once => Some(TensorPart { rows: whole(rows), columns: whole(columns), matrices }),
+        Cut::Rows(share) => {
+            Some(TensorPart { rows: shared(share, rows, cut, outside), columns: whole(columns), matrices })
+        }
+        Cut::Columns(share) => {
+            Some(TensorPart { rows: whole(rows), columns: shared(share, columns, cut, outside), matrices })
+        }
     }
 }
 
@@ -261,7 +282,11 @@ fn cut_layer(layer: &LayerSpec, weights: &[u32]) -> Vec<LayerCut> {
     // The fewest heads whose columns end at a block of 32: one for head lengths of 32, 64, 128; two for 80.
     let together = (1..COLUMN_UNIT).find(|units| (units * length).is_multiple_of(COLUMN_UNIT));
     let heads = split(units, together.unwrap_or(COLUMN_UNIT), weights);
-    let columns = split(layer.feed_forward.columns(), COLUMN_UNIT, weights);
+    let experts = layer.feed_forward.experts().and_then(|experts| expert_parts(experts, weights));
+    let columns = match &experts {
+        Some((block, parts)) => parts.iter().map(|parts| 0..if parts.is_empty() { 0 } else { *block }).collect(),
+        None => split(layer.feed_forward.columns(), COLUMN_UNIT, weights),
+    };
     let group = layer.attention().map(AttentionSpec::group);
     let shared = split(layer.feed_forward.shared_columns(), COLUMN_UNIT, weights);
     let parts = heads.into_iter().zip(columns).zip(shared).enumerate();
@@ -270,9 +295,38 @@ fn cut_layer(layer: &LayerSpec, weights: &[u32]) -> Vec<LayerCut> {
             Some(group) => heads.start / group..heads.end.div_ceil(group),
             None => 0..0,
         };
-        LayerCut { heads, heads_kv, columns, shared, is_first: rank == 0 }
+        let experts = experts.as_ref().map(|(_, parts)| parts[rank].clone());
+        LayerCut { heads, heads_kv, columns, experts, shared, is_first: rank == 0 }
     });
     cuts.collect()
+}
+
+/// Each rank's blocks of columns, if experts have fewer of them than there are ranks: a rank would hold a block whole
+/// for a few of its columns. The blocks of an expert go to the ranks that have the fewest for their weights, to each
+/// at most one. With their length.
+fn expert_parts(experts: &ExpertsSpec, weights: &[u32]) -> Option<(usize, Vec<Vec<ExpertPart>>)> {
+    let ExpertsSpec { block, columns, count, has_biases, .. } = *experts;
+    let total: i64 = weights.iter().map(|weight| i64::from(*weight)).sum();
+    if block <= COLUMN_UNIT || !columns.is_multiple_of(block) || has_biases {
+        return None;
+    }
+    let of_expert = columns / block;
+    let most = weights.iter().max().map_or(0, |weight| i64::from(*weight) * of_expert as i64);
+    if of_expert >= weights.len() || most > total || count * of_expert < PARTS_MIN * weights.len() {
+        return None;
+    }
+    let mut parts = vec![Vec::new(); weights.len()];
+    let mut due = vec![0; weights.len()];
+    for expert in 0..count {
+        due.iter_mut().zip(weights).for_each(|(due, weight)| *due += i64::from(*weight) * of_expert as i64);
+        let mut order: Vec<usize> = (0..weights.len()).collect();
+        order.sort_by_key(|rank| std::cmp::Reverse(due[*rank]));
+        for (index, rank) in order[..of_expert].iter().enumerate() {
+            due[*rank] -= total;
+            parts[*rank].push(ExpertPart { expert, first: index * block });
+        }
+    }
+    Some((block, parts))
 }
 
 /// Cuts `length` at multiples of `unit` so that each part is as close to its weight as the unit allows.

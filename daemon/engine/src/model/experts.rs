@@ -44,14 +44,11 @@ pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32]
     }
     let partial = &mut partial[..hidden.len()];
     add_biases(&layer.down_bias, weight.len(), &routing.choices, router.used_count, partial);
-    if columns == 0 {
-        return;
-    }
     let Routing { groups, activations, inner, choices, .. } = routing;
-    if !layer.down.scales().is_empty() {
-        // Behind the biases, which it does not scale.
-        choices.iter_mut().for_each(|choice| choice.weight *= layer.down.scales()[choice.matrix]);
-        groups.load(choices, router.used_count, router.matrix.rows);
+    own_choices(router, layer.down.scales(), choices);
+    groups.load(choices, router.used_count, layer.down.count);
+    if columns == 0 || groups.rows() == 0 {
+        return;
     }
     activations.load(compute, groups, normed, weight.len(), RowsOf::Tokens, wanted_by(&[&layer.gate, &layer.up]));
     inner.resize(groups.rows() * columns, 0.0);
@@ -97,6 +94,19 @@ fn shared_expert(
     }
 }
 
+/// Numbers the chosen experts as this rank's matrices are, and multiplies their weights by the factors of these; behind
+/// the biases, which the factors do not scale.
+fn own_choices(router: &Router, scales: &[f32], choices: &mut [Choice]) {
+    if !router.numbers.is_empty() {
+        choices.iter_mut().for_each(|choice| choice.matrix = router.numbers[choice.matrix]);
+    }
+    for choice in choices.iter_mut() {
+        if let Some(scale) = scales.get(choice.matrix) {
+            choice.weight *= scale;
+        }
+    }
+}
+
 /// Adds the weighted biases `[expert, embedding_length]` of each token's experts; without biases nothing.
 fn add_biases(biases: &[f32], length: usize, choices: &[Choice], per_token: usize, partial: &mut [f32]) {
     if biases.is_empty() {
@@ -110,10 +120,10 @@ fn add_biases(biases: &[f32], length: usize, choices: &[Choice], per_token: usiz
     }
 }
 
-/// `normed -> routing.groups`: chooses the experts of each token, identically on every rank: the norm and the products
+/// `normed -> routing.choices`: chooses the experts of each token, identically on every rank: the norm and the products
 /// of floats have the same bits in every kernel table, and raw logits are compared.
 fn route(compute: &Compute, router: &Router, normed: &[f32], activations: &mut Activations, routing: &mut Routing) {
-    let Routing { logits, choices, groups, .. } = routing;
+    let Routing { logits, choices, .. } = routing;
     let Router { matrix, bias, used_count, .. } = router;
     activations.load(compute, normed, matrix.columns, matrix.wanted());
     let tokens = activations.tokens();
@@ -127,7 +137,6 @@ fn route(compute: &Compute, router: &Router, normed: &[f32], activations: &mut A
         let logits = &logits[token * matrix.rows..][..matrix.rows];
         if router.is_plain() { choose(logits, choices) } else { choose_by(router, logits, choices) }
     });
-    groups.load(choices, *used_count, matrix.rows);
 }
 
 /// Chooses the experts with the largest scores plus biases, the lower index first among equal ones, weighted by their

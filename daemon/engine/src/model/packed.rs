@@ -44,6 +44,10 @@ impl Key {
             hash.update((range.start as u64).to_le_bytes());
             hash.update((range.end as u64).to_le_bytes());
         }
+        for part in plan.cuts.iter().filter_map(|cut| cut.experts.as_ref()).flatten() {
+            hash.update((part.expert as u64).to_le_bytes());
+            hash.update((part.first as u64).to_le_bytes());
+        }
         hash.update((kernels.panel_rows as u64).to_le_bytes());
         hash.update((bytes as u64).to_le_bytes());
         Self(hash.finalize().into())

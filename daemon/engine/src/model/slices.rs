@@ -7,21 +7,23 @@ use std::{
 
 use gguf::{BlockFormat, GgufFile, Tensor};
 use kernels::{Kernels, pack_panel, packed_bytes};
-use models::{ModelSpec, TensorRole, TensorSpec};
+use models::{Cut, ModelSpec, TensorRole, TensorSpec};
 use rayon::prelude::*;
-use topology::{Ranges, ShardPlan, TensorPart};
+use topology::{ExpertPart, Ranges, ShardPlan, TensorPart};
 
 use super::LoadError;
 
 /// Alignment of slices in bytes.
 const ALIGNMENT: usize = 4096;
+/// In place of the number of a matrix that a slice does not have.
+pub const NOT_HELD: usize = usize::MAX;
 /// Bytes read from the file at a time; at least one panel.
 const READ_BYTES: usize = 1 << 20;
 
 /// The tensor of a layer, numbered in the whole model, or one outside the layers.
 pub type SliceKey = (Option<usize>, TensorRole);
 
-/// A rank's rows and columns of a tensor, the same in each of its matrices.
+/// A rank's rows and columns of a tensor, equally many in each of its matrices.
 #[derive(Clone, Debug)]
 pub struct TensorSlice {
     /// The tensor's name.
@@ -32,14 +34,18 @@ pub struct TensorSlice {
     pub rows: Ranges,
     /// The rank's columns.
     pub columns: Ranges,
-    /// Number of consecutive matrices: the experts of a layer, or one.
+    /// Number of consecutive matrices: the experts of a layer that the rank has a part of, or one.
     pub count: usize,
+    /// Which matrices these are in the file; `None`: all.
+    matrices: Option<Vec<PlacedMatrix>>,
     /// Factors of the products of each matrix; empty if the file has none.
     pub scales: Vec<f32>,
     /// Its bytes in the region.
     pub place: Range<usize>,
     /// Rows of a full matrix.
     matrix_rows: usize,
+    /// Matrices of the tensor.
+    matrix_count: usize,
     split: usize,
     offset: usize,
     row_bytes: usize,
@@ -49,13 +55,34 @@ pub struct TensorSlice {
 
 impl TensorSlice {
     /// The part of a tensor in panels of `height` rows, from this byte of the region on.
-    fn new(tensor: &Tensor<'_>, part: TensorPart, height: usize, begin: usize) -> Self {
-        let (format, split, offset, row_bytes) = (tensor.format, tensor.split, tensor.offset, tensor.row_bytes());
-        let [matrix_rows, count] = [1, 2].map(|dimension| tensor.dimensions[dimension] as usize);
-        let (TensorPart { rows, columns }, place) = (part, begin..begin);
-        let (name, scales) = (tensor.name.to_owned(), Vec::new());
-        let mut slice =
-            Self { name, scales, format, rows, columns, count, place, matrix_rows, split, offset, row_bytes, height };
+    fn new(tensor: &Tensor<'_>, part: TensorPart, is_by_rows: bool, height: usize, begin: usize) -> Self {
+        let [matrix_rows, matrix_count] = [1, 2].map(|dimension| tensor.dimensions[dimension] as usize);
+        let TensorPart { rows, columns, matrices } = part;
+        let count = matrices.as_ref().map_or(matrix_count, Vec::len);
+        let matrices = matrices.map(|matrices| {
+            let placed = matrices.iter().map(|ExpertPart { expert: number, first }| {
+                let (row, column) = if is_by_rows { (*first, 0) } else { (0, *first) };
+                PlacedMatrix { number: *number, row, column }
+            });
+            placed.collect()
+        });
+        let mut slice = Self {
+            name: tensor.name.to_owned(),
+            scales: Vec::new(),
+            format: tensor.format,
+            rows,
+            columns,
+            count,
+            matrices,
+            place: begin..begin,
+            matrix_rows,
+            matrix_count,
+            split: tensor.split,
+            offset: tensor.offset,
+            row_bytes: tensor.row_bytes(),
+            height,
+        };
+        let (format, count) = (slice.format, slice.count);
         let bytes = packed_bytes(slice.rows.len(), slice.block_count() * format.block_bytes(), height);
         slice.place.end += bytes * count;
         slice
@@ -90,12 +117,27 @@ impl TensorSlice {
         values
     }
 
+    /// For each of the tensor's matrices its number in the slice, or [`NOT_HELD`]; empty if the slice has all.
+    pub fn numbers(&self) -> Vec<usize> {
+        let Some(matrices) = &self.matrices else { return Vec::new() };
+        let mut numbers = vec![NOT_HELD; self.matrix_count];
+        matrices.iter().enumerate().for_each(|(number, matrix)| numbers[matrix.number] = number);
+        numbers
+    }
+
+    /// A matrix of the slice in its tensor.
+    fn matrix(&self, index: usize) -> PlacedMatrix {
+        let all = PlacedMatrix { number: index, ..PlacedMatrix::default() };
+        self.matrices.as_ref().map_or(all, |matrices| matrices[index])
+    }
+
     fn panel_bytes(&self) -> usize {
         self.block_count() * self.format.block_bytes() * self.height
     }
 
     /// Packs panels of a matrix into `out`, starting with panel `first`.
     fn fill(&self, file: &GgufFile, matrix: usize, first: usize, out: &mut [u8]) -> std::io::Result<()> {
+        let matrix = self.matrix(matrix);
         let panel_bytes = self.panel_bytes();
         let begin = first * self.height;
         let end = (begin + out.len() / panel_bytes * self.height).min(self.rows.len());
@@ -103,13 +145,16 @@ impl TensorSlice {
         let mut read = &mut rows[..];
         for range in self.rows_between(begin, end) {
             let (part, rest) = read.split_at_mut(range.len() * self.row_bytes);
-            file.read(self.split, self.offset + (matrix * self.matrix_rows + range.start) * self.row_bytes, part)?;
+            let row = matrix.number * self.matrix_rows + matrix.row + range.start;
+            file.read(self.split, self.offset + row * self.row_bytes, part)?;
             read = rest;
         }
         for (panel, out) in out.chunks_exact_mut(panel_bytes).enumerate() {
             let rows = rows.chunks_exact(self.row_bytes).skip(panel * self.height);
             let mut out = out;
             for blocks in self.blocks() {
+                let skipped = matrix.column / self.format.block_length();
+                let blocks = blocks.start + skipped..blocks.end + skipped;
                 let (own, rest) = out.split_at_mut(blocks.len() * self.format.block_bytes() * self.height);
                 pack_panel(self.format, self.height, blocks, |lane| rows.clone().nth(lane), own);
                 out = rest;
@@ -131,6 +176,17 @@ impl TensorSlice {
         });
         ranges.filter(|range| !range.is_empty())
     }
+}
+
+/// A matrix of a tensor.
+#[derive(Clone, Copy, Debug, Default)]
+struct PlacedMatrix {
+    /// Its number in the tensor.
+    number: usize,
+    /// Its row with which the slice's row 0 is meant.
+    row: usize,
+    /// Its column with which the slice's column 0 is meant.
+    column: usize,
 }
 
 /// All slices of a rank.
@@ -193,11 +249,14 @@ impl Slices {
             return if wanted.is_optional { Ok(()) } else { Err(LoadError::Missing(name.into())) };
         };
         let begin = self.bytes.next_multiple_of(ALIGNMENT);
-        let mut slice = TensorSlice::new(&tensor, part, if wanted.is_vector { 1 } else { kernels.panel_rows }, begin);
+        let (is_by_rows, height) =
+            (matches!(wanted.cut, Cut::Rows(_)), if wanted.is_vector { 1 } else { kernels.panel_rows });
+        let mut slice = TensorSlice::new(&tensor, part, is_by_rows, height, begin);
         let prefix = name.strip_suffix(wanted.name).unwrap_or_default();
         let scale_name = wanted.scale_name().map(|scale| format!("{prefix}{scale}"));
         if let Some(tensor) = scale_name.and_then(|name| file.tensor(&name)) {
-            slice.scales = read_floats(file, &tensor)?;
+            let all = read_floats(file, &tensor)?;
+            slice.scales = (0..slice.count).map(|matrix| all[slice.matrix(matrix).number]).collect();
         }
         self.bytes = slice.place.end;
         self.slices.insert((layer, wanted.role), slice);
@@ -224,7 +283,7 @@ impl Slices {
             (rest, at) = (behind, slice.place.end);
             let at_once = (READ_BYTES / (slice.row_bytes * slice.height).max(1)).max(1);
             let panel_bytes = slice.panel_bytes();
-            let matrix_bytes = own.len() / slice.count;
+            let matrix_bytes = own.len() / slice.count.max(1);
             if panel_bytes == 0 || matrix_bytes == 0 {
                 continue;
             }

@@ -103,6 +103,9 @@ pub struct Router {
     pub spec: RouterSpec,
     /// Experts per token.
     pub used_count: usize,
+    /// `[expert_count]`: its number among the experts of which this rank holds a part, or none; empty if it holds a part
+    /// of each.
+    pub numbers: Vec<usize>,
 }
 
 impl Router {
@@ -128,7 +131,8 @@ impl Layer {
             let (spec, used_count) = (experts.router.clone(), experts.used_count);
             let norm = optional(TensorRole::RouterScale).iter().map(|weight| weight / root).collect();
             let matrix = matrix(TensorRole::Router)?;
-            Ok(Router { matrix, bias, selection_bias, norm, spec, used_count })
+            let numbers = slices.get((Some(layer), TensorRole::Down))?.numbers();
+            Ok(Router { matrix, bias, selection_bias, norm, spec, used_count, numbers })
         });
         let shared = found.feed_forward.experts().and_then(|experts| experts.shared.as_ref()).map(|shared| {
             let branch = shared.is_branch.then(|| BranchNorms {
@@ -172,9 +176,12 @@ impl Layer {
         })
     }
 
-    /// The matrices with the number of columns, and with how many of its matrices each token is multiplied.
+    /// The matrices, and with how many of its matrices each token is multiplied on average.
     pub fn matrices(&self) -> impl Iterator<Item = (&Matrix, usize)> {
-        let used = self.router.as_ref().map_or(1, |router| router.used_count);
+        let used = self.router.as_ref().map_or(1, |router| match router.numbers.len() {
+            0 => router.used_count,
+            all => (router.used_count * self.down.count).div_ceil(all),
+        });
         let router = self.router.as_ref().map(|router| &router.matrix);
         let input = self.input.iter().flat_map(|input| [&input.gate, &input.output]);
         let all =

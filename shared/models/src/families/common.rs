@@ -161,6 +161,7 @@ pub(super) fn expert_layer(keys: &Keys<'_>, columns: usize) -> Result<ExpertsSpe
         // The last layer has experts in every family.
         is_fused: keys.has_tensor(&format!("blk.{}.{FUSED_EXPERTS}", block_count(keys)? - 1)),
         shared: None,
+        block: 0,
     })
 }
 

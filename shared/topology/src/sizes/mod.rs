@@ -130,12 +130,15 @@ impl ModelSizes {
             let tensors = spec.layer_tensors(layer);
             tensors.iter().map(|tensor| quantisation.format(tensor, has_more_bits(layer, count))).collect()
         });
-        Self {
-            name: format!("{}-{quantisation}", known.name),
-            layers: layers.collect(),
-            outside: spec.tensors().iter().map(|tensor| quantisation.format(tensor, false)).collect(),
-            spec,
-        }
+        let (layers, outside) =
+            (layers.collect(), spec.tensors().iter().map(|tensor| quantisation.format(tensor, false)).collect());
+        Self { name: format!("{}-{quantisation}", known.name), spec, layers, outside }.with_expert_blocks()
+    }
+
+    /// Sets the blocks of the experts in the spec.
+    fn with_expert_blocks(self) -> Self {
+        let down = |layer| self.format(layer, TensorRole::Down).map_or(0, BlockFormat::block_length);
+        Self { spec: self.spec.clone().with_expert_blocks(down), ..self }
     }
 
     /// A layer's tensors and their formats.

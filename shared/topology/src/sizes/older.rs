@@ -117,7 +117,8 @@ impl OlderSizes {
             TensorRole::Embedding | TensorRole::Output => Some(self.output),
             _ => Some(BlockFormat::F32),
         });
-        Ok(ModelSizes { name: self.name.clone(), layers: layers.collect(), outside: outside.collect(), spec })
+        let (layers, outside) = (layers.collect(), outside.collect());
+        Ok(ModelSizes { name: self.name.clone(), layers, outside, spec }.with_expert_blocks())
     }
 
     /// The format of a layer's tensor.
