@@ -219,6 +219,7 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
                 has_biases,
                 is_fused: false,
                 shared,
+                block: format.block_length(),
             })
         }
         false => FeedForward::Dense(DenseSpec { columns, activation, is_fused: false }),

@@ -127,7 +127,7 @@ fn drain_timeout_fails_the_request_by_name_and_exits_with_0() {
 fn ten_random_faults_leave_no_hang_and_no_wrong_token() {
     let seed = 3;
     println!("seed {seed}");
-    let endings = strike_all(Layout::tensor_parallel(3), 10, seed, &mut |line| println!("{line}"));
+    let endings = strike_all(Layout::tensor_parallel(3), false, 10, seed, &mut |line| println!("{line}"));
     println!("{endings}");
     // A request that was struck may end with all its tokens: the console continues it.
     assert!(endings.struck > 0, "some of the faults must strike a request");

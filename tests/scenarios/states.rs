@@ -9,7 +9,7 @@ use harness::{
 };
 
 /// Families with states.
-const FAMILIES: [&str; 4] = ["lfm2-", "lfm2moe-", "qwen35-", "qwen35moe-"];
+const FAMILIES: [&str; 5] = ["lfm2-", "lfm2moe-", "qwen35-", "qwen35moe-", "qwen3next-"];
 
 fn files() -> Vec<(String, Arc<GgufFile>)> {
     let shapes = families::shapes().into_iter();

@@ -2,10 +2,10 @@
 """Requests of all lengths, eight at a time, on every kind of layout: none may fail, and every greedy answer must equal
 the one that the same layout gives to the request alone.
 
-usage: tests/serve/layouts.py [--topologies tp1,pp2,..] [--requests 1000] [--at-a-time 8] [--seed 1] [--short]
+usage: tests/serve/layouts.py [--topologies tp1,pp2,..] [--requests 1000] [--at-a-time 8] [--seed 1] [--short] [--model FILE --ids 259-295]
 
-Prompts have 1 to 400 tokens, answers 1 to 64. --short (for .ci/run): 150 requests on four layouts. Exit code 1 if a
-request failed or an answer differs.
+Prompts have 1 to 400 tokens, answers 1 to 64. --short (for .ci/run): 150 requests on four layouts. --model:
+another model than the demo's, with the ids of its words. Exit code 1 if a request failed or an answer differs.
 
 cargo build --release --locked --workspace
 """
@@ -20,13 +20,12 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 import bramble
 import client
 
-MODEL = "bard-q8_0.gguf"
-MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
+MODEL = os.path.join(bramble.ROOT, "packaging", "demo", "bard-q8_0.gguf")
 ALL = "tp1,tp3,tp4,pp2,pp3,pp4,pp2-tp2,pp2-tp4,dp2-pp2,dp2-tp2,dp2-tp4,prefill:tp1+decode:tp1"
 SHORT = "pp2,pp4,dp2-tp2,prefill:tp1+decode:tp1"
 PROMPT_TOKENS, ANSWER_TOKENS, WISHES = 400, 64, 100
 # Ids of whole words; special tokens have lower ids.
-IDS = range(300, 900)
+IDS = "300-900"
 
 
 def count(topology):
@@ -40,15 +39,15 @@ def count(topology):
     return nodes
 
 
-def wishes(chance):
+def wishes(chance, ids):
     """Prompts and lengths of their answers; half of them are short, so that sequences share steps."""
     lengths = [chance.randint(1, 128 if index % 2 else PROMPT_TOKENS) for index in range(WISHES)]
-    return [([chance.choice(IDS) for _ in range(length)], chance.randint(1, ANSWER_TOKENS)) for length in lengths]
+    return [([chance.choice(ids) for _ in range(length)], chance.randint(1, ANSWER_TOKENS)) for length in lengths]
 
 
-async def ask(host, wish):
+async def ask(host, model, wish):
     prompt, tokens = wish
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     answer = await client.ask(host, "POST", "/v1/completions", body)
     if answer.status != 200 or answer.error:
         raise Lost(f"status {answer.status}, {answer.error or answer.body[:200]}")
@@ -62,15 +61,17 @@ class Lost(Exception):
 async def load(hosts, arguments):
     """Returns failed requests, and answers that differ from those of the request alone."""
     chance = random.Random(arguments.seed)
-    all_wishes = wishes(chance)
-    alone = [await ask(hosts[0], wish) for wish in all_wishes]
+    first, end = map(int, arguments.ids.split("-"))
+    model = os.path.basename(arguments.model)
+    all_wishes = wishes(chance, range(first, end))
+    alone = [await ask(hosts[0], model, wish) for wish in all_wishes]
     failed, differ, numbers = [], [], iter(range(arguments.requests))
 
     async def lane():
         for number in numbers:
             index = chance.randrange(len(all_wishes))
             try:
-                text = await ask(chance.choice(hosts), all_wishes[index])
+                text = await ask(chance.choice(hosts), model, all_wishes[index])
             except (Lost, OSError) as error:
                 failed.append(f"request {number}: {error}")
                 continue
@@ -88,15 +89,18 @@ def main():
     parser.add_argument("--at-a-time", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--short", action="store_true")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--ids", default=IDS)
     arguments = parser.parse_args()
+    models, model = os.path.split(os.path.abspath(arguments.model))
     arguments.requests = arguments.requests or (150 if arguments.short else 1000)
     topologies = arguments.topologies or (SHORT if arguments.short else ALL)
     code = 0
     for topology in topologies.split(","):
-        with bramble.Cluster(MODELS) as cluster:
+        with bramble.Cluster(models) as cluster:
             nodes = count(topology)
             daemons = [cluster.add(f"pi{index + 1}", address, settings=bramble.QUIET + "threads = 1\n") for index, address in enumerate(bramble.loopback(nodes))]
-            bramble.generate(daemons, MODEL, "ROMEO:", 2, "--topology", topology, context=512)
+            bramble.generate(daemons, model, "ROMEO:", 2, "--topology", topology, context=512)
             hosts = [client.place(daemon) for daemon in daemons]
             asyncio.run(client.until_healthy(hosts))
             begin = time.monotonic()

@@ -308,6 +308,8 @@ impl Shapes {
         });
         let qwen35moe = [[&qwen35[0][..], &wide[0]].concat(), [&qwen35[1][..], &wide[1]].concat()];
         self.add("qwen35moe", qwen35moe.each_ref().map(Vec::as_slice), &UNTIED);
+        let qwen3next = [[&delta(4, 8, 32)[..], &wide[0]].concat(), [&delta(3, 9, 64)[..], &wide[1]].concat()];
+        self.add("qwen3next", qwen3next.each_ref().map(Vec::as_slice), &UNTIED);
     }
 
     fn mixtures(&mut self) {

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use topology::Layout;
 
 use crate::{
-    programs::{Cluster, DEEP, Ended, console, deep_models, finish, spawn_console_with},
+    programs::{Cluster, DEEP, Ended, console, deep_hybrid_models, deep_models, finish, spawn_console_with},
     proxy::Proxies,
     random::Random,
 };
@@ -41,7 +41,11 @@ pub struct Rig {
 impl Rig {
     /// Starts one daemon per node of the topology.
     pub fn new(layout: Layout, settings: &str) -> Self {
-        let models = deep_models();
+        Self::with(deep_models(), layout, settings)
+    }
+
+    /// The same with other models.
+    fn with(models: TempDir, layout: Layout, settings: &str) -> Self {
         let cluster = Cluster::with(layout.node_count(), models.path(), settings);
         let proxies = Proxies::to(&cluster.addresses);
         Self { cluster, proxies, layout, _models: models }
@@ -210,13 +214,15 @@ impl fmt::Display for Endings {
 /// Key of requests that ended with all their tokens despite the fault.
 const RIGHT: &str = "right";
 
-/// Applies `count` random faults one after another; `tell` receives a line about each.
+/// Applies `count` random faults one after another to a model of attention or, if `is_hybrid`, of recurrent layers;
+/// `tell` receives a line about each.
 ///
 /// # Panics
 /// If a request hangs, has a wrong token or ends without a typed error, or if the next request fails.
-pub fn strike_all(layout: Layout, count: usize, seed: u64, tell: &mut dyn FnMut(&str)) -> Endings {
+pub fn strike_all(layout: Layout, is_hybrid: bool, count: usize, seed: u64, tell: &mut dyn FnMut(&str)) -> Endings {
     let mut random = Random::new(seed);
-    let mut rig = Rig::new(layout, &format!("heartbeat_ms = 50\nsilent_ms = {SILENT_MS}\n"));
+    let models = if is_hybrid { deep_hybrid_models() } else { deep_models() };
+    let mut rig = Rig::with(models, layout, &format!("heartbeat_ms = 50\nsilent_ms = {SILENT_MS}\n"));
     let begun = Instant::now();
     let (expected, _) = rig.works(TOKENS);
     let text = finish(rig.start(TOKENS, false)).out;

@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::tiny_model::TinyModel;
+use crate::{families, gguf_writer, tiny_model::TinyModel};
 
 /// Limit of every wait; only a failing test waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -73,6 +73,20 @@ pub const DEEP: &str = "deep.gguf";
 pub fn deep_models() -> TempDir {
     let mut model = TinyModel::new(Architecture::Llama);
     (model.block_count, model.context_length) = (96, 8192);
+    folder_with(&[(DEEP, &model.with_format(BlockFormat::Q8_0).bytes())])
+}
+
+/// The same with recurrent layers, whose states follow every token.
+pub fn deep_hybrid_models() -> TempDir {
+    let shapes = families::shapes();
+    let (_, mut model) = shapes.into_iter().find(|(name, _)| name == "qwen35-ordinary").expect("there is such a shape");
+    for (key, value) in &mut model.keys {
+        match *key {
+            "block_count" => *value = gguf_writer::Value::U32(48),
+            "context_length" => *value = gguf_writer::Value::U32(8192),
+            _ => {}
+        }
+    }
     folder_with(&[(DEEP, &model.with_format(BlockFormat::Q8_0).bytes())])
 }
 

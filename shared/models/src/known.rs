@@ -281,6 +281,13 @@ pub const MODELS: &[KnownModel] = &[
         },
         &QWEN35_32,
     ),
+    with(
+        KnownModel {
+            experts: Some((512, 10)),
+            ..known("qwen3-next-80b-a3b", "qwen3next", [48, 2048, 512, 16, 2, 256, 151_936, 262_144], false)
+        },
+        &QWEN35_32,
+    ),
     known("smollm3-3b", "smollm3", [36, 2048, 11_008, 16, 4, 128, 128_256, 65_536], true),
     known("glm-4-9b", "glm4", [40, 4096, 13_696, 32, 2, 128, 151_552, 32_768], false),
 ];

@@ -40,7 +40,8 @@ pub struct DeltaSpec {
     pub head_length: usize,
     /// Length of a filter, in positions.
     pub taps: usize,
-    /// Whether the value heads of a key head are consecutive; otherwise they are as far apart as there are key heads.
+    /// Whether the value heads of a key head are consecutive, as their rates and decays are; otherwise they are as far
+    /// apart as there are key heads.
     pub is_grouped: bool,
 }
 

@@ -83,6 +83,8 @@ impl Segments {
 pub enum Share {
     /// Units of the mixer, as query heads: those of a rank in each segment.
     Units(Segments),
+    /// Units of the mixer, each of so many rows, behind each of which as many have another role.
+    Alternating(usize),
     /// Key and value heads, each of so many rows.
     HeadsKv(usize),
     /// Inner columns of the feed-forward network.
@@ -302,11 +304,19 @@ impl DeltaSpec {
         let columns =
             |role, name| TensorSpec { cut: Cut::Columns(of_values(1)), ..TensorSpec::vector(role, name, heads) };
         let of_output = Cut::Columns(of_values(length));
+        let [rate, decay] = match self.is_grouped {
+            true => [(StateRate, 0), (StateDecay, self.per_key())].map(|(role, first)| TensorSpec {
+                fused: Some(Fused { rows: 2 * heads, first }),
+                cut: Cut::Rows(Share::Alternating(self.per_key())),
+                ..rows(role, "ssm_ba.weight", heads, 1)
+            }),
+            false => [rows(StateRate, "ssm_beta.weight", heads, 1), rows(StateDecay, "ssm_alpha.weight", heads, 1)],
+        };
         vec![
             TensorSpec::matrix(MixerInput, "attn_qkv.weight", embedding, channels, of_channels),
             rows(StateGate, "attn_gate.weight", values, length),
-            rows(StateRate, "ssm_beta.weight", heads, 1),
-            rows(StateDecay, "ssm_alpha.weight", heads, 1),
+            rate,
+            decay,
             TensorSpec::filters("ssm_conv1d.weight", self.taps, channels, of_channels),
             columns(DecayBias, "ssm_dt.bias"),
             columns(DecayFactor, "ssm_a"),

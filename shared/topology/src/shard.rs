@@ -196,6 +196,9 @@ fn shared(share: Share, length: usize, cut: &LayerCut, outside: (&Range<usize>, 
     let (vocabulary, layers) = outside;
     let range = match share {
         Share::Units(segments) => return of_units(length, segments.lengths(), cut),
+        Share::Alternating(length) => {
+            return cut.heads.clone().map(|unit| 2 * unit * length..(2 * unit + 1) * length).collect();
+        }
         Share::HeadsKv(length) => cut.heads_kv.start * length..cut.heads_kv.end * length,
         Share::FeedForward => cut.columns.clone(),
         Share::Shared => cut.shared.clone(),

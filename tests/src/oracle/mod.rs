@@ -6,7 +6,7 @@ mod mixers;
 use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
 use gguf::GgufFile;
-use models::{Activation, ExpertsSpec, LayerSpec, Mixer, ModelSpec, NormKind, Pooling, Scores, TensorRole};
+use models::{Activation, Cut, ExpertsSpec, LayerSpec, Mixer, ModelSpec, NormKind, Pooling, Scores, Share, TensorRole};
 
 use crate::dequantise::dequantise;
 
@@ -83,13 +83,15 @@ impl<'a> Oracle<'a> {
             let bytes = self.file.tensor_bytes(&self.file.tensor(&name)?).expect("the factor can be read");
             Some(f64::from(f32::from_le_bytes(bytes[4 * index..][..4].try_into().expect("four bytes"))))
         });
-        // The parts of a fused tensor follow each other.
+        // The parts of a fused tensor follow each other, or alternate.
         let first = wanted.fused.map_or(0, |fused| fused.first * if wanted.is_vector { 1 } else { columns });
-        Some(Matrix {
-            rows,
-            columns,
-            values: values.skip(first).take(rows * columns).map(|value| value * scale.unwrap_or(1.0)).collect(),
-        })
+        let (length, period) = match wanted.cut {
+            Cut::Rows(Share::Alternating(length)) => (length * columns, 2 * length * columns),
+            _ => (rows * columns, rows * columns),
+        };
+        let values = values.skip(first).enumerate().filter(|(index, _)| index % period < length);
+        let values = values.take(rows * columns).map(|(_, value)| value * scale.unwrap_or(1.0));
+        Some(Matrix { rows, columns, values: values.collect() })
     }
 
     fn vector(&self, layer: Option<usize>, role: TensorRole) -> Option<Vec<f64>> {

@@ -29,6 +29,7 @@ mod qwen3;
 mod qwen35;
 mod qwen35moe;
 mod qwen3moe;
+mod qwen3next;
 mod qwen3vl;
 mod qwen3vlmoe;
 mod seed_oss;
@@ -77,6 +78,7 @@ pub const ALL: &[&Family] = &[
     &qwen35::FAMILY,
     &qwen35moe::FAMILY,
     &qwen3moe::FAMILY,
+    &qwen3next::FAMILY,
     &qwen3vl::FAMILY,
     &qwen3vlmoe::FAMILY,
     &seed_oss::FAMILY,

@@ -14,12 +14,13 @@ use crate::{
     spec::{FeedForward, LayerSpec, ModelSpec, Norms},
 };
 
-pub(super) const FAMILY: Family = Family { name: "qwen35", spec: |keys| hybrid(keys, &dense(keys)?) };
+pub(super) const FAMILY: Family =
+    Family { name: "qwen35", spec: |keys| in_sections(keys, hybrid(keys, false, &dense(keys)?)?) };
 
-/// A model of delta nets and attention.
-pub(super) fn hybrid(keys: &Keys<'_>, feed_forward: &FeedForward) -> Result<ModelSpec, GgufError> {
+/// A model of delta nets, whose value heads may be grouped by key head, and attention.
+pub(super) fn hybrid(keys: &Keys<'_>, is_grouped: bool, feed_forward: &FeedForward) -> Result<ModelSpec, GgufError> {
     let mut spec = model(keys)?;
-    let delta = delta(keys)?;
+    let delta = DeltaSpec { is_grouped, ..delta(keys)? };
     let attention = AttentionSpec {
         has_gate: true,
         // Fused tensors of this name are those of the delta nets.
@@ -35,7 +36,7 @@ pub(super) fn hybrid(keys: &Keys<'_>, feed_forward: &FeedForward) -> Result<Mode
         };
         LayerSpec { norms: Norms::BeforeAsPost, ..LayerSpec::new(mixer, feed_forward.clone()) }
     });
-    in_sections(keys, spec.with_layers(layers))
+    Ok(spec.with_layers(layers))
 }
 
 /// Whether each layer is a delta net: a flag for each, or all but the last of a period.
