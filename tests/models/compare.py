@@ -1,5 +1,5 @@
 """Compares small models of every family with llama.cpp: teacher-forced logits and greedy ids in F32, Q8_0, Q4_K_M and
-MXFP4, of one llama model also in IQ3_XXS, IQ3_S, IQ2_XXS, IQ2_XS and IQ2_S, on tp1, tp2, tp3, pp2 and pp2-tp2.
+MXFP4, of one llama model also in IQ3_XXS, IQ3_S, IQ2_XXS, IQ2_XS and IQ2_S, on tp1, tp2, tp3, tp4, pp2 and pp2-tp2.
 
     pip install llama-cpp-python==0.3.36 numpy
     python3 tests/models/compare.py [FOLDER] [--only FAMILY] [--keep tests/fixtures/families]

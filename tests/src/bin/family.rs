@@ -36,7 +36,7 @@ const RMS_RATIO_EXPERTS: f64 = 1.5;
 /// logits.
 const SLACK: f32 = 3.0;
 /// Stages and ranks of the layouts that are compared.
-const LAYOUTS: [(usize, usize); 5] = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)];
+const LAYOUTS: [(usize, usize); 6] = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2)];
 
 /// Small models of every family beside llama.cpp.
 #[derive(Debug, Parser)]
