@@ -92,7 +92,8 @@ fn decode(
                     }
                     group.begin_step(u64::from(position) + 1);
                     group.timing.begin_step(false, 1);
-                    let token = BatchToken { slot: Slot(0), position, token: 3 + position, wants_logits: true };
+                    let (slot, token) = (Slot(0), 3 + position);
+                    let token = BatchToken { slot, position, token, wants_logits: true, is_speculative: false };
                     let batch = Batch { tokens: &[token], tables: BlockTables::alike(&tables) };
                     model.forward(batch, &mut group).expect("all ranks run");
                 }

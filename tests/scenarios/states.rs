@@ -7,6 +7,7 @@ use harness::{
     families,
     greedy::{fresh, ids, request},
 };
+use protocol::message::Generate;
 
 /// Families with states.
 const FAMILIES: [&str; 5] = ["lfm2-", "lfm2moe-", "qwen35-", "qwen35moe-", "qwen3next-"];
@@ -24,7 +25,8 @@ fn files() -> Vec<(String, Arc<GgufFile>)> {
 #[test]
 fn turns_continue_from_saved_states_and_answer_as_if_computed_afresh() {
     for (name, file) in files() {
-        let first = request(ids(1, 150), 20);
+        // Behind a step with speculative tokens, the saved end depends on how many there were.
+        let first = Generate { drafts_max: 0, ..request(ids(1, 150), 20) };
         for replica in [Replica::of(1), Replica::of(2), Replica::pipeline()] {
             let replica = Replica { slots: 3, blocks: 80, context_length: 500, ..replica };
             let begun = replica.each_alone(&file, std::slice::from_ref(&first)).remove(0);
@@ -51,5 +53,35 @@ fn turns_continue_from_saved_states_and_answer_as_if_computed_afresh() {
             assert_eq!(cached(3, 1), 128, "{name}: an edited history begins at the last saved place before");
             assert_eq!(cached(4, 0), 128, "{name}: the same prompt again");
         }
+    }
+}
+
+#[test]
+fn speculative_tokens_of_models_with_states_change_no_answer() {
+    for (name, file) in files() {
+        let replicas = [(Replica::of(1), true), (Replica::of(2), true), (Replica::pipeline(), false)];
+        let mut counts = [0, 0];
+        for (replica, speculates) in replicas {
+            let replica = Replica { slots: 3, blocks: 80, context_length: 500, ..replica };
+            // Texts that repeat themselves: many tokens are proposed, and some of them are right.
+            let repeated = |seed: u32| ids(seed, 12).repeat(4);
+            let batches = vec![
+                vec![request(repeated(1), 60), request(repeated(2), 40), request(ids(3, 30), 60)],
+                vec![request(repeated(1), 90)],
+            ];
+            let mut answers = replica.answers(&file, &batches);
+            let turn = [&answers[1][0].prompt[..], &answers[1][0].ids, &repeated(4)].concat();
+            answers.extend(replica.answers(&file, &[batches[1].clone(), vec![request(turn, 40)]]));
+            for answer in answers.iter().flatten() {
+                let all = [&answer.prompt[..], &answer.ids].concat();
+                let expected = fresh(&file, &all[..all.len() - 1], answer.prompt.len() - 1);
+                assert_eq!(answer.ids, expected, "{name}: {} prompt tokens on {replica:?}", answer.prompt.len());
+                let times = answer.end().times;
+                assert!(speculates || times.drafted_tokens == 0, "{name}: a pipeline does not speculate");
+                counts = [counts[0] + times.drafted_tokens, counts[1] + times.accepted_tokens];
+            }
+        }
+        let [drafted, accepted] = counts;
+        assert!(0 < accepted && accepted < drafted, "{name}: {accepted} of {drafted} are accepted");
     }
 }

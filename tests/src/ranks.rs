@@ -179,6 +179,7 @@ fn rank_of(
                 position: position as u32,
                 token: tokens[position],
                 wants_logits: true,
+                is_speculative: false,
             })
             .collect();
         step += 1;

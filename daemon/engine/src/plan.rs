@@ -8,7 +8,7 @@ use common::{
 };
 use models::ModelSpec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use topology::{KvBlocks, StateCount, Topology, layout::STEP_TOKENS_MAX};
+use topology::{KvBlocks, StateCount, Topology, layout::STEP_TOKENS_MAX, state::LOGGED_MAX};
 
 use super::step_latency::ROWS_MAX;
 use crate::model::{Batch, BatchToken, BlockTables};
@@ -116,10 +116,12 @@ pub struct Sequence {
     pub tokens: Vec<u32>,
     /// Number of cached positions, which are never written; length of the prompt, whose tokens are final.
     settled: (usize, usize),
+    /// Tokens that the states of recurrent layers follow for good: positions before are never computed again.
+    followed: usize,
 }
 
 /// Sequences and block tables of one rank, maintained by applying plans.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Sequences {
     limits: Limits,
     slots: Vec<Option<Sequence>>,
@@ -248,7 +250,27 @@ impl Sequences {
         if wanted > ROWS_MAX {
             return Err(PlanError(format!("it requests the logits of {wanted} tokens in one step")));
         }
-        plan.entries.iter().try_for_each(|entry| self.enter(entry))
+        plan.entries.iter().try_for_each(|entry| self.enter(entry))?;
+        if most > 0 { self.follow() } else { Ok(()) }
+    }
+
+    /// Follows the states of recurrent layers, which cannot be taken back, through the step's tokens.
+    fn follow(&mut self) -> Result<(), PlanError> {
+        let mut logged = 0;
+        for run in self.batch.chunk_by(|one, next| one.slot == next.slot) {
+            let (first, last) = (run[0], run[run.len() - 1]);
+            let Some(sequence) = &mut self.slots[first.slot.index()] else { continue };
+            let place = first.position as usize;
+            if place < sequence.followed {
+                return Err(PlanError(format!("it takes the state of slot {} back to position {place}", first.slot)));
+            }
+            logged += if last.is_speculative { run.len() } else { 0 };
+            sequence.followed = if last.is_speculative { place } else { last.position as usize + 1 };
+        }
+        if logged > LOGGED_MAX {
+            return Err(PlanError(format!("{logged} tokens of sequences with speculative tokens in one step")));
+        }
+        Ok(())
     }
 
     /// Places a block of a sequence in layers with a window. The blocks before the first one fell out of the window.
@@ -271,7 +293,12 @@ impl Sequences {
         let (Some(place), true, true, true) = (place, in_vocabulary, fits, settled.0 < settled.1) else {
             return Err(PlanError(format!("a sequence of {} tokens for slot {}", opened.prompt.len(), opened.slot)));
         };
-        *place = Some(Sequence { sampling: opened.sampling.clone(), tokens: opened.prompt.clone(), settled });
+        *place = Some(Sequence {
+            sampling: opened.sampling.clone(),
+            tokens: opened.prompt.clone(),
+            settled,
+            followed: settled.0,
+        });
         Ok(())
     }
 
@@ -307,7 +334,9 @@ impl Sequences {
             sequence.tokens.truncate(place);
             sequence.tokens.push(token);
         }
-        self.batch.push(BatchToken { slot, position, token, wants_logits });
+        let before = self.batch.last().filter(|before| before.slot == slot);
+        let is_speculative = before.is_some_and(|before| before.wants_logits);
+        self.batch.push(BatchToken { slot, position, token, wants_logits, is_speculative });
         Ok(())
     }
 }

@@ -265,7 +265,13 @@ impl ModelBench {
     /// The most probable next token after each id.
     fn greedy(&mut self, ids: &[u32]) -> Vec<u32> {
         let next = ids.iter().enumerate().map(|(position, token)| {
-            let entry = BatchToken { slot: Slot(0), position: position as u32, token: *token, wants_logits: true };
+            let entry = BatchToken {
+                slot: Slot(0),
+                position: position as u32,
+                token: *token,
+                wants_logits: true,
+                is_speculative: false,
+            };
             let logits = self
                 .model
                 .forward(Batch { tokens: &[entry], tables: BlockTables::alike(&self.tables) }, &mut self.group);
@@ -281,6 +287,7 @@ impl ModelBench {
             position,
             token: 3 + position % 250,
             wants_logits: wants_logits(position),
+            is_speculative: false,
         });
         let batch: Vec<BatchToken> = batch.collect();
         let logits =

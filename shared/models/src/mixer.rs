@@ -201,6 +201,16 @@ impl Mixer {
         }
     }
 
+    /// Floats with which a token changes the state of so many units: inputs of the convolution and, of a delta net, the
+    /// decay and the rate of each value head.
+    pub const fn input_length(&self, units: usize) -> usize {
+        match self {
+            Self::Attention(_) => 0,
+            Self::Convolution(_) => units,
+            Self::Delta(delta) => units * (delta.channels() + 2 * delta.per_key()),
+        }
+    }
+
     pub(crate) fn is_sound(&self, ropes: &[RopeSpec]) -> bool {
         match self {
             Self::Attention(attention) => attention.is_sound(ropes),

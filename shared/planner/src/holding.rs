@@ -48,8 +48,7 @@ pub fn kv_position_bytes(format: KvFormat, spec: &ModelSpec, plan: &ShardPlan, l
 
 /// Bytes of a rank's states for so many slots.
 pub fn state_bytes(spec: &ModelSpec, plan: &ShardPlan, slots: usize) -> u64 {
-    let floats = plan.layers.clone().map(|layer| plan.state_length(spec, layer) as u64).sum::<u64>();
-    floats * (StateCount::of(slots).all() * size_of::<f32>()) as u64
+    StateCount::in_model(spec, slots).floats(spec, plan) * size_of::<f32>() as u64
 }
 
 /// What a rank holds of a tensor; a block that the column range cuts is held whole.

@@ -161,6 +161,11 @@ impl ShardPlan {
         spec.layer(layer).mixer.state_length(self.cut_of(spec, layer).heads.len())
     }
 
+    /// Floats with which a token changes a sequence's state in a layer; 0 if it has none.
+    pub fn input_length(&self, spec: &ModelSpec, layer: usize) -> usize {
+        spec.layer(layer).mixer.input_length(self.cut_of(spec, layer).heads.len())
+    }
+
     /// Its part of a tensor outside the layers; `None` if it reads the rows from the file.
     pub fn part(&self, tensor: &TensorSpec) -> Option<TensorPart> {
         part(tensor, &LayerCut::default(), (&self.vocabulary, &self.layers))

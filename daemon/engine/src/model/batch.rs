@@ -16,6 +16,8 @@ pub struct BatchToken {
     pub token: u32,
     /// Whether the logits after it are needed.
     pub wants_logits: bool,
+    /// Whether it was not sampled, so that the next step of its sequence may replace it.
+    pub is_speculative: bool,
 }
 
 /// A step's tokens and the KV blocks of their sequences.

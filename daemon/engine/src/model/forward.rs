@@ -176,6 +176,7 @@ impl Model {
             self.wait_through(batch, collective, sink)?;
             return Ok(&self.logits);
         }
+        self.states.begin(batch.tokens);
         if self.shard.plan.is_first_stage() {
             self.embed(batch)?;
         }

@@ -200,8 +200,8 @@ impl Scheduler {
             let whole = running.fed / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH;
             let computed = if running.table.copy.is_some() { whole } else { running.fed };
             let is_open = matches!(running.phase, Phase::Open);
-            if self.states.is_used() && self.blocks.shares() && is_open {
-                self.states.save(Slot(index as u16), &running.tokens[..running.fed]);
+            if self.states.is_used() && self.blocks.shares() && is_open && running.followed > 0 {
+                self.states.save(Slot(index as u16), &running.tokens[..running.followed]);
             }
             self.blocks.release(running.table, &running.tokens[..computed]);
             // Only a sequence that the ranks have opened is closed there.
@@ -270,6 +270,10 @@ impl Scheduler {
             let slot = Slot(index as u16);
             extend(&mut self.blocks, slot, running, 1 + running.drafts.tokens().len(), plan);
             add_entries(slot, running, 1, &mut plan.entries);
+            if !running.drafts.tokens().is_empty() {
+                // Its state follows with its next step.
+                running.followed = running.fed - 1;
+            }
             for (position, token) in (running.fed..).zip(running.drafts.tokens()) {
                 let position = position as u32;
                 plan.entries.push(PlanEntry { slot, position, token: *token, wants_logits: true });
@@ -372,8 +376,6 @@ impl Scheduler {
             let prompt_length = tokens.len();
             let Admitted { key, sampling, drafts_max, grammar, .. } = request;
             let awaits_mask = grammar.is_some();
-            // A state cannot be taken back behind a rejected token.
-            let drafts_max = if self.states.is_used() { 0 } else { drafts_max };
             let drafts = self.speculation.begin(drafts_max, grammar.is_some());
             let boundary = self.states.boundary(prompt_length).filter(|_| self.blocks.shares());
             if let Some((number, _)) = begins {
@@ -404,6 +406,7 @@ impl Scheduler {
                 phase,
                 awaits_mask,
                 fed,
+                followed: fed,
                 table,
                 number: self.opened,
                 length,
@@ -473,6 +476,7 @@ fn add_entries(slot: Slot, running: &mut Running, count: usize, entries: &mut Ve
         wants_logits: position == last,
     }));
     running.fed += count;
+    running.followed = running.fed;
 }
 
 #[cfg(test)]

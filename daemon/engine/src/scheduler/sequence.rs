@@ -74,6 +74,8 @@ pub(super) struct Running {
     pub(super) awaits_mask: bool,
     /// Tokens that went through the layers.
     pub(super) fed: usize,
+    /// Tokens that its state of recurrent layers follows: those before a step with speculative tokens.
+    pub(super) followed: usize,
     pub(super) table: BlockTable,
     /// Number of sequences opened before this one.
     pub(super) number: u64,

@@ -1,11 +1,13 @@
 //! A short convolution over positions (LFM2). Each channel has a filter of its own, so that ranks divide the channels.
 use kernels::{Compute, matmul};
 
-use super::runs;
+use super::{
+    runs,
+    state::{Followed, Passed, StateCache},
+};
 use crate::model::{
     batch::{BatchToken, Scratch},
     matrix::Matrix,
-    mixer::state::StateCache,
 };
 
 /// The weights of this rank's channels.
@@ -40,12 +42,20 @@ pub(in crate::model) fn mix(
     weights.input.scale(query);
     attended.resize(tokens.len() * channels, 0.0);
     key.resize(channels, 0.0);
+    for index in 0..states.followed() {
+        let Followed { state: tail, log, accepted, .. } = states.follow(layer, index);
+        log.chunks_exact(channels).take(accepted).for_each(|input| shift(tail, input));
+    }
     for (begin, run) in runs(tokens) {
-        let tail = states.before(layer, run);
+        let Passed { state: tail, log } = states.before(layer, run);
+        let mut logged = log.chunks_exact_mut(channels);
         for token in begin..begin + run.len() {
             let (b, rest) = query[token * rows..][..rows].split_at(channels);
             let (c, x) = rest.split_at(channels);
             key.iter_mut().zip(b).zip(x).for_each(|((out, b), x)| *out = b * x);
+            if let Some(logged) = logged.next() {
+                logged.copy_from_slice(key);
+            }
             let out = &mut attended[token * channels..][..channels];
             convolve(&weights.filters, tail, key, out);
             out.iter_mut().zip(c).for_each(|(out, c)| *out *= c);
@@ -62,7 +72,12 @@ pub(super) fn convolve(filters: &[f32], tail: &mut [f32], input: &[f32], out: &m
     for (filter, input) in before.chunks_exact(channels).zip(tail.chunks_exact(channels)) {
         out.iter_mut().zip(input).zip(filter).for_each(|((out, input), filter)| *out += input * filter);
     }
-    let kept = tail.len() - channels;
-    tail.copy_within(channels.., 0);
+    shift(tail, input);
+}
+
+/// Appends the input of a position to the latest ones, of which the first is forgotten.
+fn shift(tail: &mut [f32], input: &[f32]) {
+    let kept = tail.len() - input.len();
+    tail.copy_within(input.len().., 0);
     tail[kept..].copy_from_slice(input);
 }

@@ -6,7 +6,11 @@ use kernels::{Compute, DeltaRun, matmuls};
 use models::DeltaSpec;
 use smallvec::SmallVec;
 
-use super::{convolution::convolve, runs, state::StateCache};
+use super::{
+    convolution::convolve,
+    runs,
+    state::{Followed, Passed, StateCache},
+};
 use crate::model::{
     batch::{BatchToken, Scratch},
     matrix::{Matrix, wanted_by},
@@ -80,19 +84,23 @@ pub(in crate::model) fn mix(
         }));
     }
     attended.resize(tokens.len() * values, 0.0);
+    let net = DeltaNet { compute, spec, weights, units };
+    for index in 0..states.followed() {
+        let Followed { state, log, count, accepted } = states.follow(layer, index);
+        let (rows, gates) = log.split_at_mut(count * channels);
+        net.pass(state, &mut rows[..accepted * channels], gates, spread, read);
+    }
     for (begin, run) in runs(tokens) {
         let count = run.len();
-        let (tail, matrices) = states.before(layer, run).split_at_mut(units * spec.tail_length());
         let rows = &mut query[begin * channels..][..count * channels];
-        convolved(compute, weights, units, tail, rows, spread);
-        let rows = &*rows;
-        read.resize(heads * count * length, 0.0);
         let gates = &value[begin * heads * 2..][..count * heads * 2];
-        learn(compute, matrices, read, |head| {
-            let of_key = if spec.is_grouped { head / spec.per_key() } else { head % units };
-            let places = [of_key, units + of_key, 2 * units + head].map(|place| place * length);
-            DeltaRun { rows, width: channels, length, places, gates, heads, head }
-        });
+        let Passed { state, log } = states.before(layer, run);
+        if !log.is_empty() {
+            let (logged, logged_gates) = log.split_at_mut(rows.len());
+            logged.copy_from_slice(rows);
+            logged_gates.copy_from_slice(gates);
+        }
+        net.pass(state, rows, gates, spread, read);
         for (head, out) in read.chunks_exact(count * length).enumerate() {
             for (token, out) in out.chunks_exact(length).enumerate() {
                 let at = (begin + token) * values + head * length;
@@ -102,6 +110,33 @@ pub(in crate::model) fn mix(
     }
     (compute.kernels.silu_multiply)(key, attended);
     std::mem::swap(key, attended);
+}
+
+/// The net of a layer on this rank.
+struct DeltaNet<'a> {
+    compute: &'a Compute,
+    spec: &'a DeltaSpec,
+    weights: &'a DeltaWeights,
+    /// Key heads with their value heads.
+    units: usize,
+}
+
+impl DeltaNet<'_> {
+    /// Passes tokens of a sequence through its state: `rows` `[token, channels]` become queries, keys and values, `gates`
+    /// are decays and rates, `read` becomes what is read, `[value head, token, head_length]`. `row` is scratch.
+    fn pass(&self, state: &mut [f32], rows: &mut [f32], gates: &[f32], row: &mut Vec<f32>, read: &mut Vec<f32>) {
+        let Self { compute, spec, weights, units } = *self;
+        let (channels, length, heads) = (weights.input.rows, spec.head_length, weights.rate.rows);
+        let (tail, matrices) = state.split_at_mut(units * spec.tail_length());
+        convolved(compute, weights, units, tail, rows, row);
+        let rows = &*rows;
+        read.resize(rows.len() / channels * heads * length, 0.0);
+        learn(compute, matrices, read, |head| {
+            let of_key = if spec.is_grouped { head / spec.per_key() } else { head % units };
+            let places = [of_key, units + of_key, 2 * units + head].map(|place| place * length);
+            DeltaRun { rows, width: channels, length, places, gates, heads, head }
+        });
+    }
 }
 
 /// Passes the tokens of a sequence through the state of each head; `out` is `[head, token, head_length]`.

@@ -1,28 +1,83 @@
 //! The states of recurrent layers: for each slot, and saved ones, which plans copy. For each layer of the stage the state
-//! of this rank's units.
+//! of this rank's units. A state cannot be taken back: tokens of a sequence with speculative tokens pass through a copy
+//! of it, layer by layer, and what they change is logged. The state itself follows with the sequence's next step, whose
+//! position tells which of them were accepted.
 use std::{io, ops::Range};
 
+use common::{ids::Slot, limits::SLOTS_MAX};
 use models::ModelSpec;
-use topology::{ShardPlan, StateCount};
+use smallvec::SmallVec;
+use topology::{ShardPlan, StateCount, state::LOGGED_MAX};
 
+use super::runs;
 use crate::model::{batch::BatchToken, region::Region};
+
+/// A layer's part of the memory, in floats.
+#[derive(Debug)]
+struct LayerFloats {
+    /// Where its part of a state is.
+    state: Range<usize>,
+    /// Where its log begins.
+    log: usize,
+    /// Floats with which a token changes its state.
+    input: usize,
+}
+
+/// Tokens of a sequence in the log.
+#[derive(Clone, Copy, Debug)]
+struct LoggedRun {
+    slot: Slot,
+    /// Position of the first one, before which the state is.
+    position: u32,
+    /// Number of the first one in the log.
+    first: usize,
+    count: usize,
+    /// How many of them the state follows in this step.
+    accepted: usize,
+}
+
+type LoggedRuns = SmallVec<[LoggedRun; SLOTS_MAX as usize]>;
 
 /// The states of one rank.
 #[derive(Debug)]
 pub struct StateCache {
-    /// Where each layer's part of a state is, in floats.
-    layers: Vec<Range<usize>>,
+    layers: Vec<LayerFloats>,
     /// Floats of a state.
     length: usize,
     count: usize,
-    /// `None`: no layer has a state.
+    /// What the states of this step follow before its tokens.
+    followed: LoggedRuns,
+    /// Runs whose log is not followed, those of this step included.
+    logged: LoggedRuns,
+    /// States, log, and the state of a layer ahead of its slot's. `None`: no layer has a state.
     region: Option<Region>,
+}
+
+/// Accepted tokens of an earlier step, which a state follows.
+pub(super) struct Followed<'a> {
+    /// The state in the layer.
+    pub state: &'a mut [f32],
+    /// What all tokens of that step changed; each kind of inputs is together.
+    pub log: &'a mut [f32],
+    /// How many tokens that step had.
+    pub count: usize,
+    /// How many of them are accepted.
+    pub accepted: usize,
+}
+
+/// The state that a run of tokens passes through.
+pub(super) struct Passed<'a> {
+    /// The state in the layer.
+    pub state: &'a mut [f32],
+    /// Where its inputs are logged; empty if no token is speculative.
+    pub log: &'a mut [f32],
 }
 
 impl StateCache {
     /// The states of a model without recurrent layers.
-    pub const fn none() -> Self {
-        Self { layers: Vec::new(), length: 0, count: 0, region: None }
+    pub fn none() -> Self {
+        let [followed, logged] = [LoggedRuns::new(), LoggedRuns::new()];
+        Self { layers: Vec::new(), length: 0, count: 0, followed, logged, region: None }
     }
 
     /// Creates the states of a rank; the system allocates the memory when it is first written.
@@ -30,39 +85,105 @@ impl StateCache {
     /// # Errors
     /// The system has no address space for it.
     pub fn new(spec: &ModelSpec, plan: &ShardPlan, count: StateCount) -> io::Result<Self> {
-        let mut length = 0;
+        let (mut length, mut log) = (0, 0);
         let layers = plan.layers.clone().map(|layer| {
-            let begin = length;
+            let (begin, input) = (length, plan.input_length(spec, layer));
             length += plan.state_length(spec, layer);
-            begin..length
+            log += LOGGED_MAX * input;
+            LayerFloats { state: begin..length, log: log - LOGGED_MAX * input, input }
         });
         let layers = layers.collect();
-        let bytes = length.checked_mul(count.all()).and_then(|floats| floats.checked_mul(size_of::<f32>()));
+        let bytes =
+            usize::try_from(count.floats(spec, plan)).ok().and_then(|floats| floats.checked_mul(size_of::<f32>()));
         let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
-        let region = (bytes > 0).then(|| Region::new(bytes)).transpose()?;
-        Ok(Self { layers, length, count: count.all(), region })
+        let region = (length > 0).then(|| Region::new(bytes)).transpose()?;
+        Ok(Self { layers, length, count: count.all(), region, ..Self::none() })
     }
 
-    /// The state of a sequence in a layer, as it is before the first token of this run: zeros at the beginning of a text.
-    pub(super) fn before(&mut self, layer: usize, run: &[BatchToken]) -> &mut [f32] {
-        let (Some(first), part) = (run.first(), self.layers[layer].clone()) else { return &mut [] };
-        let begin = first.slot.index() * self.length;
-        let state = &mut self.floats()[begin + part.start..begin + part.end];
-        if first.position == 0 {
+    /// Begins a step: what was logged of its sequences is followed as far as they continue it, or forgotten.
+    pub(in crate::model) fn begin(&mut self, tokens: &[BatchToken]) {
+        self.followed.clear();
+        if self.region.is_none() {
+            return;
+        }
+        for run in runs(tokens).map(|(_, run)| run) {
+            let known = self.logged.iter().position(|logged| logged.slot == run[0].slot);
+            let Some(known) = known.map(|index| self.logged.swap_remove(index)) else { continue };
+            let accepted = run[0].position.saturating_sub(known.position) as usize;
+            if (1..=known.count).contains(&accepted) {
+                self.followed.push(LoggedRun { accepted, ..known });
+            }
+        }
+        let mut first = 0;
+        for run in runs(tokens).map(|(_, run)| run).filter(|run| is_speculative(run)) {
+            let (BatchToken { slot, position, .. }, count) = (run[0], run.len());
+            if first == 0 {
+                // No other sequence has a log: steps with speculative tokens have tokens of all that had some before.
+                self.logged.clear();
+            }
+            if first + count <= LOGGED_MAX {
+                self.logged.push(LoggedRun { slot, position, first, count, accepted: 0 });
+                first += count;
+            }
+        }
+    }
+
+    /// Number of states that follow an earlier step.
+    pub(super) fn followed(&self) -> usize {
+        self.followed.len()
+    }
+
+    /// One of them in a layer.
+    pub(super) fn follow(&mut self, layer: usize, index: usize) -> Followed<'_> {
+        let LoggedRun { slot, first, count, accepted, .. } = self.followed[index];
+        let LayerFloats { state, log, input } = &self.layers[layer];
+        let (state, log) = (state.clone(), log + first * input..log + (first + count) * input);
+        let begin = slot.index() * self.length;
+        let [states, logs, _] = self.parts();
+        Followed { state: &mut states[begin + state.start..begin + state.end], log: &mut logs[log], count, accepted }
+    }
+
+    /// The state of a sequence in a layer, as it is before the first token of this run: zeros at the beginning of a
+    /// text.
+    pub(super) fn before(&mut self, layer: usize, run: &[BatchToken]) -> Passed<'_> {
+        let Some(BatchToken { slot, position, .. }) = run.first().copied() else {
+            return Passed { state: &mut [], log: &mut [] };
+        };
+        let mut logged = self.logged.iter().filter(|_| is_speculative(run));
+        let logged = logged.find(|logged| (logged.slot, logged.position, logged.count) == (slot, position, run.len()));
+        let LayerFloats { state, log, input } = &self.layers[layer];
+        let log = logged.map(|logged| log + logged.first * input..log + (logged.first + logged.count) * input);
+        let (part, begin) = (state.clone(), slot.index() * self.length);
+        let [states, logs, ahead] = self.parts();
+        let state = &mut states[begin + part.start..begin + part.end];
+        if position == 0 {
             state.fill(0.0);
         }
-        state
+        let Some(log) = log else { return Passed { state, log: &mut [] } };
+        let ahead = &mut ahead[..state.len()];
+        ahead.copy_from_slice(state);
+        Passed { state: ahead, log: &mut logs[log] }
     }
 
     /// Copies a state.
     pub fn copy(&mut self, from: usize, to: usize) {
         let length = self.length;
-        self.floats().copy_within(from * length..(from + 1) * length, to * length);
+        self.parts()[0].copy_within(from * length..(from + 1) * length, to * length);
+        self.logged.retain(|logged| logged.slot.index() != to);
     }
 
-    fn floats(&mut self) -> &mut [f32] {
-        let floats = self.length * self.count;
-        let bytes = self.region.as_mut().map_or(&mut [][..], Region::bytes_mut);
-        &mut bytemuck::cast_slice_mut(bytes)[..floats]
+    /// The states, the log, and the state of a layer ahead of its slot's.
+    fn parts(&mut self) -> [&mut [f32]; 3] {
+        let Some(region) = &mut self.region else { return [&mut [], &mut [], &mut []] };
+        let states = self.length * self.count;
+        let log = self.layers.iter().map(|layer| LOGGED_MAX * layer.input).sum();
+        let (states, rest) = bytemuck::cast_slice_mut(region.bytes_mut()).split_at_mut(states);
+        let (log, ahead) = rest.split_at_mut(log);
+        [states, log, ahead]
     }
+}
+
+/// Whether the last tokens of a run are speculative.
+fn is_speculative(run: &[BatchToken]) -> bool {
+    run.last().is_some_and(|token| token.is_speculative)
 }

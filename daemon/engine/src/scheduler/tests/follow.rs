@@ -39,6 +39,8 @@ struct Rank {
     windowed: LayerMemory,
     /// For each state of a recurrent layer, a hash of the tokens that led to it.
     states: Vec<Option<u64>>,
+    /// The same for the tokens of a step with speculative tokens, which the states follow later.
+    logged: BTreeMap<Slot, Vec<u64>>,
 }
 
 /// The blocks of a layer.
@@ -59,7 +61,8 @@ impl Rank {
         let [whole, windowed] =
             [limits.blocks.whole, limits.blocks.windowed].map(|count| vec![[None; KV_BLOCK_LENGTH]; count]);
         let states = vec![None; limits.states.all()];
-        Self { sequences: Sequences::new(limits), window: limits.window, whole, windowed, states }
+        let (sequences, logged) = (Sequences::new(limits), BTreeMap::new());
+        Self { sequences, window: limits.window, whole, windowed, states, logged }
     }
 
     fn step(&mut self, plan: &Plan) {
@@ -69,9 +72,10 @@ impl Rank {
         }
         for (from, to) in &plan.states {
             self.states[usize::from(*to)] = self.states[usize::from(*from)];
+            self.logged.remove(&Slot(*to));
         }
         if !self.states.is_empty() {
-            self.recur(plan);
+            self.recur();
         }
         // A layer stores the keys and values of all tokens before any token reads them.
         self.visit(plan, |memory, place, row, beginnings| memory[place.0][place.1] = Some(beginnings[row]), false);
@@ -84,13 +88,23 @@ impl Rank {
     }
 
     /// Passes the tokens of a plan through the states of their slots.
-    fn recur(&mut self, plan: &Plan) {
-        for rows in plan.entries.chunk_by(|one, two| one.slot == two.slot) {
-            let beginnings = beginnings(&self.sequences.get(rows[0].slot).expect("it is open").tokens);
-            let (first, last) = (rows[0].position as usize, rows[rows.len() - 1].position as usize);
-            let state = &mut self.states[rows[0].slot.index()];
-            assert!(first == 0 || *state == Some(beginnings[first - 1]), "the state is that before position {first}");
-            *state = Some(beginnings[last]);
+    fn recur(&mut self) {
+        let mut logged = BTreeMap::new();
+        for rows in self.sequences.batch().tokens.chunk_by(|one, two| one.slot == two.slot) {
+            let (slot, last) = (rows[0].slot, rows[rows.len() - 1]);
+            let beginnings = beginnings(&self.sequences.get(slot).expect("it is open").tokens);
+            let (first, end) = (rows[0].position as usize, last.position as usize + 1);
+            let (state, known) = (&mut self.states[slot.index()], self.logged.remove(&slot).unwrap_or_default());
+            let before = first.checked_sub(1).map(|before| beginnings[before]);
+            let follows = before.is_none() || *state == before || before.is_some_and(|before| known.contains(&before));
+            assert!(follows, "the state is that before position {first}");
+            *state = if last.is_speculative { before } else { Some(beginnings[end - 1]) };
+            if last.is_speculative {
+                logged.insert(slot, beginnings[first..end].to_vec());
+            }
+        }
+        if !logged.is_empty() {
+            self.logged = logged;
         }
     }
 

@@ -278,6 +278,12 @@ fn speculation_changes_only_the_number_of_steps() {
         vocabulary_length: 100,
         states: StateCount::NONE,
     };
+    speculate(limits);
+    speculate(Limits { states: StateCount::of(3), ..limits });
+}
+
+/// Serves three requests without and with speculation.
+fn speculate(limits: Limits) {
     // A text that repeats itself every 23 tokens with few exceptions, and exceeds the context.
     let truth = |position: usize| if position.is_multiple_of(61) { 99 } else { (position % 23 * 7 % 40) as u32 };
     let steps = |drafts_max: usize| {
@@ -320,6 +326,39 @@ fn speculation_changes_only_the_number_of_steps() {
     };
     let (without, with) = (steps(0), steps(ROWS_MAX));
     assert!(with * 2 < without, "{with} steps with speculation, {without} without");
+}
+
+#[test]
+fn state_is_saved_before_speculative_tokens_and_never_taken_back() {
+    let limits = Limits { states: StateCount::of(2), ..LIMITS };
+    let (mut scheduler, mut follower) = (Scheduler::new(limits), Sequences::new(limits));
+    scheduler.submit(Admitted { drafts_max: 4, ..request(1, 40, 60) });
+    let drafted = loop {
+        let plan = next(&mut scheduler).expect("there is work");
+        follower.apply(&plan).expect("the head's plan can be applied");
+        let first = plan.entries[0];
+        if plan.entries.len() > 1 && !plan.is_prefill {
+            break first;
+        }
+        if plan.entries.iter().any(|entry| entry.wants_logits) {
+            scheduler.sampled(first.slot, 1);
+        }
+    };
+    let back = |position: u32| {
+        let entries = vec![PlanEntry { position, ..drafted }];
+        follower.clone().apply(&Plan { entries, ..Plan::default() })
+    };
+    assert!(back(drafted.position).is_ok(), "all its tokens may be rejected");
+    assert!(back(drafted.position + 2).is_ok() && back(drafted.position - 1).is_err());
+    // The sequence ends: its saved state is that before the step with speculative tokens.
+    scheduler.sampled(drafted.slot, 1);
+    scheduler.sampled(drafted.slot, 1);
+    scheduler.end(RequestKey(1));
+    scheduler.submit(request(1, 80, 1));
+    let plan = next(&mut scheduler).expect("there is work");
+    assert_eq!(plan.opened[0].cached, drafted.position);
+    assert_eq!(plan.states, [(0, 2), (2, 0)], "saved, then restored");
+    follower.apply(&plan).expect("the head's plan can be applied");
 }
 
 #[test]
