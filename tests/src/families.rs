@@ -303,6 +303,50 @@ impl Shapes {
             [&delta(3, 9, 64)[..], &sections([14, 8, 10, 0]), &[number("full_attention_interval", 2)]].concat(),
         ];
         self.add("qwen35", qwen35.each_ref().map(Vec::as_slice), &[]);
+        let space = |heads: u32, length: u32, keys: u32, groups: u32| {
+            vec![
+                number("ssm.conv_kernel", 4),
+                number("ssm.group_count", groups),
+                number("ssm.time_step_rank", heads),
+                number("ssm.state_size", keys),
+                number("ssm.inner_size", heads * length),
+            ]
+        };
+        // llama.cpp reads only states of twice the hidden state's length.
+        let hybrid = [
+            [&space(8, 64, 32, 1)[..], &granite(), &[("attention.head_count_kv", list(&[0, 4, 0, 0]))]].concat(),
+            [&space(5, 64, 16, 1)[..], &granite(), &[("attention.head_count_kv", list(&[0, 0, 1, 0, 1]))]].concat(),
+        ];
+        let not_rotated = ("rope.scaling.finetuned", Value::Flag(false));
+        let biased = ["ssm_conv1d.bias"];
+        self.add("granitehybrid", [&[&hybrid[0][..], &[not_rotated]].concat(), &hybrid[1]], &biased);
+        let shared = |columns| number("expert_shared_feed_forward_length", columns);
+        let mixed = [
+            [&hybrid[0][..], &experts(512)[..2], &[shared(256)]].concat(),
+            [&hybrid[1][..], &experts(288)[..2], &[shared(160)]].concat(),
+        ];
+        self.add("granitehybrid+experts", mixed.each_ref().map(Vec::as_slice), &[&biased[..], &UNTIED].concat());
+        // One half in each layer.
+        let single = |heads_kv: &[u32], columns: &[u32]| {
+            let lists = [("attention.head_count_kv", list(heads_kv)), ("feed_forward_length", list(columns))];
+            [&lists[..], &[float("attention.layer_norm_epsilon", 1e-5)]].concat()
+        };
+        let nemotron = |columns: [u32; 2]| {
+            let [first, second] = columns;
+            [
+                [&space(8, 32, 32, 4)[..], &single(&[0, 0, 4, 0], &[0, first, 0, first])].concat(),
+                [&space(6, 80, 16, 3)[..], &single(&[0, 0, 0, 1, 0], &[0, 0, second, 0, second])].concat(),
+            ]
+        };
+        let dense = nemotron([512, 288]);
+        self.add("nemotron_h", dense.each_ref().map(Vec::as_slice), &[&biased[..], &UNTIED].concat());
+        let [ordinary, awkward] = nemotron([192, 96]);
+        let router = [("expert_weights_norm", Value::Flag(true)), float("expert_weights_scale", 2.5)];
+        let experts = [
+            [&ordinary[..], &experts(192), &router, &[shared(256)]].concat(),
+            [&awkward[..], &experts(96), &router, &[shared(160)]].concat(),
+        ];
+        self.add("nemotron_h_moe", experts.each_ref().map(Vec::as_slice), &[&biased[..], &UNTIED].concat());
         let wide = [(192, 256), (96, 160)].map(|(columns, shared)| {
             [&experts(columns)[..], &[number("expert_shared_feed_forward_length", shared)]].concat()
         });

@@ -171,17 +171,17 @@ impl FamilyModel {
 /// Mean and standard deviation of a tensor's weights: hidden states keep their size, and routers choose clearly.
 fn distribution(tensor: &TensorSpec) -> (f32, f32) {
     use TensorRole::{
-        DecayFactor, Embedding, Filter, KeyNorm, MixerNorm, Output, OutputNorm, QueryNorm, Router, Sinks,
+        DecayFactor, Embedding, Filter, KeyFilter, KeyNorm, MixerNorm, Output, OutputNorm, QueryNorm, Router, Sinks,
     };
     let unit = 1.0 / (tensor.dimensions[0] as f32).sqrt();
     match tensor.role {
         Embedding | Output => (0.0, LOGIT_SPREAD * unit),
         Router => (0.0, 2.0 * unit),
         Sinks => (0.0, 1.0),
-        Filter => (0.0, unit),
+        Filter | KeyFilter => (0.0, unit),
         // Negative: states decay.
         DecayFactor => (-0.5, 0.1),
-        TensorRole::StateNorm => (1.0, 0.1),
+        TensorRole::StateNorm | TensorRole::StateSkip => (1.0, 0.1),
         TensorRole::RopeFactors => (2.0, 0.2),
         OutputNorm | MixerNorm | QueryNorm | KeyNorm => (1.0, 0.1),
         TensorRole::MixerPostNorm | TensorRole::FeedForwardNorm | TensorRole::FeedForwardPostNorm => (1.0, 0.1),

@@ -280,7 +280,7 @@ impl Gating<'_> {
 }
 
 /// `out[row] = combined(gate . x, up . x)` with the matrices of each row's group; `out` is
-/// `[row of the groups, rows of a matrix]`.
+/// `[row of the groups, rows of a matrix]`. Without a gate, whose stack then has no rows, `combine` overwrites it.
 pub fn gated(
     compute: &Compute,
     [gate, up]: [MatrixStack<'_>; 2],
@@ -291,26 +291,30 @@ pub fn gated(
 ) {
     let Compute { kernels, pool } = compute;
     let height = kernels.panel_rows;
-    assert!(gate.rows == up.rows && x.columns <= gate.columns.min(up.columns), "both have the activations' columns");
-    assert_eq!(out.len(), groups.rows() * gate.rows, "out is [row, rows]");
-    let panel_bytes = gate.panel_bytes(groups, height).max(up.panel_bytes(groups, height)).max(1);
-    let all = groups.ends.len() * (gate.matrix_bytes() + up.matrix_bytes());
-    let at_once = (PIECE_BYTES.min(all / (PIECES * pool.threads())) / panel_bytes).max(1);
-    let output = Columns { out, width: gate.rows, unit: at_once * height };
+    let gate = Some(gate).filter(|gate| gate.rows > 0);
+    let alike = gate.is_none_or(|gate| gate.rows == up.rows && x.columns <= gate.columns);
+    assert!(alike && x.columns <= up.columns, "both have the activations' columns");
+    assert_eq!(out.len(), groups.rows() * up.rows, "out is [row, rows]");
+    let [of_gate, of_up] = [gate, Some(up)].map(|stack| stack.map_or(0, |stack| stack.panel_bytes(groups, height)));
+    let all = groups.ends.len() * (gate.map_or(0, |gate| gate.matrix_bytes()) + up.matrix_bytes());
+    let at_once = (PIECE_BYTES.min(all / (PIECES * pool.threads())) / of_gate.max(of_up).max(1)).max(1);
+    let output = Columns { out, width: up.rows, unit: at_once * height };
     pool.grouped(output, &groups.ends, |group, rows, out| {
         let (matrix, tokens) = (groups.matrices[group], groups.rows_of(group));
         let tile = |tile, is_quantised| x.tile(groups, group, tile, is_quantised);
-        products(kernels, gate.get(matrix), rows.clone(), tokens, tile, |token, rows, gates| {
-            let out = out.row_mut(token, rows.clone());
-            out.copy_from_slice(gates);
-            gating.complete(0, matrix, gate.rows, rows, out);
-        });
+        if let Some(gate) = gate {
+            products(kernels, gate.get(matrix), rows.clone(), tokens, tile, |token, rows, gates| {
+                let out = out.row_mut(token, rows.clone());
+                out.copy_from_slice(gates);
+                gating.complete(0, matrix, gate.rows, rows, out);
+            });
+        }
         // One panel at a time, regardless of thread boundaries: remainders and full registers may round differently.
         products(kernels, up.get(matrix), rows, tokens, tile, |token, rows, ups| {
             let mut copy = [0.0; PANEL_ROWS_MAX];
             let copy = &mut copy[..ups.len()];
             copy.copy_from_slice(ups);
-            gating.complete(1, matrix, gate.rows, rows.clone(), copy);
+            gating.complete(1, matrix, up.rows, rows.clone(), copy);
             (gating.combine)(out.row_mut(token, rows), copy);
         });
     });

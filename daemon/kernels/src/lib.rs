@@ -10,6 +10,8 @@ mod avx512;
 mod check;
 #[cfg(test)]
 mod check_delta;
+#[cfg(test)]
+mod check_scan;
 mod clock;
 mod compute;
 mod delta;
@@ -23,6 +25,7 @@ mod panel;
 mod payload;
 mod pool;
 mod scalar;
+mod scan;
 pub mod values;
 
 use gguf::BlockFormat;
@@ -37,6 +40,7 @@ pub use matmul::{MatrixPanels, matmul, matmuls};
 pub use pack::{pack_panel, packed_bytes, unpack_row};
 pub use payload::Payload;
 pub use pool::{Pool, PoolOptions};
+pub use scan::ScanRun;
 
 /// Products of a panel with a tile of tokens. Arguments: weights, tokens of the tile, `[block or column, token]`,
 /// output `[token, row]`.
@@ -80,6 +84,9 @@ pub struct Kernels {
     /// Passes the tokens of a sequence through a value head of a gated delta net: for each, `S *= decay; S += key (value -
     /// key S) rate; out = query S`, with the state `S` `[key, value]` and `out` `[token, value]`.
     pub delta: fn(state: &mut [f32], run: DeltaRun<'_>, out: &mut [f32]),
+    /// Passes the tokens of a sequence through a head of a state space: for each, `S = decay S + key (rate value); out =
+    /// query S + skip value`, with the state `S` `[key, value]` and `out` `[token, value]`.
+    pub scan: fn(state: &mut [f32], run: ScanRun<'_>, out: &mut [f32]),
     /// `out = max(x, 0)^2`
     pub squared_relu: fn(out: &mut [f32], x: &[f32]),
     /// Reads bytes as `streams` parallel streams, prefetching `ahead` bytes, and does nothing else; for measuring

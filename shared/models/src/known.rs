@@ -4,6 +4,10 @@ use gguf::GgufError;
 
 use crate::{
     families,
+    further::{
+        FurtherKeys, FurtherValue, GRANITE_H_MICRO, GRANITE_H_TINY, LFM2, NEMOTRON_NANO_2, NEMOTRON_NANO_3, QWEN35_16,
+        QWEN35_32, QWEN35_48,
+    },
     keys::{KeySource, Keys},
     spec::ModelSpec,
     tensors::{FUSED_EXPERTS, ROPE_FACTORS, TOKEN_EMBEDDING},
@@ -45,18 +49,7 @@ pub struct KnownModel {
     /// Whether queries, keys and values, and gate and up, are the rows of one tensor each.
     pub is_fused: bool,
     /// Further keys of its files, or other values of the keys above.
-    pub further: &'static [(&'static str, FurtherValue)],
-}
-
-/// The value of a further key.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum FurtherValue {
-    /// A number.
-    Number(usize),
-    /// A number that is no integer.
-    Float(f32),
-    /// A list of numbers.
-    List(&'static [usize]),
+    pub further: FurtherKeys,
 }
 
 /// How the layers of a Gemma 4 model differ from each other.
@@ -150,42 +143,15 @@ const fn sixths(full: [usize; 2], expert_columns: usize) -> MixedLayers {
 }
 
 /// Factors of the embedding, the branches, the logits and the scores of Granite 4.
-const GRANITE: &[(&str, FurtherValue)] = &[
+const GRANITE: FurtherKeys = &[
     ("embedding_scale", FurtherValue::Float(12.0)),
     ("residual_scale", FurtherValue::Float(0.22)),
     ("logit_scale", FurtherValue::Float(10.0)),
     ("attention.scale", FurtherValue::Float(1.0 / 64.0)),
 ];
 
-/// Layers of LFM2-1.2B with attention have KV heads.
-const LFM2: &[(&str, FurtherValue)] = &[
-    ("attention.head_count_kv", FurtherValue::List(&[0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0])),
-    ("shortconv.l_cache", FurtherValue::Number(3)),
-    ("rope.freq_base", FurtherValue::Float(1e6)),
-];
-
-/// Keys of a Qwen3.5 with so many value heads of a delta net.
-const fn qwen35(value_heads: usize) -> [(&'static str, FurtherValue); 9] {
-    [
-        ("ssm.group_count", FurtherValue::Number(16)),
-        ("ssm.time_step_rank", FurtherValue::Number(value_heads)),
-        ("ssm.state_size", FurtherValue::Number(128)),
-        ("ssm.inner_size", FurtherValue::Number(128 * value_heads)),
-        ("ssm.conv_kernel", FurtherValue::Number(4)),
-        ("rope.dimension_count", FurtherValue::Number(64)),
-        ("rope.dimension_sections", FurtherValue::List(&[11, 11, 10, 0])),
-        ("rope.freq_base", FurtherValue::Float(1e7)),
-        // In files with experts alone.
-        ("expert_shared_feed_forward_length", FurtherValue::Number(512)),
-    ]
-}
-
-const QWEN35_16: [(&str, FurtherValue); 9] = qwen35(16);
-const QWEN35_32: [(&str, FurtherValue); 9] = qwen35(32);
-const QWEN35_48: [(&str, FurtherValue); 9] = qwen35(48);
-
 /// A model with further keys.
-const fn with(model: KnownModel, further: &'static [(&'static str, FurtherValue)]) -> KnownModel {
+const fn with(model: KnownModel, further: FurtherKeys) -> KnownModel {
     KnownModel { further, ..model }
 }
 
@@ -269,17 +235,39 @@ pub const MODELS: &[KnownModel] = &[
     known("ministral-3-14b", "mistral3", [40, 5120, 16_384, 32, 8, 128, 131_072, 262_144], false),
     with(known("granite-4.0-micro", "granite", [40, 2560, 8192, 40, 8, 64, 100_352, 131_072], true), GRANITE),
     with(known("lfm2-1.2b", "lfm2", [16, 2048, 8192, 32, 8, 64, 65_536, 128_000], true), LFM2),
-    with(known("qwen3.5-0.8b", "qwen35", [24, 1024, 3584, 8, 2, 256, 248_320, 262_144], true), &QWEN35_16),
-    with(known("qwen3.5-2b", "qwen35", [24, 2048, 6144, 8, 2, 256, 248_320, 262_144], true), &QWEN35_16),
-    with(known("qwen3.5-4b", "qwen35", [32, 2560, 9216, 16, 4, 256, 248_320, 262_144], true), &QWEN35_32),
-    with(known("qwen3.5-9b", "qwen35", [32, 4096, 12_288, 16, 4, 256, 248_320, 262_144], false), &QWEN35_32),
-    with(known("qwen3.5-27b", "qwen35", [64, 5120, 17_408, 24, 4, 256, 248_320, 262_144], false), &QWEN35_48),
+    with(known("qwen3.5-0.8b", "qwen35", [24, 1024, 3584, 8, 2, 256, 248_320, 262_144], true), QWEN35_16),
+    with(known("qwen3.5-2b", "qwen35", [24, 2048, 6144, 8, 2, 256, 248_320, 262_144], true), QWEN35_16),
+    with(known("qwen3.5-4b", "qwen35", [32, 2560, 9216, 16, 4, 256, 248_320, 262_144], true), QWEN35_32),
+    with(known("qwen3.5-9b", "qwen35", [32, 4096, 12_288, 16, 4, 256, 248_320, 262_144], false), QWEN35_32),
+    with(known("qwen3.5-27b", "qwen35", [64, 5120, 17_408, 24, 4, 256, 248_320, 262_144], false), QWEN35_48),
     with(
         KnownModel {
             experts: Some((256, 8)),
             ..known("qwen3.5-35b-a3b", "qwen35moe", [40, 2048, 512, 16, 2, 256, 248_320, 262_144], false)
         },
-        &QWEN35_32,
+        QWEN35_32,
+    ),
+    with(
+        known("granite-4.0-h-micro", "granitehybrid", [40, 2048, 8192, 32, 8, 64, 100_352, 131_072], true),
+        GRANITE_H_MICRO,
+    ),
+    with(
+        KnownModel {
+            experts: Some((64, 6)),
+            ..known("granite-4.0-h-tiny", "granitehybrid", [40, 1536, 512, 12, 4, 128, 100_352, 131_072], true)
+        },
+        GRANITE_H_TINY,
+    ),
+    with(
+        known("nemotron-nano-9b-v2", "nemotron_h", [56, 4480, 15_680, 40, 8, 128, 131_072, 131_072], false),
+        NEMOTRON_NANO_2,
+    ),
+    with(
+        KnownModel {
+            experts: Some((128, 6)),
+            ..known("nemotron-3-nano-30b-a3b", "nemotron_h_moe", [52, 2688, 1856, 32, 2, 128, 131_072, 262_144], false)
+        },
+        NEMOTRON_NANO_3,
     ),
     with(
         KnownModel {
@@ -472,10 +460,12 @@ mod tests {
             let spec = model.spec();
             assert!(spec.is_sound(), "{}", model.name);
             assert_eq!((spec.architecture.as_str(), spec.block_count()), (model.architecture, model.block_count));
-            let experts = spec.layer(0).feed_forward.experts().map(|experts| (experts.count, experts.used_count));
+            let networks = spec.kinds.iter().map(|kind| &kind.feed_forward);
+            let network = networks.into_iter().find(|network| network.columns() > 0).expect("it has a network");
+            let experts = network.experts().map(|experts| (experts.count, experts.used_count));
             let columns = model.mixed.map_or(0, |mixed| mixed.expert_columns);
             let columns = if columns > 0 { columns } else { model.feed_forward_length };
-            assert_eq!((spec.layer(0).feed_forward.columns(), experts), (columns, model.experts));
+            assert_eq!((network.columns(), experts), (columns, model.experts));
         }
     }
 }

@@ -2,6 +2,7 @@
 //! tensors follows from it (`tensors`). All other code reads the spec and the table, and never the
 //! family.
 pub mod families;
+pub mod further;
 pub mod keys;
 pub mod known;
 pub mod limits;
@@ -10,10 +11,13 @@ pub mod names;
 pub mod read;
 pub mod rotation;
 pub mod spec;
+mod state_tensors;
 pub mod tensors;
 
 pub use keys::{KeySource, Keys};
-pub use mixer::{AttentionSpec, ConvolutionSpec, DeltaSpec, HeadNorms, Mixer, Temperature};
+pub use mixer::{
+    AttentionSpec, ConvolutionSpec, DeltaSpec, HeadNorms, Mixer, SQUARES_BLOCK, StateSpaceSpec, Temperature,
+};
 pub use names::{Part, TensorRole};
 pub use read::{read, unused};
 pub use rotation::{LongSpec, RopeSpec, Rotation, Scaling, YarnSpec};

@@ -15,6 +15,10 @@ pub enum Mixer {
     Convolution(ConvolutionSpec),
     /// A gated delta net.
     Delta(DeltaSpec),
+    /// A state space.
+    StateSpace(StateSpaceSpec),
+    /// Nothing: the layer has only a feed-forward network.
+    None,
 }
 
 /// A short convolution over positions (LFM2): `output(c * convolution(b * x))`, with `b`, `c` and `x` from one projection.
@@ -43,6 +47,23 @@ pub struct DeltaSpec {
     /// Whether the value heads of a key head are consecutive, as their rates and decays are; otherwise they are as far
     /// apart as there are key heads.
     pub is_grouped: bool,
+}
+
+/// A state space (Mamba-2, Dao and Gu 2024): values, keys and queries pass through a short convolution; the state matrix
+/// of each head decays, takes up the product of value and key, and is read with the query. The heads of a group share
+/// keys and queries, and a norm of what all of them read and gate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StateSpaceSpec {
+    /// Heads.
+    pub heads: usize,
+    /// Elements of a head's value.
+    pub head_length: usize,
+    /// Elements of a key and a query.
+    pub key_length: usize,
+    /// Groups of heads; divides `heads`.
+    pub groups: usize,
+    /// Length of a filter, in positions.
+    pub taps: usize,
 }
 
 /// Grouped-query attention.
@@ -176,37 +197,55 @@ impl Mixer {
     pub const fn attention(&self) -> Option<&AttentionSpec> {
         match self {
             Self::Attention(attention) => Some(attention),
-            Self::Convolution(_) | Self::Delta(_) => None,
+            Self::Convolution(_) | Self::Delta(_) | Self::StateSpace(_) | Self::None => None,
         }
     }
 
-    /// The units that ranks divide among each other: query heads, channels, or key heads with their value heads; and the
-    /// columns of the output matrix that belong to one.
+    /// The units that ranks divide among each other: query heads, channels, key heads with their value heads, or groups
+    /// of a state space; and the columns of the output matrix that belong to one.
     pub const fn units(&self) -> (usize, usize) {
         match self {
             Self::Attention(attention) => (attention.head_count, attention.head_length),
             Self::Convolution(convolution) => (convolution.channels, 1),
             Self::Delta(delta) => (delta.key_heads, delta.per_key() * delta.head_length),
+            Self::StateSpace(space) => (space.units(), space.heads_of(1) * space.head_length),
+            Self::None => (0, 1),
         }
     }
 
     /// Floats of the state of so many units; 0 if there is none.
     pub const fn state_length(&self, units: usize) -> usize {
         match self {
-            Self::Attention(_) => 0,
+            Self::Attention(_) | Self::None => 0,
             Self::Convolution(convolution) => units * (convolution.taps - 1),
             Self::Delta(delta) => {
                 units * (delta.tail_length() + delta.per_key() * delta.head_length * delta.head_length)
             }
+            Self::StateSpace(space) => space.tail_length(units) + space.matrices_length(units),
         }
     }
 
-    /// Floats with which a token changes the state of so many units: inputs of the convolution and, of a delta net, the
-    /// decay and the rate of each value head.
+    /// Rows as long as a hidden state that ranks exchange besides the mixer's sums: the sum of squares of each token and
+    /// rank, if the mixer's norm spans the ranks.
+    pub fn squares_rows(&self, tokens: usize, ranks: usize, embedding: usize) -> usize {
+        match self {
+            Self::StateSpace(space) if space.spans_ranks() && ranks > 1 => {
+                (tokens * ranks).div_ceil((embedding / SQUARES_BLOCK).max(1))
+            }
+            _ => 0,
+        }
+    }
+
+    /// Floats with which a token changes the state of so many units: inputs of the convolution, and decay and rate of
+    /// each matrix.
     pub const fn input_length(&self, units: usize) -> usize {
         match self {
-            Self::Attention(_) => 0,
+            Self::Attention(_) | Self::None => 0,
             Self::Convolution(_) => units,
+            Self::StateSpace(space) => {
+                let [values, keys] = space.channels(units);
+                values + keys + 2 * space.heads_of(units)
+            }
             Self::Delta(delta) => units * (delta.channels() + 2 * delta.per_key()),
         }
     }
@@ -216,6 +255,8 @@ impl Mixer {
             Self::Attention(attention) => attention.is_sound(ropes),
             Self::Convolution(convolution) => convolution.is_sound(),
             Self::Delta(delta) => delta.is_sound(),
+            Self::StateSpace(space) => space.is_sound(),
+            Self::None => true,
         }
     }
 }
@@ -253,6 +294,55 @@ impl DeltaSpec {
     }
 }
 
+impl StateSpaceSpec {
+    /// The units that ranks divide among each other: groups, whose norms need all of their heads; the heads of a single
+    /// group, whose norm is then that of all ranks ([`Self::spans_ranks`]).
+    pub const fn units(&self) -> usize {
+        if self.spans_ranks() { self.heads } else { self.groups }
+    }
+
+    /// Whether the norm spans the ranks of a stage. It then comes behind the sum over ranks, of which it is a factor.
+    pub const fn spans_ranks(&self) -> bool {
+        self.groups == 1
+    }
+
+    /// Heads of so many units.
+    pub const fn heads_of(&self, units: usize) -> usize {
+        self.heads / self.units() * units
+    }
+
+    /// Groups with heads of so many units.
+    pub const fn groups_of(&self, units: usize) -> usize {
+        if self.spans_ranks() && units > 0 { 1 } else { units }
+    }
+
+    /// Channels of the convolution: values of so many units, and keys and queries of their groups.
+    pub const fn channels(&self, units: usize) -> [usize; 2] {
+        [self.heads_of(units) * self.head_length, 2 * self.groups_of(units) * self.key_length]
+    }
+
+    /// Floats of the latest inputs of the convolution.
+    pub const fn tail_length(&self, units: usize) -> usize {
+        let [values, keys] = self.channels(units);
+        (values + keys) * (self.taps - 1)
+    }
+
+    const fn matrices_length(&self, units: usize) -> usize {
+        self.heads_of(units) * self.head_length * self.key_length
+    }
+
+    fn is_sound(&self) -> bool {
+        within(self.heads, HEAD_COUNT_MAX)
+            && within(self.groups, HEAD_COUNT_MAX)
+            && self.heads.is_multiple_of(self.groups)
+            && within(self.head_length, HEAD_LENGTH_MAX)
+            && within(self.key_length, HEAD_LENGTH_MAX)
+            && (2..=TAPS_MAX).contains(&self.taps)
+    }
+}
+
+/// Values of an exchange that carry the sum of squares of a token and a rank: a block of every exchange format.
+pub const SQUARES_BLOCK: usize = 32;
 /// Most value heads of a key head: the segments of queries and keys come before theirs.
 pub(crate) const PER_KEY_MAX: usize = SEGMENTS_MAX - 2;
 /// Longest filter of a convolution.

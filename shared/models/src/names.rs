@@ -42,11 +42,11 @@ pub enum TensorRole {
     MixerOutput,
     /// Bias of the attention output.
     AttentionOutputBias,
-    /// What a convolution mixes and its gates; queries, keys and values of a delta net.
+    /// What a convolution mixes and its gates; queries, keys and values of a delta net; values of a state space.
     MixerInput,
     /// Filters of the convolution, one for each channel.
     Filter,
-    /// Gate of what a delta net reads from its states.
+    /// Gate of what is read from states.
     StateGate,
     /// How much a delta net learns from a position.
     StateRate,
@@ -56,7 +56,7 @@ pub enum TensorRole {
     DecayBias,
     /// Factor of the latter.
     DecayFactor,
-    /// Weight of the norm of each head that is read from a state.
+    /// Weight of the norm of each head that is read from a state, or of each group.
     StateNorm,
     /// Weight of the norm behind the mixer.
     MixerPostNorm,
@@ -112,6 +112,16 @@ pub enum TensorRole {
     InputProjection,
     /// Weight of the norm of the latter.
     InputNorm,
+    /// Keys and queries of a state space.
+    StateKeys,
+    /// What a state space adds of the value itself to what it reads.
+    StateSkip,
+    /// Filters of its keys and queries.
+    KeyFilter,
+    /// Bias of the convolution.
+    FilterBias,
+    /// Bias of the convolution of its keys and queries.
+    KeyFilterBias,
 }
 
 /// The part of a forward pass that reads a tensor.
@@ -156,6 +166,11 @@ impl TensorRole {
             | Self::DecayBias
             | Self::DecayFactor
             | Self::StateNorm
+            | Self::StateKeys
+            | Self::StateSkip
+            | Self::KeyFilter
+            | Self::FilterBias
+            | Self::KeyFilterBias
             | Self::MixerPostNorm => Part::Mixer,
             Self::FeedForwardNorm
             | Self::Router

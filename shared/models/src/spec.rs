@@ -6,7 +6,7 @@ use crate::{
         BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, EXPERT_COUNT_MAX, FEED_FORWARD_LENGTH_MAX,
         VOCABULARY_LENGTH_MAX, within,
     },
-    mixer::{AttentionSpec, Mixer},
+    mixer::{AttentionSpec, Mixer, SQUARES_BLOCK},
     rotation::RopeSpec,
 };
 
@@ -116,6 +116,8 @@ pub enum Norms {
     Behind,
     /// One before both halves, which read the same hidden state, so that ranks exchange one sum per layer: `attn_norm`.
     Parallel,
+    /// One before the only half: `attn_norm`.
+    One,
 }
 
 /// The second half of a layer: `down(activation(gate(x), up(x)))`, or `down(activation(up(x)))` without a gate.
@@ -125,6 +127,8 @@ pub enum FeedForward {
     Dense(DenseSpec),
     /// A mixture of experts.
     Experts(ExpertsSpec),
+    /// Nothing: the layer has only a mixer.
+    None,
 }
 
 /// A feed-forward network.
@@ -243,6 +247,7 @@ impl FeedForward {
     pub const fn columns(&self) -> usize {
         match self {
             Self::Dense(DenseSpec { columns, .. }) | Self::Experts(ExpertsSpec { columns, .. }) => *columns,
+            Self::None => 0,
         }
     }
 
@@ -255,6 +260,7 @@ impl FeedForward {
     pub const fn activation(&self) -> Activation {
         match self {
             Self::Dense(DenseSpec { activation, .. }) | Self::Experts(ExpertsSpec { activation, .. }) => *activation,
+            Self::None => Activation::Silu,
         }
     }
 
@@ -267,7 +273,7 @@ impl FeedForward {
     /// The experts, if there are any.
     pub const fn experts(&self) -> Option<&ExpertsSpec> {
         match self {
-            Self::Dense(_) => None,
+            Self::Dense(_) | Self::None => None,
             Self::Experts(experts) => Some(experts),
         }
     }
@@ -302,9 +308,22 @@ impl LayerSpec {
         self.norms == Norms::Parallel
     }
 
-    /// How many hidden states of each token ranks add up behind the attention and behind the feed-forward network.
+    /// Whether it has a mixer, and whether it has a feed-forward network.
+    pub fn halves(&self) -> [bool; 2] {
+        [self.mixer != Mixer::None, self.feed_forward != FeedForward::None]
+    }
+
+    /// How many hidden states of each token ranks add up behind the mixer and behind the feed-forward network.
     pub fn sums(&self) -> [usize; 2] {
-        [usize::from(!self.is_parallel()), if self.feed_forward.has_branch() { 2 } else { 1 }]
+        let [mixes, feeds] = self.halves();
+        let of_network = if self.feed_forward.has_branch() { 2 } else { 1 };
+        [usize::from(mixes && !self.is_parallel()), if feeds { of_network } else { 0 }]
+    }
+
+    /// How many rows as long as a hidden state so many ranks add up behind either half for so many tokens.
+    pub fn exchanges(&self, tokens: usize, ranks: usize, embedding: usize) -> [usize; 2] {
+        let [mixer, network] = self.sums().map(|sums| sums * tokens);
+        [mixer + self.mixer.squares_rows(tokens, ranks, embedding), network]
     }
 }
 
@@ -427,6 +446,12 @@ impl ModelSpec {
             })
     }
 
+    /// Whether the factor of the sum over ranks is that of the mixer alone, and the squares of a rank fit in a row.
+    fn can_hold_space(&self, layer: &LayerSpec) -> bool {
+        matches!(layer.norms, Norms::Before | Norms::BeforeAsPost | Norms::One)
+            && self.embedding_length >= SQUARES_BLOCK
+    }
+
     fn is_sound_layer(&self, layer: &LayerSpec) -> bool {
         let LayerSpec { mixer, feed_forward, .. } = layer;
         let experts = feed_forward.experts().is_none_or(|experts| {
@@ -435,12 +460,16 @@ impl ModelSpec {
                 && feed_forward.shared_columns() as u64 <= FEED_FORWARD_LENGTH_MAX
                 && experts.block as u64 <= FEED_FORWARD_LENGTH_MAX
         });
+        let (halves, is_one) = (layer.halves(), layer.norms == Norms::One);
         mixer.is_sound(&self.ropes)
-            && within(feed_forward.columns(), FEED_FORWARD_LENGTH_MAX)
+            && halves.contains(&true)
+            && is_one == halves.contains(&false)
+            && (!matches!(mixer, Mixer::StateSpace(_)) || self.can_hold_space(layer))
+            && (!halves[1] || within(feed_forward.columns(), FEED_FORWARD_LENGTH_MAX))
             && layer.input_length == self.input_length()
             && layer.input_length as u64 <= EMBEDDING_LENGTH_MAX
             && experts
-            && (feed_forward.activation().is_gated() || feed_forward.experts().is_none())
+            && (feed_forward.activation().is_gated() || !feed_forward.has_branch())
             // Experts read a norm of their own.
             && !(layer.is_parallel() && feed_forward.experts().is_some())
             // Norms behind halves, and before experts, are always of the other kind.

@@ -2,7 +2,7 @@
 //! share it. The shape check, the slices of a rank, sizes, the planner and the tests' models all read this table.
 use crate::{
     limits::SEGMENTS_MAX,
-    mixer::{AttentionSpec, ConvolutionSpec, DeltaSpec, HeadNorms, Mixer},
+    mixer::{AttentionSpec, HeadNorms, Mixer},
     names::TensorRole,
     rotation::Scaling,
     spec::{DenseSpec, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Norms, SharedSpec},
@@ -99,13 +99,13 @@ pub enum Share {
 
 impl Share {
     /// Units of the mixer, each of so many rows or columns.
-    fn units(length: usize) -> Self {
+    pub(crate) fn units(length: usize) -> Self {
         Self::Units(Segments::default().and(1, length))
     }
 }
 
 impl TensorSpec {
-    fn matrix(role: TensorRole, name: &'static str, columns: usize, rows: usize, cut: Cut) -> Self {
+    pub(crate) fn matrix(role: TensorRole, name: &'static str, columns: usize, rows: usize, cut: Cut) -> Self {
         let dimensions = [columns, rows, 1];
         Self { role, name, dimensions, fused: None, cut, is_vector: false, is_float: false, is_optional: false }
     }
@@ -115,10 +115,14 @@ impl TensorSpec {
         let [columns, rows, count] = self.dimensions;
         match self.fused {
             None => self.dimensions,
-            // The parts of a bias are columns.
-            Some(fused) if self.is_vector => [fused.rows, rows, count],
+            Some(fused) if self.is_list() => [fused.rows, rows, count],
             Some(fused) => [columns, fused.rows, count],
         }
+    }
+
+    /// Whether it is a single row, whose parts are columns.
+    pub const fn is_list(&self) -> bool {
+        self.is_vector && self.dimensions[1] == 1
     }
 
     /// The name of the tensor that a file may have with a factor of this one's products: `[1]`, or `[experts]`; `None` if
@@ -134,12 +138,12 @@ impl TensorSpec {
     }
 
     /// The filters of a convolution, a row for each channel.
-    fn filters(name: &'static str, taps: usize, channels: usize, cut: Cut) -> Self {
+    pub(crate) fn filters(name: &'static str, taps: usize, channels: usize, cut: Cut) -> Self {
         let vector = Self::vector(TensorRole::Filter, name, taps);
         Self { dimensions: [taps, channels, 1], cut, ..vector }
     }
 
-    fn vector(role: TensorRole, name: &'static str, length: usize) -> Self {
+    pub(crate) fn vector(role: TensorRole, name: &'static str, length: usize) -> Self {
         let dimensions = [length, 1, 1];
         let cut = Cut::Whole;
         Self { role, name, dimensions, fused: None, cut, is_vector: true, is_float: true, is_optional: false }
@@ -218,7 +222,8 @@ impl LayerSpec {
         let norms: &[(TensorRole, &str)] = match self.norms {
             Norms::Before => &[(MixerNorm, "attn_norm.weight"), (FeedForwardNorm, "ffn_norm.weight")],
             Norms::BeforeAsPost => &[(MixerNorm, "attn_norm.weight"), (FeedForwardNorm, "post_attention_norm.weight")],
-            Norms::Parallel => &[(MixerNorm, "attn_norm.weight")],
+            Norms::One if self.mixer == Mixer::None => &[(FeedForwardNorm, "attn_norm.weight")],
+            Norms::Parallel | Norms::One => &[(MixerNorm, "attn_norm.weight")],
             Norms::Around => &[
                 (MixerNorm, "attn_norm.weight"),
                 (MixerPostNorm, "post_attention_norm.weight"),
@@ -265,64 +270,9 @@ impl Mixer {
             Self::Attention(attention) => attention.tensors(embedding),
             Self::Convolution(convolution) => convolution.tensors(embedding),
             Self::Delta(delta) => delta.tensors(embedding),
+            Self::StateSpace(space) => space.tensors(embedding),
+            Self::None => Vec::new(),
         }
-    }
-}
-
-impl ConvolutionSpec {
-    fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
-        use TensorRole::{MixerInput, MixerOutput};
-        let channels = self.channels;
-        let (of_input, of_output) =
-            (Cut::Rows(Share::Units(Segments::default().and(3, 1))), Cut::Columns(Share::units(1)));
-        vec![
-            TensorSpec::matrix(MixerInput, "shortconv.in_proj.weight", embedding, 3 * channels, of_input),
-            TensorSpec::filters("shortconv.conv.weight", self.taps, channels, Cut::Rows(Share::units(1))),
-            TensorSpec::matrix(MixerOutput, "shortconv.out_proj.weight", channels, embedding, of_output),
-        ]
-    }
-}
-
-impl DeltaSpec {
-    fn tensors(&self, embedding: usize) -> Vec<TensorSpec> {
-        use TensorRole::{
-            DecayBias, DecayFactor, MixerInput, MixerOutput, StateDecay, StateGate, StateNorm, StateRate,
-        };
-        let (length, heads) = (self.head_length, self.value_heads);
-        let values = heads * length;
-        let channels = self.channels() * self.key_heads;
-        // The value heads of a key head, or one of them for each of several segments.
-        let and_values = |before: Segments, length: usize| match self.is_grouped {
-            true => before.and(1, self.per_key() * length),
-            false => before.and(self.per_key(), length),
-        };
-        let of_values = |length| Share::Units(and_values(Segments::default(), length));
-        let of_channels = Cut::Rows(Share::Units(and_values(Segments::default().and(2, length), length)));
-        let rows = |role, name, count: usize, length| {
-            TensorSpec::matrix(role, name, embedding, count, Cut::Rows(of_values(length)))
-        };
-        let columns =
-            |role, name| TensorSpec { cut: Cut::Columns(of_values(1)), ..TensorSpec::vector(role, name, heads) };
-        let of_output = Cut::Columns(of_values(length));
-        let [rate, decay] = match self.is_grouped {
-            true => [(StateRate, 0), (StateDecay, self.per_key())].map(|(role, first)| TensorSpec {
-                fused: Some(Fused { rows: 2 * heads, first }),
-                cut: Cut::Rows(Share::Alternating(self.per_key())),
-                ..rows(role, "ssm_ba.weight", heads, 1)
-            }),
-            false => [rows(StateRate, "ssm_beta.weight", heads, 1), rows(StateDecay, "ssm_alpha.weight", heads, 1)],
-        };
-        vec![
-            TensorSpec::matrix(MixerInput, "attn_qkv.weight", embedding, channels, of_channels),
-            rows(StateGate, "attn_gate.weight", values, length),
-            rate,
-            decay,
-            TensorSpec::filters("ssm_conv1d.weight", self.taps, channels, of_channels),
-            columns(DecayBias, "ssm_dt.bias"),
-            columns(DecayFactor, "ssm_a"),
-            TensorSpec::vector(StateNorm, "ssm_norm.weight", length),
-            TensorSpec::matrix(MixerOutput, "ssm_out.weight", values, embedding, of_output),
-        ]
     }
 }
 
@@ -399,6 +349,7 @@ impl FeedForward {
         match self {
             Self::Dense(dense) => dense.tensors(embedding),
             Self::Experts(experts) => experts.tensors(embedding),
+            Self::None => Vec::new(),
         }
     }
 }
@@ -437,17 +388,15 @@ impl ExpertsSpec {
             gate = TensorSpec { name: FUSED_EXPERTS, fused: fused(0), ..gate };
             up = TensorSpec { name: FUSED_EXPERTS, fused: fused(columns), ..up };
         }
-        let mut tensors = vec![
-            TensorSpec { is_float: true, ..router },
-            gate,
-            up,
-            stack(Down, DOWN_EXPERTS, columns, embedding, inner),
-        ];
+        let down = stack(Down, DOWN_EXPERTS, columns, embedding, inner);
+        let mut tensors = vec![TensorSpec { is_float: true, ..router }, gate, up, down];
+        tensors.retain(|tensor| tensor.role != Gate || self.activation.is_gated());
         if self.router.has_selection_bias {
             tensors.push(TensorSpec::vector(TensorRole::SelectionBias, "exp_probs_b.bias", count));
         }
         if let Some(shared) = &self.shared {
-            tensors.extend(shared.tensors(embedding));
+            let shared = shared.tensors(embedding).into_iter();
+            tensors.extend(shared.filter(|tensor| tensor.role != TensorRole::SharedGate || self.activation.is_gated()));
         }
         if self.has_biases {
             let biases = |role, name, columns, cut| TensorSpec {

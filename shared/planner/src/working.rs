@@ -126,7 +126,7 @@ fn layer_step(holding: &Holding<'_>, layer: &LayerSpec, cut: &LayerCut, tokens: 
     // Hidden, normed and partial states, and those of the mixer.
     let inputs = layer.input_length * holding.plan.layers.len();
     // What several sums and the sums of several take more, and the tokens' inputs for all layers of the stage.
-    let more = 2 * (layer.sums()[1] - 1) * embedding + inputs;
+    let more = 2 * layer.sums()[1].saturating_sub(1) * embedding + inputs;
     let floats = tokens * (3 * embedding + mixing + more) * FLOAT;
     let widest = embedding.max(queries);
     let feed_forward = match layer.feed_forward.experts() {
@@ -161,6 +161,12 @@ fn mixing(mixer: &Mixer, cut: &LayerCut) -> (usize, usize) {
             // Channels before and behind the convolution; gates and outputs; rates and decays.
             (values, units * (2 * delta.channels() + 2 * delta.per_key()) + 2 * values)
         }
+        Mixer::StateSpace(space) => {
+            let ([values, keys], heads) = (space.channels(units), space.heads_of(units));
+            // Values, gates, outputs before and behind the gates; keys and queries; rates twice and decays.
+            (values, 4 * values + keys + 3 * heads)
+        }
+        Mixer::None => (0, 0),
     }
 }
 
@@ -177,11 +183,12 @@ fn activations(holding: &Holding<'_>, rows: usize, columns: usize) -> usize {
 fn links(holding: &Holding<'_>, seat: &Seat) -> usize {
     let (spec, plan, tokens) = (&holding.sizes.spec, holding.plan, seat.step_tokens());
     let peers = seat.ranks.saturating_sub(1);
-    let message = payload_bytes(seat.exchange, STEP_TOKENS_MAX, spec.embedding_length);
-    let tensor = STEP_TOKENS_MAX * spec.embedding_length * FLOAT;
-    // Of layers that add up two hidden states at once, both are under way.
-    let sums = spec.kinds.iter().map(|kind| kind.sums()[1]).max().unwrap_or(1);
-    let all_reduce = if peers > 0 { sums * (3 * tensor + 2 * (1 + peers) * message) } else { 0 };
+    // Layers that add up two hidden states at once have both under way.
+    let rows = spec.kinds.iter().flat_map(|kind| kind.exchanges(STEP_TOKENS_MAX, seat.ranks, spec.embedding_length));
+    let rows = rows.max().unwrap_or(STEP_TOKENS_MAX);
+    let message = payload_bytes(seat.exchange, rows, spec.embedding_length);
+    let tensor = rows * spec.embedding_length * FLOAT;
+    let all_reduce = if peers > 0 { 3 * tensor + 2 * (1 + peers) * message } else { 0 };
     let hops = usize::from(!plan.is_first_stage()) + usize::from(!plan.is_last_stage(spec));
     let hand_overs = hops * payload_bytes(seat.exchange.hand_over(), tokens, spec.embedding_length);
     all_reduce + hand_overs + (seat.ranks * seat.stages).saturating_sub(1) * LINK_BYTES

@@ -65,7 +65,8 @@ mod tests {
                         columns: 0..32,
                         experts: None,
                         shared: 0..0,
-                        is_first: false,
+                        rank: 1,
+                        ranks: 2,
                     }];
                     ShardPlan { layers: layers.clone(), cuts, vocabulary: 0..32 }
                 })

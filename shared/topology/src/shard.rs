@@ -76,8 +76,10 @@ pub struct LayerCut {
     pub experts: Option<Vec<ExpertPart>>,
     /// Columns of the shared expert, cut likewise.
     pub shared: Range<usize>,
-    /// Whether it is the first rank of its stage, which alone adds what must be added once.
-    pub is_first: bool,
+    /// The rank in its stage. The first one alone adds what must be added once.
+    pub rank: usize,
+    /// Ranks of the stage.
+    pub ranks: usize,
 }
 
 /// A rank's part of an expert.
@@ -185,7 +187,7 @@ fn part(tensor: &TensorSpec, cut: &LayerCut, outside: (&Range<usize>, &Range<usi
     let matrices = cut.experts.clone().filter(|_| tensor.role.is_per_expert());
     match tensor.cut {
         Cut::OnDisk => None,
-        Cut::Once if !cut.is_first => None,
+        Cut::Once if cut.rank > 0 => None,
         Cut::Whole | Cut::Once => Some(TensorPart { rows: whole(rows), columns: whole(columns), matrices }),
         Cut::Rows(share) => {
             Some(TensorPart { rows: shared(share, rows, cut, outside), columns: whole(columns), matrices })
@@ -304,7 +306,7 @@ fn cut_layer(layer: &LayerSpec, weights: &[u32]) -> Vec<LayerCut> {
             None => 0..0,
         };
         let experts = experts.as_ref().map(|(_, parts)| parts[rank].clone());
-        LayerCut { heads, heads_kv, columns, experts, shared, is_first: rank == 0 }
+        LayerCut { heads, heads_kv, columns, experts, shared, rank, ranks: weights.len() }
     });
     cuts.collect()
 }

@@ -1,5 +1,5 @@
 //! Layers with a state, position by position as the papers define them.
-use models::{DeltaSpec, Mixer, TensorRole};
+use models::{DeltaSpec, Mixer, StateSpaceSpec, TensorRole};
 
 use super::{Oracle, sigmoid, silu};
 
@@ -9,9 +9,10 @@ impl Oracle<'_> {
         let inputs = hidden.iter().map(|hidden| self.norm(hidden, Some(layer), TensorRole::MixerNorm));
         let inputs: Vec<Vec<f64>> = inputs.collect();
         match mixer {
-            Mixer::Attention(_) => unreachable!("attention has no state"),
+            Mixer::Attention(_) | Mixer::None => unreachable!("it has no state"),
             Mixer::Convolution(_) => self.convolution(layer, &inputs),
             Mixer::Delta(delta) => self.delta(layer, delta, &inputs),
+            Mixer::StateSpace(space) => self.space(layer, space, &inputs),
         }
     }
 
@@ -20,8 +21,8 @@ impl Oracle<'_> {
     }
 
     /// The convolution of each channel over the positions.
-    fn filtered(&self, layer: usize, rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
-        let filters = self.part(Some(layer), TensorRole::Filter, 0).expect("the weight exists");
+    fn filtered(&self, layer: usize, role: TensorRole, rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let filters = self.part(Some(layer), role, 0).expect("the weight exists");
         let taps = filters.columns;
         let positions = (0..rows.len()).map(|position| {
             let channels = (0..rows[0].len()).map(|channel| {
@@ -43,7 +44,7 @@ impl Oracle<'_> {
             .iter()
             .map(|row| row[..third].iter().zip(&row[2 * third..]).map(|(b, x)| b * x).collect())
             .collect();
-        let filtered = self.filtered(layer, &products);
+        let filtered = self.filtered(layer, TensorRole::Filter, &products);
         let gated = filtered.iter().zip(&projected);
         gated.map(|(y, row)| y.iter().zip(&row[third..]).map(|(y, c)| y * c).collect()).collect()
     }
@@ -52,7 +53,7 @@ impl Oracle<'_> {
         let length = spec.head_length;
         let keys = spec.key_heads * length;
         let projected: Vec<Vec<f64>> = inputs.iter().map(|x| self.times(layer, TensorRole::MixerInput, x)).collect();
-        let filtered = self.filtered(layer, &projected);
+        let filtered = self.filtered(layer, TensorRole::Filter, &projected);
         let vector = |role| self.vector(Some(layer), role).expect("the weight exists");
         let (bias, factor, norm) =
             (vector(TensorRole::DecayBias), vector(TensorRole::DecayFactor), vector(TensorRole::StateNorm));
@@ -86,6 +87,50 @@ impl Oracle<'_> {
                 out.collect::<Vec<f64>>()
             });
             heads.collect()
+        });
+        rows.collect()
+    }
+
+    /// The projection with a role, its convolution and its activation.
+    fn convolved(&self, layer: usize, roles: [TensorRole; 3], inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let [projection, filter, bias] = roles;
+        let projected: Vec<Vec<f64>> = inputs.iter().map(|x| self.times(layer, projection, x)).collect();
+        let mut rows = self.filtered(layer, filter, &projected);
+        let bias = self.vector(Some(layer), bias).unwrap_or_else(|| vec![0.0; rows[0].len()]);
+        for row in &mut rows {
+            row.iter_mut().zip(&bias).for_each(|(value, bias)| *value = silu(*value + bias));
+        }
+        rows
+    }
+
+    fn space(&self, layer: usize, spec: &StateSpaceSpec, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        use TensorRole::{Filter, FilterBias, KeyFilter, KeyFilterBias, MixerInput, StateKeys};
+        let StateSpaceSpec { heads, head_length, key_length, groups, .. } = *spec;
+        let values = self.convolved(layer, [MixerInput, Filter, FilterBias], inputs);
+        let keys = self.convolved(layer, [StateKeys, KeyFilter, KeyFilterBias], inputs);
+        let vector = |role| self.vector(Some(layer), role).expect("the weight exists");
+        let (bias, factor) = (vector(TensorRole::DecayBias), vector(TensorRole::DecayFactor));
+        let (skip, norm) = (vector(TensorRole::StateSkip), vector(TensorRole::StateNorm));
+        let mut states = vec![vec![vec![0.0; key_length]; head_length]; heads];
+        let rows = inputs.iter().zip(&values).zip(&keys).map(|((x, values), keys)| {
+            let rates = self.times(layer, TensorRole::StateDecay, x);
+            let gates = self.times(layer, TensorRole::StateGate, x);
+            let read = (0..heads).flat_map(|head| {
+                let group = head / (heads / groups);
+                let key = &keys[group * key_length..][..key_length];
+                let query = &keys[(groups + group) * key_length..][..key_length];
+                let rate = (rates[head] + bias[head]).exp().ln_1p();
+                let decay = (rate * factor[head]).exp();
+                let rows = states[head].iter_mut().zip(&values[head * head_length..]);
+                let read = rows.map(|(state, value)| {
+                    state.iter_mut().zip(key).for_each(|(held, key)| *held = *held * decay + value * rate * key);
+                    state.iter().zip(query).map(|(held, query)| held * query).sum::<f64>() + skip[head] * value
+                });
+                read.collect::<Vec<f64>>()
+            });
+            let gated: Vec<f64> = read.zip(&gates).map(|(read, gate)| read * silu(*gate)).collect();
+            let normed: Vec<f64> = gated.chunks(gated.len() / groups).flat_map(|group| self.unit(group)).collect();
+            normed.iter().zip(&norm).map(|(value, norm)| value * norm).collect()
         });
         rows.collect()
     }

@@ -84,7 +84,7 @@ impl<'a> Oracle<'a> {
             Some(f64::from(f32::from_le_bytes(bytes[4 * index..][..4].try_into().expect("four bytes"))))
         });
         // The parts of a fused tensor follow each other, or alternate.
-        let first = wanted.fused.map_or(0, |fused| fused.first * if wanted.is_vector { 1 } else { columns });
+        let first = wanted.fused.map_or(0, |fused| fused.first * if wanted.is_list() { 1 } else { columns });
         let (length, period) = match wanted.cut {
             Cut::Rows(Share::Alternating(length)) => (length * columns, 2 * length * columns),
             _ => (rows * columns, rows * columns),
@@ -186,6 +186,7 @@ impl<'a> Oracle<'a> {
         routes: &mut Vec<Route>,
     ) {
         let LayerSpec { mixer, feed_forward, residual_scale, .. } = self.spec.layer(layer);
+        let [mixes, feeds] = self.spec.layer(layer).halves();
         let inner = match mixer {
             Mixer::Attention(attention) => {
                 all.push(match attention.keys_of {
@@ -196,14 +197,20 @@ impl<'a> Oracle<'a> {
             }
             _ => {
                 all.push([Vec::new(), Vec::new()]);
-                self.recurred(layer, mixer, hidden)
+                if mixes { self.recurred(layer, mixer, hidden) } else { Vec::new() }
             }
         };
         for (position, hidden) in hidden.iter_mut().enumerate() {
-            let out = self.project(layer, TensorRole::MixerOutput, TensorRole::AttentionOutputBias, &inner[position]);
-            let out = self.norm(&out, Some(layer), TensorRole::MixerPostNorm);
             let before = hidden.clone();
-            hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += f64::from(*residual_scale) * out);
+            if mixes {
+                let bias = TensorRole::AttentionOutputBias;
+                let out = self.project(layer, TensorRole::MixerOutput, bias, &inner[position]);
+                let out = self.norm(&out, Some(layer), TensorRole::MixerPostNorm);
+                hidden.iter_mut().zip(out).for_each(|(hidden, out)| *hidden += f64::from(*residual_scale) * out);
+            }
+            if !feeds {
+                continue;
+            }
             let x = match self.spec.layer(layer).is_parallel() {
                 true => self.norm(&before, Some(layer), TensorRole::MixerNorm),
                 false => self.norm(hidden, Some(layer), TensorRole::FeedForwardNorm),
@@ -279,8 +286,8 @@ impl<'a> Oracle<'a> {
     /// The shared expert.
     fn shared_expert(&self, layer: usize, x: &[f64]) -> Option<Vec<f64>> {
         let times = |role, x: &[f64]| self.part(Some(layer), role, 0).map(|matrix| matrix.times(x));
-        let gate = times(TensorRole::SharedGate, x)?;
         let up = times(TensorRole::SharedUp, x)?;
+        let gate = times(TensorRole::SharedGate, x).unwrap_or_else(|| vec![0.0; up.len()]);
         let activation = self.spec.layer(layer).feed_forward.activation();
         let inner: Vec<f64> = gate.iter().zip(up).map(|(gate, up)| activate(activation, *gate, up)).collect();
         let weight = self.vector(Some(layer), TensorRole::SharedRouter).map_or(1.0, |router| {

@@ -124,9 +124,9 @@ fn formula(
     let member = &topology.replica(replica)[index];
     let (mut bytes, mut messages) = (0, 0);
     for layer in member.layers.clone() {
-        let sums = exchanged.spec.filter(|spec| (layer as usize) < spec.block_count());
-        let sums = sums.map_or([1, 1], |spec| spec.layer(layer as usize).sums());
-        for states in sums.into_iter().filter(|sums| *sums > 0).map(|sums| sums * count) {
+        let spec = exchanged.spec.filter(|spec| (layer as usize) < spec.block_count());
+        let all = spec.map_or([count; 2], |spec| spec.layer(layer as usize).exchanges(count, world, columns));
+        for states in all.into_iter().filter(|states| *states > 0) {
             let algorithm = table.unwrap_or(&usual).algorithm(states);
             let one = cost(algorithm, topology.exchange, Rank((index % world) as u16), world, states, columns);
             bytes += one.bytes + one.messages * HEADER_BYTES as u64;

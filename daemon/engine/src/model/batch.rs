@@ -69,8 +69,10 @@ pub struct Scratch {
     pub(super) text_lengths: Vec<usize>,
     /// `[token, padded columns]`: what the mixer's output matrix is multiplied with, if its columns have gaps.
     pub(super) spread: Vec<f32>,
-    /// Attention states (`attention.rs`), or what a delta net reads.
+    /// Attention states (`attention.rs`), or what is read from states.
     pub(super) states: Vec<f32>,
+    /// `[token]`: sums of squares of this rank, if the mixer's norm spans the ranks.
+    pub(super) squares: Vec<f32>,
     /// `[token, columns]`
     pub gate: Vec<f32>,
     /// `[token, columns]`

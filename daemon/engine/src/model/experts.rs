@@ -20,8 +20,8 @@ pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32]
     scratch.partial.clear();
     scratch.partial.resize(hidden.len() * if branch.is_some() { 2 } else { 1 }, 0.0);
     let Scratch { normed, activations, routing, partial, gate, up, summed, .. } = scratch;
-    let columns = layer.gate.rows;
-    let shared = layer.shared.as_ref().filter(|shared| shared.gate.rows > 0);
+    let columns = layer.up.rows;
+    let shared = layer.shared.as_ref().filter(|shared| shared.up.rows > 0);
     if columns == 0 && layer.down_bias.is_empty() && shared.is_none() {
         return;
     }
@@ -69,13 +69,17 @@ fn shared_expert(
     activations: &mut Activations,
     [gate, up, out]: [&mut Vec<f32>; 3],
 ) {
-    let (length, columns) = (shared.down.rows, shared.gate.rows);
+    let (length, columns) = (shared.down.rows, shared.up.rows);
     let tokens = normed.len() / length;
     activations.load(compute, normed, length, wanted_by(&[&shared.gate, &shared.up]));
     gate.resize(tokens * columns, 0.0);
     up.resize(tokens * columns, 0.0);
-    matmuls(compute, [shared.gate.view(), shared.up.view()], activations, [gate, up]);
-    shared.gate.scale(gate);
+    if shared.gate.rows > 0 {
+        matmuls(compute, [shared.gate.view(), shared.up.view()], activations, [gate, up]);
+        shared.gate.scale(gate);
+    } else {
+        matmul(compute, shared.up.view(), activations, up);
+    }
     shared.up.scale(up);
     compute.pool.chunks(gate, columns, |token, gate| {
         combine(gate, &up[token * columns..][..columns]);

@@ -12,7 +12,10 @@ use super::{
     experts::experts,
     feed_forward::feed_forward,
     kv_cache::KvCache,
-    mixer::{MixerWeights, attention::OwnHeads, convolution, delta, state::StateCache},
+    mixer::{
+        MixerWeights, attention::OwnHeads, convolution, delta, squares::SquaresPlace, state::StateCache,
+        state_space::OwnSpace,
+    },
     norm::{norm, same_norm},
     pace::Pace,
     rope::Rope,
@@ -189,13 +192,18 @@ impl Model {
         }
         for index in 0..self.shard.layers.len() {
             let layer = LayerIndex((self.shard.plan.layers.start + index) as u32);
-            self.mix(batch, index);
+            let ([mixes, feeds], [sums, _]) = self.halves(index);
+            if mixes {
+                self.mix(batch, index);
+            }
             sink.stored(index, &self.cache);
-            if !self.shard.layers[index].spec.is_parallel() {
+            if sums > 0 {
                 self.add_up(index, layer, SyncKind::Attention, collective)?;
             }
-            self.feed_forward(batch, index);
-            self.add_up(index, layer, SyncKind::FeedForward, collective)?;
+            if feeds {
+                self.feed_forward(batch, index);
+                self.add_up(index, layer, SyncKind::FeedForward, collective)?;
+            }
             self.add_input(index);
         }
         self.logits.clear();
@@ -214,23 +222,26 @@ impl Model {
         sink: &mut dyn KvSink,
     ) -> Result<(), ForwardError> {
         let Some(pace) = &mut self.pace else { return Ok(()) };
-        let values = batch.tokens.len() * self.shard.spec.embedding_length;
-        self.hidden.resize(values, 0.0);
-        self.scratch.partial.resize(values, 0.0);
+        let (tokens, embedding) = (batch.tokens.len(), self.shard.spec.embedding_length);
         pace.begin(batch);
-        for index in 0..self.shard.layers.len() {
+        for (index, own) in self.shard.layers.iter().enumerate() {
             let layer = LayerIndex((self.shard.plan.layers.start + index) as u32);
-            for kind in [SyncKind::Attention, SyncKind::FeedForward] {
+            let ranks = self.shard.plan.cut_of(&self.shard.spec, layer.0 as usize).ranks;
+            let exchanges = own.spec.exchanges(tokens, ranks, embedding);
+            for (kind, rows) in [SyncKind::Attention, SyncKind::FeedForward].into_iter().zip(exchanges) {
                 pace.half_layer(layer, kind);
                 if kind == SyncKind::Attention {
                     sink.stored(index, &self.cache);
-                    if self.shard.layers[index].spec.is_parallel() {
-                        continue;
-                    }
                 }
-                collective.all_reduce(layer, kind, &self.scratch.partial, &mut self.hidden)?;
+                if rows > 0 {
+                    let Scratch { partial, summed, .. } = &mut self.scratch;
+                    partial.resize(rows * embedding, 0.0);
+                    summed.resize(rows * embedding, 0.0);
+                    collective.all_reduce(layer, kind, partial, summed)?;
+                }
             }
         }
+        self.hidden.resize(tokens * embedding, 0.0);
         self.logits.clear();
         if self.shard.plan.is_last_stage(&self.shard.spec) {
             pace.output(batch, &self.shard, &mut self.logits);
@@ -279,6 +290,11 @@ impl Model {
         norm(&self.compute, &self.shard.spec, &self.hidden, &layer.mixer_norm, &mut self.scratch.normed);
         self.scratch.partial.clear();
         self.scratch.partial.resize(self.hidden.len(), 0.0);
+        let mixer = &self.shard.layers[index].spec.mixer;
+        let has_squares = mixer.squares_rows(1, self.cut(index).ranks, self.shard.spec.embedding_length) > 0;
+        self.scratch.squares.clear();
+        // A rank without units has only zeros.
+        self.scratch.squares.resize(if has_squares { batch.tokens.len() } else { 0 }, 0.0);
         if !self.cut(index).heads.is_empty() {
             self.mix_units(batch, index);
             let output = &self.shard.layers[index].mixer_output;
@@ -312,6 +328,11 @@ impl Model {
             (Mixer::Delta(spec), MixerWeights::Delta(weights)) => {
                 delta::mix(&self.compute, spec, weights, index, batch.tokens, &mut self.states, scratch);
             }
+            (Mixer::StateSpace(spec), MixerWeights::StateSpace(weights)) => {
+                let cut = self.shard.plan.cut_of(&self.shard.spec, self.shard.plan.layers.start + index);
+                let own = OwnSpace { compute: &self.compute, spec, weights, cut, layer: index };
+                own.mix(batch.tokens, &mut self.states, scratch);
+            }
             _ => unreachable!("weights are read as the layer's description demands"),
         }
     }
@@ -319,6 +340,12 @@ impl Model {
     /// This rank's part of a layer, numbered in the stage.
     fn cut(&self, index: usize) -> &LayerCut {
         self.shard.plan.cut_of(&self.shard.spec, self.shard.plan.layers.start + index)
+    }
+
+    /// Whether a layer has either half, and how many hidden states of each token ranks add up behind it.
+    fn halves(&self, index: usize) -> ([bool; 2], [usize; 2]) {
+        let spec = &self.shard.layers[index].spec;
+        (spec.halves(), spec.sums())
     }
 
     /// `partial -> hidden`: adds the sum over the ranks of what half a layer computed, or the norm of that sum.
@@ -329,12 +356,15 @@ impl Model {
         kind: SyncKind,
         collective: &mut dyn Collective,
     ) -> Result<(), ForwardError> {
-        let weights = &self.shard.layers[index];
-        let scale = weights.spec.residual_scale;
-        let Scratch { partial, normed, summed, .. } = &mut self.scratch;
+        let scale = self.shard.layers[index].spec.residual_scale;
         if scale != 1.0 {
-            partial.iter_mut().for_each(|value| *value *= scale);
+            self.scratch.partial.iter_mut().for_each(|value| *value *= scale);
         }
+        if kind == SyncKind::Attention && !self.scratch.squares.is_empty() {
+            return self.add_up_normed(index, layer, collective);
+        }
+        let weights = &self.shard.layers[index];
+        let Scratch { partial, normed, summed, .. } = &mut self.scratch;
         let branch = weights.shared.as_ref().and_then(|shared| shared.branch.as_ref());
         let branch = branch.filter(|_| kind == SyncKind::FeedForward);
         let weight = match kind {
@@ -359,6 +389,35 @@ impl Model {
         }
         same_norm(&self.compute, summed, weight, epsilon, normed);
         self.hidden.iter_mut().zip(normed).for_each(|(hidden, value)| *hidden += *value);
+        Ok(())
+    }
+
+    /// `partial -> hidden`: adds the sum over the ranks of what a mixer computed whose norm spans them, divided by the root
+    /// mean square of all of them.
+    fn add_up_normed(
+        &mut self,
+        index: usize,
+        layer: LayerIndex,
+        collective: &mut dyn Collective,
+    ) -> Result<(), ForwardError> {
+        let (embedding, values) = (self.shard.spec.embedding_length, self.hidden.len());
+        let cut = self.shard.plan.cut_of(&self.shard.spec, layer.0 as usize);
+        let (place, mixer) = (SquaresPlace { ranks: cut.ranks, embedding }, &self.shard.layers[index].spec.mixer);
+        let Scratch { partial, summed, squares, .. } = &mut self.scratch;
+        let rows = mixer.squares_rows(squares.len(), cut.ranks, embedding);
+        partial.resize(values + rows * embedding, 0.0);
+        place.write(cut.rank, squares, &mut partial[values..]);
+        summed.clear();
+        summed.resize(partial.len(), 0.0);
+        collective.all_reduce(layer, SyncKind::Attention, partial, summed)?;
+        let (units, columns) = mixer.units();
+        let (sums, squares) = summed.split_at(values);
+        let tokens = self.hidden.chunks_exact_mut(embedding).zip(sums.chunks_exact(embedding));
+        for (token, (hidden, sum)) in tokens.enumerate() {
+            let mean = place.read(token, squares) / (units * columns) as f32;
+            let scale = 1.0 / (mean + self.shard.spec.norm_epsilon).sqrt();
+            hidden.iter_mut().zip(sum).for_each(|(hidden, sum)| *hidden += scale * sum);
+        }
         Ok(())
     }
 

@@ -242,7 +242,7 @@ impl Slices {
     ) -> Result<(), LoadError> {
         let Some(mut part) = part else { return Ok(()) };
         if let Some(fused) = wanted.fused {
-            let ranges = if wanted.is_vector { &mut part.columns } else { &mut part.rows };
+            let ranges = if wanted.is_list() { &mut part.columns } else { &mut part.rows };
             *ranges = ranges.behind(fused.first);
         }
         let Some(tensor) = file.tensor(name) else {

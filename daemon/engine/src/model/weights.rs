@@ -16,6 +16,7 @@ use super::{
         attention::AttentionWeights,
         convolution::{ConvolutionWeights, by_tap},
         delta::DeltaWeights,
+        state_space::{ChannelFilters, StateSpaceWeights},
     },
     packed::{Cached, Key},
     region::Region,
@@ -65,7 +66,7 @@ pub struct Layer {
 /// The shared expert: every token uses it.
 #[derive(Debug)]
 pub struct SharedExpert {
-    /// `[columns, embedding_length]`
+    /// `[columns, embedding_length]`; without rows if the network has no gate.
     pub gate: Matrix,
     /// `[columns, embedding_length]`
     pub up: Matrix,
@@ -126,6 +127,9 @@ impl Layer {
             slice.map(|slice| slice.floats(region.bytes())).unwrap_or_default()
         };
         let (found, root) = (spec.layer(layer), (spec.embedding_length as f32).sqrt());
+        let is_gated = found.feed_forward.activation().is_gated();
+        let [mixes, feeds] = found.halves();
+        let matrix_if = |is_there, role| if is_there { matrix(role) } else { Ok(Matrix::without_rows(region)) };
         let router = found.feed_forward.experts().map(|experts| {
             let (bias, selection_bias) = (optional(TensorRole::RouterBias), optional(TensorRole::SelectionBias));
             let (spec, used_count) = (experts.router.clone(), experts.used_count);
@@ -142,7 +146,7 @@ impl Layer {
             });
             Ok(SharedExpert {
                 branch,
-                gate: matrix(TensorRole::SharedGate)?,
+                gate: matrix_if(is_gated, TensorRole::SharedGate)?,
                 up: matrix(TensorRole::SharedUp)?,
                 down: matrix(TensorRole::SharedDown)?,
                 router: optional(TensorRole::SharedRouter),
@@ -156,18 +160,15 @@ impl Layer {
             spec: found.clone(),
             mixer_norm: optional(TensorRole::MixerNorm),
             mixer: mixer(layer, spec, slices, region)?,
-            mixer_output: matrix(TensorRole::MixerOutput)?,
+            mixer_output: matrix_if(mixes, TensorRole::MixerOutput)?,
             mixer_output_bias: optional(TensorRole::AttentionOutputBias),
             mixer_post_norm: optional(TensorRole::MixerPostNorm),
             feed_forward_norm: optional(TensorRole::FeedForwardNorm),
             router: router.transpose()?,
             shared: shared.transpose()?,
-            gate: match found.feed_forward.activation().is_gated() {
-                true => matrix(TensorRole::Gate)?,
-                false => Matrix::without_rows(region),
-            },
-            up: matrix(TensorRole::Up)?,
-            down: matrix(TensorRole::Down)?,
+            gate: matrix_if(feeds && is_gated, TensorRole::Gate)?,
+            up: matrix_if(feeds, TensorRole::Up)?,
+            down: matrix_if(feeds, TensorRole::Down)?,
             inner_biases: [GateBias, UpBias].map(optional),
             down_bias: optional(TensorRole::DownBias),
             feed_forward_post_norm: optional(TensorRole::FeedForwardPostNorm),
@@ -225,6 +226,27 @@ fn mixer(layer: usize, spec: &ModelSpec, slices: &Slices, region: &Arc<Region>) 
             units: DeltaWeights::units(delta.head_length),
             ones: vec![1.0; slices.get((Some(layer), TensorRole::MixerInput))?.rows.len()],
         }),
+        Mixer::StateSpace(space) => {
+            let (value, key) = (matrix(TensorRole::MixerInput)?, matrix(TensorRole::StateKeys)?);
+            let filters =
+                |role, bias, channels| ChannelFilters::new(by_tap(&floats(role), space.taps), floats(bias), channels);
+            MixerWeights::StateSpace(StateSpaceWeights {
+                gate: matrix(TensorRole::StateGate)?,
+                rate: matrix(TensorRole::StateDecay)?,
+                filters: [
+                    filters(TensorRole::Filter, TensorRole::FilterBias, value.rows),
+                    filters(TensorRole::KeyFilter, TensorRole::KeyFilterBias, key.rows),
+                ],
+                rate_bias: floats(TensorRole::DecayBias),
+                decay_factor: floats(TensorRole::DecayFactor),
+                skip: floats(TensorRole::StateSkip),
+                norm: floats(TensorRole::StateNorm),
+                epsilon: spec.norm_epsilon,
+                value,
+                key,
+            })
+        }
+        Mixer::None => MixerWeights::None,
     })
 }
 
@@ -373,11 +395,9 @@ impl Shard {
 
     /// Bytes of weights that a token is multiplied with: of a layer's experts only those that the token uses.
     pub fn token_bytes(&self) -> u64 {
-        let unused = self
-            .layers
-            .iter()
-            .flat_map(Layer::matrices)
-            .map(|(matrix, used)| matrix.byte_length() / matrix.count.max(1) as u64 * (matrix.count - used) as u64);
+        let unused = self.layers.iter().flat_map(Layer::matrices).map(|(matrix, used)| {
+            matrix.byte_length() / matrix.count.max(1) as u64 * matrix.count.saturating_sub(used) as u64
+        });
         self.byte_length() - unused.sum::<u64>()
     }
 

@@ -33,7 +33,8 @@ macro_rules! table {
     ($name:literal, $features:literal, $lanes:expr, $kind:ty) => {{
         use common::precision::Exchange;
         use $crate::{
-            Attention, Block, DeltaRun, Kernels, KvBlock, Panel, Payload, panel, panel::entry, payload, scalar,
+            Attention, Block, DeltaRun, Kernels, KvBlock, Panel, Payload, ScanRun, panel, panel::entry, payload,
+            scalar, scan,
         };
 
         macro_rules! quantised {
@@ -98,6 +99,9 @@ macro_rules! table {
             }),
             delta: entry!($features, |state: &mut [f32], run: DeltaRun<'_>, out: &mut [f32]| {
                 panel::delta($lanes, state, run, out)
+            }),
+            scan: entry!($features, |state: &mut [f32], run: ScanRun<'_>, out: &mut [f32]| {
+                scan::scan(state, run, out)
             }),
             squared_relu: entry!($features, |out: &mut [f32], x: &[f32]| { panel::squared_relu($lanes, out, x) }),
             read: entry!($features, |bytes: &[u8], streams: usize, ahead: usize| -> u8 {

@@ -10,7 +10,8 @@ use unpack::{
 };
 
 use super::{
-    Attention, BLOCK, Block, DeltaRun, Kernels, KvBlock, KvValues, LEVELS, Panel, Payload, payload, values::CHAINS,
+    Attention, BLOCK, Block, DeltaRun, Kernels, KvBlock, KvValues, LEVELS, Panel, Payload, payload, scan,
+    values::CHAINS,
 };
 
 macro_rules! quantised {
@@ -56,6 +57,7 @@ pub(super) const TABLE: Kernels = Kernels {
     clamped_swiglu,
     sigmoid_multiply,
     delta,
+    scan: scan::scan,
     squared_relu,
     read,
     peak: |_| (0, 0.0),

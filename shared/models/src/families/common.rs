@@ -27,6 +27,11 @@ pub(super) fn model_with(keys: &Keys<'_>, norm: NormKind) -> Result<ModelSpec, G
         NormKind::Rms => "attention.layer_norm_rms_epsilon",
         NormKind::Layer => "attention.layer_norm_epsilon",
     };
+    model_with_epsilon(keys, norm, epsilon)
+}
+
+/// A model without layers and rotation, with the key of what its norms add under the root.
+pub(super) fn model_with_epsilon(keys: &Keys<'_>, norm: NormKind, epsilon: &str) -> Result<ModelSpec, GgufError> {
     let vocabulary_length = keys
         .source
         .rows(TOKEN_EMBEDDING)

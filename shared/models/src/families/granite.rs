@@ -18,10 +18,14 @@ pub(super) fn scaled(
     keys: &Keys<'_>,
     feed_forward: fn(&Keys<'_>) -> Result<FeedForward, GgufError>,
 ) -> Result<ModelSpec, GgufError> {
+    with_factors(keys, uniform(keys, Rotation::Neighbours, feed_forward)?)
+}
+
+/// A model with Granite's factors, and without rotation if a key says so.
+pub(super) fn with_factors(keys: &Keys<'_>, mut spec: ModelSpec) -> Result<ModelSpec, GgufError> {
     // As in llama.cpp: false means no rotation.
     let is_rotated = keys.flag("rope.scaling.finetuned")?.unwrap_or(true);
     let optional = |name: &str| keys.positive(name, Some(1.0));
-    let mut spec = uniform(keys, Rotation::Neighbours, feed_forward)?;
     spec.embedding_scale = optional("embedding_scale")?;
     spec.logit_scale = 1.0 / optional("logit_scale")?;
     let residual_scale = optional("residual_scale")?;

@@ -14,12 +14,15 @@ mod glm4;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
+mod granitehybrid;
 mod granitemoe;
 mod hunyuan_dense;
 mod lfm2;
 mod lfm2moe;
 mod llama;
 mod mistral3;
+mod nemotron_h;
+mod nemotron_h_moe;
 mod olmo2;
 mod olmoe;
 mod phi3;
@@ -63,12 +66,15 @@ pub const ALL: &[&Family] = &[
     &glm4moe::FAMILY,
     &gpt_oss::FAMILY,
     &granite::FAMILY,
+    &granitehybrid::FAMILY,
     &granitemoe::FAMILY,
     &hunyuan_dense::FAMILY,
     &lfm2::FAMILY,
     &lfm2moe::FAMILY,
     &llama::FAMILY,
     &mistral3::FAMILY,
+    &nemotron_h::FAMILY,
+    &nemotron_h_moe::FAMILY,
     &olmo2::FAMILY,
     &olmoe::FAMILY,
     &phi3::FAMILY,

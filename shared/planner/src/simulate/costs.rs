@@ -49,6 +49,10 @@ pub fn half_layer_ns(
     kind: SyncKind,
     load: Load,
 ) -> u64 {
+    let [mixes, feeds] = holding.sizes.spec.layer(layer).halves();
+    if !(if kind == SyncKind::Attention { mixes } else { feeds }) {
+        return 0;
+    }
     let besides = (profile.layer_ns + profile.layer_token_ns * u64::from(load.tokens.saturating_sub(1))) / 2;
     if kind == SyncKind::FeedForward {
         return besides + profile.work_ns(holding.feed_forward(layer, load.tokens), load.tokens);

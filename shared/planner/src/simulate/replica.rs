@@ -1,6 +1,10 @@
 //! A replica of a model on simulated nodes, and a step of it as actions of each rank: plan, layers with two all-reduces
 //! each, hand-over between stages, candidates, sampled token. The same messages as the daemon's, in the same order.
-use std::{cell::RefCell, collections::BTreeMap, ops::Range};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, btree_map::Entry},
+    ops::Range,
+};
 
 use collectives::{Algorithm, Choice, payload_bytes};
 use common::limits::FRAME_HEADER_BYTES;
@@ -243,18 +247,20 @@ impl<'a> Replica<'a> {
         if seat.stage > 0 {
             out.extend([Action::Enter, receive(index - self.world), Action::Close(Closing::HandOver)]);
         }
-        // Of one hidden state of each token; of two where a layer needs that.
-        let (one, mut two) = (self.reduce(seat, step.tokens)?, None);
+        // By the number of hidden states that ranks add up at once: usually one of each token.
+        let mut reduces: BTreeMap<usize, Vec<Action>> = BTreeMap::new();
         for layer in seat.plan.layers.clone() {
-            let sums = self.sizes.spec.layer(layer).sums();
-            for (kind, sums) in [SyncKind::Attention, SyncKind::FeedForward].into_iter().zip(sums) {
+            let (tokens, spec) = (step.tokens as usize, &self.sizes.spec);
+            let states = spec.layer(layer).exchanges(tokens, self.world, spec.embedding_length);
+            for (kind, states) in [SyncKind::Attention, SyncKind::FeedForward].into_iter().zip(states) {
                 out.push(Action::Compute(self.compute(seat, layer, kind, step)));
-                if self.world > 1 && sums > 0 {
-                    if sums == 2 && two.is_none() {
-                        two = Some(self.reduce(seat, 2 * step.tokens)?);
-                    }
+                if self.world > 1 && states > 0 {
+                    let actions = match reduces.entry(states) {
+                        Entry::Occupied(known) => known.into_mut(),
+                        Entry::Vacant(place) => place.insert(self.reduce(seat, states as u32)?),
+                    };
                     out.push(Action::Enter);
-                    out.extend(two.as_ref().filter(|_| sums == 2).unwrap_or(&one));
+                    out.extend(&*actions);
                     out.push(Action::Close(Closing::AllReduce(LayerIndex(layer as u32), kind)));
                 }
             }

@@ -4,20 +4,17 @@
 //! on how it is cut; in Qwen3.5-2B the states take 1.3 % of the multiply-adds of the layer's matrices.
 use kernels::{Compute, DeltaRun, matmuls};
 use models::DeltaSpec;
-use smallvec::SmallVec;
 
 use super::{
     convolution::convolve,
-    runs,
+    runs, softplus,
     state::{Followed, Passed, StateCache},
+    through_states,
 };
 use crate::model::{
     batch::{BatchToken, Scratch},
     matrix::{Matrix, wanted_by},
 };
-
-/// Value heads that are processed without an allocation.
-const HEADS: usize = 64;
 
 /// The weights of this rank's heads.
 #[derive(Debug)]
@@ -52,12 +49,6 @@ impl DeltaWeights {
     pub(in crate::model) fn units(length: usize) -> [Vec<f32>; 2] {
         [1.0 / length as f32, 1.0 / (length as f32).sqrt()].map(|weight| vec![weight; length])
     }
-}
-
-/// A value head: its state, and what is read from it `[token of the run, head_length]`.
-struct ValueHead<'a> {
-    state: &'a mut [f32],
-    out: &'a mut [f32],
 }
 
 /// `normed -> attended`: what is read from the states, normed and gated `[token, value heads * head_length]`.
@@ -131,23 +122,12 @@ impl DeltaNet<'_> {
         convolved(compute, weights, units, tail, rows, row);
         let rows = &*rows;
         read.resize(rows.len() / channels * heads * length, 0.0);
-        learn(compute, matrices, read, |head| {
+        through_states(&compute.pool, matrices, read, heads, |head, state, out| {
             let of_key = if spec.is_grouped { head / spec.per_key() } else { head % units };
             let places = [of_key, units + of_key, 2 * units + head].map(|place| place * length);
-            DeltaRun { rows, width: channels, length, places, gates, heads, head }
+            (compute.kernels.delta)(state, DeltaRun { rows, width: channels, length, places, gates, heads, head }, out);
         });
     }
-}
-
-/// Passes the tokens of a sequence through the state of each head; `out` is `[head, token, head_length]`.
-fn learn<'a>(compute: &Compute, states: &mut [f32], out: &mut [f32], run: impl Fn(usize) -> DeltaRun<'a> + Sync) {
-    let length = run(0).length;
-    let tokens = out.len() / (states.len() / length);
-    let parts = states.chunks_exact_mut(length * length).zip(out.chunks_exact_mut(tokens * length));
-    let mut heads: SmallVec<[ValueHead<'_>; HEADS]> = parts.map(|(state, out)| ValueHead { state, out }).collect();
-    compute.pool.chunks(&mut heads, 1, |head, one| {
-        one.iter_mut().for_each(|one| (compute.kernels.delta)(one.state, run(head), one.out));
-    });
 }
 
 /// `normed -> query` (channels), `key` (gates), `gate` (decays), `up` (rates).
@@ -188,10 +168,4 @@ fn convolved(
         }
         values.copy_from_slice(&row[keys..]);
     }
-}
-
-/// `ln(1 + e^x)`
-fn softplus(x: f32) -> f32 {
-    // Beyond this, the difference is less than a unit in the last place (llama.cpp, ggml_compute_softplus_f32).
-    if x > 20.0 { x } else { x.exp().ln_1p() }
 }
