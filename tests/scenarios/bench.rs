@@ -7,10 +7,8 @@ use std::{
 };
 
 use harness::{
-    programs::{
-        Cluster, DEEP, bench, console, deep_models, demo_models, finish, programs, root, spawn_bench, spawn_console,
-        wait_until,
-    },
+    deep_models::{DEEP, deep_models},
+    programs::{Cluster, bench, console, demo_models, finish, programs, root, spawn_bench, spawn_console, wait_until},
     terminal::Terminal,
 };
 use nix::{

@@ -2,7 +2,8 @@
 use std::process::Command;
 
 use harness::{
-    programs::{Cluster, DEEP, deep_models, programs, wait_until},
+    deep_models::{DEEP, deep_models},
+    programs::{Cluster, programs, wait_until},
     terminal::Terminal,
 };
 use nix::sys::signal::Signal;

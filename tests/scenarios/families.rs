@@ -1,11 +1,12 @@
 //! Every model family, in two shapes: any number of ranks and stages against the independent forward pass.
 use std::sync::Arc;
 
+use common::precision::Exchange;
 use gguf::{BlockFormat, GgufFile};
 use harness::{
     families::shapes,
     family_model::FamilyModel,
-    oracle::Oracle,
+    oracle::{Oracle, kl_divergence},
     random::Random,
     ranks::{Run, max_error, run},
 };
@@ -70,6 +71,32 @@ fn every_family_gives_the_same_bits_in_one_chunk_and_in_many() {
             };
             assert!(bits(vec![usize::MAX]) == bits(vec![1]), "{name} on pp{stages}-tp{world}");
             assert!(bits(vec![13, 20]) == bits(vec![1]), "{name} on pp{stages}-tp{world}");
+        }
+    }
+}
+
+#[test]
+fn latents_in_the_form_of_earlier_converters_are_refused() {
+    let (_, model) = shapes().into_iter().find(|(name, _)| name == "deepseek2-ordinary").expect("it has this shape");
+    let name = "blk.0.attn_kv_b.weight";
+    let bytes = vec![0; 4 * 256 * 768];
+    let former =
+        model.writer().without_tensor("blk.0.attn_k_b.weight").tensor(name, &[256, 768], BlockFormat::F32, bytes);
+    let file = GgufFile::from_bytes(vec![former.finish()]).expect("a whole file");
+    let error = models::read(&file).expect_err("the keys of heads are missing").to_string();
+    assert!(error.contains(name) && error.contains("convert the model again"), "{error}");
+}
+
+#[test]
+fn norms_across_ranks_survive_rounded_exchanges() {
+    let tokens = tokens();
+    for (name, model) in shallow().filter(|(name, _)| name.starts_with("granitehybrid-")) {
+        let file = Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("a whole model"));
+        let exact = run(&file, &tokens, &Run::exact(1)).logits;
+        for (world, exchange) in [(2, Exchange::F16), (2, Exchange::Q80), (3, Exchange::Q80)] {
+            let rounded = run(&file, &tokens, &Run { exchange, ..Run::exact(world) }).logits;
+            let divergence = kl_divergence(&exact, &rounded);
+            assert!(divergence <= 1e-3, "{name} with {exchange} on {world} ranks: {divergence}");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! A text from one daemon or several: the same ids, the fields of --json, cancellation, limits.
 use harness::tiny_model::Architecture;
 use harness::{
-    programs::{Cluster, deep_models, finish, folder_with, wait_until},
+    deep_models::deep_models,
+    programs::{Cluster, finish, folder_with, wait_until},
     tiny_model::TinyModel,
 };
 use nix::{

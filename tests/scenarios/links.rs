@@ -2,7 +2,10 @@
 use std::{path::Path, time::Duration};
 
 use common::fault::{Fault, FaultKind};
-use harness::programs::{Cluster, console, deep_models, finish, wait_until};
+use harness::{
+    deep_models::deep_models,
+    programs::{Cluster, console, finish, wait_until},
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,

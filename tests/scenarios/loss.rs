@@ -1,7 +1,8 @@
 //! Nodes that die, hang, drain and return while a request runs.
 use harness::{
+    deep_models::{DEEP, deep_models},
     faults::strike_all,
-    programs::{Cluster, DEEP, Ended, deep_models, finish, wait_until},
+    programs::{Cluster, Ended, finish, wait_until},
 };
 use nix::sys::signal::Signal;
 use topology::Layout;

@@ -3,7 +3,8 @@
 use std::process::Command;
 
 use harness::{
-    programs::{Cluster, DEEP, deep_models, demo_models, finish, programs, spawn_console, wait_until},
+    deep_models::{DEEP, deep_models},
+    programs::{Cluster, demo_models, finish, programs, spawn_console, wait_until},
     slowing::Slowed,
     terminal::Terminal,
 };

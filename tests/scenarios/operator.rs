@@ -4,7 +4,8 @@
 use std::process::Command;
 
 use harness::{
-    programs::{Cluster, DEEP, deep_models, demo_models, programs, wait_until},
+    deep_models::{DEEP, deep_models},
+    programs::{Cluster, demo_models, programs, wait_until},
     slowing::Slowed,
     tmux::Tmux,
 };

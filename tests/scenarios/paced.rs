@@ -3,7 +3,8 @@
 use gguf::BlockFormat;
 use harness::tiny_model::Architecture;
 use harness::{
-    programs::{Cluster, DEEP, folder_with},
+    deep_models::DEEP,
+    programs::{Cluster, folder_with},
     tiny_model::TinyModel,
 };
 use tempfile::TempDir;

@@ -10,7 +10,8 @@ use harness::{
 use protocol::message::Generate;
 
 /// Families with states.
-const FAMILIES: [&str; 5] = ["lfm2-", "lfm2moe-", "qwen35-", "qwen35moe-", "qwen3next-"];
+const FAMILIES: [&str; 7] =
+    ["lfm2-", "lfm2moe-", "qwen35-", "qwen35moe-", "qwen3next-", "granitehybrid-", "nemotron_h-"];
 
 fn files() -> Vec<(String, Arc<GgufFile>)> {
     let shapes = families::shapes().into_iter();

@@ -10,7 +10,8 @@ use std::{
 use gguf::BlockFormat;
 use harness::tiny_model::Architecture;
 use harness::{
-    programs::{CONFIG_HOME, Cluster, DEEP, Ended, finish, folder_with, programs, wait_until},
+    deep_models::DEEP,
+    programs::{CONFIG_HOME, Cluster, Ended, finish, folder_with, programs, wait_until},
     tiny_model::TinyModel,
 };
 use nix::{

@@ -119,7 +119,9 @@ pub fn shapes() -> Vec<(String, FamilyModel)> {
     shapes.windowed();
     shapes.gemma4();
     shapes.mixtures();
+    shapes.latent();
     shapes.recurrent();
+    shapes.spaces();
     shapes.0
 }
 
@@ -303,6 +305,17 @@ impl Shapes {
             [&delta(3, 9, 64)[..], &sections([14, 8, 10, 0]), &[number("full_attention_interval", 2)]].concat(),
         ];
         self.add("qwen35", qwen35.each_ref().map(Vec::as_slice), &[]);
+        let wide = [(192, 256), (96, 160)].map(|(columns, shared)| {
+            [&experts(columns)[..], &[number("expert_shared_feed_forward_length", shared)]].concat()
+        });
+        let qwen35moe = [[&qwen35[0][..], &wide[0]].concat(), [&qwen35[1][..], &wide[1]].concat()];
+        self.add("qwen35moe", qwen35moe.each_ref().map(Vec::as_slice), &UNTIED);
+        let qwen3next = [[&delta(4, 8, 32)[..], &wide[0]].concat(), [&delta(3, 9, 64)[..], &wide[1]].concat()];
+        self.add("qwen3next", qwen3next.each_ref().map(Vec::as_slice), &UNTIED);
+    }
+
+    /// State spaces, and layers with one half.
+    fn spaces(&mut self) {
         let space = |heads: u32, length: u32, keys: u32, groups: u32| {
             vec![
                 number("ssm.conv_kernel", 4),
@@ -342,18 +355,45 @@ impl Shapes {
         self.add("nemotron_h", dense.each_ref().map(Vec::as_slice), &[&biased[..], &UNTIED].concat());
         let [ordinary, awkward] = nemotron([192, 96]);
         let router = [("expert_weights_norm", Value::Flag(true)), float("expert_weights_scale", 2.5)];
-        let experts = [
+        let mixture = [
             [&ordinary[..], &experts(192), &router, &[shared(256)]].concat(),
             [&awkward[..], &experts(96), &router, &[shared(160)]].concat(),
         ];
-        self.add("nemotron_h_moe", experts.each_ref().map(Vec::as_slice), &[&biased[..], &UNTIED].concat());
-        let wide = [(192, 256), (96, 160)].map(|(columns, shared)| {
-            [&experts(columns)[..], &[number("expert_shared_feed_forward_length", shared)]].concat()
-        });
-        let qwen35moe = [[&qwen35[0][..], &wide[0]].concat(), [&qwen35[1][..], &wide[1]].concat()];
-        self.add("qwen35moe", qwen35moe.each_ref().map(Vec::as_slice), &UNTIED);
-        let qwen3next = [[&delta(4, 8, 32)[..], &wide[0]].concat(), [&delta(3, 9, 64)[..], &wide[1]].concat()];
-        self.add("qwen3next", qwen3next.each_ref().map(Vec::as_slice), &UNTIED);
+        self.add("nemotron_h_moe", mixture.each_ref().map(Vec::as_slice), &[&biased[..], &UNTIED].concat());
+    }
+
+    /// Attention to one short vector for each position.
+    fn latent(&mut self) {
+        // Latent, elements with and without rotation, values, inner columns of queries.
+        let of = |[latent, rotated, plain, values, columns]: [u32; 5]| {
+            vec![
+                number("attention.head_count_kv", 1),
+                number("attention.kv_lora_rank", latent),
+                number("attention.q_lora_rank", columns),
+                number("attention.key_length", latent + rotated),
+                number("attention.value_length", latent),
+                number("attention.key_length_mla", plain + rotated),
+                number("attention.value_length_mla", values),
+                number("rope.dimension_count", rotated),
+            ]
+        };
+        let glm = [
+            number("leading_dense_block_count", 1),
+            number("expert_shared_count", 1),
+            number("expert_gating_func", 2),
+            ("expert_weights_norm", Value::Flag(true)),
+            float("expert_weights_scale", 1.8),
+        ];
+        let lite = [
+            number("leading_dense_block_count", 2),
+            number("expert_shared_count", 2),
+            float("rope.scaling.yarn_log_multiplier", 0.0707),
+        ];
+        let deepseek = [
+            [&of([256, 32, 32, 64, 256])[..], &experts(128), &glm].concat(),
+            [&of([48, 8, 24, 96, 0])[..], &experts(96), &yarn(), &lite].concat(),
+        ];
+        self.add("deepseek2", deepseek.each_ref().map(Vec::as_slice), &["output.weight", "exp_probs_b.bias"]);
     }
 
     fn mixtures(&mut self) {

@@ -186,6 +186,7 @@ fn distribution(tensor: &TensorSpec) -> (f32, f32) {
         OutputNorm | MixerNorm | QueryNorm | KeyNorm => (1.0, 0.1),
         TensorRole::MixerPostNorm | TensorRole::FeedForwardNorm | TensorRole::FeedForwardPostNorm => (1.0, 0.1),
         TensorRole::SharedNorm | TensorRole::SharedPostNorm | TensorRole::ExpertsPostNorm => (1.0, 0.1),
+        TensorRole::QueryInnerNorm | TensorRole::LatentNorm => (1.0, 0.1),
         TensorRole::InputNorm | TensorRole::InputPostNorm | TensorRole::OutputScale => (1.0, 0.1),
         // Divided by the root of its length.
         TensorRole::RouterScale => (1.0 / unit, 0.1 / unit),

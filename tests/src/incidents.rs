@@ -15,8 +15,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
+    deep_models::{DEEP, deep_models},
     http::{beside, get, stream, text_of},
-    programs::{Cluster, DEEP, console, deep_models, wait_until},
+    programs::{Cluster, console, wait_until},
     random::Random,
 };
 

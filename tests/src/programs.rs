@@ -13,13 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::tiny_model::Architecture;
-use gguf::BlockFormat;
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{families, gguf_writer, tiny_model::TinyModel};
+use crate::deep_models::DEEP;
 
 /// Limit of every wait; only a failing test waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -63,31 +61,6 @@ pub fn programs() -> &'static Path {
 /// The folder with the demo model.
 pub fn demo_models() -> PathBuf {
     root().join("packaging/demo")
-}
-
-/// File name of the slow model.
-pub const DEEP: &str = "deep.gguf";
-
-/// A folder with a model of many thin layers. The model is small, but each of its tokens takes milliseconds because of
-/// its all-reduces, so that a test can act while a request runs.
-pub fn deep_models() -> TempDir {
-    let mut model = TinyModel::new(Architecture::Llama);
-    (model.block_count, model.context_length) = (96, 8192);
-    folder_with(&[(DEEP, &model.with_format(BlockFormat::Q8_0).bytes())])
-}
-
-/// The same with recurrent layers, whose states follow every token.
-pub fn deep_hybrid_models() -> TempDir {
-    let shapes = families::shapes();
-    let (_, mut model) = shapes.into_iter().find(|(name, _)| name == "qwen35-ordinary").expect("there is such a shape");
-    for (key, value) in &mut model.keys {
-        match *key {
-            "block_count" => *value = gguf_writer::Value::U32(48),
-            "context_length" => *value = gguf_writer::Value::U32(8192),
-            _ => {}
-        }
-    }
-    folder_with(&[(DEEP, &model.with_format(BlockFormat::Q8_0).bytes())])
 }
 
 /// A loopback network (127.x.y.*) for each cluster of this process, and a port that is free on it.

@@ -54,10 +54,11 @@ fn attend(kernels: &Kernels, heads: usize, length: usize, positions: usize) {
     let half = vec![0x2c00_u16; POSITIONS * length];
     let queries = vec![0.1; heads * length];
     let (mut largest, mut sum, mut out) = (vec![100.0; heads], vec![0.0; heads], vec![0.0; heads * length]);
+    let (key_length, value_length) = (length, length);
     let mut state =
-        Attention { head_length: length, queries: &queries, largest: &mut largest, sum: &mut sum, out: &mut out };
+        Attention { key_length, value_length, queries: &queries, largest: &mut largest, sum: &mut sum, out: &mut out };
     let block = KvBlock {
-        keys: KvValues::F16(&half),
+        keys: Some(KvValues::F16(&half)),
         values: KvValues::F16(&half),
         first: 0,
         count: POSITIONS,

@@ -3,9 +3,10 @@
 /// 32 positions of one KV head.
 #[derive(Clone, Copy, Debug)]
 pub struct KvBlock<'a> {
-    /// `[head_length, 32]`: the same column of all positions is contiguous, so that scores need no sum over lanes.
-    pub keys: KvValues<'a>,
-    /// `[32, head_length]`
+    /// `[key_length, 32]`: the same column of all positions is contiguous, so that scores need no sum over lanes. `None`:
+    /// the keys are the rows of `values`, `[32, key_length]`, and the values the first columns of these.
+    pub keys: Option<KvValues<'a>>,
+    /// `[32, value_length]`
     pub values: KvValues<'a>,
     /// The first position to attend to; below `count`.
     pub first: usize,
@@ -25,7 +26,7 @@ pub enum KvValues<'a> {
     F32(&'a [f32]),
     /// Halves, as bits.
     F16(&'a [u16]),
-    /// int8, with a scale as a half for each 32 columns of a head: `[head_length / 32, 32]`.
+    /// int8, with a scale as a half for each 32 columns of a head: `[columns / 32, 32]`.
     Q8(&'a [i8], &'a [u16]),
 }
 
@@ -43,15 +44,17 @@ impl<'a> KvValues<'a> {
 /// Query heads of one token that read the same KV head, and their running state.
 #[derive(Debug)]
 pub struct Attention<'a> {
-    /// Columns of a head.
-    pub head_length: usize,
-    /// `[heads, head_length]`, scaled.
+    /// Columns of a key.
+    pub key_length: usize,
+    /// Columns of a value.
+    pub value_length: usize,
+    /// `[heads, key_length]`, scaled.
     pub queries: &'a [f32],
     /// `[heads]`: largest score.
     pub largest: &'a mut [f32],
     /// `[heads]`: sum of weights.
     pub sum: &'a mut [f32],
-    /// `[heads, head_length]`: weighted sum of values.
+    /// `[heads, value_length]`: weighted sum of values.
     pub out: &'a mut [f32],
 }
 
@@ -68,7 +71,7 @@ impl Attention<'_> {
         for head in 0..self.largest.len() {
             let largest = self.largest[head].max(other.largest[head]);
             let (own, theirs) = ((self.largest[head] - largest).exp(), (other.largest[head] - largest).exp());
-            let columns = head * self.head_length..(head + 1) * self.head_length;
+            let columns = head * self.value_length..(head + 1) * self.value_length;
             for (out, other) in self.out[columns.clone()].iter_mut().zip(&other.out[columns]) {
                 *out = *out * own + other * theirs;
             }

@@ -376,16 +376,20 @@ fn kv_block(random: &mut Random, length: usize) -> (Vec<f32>, Vec<u16>, Vec<i8>,
 #[test]
 fn attention_of_every_table_matches_the_formula() {
     let mut random = Random(8);
-    let shapes = [(64, 8), (64, 1), (128, 7), (16, 3), (24, 2), (80, 5)];
-    for ((length, heads), begin) in shapes.into_iter().flat_map(|shape| [(shape, 0), (shape, 19)]) {
+    let alike = [(64, 8), (64, 1), (128, 7), (16, 3), (24, 2), (80, 5)];
+    let shapes = alike.map(|(length, heads)| ([length; 2], heads)).into_iter();
+    // Values that are the first columns of the keys, as a latent next to its rotated key.
+    let shapes = shapes.chain([([576, 512], 5), ([112, 96], 3), ([56, 48], 1)]);
+    for (([length, width], heads), begin) in shapes.flat_map(|shape| [(shape, 0), (shape, 19)]) {
         let queries: Vec<f32> = random.values(heads * length).iter().map(|value| value / 8.0).collect();
-        let blocks: Vec<_> = (0..4).map(|_| (kv_block(&mut random, length), kv_block(&mut random, length))).collect();
+        let blocks: Vec<_> = (0..4).map(|_| (kv_block(&mut random, length), kv_block(&mut random, width))).collect();
         for format in 0..3 {
             let run = |table: &Kernels| {
                 let (mut largest, mut sum) = (vec![0.0; heads], vec![0.0; heads]);
-                let mut out = vec![0.0; heads * length];
+                let mut out = vec![0.0; heads * width];
                 let mut state = Attention {
-                    head_length: length,
+                    key_length: length,
+                    value_length: width,
                     queries: &queries,
                     largest: &mut largest,
                     sum: &mut sum,
@@ -402,8 +406,8 @@ fn attention_of_every_table_matches_the_formula() {
                     let (keys, values) = (of(keys), of(values));
                     (table.attend)(
                         KvBlock {
-                            keys: keys.view(),
-                            values: values.view(),
+                            keys: (length == width).then_some(keys.view()),
+                            values: if length == width { values.view() } else { keys.view() },
                             first: if index == 0 { begin } else { 0 },
                             count,
                             score_cap: (begin > 0).then_some(1.5),
@@ -412,7 +416,7 @@ fn attention_of_every_table_matches_the_formula() {
                         &mut state,
                     );
                 }
-                out.chunks(length)
+                out.chunks(width)
                     .zip(&sum)
                     .flat_map(|(out, sum)| out.iter().map(move |v| v / sum))
                     .collect::<Vec<f32>>()

@@ -35,7 +35,9 @@ pub use attention::{Attention, KvBlock, KvValues};
 pub use clock::PoolClock;
 pub use compute::Compute;
 pub use delta::DeltaRun;
-pub use grouped::{Choice, Gating, GroupedActivations, Groups, MatrixStack, RowsOf, gated, weighted_sums};
+pub use grouped::{
+    Choice, Gating, GroupedActivations, Groups, MatrixStack, RowsOf, gated, separate_products, weighted_sums,
+};
 pub use matmul::{MatrixPanels, matmul, matmuls};
 pub use pack::{pack_panel, packed_bytes, unpack_row};
 pub use payload::Payload;

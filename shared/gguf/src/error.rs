@@ -214,6 +214,16 @@ pub enum GgufError {
         /// Which architecture.
         architecture: &'static str,
     },
+    /// A tensor that current converters write in another form.
+    #[error(
+        "tensor {tensor} comes from an earlier converter, which did not write {wanted}; convert the model again with a current converter"
+    )]
+    FormerTensor {
+        /// The tensor.
+        tensor: String,
+        /// What current converters write in its place.
+        wanted: &'static str,
+    },
     /// A tensor that Bramble would ignore although it changes the output.
     #[error(
         "tensor {tensor} is not part of the {architecture} architecture as Bramble implements it; this variant of the model is not supported"

@@ -117,3 +117,31 @@ pub(crate) const NEMOTRON_NANO_3: FurtherKeys = &[
     ("ssm.inner_size", Number(64 * 64)),
     ("ssm.conv_kernel", Number(4)),
 ];
+
+/// Latent attention: elements of a head with rotation, without, and of its values, with a latent of 512 elements; inner
+/// columns of queries; columns of the leading dense layer; shared experts.
+const fn latent(
+    heads: [usize; 3],
+    query_columns: usize,
+    dense: usize,
+    shared: usize,
+) -> [(&'static str, FurtherValue); 12] {
+    let [rotated, plain, value] = heads;
+    [
+        ("attention.key_length", Number(512 + rotated)),
+        ("attention.value_length", Number(512)),
+        ("attention.kv_lora_rank", Number(512)),
+        ("attention.q_lora_rank", Number(query_columns)),
+        ("attention.key_length_mla", Number(rotated + plain)),
+        ("attention.value_length_mla", Number(value)),
+        ("rope.dimension_count", Number(rotated)),
+        ("feed_forward_length", Number(dense)),
+        ("leading_dense_block_count", Number(1)),
+        ("expert_shared_count", Number(shared)),
+        ("attention.head_count_kv", Number(1)),
+        ("rope.freq_base", Float(if query_columns > 0 { 1e6 } else { 1e4 })),
+    ]
+}
+
+pub(crate) const GLM_FLASH: FurtherKeys = &latent([64, 192, 256], 768, 10_240, 1);
+pub(crate) const DEEPSEEK_LITE: FurtherKeys = &latent([64, 128, 128], 0, 10_944, 2);

@@ -5,8 +5,8 @@ use gguf::GgufError;
 use crate::{
     families,
     further::{
-        FurtherKeys, FurtherValue, GRANITE_H_MICRO, GRANITE_H_TINY, LFM2, NEMOTRON_NANO_2, NEMOTRON_NANO_3, QWEN35_16,
-        QWEN35_32, QWEN35_48,
+        DEEPSEEK_LITE, FurtherKeys, FurtherValue, GLM_FLASH, GRANITE_H_MICRO, GRANITE_H_TINY, LFM2, NEMOTRON_NANO_2,
+        NEMOTRON_NANO_3, QWEN35_16, QWEN35_32, QWEN35_48,
     },
     keys::{KeySource, Keys},
     spec::ModelSpec,
@@ -274,9 +274,23 @@ pub const MODELS: &[KnownModel] = &[
             experts: Some((512, 10)),
             ..known("qwen3-next-80b-a3b", "qwen3next", [48, 2048, 512, 16, 2, 256, 151_936, 262_144], false)
         },
-        &QWEN35_32,
+        QWEN35_32,
     ),
     known("smollm3-3b", "smollm3", [36, 2048, 11_008, 16, 4, 128, 128_256, 65_536], true),
+    with(
+        KnownModel {
+            experts: Some((64, 4)),
+            ..known("glm-4.7-flash", "deepseek2", [47, 2048, 1536, 20, 1, 256, 154_880, 202_752], false)
+        },
+        GLM_FLASH,
+    ),
+    with(
+        KnownModel {
+            experts: Some((64, 6)),
+            ..known("deepseek-v2-lite", "deepseek2", [27, 2048, 1408, 16, 1, 192, 102_400, 163_840], false)
+        },
+        DEEPSEEK_LITE,
+    ),
     known("glm-4-9b", "glm4", [40, 4096, 13_696, 32, 2, 128, 151_552, 32_768], false),
 ];
 
@@ -460,12 +474,12 @@ mod tests {
             let spec = model.spec();
             assert!(spec.is_sound(), "{}", model.name);
             assert_eq!((spec.architecture.as_str(), spec.block_count()), (model.architecture, model.block_count));
-            let networks = spec.kinds.iter().map(|kind| &kind.feed_forward);
-            let network = networks.into_iter().find(|network| network.columns() > 0).expect("it has a network");
-            let experts = network.experts().map(|experts| (experts.count, experts.used_count));
+            // Leading layers may be dense.
+            let last = &spec.layer(spec.block_count() - 1).feed_forward;
+            let experts = last.experts().map(|experts| (experts.count, experts.used_count));
             let columns = model.mixed.map_or(0, |mixed| mixed.expert_columns);
             let columns = if columns > 0 { columns } else { model.feed_forward_length };
-            assert_eq!((network.columns(), experts), (columns, model.experts));
+            assert_eq!((last.columns(), experts), (columns, model.experts));
         }
     }
 }

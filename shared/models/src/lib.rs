@@ -11,12 +11,12 @@ pub mod names;
 pub mod read;
 pub mod rotation;
 pub mod spec;
-mod state_tensors;
 pub mod tensors;
 
 pub use keys::{KeySource, Keys};
 pub use mixer::{
-    AttentionSpec, ConvolutionSpec, DeltaSpec, HeadNorms, Mixer, SQUARES_BLOCK, StateSpaceSpec, Temperature,
+    AttentionSpec, ConvolutionSpec, DeltaSpec, HeadNorms, KvHeads, LatentSpec, Mixer, SQUARES_BLOCK, StateSpaceSpec,
+    Temperature,
 };
 pub use names::{Part, TensorRole};
 pub use read::{read, unused};

@@ -19,6 +19,8 @@ pub enum Mixer {
     StateSpace(StateSpaceSpec),
     /// Nothing: the layer has only a feed-forward network.
     None,
+    /// Multi-head latent attention.
+    Latent(LatentSpec),
 }
 
 /// A short convolution over positions (LFM2): `output(c * convolution(b * x))`, with `b`, `c` and `x` from one projection.
@@ -64,6 +66,42 @@ pub struct StateSpaceSpec {
     pub groups: usize,
     /// Length of a filter, in positions.
     pub taps: usize,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are products with one short vector, the
+/// latent, which is cached in their place next to one rotated key. The matrices of a head's keys and values pass to its
+/// queries and results, so that all heads attend to one KV head: the latent and the rotated key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LatentSpec {
+    /// Query heads.
+    pub head_count: usize,
+    /// Elements of a query head that are not rotated.
+    pub plain_length: usize,
+    /// Elements behind them that are rotated, even.
+    pub rotated_length: usize,
+    /// Elements of a head's result.
+    pub value_length: usize,
+    /// Elements of the latent.
+    pub latent_length: usize,
+    /// Inner columns between the hidden state and the queries, with a norm; `None`: one matrix.
+    pub query_columns: Option<usize>,
+    /// The table of rotation angles (index into [`ModelSpec::ropes`]).
+    pub rope: u8,
+    /// Factor of the scores.
+    pub scale: f32,
+}
+
+/// What a layer caches of each position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvHeads {
+    /// Query heads that read the same KV head.
+    pub group: usize,
+    /// Elements of the key of a KV head.
+    pub key_length: usize,
+    /// Elements of its value.
+    pub value_length: usize,
+    /// Whether values are stored; otherwise they are the first elements of the keys.
+    pub has_values: bool,
 }
 
 /// Grouped-query attention.
@@ -197,6 +235,21 @@ impl Mixer {
     pub const fn attention(&self) -> Option<&AttentionSpec> {
         match self {
             Self::Attention(attention) => Some(attention),
+            Self::Convolution(_) | Self::Delta(_) | Self::StateSpace(_) | Self::Latent(_) | Self::None => None,
+        }
+    }
+
+    /// What it caches of each position; `None` if it has a state.
+    pub const fn kv_heads(&self) -> Option<KvHeads> {
+        match self {
+            Self::Attention(own) => {
+                let (group, length) = (own.group(), own.head_length);
+                Some(KvHeads { group, key_length: length, value_length: length, has_values: true })
+            }
+            Self::Latent(own) => {
+                let (group, key_length) = (own.head_count, own.latent_length + own.rotated_length);
+                Some(KvHeads { group, key_length, value_length: own.latent_length, has_values: false })
+            }
             Self::Convolution(_) | Self::Delta(_) | Self::StateSpace(_) | Self::None => None,
         }
     }
@@ -210,13 +263,14 @@ impl Mixer {
             Self::Delta(delta) => (delta.key_heads, delta.per_key() * delta.head_length),
             Self::StateSpace(space) => (space.units(), space.heads_of(1) * space.head_length),
             Self::None => (0, 1),
+            Self::Latent(latent) => (latent.head_count, latent.value_length),
         }
     }
 
     /// Floats of the state of so many units; 0 if there is none.
     pub const fn state_length(&self, units: usize) -> usize {
         match self {
-            Self::Attention(_) | Self::None => 0,
+            Self::Attention(_) | Self::Latent(_) | Self::None => 0,
             Self::Convolution(convolution) => units * (convolution.taps - 1),
             Self::Delta(delta) => {
                 units * (delta.tail_length() + delta.per_key() * delta.head_length * delta.head_length)
@@ -240,7 +294,7 @@ impl Mixer {
     /// each matrix.
     pub const fn input_length(&self, units: usize) -> usize {
         match self {
-            Self::Attention(_) | Self::None => 0,
+            Self::Attention(_) | Self::Latent(_) | Self::None => 0,
             Self::Convolution(_) => units,
             Self::StateSpace(space) => {
                 let [values, keys] = space.channels(units);
@@ -257,6 +311,7 @@ impl Mixer {
             Self::Delta(delta) => delta.is_sound(),
             Self::StateSpace(space) => space.is_sound(),
             Self::None => true,
+            Self::Latent(latent) => latent.is_sound(ropes),
         }
     }
 }
@@ -264,6 +319,23 @@ impl Mixer {
 impl ConvolutionSpec {
     fn is_sound(&self) -> bool {
         within(self.channels, EMBEDDING_LENGTH_MAX) && (2..=TAPS_MAX).contains(&self.taps)
+    }
+}
+
+impl LatentSpec {
+    /// Elements of a query head.
+    pub const fn query_length(&self) -> usize {
+        self.plain_length + self.rotated_length
+    }
+
+    fn is_sound(&self, ropes: &[RopeSpec]) -> bool {
+        within(self.head_count, HEAD_COUNT_MAX)
+            && [self.plain_length, self.rotated_length, self.value_length, self.latent_length]
+                .into_iter()
+                .all(|length| within(length, HEAD_LENGTH_MAX))
+            && within(self.latent_length + self.rotated_length, HEAD_LENGTH_MAX)
+            && self.query_columns.is_none_or(|columns| within(columns, EMBEDDING_LENGTH_MAX))
+            && ropes.get(usize::from(self.rope)).is_some_and(|rope| rope.dimension_count == self.rotated_length)
     }
 }
 

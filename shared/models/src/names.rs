@@ -122,6 +122,18 @@ pub enum TensorRole {
     FilterBias,
     /// Bias of the convolution of its keys and queries.
     KeyFilterBias,
+    /// From the hidden state to the inner columns of the queries.
+    QueryInner,
+    /// Weight of the norm of these.
+    QueryInnerNorm,
+    /// From the hidden state to the latent and the rotated key.
+    Latent,
+    /// Weight of the norm of the latent.
+    LatentNorm,
+    /// From each query head to what is multiplied with the latent.
+    LatentQuery,
+    /// From what each head read of the latent to its result.
+    LatentValue,
 }
 
 /// The part of a forward pass that reads a tensor.
@@ -171,7 +183,13 @@ impl TensorRole {
             | Self::KeyFilter
             | Self::FilterBias
             | Self::KeyFilterBias
-            | Self::MixerPostNorm => Part::Mixer,
+            | Self::MixerPostNorm
+            | Self::QueryInner
+            | Self::QueryInnerNorm
+            | Self::Latent
+            | Self::LatentNorm
+            | Self::LatentQuery
+            | Self::LatentValue => Part::Mixer,
             Self::FeedForwardNorm
             | Self::Router
             | Self::RouterBias

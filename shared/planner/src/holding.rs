@@ -42,8 +42,11 @@ pub fn kv_bytes(format: KvFormat, spec: &ModelSpec, plan: &ShardPlan, blocks: Kv
 /// Bytes of keys and values that a token reads in a layer for each position that it sees.
 pub fn kv_position_bytes(format: KvFormat, spec: &ModelSpec, plan: &ShardPlan, layer: usize) -> u64 {
     let heads = plan.cut_of(spec, layer).heads_kv.len();
-    let length = spec.layer(layer).attention().map_or(0, |attention| attention.head_length);
-    2 * (heads * format.head_bytes(length)) as u64
+    let bytes = spec.layer(layer).mixer.kv_heads().map_or(0, |of_head| {
+        let values = if of_head.has_values { format.head_bytes(of_head.value_length) } else { 0 };
+        format.head_bytes(of_head.key_length) + values
+    });
+    (heads * bytes) as u64
 }
 
 /// Bytes of a rank's states for so many slots.
@@ -70,17 +73,17 @@ impl Held {
     fn packed(&self, panel_rows: usize) -> u64 {
         let rows = self.part.rows.len();
         let rows = if self.tensor.is_vector { rows } else { rows.next_multiple_of(panel_rows) };
-        let count = self.part.matrices.as_ref().map_or(self.tensor.dimensions[2], Vec::len);
-        (count * rows) as u64 * self.row_bytes()
+        (self.part.matrices.len() * rows) as u64 * self.row_bytes()
     }
 
-    /// Work with one of its matrices; vectors are not counted.
+    /// Work with its matrices, or with those of one expert; vectors are not counted.
     fn work(&self) -> Work {
         if self.tensor.is_vector {
             return Work::default();
         }
-        let bytes = self.part.rows.len() as u64 * self.row_bytes();
-        Work { bytes, macs: (self.part.rows.len() * self.part.columns.len()) as u64 }
+        let matrices = if self.tensor.role.is_per_expert() { 1 } else { self.part.matrices.len() };
+        let rows = matrices * self.part.rows.len();
+        Work { bytes: rows as u64 * self.row_bytes(), macs: (rows * self.part.columns.len()) as u64 }
     }
 }
 

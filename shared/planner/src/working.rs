@@ -167,6 +167,15 @@ fn mixing(mixer: &Mixer, cut: &LayerCut) -> (usize, usize) {
             (values, 4 * values + keys + 3 * heads)
         }
         Mixer::None => (0, 0),
+        Mixer::Latent(latent) => {
+            let (inner, cached) = (latent.query_columns.unwrap_or(0), latent.latent_length + latent.rotated_length);
+            // Queries before and behind the matrices of keys in two buffers that change places; what these matrices and
+            // those of values are multiplied with, by head, as it is and as activations, and the products.
+            let widest = latent.latent_length.max(latent.value_length);
+            let of_head = 2 * cached + 3 * latent.latent_length + 2 * widest;
+            let states = 2 * units * (STATE_HEADER + latent.latent_length);
+            (units * latent.value_length, 2 * inner + cached + latent.latent_length + units * of_head + states)
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The KV cache of a rank: blocks of positions, for layers that attend to everything and for layers with a window.
 use common::limits::KV_BLOCK_LENGTH;
-use models::{AttentionSpec, LayerSpec};
+use models::{LayerSpec, Mixer};
 
 use crate::layout::STEP_TOKENS_MAX;
 
@@ -47,10 +47,10 @@ impl KvBlocks {
 
     /// The blocks in such a layer.
     pub fn in_layer(&self, layer: &LayerSpec) -> usize {
-        match layer.attention() {
-            Some(AttentionSpec { keys_of: Some(_), .. }) | None => 0,
-            Some(attention) if attention.forgets() => self.windowed,
-            Some(_) => self.whole,
+        match &layer.mixer {
+            Mixer::Attention(attention) if attention.keys_of.is_some() => 0,
+            Mixer::Attention(attention) if attention.forgets() => self.windowed,
+            mixer => mixer.kv_heads().map_or(0, |_| self.whole),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The assignment of model parts to nodes: the layout as operators write it, the topology as nodes agree on it, and the
 //! cuts of a model.
 pub mod exclusion;
+pub mod experts;
 pub mod kv;
 pub mod layout;
 pub mod reslice;
@@ -12,13 +13,14 @@ pub mod stages;
 pub mod state;
 
 pub use exclusion::{Exclusion, ExclusionError, Exclusions};
+pub use experts::ExpertPart;
 pub use kv::KvBlocks;
 pub use layout::SpecError;
 pub use layout::groups::{Group, Groups, Role};
 pub use layout::{Layout, Place};
 pub use reslice::{Route, routes};
 pub use rolling::Rolling;
-pub use shard::{CutError, ExpertPart, LayerCut, Ranges, ShardPlan, TensorPart, cut, cut_stages};
+pub use shard::{CutError, LayerCut, Matrices, Ranges, ShardPlan, TensorPart, cut, cut_stages};
 pub use spec::{Member, Topology};
 pub use stages::{split_layers, split_layers_where, split_model};
 pub use state::StateCount;

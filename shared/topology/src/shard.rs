@@ -1,13 +1,12 @@
 //! The heads, columns and vocabulary rows of each rank of a stage. Pure arithmetic on a model's spec.
 use std::ops::Range;
 
-use models::{AttentionSpec, Cut, ExpertsSpec, LayerSpec, ModelSpec, Share, TensorSpec};
+use models::{Cut, LayerSpec, ModelSpec, Share, TensorSpec};
+
+use crate::experts::{ExpertPart, expert_parts};
 
 /// Columns are cut at multiples of this: the shortest block of the weight formats and of quantised activations.
 pub const COLUMN_UNIT: usize = 32;
-
-/// Fewest blocks of experts for each rank: with fewer, one more or less makes too much of a difference.
-const PARTS_MIN: usize = 2;
 
 /// Why a model cannot be cut for the ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,24 +81,39 @@ pub struct LayerCut {
     pub ranks: usize,
 }
 
-/// A rank's part of an expert.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertPart {
-    /// The expert.
-    pub expert: usize,
-    /// The first of its feed-forward columns that belong to the part.
-    pub first: usize,
+/// Some of a tensor's matrices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Matrices {
+    /// Consecutive ones.
+    Consecutive(Range<usize>),
+    /// Experts, each with the place of its rows or columns.
+    Experts(Vec<ExpertPart>),
 }
 
-/// The part of a tensor that a rank holds.
+impl Matrices {
+    /// Number of matrices.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Consecutive(range) => range.len(),
+            Self::Experts(parts) => parts.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The part of a tensor that a rank holds: as many rows and columns of each of some of its matrices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorPart {
+    /// Matrices.
+    pub matrices: Matrices,
     /// Rows of each matrix.
     pub rows: Ranges,
     /// Columns of each matrix.
     pub columns: Ranges,
-    /// Its matrices, and where these rows or columns begin in each; `None`: all matrices, at 0.
-    pub matrices: Option<Vec<ExpertPart>>,
 }
 
 /// Ascending ranges that neither overlap nor touch.
@@ -182,19 +196,20 @@ impl LayerCut {
 }
 
 fn part(tensor: &TensorSpec, cut: &LayerCut, outside: (&Range<usize>, &Range<usize>)) -> Option<TensorPart> {
-    let [columns, rows, _] = tensor.dimensions;
-    let whole = |length: usize| std::iter::once(0..length).collect();
-    let matrices = cut.experts.clone().filter(|_| tensor.role.is_per_expert());
+    let [columns, rows, count] = tensor.dimensions;
+    let [all_rows, all_columns] = [rows, columns].map(|length| std::iter::once(0..length).collect());
+    let matrices = match &cut.experts {
+        Some(parts) if tensor.role.is_per_expert() => Matrices::Experts(parts.clone()),
+        _ => Matrices::Consecutive(0..count),
+    };
+    let whole = TensorPart { matrices, rows: all_rows, columns: all_columns };
     match tensor.cut {
         Cut::OnDisk => None,
         Cut::Once if cut.rank > 0 => None,
-        Cut::Whole | Cut::Once => Some(TensorPart { rows: whole(rows), columns: whole(columns), matrices }),
-        Cut::Rows(share) => {
-            Some(TensorPart { rows: shared(share, rows, cut, outside), columns: whole(columns), matrices })
-        }
-        Cut::Columns(share) => {
-            Some(TensorPart { rows: whole(rows), columns: shared(share, columns, cut, outside), matrices })
-        }
+        Cut::Whole | Cut::Once => Some(whole),
+        Cut::Rows(share) => Some(TensorPart { rows: shared(share, rows, cut, outside), ..whole }),
+        Cut::Columns(share) => Some(TensorPart { columns: shared(share, columns, cut, outside), ..whole }),
+        Cut::Matrices => Some(TensorPart { matrices: Matrices::Consecutive(cut.heads.clone()), ..whole }),
     }
 }
 
@@ -297,7 +312,7 @@ fn cut_layer(layer: &LayerSpec, weights: &[u32]) -> Vec<LayerCut> {
         Some((block, parts)) => parts.iter().map(|parts| 0..if parts.is_empty() { 0 } else { *block }).collect(),
         None => split(layer.feed_forward.columns(), COLUMN_UNIT, weights),
     };
-    let group = layer.attention().map(AttentionSpec::group);
+    let group = layer.mixer.kv_heads().map(|heads| heads.group);
     let shared = split(layer.feed_forward.shared_columns(), COLUMN_UNIT, weights);
     let parts = heads.into_iter().zip(columns).zip(shared).enumerate();
     let cuts = parts.map(|(rank, ((heads, columns), shared))| {
@@ -309,34 +324,6 @@ fn cut_layer(layer: &LayerSpec, weights: &[u32]) -> Vec<LayerCut> {
         LayerCut { heads, heads_kv, columns, experts, shared, rank, ranks: weights.len() }
     });
     cuts.collect()
-}
-
-/// Each rank's blocks of columns, if experts have fewer of them than there are ranks: a rank would hold a block whole
-/// for a few of its columns. The blocks of an expert go to the ranks that have the fewest for their weights, to each
-/// at most one. With their length.
-fn expert_parts(experts: &ExpertsSpec, weights: &[u32]) -> Option<(usize, Vec<Vec<ExpertPart>>)> {
-    let ExpertsSpec { block, columns, count, has_biases, .. } = *experts;
-    let total: i64 = weights.iter().map(|weight| i64::from(*weight)).sum();
-    if block <= COLUMN_UNIT || !columns.is_multiple_of(block) || has_biases {
-        return None;
-    }
-    let of_expert = columns / block;
-    let most = weights.iter().max().map_or(0, |weight| i64::from(*weight) * of_expert as i64);
-    if of_expert >= weights.len() || most > total || count * of_expert < PARTS_MIN * weights.len() {
-        return None;
-    }
-    let mut parts = vec![Vec::new(); weights.len()];
-    let mut due = vec![0; weights.len()];
-    for expert in 0..count {
-        due.iter_mut().zip(weights).for_each(|(due, weight)| *due += i64::from(*weight) * of_expert as i64);
-        let mut order: Vec<usize> = (0..weights.len()).collect();
-        order.sort_by_key(|rank| std::cmp::Reverse(due[*rank]));
-        for (index, rank) in order[..of_expert].iter().enumerate() {
-            due[*rank] -= total;
-            parts[*rank].push(ExpertPart { expert, first: index * block });
-        }
-    }
-    Some((block, parts))
 }
 
 /// Cuts `length` at multiples of `unit` so that each part is as close to its weight as the unit allows.
@@ -360,7 +347,7 @@ fn split(length: usize, unit: usize, weights: &[u32]) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use models::{Activation, DenseSpec, FeedForward};
+    use models::{Activation, AttentionSpec, DenseSpec, FeedForward, TensorRole};
 
     fn spec(head_count: usize, head_count_kv: usize, head_length: usize, columns: usize) -> ModelSpec {
         let attention = AttentionSpec { rope: None, ..AttentionSpec::new(head_count, head_count_kv, head_length) };
@@ -447,6 +434,23 @@ mod tests {
         let error = cut(&small, &[1; 8]).expect_err("eight ranks are too many");
         let CutError::Nothing { world: 8, most, .. } = error else { panic!("{error}") };
         assert!(cut(&small, &vec![1; most]).is_ok());
+    }
+
+    #[test]
+    fn ranks_divide_the_heads_that_read_one_latent() {
+        let known = models::known::MODELS.iter().find(|model| model.name == "glm-4.7-flash").expect("it is known");
+        let spec = known.spec();
+        let tensors = spec.layer_tensors(1);
+        let of_heads = tensors.iter().find(|tensor| tensor.role == TensorRole::LatentQuery).expect("it has heads");
+        for world in 1..=8 {
+            let plans = cut(&spec, &vec![1; world]).expect("each rank has columns");
+            let cuts = plans.iter().map(|plan| plan.cut_of(&spec, 1));
+            let parts = cuts.clone().map(|cut| cut.part(of_heads).expect("it is not on the disk").matrices);
+            let wanted = cuts.clone().map(|cut| Matrices::Consecutive(cut.heads.clone()));
+            assert!(parts.eq(wanted));
+            assert_eq!(cuts.clone().flat_map(|cut| cut.heads.clone()).collect::<Vec<_>>(), (0..20).collect::<Vec<_>>());
+            assert!(cuts.clone().all(|cut| cut.heads_kv == (0..1)));
+        }
     }
 
     #[test]

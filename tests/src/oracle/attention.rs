@@ -125,7 +125,7 @@ impl Oracle<'_> {
 }
 
 /// Rotates a head (Su et al. 2021).
-fn rotate(rope: &RopeSpec, factors: Option<&[f64]>, position: usize, head: &mut [f64]) {
+pub(super) fn rotate(rope: &RopeSpec, factors: Option<&[f64]>, position: usize, head: &mut [f64]) {
     let (pairs, base) = (rope.dimension_count / 2, f64::from(rope.freq_base));
     for pair in 0..pairs {
         let frequency = base.powf(-2.0 * pair as f64 / rope.dimension_count as f64);

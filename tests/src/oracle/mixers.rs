@@ -9,7 +9,7 @@ impl Oracle<'_> {
         let inputs = hidden.iter().map(|hidden| self.norm(hidden, Some(layer), TensorRole::MixerNorm));
         let inputs: Vec<Vec<f64>> = inputs.collect();
         match mixer {
-            Mixer::Attention(_) | Mixer::None => unreachable!("it has no state"),
+            Mixer::Attention(_) | Mixer::Latent(_) | Mixer::None => unreachable!("it has no state"),
             Mixer::Convolution(_) => self.convolution(layer, &inputs),
             Mixer::Delta(delta) => self.delta(layer, delta, &inputs),
             Mixer::StateSpace(space) => self.space(layer, space, &inputs),

@@ -1,6 +1,7 @@
 //! An independent forward pass in f64, straight from the papers: one token at a time with whole matrices, no cache
 //! format and no sharding; slow. Shares the GGUF reader and the model's spec with the product, but no arithmetic.
 mod attention;
+mod latent;
 mod mixers;
 
 use std::{cell::RefCell, collections::HashMap, rc::Rc};
@@ -45,6 +46,16 @@ impl Matrix {
         (0..self.rows)
             .map(|row| self.values[row * self.columns..][..self.columns].iter().zip(x).map(|(w, x)| w * x).sum())
             .collect()
+    }
+
+    /// The product with its transpose.
+    fn transposed_times(&self, x: &[f64]) -> Vec<f64> {
+        assert_eq!(x.len(), self.rows);
+        let mut out = vec![0.0; self.columns];
+        for (row, x) in self.values.chunks(self.columns).zip(x) {
+            out.iter_mut().zip(row).for_each(|(out, w)| *out += w * x);
+        }
+        out
     }
 }
 
@@ -197,7 +208,11 @@ impl<'a> Oracle<'a> {
             }
             _ => {
                 all.push([Vec::new(), Vec::new()]);
-                if mixes { self.recurred(layer, mixer, hidden) } else { Vec::new() }
+                match mixer {
+                    Mixer::Latent(latent) => self.latent(layer, latent, hidden),
+                    _ if mixes => self.recurred(layer, mixer, hidden),
+                    _ => Vec::new(),
+                }
             }
         };
         for (position, hidden) in hidden.iter_mut().enumerate() {

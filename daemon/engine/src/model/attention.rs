@@ -4,7 +4,9 @@
 use std::ops::Range;
 
 use common::limits::KV_BLOCK_LENGTH;
-use kernels::{Attention, Compute};
+use kernels::{Attention, Compute, KvValues};
+use models::KvHeads;
+use topology::LayerCut;
 
 use super::{
     Batch,
@@ -20,28 +22,48 @@ const HEADER: usize = 2;
 #[derive(Clone, Debug)]
 pub struct Heads {
     /// Query heads of each KV head, as ranges of this rank's heads.
-    groups: Vec<Range<usize>>,
-    head_length: usize,
+    groups: Vec<Group>,
+    /// The same in smaller groups, for steps of few tokens.
+    apart: Vec<Group>,
+    lengths: Lengths,
+}
+
+/// Query heads that read a KV head together.
+#[derive(Clone, Debug)]
+struct Group {
+    heads: Range<usize>,
+    head_kv: usize,
+}
+
+/// Elements of keys and values.
+#[derive(Clone, Copy, Debug)]
+struct Lengths {
+    key: usize,
+    value: usize,
 }
 
 impl Heads {
-    /// Creates the heads `heads` of a model where `per_kv` query heads share a KV head; `heads_kv` are this rank's KV
-    /// heads.
-    pub fn new(heads: &Range<usize>, heads_kv: &Range<usize>, per_kv: usize, head_length: usize) -> Self {
-        let groups = heads_kv.clone().map(|kv| {
+    /// The query heads and KV heads of a rank. In steps of few tokens, those of a KV head are `divided` into so many
+    /// groups, which threads process separately.
+    pub fn new(cut: &LayerCut, kv: KvHeads, divided: usize) -> Self {
+        let (heads, per_kv) = (&cut.heads, kv.group);
+        let groups = cut.heads_kv.clone().enumerate().map(|(head_kv, kv)| {
             let begin = (kv * per_kv).max(heads.start);
-            begin - heads.start..((kv + 1) * per_kv).min(heads.end).max(begin) - heads.start
+            let end = ((kv + 1) * per_kv).min(heads.end).max(begin);
+            Group { heads: begin - heads.start..end - heads.start, head_kv }
         });
-        Self { groups: groups.collect(), head_length }
+        let groups: Vec<Group> = groups.collect();
+        let apart = groups.iter().flat_map(|group| {
+            let length = group.heads.len().div_ceil(divided.max(1)).max(1);
+            let parts = group.heads.clone().step_by(length);
+            parts.map(move |begin| Group { heads: begin..(begin + length).min(group.heads.end), ..*group })
+        });
+        Self { apart: apart.collect(), groups, lengths: Lengths { key: kv.key_length, value: kv.value_length } }
     }
 
     /// The heads of a layer without attention.
     pub const fn none() -> Self {
-        Self { groups: Vec::new(), head_length: 0 }
-    }
-
-    fn largest_group(&self) -> usize {
-        self.groups.iter().map(ExactSizeIterator::len).max().unwrap_or(0)
+        Self { groups: Vec::new(), apart: Vec::new(), lengths: Lengths { key: 0, value: 0 } }
     }
 }
 
@@ -52,7 +74,7 @@ pub struct Queries<'a> {
     pub layer: usize,
     /// The step.
     pub batch: Batch<'a>,
-    /// `[token, heads, head_length]`, scaled.
+    /// `[token, heads, key_length]`, scaled.
     pub queries: &'a [f32],
     /// Newest positions that a token attends to; `None`: all.
     pub window: Option<usize>,
@@ -66,7 +88,7 @@ pub struct Queries<'a> {
     pub score_cap: Option<f32>,
 }
 
-/// Writes the weighted means of the values into `out` `[token, heads, head_length]`. `states` is scratch.
+/// Writes the weighted means of the values into `out` `[token, heads, value_length]`. `states` is scratch.
 pub fn attend(
     compute: &Compute,
     cache: &KvCache,
@@ -75,35 +97,38 @@ pub fn attend(
     states: &mut Vec<f32>,
     out: &mut [f32],
 ) {
-    let (tokens, kv) = (queries.batch.tokens.len(), heads.groups.len());
-    let per_state = heads.largest_group() * (HEADER + heads.head_length);
+    let (tokens, lengths) = (queries.batch.tokens.len(), heads.lengths);
+    let is_many = tokens * heads.groups.len() >= 4 * compute.pool.threads();
+    let groups = &if is_many { &heads.groups } else { &heads.apart }[..];
+    let kv = groups.len();
+    let largest = groups.iter().map(|group| group.heads.len()).max().unwrap_or(0);
+    let per_state = largest * (HEADER + lengths.value);
     let most = (0..tokens).map(|token| queries.parts(token).len()).max().unwrap_or(0);
     // With enough tokens for all threads, each thread adds up all parts of a token. Otherwise the parts are
     // distributed, too.
-    let is_many = tokens * kv >= 4 * compute.pool.threads();
     let slots = if is_many { 2 } else { most };
     states.resize(tokens * kv * slots * per_state, 0.0);
     let at_once = if is_many { slots } else { 1 };
     compute.pool.chunks(states, at_once * per_state, |index, state| {
         let item = index * at_once / slots;
-        let (token, head_kv) = (item / kv, item % kv);
-        let seen = VisibleKeys { compute, cache, heads, queries, token, head_kv };
+        let (token, group) = (item / kv, &groups[item % kv]);
+        let seen = VisibleKeys { compute, cache, lengths, queries, token, group };
         if is_many { seen.all_parts(state) } else { seen.part(queries.parts(token).start + index % slots, state) }
     });
     let row = out.len() / tokens;
     for (item, states) in states.chunks_exact_mut(slots * per_state).enumerate() {
-        let group = &heads.groups[item % kv];
-        let out = &mut out[item / kv * row..][group.start * heads.head_length..group.end * heads.head_length];
+        let group = &groups[item % kv].heads;
+        let out = &mut out[item / kv * row..][group.start * lengths.value..group.end * lengths.value];
         let parts = if is_many { 1 } else { queries.parts(item / kv).len() };
-        let queries = queries.of(item / kv, group, heads.head_length);
+        let queries = queries.of(item / kv, group, lengths.key);
         let (first, rest) = states.split_at_mut(per_state);
-        let mut all = state(heads.head_length, queries, first);
+        let mut all = state(lengths, queries, first);
         for part in rest.chunks_exact_mut(per_state).take(parts - 1) {
-            all.merge(&state(heads.head_length, queries, part));
+            all.merge(&state(lengths, queries, part));
         }
-        for (head, out) in out.chunks_exact_mut(heads.head_length).enumerate() {
+        for (head, out) in out.chunks_exact_mut(lengths.value).enumerate() {
             let inverse = 1.0 / all.sum[head];
-            let values = &all.out[head * heads.head_length..];
+            let values = &all.out[head * lengths.value..];
             out.iter_mut().zip(values).for_each(|(out, value)| *out = value * inverse);
         }
     }
@@ -132,46 +157,44 @@ impl<'a> Queries<'a> {
     }
 
     /// The queries of some heads of a token.
-    fn of(&self, token: usize, group: &Range<usize>, head_length: usize) -> &'a [f32] {
+    fn of(&self, token: usize, group: &Range<usize>, key_length: usize) -> &'a [f32] {
         let row = self.queries.len() / self.batch.tokens.len();
-        &self.queries[token * row..][group.start * head_length..group.end * head_length]
+        &self.queries[token * row..][group.start * key_length..group.end * key_length]
     }
 }
 
-/// One token and one KV head.
+/// One token and some query heads of one KV head.
 struct VisibleKeys<'a> {
     compute: &'a Compute,
     cache: &'a KvCache,
-    heads: &'a Heads,
+    lengths: Lengths,
     queries: Queries<'a>,
     token: usize,
-    head_kv: usize,
+    group: &'a Group,
 }
 
 impl VisibleKeys<'_> {
     /// Adds up all parts in order into the first half of `states`.
     fn all_parts(&self, states: &mut [f32]) {
         let (all, part) = states.split_at_mut(states.len() / 2);
-        let group = &self.heads.groups[self.head_kv];
-        let queries = self.queries.of(self.token, group, self.heads.head_length);
+        let queries = self.queries.of(self.token, &self.group.heads, self.lengths.key);
         let parts = self.queries.parts(self.token);
         self.part(parts.start, all);
         for number in parts.skip(1) {
             self.part(number, part);
-            let part = state(self.heads.head_length, queries, part);
-            state(self.heads.head_length, queries, all).merge(&part);
+            let part = state(self.lengths, queries, part);
+            state(self.lengths, queries, all).merge(&part);
         }
     }
 
     fn place(&self, block: u32) -> Place {
-        Place { layer: self.queries.layer, block, head: self.head_kv }
+        Place { layer: self.queries.layer, block, head: self.group.head_kv }
     }
 
     /// Computes one part; does nothing if the token does not attend to it.
     fn part(&self, number: usize, out: &mut [f32]) {
-        let (length, head_length) = (self.queries.length(self.token), self.heads.head_length);
-        let group = &self.heads.groups[self.head_kv];
-        let mut state = state(head_length, self.queries.of(self.token, group, head_length), out);
+        let (length, group) = (self.queries.length(self.token), &self.group.heads);
+        let mut state = state(self.lengths, self.queries.of(self.token, group, self.lengths.key), out);
         state.clear();
         let first = self.queries.first(self.token);
         if number == first / PART && !self.queries.sinks.is_empty() {
@@ -190,17 +213,18 @@ impl VisibleKeys<'_> {
             block.score_cap = self.queries.score_cap;
             if let Some(next) = blocks.get(number + 1).filter(|_| begin + KV_BLOCK_LENGTH < length) {
                 let next = self.cache.block(self.place(*next), 0);
-                block.next = [next.keys.bytes(), next.values.bytes()];
+                block.next = [next.keys.map_or(&[][..], KvValues::bytes), next.values.bytes()];
             }
             (kernels.attend)(block, &mut state);
         }
     }
 }
 
-/// A view of the state: `[heads]` largest scores, `[heads]` sums, `[heads, head_length]` values.
-fn state<'a>(head_length: usize, queries: &'a [f32], state: &'a mut [f32]) -> Attention<'a> {
-    let heads = queries.len() / head_length;
+/// A view of the state: `[heads]` largest scores, `[heads]` sums, `[heads, value_length]` values.
+fn state<'a>(lengths: Lengths, queries: &'a [f32], state: &'a mut [f32]) -> Attention<'a> {
+    let (key_length, value_length) = (lengths.key, lengths.value);
+    let heads = queries.len() / key_length;
     let (largest, rest) = state.split_at_mut(heads);
     let (sum, rest) = rest.split_at_mut(heads);
-    Attention { head_length, queries, largest, sum, out: &mut rest[..heads * head_length] }
+    Attention { key_length, value_length, queries, largest, sum, out: &mut rest[..heads * value_length] }
 }

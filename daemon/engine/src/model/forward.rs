@@ -13,8 +13,8 @@ use super::{
     feed_forward::feed_forward,
     kv_cache::KvCache,
     mixer::{
-        MixerWeights, attention::OwnHeads, convolution, delta, squares::SquaresPlace, state::StateCache,
-        state_space::OwnSpace,
+        MixerWeights, attention::OwnHeads, convolution, delta, latent::OwnLatent, squares::SquaresPlace,
+        state::StateCache, state_space::OwnSpace,
     },
     norm::{norm, same_norm},
     pace::Pace,
@@ -81,9 +81,9 @@ impl Model {
         let ropes = ropes.collect();
         let kinds = shard.spec.kinds.iter().zip(&shard.plan.cuts);
         let heads = kinds.map(|(kind, cut)| {
-            let attention = kind.attention();
-            attention
-                .map_or_else(Heads::none, |own| Heads::new(&cut.heads, &cut.heads_kv, own.group(), own.head_length))
+            // All heads of latent attention read one KV head.
+            let divided = if matches!(kind.mixer, Mixer::Latent(_)) { compute.pool.threads() } else { 1 };
+            kind.mixer.kv_heads().map_or_else(Heads::none, |own| Heads::new(cut, own, divided))
         });
         let heads = heads.collect();
         let scratch = Scratch::default();
@@ -312,25 +312,29 @@ impl Model {
 
     /// `normed -> attended`
     fn mix_units(&mut self, batch: Batch<'_>, index: usize) {
-        let (layer, scratch) = (&self.shard.layers[index], &mut self.scratch);
+        let (layer, scratch, compute) = (&self.shard.layers[index], &mut self.scratch, &self.compute);
+        let (number, epsilon) = (self.shard.plan.layers.start + index, self.shard.spec.norm_epsilon);
+        let cut = self.shard.plan.cut_of(&self.shard.spec, number);
+        let heads = &self.heads[usize::from(self.shard.spec.layers[number])];
         match (&layer.spec.mixer, &layer.mixer) {
             (Mixer::Attention(spec), MixerWeights::Attention(weights)) => {
-                let number = self.shard.plan.layers.start + index;
-                let cut = self.shard.plan.cut_of(&self.shard.spec, number);
-                let heads = &self.heads[usize::from(self.shard.spec.layers[number])];
-                let (compute, epsilon, ropes) = (&self.compute, self.shard.spec.norm_epsilon, &self.ropes);
+                let ropes = &self.ropes;
                 let own = OwnHeads { compute, spec, weights, epsilon, cut, heads, ropes, layer: index };
                 own.mix(batch, &mut self.cache, scratch);
             }
+            (Mixer::Latent(spec), MixerWeights::Latent(weights)) => {
+                let rope = &self.ropes[usize::from(spec.rope)];
+                let own = OwnLatent { compute, spec, weights, epsilon, heads, rope, layer: index };
+                own.mix(batch, &mut self.cache, scratch);
+            }
             (_, MixerWeights::Convolution(weights)) => {
-                convolution::mix(&self.compute, weights, index, batch.tokens, &mut self.states, scratch);
+                convolution::mix(compute, weights, index, batch.tokens, &mut self.states, scratch);
             }
             (Mixer::Delta(spec), MixerWeights::Delta(weights)) => {
-                delta::mix(&self.compute, spec, weights, index, batch.tokens, &mut self.states, scratch);
+                delta::mix(compute, spec, weights, index, batch.tokens, &mut self.states, scratch);
             }
             (Mixer::StateSpace(spec), MixerWeights::StateSpace(weights)) => {
-                let cut = self.shard.plan.cut_of(&self.shard.spec, self.shard.plan.layers.start + index);
-                let own = OwnSpace { compute: &self.compute, spec, weights, cut, layer: index };
+                let own = OwnSpace { compute, spec, weights, cut, layer: index };
                 own.mix(batch.tokens, &mut self.states, scratch);
             }
             _ => unreachable!("weights are read as the layer's description demands"),

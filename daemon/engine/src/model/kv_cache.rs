@@ -1,13 +1,13 @@
 //! Keys and values of past positions in blocks of 32, addressed by the block tables in the plan. For each layer that has
-//! keys of its own `[KV heads of this rank, block, keys or values]`, each keys `[head_length, 32]` or values `[32,
-//! head_length]`, in q8_0 followed by scales `[head_length / 32, 32]`; a sequence need not be contiguous. Layers with a
+//! keys of its own `[KV heads of this rank, block, keys or values]`, each keys `[key_length, 32]` or values `[32,
+//! value_length]`, in q8_0 followed by scales `[length / 32, 32]`; a sequence need not be contiguous. Layers with a
 //! window have fewer blocks than layers that attend to everything.
 use std::{io, ops::Range};
 
 use common::{limits::KV_BLOCK_LENGTH, precision::KvFormat};
 use half::{f16, slice::HalfFloatSliceExt};
 use kernels::{Block, Kernels, KvBlock, KvValues};
-use models::{AttentionSpec, ModelSpec};
+use models::{AttentionSpec, KvHeads, ModelSpec};
 use planner::holding::kv_bytes;
 use topology::{KvBlocks, ShardPlan};
 
@@ -34,7 +34,10 @@ pub struct CachedLayer {
     /// Whether it reads the keys and values of an earlier layer.
     pub is_shared: bool,
     heads: usize,
-    head_length: usize,
+    key_length: usize,
+    value_length: usize,
+    /// Whether it stores values; otherwise they are the first elements of the keys, and keys are stored like values.
+    has_values: bool,
     blocks: usize,
     /// First byte in the region.
     begin: usize,
@@ -68,14 +71,25 @@ impl KvCache {
                 // The cut keeps both layers in one stage.
                 Some(source) => CachedLayer { kind, is_shared: true, ..layers[source - plan.layers.start] },
                 None => {
-                    let (heads, head_length) =
-                        (plan.cuts[kind].heads_kv.len(), attention.map_or(0, |own| own.head_length));
-                    let blocks = blocks.in_layer(spec.layer(layer));
-                    CachedLayer { kind, is_windowed, is_shared: false, heads, head_length, blocks, begin }
+                    let kv_heads = spec.layer(layer).mixer.kv_heads();
+                    let none = KvHeads { group: 1, key_length: 0, value_length: 0, has_values: true };
+                    let KvHeads { key_length, value_length, has_values, .. } = kv_heads.unwrap_or(none);
+                    let (heads, blocks) = (plan.cuts[kind].heads_kv.len(), blocks.in_layer(spec.layer(layer)));
+                    CachedLayer {
+                        kind,
+                        is_windowed,
+                        is_shared: false,
+                        heads,
+                        key_length,
+                        value_length,
+                        has_values,
+                        blocks,
+                        begin,
+                    }
                 }
             };
             if !cached.is_shared {
-                begin += 2 * cached.heads * cached.blocks * cached.half_bytes(format);
+                begin += cached.heads * cached.blocks * cached.part_bytes(format);
             }
             layers.push(cached);
         }
@@ -87,20 +101,23 @@ impl KvCache {
         &self.layers[layer]
     }
 
-    /// Stores key and value of one head at an offset (0 to 31) in a block.
+    /// Stores key and value of one head at an offset (0 to 31) in a block; the value may be a part of the key.
     pub fn store(&mut self, kernels: &Kernels, place: Place, offset: usize, key: &[f32], value: &[f32]) {
         let (keys, values) = (self.range(place, false), self.range(place, true));
-        let (format, length) = (self.format, self.layers[place.layer].head_length);
+        let (format, has_values) = (self.format, self.layers[place.layer].has_values);
         let bytes = self.region.bytes_mut();
-        store(kernels, format, &mut bytes[keys], key, offset, KV_BLOCK_LENGTH, offset);
-        store(kernels, format, &mut bytes[values], value, offset * length, 1, offset);
+        let rows = if has_values { value } else { key };
+        store(kernels, format, &mut bytes[values], rows, offset * rows.len(), 1, offset);
+        if has_values {
+            store(kernels, format, &mut bytes[keys], key, offset, KV_BLOCK_LENGTH, offset);
+        }
     }
 
     /// The first `count` positions of one head in one block.
     pub fn block(&self, place: Place, count: usize) -> KvBlock<'_> {
-        let length = self.layers[place.layer].head_length;
-        let keys = self.values(self.range(place, false), length);
-        let values = self.values(self.range(place, true), length);
+        let CachedLayer { key_length, value_length, has_values, .. } = self.layers[place.layer];
+        let keys = has_values.then(|| self.values(self.range(place, false), key_length));
+        let values = self.values(self.range(place, true), if has_values { value_length } else { key_length });
         KvBlock { keys, values, first: 0, count, score_cap: None, next: [&[]; 2] }
     }
 
@@ -124,7 +141,7 @@ impl KvCache {
 
     /// Bytes of keys and values of one head in one block of a layer.
     pub fn part_bytes(&self, layer: usize) -> usize {
-        2 * self.layers[layer].half_bytes(self.format)
+        self.layers[layer].part_bytes(self.format)
     }
 
     /// Copies a block in all layers that attend to everything.
@@ -150,20 +167,19 @@ impl KvCache {
 
     fn range(&self, place: Place, is_value: bool) -> Range<usize> {
         let layer = &self.layers[place.layer];
-        let bytes = layer.half_bytes(self.format);
-        let number = 2 * (place.head * layer.blocks + place.block as usize) + usize::from(is_value);
-        let begin = layer.begin + number * bytes;
-        begin..begin + bytes
+        let [keys, values] = layer.half_bytes(self.format);
+        let begin = layer.begin + (place.head * layer.blocks + place.block as usize) * (keys + values);
+        if is_value { begin + keys..begin + keys + values } else { begin..begin + keys }
     }
 
     /// Keys or values of one head in one block.
-    fn values(&self, range: Range<usize>, head_length: usize) -> KvValues<'_> {
+    fn values(&self, range: Range<usize>, length: usize) -> KvValues<'_> {
         let bytes = &self.region.bytes()[range];
         match self.format {
             KvFormat::F32 => KvValues::F32(bytemuck::cast_slice(bytes)),
             KvFormat::F16 => KvValues::F16(bytemuck::cast_slice(bytes)),
             KvFormat::Q8 => {
-                let (levels, scales) = bytes.split_at(KV_BLOCK_LENGTH * head_length);
+                let (levels, scales) = bytes.split_at(KV_BLOCK_LENGTH * length);
                 KvValues::Q8(bytemuck::cast_slice(levels), bytemuck::cast_slice(scales))
             }
         }
@@ -171,9 +187,16 @@ impl KvCache {
 }
 
 impl CachedLayer {
-    /// Bytes of the keys, or of the values, of one head in one block.
-    fn half_bytes(&self, format: KvFormat) -> usize {
-        KV_BLOCK_LENGTH * format.head_bytes(self.head_length)
+    /// Bytes of the keys and of the values of one head in one block; of rows that are both, as of values.
+    fn half_bytes(&self, format: KvFormat) -> [usize; 2] {
+        let [keys, values] =
+            [self.key_length, self.value_length].map(|length| KV_BLOCK_LENGTH * format.head_bytes(length));
+        if self.has_values { [keys, values] } else { [0, keys] }
+    }
+
+    /// Bytes of both.
+    fn part_bytes(&self, format: KvFormat) -> usize {
+        self.half_bytes(format).iter().sum()
     }
 }
 
@@ -225,26 +248,34 @@ mod tests {
 
     #[test]
     fn parts_copy_between_caches_and_wrong_places_are_refused() {
-        let kernels = Kernels::choose(None).expect("one of them runs here");
+        let known = |name: &str| known::MODELS.iter().find(|known| known.name == name).expect("it is known").spec();
         for format in [KvFormat::F32, KvFormat::F16, KvFormat::Q8] {
-            let spec = known::MODELS[0].spec();
-            let whole = cut_stage(&spec, &(0..2), &[1]).expect("one rank has all");
-            let quarters = cut_stage(&spec, &(0..2), &[1; 4]).expect("each rank has a KV head");
-            let mut one = KvCache::new(format, &spec, &whole[0], KvBlocks::alike(3)).expect("there is memory");
-            // The other rank has one of the four heads, and more blocks.
-            let mut two = KvCache::new(format, &spec, &quarters[1], KvBlocks::alike(7)).expect("there is memory");
-            let values = |seed: usize| (0..64).map(|i| ((i * 31 + seed * 7) % 97) as f32 - 48.0).collect::<Vec<_>>();
-            let (from, to) = (Place { layer: 1, block: 2, head: 1 }, Place { layer: 1, block: 6, head: 0 });
-            (0..KV_BLOCK_LENGTH).for_each(|offset| {
-                one.store(kernels, from, offset, &values(offset), &values(offset + 100));
-                two.store(kernels, to, offset, &values(1), &values(2));
-            });
-            let part = one.part(from).to_vec();
-            assert_eq!(part.len(), one.part_bytes(1));
-            assert!(two.take_over(to, &part));
-            assert_eq!(two.part(to), part, "{format}");
-            assert!(!two.take_over(Place { block: 7, ..to }, &part) && !two.take_over(Place { head: 1, ..to }, &part));
-            assert!(!two.take_over(Place { layer: 2, ..to }, &part) && !two.take_over(to, &part[1..]));
+            // One of four KV heads; latents, which are whole on every rank.
+            check_copies(format, &known("tinyllama-1.1b"), 1, [64, 64]);
+            check_copies(format, &known("glm-4.7-flash"), 0, [576, 512]);
         }
+    }
+
+    /// Copies a block of a KV head of one rank to the second of four, which has more blocks.
+    #[track_caller]
+    fn check_copies(format: KvFormat, spec: &ModelSpec, head: usize, [key, value]: [usize; 2]) {
+        let kernels = Kernels::choose(None).expect("one of them runs here");
+        let whole = cut_stage(spec, &(0..2), &[1]).expect("one rank has all");
+        let quarters = cut_stage(spec, &(0..2), &[1; 4]).expect("each rank has a KV head");
+        let mut one = KvCache::new(format, spec, &whole[0], KvBlocks::alike(3)).expect("there is memory");
+        let mut two = KvCache::new(format, spec, &quarters[1], KvBlocks::alike(7)).expect("there is memory");
+        let values =
+            |count, seed: usize| (0..count).map(|i| ((i * 31 + seed * 7) % 97) as f32 - 48.0).collect::<Vec<_>>();
+        let (from, to) = (Place { layer: 1, block: 2, head }, Place { layer: 1, block: 6, head: 0 });
+        (0..KV_BLOCK_LENGTH).for_each(|offset| {
+            one.store(kernels, from, offset, &values(key, offset), &values(value, offset + 100));
+            two.store(kernels, to, offset, &values(key, 1), &values(value, 2));
+        });
+        let part = one.part(from).to_vec();
+        assert_eq!(part.len(), one.part_bytes(1));
+        assert!(two.take_over(to, &part));
+        assert_eq!(two.part(to), part, "{format}");
+        assert!(!two.take_over(Place { block: 7, ..to }, &part) && !two.take_over(Place { head: 1, ..to }, &part));
+        assert!(!two.take_over(Place { layer: 2, ..to }, &part) && !two.take_over(to, &part[1..]));
     }
 }

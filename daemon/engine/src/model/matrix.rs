@@ -125,9 +125,10 @@ impl Matrix {
     }
 }
 
-/// The form of activations for several matrices with the same columns.
+/// The form of activations for several matrices with the same columns; those without rows need none.
 pub(super) fn wanted_by(matrices: &[&Matrix]) -> Wanted {
-    let quantised = matrices.iter().any(|matrix| matrix.format.is_quantised());
-    let floats = matrices.iter().any(|matrix| !matrix.format.is_quantised());
-    Wanted { skip: matrices.first().map_or(0, |matrix| matrix.skip), quantised, floats }
+    let mut present = matrices.iter().filter(|matrix| matrix.rows > 0);
+    let quantised = present.clone().any(|matrix| matrix.format.is_quantised());
+    let floats = present.clone().any(|matrix| !matrix.format.is_quantised());
+    Wanted { skip: present.next().map_or(0, |matrix| matrix.skip), quantised, floats }
 }

@@ -9,7 +9,7 @@ use gguf::{BlockFormat, GgufFile, Tensor};
 use kernels::{Kernels, pack_panel, packed_bytes};
 use models::{Cut, ModelSpec, TensorRole, TensorSpec};
 use rayon::prelude::*;
-use topology::{ExpertPart, Ranges, ShardPlan, TensorPart};
+use topology::{ExpertPart, Matrices, Ranges, ShardPlan, TensorPart};
 
 use super::LoadError;
 
@@ -34,10 +34,12 @@ pub struct TensorSlice {
     pub rows: Ranges,
     /// The rank's columns.
     pub columns: Ranges,
-    /// Number of consecutive matrices: the experts of a layer that the rank has a part of, or one.
+    /// Number of consecutive matrices: the experts of a layer that the rank has a part of, the rank's heads, or one.
     pub count: usize,
-    /// Which matrices these are in the file; `None`: all.
-    matrices: Option<Vec<PlacedMatrix>>,
+    /// Which of the tensor's matrices these are.
+    matrices: Matrices,
+    /// Whether experts are cut by rows; otherwise by columns.
+    is_by_rows: bool,
     /// Factors of the products of each matrix; empty if the file has none.
     pub scales: Vec<f32>,
     /// Its bytes in the region.
@@ -58,22 +60,15 @@ impl TensorSlice {
     fn new(tensor: &Tensor<'_>, part: TensorPart, is_by_rows: bool, height: usize, begin: usize) -> Self {
         let [matrix_rows, matrix_count] = [1, 2].map(|dimension| tensor.dimensions[dimension] as usize);
         let TensorPart { rows, columns, matrices } = part;
-        let count = matrices.as_ref().map_or(matrix_count, Vec::len);
-        let matrices = matrices.map(|matrices| {
-            let placed = matrices.iter().map(|ExpertPart { expert: number, first }| {
-                let (row, column) = if is_by_rows { (*first, 0) } else { (0, *first) };
-                PlacedMatrix { number: *number, row, column }
-            });
-            placed.collect()
-        });
         let mut slice = Self {
             name: tensor.name.to_owned(),
             scales: Vec::new(),
             format: tensor.format,
             rows,
             columns,
-            count,
+            count: matrices.len(),
             matrices,
+            is_by_rows,
             place: begin..begin,
             matrix_rows,
             matrix_count,
@@ -119,16 +114,22 @@ impl TensorSlice {
 
     /// For each of the tensor's matrices its number in the slice, or [`NOT_HELD`]; empty if the slice has all.
     pub fn numbers(&self) -> Vec<usize> {
-        let Some(matrices) = &self.matrices else { return Vec::new() };
+        let Matrices::Experts(parts) = &self.matrices else { return Vec::new() };
         let mut numbers = vec![NOT_HELD; self.matrix_count];
-        matrices.iter().enumerate().for_each(|(number, matrix)| numbers[matrix.number] = number);
+        parts.iter().enumerate().for_each(|(number, part)| numbers[part.expert] = number);
         numbers
     }
 
     /// A matrix of the slice in its tensor.
     fn matrix(&self, index: usize) -> PlacedMatrix {
-        let all = PlacedMatrix { number: index, ..PlacedMatrix::default() };
-        self.matrices.as_ref().map_or(all, |matrices| matrices[index])
+        match &self.matrices {
+            Matrices::Consecutive(range) => PlacedMatrix { number: range.start + index, row: 0, column: 0 },
+            Matrices::Experts(parts) => {
+                let ExpertPart { expert: number, first } = parts[index];
+                let (row, column) = if self.is_by_rows { (first, 0) } else { (0, first) };
+                PlacedMatrix { number, row, column }
+            }
+        }
     }
 
     fn panel_bytes(&self) -> usize {
@@ -179,7 +180,7 @@ impl TensorSlice {
 }
 
 /// A matrix of a tensor.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct PlacedMatrix {
     /// Its number in the tensor.
     number: usize,

@@ -16,6 +16,7 @@ use super::{
         attention::AttentionWeights,
         convolution::{ConvolutionWeights, by_tap},
         delta::DeltaWeights,
+        latent::LatentWeights,
         state_space::{ChannelFilters, StateSpaceWeights},
     },
     packed::{Cached, Key},
@@ -185,8 +186,8 @@ impl Layer {
         });
         let router = self.router.as_ref().map(|router| &router.matrix);
         let input = self.input.iter().flat_map(|input| [&input.gate, &input.output]);
-        let all =
-            self.mixer.matrices().chain([&self.mixer_output]).chain(router).chain(input).map(|matrix| (matrix, 1));
+        let all = self.mixer.matrices().chain([&self.mixer_output]).chain(router).chain(input);
+        let all = all.map(|matrix| (matrix, matrix.count));
         let shared = self.shared.as_ref().map(|shared| [&shared.gate, &shared.up, &shared.down]);
         let all = all.chain(shared.into_iter().flatten().map(|matrix| (matrix, 1)));
         all.chain([&self.gate, &self.up, &self.down].map(|matrix| (matrix, used)))
@@ -247,6 +248,17 @@ fn mixer(layer: usize, spec: &ModelSpec, slices: &Slices, region: &Arc<Region>) 
             })
         }
         Mixer::None => MixerWeights::None,
+        Mixer::Latent(latent) => {
+            let inner = latent.query_columns.map(|_| matrix(TensorRole::QueryInner)).transpose()?;
+            MixerWeights::Latent(LatentWeights {
+                query_inner: inner.map(|inner| (inner, floats(TensorRole::QueryInnerNorm))),
+                query: matrix(Query)?,
+                latent: matrix(TensorRole::Latent)?,
+                latent_norm: floats(TensorRole::LatentNorm),
+                latent_query: matrix(TensorRole::LatentQuery)?,
+                latent_value: matrix(TensorRole::LatentValue)?,
+            })
+        }
     })
 }
 

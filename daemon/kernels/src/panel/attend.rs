@@ -35,7 +35,8 @@ fn attend_heads<L: Lanes, const H: usize>(
     state: &mut Attention<'_>,
     first: usize,
 ) -> usize {
-    let length = state.head_length;
+    let (length, width) = (state.key_length, state.value_length);
+    let stride = if block.keys.is_some() { width } else { length };
     let mut queries: [&[f32]; H] = [&[]; H];
     for (head, query) in queries.iter_mut().enumerate() {
         *query = &state.queries[(first + head) * length..(first + head + 1) * length];
@@ -43,22 +44,22 @@ fn attend_heads<L: Lanes, const H: usize>(
     let mut weights = [[0.0; POSITIONS]; H];
     // The first group of heads prefetches the next block for all.
     let [next_keys, next_values] = if first == 0 { block.next } else { [&[][..]; 2] };
-    match block.keys {
-        KvValues::F32(keys) => score::<L, f32, H>(
+    match (block.keys, block.values) {
+        (Some(KvValues::F32(keys)), _) => score::<L, f32, H>(
             lanes,
             StoredBlock { values: keys, scales: &[], next: next_keys },
             &queries,
             length,
             &mut weights,
         ),
-        KvValues::F16(keys) => score::<L, u16, H>(
+        (Some(KvValues::F16(keys)), _) => score::<L, u16, H>(
             lanes,
             StoredBlock { values: keys, scales: &[], next: next_keys },
             &queries,
             length,
             &mut weights,
         ),
-        KvValues::Q8(keys, scales) => {
+        (Some(KvValues::Q8(keys, scales)), _) => {
             score::<L, i8, H>(
                 lanes,
                 StoredBlock { values: keys, scales, next: next_keys },
@@ -67,22 +68,27 @@ fn attend_heads<L: Lanes, const H: usize>(
                 &mut weights,
             );
         }
+        (None, KvValues::F32(rows)) => score_rows::<L, f32, H>(lanes, rows, &[], &queries, block.count, &mut weights),
+        (None, KvValues::F16(rows)) => score_rows::<L, u16, H>(lanes, rows, &[], &queries, block.count, &mut weights),
+        (None, KvValues::Q8(rows, scales)) => {
+            score_rows::<L, i8, H>(lanes, rows, scales, &queries, block.count, &mut weights);
+        }
     }
     for (head, weights) in weights.iter_mut().enumerate() {
         mask(lanes, block, weights);
-        let out = &mut state.out[(first + head) * length..(first + head + 1) * length];
+        let out = &mut state.out[(first + head) * width..(first + head + 1) * width];
         online_softmax(lanes, weights, &mut state.largest[first + head], &mut state.sum[first + head], out);
         // The exponential of minus infinity is tiny, not 0.
         weights[..block.first].fill(0.0);
     }
-    let out = &mut state.out[first * length..(first + H) * length];
+    let out = &mut state.out[first * width..(first + H) * width];
     match block.values {
         KvValues::F32(values) => accumulate::<L, f32, H>(
             lanes,
             StoredBlock { values, scales: &[], next: next_values },
             &weights,
             block.count,
-            length,
+            [width, stride],
             out,
         ),
         KvValues::F16(values) => accumulate::<L, u16, H>(
@@ -90,7 +96,7 @@ fn attend_heads<L: Lanes, const H: usize>(
             StoredBlock { values, scales: &[], next: next_values },
             &weights,
             block.count,
-            length,
+            [width, stride],
             out,
         ),
         KvValues::Q8(values, scales) => {
@@ -99,7 +105,7 @@ fn attend_heads<L: Lanes, const H: usize>(
                 StoredBlock { values, scales, next: next_values },
                 &weights,
                 block.count,
-                length,
+                [width, stride],
                 out,
             );
         }
@@ -163,6 +169,86 @@ fn score<L: Lanes, S: Stored, const H: usize>(
     }
 }
 
+/// Most groups of columns of a key with a shared scale.
+const KEY_GROUPS: usize = 32;
+
+/// Products of queries `[H, length]` with the first `count` of keys `[32, length]`; scales are `[length / 32, 32]`.
+#[inline(always)]
+fn score_rows<L: Lanes, S: Stored, const H: usize>(
+    lanes: L,
+    rows: &[S],
+    scales: &[u16],
+    queries: &[&[f32]; H],
+    count: usize,
+    out: &mut [[f32; POSITIONS]; H],
+) {
+    let mut factors = [[1.0; POSITIONS]; KEY_GROUPS];
+    for (factors, scales) in factors.iter_mut().zip(scales.chunks_exact(POSITIONS)) {
+        for (out, scales) in factors.chunks_exact_mut(L::ROWS).zip(scales.chunks_exact(L::ROWS)) {
+            lanes.store(u16::load(lanes, scales), out);
+        }
+    }
+    // As many positions at once as have their sums in registers.
+    let mut first = 0;
+    while first < count {
+        first += match H {
+            1 | 2 => score_few_rows::<L, S, H, 4>(lanes, rows, &factors, queries, first, out),
+            _ => score_few_rows::<L, S, H, 2>(lanes, rows, &factors, queries, first, out),
+        };
+    }
+}
+
+/// Products with `P` keys from the first on; returns `P`.
+#[inline(always)]
+fn score_few_rows<L: Lanes, S: Stored, const H: usize, const P: usize>(
+    lanes: L,
+    rows: &[S],
+    factors: &[[f32; POSITIONS]; KEY_GROUPS],
+    queries: &[&[f32]; H],
+    first: usize,
+    out: &mut [[f32; POSITIONS]; H],
+) -> usize {
+    let length = queries[0].len();
+    let rows = &rows[first * length..(first + P) * length];
+    let mut sums = [[lanes.splat(0.0); P]; H];
+    let mut rests = [[0.0; P]; H];
+    let together = if S::SCALED { SCALED } else { length };
+    for (group, begin) in (0..length).step_by(together).enumerate() {
+        let end = (begin + together).min(length);
+        let mut part = [[lanes.splat(0.0); P]; H];
+        let mut column = begin;
+        while column + L::ROWS <= end {
+            let mut keys = [lanes.splat(0.0); P];
+            for position in 0..P {
+                keys[position] = S::load(lanes, &rows[position * length + column..][..L::ROWS]);
+            }
+            for head in 0..H {
+                let query = lanes.load(&queries[head][column..column + L::ROWS]);
+                for position in 0..P {
+                    part[head][position] = lanes.multiply_add(keys[position], query, part[head][position]);
+                }
+            }
+            column += L::ROWS;
+        }
+        for position in 0..P {
+            let factor = factors[group % KEY_GROUPS][(first + position) % POSITIONS];
+            for head in 0..H {
+                let factors = lanes.splat(factor);
+                sums[head][position] = lanes.multiply_add(part[head][position], factors, sums[head][position]);
+                for column in column..end {
+                    rests[head][position] += rows[position * length + column].value() * queries[head][column] * factor;
+                }
+            }
+        }
+    }
+    for head in 0..H {
+        for position in 0..P {
+            out[head][first + position] = lanes.total(sums[head][position]) + rests[head][position];
+        }
+    }
+    P
+}
+
 /// Limits scores, and hides positions outside the block's range.
 #[inline(always)]
 fn mask<L: Lanes>(lanes: L, block: KvBlock<'_>, scores: &mut [f32; POSITIONS]) {
@@ -222,14 +308,15 @@ fn online_softmax<L: Lanes>(
 /// Most groups of columns with a shared scale that are summed at once.
 const GROUPS: usize = 4;
 
-/// Adds values `[32, length]` times weights to `out` `[H, length]`; scales are `[length / 32, 32]`.
+/// Adds the first `length` columns of values `[32, stride]` times weights to `out` `[H, length]`; scales are
+/// `[stride / 32, 32]`.
 #[inline(always)]
 fn accumulate<L: Lanes, S: Stored, const H: usize>(
     lanes: L,
     block: StoredBlock<'_, S>,
     weights: &[[f32; POSITIONS]; H],
     count: usize,
-    length: usize,
+    [length, stride]: [usize; 2],
     out: &mut [f32],
 ) {
     let StoredBlock { values, scales, .. } = block;
@@ -244,7 +331,7 @@ fn accumulate<L: Lanes, S: Stored, const H: usize>(
             let scales = scales.chunks_exact(POSITIONS).skip(column / SCALED).take(groups);
             of_groups.iter_mut().zip(scales).for_each(|(scaled, scales)| scale(lanes, weights, scales, scaled));
         }
-        let columns = ColumnSums { weights: &of_groups, count, length, column };
+        let columns = ColumnSums { weights: &of_groups, count, length, stride, column };
         match registers {
             8 if H * 8 <= L::SUMS => accumulate_columns::<L, S, H, 8>(lanes, block, columns, out),
             4 if H * 4 <= L::SUMS => accumulate_columns::<L, S, H, 4>(lanes, block, columns, out),
@@ -254,7 +341,7 @@ fn accumulate<L: Lanes, S: Stored, const H: usize>(
         }
         column += registers * L::ROWS;
     }
-    for (position, values) in values.chunks_exact(length).take(count).enumerate() {
+    for (position, values) in values.chunks_exact(stride).take(count).enumerate() {
         for (head, weights) in of_groups[0].iter().enumerate() {
             for column in column..length {
                 out[head * length + column] += weights[position] * values[column].value();
@@ -272,6 +359,8 @@ struct ColumnSums<'a, const H: usize> {
     count: usize,
     /// Number of columns of a position.
     length: usize,
+    /// Distance of two positions.
+    stride: usize,
     /// The first column.
     column: usize,
 }
@@ -285,7 +374,7 @@ fn accumulate_columns<L: Lanes, S: Stored, const H: usize, const N: usize>(
     out: &mut [f32],
 ) {
     let StoredBlock { values, next, .. } = block;
-    let ColumnSums { weights, count, length, column } = columns;
+    let ColumnSums { weights, count, length, stride, column } = columns;
     let mut sums = [[lanes.splat(0.0); N]; H];
     for head in 0..H {
         for register in 0..N {
@@ -294,9 +383,9 @@ fn accumulate_columns<L: Lanes, S: Stored, const H: usize, const N: usize>(
     }
     let count = count.min(POSITIONS);
     let asked_for = if next.is_empty() { 0 } else { N * L::ROWS * size_of::<S>() };
-    for (position, values) in values.chunks_exact(length).enumerate().take(count) {
+    for (position, values) in values.chunks_exact(stride).enumerate().take(count) {
         for line in (0..asked_for).step_by(64) {
-            lanes.prefetch(next.as_ptr().wrapping_add((position * length + column) * size_of::<S>() + line));
+            lanes.prefetch(next.as_ptr().wrapping_add((position * stride + column) * size_of::<S>() + line));
         }
         let values = &values[column..column + N * L::ROWS];
         for register in 0..N {

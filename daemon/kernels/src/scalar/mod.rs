@@ -203,12 +203,16 @@ pub(super) fn as_half(scale: f32) -> f32 {
 
 /// Computes every score, weight and value directly by the formula.
 fn attend(block: KvBlock<'_>, state: &mut Attention<'_>) {
-    let length = state.head_length;
+    let (length, width) = (state.key_length, state.value_length);
+    let stride = if block.keys.is_some() { width } else { length };
     for head in 0..state.largest.len() {
         let query = &state.queries[head * length..][..length];
-        let out = &mut state.out[head * length..][..length];
+        let out = &mut state.out[head * width..][..width];
         for position in block.first..block.count {
-            let keys = (0..length).map(|column| key(block.keys, column, position));
+            let keys = (0..length).map(|column| match block.keys {
+                Some(keys) => key(keys, column, position),
+                None => value(block.values, column, position, stride),
+            });
             let score: f32 = query.iter().zip(keys).map(|(query, key)| query * key).sum();
             let score = block.score_cap.map_or(score, |cap| cap * (score / cap).tanh());
             let largest = state.largest[head].max(score);
@@ -216,7 +220,7 @@ fn attend(block: KvBlock<'_>, state: &mut Attention<'_>) {
             state.largest[head] = largest;
             state.sum[head] = state.sum[head] * shrink + weight;
             for (column, out) in out.iter_mut().enumerate() {
-                *out = *out * shrink + weight * value(block.values, column, position, length);
+                *out = *out * shrink + weight * value(block.values, column, position, stride);
             }
         }
     }

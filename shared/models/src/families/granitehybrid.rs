@@ -9,7 +9,7 @@ use super::{
 use crate::{
     keys::Keys,
     limits::{EMBEDDING_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX, HEAD_COUNT_MAX, HEAD_LENGTH_MAX},
-    mixer::{AttentionSpec, Mixer, StateSpaceSpec},
+    mixer::{AttentionSpec, Mixer, SQUARES_BLOCK, StateSpaceSpec},
     rotation::Rotation,
     spec::{FeedForward, LayerSpec, SharedSpec},
 };
@@ -18,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
     name: "granitehybrid",
     spec: |keys| {
         let mut spec = model(keys)?;
-        let space = space(keys)?;
+        let space = space(keys, spec.embedding_length)?;
         let head_count = keys.length("attention.head_count", HEAD_COUNT_MAX)?;
         let head_length = keys.head_length(spec.embedding_length, head_count)?;
         let feed_forward = feed_forward(keys)?;
@@ -54,10 +54,14 @@ pub(super) fn attention(keys: &Keys<'_>, layer: usize, lengths: [usize; 3]) -> R
 }
 
 /// The state space of every layer that has one.
-pub(super) fn space(keys: &Keys<'_>) -> Result<StateSpaceSpec, GgufError> {
+pub(super) fn space(keys: &Keys<'_>, embedding_length: usize) -> Result<StateSpaceSpec, GgufError> {
     const HEADS: &str = "ssm.time_step_rank";
     const GROUPS: &str = "ssm.group_count";
     const INNER: &str = "ssm.inner_size";
+    if embedding_length < SQUARES_BLOCK {
+        let reason = format!("models with state spaces must have at least {SQUARES_BLOCK}");
+        return Err(keys.refuse("embedding_length", embedding_length, reason));
+    }
     let heads = keys.length(HEADS, HEAD_COUNT_MAX)?;
     let groups = keys.length(GROUPS, HEAD_COUNT_MAX)?;
     let inner = keys.length(INNER, EMBEDDING_LENGTH_MAX)?;

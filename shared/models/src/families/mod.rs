@@ -3,6 +3,7 @@ mod arcee;
 mod bailingmoe2;
 mod cohere2;
 mod common;
+mod deepseek2;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
@@ -55,6 +56,7 @@ pub const ALL: &[&Family] = &[
     &arcee::FAMILY,
     &bailingmoe2::FAMILY,
     &cohere2::FAMILY,
+    &deepseek2::FAMILY,
     &ernie4_5::FAMILY,
     &ernie4_5_moe::FAMILY,
     &exaone4::FAMILY,

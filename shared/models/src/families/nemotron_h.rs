@@ -34,7 +34,7 @@ pub(super) fn single(
     let has_epsilon = keys.float(EPSILON)?.is_some();
     let epsilon = if has_epsilon { EPSILON } else { "attention.layer_norm_epsilon" };
     let spec = model_with_epsilon(keys, NormKind::Rms, epsilon)?;
-    let space = space(keys)?;
+    let space = space(keys, spec.embedding_length)?;
     let head_count = keys.length("attention.head_count", HEAD_COUNT_MAX)?;
     let head_length = keys.head_length(spec.embedding_length, head_count)?;
     let scale = keys.float("attention.scale")?.map(|_| keys.positive("attention.scale", None)).transpose()?;

@@ -1,5 +1,9 @@
 //! Nemotron 3 Nano: Nemotron-H with experts without gates in place of networks.
-use super::{Family, common::{block_count, expert_layer}, nemotron_h::single};
+use super::{
+    Family,
+    common::{block_count, expert_layer},
+    nemotron_h::single,
+};
 use crate::{
     limits::FEED_FORWARD_LENGTH_MAX,
     spec::{Activation, ExpertsSpec, FeedForward, RouterSpec, Scores, SharedSpec},

@@ -1,6 +1,6 @@
 //! Compute times of a rank from its profile: one set of formulas for simulated nodes and for paced daemons.
 use common::precision::KvFormat;
-use models::AttentionSpec;
+use models::KvHeads;
 use telemetry::SyncKind;
 
 use super::NodeProfile;
@@ -59,16 +59,18 @@ pub fn half_layer_ns(
     }
     let spec = &holding.sizes.spec;
     let matrices = besides + profile.work_ns(holding.attention(layer), load.tokens);
-    let Some(AttentionSpec { head_length, window, .. }) = spec.layer(layer).attention() else {
+    let Some(KvHeads { key_length, value_length, .. }) = spec.layer(layer).mixer.kv_heads() else {
         // Each sequence's state is read and written once, and used about twice by each token.
         let floats = holding.plan.state_length(spec, layer) as f64;
         let bytes = load.sequences * floats * (2 * size_of::<f32>()) as f64;
         return matrices + profile.attention_ns(bytes, f64::from(load.tokens) * 2.0 * floats);
     };
-    let Load { read, pairs, .. } = load.through(*window);
+    let window = spec.layer(layer).attention().and_then(|attention| attention.window);
+    let Load { read, pairs, .. } = load.through(window);
     let bytes = read * kv_position_bytes(kv, spec, holding.plan, layer) as f64;
-    // The queries of a chunk share the KV cache reads; scores and weighted sums take two multiply-adds per value.
-    let macs = pairs * (2 * holding.plan.cut_of(spec, layer).heads.len() * head_length) as f64;
+    // The queries of a chunk share the KV cache reads; scores and weighted sums take a multiply-add per value.
+    let heads = holding.plan.cut_of(spec, layer).heads.len();
+    let macs = pairs * (heads * (key_length + value_length)) as f64;
     matrices + profile.attention_ns(bytes, macs)
 }
 

@@ -274,6 +274,8 @@ mod tests {
             ("phi-4", 14.1),
             ("granite-4.0-micro", 3.40),
             ("ministral-3-8b", 7.96),
+            ("glm-4.7-flash", 29.6),
+            ("deepseek-v2-lite", 15.5),
         ] {
             let sizes = ModelSizes::known(name, Quantisation::Q4_0).expect("it is known");
             let found = sizes.weight_count() as f64 / 1e9;

@@ -1,7 +1,9 @@
-//! The first half of a layer on this rank's units: attention, a short convolution, a gated delta net or a state space.
+//! The first half of a layer on this rank's units: attention, latent attention, a short convolution, a gated delta net or
+//! a state space.
 pub mod attention;
 pub mod convolution;
 pub mod delta;
+pub mod latent;
 pub mod squares;
 pub mod state;
 pub mod state_space;
@@ -10,6 +12,7 @@ use attention::AttentionWeights;
 use convolution::ConvolutionWeights;
 use delta::DeltaWeights;
 use kernels::Pool;
+use latent::LatentWeights;
 use smallvec::SmallVec;
 use state_space::StateSpaceWeights;
 
@@ -28,6 +31,8 @@ pub enum MixerWeights {
     StateSpace(StateSpaceWeights),
     /// The layer has only a feed-forward network.
     None,
+    /// Latent attention.
+    Latent(LatentWeights),
 }
 
 /// Heads with states that are processed without an allocation.
@@ -42,14 +47,18 @@ struct StateHead<'a> {
 impl MixerWeights {
     /// Its matrices.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
-        let [one, two, three, four] = match self {
-            Self::Attention(own) => [Some(&own.query), own.key.as_ref(), own.value.as_ref(), None],
-            Self::Convolution(own) => [Some(&own.input), None, None, None],
-            Self::StateSpace(own) => [Some(&own.gate), Some(&own.value), Some(&own.key), Some(&own.rate)],
-            Self::None => [None; 4],
-            Self::Delta(own) => [Some(&own.input), Some(&own.gate), Some(&own.rate), Some(&own.decay)],
+        let [one, two, three, four, five] = match self {
+            Self::Attention(own) => [Some(&own.query), own.key.as_ref(), own.value.as_ref(), None, None],
+            Self::Convolution(own) => [Some(&own.input), None, None, None, None],
+            Self::StateSpace(own) => [Some(&own.gate), Some(&own.value), Some(&own.key), Some(&own.rate), None],
+            Self::None => [None; 5],
+            Self::Delta(own) => [Some(&own.input), Some(&own.gate), Some(&own.rate), Some(&own.decay), None],
+            Self::Latent(own) => {
+                let inner = own.query_inner.as_ref().map(|(matrix, _)| matrix);
+                [inner, Some(&own.query), Some(&own.latent), Some(&own.latent_query), Some(&own.latent_value)]
+            }
         };
-        [one, two, three, four].into_iter().flatten()
+        [one, two, three, four, five].into_iter().flatten()
     }
 }
 

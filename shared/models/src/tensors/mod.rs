@@ -1,5 +1,8 @@
 //! The table of tensors that follows from a spec: for each role the name in the file, the dimensions, and how ranks
 //! share it. The shape check, the slices of a rank, sizes, the planner and the tests' models all read this table.
+mod latent;
+mod states;
+
 use crate::{
     limits::SEGMENTS_MAX,
     mixer::{AttentionSpec, HeadNorms, Mixer},
@@ -47,6 +50,8 @@ pub enum Cut {
     Rows(Share),
     /// Each rank holds the columns of its share.
     Columns(Share),
+    /// There is a matrix for each unit of the mixer: each rank holds those of its units.
+    Matrices,
     /// The first rank alone holds it: it is added to a sum over ranks.
     Once,
     /// No rank holds it: its rows are read from the file.
@@ -130,6 +135,8 @@ impl TensorSpec {
     pub fn scale_name(&self) -> Option<String> {
         match self.role {
             TensorRole::Embedding | TensorRole::InputEmbedding | TensorRole::Router => None,
+            // As in llama.cpp.
+            TensorRole::LatentQuery | TensorRole::LatentValue => None,
             // Also if the output matrix is the embedding.
             TensorRole::Output => Some("output.scale".into()),
             _ if self.is_vector => None,
@@ -272,6 +279,7 @@ impl Mixer {
             Self::Delta(delta) => delta.tensors(embedding),
             Self::StateSpace(space) => space.tensors(embedding),
             Self::None => Vec::new(),
+            Self::Latent(latent) => latent.tensors(embedding),
         }
     }
 }
