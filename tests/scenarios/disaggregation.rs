@@ -74,8 +74,8 @@ fn remote_prefill_gives_the_same_tokens_for_any_rank_counts() {
 }
 
 #[test]
-fn windows_and_shared_keys_are_transferred_to_any_cut() {
-    let models = harness::families::shapes().into_iter().filter(|(name, _)| WINDOWED.contains(&name.as_str()));
+fn windows_shared_keys_and_states_are_transferred_to_any_cut() {
+    let models = harness::families::shapes().into_iter().filter(|(name, _)| SPECIAL.contains(&name.as_str()));
     let files: Vec<(String, Vec<u8>)> = models.map(|(name, model)| (format!("{name}.gguf"), model.bytes())).collect();
     let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
     let folder = folder_with(&files);
@@ -99,8 +99,15 @@ fn windows_and_shared_keys_are_transferred_to_any_cut() {
     }
 }
 
-/// Layers with a window, layers that read the keys of earlier ones, KV heads that differ between layers.
-const WINDOWED: [&str; 3] = ["gpt-oss-ordinary", "gemma4-ordinary", "gemma4+experts-ordinary"];
+/// Layers with a window, layers that read the keys of earlier ones, KV heads that differ between layers; recurrent layers.
+const SPECIAL: [&str; 6] = [
+    "gpt-oss-ordinary",
+    "gemma4-ordinary",
+    "gemma4+experts-ordinary",
+    "lfm2-ordinary",
+    "qwen35-ordinary",
+    "qwen35-awkward",
+];
 
 #[test]
 fn equally_cut_ranks_hold_the_same_bits_as_after_local_prefill() {

@@ -115,7 +115,7 @@ impl Follower {
         }
         let transfers = &mut self.worker.transfers;
         if let TransferOrder::Tell { transfer } = order {
-            transfers.step(self.worker.model.cache());
+            transfers.step(self.worker.model.memories());
             let status = postcard::to_stdvec(&transfers.status(*transfer)).map_err(|_| broken())?;
             self.worker.group.send(HEAD, FrameKind::Transfer, 0, &status)?;
         }

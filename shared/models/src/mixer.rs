@@ -1,4 +1,6 @@
 //! The first half of a layer, which mixes the positions of a text: attention, or a recurrence with a state of fixed size.
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -290,6 +292,42 @@ impl Mixer {
         }
     }
 
+    /// Where the floats of a unit are in the state of so many units, in order: the latest inputs of its channels, then its
+    /// matrices. Units that share channels have these in common.
+    pub fn state_ranges(&self, units: usize, unit: usize) -> Vec<Range<usize>> {
+        let mut ranges = Vec::new();
+        let mut add = |at: usize, length: usize| ranges.push(at..at + length);
+        match self {
+            Self::Attention(_) | Self::Latent(_) | Self::None => {}
+            Self::Convolution(own) => (0..own.taps - 1).for_each(|tap| add(tap * units + unit, 1)),
+            Self::Delta(own) => {
+                let (per_key, length) = (own.per_key(), own.head_length);
+                let head = |number| if own.is_grouped { unit * per_key + number } else { number * units + unit };
+                let width = units * own.channels();
+                for begin in (0..own.taps - 1).map(|tap| tap * width) {
+                    // Queries and keys of all units, then the values.
+                    [0, 1].into_iter().for_each(|segment| add(begin + (segment * units + unit) * length, length));
+                    (0..per_key).for_each(|number| add(begin + (2 * units + head(number)) * length, length));
+                }
+                let (begin, matrix) = ((own.taps - 1) * width, length * length);
+                (0..per_key).for_each(|number| add(begin + head(number) * matrix, matrix));
+            }
+            Self::StateSpace(own) => {
+                let ([values, keys], own_values) = (own.channels(units), own.channels(1)[0]);
+                (0..own.taps - 1).for_each(|tap| add(tap * values + unit * own_values, own_values));
+                let group = if own.spans_ranks() { 0 } else { unit };
+                for begin in (0..own.taps - 1).map(|tap| (own.taps - 1) * values + tap * keys) {
+                    [0, 1]
+                        .into_iter()
+                        .for_each(|half| add(begin + half * keys / 2 + group * own.key_length, own.key_length));
+                }
+                let matrices = own.matrices_length(1);
+                add(own.tail_length(units) + unit * matrices, matrices);
+            }
+        }
+        ranges
+    }
+
     /// Floats with which a token changes the state of so many units: inputs of the convolution, and decay and rate of
     /// each matrix.
     pub const fn input_length(&self, units: usize) -> usize {
@@ -419,3 +457,37 @@ pub const SQUARES_BLOCK: usize = 32;
 pub(crate) const PER_KEY_MAX: usize = SEGMENTS_MAX - 2;
 /// Longest filter of a convolution.
 pub(crate) const TAPS_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_divide_the_floats_of_a_state() {
+        let delta = |is_grouped| {
+            let delta = DeltaSpec { key_heads: 6, value_heads: 18, head_length: 32, taps: 4, is_grouped };
+            Mixer::Delta(delta)
+        };
+        let convolution = Mixer::Convolution(ConvolutionSpec { channels: 6, taps: 3 });
+        let space = |groups| {
+            let (heads, head_length, key_length, taps) = (6, 8, 16, 4);
+            Mixer::StateSpace(StateSpaceSpec { heads, head_length, key_length, groups, taps })
+        };
+        for mixer in [delta(true), delta(false), convolution, space(6), space(3), space(1)] {
+            // The heads of a single group have its keys and queries in common.
+            let is_shared = mixer == space(1);
+            for units in [1, 2, 5] {
+                let mut owners = vec![None; mixer.state_length(units)];
+                for unit in 0..units {
+                    let floats: Vec<usize> = mixer.state_ranges(units, unit).into_iter().flatten().collect();
+                    assert_eq!(floats.len(), mixer.state_length(1), "{mixer:?}");
+                    floats.into_iter().for_each(|float| {
+                        assert!(owners[float].replace(unit).is_none() || is_shared, "{mixer:?}");
+                    });
+                }
+                assert!(owners.iter().all(Option::is_some), "{mixer:?}");
+            }
+        }
+        assert_eq!(Mixer::Attention(AttentionSpec::new(4, 2, 32)).state_ranges(4, 1), []);
+    }
+}

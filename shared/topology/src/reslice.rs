@@ -1,10 +1,10 @@
-//! Computes which keys and values a rank of one group sends to the ranks of another group with a different partition of
-//! the model. Pure.
+//! Computes which keys and values, and which parts of states, a rank of one group sends to the ranks of another group with
+//! a different partition of the model. Pure.
 use std::ops::Range;
 
 use super::ShardPlan;
 
-/// The keys and values that a rank sends to one rank of another group.
+/// The keys, values and states that a rank sends to one rank of another group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The receiving rank, numbered in its group.
@@ -13,6 +13,8 @@ pub struct Route {
     pub layers: Range<usize>,
     /// KV heads in each kind of layer, numbered in the whole model.
     pub heads_kv: Vec<Range<usize>>,
+    /// Units of the mixer in each kind of layer, numbered in the whole model; each rank holds others.
+    pub units: Vec<Range<usize>>,
 }
 
 /// The routes of rank `own` of the group `from` to the ranks of the group `to`. A KV head that several ranks hold is
@@ -34,8 +36,9 @@ pub fn routes(from: &[ShardPlan], own: usize, to: &[ShardPlan]) -> Vec<Route> {
     let routes = to.iter().enumerate().filter_map(|(to, other)| {
         let layers = both(&plan.layers, &other.layers);
         let heads_kv: Vec<_> = own.iter().zip(&other.cuts).map(|(own, cut)| both(own, &cut.heads_kv)).collect();
-        let is_some = !layers.is_empty() && heads_kv.iter().any(|heads| !heads.is_empty());
-        is_some.then_some(Route { to, layers, heads_kv })
+        let units: Vec<_> = plan.cuts.iter().zip(&other.cuts).map(|(own, cut)| both(&own.heads, &cut.heads)).collect();
+        let is_some = !layers.is_empty() && heads_kv.iter().chain(&units).any(|part| !part.is_empty());
+        is_some.then_some(Route { to, layers, heads_kv, units })
     });
     routes.collect()
 }
@@ -74,8 +77,18 @@ mod tests {
             .collect()
     }
 
+    /// All combinations of rank, layer and part, in order.
+    fn listed(parts: impl Iterator<Item = (usize, Range<usize>, Range<usize>)>) -> Vec<(usize, usize, usize)> {
+        let mut list = Vec::new();
+        for (rank, layers, parts) in parts {
+            list.extend(layers.flat_map(|layer| parts.clone().map(move |part| (rank, layer, part))));
+        }
+        list.sort_unstable();
+        list
+    }
+
     #[test]
-    fn every_rank_receives_each_layer_and_head_once() {
+    fn every_rank_receives_each_layer_and_part_once() {
         let all = std::slice::from_ref(&(0..6));
         let groups = |per_kv: usize| {
             [
@@ -90,27 +103,17 @@ mod tests {
         };
         for per_kv in [1, 2, 4, 8] {
             for (from, to) in groups(per_kv).iter().flat_map(|from| groups(per_kv).map(|to| (from.clone(), to))) {
-                let mut sent: Vec<(usize, usize, usize)> = (0..from.len())
-                    .flat_map(|own| routes(&from, own, &to))
-                    .flat_map(|Route { to, layers, heads_kv }| {
-                        layers.flat_map(move |layer| {
-                            heads_kv[0].clone().map(move |head| (to, layer, head)).collect::<Vec<_>>()
-                        })
-                    })
-                    .collect();
-                sent.sort_unstable();
-                let expected: Vec<_> = to
-                    .iter()
-                    .enumerate()
-                    .flat_map(|(rank, plan)| {
-                        let heads = plan.cuts[0].heads_kv.clone();
-                        plan.layers
-                            .clone()
-                            .flat_map(move |layer| heads.clone().map(move |head| (rank, layer, head)))
-                            .collect::<Vec<_>>()
-                    })
-                    .collect();
-                assert_eq!(sent, expected, "{per_kv} heads a KV head, {from:?} to {to:?}");
+                let parts = |of: fn(&Route) -> &Range<usize>| {
+                    let routes = (0..from.len()).flat_map(|own| routes(&from, own, &to));
+                    listed(routes.map(|route| (route.to, route.layers.clone(), of(&route).clone())))
+                };
+                let held = |of: fn(&LayerCut) -> &Range<usize>| {
+                    let ranks = to.iter().enumerate();
+                    listed(ranks.map(|(rank, plan)| (rank, plan.layers.clone(), of(&plan.cuts[0]).clone())))
+                };
+                let heads_kv = (parts(|route| &route.heads_kv[0]), held(|cut| &cut.heads_kv));
+                assert_eq!(heads_kv.0, heads_kv.1, "{per_kv} heads a KV head, {from:?} to {to:?}");
+                assert_eq!(parts(|route| &route.units[0]), held(|cut| &cut.heads), "{from:?} to {to:?}");
             }
         }
         assert_eq!(routes(&[], 0, &[]), []);

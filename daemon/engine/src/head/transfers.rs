@@ -195,7 +195,7 @@ impl Head<'_> {
             links.abort().set_waiting(true);
         }
         transfers.sleep(None);
-        transfers.step(self.worker.model.cache());
+        transfers.step(self.worker.model.memories());
         Ok(())
     }
 

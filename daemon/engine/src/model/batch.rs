@@ -100,3 +100,12 @@ pub struct Routing {
     /// `[row of the groups, columns]`
     pub(super) inner: Vec<f32>,
 }
+
+/// Number of positions of each token's text, which ends with the step.
+pub(super) fn text_lengths(tokens: &[BatchToken], out: &mut Vec<usize>) {
+    out.clear();
+    for text in tokens.chunk_by(|one, next| one.slot == next.slot) {
+        let length = text.last().map_or(0, |last| last.position as usize + 1);
+        out.extend(text.iter().map(|_| length));
+    }
+}

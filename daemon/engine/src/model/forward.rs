@@ -22,20 +22,20 @@ use super::{
     weights::{Layer, Shard},
 };
 use crate::collective::{Collective, CollectiveError};
-use crate::model::batch::{Batch, BatchToken, Scratch};
+use crate::model::batch::{Batch, Scratch, text_lengths};
 
 /// Logits that a thread limits at a time: hundreds of thousands take milliseconds.
 const LOGITS_AT_ONCE: usize = 4096;
 
 /// Receives a notification as soon as a layer has stored its keys and values.
 pub trait KvSink {
-    /// The layer with this index in the cache has stored the keys and values of the step.
-    fn stored(&mut self, layer: usize, cache: &KvCache);
+    /// The layer with this index in the cache has stored the keys and values of the step, or changed its states.
+    fn stored(&mut self, layer: usize, cache: &KvCache, states: &StateCache);
 }
 
 /// Ignores the notifications.
 impl KvSink for () {
-    fn stored(&mut self, _: usize, _: &KvCache) {}
+    fn stored(&mut self, _: usize, _: &KvCache, _: &StateCache) {}
 }
 
 /// Why a step failed.
@@ -47,6 +47,15 @@ pub enum ForwardError {
     /// The model file cannot be read.
     #[error(transparent)]
     Embedding(#[from] RowError),
+}
+
+/// What a rank remembers of past positions.
+#[derive(Debug)]
+pub struct Memories<'a> {
+    /// Keys and values.
+    pub cache: &'a mut KvCache,
+    /// States of recurrent layers.
+    pub states: &'a mut StateCache,
 }
 
 /// One rank's model, ready to step.
@@ -118,9 +127,9 @@ impl Model {
         &self.shard
     }
 
-    /// Keys and values of past positions.
-    pub fn cache(&mut self) -> &mut KvCache {
-        &mut self.cache
+    /// Keys and values of past positions, and states.
+    pub fn memories(&mut self) -> Memories<'_> {
+        Memories { cache: &mut self.cache, states: &mut self.states }
     }
 
     /// What an embedding is computed from: the weights, the kernels, the hidden states of the latest step
@@ -196,7 +205,7 @@ impl Model {
             if mixes {
                 self.mix(batch, index);
             }
-            sink.stored(index, &self.cache);
+            sink.stored(index, &self.cache, &self.states);
             if sums > 0 {
                 self.add_up(index, layer, SyncKind::Attention, collective)?;
             }
@@ -231,7 +240,7 @@ impl Model {
             for (kind, rows) in [SyncKind::Attention, SyncKind::FeedForward].into_iter().zip(exchanges) {
                 pace.half_layer(layer, kind);
                 if kind == SyncKind::Attention {
-                    sink.stored(index, &self.cache);
+                    sink.stored(index, &self.cache, &self.states);
                 }
                 if rows > 0 {
                     let Scratch { partial, summed, .. } = &mut self.scratch;
@@ -487,13 +496,4 @@ fn embed(shard: &mut Shard, batch: Batch<'_>, out: &mut [f32]) -> Result<(), For
         }
     }
     Ok(())
-}
-
-/// Number of positions of each token's text, which ends with the step.
-fn text_lengths(tokens: &[BatchToken], out: &mut Vec<usize>) {
-    out.clear();
-    for text in tokens.chunk_by(|one, next| one.slot == next.slot) {
-        let length = text.last().map_or(0, |last| last.position as usize + 1);
-        out.extend(text.iter().map(|_| length));
-    }
 }

@@ -22,10 +22,10 @@ pub mod weights;
 
 pub use batch::{Batch, BatchToken, BlockTables};
 pub use error::LoadError;
-pub use forward::{ForwardError, KvSink, Model};
+pub use forward::{ForwardError, KvSink, Memories, Model};
 pub use kv_cache::KvCache;
 pub use matrix::Matrix;
-pub use mixer::state::StateCache;
+pub use mixer::state::{StateCache, UnitPlace};
 pub use pace::{Pace, PacedMachine, PacedShard};
 pub use packed::{Cached, PackedCache};
 pub use pooling::Pooled;

@@ -18,6 +18,7 @@ use sequence::{Opening, Phase, Running};
 use states::SavedStates;
 
 mod prefill_budget;
+mod remote;
 mod sequence;
 mod states;
 
@@ -106,12 +107,6 @@ impl Scheduler {
         self.waiting.push_back(request);
     }
 
-    /// Appends a request to the queue whose prompt is to be computed by a prefill group.
-    pub fn submit_remote(&mut self, request: Admitted) {
-        self.remote_prefill.push(request.key);
-        self.submit(request);
-    }
-
     /// Sets whether constrained sequences may begin at any time (the vocabulary is read) or only while no other
     /// sequence runs.
     pub fn set_masks_ready(&mut self, takes: bool) {
@@ -136,36 +131,9 @@ impl Scheduler {
         only_waiting && held.map(|running| running.awaits_mask = false).count() > 0
     }
 
-    /// Takes a request that got its slot and waits for its remote prefill; each is returned once.
-    pub fn next_remote_prompt(&mut self) -> Option<RemotePrompt> {
-        self.remote_prompts.pop()
-    }
-
     /// The tokens of a slot: prompt, then sampled tokens.
     pub fn tokens(&self, slot: Slot) -> &[u32] {
         self.slots.get(slot.index()).and_then(Option::as_ref).map_or(&[], |running| &running.tokens)
-    }
-
-    /// Resumes a slot with the keys and values of its first `tokens` tokens present; with 0, the prompt is computed
-    /// here after all: the request gets a slot again, next of all.
-    pub fn resume_with_kv(&mut self, slot: Slot, tokens: usize) {
-        let Some(place) = self.slots.get_mut(slot.index()) else { return };
-        let Some(running) = place.as_mut().filter(|running| matches!(running.phase, Phase::RemotePrefill(_))) else {
-            return;
-        };
-        if tokens > 0 {
-            (running.fed, running.prompt_length) = (tokens, tokens);
-            running.awaits_mask = false;
-            if let Phase::RemotePrefill(opening) = std::mem::replace(&mut running.phase, Phase::Open) {
-                running.phase = Phase::Opening(Opening { cached: tokens, ..opening });
-            }
-            return;
-        }
-        let Some(Running { key, tokens: prompt, phase, fed, table, length, .. }) = place.take() else { return };
-        self.blocks.release(table, &prompt[..fed]);
-        let Phase::RemotePrefill(Opening { sampling, grammar, drafts_max, .. }) = phase else { return };
-        let max_tokens = length - prompt.len();
-        self.waiting.push_front(Admitted { key, prompt, max_tokens, sampling, drafts_max, grammar });
     }
 
     /// Usage of the KV blocks, if it changed since the last call.
@@ -200,6 +168,9 @@ impl Scheduler {
             let whole = running.fed / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH;
             let computed = if running.table.copy.is_some() { whole } else { running.fed };
             let is_open = matches!(running.phase, Phase::Open);
+            if let Phase::RemotePrefill(Opening { awaited: Some(awaited), .. }) = running.phase {
+                self.states.settle(awaited, &[]);
+            }
             if self.states.is_used() && self.blocks.shares() && is_open && running.followed > 0 {
                 self.states.save(Slot(index as u16), &running.tokens[..running.followed]);
             }
@@ -368,6 +339,10 @@ impl Scheduler {
             let length = (request.prompt.len() + request.max_tokens).min(self.limits.context_length);
             let begins = self.states.longest(&request.prompt, |length| self.blocks.has(&request.prompt, length));
             let known = if self.states.is_used() { begins.map_or(0, |(_, length)| length) } else { usize::MAX };
+            let Some(is_remote) = self.is_remote(request.key) else {
+                next += 1;
+                continue;
+            };
             let Some(mut table) = self.blocks.take(&request.prompt, length, known) else { break };
             let Some(request) = self.waiting.remove(next) else { break };
             let slot = Slot(index as u16);
@@ -375,28 +350,18 @@ impl Scheduler {
             tokens.extend_from_slice(&request.prompt);
             let prompt_length = tokens.len();
             let Admitted { key, sampling, drafts_max, grammar, .. } = request;
+            self.remote_prefill.retain(|known| *known != key);
             let awaits_mask = grammar.is_some();
             let drafts = self.speculation.begin(drafts_max, grammar.is_some());
             let boundary = self.states.boundary(prompt_length).filter(|_| self.blocks.shares());
-            if let Some((number, _)) = begins {
-                self.states.restore(number, slot);
-            }
-            let opening = |cached: usize| Opening { sampling, grammar, cached, drafts_max };
-            let (fed, phase) = if let Some(place) = self.remote_prefill.iter().position(|known| *known == key) {
-                self.remote_prefill.swap_remove(place);
-                // A partially matching block is transferred or computed as a whole.
-                let first_block = table.cached / KV_BLOCK_LENGTH;
-                let blocks = table.blocks.clone();
-                table.copy = None;
-                let sent = prompt_length - 1;
-                self.blocks.pass(&mut table, sent);
-                self.blocks.extend(&mut table, sent, |_, _| ());
-                let windowed = (table.windowed.first as u32, table.windowed.blocks.iter().copied().collect());
-                self.remote_prompts.push(RemotePrompt { key, slot, blocks, windowed, first_block: first_block as u32 });
-                let whole = first_block * KV_BLOCK_LENGTH;
-                (whole, Phase::RemotePrefill(opening(whole)))
+            let opening = Opening { sampling, grammar, cached: table.cached, drafts_max, awaited: None };
+            let (fed, phase) = if is_remote {
+                self.begin_remote(key, slot, &mut table, prompt_length, opening)
             } else {
-                (table.cached, Phase::Opening(opening(table.cached)))
+                if let Some((number, _)) = begins {
+                    self.states.restore(number, slot);
+                }
+                (table.cached, Phase::Opening(opening))
             };
             self.opened += 1;
             self.slots[index] = Some(Running {

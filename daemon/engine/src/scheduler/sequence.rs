@@ -36,7 +36,9 @@ pub struct RemotePrompt {
     pub blocks: Vec<u32>,
     /// Its blocks in layers with a window that later tokens see, and the index of the first of them.
     pub windowed: (u32, Vec<u32>),
-    /// Number of these that already hold the beginning of its prompt.
+    /// Number of the state that its own is received into; `None` in a model without states.
+    pub state: Option<u16>,
+    /// Number of its blocks that already hold the beginning of its prompt.
     pub first_block: u32,
 }
 
@@ -60,6 +62,8 @@ pub(super) struct Opening {
     pub(super) cached: usize,
     /// Most speculative tokens in one step.
     pub(super) drafts_max: usize,
+    /// The saved state that is set aside for that of its prompt, while a prefill group computes it.
+    pub(super) awaited: Option<usize>,
 }
 
 #[derive(Debug)]

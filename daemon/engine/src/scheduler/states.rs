@@ -14,6 +14,8 @@ struct SavedState {
     tokens: Vec<u32>,
     /// When it was last used; smaller is longer ago.
     used: u64,
+    /// Whether the state of a remotely computed prompt is received into it.
+    is_awaited: bool,
 }
 
 /// The saved states, and the copies that the ranks have not received.
@@ -61,6 +63,43 @@ impl SavedStates {
         self.copies.push(((self.first + number) as u16, slot.0));
     }
 
+    /// The state to set aside for that of a remotely computed prompt: the one that was used longest ago; half of them at
+    /// most are set aside. One that a copy uses which the ranks have not received is not available: the copy may come
+    /// later than the state.
+    fn available(&self) -> Option<usize> {
+        let awaited = self.saved.iter().filter(|saved| saved.is_awaited).count();
+        let free = self.saved.iter().enumerate().filter(|(saved, state)| {
+            let number = self.number(*saved);
+            !state.is_awaited && !self.copies.iter().any(|(from, to)| number == *from || number == *to)
+        });
+        let oldest = free.min_by_key(|(_, saved)| saved.used).map(|(number, _)| number);
+        oldest.filter(|_| 2 * awaited < self.saved.len())
+    }
+
+    /// Whether a remotely computed prompt can begin: its state has room, or there are none.
+    pub(super) fn has_room(&self) -> bool {
+        !self.is_used() || self.available().is_some()
+    }
+
+    /// Sets a state aside for that of a remotely computed prompt.
+    pub(super) fn set_aside(&mut self) -> Option<usize> {
+        let number = self.available()?;
+        self.saved[number] = SavedState { is_awaited: true, ..SavedState::default() };
+        Some(number)
+    }
+
+    /// The number of a saved state among all.
+    pub(super) const fn number(&self, saved: usize) -> u16 {
+        (self.first + saved) as u16
+    }
+
+    /// Ends the wait for a state: it arrived and follows these tokens, or did not and follows none.
+    pub(super) fn settle(&mut self, saved: usize, tokens: &[u32]) {
+        self.clock += 1;
+        let used = if tokens.is_empty() { 0 } else { self.clock };
+        self.saved[saved] = SavedState { tokens: tokens.to_vec(), used, is_awaited: false };
+    }
+
     /// Saves the state of a sequence that was fed these tokens, in place of the one that was used longest ago.
     pub(super) fn save(&mut self, slot: Slot, tokens: &[u32]) {
         self.clock += 1;
@@ -69,7 +108,8 @@ impl SavedStates {
             self.saved[number].used = self.clock;
             return;
         }
-        let oldest = self.saved.iter().enumerate().min_by_key(|(_, saved)| saved.used).map(|(number, _)| number);
+        let free = self.saved.iter().enumerate().filter(|(_, saved)| !saved.is_awaited);
+        let oldest = free.min_by_key(|(_, saved)| saved.used).map(|(number, _)| number);
         let Some(number) = oldest else { return };
         let saved = &mut self.saved[number];
         saved.used = self.clock;
@@ -104,6 +144,24 @@ mod tests {
         states.take_copies(&mut copies);
         assert_eq!(copies, [(0, 2), (0, 3), (2, 1), (1, 3)]);
         assert_eq!(states.longest(&tokens, |_| true), Some((1, 40)));
+    }
+
+    #[test]
+    fn awaited_states_are_half_at_most_and_not_replaced() {
+        let mut states = SavedStates::new(StateCount { slots: 2, saved: 4 });
+        let tokens: Vec<u32> = (0..100).collect();
+        states.save(Slot(0), &tokens[..32]);
+        let mut copies = Vec::new();
+        assert_eq!(states.set_aside(), Some(1), "the ranks may copy into the first one later");
+        states.take_copies(&mut copies);
+        assert_eq!((states.set_aside(), states.set_aside()), (Some(2), None));
+        (33..40).for_each(|end| states.save(Slot(0), &tokens[..end]));
+        states.take_copies(&mut copies);
+        assert!(copies.iter().all(|(_, to)| [2, 5].contains(to)), "{copies:?}");
+        states.settle(1, &tokens[..64]);
+        states.settle(2, &[]);
+        assert_eq!((states.longest(&tokens, |_| true), states.number(1)), (Some((1, 64)), 3));
+        assert!(states.set_aside().is_some());
     }
 
     #[test]

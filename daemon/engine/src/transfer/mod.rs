@@ -1,5 +1,5 @@
-//! Disaggregated prefill: one group computes prompts for another, and keys and values go from rank to rank while they
-//! are computed. Each rank executes its head's orders (`TransferOrder`); heads talk to each other through the driver
+//! Disaggregated prefill: one group computes prompts for another, and keys, values and states go from rank to rank while
+//! they are computed. Each rank executes its head's orders (`TransferOrder`); heads talk to each other through the driver
 //! (`asking.rs`, `computing.rs`).
 mod inbox;
 mod outbox;
@@ -51,6 +51,8 @@ pub enum TransferOrder {
         blocks: Vec<u32>,
         /// Its blocks in layers with a window, and the index of the first of them.
         windowed: (u32, Vec<u32>),
+        /// Number of the state to receive into; `None` in a model without states.
+        state: Option<u16>,
         /// First block to receive.
         first_block: u32,
         /// End position of the received range; positions before the first block count but are not received.
@@ -84,15 +86,15 @@ pub enum TransferStatus {
     Failed,
 }
 
-/// Position of a frame's parts in a KV cache: parts `[head, block]`, each with keys and values in the layout of the
-/// cache.
+/// What a frame has parts of: `[head, block]`, each keys and values in the layout of the cache; in a layer with a state
+/// `[unit]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct KvPart {
     /// Index in the whole model.
     layer: usize,
-    /// Indices in the sequence.
+    /// Indices in the sequence; in a layer with a state units of its mixer, as indices in the whole model.
     blocks: Range<usize>,
-    /// Indices in the whole model.
+    /// Indices in the whole model; none in a layer with a state.
     heads_kv: Range<usize>,
 }
 
@@ -155,8 +157,7 @@ impl Partners {
 
     /// The KV transfers of a rank with the shard `plan`.
     pub fn transfers(&self, topology: &Topology, plan: &ShardPlan, links: KvLinks) -> Transfers {
-        let first_heads = plan.cuts.iter().map(|cut| cut.heads_kv.start).collect();
-        let outbox = Outbox::new(self.send_routes.clone(), plan.layers.clone(), first_heads, self.at_end);
+        let outbox = Outbox::new(self.send_routes.clone(), plan, self.at_end);
         Transfers::new(links, outbox.with_window(self.window), Inbox::new(plan, self.window), topology.layout)
     }
 }

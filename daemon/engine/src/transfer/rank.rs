@@ -11,7 +11,7 @@ use crate::transfer::{
 };
 use crate::{
     collective::{Group, KvLinks},
-    model::{Batch, ForwardError, KvCache, Model},
+    model::{Batch, ForwardError, Memories, Model},
 };
 
 /// Most bytes received between two steps: about a millisecond of copying, so that running answers do not wait.
@@ -53,13 +53,13 @@ impl Transfers {
     }
 
     /// Executes an order of the head; false if it is invalid.
-    pub fn execute(&mut self, order: &TransferOrder, cache: &KvCache) -> bool {
+    pub fn execute(&mut self, order: &TransferOrder, memories: Memories<'_>) -> bool {
         let Some(rank) = &mut self.0 else { return false };
         match order {
             TransferOrder::Send { slot, transfer, replica, first_block, length } => {
                 rank.outbox.open(*slot, *transfer, *replica, *first_block as usize, *length as usize);
             }
-            TransferOrder::Receive { .. } => return rank.inbox.open(order, cache),
+            TransferOrder::Receive { .. } => return rank.inbox.open(order, memories.cache, memories.states),
             TransferOrder::End { transfer, replica } => {
                 rank.inbox.close(*transfer);
                 rank.outbox.close(*transfer, *replica);
@@ -75,8 +75,8 @@ impl Transfers {
     }
 
     /// Sends and receives without blocking; returns whether anything was received.
-    pub fn step(&mut self, cache: &mut KvCache) -> bool {
-        self.0.as_mut().is_some_and(|rank| rank.step(cache))
+    pub fn step(&mut self, memories: Memories<'_>) -> bool {
+        self.0.as_mut().is_some_and(|rank| rank.step(memories))
     }
 
     /// Sleeps until a socket of another group or the given one is ready, at most for a moment.
@@ -93,24 +93,25 @@ impl Transfers {
     pub fn forward(&mut self, model: &mut Model, batch: Batch<'_>, group: &mut Group) -> Result<(), ForwardError> {
         let Some(rank) = &mut self.0 else { return model.forward(batch, group).map(drop) };
         let (tokens, tables) = (batch.tokens, batch.tables);
-        rank.step(model.cache());
+        rank.step(model.memories());
         rank.outbox.begin(tokens);
         let mut sink = Sending { outbox: &mut rank.outbox, links: &mut rank.links, tables };
         model.forward_beside(batch, group, &mut sink)?;
-        rank.outbox.end(model.cache(), tables, &mut rank.links);
+        let Memories { cache, states } = model.memories();
+        rank.outbox.end(cache, states, tables, &mut rank.links);
         Ok(())
     }
 }
 
 impl RankTransfers {
-    fn step(&mut self, cache: &mut KvCache) -> bool {
+    fn step(&mut self, mut memories: Memories<'_>) -> bool {
         self.links.pump();
         let Self { links, inbox, layout, .. } = self;
         if !inbox.is_waiting() {
             return false;
         }
         let bytes = links.receive(BETWEEN_STEPS, |member, header, payload| {
-            inbox.take(layout.replica_of(member), header, payload, cache)
+            inbox.take(layout.replica_of(member), header, payload, &mut memories)
         });
         let broken = inbox
             .awaited()

@@ -76,7 +76,7 @@ impl RequestedPrefills {
         let replica = group.0;
         self.latest += 1;
         let (transfer, length) = (TransferId(self.latest), tokens.len() as u32);
-        let RemotePrompt { key, slot, first_block, .. } = *remote;
+        let RemotePrompt { key, slot, state, first_block, .. } = *remote;
         self.list.push(RequestedPrompt {
             key,
             slot,
@@ -88,7 +88,7 @@ impl RequestedPrefills {
             done: None,
         });
         let (blocks, windowed) = (remote.blocks.clone(), remote.windowed.clone());
-        let order = TransferOrder::Receive { transfer, replica, blocks, windowed, first_block, length };
+        let order = TransferOrder::Receive { transfer, replica, blocks, windowed, state, first_block, length };
         let ask = Ask { transfer: transfer.0, tokens: tokens.to_vec(), first_block };
         Some((order, replica, Across::Ask(Box::new(ask))))
     }

@@ -10,7 +10,7 @@ use crate::{
 impl Worker {
     /// Executes an order of the head; false if it is invalid.
     pub fn execute(&mut self, order: &TransferOrder) -> bool {
-        self.transfers.execute(order, self.model.cache())
+        self.transfers.execute(order, self.model.memories())
     }
 
     /// Moves keys and values until a message of a rank of this group arrives, or nothing is left to move.
@@ -21,7 +21,7 @@ impl Worker {
         let Some(links) = self.group.links() else { return Ok(()) };
         let transfers = &mut self.transfers;
         while transfers.is_busy() && !links.look_for(leader)? {
-            if !transfers.step(self.model.cache()) {
+            if !transfers.step(self.model.memories()) {
                 transfers.sleep(Links::descriptor(links, leader));
             }
         }

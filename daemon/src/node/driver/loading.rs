@@ -157,7 +157,7 @@ pub(super) fn load(
     }
     let refuse = |reason: String| FaultKind::TopologyInvalid { reason };
     let place = topology.place(prepare.member);
-    check_served(topology, &spec, place.role)?;
+    check_served(topology, &spec)?;
     let plans = cut_stages(&spec, &topology.stages(place.replica)).map_err(|error| refuse(error.to_string()))?;
     let partners = partners(topology, &spec, &place).map_err(|error| refuse(error.to_string()))?;
     let plan =
@@ -213,16 +213,13 @@ pub(super) fn load(
     Ok(Loaded { shard, cache, states, pace, partners, text, vocabulary, bytes: Bytes(weight_bytes + kv + state) })
 }
 
-/// Refuses a model that cannot answer requests, groups that would have to pass states on, and too long a context.
-fn check_served(topology: &Topology, spec: &ModelSpec, role: Role) -> Result<(), FaultKind> {
+/// Refuses a model that cannot answer requests, and too long a context.
+fn check_served(topology: &Topology, spec: &ModelSpec) -> Result<(), FaultKind> {
     if !spec.generates() {
         let reason = "it computes embeddings and cannot continue texts; choose a model that answers".into();
         return Err(FaultKind::ModelInvalid { model: topology.model.clone(), reason });
     }
     let refuse = |reason: String| Err(FaultKind::TopologyInvalid { reason });
-    if spec.has_state() && role != Role::Both {
-        return refuse("a model with recurrent layers is not served by separate groups for prompts and answers".into());
-    }
     if topology.context_length as usize > spec.context_length {
         let (asked, trained) = (topology.context_length, spec.context_length);
         return refuse(format!("a context of {asked} tokens is requested, the model was trained for {trained}"));

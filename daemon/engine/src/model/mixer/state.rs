@@ -5,7 +5,7 @@
 use std::{io, ops::Range};
 
 use common::{ids::Slot, limits::SLOTS_MAX};
-use models::ModelSpec;
+use models::{Mixer, ModelSpec};
 use smallvec::SmallVec;
 use topology::{ShardPlan, StateCount, state::LOGGED_MAX};
 
@@ -21,6 +21,20 @@ struct LayerFloats {
     log: usize,
     /// Floats with which a token changes its state.
     input: usize,
+    mixer: Mixer,
+    /// Units of the mixer on this rank; 0 without a state.
+    units: usize,
+}
+
+/// A unit of a layer in a state.
+#[derive(Clone, Copy, Debug)]
+pub struct UnitPlace {
+    /// Number of the state.
+    pub state: u16,
+    /// The layer.
+    pub layer: usize,
+    /// The unit of the mixer, numbered on this rank.
+    pub unit: usize,
 }
 
 /// Tokens of a sequence in the log.
@@ -90,7 +104,9 @@ impl StateCache {
             let (begin, input) = (length, plan.input_length(spec, layer));
             length += plan.state_length(spec, layer);
             log += LOGGED_MAX * input;
-            LayerFloats { state: begin..length, log: log - LOGGED_MAX * input, input }
+            let (mixer, state) = (spec.layer(layer).mixer.clone(), begin..length);
+            let units = if state.is_empty() { 0 } else { plan.cut_of(spec, layer).heads.len() };
+            LayerFloats { state, log: log - LOGGED_MAX * input, input, mixer, units }
         });
         let layers = layers.collect();
         let bytes =
@@ -136,7 +152,7 @@ impl StateCache {
     /// One of them in a layer.
     pub(super) fn follow(&mut self, layer: usize, index: usize) -> Followed<'_> {
         let LoggedRun { slot, first, count, accepted, .. } = self.followed[index];
-        let LayerFloats { state, log, input } = &self.layers[layer];
+        let LayerFloats { state, log, input, .. } = &self.layers[layer];
         let (state, log) = (state.clone(), log + first * input..log + (first + count) * input);
         let begin = slot.index() * self.length;
         let [states, logs, _] = self.parts();
@@ -151,7 +167,7 @@ impl StateCache {
         };
         let mut logged = self.logged.iter().filter(|_| is_speculative(run));
         let logged = logged.find(|logged| (logged.slot, logged.position, logged.count) == (slot, position, run.len()));
-        let LayerFloats { state, log, input } = &self.layers[layer];
+        let LayerFloats { state, log, input, .. } = &self.layers[layer];
         let log = logged.map(|logged| log + logged.first * input..log + (logged.first + logged.count) * input);
         let (part, begin) = (state.clone(), slot.index() * self.length);
         let [states, logs, ahead] = self.parts();
@@ -170,6 +186,49 @@ impl StateCache {
         let length = self.length;
         self.parts()[0].copy_within(from * length..(from + 1) * length, to * length);
         self.logged.retain(|logged| logged.slot.index() != to);
+    }
+
+    /// Number of states.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Units of a layer's mixer on this rank, each with a part of the state; 0 if the layer has no state.
+    pub fn units(&self, layer: usize) -> usize {
+        self.layers.get(layer).map_or(0, |floats| floats.units)
+    }
+
+    /// Bytes of a unit's part of a state in a layer.
+    pub fn part_bytes(&self, layer: usize) -> usize {
+        self.layers.get(layer).map_or(0, |floats| floats.mixer.state_length(1) * size_of::<f32>())
+    }
+
+    /// Appends a unit's part of a state, in the same form for any number of units on a rank.
+    pub fn part(&self, place: UnitPlace, out: &mut Vec<u8>) {
+        let is_here = usize::from(place.state) < self.count && place.unit < self.units(place.layer);
+        let (Some(layer), Some(region), true) = (self.layers.get(place.layer), &self.region, is_here) else { return };
+        let begin = usize::from(place.state) * self.length + layer.state.start;
+        let floats: &[f32] = &bytemuck::cast_slice(region.bytes())[begin..];
+        for range in layer.mixer.state_ranges(layer.units, place.unit) {
+            out.extend_from_slice(bytemuck::cast_slice(&floats[range]));
+        }
+    }
+
+    /// Stores a part from another rank ([`Self::part`]); false if there is no such place, or the part has another size.
+    pub fn take_over(&mut self, place: UnitPlace, mut part: &[u8]) -> bool {
+        let is_here = usize::from(place.state) < self.count && place.unit < self.units(place.layer);
+        let (Some(layer), Some(region), true) = (self.layers.get(place.layer), &mut self.region, is_here) else {
+            return false;
+        };
+        let begin = (usize::from(place.state) * self.length + layer.state.start) * size_of::<f32>();
+        let bytes = &mut region.bytes_mut()[begin..];
+        for range in layer.mixer.state_ranges(layer.units, place.unit) {
+            let place = range.start * size_of::<f32>()..range.end * size_of::<f32>();
+            let Some((now, rest)) = part.split_at_checked(place.len()) else { return false };
+            bytes[place].copy_from_slice(now);
+            part = rest;
+        }
+        part.is_empty()
     }
 
     /// The states, the log, and the state of a layer ahead of its slot's.

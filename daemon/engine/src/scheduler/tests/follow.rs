@@ -127,8 +127,11 @@ impl Rank {
         }
     }
 
-    /// Writes the keys and values of a prompt that another group has computed.
+    /// Writes the keys and values, and the state, of a prompt that another group has computed.
     fn receive(&mut self, remote: &RemotePrompt, prompt: &[u32], tokens: usize) {
+        if let Some(state) = remote.state {
+            self.states[usize::from(state)] = tokens.checked_sub(1).map(|last| beginnings(prompt)[last]);
+        }
         let first = remote.first_block as usize * KV_BLOCK_LENGTH;
         for (position, beginning) in beginnings(prompt).into_iter().enumerate().take(tokens).skip(first) {
             let (index, row) = (position / KV_BLOCK_LENGTH, position % KV_BLOCK_LENGTH);
@@ -184,7 +187,7 @@ impl World {
         let request =
             Admitted { key, prompt, max_tokens, sampling: SamplingParameters::default(), drafts_max, grammar };
         match self.random.below(5) {
-            0 if length > 1 && self.rank.states.is_empty() => self.scheduler.submit_remote(request),
+            0 if length > 1 => self.scheduler.submit_remote(request),
             _ => self.scheduler.submit(request),
         }
     }
