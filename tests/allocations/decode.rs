@@ -67,8 +67,16 @@ fn decode(
         let rank = |(rank, (plan, streams))| {
             scope.spawn(move || {
                 let kernels = Kernels::choose(None).expect("this machine has a kernel table");
-                let source =
-                    Source { file, spec, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
+                let source = Source {
+                    file,
+                    spec,
+                    plan: &plan,
+                    kernels,
+                    cache: None,
+                    expert_memory: None,
+                    is_hollow: false,
+                    progress: &|_| true,
+                };
                 let shard = Shard::load(source).expect("the shard can be loaded");
                 let cache = KvCache::new(KvFormat::F16, spec, &plan, KvBlocks::alike(BLOCKS));
                 let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });

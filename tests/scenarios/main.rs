@@ -15,6 +15,7 @@ mod demo;
 mod disaggregation;
 mod discovery;
 mod experts;
+mod experts_on_disk;
 mod families;
 mod gateway;
 mod gateway_answers;

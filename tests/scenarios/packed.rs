@@ -40,6 +40,7 @@ fn load(model: &Path, state: &Path, world: usize, rank: usize) -> Loaded {
         plan: &plan,
         kernels,
         cache,
+        expert_memory: None,
         is_hollow: false,
         progress: &|bytes| {
             told.fetch_add(bytes, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! The planner's memory estimate against the daemon's preflight: bytes of every rank's shard, without loading any.
-use engine::model::weights::shard_bytes;
+use engine::model::needs::shard_bytes;
 use gguf::{BlockFormat, GgufFile};
 use harness::{
     families::shapes,

@@ -5,7 +5,7 @@ use gguf::GgufFile;
 use harness::{
     engines::Replica,
     families,
-    greedy::{fresh, ids, request},
+    greedy::{fresh, fresh_among, ids, request, request_among},
 };
 use protocol::message::Generate;
 
@@ -59,23 +59,26 @@ fn turns_continue_from_saved_states_and_answer_as_if_computed_afresh() {
 
 #[test]
 fn speculative_tokens_of_models_with_states_change_no_answer() {
+    // Answers of few tokens repeat themselves: many tokens are proposed, and some of them are right.
+    const AMONG: std::ops::Range<usize> = 40..44;
     for (name, file) in files() {
+        let vocabulary = models::read(&file).expect("the model is valid").vocabulary_length;
+        let request = |prompt: Vec<u32>, count: usize| request_among(prompt, count, &AMONG, vocabulary);
         let replicas = [(Replica::of(1), true), (Replica::of(2), true), (Replica::pipeline(), false)];
         let mut counts = [0, 0];
         for (replica, speculates) in replicas {
             let replica = Replica { slots: 3, blocks: 80, context_length: 500, ..replica };
-            // Texts that repeat themselves: many tokens are proposed, and some of them are right.
-            let repeated = |seed: u32| ids(seed, 12).repeat(4);
             let batches = vec![
-                vec![request(repeated(1), 60), request(repeated(2), 40), request(ids(3, 30), 60)],
-                vec![request(repeated(1), 90)],
+                vec![request(ids(1, 48), 60), request(ids(2, 20), 40), request(ids(3, 30), 60)],
+                vec![request(ids(1, 48), 90)],
             ];
             let mut answers = replica.answers(&file, &batches);
-            let turn = [&answers[1][0].prompt[..], &answers[1][0].ids, &repeated(4)].concat();
+            let turn = [&answers[1][0].prompt[..], &answers[1][0].ids, &ids(4, 40)].concat();
             answers.extend(replica.answers(&file, &[batches[1].clone(), vec![request(turn, 40)]]));
             for answer in answers.iter().flatten() {
                 let all = [&answer.prompt[..], &answer.ids].concat();
-                let expected = fresh(&file, &all[..all.len() - 1], answer.prompt.len() - 1);
+                let begin = answer.prompt.len() - 1;
+                let expected = fresh_among(&file, &all[..all.len() - 1], begin, |id| AMONG.contains(&id));
                 assert_eq!(answer.ids, expected, "{name}: {} prompt tokens on {replica:?}", answer.prompt.len());
                 let times = answer.end().times;
                 assert!(speculates || times.drafted_tokens == 0, "{name}: a pipeline does not speculate");
@@ -83,8 +86,7 @@ fn speculative_tokens_of_models_with_states_change_no_answer() {
             }
         }
         let [drafted, accepted] = counts;
-        assert!(accepted < drafted, "{name}: {accepted} of {drafted} are accepted");
-        // Random experts hardly ever repeat a text.
-        assert!(accepted > 0 || name.contains("moe"), "{name}: none of {drafted} is accepted");
+        println!("{name}: {accepted} of {drafted} speculative tokens are accepted");
+        assert!(0 < accepted && accepted < drafted, "{name}: {accepted} of {drafted} are accepted");
     }
 }

@@ -128,7 +128,16 @@ impl Replica {
     fn setup(&self, file: &Arc<GgufFile>, spec: &ModelSpec, rank: RankPlan, streams: Vec<Option<TcpStream>>) -> Setup {
         let RankPlan { number, plan } = rank;
         let kernels = Kernels::choose(None).expect("this machine has a kernel table");
-        let source = Source { file, spec, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
+        let source = Source {
+            file,
+            spec,
+            plan: &plan,
+            kernels,
+            cache: None,
+            expert_memory: None,
+            is_hollow: false,
+            progress: &|_| true,
+        };
         let shard = Shard::load(source).expect("the shard can be loaded");
         let limits = self.limits(spec);
         let kv = KvCache::new(self.kv, spec, &plan, limits.blocks);

@@ -1,5 +1,5 @@
 //! Greedy requests of token ids, and the answers that a fresh computation gives.
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use common::{precision::KvFormat, sampling::SamplingParameters};
 use gguf::GgufFile;
@@ -22,14 +22,30 @@ pub fn request(prompt: Vec<u32>, count: usize) -> Generate {
     Generate::new(Prompt::Tokens(prompt), count as u32, sampling, Vec::new())
 }
 
+/// A request for `count` of the tokens in `among`, of a vocabulary of `vocabulary` tokens.
+pub fn request_among(prompt: Vec<u32>, count: usize, among: &Range<usize>, vocabulary: usize) -> Generate {
+    let mut generate = request(prompt, count);
+    let others = (0..vocabulary).filter(|id| !among.contains(id));
+    generate.sampling.logit_bias = others.map(|id| (id as u32, -1e9)).collect();
+    generate
+}
+
 /// The token with the largest logit after each of `tokens` from `first` on, computed in one step on one rank.
 ///
 /// # Panics
 /// The model cannot be run.
 pub fn fresh(file: &Arc<GgufFile>, tokens: &[u32], first: usize) -> Vec<u32> {
+    fresh_among(file, tokens, first, |id| id != END)
+}
+
+/// The same among the tokens that `is_allowed` selects.
+///
+/// # Panics
+/// The model cannot be run.
+pub fn fresh_among(file: &Arc<GgufFile>, tokens: &[u32], first: usize, is_allowed: impl Fn(usize) -> bool) -> Vec<u32> {
     let logits = run(file, tokens, &Run { kv: KvFormat::F16, ..Run::exact(1) }).logits;
     let best = logits[first..].iter().map(|logits| {
-        let allowed = logits.iter().enumerate().filter(|(id, _)| *id != END);
+        let allowed = logits.iter().enumerate().filter(|(id, _)| is_allowed(*id));
         allowed.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(id, _)| id as u32)
     });
     best.collect()

@@ -42,6 +42,8 @@ pub struct Run {
     pub threads: usize,
     /// Name of the kernel table; `None`: the best one for this machine.
     pub kernels: Option<&'static str>,
+    /// Bytes of memory for experts, which then stay on the disk.
+    pub expert_memory: Option<usize>,
 }
 
 impl Run {
@@ -56,6 +58,7 @@ impl Run {
             chunks: vec![usize::MAX],
             threads: 1,
             kernels: None,
+            expert_memory: None,
         }
     }
 }
@@ -149,7 +152,16 @@ fn rank_of(
 ) -> RankResult {
     let vocabulary = plan.vocabulary.clone();
     let kernels = Kernels::choose(how.kernels).expect("the table is supported here");
-    let source = Source { file, spec, plan: &plan, kernels, cache: None, is_hollow: false, progress: &|_| true };
+    let source = Source {
+        file,
+        spec,
+        plan: &plan,
+        kernels,
+        cache: None,
+        expert_memory: how.expert_memory,
+        is_hollow: false,
+        progress: &|_| true,
+    };
     let shard = Shard::load(source).expect("the shard can be loaded");
     let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
     let cache = KvCache::new(how.kv, spec, &plan, KvBlocks::alike(blocks)).expect("enough memory");

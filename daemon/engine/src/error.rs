@@ -27,7 +27,7 @@ impl From<ForwardError> for EngineError {
     fn from(error: ForwardError) -> Self {
         match error {
             ForwardError::Collective(error) => Self::Collective(error),
-            error @ ForwardError::Embedding(_) => Self::Model(error),
+            error @ (ForwardError::Embedding(_) | ForwardError::Experts(_)) => Self::Model(error),
         }
     }
 }

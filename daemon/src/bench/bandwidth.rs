@@ -11,6 +11,8 @@ use crate::health::memory;
 
 /// Bytes to read, on machines with at least four times as much memory: more than any cache holds.
 const BYTES_MAX: usize = 1 << 30;
+/// Bytes to read in a quick measurement.
+const QUICK_BYTES: usize = 64 << 20;
 /// Streams that a thread reads in parallel.
 const STREAMS: [u32; 3] = [1, 2, 4];
 /// Prefetch distances in bytes; 0: no prefetch.
@@ -132,6 +134,16 @@ pub(super) fn now(kernels: &Kernels, pool: &Pool, bytes: &[u8]) -> f64 {
         prefetching.map(move |ahead| Bandwidth { streams, ahead, ..way(0) })
     });
     ways.map(|way| read(kernels, pool, bytes, way)).fold(0.0, f64::max)
+}
+
+/// Read rate of this many threads in bytes per second, measured in some milliseconds.
+///
+/// # Errors
+/// There is no memory to read.
+pub(crate) fn quick(kernels: &Kernels, threads: usize) -> std::io::Result<f64> {
+    let mut memory = Region::new(QUICK_BYTES)?;
+    memory.bytes_mut().fill(1);
+    Ok(now(kernels, &Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false }), memory.bytes()))
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ pub(super) fn load(path: &Path, kernels: &'static Kernels) -> anyhow::Result<Sha
         plan: &plans[0],
         kernels,
         cache: None,
+        expert_memory: None,
         is_hollow: false,
         progress: &|_| true,
     };

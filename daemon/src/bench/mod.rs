@@ -1,6 +1,6 @@
 //! `brambled bench`: real work on this machine, compared with its limits. Prints a table or JSON; never touches a
 //! running daemon.
-mod bandwidth;
+pub(crate) mod bandwidth;
 mod cold;
 mod kernels;
 mod node;

@@ -82,6 +82,7 @@ struct File {
     log_dir: Option<PathBuf>,
     memory_max_mib: Option<u64>,
     packed_shards: Option<bool>,
+    experts_on_disk: Option<bool>,
     mdns: Option<bool>,
     prefill_elsewhere_from: Option<u32>,
     heartbeat_ms: Option<u64>,
@@ -196,6 +197,8 @@ pub struct Config {
     pub memory_max: Option<u64>,
     /// Whether packed shards are kept in the state folder, to speed up the next start.
     pub packed_shards: bool,
+    /// Whether experts stay on the disk, behind a cache in memory, if a shard does not fit otherwise.
+    pub experts_on_disk: bool,
     /// Whether the node announces itself on the local network.
     pub mdns: bool,
     /// When a peer counts as lost.
@@ -323,6 +326,7 @@ impl Config {
             log_dir: file.log_dir,
             memory_max: file.memory_max_mib.map(|mib| mib.saturating_mul(1 << 20)),
             packed_shards: file.packed_shards.unwrap_or(true),
+            experts_on_disk: file.experts_on_disk.unwrap_or(false),
             mdns: file.mdns.unwrap_or(!listen.ip().is_loopback()),
             liveness,
             drain: milliseconds("drain_ms", file.drain_ms, 20_000, 1)?,
@@ -377,7 +381,7 @@ mod tests {
             .filter(|line| line.contains(" = ") && !line.starts_with("# "))
             .map(|line| line.trim_start_matches('#'))
             .collect();
-        assert_eq!(settings.len(), 33);
+        assert_eq!(settings.len(), 34);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         let shipped = check(text).expect("every line is known");

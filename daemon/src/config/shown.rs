@@ -33,6 +33,7 @@ impl Config {
             ("log_dir", self.log_dir.as_deref().map(path)),
             ("memory_max_mib", self.memory_max.map(|bytes| number(bytes >> 20))),
             ("packed_shards", Some(Value::Boolean(self.packed_shards))),
+            ("experts_on_disk", Some(Value::Boolean(self.experts_on_disk))),
             ("mdns", Some(Value::Boolean(self.mdns))),
             ("prefill_elsewhere_from", Some(number(self.prefill_elsewhere_from.into()))),
             ("heartbeat_ms", Some(milliseconds(self.liveness.heartbeat))),

@@ -403,6 +403,10 @@ faults! {
     EndsHeads { heads: u32 } => "request_ends_heads", Failed,
         "was the last of {heads} heads lost while starting this request; it is not retried",
         "change the request (its schema, tools or length) before you send it again, and check the logs of those nodes";
+    /// The shard does not fit, but would with its experts on the disk.
+    ExpertsFitOnDisk { needed: Bytes, available: Bytes, speed: String } => "memory_short", Refused,
+        "not enough memory: its shard needs {needed}, {available} is free; with its experts on its disk it would decode {speed}",
+        "use more nodes or a smaller model; or set experts_on_disk = true in /etc/bramble/bramble.toml on that node, and restart it";
 }
 
 impl Fault {

@@ -3,6 +3,7 @@ pub mod balance;
 pub mod cost;
 pub mod holding;
 pub mod memory;
+pub mod on_disk;
 pub mod replan;
 pub mod search;
 pub mod simulate;

@@ -1,6 +1,8 @@
 //! Why a shard cannot be loaded.
 use std::io;
 
+use super::expert_cache::ExpertError;
+
 /// Why a shard could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -15,6 +17,9 @@ pub enum LoadError {
         /// The error of the system.
         source: io::Error,
     },
+    /// The file cannot be read for experts that stay on the disk.
+    #[error(transparent)]
+    Experts(ExpertError),
     /// The system has no memory for the shard.
     #[error("cannot allocate {bytes} bytes for weights: {source}; use more nodes or a smaller model")]
     Memory {

@@ -1,11 +1,14 @@
 //! A mixture of experts (Shazeer 2017; Qwen3-MoE): a router chooses some of a layer's feed-forward networks for each
 //! token. Every rank holds its columns of every expert and routes on its own, so that no routing decision crosses the
 //! network.
-use kernels::{Activations, Choice, Compute, Gating, Kernels, RowsOf, gated, matmul, matmuls, weighted_sums};
+use kernels::{
+    Activations, Choice, Compute, Gating, Kernels, MatrixStack, RowsOf, gated, matmul, matmuls, weighted_sums,
+};
 use models::{ExpertGroups, Scores, limits::EXPERT_COUNT_MAX};
 
 use super::{
     batch::Scratch,
+    expert_cache::{CachedExperts, ExpertError},
     feed_forward::combination,
     matrix::wanted_by,
     norm::same_norm,
@@ -14,8 +17,19 @@ use super::{
 use crate::model::batch::Routing;
 
 /// `hidden -> scratch.partial`: this rank's columns of the chosen experts, both `[token, embedding_length]`. Behind them
-/// in `partial` are those of a branch next to the experts, if there is one.
-pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32], epsilon: f32, scratch: &mut Scratch) {
+/// in `partial` are those of a branch next to the experts, if there is one. `cached` are experts that stay on the disk.
+///
+/// # Errors
+/// Experts that stay on the disk cannot be read.
+pub(super) fn experts(
+    compute: &Compute,
+    layer: &Layer,
+    router: &Router,
+    cached: Option<CachedExperts<'_>>,
+    hidden: &[f32],
+    epsilon: f32,
+    scratch: &mut Scratch,
+) -> Result<(), ExpertError> {
     let branch = layer.shared.as_ref().and_then(|shared| shared.branch.as_ref());
     scratch.partial.clear();
     scratch.partial.resize(hidden.len() * if branch.is_some() { 2 } else { 1 }, 0.0);
@@ -23,7 +37,7 @@ pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32]
     let columns = layer.up.rows;
     let shared = layer.shared.as_ref().filter(|shared| shared.up.rows > 0);
     if columns == 0 && layer.down_bias.is_empty() && shared.is_none() {
-        return;
+        return Ok(());
     }
     let weight = &layer.feed_forward_norm;
     let combine = combination(compute.kernels, layer.spec.feed_forward.activation());
@@ -44,20 +58,71 @@ pub fn experts(compute: &Compute, layer: &Layer, router: &Router, hidden: &[f32]
     }
     let partial = &mut partial[..hidden.len()];
     add_biases(&layer.down_bias, weight.len(), &routing.choices, router.used_count, partial);
-    let Routing { groups, activations, inner, choices, .. } = routing;
-    own_choices(router, layer.down.scales(), choices);
-    groups.load(choices, router.used_count, layer.down.count);
-    if columns == 0 || groups.rows() == 0 {
-        return;
+    own_choices(router, layer.down.scales(), &mut routing.choices);
+    if columns == 0 {
+        return Ok(());
     }
-    activations.load(compute, groups, normed, weight.len(), RowsOf::Tokens, wanted_by(&[&layer.gate, &layer.up]));
-    inner.resize(groups.rows() * columns, 0.0);
-    let [gate_bias, up_bias] = &layer.inner_biases;
-    let scales = [layer.gate.scales(), layer.up.scales()];
-    let gating = Gating { combine, scales, biases: [gate_bias, up_bias] };
-    gated(compute, [layer.gate.stack(), layer.up.stack()], gating, groups, activations, inner);
-    activations.load(compute, groups, inner, columns, RowsOf::Groups, layer.down.wanted());
-    weighted_sums(compute, layer.down.stack(), groups, activations, partial);
+    let chosen = Chosen { compute, layer, combine, normed, used_count: router.used_count };
+    chosen.compute(cached, routing, partial)
+}
+
+/// The experts that tokens chose, and what they read.
+struct Chosen<'a> {
+    compute: &'a Compute,
+    layer: &'a Layer,
+    combine: fn(&mut [f32], &[f32]),
+    /// `[token, embedding_length]`
+    normed: &'a [f32],
+    used_count: usize,
+}
+
+impl Chosen<'_> {
+    /// Adds what this rank's experts compute to `sums`, `[token, embedding_length]`, in the order of their numbers. If a
+    /// cache has no room for all at once, they are loaded and computed in several parts.
+    fn compute(
+        &self,
+        mut cached: Option<CachedExperts<'_>>,
+        routing: &mut Routing,
+        sums: &mut [f32],
+    ) -> Result<(), ExpertError> {
+        let Layer { gate, up, down, .. } = self.layer;
+        let at_once = cached.as_ref().map_or(down.count, CachedExperts::slot_count);
+        let mut begin = 0;
+        while begin < down.count {
+            routing.groups.load(&routing.choices, self.used_count, begin..down.count);
+            let end = routing.groups.matrices().get(at_once).copied();
+            if let Some(end) = end {
+                routing.groups.load(&routing.choices, self.used_count, begin..end);
+            }
+            begin = end.unwrap_or(down.count);
+            if routing.groups.rows() == 0 {
+                break;
+            }
+            if let Some(cached) = &mut cached {
+                cached.load(routing.groups.matrices())?;
+            }
+            let slots = cached.as_ref().map(CachedExperts::slots);
+            let stacks =
+                [gate, up, down].map(|matrix| slots.map_or_else(|| matrix.stack(), |slots| matrix.stack_in(slots)));
+            self.add_groups(stacks, routing, sums);
+        }
+        Ok(())
+    }
+
+    /// Adds what the experts of the loaded groups compute.
+    fn add_groups(&self, [gate, up, down]: [MatrixStack<'_>; 3], routing: &mut Routing, sums: &mut [f32]) {
+        let Self { compute, layer, combine, normed, .. } = self;
+        let Routing { groups, activations, inner, .. } = routing;
+        let wanted = wanted_by(&[&layer.gate, &layer.up]);
+        activations.load(compute, groups, normed, layer.feed_forward_norm.len(), RowsOf::Tokens, wanted);
+        inner.resize(groups.rows() * gate.rows, 0.0);
+        let [gate_bias, up_bias] = &layer.inner_biases;
+        let scales = [layer.gate.scales(), layer.up.scales()];
+        let gating = Gating { combine: *combine, scales, biases: [gate_bias, up_bias] };
+        gated(compute, [gate, up], gating, groups, activations, inner);
+        activations.load(compute, groups, inner, gate.rows, RowsOf::Groups, layer.down.wanted());
+        weighted_sums(compute, down, groups, activations, sums);
+    }
 }
 
 /// `normed -> out`: this rank's columns of the shared expert. `[gate, up, out]` are scratch and result.

@@ -9,6 +9,7 @@ use topology::LayerCut;
 use super::{
     attention::Heads,
     embedding::RowError,
+    expert_cache::ExpertError,
     experts::experts,
     feed_forward::feed_forward,
     kv_cache::KvCache,
@@ -47,6 +48,9 @@ pub enum ForwardError {
     /// The model file cannot be read.
     #[error(transparent)]
     Embedding(#[from] RowError),
+    /// The model file cannot be read for experts.
+    #[error(transparent)]
+    Experts(#[from] ExpertError),
 }
 
 /// What a rank remembers of past positions.
@@ -210,7 +214,7 @@ impl Model {
                 self.add_up(index, layer, SyncKind::Attention, collective)?;
             }
             if feeds {
-                self.feed_forward(batch, index);
+                self.feed_forward(batch, index)?;
                 self.add_up(index, layer, SyncKind::FeedForward, collective)?;
             }
             self.add_input(index);
@@ -436,11 +440,13 @@ impl Model {
 
     /// `hidden -> partial`: this rank's columns of the feed-forward network or of the chosen experts, plus, in a layer
     /// whose halves are parallel, the attention's output.
-    fn feed_forward(&mut self, batch: Batch<'_>, index: usize) {
-        let layer: &Layer = &self.shard.layers[index];
-        let epsilon = self.shard.spec.norm_epsilon;
+    fn feed_forward(&mut self, batch: Batch<'_>, index: usize) -> Result<(), ForwardError> {
+        let Shard { layers, spec, experts: cache, .. } = &mut self.shard;
+        let layer: &Layer = &layers[index];
+        let epsilon = spec.norm_epsilon;
         if let Some(router) = &layer.router {
-            return experts(&self.compute, layer, router, &self.hidden, epsilon, &mut self.scratch);
+            let cached = cache.as_mut().and_then(|cache| cache.of_layer(index));
+            return Ok(experts(&self.compute, layer, router, cached, &self.hidden, epsilon, &mut self.scratch)?);
         }
         if layer.spec.is_parallel() {
             // The network reads the norm that the attention left, and overwrites `partial`.
@@ -448,10 +454,12 @@ impl Model {
             std::mem::swap(partial, summed);
             partial.resize(summed.len(), 0.0);
             feed_forward(&self.compute, layer, batch.tokens.len(), &mut self.scratch);
-            return (self.compute.kernels.add)(&mut self.scratch.partial, &self.scratch.summed);
+            (self.compute.kernels.add)(&mut self.scratch.partial, &self.scratch.summed);
+            return Ok(());
         }
-        norm(&self.compute, &self.shard.spec, &self.hidden, &layer.feed_forward_norm, &mut self.scratch.normed);
+        norm(&self.compute, spec, &self.hidden, &layer.feed_forward_norm, &mut self.scratch.normed);
         feed_forward(&self.compute, layer, batch.tokens.len(), &mut self.scratch);
+        Ok(())
     }
 
     /// Logits of this rank's vocabulary rows, for the tokens that want them.

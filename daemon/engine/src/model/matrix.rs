@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 use gguf::BlockFormat;
 use kernels::{MatrixPanels, MatrixStack, Wanted};
 
-use super::{region::Region, slices::TensorSlice};
+use super::{expert_cache::Slots, region::Region, slices::TensorSlice};
 
 /// A weight matrix, or the rows or columns of it that this rank holds: `[rows, columns]`; with experts, as many of that
 /// shape as a layer has.
@@ -27,7 +27,9 @@ pub struct Matrix {
     /// Factors of the products of each matrix; empty: 1.
     scales: Vec<f32>,
     region: Arc<Region>,
+    /// Its bytes in the region, or of one of its matrices in an expert's slot.
     place: Range<usize>,
+    is_on_disk: bool,
 }
 
 impl Matrix {
@@ -46,6 +48,7 @@ impl Matrix {
             scales: slice.scales.clone(),
             region: Arc::clone(region),
             place: slice.place.clone(),
+            is_on_disk: slice.is_on_disk,
         }
     }
 
@@ -63,6 +66,7 @@ impl Matrix {
             scales: Vec::new(),
             region,
             place: 0..0,
+            is_on_disk: false,
         }
     }
 
@@ -75,7 +79,14 @@ impl Matrix {
     /// All matrices as a kernel argument.
     pub fn stack(&self) -> MatrixStack<'_> {
         let MatrixPanels { format, bytes, rows, columns } = self.view();
-        MatrixStack { format, bytes, rows, columns, count: self.count }
+        MatrixStack { format, bytes, rows, columns, count: self.count, places: None }
+    }
+
+    /// The matrices of those experts that have a slot, as a kernel argument.
+    pub(super) fn stack_in<'a>(&self, slots: Slots<'a>) -> MatrixStack<'a> {
+        let bytes = &slots.bytes[self.place.start..];
+        let places = Some(slots.places);
+        MatrixStack { format: self.format, bytes, rows: self.rows, columns: self.padded, count: self.count, places }
     }
 
     /// Factors of the products of each matrix; empty: 1.
@@ -119,9 +130,14 @@ impl Matrix {
         self.region.bytes()
     }
 
-    /// Its size in bytes.
-    pub fn byte_length(&self) -> u64 {
-        self.place.len() as u64
+    /// Whether its matrices stay on the disk: they have no place in the region.
+    pub fn is_on_disk(&self) -> bool {
+        self.is_on_disk
+    }
+
+    /// Bytes of one of its matrices.
+    pub fn matrix_bytes(&self) -> u64 {
+        self.place.len() as u64 / if self.is_on_disk { 1 } else { self.count.max(1) as u64 }
     }
 }
 

@@ -15,6 +15,8 @@ use super::LoadError;
 
 /// Alignment of slices in bytes.
 const ALIGNMENT: usize = 4096;
+/// Alignment of an expert's matrices in its slot, in bytes.
+const SLOT_ALIGNMENT: usize = 64;
 /// In place of the number of a matrix that a slice does not have.
 pub const NOT_HELD: usize = usize::MAX;
 /// Bytes read from the file at a time; at least one panel.
@@ -42,8 +44,10 @@ pub struct TensorSlice {
     is_by_rows: bool,
     /// Factors of the products of each matrix; empty if the file has none.
     pub scales: Vec<f32>,
-    /// Its bytes in the region.
+    /// Its bytes in the region; of an expert's matrix that stays on the disk, those in the expert's slot.
     pub place: Range<usize>,
+    /// Whether it has no place in the region: its matrices are read when they are used.
+    pub is_on_disk: bool,
     /// Rows of a full matrix.
     matrix_rows: usize,
     /// Matrices of the tensor.
@@ -56,11 +60,11 @@ pub struct TensorSlice {
 }
 
 impl TensorSlice {
-    /// The part of a tensor in panels of `height` rows, from this byte of the region on.
-    fn new(tensor: &Tensor<'_>, part: TensorPart, is_by_rows: bool, height: usize, begin: usize) -> Self {
+    /// The part of a tensor in panels of `height` rows, without a place.
+    fn new(tensor: &Tensor<'_>, part: TensorPart, is_by_rows: bool, height: usize) -> Self {
         let [matrix_rows, matrix_count] = [1, 2].map(|dimension| tensor.dimensions[dimension] as usize);
         let TensorPart { rows, columns, matrices } = part;
-        let mut slice = Self {
+        Self {
             name: tensor.name.to_owned(),
             scales: Vec::new(),
             format: tensor.format,
@@ -69,18 +73,35 @@ impl TensorSlice {
             count: matrices.len(),
             matrices,
             is_by_rows,
-            place: begin..begin,
+            place: 0..0,
+            is_on_disk: false,
             matrix_rows,
             matrix_count,
             split: tensor.split,
             offset: tensor.offset,
             row_bytes: tensor.row_bytes(),
             height,
-        };
-        let (format, count) = (slice.format, slice.count);
-        let bytes = packed_bytes(slice.rows.len(), slice.block_count() * format.block_bytes(), height);
-        slice.place.end += bytes * count;
-        slice
+        }
+    }
+
+    /// Bytes of one of its matrices in memory.
+    pub fn matrix_bytes(&self) -> usize {
+        packed_bytes(self.rows.len(), self.block_count() * self.format.block_bytes(), self.height)
+    }
+
+    /// Bytes of the file that are read for one of its matrices.
+    pub fn file_bytes(&self) -> usize {
+        self.rows.len() * self.row_bytes
+    }
+
+    /// The tensor's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The split of the file that has the tensor.
+    pub fn split(&self) -> usize {
+        self.split
     }
 
     /// Blocks of a row that contain the rank's columns, for each range of these.
@@ -136,13 +157,23 @@ impl TensorSlice {
         self.block_count() * self.format.block_bytes() * self.height
     }
 
-    /// Packs panels of a matrix into `out`, starting with panel `first`.
-    fn fill(&self, file: &GgufFile, matrix: usize, first: usize, out: &mut [u8]) -> std::io::Result<()> {
+    /// Packs panels of a matrix into `out`, starting with panel `first`. `rows` is a buffer.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has become shorter.
+    pub fn fill(
+        &self,
+        file: &GgufFile,
+        matrix: usize,
+        first: usize,
+        rows: &mut Vec<u8>,
+        out: &mut [u8],
+    ) -> std::io::Result<()> {
         let matrix = self.matrix(matrix);
         let panel_bytes = self.panel_bytes();
         let begin = first * self.height;
         let end = (begin + out.len() / panel_bytes * self.height).min(self.rows.len());
-        let mut rows = vec![0; (end - begin) * self.row_bytes];
+        rows.resize((end - begin) * self.row_bytes, 0);
         let mut read = &mut rows[..];
         for range in self.rows_between(begin, end) {
             let (part, rest) = read.split_at_mut(range.len() * self.row_bytes);
@@ -162,6 +193,16 @@ impl TensorSlice {
             }
         }
         Ok(())
+    }
+
+    /// Where the rows of a matrix are in the split's file.
+    pub fn file_places(&self, matrix: usize) -> impl Iterator<Item = Range<usize>> {
+        let matrix = self.matrix(matrix);
+        self.rows_between(0, self.rows.len()).map(move |rows| {
+            let first = matrix.number * self.matrix_rows + matrix.row;
+            let at = |row: usize| self.offset + (first + row) * self.row_bytes;
+            at(rows.start)..at(rows.end)
+        })
     }
 
     /// The rank's rows `begin` to `end`, numbered in the file's tensor.
@@ -190,11 +231,24 @@ struct PlacedMatrix {
     column: usize,
 }
 
+/// Which weights have a place in the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residence {
+    /// All.
+    Whole,
+    /// All but the experts of mixtures.
+    WithoutExperts,
+}
+
 /// All slices of a rank.
 #[derive(Debug)]
 pub struct Slices {
     /// Bytes of the region.
     pub bytes: usize,
+    /// Bytes of the slot of an expert that stays on the disk: of the largest.
+    pub slot_bytes: usize,
+    /// End of the matrices so far in the slot of the current layer's experts.
+    slot_end: usize,
     slices: HashMap<SliceKey, TensorSlice>,
 }
 
@@ -203,19 +257,46 @@ impl Slices {
     ///
     /// # Errors
     /// A tensor is missing, or a matrix's factors cannot be read.
-    pub fn of(file: &GgufFile, spec: &ModelSpec, plan: &ShardPlan, kernels: &Kernels) -> Result<Self, LoadError> {
-        let mut slices = Self { bytes: 0, slices: HashMap::new() };
+    pub fn of(
+        file: &GgufFile,
+        spec: &ModelSpec,
+        plan: &ShardPlan,
+        kernels: &Kernels,
+        residence: Residence,
+    ) -> Result<Self, LoadError> {
+        let mut slices = Self { bytes: 0, slot_bytes: 0, slot_end: 0, slices: HashMap::new() };
         for layer in plan.layers.clone() {
             let cut = plan.cut_of(spec, layer);
+            let has_experts = spec.layer(layer).feed_forward.experts().is_some();
+            slices.slot_end = 0;
             for tensor in spec.layer_tensors(layer) {
                 let name = format!("blk.{layer}.{}", tensor.name);
-                slices.add(file, &name, Some(layer), &tensor, cut.part(&tensor), kernels)?;
+                let Some(slice) = slice(file, &name, &tensor, cut.part(&tensor), kernels)? else { continue };
+                let is_on_disk = residence == Residence::WithoutExperts && has_experts && tensor.role.is_per_expert();
+                slices.add((Some(layer), tensor.role), TensorSlice { is_on_disk, ..slice });
             }
         }
         for tensor in spec.tensors() {
-            slices.add(file, tensor.name, None, &tensor, plan.part(&tensor), kernels)?;
+            if let Some(slice) = slice(file, tensor.name, &tensor, plan.part(&tensor), kernels)? {
+                slices.add((None, tensor.role), slice);
+            }
         }
         Ok(slices)
+    }
+
+    /// Gives a slice its place.
+    fn add(&mut self, key: SliceKey, mut slice: TensorSlice) {
+        if slice.is_on_disk {
+            let begin = self.slot_end.next_multiple_of(SLOT_ALIGNMENT);
+            self.slot_end = begin + slice.matrix_bytes();
+            self.slot_bytes = self.slot_bytes.max(self.slot_end.next_multiple_of(SLOT_ALIGNMENT));
+            slice.place = begin..self.slot_end;
+        } else {
+            let begin = self.bytes.next_multiple_of(ALIGNMENT);
+            self.bytes = begin + slice.matrix_bytes() * slice.count;
+            slice.place = begin..self.bytes;
+        }
+        self.slices.insert(key, slice);
     }
 
     /// A slice, if the file has its tensor and the rank a part of it.
@@ -231,39 +312,6 @@ impl Slices {
         self.find(key).ok_or_else(|| LoadError::Missing(format!("{:?} of layer {:?}", key.1, key.0)))
     }
 
-    /// Adds the rank's part of a tensor. A super-block across a cut is included whole.
-    fn add(
-        &mut self,
-        file: &GgufFile,
-        name: &str,
-        layer: Option<usize>,
-        wanted: &TensorSpec,
-        part: Option<TensorPart>,
-        kernels: &Kernels,
-    ) -> Result<(), LoadError> {
-        let Some(mut part) = part else { return Ok(()) };
-        if let Some(fused) = wanted.fused {
-            let ranges = if wanted.is_list() { &mut part.columns } else { &mut part.rows };
-            *ranges = ranges.behind(fused.first);
-        }
-        let Some(tensor) = file.tensor(name) else {
-            return if wanted.is_optional { Ok(()) } else { Err(LoadError::Missing(name.into())) };
-        };
-        let begin = self.bytes.next_multiple_of(ALIGNMENT);
-        let (is_by_rows, height) =
-            (matches!(wanted.cut, Cut::Rows(_)), if wanted.is_vector { 1 } else { kernels.panel_rows });
-        let mut slice = TensorSlice::new(&tensor, part, is_by_rows, height, begin);
-        let prefix = name.strip_suffix(wanted.name).unwrap_or_default();
-        let scale_name = wanted.scale_name().map(|scale| format!("{prefix}{scale}"));
-        if let Some(tensor) = scale_name.and_then(|name| file.tensor(&name)) {
-            let all = read_floats(file, &tensor)?;
-            slice.scales = (0..slice.count).map(|matrix| all[slice.matrix(matrix).number]).collect();
-        }
-        self.bytes = slice.place.end;
-        self.slices.insert((layer, wanted.role), slice);
-        Ok(())
-    }
-
     /// Fills a region from the file, on all cores.
     ///
     /// # Errors
@@ -274,7 +322,7 @@ impl Slices {
         region: &mut [u8],
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<(), LoadError> {
-        let mut slices: Vec<&TensorSlice> = self.slices.values().collect();
+        let mut slices: Vec<&TensorSlice> = self.slices.values().filter(|slice| !slice.is_on_disk).collect();
         slices.sort_by_key(|slice| (slice.place.start, slice.place.end));
         let mut parts = Vec::new();
         let (mut rest, mut at) = (region, 0);
@@ -294,17 +342,45 @@ impl Slices {
             }
         }
         let is_given_up = AtomicBool::new(false);
-        parts.into_par_iter().try_for_each(|(slice, matrix, first, out)| {
+        parts.into_par_iter().try_for_each_init(Vec::new, |rows, (slice, matrix, first, out)| {
             if is_given_up.load(Ordering::Relaxed) {
                 return Err(LoadError::Cancelled);
             }
-            let filled = slice.fill(file, matrix, first, out);
+            let filled = slice.fill(file, matrix, first, rows, out);
             filled.map_err(|source| LoadError::Read { tensor: slice.name.clone(), source })?;
             is_given_up.fetch_or(!progress(out.len() as u64), Ordering::Relaxed);
             Ok(())
         })?;
         if is_given_up.into_inner() { Err(LoadError::Cancelled) } else { Ok(()) }
     }
+}
+
+/// The rank's part of a tensor, without a place, if it has one. A super-block across a cut is included whole.
+fn slice(
+    file: &GgufFile,
+    name: &str,
+    wanted: &TensorSpec,
+    part: Option<TensorPart>,
+    kernels: &Kernels,
+) -> Result<Option<TensorSlice>, LoadError> {
+    let Some(mut part) = part else { return Ok(None) };
+    if let Some(fused) = wanted.fused {
+        let ranges = if wanted.is_list() { &mut part.columns } else { &mut part.rows };
+        *ranges = ranges.behind(fused.first);
+    }
+    let Some(tensor) = file.tensor(name) else {
+        return if wanted.is_optional { Ok(None) } else { Err(LoadError::Missing(name.into())) };
+    };
+    let is_by_rows = matches!(wanted.cut, Cut::Rows(_));
+    let height = if wanted.is_vector { 1 } else { kernels.panel_rows };
+    let mut slice = TensorSlice::new(&tensor, part, is_by_rows, height);
+    let prefix = name.strip_suffix(wanted.name).unwrap_or_default();
+    let scale_name = wanted.scale_name().map(|scale| format!("{prefix}{scale}"));
+    if let Some(tensor) = scale_name.and_then(|name| file.tensor(&name)) {
+        let all = read_floats(file, &tensor)?;
+        slice.scales = (0..slice.count).map(|matrix| all[slice.matrix(matrix).number]).collect();
+    }
+    Ok(Some(slice))
 }
 
 /// Reads a small tensor of floats.

@@ -9,6 +9,7 @@ use topology::ShardPlan;
 
 use super::{
     embedding::{Embedding, RowError},
+    expert_cache::ExpertCache,
     inputs::{LayerInput, LayerInputs},
     matrix::Matrix,
     mixer::{
@@ -21,7 +22,7 @@ use super::{
     },
     packed::{Cached, Key},
     region::Region,
-    slices::Slices,
+    slices::{Residence, Slices},
 };
 use crate::model::error::LoadError;
 
@@ -281,6 +282,8 @@ pub struct Shard {
     pub rope_factors: Option<Vec<f32>>,
     /// Divisors of rotation angles in long contexts, if the file has them.
     pub rope_factors_long: Option<Vec<f32>>,
+    /// The experts, if they stay on the disk.
+    pub experts: Option<ExpertCache>,
     embedding: Embedding,
     /// The inputs that tokens have for each layer.
     inputs: Option<LayerInputs>,
@@ -299,23 +302,12 @@ pub struct Source<'a> {
     pub kernels: &'static Kernels,
     /// The model's content, and the cache for packed shards.
     pub cache: Option<Cached<'a>>,
+    /// Bytes of memory for the experts of mixtures, which otherwise stay on the disk; `None`: all are loaded.
+    pub expert_memory: Option<usize>,
     /// For benchmarks: no weights are read, they stay zero; only the sizes of tensors matter.
     pub is_hollow: bool,
     /// Receives the bytes of each finished part; returns false to cancel.
     pub progress: &'a (dyn Fn(u64) -> bool + Sync),
-}
-
-/// Bytes of weights that a rank holds, computed from the tensor table alone, for the memory check before loading.
-///
-/// # Errors
-/// A tensor is missing.
-pub fn shard_bytes(
-    file: &GgufFile,
-    spec: &ModelSpec,
-    plan: &ShardPlan,
-    kernels: &'static Kernels,
-) -> Result<u64, LoadError> {
-    Ok(Slices::of(file, spec, plan, kernels)?.bytes as u64)
 }
 
 impl Shard {
@@ -324,8 +316,9 @@ impl Shard {
     /// # Errors
     /// A tensor vanished or cannot be read, there is no memory, or `progress` returned false.
     pub fn load(source: Source<'_>) -> Result<Self, LoadError> {
-        let Source { file, spec, plan, kernels, cache, is_hollow, progress } = source;
-        let slices = Slices::of(file, spec, plan, kernels)?;
+        let Source { file, spec, plan, kernels, cache, expert_memory, is_hollow, progress } = source;
+        let residence = if expert_memory.is_some() { Residence::WithoutExperts } else { Residence::Whole };
+        let slices = Slices::of(file, spec, plan, kernels, residence)?;
         let mut region =
             Region::new(slices.bytes).map_err(|source| LoadError::Memory { bytes: slices.bytes, source })?;
         let key = |cached: &Cached<'_>| Key::of(&cached.content.root, plan, kernels, slices.bytes);
@@ -347,8 +340,13 @@ impl Shard {
             folder.write(key(&cached), Arc::clone(&region));
         }
         let mut shard = Self::of_region(file, spec, plan, &slices, &region)?;
+        if let Some(bytes) = expert_memory {
+            shard.experts = ExpertCache::new(file, &slices, plan.layers.clone(), bytes)?;
+        }
+        let stamps = cache.map_or(&[][..], |cached| &cached.content.stamps);
         let tables = [&mut shard.embedding].into_iter().chain(shard.inputs.iter_mut().map(LayerInputs::table));
-        tables.for_each(|table| table.stamp_with(cache.map_or(&[][..], |cached| &cached.content.stamps)));
+        tables.for_each(|table| table.stamp_with(stamps));
+        shard.experts.iter_mut().for_each(|experts| experts.stamp_with(stamps));
         Ok(shard)
     }
 
@@ -382,6 +380,7 @@ impl Shard {
             pooled: matrix(TensorRole::PooledInner).zip(matrix(TensorRole::PooledOutput)),
             rope_factors: factors(TensorRole::RopeFactors),
             rope_factors_long: factors(TensorRole::RopeFactorsLong),
+            experts: None,
             embedding,
             inputs: inputs.transpose()?,
         })
@@ -400,17 +399,18 @@ impl Shard {
         self.inputs.as_mut()
     }
 
-    /// Size of all weights in bytes.
+    /// Size of all weights in memory in bytes, without a cache of experts.
     pub fn byte_length(&self) -> u64 {
         self.bytes().len() as u64
     }
 
     /// Bytes of weights that a token is multiplied with: of a layer's experts only those that the token uses.
     pub fn token_bytes(&self) -> u64 {
-        let unused = self.layers.iter().flat_map(Layer::matrices).map(|(matrix, used)| {
-            matrix.byte_length() / matrix.count.max(1) as u64 * matrix.count.saturating_sub(used) as u64
-        });
-        self.byte_length() - unused.sum::<u64>()
+        let matrices = self.layers.iter().flat_map(Layer::matrices);
+        matrices.fold(self.byte_length(), |bytes, (matrix, used)| match matrix.is_on_disk() {
+            true => bytes + matrix.matrix_bytes() * used as u64,
+            false => bytes - matrix.matrix_bytes() * matrix.count.saturating_sub(used) as u64,
+        })
     }
 
     /// The packed weights of all matrices, for benchmarks.

@@ -18,7 +18,7 @@ use super::{
 /// Most rows in a panel.
 const PANEL_ROWS_MAX: usize = 16;
 
-/// Consecutive matrices of one shape and format.
+/// Matrices of one shape and format.
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixStack<'a> {
     /// Format of the blocks.
@@ -31,26 +31,38 @@ pub struct MatrixStack<'a> {
     pub columns: usize,
     /// Number of matrices.
     pub count: usize,
+    /// For each matrix the byte at which it begins, for those that are chosen; `None`: one follows the other.
+    pub places: Option<&'a [usize]>,
 }
 
 impl<'a> MatrixStack<'a> {
-    fn matrix_bytes(&self) -> usize {
-        self.bytes.len() / self.count.max(1)
+    fn matrix_bytes(&self, height: usize) -> usize {
+        self.rows.div_ceil(height) * self.panel_bytes(height)
     }
 
-    fn get(&self, index: usize) -> MatrixPanels<'a> {
-        let length = self.matrix_bytes();
-        let bytes = &self.bytes[index * length..][..length];
-        MatrixPanels { format: self.format, bytes, rows: self.rows, columns: self.columns }
+    fn get(&self, index: usize, height: usize) -> MatrixPanels<'a> {
+        let length = self.matrix_bytes(height);
+        let begin = self.places.map_or(index * length, |places| places[index]);
+        MatrixPanels {
+            format: self.format,
+            bytes: &self.bytes[begin..][..length],
+            rows: self.rows,
+            columns: self.columns,
+        }
+    }
+
+    fn panel_bytes(&self, height: usize) -> usize {
+        MatrixPanels { format: self.format, bytes: &[], rows: 0, columns: self.columns }.panel_bytes(height)
     }
 
     /// Bytes of a panel, after checking the size of the stack.
-    fn panel_bytes(&self, groups: &Groups, height: usize) -> usize {
-        let panel =
-            MatrixPanels { format: self.format, bytes: &[], rows: 0, columns: self.columns }.panel_bytes(height);
-        assert_eq!(self.bytes.len(), self.count * self.rows.div_ceil(height) * panel, "panels hold all matrices");
+    fn checked_panel_bytes(&self, groups: &Groups, height: usize) -> usize {
+        match self.places {
+            Some(places) => assert_eq!(places.len(), self.count, "every matrix has a place"),
+            None => assert_eq!(self.bytes.len(), self.count * self.matrix_bytes(height), "panels hold all matrices"),
+        }
         assert!(groups.matrices.last().is_none_or(|last| *last < self.count), "matrices of the stack are chosen");
-        panel
+        self.panel_bytes(height)
     }
 }
 
@@ -80,26 +92,27 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Loads the choices `[token, per_token]` of matrices below `count`; others are left out.
-    pub fn load(&mut self, choices: &[Choice], per_token: usize, count: usize) {
+    /// Loads the choices `[token, per_token]` of matrices in a range; others are left out.
+    pub fn load(&mut self, choices: &[Choice], per_token: usize, range: Range<usize>) {
         let Self { matrices, ends, tokens, weights, next } = self;
         next.clear();
-        next.resize(count, 0);
-        choices.iter().filter(|choice| choice.matrix < count).for_each(|choice| next[choice.matrix] += 1);
+        next.resize(range.len(), 0);
+        let own = choices.iter().filter(|choice| range.contains(&choice.matrix));
+        own.for_each(|choice| next[choice.matrix - range.start] += 1);
         matrices.clear();
         ends.clear();
         let mut end = 0;
-        for (matrix, next) in next.iter_mut().enumerate().filter(|(_, rows)| **rows > 0) {
+        for (index, next) in next.iter_mut().enumerate().filter(|(_, rows)| **rows > 0) {
             let first = end;
             end += *next;
             *next = first;
-            matrices.push(matrix);
+            matrices.push(range.start + index);
             ends.push(end);
         }
         tokens.resize(end, 0);
         weights.resize(end, 0.0);
-        for (index, choice) in choices.iter().enumerate().filter(|(_, choice)| choice.matrix < count) {
-            let row = &mut next[choice.matrix];
+        for (index, choice) in choices.iter().enumerate().filter(|(_, choice)| range.contains(&choice.matrix)) {
+            let row = &mut next[choice.matrix - range.start];
             (tokens[*row], weights[*row]) = (index / per_token, choice.weight);
             *row += 1;
         }
@@ -116,6 +129,11 @@ impl Groups {
         of_rows.extend((0..count).flat_map(|_| 0..tokens));
         weights.clear();
         weights.resize(count * tokens, 1.0);
+    }
+
+    /// The chosen matrices, ascending.
+    pub fn matrices(&self) -> &[usize] {
+        &self.matrices
     }
 
     /// Number of rows in all groups.
@@ -311,22 +329,23 @@ pub fn gated(
     let alike = gate.is_none_or(|gate| gate.rows == up.rows && x.columns <= gate.columns);
     assert!(alike && x.columns <= up.columns, "both have the activations' columns");
     assert_eq!(out.len(), groups.rows() * up.rows, "out is [row, rows]");
-    let [of_gate, of_up] = [gate, Some(up)].map(|stack| stack.map_or(0, |stack| stack.panel_bytes(groups, height)));
-    let all = groups.ends.len() * (gate.map_or(0, |gate| gate.matrix_bytes()) + up.matrix_bytes());
+    let [of_gate, of_up] =
+        [gate, Some(up)].map(|stack| stack.map_or(0, |stack| stack.checked_panel_bytes(groups, height)));
+    let all = groups.ends.len() * (gate.map_or(0, |gate| gate.matrix_bytes(height)) + up.matrix_bytes(height));
     let at_once = (PIECE_BYTES.min(all / (PIECES * pool.threads())) / of_gate.max(of_up).max(1)).max(1);
     let output = Columns { out, width: up.rows, unit: at_once * height };
     pool.grouped(output, &groups.ends, |group, rows, out| {
         let (matrix, tokens) = (groups.matrices[group], groups.rows_of(group));
         let tile = |tile, is_quantised| x.tile(groups, group, tile, is_quantised);
         if let Some(gate) = gate {
-            products(kernels, gate.get(matrix), rows.clone(), tokens, tile, |token, rows, gates| {
+            products(kernels, gate.get(matrix, height), rows.clone(), tokens, tile, |token, rows, gates| {
                 let out = out.row_mut(token, rows.clone());
                 out.copy_from_slice(gates);
                 gating.complete(0, matrix, gate.rows, rows, out);
             });
         }
         // One panel at a time, regardless of thread boundaries: remainders and full registers may round differently.
-        products(kernels, up.get(matrix), rows, tokens, tile, |token, rows, ups| {
+        products(kernels, up.get(matrix, height), rows, tokens, tile, |token, rows, ups| {
             let mut copy = [0.0; PANEL_ROWS_MAX];
             let copy = &mut copy[..ups.len()];
             copy.copy_from_slice(ups);
@@ -348,13 +367,13 @@ pub fn separate_products(
     let height = kernels.panel_rows;
     assert!(x.columns <= matrices.columns, "the matrices have the activations' columns");
     assert_eq!(out.len(), groups.rows() * matrices.rows, "out is [row, rows]");
-    let panel_bytes = matrices.panel_bytes(groups, height).max(1);
-    let fair = groups.ends.len() * matrices.matrix_bytes() / (PIECES * pool.threads());
+    let panel_bytes = matrices.checked_panel_bytes(groups, height).max(1);
+    let fair = groups.ends.len() * matrices.matrix_bytes(height) / (PIECES * pool.threads());
     let at_once = (PIECE_BYTES.min(fair) / panel_bytes).max(1);
     let output = Columns { out, width: matrices.rows, unit: at_once * height };
     pool.grouped(output, &groups.ends, |group, rows, out| {
         let tile = |tile, is_quantised| x.tile(groups, group, tile, is_quantised);
-        let (matrix, tokens) = (matrices.get(groups.matrices[group]), groups.rows_of(group));
+        let (matrix, tokens) = (matrices.get(groups.matrices[group], height), groups.rows_of(group));
         products(kernels, matrix, rows, tokens, tile, |token, rows, products| {
             out.row_mut(token, rows).copy_from_slice(products);
         });
@@ -373,9 +392,9 @@ pub fn weighted_sums(
     let Compute { kernels, pool } = compute;
     let height = kernels.panel_rows;
     assert!(x.columns <= matrices.columns, "the matrices have the activations' columns");
-    let panel_bytes = matrices.panel_bytes(groups, height).max(1);
+    let panel_bytes = matrices.checked_panel_bytes(groups, height).max(1);
     // A piece reads its rows of every matrix: short runs of each would defeat the prefetchers.
-    let fair = matrices.matrix_bytes() / (PIECES * pool.threads());
+    let fair = matrices.matrix_bytes(height) / (PIECES * pool.threads());
     let at_once = (PIECE_BYTES.min(fair) / panel_bytes).max(1);
     let output = Columns { out, width: matrices.rows, unit: at_once * height };
     pool.columns(&mut [output], |_, rows, out| {
@@ -383,7 +402,7 @@ pub fn weighted_sums(
             let first = groups.first(group);
             products(
                 kernels,
-                matrices.get(*matrix),
+                matrices.get(*matrix, height),
                 rows.clone(),
                 groups.rows_of(group),
                 |tile, is_quantised| x.tile(groups, group, tile, is_quantised),

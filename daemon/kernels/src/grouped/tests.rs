@@ -42,7 +42,7 @@ fn one_by_one(compute: &Compute, stacks: [MatrixStack<'_>; 3], x: &[f32], wanted
     let product = |stack: MatrixStack<'_>, matrix, x: &[f32], skip| {
         let (mut activations, mut out) = (Activations::default(), vec![0.0; ROWS]);
         activations.load(compute, x, x.len(), Wanted { skip, ..wanted });
-        matmul(compute, stack.get(matrix), &activations, &mut out);
+        matmul(compute, stack.get(matrix, compute.kernels.panel_rows), &activations, &mut out);
         out
     };
     x.chunks(COLUMNS)
@@ -73,6 +73,7 @@ fn groups_match_single_tokens_bit_for_bit() {
                 rows: ROWS,
                 columns: columns[index],
                 count: COUNT,
+                places: None,
             });
             // The last product begins in the middle of a super-block.
             let skip = if format.is_quantised() { 3 } else { 0 };
@@ -82,7 +83,7 @@ fn groups_match_single_tokens_bit_for_bit() {
                 let compute = Compute { kernels, pool };
                 let x: Vec<f32> = (0..tokens * COLUMNS).map(|at| (at * 37 % 101) as f32 / 300.0 - 0.1).collect();
                 let (mut groups, mut activations) = (Groups::default(), GroupedActivations::default());
-                groups.load(&choices(tokens), 2, COUNT);
+                groups.load(&choices(tokens), 2, 0..COUNT);
                 activations.load(&compute, &groups, &x, COLUMNS, RowsOf::Tokens, Wanted { skip: 0, ..wanted });
                 let mut inner = vec![f32::NAN; groups.rows() * ROWS];
                 let gating = Gating { combine: kernels.silu_multiply, scales: [&[]; 2], biases: [&[]; 2] };

@@ -12,7 +12,7 @@ use common::{
     limits::KV_BLOCK_LENGTH,
     precision::Exchange,
 };
-use engine::model::weights::shard_bytes;
+use engine::model::needs::shard_bytes;
 use gguf::{BlockFormat, GgufFile};
 use kernels::Kernels;
 use planner::{
@@ -35,8 +35,9 @@ use super::{
     Event, Input,
     bench_task::{BenchSources, BenchStart, BenchTask},
     context::DriverContext,
-    loading::{self, ModelFile, preflight, program},
+    loading::{self, ModelFile, program},
     network::{self, Network},
+    room::preflight,
 };
 use crate::{
     config::Config,

@@ -1,4 +1,4 @@
-//! Finds model files, checks that a shard fits in memory, and loads it. Runs on blocking threads.
+//! Finds model files and loads a shard, if it fits in memory. Runs on blocking threads.
 use std::{
     path::{Component, Path, PathBuf},
     sync::{
@@ -9,9 +9,7 @@ use std::{
 
 use common::{fault::FaultKind, ids::ModelIdentity, units::Bytes};
 use engine::{
-    model::{
-        Cached, KvCache, LoadError, Pace, PacedShard, PackedCache, Shard, Source, StateCache, weights::shard_bytes,
-    },
+    model::{Cached, KvCache, LoadError, Pace, PacedShard, PackedCache, Shard, Source, StateCache},
     plan::Limits,
     structured_output::{Job, VocabularySource},
     transfer::Partners,
@@ -35,6 +33,7 @@ use topology::{
     sizes::{ModelSizes, OlderSizes},
 };
 
+use super::room::Unloaded;
 use crate::{
     config::{Config, Paced},
     health::memory,
@@ -167,15 +166,14 @@ pub(super) fn load(
     let blocks = topology.kv_blocks(spec.window());
     let kv = kv_bytes(topology.kv, &spec, plan, blocks);
     let state = state_bytes(&spec, plan, usize::from(topology.slots));
-    let weight_bytes = shard_bytes(&file, &spec, plan, kernels).map_err(|error| invalid(error.to_string()))?;
     let paced = config.paced.as_ref();
-    check_memory(
-        config,
-        weight_bytes + kv + state + working(&ModelSizes::of_file(&file, &spec), plan, &Seat::of(topology, &place)),
-    )?;
+    let besides = kv + state + working(&ModelSizes::of_file(&file, &spec), plan, &Seat::of(topology, &place));
+    let threads = usize::from(config.threads.unwrap_or(topology.members[prepare.member.index()].threads));
+    let unloaded = Unloaded { model: &topology.model, file: &file, spec: &spec, plan, kernels, threads, besides };
+    let room = unloaded.room(config)?;
     let content = content(config, topology, &file, progress)
         .map_err(|kind| if kind == FaultKind::StoreCancelled { not_prepared(prepare) } else { kind })?;
-    let total = Bytes(weight_bytes.max(1));
+    let total = Bytes(room.weights.max(1));
     let done = AtomicU64::new(0);
     let packed = PackedCache::new(&config.state);
     let source = Source {
@@ -184,6 +182,7 @@ pub(super) fn load(
         plan,
         kernels,
         cache: Some(Cached { cache: (config.packed_shards && paced.is_none()).then_some(&packed), content: &content }),
+        expert_memory: room.experts.map(|bytes| bytes as usize),
         is_hollow: paced.is_some(),
         progress: &|bytes| {
             let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -191,9 +190,11 @@ pub(super) fn load(
         },
     };
     let shard = Shard::load(source).map_err(|error| match error {
-        LoadError::Missing(_) | LoadError::Read { .. } | LoadError::Changed => invalid(error.to_string()),
+        LoadError::Missing(_) | LoadError::Read { .. } | LoadError::Experts(_) | LoadError::Changed => {
+            invalid(error.to_string())
+        }
         LoadError::Memory { .. } => {
-            FaultKind::MemoryShort { needed: Bytes(weight_bytes), available: memory::available() }
+            FaultKind::MemoryShort { needed: Bytes(room.total()), available: memory::available() }
         }
         LoadError::Cancelled => not_prepared(prepare),
     })?;
@@ -210,7 +211,7 @@ pub(super) fn load(
     let pace = paced.map(|paced| pace(paced, ModelSizes::of_file(&file, &spec), plan, topology));
     let vocabulary =
         place.is_last_stage().then(|| text::vocabulary(Arc::clone(&file), spec.vocabulary_length, spawn_compiler));
-    Ok(Loaded { shard, cache, states, pace, partners, text, vocabulary, bytes: Bytes(weight_bytes + kv + state) })
+    Ok(Loaded { shard, cache, states, pace, partners, text, vocabulary, bytes: Bytes(room.total() + kv + state) })
 }
 
 /// Refuses a model that cannot answer requests, and too long a context.
@@ -219,10 +220,10 @@ fn check_served(topology: &Topology, spec: &ModelSpec) -> Result<(), FaultKind> 
         let reason = "it computes embeddings and cannot continue texts; choose a model that answers".into();
         return Err(FaultKind::ModelInvalid { model: topology.model.clone(), reason });
     }
-    let refuse = |reason: String| Err(FaultKind::TopologyInvalid { reason });
     if topology.context_length as usize > spec.context_length {
         let (asked, trained) = (topology.context_length, spec.context_length);
-        return refuse(format!("a context of {asked} tokens is requested, the model was trained for {trained}"));
+        let reason = format!("a context of {asked} tokens is requested, the model was trained for {trained}");
+        return Err(FaultKind::TopologyInvalid { reason });
     }
     Ok(())
 }
@@ -237,14 +238,6 @@ fn pace(paced: &Paced, sizes: ModelSizes, plan: &ShardPlan, topology: &Topology)
     let noise = if paced.jitter_ppm > 0 { Noise::Random { mean_ppm: paced.jitter_ppm } } else { Noise::None };
     let shard = PacedShard { sizes, plan: plan.clone(), kv: topology.kv };
     Pace::new(paced.machine.clone(), shard, noise, paced.seed)
-}
-
-/// A paced node needs no memory for weights: only its configured limit counts.
-fn check_memory(config: &Config, needed: u64) -> Result<(), FaultKind> {
-    if config.paced.is_some() && config.memory_max.is_none_or(|most| needed <= most) {
-        return Ok(());
-    }
-    preflight(needed, config.memory_max)
 }
 
 /// The assignment was abandoned during its load.
@@ -287,16 +280,6 @@ fn partners(topology: &Topology, spec: &ModelSpec, own: &Place) -> Result<Option
     let replicas = 0..topology.layout.replicas;
     let plans = replicas.map(|replica| cut_stages(spec, &topology.stages(replica))).collect::<Result<Vec<_>, _>>()?;
     Ok(Some(Partners::new(topology, own, &plans, spec.window())))
-}
-
-/// Refuses a load that would end in swapping or in the out-of-memory killer.
-pub(super) fn preflight(needed: u64, memory_max: Option<u64>) -> Result<(), FaultKind> {
-    let available = memory::available().0;
-    let available = memory_max.map_or(available, |most| most.min(available));
-    if available > 0 && needed > available {
-        return Err(FaultKind::MemoryShort { needed: Bytes(needed), available: Bytes(available) });
-    }
-    Ok(())
 }
 
 /// Path of this program. If an upgrade has replaced the file, the program that is running.

@@ -18,6 +18,7 @@ mod orders;
 mod outbox;
 pub mod pacemaker;
 mod report;
+mod room;
 mod running;
 mod sessions;
 pub mod state;

@@ -217,6 +217,7 @@ impl StateCache {
     /// Stores a part from another rank ([`Self::part`]); false if there is no such place, or the part has another size.
     pub fn take_over(&mut self, place: UnitPlace, mut part: &[u8]) -> bool {
         let is_here = usize::from(place.state) < self.count && place.unit < self.units(place.layer);
+        let is_here = is_here && part.len() == self.part_bytes(place.layer);
         let (Some(layer), Some(region), true) = (self.layers.get(place.layer), &mut self.region, is_here) else {
             return false;
         };
@@ -224,11 +225,11 @@ impl StateCache {
         let bytes = &mut region.bytes_mut()[begin..];
         for range in layer.mixer.state_ranges(layer.units, place.unit) {
             let place = range.start * size_of::<f32>()..range.end * size_of::<f32>();
-            let Some((now, rest)) = part.split_at_checked(place.len()) else { return false };
+            let (now, rest) = part.split_at(place.len());
             bytes[place].copy_from_slice(now);
             part = rest;
         }
-        part.is_empty()
+        true
     }
 
     /// The states, the log, and the state of a layer ahead of its slot's.
@@ -245,4 +246,93 @@ impl StateCache {
 /// Whether the last tokens of a run are speculative.
 fn is_speculative(run: &[BatchToken]) -> bool {
     run.last().is_some_and(|token| token.is_speculative)
+}
+
+#[cfg(test)]
+mod tests {
+    use models::known;
+    use topology::shard::cut_stage;
+
+    use super::*;
+
+    /// A model with layers of a kind and of attention.
+    fn spec(name: &str) -> ModelSpec {
+        known::MODELS.iter().find(|model| model.name == name).expect("it is known").spec()
+    }
+
+    /// The first layers of a model on each of so many ranks, with four states.
+    fn caches(spec: &ModelSpec, ranks: usize) -> Vec<StateCache> {
+        let plans = cut_stage(spec, &(0..4), &vec![1; ranks]).expect("each rank has some");
+        let count = StateCount { slots: 2, saved: 2 };
+        plans.iter().map(|plan| StateCache::new(spec, plan, count).expect("there is memory")).collect()
+    }
+
+    fn tokens(slot: u16, positions: Range<u32>, is_speculative: bool) -> Vec<BatchToken> {
+        let first = positions.start;
+        let tokens = positions.map(|position| BatchToken {
+            slot: Slot(slot),
+            position,
+            token: 1,
+            wants_logits: true,
+            is_speculative: is_speculative && position > first,
+        });
+        tokens.collect()
+    }
+
+    #[test]
+    fn states_follow_accepted_tokens_and_forget_others() {
+        let mut cache = caches(&spec("lfm2-1.2b"), 1).remove(0);
+        let run = tokens(1, 5..9, true);
+        cache.begin(&run);
+        let Passed { state, log } = cache.before(0, &run);
+        assert_eq!(log.len(), 4 * 2048);
+        state.fill(1.0);
+        log.fill(2.0);
+        assert!(cache.before(0, &tokens(1, 5..6, false)).state.iter().all(|value| *value == 0.0), "a copy was changed");
+        // The second slot's sequence has two accepted tokens; the first slot's has none in the log.
+        cache.begin(&[tokens(0, 3..4, false), tokens(1, 7..8, false)].concat());
+        assert_eq!(cache.followed(), 1);
+        let Followed { log, count, accepted, .. } = cache.follow(0, 0);
+        assert_eq!((count, accepted, log.len(), log[0]), (4, 2, 4 * 2048, 2.0));
+        cache.begin(&tokens(1, 8..9, false));
+        assert_eq!(cache.followed(), 0, "each is followed once");
+        for (copied, first) in [(true, 11), (false, 9), (false, 14)] {
+            let run = tokens(1, 9..13, true);
+            cache.begin(&run);
+            if copied {
+                cache.copy(2, 1);
+            }
+            cache.begin(&tokens(1, first..first + 1, false));
+            assert_eq!(cache.followed(), 0, "another sequence, nothing accepted, or more than there were");
+        }
+    }
+
+    #[test]
+    fn parts_of_states_move_between_cuts_and_wrong_places_are_refused() {
+        for name in ["lfm2-1.2b", "qwen3.5-4b"] {
+            let spec = spec(name);
+            let (mut whole, mut halves) = (caches(&spec, 1).remove(0), caches(&spec, 2));
+            let layer = (0..4).find(|layer| whole.units(*layer) > 0).expect("it has states");
+            let length = whole.length;
+            let [states, ..] = whole.parts();
+            states[3 * length..].iter_mut().enumerate().for_each(|(index, value)| *value = index as f32);
+            let mut first = 0;
+            for half in &mut halves {
+                for unit in 0..half.units(layer) {
+                    let mut part = Vec::new();
+                    whole.part(UnitPlace { state: 3, layer, unit: first + unit }, &mut part);
+                    assert_eq!(part.len(), half.part_bytes(layer));
+                    let place = UnitPlace { state: 1, layer, unit };
+                    assert!(half.take_over(place, &part) && !half.take_over(place, &part[1..]));
+                    assert!(!half.take_over(UnitPlace { state: 4, ..place }, &part));
+                    assert!(!half.take_over(UnitPlace { unit: half.units(layer), ..place }, &part));
+                    let mut back = Vec::new();
+                    half.part(place, &mut back);
+                    assert_eq!(back, part, "{name}");
+                }
+                first += half.units(layer);
+            }
+            assert_eq!(first, whole.units(layer), "{name}");
+        }
+    }
 }
