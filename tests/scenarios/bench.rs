@@ -7,8 +7,10 @@ use std::{
 };
 
 use harness::{
-    deep_models::{DEEP, deep_models},
-    programs::{Cluster, bench, console, demo_models, finish, programs, root, spawn_bench, spawn_console, wait_until},
+    deep_models::deep_models,
+    programs::{
+        Cluster, DEEP, bench, console, demo_models, finish, programs, root, spawn_bench, spawn_console, wait_until,
+    },
     terminal::Terminal,
 };
 use nix::{

@@ -2,8 +2,8 @@
 use std::process::Command;
 
 use harness::{
-    deep_models::{DEEP, deep_models},
-    programs::{Cluster, programs, wait_until},
+    deep_models::deep_models,
+    programs::{Cluster, DEEP, programs, wait_until},
     terminal::Terminal,
 };
 use nix::sys::signal::Signal;

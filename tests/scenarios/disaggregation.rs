@@ -2,8 +2,8 @@
 //! the behaviour when either group dies.
 use harness::tiny_model::Architecture;
 use harness::{
-    deep_models::{DEEP, deep_models},
-    programs::{Cluster, finish, folder_with, spawn_console, wait_until},
+    deep_models::deep_models,
+    programs::{Cluster, DEEP, finish, folder_with, spawn_console, wait_until},
     tiny_model::TinyModel,
 };
 use nix::sys::signal::Signal;

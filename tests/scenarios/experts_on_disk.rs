@@ -9,13 +9,15 @@ use common::{
 use daemon::store::Contents;
 use engine::{
     collective::{Collective, CollectiveError},
-    model::{Batch, BatchToken, BlockTables, Cached, KvCache, Model, Shard, Source, StateCache},
+    model::{Batch, BatchToken, BlockTables, Cached, KvCache, Model, Shard, Source, StateCache, needs::ExpertNeeds},
 };
 use gguf::{BlockFormat, GgufFile};
 use harness::{
     families::shapes,
     family_model::FamilyModel,
+    programs::{Cluster, folder_with},
     ranks::{Run, run},
+    tiny_model::{Architecture, Experts, TinyModel},
 };
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use telemetry::SyncKind;
@@ -44,9 +46,8 @@ fn tokens(count: usize) -> Vec<u32> {
 /// The small models with experts, one of each family.
 fn mixtures() -> Vec<(String, FamilyModel)> {
     let all = shapes().into_iter().filter(|(_, model)| {
-        let file = GgufFile::from_bytes(vec![model.bytes()]).expect("a whole model");
-        let spec = models::read(&file).expect("a valid model");
-        model.block_count() <= 8 && spec.kinds.iter().any(|kind| kind.feed_forward.experts().is_some())
+        let has_experts = model.keys.iter().any(|(name, _)| *name == "expert_count");
+        has_experts && model.block_count() <= 8
     });
     let mut all: Vec<_> = all.collect();
     all.dedup_by_key(|(_, model)| model.architecture);
@@ -63,8 +64,9 @@ fn experts_on_disk_give_the_same_bits_with_any_number_of_slots() {
         let file = Arc::new(GgufFile::from_bytes(vec![model.with_format(format).bytes()]).expect("a whole model"));
         for (stages, world) in [(1, 1), (1, 3), (2, 1)] {
             let whole = run(&file, &tokens, &Run { stages, ..Run::exact(world) }).logits;
+            let some = 3 * needs(&file).slot as usize;
             // One slot, some, and more than there are experts; a prompt in chunks, then single tokens.
-            for (bytes, threads) in [(1, 1), (400_000, 2), (1 << 30, 1)] {
+            for (bytes, threads) in [(1, 1), (some, 2), (1 << 30, 1)] {
                 let how =
                     Run { stages, threads, expert_memory: Some(bytes), chunks: vec![9, 6, 1], ..Run::exact(world) };
                 let found = run(&file, &tokens, &how).logits;
@@ -75,12 +77,21 @@ fn experts_on_disk_give_the_same_bits_with_any_number_of_slots() {
     }
 }
 
+/// What a rank alone needs.
+fn needs(file: &GgufFile) -> ExpertNeeds {
+    let spec = models::read(file).expect("the model is valid");
+    let plan = cut(&spec, &[1]).expect("one rank holds all").swap_remove(0);
+    let kernels = Kernels::choose(None).expect("this machine has a kernel table");
+    ExpertNeeds::of(file, &spec, &plan, kernels).expect("every tensor is there").expect("it has experts")
+}
+
 /// A model in a file with the experts on the disk, and room for some of them.
 fn load(path: &Path, state: &Path) -> Model {
     let file = Arc::new(GgufFile::open(path).expect("the model is valid"));
     let spec = models::read(&file).expect("the model is valid");
     let plan = cut(&spec, &[1]).expect("one rank holds all").swap_remove(0);
     let kernels = Kernels::choose(None).expect("this machine has a kernel table");
+    let needs = needs(&file);
     let content = Contents::new(state).of(&file, &mut |_, _| true).expect("the model can be read");
     let source = Source {
         file: &file,
@@ -88,7 +99,7 @@ fn load(path: &Path, state: &Path) -> Model {
         plan: &plan,
         kernels,
         cache: Some(Cached { cache: None, content: &content }),
-        expert_memory: Some(400_000),
+        expert_memory: Some(needs.slot as usize * needs.count / 2),
         is_hollow: false,
         progress: &|_| true,
     };
@@ -102,7 +113,8 @@ fn load(path: &Path, state: &Path) -> Model {
 }
 
 fn step(model: &mut Model, position: u32) -> Result<(), String> {
-    let token = BatchToken { slot: Slot(0), position, token: 3 + position % 290, wants_logits: true, is_speculative: false };
+    let token =
+        BatchToken { slot: Slot(0), position, token: 3 + position % 290, wants_logits: true, is_speculative: false };
     let tables = vec![vec![0, 1, 2, 3]];
     let batch = Batch { tokens: &[token], tables: BlockTables::alike(&tables) };
     model.forward(batch, &mut Alone).map(drop).map_err(|error| error.to_string())
@@ -138,4 +150,31 @@ fn a_cut_or_changed_file_is_an_error_and_no_wrong_token() {
         let error = error.expect("some expert or row is read");
         assert!(error.contains("check the model file and its disk"), "{error}");
     }
+}
+
+/// 38 MB of experts in F32, of 2.4 MB each.
+fn large() -> TinyModel {
+    let experts = Experts { count: 8, used_count: 2 };
+    let mut model = TinyModel { experts, ..TinyModel::new(Architecture::Qwen3Moe) };
+    (model.head_count, model.head_count_kv, model.head_length) = (8, 2, 32);
+    (model.embedding_length, model.feed_forward_length) = (256, 768);
+    model
+}
+
+#[test]
+fn node_without_memory_offers_the_disk_and_answers_the_same_with_it() {
+    let folder = folder_with(&[("large.gguf", &large().bytes())]);
+    let limit = "memory_max_mib = 50\npacked_shards = false\n";
+    let run = ["--model", "large.gguf", "--prompt", "x", "--max-tokens", "12", "--temperature", "0", "--context", "64"];
+    let offered = Cluster::with(1, folder.path(), limit).generate(1, &run);
+    offered.assert_error(
+        4,
+        "memory_short",
+        &["node pi1", "is free; with its experts on its disk it would decode about", "tokens/s"],
+    );
+    let allowed = Cluster::with(1, folder.path(), &format!("{limit}experts_on_disk = true\n"));
+    let found = allowed.generate(1, &run).completion();
+    let expected = Cluster::with(1, folder.path(), "packed_shards = false\n").generate(1, &run).completion();
+    assert_eq!(found["token_ids"], expected["token_ids"]);
+    assert_eq!(found["token_ids"].as_array().map(Vec::len), Some(12));
 }

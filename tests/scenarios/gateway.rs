@@ -2,9 +2,9 @@
 use std::{io::Write, net::TcpStream};
 
 use harness::{
-    deep_models::{DEEP, deep_models},
+    deep_models::deep_models,
     http::{Stream, beside, bytes, get, post, raw, stream, text_of},
-    programs::{Cluster, wait_until},
+    programs::{Cluster, DEEP, wait_until},
 };
 use serde_json::{Value, json};
 

@@ -3,10 +3,10 @@
 use std::fs;
 
 use harness::{
-    deep_models::{DEEP, deep_models},
+    deep_models::deep_models,
     fake_heads::{FakeHeads, Script},
     http::{beside, get, post, stream, text_of},
-    programs::{Cluster, demo_models, wait_until},
+    programs::{Cluster, DEEP, demo_models, wait_until},
 };
 use serde_json::{Value, json};
 

@@ -1,8 +1,8 @@
 //! Overload, lost nodes and nodes without a shard, as seen by clients of the OpenAI API.
 use harness::{
-    deep_models::{DEEP, deep_models},
+    deep_models::deep_models,
     http::{Stream, beside, get, post, stream, text_of},
-    programs::{Cluster, wait_until},
+    programs::{Cluster, DEEP, wait_until},
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};

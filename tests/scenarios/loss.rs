@@ -1,8 +1,8 @@
 //! Nodes that die, hang, drain and return while a request runs.
 use harness::{
-    deep_models::{DEEP, deep_models},
+    deep_models::deep_models,
     faults::strike_all,
-    programs::{Cluster, Ended, finish, wait_until},
+    programs::{Cluster, DEEP, Ended, finish, wait_until},
 };
 use nix::sys::signal::Signal;
 use topology::Layout;

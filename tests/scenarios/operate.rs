@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use harness::{
-    deep_models::{DEEP, deep_models},
-    programs::{Cluster, demo_models, finish, programs, spawn_console, wait_until},
+    deep_models::deep_models,
+    programs::{Cluster, DEEP, demo_models, finish, programs, spawn_console, wait_until},
     slowing::Slowed,
     terminal::Terminal,
 };

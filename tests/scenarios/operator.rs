@@ -4,8 +4,8 @@
 use std::process::Command;
 
 use harness::{
-    deep_models::{DEEP, deep_models},
-    programs::{Cluster, demo_models, programs, wait_until},
+    deep_models::deep_models,
+    programs::{Cluster, DEEP, demo_models, programs, wait_until},
     slowing::Slowed,
     tmux::Tmux,
 };

@@ -3,8 +3,7 @@
 use gguf::BlockFormat;
 use harness::tiny_model::Architecture;
 use harness::{
-    deep_models::DEEP,
-    programs::{Cluster, folder_with},
+    programs::{Cluster, DEEP, folder_with},
     tiny_model::TinyModel,
 };
 use tempfile::TempDir;

@@ -3,9 +3,9 @@
 use std::fs;
 
 use harness::{
-    deep_models::{DEEP, deep_models},
+    deep_models::deep_models,
     http::{Stream, beside, get, post, stream, text_of},
-    programs::{Cluster, demo_models, finish, spawn_console, wait_until},
+    programs::{Cluster, DEEP, demo_models, finish, spawn_console, wait_until},
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};

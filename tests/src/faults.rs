@@ -14,8 +14,8 @@ use tempfile::TempDir;
 use topology::Layout;
 
 use crate::{
-    deep_models::{DEEP, deep_hybrid_models, deep_models},
-    programs::{Cluster, Ended, console, finish, spawn_console_with},
+    deep_models::{deep_hybrid_models, deep_models},
+    programs::{Cluster, DEEP, Ended, console, finish, spawn_console_with},
     proxy::Proxies,
     random::Random,
 };

@@ -15,9 +15,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
-    deep_models::{DEEP, deep_models},
+    deep_models::deep_models,
     http::{beside, get, stream, text_of},
-    programs::{Cluster, console, wait_until},
+    programs::{Cluster, DEEP, console, wait_until},
     random::Random,
 };
 

@@ -17,7 +17,8 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::deep_models::DEEP;
+/// File name of the slow model.
+pub const DEEP: &str = "deep.gguf";
 
 /// Limit of every wait; only a failing test waits this long.
 pub const PATIENCE: Duration = Duration::from_secs(60);

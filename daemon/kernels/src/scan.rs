@@ -19,13 +19,13 @@ pub struct ScanRun<'a> {
     pub key_place: [usize; 3],
     /// Elements of a key and a query.
     pub key_length: usize,
-    /// `[token, heads, 2]`: what states are multiplied with, and what values are multiplied with.
+    /// `[token, heads, 2]`: factors of the states, and of the values.
     pub gates: &'a [f32],
     /// Number of heads.
     pub heads: usize,
     /// The head.
     pub head: usize,
-    /// What is added of a value itself to what is read.
+    /// Factor of a value in its own result.
     pub skip: f32,
 }
 

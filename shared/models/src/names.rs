@@ -130,7 +130,7 @@ pub enum TensorRole {
     Latent,
     /// Weight of the norm of the latent.
     LatentNorm,
-    /// From each query head to what is multiplied with the latent.
+    /// From each query head to the factors of the latent.
     LatentQuery,
     /// From what each head read of the latent to its result.
     LatentValue,

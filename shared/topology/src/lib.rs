@@ -1,7 +1,7 @@
 //! The assignment of model parts to nodes: the layout as operators write it, the topology as nodes agree on it, and the
 //! cuts of a model.
+pub mod columns;
 pub mod exclusion;
-pub mod experts;
 pub mod kv;
 pub mod layout;
 pub mod reslice;
@@ -12,8 +12,8 @@ pub mod spec;
 pub mod stages;
 pub mod state;
 
+pub use columns::ExpertPart;
 pub use exclusion::{Exclusion, ExclusionError, Exclusions};
-pub use experts::ExpertPart;
 pub use kv::KvBlocks;
 pub use layout::SpecError;
 pub use layout::groups::{Group, Groups, Role};

@@ -3,10 +3,8 @@ use std::ops::Range;
 
 use models::{Cut, LayerSpec, ModelSpec, Share, TensorSpec};
 
-use crate::experts::{ExpertPart, expert_parts};
-
-/// Columns are cut at multiples of this: the shortest block of the weight formats and of quantised activations.
-pub const COLUMN_UNIT: usize = 32;
+pub use crate::columns::COLUMN_UNIT;
+use crate::columns::{ExpertPart, expert_parts, split};
 
 /// Why a model cannot be cut for the ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,7 +73,7 @@ pub struct LayerCut {
     pub experts: Option<Vec<ExpertPart>>,
     /// Columns of the shared expert, cut likewise.
     pub shared: Range<usize>,
-    /// The rank in its stage. The first one alone adds what must be added once.
+    /// The rank in its stage. The first one alone holds biases of sums.
     pub rank: usize,
     /// Ranks of the stage.
     pub ranks: usize,
@@ -324,24 +322,6 @@ fn cut_layer(layer: &LayerSpec, weights: &[u32]) -> Vec<LayerCut> {
         LayerCut { heads, heads_kv, columns, experts, shared, rank, ranks: weights.len() }
     });
     cuts.collect()
-}
-
-/// Cuts `length` at multiples of `unit` so that each part is as close to its weight as the unit allows.
-fn split(length: usize, unit: usize, weights: &[u32]) -> Vec<Range<usize>> {
-    let units = length.div_ceil(unit) as u128;
-    let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum::<u128>().max(1);
-    let mut sum = 0;
-    let mut begin = 0;
-    weights
-        .iter()
-        .map(|weight| {
-            sum += u128::from(*weight);
-            let end = ((units * sum * 2 + total) / (2 * total)) as usize * unit;
-            let range = begin..end.min(length);
-            begin = range.end;
-            range
-        })
-        .collect()
 }
 
 #[cfg(test)]

@@ -22,15 +22,15 @@ const HEADER: usize = 2;
 #[derive(Clone, Debug)]
 pub struct Heads {
     /// Query heads of each KV head, as ranges of this rank's heads.
-    groups: Vec<Group>,
+    groups: Vec<HeadGroup>,
     /// The same in smaller groups, for steps of few tokens.
-    apart: Vec<Group>,
+    apart: Vec<HeadGroup>,
     lengths: Lengths,
 }
 
 /// Query heads that read a KV head together.
 #[derive(Clone, Debug)]
-struct Group {
+struct HeadGroup {
     heads: Range<usize>,
     head_kv: usize,
 }
@@ -50,13 +50,13 @@ impl Heads {
         let groups = cut.heads_kv.clone().enumerate().map(|(head_kv, kv)| {
             let begin = (kv * per_kv).max(heads.start);
             let end = ((kv + 1) * per_kv).min(heads.end).max(begin);
-            Group { heads: begin - heads.start..end - heads.start, head_kv }
+            HeadGroup { heads: begin - heads.start..end - heads.start, head_kv }
         });
-        let groups: Vec<Group> = groups.collect();
+        let groups: Vec<HeadGroup> = groups.collect();
         let apart = groups.iter().flat_map(|group| {
             let length = group.heads.len().div_ceil(divided.max(1)).max(1);
             let parts = group.heads.clone().step_by(length);
-            parts.map(move |begin| Group { heads: begin..(begin + length).min(group.heads.end), ..*group })
+            parts.map(move |begin| HeadGroup { heads: begin..(begin + length).min(group.heads.end), ..*group })
         });
         Self { apart: apart.collect(), groups, lengths: Lengths { key: kv.key_length, value: kv.value_length } }
     }
@@ -170,7 +170,7 @@ struct VisibleKeys<'a> {
     lengths: Lengths,
     queries: Queries<'a>,
     token: usize,
-    group: &'a Group,
+    group: &'a HeadGroup,
 }
 
 impl VisibleKeys<'_> {

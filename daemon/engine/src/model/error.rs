@@ -1,7 +1,5 @@
-//! Why a shard cannot be loaded.
+//! Why a shard, or an expert that it lacks, cannot be loaded.
 use std::io;
-
-use super::expert_cache::ExpertError;
 
 /// Why a shard could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -34,4 +32,14 @@ pub enum LoadError {
     /// The assignment was cancelled.
     #[error("the load was cancelled")]
     Cancelled,
+}
+
+/// Experts cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read experts of {tensor}: {source}; check the model file and its disk, then assign again")]
+pub struct ExpertError {
+    /// The tensor with their matrices.
+    pub tensor: String,
+    /// The error of the system.
+    pub source: io::Error,
 }

@@ -8,7 +8,8 @@ use models::{ExpertGroups, Scores, limits::EXPERT_COUNT_MAX};
 
 use super::{
     batch::Scratch,
-    expert_cache::{CachedExperts, ExpertError},
+    error::ExpertError,
+    expert_cache::CachedExperts,
     feed_forward::combination,
     matrix::wanted_by,
     norm::same_norm,
@@ -62,12 +63,12 @@ pub(super) fn experts(
     if columns == 0 {
         return Ok(());
     }
-    let chosen = Chosen { compute, layer, combine, normed, used_count: router.used_count };
+    let chosen = ChosenExperts { compute, layer, combine, normed, used_count: router.used_count };
     chosen.compute(cached, routing, partial)
 }
 
 /// The experts that tokens chose, and what they read.
-struct Chosen<'a> {
+struct ChosenExperts<'a> {
     compute: &'a Compute,
     layer: &'a Layer,
     combine: fn(&mut [f32], &[f32]),
@@ -76,8 +77,8 @@ struct Chosen<'a> {
     used_count: usize,
 }
 
-impl Chosen<'_> {
-    /// Adds what this rank's experts compute to `sums`, `[token, embedding_length]`, in the order of their numbers. If a
+impl ChosenExperts<'_> {
+    /// Adds the results of this rank's experts to `sums`, `[token, embedding_length]`, in the order of their numbers. If a
     /// cache has no room for all at once, they are loaded and computed in several parts.
     fn compute(
         &self,

@@ -9,7 +9,7 @@ use topology::LayerCut;
 use super::{
     attention::Heads,
     embedding::RowError,
-    expert_cache::ExpertError,
+    error::ExpertError,
     experts::experts,
     feed_forward::feed_forward,
     kv_cache::KvCache,
@@ -98,8 +98,7 @@ impl Model {
             let divided = if matches!(kind.mixer, Mixer::Latent(_)) { compute.pool.threads() } else { 1 };
             kind.mixer.kv_heads().map_or_else(Heads::none, |own| Heads::new(cut, own, divided))
         });
-        let heads = heads.collect();
-        let scratch = Scratch::default();
+        let (heads, scratch) = (heads.collect(), Scratch::default());
         // Reserve for the largest batch; untouched pages cost nothing.
         let logits = Vec::with_capacity(usize::from(SLOTS_MAX) * shard.output.rows);
         Self {
@@ -428,13 +427,7 @@ impl Model {
         summed.resize(partial.len(), 0.0);
         collective.all_reduce(layer, SyncKind::Attention, partial, summed)?;
         let (units, columns) = mixer.units();
-        let (sums, squares) = summed.split_at(values);
-        let tokens = self.hidden.chunks_exact_mut(embedding).zip(sums.chunks_exact(embedding));
-        for (token, (hidden, sum)) in tokens.enumerate() {
-            let mean = place.read(token, squares) / (units * columns) as f32;
-            let scale = 1.0 / (mean + self.shard.spec.norm_epsilon).sqrt();
-            hidden.iter_mut().zip(sum).for_each(|(hidden, sum)| *hidden += scale * sum);
-        }
+        place.add_normed(summed, units * columns, self.shard.spec.norm_epsilon, &mut self.hidden);
         Ok(())
     }
 

@@ -372,11 +372,15 @@ pub fn separate_products(
     let at_once = (PIECE_BYTES.min(fair) / panel_bytes).max(1);
     let output = Columns { out, width: matrices.rows, unit: at_once * height };
     pool.grouped(output, &groups.ends, |group, rows, out| {
-        let tile = |tile, is_quantised| x.tile(groups, group, tile, is_quantised);
         let (matrix, tokens) = (matrices.get(groups.matrices[group], height), groups.rows_of(group));
-        products(kernels, matrix, rows, tokens, tile, |token, rows, products| {
-            out.row_mut(token, rows).copy_from_slice(products);
-        });
+        products(
+            kernels,
+            matrix,
+            rows,
+            tokens,
+            |tile, is_quantised| x.tile(groups, group, tile, is_quantised),
+            |token, rows, products| out.row_mut(token, rows).copy_from_slice(products),
+        );
     });
 }
 

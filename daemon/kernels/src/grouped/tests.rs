@@ -1,3 +1,4 @@
+//! Products of groups against those of single tokens.
 use super::*;
 use crate::{Activations, Kernels, Pool, PoolOptions, matmul, pack_panel};
 
@@ -107,7 +108,7 @@ fn products_with_every_matrix_match_single_tokens_bit_for_bit() {
     for format in [BlockFormat::Q4K, BlockFormat::Q8_0, BlockFormat::F16] {
         for kernels in Kernels::available() {
             let bytes = packed(format, kernels.panel_rows, 0, COLUMNS);
-            let stack = MatrixStack { format, bytes: &bytes, rows: ROWS, columns: COLUMNS, count: COUNT };
+            let stack = MatrixStack { format, bytes: &bytes, rows: ROWS, columns: COLUMNS, count: COUNT, places: None };
             let wanted = Wanted { skip: 0, quantised: format.is_quantised(), floats: !format.is_quantised() };
             for (tokens, threads) in [(1, 1), (1, 3), (2, 2), (23, 2)] {
                 let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
@@ -122,7 +123,7 @@ fn products_with_every_matrix_match_single_tokens_bit_for_bit() {
                 for (row, (x, found)) in x.chunks(COLUMNS).zip(out.chunks(ROWS)).enumerate() {
                     let (mut alone, mut exact) = (Activations::default(), vec![0.0; ROWS]);
                     alone.load(&compute, x, COLUMNS, wanted);
-                    matmul(&compute, stack.get(row / tokens), &alone, &mut exact);
+                    matmul(&compute, stack.get(row / tokens, compute.kernels.panel_rows), &alone, &mut exact);
                     let what = format!("{} {} {tokens} tokens {threads} threads", kernels.name, format.name());
                     assert_eq!(found, exact, "{what}");
                 }

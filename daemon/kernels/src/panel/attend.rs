@@ -44,36 +44,7 @@ fn attend_heads<L: Lanes, const H: usize>(
     let mut weights = [[0.0; POSITIONS]; H];
     // The first group of heads prefetches the next block for all.
     let [next_keys, next_values] = if first == 0 { block.next } else { [&[][..]; 2] };
-    match (block.keys, block.values) {
-        (Some(KvValues::F32(keys)), _) => score::<L, f32, H>(
-            lanes,
-            StoredBlock { values: keys, scales: &[], next: next_keys },
-            &queries,
-            length,
-            &mut weights,
-        ),
-        (Some(KvValues::F16(keys)), _) => score::<L, u16, H>(
-            lanes,
-            StoredBlock { values: keys, scales: &[], next: next_keys },
-            &queries,
-            length,
-            &mut weights,
-        ),
-        (Some(KvValues::Q8(keys, scales)), _) => {
-            score::<L, i8, H>(
-                lanes,
-                StoredBlock { values: keys, scales, next: next_keys },
-                &queries,
-                length,
-                &mut weights,
-            );
-        }
-        (None, KvValues::F32(rows)) => score_rows::<L, f32, H>(lanes, rows, &[], &queries, block.count, &mut weights),
-        (None, KvValues::F16(rows)) => score_rows::<L, u16, H>(lanes, rows, &[], &queries, block.count, &mut weights),
-        (None, KvValues::Q8(rows, scales)) => {
-            score_rows::<L, i8, H>(lanes, rows, scales, &queries, block.count, &mut weights);
-        }
-    }
+    scores(lanes, block, next_keys, &queries, &mut weights);
     for (head, weights) in weights.iter_mut().enumerate() {
         mask(lanes, block, weights);
         let out = &mut state.out[(first + head) * width..(first + head + 1) * width];
@@ -111,6 +82,33 @@ fn attend_heads<L: Lanes, const H: usize>(
         }
     }
     H
+}
+
+/// Products of queries `[H, key_length]` with the keys of a block; `next` are those of the next one.
+#[inline(always)]
+fn scores<L: Lanes, const H: usize>(
+    lanes: L,
+    block: KvBlock<'_>,
+    next: &[u8],
+    queries: &[&[f32]; H],
+    out: &mut [[f32; POSITIONS]; H],
+) {
+    match (block.keys, block.values) {
+        (Some(KvValues::F32(keys)), _) => {
+            score::<L, f32, H>(lanes, StoredBlock { values: keys, scales: &[], next }, queries, queries[0].len(), out)
+        }
+        (Some(KvValues::F16(keys)), _) => {
+            score::<L, u16, H>(lanes, StoredBlock { values: keys, scales: &[], next }, queries, queries[0].len(), out)
+        }
+        (Some(KvValues::Q8(keys, scales)), _) => {
+            score::<L, i8, H>(lanes, StoredBlock { values: keys, scales, next }, queries, queries[0].len(), out);
+        }
+        (None, KvValues::F32(rows)) => score_rows::<L, f32, H>(lanes, rows, &[], queries, block.count, out),
+        (None, KvValues::F16(rows)) => score_rows::<L, u16, H>(lanes, rows, &[], queries, block.count, out),
+        (None, KvValues::Q8(rows, scales)) => {
+            score_rows::<L, i8, H>(lanes, rows, scales, queries, block.count, out);
+        }
+    }
 }
 
 /// Columns that share a scale in the KV cache.
@@ -219,13 +217,13 @@ fn score_few_rows<L: Lanes, S: Stored, const H: usize, const P: usize>(
         let mut column = begin;
         while column + L::ROWS <= end {
             let mut keys = [lanes.splat(0.0); P];
-            for position in 0..P {
-                keys[position] = S::load(lanes, &rows[position * length + column..][..L::ROWS]);
+            for (position, keys) in keys.iter_mut().enumerate() {
+                *keys = S::load(lanes, &rows[position * length + column..][..L::ROWS]);
             }
             for head in 0..H {
                 let query = lanes.load(&queries[head][column..column + L::ROWS]);
-                for position in 0..P {
-                    part[head][position] = lanes.multiply_add(keys[position], query, part[head][position]);
+                for (position, keys) in keys.iter().enumerate() {
+                    part[head][position] = lanes.multiply_add(*keys, query, part[head][position]);
                 }
             }
             column += L::ROWS;

@@ -137,8 +137,11 @@ impl ModelSizes {
 
     /// Sets the blocks of the experts in the spec.
     fn with_expert_blocks(self) -> Self {
-        let down = |layer| self.format(layer, TensorRole::Down).map_or(0, BlockFormat::block_length);
-        Self { spec: self.spec.clone().with_expert_blocks(down), ..self }
+        let spec = self
+            .spec
+            .clone()
+            .with_expert_blocks(|layer| self.format(layer, TensorRole::Down).map_or(0, BlockFormat::block_length));
+        Self { spec, ..self }
     }
 
     /// A layer's tensors and their formats.

@@ -144,10 +144,12 @@ pub(crate) async fn run(options: PlanOptions) -> Result<u8, Failure> {
     match (plan.ranked.is_empty(), plan.dropped.last()) {
         (true, Some(dropped)) => {
             let message = format!("no layout fits; {}: {}", dropped.layout, dropped.reason);
-            Err(Failure::State {
-                message,
-                next: "use more nodes, more memory, a smaller model or context, or --kv q8_0",
-            })
+            let has_experts = sizes.spec.kinds.iter().any(|kind| kind.feed_forward.experts().is_some());
+            let next = match has_experts {
+                true => "use more nodes, more memory, --kv q8_0, or experts_on_disk = true on the nodes",
+                false => "use more nodes, more memory, a smaller model or context, or --kv q8_0",
+            };
+            Err(Failure::State { message, next })
         }
         _ => Ok(0),
     }

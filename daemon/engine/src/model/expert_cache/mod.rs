@@ -4,7 +4,7 @@ mod latest;
 
 use std::{
     io,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -15,7 +15,7 @@ use rayon::prelude::*;
 
 use self::latest::{Latest, Missing};
 use super::{
-    LoadError,
+    error::{ExpertError, LoadError},
     region::Region,
     slices::{Slices, TensorSlice},
 };
@@ -25,16 +25,6 @@ pub const READERS: usize = 8;
 
 /// Reads of each layer in a measurement.
 const ROUNDS: usize = 2;
-
-/// Experts cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read experts of {tensor}: {source}; check the model file and its disk, then assign again")]
-pub struct ExpertError {
-    /// The tensor with their matrices.
-    tensor: String,
-    /// The error of the system.
-    source: io::Error,
-}
 
 /// The slots, as kernels read them.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +96,7 @@ impl ExpertCache {
 
     /// Sets the stamps of the file's splits when it was hashed.
     pub(super) fn stamp_with(&mut self, stamps: &[Stamp]) {
-        self.reading.stamps = stamps.to_vec();
+        self.reading.source.stamps = stamps.to_vec();
     }
 
     /// For how many experts it has room, and how many there are.
@@ -168,7 +158,7 @@ impl Drop for ExpertCache {
 #[derive(Debug)]
 pub(super) struct CachedExperts<'a> {
     layer: &'a LayerExperts,
-    reading: &'a Reading,
+    reading: &'a mut Reading,
     region: &'a mut Region,
     slot_bytes: usize,
     latest: &'a mut Latest,
@@ -209,7 +199,7 @@ impl CachedExperts<'_> {
             if let Some(slot) = self.latest.slot(self.layer.first + expert) {
                 self.latest.forget(slot);
             }
-            self.layer.slices.iter().for_each(|slice| self.reading.leave_pages(slice, *expert));
+            self.layer.slices.iter().for_each(|slice| self.reading.source.leave_pages(slice, *expert));
         }
     }
 
@@ -219,40 +209,40 @@ impl CachedExperts<'_> {
     }
 }
 
-/// A matrix to read: the tensor, the number of the matrix in the slice, and its place in the slot.
-type Job<'a> = (&'a TensorSlice, usize, &'a mut [u8]);
+/// A matrix to read.
+struct MatrixRead<'a> {
+    slice: &'a TensorSlice,
+    /// Its number in the slice.
+    matrix: usize,
+    /// Its place in the slot.
+    out: &'a mut [u8],
+}
 
-/// Reads experts from the file on threads of its own, which mostly wait for the disk.
+/// Reads experts on threads of its own, which mostly wait for the disk.
 #[derive(Debug)]
 struct Reading {
-    file: Arc<GgufFile>,
-    /// Stamps of the file's splits when it was hashed: experts of a changed file are never used.
-    stamps: Vec<Stamp>,
+    source: ExpertSource,
     threads: rayon::ThreadPool,
-    /// Buffers of the threads, which are reused.
-    buffers: Mutex<Vec<Vec<u8>>>,
+    /// Rows of the file, for each thread.
+    buffers: Vec<Vec<u8>>,
 }
 
 impl Reading {
     fn new(file: &Arc<GgufFile>) -> io::Result<Self> {
         let threads = rayon::ThreadPoolBuilder::new().num_threads(READERS).thread_name(|_| "expert-reader".into());
         let threads = threads.build().map_err(io::Error::other)?;
-        for split in file.files() {
-            // Experts lie anywhere: what the system would read ahead behind one is wasted.
-            advise(posix_fadvise(split, 0, 0, PosixFadviseAdvice::POSIX_FADV_RANDOM));
-        }
-        Ok(Self { file: Arc::clone(file), stamps: Vec::new(), threads, buffers: Mutex::new(Vec::new()) })
+        Ok(Self { source: ExpertSource::new(file), threads, buffers: vec![Vec::new(); READERS] })
     }
 
     /// Reads missing experts of a layer, sorted by slot, into their slots.
     fn read(
-        &self,
+        &mut self,
         layer: &LayerExperts,
         missing: &[Missing],
         slots: &mut [u8],
         slot_bytes: usize,
     ) -> Result<(), ExpertError> {
-        let mut jobs: Vec<Job<'_>> = Vec::with_capacity(missing.len() * layer.slices.len());
+        let mut reads = Vec::with_capacity(missing.len() * layer.slices.len());
         let (mut rest, mut at) = (slots, 0);
         for Missing { slot, expert } in missing {
             let (_, from) = std::mem::take(&mut rest).split_at_mut(slot * slot_bytes - at);
@@ -261,20 +251,42 @@ impl Reading {
             let mut begin = 0;
             for slice in &layer.slices {
                 let (out, further) = own[slice.place.start - begin..].split_at_mut(slice.place.len());
-                jobs.push((slice, *expert, out));
+                reads.push(MatrixRead { slice, matrix: *expert, out });
                 (own, begin) = (further, slice.place.end);
             }
         }
-        self.threads.install(|| jobs.into_par_iter().with_max_len(1).try_for_each(|job| self.fill(job)))
+        let Self { source, threads, buffers } = self;
+        let of_each = reads.len().div_ceil(READERS).max(1);
+        threads.install(|| {
+            let parts = reads.par_chunks_mut(of_each).zip(buffers).with_max_len(1);
+            parts.try_for_each(|(reads, rows)| reads.iter_mut().try_for_each(|read| source.fill(read, rows)))
+        })
+    }
+}
+
+/// The file that has the experts.
+#[derive(Debug)]
+struct ExpertSource {
+    file: Arc<GgufFile>,
+    /// Stamps of the file's splits when it was hashed: experts of a changed file are never used.
+    stamps: Vec<Stamp>,
+}
+
+impl ExpertSource {
+    fn new(file: &Arc<GgufFile>) -> Self {
+        for split in file.files() {
+            // Experts lie anywhere: what the system would read ahead behind one is wasted. What the load left in the page
+            // cache would displace other pages.
+            advise(posix_fadvise(split, 0, 0, PosixFadviseAdvice::POSIX_FADV_RANDOM));
+            advise(posix_fadvise(split, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED));
+        }
+        Self { file: Arc::clone(file), stamps: Vec::new() }
     }
 
-    fn fill(&self, (slice, matrix, out): Job<'_>) -> Result<(), ExpertError> {
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut rows = buffers.pop().unwrap_or_default();
-        drop(buffers);
-        let filled = slice.fill(&self.file, matrix, 0, &mut rows, out).and_then(|()| self.check(slice));
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(rows);
-        self.leave_pages(slice, matrix);
+    fn fill(&self, read: &mut MatrixRead<'_>, rows: &mut Vec<u8>) -> Result<(), ExpertError> {
+        let MatrixRead { slice, matrix, out } = read;
+        let filled = slice.fill(&self.file, *matrix, 0, rows, out).and_then(|()| self.check(slice));
+        self.leave_pages(slice, *matrix);
         filled.map_err(|source| ExpertError { tensor: slice.name().to_owned(), source })
     }
 
@@ -289,7 +301,7 @@ impl Reading {
         Ok(())
     }
 
-    /// Leaves no copy of what was read in the page cache, where it would displace other pages.
+    /// Leaves no copy of the bytes in the page cache, where it would displace other pages.
     fn leave_pages(&self, slice: &TensorSlice, matrix: usize) {
         let Some(split) = self.file.files().nth(slice.split()) else { return };
         for place in slice.file_places(matrix) {
@@ -299,7 +311,16 @@ impl Reading {
     }
 }
 
-/// Advice is optional: a file system may not know it.
+impl Drop for ExpertSource {
+    fn drop(&mut self) {
+        // The file may be read from its beginning to its end next.
+        for split in self.file.files() {
+            advise(posix_fadvise(split, 0, 0, PosixFadviseAdvice::POSIX_FADV_NORMAL));
+        }
+    }
+}
+
+/// Advice is optional: a file system may not support it.
 fn advise(done: nix::Result<()>) {
     if let Err(error) = done {
         tracing::debug!("the file system takes no advice: {error}");

@@ -1,3 +1,4 @@
+//! Which experts have slots; `tests/scenarios/experts_on_disk.rs` has their bytes.
 use super::latest::{Latest, Missing};
 
 /// Chooses experts of a layer; returns the experts that have to be read.
@@ -19,7 +20,7 @@ fn the_longest_unused_expert_leaves_first() {
     assert_eq!(latest.counts(), [3, 8]);
     assert_eq!(choose(&mut latest, 0, &[0, 1]), [0, 1]);
     assert_eq!(choose(&mut latest, 4, &[0]), [0], "of another layer");
-    assert_eq!(choose(&mut latest, 0, &[0]), [], "it is still there");
+    assert!(choose(&mut latest, 0, &[0]).is_empty(), "it is still there");
     assert_eq!(choose(&mut latest, 4, &[2]), [2]);
     assert_eq!((latest.slot(1), latest.slot(0).is_some()), (None, true));
     assert_eq!(latest.uses(), [1, 4]);

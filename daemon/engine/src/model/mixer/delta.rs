@@ -114,7 +114,7 @@ struct DeltaNet<'a> {
 
 impl DeltaNet<'_> {
     /// Passes tokens of a sequence through its state: `rows` `[token, channels]` become queries, keys and values, `gates`
-    /// are decays and rates, `read` becomes what is read, `[value head, token, head_length]`. `row` is scratch.
+    /// are decays and rates, `read` becomes the results `[value head, token, head_length]`. `row` is scratch.
     fn pass(&self, state: &mut [f32], rows: &mut [f32], gates: &[f32], row: &mut Vec<f32>, read: &mut Vec<f32>) {
         let Self { compute, spec, weights, units } = *self;
         let (channels, length, heads) = (weights.input.rows, spec.head_length, weights.rate.rows);

@@ -24,7 +24,7 @@ pub struct LatentWeights {
     pub latent: Matrix,
     /// `[latent_length]` of the norm of the latent.
     pub latent_norm: Vec<f32>,
-    /// `[latent_length, plain_length]` for each head: from its query to what is multiplied with latents.
+    /// `[latent_length, plain_length]` for each head: from its query to the factors of latents.
     pub latent_query: Matrix,
     /// `[value_length, latent_length]` for each head: from what it read to its result.
     pub latent_value: Matrix,

@@ -38,7 +38,7 @@ pub enum MixerWeights {
 /// Heads with states that are processed without an allocation.
 const HEADS: usize = 256;
 
-/// A head: its state, and what is read from it.
+/// A head: its state, and the results.
 struct StateHead<'a> {
     state: &'a mut [f32],
     out: &'a mut [f32],

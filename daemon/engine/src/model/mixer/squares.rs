@@ -39,13 +39,24 @@ impl SquaresPlace {
     }
 
     /// The sum of all ranks for a token, in the order of the ranks.
-    pub fn read(&self, token: usize, rows: &[f32]) -> f32 {
+    fn read(&self, token: usize, rows: &[f32]) -> f32 {
         let sums = (0..self.ranks).map(|rank| {
             let pieces = rows[self.of(token, rank)..][1..=PIECES].iter().enumerate();
             // As large as they were written; a broken value does not matter more here than in a sum.
             f32::from_bits(pieces.fold(0, |bits, (piece, value)| bits | (*value as u32 & 127) << (piece * BITS)))
         });
         sums.sum()
+    }
+
+    /// Adds the sums over ranks `[token, embedding]`, which the rows of squares follow, to `hidden`, divided by the root
+    /// mean square of `count` values.
+    pub fn add_normed(&self, summed: &[f32], count: usize, epsilon: f32, hidden: &mut [f32]) {
+        let (sums, squares) = summed.split_at(hidden.len());
+        let tokens = hidden.chunks_exact_mut(self.embedding).zip(sums.chunks_exact(self.embedding));
+        for (token, (hidden, sum)) in tokens.enumerate() {
+            let scale = 1.0 / (self.read(token, squares) / count as f32 + epsilon).sqrt();
+            hidden.iter_mut().zip(sum).for_each(|(hidden, sum)| *hidden += scale * sum);
+        }
     }
 }
 

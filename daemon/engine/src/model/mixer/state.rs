@@ -1,7 +1,7 @@
 //! The states of recurrent layers: for each slot, and saved ones, which plans copy. For each layer of the stage the state
 //! of this rank's units. A state cannot be taken back: tokens of a sequence with speculative tokens pass through a copy
 //! of it, layer by layer, and what they change is logged. The state itself follows with the sequence's next step, whose
-//! position tells which of them were accepted.
+//! position shows which of them were accepted.
 use std::{io, ops::Range};
 
 use common::{ids::Slot, limits::SLOTS_MAX};
@@ -116,7 +116,7 @@ impl StateCache {
         Ok(Self { layers, length, count: count.all(), region, ..Self::none() })
     }
 
-    /// Begins a step: what was logged of its sequences is followed as far as they continue it, or forgotten.
+    /// Begins a step: the log of its sequences is followed as far as they continue it, or forgotten.
     pub(in crate::model) fn begin(&mut self, tokens: &[BatchToken]) {
         self.followed.clear();
         if self.region.is_none() {
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn parts_of_states_move_between_cuts_and_wrong_places_are_refused() {
-        for name in ["lfm2-1.2b", "qwen3.5-4b"] {
+        for name in ["lfm2-1.2b", "qwen3.5-4b", "granite-4.0-h-micro", "nemotron-nano-9b-v2"] {
             let spec = spec(name);
             let (mut whole, mut halves) = (caches(&spec, 1).remove(0), caches(&spec, 2));
             let layer = (0..4).find(|layer| whole.units(*layer) > 0).expect("it has states");

@@ -83,7 +83,7 @@ pub(in crate::model) struct OwnSpace<'a> {
 }
 
 impl OwnSpace<'_> {
-    /// `normed -> attended`: what is read from the states, gated and normed `[token, values]`. If the norm spans several
+    /// `normed -> attended`: results of the states, gated and normed `[token, values]`. If the norm spans several
     /// ranks, it is only multiplied with the norm's weights, and `squares` are the sums of squares before that, of each
     /// token.
     pub(in crate::model) fn mix(&self, tokens: &[BatchToken], states: &mut StateCache, scratch: &mut Scratch) {
@@ -133,7 +133,7 @@ impl OwnSpace<'_> {
     }
 
     /// Passes tokens of a sequence through its state: `values` and `keys` `[token, channels]` pass through the convolution,
-    /// `gates` are decays and rates, `read` becomes what is read, `[head, token, head_length]`. `row` is scratch.
+    /// `gates` are decays and rates, `read` becomes the results `[head, token, head_length]`. `row` is scratch.
     fn pass(
         &self,
         state: &mut [f32],
@@ -191,7 +191,7 @@ impl OwnSpace<'_> {
         });
     }
 
-    /// The gates and the norm of what was read.
+    /// The gates and the norm of the results.
     fn norm(&self, scratch: &mut Scratch) {
         let Self { compute, spec, weights, cut, .. } = self;
         let Scratch { key, attended, squares, .. } = scratch;

@@ -1,5 +1,8 @@
 //! Dimensions of well-known models from their config.json: for planning without a file, and for synthetic files with a
 //! real model's dimensions. Their families read them as if they came from a file.
+#[cfg(test)]
+mod tests;
+
 use gguf::GgufError;
 
 use crate::{
@@ -460,28 +463,6 @@ impl KeySource for KnownModel {
             (_, Some((_, FUSED_GATE))) => self.is_fused.then_some(2 * self.feed_forward_length),
             (_, Some((_, part))) => self.optional_tensors().contains(&part).then_some(1),
             (name, None) => self.optional_tensors().contains(&name).then_some(1),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_known_model_has_the_keys_of_its_family() {
-        for model in MODELS {
-            let spec = model.spec();
-            assert!(spec.is_sound(), "{}", model.name);
-            assert_eq!((spec.architecture.as_str(), spec.block_count()), (model.architecture, model.block_count));
-            let columns = model.mixed.map_or(0, |mixed| mixed.expert_columns);
-            let columns = if columns > 0 { columns } else { model.feed_forward_length };
-            // Leading layers may be dense, and others wider.
-            let has_network = spec.kinds.iter().map(|kind| &kind.feed_forward).any(|network| {
-                let experts = network.experts().map(|experts| (experts.count, experts.used_count));
-                (network.columns(), experts) == (columns, model.experts)
-            });
-            assert!(has_network, "{} has no network of {columns} columns", model.name);
         }
     }
 }

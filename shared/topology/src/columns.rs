@@ -1,7 +1,10 @@
-//! The parts of experts whose blocks of weights are too long for a part of every expert on every rank.
+//! How ranks divide feed-forward columns: by weight at multiples of a block, or by blocks of experts.
+use std::ops::Range;
+
 use models::ExpertsSpec;
 
-use crate::shard::COLUMN_UNIT;
+/// Columns are cut at multiples of this: the shortest block of the weight formats and of quantised activations.
+pub const COLUMN_UNIT: usize = 32;
 
 /// Fewest blocks of experts for each rank: with fewer, one more or less makes too much of a difference.
 const PARTS_MIN: usize = 2;
@@ -41,4 +44,22 @@ pub(crate) fn expert_parts(experts: &ExpertsSpec, weights: &[u32]) -> Option<(us
         }
     }
     Some((block, parts))
+}
+
+/// Cuts `length` at multiples of `unit` so that each part is as close to its weight as the unit allows.
+pub(crate) fn split(length: usize, unit: usize, weights: &[u32]) -> Vec<Range<usize>> {
+    let units = length.div_ceil(unit) as u128;
+    let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum::<u128>().max(1);
+    let mut sum = 0;
+    let mut begin = 0;
+    weights
+        .iter()
+        .map(|weight| {
+            sum += u128::from(*weight);
+            let end = ((units * sum * 2 + total) / (2 * total)) as usize * unit;
+            let range = begin..end.min(length);
+            begin = range.end;
+            range
+        })
+        .collect()
 }
