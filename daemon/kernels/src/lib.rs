@@ -36,7 +36,7 @@ pub use clock::PoolClock;
 pub use compute::Compute;
 pub use delta::DeltaRun;
 pub use grouped::{
-    Choice, Gating, GroupedActivations, Groups, MatrixStack, RowsOf, gated, separate_products, weighted_sums,
+    Choice, Gating, GroupedActivations, Groups, MatrixStack, RowsOf, gated, make_room, separate_products, weighted_sums,
 };
 pub use matmul::{MatrixPanels, matmul, matmuls};
 pub use pack::{pack_panel, packed_bytes, unpack_row};

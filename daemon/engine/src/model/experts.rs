@@ -2,7 +2,8 @@
 //! token. Every rank holds its columns of every expert and routes on its own, so that no routing decision crosses the
 //! network.
 use kernels::{
-    Activations, Choice, Compute, Gating, Kernels, MatrixStack, RowsOf, gated, matmul, matmuls, weighted_sums,
+    Activations, Choice, Compute, Gating, Kernels, MatrixStack, RowsOf, gated, make_room, matmul, matmuls,
+    weighted_sums,
 };
 use models::{ExpertGroups, Scores, limits::EXPERT_COUNT_MAX};
 
@@ -116,12 +117,13 @@ impl ChosenExperts<'_> {
         let Routing { groups, activations, inner, .. } = routing;
         let wanted = wanted_by(&[&layer.gate, &layer.up]);
         activations.load(compute, groups, normed, layer.feed_forward_norm.len(), RowsOf::Tokens, wanted);
-        inner.resize(groups.rows() * gate.rows, 0.0);
+        make_room(inner, groups.most_rows() * up.rows);
+        inner.resize(groups.rows() * up.rows, 0.0);
         let [gate_bias, up_bias] = &layer.inner_biases;
         let scales = [layer.gate.scales(), layer.up.scales()];
         let gating = Gating { combine: *combine, scales, biases: [gate_bias, up_bias] };
         gated(compute, [gate, up], gating, groups, activations, inner);
-        activations.load(compute, groups, inner, gate.rows, RowsOf::Groups, layer.down.wanted());
+        activations.load(compute, groups, inner, up.rows, RowsOf::Groups, layer.down.wanted());
         weighted_sums(compute, down, groups, activations, sums);
     }
 }

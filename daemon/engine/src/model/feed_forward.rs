@@ -9,7 +9,8 @@ use super::{batch::Scratch, matrix::wanted_by, weights::Layer};
 pub fn feed_forward(compute: &Compute, layer: &Layer, tokens: usize, scratch: &mut Scratch) {
     let columns = layer.up.rows;
     let Scratch { normed, activations, gate, up, partial, .. } = scratch;
-    partial.fill(0.0);
+    partial.clear();
+    partial.resize(normed.len(), 0.0);
     if columns == 0 {
         return;
     }

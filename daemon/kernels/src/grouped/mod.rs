@@ -89,12 +89,20 @@ pub struct Groups {
     weights: Vec<f32>,
     /// For each matrix, the next row to fill.
     next: Vec<usize>,
+    /// Most rows that so many choices can have. Buffers have room for them: how many of a token's choices are here
+    /// differs from token to token.
+    most: usize,
 }
 
 impl Groups {
     /// Loads the choices `[token, per_token]` of matrices in a range; others are left out.
     pub fn load(&mut self, choices: &[Choice], per_token: usize, range: Range<usize>) {
-        let Self { matrices, ends, tokens, weights, next } = self;
+        let Self { matrices, ends, tokens, weights, next, most } = self;
+        *most = choices.len();
+        make_room(matrices, *most);
+        make_room(ends, *most);
+        make_room(tokens, *most);
+        make_room(weights, *most);
         next.clear();
         next.resize(range.len(), 0);
         let own = choices.iter().filter(|choice| range.contains(&choice.matrix));
@@ -120,7 +128,8 @@ impl Groups {
 
     /// Loads every one of `count` matrices for each of so many tokens.
     pub fn load_all(&mut self, tokens: usize, count: usize) {
-        let Self { matrices, ends, tokens: of_rows, weights, .. } = self;
+        let Self { matrices, ends, tokens: of_rows, weights, most, .. } = self;
+        *most = count * tokens;
         matrices.clear();
         matrices.extend(0..count);
         ends.clear();
@@ -134,6 +143,11 @@ impl Groups {
     /// The chosen matrices, ascending.
     pub fn matrices(&self) -> &[usize] {
         &self.matrices
+    }
+
+    /// Most rows that the groups of as many choices can have.
+    pub fn most_rows(&self) -> usize {
+        self.most
     }
 
     /// Number of rows in all groups.
@@ -191,6 +205,7 @@ impl GroupedActivations {
         self.columns = wanted.skip * BLOCK + columns;
         self.given = given;
         let per_row = if wanted.quantised { self.columns.next_multiple_of(SUPER_BLOCK) / BLOCK } else { 0 };
+        make_room(&mut self.rows, groups.most * per_row);
         self.rows.resize(values.len() / columns * per_row, Block::default());
         compute.pool.chunks(&mut self.rows, per_row, |row, blocks| {
             blocks.fill(Block::default());
@@ -199,6 +214,7 @@ impl GroupedActivations {
         });
         let [of_blocks, of_floats] = &mut self.places;
         let room = place(groups, kernels.tiles, of_blocks);
+        make_room(&mut self.blocks, groups.most * per_row);
         self.blocks.resize(room * per_row, Block::default());
         // If every group has one row, no interleaving is needed.
         if groups.rows() > groups.ends.len() {
@@ -212,6 +228,7 @@ impl GroupedActivations {
         }
         let all = if wanted.floats { self.columns } else { 0 };
         let room = place(groups, kernels.float_tiles, of_floats);
+        make_room(&mut self.floats, groups.most * all);
         self.floats.resize(room * all, 0.0);
         compute.pool.chunks(&mut self.floats, all, |room, out| {
             let part = TilePart::of(groups, kernels.float_tiles, of_floats, room, all);
@@ -240,6 +257,11 @@ impl GroupedActivations {
     }
 }
 
+/// Lets a buffer grow to this length without an allocation.
+pub fn make_room<T>(buffer: &mut Vec<T>, length: usize) {
+    buffer.reserve(length.saturating_sub(buffer.len()));
+}
+
 /// Index of the given row that corresponds to a row of the groups.
 fn given_row(groups: &Groups, given: RowsOf, row: usize) -> usize {
     match given {
@@ -251,6 +273,7 @@ fn given_row(groups: &Groups, given: RowsOf, row: usize) -> usize {
 /// Sets the places of all groups for tiles of these shapes; returns the total capacity.
 fn place(groups: &Groups, shapes: &'static [usize], places: &mut Vec<usize>) -> usize {
     places.clear();
+    make_room(places, groups.most);
     let mut room = 0;
     for group in 0..groups.ends.len() {
         places.push(room);
