@@ -355,7 +355,7 @@ pub fn gated(
     let [of_gate, of_up] =
         [gate, Some(up)].map(|stack| stack.map_or(0, |stack| stack.checked_panel_bytes(groups, height)));
     let all = groups.ends.len() * (gate.map_or(0, |gate| gate.matrix_bytes(height)) + up.matrix_bytes(height));
-    let at_once = (PIECE_BYTES.min(all / (PIECES * pool.threads())) / of_gate.max(of_up).max(1)).max(1);
+    let at_once = panels_at_once(all, of_gate.max(of_up), pool.threads());
     let output = Columns { out, width: up.rows, unit: at_once * height };
     pool.grouped(output, &groups.ends, |group, rows, out| {
         let (matrix, tokens) = (groups.matrices[group], groups.rows_of(group));
@@ -378,6 +378,11 @@ pub fn gated(
     });
 }
 
+/// Panels of a piece of the work: a fair part of all bytes, or fewer.
+fn panels_at_once(all_bytes: usize, panel_bytes: usize, threads: usize) -> usize {
+    (PIECE_BYTES.min(all_bytes / (PIECES * threads)) / panel_bytes.max(1)).max(1)
+}
+
 /// `out[row] = matrix . x` with the matrix of each row's group; `out` is `[row of the groups, rows of a matrix]`.
 pub fn separate_products(
     compute: &Compute,
@@ -390,9 +395,8 @@ pub fn separate_products(
     let height = kernels.panel_rows;
     assert!(x.columns <= matrices.columns, "the matrices have the activations' columns");
     assert_eq!(out.len(), groups.rows() * matrices.rows, "out is [row, rows]");
-    let panel_bytes = matrices.checked_panel_bytes(groups, height).max(1);
-    let fair = groups.ends.len() * matrices.matrix_bytes(height) / (PIECES * pool.threads());
-    let at_once = (PIECE_BYTES.min(fair) / panel_bytes).max(1);
+    let all = groups.ends.len() * matrices.matrix_bytes(height);
+    let at_once = panels_at_once(all, matrices.checked_panel_bytes(groups, height), pool.threads());
     let output = Columns { out, width: matrices.rows, unit: at_once * height };
     pool.grouped(output, &groups.ends, |group, rows, out| {
         let (matrix, tokens) = (matrices.get(groups.matrices[group], height), groups.rows_of(group));
@@ -419,10 +423,9 @@ pub fn weighted_sums(
     let Compute { kernels, pool } = compute;
     let height = kernels.panel_rows;
     assert!(x.columns <= matrices.columns, "the matrices have the activations' columns");
-    let panel_bytes = matrices.checked_panel_bytes(groups, height).max(1);
     // A piece reads its rows of every matrix: short runs of each would defeat the prefetchers.
-    let fair = matrices.matrix_bytes(height) / (PIECES * pool.threads());
-    let at_once = (PIECE_BYTES.min(fair) / panel_bytes).max(1);
+    let panel_bytes = matrices.checked_panel_bytes(groups, height);
+    let at_once = panels_at_once(matrices.matrix_bytes(height), panel_bytes, pool.threads());
     let output = Columns { out, width: matrices.rows, unit: at_once * height };
     pool.columns(&mut [output], |_, rows, out| {
         for (group, matrix) in groups.matrices.iter().enumerate() {
