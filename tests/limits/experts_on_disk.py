@@ -53,6 +53,12 @@ def swapped(daemon):
         return int(re.search(r"^VmSwap:\s+(\d+) kB", file.read(), re.M).group(1)) * 1024
 
 
+def read_bytes(daemon):
+    """Bytes that a daemon has read from disks."""
+    with open(f"/proc/{daemon.process.pid}/io") as file:
+        return int(re.search(r"^read_bytes: (\d+)", file.read(), re.M).group(1))
+
+
 def assign(cluster, daemon, model):
     file = os.path.join(cluster.folder, "topology.toml")
     with open(file, "w") as out:
@@ -88,13 +94,18 @@ def measure(layers, tokens):
             daemon = cluster.add("n1", address, settings=settings + "experts_on_disk = true\n", enter=group.enter(), variant=[bramble.PLAIN])
             assign(cluster, daemon, model)
             predicted = float(re.search(r"about ([0-9.]+) tokens/s are expected", daemon.text()).group(1))
-            # A short prompt of other letters warms nothing that the answer needs; its last token is the first of the answer.
-            found = bramble.generate([daemon], model, bramble.letters(8), tokens, context=CONTEXT)
+            # The most probable answer of random weights repeats a few tokens, whose experts stay in memory. The first
+            # answer fills the cache.
+            for _ in range(2):
+                before = read_bytes(daemon)
+                found = bramble.generate([daemon], model, bramble.letters(8), tokens, context=CONTEXT, temperature=1)
             speed = 1e3 / found["timings"]["tpot_ms"]
+            read = (read_bytes(daemon) - before) / tokens
             swap, kills = swapped(daemon), group.kills()
+            slots, count = map(int, re.search(r"memory holds (\d+) of (\d+) experts", daemon.text()).groups())
     finally:
         group.remove()
-    return {"model": model, "bytes": size, "limit": limit, "offer": said, "predicted": predicted, "measured": speed, "swapped": swap, "kills": kills}
+    return {"model": model, "bytes": size, "limit": limit, "offer": said, "predicted": predicted, "measured": speed, "read_per_token": int(read), "slots": slots, "experts": count, "swapped": swap, "kills": kills}
 
 
 def main():
@@ -105,7 +116,8 @@ def main():
     found = measure(arguments.layers, arguments.tokens)
     if not arguments.json:
         print(f"{found['model']}, {found['bytes'] / 2**20:.0f} MiB, memory {found['limit'] / 2**20:.0f} MiB: "
-              f"predicted {found['predicted']:.2f} tokens/s, measured {found['measured']:.2f}; swapped {found['swapped']} bytes")
+              f"predicted {found['predicted']:.2f} tokens/s, measured {found['measured']:.2f}; "
+              f"{found['slots']} of {found['experts']} experts in memory, {found['read_per_token'] / 1e6:.1f} MB read per token; swapped {found['swapped']} bytes")
     missed = []
     if "experts_on_disk = true" not in found["offer"]:
         missed.append(f"the refusal does not offer the setting: {found['offer']}")

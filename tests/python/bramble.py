@@ -247,10 +247,10 @@ def bench(*arguments, **more):
     return _printed("bramble-bench", arguments, **more)
 
 
-def generate(daemons, model, prompt, tokens, *more, enter=(), context=None):
-    """The most probable continuation of a prompt on these daemons."""
+def generate(daemons, model, prompt, tokens, *more, enter=(), context=None, temperature=0):
+    """A continuation of a prompt on these daemons, by default the most probable one."""
     nodes = ",".join(daemon.address for daemon in daemons)
-    command = ["generate", "--yes", "--nodes", nodes, "--model", model, "--prompt", prompt, "--max-tokens", str(tokens), "--temperature", "0"]
+    command = ["generate", "--yes", "--nodes", nodes, "--model", model, "--prompt", prompt, "--max-tokens", str(tokens), "--temperature", str(temperature)]
     return console(*command, *(["--context", str(context)] if context else []), *more, enter=enter)
 
 
