@@ -47,6 +47,22 @@ fn killed_rank_fails_the_request_by_name_and_can_restart() {
 }
 
 #[test]
+fn requests_go_to_the_replica_that_serves() {
+    let models = deep_models();
+    let mut cluster = Cluster::with(2, models.path(), "");
+    let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "4", "--temperature", "0", "--topology", "dp2-tp1"];
+    let expected = cluster.generate(2, &run).completion()["token_ids"].clone();
+    let epoch = cluster.status(1)["epoch"].clone();
+    cluster.signal(0, Signal::SIGKILL);
+    cluster.wait(0);
+    assert_eq!(cluster.generate(2, &run).completion()["token_ids"], expected, "the first replica's node is off");
+    cluster.start(0);
+    assert_eq!(cluster.status(0)["state"], "idle");
+    assert_eq!(cluster.generate(2, &run).completion()["token_ids"], expected, "the first replica's node is idle");
+    assert_eq!(cluster.status(1)["epoch"], epoch, "the replica that serves must stay");
+}
+
+#[test]
 fn killed_head_ends_the_request_as_lost() {
     let models = deep_models();
     let mut cluster = Cluster::with(2, models.path(), "");

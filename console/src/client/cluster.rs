@@ -203,15 +203,9 @@ impl Cluster {
     /// Whether requests can be served: a complete replica serves, or all groups if they have roles.
     pub fn serves(&self) -> bool {
         let Some((topology, _)) = self.topology() else { return false };
-        // Compare topologies, not epochs: a failed assignment may have raised the epoch of some nodes.
         let serves = |member: &Member| {
-            let mut reports = self
-                .nodes
-                .iter()
-                .filter_map(ClusterNode::report)
-                .filter(|report: &&NodeReport| report.topology.as_ref().is_some_and(|(held, ..)| held == topology));
-            let found = reports.find(|report| report.name == member.name && report.fault.is_none());
-            found.is_some_and(|report| report.state.serves())
+            let mut reports = self.nodes.iter().filter_map(ClusterNode::report);
+            reports.any(|report| report.name == member.name && report.serves(topology))
         };
         let mut replicas = 0..topology.layout.replicas;
         if !topology.layout.has_roles() {

@@ -162,6 +162,13 @@ impl NodeReport {
         self.kernels.starts_with(PACED)
     }
 
+    /// Whether the node serves this topology, without a fault. Topologies are compared, not epochs: a failed assignment
+    /// may have raised the epoch of some nodes.
+    pub fn serves(&self, topology: &Topology) -> bool {
+        let holds = self.topology.as_ref().is_some_and(|(held, ..)| held == topology);
+        holds && self.fault.is_none() && self.state.serves()
+    }
+
     /// Memory for the next shard: the available memory plus the current shard, which it replaces. `None` if the node
     /// reports no memory.
     pub fn free_for_next_shard(&self) -> Option<Bytes> {

@@ -41,7 +41,9 @@ impl<'a> ClusterChat<'a> {
         let Obtained { sessions, assigned } = &self.obtained;
         let head = interrupts.end(head(sessions, &assigned.topology)).await?;
         request.model = Some(assigned.topology.roots().into());
-        let completion = complete(&first(sessions, head), request, !options.json, interrupts).await?;
+        let completion =
+            complete(&first(sessions, &assigned.topology.members[head.index()]), request, !options.json, interrupts)
+                .await?;
         if options.json {
             output::line(&object(&completion, (assigned, head), seed, false).to_string());
         } else {

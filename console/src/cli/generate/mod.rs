@@ -11,6 +11,7 @@ use std::{io::Read, sync::Arc};
 use anyhow::Context;
 use common::{
     chat::{FinishReason, PROMPT_BYTES_MAX},
+    fault::{Fault, FaultKind},
     ids::MemberIndex,
     latency::{RequestTimes, TransferTimes},
 };
@@ -19,7 +20,7 @@ use serde_json::{Value, json};
 use telemetry::{PhaseTotals, RankTotals};
 use tokio::sync::mpsc::channel;
 use tokio_util::sync::CancellationToken;
-use topology::Topology;
+use topology::{Member, Topology};
 
 use crate::cli::{
     Failure,
@@ -74,7 +75,9 @@ pub(crate) async fn run(options: options::Generate) -> Result<u8, Failure> {
     }
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
     request.model = Some(assigned.topology.roots().into());
-    let completion = complete(&first(&sessions, head), request, !options.json, &mut interrupts).await?;
+    let completion =
+        complete(&first(&sessions, &assigned.topology.members[head.index()]), request, !options.json, &mut interrupts)
+            .await?;
     if options.json {
         output::line(&object(&completion, (&assigned, head), seed, options.logprobs > 0).to_string());
     } else {
@@ -129,30 +132,40 @@ pub(crate) fn prompt(options: &options::Completing) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// The least loaded head. The sessions have the order of the members.
+/// The session of a member, if it is among these.
+pub(crate) fn session_of<'a>(sessions: &'a [Arc<Session>], member: &Member) -> Option<&'a Arc<Session>> {
+    sessions.iter().find(|session| session.identity.name == member.name)
+}
+
+/// The least loaded head. The sessions are those of the members that answer.
 ///
 /// # Errors
-/// None today; a head that does not answer is skipped.
+/// No head answers.
 pub async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Result<MemberIndex, Failure> {
-    let mut requests = vec![None; sessions.len()];
-    if topology.layout.replicas > 1 {
-        for index in topology.layout.heads().map(MemberIndex::index) {
-            // Skip replicas whose head does not answer or has a fault, and those with an excluded member.
-            let Ok(found) = report(&sessions[index]).await else { continue };
-            let mut members = topology.replica(topology.place(MemberIndex(index as u16)).replica).iter();
-            let has_excluded = members.any(|member| found.exclusions.of(&member.name, &member.address).is_some());
-            if found.fault.is_none() && !has_excluded {
-                requests[index] = Some(found.requests);
-            }
+    let member = |head: MemberIndex| &topology.members[head.index()];
+    let heads: Vec<MemberIndex> =
+        topology.layout.heads().filter(|head| session_of(sessions, member(*head)).is_some()).collect();
+    let Some(any) = heads.first() else {
+        return Err(Fault::new("console", FaultKind::NotServing { state: "away".into() }).into());
+    };
+    let mut requests = vec![None; topology.members.len()];
+    for head in heads.iter().filter(|_| topology.layout.replicas > 1) {
+        // Skip replicas whose head does not serve, and those with an excluded member.
+        let Some(session) = session_of(sessions, member(*head)) else { continue };
+        let Ok(found) = report(session).await else { continue };
+        let mut members = topology.replica(topology.place(*head).replica).iter();
+        let has_excluded = members.any(|member| found.exclusions.of(&member.name, &member.address).is_some());
+        if found.serves(topology) && !has_excluded {
+            requests[head.index()] = Some(found.requests);
         }
     }
-    Ok(least_loaded(topology, |head| requests[head.index()]).unwrap_or(MemberIndex(0)))
+    Ok(least_loaded(topology, |head| requests[head.index()]).unwrap_or(*any))
 }
 
 /// All sessions, the head's first: if the head is lost, any other can continue the answer.
-pub(crate) fn first(sessions: &[Arc<Session>], head: MemberIndex) -> Vec<Arc<Session>> {
+pub(crate) fn first(sessions: &[Arc<Session>], head: &Member) -> Vec<Arc<Session>> {
     let mut sessions = sessions.to_vec();
-    sessions[..=head.index()].rotate_right(1);
+    sessions.sort_by_key(|session| session.identity.name != head.name);
     sessions
 }
 

@@ -6,19 +6,22 @@ pub(super) mod table;
 mod trace;
 mod verdict;
 
-use std::{path::Path, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use anyhow::Context;
 use collectives::Table;
-use common::ids::MemberIndex;
+use common::{
+    fault::{Fault, FaultKind, Loss},
+    ids::MemberIndex,
+};
 use serde_json::json;
 use telemetry::{Health, SyncRecord};
-use topology::Topology;
+use topology::{Member, Topology};
 use trace::RankRecords;
 
 use crate::cli::{
     Failure,
-    generate::{complete, head, object, prompt},
+    generate::{complete, head, object, prompt, session_of},
     shared::{interrupts::Interrupts, options, output},
     topology::ensure::{Obtained, obtain},
 };
@@ -42,21 +45,22 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
     let asked = generate.assignment.asked(options.model.as_deref().unwrap_or_default());
     let obtained = obtain(&options.nodes, &asked, "complete and profile the text", generate.consent, generate.json);
     let Some(Obtained { sessions, assigned }) = interrupts.end(obtained).await? else { return Ok(0) };
-    let card = async { Ok::<_, Failure>(identify(&sessions[0], &assigned.topology.model).await?) };
-    let card = interrupts.end(card).await?;
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
     let replica = replica(&assigned.topology, head);
-    let before = interrupts.end(later(&sessions[replica.clone()], 0)).await?;
+    // Only one head may answer, because records and totals belong to one replica.
+    let members = &assigned.topology.members[replica];
+    let sessions = of_members(&sessions, members)?;
+    let card = async { Ok::<_, Failure>(identify(&sessions[0], &assigned.topology.model).await?) };
+    let card = interrupts.end(card).await?;
+    let before = interrupts.end(later(&sessions, 0)).await?;
     // The head numbers the steps, so steps of earlier requests have lower numbers on every rank.
     let seen = before.iter().flatten().map(|record| record.step).max().unwrap_or(0);
-    // Only one head may answer, because records and totals belong to one replica.
-    let completion = complete(&sessions[head.index()..=head.index()], request, false, &mut interrupts).await?;
-    let records = interrupts.end(later(&sessions[replica.clone()], seen)).await?;
-    let members = &assigned.topology.members[replica.clone()];
+    let completion = complete(&sessions[..1], request, false, &mut interrupts).await?;
+    let records = interrupts.end(later(&sessions, seen)).await?;
     let names: Vec<String> = members.iter().map(|member| output::clean(&member.name)).collect();
     let ranks = assigned.topology.place(head).group.len();
     let records = RankRecords { names: &names, ranks, records: &records };
-    let (healths, tables) = interrupts.end(reports(&sessions[replica])).await?;
+    let (healths, tables) = interrupts.end(reports(&sessions)).await?;
     let others = |member: usize| beside(member, healths.iter());
     let causes = healths.iter().enumerate().map(|(member, health)| health.cause_beside(&others(member)));
     let causes: Vec<Option<String>> = causes.map(|cause| Some(cause?.to_string())).collect();
@@ -103,8 +107,17 @@ pub(super) async fn run(options: options::Generate) -> Result<u8, Failure> {
 }
 
 /// The member indices of a head's replica.
-fn replica(topology: &Topology, head: MemberIndex) -> std::ops::Range<usize> {
+fn replica(topology: &Topology, head: MemberIndex) -> Range<usize> {
     topology.layout.members(topology.place(head).replica)
+}
+
+/// The sessions of members, in their order.
+fn of_members(sessions: &[Arc<Session>], members: &[Member]) -> Result<Vec<Arc<Session>>, Fault> {
+    let open = members.iter().map(|member| {
+        let lost = FaultKind::NodeLost { how: Loss::Reset };
+        session_of(sessions, member).cloned().ok_or_else(|| Fault::new(&member.name, lost))
+    });
+    open.collect()
 }
 
 /// The all-reduces of each rank after step `seen`.

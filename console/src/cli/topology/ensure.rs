@@ -25,7 +25,7 @@ use crate::{
 /// A running topology, and the sessions of its members in member order.
 #[derive(Debug)]
 pub struct Obtained {
-    /// Of its members.
+    /// Of its members, without those that do not answer while another replica serves.
     pub sessions: Vec<Arc<Session>>,
     /// The topology.
     pub assigned: Assigned,
@@ -102,9 +102,9 @@ impl Reached {
         if !self.cluster.serves() || !asked.is_met_by(topology) {
             return None;
         }
-        let sessions: Option<Vec<_>> = topology.members.iter().map(|member| self.session_of(&member.name)).collect();
+        let sessions = topology.members.iter().filter_map(|member| self.session_of(&member.name)).collect();
         let epoch = reports.first()?.epoch;
-        Some(Obtained { sessions: sessions?, assigned: Assigned { epoch, topology: topology.clone(), reused: true } })
+        Some(Obtained { sessions, assigned: Assigned { epoch, topology: topology.clone(), reused: true } })
     }
 
     /// The session of the node with this name, if it answers.
