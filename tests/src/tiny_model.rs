@@ -14,6 +14,9 @@ pub const VOCABULARY_LENGTH_MIN: usize = 300;
 /// Approximate standard deviation of the logits.
 const LOGIT_SPREAD: f32 = 3.0;
 
+/// Standard deviation of the weights of a wide embedding. A block adds about 1.
+const WIDE_EMBEDDING: f32 = 4.0;
+
 /// The families that this writer knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
@@ -108,6 +111,9 @@ pub struct TinyModel {
     pub vocabulary_length: usize,
     /// Whether `output.weight` is left out.
     pub tied: bool,
+    /// Whether the embedding outweighs what the blocks add: hidden states then differ from token to token, and routers
+    /// use all experts about equally. A tied output would repeat a token forever.
+    pub wide_embedding: bool,
     /// Whether there is a `rope_freqs.weight` as in Llama 3 files.
     pub rope_factors: bool,
     /// Whether Q, K and V have biases; Qwen2 always has them, Qwen3 must not.
@@ -140,6 +146,7 @@ impl TinyModel {
             rope_scale_linear: 1.0,
             vocabulary_length: VOCABULARY_LENGTH_MIN,
             tied: architecture == Architecture::Llama,
+            wide_embedding: false,
             rope_factors: false,
             attention_biases: architecture == Architecture::Qwen2,
         }
@@ -172,7 +179,8 @@ impl TinyModel {
         let embedding = self.embedding_length;
         let spread = LOGIT_SPREAD / (embedding as f32).sqrt();
         let tokens = self.vocabulary_length;
-        writer = self.matrix(writer, "token_embd.weight", self.embedding_format, [embedding, tokens], spread);
+        let width = if self.wide_embedding { WIDE_EMBEDDING } else { spread };
+        writer = self.matrix(writer, "token_embd.weight", self.embedding_format, [embedding, tokens], width);
         if !self.tied {
             writer = self.matrix(writer, "output.weight", self.output_format, [embedding, tokens], spread);
         }

@@ -156,6 +156,7 @@ fn shape(known: &KnownModel, architecture: Architecture) -> TinyModel {
     model.context_length = 8192;
     if let Some((count, used_count)) = known.experts {
         (model.experts, model.rope_freq_base) = (Experts { count, used_count }, 1_000_000.0);
+        model.wide_embedding = !known.tied_output;
     }
     model
 }
