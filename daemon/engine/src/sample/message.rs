@@ -19,10 +19,10 @@ pub(super) struct Candidate {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     pub(super) raw_max: f32,
-    /// Sum of exp(raw - raw_max).
+    /// Sum of exp(raw - raw_max) if log probabilities are wanted, else 0.
     pub(super) raw_sum: f64,
     pub(super) scaled_max: f32,
-    /// Sum of exp(scaled - scaled_max).
+    /// Sum of exp(scaled - scaled_max) if the nucleus is one of the whole vocabulary, else 0.
     pub(super) scaled_sum: f64,
     /// Most probable raw logits, best first.
     pub(super) top: List<(u32, f32), { LOGPROBS_MAX as usize }>,

@@ -72,8 +72,11 @@ impl Slice {
         }
         self.noise = Noise::new(parameters.seed, position);
         self.last = None;
-        let (raw_max, raw_sum) = exponentials(&self.raw);
-        let (scaled_max, scaled_sum) = exponentials(&self.scaled);
+        let (raw_max, scaled_max) = (largest(&self.raw), largest(&self.scaled));
+        // An exponential for each token of the vocabulary costs as much as a layer: only for answers that need the sums.
+        let is_nucleus = parameters.temperature > 0.0 && parameters.top_k == 0 && parameters.top_p < 1.0;
+        let raw_sum = if parameters.logprobs > 0 { exponentials(&self.raw, raw_max) } else { 0.0 };
+        let scaled_sum = if is_nucleus { exponentials(&self.scaled, scaled_max) } else { 0.0 };
         let by_logit = |slice: &Self, count: usize| best(slice.scaled.iter().copied(), count);
         let top = best(self.raw.iter().copied(), parameters.logprobs as usize);
         let top = top.into_iter().map(|(logit, index)| (self.begin + index, logit)).collect();
@@ -168,8 +171,13 @@ impl Slice {
     /// Probability ahead of each candidate in the order (scaled logit, id), relative to exp(reference).
     fn ahead(&self, reference: f32, candidates: &[(f32, u32)]) -> List<f64, AHEAD_MAX> {
         let mut masses = List::from_elem(0.0, candidates.len());
+        let Some(last) = candidates.iter().copied().max_by(|a, b| order(*a, *b)) else { return masses };
         for (index, scaled) in self.scaled.iter().enumerate() {
             let own = (*scaled, self.begin + index as u32);
+            // Most tokens are behind all candidates and need no exponential.
+            if order(own, last) != Ordering::Less {
+                continue;
+            }
             let mass = (f64::from(*scaled) - f64::from(reference)).exp();
             for (sum, candidate) in masses.iter_mut().zip(candidates) {
                 if order(own, *candidate) == Ordering::Less {
@@ -181,13 +189,17 @@ impl Slice {
     }
 }
 
-/// Largest value and the sum of exp(value - largest), summed in order; (-inf, 0) for an empty slice.
-fn exponentials(values: &[f32]) -> (f32, f64) {
-    let largest = values.iter().fold(f32::NEG_INFINITY, |largest, value| largest.max(*value));
+/// The largest value; -inf for an empty slice.
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(f32::NEG_INFINITY, |largest, value| largest.max(*value))
+}
+
+/// The sum of exp(value - largest), summed in order; 0 if the largest value is -inf.
+fn exponentials(values: &[f32], largest: f32) -> f64 {
     if largest == f32::NEG_INFINITY {
-        return (largest, 0.0);
+        return 0.0;
     }
-    (largest, values.iter().map(|value| (f64::from(*value) - f64::from(largest)).exp()).sum())
+    values.iter().map(|value| (f64::from(*value) - f64::from(largest)).exp()).sum()
 }
 
 /// The `count` best as (value, index), best first; entries of -inf are skipped.

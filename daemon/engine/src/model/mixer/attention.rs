@@ -179,7 +179,8 @@ fn project_all(compute: &Compute, weights: &AttentionWeights, tokens: usize, scr
 /// Takes the gates out of `query` `[token, head, 2 * length]`.
 fn take_gates(query: &mut Vec<f32>, gates: &mut Vec<f32>, length: usize) {
     gates.clear();
-    gates.extend(query.chunks_exact(2 * length).flat_map(|head| &head[length..]));
+    gates.reserve(query.len() / 2);
+    query.chunks_exact(2 * length).for_each(|head| gates.extend_from_slice(&head[length..]));
     for head in 0..gates.len() / length {
         query.copy_within(2 * head * length..(2 * head + 1) * length, head * length);
     }

@@ -158,8 +158,9 @@ impl OwnLatent<'_> {
 /// The first `kept` of each `length` elements of `rows` `[token, head, length]` as `[head, token, kept]`.
 fn by_head(rows: &[f32], heads: usize, length: usize, kept: usize, out: &mut Vec<f32>) {
     out.clear();
+    out.reserve(rows.len() / length * kept);
     for head in 0..heads {
         let of_tokens = rows.chunks_exact(length).skip(head).step_by(heads);
-        out.extend(of_tokens.flat_map(|row| &row[..kept]));
+        of_tokens.for_each(|row| out.extend_from_slice(&row[..kept]));
     }
 }
