@@ -102,8 +102,14 @@ def set_ups(cluster, cores):
         return cluster.add(next(names), addresses[index], enter=["taskset", "-c", str(cores[index % 2])], settings=settings, variant=[bramble.PLAIN, *more])
 
     four = [daemon(index) for index in range(4)]
-    found = [SetUp("one", four[:1]), SetUp("tp2", four[:2]), SetUp("tp4", four), SetUp("pp2", four[:2], "--topology", "pp2")]
-    found.insert(2, SetUp("tp2 without exchange", [daemon(index, OMIT) for index in (4, 5)]))
+    # Without a topology, console would choose one, or keep one that runs.
+    found = [
+        SetUp("one", four[:1], "--topology", "tp1"),
+        SetUp("tp2", four[:2], "--topology", "tp2"),
+        SetUp("tp2 without exchange", [daemon(index, OMIT) for index in (4, 5)], "--topology", "tp2"),
+        SetUp("tp4", four, "--topology", "tp4"),
+        SetUp("pp2", four[:2], "--topology", "pp2"),
+    ]
     return found
 
 
