@@ -1,9 +1,13 @@
 //! Messages and tools of a chat request: the head's template interprets them, so only their shape is checked here.
 //! Pure.
 use common::chat::{Chat, Grammar, PROMPT_BYTES_MAX};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::{error::ApiError, typed_json::brief};
+use super::{
+    error::ApiError,
+    schemas::{self, parameters},
+    typed_json::brief,
+};
 
 /// Takes messages and tools, unchanged, from the fields of a body, with the grammar of a required tool call.
 ///
@@ -60,20 +64,10 @@ fn check_conversation(bytes: usize) -> Result<(), ApiError> {
 
 /// JSON schema of a call of one of the tools.
 fn call_schema(tools: &[Value]) -> Value {
-    let calls: Vec<Value> = tools
-        .iter()
-        .map(|tool| {
-            let function = &tool["function"];
-            let arguments = function.get("parameters").cloned().unwrap_or_else(|| json!({"type": "object"}));
-            json!({
-                "type": "object",
-                "properties": {"name": {"const": function["name"]}, "arguments": arguments},
-                "required": ["name", "arguments"],
-                "additionalProperties": false,
-            })
-        })
-        .collect();
-    if let [one] = &calls[..] { one.clone() } else { json!({"anyOf": calls}) }
+    let functions = tools.iter().map(|tool| &tool["function"]);
+    schemas::call(
+        functions.map(|function| (function["name"].clone(), parameters(function.get("parameters")))).collect(),
+    )
 }
 
 /// Checks for text, parts of text, or nothing if the message has tool calls instead.

@@ -19,6 +19,7 @@ mod parsing;
 mod pinned;
 mod request;
 mod route;
+mod schemas;
 mod settings;
 mod socket;
 mod stream;
