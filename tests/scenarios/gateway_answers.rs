@@ -49,6 +49,22 @@ fn answer_that_loses_every_head_is_continued() {
 }
 
 #[test]
+fn long_answer_is_asked_for_in_parts_that_reserve_little() {
+    let heads = FakeHeads::start(&[Script::Answers]);
+    let (_cluster, address) = gateway(&heads);
+    let answer = post(&address, "/v1/completions", &body(3000, false)).good();
+    let text: String = (0..3000).map(|number| format!("t{number} ")).collect();
+    assert_eq!(answer["choices"][0]["text"], text);
+    assert_eq!(
+        (&answer["choices"][0]["finish_reason"], &answer["usage"]["completion_tokens"]),
+        (&json!("length"), &json!(3000))
+    );
+    let asked: Vec<(usize, u32)> =
+        heads.asked().iter().map(|generate| (generate.resumed.len(), generate.max_tokens)).collect();
+    assert_eq!(asked, [(0, 1024), (1024, 2048), (2048, 3000)]);
+}
+
+#[test]
 fn cancelled_answer_ends_as_an_error_and_never_as_complete() {
     let heads = FakeHeads::start(&[Script::IsCancelledAfter(3)]);
     let (_cluster, address) = gateway(&heads);

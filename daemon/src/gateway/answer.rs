@@ -11,6 +11,7 @@ use common::{
     fault::{Fault, FaultKind, Loss},
     ids::ModelRoots,
     latency::RequestTimes,
+    units::Nanoseconds,
 };
 use protocol::{
     handshake::Identity,
@@ -35,6 +36,10 @@ const IDLE_MAX: usize = 4;
 const LOOK: Duration = Duration::from_secs(1);
 /// First wire version in which heads compare the model of a request.
 const MODEL_COMPARED_FROM: u16 = 5;
+/// Most tokens of the first part of an answer. A head reserves KV blocks for all tokens that it is asked for, so a long
+/// answer is asked for in parts, each at most as long as all before it: otherwise one answer without a limit would
+/// reserve the whole context, and the others would wait for its end.
+const PART_TOKENS: u32 = 1024;
 /// Pause between attempts to place an answer.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -125,6 +130,8 @@ struct Attempt {
     reply: Reply,
     session: Session,
     place: ReplicaSlot,
+    /// Number of tokens of the answer at which this part of it ends.
+    end: u32,
 }
 
 /// An answer.
@@ -143,6 +150,8 @@ pub(super) struct Answer {
     /// Text that came without a token: the end must follow, otherwise the text would be sent twice.
     rest: Option<TokenEvent>,
     finished: Option<Box<Ended>>,
+    /// Times of its earlier parts on the same head.
+    earlier: Option<RequestTimes>,
     dispatched: Option<Duration>,
     first_token: Option<Duration>,
     last_token: Duration,
@@ -169,6 +178,7 @@ impl Answer {
             tokens: Vec::new(),
             rest: None,
             finished: None,
+            earlier: None,
             dispatched: None,
             first_token: None,
             last_token: Duration::ZERO,
@@ -223,17 +233,51 @@ impl Answer {
                     self.gateway.metrics.cancelled();
                     return Err(ApiError::cancelled(self.tokens.len()));
                 }
+                Ok(ResponseBody::Finished(finished)) if self.is_part(&finished) => self.prolong(&finished).await?,
                 Ok(ResponseBody::Finished(finished)) => return Ok(self.finish(finished)),
                 Ok(_) => {
                     let kind = FaultKind::Malformed { reason: "unexpected response".into() };
-                    return Err(ApiError::from(&Fault::new(&attempt.session.identity.name, kind)));
+                    let head = self.attempt.as_ref().map_or("", |attempt| &attempt.session.identity.name);
+                    return Err(ApiError::from(&Fault::new(head, kind)));
                 }
                 Err(fault) => self.fail(&fault)?,
             }
         }
     }
 
-    fn finish(&mut self, finished: Finished) -> Said {
+    /// Whether a head has ended only a part of the answer.
+    fn is_part(&self, finished: &Finished) -> bool {
+        let count = self.tokens.len();
+        let is_complete = count >= self.wish.generate.max_tokens as usize;
+        let is_reached = self.attempt.as_ref().is_some_and(|attempt| count >= attempt.end as usize);
+        finished.reason == FinishReason::Length && is_reached && !is_complete
+    }
+
+    /// Asks the same head for the next part of the answer; the slot stays taken.
+    async fn prolong(&mut self, finished: &Finished) -> Result<(), ApiError> {
+        // The head sends text that it held back again.
+        self.rest = None;
+        self.earlier = Some(joined(self.earlier, finished.times));
+        let Some(mut attempt) = self.attempt.take() else { return Ok(()) };
+        let generate = self.part(attempt.model);
+        attempt.end = generate.max_tokens;
+        let asked = attempt.session.ask(RequestBody::Generate(Box::new(generate))).await;
+        let failed = asked.map(|reply| attempt.reply = reply).err();
+        self.attempt = Some(attempt);
+        failed.map_or(Ok(()), |fault| self.fail(&fault))
+    }
+
+    /// The request for the next part of the answer.
+    fn part(&self, model: ModelRoots) -> Generate {
+        let begun = self.prompt.as_deref().filter(|_| !self.tokens.is_empty()).map(|prompt| (prompt, &self.tokens[..]));
+        let mut generate = self.wish.generate(begun);
+        generate.model = Some(model.into());
+        generate.max_tokens = generate.max_tokens.min(PART_TOKENS.max(2 * self.tokens.len() as u32));
+        generate
+    }
+
+    fn finish(&mut self, mut finished: Finished) -> Said {
+        finished.times = joined(self.earlier, finished.times);
         let mut head = String::new();
         if let Some(Attempt { reply, session, mut place, .. }) = self.attempt.take() {
             drop(reply);
@@ -281,7 +325,7 @@ impl Answer {
                 return Err(ApiError::from(&end));
             }
         }
-        self.rest = None;
+        (self.rest, self.earlier) = (None, None);
         self.lost.get_or_insert_with(Instant::now);
         self.why = Some(fault.into());
         self.resumed += 1;
@@ -308,9 +352,9 @@ impl Answer {
             let model = self.model.next(self.gateway.cluster.serving().topology, self.tokens.len())?;
             let sent = self.accepted.elapsed();
             match self.send(&place.head, model).await {
-                Ok((session, reply)) => {
+                Ok((session, reply, end)) => {
                     self.dispatched.get_or_insert(sent);
-                    return Ok(Attempt { model, reply, session, place });
+                    return Ok(Attempt { model, reply, session, place, end });
                 }
                 Err(fault) if self.may_change_model(&fault) => self.why = Some(ApiError::from(&fault)),
                 // A request that no head can run is no evidence against this one.
@@ -341,13 +385,14 @@ impl Answer {
         self.prompt.is_none() && matches!(fault.kind, FaultKind::ModelReplaced { .. })
     }
 
-    async fn send(&self, head: &str, model: ModelRoots) -> Result<(Session, Reply), Fault> {
-        let begun = self.prompt.as_deref().filter(|_| !self.tokens.is_empty()).map(|prompt| (prompt, &self.tokens[..]));
-        let generate = Generate { model: Some(model.into()), ..self.wish.generate(begun) };
+    /// Sends the request for the next part; returns the number of tokens at which that ends, too.
+    async fn send(&self, head: &str, model: ModelRoots) -> Result<(Session, Reply, u32), Fault> {
+        let generate = self.part(model);
+        let end = generate.max_tokens;
         let session = self.gateway.sessions.open(head, &self.gateway.identity).await?;
         self.check_head(&session, model).await?;
         let reply = session.ask(RequestBody::Generate(Box::new(generate))).await?;
-        Ok((session, reply))
+        Ok((session, reply, end))
     }
 
     /// Checks whether a head would continue the answer consistently. Heads of wire version 4 do not compare models, so
@@ -417,6 +462,18 @@ async fn silence(gateway: &Gateway, session: &Session, head: &str) -> Fault {
             }
             Err(fault) => return fault,
         }
+    }
+}
+
+/// Times of an answer up to the end of its latest part: that of the prompt is in the first one.
+fn joined(earlier: Option<RequestTimes>, latest: RequestTimes) -> RequestTimes {
+    let Some(earlier) = earlier else { return latest };
+    RequestTimes {
+        last_token: Nanoseconds(earlier.last_token.0 + latest.last_token.0),
+        sampled_tokens: earlier.sampled_tokens + latest.sampled_tokens,
+        drafted_tokens: earlier.drafted_tokens + latest.drafted_tokens,
+        accepted_tokens: earlier.accepted_tokens + latest.accepted_tokens,
+        ..earlier
     }
 }
 
