@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use common::{
@@ -69,6 +69,8 @@ pub(super) struct Replica {
 pub(super) struct Serving {
     pub(super) topology: Option<Arc<Topology>>,
     pub(super) replicas: Vec<Replica>,
+    /// When the gateway first saw it, in seconds since 1970.
+    pub(super) since: u64,
     /// Nodes cordoned by an operator, of replicas that would otherwise serve.
     pub(super) cordons: Vec<Exclusion>,
 }
@@ -86,6 +88,8 @@ struct KnownCluster {
     nodes: BTreeMap<String, LatestReport>,
     /// The topology with the highest epoch, and its hash.
     latest: Option<(Epoch, TopologyHash, Arc<Topology>)>,
+    /// When it was first seen, in seconds since 1970.
+    since: u64,
     /// When a node last reported that it serves.
     served: Option<Instant>,
     /// When `/metrics` was last scraped.
@@ -118,6 +122,7 @@ impl Cluster {
     pub(super) fn expect(&mut self, Committed { epoch, topology, .. }: Committed) {
         let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
         known.latest = Some((epoch, topology.hash(), Arc::new(topology)));
+        known.since = seconds_since_1970();
         known.served = Some(Instant::now());
     }
 
@@ -249,6 +254,7 @@ impl Cluster {
                 .is_none_or(|(epoch, ..)| report.epoch > *epoch || (holds && report.epoch == *epoch));
             if is_new && is_later {
                 known.latest = Some((report.epoch, *hash, Arc::new(topology.clone())));
+                known.since = seconds_since_1970();
                 // Another topology has other ranks.
                 known.windows.clear();
             }
@@ -330,8 +336,13 @@ impl Cluster {
                 }
             })
             .collect();
-        Serving { topology: Some(Arc::clone(topology)), replicas, cordons }
+        Serving { topology: Some(Arc::clone(topology)), replicas, since: known.since, cordons }
     }
+}
+
+/// Now, in seconds since 1970.
+pub(super) fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Tasks that are aborted when dropped.

@@ -12,7 +12,7 @@ use axum::{
     body::{Body, Bytes, HttpBody},
     extract::{Path, Query, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, header},
-    middleware::{Next, from_fn_with_state},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
@@ -27,7 +27,7 @@ use super::{
     error::ApiError,
     metrics::Moment,
     outline::Bounds,
-    pages,
+    pages, paths,
     request::{Asked, Kind, read},
 };
 use crate::gateway::complete::ReceivedRequest;
@@ -40,11 +40,23 @@ const ID_BYTES_MAX: usize = 128;
 /// Number of traces returned by default.
 const TRACES: usize = 32;
 
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Routes of all paths.
+/// Routes of all paths, after the paths are straightened.
 pub(super) fn router(gateway: Arc<Gateway>) -> Router {
+    let straightened = from_fn(|mut request: Request, next: Next| {
+        paths::straighten(request.uri_mut());
+        next.run(request)
+    });
+    Router::new().fallback_service(routes(gateway)).layer(straightened)
+}
+
+fn routes(gateway: Arc<Gateway>) -> Router {
     Router::new()
+        .route("/", get(root))
+        .route("/ping", get(health))
+        .route("/version", get(version))
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chats))
         .route("/v1/models", get(models))
@@ -72,8 +84,12 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
         // Checked first: requests caused by web pages must cost almost nothing.
         Err(refused) => refused.clone().into_response(),
         Ok(Some(_)) if pages::is_preflight(&request) => pages::preflight(request.headers()),
-        Ok(_) if is_crowded && !matches!(path, "/health" | "/metrics") => ApiError::connections_full().into_response(),
-        Ok(_) if path == "/health" || is_allowed(&gateway, request.headers()) => next.run(request).await,
+        Ok(_) if is_crowded && !matches!(path, "/health" | "/ping" | "/metrics") => {
+            ApiError::connections_full().into_response()
+        }
+        Ok(_) if matches!(path, "/health" | "/ping") || is_allowed(&gateway, request.headers()) => {
+            next.run(request).await
+        }
         Ok(_) => ApiError::unauthorized().into_response(),
     };
     if let Ok(Some(origin)) = page {
@@ -101,15 +117,33 @@ fn new_id() -> String {
 
 fn is_allowed(gateway: &Gateway, headers: &HeaderMap) -> bool {
     let keys = &gateway.settings.keys;
-    let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-    let given = given.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
+    let given = given_key(headers);
     // All keys are compared, even after a match.
     keys.is_empty() || keys.iter().fold(false, |found, key| key.is(given) | found)
 }
 
+/// The key of a request: `Authorization: Bearer KEY`, with the scheme in any case, or `x-api-key: KEY`.
+fn given_key(headers: &HeaderMap) -> &[u8] {
+    if let Some(value) = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes) {
+        let scheme = value.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case(b"Bearer "));
+        return scheme.map_or(&[], |_| &value[7..]);
+    }
+    headers.get("x-api-key").map_or(&[], HeaderValue::as_bytes)
+}
+
 /// The path as a metric label; all unknown paths share one.
 fn known_path(path: &str) -> &'static str {
-    let known = ["/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/traces"];
+    let known = [
+        "/",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "/health",
+        "/metrics",
+        "/ping",
+        "/traces",
+        "/version",
+    ];
     known.into_iter().find(|known| path == *known).unwrap_or("other")
 }
 
@@ -195,12 +229,13 @@ impl Gateway {
     }
 
     fn model_object(&self) -> Option<Value> {
-        let topology = self.cluster.serving().topology?;
+        let serving = self.cluster.serving();
+        let topology = serving.topology?;
         let id = self.model()?;
         Some(json!({
             "id": id,
             "object": "model",
-            "created": 0,
+            "created": serving.since,
             "owned_by": "bramble",
             "meta": {
                 "identity": topology.identity.to_string(),
@@ -210,6 +245,14 @@ impl Gateway {
             },
         }))
     }
+}
+
+async fn root() -> Json<Value> {
+    Json(json!({"name": "bramble", "version": VERSION, "api": "/v1"}))
+}
+
+async fn version() -> Json<Value> {
+    Json(json!({"version": VERSION}))
 }
 
 async fn models(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
@@ -260,4 +303,23 @@ async fn traces(
         Some(text) => text.parse().map_err(|_| ApiError::invalid("limit", "limit must be a whole number; give one"))?,
     };
     Ok(Json(json!({"object": "list", "data": gateway.traces.latest(limit)})))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_found_where_clients_put_them() {
+        for (name, value, expected) in [
+            ("authorization", "Bearer a", "a"),
+            ("authorization", "bearer a", "a"),
+            ("authorization", "Basic a", ""),
+            ("authorization", "Be", ""),
+            ("x-api-key", "a", "a"),
+        ] {
+            let headers = HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static(value))]);
+            assert_eq!(given_key(&headers), expected.as_bytes(), "{name}: {value}");
+        }
+    }
 }

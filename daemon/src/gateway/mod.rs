@@ -16,6 +16,7 @@ mod object;
 mod outline;
 mod pages;
 mod parsing;
+mod paths;
 mod pinned;
 mod request;
 mod route;
