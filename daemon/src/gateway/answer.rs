@@ -1,8 +1,7 @@
 //! One answer on any replica: when its head is lost, it continues on another replica, or on the same one once that
 //! serves again. The client sees a single stream.
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -14,7 +13,6 @@ use common::{
     units::Nanoseconds,
 };
 use protocol::{
-    handshake::Identity,
     losses::Losses,
     message::{Finished, Generate, RequestBody, ResponseBody, TokenEvent},
     session::{Reply, Session},
@@ -30,8 +28,6 @@ use super::{
     route::RequestOutcome,
 };
 
-/// Most idle sessions kept per head.
-const IDLE_MAX: usize = 4;
 /// Silence after which a head is asked for a report.
 const LOOK: Duration = Duration::from_secs(1);
 /// First wire version in which heads compare the model of a request.
@@ -42,35 +38,6 @@ const MODEL_COMPARED_FROM: u16 = 5;
 const PART_TOKENS: u32 = 1024;
 /// Pause between attempts to place an answer.
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// Idle sessions with heads. Each session runs one request at a time, so that a slow reader delays only itself.
-#[derive(Debug, Default)]
-pub(super) struct Sessions(Mutex<BTreeMap<String, Vec<Session>>>);
-
-impl Sessions {
-    fn take(&self, head: &str) -> Option<Session> {
-        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let sessions = idle.get_mut(head)?;
-        sessions.retain(|session| !session.is_broken());
-        sessions.pop()
-    }
-
-    fn keep(&self, head: &str, session: Session) {
-        let mut idle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|_, sessions| !sessions.iter().all(Session::is_broken));
-        let sessions = idle.entry(head.into()).or_default();
-        if sessions.len() < IDLE_MAX && !session.is_broken() {
-            sessions.push(session);
-        }
-    }
-
-    async fn open(&self, head: &str, own: &Identity) -> Result<Session, Fault> {
-        match self.take(head) {
-            Some(session) => Ok(session),
-            None => Session::open(head, own.clone()).await,
-        }
-    }
-}
 
 /// An event of an answer.
 #[derive(Debug)]
@@ -141,6 +108,8 @@ pub(super) struct Answer {
     /// The model that computes it.
     model: Arc<Pinned>,
     accepted: Instant,
+    /// When its turn among the choices of its request came, from which its wait for a slot counts.
+    turn: Instant,
     attempt: Option<Attempt>,
     /// The prompt's tokens, once a head has reported them.
     prompt: Option<Vec<u32>>,
@@ -172,6 +141,7 @@ impl Answer {
             wish,
             model,
             accepted,
+            turn: accepted,
             attempt: None,
             prompt: None,
             numeric: None,
@@ -187,6 +157,11 @@ impl Answer {
             losses: Losses::default(),
             resumed: 0,
         }
+    }
+
+    /// Begins its turn.
+    pub(super) fn take_turn(&mut self, now: Instant) {
+        self.turn = now;
     }
 
     /// The next event; nothing follows `Finished`. Dropping the answer cancels it on its head.
@@ -338,7 +313,7 @@ impl Answer {
     async fn begin(&mut self) -> Result<Attempt, ApiError> {
         let settings = &self.gateway.settings;
         let lost = self.lost.filter(|_| self.prompt.is_some());
-        let deadline = lost.map_or(self.accepted + settings.queue_wait, |lost| lost + settings.resume_wait);
+        let deadline = lost.map_or(self.turn + settings.queue_wait, |lost| lost + settings.resume_wait);
         let claim = Claim { prefix: self.wish.prefix, deadline, is_resumed: lost.is_some() };
         loop {
             if let Some(why) = self.why.take() {

@@ -1,8 +1,7 @@
 //! Runs a request: computes its choices concurrently and merges their parts into one object or one stream.
-use std::time::Instant;
 use std::{
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -11,7 +10,10 @@ use axum::{
 };
 use serde_json::Value;
 use tokio::{
-    sync::mpsc::{Receiver, Sender, channel},
+    sync::{
+        Semaphore,
+        mpsc::{Receiver, Sender, channel},
+    },
     task::JoinSet,
     time::{sleep, timeout_at},
 };
@@ -21,10 +23,11 @@ use super::{
     answer::{Answer, Ended, Said},
     bodies::Held,
     choice::{Choice, ChoicePart},
+    cluster::seconds_since_1970,
     error::ApiError,
     object::{Common, Usage, Whole},
     pinned::Pinned,
-    request::{Asked, Kind},
+    request::{Asked, Kind, RUNNING_MAX},
     stream::{Events, FirstByte, Gone, events},
     trace,
 };
@@ -109,19 +112,25 @@ pub(super) async fn complete(
 
 fn begin(gateway: Arc<Gateway>, asked: Asked, held: Held, arrival: ReceivedRequest, model: Pinned) -> Run {
     let (model, (sender, parts)) = (Arc::new(model), channel(PARTS_MAX));
-    let mut choices = JoinSet::new();
+    let (mut choices, turns) = (JoinSet::new(), Arc::new(Semaphore::new(RUNNING_MAX)));
     let count = asked.choices.len();
     let seeds: Vec<u64> = asked.choices.iter().map(|wish| wish.seed).collect();
     let per_prompt = seeds.iter().skip(1).position(|seed| *seed == seeds[0]).map_or(count, |at| at + 1);
     for (index, wish) in asked.choices.into_iter().enumerate() {
         let answer = Answer::new(Arc::clone(&gateway), wish, Arc::clone(&model), arrival.at);
         let choice = Choice::new(asked.tools, asked.logprobs);
-        choices.spawn(pump(index, answer, choice, sender.clone()));
+        let (turns, parts, field) = (Arc::clone(&turns), sender.clone(), asked.kind.prompt_field());
+        choices.spawn(async move {
+            // Never closed.
+            let _turn = turns.acquire_owned().await;
+            pump(index, answer, choice, parts, field).await;
+        });
     }
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let created = seconds_since_1970();
     let prefix = if asked.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
     let common = Common {
         kind: asked.kind,
+        is_legacy: asked.is_legacy,
         id: format!("{prefix}-{}", arrival.id),
         created,
         model: String::new(),
@@ -145,19 +154,21 @@ fn begin(gateway: Arc<Gateway>, asked: Asked, held: Held, arrival: ReceivedReque
     }
 }
 
-/// Runs one choice to its end; stops if the receiver is gone.
+/// Runs one choice to its end; stops if the receiver is gone. `field` holds the prompt.
 async fn pump(
     index: usize,
     mut answer: Answer,
     mut choice: Choice,
     parts: Sender<(usize, Result<ChoicePart, ApiError>)>,
+    field: &'static str,
 ) {
+    answer.take_turn(Instant::now());
     loop {
         let said = answer.next().await;
         let is_last = matches!(said, Err(_) | Ok(Said::Finished(_)));
         let found = match said {
             Ok(said) => choice.take(said).into_iter().map(Ok).collect(),
-            Err(error) => vec![Err(error)],
+            Err(error) => vec![Err(error.about(field))],
         };
         for part in found {
             if parts.send((index, part)).await.is_err() {
@@ -211,7 +222,7 @@ impl Run {
             if let ChoicePart::End(_, ended) = &part {
                 self.end(index, ended);
             }
-            self.common.add(&mut choices[index], part);
+            self.common.add(index, &mut choices[index], part);
         }
         Ok(self.common.whole(&choices, self.with_logprobs, self.usage, self.timings.take()))
     }

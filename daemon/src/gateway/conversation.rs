@@ -1,59 +1,43 @@
-//! Messages and tools of a chat request: the head's template interprets them, so only their shape is checked here.
-//! Pure.
+//! Messages of a chat request: the head's template interprets them, so only their shape is checked here, and what
+//! clients of other servers send is brought into the form that templates know. Pure.
 use common::chat::{Chat, Grammar, PROMPT_BYTES_MAX};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::{
-    error::ApiError,
-    schemas::{self, parameters},
-    typed_json::brief,
-};
+use super::{calls, error::ApiError, typed_json::brief};
 
-/// Takes messages and tools, unchanged, from the fields of a body, with the grammar of a required tool call.
+/// A conversation with its tools.
+#[derive(Debug)]
+pub(super) struct Conversation {
+    pub(super) chat: Chat,
+    /// The grammar of a required tool call.
+    pub(super) forced: Option<Grammar>,
+    /// Whether calls are written as in OpenAI's older `function_call`.
+    pub(super) is_legacy: bool,
+}
+
+/// Takes messages and tools from the fields of a body.
 ///
 /// # Errors
 /// The first invalid part.
-pub(super) fn read(object: &mut Map<String, Value>) -> Result<(Chat, Option<Grammar>), ApiError> {
-    let messages = object.remove("messages").unwrap_or(Value::Null);
-    let Some(list) = messages.as_array().filter(|list| !list.is_empty()) else {
+pub(super) fn read(object: &mut Map<String, Value>) -> Result<Conversation, ApiError> {
+    let mut messages = object.remove("messages").unwrap_or(Value::Null);
+    let Some(list) = messages.as_array_mut().filter(|list| !list.is_empty()) else {
         return Err(ApiError::invalid(
             "messages",
             "messages must be a list of at least one message with role and content",
         ));
     };
-    for (index, message) in list.iter().enumerate() {
-        let role = message.get("role").and_then(Value::as_str);
-        if role.is_none_or(str::is_empty) {
-            let param = format!("messages[{index}].role");
-            return Err(ApiError::invalid(&param, format!("{param} is missing; give system, user, assistant or tool")));
-        }
-        check_content(index, message)?;
-    }
+    list.iter_mut().enumerate().try_for_each(|(index, message)| straighten(index, message))?;
     let messages = messages.to_string();
     check_conversation(messages.len())?;
-    let list = match object.remove("tools").filter(|tools| !tools.is_null()) {
-        None => Vec::new(),
-        Some(Value::Array(list)) => list,
-        Some(other) => {
-            return Err(ApiError::invalid("tools", format!("tools is {}, it must be a list", brief(&other))));
-        }
-    };
-    let choice = object.get("tool_choice").filter(|choice| !choice.is_null());
-    let list = chosen(list, choice)?;
-    let is_forced = choice.is_some_and(|choice| choice.is_object() || choice == "required");
-    if is_forced && list.is_empty() {
-        return Err(ApiError::invalid(
-            "tool_choice",
-            "tool_choice requires a call, but there are no tools; give tools",
-        ));
+    let calls = calls::read(object)?;
+    if calls.tools.is_empty() {
+        return Ok(Conversation { chat: Chat { messages, tools: None }, forced: None, is_legacy: false });
     }
-    if list.is_empty() || choice.is_some_and(|choice| choice == "none") {
-        return Ok((Chat { messages, tools: None }, None));
-    }
-    let grammar = is_forced.then(|| Grammar::JsonSchema(call_schema(&list).to_string()));
-    let tools = Value::Array(list).to_string();
+    let tools = Value::Array(calls.tools).to_string();
     check_conversation(messages.len() + tools.len())?;
-    Ok((Chat { messages, tools: Some(tools) }, grammar))
+    let chat = Chat { messages, tools: Some(tools) };
+    Ok(Conversation { chat, forced: calls.grammar, is_legacy: calls.is_legacy })
 }
 
 /// Checks the limit that every node has on conversations.
@@ -62,21 +46,51 @@ fn check_conversation(bytes: usize) -> Result<(), ApiError> {
     if is_good { Ok(()) } else { Err(ApiError::prompt_too_large("messages", bytes, PROMPT_BYTES_MAX)) }
 }
 
-/// JSON schema of a call of one of the tools.
-fn call_schema(tools: &[Value]) -> Value {
-    let functions = tools.iter().map(|tool| &tool["function"]);
-    schemas::call(
-        functions.map(|function| (function["name"].clone(), parameters(function.get("parameters")))).collect(),
-    )
+/// Checks a message and brings older forms into today's.
+fn straighten(index: usize, message: &mut Value) -> Result<(), ApiError> {
+    let param = format!("messages[{index}].role");
+    let role = message.get("role").and_then(Value::as_str).unwrap_or_default().to_owned();
+    if role.is_empty() {
+        return Err(ApiError::invalid(&param, format!("{param} is missing; give system, user, assistant or tool")));
+    }
+    if !["system", "developer", "user", "assistant", "tool", "function"].contains(&role.as_str()) {
+        let message = format!("{param} is {}; use system, user, assistant or tool", brief(&role.into()));
+        return Err(ApiError::invalid(&param, message));
+    }
+    let Value::Object(fields) = message else { return Ok(()) };
+    // The result of a function and its call have the same id in today's form.
+    let id = |name: &Value| format!("call_{}", name.as_str().unwrap_or_default()).into();
+    if role == "function" {
+        let call: Value = id(fields.get("name").unwrap_or(&Value::Null));
+        fields.insert("role".into(), "tool".into());
+        fields.insert("tool_call_id".into(), call);
+    }
+    if let Some(call) = fields.get("function_call").filter(|call| call.is_object()).cloned() {
+        let call_id: Value = id(&call["name"]);
+        fields.retain(|name, _| name != "function_call");
+        fields.insert("tool_calls".into(), json!([{"id": call_id, "type": "function", "function": call}]));
+    }
+    let has_calls = fields.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
+    let is_empty = fields.get("content").is_none_or(Value::is_null);
+    if is_empty && !has_calls && role != "user" && role != "system" && role != "developer" {
+        let refusal = fields.get("refusal").filter(|refusal| refusal.is_string()).cloned();
+        fields.insert("content".into(), refusal.unwrap_or_else(|| "".into()));
+    }
+    check_content(index, fields.get_mut("content").unwrap_or(&mut Value::Null), has_calls)
 }
 
-/// Checks for text, parts of text, or nothing if the message has tool calls instead.
-fn check_content(index: usize, message: &Value) -> Result<(), ApiError> {
+/// Checks for text, parts of text, or nothing if the message has tool calls instead. A refusal is text, too.
+fn check_content(index: usize, content: &mut Value, has_calls: bool) -> Result<(), ApiError> {
     let param = format!("messages[{index}].content");
-    match message.get("content").unwrap_or(&Value::Null) {
+    match content {
         Value::String(_) => Ok(()),
-        Value::Null if message.get("tool_calls").is_some() || message.get("function_call").is_some() => Ok(()),
+        Value::Null if has_calls => Ok(()),
         Value::Array(parts) => {
+            for part in parts.iter_mut() {
+                if let Some(refusal) = part.get("refusal").filter(|text| text.is_string()).cloned() {
+                    *part = json!({"type": "text", "text": refusal});
+                }
+            }
             if parts.iter().all(|part| {
                 part.is_object() && part.get("type").and_then(Value::as_str).is_none_or(|kind| kind == "text")
             }) {
@@ -88,23 +102,53 @@ fn check_content(index: usize, message: &Value) -> Result<(), ApiError> {
     }
 }
 
-/// The tools that may be called: only one, if the client names it.
-fn chosen(list: Vec<Value>, choice: Option<&Value>) -> Result<Vec<Value>, ApiError> {
-    let name = |tool: &Value| tool.get("function")?.get("name")?.as_str().map(str::to_owned);
-    if let Some(index) = list.iter().position(|tool| name(tool).is_none()) {
-        let param = format!("tools[{index}].function.name");
-        return Err(ApiError::invalid(
-            &param,
-            format!("{param} is missing; describe each tool as a function with a name"),
-        ));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(list: Value) -> Result<Value, ApiError> {
+        let mut object = Map::from_iter([("messages".to_owned(), list)]);
+        let read = read(&mut object)?;
+        Ok(serde_json::from_str(&read.chat.messages).expect("it is JSON"))
     }
-    let Some(wanted) = choice.and_then(name) else { return Ok(list) };
-    let found: Vec<Value> = list.into_iter().filter(|tool| name(tool).as_deref() == Some(&wanted)).collect();
-    if found.is_empty() {
-        return Err(ApiError::invalid(
-            "tool_choice",
-            format!("tool_choice names {wanted:?}, which is not among the tools"),
-        ));
+
+    #[test]
+    fn empty_turns_and_refusals_are_text() {
+        let user = json!({"role": "user", "content": "a"});
+        let content = |message: Value| messages(json!([user, message])).map(|list| list[1]["content"].clone());
+        let calls = json!([{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+        for (message, expected) in [
+            (json!({"role": "assistant", "content": null}), json!("")),
+            (json!({"role": "assistant"}), json!("")),
+            (json!({"role": "assistant", "content": null, "tool_calls": []}), json!("")),
+            (json!({"role": "assistant", "content": null, "tool_calls": calls}), json!(null)),
+            (json!({"role": "assistant", "content": null, "refusal": "No."}), json!("No.")),
+            (
+                json!({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}),
+                json!([{"type": "text", "text": "No."}]),
+            ),
+            (json!({"role": "tool", "tool_call_id": "x", "content": null}), json!("")),
+        ] {
+            assert_eq!(content(message.clone()), Ok(expected), "{message}");
+        }
+        for wrong in [
+            json!({"role": "user", "content": null}),
+            json!({"role": "system"}),
+            json!({"role": "root", "content": "a"}),
+        ] {
+            assert!(content(wrong.clone()).is_err_and(|error| error.status.as_u16() == 400), "{wrong}");
+        }
     }
-    Ok(found)
+
+    #[test]
+    fn older_function_messages_become_calls_and_results() {
+        let list = messages(json!([
+            {"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "3"},
+        ]));
+        let list = list.expect("it is good");
+        assert_eq!((&list[0]["tool_calls"][0]["function"]["name"], &list[1]["role"]), (&json!("f"), &json!("tool")));
+        assert_eq!(list[0]["tool_calls"][0]["id"], list[1]["tool_call_id"]);
+        assert_eq!(list[0].get("function_call"), None);
+    }
 }

@@ -195,6 +195,12 @@ impl ApiError {
         Self { partial, ..self }
     }
 
+    /// Names the field that holds the prompt, which a node does not know.
+    pub(super) fn about(self, field: &str) -> Self {
+        let is_of_prompt = matches!(self.param.as_deref(), Some("prompt" | "messages"));
+        if is_of_prompt { Self { param: Some(field.into()), ..self } } else { self }
+    }
+
     /// The JSON object for clients.
     pub(super) fn object(&self) -> Value {
         let Self { message, kind, param, code, .. } = self;

@@ -3,10 +3,12 @@
 mod admission;
 mod answer;
 mod bodies;
+mod calls;
 mod choice;
 mod cluster;
 mod complete;
 mod connections;
+mod constraint;
 mod conversation;
 mod error;
 mod health;
@@ -21,6 +23,7 @@ mod pinned;
 mod request;
 mod route;
 mod schemas;
+mod sessions;
 mod settings;
 mod socket;
 mod stream;
@@ -45,8 +48,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
-    admission::Admission, answer::Sessions, bodies::Bodies, cluster::Cluster, health::LoadProgress, metrics::Metrics,
-    parsing::Parsing, trace::Traces,
+    admission::Admission, bodies::Bodies, cluster::Cluster, health::LoadProgress, metrics::Metrics, parsing::Parsing,
+    sessions::Sessions, trace::Traces,
 };
 
 /// Time limit for the last errors to reach clients at the end of the drain.

@@ -10,6 +10,8 @@ use super::{
 #[derive(Clone, Debug)]
 pub(super) struct Common {
     pub(super) kind: Kind,
+    /// Whether calls are written as in OpenAI's older `function_call`.
+    pub(super) is_legacy: bool,
     pub(super) id: String,
     /// Seconds since 1970.
     pub(super) created: u64,
@@ -76,10 +78,13 @@ impl Common {
                 *offset += text.len();
                 (json!({"content": text}), logprobs, None)
             }
-            ChoicePart::Call { index, name, arguments } => {
-                (json!({"tool_calls": [self.call(*index, name, arguments)]}), Value::Null, None)
+            ChoicePart::Call { name, arguments, .. } if self.is_legacy => {
+                (json!({"function_call": {"name": name, "arguments": arguments}}), Value::Null, None)
             }
-            ChoicePart::End(reason, _) => (json!({}), Value::Null, Some(*reason)),
+            ChoicePart::Call { index: call, name, arguments } => {
+                (json!({"tool_calls": [self.call(index, *call, name, arguments)]}), Value::Null, None)
+            }
+            ChoicePart::End(reason, _) => (json!({}), Value::Null, Some(self.finish(reason))),
         };
         let choice = match (self.kind, part) {
             (Kind::Chat, _) => json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}),
@@ -114,8 +119,10 @@ impl Common {
                         let is_text = whole.calls.is_empty() || !whole.text.is_empty();
                         let mut message =
                             json!({"role": "assistant", "content": is_text.then_some(&whole.text), "refusal": null});
-                        if !whole.calls.is_empty() {
-                            message["tool_calls"] = whole.calls.clone().into();
+                        match whole.calls.first() {
+                            None => {}
+                            Some(call) if self.is_legacy => message["function_call"] = call["function"].clone(),
+                            Some(_) => message["tool_calls"] = whole.calls.clone().into(),
                         }
                         json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": whole.finish})
                     }
@@ -128,8 +135,8 @@ impl Common {
         object
     }
 
-    /// Adds a part to a complete choice.
-    pub(super) fn add(&self, whole: &mut Whole, part: ChoicePart) {
+    /// Adds a part to the complete choice with this index.
+    pub(super) fn add(&self, choice: usize, whole: &mut Whole, part: ChoicePart) {
         match part {
             ChoicePart::Started => {}
             ChoicePart::Content(text, shown) => {
@@ -137,17 +144,27 @@ impl Common {
                 whole.shown.extend(shown);
             }
             ChoicePart::Call { index, name, arguments } => {
-                let mut call = self.call(index, &name, &arguments);
+                let mut call = self.call(choice, index, &name, &arguments);
                 // Only chunks have an index in their calls.
                 call.as_object_mut().map(|call| call.remove("index"));
                 whole.calls.push(call);
             }
-            ChoicePart::End(reason, _) => whole.finish = Some(reason),
+            ChoicePart::End(reason, _) => whole.finish = Some(self.finish(reason)),
         }
     }
 
-    fn call(&self, index: usize, name: &str, arguments: &str) -> Value {
-        let id = format!("call_{}_{index}", self.id.rsplit('-').next().unwrap_or_default());
+    /// The reason of an end, in the client's words.
+    fn finish(&self, reason: &'static str) -> &'static str {
+        if self.is_legacy && reason == "tool_calls" { "function_call" } else { reason }
+    }
+
+    /// A call of a choice; clients match results to calls by its id.
+    fn call(&self, choice: usize, index: usize, name: &str, arguments: &str) -> Value {
+        let request = self.id.rsplit('-').next().unwrap_or_default();
+        let id = match choice {
+            0 => format!("call_{request}_{index}"),
+            _ => format!("call_{request}_{choice}_{index}"),
+        };
         json!({"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
     }
 

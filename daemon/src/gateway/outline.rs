@@ -242,8 +242,8 @@ fn size(json: &str) -> ValueSize {
     size
 }
 
-/// Most answers per request.
-pub(super) const CHOICES_MAX: usize = 16;
+/// Most answers per request, as in OpenAI's API.
+pub(super) const CHOICES_MAX: usize = 128;
 
 #[cfg(test)]
 mod tests {

@@ -5,46 +5,54 @@ use std::{
     sync::Arc,
 };
 
-use common::{
-    chat::Grammar,
-    sampling::{LOGIT_BIAS_MAX, LOGPROBS_MAX, SamplingParameters, TOP_K_MAX},
-};
+use common::sampling::{LOGIT_BIAS_MAX, LOGPROBS_MAX, SamplingParameters, TOP_K_MAX};
 use protocol::message::{Generate, Prompt, STOP_BYTES_MAX, STOP_STRINGS_MAX};
 use serde_json::Value;
 
 use super::{
-    conversation,
+    constraint, conversation,
     error::ApiError,
     outline::{Bounds, Outline},
-    typed_json::{Fields, brief},
+    typed_json::Fields,
 };
 use crate::gateway::outline::CHOICES_MAX;
 
 /// Default token limit of a completion, as in OpenAI's API.
 const COMPLETION_TOKENS: u64 = 16;
-/// Default token limit of a chat answer.
-const CHAT_TOKENS: u64 = 1024;
-/// Largest token limit that can be requested; the context limits it further.
+/// Largest token limit that can be requested, and the default of chats; the context limits it further.
 const TOKENS_MAX: u64 = 1 << 20;
+/// Most choices of one request that run at a time; the others wait for their turn.
+pub(super) const RUNNING_MAX: usize = 16;
 /// Bytes of a prompt's beginning whose hash identifies the replica that may have it cached.
 const PREFIX_BYTES: usize = 512;
 
 /// All fields that are used except `prompt`; others are not even built.
-const FIELDS: [&str; 29] = [
+const FIELDS: [&str; 42] = [
     "best_of",
+    "ebnf",
     "echo",
     "frequency_penalty",
+    "function_call",
+    "functions",
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
     "ignore_eos",
+    "json_schema",
     "logit_bias",
     "logprobs",
     "max_completion_tokens",
     "max_tokens",
     "messages",
     "min_p",
+    "modalities",
     "model",
     "n",
     "parallel_tool_calls",
     "presence_penalty",
+    "regex",
     "repeat_penalty",
     "repetition_penalty",
     "response_format",
@@ -53,6 +61,8 @@ const FIELDS: [&str; 29] = [
     "stop",
     "stream",
     "stream_options",
+    "structural_tag",
+    "structured_outputs",
     "suffix",
     "temperature",
     "tool_choice",
@@ -71,6 +81,16 @@ pub(super) enum Kind {
     Chat,
 }
 
+impl Kind {
+    /// The field that holds the prompt.
+    pub(super) fn prompt_field(self) -> &'static str {
+        match self {
+            Self::Completion => "prompt",
+            Self::Chat => "messages",
+        }
+    }
+}
+
 /// A valid request.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
@@ -86,6 +106,8 @@ pub(super) struct Asked {
     pub(super) logprobs: Option<usize>,
     /// Which tool calls to look for.
     pub(super) tools: Tools,
+    /// Whether calls are written as in OpenAI's older `function_call`.
+    pub(super) is_legacy: bool,
 }
 
 /// One choice of an answer.
@@ -117,17 +139,15 @@ impl Wish {
 }
 
 impl Asked {
-    /// Bytes that the prompts take until heads have them: once here, and for each choice once more and as a message.
+    /// Bytes that the prompts take until heads have them: once here, and for each choice that runs once more and as a
+    /// message.
     pub(super) fn bytes(&self) -> usize {
-        let mut bytes = 0;
-        let mut latest: Option<&Arc<Generate>> = None;
-        for Wish { generate, .. } in &self.choices {
-            let own = generate.prompt.byte_count();
-            let is_shared = latest.is_some_and(|latest| Arc::ptr_eq(latest, generate));
-            bytes += if is_shared { 2 * own } else { 3 * own };
-            latest = Some(generate);
-        }
-        bytes
+        let mut of_choices: Vec<usize> = self.choices.iter().map(|wish| wish.generate.prompt.byte_count()).collect();
+        of_choices.sort_unstable_by_key(|bytes| std::cmp::Reverse(*bytes));
+        let running: usize = of_choices.iter().take(RUNNING_MAX).sum();
+        let shared = self.choices.windows(2).filter(|two| Arc::ptr_eq(&two[0].generate, &two[1].generate));
+        let shared: usize = shared.map(|two| two[1].generate.prompt.byte_count()).sum();
+        of_choices.iter().sum::<usize>() - shared + 2 * running
     }
 }
 
@@ -138,18 +158,18 @@ impl Asked {
 pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result<Asked, ApiError> {
     let outline = Outline::read(body)?;
     let mut object = outline.values(&FIELDS)?;
-    let (mut tools, mut forced) = (Tools::default(), None);
+    let (mut tools, mut forced, mut is_legacy) = (Tools::default(), None, false);
     let prompts = match kind {
         Kind::Completion => outline.prompts(bounds)?,
         Kind::Chat => {
-            let (chat, force) = conversation::read(&mut object)?;
-            (tools.are_given, tools.are_forced) = (chat.tools.is_some(), force.is_some());
-            forced = force;
-            vec![Prompt::Chat(Box::new(chat))]
+            let read = conversation::read(&mut object)?;
+            (tools.are_given, tools.are_forced) = (read.chat.tools.is_some(), read.forced.is_some());
+            (forced, is_legacy) = (read.forced, read.is_legacy);
+            vec![Prompt::Chat(Box::new(read.chat))]
         }
     };
     let fields = Fields(&object);
-    tools.is_one = tools.are_forced || fields.get("parallel_tool_calls") == Some(&Value::Bool(false));
+    tools.is_one = tools.are_forced || is_legacy || fields.get("parallel_tool_calls") == Some(&Value::Bool(false));
     refuse_unsupported(fields)?;
     let n = fields.whole("n", 1, CHOICES_MAX as u64)?.unwrap_or(1);
     if prompts.len() * n as usize > CHOICES_MAX {
@@ -159,7 +179,7 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
     }
     let logprobs = logprobs(kind, fields)?;
     let sampling = sampling(fields, logprobs, seed)?;
-    let (stop, grammar, max_tokens) = (stop(fields)?, forced.or(grammar(fields)?), max_tokens(kind, fields)?);
+    let (stop, grammar, max_tokens) = (stop(fields)?, forced.or(constraint::read(fields)?), max_tokens(kind, fields)?);
     // Field names of llama-server.
     let drafts_max = fields.whole("speculative.n_max", 0, u64::from(u16::MAX))?.map(|count| count as u16);
     let ignores_end = fields.flag("ignore_eos")?;
@@ -185,6 +205,7 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
         includes_usage: options.map_or(Ok(false), |options| options.flag("include_usage"))?,
         logprobs: logprobs.map(|count| count as usize),
         tools,
+        is_legacy,
         choices,
     })
 }
@@ -199,8 +220,12 @@ fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
     if fields.whole("best_of", 1, u64::MAX)?.is_some_and(|count| count > 1) {
         return Err(ApiError::invalid("best_of", "best_of is not supported; request n answers and choose"));
     }
-    if fields.get("suffix").is_some() {
+    if fields.get("suffix").is_some_and(|suffix| suffix != "") {
         return Err(ApiError::invalid("suffix", "suffix is not supported; leave it out"));
+    }
+    let modalities = fields.get("modalities").and_then(Value::as_array);
+    if modalities.is_some_and(|list| list.iter().any(|modality| modality != "text")) {
+        return Err(ApiError::invalid("modalities", "modalities may only be [\"text\"]: the model writes only text"));
     }
     Ok(())
 }
@@ -208,6 +233,9 @@ fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
 fn logprobs(kind: Kind, fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
     let most = u64::from(LOGPROBS_MAX);
     if kind == Kind::Completion {
+        if fields.get("logprobs") == Some(&Value::Bool(false)) {
+            return Ok(None);
+        }
         return Ok(fields.whole("logprobs", 0, most)?.map(|count| count as u32));
     }
     let top = fields.whole("top_logprobs", 0, most)?;
@@ -221,15 +249,14 @@ fn logprobs(kind: Kind, fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
 fn sampling(fields: Fields<'_>, logprobs: Option<u32>, seed: u64) -> Result<SamplingParameters, ApiError> {
     let default = SamplingParameters::default();
     // Negative seeds are valid integers, too.
-    let given = fields.get("seed").map(|value| value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)));
-    let seed = match given {
-        None => seed,
-        Some(Some(seed)) => seed,
-        Some(None) => return Err(ApiError::invalid("seed", "seed must be a whole number; give one or leave it out")),
+    let negative = fields.get("seed").and_then(Value::as_i64).map(i64::cast_unsigned);
+    let seed = match negative {
+        Some(seed) => seed,
+        None => fields.whole("seed", 0, u64::MAX)?.unwrap_or(seed),
     };
     let sampling = SamplingParameters {
         temperature: fields.number("temperature", 1.0)?,
-        top_k: fields.whole("top_k", 0, u64::from(TOP_K_MAX))?.unwrap_or(0) as u32,
+        top_k: fields.limit("top_k", 0, u64::from(TOP_K_MAX))?.unwrap_or(0) as u32,
         top_p: fields.number("top_p", 1.0)?,
         min_p: fields.number("min_p", 0.0)?,
         repeat_penalty: fields.number(
@@ -273,6 +300,7 @@ fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
     };
     let texts = match fields.get("stop") {
         None => return Ok(Vec::new()),
+        Some(Value::String(text)) if text.is_empty() => return Ok(Vec::new()),
         Some(Value::String(text)) => vec![text.clone()],
         Some(Value::Array(list)) => list
             .iter()
@@ -286,36 +314,13 @@ fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
     if is_good { Ok(texts) } else { Err(refusal()) }
 }
 
-fn grammar(fields: Fields<'_>) -> Result<Option<Grammar>, ApiError> {
-    let Some(format) = fields.object("response_format")? else { return Ok(None) };
-    match format.text("type")? {
-        None | Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Grammar::Json)),
-        Some("json_schema") => {
-            let schema = format.object("json_schema")?.and_then(|wrapped| wrapped.get("schema"));
-            Ok(Some(Grammar::JsonSchema(
-                schema
-                    .ok_or_else(|| {
-                        let message =
-                            "response_format.json_schema.schema is missing; give the JSON schema of the answer";
-                        ApiError::invalid("response_format", message)
-                    })?
-                    .to_string(),
-            )))
-        }
-        Some(other) => {
-            let message =
-                format!("response_format {:?} is unknown; use text, json_object or json_schema", brief(&other.into()));
-            Err(ApiError::invalid("response_format", message))
-        }
-    }
-}
-
 fn max_tokens(kind: Kind, fields: Fields<'_>) -> Result<u32, ApiError> {
-    let newer = fields.whole("max_completion_tokens", 1, TOKENS_MAX)?;
-    let older = fields.whole("max_tokens", 1, TOKENS_MAX)?;
-    let default = if kind == Kind::Chat { CHAT_TOKENS } else { COMPLETION_TOKENS };
-    Ok(newer.or(older).unwrap_or(default) as u32)
+    let names = ["max_completion_tokens", "max_tokens"];
+    let Some(name) = names.into_iter().find(|name| fields.get(name).is_some()) else {
+        return Ok(if kind == Kind::Chat { TOKENS_MAX } else { COMPLETION_TOKENS } as u32);
+    };
+    // -1 is llama-server's "unlimited".
+    Ok(fields.limit(name, 1, TOKENS_MAX)?.unwrap_or(TOKENS_MAX) as u32)
 }
 
 /// Hash of a prompt's first bytes.
@@ -344,6 +349,7 @@ pub(super) struct Tools {
 
 #[cfg(test)]
 mod tests {
+    use common::chat::Grammar;
     use serde_json::json;
 
     use super::*;
@@ -410,10 +416,9 @@ mod tests {
     #[test]
     fn every_field_that_is_read_is_listed() {
         let source = include_str!("request.rs").split("#[cfg(test)]").next().expect("there is a beginning");
-        let code: String =
-            source.split_whitespace().chain(include_str!("conversation.rs").split_whitespace()).collect();
+        let code: String = source.split_whitespace().chain(include_str!("calls.rs").split_whitespace()).collect();
         let mut count = 0;
-        for reader in ["get(\"", "number(\"", "whole(\"", "flag(\"", "text(\"", "object(\"", "remove(\""] {
+        for reader in ["get(\"", "number(\"", "limit(\"", "whole(\"", "flag(\"", "text(\"", "object(\"", "remove(\""] {
             for call in code.split(reader).skip(1) {
                 let name = call.split('"').next().expect("a name ends");
                 // Fields of nested objects.
@@ -425,8 +430,9 @@ mod tests {
                     "name",
                     "parameters",
                     "tool_calls",
-                    "function_call",
-                    "json_schema",
+                    "refusal",
+                    "json",
+                    "json_object",
                     "schema",
                     "include_usage",
                 ]

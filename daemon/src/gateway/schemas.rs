@@ -61,14 +61,7 @@ pub(super) fn parameters(given: Option<&Value>) -> Value {
 fn rebase(schema: &mut Value, id: &str, base: &str) -> bool {
     let mut is_found = false;
     if let Value::Object(map) = schema {
-        let within = |reference: &str| {
-            let pointer = reference.strip_prefix(id).unwrap_or(reference).strip_prefix('#')?;
-            match pointer {
-                "" | "/" => Some(base.to_owned()),
-                _ => pointer.starts_with('/').then(|| format!("{base}{pointer}")),
-            }
-        };
-        let moved = map.get("$ref").and_then(Value::as_str).and_then(within);
+        let moved = map.get("$ref").and_then(Value::as_str).and_then(|reference| moved(reference, id, base));
         if let Some(moved) = moved {
             map.insert("$ref".into(), moved.into());
             is_found = true;
@@ -76,6 +69,15 @@ fn rebase(schema: &mut Value, id: &str, base: &str) -> bool {
     }
     each_schema(schema, &mut |inner| is_found |= rebase(inner, id, base));
     is_found
+}
+
+/// A reference after its schema has moved; `None` if it is of a kind that is not followed.
+fn moved(reference: &str, id: &str, base: &str) -> Option<String> {
+    let pointer = reference.strip_prefix(id).unwrap_or(reference).strip_prefix('#')?;
+    match pointer {
+        "" | "/" => Some(base.to_owned()),
+        _ => pointer.starts_with('/').then(|| format!("{base}{pointer}")),
+    }
 }
 
 /// Calls `act` on each schema directly within a schema. Unknown keywords may hold schemas, too, to which references
