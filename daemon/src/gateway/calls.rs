@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     error::ApiError,
-    schemas::{self, parameters},
+    schemas::{self, Unenforced, parameters, relax},
     typed_json::brief,
 };
 
@@ -16,6 +16,8 @@ pub(super) struct Calls {
     pub(super) tools: Vec<Value>,
     /// The grammar of a required call.
     pub(super) grammar: Option<Grammar>,
+    /// What of its schema is not enforced.
+    pub(super) unenforced: Unenforced,
     /// Whether the client used the older fields and expects them in the answer.
     pub(super) is_legacy: bool,
 }
@@ -56,14 +58,15 @@ pub(super) fn read(object: &mut Map<String, Value>) -> Result<Calls, ApiError> {
         return Ok(Calls::default());
     }
     let is_forced = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
-    let grammar = if is_forced { Some(call_grammar(&tools)?) } else { None };
+    let mut unenforced = Unenforced::new();
+    let grammar = if is_forced { Some(call_grammar(&tools, &mut unenforced)?) } else { None };
     // Templates walk through the parameters of each tool.
     for function in tools.iter_mut().filter_map(|tool| tool["function"].as_object_mut()) {
         if function.get("parameters").is_none_or(Value::is_null) {
             function.insert("parameters".into(), json!({"type": "object", "properties": {}}));
         }
     }
-    Ok(Calls { tools, grammar, is_legacy })
+    Ok(Calls { tools, grammar, unenforced, is_legacy })
 }
 
 fn list(param: &str, value: Option<Value>) -> Result<Vec<Value>, ApiError> {
@@ -92,10 +95,16 @@ fn choice(param: &str, value: Option<&Value>) -> Result<ToolChoice, ApiError> {
 }
 
 /// Grammar of a call of one of the tools.
-fn call_grammar(tools: &[Value]) -> Result<Grammar, ApiError> {
-    let functions = tools.iter().map(|tool| &tool["function"]);
-    let functions = functions.map(|function| (function["name"].clone(), parameters(function.get("parameters"))));
-    let schema = schemas::call(functions.collect()).to_string();
+fn call_grammar(tools: &[Value], unenforced: &mut Unenforced) -> Result<Grammar, ApiError> {
+    let mut functions = Vec::new();
+    for (index, tool) in tools.iter().enumerate() {
+        let function = &tool["function"];
+        let mut parameters = parameters(function.get("parameters"));
+        let is_strict = function.get("strict") == Some(&Value::Bool(true));
+        relax(&mut parameters, &format!("tools[{index}].function.parameters"), is_strict, unenforced)?;
+        functions.push((function["name"].clone(), parameters));
+    }
+    let schema = schemas::call(functions).to_string();
     if schema.len() > GRAMMAR_BYTES_MAX {
         let message = format!(
             "the parameters of the tools have {} bytes, at most {GRAMMAR_BYTES_MAX} if a call is required; give fewer",

@@ -1,10 +1,11 @@
 //! The structure that a request demands of its answer, in OpenAI's form and in those of llama-server and vLLM. Forms
 //! that no head enforces are refused by name: a client must not believe that its constraint holds. Pure.
 use common::chat::{GRAMMAR_BYTES_MAX, Grammar};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     error::ApiError,
+    schemas::{Unenforced, relax},
     typed_json::{Fields, brief},
 };
 
@@ -14,11 +15,11 @@ const REFUSED: [&str; 7] =
 /// The same within vLLM's `structured_outputs`.
 const REFUSED_WITHIN: [&str; 4] = ["choice", "grammar", "regex", "structural_tag"];
 
-/// Reads the grammar of an answer.
+/// Reads the grammar of an answer; adds to `unenforced` what it leaves out.
 ///
 /// # Errors
 /// The first field that is invalid or cannot be enforced.
-pub(super) fn read(fields: Fields<'_>) -> Result<Option<Grammar>, ApiError> {
+pub(super) fn read(fields: Fields<'_>, unenforced: &mut Unenforced) -> Result<Option<Grammar>, ApiError> {
     for name in REFUSED {
         refuse(fields, name, name)?;
     }
@@ -27,7 +28,7 @@ pub(super) fn read(fields: Fields<'_>) -> Result<Option<Grammar>, ApiError> {
             refuse(outputs, name, &format!("structured_outputs.{name}"))?;
         }
         if let Some(schema) = outputs.get("json") {
-            return json_schema("structured_outputs.json", schema);
+            return json_schema("structured_outputs.json", schema, false, unenforced);
         }
         if outputs.flag("json_object")? {
             return Ok(Some(Grammar::Json));
@@ -35,10 +36,10 @@ pub(super) fn read(fields: Fields<'_>) -> Result<Option<Grammar>, ApiError> {
     }
     for name in ["guided_json", "json_schema"] {
         if let Some(schema) = fields.get(name) {
-            return json_schema(name, schema);
+            return json_schema(name, schema, false, unenforced);
         }
     }
-    response_format(fields)
+    response_format(fields, unenforced)
 }
 
 fn refuse(fields: Fields<'_>, name: &str, param: &str) -> Result<(), ApiError> {
@@ -52,13 +53,13 @@ fn refuse(fields: Fields<'_>, name: &str, param: &str) -> Result<(), ApiError> {
     }
 }
 
-fn response_format(fields: Fields<'_>) -> Result<Option<Grammar>, ApiError> {
+fn response_format(fields: Fields<'_>, unenforced: &mut Unenforced) -> Result<Option<Grammar>, ApiError> {
     let Some(format) = fields.object("response_format")? else { return Ok(None) };
     match format.text("type")? {
         None | Some("text") => Ok(None),
         Some("json_object") => match format.get("schema") {
             // llama-server's form.
-            Some(schema) => json_schema("response_format.schema", schema),
+            Some(schema) => json_schema("response_format.schema", schema, false, unenforced),
             None => Ok(Some(Grammar::Json)),
         },
         Some("json_schema") => {
@@ -68,7 +69,8 @@ fn response_format(fields: Fields<'_>) -> Result<Option<Grammar>, ApiError> {
                 let message = "response_format.json_schema.schema is missing; give the JSON schema of the answer";
                 ApiError::invalid("response_format", message)
             })?;
-            json_schema("response_format.json_schema.schema", schema)
+            let is_strict = wrapped.map_or(Ok(false), |wrapped| wrapped.flag("strict"))?;
+            json_schema("response_format.json_schema.schema", schema, is_strict, unenforced)
         }
         Some(other) => {
             let message =
@@ -79,11 +81,22 @@ fn response_format(fields: Fields<'_>) -> Result<Option<Grammar>, ApiError> {
 }
 
 /// The grammar of a schema, which may also be a string that holds one.
-fn json_schema(param: &str, schema: &Value) -> Result<Option<Grammar>, ApiError> {
-    let text = match schema {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
+fn json_schema(
+    param: &str,
+    schema: &Value,
+    is_strict: bool,
+    unenforced: &mut Unenforced,
+) -> Result<Option<Grammar>, ApiError> {
+    let mut schema = match schema {
+        Value::String(text) => serde_json::from_str(text)
+            .map_err(|error| ApiError::invalid(param, format!("{param} is not valid JSON: {error}; correct it")))?,
+        other => other.clone(),
     };
+    if schema == true {
+        schema = json!({});
+    }
+    relax(&mut schema, param, is_strict, unenforced)?;
+    let text = schema.to_string();
     if text.len() > GRAMMAR_BYTES_MAX {
         let message = format!("{param} has {} bytes, at most {GRAMMAR_BYTES_MAX}; simplify it", text.len());
         return Err(ApiError::invalid(param, message));
@@ -93,12 +106,10 @@ fn json_schema(param: &str, schema: &Value) -> Result<Option<Grammar>, ApiError>
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn grammar(body: Value) -> Result<Option<Grammar>, ApiError> {
-        read(Fields(body.as_object().expect("an object")))
+        read(Fields(body.as_object().expect("an object")), &mut Unenforced::new())
     }
 
     #[test]
@@ -114,6 +125,7 @@ mod tests {
         ] {
             assert_eq!(grammar(body.clone()), Ok(Some(Grammar::JsonSchema(schema.to_string()))), "{body}");
         }
+        assert_eq!(grammar(json!({"guided_json": true})), Ok(Some(Grammar::JsonSchema("{}".into()))), "any value");
         assert_eq!(grammar(json!({"structured_outputs": {"json_object": true}})), Ok(Some(Grammar::Json)));
         assert_eq!(grammar(json!({"response_format": {"type": "text"}, "guided_regex": null})), Ok(None));
     }
@@ -125,7 +137,7 @@ mod tests {
             (json!({"guided_regex": "a+"}), "guided_regex"),
             (json!({"grammar": "root ::= \"a\""}), "grammar"),
             (json!({"structured_outputs": {"choice": ["a"]}}), "structured_outputs.choice"),
-            (json!({"guided_json": "x".repeat(GRAMMAR_BYTES_MAX + 1)}), "guided_json"),
+            (json!({"guided_json": {"title": "x".repeat(GRAMMAR_BYTES_MAX)}}), "guided_json"),
         ] {
             let refused = grammar(body.clone()).expect_err(name).object();
             assert_eq!(refused["error"]["param"], name, "{body}");

@@ -3,7 +3,7 @@
 use common::chat::{Chat, Grammar, PROMPT_BYTES_MAX};
 use serde_json::{Map, Value, json};
 
-use super::{calls, error::ApiError, typed_json::brief};
+use super::{calls, error::ApiError, schemas::Unenforced, typed_json::brief};
 
 /// A conversation with its tools.
 #[derive(Debug)]
@@ -11,6 +11,8 @@ pub(super) struct Conversation {
     pub(super) chat: Chat,
     /// The grammar of a required tool call.
     pub(super) forced: Option<Grammar>,
+    /// What of its schema is not enforced.
+    pub(super) unenforced: Unenforced,
     /// Whether calls are written as in OpenAI's older `function_call`.
     pub(super) is_legacy: bool,
 }
@@ -32,12 +34,13 @@ pub(super) fn read(object: &mut Map<String, Value>) -> Result<Conversation, ApiE
     check_conversation(messages.len())?;
     let calls = calls::read(object)?;
     if calls.tools.is_empty() {
-        return Ok(Conversation { chat: Chat { messages, tools: None }, forced: None, is_legacy: false });
+        let (chat, unenforced) = (Chat { messages, tools: None }, Unenforced::new());
+        return Ok(Conversation { chat, forced: None, unenforced, is_legacy: false });
     }
     let tools = Value::Array(calls.tools).to_string();
     check_conversation(messages.len() + tools.len())?;
     let chat = Chat { messages, tools: Some(tools) };
-    Ok(Conversation { chat, forced: calls.grammar, is_legacy: calls.is_legacy })
+    Ok(Conversation { chat, forced: calls.grammar, unenforced: calls.unenforced, is_legacy: calls.is_legacy })
 }
 
 /// Checks the limit that every node has on conversations.

@@ -41,6 +41,8 @@ const ID_BYTES_MAX: usize = 128;
 const TRACES: usize = 32;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Names parts of a schema that are not enforced.
+const WARNING: HeaderName = HeaderName::from_static("x-bramble-warning");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Routes of all paths, after the paths are straightened.
@@ -173,8 +175,19 @@ async fn ask(gateway: Arc<Gateway>, kind: Kind, request: Request) -> Result<Resp
     // From here on the client waits for this node and not vice versa: its connection must not be evicted.
     let working = parts.extensions.get::<Visit>().map(Visit::working);
     let (asked, held) = parse(&gateway, kind, received, seed(&arrival.id)).await?;
-    let response = complete(gateway, asked, held, arrival).await?;
+    let warning = warning(&asked);
+    let mut response = complete(gateway, asked, held, arrival).await?;
+    if let Some(warning) = warning {
+        response.headers_mut().insert(WARNING, warning);
+    }
     Ok(response.map(|body| Body::new(Answering { body, _working: working })))
+}
+
+/// What of the request's schemas the answer may violate, for the client.
+fn warning(asked: &Asked) -> Option<HeaderValue> {
+    let names: Vec<&str> = asked.unenforced.iter().map(String::as_str).collect();
+    let is_any = !names.is_empty();
+    HeaderValue::from_str(&format!("not enforced: {}", names.join(", "))).ok().filter(|_| is_any)
 }
 
 /// Parses a body; a long one on a separate thread, with limited concurrency.

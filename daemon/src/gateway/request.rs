@@ -13,6 +13,7 @@ use super::{
     constraint, conversation,
     error::ApiError,
     outline::{Bounds, Outline},
+    schemas::Unenforced,
     typed_json::Fields,
 };
 use crate::gateway::outline::CHOICES_MAX;
@@ -108,6 +109,8 @@ pub(super) struct Asked {
     pub(super) tools: Tools,
     /// Whether calls are written as in OpenAI's older `function_call`.
     pub(super) is_legacy: bool,
+    /// What of the schemas is not enforced.
+    pub(super) unenforced: Unenforced,
 }
 
 /// One choice of an answer.
@@ -158,13 +161,13 @@ impl Asked {
 pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result<Asked, ApiError> {
     let outline = Outline::read(body)?;
     let mut object = outline.values(&FIELDS)?;
-    let (mut tools, mut forced, mut is_legacy) = (Tools::default(), None, false);
+    let (mut tools, mut forced, mut is_legacy, mut unenforced) = (Tools::default(), None, false, Unenforced::new());
     let prompts = match kind {
         Kind::Completion => outline.prompts(bounds)?,
         Kind::Chat => {
             let read = conversation::read(&mut object)?;
             (tools.are_given, tools.are_forced) = (read.chat.tools.is_some(), read.forced.is_some());
-            (forced, is_legacy) = (read.forced, read.is_legacy);
+            (forced, is_legacy, unenforced) = (read.forced, read.is_legacy, read.unenforced);
             vec![Prompt::Chat(Box::new(read.chat))]
         }
     };
@@ -179,7 +182,8 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
     }
     let logprobs = logprobs(kind, fields)?;
     let sampling = sampling(fields, logprobs, seed)?;
-    let (stop, grammar, max_tokens) = (stop(fields)?, forced.or(constraint::read(fields)?), max_tokens(kind, fields)?);
+    let (stop, grammar, max_tokens) =
+        (stop(fields)?, forced.or(constraint::read(fields, &mut unenforced)?), max_tokens(kind, fields)?);
     // Field names of llama-server.
     let drafts_max = fields.whole("speculative.n_max", 0, u64::from(u16::MAX))?.map(|count| count as u16);
     let ignores_end = fields.flag("ignore_eos")?;
@@ -206,6 +210,7 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
         logprobs: logprobs.map(|count| count as usize),
         tools,
         is_legacy,
+        unenforced,
         choices,
     })
 }
@@ -433,6 +438,7 @@ mod tests {
                     "refusal",
                     "json",
                     "json_object",
+                    "strict",
                     "schema",
                     "include_usage",
                 ]

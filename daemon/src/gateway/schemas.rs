@@ -1,7 +1,11 @@
-//! JSON schemas of tools, made one schema of a call: what moves takes its definitions along, and its references are
-//! rewritten to the place where they resolve. Pure; the work is linear in the schemas, whose size and depth the reader
-//! of the body has bounded.
+//! JSON schemas of clients. Those of tools become one schema of a call: what moves takes its definitions along, and its
+//! references are rewritten to the place where they resolve. Keywords that no head enforces are taken out and named.
+//! Pure; the work is linear in the schemas, whose size and depth the reader of the body has bounded.
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
+
+use super::error::ApiError;
 
 /// Keywords whose values are data and not schemas.
 const DATA: [&str; 7] = ["const", "default", "enum", "example", "examples", "required", "type"];
@@ -9,6 +13,37 @@ const DATA: [&str; 7] = ["const", "default", "enum", "example", "examples", "req
 const NAMED: [&str; 5] = ["$defs", "definitions", "dependentSchemas", "patternProperties", "properties"];
 /// Keywords that describe a value without naming its type.
 const APPLICATORS: [&str; 6] = ["$ref", "allOf", "anyOf", "const", "enum", "oneOf"];
+
+/// Keywords that no head enforces.
+const UNENFORCED: [&str; 16] = [
+    "$dynamicRef",
+    "$recursiveRef",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "if",
+    "maxContains",
+    "minContains",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "uniqueItems",
+];
+/// Formats of strings that heads enforce.
+const FORMATS: [&str; 11] =
+    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"];
+/// Parts of regular expressions that need more than a finite automaton.
+const IRREGULAR: [&str; 7] = ["(?=", "(?!", "(?<=", "(?<!", "\\b", "\\B", "\\k"];
+/// Most keywords that are named, and the longest name of a format.
+const NAMED_MAX: usize = 16;
+const FORMAT_CHARS_MAX: usize = 32;
+
+/// Names of what is not enforced.
+pub(super) type Unenforced = BTreeSet<String>;
 
 /// The schema of a call of one of the functions, from the names and parameters of each.
 pub(super) fn call(functions: Vec<(Value, Value)>) -> Value {
@@ -55,6 +90,96 @@ pub(super) fn parameters(given: Option<&Value>) -> Value {
         }
         Some(other) => other.clone(),
     }
+}
+
+/// Takes out of a schema what no head enforces, and adds its names to `unenforced`.
+///
+/// # Errors
+/// There is something, and the client demanded strictness.
+pub(super) fn relax(
+    schema: &mut Value,
+    param: &str,
+    is_strict: bool,
+    unenforced: &mut Unenforced,
+) -> Result<(), ApiError> {
+    let mut found = Unenforced::new();
+    take_out(schema, is_strict, &mut found);
+    if is_strict && !found.is_empty() {
+        let names: Vec<String> = found.into_iter().take(NAMED_MAX).collect();
+        let names = names.join(", ");
+        let message = format!("{param} has {names}, which cannot be enforced; leave it out or set strict to false");
+        return Err(ApiError::invalid(param, message));
+    }
+    unenforced.extend(found);
+    while unenforced.len() > NAMED_MAX {
+        unenforced.pop_last();
+    }
+    Ok(())
+}
+
+fn take_out(schema: &mut Value, keeps_one_of: bool, found: &mut Unenforced) {
+    each_schema(schema, &mut |inner| take_out(inner, keeps_one_of, found));
+    let Value::Object(map) = schema else { return };
+    let (is_text, is_countable) = (may_be_text(map), is_countable(map));
+    map.retain(|keyword, value| {
+        let name = match (keyword.as_str(), &*value) {
+            ("uniqueItems", Value::Bool(false)) | ("$dynamicAnchor" | "$recursiveAnchor", _) => return false,
+            // It says something about numbers, which JSON cannot show.
+            ("format", Value::String(_)) if !is_text => return false,
+            ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => {
+                let name: String = format.chars().filter(char::is_ascii_graphic).take(FORMAT_CHARS_MAX).collect();
+                format!("format {name}")
+            }
+            ("pattern", Value::String(pattern)) if !is_regular(pattern) => "pattern with look-around".into(),
+            ("minProperties" | "maxProperties", _) if !is_countable => keyword.clone(),
+            (name, _) if UNENFORCED.contains(&name) => keyword.clone(),
+            _ => return true,
+        };
+        found.insert(name);
+        false
+    });
+    if let Some(patterns) = map.get_mut("patternProperties").and_then(Value::as_object_mut) {
+        let count = patterns.len();
+        patterns.retain(|pattern, _| is_regular(pattern));
+        if patterns.len() < count {
+            found.insert("patternProperties with look-around".into());
+        }
+    }
+    if !keeps_one_of && map.contains_key("oneOf") && !map.contains_key("anyOf") {
+        found.insert("oneOf (read as anyOf)".into());
+        let mut renamed = Map::new();
+        for (keyword, value) in std::mem::take(map) {
+            renamed.insert(if keyword == "oneOf" { "anyOf".into() } else { keyword }, value);
+        }
+        *map = renamed;
+    }
+}
+
+fn may_be_text(schema: &Map<String, Value>) -> bool {
+    match schema.get("type") {
+        Some(Value::String(kind)) => kind == "string",
+        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
+        _ => true,
+    }
+}
+
+/// Whether the number of properties can be enforced: optional ones cannot be counted, except one of them.
+fn is_countable(schema: &Map<String, Value>) -> bool {
+    let required = schema.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let mut names = schema.get("properties").and_then(Value::as_object).into_iter().flat_map(Map::keys);
+    let is_closed = schema.get("additionalProperties") == Some(&Value::Bool(false));
+    let is_one = |name: &str, least: u64| {
+        schema.get(name).is_none_or(|count| count.as_u64().is_some_and(|count| (least..=1).contains(&count)))
+    };
+    let is_simple = is_closed && required.is_empty() && !schema.contains_key("patternProperties");
+    names.all(|name| required.iter().any(|known| known == name))
+        || (is_simple && is_one("minProperties", 0) && is_one("maxProperties", 1))
+}
+
+/// Whether a finite automaton finds a pattern.
+fn is_regular(pattern: &str) -> bool {
+    let refers_back = pattern.as_bytes().windows(2).any(|two| two[0] == b'\\' && (b'1'..=b'9').contains(&two[1]));
+    !refers_back && !IRREGULAR.iter().any(|part| pattern.contains(part))
 }
 
 /// Rewrites the references of a schema with this `$id` that moves to `base`. Returns whether it has any.
@@ -158,5 +283,52 @@ mod tests {
         assert_eq!(open, json!({"properties": {"a": {}}, "type": "object"}));
         let referring = json!({"$ref": "#/$defs/A", "$defs": {"A": {"type": "object"}}});
         assert_eq!(parameters(Some(&referring)), referring);
+    }
+
+    #[test]
+    fn keywords_that_cannot_be_enforced_are_named_and_taken_out() {
+        let uuid = "550e8400-e29b-41d4-a716-446655440000";
+        for (schema, name) in [
+            (json!({"type": "string", "format": "uuid4"}), "format uuid4"),
+            (json!({"type": "string", "pattern": "^(?!a)b+$"}), "pattern with look-around"),
+            (json!({"type": "array", "items": {"type": "integer"}, "uniqueItems": true}), "uniqueItems"),
+            (json!({"type": "array", "contains": {"const": 1}, "minContains": 2}), "contains, minContains"),
+            (json!({"type": "object", "propertyNames": {"minLength": 1}}), "propertyNames"),
+            (json!({"not": {"type": "string"}}), "not"),
+            (json!({"if": {"const": 1}, "then": true, "else": false}), "else, if, then"),
+            (json!({"type": "object", "dependentRequired": {"a": ["b"]}}), "dependentRequired"),
+            (json!({"patternProperties": {"^(?=a)": true}}), "patternProperties with look-around"),
+            (json!({"oneOf": [{"type": "number"}, {"type": "integer"}]}), "oneOf (read as anyOf)"),
+            (json!({"properties": {"a": true, "b": true}, "minProperties": 1}), "minProperties"),
+        ] {
+            let schema = json!({"type": "object", "properties": {"x": schema, "id": {"const": uuid}}});
+            let (mut relaxed, mut unenforced) = (schema.clone(), Unenforced::new());
+            assert_eq!(relax(&mut relaxed, "schema", false, &mut unenforced), Ok(()));
+            assert_eq!(unenforced.into_iter().collect::<Vec<_>>().join(", "), name);
+            assert_eq!(allowed(&relaxed), Ok(()), "{schema}");
+            let strict = relax(&mut schema.clone(), "schema", true, &mut Unenforced::new());
+            assert_eq!(strict.is_err(), !name.starts_with("oneOf"), "heads can tell disjoint schemas apart: {schema}");
+        }
+    }
+
+    #[test]
+    fn what_can_be_enforced_stays() {
+        let schema = json!({
+            "type": "object",
+            "properties": {
+                "not": {"type": "string", "format": "date"},
+                "if": {"const": {"uniqueItems": true, "not": 1}},
+                "count": {"type": "integer", "minimum": 1},
+                "code": {"type": "string", "pattern": "^[A-Z]{3}$"},
+            },
+            "required": ["not"],
+            "additionalProperties": false,
+        });
+        let (mut relaxed, mut unenforced) = (schema.clone(), Unenforced::new());
+        assert_eq!(relax(&mut relaxed, "schema", true, &mut unenforced), Ok(()));
+        assert_eq!((&relaxed, unenforced.len()), (&schema, 0));
+        let mut number = json!({"type": "integer", "format": "int32", "uniqueItems": false});
+        assert_eq!(relax(&mut number, "schema", true, &mut unenforced), Ok(()));
+        assert_eq!(number, json!({"type": "integer"}), "neither says anything");
     }
 }
