@@ -165,14 +165,18 @@ fn may_be_text(schema: &Map<String, Value>) -> bool {
 
 /// Whether the number of properties can be enforced: optional ones cannot be counted, except one of them.
 fn is_countable(schema: &Map<String, Value>) -> bool {
-    let required = schema.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    if !schema.contains_key("minProperties") && !schema.contains_key("maxProperties") {
+        return true;
+    }
+    let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+    let required: BTreeSet<&str> = required.filter_map(Value::as_str).collect();
     let mut names = schema.get("properties").and_then(Value::as_object).into_iter().flat_map(Map::keys);
     let is_closed = schema.get("additionalProperties") == Some(&Value::Bool(false));
     let is_one = |name: &str, least: u64| {
         schema.get(name).is_none_or(|count| count.as_u64().is_some_and(|count| (least..=1).contains(&count)))
     };
     let is_simple = is_closed && required.is_empty() && !schema.contains_key("patternProperties");
-    names.all(|name| required.iter().any(|known| known == name))
+    names.all(|name| required.contains(name.as_str()))
         || (is_simple && is_one("minProperties", 0) && is_one("maxProperties", 1))
 }
 
@@ -330,5 +334,15 @@ mod tests {
         let mut number = json!({"type": "integer", "format": "int32", "uniqueItems": false});
         assert_eq!(relax(&mut number, "schema", true, &mut unenforced), Ok(()));
         assert_eq!(number, json!({"type": "integer"}), "neither says anything");
+    }
+
+    #[test]
+    fn work_is_linear_in_the_schema() {
+        let names: Vec<String> = (0..60_000).map(|number| format!("p{number}")).collect();
+        let properties: Map<String, Value> = names.iter().map(|name| (name.clone(), Value::Bool(true))).collect();
+        let mut schema = json!({"properties": properties, "required": names, "minProperties": 2});
+        let begin = std::time::Instant::now();
+        relax(&mut schema, "schema", true, &mut Unenforced::new()).expect("all properties are required");
+        assert!(begin.elapsed().as_secs() < 5, "{:?}", begin.elapsed());
     }
 }
