@@ -65,6 +65,28 @@ fn long_answer_is_asked_for_in_parts_that_reserve_little() {
 }
 
 #[test]
+fn answer_in_parts_is_that_of_one_piece() {
+    let models = deep_models();
+    let cluster = Cluster::with(1, models.path(), "");
+    let run = ["--model", DEEP, "--prompt", "ab", "--max-tokens", "1100", "--temperature", "0.7", "--seed", "1"];
+    let expected = cluster.generate(1, &[&run[..], &["--context", "2048"]].concat()).completion();
+    let address = beside(&cluster.addresses[0]);
+    wait_until("it serves", || get(&address, "/health").status == 200);
+    let mut asked = body(1100, false);
+    asked["temperature"] = json!(0.7);
+    let answer = post(&address, "/v1/completions", &asked).good();
+    assert_eq!(answer["choices"][0]["text"], expected["text"]);
+    assert_eq!(
+        (&answer["usage"]["completion_tokens"], &answer["timings"]["predicted_n"]),
+        (&json!(1100), &json!(1100))
+    );
+    assert!(
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() < Some(32),
+        "of the prompt only: {answer}"
+    );
+}
+
+#[test]
 fn cancelled_answer_ends_as_an_error_and_never_as_complete() {
     let heads = FakeHeads::start(&[Script::IsCancelledAfter(3)]);
     let (_cluster, address) = gateway(&heads);
