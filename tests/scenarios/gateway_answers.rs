@@ -87,6 +87,23 @@ fn answer_in_parts_is_that_of_one_piece() {
 }
 
 #[test]
+fn answers_without_a_limit_run_side_by_side() {
+    let models = deep_models();
+    let cluster = Cluster::with(1, models.path(), "");
+    cluster.generate(1, &["--model", DEEP, "--prompt", "ab", "--max-tokens", "1", "--context", "8192"]).completion();
+    let address = beside(&cluster.addresses[0]);
+    wait_until("it serves", || get(&address, "/health").status == 200);
+    let mut endless = body(1, true);
+    endless["max_tokens"] = json!(-1);
+    let mut answers = [(); 2].map(|()| stream(&address, "/v1/completions", &endless));
+    for answer in &mut answers {
+        (0..3).for_each(|_| drop(answer.event().expect("tokens arrive")));
+    }
+    let ended = get(&address, "/traces").good();
+    assert_eq!(ended["data"], json!([]), "the second began before the first had ended");
+}
+
+#[test]
 fn cancelled_answer_ends_as_an_error_and_never_as_complete() {
     let heads = FakeHeads::start(&[Script::IsCancelledAfter(3)]);
     let (_cluster, address) = gateway(&heads);
