@@ -198,3 +198,47 @@ impl Common {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn common(is_legacy: bool) -> Common {
+        let (model, fingerprint) = ("m".into(), String::new());
+        Common { kind: Kind::Chat, is_legacy, id: "chatcmpl-7".into(), created: 1, model, fingerprint }
+    }
+
+    fn call() -> ChoicePart {
+        ChoicePart::Call { index: 0, name: "f".into(), arguments: "{}".into() }
+    }
+
+    fn answer(common: &Common) -> Value {
+        let mut choices = [Whole::default(), Whole::default()];
+        for (index, whole) in choices.iter_mut().enumerate() {
+            common.add(index, whole, call());
+            common.add(index, whole, ChoicePart::End("tool_calls", Box::default()));
+        }
+        common.whole(&choices, false, Usage::default(), Value::Null)
+    }
+
+    #[test]
+    fn calls_of_all_choices_have_ids_of_their_own() {
+        let common = common(false);
+        let object = answer(&common);
+        let id = |index: usize| object["choices"][index]["message"]["tool_calls"][0]["id"].clone();
+        assert_ne!(id(0), id(1));
+        let chunk = common.part(1, &call(), false, &mut 0).expect("a chunk");
+        assert_eq!(chunk["choices"][0]["delta"]["tool_calls"][0]["id"], id(1), "streams have the same ids");
+    }
+
+    #[test]
+    fn older_clients_receive_function_calls() {
+        let common = common(true);
+        let object = answer(&common);
+        let choice = &object["choices"][0];
+        assert_eq!(choice["message"]["function_call"], json!({"name": "f", "arguments": "{}"}));
+        assert_eq!((choice["message"].get("tool_calls"), &choice["finish_reason"]), (None, &json!("function_call")));
+        let chunk = common.part(0, &call(), false, &mut 0).expect("a chunk");
+        assert_eq!(chunk["choices"][0]["delta"]["function_call"]["name"], "f");
+    }
+}

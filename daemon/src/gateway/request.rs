@@ -20,7 +20,7 @@ use crate::gateway::outline::CHOICES_MAX;
 
 /// Default token limit of a completion, as in OpenAI's API.
 const COMPLETION_TOKENS: u64 = 16;
-/// Largest token limit that can be requested, and the default of chats; the context limits it further.
+/// Largest token limit, and the default of chats; the context limits it further.
 const TOKENS_MAX: u64 = 1 << 20;
 /// Most choices of one request that run at a time; the others wait for their turn.
 pub(super) const RUNNING_MAX: usize = 16;
@@ -325,7 +325,7 @@ fn max_tokens(kind: Kind, fields: Fields<'_>) -> Result<u32, ApiError> {
         return Ok(if kind == Kind::Chat { TOKENS_MAX } else { COMPLETION_TOKENS } as u32);
     };
     // -1 is llama-server's "unlimited".
-    Ok(fields.limit(name, 1, TOKENS_MAX)?.unwrap_or(TOKENS_MAX) as u32)
+    Ok(fields.limit(name, 1, u64::MAX)?.map_or(TOKENS_MAX, |most| most.min(TOKENS_MAX)) as u32)
 }
 
 /// Hash of a prompt's first bytes.
