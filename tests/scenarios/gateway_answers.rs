@@ -8,6 +8,7 @@ use harness::{
     http::{beside, get, post, stream, text_of},
     programs::{Cluster, DEEP, demo_models, wait_until},
 };
+use protocol::message::Prompt;
 use serde_json::{Value, json};
 
 /// A gateway on a node without a shard, in front of these heads.
@@ -46,6 +47,55 @@ fn answer_that_loses_every_head_is_continued() {
     let asked = heads.asked();
     assert!(asked.len() > 1, "{} heads ran it", asked.len());
     assert!(asked.iter().all(|generate| generate.model.is_some()), "a resumed request must name its model");
+}
+
+/// An answer of a model like Qwen3.5 to a prompt that ends inside a thought.
+const CALLING: &str = "The user asks for <b>Oslo</b>.\n</think>\n\nI look.\n<tool_call>\n<function=weather>\n\
+    <parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>";
+
+fn chat(more: Value) -> Value {
+    let weather =
+        json!({"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}});
+    let mut body = json!({"messages": [{"role": "user", "content": "Oslo?"}], "max_tokens": 500,
+        "tools": [{"type": "function", "function": weather}]});
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    body
+}
+
+#[test]
+fn thoughts_and_calls_with_tags_are_told_apart_from_the_content() {
+    let heads = FakeHeads::start(&[Script::Says(CALLING)]);
+    let (_cluster, address) = gateway(&heads);
+    let options = json!({"chat_template_kwargs": {"a": 1}, "enable_thinking": true, "reasoning_effort": "low"});
+    let answer = post(&address, "/v1/chat/completions", &chat(options)).good();
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["message"]["reasoning_content"], "The user asks for <b>Oslo</b>.", "{answer}");
+    assert_eq!(
+        (choice["message"]["content"].as_str(), choice["finish_reason"].as_str()),
+        (Some("I look."), Some("tool_calls"))
+    );
+    let call = &choice["message"]["tool_calls"][0]["function"];
+    assert_eq!(
+        (call["name"].as_str(), call["arguments"].as_str()),
+        (Some("weather"), Some(r#"{"city":"Oslo","days":2}"#))
+    );
+    let Prompt::Chat(chatted) = &heads.asked()[0].prompt else { panic!("a conversation") };
+    let variables: Value = serde_json::from_str(chatted.variables.as_deref().expect("variables")).expect("JSON");
+    assert_eq!(variables, json!({"a": 1, "enable_thinking": true, "reasoning_effort": "low"}));
+    let events = stream(&address, "/v1/chat/completions", &chat(json!({"stream": true})));
+    let events = events.events();
+    let all = |field: &str| -> String {
+        events.iter().filter_map(|event| event["choices"][0]["delta"][field].as_str()).collect()
+    };
+    assert_eq!((all("reasoning_content"), all("content")), ("The user asks for <b>Oslo</b>.".into(), "I look.".into()));
+    let raw = post(&address, "/v1/chat/completions", &chat(json!({"reasoning_format": "none"}))).good();
+    let content = raw["choices"][0]["message"]["content"].as_str().expect("a content");
+    assert!(content.starts_with("The user") && content.contains("</think>"), "{raw}");
+    post(&address, "/v1/chat/completions", &chat(json!({"reasoning_format": "yes"}))).assert_error(
+        400,
+        "invalid_value",
+        "auto",
+    );
 }
 
 #[test]

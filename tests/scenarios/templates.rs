@@ -7,7 +7,7 @@ use harness::programs::root;
 use serde_json::{Value, json};
 use tokenizer::{
     Tokenizer,
-    template::{CONVERSATION_BYTES_MAX, ChatTemplate, TEMPLATE_BYTES_MAX, TemplateError},
+    template::{CONVERSATION_BYTES_MAX, ChatTemplate, TEMPLATE_BYTES_MAX, TemplateError, TemplateSource},
 };
 
 /// The time in `render.py`: 2025-11-22 02:08:38 UTC.
@@ -23,7 +23,7 @@ fn template(text: &str) -> ChatTemplate {
 
 fn render(text: &str, messages: &str) -> Result<String, TemplateError> {
     let template = ChatTemplate::new(text, None, "<s>".into(), "</s>".into())?;
-    template.render(&Chat { messages: messages.into(), tools: None }, NOW)
+    template.render(&Chat { messages: messages.into(), tools: None, ..Chat::default() }, NOW)
 }
 
 #[test]
@@ -38,7 +38,8 @@ fn every_template_renders_the_text_that_python_renders() {
         for (conversation, expected) in texts {
             let Value::Object(parts) = &conversations[conversation] else { panic!("a conversation is an object") };
             let tools = parts.get("tools").map(Value::to_string);
-            let found = template.render(&Chat { messages: parts["messages"].to_string(), tools }, NOW);
+            let found =
+                template.render(&Chat { messages: parts["messages"].to_string(), tools, ..Chat::default() }, NOW);
             let expected = match (&expected["refused"], expected.as_str()) {
                 (Value::String(reason), _) => Err(TemplateError::Refused(reason.clone())),
                 (_, text) => Ok(text.expect("a text or a refusal").to_owned()),
@@ -52,12 +53,13 @@ fn every_template_renders_the_text_that_python_renders() {
 fn variables_reach_the_template_but_do_not_replace_messages() {
     let template =
         template("{{ enable_thinking is defined and not enable_thinking }} {{ messages | length }} {{ effort }}");
-    let chat = Chat { messages: r#"[{"role": "user", "content": "x"}]"#.into(), tools: None };
-    let Value::Object(variables) = json!({"enable_thinking": false, "messages": [], "effort": "high"}) else {
-        panic!("it is an object")
-    };
-    assert_eq!(template.render_with(&chat, &variables, NOW), Ok("True 1 high".into()));
+    let chat = Chat { messages: r#"[{"role": "user", "content": "x"}]"#.into(), ..Chat::default() };
     assert_eq!(template.render(&chat, NOW), Ok("False 1 ".into()));
+    let variables = json!({"enable_thinking": false, "messages": [], "effort": "high"}).to_string();
+    let with_variables = Chat { variables: Some(variables), ..chat.clone() };
+    assert_eq!(template.render(&with_variables, NOW), Ok("True 1 high".into()));
+    let broken = Chat { variables: Some("[1]".into()), ..chat };
+    assert!(matches!(template.render(&broken, NOW), Err(TemplateError::Conversation(_))));
 }
 
 #[test]
@@ -65,7 +67,9 @@ fn optional_fields_are_filled_for_templates_that_need_them() {
     let template = template("{{ messages[1].content + tools[0].function.description + '.' }}");
     let messages = r#"[{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]"#;
-    let render = |tools: &str| template.render(&Chat { messages: messages.into(), tools: Some(tools.into()) }, NOW);
+    let render = |tools: &str| {
+        template.render(&Chat { messages: messages.into(), tools: Some(tools.into()), ..Chat::default() }, NOW)
+    };
     assert_eq!(render(r#"[{"type": "function", "function": {"name": "f"}}]"#), Ok(".".into()));
     for odd in [r#"[{"function": null}]"#, r#"[{"function": 7}]"#, r#"[{"function": {"parameters": 7}}]"#, "[{}]"] {
         assert!(!matches!(render(odd), Err(TemplateError::Conversation(_))), "{odd}");
@@ -80,6 +84,16 @@ fn templates_report_how_their_models_call_tools() {
     assert_eq!(format("headers.jinja"), ToolFormat::Llama3);
     assert_eq!(format("turns.jinja"), ToolFormat::None);
     assert_eq!(format("brackets.jinja"), ToolFormat::None);
+    let tags = template("{{ '<tool_call>\\n<function=f>\\n<parameter=p>' }}");
+    assert_eq!(tags.tool_format(), ToolFormat::Xml);
+    let source = |plain: &str| TemplateSource {
+        plain: plain.to_owned(),
+        tool_use: None,
+        bos: String::new(),
+        eos: String::new(),
+    };
+    assert!(source(&fixture("thinking.jinja")).thinks());
+    assert!(!source(&fixture("headers.jinja")).thinks());
 }
 
 #[test]
@@ -87,8 +101,9 @@ fn conversation_with_tools_uses_the_tool_template() {
     let template = ChatTemplate::new("plain", Some("{{ tools | length }} <tool_call>"), String::new(), String::new());
     let template = template.expect("both can be compiled");
     let messages = r#"[{"role": "user", "content": "x"}]"#;
-    let render =
-        |tools: Option<&str>| template.render(&Chat { messages: messages.into(), tools: tools.map(Into::into) }, NOW);
+    let render = |tools: Option<&str>| {
+        template.render(&Chat { messages: messages.into(), tools: tools.map(Into::into), ..Chat::default() }, NOW)
+    };
     assert_eq!(render(None), Ok("plain".into()));
     assert_eq!(render(Some("[]")), Ok("plain".into()));
     assert_eq!(render(Some(r#"[{"type": "function"}]"#)), Ok("1 <tool_call>".into()));
@@ -120,7 +135,7 @@ fn text_parts_are_joined_and_invalid_conversations_are_refused() {
         let error = render(all, messages).expect_err(messages);
         assert!(matches!(&error, TemplateError::Conversation(reason) if reason.contains(word)), "{messages}: {error}");
     }
-    let tools = Chat { messages: parts.into(), tools: Some("[1]".into()) };
+    let tools = Chat { messages: parts.into(), tools: Some("[1]".into()), ..Chat::default() };
     assert!(template(all).render(&tools, NOW).is_err());
 }
 
@@ -153,7 +168,8 @@ fn template_of_a_file_has_its_tokens_and_bos_is_not_doubled() {
     let template =
         ChatTemplate::from_metadata(file.metadata(), &tokenizer).expect("it is valid").expect("there is one");
     let messages = r#"[{"role": "system", "content": "Verona."}, {"role": "user", "content": " But soft! "}]"#;
-    let text = template.render(&Chat { messages: messages.into(), tools: None }, NOW).expect("a text");
+    let text =
+        template.render(&Chat { messages: messages.into(), tools: None, ..Chat::default() }, NOW).expect("a text");
     assert_eq!(text, "<s>Chorus:\nVerona.\n\nROMEO:\nBut soft!\n\nJULIET:\n");
     assert!(template.begins_with_bos(&text) && !template.begins_with_bos("JULIET"));
     let ids = tokenizer.encode(&text, !template.begins_with_bos(&text), true);

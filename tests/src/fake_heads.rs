@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::{
-    chat::{FinishReason, ToolFormat},
+    chat::{FinishReason, Thinking, ToolFormat},
     ids::{Epoch, MemberIndex, ModelIdentity},
     latency::RequestTimes,
     units::Bytes,
@@ -32,6 +32,8 @@ pub enum Script {
     IsCancelledAfter(u32),
     /// Sends all tokens.
     Answers,
+    /// Says this text, a letter a token, as a model that calls tools with tags and thinks from the prompt's end on.
+    Says(&'static str),
 }
 
 /// The heads of one topology, one per replica.
@@ -204,12 +206,20 @@ impl Head {
             Script::DiesAfter(count) => (count, None),
             Script::IsCancelledAfter(count) => (count, Some(FinishReason::Cancelled)),
             Script::Answers => (generate.max_tokens - resumed, Some(FinishReason::Length)),
+            Script::Says(text) => (text.chars().count() as u32 - resumed, Some(FinishReason::Stop)),
         };
-        let started = ResponseBody::Started { prompt_token_ids: vec![1, 2], tool_format: ToolFormat::None };
+        let (tool_format, thinking) = match self.script {
+            Script::Says(_) => (ToolFormat::Xml, Thinking::Open),
+            _ => (ToolFormat::None, Thinking::None),
+        };
+        let started = ResponseBody::Started { prompt_token_ids: vec![1, 2], tool_format, thinking };
         std::iter::once(started)
-            .chain((0..count).map(|number| {
-                let (id, text) = (Some(resumed + number), format!("t{} ", resumed + number).into());
-                ResponseBody::Token(TokenEvent { id, text, logprobs: Vec::new() })
+            .chain((resumed..resumed + count).map(|number| {
+                let text = match self.script {
+                    Script::Says(text) => text.chars().nth(number as usize).into_iter().collect(),
+                    _ => format!("t{number} ").into(),
+                };
+                ResponseBody::Token(TokenEvent { id: Some(number), text, logprobs: Vec::new() })
             }))
             .chain(end.map(finished))
             .collect()

@@ -328,7 +328,11 @@ impl FakeState {
     }
 
     fn generation(&self, resumed: usize) -> Vec<ResponseBody> {
-        let mut answers = vec![ResponseBody::Started { prompt_token_ids: vec![1, 2], tool_format: ToolFormat::None }];
+        let mut answers = vec![ResponseBody::Started {
+            prompt_token_ids: vec![1, 2],
+            tool_format: ToolFormat::None,
+            thinking: Default::default(),
+        }];
         answers.extend(TOKENS.into_iter().skip(resumed).map(|(id, text)| {
             let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5 }];
             ResponseBody::Token(TokenEvent { id: Some(id), text: text.into(), logprobs })

@@ -6,7 +6,7 @@ use std::{
 };
 
 use common::{
-    chat::{FinishReason, ToolFormat},
+    chat::{FinishReason, Thinking, ToolFormat},
     fault::{Fault, FaultKind, Loss},
     ids::ModelRoots,
     latency::RequestTimes,
@@ -46,6 +46,8 @@ pub(super) enum Said {
     Started {
         /// Format of tool calls in it.
         tool_format: ToolFormat,
+        /// Where it thinks.
+        thinking: Thinking,
     },
     /// A part of it.
     Token(TokenEvent),
@@ -183,12 +185,12 @@ impl Answer {
             let Some(attempt) = &mut self.attempt else { continue };
             let body = heard(&self.gateway, attempt).await;
             match body {
-                Ok(ResponseBody::Started { prompt_token_ids, tool_format }) => {
+                Ok(ResponseBody::Started { prompt_token_ids, tool_format, thinking }) => {
                     if self.prompt.is_none() {
                         self.model.begin(&attempt.model)?;
                         self.prompt = Some(prompt_token_ids);
                         self.numeric = Some(attempt.session.identity.numeric);
-                        return Ok(Said::Started { tool_format });
+                        return Ok(Said::Started { tool_format, thinking });
                     }
                 }
                 Ok(ResponseBody::Token(token)) => match token.id {

@@ -118,7 +118,7 @@ fn begin(gateway: Arc<Gateway>, asked: Asked, held: Held, arrival: ReceivedReque
     let per_prompt = seeds.iter().skip(1).position(|seed| *seed == seeds[0]).map_or(count, |at| at + 1);
     for (index, wish) in asked.choices.into_iter().enumerate() {
         let answer = Answer::new(Arc::clone(&gateway), wish, Arc::clone(&model), arrival.at);
-        let choice = Choice::new(asked.tools, asked.logprobs);
+        let choice = Choice::new(asked.reading.clone());
         let (turns, parts, field) = (Arc::clone(&turns), sender.clone(), asked.kind.prompt_field());
         choices.spawn(async move {
             // Never closed.
@@ -146,7 +146,7 @@ fn begin(gateway: Arc<Gateway>, asked: Asked, held: Held, arrival: ReceivedReque
         _choices: choices,
         count,
         per_prompt,
-        with_logprobs: asked.logprobs.is_some(),
+        with_logprobs: asked.reading.logprobs.is_some(),
         usage: Usage::default(),
         timings: Value::Null,
         first: FirstByte::default(),

@@ -3,7 +3,13 @@
 use common::chat::{Chat, Grammar, PROMPT_BYTES_MAX};
 use serde_json::{Map, Value, json};
 
-use super::{calls, error::ApiError, schemas::Unenforced, typed_json::brief};
+use super::{
+    calls,
+    error::ApiError,
+    schemas::Unenforced,
+    thoughts,
+    typed_json::{Fields, brief},
+};
 
 /// A conversation with its tools.
 #[derive(Debug)]
@@ -31,20 +37,15 @@ pub(super) fn read(object: &mut Map<String, Value>) -> Result<Conversation, ApiE
     };
     list.iter_mut().enumerate().try_for_each(|(index, message)| straighten(index, message))?;
     let messages = messages.to_string();
-    check_conversation(messages.len())?;
     let calls = calls::read(object)?;
-    if calls.tools.is_empty() {
-        let (chat, unenforced) = (Chat { messages, tools: None }, Unenforced::new());
-        return Ok(Conversation { chat, forced: None, unenforced, is_legacy: false });
-    }
-    let tools = Value::Array(calls.tools).to_string();
-    check_conversation(messages.len() + tools.len())?;
-    let chat = Chat { messages, tools: Some(tools) };
+    let tools = (!calls.tools.is_empty()).then(|| Value::Array(calls.tools).to_string());
+    let chat = Chat { messages, tools, variables: thoughts::variables(Fields(object))? };
+    check_length(chat.byte_count())?;
     Ok(Conversation { chat, forced: calls.grammar, unenforced: calls.unenforced, is_legacy: calls.is_legacy })
 }
 
 /// Checks the limit that every node has on conversations.
-fn check_conversation(bytes: usize) -> Result<(), ApiError> {
+fn check_length(bytes: usize) -> Result<(), ApiError> {
     let is_good = bytes <= PROMPT_BYTES_MAX;
     if is_good { Ok(()) } else { Err(ApiError::prompt_too_large("messages", bytes, PROMPT_BYTES_MAX)) }
 }

@@ -20,6 +20,7 @@ mod pages;
 mod parsing;
 mod paths;
 mod pinned;
+mod reading;
 mod request;
 mod route;
 mod schemas;
@@ -27,6 +28,7 @@ mod sessions;
 mod settings;
 mod socket;
 mod stream;
+mod thoughts;
 mod trace;
 mod typed_json;
 

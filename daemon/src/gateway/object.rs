@@ -31,6 +31,7 @@ pub(super) struct Usage {
 /// A choice in a complete answer.
 #[derive(Debug, Default)]
 pub(super) struct Whole {
+    thought: String,
     text: String,
     shown: Vec<TokenLogprobs>,
     calls: Vec<Value>,
@@ -73,6 +74,8 @@ impl Common {
                 (json!({"role": "assistant", "content": ""}), Value::Null, None)
             }
             ChoicePart::Started => return None,
+            // The names of llama-server and of vLLM.
+            ChoicePart::Thought(text) => (json!({"reasoning_content": text, "reasoning": text}), Value::Null, None),
             ChoicePart::Content(text, shown) => {
                 let logprobs = self.logprobs(shown, with_logprobs, *offset);
                 *offset += text.len();
@@ -119,6 +122,10 @@ impl Common {
                         let is_text = whole.calls.is_empty() || !whole.text.is_empty();
                         let mut message =
                             json!({"role": "assistant", "content": is_text.then_some(&whole.text), "refusal": null});
+                        if !whole.thought.is_empty() {
+                            message["reasoning_content"] = whole.thought.clone().into();
+                            message["reasoning"] = whole.thought.clone().into();
+                        }
                         match whole.calls.first() {
                             None => {}
                             Some(call) if self.is_legacy => message["function_call"] = call["function"].clone(),
@@ -139,6 +146,7 @@ impl Common {
     pub(super) fn add(&self, choice: usize, whole: &mut Whole, part: ChoicePart) {
         match part {
             ChoicePart::Started => {}
+            ChoicePart::Thought(text) => whole.thought.push_str(&text),
             ChoicePart::Content(text, shown) => {
                 whole.text.push_str(&text);
                 whole.shown.extend(shown);

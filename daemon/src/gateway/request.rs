@@ -8,12 +8,15 @@ use std::{
 use common::sampling::{LOGIT_BIAS_MAX, LOGPROBS_MAX, SamplingParameters, TOP_K_MAX};
 use protocol::message::{Generate, Prompt, STOP_BYTES_MAX, STOP_STRINGS_MAX};
 use serde_json::Value;
+use tokenizer::tools::ToolSchemas;
 
 use super::{
     constraint, conversation,
     error::ApiError,
     outline::{Bounds, Outline},
+    reading::{Reading, Tools},
     schemas::Unenforced,
+    thoughts::are_apart,
     typed_json::Fields,
 };
 use crate::gateway::outline::CHOICES_MAX;
@@ -28,10 +31,12 @@ pub(super) const RUNNING_MAX: usize = 16;
 const PREFIX_BYTES: usize = 512;
 
 /// All fields that are used except `prompt`; others are not even built.
-const FIELDS: [&str; 42] = [
+const FIELDS: [&str; 46] = [
     "best_of",
+    "chat_template_kwargs",
     "ebnf",
     "echo",
+    "enable_thinking",
     "frequency_penalty",
     "function_call",
     "functions",
@@ -53,6 +58,8 @@ const FIELDS: [&str; 42] = [
     "n",
     "parallel_tool_calls",
     "presence_penalty",
+    "reasoning_effort",
+    "reasoning_format",
     "regex",
     "repeat_penalty",
     "repetition_penalty",
@@ -103,10 +110,8 @@ pub(super) struct Asked {
     pub(super) is_streamed: bool,
     /// Whether the last chunk contains the usage.
     pub(super) includes_usage: bool,
-    /// Number of most probable tokens to show for each token; `None`: no logprobs.
-    pub(super) logprobs: Option<usize>,
-    /// Which tool calls to look for.
-    pub(super) tools: Tools,
+    /// What to tell apart in the answers.
+    pub(super) reading: Reading,
     /// Whether calls are written as in OpenAI's older `function_call`.
     pub(super) is_legacy: bool,
     /// What of the schemas is not enforced.
@@ -162,10 +167,13 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
     let outline = Outline::read(body)?;
     let mut object = outline.values(&FIELDS)?;
     let (mut tools, mut forced, mut is_legacy, mut unenforced) = (Tools::default(), None, false, Unenforced::new());
+    let mut schemas = ToolSchemas::default();
     let prompts = match kind {
         Kind::Completion => outline.prompts(bounds)?,
         Kind::Chat => {
             let read = conversation::read(&mut object)?;
+            let list = read.chat.tools.as_deref().map(serde_json::from_str::<Value>);
+            schemas = ToolSchemas::read(&list.and_then(Result::ok).unwrap_or_default());
             (tools.are_given, tools.are_forced) = (read.chat.tools.is_some(), read.forced.is_some());
             (forced, is_legacy, unenforced) = (read.forced, read.is_legacy, read.unenforced);
             vec![Prompt::Chat(Box::new(read.chat))]
@@ -184,6 +192,7 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
     let sampling = sampling(fields, logprobs, seed)?;
     let (stop, grammar, max_tokens) =
         (stop(fields)?, forced.or(constraint::read(fields, &mut unenforced)?), max_tokens(kind, fields)?);
+    let is_constrained = grammar.is_some();
     // Field names of llama-server.
     let drafts_max = fields.whole("speculative.n_max", 0, u64::from(u16::MAX))?.map(|count| count as u16);
     let ignores_end = fields.flag("ignore_eos")?;
@@ -207,10 +216,15 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
         model: fields.text("model")?.map(Into::into),
         is_streamed: fields.flag("stream")?,
         includes_usage: options.map_or(Ok(false), |options| options.flag("include_usage"))?,
-        logprobs: logprobs.map(|count| count as usize),
-        tools,
         is_legacy,
         unenforced,
+        reading: Reading {
+            tools,
+            schemas: Arc::new(schemas),
+            // A grammar leaves no room for thoughts.
+            has_thoughts: kind == Kind::Chat && !is_constrained && are_apart(fields)?,
+            logprobs: logprobs.map(|count| count as usize),
+        },
         choices,
     })
 }
@@ -340,18 +354,6 @@ fn prefix(prompt: &Prompt) -> u64 {
     hasher.finish()
 }
 
-/// Which tool calls to look for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tools {
-    /// Whether the request has tools.
-    pub(super) are_given: bool,
-    /// Whether the answer is a tool call and nothing else: a grammar enforces this, regardless of the model's own
-    /// format of calls.
-    pub(super) are_forced: bool,
-    /// Whether at most one call is allowed.
-    pub(super) is_one: bool,
-}
-
 #[cfg(test)]
 mod tests {
     use common::chat::Grammar;
@@ -377,7 +379,7 @@ mod tests {
                 chat_with(json!({"tools": [tool("add"), tool("sum")], "tool_choice": choice})).expect("it is good");
             let generate = &asked.choices[0].generate;
             let Prompt::Chat(chat) = &generate.prompt else { panic!("a conversation") };
-            (generate.grammar.clone(), chat.tools.clone().map(|tools| tools.contains("sum")), asked.tools)
+            (generate.grammar.clone(), chat.tools.clone().map(|tools| tools.contains("sum")), asked.reading.tools)
         };
         assert_eq!(grammar(json!("auto")).0, None);
         assert_eq!(grammar(json!("none")), (None, None, Tools::default()));
@@ -411,7 +413,7 @@ mod tests {
         assert_eq!((resumed.prompt, resumed.resumed), (Prompt::Tokens(vec![1, 2]), vec![3]));
         let asked = chat_with(json!({"logprobs": true, "top_logprobs": 0})).expect("it is good");
         assert_eq!(
-            (asked.logprobs, asked.choices[0].generate.sampling.logprobs),
+            (asked.reading.logprobs, asked.choices[0].generate.sampling.logprobs),
             (Some(0), 1),
             "the token's own logprob is included"
         );
@@ -421,7 +423,9 @@ mod tests {
     #[test]
     fn every_field_that_is_read_is_listed() {
         let source = include_str!("request.rs").split("#[cfg(test)]").next().expect("there is a beginning");
-        let code: String = source.split_whitespace().chain(include_str!("calls.rs").split_whitespace()).collect();
+        let others = [include_str!("calls.rs"), include_str!("thoughts.rs")];
+        let others = others.iter().flat_map(|text| text.split_whitespace());
+        let code: String = source.split_whitespace().chain(others).collect();
         let mut count = 0;
         for reader in ["get(\"", "number(\"", "limit(\"", "whole(\"", "flag(\"", "text(\"", "object(\"", "remove(\""] {
             for call in code.split(reader).skip(1) {

@@ -117,8 +117,8 @@ impl Node {
         };
         let requests = &mut running.requests;
         let effect = match event {
-            AnswerEvent::Started { prompt, tool_format } => {
-                requests.respond(key, ResponseBody::Started { prompt_token_ids: prompt, tool_format })
+            AnswerEvent::Started { prompt, tool_format, thinking } => {
+                requests.respond(key, ResponseBody::Started { prompt_token_ids: prompt, tool_format, thinking })
             }
             AnswerEvent::Dispatched => {
                 requests.dispatched(key);

@@ -4,12 +4,16 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use common::{chat::ToolFormat, fault::FaultKind};
+use common::{
+    chat::{Thinking, ToolFormat},
+    fault::FaultKind,
+};
 use engine::plan::Limits;
 use gguf::GgufFile;
 use tokenizer::{
     Tokenizer,
     template::{TemplateError, TemplateSource},
+    thinking::thinking_behind,
 };
 
 use super::{
@@ -20,6 +24,9 @@ use super::{
 /// Minimum for the length in bytes of the longest token: an unknown character is one token even if the vocabulary has
 /// only shorter ones.
 const TOKEN_BYTES_LEAST: usize = 4;
+
+/// Tokens at the end of a prompt that tell whether it ends with the beginning of a thought, and white space.
+const TAIL_TOKENS: usize = 12;
 
 /// The text-related part of a model.
 #[derive(Debug)]
@@ -34,6 +41,10 @@ pub struct ModelText {
     pub template: Result<Option<TemplateSource>, TemplateError>,
     /// Most tokens in a sequence.
     pub context_length: usize,
+    /// Format of tool calls in answers.
+    pub tool_format: ToolFormat,
+    /// Whether the templates have marks of thoughts.
+    thinks: bool,
     vocabulary_length: usize,
     /// Bytes of the longest token.
     pub(super) longest: usize,
@@ -52,7 +63,21 @@ impl ModelText {
         let template = TemplateSource::from_metadata(file.metadata(), &tokenizer);
         let Limits { context_length, vocabulary_length, .. } = limits;
         let constrains = OnceLock::new();
-        Self { name, path, tokenizer, template, context_length, vocabulary_length, longest, constrains }
+        let source = template.as_ref().ok().and_then(Option::as_ref);
+        let thinks = source.is_some_and(TemplateSource::thinks);
+        let tool_format = source.map_or(ToolFormat::None, TemplateSource::tool_format);
+        Self {
+            name,
+            path,
+            tokenizer,
+            template,
+            context_length,
+            tool_format,
+            thinks,
+            vocabulary_length,
+            longest,
+            constrains,
+        }
     }
 
     /// The tokens that end an answer.
@@ -60,10 +85,16 @@ impl ModelText {
         end_tokens(&self.tokenizer, self.vocabulary_length)
     }
 
-    /// Format of tool calls in answers.
-    pub fn tool_format(&self) -> ToolFormat {
-        let source = self.template.as_ref().ok().and_then(Option::as_ref);
-        source.map_or(ToolFormat::None, TemplateSource::tool_format)
+    /// Where the answer to this prompt thinks.
+    pub fn thinking(&self, prompt: &[u32]) -> Thinking {
+        if !self.thinks {
+            return Thinking::None;
+        }
+        let mut tail = Vec::new();
+        for id in &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..] {
+            self.tokenizer.append_piece(*id, true, &mut tail);
+        }
+        thinking_behind(&String::from_utf8_lossy(&tail))
     }
 
     /// The templates.

@@ -8,12 +8,23 @@ pub const PROMPT_BYTES_MAX: usize = 2 << 20;
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
 
 /// A conversation in the format of the OpenAI API.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Chat {
     /// A JSON array of messages.
     pub messages: String,
     /// A JSON array of tools.
     pub tools: Option<String>,
+    /// A JSON object with variables for the template, such as `enable_thinking`.
+    #[serde(default, with = "crate::version::since_10")]
+    pub variables: Option<String>,
+}
+
+impl Chat {
+    /// Bytes of its texts.
+    pub fn byte_count(&self) -> usize {
+        let more = [&self.tools, &self.variables].into_iter().flatten().map(String::len);
+        self.messages.len() + more.sum::<usize>()
+    }
 }
 
 /// Required structure of an answer.
@@ -36,6 +47,22 @@ pub enum ToolFormat {
     Llama3,
     /// `<tool_call>{"name": .., "arguments": ..}</tool_call>` (Hermes, Qwen 2.5 and 3).
     Hermes,
+    /// `<tool_call><function=NAME><parameter=P>VALUE</parameter></function></tool_call>` (Qwen3-Coder, Qwen3.5). Since
+    /// wire version 10; an older peer receives `None`.
+    Xml,
+}
+
+/// Where an answer thinks before it answers: between `<think>` and `</think>`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Thinking {
+    /// The template has no such marks.
+    #[default]
+    None,
+    /// An answer may begin with `<think>`.
+    Marked,
+    /// The prompt ends with `<think>`: the answer begins inside.
+    Open,
 }
 
 /// Why a generation ended.

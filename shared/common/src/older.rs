@@ -3,6 +3,7 @@
 use serde::{Serialize, Serializer, ser};
 
 use super::{
+    chat::ToolFormat,
     fault::{FaultClass, FaultKind},
     version::{WIRE_HIGHEST, speaking, spoken},
 };
@@ -61,6 +62,16 @@ pub fn unknown<T: Serialize + ?Sized>(version: u16, message: &T) -> Option<Strin
 /// The errors of the serializer.
 pub fn tell<S: Serializer>(kind: &FaultKind, serializer: S) -> Result<S::Ok, S::Error> {
     if unknown(spoken(), kind).is_some() { general(kind).serialize(serializer) } else { kind.serialize(serializer) }
+}
+
+/// Serializes a format of tool calls so that the peer of the current message can read it: one that finds no calls is of use
+/// to all.
+///
+/// # Errors
+/// The errors of the serializer.
+pub fn tell_format<S: Serializer>(format: &ToolFormat, serializer: S) -> Result<S::Ok, S::Error> {
+    let told = if unknown(spoken(), format).is_some() { ToolFormat::None } else { *format };
+    told.serialize(serializer)
 }
 
 /// The fault of version 4 with the same class: consoles and gateways treat it alike.

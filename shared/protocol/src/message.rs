@@ -1,6 +1,6 @@
 //! Messages after the handshake: requests and responses of consoles, heartbeats of ranks. Data frames are in `frame`.
 use common::{
-    chat::{Chat, FinishReason, Grammar, ToolFormat},
+    chat::{Chat, FinishReason, Grammar, Thinking, ToolFormat},
     fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, ModelIdentity, ModelRoots, Rank, RequestId, TopologyHash},
     latency::RequestTimes,
@@ -220,7 +220,7 @@ impl Prompt {
         match self {
             Self::Text(text) => text.len(),
             Self::Tokens(tokens) => 4 * tokens.len(),
-            Self::Chat(chat) => chat.messages.len() + chat.tools.as_ref().map_or(0, String::len),
+            Self::Chat(chat) => chat.byte_count(),
         }
     }
 }
@@ -271,7 +271,11 @@ pub enum ResponseBody {
         /// The prompt's tokens.
         prompt_token_ids: Vec<u32>,
         /// The format of tool calls in the answer.
+        #[serde(serialize_with = "common::older::tell_format")]
         tool_format: ToolFormat,
+        /// Where the answer to a chat thinks.
+        #[serde(default, with = "common::version::since_10")]
+        thinking: Thinking,
     },
     /// A token was sampled.
     Token(TokenEvent),

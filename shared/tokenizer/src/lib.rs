@@ -15,6 +15,7 @@ pub mod template;
 #[cfg(test)]
 mod tests;
 mod texts;
+pub mod thinking;
 pub mod tools;
 mod vocabulary;
 

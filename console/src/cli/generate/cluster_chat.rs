@@ -36,7 +36,7 @@ impl<'a> ClusterChat<'a> {
         let seed = request.sampling.seed;
         if !self.is_plain {
             let messages = self.transcript.messages()?.to_string();
-            request.prompt = Prompt::Chat(Box::new(Chat { messages, tools: None }));
+            request.prompt = Prompt::Chat(Box::new(Chat { messages, tools: None, ..Chat::default() }));
         }
         let Obtained { sessions, assigned } = &self.obtained;
         let head = interrupts.end(head(sessions, &assigned.topology)).await?;

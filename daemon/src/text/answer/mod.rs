@@ -8,7 +8,7 @@ use std::{
 };
 
 use common::{
-    chat::{FinishReason, ToolFormat},
+    chat::{FinishReason, Thinking, ToolFormat},
     fault::Fault,
     latency::RequestTimes,
 };
@@ -35,6 +35,8 @@ pub enum AnswerEvent {
         prompt: Vec<u32>,
         /// Format of tool calls in its answer.
         tool_format: ToolFormat,
+        /// Where its answer thinks.
+        thinking: Thinking,
     },
     /// It has a slot and KV memory for its tokens, and starts to compute.
     Dispatched,
@@ -60,8 +62,7 @@ pub struct Translated {
 /// The text of all answers of an engine. A request is added by the threads that prepare it, before the engine has it.
 #[derive(Debug)]
 pub struct Answers {
-    tokenizer: Arc<Tokenizer>,
-    tool_format: ToolFormat,
+    model: Arc<ModelText>,
     open: Mutex<BTreeMap<RequestKey, TextAnswer>>,
 }
 
@@ -76,16 +77,16 @@ struct Statistics {
 #[derive(Debug)]
 struct TextAnswer {
     output: Output,
-    /// The tokens of its prompt, until the engine accepts the request.
-    prompt: Option<Vec<u32>>,
+    /// The tokens of its prompt, and where the answer thinks, until the engine accepts the request.
+    prompt: Option<(Vec<u32>, Thinking)>,
     /// The statistics up to the token that completed a stop string.
     stopped: Option<Statistics>,
 }
 
 impl Answers {
     /// Creates an empty set.
-    pub fn new(model: &ModelText) -> Self {
-        Self { tokenizer: Arc::clone(&model.tokenizer), tool_format: model.tool_format(), open: Mutex::default() }
+    pub fn new(model: &Arc<ModelText>) -> Self {
+        Self { model: Arc::clone(model), open: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<RequestKey, TextAnswer>> {
@@ -96,15 +97,17 @@ impl Answers {
     /// Adds a request, and returns what the engine receives of it. A resumed answer is replayed: its client has the
     /// text that the resumed tokens do not hold back; the same text is held back here.
     pub fn begin(&self, key: RequestKey, received: Instant, generate: &Generate, prompt: Vec<u32>) -> Prepared {
-        let mut output = Output::new(&self.tokenizer, generate.stop.clone());
+        let tokenizer = &self.model.tokenizer;
+        let mut output = Output::new(tokenizer, generate.stop.clone());
         let is_stopped = generate.resumed.iter().any(|id| {
-            let is_end = !generate.ignores_end && self.tokenizer.is_end(*id);
-            is_end || output.push(&self.tokenizer, *id).1
+            let is_end = !generate.ignores_end && tokenizer.is_end(*id);
+            is_end || output.push(tokenizer, *id).1
         });
-        let answer = TextAnswer { output, prompt: Some(prompt.clone()), stopped: None };
+        let thinking = self.model.thinking(&prompt);
+        let answer = TextAnswer { output, prompt: Some((prompt.clone(), thinking)), stopped: None };
         self.lock().insert(key, answer);
         let mut prepared = Prepared::new(received, generate, prompt, is_stopped);
-        prepared.sampling.logit_bias.extend(self.tokenizer.suppressed().iter().map(|&id| (id, SUPPRESSION)));
+        prepared.sampling.logit_bias.extend(tokenizer.suppressed().iter().map(|&id| (id, SUPPRESSION)));
         prepared
     }
 
@@ -119,14 +122,14 @@ impl Answers {
         let mut is_stopped = false;
         let events = match event {
             RequestEvent::Started => {
-                let prompt = open.get_mut(&key).and_then(|answer| answer.prompt.take()).unwrap_or_default();
-                smallvec![AnswerEvent::Started { prompt, tool_format: self.tool_format }]
+                let (prompt, thinking) = open.get_mut(&key).and_then(|answer| answer.prompt.take()).unwrap_or_default();
+                smallvec![AnswerEvent::Started { prompt, tool_format: self.model.tool_format, thinking }]
             }
             RequestEvent::Dispatched => smallvec![AnswerEvent::Dispatched],
             RequestEvent::Token(token) => match open.get_mut(&key).filter(|answer| answer.stopped.is_none()) {
                 Some(answer) => {
                     let is_last = token.is_last;
-                    let event = answer.token(&self.tokenizer, token);
+                    let event = answer.token(&self.model.tokenizer, token);
                     is_stopped = answer.stopped.is_some() && !is_last;
                     smallvec![AnswerEvent::Token(event)]
                 }

@@ -10,7 +10,7 @@ use crate::text::prepare::tests::model;
 
 const KEY: RequestKey = RequestKey(7);
 
-static MODEL: LazyLock<ModelText> = LazyLock::new(model);
+static MODEL: LazyLock<Arc<ModelText>> = LazyLock::new(|| Arc::new(model()));
 
 /// The tokens of a text with characters that span several tokens, without a BOS token.
 fn tokens() -> Vec<u32> {
@@ -171,7 +171,7 @@ fn tokens_that_the_model_must_not_generate_are_biased() {
     let tokenizer = Arc::new(Tokenizer::new(vocabulary).expect("it is good"));
     let mut text = model();
     text.tokenizer = tokenizer;
-    let answers = Answers::new(&text);
+    let answers = Answers::new(&Arc::new(text));
     let sampling = SamplingParameters { logit_bias: vec![(5, 1000.0)], ..SamplingParameters::default() };
     let generate = Generate::new("a", 10, sampling, Vec::new());
     let prepared = answers.begin(KEY, Instant::now(), &generate, vec![1, 2]);

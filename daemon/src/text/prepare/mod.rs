@@ -98,7 +98,8 @@ impl<W: TextWork> Preparer<W> {
     }
 
     fn chat(&mut self, chat: &Chat, now: u64) -> Result<Vec<u32>, Unprepared> {
-        let key = Key::of(&["chat", &chat.messages, chat.tools.as_deref().unwrap_or_default()]);
+        let more = [&chat.tools, &chat.variables].map(|text| text.as_deref().unwrap_or_default());
+        let key = Key::of(&["chat", &chat.messages, more[0], more[1]]);
         self.once(key, |preparer| {
             let model = Arc::clone(&preparer.model);
             let template = model.template()?;

@@ -84,6 +84,12 @@ impl Conversation {
     }
 }
 
+/// The variables of a conversation.
+pub(super) fn variables(chat: &Chat) -> Result<Map<String, Value>, TemplateError> {
+    let Some(text) = &chat.variables else { return Ok(Map::new()) };
+    serde_json::from_str(text).or_else(|error| refuse(format!("the variables are not a JSON object: {error}")))
+}
+
 fn list(text: &str, what: &str) -> Result<Vec<Value>, TemplateError> {
     match serde_json::from_str(text) {
         Ok(Value::Array(list)) => Ok(list),

@@ -86,6 +86,14 @@ impl TemplateSource {
         tool_format(self.tool_use.as_deref().unwrap_or(&self.plain))
     }
 
+    /// Whether answers think: the template mentions the marks of thoughts.
+    pub fn thinks(&self) -> bool {
+        [&self.plain]
+            .into_iter()
+            .chain(&self.tool_use)
+            .any(|text| text.contains("<think>") || text.contains("</think>"))
+    }
+
     /// Whether a rendered text begins with BOS, so that no other BOS is added.
     pub fn begins_with_bos(&self, text: &str) -> bool {
         !self.bos.is_empty() && text.starts_with(&self.bos)
@@ -165,26 +173,13 @@ impl ChatTemplate {
     }
 
     /// The prompt before the answer, with special tokens as text. `now` is in seconds since 1970 (UTC), for templates
-    /// that include the date.
+    /// that include the date. The conversation's variables do not replace those that every template has.
     ///
     /// # Errors
     /// The conversation is invalid, or the template refuses it or fails.
     pub fn render(&self, chat: &Chat, now: u64) -> Result<String, TemplateError> {
-        self.render_with(chat, &Map::new(), now)
-    }
-
-    /// As [`Self::render`], with variables that the template may read, such as `enable_thinking`. They do not replace
-    /// those that every template has.
-    ///
-    /// # Errors
-    /// See [`Self::render`].
-    pub fn render_with(
-        &self,
-        chat: &Chat,
-        variables: &Map<String, serde_json::Value>,
-        now: u64,
-    ) -> Result<String, TemplateError> {
-        let run = |form| self.run(&Conversation::read(chat, self.knows_developer, form)?, variables, now);
+        let variables = conversation::variables(chat)?;
+        let run = |form| self.run(&Conversation::read(chat, self.knows_developer, form)?, &variables, now);
         let first = run(Form::USUAL);
         if !matches!(first, Err(TemplateError::Failed(_))) {
             return first;
@@ -241,6 +236,7 @@ fn refusal(error: &Error) -> Option<TemplateError> {
 fn tool_format(text: &str) -> ToolFormat {
     let has = |part: &str| text.contains(part);
     match () {
+        () if ["<tool_call>", "<function=", "<parameter="].into_iter().all(has) => ToolFormat::Xml,
         () if has("<tool_call>") => ToolFormat::Hermes,
         () if has("<|python_tag|>") || has("ipython") => ToolFormat::Llama3,
         () if has("<|start_header_id|>") && has("\"parameters\":") => ToolFormat::Llama3,

@@ -1,11 +1,22 @@
 //! Tool calls in answers that are split at every place.
-use ToolFormat::{Hermes, Llama3};
+use ToolFormat::{Hermes, Llama3, Xml};
+use serde_json::json;
 
 use super::*;
 
+/// The tools of a request.
+fn schemas() -> ToolSchemas {
+    let properties = json!({"city": {"type": "string"}, "days": {"type": "integer"}, "note": {"anyOf": [{"type": "string"}, {"type": "null"}]}});
+    ToolSchemas::read(&json!([
+        {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": properties}}},
+        {"type": "function", "function": {"name": "now"}},
+        7,
+    ]))
+}
+
 /// All pieces of an answer, with adjacent content joined.
 fn parse<'a>(format: ToolFormat, parts: impl Iterator<Item = &'a str>) -> Vec<Piece> {
-    let mut parser = ToolParser::new(format);
+    let mut parser = ToolParser::new(format, schemas());
     let mut pieces: Vec<Piece> = parts.flat_map(|part| parser.push(part)).collect();
     pieces.extend(parser.finish());
     let mut joined: Vec<Piece> = Vec::new();
@@ -122,24 +133,24 @@ fn other_answers_of_llama_are_content() {
 
 #[test]
 fn without_a_format_all_is_content_at_once() {
-    let mut parser = ToolParser::new(ToolFormat::None);
+    let mut parser = ToolParser::new(ToolFormat::None, schemas());
     assert_eq!(parser.push("<tool_call>{\"name\":\"f\"} "), [content("<tool_call>{\"name\":\"f\"} ")]);
     assert_eq!(parser.finish(), []);
 }
 
 #[test]
 fn content_is_held_back_only_while_it_may_begin_a_call() {
-    let mut parser = ToolParser::new(Hermes);
+    let mut parser = ToolParser::new(Hermes, schemas());
     assert_eq!(parser.push("a <b> <tool"), [content("a <b>")]);
     assert_eq!(parser.push("s"), [content(" <tools")]);
-    let mut parser = ToolParser::new(Llama3);
+    let mut parser = ToolParser::new(Llama3, schemas());
     assert_eq!(parser.push("Hi"), [content("Hi")]);
     assert_eq!(parser.push(" {"), [content(" {")]);
 }
 
 #[test]
 fn too_long_call_and_all_text_after_it_are_content() {
-    let mut parser = ToolParser::new(Hermes);
+    let mut parser = ToolParser::new(Hermes, schemas());
     let mut given = 0;
     let mut sent = 0;
     for part in std::iter::once("<tool_call>{\"").chain(std::iter::repeat_n("0123456789abcdef", CALL_BYTES_MAX / 8)) {
@@ -155,4 +166,45 @@ fn too_long_call_and_all_text_after_it_are_content() {
     let pieces = parse(Hermes, std::iter::once(calls.as_str()));
     assert_eq!(pieces.len(), CALLS_MAX + 1);
     assert_eq!(pieces.last(), Some(&content("<tool_call>{\"name\":\"f\"}</tool_call>")));
+}
+
+#[test]
+fn calls_as_tags_take_their_types_from_the_tools() {
+    let text = "Let me see.\n<tool_call>\n<function=weather>\n<parameter=city>\n42 \"é\"\n</parameter>\n\
+        <parameter=days>\n3\n</parameter>\n<parameter=other>\n{\"a\": [true]}\n</parameter>\n</function>\n</tool_call>";
+    let found = call(0, "weather", r#"{"city":"42 \"é\"","days":3,"other":{"a":[true]}}"#);
+    check(Xml, text, &[content("Let me see."), found.clone()]);
+    let two = format!("{text}\n<tool_call><function=now></function></tool_call>\nDone.");
+    check(Xml, &two, &[content("Let me see."), found, call(1, "now", "{}"), content("\nDone.")]);
+    let lines =
+        "<tool_call><function=weather><parameter=city>\n\na\n\n</parameter><parameter=note>null</parameter></function>";
+    check(Xml, lines, &[call(0, "weather", r#"{"city":"\na\n","note":"null"}"#)]);
+    let python = "<tool_call><function=f><parameter=a>True</parameter><parameter=b>None</parameter><parameter=c>x</parameter></function>";
+    check(Xml, python, &[call(0, "f", r#"{"a":true,"b":null,"c":"x"}"#)]);
+}
+
+#[test]
+fn calls_as_tags_may_lack_marks() {
+    let bare = "<function=now>\n</function>\n</tool_call>";
+    check(Xml, bare, &[call(0, "now", "{}")]);
+    check(Xml, "<function=other></function>", &[content("<function=other></function>")]);
+    let open = "<tool_call><function=weather><parameter=city>a<parameter=days>2</function></tool_call>";
+    check(Xml, open, &[call(0, "weather", r#"{"city":"a","days":2}"#)]);
+}
+
+#[test]
+fn text_without_a_call_as_tags_is_returned_unchanged() {
+    for text in [
+        " ",
+        "a < b <tool",
+        "<tool_call>",
+        "<tool_call> nothing </tool_call>\n",
+        "<tool_call>\n<functio",
+        "<tool_call><function=weather><parameter=city>cut off",
+        "<tool_call><function=></function> end",
+        "<tool_call><function=weather>no parameter</function> end ",
+        " \n</tool_call></function>",
+    ] {
+        check(Xml, text, &[content(text)]);
+    }
 }

@@ -338,7 +338,8 @@ impl World {
         if !std::mem::replace(&mut run.steps, true) {
             self.own_later(node, STEP, Own::Step(attempt));
         }
-        let started = AnswerEvent::Started { prompt: vec![1], tool_format: Default::default() };
+        let started =
+            AnswerEvent::Started { prompt: vec![1], tool_format: Default::default(), thinking: Default::default() };
         self.input(node, Input::Run(attempt, NodeEvent::Answer(epoch, key, started)));
     }
 

@@ -1,0 +1,29 @@
+//! What a request wants to be told apart in its answers: tool calls, thoughts, log probabilities.
+use std::sync::Arc;
+
+use tokenizer::tools::ToolSchemas;
+
+/// Which tool calls to look for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tools {
+    /// Whether the request has tools.
+    pub(super) are_given: bool,
+    /// Whether the answer is a tool call and nothing else: a grammar enforces this, regardless of the model's own
+    /// format of calls.
+    pub(super) are_forced: bool,
+    /// Whether at most one call is allowed.
+    pub(super) is_one: bool,
+}
+
+/// What a request wants to be told apart in its answers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reading {
+    /// Which tool calls to look for.
+    pub(super) tools: Tools,
+    /// The tools' parameters.
+    pub(super) schemas: Arc<ToolSchemas>,
+    /// Whether thoughts are no content.
+    pub(super) has_thoughts: bool,
+    /// Number of most probable tokens to show for each token; `None`: no log probabilities.
+    pub(super) logprobs: Option<usize>,
+}

@@ -1,0 +1,41 @@
+//! What a chat request says about thinking: variables of the template, and whether thoughts are apart from the content.
+//! Pure.
+use serde_json::{Map, Value};
+
+use super::{
+    error::ApiError,
+    typed_json::{Fields, brief},
+};
+
+/// The variables of the template: those of `chat_template_kwargs`, and fields of their own that other servers have.
+///
+/// # Errors
+/// A field of a wrong type.
+pub(super) fn variables(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
+    let mut variables = fields.object("chat_template_kwargs")?.map_or_else(Map::new, |Fields(object)| object.clone());
+    if fields.get("enable_thinking").is_some() {
+        variables.insert("enable_thinking".into(), fields.flag("enable_thinking")?.into());
+    }
+    if let Some(effort) = fields.text("reasoning_effort")? {
+        variables.insert("reasoning_effort".into(), effort.into());
+        if effort == "none" {
+            variables.insert("enable_thinking".into(), false.into());
+        }
+    }
+    Ok((!variables.is_empty()).then(|| Value::Object(variables).to_string()))
+}
+
+/// Whether thoughts arrive apart from the content, as `reasoning_format` says.
+///
+/// # Errors
+/// An unknown format.
+pub(super) fn are_apart(fields: Fields<'_>) -> Result<bool, ApiError> {
+    match fields.text("reasoning_format")? {
+        None | Some("auto" | "deepseek") => Ok(true),
+        Some("none") => Ok(false),
+        Some(other) => {
+            let message = format!("reasoning_format {} is unknown; use auto, deepseek or none", brief(&other.into()));
+            Err(ApiError::invalid("reasoning_format", message))
+        }
+    }
+}
