@@ -98,12 +98,12 @@ impl OwnLatent<'_> {
             latent.copy_from_slice(value);
             self.rope.rotate(token, rotated);
         }
-        for (token, heads) in query.chunks_exact_mut(self.weights.query.rows).enumerate() {
+        self.compute.pool.chunks(query, self.weights.query.rows, |token, heads| {
             heads.iter_mut().for_each(|value| *value *= scale);
             for head in heads.chunks_exact_mut(self.spec.query_length()) {
                 self.rope.rotate(token, &mut head[plain_length..]);
             }
-        }
+        });
     }
 
     /// Stores the step's latents in the cache.
@@ -125,14 +125,18 @@ impl OwnLatent<'_> {
         let (heads, length) = (self.weights.latent_query.count, self.spec.query_length());
         let Scratch { query, gate, up, spread, routing, .. } = scratch;
         routing.groups.load_all(tokens, heads);
-        by_head(query, heads, length, plain_length, gate);
+        self.by_head(query, heads, length, plain_length, gate);
         self.products(&self.weights.latent_query, routing, gate, up);
-        spread.clear();
-        for (row, head) in query.chunks_exact(length).enumerate() {
-            let (token, number) = (row / heads, row % heads);
-            spread.extend_from_slice(&up[(number * tokens + token) * latent_length..][..latent_length]);
-            spread.extend_from_slice(&head[plain_length..]);
-        }
+        let row = latent_length + length - plain_length;
+        spread.resize(tokens * heads * row, 0.0);
+        let (query_rows, up) = (&query[..], &up[..]);
+        self.compute.pool.chunks(spread, heads * row, |token, out| {
+            for (number, out) in out.chunks_exact_mut(row).enumerate() {
+                let (absorbed, rotated) = out.split_at_mut(latent_length);
+                absorbed.copy_from_slice(&up[(number * tokens + token) * latent_length..][..latent_length]);
+                rotated.copy_from_slice(&query_rows[(token * heads + number) * length..][plain_length..length]);
+            }
+        });
         std::mem::swap(query, spread);
     }
 
@@ -140,10 +144,10 @@ impl OwnLatent<'_> {
     fn results(&self, tokens: usize, scratch: &mut Scratch) {
         let (heads, length) = (self.weights.latent_value.count, self.spec.latent_length);
         let Scratch { attended, gate, up, routing, .. } = scratch;
-        by_head(attended, heads, length, length, gate);
+        self.by_head(attended, heads, length, length, gate);
         self.products(&self.weights.latent_value, routing, gate, up);
         // The other way round.
-        by_head(up, tokens, self.spec.value_length, self.spec.value_length, attended);
+        self.by_head(up, tokens, self.spec.value_length, self.spec.value_length, attended);
     }
 
     /// Products of rows `[head, token, columns]` with each head's matrix, `[head, token, rows of a matrix]`.
@@ -153,14 +157,18 @@ impl OwnLatent<'_> {
         out.resize(groups.rows() * matrices.rows, 0.0);
         separate_products(self.compute, matrices.stack(), groups, activations, out);
     }
-}
 
-/// The first `kept` of each `length` elements of `rows` `[token, head, length]` as `[head, token, kept]`.
-fn by_head(rows: &[f32], heads: usize, length: usize, kept: usize, out: &mut Vec<f32>) {
-    out.clear();
-    out.reserve(rows.len() / length * kept);
-    for head in 0..heads {
-        let of_tokens = rows.chunks_exact(length).skip(head).step_by(heads);
-        of_tokens.for_each(|row| out.extend_from_slice(&row[..kept]));
+    /// The first `kept` of each `length` elements of `rows` `[token, head, length]` as `[head, token, kept]`.
+    fn by_head(&self, rows: &[f32], heads: usize, length: usize, kept: usize, out: &mut Vec<f32>) {
+        let tokens = rows.len() / length / heads;
+        out.resize(rows.len() / length * kept, 0.0);
+        // One token is copied faster than threads wake up.
+        let at_once = if tokens == 1 { heads } else { 1 };
+        self.compute.pool.chunks(out, at_once * tokens * kept, |chunk, out| {
+            for (row, out) in out.chunks_exact_mut(kept).enumerate() {
+                let (head, token) = (chunk * at_once + row / tokens, row % tokens);
+                out.copy_from_slice(&rows[(token * heads + head) * length..][..kept]);
+            }
+        });
     }
 }
