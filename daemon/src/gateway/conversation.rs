@@ -1,5 +1,5 @@
 //! Messages of a chat request: the head's template interprets them, so only their shape is checked here, and what
-//! clients of other servers send is brought into the form that templates know. Pure.
+//! clients of other servers send is converted to the form that templates expect. Pure.
 use common::chat::{Chat, Grammar, PROMPT_BYTES_MAX};
 use serde_json::{Map, Value, json};
 

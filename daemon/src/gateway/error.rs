@@ -195,7 +195,7 @@ impl ApiError {
         Self { partial, ..self }
     }
 
-    /// Names the field that holds the prompt, which a node does not know.
+    /// Names the field that holds the prompt; a node cannot.
     pub(super) fn about(self, field: &str) -> Self {
         let is_of_prompt = matches!(self.param.as_deref(), Some("prompt" | "messages"));
         if is_of_prompt { Self { param: Some(field.into()), ..self } } else { self }

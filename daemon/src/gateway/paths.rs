@@ -4,7 +4,7 @@ use axum::http::Uri;
 
 /// Paths below `/v1`.
 const VERSIONED: [&str; 3] = ["chat/completions", "completions", "models"];
-/// Paths beside `/v1`.
+/// Paths outside of `/v1`.
 const PLAIN: [&str; 5] = ["health", "metrics", "ping", "traces", "version"];
 
 /// The path that is served for a path.

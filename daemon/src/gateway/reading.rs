@@ -1,4 +1,4 @@
-//! What a request wants to be told apart in its answers: tool calls, thoughts, log probabilities.
+//! Options for reading answers: tool calls, thoughts, log probabilities.
 use std::sync::Arc;
 
 use tokenizer::tools::ToolSchemas;
@@ -15,7 +15,7 @@ pub(super) struct Tools {
     pub(super) is_one: bool,
 }
 
-/// What a request wants to be told apart in its answers.
+/// Which parts of an answer a request wants to receive separately.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reading {
     /// Which tool calls to look for.

@@ -110,7 +110,7 @@ pub(super) struct Asked {
     pub(super) is_streamed: bool,
     /// Whether the last chunk contains the usage.
     pub(super) includes_usage: bool,
-    /// What to tell apart in the answers.
+    /// Which parts of the answers to separate.
     pub(super) reading: Reading,
     /// Whether calls are written as in OpenAI's older `function_call`.
     pub(super) is_legacy: bool,

@@ -1,5 +1,5 @@
-//! JSON schemas of clients. Those of tools become one schema of a call: what moves takes its definitions along, and its
-//! references are rewritten to the place where they resolve. Keywords that no head enforces are taken out and named.
+//! JSON schemas of clients. Those of tools become one schema of a call: definitions move along with their schema, and
+//! references are rewritten to the place where they resolve. Keywords that no head enforces are removed and named.
 //! Pure; the work is linear in the schemas, whose size and depth the reader of the body has bounded.
 use std::collections::BTreeSet;
 
@@ -42,7 +42,7 @@ const IRREGULAR: [&str; 7] = ["(?=", "(?!", "(?<=", "(?<!", "\\b", "\\B", "\\k"]
 const NAMED_MAX: usize = 16;
 const FORMAT_CHARS_MAX: usize = 32;
 
-/// Names of what is not enforced.
+/// Names of the keywords that are not enforced.
 pub(super) type Unenforced = BTreeSet<String>;
 
 /// The schema of a call of one of the functions, from the names and parameters of each.
@@ -92,7 +92,7 @@ pub(super) fn parameters(given: Option<&Value>) -> Value {
     }
 }
 
-/// Takes out of a schema what no head enforces, and adds its names to `unenforced`.
+/// Removes the keywords that no head enforces from a schema, and adds their names to `unenforced`.
 ///
 /// # Errors
 /// There is something, and the client demanded strictness.
@@ -103,7 +103,7 @@ pub(super) fn relax(
     unenforced: &mut Unenforced,
 ) -> Result<(), ApiError> {
     let mut found = Unenforced::new();
-    take_out(schema, is_strict, &mut found);
+    remove_unenforced(schema, is_strict, &mut found);
     if is_strict && !found.is_empty() {
         let names: Vec<String> = found.into_iter().take(NAMED_MAX).collect();
         let names = names.join(", ");
@@ -117,14 +117,14 @@ pub(super) fn relax(
     Ok(())
 }
 
-fn take_out(schema: &mut Value, keeps_one_of: bool, found: &mut Unenforced) {
-    each_schema(schema, &mut |inner| take_out(inner, keeps_one_of, found));
+fn remove_unenforced(schema: &mut Value, keeps_one_of: bool, found: &mut Unenforced) {
+    each_schema(schema, &mut |inner| remove_unenforced(inner, keeps_one_of, found));
     let Value::Object(map) = schema else { return };
     let (is_text, is_countable) = (may_be_text(map), is_countable(map));
     map.retain(|keyword, value| {
         let name = match (keyword.as_str(), &*value) {
             ("uniqueItems", Value::Bool(false)) | ("$dynamicAnchor" | "$recursiveAnchor", _) => return false,
-            // It says something about numbers, which JSON cannot show.
+            // It constrains numbers, whose formats JSON does not distinguish.
             ("format", Value::String(_)) if !is_text => return false,
             ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => {
                 let name: String = format.chars().filter(char::is_ascii_graphic).take(FORMAT_CHARS_MAX).collect();
@@ -311,7 +311,7 @@ mod tests {
             assert_eq!(unenforced.into_iter().collect::<Vec<_>>().join(", "), name);
             assert_eq!(allowed(&relaxed), Ok(()), "{schema}");
             let strict = relax(&mut schema.clone(), "schema", true, &mut Unenforced::new());
-            assert_eq!(strict.is_err(), !name.starts_with("oneOf"), "heads can tell disjoint schemas apart: {schema}");
+            assert_eq!(strict.is_err(), !name.starts_with("oneOf"), "heads can distinguish disjoint schemas: {schema}");
         }
     }
 
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!((&relaxed, unenforced.len()), (&schema, 0));
         let mut number = json!({"type": "integer", "format": "int32", "uniqueItems": false});
         assert_eq!(relax(&mut number, "schema", true, &mut unenforced), Ok(()));
-        assert_eq!(number, json!({"type": "integer"}), "neither says anything");
+        assert_eq!(number, json!({"type": "integer"}), "neither constrains anything");
     }
 
     #[test]

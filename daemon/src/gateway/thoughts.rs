@@ -1,5 +1,5 @@
-//! What a chat request says about thinking: variables of the template, and whether thoughts are apart from the content.
-//! Pure.
+//! Fields of a chat request about thinking: variables of the template, and whether thoughts are separate from the
+//! content. Pure.
 use serde_json::{Map, Value};
 
 use super::{
@@ -25,7 +25,7 @@ pub(super) fn variables(fields: Fields<'_>) -> Result<Option<String>, ApiError> 
     Ok((!variables.is_empty()).then(|| Value::Object(variables).to_string()))
 }
 
-/// Whether thoughts arrive apart from the content, as `reasoning_format` says.
+/// Whether thoughts are separate from the content, according to `reasoning_format`.
 ///
 /// # Errors
 /// An unknown format.

@@ -1,6 +1,6 @@
-//! Separates what a model thinks from its answer while both stream: what stands between `<think>` and `</think>` at the
-//! beginning. White space around both is dropped, nothing else. Pure; the result does not depend on how the text is
-//! split into pieces.
+//! Separates a model's reasoning, the text between `<think>` and `</think>` at the beginning, from its answer while both
+//! stream. White space around both is dropped, nothing else. Pure; the result does not depend on how the text is split
+//! into pieces.
 use common::chat::Thinking;
 
 use crate::tools::overlap;

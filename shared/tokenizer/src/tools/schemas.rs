@@ -8,7 +8,7 @@ use serde_json::Value;
 pub struct ToolSchemas(BTreeMap<String, BTreeMap<String, bool>>);
 
 impl ToolSchemas {
-    /// Reads a list of tools as a request has it; what is no tool is left out.
+    /// Reads a request's list of tools; entries that are not tools are skipped.
     pub fn read(tools: &Value) -> Self {
         let tools = tools.as_array().into_iter().flatten().filter_map(|tool| {
             let function = tool.get("function")?;
@@ -25,8 +25,8 @@ impl ToolSchemas {
         self.0.contains_key(tool)
     }
 
-    /// The value of a parameter as JSON, from the text that the model wrote: a text if the schema says so, or if it is no
-    /// JSON.
+    /// The value of a parameter as JSON, from the text that the model wrote: a string if the schema requires one, or if
+    /// the text is not JSON.
     pub(super) fn value(&self, tool: &str, parameter: &str, text: &str) -> Value {
         let is_text = self.0.get(tool).and_then(|texts| texts.get(parameter)).copied();
         if is_text == Some(true) {

@@ -143,7 +143,7 @@ impl XmlCalls {
                 break;
             }
             let (parameter, behind) = rest.strip_prefix(PARAMETER)?.split_once('>')?;
-            // A model that forgets the end of a value goes on with the next parameter.
+            // Without an end tag, the value ends at the next parameter.
             let end = behind.find(PARAMETER_END).or_else(|| behind.find(PARAMETER)).unwrap_or(behind.len());
             let value = behind[..end].strip_prefix('\n').unwrap_or(&behind[..end]);
             let value = value.strip_suffix('\n').unwrap_or(value);
