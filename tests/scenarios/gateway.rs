@@ -3,7 +3,7 @@ use std::{io::Write, net::TcpStream};
 
 use harness::{
     deep_models::deep_models,
-    http::{Stream, beside, bytes, get, post, raw, stream, text_of},
+    http::{Stream, beside, bytes, get, post, raw, stream, text_of, with_fields},
     programs::{Cluster, DEEP, wait_until},
 };
 use serde_json::{Value, json};
@@ -20,10 +20,7 @@ fn serving(count: usize) -> (Cluster, Vec<String>) {
 }
 
 fn prompt(more: Value) -> Value {
-    let mut body = json!({"model": "bard-q8_0", "prompt": "ROMEO:\n", "max_tokens": 24, "temperature": 0});
-    let fields = more.as_object().expect("an object").clone();
-    body.as_object_mut().expect("an object").extend(fields);
-    body
+    with_fields(json!({"model": "bard-q8_0", "prompt": "ROMEO:\n", "max_tokens": 24, "temperature": 0}), more)
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use harness::{
     deep_models::deep_models,
     fake_heads::{FakeHeads, Script},
-    http::{beside, get, post, stream, text_of},
+    http::{beside, get, post, stream, text_of, with_fields},
     programs::{Cluster, DEEP, demo_models, wait_until},
 };
 use protocol::message::Prompt;
@@ -56,10 +56,9 @@ const CALLING: &str = "The user asks for <b>Oslo</b>.\n</think>\n\nI look.\n<too
 fn chat(more: Value) -> Value {
     let weather =
         json!({"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}});
-    let mut body = json!({"messages": [{"role": "user", "content": "Oslo?"}], "max_tokens": 500,
+    let body = json!({"messages": [{"role": "user", "content": "Oslo?"}], "max_tokens": 500,
         "tools": [{"type": "function", "function": weather}]});
-    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-    body
+    with_fields(body, more)
 }
 
 #[test]

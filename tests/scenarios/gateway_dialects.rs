@@ -2,26 +2,15 @@
 use common::chat::Grammar;
 use harness::{
     fake_heads::{FakeHeads, Script},
-    http::{HttpAnswer, beside, bytes, get, post, raw},
+    http::{HttpAnswer, beside, bytes, get, post, raw, serving, with_fields},
     programs::{Cluster, demo_models, wait_until},
 };
 use serde_json::{Value, json};
 
 const KEY: &str = "sk-0123456789abcdef";
 
-fn serving(settings: &str) -> (Cluster, String) {
-    let cluster = Cluster::with(1, &demo_models(), settings);
-    cluster.generate(1, &["--prompt", "ROMEO:\n", "--max-tokens", "1"]).completion();
-    let address = beside(&cluster.addresses[0]);
-    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
-    (cluster, address)
-}
-
 fn complete(address: &str, path: &str, more: Value) -> HttpAnswer {
-    let mut body = json!({"prompt": "ROMEO:\n", "max_tokens": 6, "temperature": 0});
-    let fields = more.as_object().expect("an object").clone();
-    body.as_object_mut().expect("an object").extend(fields);
-    post(address, path, &body)
+    post(address, path, &with_fields(json!({"prompt": "ROMEO:\n", "max_tokens": 6, "temperature": 0}), more))
 }
 
 #[test]

@@ -1,26 +1,14 @@
 //! Requests to the OpenAI API, option by option, and the refusals: every refusal is a 4xx that names the field.
 use harness::{
-    http::{beside, bytes, get, post, raw, stream, text_of},
-    programs::{Cluster, demo_models, wait_until},
+    http::{bytes, get, post, raw, serving, stream, text_of, with_fields},
     random::Random,
 };
 use serde_json::{Value, json};
 
 const KEY: &str = "sk-0123456789abcdef";
 
-fn serving(settings: &str) -> (Cluster, String) {
-    let cluster = Cluster::with(1, &demo_models(), settings);
-    cluster.generate(1, &["--prompt", "ROMEO:\n", "--max-tokens", "1"]).completion();
-    let address = beside(&cluster.addresses[0]);
-    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
-    (cluster, address)
-}
-
 fn prompt(more: Value) -> Value {
-    let mut body = json!({"prompt": "ROMEO:\n", "max_tokens": 12, "temperature": 0});
-    let fields = more.as_object().expect("an object").clone();
-    body.as_object_mut().expect("an object").extend(fields);
-    body
+    with_fields(json!({"prompt": "ROMEO:\n", "max_tokens": 12, "temperature": 0}), more)
 }
 
 #[test]

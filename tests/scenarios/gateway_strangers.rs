@@ -8,20 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harness::{
-    http::{HttpAnswer, beside, bytes, get, post, raw},
-    programs::{Cluster, demo_models, wait_until},
-};
+use harness::http::{HttpAnswer, bytes, get, post, raw, serving};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
-
-fn serving(settings: &str) -> (Cluster, String) {
-    let cluster = Cluster::with(1, &demo_models(), settings);
-    cluster.generate(1, &["--prompt", "ROMEO:\n", "--max-tokens", "1"]).completion();
-    let address = beside(&cluster.addresses[0]);
-    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
-    (cluster, address)
-}
 
 fn good() -> String {
     json!({"prompt": "ROMEO:\n", "max_tokens": 4, "temperature": 0}).to_string()

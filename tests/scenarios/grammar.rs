@@ -262,8 +262,7 @@ fn pipelines_of_daemons_answer_chats_in_the_requested_form() {
     let cluster = Cluster::of(4);
     let begun = cluster.generate(4, &["--topology", "pp2-tp2", "--prompt", "ROMEO:", "--max-tokens", "2"]);
     assert_eq!(begun.code, Some(0), "{}", begun.err);
-    let chat =
-        |messages: &str| Prompt::Chat(Box::new(Chat { messages: messages.into(), tools: None, ..Chat::default() }));
+    let chat = |messages: &str| Prompt::Chat(Box::new(Chat { messages: messages.into(), ..Chat::default() }));
     let [_, plain, ..] = samplings();
     let wanted = Generate {
         prompt: chat(r#"[{"role": "system", "content": "Verona."}, {"role": "user", "content": "But soft!"}]"#),

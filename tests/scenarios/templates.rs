@@ -23,7 +23,7 @@ fn template(text: &str) -> ChatTemplate {
 
 fn render(text: &str, messages: &str) -> Result<String, TemplateError> {
     let template = ChatTemplate::new(text, None, "<s>".into(), "</s>".into())?;
-    template.render(&Chat { messages: messages.into(), tools: None, ..Chat::default() }, NOW)
+    template.render(&Chat { messages: messages.into(), ..Chat::default() }, NOW)
 }
 
 #[test]
@@ -168,8 +168,7 @@ fn template_of_a_file_has_its_tokens_and_bos_is_not_doubled() {
     let template =
         ChatTemplate::from_metadata(file.metadata(), &tokenizer).expect("it is valid").expect("there is one");
     let messages = r#"[{"role": "system", "content": "Verona."}, {"role": "user", "content": " But soft! "}]"#;
-    let text =
-        template.render(&Chat { messages: messages.into(), tools: None, ..Chat::default() }, NOW).expect("a text");
+    let text = template.render(&Chat { messages: messages.into(), ..Chat::default() }, NOW).expect("a text");
     assert_eq!(text, "<s>Chorus:\nVerona.\n\nROMEO:\nBut soft!\n\nJULIET:\n");
     assert!(template.begins_with_bos(&text) && !template.begins_with_bos("JULIET"));
     let ids = tokenizer.encode(&text, !template.begins_with_bos(&text), true);

@@ -6,7 +6,7 @@ use gguf::GgufFile;
 use harness::tiny_model::Architecture;
 use harness::{
     engines::Replica,
-    http::{beside, get, post},
+    http::{beside, get, post, with_fields},
     programs::{Cluster, folder_with, wait_until},
     tiny_model::TinyModel,
 };
@@ -21,9 +21,7 @@ fn api(cluster: &Cluster) -> String {
 }
 
 fn complete(address: &str, more: Value) -> harness::http::HttpAnswer {
-    let mut body = json!({"prompt": "a", "max_tokens": 1});
-    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-    post(address, "/v1/completions", &body)
+    post(address, "/v1/completions", &with_fields(json!({"prompt": "a", "max_tokens": 1}), more))
 }
 
 #[test]

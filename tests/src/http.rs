@@ -7,6 +7,8 @@ use std::{
 
 use serde_json::Value;
 
+use crate::programs::{Cluster, demo_models, wait_until};
+
 /// A complete response.
 #[derive(Clone, Debug)]
 pub struct HttpAnswer {
@@ -71,6 +73,25 @@ impl HttpAnswer {
 /// The HTTP address of the node that listens on `ADDRESS:9999`.
 pub fn beside(node: &str) -> String {
     node.replace(":9999", ":9980")
+}
+
+/// A daemon that serves the demo model, and its HTTP address.
+pub fn serving(settings: &str) -> (Cluster, String) {
+    let cluster = Cluster::with(1, &demo_models(), settings);
+    cluster.generate(1, &["--prompt", "ROMEO:\n", "--max-tokens", "1"]).completion();
+    let address = beside(&cluster.addresses[0]);
+    wait_until("the gateway has the topology", || get(&address, "/health").status == 200);
+    (cluster, address)
+}
+
+/// A body with further fields, or other values of the same ones.
+///
+/// # Panics
+/// If one of them is not an object.
+pub fn with_fields(mut body: Value, more: Value) -> Value {
+    let Value::Object(more) = more else { panic!("{more} is no object") };
+    body.as_object_mut().expect("a body is an object").extend(more);
+    body
 }
 
 /// Sends raw bytes and reads the head of the response.
