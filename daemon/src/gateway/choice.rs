@@ -1,10 +1,12 @@
 //! One choice of an answer, from tokens to the client's view: thoughts, text, tool calls, log probabilities, finish
 //! reason. Pure.
+use std::sync::Arc;
+
 use common::chat::{FinishReason, Thinking, ToolFormat};
 use protocol::message::TokenEvent;
 use tokenizer::{
     thinking::{AnswerPart, ThinkingParser},
-    tools::{Piece, ToolParser, ToolSchemas},
+    tools::{Piece, ToolParser},
 };
 
 use super::{
@@ -60,7 +62,7 @@ impl Choice {
                 // A forced call is a bare JSON object, the format of Llama 3.
                 let format = if tools.are_forced { ToolFormat::Llama3 } else { tool_format };
                 let finds = tools.are_given && format != ToolFormat::None;
-                self.parser = finds.then(|| ToolParser::new(format, ToolSchemas::clone(schemas)));
+                self.parser = finds.then(|| ToolParser::new(format, Arc::clone(schemas)));
                 self.thinking = ThinkingParser::new(if *has_thoughts { thinking } else { Thinking::None });
                 vec![ChoicePart::Started]
             }

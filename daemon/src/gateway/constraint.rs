@@ -10,7 +10,7 @@ use super::{
 };
 
 /// Constraints of other servers that no head enforces.
-const REFUSED: [&str; 7] =
+pub(super) const REFUSED: [&str; 7] =
     ["ebnf", "grammar", "guided_choice", "guided_grammar", "guided_regex", "regex", "structural_tag"];
 /// The same within vLLM's `structured_outputs`.
 const REFUSED_WITHIN: [&str; 4] = ["choice", "grammar", "regex", "structural_tag"];

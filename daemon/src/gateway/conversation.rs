@@ -2,9 +2,10 @@
 //! clients of other servers send is converted to the form that templates expect. Pure.
 use common::chat::{Chat, Grammar, PROMPT_BYTES_MAX};
 use serde_json::{Map, Value, json};
+use tokenizer::tools::ToolSchemas;
 
 use super::{
-    calls,
+    calls::{self, Calls},
     error::ApiError,
     schemas::Unenforced,
     thoughts,
@@ -15,6 +16,8 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Conversation {
     pub(super) chat: Chat,
+    /// The parameters of its tools.
+    pub(super) schemas: ToolSchemas,
     /// The grammar of a required tool call.
     pub(super) forced: Option<Grammar>,
     /// What of its schema is not enforced.
@@ -38,10 +41,12 @@ pub(super) fn read(object: &mut Map<String, Value>) -> Result<Conversation, ApiE
     list.iter_mut().enumerate().try_for_each(|(index, message)| straighten(index, message))?;
     let messages = messages.to_string();
     let calls = calls::read(object)?;
+    let schemas = ToolSchemas::read(&calls.tools);
     let tools = (!calls.tools.is_empty()).then(|| Value::Array(calls.tools).to_string());
     let chat = Chat { messages, tools, variables: thoughts::variables(Fields(object))? };
     check_length(chat.byte_count())?;
-    Ok(Conversation { chat, forced: calls.grammar, unenforced: calls.unenforced, is_legacy: calls.is_legacy })
+    let Calls { grammar: forced, unenforced, is_legacy, .. } = calls;
+    Ok(Conversation { chat, schemas, forced, unenforced, is_legacy })
 }
 
 /// Checks the limit that every node has on conversations.

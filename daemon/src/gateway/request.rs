@@ -172,8 +172,7 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
         Kind::Completion => outline.prompts(bounds)?,
         Kind::Chat => {
             let read = conversation::read(&mut object)?;
-            let list = read.chat.tools.as_deref().map(serde_json::from_str::<Value>);
-            schemas = ToolSchemas::read(&list.and_then(Result::ok).unwrap_or_default());
+            schemas = read.schemas;
             (tools.are_given, tools.are_forced) = (read.chat.tools.is_some(), read.forced.is_some());
             (forced, is_legacy, unenforced) = (read.forced, read.is_legacy, read.unenforced);
             vec![Prompt::Chat(Box::new(read.chat))]
@@ -423,7 +422,9 @@ mod tests {
     #[test]
     fn every_field_that_is_read_is_listed() {
         let source = include_str!("request.rs").split("#[cfg(test)]").next().expect("there is a beginning");
-        let others = [include_str!("calls.rs"), include_str!("thoughts.rs")];
+        assert!(constraint::REFUSED.iter().all(|name| FIELDS.contains(name)));
+        let others = [include_str!("calls.rs"), include_str!("constraint.rs"), include_str!("thoughts.rs")];
+        let others = others.map(|text| text.split("#[cfg(test)]").next().expect("there is a beginning"));
         let others = others.iter().flat_map(|text| text.split_whitespace());
         let code: String = source.split_whitespace().chain(others).collect();
         let mut count = 0;

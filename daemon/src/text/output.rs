@@ -1,6 +1,6 @@
 //! Converts token ids to the text of an answer; holds back text that may turn out to be a stop string.
 use compact_str::CompactString;
-use tokenizer::{Detokenizer, Tokenizer};
+use tokenizer::{Detokenizer, Tokenizer, overlap};
 
 /// The text of one answer.
 #[derive(Debug)]
@@ -40,25 +40,5 @@ impl Output {
         let text = CompactString::from(&self.held[..certain]);
         self.held.drain(..certain);
         (text, false)
-    }
-}
-
-/// Number of bytes at the end of `text` that are a prefix of a stop string.
-fn overlap(text: &str, stop: &str) -> usize {
-    let most = text.len().min(stop.len() - 1);
-    (1..=most).rev().find(|count| text.as_bytes().ends_with(&stop.as_bytes()[..*count])).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_possible_stop_prefix_is_held_back() {
-        assert_eq!(overlap("abc", "cde"), 1);
-        assert_eq!(overlap("abcd", "cde"), 2);
-        assert_eq!(overlap("abcde", "cde"), 0);
-        assert_eq!(overlap("x", "y"), 0);
-        assert_eq!(overlap("aaa", "aab"), 2);
     }
 }

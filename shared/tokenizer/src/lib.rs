@@ -5,6 +5,7 @@ mod character;
 mod error;
 mod limits;
 mod merge;
+mod overlap;
 mod pretokenizer;
 mod rule;
 mod special;
@@ -28,6 +29,7 @@ use texts::Index;
 
 pub use error::TokenizerError;
 pub use limits::{MERGES_MAX, SUPPRESSED_MAX, TOKEN_BYTES_MAX, VOCABULARY_LENGTH_MAX};
+pub use overlap::overlap;
 pub use stream::Detokenizer;
 pub use texts::Texts;
 pub use vocabulary::{Kind, Model, Vocabulary};

@@ -3,7 +3,7 @@
 //! into pieces.
 use common::chat::Thinking;
 
-use crate::tools::overlap;
+use crate::overlap;
 
 const BEGIN: &str = "<think>";
 const END: &str = "</think>";

@@ -67,7 +67,7 @@ fn generate(prompt: impl Into<Prompt>) -> Generate {
 }
 
 fn chat(text: &str) -> Prompt {
-    Prompt::Chat(Box::new(Chat { messages: text.into(), tools: None, ..Chat::default() }))
+    Prompt::Chat(Box::new(Chat { messages: text.into(), ..Chat::default() }))
 }
 
 fn is_too_long(prepared: &Result<Vec<u32>, Unprepared>) -> bool {

@@ -34,7 +34,7 @@ fn request(prompt: impl Into<Prompt>) -> Generate {
 
 fn chat() -> Arc<Generate> {
     let messages = r#"[{"role": "user", "content": "x"}]"#.into();
-    Arc::new(request(Prompt::Chat(Box::new(Chat { messages, tools: None, ..Chat::default() }))))
+    Arc::new(request(Prompt::Chat(Box::new(Chat { messages, ..Chat::default() }))))
 }
 
 fn with_schema(schema: &str) -> Arc<Generate> {

@@ -1,35 +1,23 @@
 //! Calls as JSON objects: between marks (Hermes), or at the beginning of the answer (Llama 3).
 use std::ops::Range;
 
-use common::chat::ToolFormat;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{CALL_BYTES_MAX, CALLS_MAX, CLOSING, OPENING, Piece, give, overlap};
+use super::{
+    CALL_BYTES_MAX, CALLS_MAX,
+    held::{Held, OPENING, Place},
+};
 
 /// Optional prefix of a call in Llama 3. It is a control token, which is not rendered in most answers.
 const PYTHON_TAG: &str = "<|python_tag|>";
 
-/// Incremental parser for calls as objects.
+/// Finds calls as objects.
 #[derive(Debug)]
 pub(super) struct JsonCalls {
-    format: ToolFormat,
-    state: JsonState,
-    /// Undecided text: white space, followed by a possible call.
-    held: String,
-    calls: usize,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum JsonState {
-    /// A call may start here.
-    Open,
-    /// Within the object of a call.
-    Inside(Scan),
-    /// After a call.
-    Behind,
-    /// Calls are not searched any more.
-    Plain,
+    /// Whether calls stand between marks (Hermes); without them, they must start the answer or follow another call.
+    is_marked: bool,
+    place: Place<Scan>,
 }
 
 /// Progress of scanning an object.
@@ -52,109 +40,62 @@ enum Found {
 }
 
 impl JsonCalls {
-    /// A parser at the beginning of an answer.
-    pub(super) fn new(format: ToolFormat) -> Self {
-        Self { format, state: JsonState::Open, held: String::new(), calls: 0 }
-    }
-
-    /// Adds text of the answer; returns the pieces that are certain now.
-    pub(super) fn push(&mut self, text: &str) -> Vec<Piece> {
-        self.held.push_str(text);
-        let mut pieces = Vec::new();
-        while self.step(&mut pieces) {}
-        pieces
-    }
-
-    /// Ends the answer; returns the text that was held back.
-    pub(super) fn finish(mut self) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        if self.calls == 0 || !self.held.trim_matches(|letter: char| letter.is_whitespace() || letter == ';').is_empty()
-        {
-            let end = self.held.len();
-            give(&mut self.held, end, &mut pieces);
-        }
-        pieces
+    /// At the beginning of an answer.
+    pub(super) fn new(is_marked: bool) -> Self {
+        Self { is_marked, place: Place::Open }
     }
 
     /// Makes one decision; false if it needs more text.
-    fn step(&mut self, pieces: &mut Vec<Piece>) -> bool {
-        match (self.state, self.format) {
-            (JsonState::Plain, _) | (_, ToolFormat::None | ToolFormat::Xml) => {
-                let end = self.held.len();
-                give(&mut self.held, end, pieces);
-                false
+    pub(super) fn step(&mut self, held: &mut Held) -> bool {
+        match self.place {
+            Place::Open | Place::Behind if !self.is_marked => self.open_object(held),
+            Place::Open => {
+                let mark = held.open(&[OPENING]);
+                mark.inspect(|mark| self.place = Place::Inside(Scan::new(mark + OPENING.len()))).is_some()
             }
-            (JsonState::Open, ToolFormat::Hermes) => self.open_mark(pieces),
-            (JsonState::Open | JsonState::Behind, ToolFormat::Llama3) => self.open_object(),
-            (JsonState::Behind, ToolFormat::Hermes) => self.close_mark(),
-            (JsonState::Inside(scan), _) => self.scan(scan, pieces),
+            Place::Inside(scan) => self.scan(scan, held),
+            Place::Behind | Place::Plain => self.place.pass(held),
         }
-    }
-
-    /// Hermes: text up to a marker is content.
-    fn open_mark(&mut self, pieces: &mut Vec<Piece>) -> bool {
-        let mark = self.held.find(OPENING).filter(|_| self.calls < CALLS_MAX);
-        let certain = mark.unwrap_or_else(|| self.held.len() - overlap(&self.held, OPENING));
-        // White space is held back until it is clear whether a call follows.
-        let kept = certain - self.held[..certain].trim_end().len();
-        give(&mut self.held, certain - kept, pieces);
-        if mark.is_some() {
-            self.state = JsonState::Inside(Scan::new(kept + OPENING.len()));
-        }
-        mark.is_some()
-    }
-
-    /// Hermes: the marker after a call, which some answers lack.
-    fn close_mark(&mut self) -> bool {
-        let text = self.held.trim_start();
-        if let Some(rest) = text.strip_prefix(CLOSING) {
-            self.held = rest.to_owned();
-        } else if CLOSING.starts_with(text) {
-            return false;
-        }
-        self.state = JsonState::Open;
-        true
     }
 
     /// Llama 3: calls must start the answer or follow another call.
-    fn open_object(&mut self) -> bool {
-        let is_behind = matches!(self.state, JsonState::Behind);
-        let text = self.held.trim_start_matches(|letter: char| letter.is_whitespace() || is_behind && letter == ';');
+    fn open_object(&mut self, held: &Held) -> bool {
+        let is_behind = matches!(self.place, Place::Behind);
+        let text = held.text.trim_start_matches(|letter: char| letter.is_whitespace() || is_behind && letter == ';');
         let object = text.strip_prefix(PYTHON_TAG).unwrap_or(text).trim_start();
-        let begin = self.held.len() - object.len();
-        self.state = match object.as_bytes().first() {
-            Some(b'{') if self.calls < CALLS_MAX => JsonState::Inside(Scan::new(begin)),
+        let begin = held.text.len() - object.len();
+        self.place = match object.as_bytes().first() {
+            Some(b'{') if held.calls < CALLS_MAX => Place::Inside(Scan::new(begin)),
             None => return false,
             Some(_) if PYTHON_TAG.starts_with(object) => return false,
-            Some(_) => JsonState::Plain,
+            Some(_) => Place::Plain,
         };
         true
     }
 
-    fn scan(&mut self, mut scan: Scan, pieces: &mut Vec<Piece>) -> bool {
-        let found = scan.advance(self.held.as_bytes());
-        self.state = JsonState::Inside(scan);
+    fn scan(&mut self, mut scan: Scan, held: &mut Held) -> bool {
+        let found = scan.advance(held.text.as_bytes());
+        self.place = Place::Inside(scan);
         match found {
-            Found::Part if self.held.len() - scan.begin <= CALL_BYTES_MAX => return false,
-            Found::Part => self.state = JsonState::Plain,
-            Found::Broken(at) => self.refuse(at, pieces),
-            Found::Whole(object) => match self.call(&self.held[object.clone()]) {
+            Found::Part if held.text.len() - scan.begin <= CALL_BYTES_MAX => return false,
+            Found::Part => self.place = Place::Plain,
+            Found::Whole(object) if object.len() > CALL_BYTES_MAX => self.place = Place::Plain,
+            Found::Broken(at) => self.refuse(at, held),
+            Found::Whole(object) => match self.call(&held.text[object.clone()]) {
                 Some((name, arguments)) => {
-                    self.held.drain(..object.end);
-                    pieces.push(Piece::Call { index: self.calls, name, arguments });
-                    self.calls += 1;
-                    self.state = JsonState::Behind;
+                    held.call(name, arguments, object.end);
+                    self.place = Place::Behind;
                 }
-                None => self.refuse(object.end, pieces),
+                None => self.refuse(object.end, held),
             },
         }
         true
     }
 
-    /// Returns the first `end` bytes of held text as content, because they are not a call.
-    fn refuse(&mut self, end: usize, pieces: &mut Vec<Piece>) {
-        give(&mut self.held, end, pieces);
-        self.state = if self.format == ToolFormat::Hermes { JsonState::Open } else { JsonState::Plain };
+    /// Decides that the first `end` bytes are content, because they are not a call.
+    fn refuse(&mut self, end: usize, held: &mut Held) {
+        held.give(end);
+        self.place = if self.is_marked { Place::Open } else { Place::Plain };
     }
 
     /// Name and arguments of a call.
@@ -176,7 +117,7 @@ impl JsonCalls {
                 text
             }
             // Without a marker, an object that has only a name is an answer.
-            None if self.format == ToolFormat::Hermes => "{}".to_owned(),
+            None if self.is_marked => "{}".to_owned(),
             None => return None,
         };
         (!name.is_empty()).then_some((name, arguments))

@@ -1,11 +1,15 @@
 //! Finds tool calls in a streamed answer. Text that looks like a call but is not one is returned as content: except for
 //! white space around calls, and their markers, no text is lost. Pure and bounded; the result does not depend on how
 //! the answer is split into pieces.
+mod held;
 mod json;
 mod schemas;
 mod xml;
 
+use std::sync::Arc;
+
 use common::chat::ToolFormat;
+use held::Held;
 use json::JsonCalls;
 pub use schemas::ToolSchemas;
 use xml::XmlCalls;
@@ -14,9 +18,6 @@ use xml::XmlCalls;
 pub const CALL_BYTES_MAX: usize = 256 << 10;
 /// Most calls of an answer; all text after them is content.
 pub const CALLS_MAX: usize = 128;
-
-const OPENING: &str = "<tool_call>";
-const CLOSING: &str = "</tool_call>";
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,9 +35,12 @@ pub enum Piece {
     },
 }
 
-/// Incremental parser for tool calls: one for each way to write them.
+/// Incremental parser for tool calls.
 #[derive(Debug)]
-pub struct ToolParser(Syntax);
+pub struct ToolParser {
+    syntax: Syntax,
+    held: Held,
+}
 
 #[derive(Debug)]
 enum Syntax {
@@ -48,50 +52,46 @@ enum Syntax {
 
 impl ToolParser {
     /// A parser at the beginning of an answer.
-    pub fn new(format: ToolFormat, schemas: ToolSchemas) -> Self {
-        Self(match format {
+    pub fn new(format: ToolFormat, schemas: Arc<ToolSchemas>) -> Self {
+        let syntax = match format {
             ToolFormat::None => Syntax::Text,
-            ToolFormat::Llama3 | ToolFormat::Hermes => Syntax::Json(JsonCalls::new(format)),
+            ToolFormat::Llama3 => Syntax::Json(JsonCalls::new(false)),
+            ToolFormat::Hermes => Syntax::Json(JsonCalls::new(true)),
             ToolFormat::Xml => Syntax::Xml(XmlCalls::new(schemas)),
-        })
+        };
+        Self { syntax, held: Held::default() }
     }
 
     /// Adds text of the answer; returns the pieces that are certain now.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
-        match &mut self.0 {
-            Syntax::Text if text.is_empty() => Vec::new(),
-            Syntax::Text => vec![Piece::Content(text.to_owned())],
-            Syntax::Json(calls) => calls.push(text),
-            Syntax::Xml(calls) => calls.push(text),
-        }
+        self.held.text.push_str(text);
+        while self.step() {}
+        std::mem::take(&mut self.held.pieces)
     }
 
     /// Ends the answer; returns the text that was held back.
     pub fn finish(self) -> Vec<Piece> {
-        match self.0 {
-            Syntax::Text => Vec::new(),
-            Syntax::Json(calls) => calls.finish(),
-            Syntax::Xml(calls) => calls.finish(),
+        let Self { syntax, mut held } = self;
+        // Llama 3 separates calls by semicolons.
+        let separator = if matches!(syntax, Syntax::Json(_)) { ';' } else { ' ' };
+        let is_blank = held.text.trim_matches(|letter: char| letter.is_whitespace() || letter == separator).is_empty();
+        if held.calls == 0 || !is_blank {
+            held.give_all();
+        }
+        held.pieces
+    }
+
+    /// Makes one decision; false if it needs more text.
+    fn step(&mut self) -> bool {
+        match &mut self.syntax {
+            Syntax::Text => {
+                self.held.give_all();
+                false
+            }
+            Syntax::Json(calls) => calls.step(&mut self.held),
+            Syntax::Xml(calls) => calls.step(&mut self.held),
         }
     }
-}
-
-/// Takes the first `end` bytes of held text as content.
-fn give(held: &mut String, end: usize, pieces: &mut Vec<Piece>) {
-    if end == 0 {
-        return;
-    }
-    let text: String = held.drain(..end).collect();
-    match pieces.last_mut() {
-        Some(Piece::Content(before)) => before.push_str(&text),
-        _ => pieces.push(Piece::Content(text)),
-    }
-}
-
-/// Number of bytes at the end of `text` that are a prefix of `mark`.
-pub(crate) fn overlap(text: &str, mark: &str) -> usize {
-    let most = text.len().min(mark.len() - 1);
-    (1..=most).rev().find(|count| text.as_bytes().ends_with(&mark.as_bytes()[..*count])).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ pub struct ToolSchemas(BTreeMap<String, BTreeMap<String, bool>>);
 
 impl ToolSchemas {
     /// Reads a request's list of tools; entries that are not tools are skipped.
-    pub fn read(tools: &Value) -> Self {
-        let tools = tools.as_array().into_iter().flatten().filter_map(|tool| {
+    pub fn read(tools: &[Value]) -> Self {
+        let tools = tools.iter().filter_map(|tool| {
             let function = tool.get("function")?;
             let properties = function.get("parameters").and_then(|parameters| parameters.get("properties"));
             let properties = properties.and_then(Value::as_object).into_iter().flatten();

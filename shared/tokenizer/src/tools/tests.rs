@@ -5,13 +5,14 @@ use serde_json::json;
 use super::*;
 
 /// The tools of a request.
-fn schemas() -> ToolSchemas {
+fn schemas() -> Arc<ToolSchemas> {
     let properties = json!({"city": {"type": "string"}, "days": {"type": "integer"}, "note": {"anyOf": [{"type": "string"}, {"type": "null"}]}});
-    ToolSchemas::read(&json!([
+    let tools = json!([
         {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": properties}}},
         {"type": "function", "function": {"name": "now"}},
         7,
-    ]))
+    ]);
+    Arc::new(ToolSchemas::read(tools.as_array().expect("a list")))
 }
 
 /// All pieces of an answer, with adjacent content joined.
@@ -149,6 +150,24 @@ fn content_is_held_back_only_while_it_may_begin_a_call() {
 }
 
 #[test]
+fn too_many_calls_and_too_long_ones_as_tags_are_content() {
+    let calls = "<tool_call><function=now></function></tool_call>".repeat(CALLS_MAX + 1);
+    let pieces = parse(Xml, std::iter::once(calls.as_str()));
+    assert_eq!(pieces.len(), CALLS_MAX + 1);
+    assert_eq!(pieces.last(), Some(&content("<tool_call><function=now></function></tool_call>")));
+    let spaces = " ".repeat(CALL_BYTES_MAX);
+    check_long(Xml, &format!("<tool_call><function=now>{spaces}</function></tool_call>"));
+    check_long(Hermes, &format!("<tool_call>{{\"name\": \"f\"{spaces}}}</tool_call>"));
+}
+
+/// Checks that a call is content because of its length, in one piece and in many.
+fn check_long(format: ToolFormat, text: &str) {
+    let parts = text.as_bytes().chunks(64).map(|part| std::str::from_utf8(part).expect("ASCII"));
+    let expected = [content(text)];
+    assert!(parse(format, parts) == expected && parse(format, std::iter::once(text)) == expected, "{format:?}");
+}
+
+#[test]
 fn too_long_call_and_all_text_after_it_are_content() {
     let mut parser = ToolParser::new(Hermes, schemas());
     let mut given = 0;
@@ -159,7 +178,7 @@ fn too_long_call_and_all_text_after_it_are_content() {
             let Piece::Content(text) = piece else { panic!("it is no call") };
             given += text.len();
         }
-        assert!(sent - given <= CALL_BYTES_MAX + OPENING.len() + part.len());
+        assert!(sent - given <= CALL_BYTES_MAX + held::OPENING.len() + part.len());
     }
     assert_eq!(given, sent);
     let calls = "<tool_call>{\"name\":\"f\"}</tool_call>".repeat(CALLS_MAX + 1);

@@ -1,135 +1,88 @@
 //! Calls as tags (Qwen3-Coder, Qwen3.5, Nemotron 3): `<tool_call><function=NAME><parameter=P>VALUE</parameter>..</function>
 //! </tool_call>`. Models sometimes leave out `<tool_call>`.
-use super::{CALL_BYTES_MAX, CALLS_MAX, CLOSING, OPENING, Piece, ToolSchemas, give, overlap};
+use std::sync::Arc;
+
+use super::{
+    CALL_BYTES_MAX, ToolSchemas,
+    held::{Held, OPENING, Place},
+};
+use crate::overlap;
 
 const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
 
-/// Incremental parser for calls as tags.
+/// Finds calls as tags.
 #[derive(Debug)]
 pub(super) struct XmlCalls {
-    schemas: ToolSchemas,
-    state: XmlState,
-    /// Undecided text: white space, followed by a possible call.
-    held: String,
-    calls: usize,
+    schemas: Arc<ToolSchemas>,
+    place: Place<Tags>,
 }
 
+/// Progress within a call.
 #[derive(Clone, Copy, Debug)]
-enum XmlState {
-    /// A call may start anywhere.
-    Open,
-    /// Within a call, whose function must begin at this byte behind white space; its end was not found before the other.
-    Inside { function: usize, sought: usize },
-    /// After a call.
-    Behind,
-    /// Calls are not searched any more.
-    Plain,
+struct Tags {
+    /// The function must begin at this byte, behind white space.
+    function: usize,
+    /// Its end is not before this byte.
+    sought: usize,
 }
 
 impl XmlCalls {
-    pub(super) fn new(schemas: ToolSchemas) -> Self {
-        Self { schemas, state: XmlState::Open, held: String::new(), calls: 0 }
-    }
-
-    pub(super) fn push(&mut self, text: &str) -> Vec<Piece> {
-        self.held.push_str(text);
-        let mut pieces = Vec::new();
-        while self.step(&mut pieces) {}
-        pieces
-    }
-
-    pub(super) fn finish(mut self) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        if self.calls == 0 || !self.held.trim().is_empty() {
-            let end = self.held.len();
-            give(&mut self.held, end, &mut pieces);
-        }
-        pieces
+    /// At the beginning of an answer.
+    pub(super) fn new(schemas: Arc<ToolSchemas>) -> Self {
+        Self { schemas, place: Place::Open }
     }
 
     /// Makes one decision; false if it needs more text.
-    fn step(&mut self, pieces: &mut Vec<Piece>) -> bool {
-        match self.state {
-            XmlState::Plain => {
-                let end = self.held.len();
-                give(&mut self.held, end, pieces);
-                false
+    pub(super) fn step(&mut self, held: &mut Held) -> bool {
+        match self.place {
+            Place::Open => {
+                let Some(mark) = held.open(&[OPENING, FUNCTION]) else { return false };
+                let is_opening = held.text[mark..].starts_with(OPENING);
+                let function = if is_opening { mark + OPENING.len() } else { mark };
+                self.place = Place::Inside(Tags { function, sought: function });
+                true
             }
-            XmlState::Open => self.open(pieces),
-            XmlState::Inside { function, sought } => self.inside(function, sought, pieces),
-            XmlState::Behind => self.behind(),
+            Place::Inside(tags) => self.inside(tags, held),
+            Place::Behind | Place::Plain => self.place.pass(held),
         }
     }
 
-    /// Text up to a mark is content.
-    fn open(&mut self, pieces: &mut Vec<Piece>) -> bool {
-        let of_mark = |mark: &str| self.held.find(mark).map(|at| (at, mark.len()));
-        let opening = of_mark(OPENING).map(|(at, length)| (at, at + length));
-        let function = of_mark(FUNCTION).map(|(at, _)| (at, at));
-        let mark = opening.into_iter().chain(function).min().filter(|_| self.calls < CALLS_MAX);
-        let partial = overlap(&self.held, OPENING).max(overlap(&self.held, FUNCTION));
-        let certain = mark.map_or(self.held.len() - partial, |(at, _)| at);
-        // White space is held back until it is clear whether a call follows.
-        let kept = certain - self.held[..certain].trim_end().len();
-        give(&mut self.held, certain - kept, pieces);
-        let Some((_, function)) = mark else { return false };
-        let function = function - (certain - kept);
-        self.state = XmlState::Inside { function, sought: function };
-        true
-    }
-
-    fn inside(&mut self, function: usize, sought: usize, pieces: &mut Vec<Piece>) -> bool {
-        let rest = self.held[function..].trim_start();
-        if !rest.starts_with(FUNCTION) {
-            if FUNCTION.starts_with(rest) {
-                return false;
-            }
-            self.refuse(function, pieces);
+    fn inside(&mut self, tags: Tags, held: &mut Held) -> bool {
+        let Tags { function, sought } = tags;
+        let rest = held.text[function..].trim_start();
+        if !rest.starts_with(FUNCTION) && !FUNCTION.starts_with(rest) {
+            return self.refuse(function, held);
+        }
+        let found = held.text[sought..].find(FUNCTION_END).map(|at| sought + at);
+        let sought = found.unwrap_or(held.text.len() - overlap(&held.text, FUNCTION_END)).max(function);
+        if sought - function > CALL_BYTES_MAX {
+            self.place = Place::Plain;
             return true;
         }
-        let Some(at) = self.held[sought..].find(FUNCTION_END) else {
-            if self.held.len() - function > CALL_BYTES_MAX {
-                self.state = XmlState::Plain;
-                return true;
-            }
-            let sought = self.held.len() - overlap(&self.held, FUNCTION_END);
-            self.state = XmlState::Inside { function, sought: sought.max(function) };
+        let Some(end) = found else {
+            self.place = Place::Inside(Tags { function, sought });
             return false;
         };
-        let (begin, end) = (self.held.len() - rest.len(), sought + at);
+        let begin = held.text.len() - rest.len();
         // Without `<tool_call>`, only a tool of the request is called.
-        let is_marked = self.held[..begin].trim_end().ends_with(OPENING);
-        let call = self.call(&self.held[begin + FUNCTION.len()..end]);
+        let is_marked = held.text[..begin].trim_end().ends_with(OPENING);
+        let call = self.call(&held.text[begin + FUNCTION.len()..end]);
         let Some((name, arguments)) = call.filter(|(name, _)| is_marked || self.schemas.has(name)) else {
-            self.refuse(end + FUNCTION_END.len(), pieces);
-            return true;
+            return self.refuse(end + FUNCTION_END.len(), held);
         };
-        self.held.drain(..end + FUNCTION_END.len());
-        pieces.push(Piece::Call { index: self.calls, name, arguments });
-        self.calls += 1;
-        self.state = XmlState::Behind;
+        held.call(name, arguments, end + FUNCTION_END.len());
+        self.place = Place::Behind;
         true
     }
 
-    /// The mark after a call, which some answers lack.
-    fn behind(&mut self) -> bool {
-        let text = self.held.trim_start();
-        if let Some(rest) = text.strip_prefix(CLOSING) {
-            self.held = rest.to_owned();
-        } else if CLOSING.starts_with(text) {
-            return false;
-        }
-        self.state = XmlState::Open;
+    /// Decides that the first `end` bytes are content, because they are not a call.
+    fn refuse(&mut self, end: usize, held: &mut Held) -> bool {
+        held.give(end);
+        self.place = Place::Open;
         true
-    }
-
-    /// Returns the first `end` bytes of held text as content, because they are not a call.
-    fn refuse(&mut self, end: usize, pieces: &mut Vec<Piece>) {
-        give(&mut self.held, end, pieces);
-        self.state = XmlState::Open;
     }
 
     /// Name and arguments of `NAME>..`, up to the end of the function.
