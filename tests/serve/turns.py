@@ -51,7 +51,7 @@ async def converse(host, model, chance, arguments, is_disturbed):
         seconds, ids, cached = await ask(host, model, prompt)
         if None in ids or len(ids) != ANSWER_TOKENS:
             return None
-        # After speculative tokens, the saved state is the one before them.
+        # If an answer ends with speculative tokens, only the state before them is saved.
         least, most = len(history) - ANSWER_TOKENS, len(history) - 1
         if turn and not least <= cached <= most:
             sys.exit(f"turn {turn + 1} of {len(prompt)} tokens began behind {cached} tokens instead of {least} to {most}")

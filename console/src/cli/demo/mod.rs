@@ -114,9 +114,7 @@ async fn once(
     }
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
     request.model = Some(assigned.topology.roots().into());
-    let completion =
-        complete(&first(&sessions, &assigned.topology.members[head.index()]), request, !options.json, interrupts)
-            .await?;
+    let completion = complete(&first(&sessions, &assigned.topology, head), request, !options.json, interrupts).await?;
     if options.json {
         let mut object = object(&completion, (&assigned, head), seed, false);
         object["nodes"] = json!(addresses);

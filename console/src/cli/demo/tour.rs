@@ -217,7 +217,7 @@ impl Tour<'_> {
         };
         // `run` handles the signals.
         let mut none = Interrupts::deaf();
-        let done = complete(&first(&sessions, &topology.members[head.index()]), request, false, &mut none).await?;
+        let done = complete(&first(&sessions, &topology, head), request, false, &mut none).await?;
         let times = &done.finished.times;
         let (ttft, rate) = (times.ttft_ms(), times.decode_tokens_per_second());
         let count = done.token_ids.len();

@@ -36,14 +36,13 @@ impl<'a> ClusterChat<'a> {
         let seed = request.sampling.seed;
         if !self.is_plain {
             let messages = self.transcript.messages()?.to_string();
-            request.prompt = Prompt::Chat(Box::new(Chat { messages, tools: None, ..Chat::default() }));
+            request.prompt = Prompt::Chat(Box::new(Chat { messages, ..Chat::default() }));
         }
         let Obtained { sessions, assigned } = &self.obtained;
         let head = interrupts.end(head(sessions, &assigned.topology)).await?;
         request.model = Some(assigned.topology.roots().into());
         let completion =
-            complete(&first(sessions, &assigned.topology.members[head.index()]), request, !options.json, interrupts)
-                .await?;
+            complete(&first(sessions, &assigned.topology, head), request, !options.json, interrupts).await?;
         if options.json {
             output::line(&object(&completion, (assigned, head), seed, false).to_string());
         } else {

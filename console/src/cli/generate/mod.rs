@@ -76,8 +76,7 @@ pub(crate) async fn run(options: options::Generate) -> Result<u8, Failure> {
     let head = interrupts.end(head(&sessions, &assigned.topology)).await?;
     request.model = Some(assigned.topology.roots().into());
     let completion =
-        complete(&first(&sessions, &assigned.topology.members[head.index()]), request, !options.json, &mut interrupts)
-            .await?;
+        complete(&first(&sessions, &assigned.topology, head), request, !options.json, &mut interrupts).await?;
     if options.json {
         output::line(&object(&completion, (&assigned, head), seed, options.logprobs > 0).to_string());
     } else {
@@ -163,8 +162,8 @@ pub async fn head(sessions: &[Arc<Session>], topology: &Topology) -> Result<Memb
 }
 
 /// All sessions, the head's first: if the head is lost, any other can continue the answer.
-pub(crate) fn first(sessions: &[Arc<Session>], head: &Member) -> Vec<Arc<Session>> {
-    let mut sessions = sessions.to_vec();
+pub(crate) fn first(sessions: &[Arc<Session>], topology: &Topology, head: MemberIndex) -> Vec<Arc<Session>> {
+    let (mut sessions, head) = (sessions.to_vec(), &topology.members[head.index()]);
     sessions.sort_by_key(|session| session.identity.name != head.name);
     sessions
 }
