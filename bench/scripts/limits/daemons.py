@@ -24,6 +24,7 @@ FOLDER = os.path.join(ROOT, "target", "limits")
 PATIENCE = 600
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import paths  # noqa: F401
+import bramble
 import groups
 
 
@@ -153,12 +154,8 @@ def main():
     arguments = parser.parse_args()
     if not all(os.path.exists(os.path.join(RELEASE, name)) for name in ("brambled", "console", "make_model")):
         sys.exit("build first: cargo build --release --workspace")
-    os.makedirs(FOLDER, exist_ok=True)
-    model = f"{arguments.shape}-{arguments.format}.gguf"
-    path = os.path.join(FOLDER, model)
-    if not os.path.exists(path):
-        print(f"making {model}", file=sys.stderr)
-        subprocess.run([os.path.join(RELEASE, "make_model"), arguments.shape, arguments.format, path], check=True, stdout=sys.stderr)
+    path = bramble.model(arguments.shape, arguments.format, FOLDER)
+    model = os.path.basename(path)
     shutil.rmtree(os.path.join(FOLDER, "state"), ignore_errors=True)
     nodes = [Node(index + 1, arguments) for index in range(arguments.nodes)]
     limited = arguments.limit_mb > 0 and all(node.group.folder for node in nodes)
