@@ -78,14 +78,14 @@ fn optional_fields_are_filled_for_templates_that_need_them() {
 
 #[test]
 fn templates_report_how_their_models_call_tools() {
-    let format = |name: &str| template(&fixture(name)).tool_format();
+    let format = |name: &str| template(&fixture(name)).format().format;
     assert_eq!(format("marks.jinja"), ToolFormat::Hermes);
     assert_eq!(format("thinking.jinja"), ToolFormat::Hermes);
     assert_eq!(format("headers.jinja"), ToolFormat::Llama3);
     assert_eq!(format("turns.jinja"), ToolFormat::None);
-    assert_eq!(format("brackets.jinja"), ToolFormat::None);
+    assert_eq!(format("brackets.jinja"), ToolFormat::Mistral);
     let tags = template("{{ '<tool_call>\\n<function=f>\\n<parameter=p>' }}");
-    assert_eq!(tags.tool_format(), ToolFormat::Xml);
+    assert_eq!(tags.format().format, ToolFormat::Xml);
     let source = |plain: &str| TemplateSource {
         plain: plain.to_owned(),
         tool_use: None,
@@ -107,7 +107,7 @@ fn conversation_with_tools_uses_the_tool_template() {
     assert_eq!(render(None), Ok("plain".into()));
     assert_eq!(render(Some("[]")), Ok("plain".into()));
     assert_eq!(render(Some(r#"[{"type": "function"}]"#)), Ok("1 <tool_call>".into()));
-    assert_eq!(template.tool_format(), ToolFormat::Hermes);
+    assert_eq!(template.format().format, ToolFormat::Hermes);
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn check_round_trip(tokenizer: &Tokenizer, prefix: &str) {
         assert_eq!(tokenizer.decode(&ids, false), text, "round {round}");
         let mut stream = tokenizer.stream();
         let mut streamed = String::new();
-        ids.iter().for_each(|&id| stream.push(tokenizer, id, &mut streamed));
+        ids.iter().for_each(|&id| stream.push(tokenizer, id, false, &mut streamed));
         streamed += &stream.finish();
         let expected = if text.is_empty() { text } else { format!("{prefix}{text}") };
         assert_eq!(streamed, expected, "round {round}");
@@ -164,7 +164,7 @@ fn spm_gives_the_text_back_with_the_space_of_a_continuation() {
             assert!(!ids.contains(&1) && !ids.contains(&2), "text became a control token: {text:?}");
             let mut stream = tokenizer.stream();
             let mut streamed = String::new();
-            ids.iter().for_each(|&id| stream.push(&tokenizer, id, &mut streamed));
+            ids.iter().for_each(|&id| stream.push(&tokenizer, id, false, &mut streamed));
             streamed += &stream.finish();
             let space = if text.is_empty() { "" } else { " " };
             assert_eq!(streamed, format!("{space}{text}"), "round {round}");

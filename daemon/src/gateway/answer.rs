@@ -63,6 +63,8 @@ pub(super) struct Ended {
     pub(super) finished: Finished,
     /// Number of tokens of the whole answer.
     pub(super) tokens: usize,
+    /// Those of them that are thoughts.
+    pub(super) thought_tokens: usize,
     pub(super) prompt_tokens: usize,
     /// When it was first sent to a head.
     pub(super) dispatched: Duration,
@@ -83,6 +85,7 @@ impl Default for Ended {
             reason: FinishReason::Stop,
             finished: Finished { reason: FinishReason::Stop, ..nothing_further() },
             tokens: 0,
+            thought_tokens: 0,
             prompt_tokens: 0,
             dispatched: Duration::ZERO,
             first_token: None,
@@ -267,6 +270,7 @@ impl Answer {
             reason: finished.reason,
             finished,
             tokens: self.tokens.len(),
+            thought_tokens: 0,
             prompt_tokens: self.prompt.as_ref().map_or(0, Vec::len),
             dispatched: self.dispatched.unwrap_or_default(),
             first_token: self.first_token,

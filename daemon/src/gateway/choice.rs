@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use common::chat::{FinishReason, Thinking, ToolFormat};
 use protocol::message::TokenEvent;
-use tokenizer::{
-    thinking::{AnswerPart, ThinkingParser},
-    tools::{Piece, ToolParser},
-};
+use tokenizer::answer::{AnswerParser, AnswerPart};
 
 use super::{
     answer::{Ended, Said},
@@ -31,8 +28,12 @@ pub(super) enum ChoicePart {
     Thought(String),
     /// Text, with the log probabilities of its tokens.
     Content(String, Vec<TokenLogprobs>),
-    /// A complete tool call.
-    Call { index: usize, name: String, arguments: String },
+    /// A tool call begins.
+    Call { index: usize, name: String },
+    /// More of the arguments of a call; together they are a JSON object.
+    Arguments { index: usize, text: String },
+    /// The latest call is none after all: its text follows as content.
+    Broken,
     /// Its end.
     End(&'static str, Box<Ended>),
 }
@@ -41,17 +42,21 @@ pub(super) enum ChoicePart {
 #[derive(Debug)]
 pub(super) struct Choice {
     reading: Reading,
-    thinking: ThinkingParser,
-    parser: Option<ToolParser>,
+    parser: AnswerParser,
     /// Log probabilities of tokens whose text is held back.
     pending: Vec<TokenLogprobs>,
+    /// Calls, without those that are none after all.
     calls: usize,
+    /// The latest of them.
+    call: Option<usize>,
+    /// Tokens of thoughts.
+    thought_tokens: usize,
 }
 
 impl Choice {
     pub(super) fn new(reading: Reading) -> Self {
-        let thinking = ThinkingParser::new(Thinking::None);
-        Self { reading, thinking, parser: None, pending: Vec::new(), calls: 0 }
+        let parser = AnswerParser::new(ToolFormat::None, Thinking::None, None);
+        Self { reading, parser, pending: Vec::new(), calls: 0, call: None, thought_tokens: 0 }
     }
 
     /// Converts an event of the answer to parts.
@@ -61,21 +66,21 @@ impl Choice {
                 let Reading { tools, schemas, has_thoughts, .. } = &self.reading;
                 // A forced call is a bare JSON object, the format of Llama 3.
                 let format = if tools.are_forced { ToolFormat::Llama3 } else { tool_format };
-                let finds = tools.are_given && format != ToolFormat::None;
-                self.parser = finds.then(|| ToolParser::new(format, Arc::clone(schemas)));
-                self.thinking = ThinkingParser::new(if *has_thoughts { thinking } else { Thinking::None });
+                let schemas = tools.are_given.then(|| Arc::clone(schemas));
+                self.parser = AnswerParser::new(format, if *has_thoughts { thinking } else { Thinking::None }, schemas);
                 vec![ChoicePart::Started]
             }
             Said::Token(token) => {
                 self.pending.extend(self.reading.logprobs.and_then(|most| shown(&token, most)));
-                let parts = self.thinking.push(&token.text);
-                self.read(parts)
+                let parts = self.parser.push(&token.text);
+                let thinks = self.parser.thinks() || parts.iter().any(|part| matches!(part, AnswerPart::Thought(_)));
+                self.thought_tokens += usize::from(thinks && token.id.is_some());
+                self.parts(parts)
             }
-            Said::Finished(ended) => {
-                let thinking = std::mem::replace(&mut self.thinking, ThinkingParser::new(Thinking::None));
-                let mut parts = self.read(thinking.finish().into_iter().collect());
-                let pieces = self.parser.take().map_or_else(Vec::new, ToolParser::finish);
-                parts.extend(self.parts(pieces));
+            Said::Finished(mut ended) => {
+                let rest = AnswerParser::new(ToolFormat::None, Thinking::None, None);
+                let rest = std::mem::replace(&mut self.parser, rest).finish();
+                let mut parts = self.parts(rest);
                 if !self.pending.is_empty() {
                     parts.push(ChoicePart::Content(String::new(), std::mem::take(&mut self.pending)));
                 }
@@ -86,13 +91,14 @@ impl Choice {
                     FinishReason::Cancelled => "cancelled",
                     FinishReason::Length | FinishReason::Context => "length",
                 };
+                ended.thought_tokens = self.thought_tokens;
                 parts.push(ChoicePart::End(reason, ended));
                 parts
             }
         }
     }
 
-    fn read(&mut self, answer: Vec<AnswerPart>) -> Vec<ChoicePart> {
+    fn parts(&mut self, answer: Vec<AnswerPart>) -> Vec<ChoicePart> {
         let mut parts = Vec::new();
         for part in answer {
             match part {
@@ -101,29 +107,23 @@ impl Choice {
                     self.pending.clear();
                     parts.push(ChoicePart::Thought(text));
                 }
-                AnswerPart::Answer(text) => {
-                    let pieces = match &mut self.parser {
-                        Some(parser) => parser.push(&text),
-                        None => vec![Piece::Content(text)],
-                    };
-                    parts.extend(self.parts(pieces));
+                AnswerPart::Content(text) => {
+                    parts.push(ChoicePart::Content(text, std::mem::take(&mut self.pending)));
                 }
-            }
-        }
-        parts
-    }
-
-    fn parts(&mut self, pieces: Vec<Piece>) -> Vec<ChoicePart> {
-        let mut parts = Vec::new();
-        for piece in pieces {
-            match piece {
-                Piece::Content(text) if text.is_empty() => {}
-                Piece::Content(text) => parts.push(ChoicePart::Content(text, std::mem::take(&mut self.pending))),
-                Piece::Call { .. } if self.reading.tools.is_one && self.calls > 0 => {}
-                Piece::Call { index, name, arguments } => {
-                    self.calls += 1;
-                    parts.push(ChoicePart::Call { index, name, arguments });
+                // Further calls of a request that allows one are left out.
+                AnswerPart::Call { .. } if self.reading.tools.is_one && self.calls > 0 => {}
+                AnswerPart::Call { index, name } => {
+                    (self.calls, self.call) = (self.calls + 1, Some(index));
+                    parts.push(ChoicePart::Call { index, name });
                 }
+                AnswerPart::Arguments { index, text } if self.call == Some(index) => {
+                    parts.push(ChoicePart::Arguments { index, text });
+                }
+                AnswerPart::Broken { index } if self.call == Some(index) => {
+                    (self.calls, self.call) = (self.calls - 1, None);
+                    parts.push(ChoicePart::Broken);
+                }
+                AnswerPart::Arguments { .. } | AnswerPart::Broken { .. } => {}
             }
         }
         parts
@@ -185,7 +185,12 @@ mod tests {
         choice.take(started(ToolFormat::Hermes));
         let mut parts = choice.take(token(1, text));
         parts.extend(choice.take(ended()));
-        let [ChoicePart::Call { index: 0, name, arguments }, ChoicePart::End("tool_calls", _)] = &parts[..] else {
+        let [
+            ChoicePart::Call { index: 0, name },
+            ChoicePart::Arguments { index: 0, text: arguments },
+            ChoicePart::End("tool_calls", _),
+        ] = &parts[..]
+        else {
             panic!("{parts:?}")
         };
         assert_eq!((name.as_str(), arguments.as_str()), ("add", "{\"a\": 1}"));
@@ -211,10 +216,44 @@ mod tests {
         let mut parts = choice.take(token(1, "{\"name\": \"add\", \"arguments\": "));
         parts.extend(choice.take(token(2, "{\"a\": 1}}")));
         parts.extend(choice.take(ended()));
-        assert!(
-            matches!(&parts[..], [ChoicePart::Call { name, .. }, ChoicePart::End("tool_calls", _)] if name == "add"),
-            "{parts:?}"
-        );
+        let [ChoicePart::Call { name, .. }, pieces @ .., ChoicePart::End("tool_calls", _)] = &parts[..] else {
+            panic!("{parts:?}")
+        };
+        assert!(name == "add" && pieces.iter().all(|part| matches!(part, ChoicePart::Arguments { .. })), "{parts:?}");
+    }
+
+    #[test]
+    fn a_call_that_breaks_off_is_content_and_no_reason() {
+        let mut choice = choosing(true);
+        choice.take(started(ToolFormat::Hermes));
+        let text = "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\"";
+        let mut parts = choice.take(token(1, text));
+        parts.extend(choice.take(ended()));
+        let [
+            ChoicePart::Call { .. },
+            ChoicePart::Arguments { .. },
+            ChoicePart::Broken,
+            ChoicePart::Content(content, _),
+            ChoicePart::End("stop", _),
+        ] = &parts[..]
+        else {
+            panic!("{parts:?}")
+        };
+        assert_eq!(content, text);
+    }
+
+    #[test]
+    fn only_one_call_is_shown_if_one_is_allowed() {
+        let tools = Tools { are_given: true, is_one: true, ..Tools::default() };
+        let mut choice = Choice::new(Reading { tools, ..Reading::default() });
+        choice.take(started(ToolFormat::Hermes));
+        let text = "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>".repeat(2);
+        let mut parts = choice.take(token(1, &text));
+        parts.extend(choice.take(ended()));
+        let [ChoicePart::Call { .. }, ChoicePart::Arguments { .. }, ChoicePart::End("tool_calls", _)] = &parts[..]
+        else {
+            panic!("{parts:?}")
+        };
     }
 
     #[test]

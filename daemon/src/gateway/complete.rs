@@ -199,6 +199,7 @@ impl Run {
             self.usage.cached += ended.finished.times.cached_tokens as usize;
         }
         self.usage.completion += ended.tokens;
+        self.usage.reasoning += ended.thought_tokens;
         self.gateway.metrics.ended(ended);
         let (first, now) = (self.first.get().copied(), self.arrival.at.elapsed());
         if index == 0 {

@@ -2,7 +2,7 @@
 //! clients of other servers send is converted to the form that templates expect. Pure.
 use common::chat::{Chat, Grammar, PROMPT_BYTES_MAX};
 use serde_json::{Map, Value, json};
-use tokenizer::tools::ToolSchemas;
+use tokenizer::answer::ToolSchemas;
 
 use super::{
     calls::{self, Calls},

@@ -26,6 +26,8 @@ pub(super) struct Usage {
     pub(super) prompt: usize,
     pub(super) cached: usize,
     pub(super) completion: usize,
+    /// Those of the completion that are thoughts.
+    pub(super) reasoning: usize,
 }
 
 /// A choice in a complete answer.
@@ -45,6 +47,7 @@ impl Usage {
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         })
     }
 }
@@ -81,17 +84,25 @@ impl Common {
                 *offset += text.len();
                 (json!({"content": text}), logprobs, None)
             }
-            ChoicePart::Call { name, arguments, .. } if self.is_legacy => {
-                (json!({"function_call": {"name": name, "arguments": arguments}}), Value::Null, None)
+            ChoicePart::Call { name, .. } if self.is_legacy => {
+                (json!({"function_call": {"name": name, "arguments": ""}}), Value::Null, None)
             }
-            ChoicePart::Call { index: call, name, arguments } => {
-                (json!({"tool_calls": [self.call(index, *call, name, arguments)]}), Value::Null, None)
+            ChoicePart::Arguments { text, .. } if self.is_legacy => {
+                (json!({"function_call": {"arguments": text}}), Value::Null, None)
             }
+            ChoicePart::Call { index: call, name } => {
+                (json!({"tool_calls": [self.call(index, *call, name)]}), Value::Null, None)
+            }
+            ChoicePart::Arguments { index: call, text } => {
+                let call = json!({"index": call, "function": {"arguments": text}});
+                (json!({"tool_calls": [call]}), Value::Null, None)
+            }
+            // What a client has received cannot be taken back; the finish reason is not that of a call.
+            ChoicePart::Broken => return None,
             ChoicePart::End(reason, _) => (json!({}), Value::Null, Some(self.finish(reason))),
         };
         let choice = match (self.kind, part) {
             (Kind::Chat, _) => json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}),
-            (Kind::Completion, ChoicePart::Call { .. }) => return None,
             (Kind::Completion, _) => {
                 let text = delta.get("content").cloned().unwrap_or_else(|| "".into());
                 json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish})
@@ -151,12 +162,19 @@ impl Common {
                 whole.text.push_str(&text);
                 whole.shown.extend(shown);
             }
-            ChoicePart::Call { index, name, arguments } => {
-                let mut call = self.call(choice, index, &name, &arguments);
+            ChoicePart::Call { index, name } => {
+                let mut call = self.call(choice, index, &name);
                 // Only chunks have an index in their calls.
                 call.as_object_mut().map(|call| call.remove("index"));
                 whole.calls.push(call);
             }
+            ChoicePart::Arguments { text, .. } => {
+                let call = whole.calls.last_mut().and_then(|call| call.pointer_mut("/function/arguments"));
+                if let Some(Value::String(arguments)) = call {
+                    arguments.push_str(&text);
+                }
+            }
+            ChoicePart::Broken => drop(whole.calls.pop()),
             ChoicePart::End(reason, _) => whole.finish = Some(self.finish(reason)),
         }
     }
@@ -167,13 +185,13 @@ impl Common {
     }
 
     /// A call of a choice; clients match results to calls by its id.
-    fn call(&self, choice: usize, index: usize, name: &str, arguments: &str) -> Value {
+    fn call(&self, choice: usize, index: usize, name: &str) -> Value {
         let request = self.id.rsplit('-').next().unwrap_or_default();
         let id = match choice {
             0 => format!("call_{request}_{index}"),
             _ => format!("call_{request}_{choice}_{index}"),
         };
-        json!({"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+        json!({"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}})
     }
 
     /// In two formats: parallel lists for completions, a list of objects for chats.
@@ -217,13 +235,15 @@ mod tests {
     }
 
     fn call() -> ChoicePart {
-        ChoicePart::Call { index: 0, name: "f".into(), arguments: "{}".into() }
+        ChoicePart::Call { index: 0, name: "f".into() }
     }
 
     fn answer(common: &Common) -> Value {
         let mut choices = [Whole::default(), Whole::default()];
         for (index, whole) in choices.iter_mut().enumerate() {
             common.add(index, whole, call());
+            common.add(index, whole, ChoicePart::Arguments { index: 0, text: "{".into() });
+            common.add(index, whole, ChoicePart::Arguments { index: 0, text: "}".into() });
             common.add(index, whole, ChoicePart::End("tool_calls", Box::default()));
         }
         common.whole(&choices, false, Usage::default(), Value::Null)

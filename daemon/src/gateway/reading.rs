@@ -1,7 +1,7 @@
 //! Options for reading answers: tool calls, thoughts, log probabilities.
 use std::sync::Arc;
 
-use tokenizer::tools::ToolSchemas;
+use tokenizer::answer::ToolSchemas;
 
 /// Which tool calls to look for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::{
 use common::sampling::{LOGIT_BIAS_MAX, LOGPROBS_MAX, SamplingParameters, TOP_K_MAX};
 use protocol::message::{Generate, Prompt, STOP_BYTES_MAX, STOP_STRINGS_MAX};
 use serde_json::Value;
-use tokenizer::tools::ToolSchemas;
+use tokenizer::answer::ToolSchemas;
 
 use super::{
     constraint, conversation,
@@ -142,6 +142,7 @@ impl Wish {
         generate.grammar.clone_from(grammar);
         generate.drafts_max = self.generate.drafts_max;
         generate.ignores_end = self.generate.ignores_end;
+        generate.shows_marks = self.generate.shows_marks;
         generate
     }
 }
@@ -203,6 +204,7 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
         generate.grammar.clone_from(&grammar);
         generate.drafts_max = drafts_max.unwrap_or(generate.drafts_max);
         generate.ignores_end = ignores_end;
+        generate.shows_marks = kind == Kind::Chat;
         let generate = Arc::new(generate);
         choices.extend((0..n).map(|index| Wish {
             generate: Arc::clone(&generate),

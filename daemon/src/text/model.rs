@@ -12,8 +12,8 @@ use engine::plan::Limits;
 use gguf::GgufFile;
 use tokenizer::{
     Tokenizer,
+    answer::ChatFormat,
     template::{TemplateError, TemplateSource},
-    thinking::thinking_behind,
 };
 
 use super::{
@@ -25,7 +25,7 @@ use super::{
 /// only shorter ones.
 const TOKEN_BYTES_LEAST: usize = 4;
 
-/// Tokens at the end of a prompt that tell whether it ends with the beginning of a thought, and white space.
+/// Number of tokens at the end of a prompt that show whether it ends with the beginning of a thought, and white space.
 const TAIL_TOKENS: usize = 12;
 
 /// The text-related part of a model.
@@ -41,8 +41,10 @@ pub struct ModelText {
     pub template: Result<Option<TemplateSource>, TemplateError>,
     /// Most tokens in a sequence.
     pub context_length: usize,
-    /// Format of tool calls in answers.
-    pub tool_format: ToolFormat,
+    /// The chat format of its templates.
+    pub format: &'static ChatFormat,
+    /// The control tokens that mark the parts of its answers, sorted.
+    pub marks: Vec<u32>,
     /// Whether the templates have marks of thoughts.
     thinks: bool,
     vocabulary_length: usize,
@@ -65,14 +67,17 @@ impl ModelText {
         let constrains = OnceLock::new();
         let source = template.as_ref().ok().and_then(Option::as_ref);
         let thinks = source.is_some_and(TemplateSource::thinks);
-        let tool_format = source.map_or(ToolFormat::None, TemplateSource::tool_format);
+        let format = source.map_or(ChatFormat::of(ToolFormat::None), TemplateSource::format);
+        let mut marks: Vec<u32> = format.preserved.iter().filter_map(|text| tokenizer.control_token(text)).collect();
+        marks.sort_unstable();
         Self {
             name,
             path,
             tokenizer,
             template,
             context_length,
-            tool_format,
+            format,
+            marks,
             thinks,
             vocabulary_length,
             longest,
@@ -94,7 +99,7 @@ impl ModelText {
         for id in &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..] {
             self.tokenizer.append_piece(*id, true, &mut tail);
         }
-        thinking_behind(&String::from_utf8_lossy(&tail))
+        self.format.thinking_behind(&String::from_utf8_lossy(&tail))
     }
 
     /// The templates.

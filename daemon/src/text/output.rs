@@ -6,6 +6,8 @@ use tokenizer::{Detokenizer, Tokenizer, overlap};
 #[derive(Debug)]
 pub(super) struct Output {
     detokenizer: Detokenizer,
+    /// Control tokens that become text, sorted.
+    marks: Vec<u32>,
     stop: Vec<String>,
     held: String,
 }
@@ -14,12 +16,18 @@ impl Output {
     /// Creates the output of an answer that ends at any of the `stop` strings.
     pub(super) fn new(tokenizer: &Tokenizer, stop: Vec<String>) -> Self {
         let stop = stop.into_iter().filter(|stop| !stop.is_empty()).collect();
-        Self { detokenizer: tokenizer.stream(), stop, held: String::new() }
+        Self { detokenizer: tokenizer.stream(), marks: Vec::new(), stop, held: String::new() }
+    }
+
+    /// With these control tokens as text; they are sorted.
+    pub(super) fn showing(self, marks: Vec<u32>) -> Self {
+        Self { marks, ..self }
     }
 
     /// Adds a token; returns the text that can be sent and whether a stop string ended the answer.
     pub(super) fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> (CompactString, bool) {
-        self.detokenizer.push(tokenizer, id, &mut self.held);
+        let is_mark = self.marks.binary_search(&id).is_ok();
+        self.detokenizer.push(tokenizer, id, is_mark, &mut self.held);
         self.release()
     }
 

@@ -36,7 +36,8 @@ pub enum Grammar {
     JsonSchema(String),
 }
 
-/// How a model's chat template writes calls of tools, which determines how to find them in an answer.
+/// The chat format of a model: how it writes thoughts and calls of tools, which determines how to find them in an answer.
+/// An older peer receives `None` for a format that it does not support: those behind `Hermes` since wire version 10 or 11.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ToolFormat {
@@ -47,21 +48,38 @@ pub enum ToolFormat {
     Llama3,
     /// `<tool_call>{"name": .., "arguments": ..}</tool_call>` (Hermes, Qwen 2.5 and 3).
     Hermes,
-    /// `<tool_call><function=NAME><parameter=P>VALUE</parameter></function></tool_call>` (Qwen3-Coder, Qwen3.5). Since
-    /// wire version 10; an older peer receives `None`.
+    /// `<tool_call><function=NAME><parameter=P>VALUE</parameter></function></tool_call>` (Qwen3-Coder, Qwen3.5).
     Xml,
+    /// `<tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>` (GLM 4.5 to 4.7).
+    Keyed,
+    /// `<|tool_call_start|>[f(a=1)]<|tool_call_end|>` (LFM2).
+    Lfm2,
+    /// `<function_calls>f(a=1)</function_calls>` (OLMo 3).
+    Olmo,
+    /// `<|tool_call>call:NAME{a:1}<tool_call|>` (Gemma 4).
+    Gemma,
+    /// `<|channel|>commentary to=functions.NAME<|message|>{..}<|call|>` (gpt-oss).
+    Harmony,
+    /// `[TOOL_CALLS]NAME[ARGS]{..}` or `[TOOL_CALLS][{..}]` (Mistral).
+    Mistral,
+    /// `<|tool_call|>[{..}]` or `functools[{..}]` (Phi-4, Granite 3).
+    Listed,
+    /// `<TOOLCALL>[{..}]</TOOLCALL>` (Nemotron Nano 2).
+    Capitals,
+    /// `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{..}<｜tool▁call▁end｜>` (DeepSeek).
+    DeepSeek,
 }
 
-/// Where an answer thinks before it answers: between `<think>` and `</think>`.
+/// Where an answer thinks before it answers: between the marks of its format, usually `<think>` and `</think>`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Thinking {
     /// The template has no such marks.
     #[default]
     None,
-    /// An answer may begin with `<think>`.
+    /// An answer may begin with a thought.
     Marked,
-    /// The prompt ends with `<think>`: the answer begins inside.
+    /// The prompt ends with the beginning of a thought: the answer begins inside.
     Open,
 }
 

@@ -184,6 +184,9 @@ pub struct Generate {
     /// The model that the answer belongs to; a node that serves another model rejects the request. `None` means any.
     #[serde(default, with = "common::version::since_5")]
     pub model: Option<Box<ModelRoots>>,
+    /// Whether the control tokens that mark the parts of an answer in the model's chat format become text.
+    #[serde(default, with = "common::version::since_11")]
+    pub shows_marks: bool,
 }
 
 /// The text before an answer.
@@ -238,6 +241,7 @@ impl Generate {
             drafts_max: u16::MAX,
             ignores_end: false,
             model: None,
+            shows_marks: false,
         }
     }
 }

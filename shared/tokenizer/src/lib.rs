@@ -1,5 +1,6 @@
 //! Tokenizers from GGUF metadata: SPM and BPE, special tokens, and streaming detokenization. Pure: tables
 //! in, ids or text out. Nothing fails once a file is accepted, except the chat templates of `template`.
+pub mod answer;
 mod bpe;
 mod character;
 mod error;
@@ -16,8 +17,7 @@ pub mod template;
 #[cfg(test)]
 mod tests;
 mod texts;
-pub mod thinking;
-pub mod tools;
+
 mod vocabulary;
 
 use bpe::Bpe;
@@ -277,6 +277,13 @@ impl Tokenizer {
     /// Whether generation stops at this token: EOS, EOT, EOM, and control tokens whose text is known to end a turn.
     pub fn is_end(&self, id: u32) -> bool {
         self.ends.binary_search(&id).is_ok()
+    }
+
+    /// The control token with this text, if there is one.
+    pub fn control_token(&self, text: &str) -> Option<u32> {
+        let found = self.special.split(&self.tokens, text);
+        let [Part::Token(id)] = found[..] else { return None };
+        (self.kinds.get(id as usize) == Some(&Kind::Control)).then_some(id)
     }
 
     /// The tokens that the model must not generate, at most [`SUPPRESSED_MAX`].

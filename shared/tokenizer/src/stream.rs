@@ -12,9 +12,9 @@ pub struct Detokenizer {
 }
 
 impl Detokenizer {
-    /// Appends the characters that this token completes; control tokens render to nothing.
-    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, text: &mut String) {
-        tokenizer.append_piece(id, false, &mut self.pending);
+    /// Appends the characters that this token completes; control tokens render to nothing unless `special` is set.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, special: bool, text: &mut String) {
+        tokenizer.append_piece(id, special, &mut self.pending);
         self.release(text);
     }
 

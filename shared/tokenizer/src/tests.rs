@@ -250,7 +250,7 @@ fn gemma4_merges_characters_within_lines() {
     assert_eq!(tokenizer.decode(&[1, 5, 9, 10, 8, 6], false), " aé\n\n ab");
     let (mut stream, mut text) = (tokenizer.stream(), String::new());
     for (id, expected) in [(5, " a"), (9, " a"), (10, " aé"), (4, " aé ")] {
-        stream.push(&tokenizer, id, &mut text);
+        stream.push(&tokenizer, id, false, &mut text);
         assert_eq!(text, expected);
     }
     check_refused(gemma4(), "merges", Some(list(&["▁ a", "ab"])), &["element 1 of tokenizer.ggml.merges"]);

@@ -98,7 +98,8 @@ impl Answers {
     /// text that the resumed tokens do not hold back; the same text is held back here.
     pub fn begin(&self, key: RequestKey, received: Instant, generate: &Generate, prompt: Vec<u32>) -> Prepared {
         let tokenizer = &self.model.tokenizer;
-        let mut output = Output::new(tokenizer, generate.stop.clone());
+        let marks = if generate.shows_marks { self.model.marks.clone() } else { Vec::new() };
+        let mut output = Output::new(tokenizer, generate.stop.clone()).showing(marks);
         let is_stopped = generate.resumed.iter().any(|id| {
             let is_end = !generate.ignores_end && tokenizer.is_end(*id);
             is_end || output.push(tokenizer, *id).1
@@ -123,7 +124,7 @@ impl Answers {
         let events = match event {
             RequestEvent::Started => {
                 let (prompt, thinking) = open.get_mut(&key).and_then(|answer| answer.prompt.take()).unwrap_or_default();
-                smallvec![AnswerEvent::Started { prompt, tool_format: self.model.tool_format, thinking }]
+                smallvec![AnswerEvent::Started { prompt, tool_format: self.model.format.format, thinking }]
             }
             RequestEvent::Dispatched => smallvec![AnswerEvent::Dispatched],
             RequestEvent::Token(token) => match open.get_mut(&key).filter(|answer| answer.stopped.is_none()) {

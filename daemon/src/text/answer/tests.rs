@@ -250,3 +250,17 @@ fn failure_after_a_stop_string_is_the_end_of_the_answer() {
     let refused = answers.translate(KEY, RequestEvent::Refused(fault.clone()));
     assert_eq!(*refused.events, [AnswerEvent::Refused(fault)]);
 }
+
+#[test]
+fn marks_become_text_only_on_request_and_nothing_else_that_is_control() {
+    let tokenizer = &MODEL.tokenizer;
+    let (mark, other) = (tokenizer.bos().expect("it has BOS"), tokenizer.eos().expect("it has EOS"));
+    let name = String::from_utf8(tokenizer.piece(mark, true)).expect("its name is text");
+    assert_eq!(tokenizer.control_token(&name), Some(mark));
+    assert_eq!(tokenizer.control_token("But"), None);
+    let text = |marks: Vec<u32>| {
+        let mut output = Output::new(tokenizer, Vec::new()).showing(marks);
+        [mark, other].iter().map(|id| output.push(tokenizer, *id).0.into_string()).collect::<String>()
+    };
+    assert_eq!((text(Vec::new()), text(vec![mark])), (String::new(), name));
+}

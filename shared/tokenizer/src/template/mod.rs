@@ -8,14 +8,14 @@ mod python;
 
 use std::io;
 
-use common::chat::{Chat, PROMPT_BYTES_MAX, ToolFormat};
+use common::chat::{Chat, PROMPT_BYTES_MAX};
 use conversation::{Conversation, Form};
 use gguf::{GgufError, Metadata};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, syntax::SyntaxConfig, value::Serde};
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
-use crate::Tokenizer;
+use crate::{Tokenizer, answer::ChatFormat};
 
 /// Longest template in bytes; the longest in use has about 20 kB.
 pub const TEMPLATE_BYTES_MAX: usize = 256 << 10;
@@ -81,17 +81,14 @@ impl TemplateSource {
         Ok(Some(Self { plain: plain.into(), tool_use: tool_use.map(Into::into), bos, eos }))
     }
 
-    /// The format of tool calls in answers.
-    pub fn tool_format(&self) -> ToolFormat {
-        tool_format(self.tool_use.as_deref().unwrap_or(&self.plain))
+    /// The chat format that they are written for.
+    pub fn format(&self) -> &'static ChatFormat {
+        ChatFormat::detect(self.tool_use.as_deref().unwrap_or(&self.plain))
     }
 
-    /// Whether answers think: the template mentions the marks of thoughts.
+    /// Whether answers think: a template has the marks of thoughts.
     pub fn thinks(&self) -> bool {
-        [&self.plain]
-            .into_iter()
-            .chain(&self.tool_use)
-            .any(|text| text.contains("<think>") || text.contains("</think>"))
+        [Some(&self.plain), self.tool_use.as_ref()].into_iter().flatten().any(|text| self.format().thinks(text))
     }
 
     /// Whether a rendered text begins with BOS, so that no other BOS is added.
@@ -119,7 +116,7 @@ pub struct ChatTemplate {
     knows_developer: bool,
     bos: String,
     eos: String,
-    tool_format: ToolFormat,
+    format: &'static ChatFormat,
 }
 
 impl ChatTemplate {
@@ -163,13 +160,13 @@ impl ChatTemplate {
         }
         let texts = [plain, tool_use.unwrap_or_default()];
         let knows_developer = texts.iter().any(|text| text.contains("developer"));
-        let tool_format = tool_format(tool_use.unwrap_or(plain));
-        Ok(Self { environment, has_tool_use: tool_use.is_some(), knows_developer, bos, eos, tool_format })
+        let format = ChatFormat::detect(tool_use.unwrap_or(plain));
+        Ok(Self { environment, has_tool_use: tool_use.is_some(), knows_developer, bos, eos, format })
     }
 
-    /// The format of tool calls in answers.
-    pub fn tool_format(&self) -> ToolFormat {
-        self.tool_format
+    /// The chat format that the template is written for.
+    pub fn format(&self) -> &'static ChatFormat {
+        self.format
     }
 
     /// The prompt before the answer, with special tokens as text. `now` is in seconds since 1970 (UTC), for templates
@@ -230,18 +227,6 @@ fn raise_exception(text: &str) -> Result<Value, Error> {
 fn refusal(error: &Error) -> Option<TemplateError> {
     let text = error.detail()?.strip_prefix(REFUSAL)?;
     Some(TemplateError::Refused(text.to_owned()))
-}
-
-/// The tool call format that a template mentions.
-fn tool_format(text: &str) -> ToolFormat {
-    let has = |part: &str| text.contains(part);
-    match () {
-        () if ["<tool_call>", "<function=", "<parameter="].into_iter().all(has) => ToolFormat::Xml,
-        () if has("<tool_call>") => ToolFormat::Hermes,
-        () if has("<|python_tag|>") || has("ipython") => ToolFormat::Llama3,
-        () if has("<|start_header_id|>") && has("\"parameters\":") => ToolFormat::Llama3,
-        () => ToolFormat::None,
-    }
 }
 
 /// Rewrites constructs that Python's Jinja and its extensions treat differently: tags that mark the assistant's text

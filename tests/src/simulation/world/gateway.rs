@@ -80,17 +80,10 @@ impl World {
             let asked = &mut self.asked[index];
             asked.next = node;
             asked.attempt = Some((number, None, now));
-            let generate = Generate {
-                prompt: Prompt::Tokens(vec![1]),
-                resumed: asked.tokens.clone(),
-                max_tokens: asked.length,
-                sampling: SamplingParameters { seed: asked.seed, ..SamplingParameters::default() },
-                stop: Vec::new(),
-                grammar: None,
-                drafts_max: 0,
-                ignores_end: true,
-                model: None,
-            };
+            let sampling = SamplingParameters { seed: asked.seed, ..SamplingParameters::default() };
+            let mut generate = Generate::new(Prompt::Tokens(vec![1]), asked.length, sampling, Vec::new());
+            generate.resumed.clone_from(&asked.tokens);
+            (generate.drafts_max, generate.ignores_end) = (0, true);
             self.streams.insert(number, index);
             let request = Request { id: RequestId(1), body: RequestBody::Generate(Box::new(generate)) };
             return self.send(number, 0, Packet::Request(Box::new(request)));

@@ -25,13 +25,13 @@ impl ToolSchemas {
         self.0.contains_key(tool)
     }
 
-    /// The value of a parameter as JSON, from the text that the model wrote: a string if the schema requires one, or if
-    /// the text is not JSON.
-    pub(super) fn value(&self, tool: &str, parameter: &str, text: &str) -> Value {
-        let is_text = self.0.get(tool).and_then(|texts| texts.get(parameter)).copied();
-        if is_text == Some(true) {
-            return text.into();
-        }
+    /// Whether the value of a parameter is a text even if it looks like another type.
+    pub(super) fn is_text(&self, tool: &str, parameter: &str) -> bool {
+        self.0.get(tool).and_then(|texts| texts.get(parameter)).copied() == Some(true)
+    }
+
+    /// The value of a parameter that need not be a text as JSON: a string if it is nothing else.
+    pub(super) fn value(&self, text: &str) -> Value {
         // Values of Python.
         match text.trim() {
             "True" => true.into(),

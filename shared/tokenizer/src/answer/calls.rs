@@ -1,0 +1,174 @@
+//! Finds the calls in the text behind an answer's thoughts.
+use super::{
+    AnswerPart, CALL_BYTES_MAX, CALLS_MAX, give,
+    marks::Opening,
+    syntax::{After, CallSyntax, CallText, Read},
+};
+
+/// A letter that is in no mark.
+const NO_MARK: char = '\0';
+
+/// Incremental parser for calls.
+#[derive(Debug)]
+pub(super) struct CallParser {
+    /// `None`: there are no calls.
+    syntax: Option<Box<dyn CallSyntax>>,
+    place: Place,
+    /// Undecided text: white space, followed by a possible call.
+    text: String,
+    parts: Vec<AnswerPart>,
+    /// Calls that have begun.
+    count: usize,
+    /// Whether one of them is whole.
+    has_call: bool,
+}
+
+/// Where the parser is in the answer.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// A call may begin.
+    Open,
+    /// Within a call.
+    Inside {
+        /// Bytes of the undecided text that were read.
+        read: usize,
+        /// Its index, once its tool is certain.
+        index: Option<usize>,
+    },
+    /// After a call.
+    Behind,
+    /// Calls are not sought any more.
+    Plain,
+}
+
+impl CallParser {
+    /// At the beginning of an answer.
+    pub(super) fn new(syntax: Option<Box<dyn CallSyntax>>) -> Self {
+        let place = if syntax.is_some() { Place::Open } else { Place::Plain };
+        Self { syntax, place, text: String::new(), parts: Vec::new(), count: 0, has_call: false }
+    }
+
+    /// Adds text; returns the parts that are certain now.
+    pub(super) fn push(&mut self, text: &str) -> Vec<AnswerPart> {
+        self.text.push_str(text);
+        while self.step() {}
+        std::mem::take(&mut self.parts)
+    }
+
+    /// Ends the answer; returns the text that was held back.
+    pub(super) fn finish(mut self) -> Vec<AnswerPart> {
+        match (self.place, &mut self.syntax) {
+            (Place::Inside { index: Some(index), .. }, _) => self.parts.push(AnswerPart::Broken { index }),
+            (Place::Behind, Some(syntax)) => {
+                // Closing marks may be missing: decided as if a letter followed that is in none of them.
+                if let After::Over(used) = syntax.after(&format!("{}{NO_MARK}", self.text)) {
+                    self.text.drain(..used);
+                }
+            }
+            _ => {}
+        }
+        // Llama 3 separates calls by semicolons.
+        let is_blank = self.text.trim_matches(|letter: char| letter.is_whitespace() || letter == ';').is_empty();
+        if !(self.has_call && is_blank) {
+            self.give(self.text.len());
+        }
+        self.parts
+    }
+
+    /// Decides that the first `end` bytes are content.
+    fn give(&mut self, end: usize) {
+        let text: String = self.text.drain(..end).collect();
+        give(&mut self.parts, text);
+    }
+
+    /// Makes one decision; false if it needs more text.
+    fn step(&mut self) -> bool {
+        match self.place {
+            Place::Open => self.open(),
+            Place::Inside { read, index } => self.inside(read, index),
+            Place::Behind => self.behind(),
+            Place::Plain => {
+                self.give(self.text.len());
+                false
+            }
+        }
+    }
+
+    fn open(&mut self) -> bool {
+        let found = self.syntax.as_mut().filter(|_| self.count < CALLS_MAX).map(|syntax| syntax.open(&self.text));
+        match found {
+            None | Some(Opening::Never) => {
+                self.place = Place::Plain;
+                true
+            }
+            Some(Opening::Later(certain)) => {
+                // White space before a call is dropped.
+                self.give(self.text[..certain].trim_end().len());
+                false
+            }
+            Some(Opening::Mark(begin, end)) => {
+                let told = self.text[..begin].trim_end().len();
+                self.give(told);
+                let mark = &self.text[begin - told..end - told];
+                if let Some(syntax) = &mut self.syntax {
+                    syntax.begin(mark);
+                }
+                self.place = Place::Inside { read: end - told, index: None };
+                true
+            }
+        }
+    }
+
+    fn inside(&mut self, mut read: usize, mut index: Option<usize>) -> bool {
+        let Some(syntax) = &mut self.syntax else { return false };
+        let mut call = CallText::default();
+        let found = syntax.read(&self.text[read..], &mut call);
+        if let Some(name) = call.name {
+            index = Some(self.count);
+            self.parts.push(AnswerPart::Call { index: self.count, name });
+            self.count += 1;
+        }
+        if let Some(index) = index.filter(|_| !call.arguments.is_empty()) {
+            self.parts.push(AnswerPart::Arguments { index, text: call.arguments });
+        }
+        let (Read::More(used) | Read::Whole(used) | Read::Broken(used)) = found;
+        read += used;
+        self.place = Place::Inside { read, index };
+        let length = if matches!(found, Read::More(_)) { self.text.len() } else { read };
+        match found {
+            _ if length > CALL_BYTES_MAX => self.refuse(0, index, Place::Plain),
+            Read::More(_) => return false,
+            Read::Whole(_) => {
+                self.has_call = true;
+                self.text.drain(..read);
+                self.place = Place::Behind;
+            }
+            Read::Broken(_) => self.refuse(read, index, Place::Open),
+        }
+        true
+    }
+
+    /// Decides that the first `end` bytes are content, because they are not a call.
+    fn refuse(&mut self, end: usize, index: Option<usize>, place: Place) {
+        self.parts.extend(index.map(|index| AnswerPart::Broken { index }));
+        self.give(end);
+        self.place = place;
+    }
+
+    fn behind(&mut self) -> bool {
+        let Some(syntax) = &mut self.syntax else { return false };
+        match syntax.after(&self.text) {
+            After::More => return false,
+            After::Next(skipped) if self.count < CALLS_MAX => {
+                syntax.begin("");
+                self.place = Place::Inside { read: skipped, index: None };
+            }
+            After::Next(_) | After::Plain => self.place = Place::Plain,
+            After::Over(skipped) => {
+                self.text.drain(..skipped);
+                self.place = Place::Open;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,149 @@
+//! Separates the parts of a streamed answer: thoughts, text for the user, and tool calls. Text that looks like a call but is
+//! not one is content: except for marks and the white space around thoughts and calls, no text is lost. Pure and bounded;
+//! the result does not depend on how the answer is split into pieces.
+mod calls;
+mod format;
+mod gemma;
+mod harmony;
+mod json;
+mod keyed;
+mod literal;
+mod marks;
+mod named;
+mod object;
+mod pythonic;
+mod schemas;
+mod syntax;
+mod tags;
+mod thinking;
+mod values;
+
+use std::sync::Arc;
+
+use calls::CallParser;
+use common::chat::{Thinking, ToolFormat};
+pub use format::{CHAT_FORMATS, ChatFormat};
+use harmony::HarmonyParser;
+pub use schemas::ToolSchemas;
+use thinking::{Divided, ThinkingParser};
+
+/// Longest text of a call in bytes; a longer one is content, and so is all text after it.
+pub const CALL_BYTES_MAX: usize = 256 << 10;
+/// Most calls of an answer; all text after them is content.
+pub const CALLS_MAX: usize = 128;
+
+/// A part of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AnswerPart {
+    /// What the model thinks before it answers.
+    Thought(String),
+    /// Text for the user.
+    Content(String),
+    /// A call begins.
+    Call {
+        /// Index of the call in the answer, from 0.
+        index: usize,
+        /// The tool.
+        name: String,
+    },
+    /// More of the arguments of a call: together they are a JSON object.
+    Arguments {
+        /// Index of the call.
+        index: usize,
+        /// Part of the JSON text.
+        text: String,
+    },
+    /// The call is malformed or was cut off, so it is none: its text follows as content.
+    Broken {
+        /// Index of the call, which no other call has.
+        index: usize,
+    },
+}
+
+/// Incremental parser for an answer.
+#[derive(Debug)]
+pub struct AnswerParser(Stages);
+
+#[derive(Debug)]
+enum Stages {
+    /// Thoughts, then text with calls.
+    Sequence(ThinkingParser, CallParser),
+    /// Messages to several channels.
+    Channels(HarmonyParser),
+}
+
+impl AnswerParser {
+    /// A parser at the beginning of an answer in this format. Without `schemas`, calls are not sought.
+    pub fn new(format: ToolFormat, thinking: Thinking, schemas: Option<Arc<ToolSchemas>>) -> Self {
+        let row = ChatFormat::of(format);
+        if format == ToolFormat::Harmony {
+            return Self(Stages::Channels(HarmonyParser::new(thinking != Thinking::None, schemas.is_some())));
+        }
+        let syntax = schemas.and_then(|schemas| row.syntax(schemas));
+        Self(Stages::Sequence(ThinkingParser::new(thinking, row.thinking), CallParser::new(syntax)))
+    }
+
+    /// Adds text of the answer; returns the parts that are certain now.
+    pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
+        match &mut self.0 {
+            Stages::Channels(parser) => parser.push(text),
+            Stages::Sequence(thinking, calls) => {
+                let mut parts = Vec::new();
+                for divided in thinking.push(text) {
+                    take(divided, calls, &mut parts);
+                }
+                parts
+            }
+        }
+    }
+
+    /// Whether the answer is within a thought.
+    pub fn thinks(&self) -> bool {
+        match &self.0 {
+            Stages::Channels(parser) => parser.thinks(),
+            Stages::Sequence(thinking, _) => thinking.thinks(),
+        }
+    }
+
+    /// Whether a thought may still continue or begin.
+    pub fn may_think(&self) -> bool {
+        match &self.0 {
+            Stages::Channels(parser) => parser.may_think(),
+            Stages::Sequence(thinking, _) => thinking.may_think(),
+        }
+    }
+
+    /// Ends the answer; returns the text that was held back.
+    pub fn finish(self) -> Vec<AnswerPart> {
+        match self.0 {
+            Stages::Channels(parser) => parser.finish(),
+            Stages::Sequence(thinking, mut calls) => {
+                let mut parts = Vec::new();
+                if let Some(divided) = thinking.finish() {
+                    take(divided, &mut calls, &mut parts);
+                }
+                parts.extend(calls.finish());
+                parts
+            }
+        }
+    }
+}
+
+fn take(divided: Divided, calls: &mut CallParser, parts: &mut Vec<AnswerPart>) {
+    match divided {
+        Divided::Thought(text) => parts.push(AnswerPart::Thought(text)),
+        Divided::Answer(text) => parts.extend(calls.push(&text)),
+    }
+}
+
+/// Adds content to the parts of an answer.
+fn give(parts: &mut Vec<AnswerPart>, text: String) {
+    match parts.last_mut() {
+        _ if text.is_empty() => {}
+        Some(AnswerPart::Content(before)) => before.push_str(&text),
+        _ => parts.push(AnswerPart::Content(text)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! Calls as function calls of Python: `<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>` (LFM2), or one on each line between
+//! `<function_calls>` and `</function_calls>` (OLMo 3). LFM2 also writes a list of JSON objects there if asked to.
+use super::{
+    json::{CallList, JsonCalls, JsonMarks},
+    literal::{Dialect, Literals},
+    marks::{Begins, begins},
+    syntax::{After, CallSyntax, CallText, NAME_BYTES_MAX, Read, Step, steps},
+};
+
+/// The marks around a list of calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListMarks {
+    /// Before it.
+    pub open: &'static [&'static str],
+    /// Behind it.
+    pub close: &'static str,
+}
+
+/// Finds calls as function calls.
+#[derive(Debug)]
+pub(super) struct PythonicCalls {
+    marks: ListMarks,
+    list: CallList,
+    place: PythonPlace,
+    /// Calls as objects behind the same mark.
+    objects: Option<JsonCalls>,
+}
+
+#[derive(Debug)]
+enum PythonPlace {
+    /// Behind the mark.
+    List,
+    Name,
+    Arguments(Literals),
+}
+
+impl PythonicCalls {
+    pub(super) fn new(marks: ListMarks) -> Self {
+        Self { marks, list: CallList::default(), place: PythonPlace::List, objects: None }
+    }
+
+    /// Makes one decision about the text that was not read yet.
+    fn step(&mut self, text: &str, call: &mut CallText) -> Step {
+        match &mut self.place {
+            PythonPlace::List => match self.list.open(text) {
+                Some(used) => {
+                    self.place = PythonPlace::Name;
+                    Step::On(used)
+                }
+                None => Step::Wait,
+            },
+            PythonPlace::Name => {
+                let rest = text.trim_start();
+                let end = rest.find(|letter: char| !letter.is_alphanumeric() && !"_.-".contains(letter));
+                let blank = text.len() - rest.len();
+                match end {
+                    None if rest.len() <= NAME_BYTES_MAX => Step::Wait,
+                    Some(end @ 1..=NAME_BYTES_MAX) if rest[end..].starts_with('(') => {
+                        call.name = Some(rest[..end].to_owned());
+                        call.arguments.push('{');
+                        self.place = PythonPlace::Arguments(Literals::new(Dialect::Python));
+                        Step::On(blank + end + 1)
+                    }
+                    Some(0) if rest.starts_with('{') => {
+                        let marks = JsonMarks { open: self.marks.open, close: Some(self.marks.close), has_lists: true };
+                        self.objects = Some(JsonCalls::within(marks, self.list));
+                        Step::On(blank)
+                    }
+                    _ => Step::Broken(0),
+                }
+            }
+            PythonPlace::Arguments(literals) => literals.step(text, &mut call.arguments),
+        }
+    }
+}
+
+impl CallSyntax for PythonicCalls {
+    fn marks(&self) -> &'static [&'static str] {
+        self.marks.open
+    }
+
+    fn begin(&mut self, mark: &str) {
+        if !mark.is_empty() {
+            *self = Self::new(self.marks);
+        } else if let Some(objects) = &mut self.objects {
+            objects.begin(mark);
+        }
+        self.place = if mark.is_empty() { PythonPlace::Name } else { PythonPlace::List };
+    }
+
+    fn read(&mut self, text: &str, call: &mut CallText) -> Read {
+        let mut read = 0;
+        if self.objects.is_none() {
+            let found = steps(text, |text| if self.objects.is_some() { Step::Wait } else { self.step(text, call) });
+            match (found, &self.objects) {
+                (Read::More(used), Some(_)) => read = used,
+                (found, _) => return found,
+            }
+        }
+        self.objects.as_mut().map_or(Read::More(read), |objects| objects.read(&text[read..], call).behind(read))
+    }
+
+    fn after(&mut self, text: &str) -> After {
+        if let Some(objects) = &mut self.objects {
+            return objects.after(text);
+        }
+        if !self.list.is_open() {
+            // Calls on lines of their own.
+            let rest = text.trim_start();
+            match begins(text, self.marks.close) {
+                Begins::Not if rest.starts_with(|letter: char| letter.is_alphabetic() || letter == '_') => {
+                    return After::Next(text.len() - rest.len());
+                }
+                _ => {}
+            }
+        }
+        self.list.after(text, Some(self.marks.close))
+    }
+}
