@@ -164,6 +164,11 @@ impl Answer {
         }
     }
 
+    /// Number of tokens of its prompt; 0 until a head has reported them.
+    pub(super) fn prompt_tokens(&self) -> usize {
+        self.prompt.as_ref().map_or(0, Vec::len)
+    }
+
     /// Begins its turn.
     pub(super) fn take_turn(&mut self, now: Instant) {
         self.turn = now;
@@ -271,7 +276,7 @@ impl Answer {
             finished,
             tokens: self.tokens.len(),
             thought_tokens: 0,
-            prompt_tokens: self.prompt.as_ref().map_or(0, Vec::len),
+            prompt_tokens: self.prompt_tokens(),
             dispatched: self.dispatched.unwrap_or_default(),
             first_token: self.first_token,
             last_token: self.last_token,

@@ -1,4 +1,5 @@
-//! Runs a request: computes its choices concurrently and merges their parts into one object or one stream.
+//! Runs a request: computes its choices concurrently and passes their parts to the writer of its API, for one object or
+//! one stream.
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -23,13 +24,12 @@ use super::{
     answer::{Answer, Ended, Said},
     bodies::Held,
     choice::{Choice, ChoicePart},
-    cluster::seconds_since_1970,
     error::ApiError,
-    object::{Common, Usage, Whole},
     pinned::Pinned,
-    request::{Asked, Kind, RUNNING_MAX},
+    request::{Asked, RUNNING_MAX},
     stream::{Events, FirstByte, Gone, events},
     trace,
+    writer::{Tally, Writer},
 };
 
 /// Most parts of all choices that may wait to be written.
@@ -37,13 +37,21 @@ const PARTS_MAX: usize = 64;
 /// Silence after which a stream sends a keep-alive comment.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-type ChoiceParts = Receiver<(usize, Result<ChoicePart, ApiError>)>;
+type ChoiceParts = Receiver<Made>;
+
+/// A part of the choice with this index, or why it ended.
+struct Made {
+    index: usize,
+    /// Tokens of its prompt.
+    prompt_tokens: usize,
+    part: Result<ChoicePart, ApiError>,
+}
 
 /// A running request. Dropping it cancels all of its choices.
 struct Run {
     gateway: Arc<Gateway>,
     model: Arc<Pinned>,
-    common: Common,
+    writer: Box<dyn Writer>,
     arrival: ReceivedRequest,
     /// Keeps the reservation for the prompts until the end: they may be sent to another head.
     _held: Held,
@@ -52,20 +60,20 @@ struct Run {
     count: usize,
     /// Number of choices per prompt.
     per_prompt: usize,
-    with_logprobs: bool,
-    usage: Usage,
-    timings: Value,
+    has_begun: bool,
+    tally: Tally,
     first: FirstByte,
     ended: usize,
 }
 
-/// Runs a request; `held` is the reservation of its prompts in the budget for bodies.
+/// Runs a request and writes its answer; `held` is the reservation of its prompts in the budget for bodies.
 ///
 /// # Errors
 /// Any error before the answer begins; after that, a stream reports its errors itself.
 pub(super) async fn complete(
     gateway: Arc<Gateway>,
     asked: Asked,
+    writer: Box<dyn Writer>,
     held: Held,
     arrival: ReceivedRequest,
 ) -> Result<Response, ApiError> {
@@ -73,8 +81,8 @@ pub(super) async fn complete(
     let Some(served) = gateway.cluster.serving().topology else { return Err(gateway.not_serving()) };
     let model = Pinned::new(asked.model.clone(), served)?;
     let deadline = arrival.at + gateway.settings.request_max;
-    let (is_streamed, includes_usage) = (asked.is_streamed, asked.includes_usage);
-    let mut run = begin(Arc::clone(&gateway), asked, held, arrival, model);
+    let is_streamed = asked.is_streamed;
+    let mut run = begin(Arc::clone(&gateway), asked, writer, held, arrival, model);
     let overdue = || ApiError::overdue(gateway.settings.request_max.as_secs());
     if !is_streamed {
         let ended = tokio::select! {
@@ -88,29 +96,36 @@ pub(super) async fn complete(
         };
     }
     // Until the answer begins, an error has a status code of its own.
-    let first = match timeout_at(deadline.into(), run.part()).await {
+    let first = match timeout_at(deadline.into(), run.next()).await {
         Ok(Some((index, part))) => (index, part?),
         Ok(None) => return Err(run.gateway.not_serving()),
         Err(_) => return Err(overdue()),
     };
-    let (events, response) = events(run.arrival.at, Arc::clone(&run.first));
+    let (events, response) = events(run.arrival.at, Arc::clone(&run.first), run.writer.framing());
     let late = overdue();
     tokio::spawn(async move {
         let streamed = tokio::select! {
-            streamed = timeout_at(deadline.into(), run.stream(&events, first, includes_usage)) => streamed.map_err(|_| late),
+            streamed = timeout_at(deadline.into(), run.stream(&events, first)) => streamed.map_err(|_| late),
             () = gateway.cut.cancelled() => Err(ApiError::shutting_down()),
         };
         match streamed {
             Ok(Ok(())) => {}
             Ok(Err(Gone)) => gateway.metrics.cancelled(),
             // A client that does not read does not receive it either.
-            Err(error) => drop(events.send(&error.object()).await),
+            Err(error) => drop(events.send(&run.writer.fail(&error)).await),
         }
     });
     Ok(response)
 }
 
-fn begin(gateway: Arc<Gateway>, asked: Asked, held: Held, arrival: ReceivedRequest, model: Pinned) -> Run {
+fn begin(
+    gateway: Arc<Gateway>,
+    asked: Asked,
+    writer: Box<dyn Writer>,
+    held: Held,
+    arrival: ReceivedRequest,
+    model: Pinned,
+) -> Run {
     let (model, (sender, parts)) = (Arc::new(model), channel(PARTS_MAX));
     let (mut choices, turns) = (JoinSet::new(), Arc::new(Semaphore::new(RUNNING_MAX)));
     let count = asked.choices.len();
@@ -119,49 +134,32 @@ fn begin(gateway: Arc<Gateway>, asked: Asked, held: Held, arrival: ReceivedReque
     for (index, wish) in asked.choices.into_iter().enumerate() {
         let answer = Answer::new(Arc::clone(&gateway), wish, Arc::clone(&model), arrival.at);
         let choice = Choice::new(asked.reading.clone());
-        let (turns, parts, field) = (Arc::clone(&turns), sender.clone(), asked.kind.prompt_field());
+        let (turns, parts, field) = (Arc::clone(&turns), sender.clone(), writer.prompt_field());
         choices.spawn(async move {
             // Never closed.
             let _turn = turns.acquire_owned().await;
             pump(index, answer, choice, parts, field).await;
         });
     }
-    let created = seconds_since_1970();
-    let prefix = if asked.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
-    let common = Common {
-        kind: asked.kind,
-        is_legacy: asked.is_legacy,
-        id: format!("{prefix}-{}", arrival.id),
-        created,
-        model: String::new(),
-        fingerprint: String::new(),
-    };
     Run {
         gateway,
         model,
-        common,
+        writer,
         arrival,
         _held: held,
         parts,
         _choices: choices,
         count,
         per_prompt,
-        with_logprobs: asked.reading.logprobs.is_some(),
-        usage: Usage::default(),
-        timings: Value::Null,
+        has_begun: false,
+        tally: Tally::default(),
         first: FirstByte::default(),
         ended: 0,
     }
 }
 
 /// Runs one choice to its end; stops if the receiver is gone. `field` holds the prompt.
-async fn pump(
-    index: usize,
-    mut answer: Answer,
-    mut choice: Choice,
-    parts: Sender<(usize, Result<ChoicePart, ApiError>)>,
-    field: &'static str,
-) {
+async fn pump(index: usize, mut answer: Answer, mut choice: Choice, parts: Sender<Made>, field: &'static str) {
     answer.take_turn(Instant::now());
     loop {
         let said = answer.next().await;
@@ -171,7 +169,7 @@ async fn pump(
             Err(error) => vec![Err(error.about(field))],
         };
         for part in found {
-            if parts.send((index, part)).await.is_err() {
+            if parts.send(Made { index, prompt_tokens: answer.prompt_tokens(), part }).await.is_err() {
                 return;
             }
         }
@@ -182,29 +180,40 @@ async fn pump(
 }
 
 impl Run {
-    /// The next part. From the first one on, the model that computes all of them is fixed.
-    async fn part(&mut self) -> Option<(usize, Result<ChoicePart, ApiError>)> {
-        let part = self.parts.recv().await;
-        if self.common.model.is_empty() {
-            (self.common.model, self.common.fingerprint) = self.model.names();
+    /// The next part, after recording its effect on the tally. From the first one on, the model that computes all of
+    /// them is fixed.
+    async fn next(&mut self) -> Option<(usize, Result<ChoicePart, ApiError>)> {
+        let Made { index, prompt_tokens, part } = self.parts.recv().await?;
+        if !self.has_begun {
+            self.has_begun = true;
+            let (model, fingerprint) = self.model.names();
+            self.writer.begin(&model, &fingerprint);
         }
-        part
+        match &part {
+            Ok(ChoicePart::Started) if index.is_multiple_of(self.per_prompt) => {
+                self.tally.usage.prompt += prompt_tokens;
+            }
+            Ok(ChoicePart::End(_, ended)) => self.end(index, ended),
+            _ => {}
+        }
+        Some((index, part))
     }
 
     /// Records the end of a choice.
     fn end(&mut self, index: usize, ended: &Ended) {
         self.ended += 1;
+        let usage = &mut self.tally.usage;
         if index.is_multiple_of(self.per_prompt) {
-            self.usage.prompt += ended.prompt_tokens;
-            self.usage.cached += ended.finished.times.cached_tokens as usize;
+            usage.cached += ended.finished.times.cached_tokens as usize;
         }
-        self.usage.completion += ended.tokens;
-        self.usage.reasoning += ended.thought_tokens;
+        usage.completion += ended.tokens;
+        usage.reasoning += ended.thought_tokens;
         self.gateway.metrics.ended(ended);
         let (first, now) = (self.first.get().copied(), self.arrival.at.elapsed());
         if index == 0 {
-            self.timings = trace::timings(ended, first, now);
+            self.tally.timings = trace::timings(ended, first, now);
         }
+        (self.tally.elapsed, self.tally.is_complete) = (now, self.ended == self.count);
         let mut kept = trace::trace(ended, first, now);
         kept["request_id"] = self.arrival.id.clone().into();
         kept["choice"] = index.into();
@@ -214,28 +223,25 @@ impl Run {
     }
 
     async fn whole(&mut self) -> Result<Value, ApiError> {
-        let mut choices: Vec<Whole> = (0..self.count).map(|_| Whole::default()).collect();
         while self.ended < self.count {
-            let Some((index, part)) = self.part().await else { return Err(self.gateway.not_serving()) };
+            let Some((index, part)) = self.next().await else { return Err(self.gateway.not_serving()) };
             let part = part.map_err(|error| {
-                error.with_partial(|| self.common.whole(&choices, self.with_logprobs, self.usage, Value::Null))
+                let tally = Tally { timings: Value::Null, ..self.tally.clone() };
+                error.with_partial(|| self.writer.whole(&tally))
             })?;
-            if let ChoicePart::End(_, ended) = &part {
-                self.end(index, ended);
-            }
-            self.common.add(index, &mut choices[index], part);
+            self.writer.keep(index, part);
         }
-        Ok(self.common.whole(&choices, self.with_logprobs, self.usage, self.timings.take()))
+        Ok(self.writer.whole(&self.tally))
     }
 
-    async fn stream(&mut self, events: &Events, first: (usize, ChoicePart), includes_usage: bool) -> Result<(), Gone> {
-        let mut offsets = vec![0; self.count];
+    async fn stream(&mut self, events: &Events, first: (usize, ChoicePart)) -> Result<(), Gone> {
         let mut next = Some((first.0, Ok(first.1)));
-        while self.ended < self.count {
+        // A part may be waiting that was counted already.
+        while self.ended < self.count || next.is_some() {
             let (index, part) = match next.take() {
                 Some(part) => part,
                 None => tokio::select! {
-                    part = self.part() => match part {
+                    part = self.next() => match part {
                         Some(part) => part,
                         None => return Ok(()),
                     },
@@ -246,27 +252,18 @@ impl Run {
                     }
                 },
             };
-            let part = match part {
-                Ok(part) => part,
+            match part {
+                Ok(part) => {
+                    let records = self.writer.stream(index, part, &self.tally);
+                    events.send(&records).await?;
+                }
                 Err(error) => {
                     self.gateway.metrics.answered("stream", error.status.as_u16());
-                    return events.send(&error.object()).await;
-                }
-            };
-            let mut chunk = self.common.part(index, &part, self.with_logprobs, &mut offsets[index]);
-            if let ChoicePart::End(_, ended) = &part {
-                self.end(index, ended);
-                if let Some(chunk) = chunk.as_mut().filter(|_| self.ended == self.count) {
-                    chunk["timings"] = self.timings.take();
+                    return events.send(&self.writer.fail(&error)).await;
                 }
             }
-            if let Some(chunk) = chunk {
-                events.send(&chunk).await?;
-            }
         }
-        if includes_usage {
-            events.send(&self.common.usage_chunk(self.usage)).await?;
-        }
+        events.send(&self.writer.finish(&self.tally)).await?;
         events.done().await
     }
 }
@@ -276,4 +273,8 @@ impl Run {
 pub(super) struct ReceivedRequest {
     pub(super) id: String,
     pub(super) at: Instant,
+    /// Seconds since 1970.
+    pub(super) created: u64,
+    /// Seed of requests that have none.
+    pub(super) seed: u64,
 }

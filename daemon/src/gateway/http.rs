@@ -14,7 +14,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, header},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{any, get, post},
+    routing::{MethodRouter, any, get, post},
 };
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
@@ -22,13 +22,16 @@ use serde_json::{Value, json};
 use super::{
     Gateway,
     bodies::{Held, Received, SHORT_BYTES},
+    cluster::seconds_since_1970,
     complete::complete,
     connections::{Visit, Working},
     error::ApiError,
     metrics::Moment,
+    openai,
     outline::Bounds,
     pages, paths,
-    request::{Asked, Kind, read},
+    request::Asked,
+    writer::Demand,
 };
 use crate::gateway::complete::ReceivedRequest;
 use crate::gateway::pinned::is_model;
@@ -59,8 +62,8 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/", get(root))
         .route("/ping", get(health))
         .route("/version", get(version))
-        .route("/v1/completions", post(completions))
-        .route("/v1/chat/completions", post(chats))
+        .route("/v1/completions", answering(openai::completion))
+        .route("/v1/chat/completions", answering(openai::chat))
         .route("/v1/models", get(models))
         .route("/v1/models/{model}", get(model))
         .route("/health", get(health))
@@ -76,7 +79,8 @@ fn routes(gateway: Arc<Gateway>) -> Router {
 
 /// Wraps every request: assigns its id, checks the key, and counts its status.
 async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
-    let arrival = ReceivedRequest { id: request_id(request.headers()), at: Instant::now() };
+    let id = request_id(request.headers());
+    let arrival = ReceivedRequest { seed: seed(&id), id, at: Instant::now(), created: seconds_since_1970() };
     let path = known_path(request.uri().path());
     let id = HeaderValue::from_str(&arrival.id);
     request.extensions_mut().insert(arrival);
@@ -149,15 +153,15 @@ fn known_path(path: &str) -> &'static str {
     known.into_iter().find(|known| path == *known).unwrap_or("other")
 }
 
-async fn completions(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
-    ask(gateway, Kind::Completion, request).await
+/// Reads a body in the form of one API.
+type ReadBody = fn(&Gateway, &[u8], &ReceivedRequest, Bounds) -> Result<Demand, ApiError>;
+
+/// A path whose requests are read by `read`.
+fn answering(read: ReadBody) -> MethodRouter<Arc<Gateway>> {
+    post(move |State(gateway): State<Arc<Gateway>>, request: Request| ask(gateway, read, request))
 }
 
-async fn chats(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
-    ask(gateway, Kind::Chat, request).await
-}
-
-async fn ask(gateway: Arc<Gateway>, kind: Kind, request: Request) -> Result<Response, ApiError> {
+async fn ask(gateway: Arc<Gateway>, read: ReadBody, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let arrival = parts.extensions.get::<ReceivedRequest>().cloned();
     let arrival = arrival.expect("every request passes the layer that adds it");
@@ -174,9 +178,13 @@ async fn ask(gateway: Arc<Gateway>, kind: Kind, request: Request) -> Result<Resp
     let received = gateway.bodies.receive(body, length).await?;
     // From here on the client waits for this node and not vice versa: its connection must not be evicted.
     let working = parts.extensions.get::<Visit>().map(Visit::working);
-    let (asked, held) = parse(&gateway, kind, received, seed(&arrival.id)).await?;
+    let (demand, held) = parse(&gateway, read, received, &arrival).await?;
+    let (asked, writer) = match demand {
+        Demand::Answer(asked, writer) => (*asked, writer),
+        Demand::Known(model, object) => return gateway.known(model.as_deref(), object),
+    };
     let warning = warning(&asked);
-    let mut response = complete(gateway, asked, held, arrival).await?;
+    let mut response = complete(gateway, asked, writer, held, arrival).await?;
     if let Some(warning) = warning {
         response.headers_mut().insert(WARNING, warning);
     }
@@ -191,16 +199,24 @@ fn warning(asked: &Asked) -> Option<HeaderValue> {
 }
 
 /// Parses a body; a long one on a separate thread, with limited concurrency.
-async fn parse(gateway: &Gateway, kind: Kind, received: Received, seed: u64) -> Result<(Asked, Held), ApiError> {
+async fn parse(
+    gateway: &Arc<Gateway>,
+    read: ReadBody,
+    received: Received,
+    arrival: &ReceivedRequest,
+) -> Result<(Demand, Held), ApiError> {
     let topology = gateway.cluster.serving().topology;
     let bounds = Bounds { context: topology.map(|topology| topology.context_length as usize) };
     let Received { bytes, mut held } = received;
     if bytes.len() <= SHORT_BYTES {
-        return Ok((read(kind, &bytes, seed, bounds)?, held));
+        return Ok((read(gateway, &bytes, arrival, bounds)?, held));
     }
-    let asked = gateway.parsing.run(bytes.len(), move || read(kind, &bytes, seed, bounds)).await?;
-    gateway.bodies.settle(&mut held, asked.bytes())?;
-    Ok((asked, held))
+    let (shared, arrival) = (Arc::clone(gateway), arrival.clone());
+    let demand = gateway.parsing.run(bytes.len(), move || read(&shared, &bytes, &arrival, bounds)).await?;
+    if let Demand::Answer(asked, _) = &demand {
+        gateway.bodies.settle(&mut held, asked.bytes())?;
+    }
+    Ok((demand, held))
 }
 
 /// The body of an answer; its connection counts as busy until it is written.
@@ -239,6 +255,15 @@ impl Gateway {
     pub(super) fn model(&self) -> Option<String> {
         let topology = self.cluster.serving().topology?;
         Some(topology.model.clone())
+    }
+
+    /// The response to a request that needs no computation.
+    fn known(&self, model: Option<&str>, object: Value) -> Result<Response, ApiError> {
+        let Some(served) = self.model() else { return Err(self.not_serving()) };
+        match model.filter(|asked| !is_model(asked, &served)) {
+            Some(asked) => Err(ApiError::no_such_model(asked, &served)),
+            None => Ok(Json(object).into_response()),
+        }
     }
 
     fn model_object(&self) -> Option<Value> {

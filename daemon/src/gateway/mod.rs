@@ -15,6 +15,7 @@ mod health;
 mod http;
 mod metrics;
 mod object;
+mod openai;
 mod outline;
 mod pages;
 mod parsing;
@@ -31,6 +32,7 @@ mod stream;
 mod thoughts;
 mod trace;
 mod typed_json;
+mod writer;
 
 pub use settings::{ApiKey, GatewaySettings, Wanted, check_mode};
 

@@ -7,7 +7,7 @@ use std::{
 
 use common::sampling::{LOGIT_BIAS_MAX, LOGPROBS_MAX, SamplingParameters, TOP_K_MAX};
 use protocol::message::{Generate, Prompt, STOP_BYTES_MAX, STOP_STRINGS_MAX};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokenizer::answer::ToolSchemas;
 
 use super::{
@@ -102,7 +102,6 @@ impl Kind {
 /// A valid request.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
-    pub(super) kind: Kind,
     /// The client's name for the model.
     pub(super) model: Option<String>,
     /// One for each choice.
@@ -166,19 +165,30 @@ impl Asked {
 /// The first invalid field.
 pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result<Asked, ApiError> {
     let outline = Outline::read(body)?;
-    let mut object = outline.values(&FIELDS)?;
+    let object = outline.values(&FIELDS)?;
+    let prompts = if kind == Kind::Completion { outline.prompts(bounds)? } else { Vec::new() };
+    build(kind, object, prompts, seed)
+}
+
+/// Builds a request from the fields of a body; a chat takes its prompt from `messages`.
+///
+/// # Errors
+/// The first invalid field.
+pub(super) fn build(
+    kind: Kind,
+    mut object: Map<String, Value>,
+    mut prompts: Vec<Prompt>,
+    seed: u64,
+) -> Result<Asked, ApiError> {
     let (mut tools, mut forced, mut is_legacy, mut unenforced) = (Tools::default(), None, false, Unenforced::new());
     let mut schemas = ToolSchemas::default();
-    let prompts = match kind {
-        Kind::Completion => outline.prompts(bounds)?,
-        Kind::Chat => {
-            let read = conversation::read(&mut object)?;
-            schemas = read.schemas;
-            (tools.are_given, tools.are_forced) = (read.chat.tools.is_some(), read.forced.is_some());
-            (forced, is_legacy, unenforced) = (read.forced, read.is_legacy, read.unenforced);
-            vec![Prompt::Chat(Box::new(read.chat))]
-        }
-    };
+    if kind == Kind::Chat {
+        let read = conversation::read(&mut object)?;
+        schemas = read.schemas;
+        (tools.are_given, tools.are_forced) = (read.chat.tools.is_some(), read.forced.is_some());
+        (forced, is_legacy, unenforced) = (read.forced, read.is_legacy, read.unenforced);
+        prompts = vec![Prompt::Chat(Box::new(read.chat))];
+    }
     let fields = Fields(&object);
     tools.is_one = tools.are_forced || is_legacy || fields.get("parallel_tool_calls") == Some(&Value::Bool(false));
     refuse_unsupported(fields)?;
@@ -213,7 +223,6 @@ pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result
         }));
     }
     Ok(Asked {
-        kind,
         model: fields.text("model")?.map(Into::into),
         is_streamed: fields.flag("stream")?,
         includes_usage: options.map_or(Ok(false), |options| options.flag("include_usage"))?,

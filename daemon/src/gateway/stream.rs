@@ -1,4 +1,4 @@
-//! Server-sent events: a bounded queue between an answer and the socket of its client.
+//! Streams of records, such as server-sent events: a bounded queue between an answer and the socket of its client.
 use std::{
     convert::Infallible,
     pin::Pin,
@@ -19,6 +19,8 @@ use tokio::{
     time::timeout,
 };
 
+use super::writer::Framing;
+
 /// Most events that may wait for the socket.
 const EVENTS_MAX: usize = 256;
 /// A client that takes no event for this long is disconnected.
@@ -33,7 +35,10 @@ pub(super) struct Gone;
 
 /// The writing end.
 #[derive(Debug)]
-pub(super) struct Events(Sender<Bytes>);
+pub(super) struct Events {
+    framing: Framing,
+    sender: Sender<Bytes>,
+}
 
 struct Outgoing {
     events: Receiver<Bytes>,
@@ -54,42 +59,48 @@ impl Stream for Outgoing {
     }
 }
 
-/// Creates a response of events, and the writing end.
-pub(super) fn events(accepted: Instant, first: FirstByte) -> (Events, Response) {
+/// Creates a streamed response, and its writing end.
+pub(super) fn events(accepted: Instant, first: FirstByte, framing: Framing) -> (Events, Response) {
     let (sender, receiver) = channel(EVENTS_MAX);
     let body = Body::from_stream(Outgoing { events: receiver, accepted, first });
     let mut response = Response::new(body);
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(framing.content_type()));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Disables buffering in proxies.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    (Events(sender), response)
+    (Events { framing, sender }, response)
 }
 
 impl Events {
-    /// Sends one event.
-    pub(super) async fn send(&self, object: &Value) -> Result<(), Gone> {
-        self.raw(format!("data: {object}\n\n")).await
+    /// Sends records.
+    pub(super) async fn send(&self, objects: &[Value]) -> Result<(), Gone> {
+        for object in objects {
+            self.raw(self.framing.record(object)).await?;
+        }
+        Ok(())
     }
 
-    /// Sends the end marker.
+    /// Sends the end marker, if the framing has one.
     pub(super) async fn done(&self) -> Result<(), Gone> {
-        self.raw("data: [DONE]\n\n".into()).await
+        match self.framing.end() {
+            Some(end) => self.raw(end.into()).await,
+            None => Ok(()),
+        }
     }
 
-    /// Sends a comment, which clients ignore, to keep the connection alive.
+    /// Sends what clients ignore, to keep the connection alive.
     pub(super) async fn keep_alive(&self) -> Result<(), Gone> {
-        self.raw(": keep-alive\n\n".into()).await
+        self.raw(self.framing.keep_alive().into()).await
     }
 
     /// Returns when the client has disconnected.
     pub(super) async fn gone(&self) {
-        self.0.closed().await;
+        self.sender.closed().await;
     }
 
     async fn raw(&self, text: String) -> Result<(), Gone> {
-        match timeout(SLOW, self.0.send(text.into())).await {
+        match timeout(SLOW, self.sender.send(text.into())).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(Gone),
         }
