@@ -59,9 +59,8 @@ impl ApiError {
     /// A path that does not exist.
     pub(super) fn no_such_path(path: &str) -> Self {
         let path: String = path.chars().take(100).collect();
-        let message = format!(
-            "{path} is not served; use /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics or /traces"
-        );
+        let message =
+            format!("{path} is not served; /openapi.json describes what is, for example /v1/chat/completions");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "not_found", message)
     }
 
@@ -201,6 +200,11 @@ impl ApiError {
         if is_of_prompt { Self { param: Some(field.into()), ..self } } else { self }
     }
 
+    /// What failed, and what to do next.
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The JSON object for clients.
     pub(super) fn object(&self) -> Value {
         let Self { message, kind, param, code, .. } = self;
@@ -253,6 +257,8 @@ impl IntoResponse for ApiError {
         if self.is_final {
             response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
+        // Other APIs write it in a form of their own.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -20,7 +20,7 @@ use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
 
 use super::{
-    Gateway,
+    Gateway, anthropic,
     bodies::{Held, Received, SHORT_BYTES},
     cluster::seconds_since_1970,
     complete::complete,
@@ -64,6 +64,7 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/version", get(version))
         .route("/v1/completions", answering(openai::completion))
         .route("/v1/chat/completions", answering(openai::chat))
+        .route("/v1/messages", answering(anthropic::read))
         .route("/v1/models", get(models))
         .route("/v1/models/{model}", get(model))
         .route("/health", get(health))
@@ -98,6 +99,9 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
         }
         Ok(_) => ApiError::unauthorized().into_response(),
     };
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        response = in_form(path, &error, response);
+    }
     if let Ok(Some(origin)) = page {
         pages::allow(&mut response, origin);
     }
@@ -106,6 +110,17 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
     }
     gateway.metrics.answered(path, response.status().as_u16());
     response
+}
+
+/// An error in the form of the API that the path belongs to.
+fn in_form(path: &str, error: &ApiError, response: Response) -> Response {
+    let object = match path {
+        "/v1/messages" => anthropic::error(error),
+        _ => return response,
+    };
+    let (mut parts, _) = response.into_parts();
+    parts.headers.remove(header::CONTENT_LENGTH);
+    Response::from_parts(parts, Body::from(object.to_string()))
 }
 
 /// The client's id if it is short visible ASCII, else a new one.
@@ -143,6 +158,7 @@ fn known_path(path: &str) -> &'static str {
         "/",
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/messages",
         "/v1/models",
         "/health",
         "/metrics",

@@ -1,7 +1,9 @@
-//! The OpenAI API on a separate port. A client of the nodes like a console: it reaches all of them, including its own,
+//! The OpenAI API, and others that programs speak, on a separate port. A client of the nodes like a console: it reaches all of them, including its own,
 //! only by sessions on port 9999. Owns admission, routing and the clients' view; never schedules, computes or assigns.
 mod admission;
 mod answer;
+mod anthropic;
+mod blocks;
 mod bodies;
 mod calls;
 mod choice;

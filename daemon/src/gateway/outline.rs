@@ -17,8 +17,11 @@ use super::error::ApiError;
 const FIELDS_MAX: usize = 256;
 /// Most values within one field: each takes some 100 bytes.
 const NODES_MAX: usize = 1 << 17;
-/// Longest field except prompt, messages and tools; a schema may be written with escapes.
+/// Longest field except those; a schema may be written with escapes.
 const FIELD_BYTES_MAX: usize = 2 * GRAMMAR_BYTES_MAX;
+
+/// Fields of all APIs that may be as long as a prompt.
+const PROMPTS: [&str; 6] = ["input", "instructions", "messages", "prompt", "system", "tools"];
 
 /// The fields of a body, unparsed.
 #[derive(Debug)]
@@ -61,7 +64,7 @@ impl<'a> Outline<'a> {
         for name in names {
             let Some(raw) = self.get(name) else { continue };
             let size = size(raw.get());
-            let is_prompt = matches!(*name, "messages" | "tools");
+            let is_prompt = PROMPTS.contains(name);
             let most = if is_prompt { PROMPT_BYTES_MAX } else { FIELD_BYTES_MAX };
             if size.bytes > most {
                 return Err(if is_prompt {

@@ -3,19 +3,15 @@
 use axum::http::Uri;
 
 /// Paths below `/v1`.
-const VERSIONED: [&str; 3] = ["chat/completions", "completions", "models"];
+const VERSIONED: [&str; 5] = ["chat/completions", "completions", "messages", "models", "responses"];
 /// Paths outside of `/v1`.
-const PLAIN: [&str; 5] = ["health", "metrics", "ping", "traces", "version"];
+const PLAIN: [&str; 6] = ["health", "metrics", "openapi.json", "ping", "traces", "version"];
 
 /// The path that is served for a path.
 fn served(path: &str) -> String {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
-    let parts = match &parts[..] {
-        ["v1", rest @ ..] => rest,
-        rest => rest,
-    };
-    let rest = parts.join("/");
-    if rest.is_empty() || PLAIN.contains(&rest.as_str()) {
+    let rest = parts.iter().skip_while(|part| **part == "v1").copied().collect::<Vec<_>>().join("/");
+    if rest.is_empty() || PLAIN.contains(&rest.as_str()) || is_below(&rest, "api") {
         format!("/{rest}")
     } else if VERSIONED.iter().any(|known| is_below(&rest, known)) {
         format!("/v1/{rest}")

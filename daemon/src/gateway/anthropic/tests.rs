@@ -1,0 +1,178 @@
+//! Bodies of messages as chats, and answers as messages and events.
+use serde_json::{Map, Value, json};
+
+use super::{events::MessageWriter, request};
+use crate::gateway::{
+    choice::ChoicePart,
+    error::ApiError,
+    object::Usage,
+    writer::{Framing, Tally, Writer},
+};
+
+fn chat(body: Value) -> Result<Map<String, Value>, ApiError> {
+    request::chat(body.as_object().expect("an object").clone())
+}
+
+#[test]
+fn conversation_becomes_turns_calls_and_results() {
+    let body = json!({
+        "model": "m", "max_tokens": 9, "stop_sequences": ["x"], "stream": true,
+        "system": [{"type": "text", "text": "A", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "B"}],
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "text", "text": "Look."},
+                {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "3"}]},
+                {"type": "tool_result", "tool_use_id": "t2"},
+                {"type": "text", "text": "Go on."},
+            ]},
+        ],
+    });
+    let found = chat(body).expect("it is good");
+    let expected = json!([
+        {"role": "system", "content": "A\nB"},
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant", "content": "Look.", "reasoning_content": "Hm.",
+            "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}}],
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "3"},
+        {"role": "tool", "tool_call_id": "t2", "content": ""},
+        {"role": "user", "content": "Go on."},
+    ]);
+    assert_eq!(found["messages"], expected);
+    assert_eq!((&found["stop"], &found["stream"], &found["max_tokens"]), (&json!(["x"]), &json!(true), &json!(9)));
+}
+
+#[test]
+fn tools_choices_and_thinking_have_their_counterparts() {
+    let with = |name: &str, value: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
+        body[name] = value;
+        chat(body)
+    };
+    let tool = json!({"name": "f", "description": "d", "input_schema": {"type": "object"}, "cache_control": {}});
+    let found = with("tools", json!([tool])).expect("it is good");
+    let function = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
+    assert_eq!(found["tools"], json!([{"type": "function", "function": function}]));
+    for (choice, expected) in [
+        (json!({"type": "auto"}), json!("auto")),
+        (json!({"type": "any"}), json!("any")),
+        (json!({"type": "none"}), json!("none")),
+        (json!({"type": "tool", "name": "f"}), json!({"type": "function", "function": {"name": "f"}})),
+    ] {
+        assert_eq!(with("tool_choice", choice).expect("it is good")["tool_choice"], expected);
+    }
+    let single = with("tool_choice", json!({"type": "auto", "disable_parallel_tool_use": true})).expect("it is good");
+    assert_eq!(single["parallel_tool_calls"], false);
+    for (kind, thinks) in [("enabled", true), ("adaptive", true), ("disabled", false)] {
+        let found = with("thinking", json!({"type": kind, "budget_tokens": 1024})).expect("it is good");
+        assert_eq!(found["enable_thinking"], thinks);
+    }
+    let form = json!({"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}});
+    let found = with("output_config", form).expect("it is good");
+    assert_eq!(found["response_format"]["json_schema"]["schema"]["type"], "object");
+    assert_eq!(found["reasoning_effort"], "low");
+}
+
+#[test]
+fn blocks_that_the_model_cannot_read_are_refused_by_name() {
+    for (content, name) in [
+        (json!([{"type": "image", "source": {}}]), "image"),
+        (json!([{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}]), "image"),
+        (json!([{"type": "tool_use", "id": "t", "name": "f", "input": {}}]), "tool_use"),
+        (json!([7]), "unknown"),
+        (json!(7), "7"),
+        (json!(null), "null"),
+    ] {
+        let body = json!({"messages": [{"role": "user", "content": content}]});
+        let refused = chat(body).expect_err(name);
+        assert!(refused.message().contains(name), "{content}: {}", refused.message());
+    }
+    for wrong in [
+        json!({}),
+        json!({"messages": []}),
+        json!({"messages": 1}),
+        json!({"messages": [7]}),
+        json!({"messages": [{"role": "root"}]}),
+    ] {
+        assert!(chat(wrong.clone()).is_err(), "{wrong}");
+    }
+    let turns = json!([{"role": "user", "content": "Hi"}]);
+    let server = json!({"messages": turns, "tools": [{"type": "web_search_20250305", "name": "web_search"}]});
+    assert!(chat(server).expect_err("only Anthropic has it").message().contains("web_search_20250305"));
+}
+
+fn parts() -> [ChoicePart; 6] {
+    [
+        ChoicePart::Started,
+        ChoicePart::Thought("Hm.".into()),
+        ChoicePart::Content("Look.".into(), Vec::new()),
+        ChoicePart::Call { index: 0, name: "f".into() },
+        ChoicePart::Arguments { index: 0, text: "{\"a\":1}".into() },
+        ChoicePart::End("tool_calls", Box::default()),
+    ]
+}
+
+fn tally() -> Tally {
+    Tally { usage: Usage { prompt: 12, cached: 4, completion: 9, reasoning: 2 }, ..Tally::default() }
+}
+
+#[test]
+fn stream_is_the_documented_sequence_of_events() {
+    let mut writer = MessageWriter::new("7");
+    writer.begin("m", "");
+    let mut events: Vec<Value> = parts().into_iter().flat_map(|part| writer.stream(0, part, &tally())).collect();
+    events.extend(writer.finish(&tally()));
+    let kinds: Vec<&str> = events.iter().filter_map(|event| event["type"].as_str()).collect();
+    let block = ["content_block_start", "content_block_delta", "content_block_stop"];
+    let expected: Vec<&str> = ["message_start", "ping"]
+        .into_iter()
+        .chain(block.into_iter().cycle().take(9))
+        .chain(["message_delta", "message_stop"])
+        .collect();
+    assert_eq!(kinds, expected);
+    let start = &events[0]["message"];
+    assert_eq!((&start["id"], &start["model"], &start["content"]), (&json!("msg_7"), &json!("m"), &json!([])));
+    assert_eq!(start["stop_reason"], json!(null));
+    assert_eq!(events[3]["delta"], json!({"type": "thinking_delta", "thinking": "Hm."}));
+    let call = json!({"type": "tool_use", "id": "toolu_7_2", "name": "f", "input": {}});
+    assert_eq!(events[8]["content_block"], call);
+    assert_eq!(events[9]["delta"], json!({"type": "input_json_delta", "partial_json": "{\"a\":1}"}));
+    assert_eq!(events[11]["delta"]["stop_reason"], "tool_use");
+    assert_eq!(events[11]["usage"]["cache_read_input_tokens"], 4);
+    assert!(Framing::Named.record(&events[1]).starts_with("event: ping\ndata: {"));
+}
+
+#[test]
+fn message_has_the_blocks_of_the_stream() {
+    let mut writer = MessageWriter::new("7");
+    writer.begin("m", "");
+    parts().into_iter().for_each(|part| writer.keep(0, part));
+    let message = writer.whole(&tally());
+    let expected = json!([
+        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+        {"type": "text", "text": "Look."},
+        {"type": "tool_use", "id": "toolu_7_2", "name": "f", "input": {"a": 1}},
+    ]);
+    assert_eq!(message["content"], expected);
+    assert_eq!((&message["stop_reason"], &message["usage"]["input_tokens"]), (&json!("tool_use"), &json!(8)));
+}
+
+#[test]
+fn errors_have_the_types_of_this_api() {
+    for (error, kind) in [
+        (ApiError::unauthorized(), "authentication_error"),
+        (ApiError::malformed("x"), "invalid_request_error"),
+        (ApiError::queue_full(1, 1), "rate_limit_error"),
+        (ApiError::shutting_down(), "overloaded_error"),
+    ] {
+        let object = super::error(&error);
+        assert_eq!((&object["type"], &object["error"]["type"]), (&json!("error"), &json!(kind)));
+        assert_eq!(object["error"]["message"], error.message());
+    }
+}
