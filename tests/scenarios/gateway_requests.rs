@@ -137,7 +137,7 @@ fn every_bad_request_is_a_4xx_that_names_the_field() {
         "model_not_found",
         "bard-q8_0",
     );
-    post(&address, "/v1/responses", &json!({})).assert_error(404, "not_found", "/v1/chat/completions");
+    post(&address, "/v1/audio/speech", &json!({})).assert_error(404, "not_found", "/v1/chat/completions");
     get(&address, "/v1/completions").assert_error(405, "method_not_allowed", "POST");
     post(&address, "/v1/completions", &prompt(json!({"prompt": "a ".repeat(20_000)}))).assert_error(
         400,

@@ -72,10 +72,24 @@ impl ApiError {
         Self { param: Some("model".into()), ..error }
     }
 
+    /// A response that is not kept on this node.
+    pub(super) fn no_such_response(id: &str) -> Self {
+        let id: String = id.chars().take(100).collect();
+        let message = format!("response {id:?} is not kept on this node (any more); send its conversation as input");
+        let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "response_not_found", message);
+        Self { param: Some("id".into()), ..error }
+    }
+
+    /// A response to continue that is not kept on this node.
+    pub(super) fn no_earlier_response(id: &str) -> Self {
+        let (status, param) = (StatusCode::BAD_REQUEST, Some("previous_response_id".into()));
+        Self { status, param, code: "previous_response_not_found".into(), ..Self::no_such_response(id) }
+    }
+
     /// A method that the path does not support.
     pub(super) fn wrong_method(method: &str, path: &str) -> Self {
         let (method, path): (String, String) = (method.chars().take(20).collect(), path.chars().take(100).collect());
-        let message = format!("{path} does not support {method}; use POST for completions and GET for everything else");
+        let message = format!("{path} does not support {method}; /openapi.json describes the methods of each path");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed", message)
     }
 

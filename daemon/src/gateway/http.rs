@@ -30,7 +30,8 @@ use super::{
     openai,
     outline::Bounds,
     pages, paths,
-    request::Asked,
+    request::{Asked, RUNNING_MAX},
+    responses,
     writer::Demand,
 };
 use crate::gateway::complete::ReceivedRequest;
@@ -38,6 +39,8 @@ use crate::gateway::pinned::is_model;
 
 /// Bodies up to this size are read even if the request is refused.
 const BRIEF_BYTES: usize = 16 << 10;
+/// Prompts of short bodies take at most this much unless they continue a conversation that is kept.
+const CONTINUED_BYTES: usize = 2 * (RUNNING_MAX + 1) * SHORT_BYTES;
 /// Longest request id accepted from a client.
 const ID_BYTES_MAX: usize = 128;
 /// Number of traces returned by default.
@@ -67,6 +70,8 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/v1/messages", answering(anthropic::read))
         .route("/v1/models", get(models))
         .route("/v1/models/{model}", get(model))
+        .route("/v1/responses", answering(responses::read))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/traces", get(traces))
@@ -160,6 +165,7 @@ fn known_path(path: &str) -> &'static str {
         "/v1/chat/completions",
         "/v1/messages",
         "/v1/models",
+        "/v1/responses",
         "/health",
         "/metrics",
         "/ping",
@@ -225,7 +231,15 @@ async fn parse(
     let bounds = Bounds { context: topology.map(|topology| topology.context_length as usize) };
     let Received { bytes, mut held } = received;
     if bytes.len() <= SHORT_BYTES {
-        return Ok((read(gateway, &bytes, arrival, bounds)?, held));
+        let demand = read(gateway, &bytes, arrival, bounds)?;
+        // A short request may continue a long conversation that is kept here.
+        if let Demand::Answer(asked, _) = &demand
+            && asked.bytes() > CONTINUED_BYTES
+        {
+            held = Held::default();
+            gateway.bodies.settle(&mut held, asked.bytes())?;
+        }
+        return Ok((demand, held));
     }
     let (shared, arrival) = (Arc::clone(gateway), arrival.clone());
     let demand = gateway.parsing.run(bytes.len(), move || read(&shared, &bytes, &arrival, bounds)).await?;

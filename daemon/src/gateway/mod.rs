@@ -25,6 +25,7 @@ mod paths;
 mod pinned;
 mod reading;
 mod request;
+mod responses;
 mod route;
 mod schemas;
 mod sessions;
@@ -55,7 +56,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
     admission::Admission, bodies::Bodies, cluster::Cluster, health::LoadProgress, metrics::Metrics, parsing::Parsing,
-    sessions::Sessions, trace::Traces,
+    responses::ResponseStore, sessions::Sessions, trace::Traces,
 };
 
 /// Time limit for the last errors to reach clients at the end of the drain.
@@ -74,6 +75,7 @@ struct Gateway {
     /// Answers in progress.
     running: AtomicU32,
     bodies: Bodies,
+    responses: Arc<ResponseStore>,
     parsing: Parsing,
     /// Cancelled when answers that are still running must end.
     cut: CancellationToken,
@@ -119,7 +121,7 @@ pub fn serve(
     }
     let cluster = Arc::new(cluster);
     let cut = CancellationToken::new();
-    let bodies = Bodies::new(settings.memory);
+    let (bodies, responses) = (Bodies::new(settings.memory), Arc::new(ResponseStore::new(settings.memory)));
     let gateway = Gateway {
         admission: Arc::new(Admission::new(Arc::clone(&cluster), settings.queue, settings.recovers)),
         settings,
@@ -130,6 +132,7 @@ pub fn serve(
         loading: Mutex::new(None),
         running: AtomicU32::new(0),
         bodies,
+        responses,
         parsing: Parsing::default(),
         cut: cut.clone(),
         cluster: Arc::clone(&cluster),

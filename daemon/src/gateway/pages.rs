@@ -57,7 +57,7 @@ pub(super) fn preflight(request: &HeaderMap) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));
     let asked = request.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let allowed = asked.unwrap_or(HeaderValue::from_static(HEADERS));
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed);
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(response.status(), StatusCode::NO_CONTENT);
         assert_eq!(value("access-control-allow-origin"), Some("https://chat.example"));
         assert_eq!(value("access-control-allow-headers"), Some("authorization,x-stainless-lang"));
-        assert_eq!(value("access-control-allow-methods"), Some("GET, POST"));
+        assert_eq!(value("access-control-allow-methods"), Some("GET, POST, DELETE"));
         assert_eq!((value("access-control-allow-private-network"), value("vary")), (Some("true"), Some("origin")));
     }
 }

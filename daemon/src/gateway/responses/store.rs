@@ -1,0 +1,99 @@
+//! Responses that later requests continue or read: the latest ones, within a number and a number of bytes. They are kept
+//! as JSON, so that their memory is known, and only on this node.
+use std::{
+    collections::VecDeque,
+    hash::{BuildHasher, RandomState},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use serde_json::Value;
+
+/// Most responses kept.
+const RESPONSES_MAX: usize = 256;
+/// Longest response with its conversation; longer ones are not kept.
+const RESPONSE_BYTES_MAX: usize = 512 << 10;
+/// Bytes of all of them as a fraction of the machine's memory, and its bounds.
+const SHARE: u64 = 256;
+const BUDGET: std::ops::RangeInclusive<u64> = (4 << 20)..=(32 << 20);
+
+#[derive(Debug)]
+struct StoredResponse {
+    id: String,
+    object: String,
+    /// The conversation up to and with the answer, as messages of a chat.
+    messages: String,
+}
+
+impl StoredResponse {
+    fn bytes(&self) -> usize {
+        self.id.len() + self.object.len() + self.messages.len()
+    }
+}
+
+/// The responses, oldest first.
+#[derive(Debug)]
+pub(in crate::gateway) struct ResponseStore {
+    budget: usize,
+    kept: Mutex<VecDeque<StoredResponse>>,
+}
+
+/// 32 random hexadecimal digits: whoever has the id of a response can read it.
+pub(super) fn new_id() -> String {
+    format!("{:016x}{:016x}", RandomState::new().hash_one(0), RandomState::new().hash_one(1))
+}
+
+impl ResponseStore {
+    /// An empty store for a machine with `memory` bytes.
+    pub(in crate::gateway) fn new(memory: u64) -> Self {
+        Self { budget: (memory / SHARE).clamp(*BUDGET.start(), *BUDGET.end()) as usize, kept: Mutex::default() }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, VecDeque<StoredResponse>> {
+        // The list is consistent even if a task panicked while it held the lock.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a response and the conversation that ends with it; the oldest ones make room.
+    pub(super) fn keep(&self, id: &str, object: &Value, messages: &[Value]) {
+        let messages = serde_json::to_string(messages).unwrap_or_default();
+        let response = StoredResponse { id: id.into(), object: object.to_string(), messages };
+        if response.bytes() > RESPONSE_BYTES_MAX {
+            return;
+        }
+        let mut kept = self.kept();
+        kept.push_back(response);
+        let mut bytes: usize = kept.iter().map(StoredResponse::bytes).sum();
+        while kept.len() > RESPONSES_MAX || bytes > self.budget {
+            let Some(oldest) = kept.pop_front() else { return };
+            bytes -= oldest.bytes();
+        }
+    }
+
+    fn find(&self, id: &str, part: fn(&StoredResponse) -> &String) -> Option<String> {
+        self.kept().iter().find(|response| response.id == id).map(|response| part(response).clone())
+    }
+
+    /// A response.
+    pub(super) fn object(&self, id: &str) -> Option<Value> {
+        serde_json::from_str(&self.find(id, |response| &response.object)?).ok()
+    }
+
+    /// The conversation that ends with a response.
+    pub(super) fn messages(&self, id: &str) -> Option<Vec<Value>> {
+        serde_json::from_str(&self.find(id, |response| &response.messages)?).ok()
+    }
+
+    /// An item of a response: its id has the response's digits in the middle.
+    pub(super) fn item(&self, id: &str) -> Option<Value> {
+        let response = self.object(&format!("resp_{}", id.split('_').nth(1)?))?;
+        response["output"].as_array()?.iter().find(|item| item["id"] == id).cloned()
+    }
+
+    /// Deletes a response. Returns whether it was kept.
+    pub(super) fn delete(&self, id: &str) -> bool {
+        let mut kept = self.kept();
+        let count = kept.len();
+        kept.retain(|response| response.id != id);
+        kept.len() < count
+    }
+}
