@@ -86,6 +86,13 @@ impl ApiError {
         Self { status, param, code: "previous_response_not_found".into(), ..Self::no_such_response(id) }
     }
 
+    /// A request to download or delete models.
+    pub(super) fn models_fixed() -> Self {
+        let message = "models cannot be downloaded or deleted by this API; the cluster's operator does it with \
+            `console model`";
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", "models_fixed", message.into())
+    }
+
     /// A method that the path does not support.
     pub(super) fn wrong_method(method: &str, path: &str) -> Self {
         let (method, path): (String, String) = (method.chars().take(20).collect(), path.chars().take(100).collect());

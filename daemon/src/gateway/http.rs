@@ -14,7 +14,7 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, header},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, any, get, post},
+    routing::{MethodRouter, any, delete, get, post},
 };
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ use super::{
     connections::{Visit, Working},
     error::ApiError,
     metrics::Moment,
-    openai,
+    ollama, openai, openapi,
     outline::Bounds,
     pages, paths,
     request::{Asked, RUNNING_MAX},
@@ -63,6 +63,7 @@ pub(super) fn router(gateway: Arc<Gateway>) -> Router {
 fn routes(gateway: Arc<Gateway>) -> Router {
     Router::new()
         .route("/", get(root))
+        .route("/openapi.json", get(openapi::get))
         .route("/ping", get(health))
         .route("/version", get(version))
         .route("/v1/completions", answering(openai::completion))
@@ -72,6 +73,14 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/v1/models/{model}", get(model))
         .route("/v1/responses", answering(responses::read))
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/api/chat", answering(ollama::chat))
+        .route("/api/generate", answering(ollama::generate))
+        .route("/api/show", answering(ollama::show))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/version", get(ollama::version))
+        .route("/api/pull", post(ollama::refuse_change))
+        .route("/api/delete", delete(ollama::refuse_change))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/traces", get(traces))
@@ -121,6 +130,7 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
 fn in_form(path: &str, error: &ApiError, response: Response) -> Response {
     let object = match path {
         "/v1/messages" => anthropic::error(error),
+        path if path.starts_with("/api/") => ollama::error(error),
         _ => return response,
     };
     let (mut parts, _) = response.into_parts();
@@ -161,6 +171,14 @@ fn given_key(headers: &HeaderMap) -> &[u8] {
 fn known_path(path: &str) -> &'static str {
     let known = [
         "/",
+        "/api/chat",
+        "/api/delete",
+        "/api/generate",
+        "/api/ps",
+        "/api/pull",
+        "/api/show",
+        "/api/tags",
+        "/api/version",
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/messages",
@@ -168,6 +186,7 @@ fn known_path(path: &str) -> &'static str {
         "/v1/responses",
         "/health",
         "/metrics",
+        "/openapi.json",
         "/ping",
         "/traces",
         "/version",
@@ -290,7 +309,7 @@ impl Gateway {
     /// The response to a request that needs no computation.
     fn known(&self, model: Option<&str>, object: Value) -> Result<Response, ApiError> {
         let Some(served) = self.model() else { return Err(self.not_serving()) };
-        match model.filter(|asked| !is_model(asked, &served)) {
+        match model.filter(|asked| !asked.is_empty() && !is_model(asked, &served)) {
             Some(asked) => Err(ApiError::no_such_model(asked, &served)),
             None => Ok(Json(object).into_response()),
         }
