@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The OpenAI API with its common clients: openai, litellm and langchain-openai from PyPI, against two daemons. Run by
-.ci/clients in an environment that has them.
+"""The APIs with their common clients: openai, litellm, langchain-openai, anthropic and ollama from PyPI, against two
+daemons. Run by .ci/clients in an environment that has them.
 
 cargo build --release --locked --workspace && tests/clients/check.py
 """
@@ -16,7 +16,9 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 import bramble
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+import anthropic
 import litellm
+import ollama
 import openai
 from langchain_openai import ChatOpenAI, OpenAI as LangChainCompletion
 
@@ -52,6 +54,8 @@ class Served:
     def __init__(self, url, other):
         self.url, self.other = url, other
         self.openai = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=60)
+        self.anthropic = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=60)
+        self.ollama = ollama.Client(host=url, timeout=60)
 
     def get(self, path):
         with urllib.request.urlopen(self.url + path, timeout=30) as answer:
@@ -206,12 +210,6 @@ def openai_says_what_is_wrong(served):
     else:
         raise AssertionError("a request for another model was served")
     try:
-        served.openai.responses.create(model=MODEL, input="x")
-    except openai.NotFoundError:
-        pass
-    else:
-        raise AssertionError("an unsupported API answered")
-    try:
         served.openai.completions.create(model=MODEL, prompt="a b c " * 4000, max_tokens=4)
     except openai.BadRequestError as found:
         assert "context" in str(found), found
@@ -290,6 +288,117 @@ def langchain_invokes_streams_and_structures(served):
     assert called.tool_calls[0]["name"] == "get_weather" and set(called.tool_calls[0]["args"]) == {"town", "days"}, called
     text = LangChainCompletion(model=MODEL, base_url=served.url + "/v1", api_key="none", max_retries=0, temperature=0, max_tokens=8).invoke("ROMEO:")
     assert text, "a completion has text"
+
+
+def message(served, **more):
+    asked = [{"role": "user", "content": "Speak, Romeo."}]
+    return {"model": MODEL, "messages": asked, "system": "You write plays.", "max_tokens": 16, "temperature": 0, **more}
+
+
+def rewritten(schema):
+    """The tool of these checks in Anthropic's form."""
+    function = schema["function"]
+    return {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+
+
+@check
+def anthropic_streams_what_it_answers_whole(served):
+    whole = served.anthropic.messages.create(**message(served))
+    assert whole.content[0].text and whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 16, whole
+    with served.anthropic.messages.stream(**message(served)) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == whole.content[0].text and final.usage.output_tokens == 16, (text, final)
+    assert final.stop_reason == "max_tokens" and final.usage.input_tokens + final.usage.cache_read_input_tokens > 0, final
+
+
+@check
+def anthropic_calls_a_tool_and_takes_its_result(served):
+    more = {"tools": [rewritten(WEATHER)], "tool_choice": {"type": "any"}, "max_tokens": 400}
+    answer = served.anthropic.messages.create(**message(served, **more))
+    call = answer.content[-1]
+    assert answer.stop_reason == "tool_use" and call.type == "tool_use" and set(call.input) == {"town", "days"}, answer
+    with served.anthropic.messages.stream(**message(served, **more)) as stream:
+        assert stream.get_final_message().content[-1].input == call.input
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "Rain."}
+    turns = [
+        {"role": "user", "content": "The weather?"},
+        {"role": "assistant", "content": [block.model_dump() for block in answer.content]},
+        {"role": "user", "content": [result, {"type": "text", "text": "And?"}]},
+    ]
+    assert served.anthropic.messages.create(**message(served, messages=turns)).content[0].text
+
+
+@check
+def anthropic_gets_errors_of_its_own(served):
+    for error, more in [
+        (anthropic.NotFoundError, {"model": "other.gguf"}),
+        (anthropic.BadRequestError, {"temperature": -1}),
+        (anthropic.BadRequestError, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
+    ]:
+        try:
+            served.anthropic.messages.create(**message(served, **more))
+        except error as found:
+            assert found.body["type"] == "error" and found.body["error"]["message"], found.body
+        else:
+            raise AssertionError(f"{more} was not refused")
+
+
+@check
+def openai_responses_stream_and_continue(served):
+    more = {"model": MODEL, "instructions": "You write plays.", "max_output_tokens": 16, "temperature": 0}
+    whole = served.openai.responses.create(input="Speak, Romeo.", **more)
+    assert whole.output_text and whole.status == "incomplete" and whole.usage.output_tokens == 16, whole
+    with served.openai.responses.stream(input="Speak, Romeo.", **more) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    assert text == whole.output_text, (text, whole.output_text)
+    assert served.openai.responses.retrieve(whole.id).output_text == whole.output_text
+    following = served.openai.responses.create(input="More.", previous_response_id=whole.id, **more)
+    assert following.usage.input_tokens > whole.usage.input_tokens + 16, following
+    served.openai.responses.delete(whole.id)
+    try:
+        served.openai.responses.retrieve(whole.id)
+    except openai.NotFoundError:
+        pass
+    else:
+        raise AssertionError("a deleted response is kept")
+
+
+@check
+def openai_responses_call_tools_and_follow_schemas(served):
+    more = {"model": MODEL, "max_output_tokens": 400, "temperature": 0, "input": "The weather?"}
+    tool = {"type": "function", "strict": False, **WEATHER["function"]}
+    answer = served.openai.responses.create(tools=[tool], tool_choice="required", **more)
+    call = answer.output[-1]
+    assert call.type == "function_call" and set(json.loads(call.arguments)) == {"town", "days"}, answer
+    turns = [{"role": "user", "content": "The weather?"}, call.model_dump(), {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}]
+    again = served.openai.responses.create(**{**more, "input": turns, "max_output_tokens": 8})
+    assert again.output_text, again
+    form = {"format": {"type": "json_schema", "name": "line", "schema": SCHEMA, "strict": True}}
+    assert json.loads(served.openai.responses.create(text=form, **more).output_text)["speaker"] in ("ROMEO", "JULIET")
+
+
+@check
+def ollama_chats_generates_and_lists(served):
+    names = [model.model for model in served.ollama.list().models]
+    assert names == ["bard-q8_0:latest"], names
+    assert "completion" in served.ollama.show(names[0]).capabilities and served.ollama.ps().models[0].model == names[0]
+    options = {"num_predict": 16, "temperature": 0}
+    whole = served.ollama.chat(names[0], messages=ASKED, options=options)
+    assert whole.message.content and whole.done_reason == "length" and whole.eval_count == 16, whole
+    streamed = "".join(part.message.content for part in served.ollama.chat("bard-q8_0", messages=ASKED, options=options, stream=True))
+    assert streamed == whole.message.content, (streamed, whole)
+    plain = served.openai.completions.create(model=MODEL, prompt="ROMEO:", max_tokens=16, temperature=0).choices[0].text
+    assert served.ollama.generate(names[0], "ROMEO:", raw=True, options=options).response == plain
+    line = served.ollama.chat(names[0], messages=ASKED, format=SCHEMA, options={"num_predict": 400, "temperature": 0})
+    assert json.loads(line.message.content)["speaker"] in ("ROMEO", "JULIET"), line
+    for ask in (lambda: served.ollama.chat("other", messages=ASKED), lambda: served.ollama.pull(names[0])):
+        try:
+            ask()
+        except ollama.ResponseError as found:
+            assert found.status_code in (403, 404) and found.error, found
+        else:
+            raise AssertionError("it was not refused")
 
 
 @check

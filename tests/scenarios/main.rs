@@ -19,6 +19,7 @@ mod experts_on_disk;
 mod families;
 mod gateway;
 mod gateway_answers;
+mod gateway_apis;
 mod gateway_dialects;
 mod gateway_loss;
 mod gateway_requests;
