@@ -290,9 +290,11 @@ def langchain_invokes_streams_and_structures(served):
     assert text, "a completion has text"
 
 
-def message(served, **more):
+def message(temperature=0, **more):
+    """Arguments of a request; the client itself no longer knows a temperature."""
     asked = [{"role": "user", "content": "Speak, Romeo."}]
-    return {"model": MODEL, "messages": asked, "system": "You write plays.", "max_tokens": 16, "temperature": 0, **more}
+    sampling = {"temperature": temperature}
+    return {"model": MODEL, "messages": asked, "system": "You write plays.", "max_tokens": 16, "extra_body": sampling, **more}
 
 
 def rewritten(schema):
@@ -303,9 +305,9 @@ def rewritten(schema):
 
 @check
 def anthropic_streams_what_it_answers_whole(served):
-    whole = served.anthropic.messages.create(**message(served))
+    whole = served.anthropic.messages.create(**message())
     assert whole.content[0].text and whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 16, whole
-    with served.anthropic.messages.stream(**message(served)) as stream:
+    with served.anthropic.messages.stream(**message()) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == whole.content[0].text and final.usage.output_tokens == 16, (text, final)
@@ -315,10 +317,10 @@ def anthropic_streams_what_it_answers_whole(served):
 @check
 def anthropic_calls_a_tool_and_takes_its_result(served):
     more = {"tools": [rewritten(WEATHER)], "tool_choice": {"type": "any"}, "max_tokens": 400}
-    answer = served.anthropic.messages.create(**message(served, **more))
+    answer = served.anthropic.messages.create(**message(**more))
     call = answer.content[-1]
     assert answer.stop_reason == "tool_use" and call.type == "tool_use" and set(call.input) == {"town", "days"}, answer
-    with served.anthropic.messages.stream(**message(served, **more)) as stream:
+    with served.anthropic.messages.stream(**message(**more)) as stream:
         assert stream.get_final_message().content[-1].input == call.input
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "Rain."}
     turns = [
@@ -326,7 +328,7 @@ def anthropic_calls_a_tool_and_takes_its_result(served):
         {"role": "assistant", "content": [block.model_dump() for block in answer.content]},
         {"role": "user", "content": [result, {"type": "text", "text": "And?"}]},
     ]
-    assert served.anthropic.messages.create(**message(served, messages=turns)).content[0].text
+    assert served.anthropic.messages.create(**message(messages=turns)).content[0].text
 
 
 @check
@@ -337,7 +339,7 @@ def anthropic_gets_errors_of_its_own(served):
         (anthropic.BadRequestError, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
     ]:
         try:
-            served.anthropic.messages.create(**message(served, **more))
+            served.anthropic.messages.create(**message(**more))
         except error as found:
             assert found.body["type"] == "error" and found.body["error"]["message"], found.body
         else:

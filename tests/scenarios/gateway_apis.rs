@@ -1,4 +1,10 @@
 //! APIs other than OpenAI's chats against real daemons and fake heads: Anthropic's messages, OpenAI's responses, Ollama.
+use std::io::Write as _;
+
+use flate2::{
+    Compression,
+    write::{GzEncoder, ZlibEncoder},
+};
 use harness::{
     fake_heads::{FakeHeads, Script},
     http::{HttpAnswer, beside, bytes, get, post, raw, serving, with_fields},
@@ -35,6 +41,53 @@ fn named_events(answer: &HttpAnswer) -> Vec<Value> {
 fn lines(answer: &HttpAnswer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", answer.body);
     answer.body.lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
+}
+
+/// The answer to a completion whose body has this encoding.
+fn encoded(address: &str, encoding: &str, body: &[u8]) -> HttpAnswer {
+    let length = body.len().to_string();
+    let headers = [("Content-Type", "application/json"), ("Content-Encoding", encoding), ("Content-Length", &length)];
+    let mut request = bytes("POST", "/v1/completions", &headers, None);
+    request.extend(body);
+    raw(address, &request).rest()
+}
+
+#[test]
+fn bodies_may_be_compressed_but_not_beyond_the_limit() {
+    let (_cluster, address) = serving("");
+    let plain = json!({"prompt": "ROMEO:\n", "max_tokens": 6, "temperature": 0}).to_string();
+    let gzip = |text: &[u8]| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(text).expect("memory takes it");
+        encoder.finish().expect("memory takes it")
+    };
+    let text = |answer: HttpAnswer| answer.good()["choices"][0]["text"].clone();
+    let expected = text(encoded(&address, "identity", plain.as_bytes()));
+    assert_eq!(text(encoded(&address, "gzip", &gzip(plain.as_bytes()))), expected);
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(plain.as_bytes()).expect("memory takes it");
+    assert_eq!(text(encoded(&address, "deflate", &encoder.finish().expect("memory takes it"))), expected);
+    let bomb = gzip(&vec![b' '; 64 << 20]);
+    encoded(&address, "gzip", &bomb).assert_error(413, "body_too_large", "bytes");
+    encoded(&address, "gzip", plain.as_bytes()).assert_error(400, "malformed_request", "compression");
+    encoded(&address, "br", plain.as_bytes()).assert_error(415, "unsupported_content_encoding", "gzip");
+}
+
+#[test]
+fn only_long_whole_answers_are_compressed() {
+    let (_cluster, address) = serving("");
+    let accepting = |method: &str, path: &str, body: Option<&str>| {
+        let answer = raw(&address, &bytes(method, path, &[("Accept-Encoding", "gzip")], body)).rest();
+        (answer.status, answer.header("content-encoding").map(str::to_owned))
+    };
+    let gzip = Some("gzip".to_owned());
+    assert_eq!(accepting("GET", "/openapi.json", None), (200, gzip));
+    assert_eq!(accepting("GET", "/version", None), (200, None));
+    let body = json!({"prompt": "ROMEO:\n", "max_tokens": 40, "stream": true}).to_string();
+    assert_eq!(accepting("POST", "/v1/completions", Some(&body)), (200, None));
+    let body = json!({"prompt": "ROMEO:\n", "options": {"num_predict": 40}}).to_string();
+    assert_eq!(accepting("POST", "/api/generate", Some(&body)), (200, None));
+    assert_eq!(get(&address, "/openapi.json").header("content-encoding"), None);
 }
 
 /// The texts at a pointer, joined.

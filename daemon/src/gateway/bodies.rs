@@ -189,7 +189,9 @@ impl Bodies {
                 Ok(None) => break,
                 Ok(Some(Ok(part))) => part,
                 Ok(Some(Err(_))) => {
-                    return Err(ApiError::malformed("the body was cut off; send it again"));
+                    return Err(ApiError::malformed(
+                        "the body was cut off, or its compression is damaged; send it again",
+                    ));
                 }
                 Err(_) => return Err(ApiError::body_overdue(begun.elapsed().as_secs(), PACE)),
             };

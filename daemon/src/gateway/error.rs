@@ -59,8 +59,7 @@ impl ApiError {
     /// A path that does not exist.
     pub(super) fn no_such_path(path: &str) -> Self {
         let path: String = path.chars().take(100).collect();
-        let message =
-            format!("{path} is not served; /openapi.json describes what is, for example /v1/chat/completions");
+        let message = format!("{path} is not served; the paths are in /openapi.json, for example /v1/chat/completions");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "not_found", message)
     }
 
@@ -96,7 +95,9 @@ impl ApiError {
     /// A method that the path does not support.
     pub(super) fn wrong_method(method: &str, path: &str) -> Self {
         let (method, path): (String, String) = (method.chars().take(20).collect(), path.chars().take(100).collect());
-        let message = format!("{path} does not support {method}; /openapi.json describes the methods of each path");
+        let message = format!(
+            "{path} does not support {method}; use POST for answers and GET for everything else (see /openapi.json)"
+        );
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed", message)
     }
 
@@ -104,6 +105,14 @@ impl ApiError {
     pub(super) fn too_large(most: usize) -> Self {
         let message = format!("the body has more than {most} bytes; shorten the prompt");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "body_too_large", message)
+    }
+
+    /// A body in an encoding that this server does not decode.
+    pub(super) fn unknown_encoding(encoding: &str) -> Self {
+        let encoding: String = encoding.chars().take(40).collect();
+        let message = format!("Content-Encoding {encoding:?} is not supported; use gzip, deflate or none");
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Self::new(status, "invalid_request_error", "unsupported_content_encoding", message)
     }
 
     /// A request that a web page may have caused, or whose body is not declared as JSON.
@@ -221,7 +230,7 @@ impl ApiError {
         if is_of_prompt { Self { param: Some(field.into()), ..self } } else { self }
     }
 
-    /// What failed, and what to do next.
+    /// The text for people, with the next step.
     pub(super) fn message(&self) -> &str {
         &self.message
     }

@@ -18,6 +18,14 @@ use axum::{
 };
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
+use tower_http::{
+    CompressionLevel,
+    compression::{
+        CompressionLayer,
+        predicate::{And, NotForContentType, Predicate, SizeAbove},
+    },
+    decompression::RequestDecompressionLayer,
+};
 
 use super::{
     Gateway, anthropic,
@@ -32,7 +40,7 @@ use super::{
     pages, paths,
     request::{Asked, RUNNING_MAX},
     responses,
-    writer::Demand,
+    writer::{Demand, Framing},
 };
 use crate::gateway::complete::ReceivedRequest;
 use crate::gateway::pinned::is_model;
@@ -41,6 +49,8 @@ use crate::gateway::pinned::is_model;
 const BRIEF_BYTES: usize = 16 << 10;
 /// Prompts of short bodies take at most this much unless they continue a conversation that is kept.
 const CONTINUED_BYTES: usize = 2 * (RUNNING_MAX + 1) * SHORT_BYTES;
+/// Shorter answers are not compressed: they fit into one packet.
+const COMPRESSED_BYTES: u16 = 1400;
 /// Longest request id accepted from a client.
 const ID_BYTES_MAX: usize = 128;
 /// Number of traces returned by default.
@@ -88,8 +98,17 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .method_not_allowed_fallback(any(|request: Request| async move {
             ApiError::wrong_method(request.method().as_str(), request.uri().path())
         }))
+        // Unknown encodings are refused where the body is read.
+        .layer(RequestDecompressionLayer::new().pass_through_unaccepted(true))
         .layer(from_fn_with_state(Arc::clone(&gateway), around))
+        .layer(CompressionLayer::new().quality(CompressionLevel::Fastest).compress_when(is_compressed()))
         .with_state(gateway)
+}
+
+/// Which answers are compressed for clients that accept it: none in parts, because each part must arrive at once.
+fn is_compressed() -> And<And<SizeAbove, NotForContentType>, NotForContentType> {
+    let lines = NotForContentType::const_new(Framing::Lines.content_type());
+    SizeAbove::new(COMPRESSED_BYTES).and(NotForContentType::SSE).and(lines)
 }
 
 /// Wraps every request: assigns its id, checks the key, and counts its status.
@@ -207,6 +226,11 @@ async fn ask(gateway: Arc<Gateway>, read: ReadBody, request: Request) -> Result<
     let arrival = parts.extensions.get::<ReceivedRequest>().cloned();
     let arrival = arrival.expect("every request passes the layer that adds it");
     pages::json(&parts.headers)?;
+    // The layer that decodes bodies removes the encodings that it supports.
+    let encoding = parts.headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");
+    if let Some(encoding) = encoding {
+        return Err(ApiError::unknown_encoding(encoding.to_str().unwrap_or_default()));
+    }
     let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     // Checked before the body is read: a refusal must cost almost nothing.
     if let Some(waiting) = gateway.admission.is_full() {

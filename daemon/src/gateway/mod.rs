@@ -1,5 +1,5 @@
-//! The OpenAI API, and others that programs speak, on a separate port. A client of the nodes like a console: it reaches all of them, including its own,
-//! only by sessions on port 9999. Owns admission, routing and the clients' view; never schedules, computes or assigns.
+//! The OpenAI API, and others that programs speak, on a separate port. A client of the nodes like a console: it reaches
+//! all of them, including its own, only by sessions on port 9999. Owns admission, routing and the clients' view; never schedules, computes or assigns.
 mod admission;
 mod answer;
 mod anthropic;

@@ -89,7 +89,7 @@ impl Events {
         }
     }
 
-    /// Sends what clients ignore, to keep the connection alive.
+    /// Sends bytes that clients ignore, to keep the connection alive.
     pub(super) async fn keep_alive(&self) -> Result<(), Gone> {
         self.raw(self.framing.keep_alive().into()).await
     }

@@ -25,7 +25,7 @@ pub(super) enum Framing {
     Lines,
 }
 
-/// What is known of a running request.
+/// Counts and times of a running request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {
     pub(super) usage: Usage,
@@ -66,7 +66,7 @@ pub(super) trait Writer: Send {
 
 impl Framing {
     /// The content type of a stream.
-    pub(super) fn content_type(self) -> &'static str {
+    pub(super) const fn content_type(self) -> &'static str {
         match self {
             Self::Events | Self::Named => "text/event-stream; charset=utf-8",
             Self::Lines => "application/x-ndjson",
@@ -82,7 +82,7 @@ impl Framing {
         }
     }
 
-    /// What keeps a silent connection alive; clients ignore it.
+    /// Bytes that keep a silent connection alive; clients ignore them.
     pub(super) fn keep_alive(self) -> &'static str {
         match self {
             Self::Events | Self::Named => ": keep-alive\n\n",

@@ -177,7 +177,7 @@ fn owned(field: (&String, &Value)) -> (String, Value) {
     (field.0.clone(), field.1.clone())
 }
 
-/// A budget of thoughts is not enforced: the template knows only whether the model thinks.
+/// A budget of thoughts is not enforced: templates have only a switch.
 fn thinking(given: Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let Some(thinking) = given.object("thinking")? else { return Ok(()) };
     let thinks = match thinking.text("type")? {

@@ -1,5 +1,5 @@
-//! The served model and this server in Ollama's words. The gateway knows a model's name, identity and context, so sizes
-//! and families are empty.
+//! The served model and this server in Ollama's words. Topologies contain a model's name, identity and context, so its
+//! size and family are empty.
 use std::sync::Arc;
 
 use axum::{Json, extract::State};

@@ -37,7 +37,7 @@ pub(in crate::gateway) struct ResponseStore {
     kept: Mutex<VecDeque<StoredResponse>>,
 }
 
-/// 32 random hexadecimal digits: whoever has the id of a response can read it.
+/// 32 random hexadecimal digits: each client that has the id of a response can read it.
 pub(super) fn new_id() -> String {
     format!("{:016x}{:016x}", RandomState::new().hash_one(0), RandomState::new().hash_one(1))
 }
