@@ -1,5 +1,9 @@
 //! APIs other than OpenAI's chats against real daemons and fake heads: Anthropic's messages, OpenAI's responses, Ollama.
-use std::io::Write as _;
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpStream},
+    time::Duration,
+};
 
 use flate2::{
     Compression,
@@ -88,6 +92,19 @@ fn only_long_whole_answers_are_compressed() {
     let body = json!({"prompt": "ROMEO:\n", "options": {"num_predict": 40}}).to_string();
     assert_eq!(accepting("POST", "/api/generate", Some(&body)), (200, None));
     assert_eq!(get(&address, "/openapi.json").header("content-encoding"), None);
+}
+
+#[test]
+fn half_closed_clients_get_their_answer() {
+    let (_cluster, address) = serving("");
+    let body = json!({"prompt": "ROMEO:\n", "max_tokens": 40}).to_string();
+    let mut socket = TcpStream::connect(&address).expect("connect to the node");
+    socket.set_read_timeout(Some(Duration::from_secs(60))).expect("set a deadline");
+    socket.write_all(&bytes("POST", "/v1/completions", &[], Some(&body))).expect("send a request");
+    socket.shutdown(Shutdown::Write).expect("close one half");
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).expect("the other half is open");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("finish_reason"), "{answer}");
 }
 
 /// The texts at a pointer, joined.

@@ -39,13 +39,15 @@ pub(super) struct Visit {
     number: u64,
     /// Number of requests whose bodies are being read or whose answers are not fully written.
     working: Arc<AtomicUsize>,
+    /// Number of requests that have arrived and whose answers are not fully written.
+    open: Arc<AtomicUsize>,
     /// Whether it may request only /health and /metrics.
     pub(super) is_reserved: bool,
     /// Cancelled when another connection needs its place.
     pub(super) end: CancellationToken,
 }
 
-/// While this exists, the connection is not idle.
+/// While this exists, the connection is not idle, or has a request.
 #[derive(Debug)]
 pub(super) struct Working(Arc<AtomicUsize>);
 
@@ -58,8 +60,8 @@ impl Connections {
         }
         self.latest += 1;
         let (number, end, working) = (self.latest, CancellationToken::new(), Arc::<AtomicUsize>::default());
-        let (source, visit) =
-            (network_of(source), Visit { number, working: Arc::clone(&working), is_reserved, end: end.clone() });
+        let (source, open) = (network_of(source), Arc::default());
+        let visit = Visit { number, working: Arc::clone(&working), open, is_reserved, end: end.clone() };
         self.open.push(OpenConnection { number, source, working, is_reserved, end });
         Some(visit)
     }
@@ -85,8 +87,24 @@ impl Connections {
 impl Visit {
     /// Marks a request as in progress: the connection stays until its answer is written.
     pub(super) fn working(&self) -> Working {
-        self.working.fetch_add(1, Ordering::Relaxed);
-        Working(Arc::clone(&self.working))
+        Working::new(&self.working)
+    }
+
+    /// Marks a request as arrived until its answer is written.
+    pub(super) fn open(&self) -> Working {
+        Working::new(&self.open)
+    }
+
+    /// Whether a request has arrived whose answer is not fully written.
+    pub(super) fn has_request(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Working {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
     }
 }
 

@@ -114,6 +114,7 @@ fn is_compressed() -> And<And<SizeAbove, NotForContentType>, NotForContentType> 
 /// Wraps every request: assigns its id, checks the key, and counts its status.
 async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
+    let open = request.extensions().get::<Arc<Working>>().cloned();
     let arrival = ReceivedRequest { seed: seed(&id), id, at: Instant::now(), created: seconds_since_1970() };
     let path = known_path(request.uri().path());
     let id = HeaderValue::from_str(&arrival.id);
@@ -142,7 +143,7 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
         response.headers_mut().insert(REQUEST_ID, id);
     }
     gateway.metrics.answered(path, response.status().as_u16());
-    response
+    response.map(|body| Body::new(Answering { body, _open: open }))
 }
 
 /// An error in the form of the API that the path belongs to.
@@ -253,7 +254,7 @@ async fn ask(gateway: Arc<Gateway>, read: ReadBody, request: Request) -> Result<
     if let Some(warning) = warning {
         response.headers_mut().insert(WARNING, warning);
     }
-    Ok(response.map(|body| Body::new(Answering { body, _working: working })))
+    Ok(response.map(|body| Body::new(Answering { body, _open: working.map(Arc::new) })))
 }
 
 /// What of the request's schemas the answer may violate, for the client.
@@ -292,10 +293,10 @@ async fn parse(
     Ok((demand, held))
 }
 
-/// The body of an answer; its connection counts as busy until it is written.
+/// The body of an answer; a count of its connection ends when it is written.
 struct Answering {
     body: Body,
-    _working: Option<Working>,
+    _open: Option<Arc<Working>>,
 }
 
 impl HttpBody for Answering {

@@ -30,6 +30,10 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// Write timeout: a client that reads nothing for this long is disconnected.
 const WRITE: Duration = Duration::from_secs(20);
 
+/// Longest time for an answer to a client that has closed its half of the connection. A client that has left looks the
+/// same until something is written to it, so its answer is cancelled this much later.
+const HALF_CLOSED: Duration = Duration::from_secs(5);
+
 /// Accepts connections until `stop`; open ones continue until they are done.
 pub(super) async fn accept(listener: TcpListener, router: Router, open: TaskTracker, stop: CancellationToken) {
     let connections = Arc::<Mutex<Connections>>::default();
@@ -79,6 +83,8 @@ impl Service<Request<Incoming>> for Visited {
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(self.visit.clone());
+        // Shared because requests can be cloned; the layer around all paths passes it on to the answer.
+        request.extensions_mut().insert(Arc::new(self.visit.open()));
         self.router.call(request)
     }
 }
@@ -86,7 +92,7 @@ impl Service<Request<Incoming>> for Visited {
 async fn serve(stream: TcpStream, service: Visited, stop: CancellationToken) {
     // Best effort: without it, only latency suffers.
     let _ = stream.set_nodelay(true);
-    let stream = TokioIo::new(Patient { stream, overdue: None });
+    let stream = TokioIo::new(Patient { stream, visit: service.visit.clone(), overdue: None, half_closed: None });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD).max_buf_size(BUFFER_BYTES);
     let mut connection = std::pin::pin!(builder.serve_connection(stream, service));
@@ -100,9 +106,13 @@ async fn serve(stream: TcpStream, service: Visited, stop: CancellationToken) {
     }
 }
 
-/// A socket with a deadline for writes.
+/// A socket with a deadline for writes. It reports the end of input late while a request is open: a client may close its
+/// half of the connection and still read.
 struct Patient {
     stream: TcpStream,
+    visit: Visit,
+    /// Runs from the end of input.
+    half_closed: Option<Pin<Box<Sleep>>>,
     /// Runs while a write waits for the client to read.
     overdue: Option<Pin<Box<Sleep>>>,
 }
@@ -128,7 +138,14 @@ impl AsyncRead for Patient {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let length = buffer.filled().len();
+        let result = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let is_end = matches!(result, Poll::Ready(Ok(()))) && buffer.filled().len() == length && buffer.remaining() > 0;
+        if !is_end || !self.visit.has_request() {
+            return result;
+        }
+        let end = self.half_closed.get_or_insert_with(|| Box::pin(sleep(HALF_CLOSED)));
+        end.as_mut().poll(context).map(Ok)
     }
 }
 
