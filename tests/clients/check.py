@@ -404,6 +404,16 @@ def ollama_chats_generates_and_lists(served):
 
 
 @check
+def litellm_speaks_the_other_apis(served):
+    asked = {"messages": ASKED, "max_tokens": 12, "temperature": 0}
+    whole = chat(served, max_tokens=12).choices[0].message.content
+    for model, more in [("ollama_chat/bard-q8_0", {}), ("anthropic/bard-q8_0", {"api_key": "none"})]:
+        found = litellm.completion(model=model, api_base=served.url, **more, **asked).choices[0].message.content
+        streamed = litellm.completion(model=model, api_base=served.url, stream=True, **more, **asked)
+        assert found == whole == "".join(chunk.choices[0].delta.content or "" for chunk in streamed), (model, found, whole)
+
+
+@check
 def health_and_metrics_speak_for_the_node(served):
     assert json.loads(served.get("/health"))["status"] in ("ok", "ready"), served.get("/health")
     assert served.metric("bramble_requests_total") > 0

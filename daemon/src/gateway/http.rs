@@ -226,7 +226,7 @@ async fn ask(gateway: Arc<Gateway>, read: ReadBody, request: Request) -> Result<
     let (parts, body) = request.into_parts();
     let arrival = parts.extensions.get::<ReceivedRequest>().cloned();
     let arrival = arrival.expect("every request passes the layer that adds it");
-    pages::json(&parts.headers)?;
+    pages::json(parts.uri.path(), &parts.headers)?;
     // The layer that decodes bodies removes the encodings that it supports.
     let encoding = parts.headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");
     if let Some(encoding) = encoding {

@@ -39,11 +39,16 @@ pub(super) fn page(policy: &BrowserPolicy, request: &Request) -> Result<Option<H
     Ok(origin.and_then(|_| headers.get(header::ORIGIN).cloned()))
 }
 
-/// Checks whether a body is declared as JSON.
+/// Checks whether a body is declared as JSON. Clients of Ollama often declare nothing; `path` tells whether it is theirs,
+/// and then this is enough if no browser sent the request.
 ///
 /// # Errors
 /// It is not.
-pub(super) fn json(headers: &HeaderMap) -> Result<(), ApiError> {
+pub(super) fn json(path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
+    let has = |name: &HeaderName| headers.contains_key(name);
+    if path.starts_with("/api/") && ![header::CONTENT_TYPE, header::ORIGIN, FETCH_SITE].iter().any(has) {
+        return Ok(());
+    }
     check_json(text(headers, header::CONTENT_TYPE)).map_err(|refusal| ApiError::refused(&refusal))
 }
 
@@ -108,6 +113,20 @@ mod tests {
         let mut absolute = request(&[("host", "pi1")]);
         *absolute.uri_mut() = "http://evil.example/health".parse().expect("a URL");
         assert!(page(&open, &absolute).is_err(), "the host of an absolute URL counts, too");
+    }
+
+    #[test]
+    fn only_clients_of_ollama_that_are_no_browser_may_declare_nothing() {
+        for (path, headers, is_good) in [
+            ("/api/chat", &[][..], true),
+            ("/v1/chat/completions", &[], false),
+            ("/v1/chat/completions", &[("content-type", "application/json")], true),
+            ("/api/chat", &[("content-type", "text/plain")], false),
+            ("/api/chat", &[("origin", "https://chat.example")], false),
+            ("/api/chat", &[("sec-fetch-site", "none")], false),
+        ] {
+            assert_eq!(json(path, request(headers).headers()).is_ok(), is_good, "{path} {headers:?}");
+        }
     }
 
     #[test]
