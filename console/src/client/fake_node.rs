@@ -270,6 +270,7 @@ impl FakeState {
                 vec![ResponseBody::Benching(progress), ResponseBody::Benched(BenchFound::Kernels(found))]
             }
             RequestBody::BenchLinks(_) => no(&FaultKind::NoLinks),
+            RequestBody::Text(_) => no(&FaultKind::NotHead),
             RequestBody::Recovery(ask) => vec![self.recovery(*ask)],
             RequestBody::Rekey(_) | RequestBody::RekeyWrapped(_) => {
                 vec![ResponseBody::Rekeyed { fingerprint: String::new() }]

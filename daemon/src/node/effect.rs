@@ -9,6 +9,7 @@ use protocol::{
     message::{Prepare, ResponseBody},
     models::ModelsRequest,
     pairing::Rekeying,
+    texts::TextRequest,
 };
 use topology::Exclusions;
 
@@ -198,6 +199,8 @@ pub enum AssignmentEffect {
 pub enum EngineEffect {
     /// Send a command to the running engine.
     Command(EngineCommand),
+    /// Answer a question about the model's texts.
+    Text(ReplyTo, Box<TextRequest>),
     /// Send a message to the head of another group.
     SendAcross(u16, Across),
     /// End all waits of the running engine, stop it and drop its shard.

@@ -395,6 +395,10 @@ impl Node {
                 }
                 Err(kind) => self.refuse(session, id, kind),
             },
+            RequestBody::Text(request) => match self.check_text(&request) {
+                Ok(()) => vec![Effect::Engine(EngineEffect::Text(ReplyTo { session, id }, request))],
+                Err(kind) => self.refuse(session, id, kind),
+            },
             RequestBody::Models(request) => self.models(session, id, *request),
             RequestBody::Restart => self.restart(session, id),
             RequestBody::Exclude(list) => self.exclude(ReplyTo { session, id }, list),

@@ -10,6 +10,7 @@ use protocol::{
     across::Across,
     bench::BenchLinks,
     message::{Generate, ResponseBody, STOP_BYTES_MAX, STOP_STRINGS_MAX},
+    texts::TextRequest,
 };
 use topology::Role;
 
@@ -83,6 +84,17 @@ impl Node {
             return invalid(format!("at most {STOP_STRINGS_MAX} stop strings of {STOP_BYTES_MAX} bytes"));
         }
         generate.sampling.check().map_err(|error| FaultKind::ParameterInvalid { reason: error.to_string() })
+    }
+
+    /// Questions about texts are answered by heads that serve, within the bounds of prompts.
+    pub(super) fn check_text(&self, request: &TextRequest) -> Result<(), FaultKind> {
+        self.serving()?;
+        let bytes = request.byte_count();
+        if bytes > PROMPT_BYTES_MAX {
+            let reason = format!("the text has {bytes} bytes, the maximum is {PROMPT_BYTES_MAX}");
+            return Err(FaultKind::ParameterInvalid { reason });
+        }
+        Ok(())
     }
 
     /// All-reduces are timed on idle links. A request that arrives meanwhile waits until the benchmark ends.

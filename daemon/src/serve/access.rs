@@ -34,9 +34,14 @@ fn is_reading(body: &RequestBody) -> bool {
     }
 }
 
-/// Whether a request appears in the audit log: it changes something, and is not one of many pieces of a file.
+/// Whether a request appears in the audit log: it changes something or costs much, and is not one of
+/// many pieces of a file.
 pub(super) fn is_told(body: &RequestBody) -> bool {
-    !is_reading(body) && !matches!(body, RequestBody::Models(request) if request.goes_on())
+    let is_repeated = match body {
+        RequestBody::Models(request) => request.goes_on(),
+        body => matches!(body, RequestBody::Text(_)),
+    };
+    !is_reading(body) && !is_repeated
 }
 
 /// Refuses requests that a role does not permit; connections without a key (`None`) may do everything.

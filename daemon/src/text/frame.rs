@@ -42,7 +42,8 @@ pub(super) enum Job {
     Compile,
     Render(Chat, u64),
     Check(Grammar),
-    Encode(String, bool),
+    /// A text, whether BOS may come first, and whether special tokens are parsed.
+    Encode(String, bool, bool),
 }
 
 /// Outcome of a job.

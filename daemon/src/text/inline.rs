@@ -69,8 +69,8 @@ impl TextWork for Inline {
         Ok(structured_output::check(grammar).map_err(refused)?)
     }
 
-    fn encode(&mut self, text: &str, bos: bool) -> Result<Vec<u32>, Unprepared> {
+    fn encode(&mut self, text: &str, bos: bool, special: bool) -> Result<Vec<u32>, Unprepared> {
         self.read_tokenizer()?;
-        Ok(self.tokenizer.as_ref().map_or(Vec::new(), |tokenizer| tokenizer.encode(text, bos, true)))
+        Ok(self.tokenizer.as_ref().map_or(Vec::new(), |tokenizer| tokenizer.encode(text, bos, special)))
     }
 }

@@ -6,8 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::fault::FaultKind;
 use engine::RequestKey;
-use protocol::message::Generate;
+use protocol::{
+    message::Generate,
+    texts::{TextRequest, TextResponse},
+};
+use tokio::sync::oneshot;
+
+/// Keys of questions are not below this one, those of requests are.
+pub(super) const FIRST_QUESTION: RequestKey = RequestKey(1 << 63);
 
 /// Where a request is prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,11 +29,27 @@ pub(super) enum Lane {
 }
 
 /// A waiting request.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) key: RequestKey,
-    pub(super) generate: Arc<Generate>,
+    pub(super) work: LaneWork,
     pub(super) received: Instant,
+}
+
+/// What a lane has to do.
+#[derive(Debug)]
+pub(super) enum LaneWork {
+    /// Prepare a request for the engine.
+    Generate(Arc<Generate>),
+    /// Answer a question about texts.
+    Question(TextQuestion),
+}
+
+/// A question about texts, and where its answer goes.
+#[derive(Debug)]
+pub(super) struct TextQuestion {
+    pub(super) request: Arc<TextRequest>,
+    pub(super) answer: oneshot::Sender<Result<TextResponse, FaultKind>>,
 }
 
 /// Next work of a lane.
@@ -66,6 +90,11 @@ impl Lanes {
         places.queues[Lane::Front as usize].push_back(waiting);
         drop(places);
         self.wake.notify_all();
+    }
+
+    /// Number of questions that wait or are being answered.
+    pub(super) fn questions(&self) -> usize {
+        self.lock().pending.range(FIRST_QUESTION..).count()
     }
 
     /// Moves a request to another lane, if it is still wanted.
@@ -143,7 +172,8 @@ mod tests {
 
     fn waiting(key: u64) -> Waiting {
         let generate = Generate::new("a", 1, SamplingParameters::default(), Vec::new());
-        Waiting { key: RequestKey(key), generate: Arc::new(generate), received: Instant::now() }
+        let work = LaneWork::Generate(Arc::new(generate));
+        Waiting { key: RequestKey(key), work, received: Instant::now() }
     }
 
     #[test]

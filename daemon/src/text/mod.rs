@@ -11,6 +11,7 @@ mod memory;
 mod model;
 mod output;
 mod prepare;
+mod question;
 mod service;
 mod vocabulary;
 mod worker;
@@ -56,11 +57,12 @@ pub trait TextWork {
     /// The reason why they cannot.
     fn check(&mut self, grammar: &Grammar) -> Result<(), Unprepared>;
 
-    /// Tokenizes a text, parsing special tokens; with `bos`, begins with a BOS token if the model requires one.
+    /// Tokenizes a text; with `bos`, begins with a BOS token if the model requires one; with `special`, parses special
+    /// tokens.
     ///
     /// # Errors
     /// The text cannot be tokenized.
-    fn encode(&mut self, text: &str, bos: bool) -> Result<Vec<u32>, Unprepared>;
+    fn encode(&mut self, text: &str, bos: bool, special: bool) -> Result<Vec<u32>, Unprepared>;
 }
 
 fn refused(reason: String) -> FaultKind {

@@ -279,8 +279,8 @@ impl TextWork for Worker {
         }
     }
 
-    fn encode(&mut self, text: &str, bos: bool) -> Result<Vec<u32>, Unprepared> {
-        match self.ask(Job::Encode(text.into(), bos))? {
+    fn encode(&mut self, text: &str, bos: bool, special: bool) -> Result<Vec<u32>, Unprepared> {
+        match self.ask(Job::Encode(text.into(), bos, special))? {
             Outcome::Tokens(tokens) => Ok(tokens),
             other => Err(unexpected(&other)),
         }

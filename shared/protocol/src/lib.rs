@@ -19,6 +19,7 @@ pub mod seal;
 pub mod session;
 #[cfg(test)]
 mod tests;
+pub mod texts;
 
 /// The default port of brambled.
 pub const PORT: u16 = 9999;

@@ -21,6 +21,7 @@ use crate::{
     models::{ModelsRequest, ModelsResponse},
     pairing::{Rekey, WrappedKey},
     recovery::{RecoveryAnswer, RecoveryAsk},
+    texts::{TextRequest, TextResponse},
 };
 
 /// Longest message between console and daemon, or between the control ends of two ranks.
@@ -101,6 +102,8 @@ pub enum RequestBody {
     },
     /// As `Rekey`, wrapped under the current key. Since wire version 5.
     RekeyWrapped(Box<WrappedKey>),
+    /// Tokenize, detokenize or render (heads only). Answered by `Text`. Since wire version 11.
+    Text(Box<TextRequest>),
 }
 
 impl RequestBody {
@@ -124,6 +127,7 @@ impl RequestBody {
             Self::Recovery(_) => "recovery",
             Self::Inspect(_) => "inspect",
             Self::CancelRunning { .. } => "cancel-running",
+            Self::Text(_) => "text",
             Self::Models(request) => request.name(),
         }
     }
@@ -312,6 +316,8 @@ pub enum ResponseBody {
         /// Its fingerprint.
         fingerprint: String,
     },
+    /// The answer to `Text`.
+    Text(Box<TextResponse>),
 }
 
 /// A model file on a node.

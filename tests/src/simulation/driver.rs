@@ -136,7 +136,7 @@ impl World {
             | Effect::Report(_)
             | Effect::Cluster(ClusterEffect::Rekey { .. })
             | Effect::Model(_)
-            | Effect::Engine(EngineEffect::SendAcross(..))
+            | Effect::Engine(EngineEffect::SendAcross(..) | EngineEffect::Text(..))
             | Effect::Engine(EngineEffect::Command(
                 EngineCommand::Across(..) | EngineCommand::AcrossLost(_) | EngineCommand::BenchLinks(..),
             ))

@@ -63,6 +63,8 @@ impl EngineHost {
     pub(super) fn perform(&mut self, effect: EngineEffect) -> Option<Event> {
         match effect {
             EngineEffect::Command(command) => return self.command(command),
+            // The driver has the sessions that wait for it.
+            EngineEffect::Text(..) => {}
             EngineEffect::SendAcross(replica, message) => {
                 if let Some(running) = &mut self.running {
                     running.send_across(replica, message);

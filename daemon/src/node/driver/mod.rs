@@ -1,5 +1,6 @@
 //! Executes the node's effects: sessions, loads, links, the engine, heartbeats, the disk. The only module of `node`
 //! with sockets, clocks and threads. It takes no decisions.
+mod answering;
 mod assigning;
 mod bench_task;
 mod benching;
@@ -71,7 +72,7 @@ use self::{
 };
 use super::{
     Effect, Event, Node, SessionId,
-    effect::SessionEffect,
+    effect::{EngineEffect, SessionEffect},
     machine::{NodeInit, Patience},
 };
 use crate::{config::Config, health::Monitor};
@@ -372,6 +373,9 @@ impl Driver {
             Effect::Model(effect) => self.models.perform(effect, context, &mut self.sessions),
             Effect::Disk(effect) => return self.disk.perform(effect, &mut self.sessions),
             Effect::Assignment(effect) => self.assignments.perform(effect, context, &mut self.benches),
+            Effect::Engine(EngineEffect::Text(to, request)) => {
+                answering::answer(to, *request, self.engine.running(), &mut self.sessions);
+            }
             Effect::Engine(effect) => return self.engine.perform(effect),
             Effect::Bench(effect) => {
                 self.benches.perform(effect, BenchSources { context, node, engine: self.engine.running() });

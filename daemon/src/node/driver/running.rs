@@ -195,6 +195,11 @@ impl RunningEngine {
         self.commands.push(order)
     }
 
+    /// The texts of the model, on the head.
+    pub(super) fn text(&self) -> Option<&TextService> {
+        self.text.as_ref()
+    }
+
     /// Translates an event of a request; if a stop string ended its answer, cancels it.
     pub(super) fn translate(&mut self, key: RequestKey, event: RequestEvent) -> SmallVec<[AnswerEvent; 2]> {
         // Only heads run requests.

@@ -51,6 +51,11 @@ impl OpenSessions {
         Self { name, outboxes: HashMap::new(), watchers: Vec::new(), slow: Vec::new() }
     }
 
+    /// This node's name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn open(&mut self, session: SessionId, outbox: Outbox) {
         self.outboxes.insert(session, outbox);
     }

@@ -65,7 +65,7 @@ impl<W: TextWork> Preparer<W> {
     }
 
     /// Checks before rendering whether the contents of a conversation may fit the context.
-    fn check_contents(&self, messages: &str) -> Result<(), FaultKind> {
+    pub(super) fn check_contents(&self, messages: &str) -> Result<(), FaultKind> {
         // Most conversations could fit even with their punctuation, and are not parsed here.
         self.model.check_length(messages.len()).or_else(|_| self.model.check_length(contents::least_bytes(messages)))
     }
@@ -94,10 +94,10 @@ impl<W: TextWork> Preparer<W> {
         if text.len() <= SMALL_BYTES_MAX {
             return Ok(self.model.tokenizer.encode(text, true, true));
         }
-        self.once(Key::of(&["text", text]), |preparer| preparer.long_text(text, true))
+        self.once(Key::of(&["text", text]), |preparer| preparer.long_text(text, true, true))
     }
 
-    fn chat(&mut self, chat: &Chat, now: u64) -> Result<Vec<u32>, Unprepared> {
+    pub(super) fn chat(&mut self, chat: &Chat, now: u64) -> Result<Vec<u32>, Unprepared> {
         let more = [&chat.tools, &chat.variables].map(|text| text.as_deref().unwrap_or_default());
         let key = Key::of(&["chat", &chat.messages, more[0], more[1]]);
         self.once(key, |preparer| {
@@ -109,24 +109,24 @@ impl<W: TextWork> Preparer<W> {
             if text.len() <= SMALL_BYTES_MAX {
                 return Ok(model.tokenizer.encode(&text, bos, true));
             }
-            preparer.long_text(&text, bos)
+            preparer.long_text(&text, bos, true)
         })
     }
 
     /// Tokenizes a long text. If it is much longer than the context usually holds, its beginning decides first, so that
     /// the work is bounded by the context.
-    fn long_text(&mut self, text: &str, bos: bool) -> Result<Vec<u32>, Unprepared> {
+    pub(super) fn long_text(&mut self, text: &str, bos: bool, special: bool) -> Result<Vec<u32>, Unprepared> {
         let context = self.model.context_length;
         let most = context.saturating_mul(BEGINNING_BYTES_PER_TOKEN).max(SMALL_BYTES_MAX);
         if text.len() > 2 * most {
             let beginning = &text[..text.floor_char_boundary(most)];
-            let tokens = self.work.encode(beginning, bos)?.len();
+            let tokens = self.work.encode(beginning, bos, special)?.len();
             // At the cut, the tokens may differ from those of the whole text.
             if tokens > context + context / 8 {
                 return Err(FaultKind::PromptTooLong { tokens: tokens as u32, context: context as u32 }.into());
             }
         }
-        self.work.encode(text, bos)
+        self.work.encode(text, bos, special)
     }
 
     /// The tokens of a prompt, from the cache or computed now.

@@ -52,7 +52,7 @@ impl TextWork for Counting {
         Err(FaultKind::PromptEmpty.into())
     }
 
-    fn encode(&mut self, text: &str, _: bool) -> Result<Vec<u32>, Unprepared> {
+    fn encode(&mut self, text: &str, _: bool, _: bool) -> Result<Vec<u32>, Unprepared> {
         self.encoded += text.len();
         Ok(vec![7; text.len()])
     }

@@ -4,6 +4,7 @@ use std::{
     fmt, io,
     sync::{
         Arc,
+        atomic::{AtomicU64, Ordering},
         mpsc::{SyncSender, TrySendError},
     },
     thread,
@@ -18,11 +19,15 @@ use engine::{
     RequestKey,
     port::{EngineEvent, EngineOrder, RequestEvent},
 };
-use protocol::message::{Generate, Prompt};
+use protocol::{
+    message::{Generate, Prompt},
+    texts::{TextRequest, TextResponse},
+};
+use tokio::sync::oneshot;
 
 use super::{
     Answers, ModelText, TextWork, Translated, Unprepared,
-    lanes::{Lane, Lanes, Next, Waiting},
+    lanes::{FIRST_QUESTION, Lane, LaneWork, Lanes, Next, TextQuestion, Waiting},
     memory::Memory,
     prepare::{Preparer, SMALL_BYTES_MAX},
     worker::{Budget, Program, Worker},
@@ -33,6 +38,9 @@ const ROOM: Duration = Duration::from_millis(1);
 /// Idle time after which a child is ended: starting another takes some milliseconds.
 const IDLE: Duration = Duration::from_secs(20);
 
+/// Most questions about texts that wait or are being answered.
+const QUESTIONS_MAX: usize = 64;
+
 /// Receiver of faults.
 type Sink = Arc<dyn Fn(EngineEvent) + Send + Sync>;
 
@@ -40,6 +48,8 @@ type Sink = Arc<dyn Fn(EngineEvent) + Send + Sync>;
 pub struct TextService {
     lanes: Arc<Lanes>,
     answers: Arc<Answers>,
+    /// Number of questions so far.
+    asked: AtomicU64,
 }
 
 impl fmt::Debug for TextService {
@@ -81,7 +91,7 @@ impl TextService {
         let (lanes, model) = (Arc::new(Lanes::default()), Arc::new(model));
         // Dropped if a thread cannot be started, which ends the others.
         let answers = Arc::new(Answers::new(&model));
-        let service = Self { lanes: Arc::clone(&lanes), answers: Arc::clone(&answers) };
+        let service = Self { lanes: Arc::clone(&lanes), answers: Arc::clone(&answers), asked: AtomicU64::new(0) };
         let around = Around { node, model: Arc::clone(&model), memory: Arc::default(), lanes, answers, engine, sink };
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| thread::Builder::new().name(name.into()).spawn(run);
         let own = around.clone();
@@ -97,7 +107,22 @@ impl TextService {
 
     /// Prepares a request and hands it to the engine, or refuses it. Never blocks.
     pub fn submit(&self, key: RequestKey, generate: Arc<Generate>) {
-        self.lanes.enter(Waiting { key, generate, received: Instant::now() });
+        self.lanes.enter(Waiting { key, work: LaneWork::Generate(generate), received: Instant::now() });
+    }
+
+    /// Answers a question about texts; dropping the receiver withdraws it. Never blocks.
+    ///
+    /// # Errors
+    /// Too many others wait.
+    pub fn ask(&self, request: TextRequest) -> Result<oneshot::Receiver<Result<TextResponse, FaultKind>>, FaultKind> {
+        if self.lanes.questions() >= QUESTIONS_MAX {
+            return Err(FaultKind::QueueFull { limit: QUESTIONS_MAX as u32 });
+        }
+        let key = RequestKey(FIRST_QUESTION.0 + self.asked.fetch_add(1, Ordering::Relaxed));
+        let (answer, receiver) = oneshot::channel();
+        let work = LaneWork::Question(TextQuestion { request: Arc::new(request), answer });
+        self.lanes.enter(Waiting { key, work, received: Instant::now() });
+        Ok(receiver)
     }
 
     /// Translates an event of the engine.
@@ -123,8 +148,18 @@ impl TextWork for Elsewhere {
         Err(Unprepared::Elsewhere)
     }
 
-    fn encode(&mut self, _: &str, _: bool) -> Result<Vec<u32>, Unprepared> {
+    fn encode(&mut self, _: &str, _: bool, _: bool) -> Result<Vec<u32>, Unprepared> {
         Err(Unprepared::Elsewhere)
+    }
+}
+
+/// The lane of a question that needs a child.
+fn lane_of_question(request: &TextRequest) -> Lane {
+    match request {
+        TextRequest::TokenizeChat { .. } | TextRequest::Render(_) if request.byte_count() <= SMALL_BYTES_MAX => {
+            Lane::Chat
+        }
+        _ => Lane::Long,
     }
 }
 
@@ -150,12 +185,8 @@ impl Around {
                 Next::Rest => continue,
                 Next::End => return,
             };
-            match preparer.prepare(&waiting.generate, now()) {
-                Err(Unprepared::Elsewhere) => {
-                    let is_form_known = preparer.knows_form(&waiting.generate);
-                    self.lanes.hand_on(lane_of(&waiting.generate, is_form_known), waiting);
-                }
-                result => self.deliver(waiting, result),
+            if let Some((lane, waiting)) = self.work(&mut preparer, waiting) {
+                self.lanes.hand_on(lane, waiting);
             }
         }
     }
@@ -173,30 +204,71 @@ impl Around {
             };
             let (lanes, key) = (Arc::clone(&self.lanes), waiting.key);
             preparer.work.is_wanted = Box::new(move || lanes.is_wanted(key));
-            let result = preparer.prepare(&waiting.generate, now());
-            self.deliver(waiting, result);
+            if let Some((_, unprepared)) = self.work(&mut preparer, waiting) {
+                self.refuse_elsewhere(unprepared);
+            }
+        }
+    }
+
+    /// Does the work of a request. Returns the request and its lane if it needs a child.
+    fn work<W: TextWork>(&self, preparer: &mut Preparer<W>, waiting: Waiting) -> Option<(Lane, Waiting)> {
+        let Waiting { key, work, received } = waiting;
+        match work {
+            LaneWork::Generate(generate) => match preparer.prepare(&generate, now()) {
+                Err(Unprepared::Elsewhere) => {
+                    let lane = lane_of(&generate, preparer.knows_form(&generate));
+                    return Some((lane, Waiting { key, work: LaneWork::Generate(generate), received }));
+                }
+                result => self.deliver(key, received, &generate, result),
+            },
+            LaneWork::Question(question) if question.answer.is_closed() => drop(self.lanes.leave(key)),
+            LaneWork::Question(question) => match preparer.answer(&question.request, now()) {
+                Err(Unprepared::Elsewhere) => {
+                    let lane = lane_of_question(&question.request);
+                    return Some((lane, Waiting { key, work: LaneWork::Question(question), received }));
+                }
+                Err(Unprepared::Refused(kind)) => self.answer(key, question, Err(kind)),
+                Ok(response) => self.answer(key, question, Ok(response)),
+            },
+        }
+        None
+    }
+
+    /// Answers a question.
+    fn answer(&self, key: RequestKey, question: TextQuestion, answer: Result<TextResponse, FaultKind>) {
+        self.lanes.leave(key);
+        // Its client may be gone.
+        drop(question.answer.send(answer));
+    }
+
+    /// Ends work that no lane can do, or that was withdrawn while it was being done.
+    fn refuse_elsewhere(&self, waiting: Waiting) {
+        let kind = FaultKind::Internal { reason: "no worker can prepare the request".into() };
+        match waiting.work {
+            LaneWork::Generate(_) => self.refuse(waiting.key, kind),
+            LaneWork::Question(question) => self.answer(waiting.key, question, Err(kind)),
+        }
+    }
+
+    fn refuse(&self, key: RequestKey, kind: FaultKind) {
+        if self.lanes.leave(key) {
+            let fault = Fault::new(&self.node, kind);
+            (self.sink)(EngineEvent::Request(key, RequestEvent::Refused(fault)));
         }
     }
 
     /// Hands a request to the engine or reports why it cannot be run; does nothing if it was cancelled meanwhile.
-    fn deliver(&self, waiting: Waiting, result: Result<Vec<u32>, Unprepared>) {
-        let Waiting { key, generate, received } = waiting;
+    fn deliver(&self, key: RequestKey, received: Instant, generate: &Generate, result: Result<Vec<u32>, Unprepared>) {
         match result {
             Ok(prompt) => {
-                let prepared = self.answers.begin(key, received, &generate, prompt);
+                let prepared = self.answers.begin(key, received, generate, prompt);
                 if !self.hand_over(key, EngineOrder::Begin(key, Box::new(prepared))) {
                     self.answers.forget(key);
                 }
             }
-            Err(error) => {
-                let kind = match error {
-                    Unprepared::Refused(kind) => kind,
-                    Unprepared::Elsewhere => FaultKind::Internal { reason: "no worker can prepare the request".into() },
-                };
-                if self.lanes.leave(key) {
-                    let fault = Fault::new(&self.node, kind);
-                    (self.sink)(EngineEvent::Request(key, RequestEvent::Refused(fault)));
-                }
+            Err(Unprepared::Refused(kind)) => self.refuse(key, kind),
+            Err(Unprepared::Elsewhere) => {
+                self.refuse(key, FaultKind::Internal { reason: "no worker can prepare the request".into() });
             }
         }
     }

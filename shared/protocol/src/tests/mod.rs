@@ -30,6 +30,7 @@ use super::{
     models::{FileState, ModelsRequest, ModelsResponse, Step},
     pairing::{Adopt, Adopted},
     recovery::{RecoveryAnswer, RecoveryAsk, VoteReply},
+    texts::TextRequest,
 };
 
 /// One message.
@@ -206,6 +207,13 @@ fn newer_format_of_tool_calls_reaches_version_4_as_none() {
     let there: Response = speaking(4, || decode(&encode(&response))).expect("version 4 reads it");
     let ResponseBody::Started { tool_format, thinking, .. } = there.body else { panic!("another message") };
     assert_eq!((tool_format, thinking), (ToolFormat::None, Thinking::None));
+}
+
+#[test]
+fn question_about_texts_is_not_sent_to_version_10() {
+    let question = RequestBody::Text(Box::new(TextRequest::Describe));
+    assert_eq!(unknown(10, &question), Some("RequestBody::Text".into()));
+    assert_eq!(unknown(11, &question), None);
 }
 
 #[test]
