@@ -24,6 +24,7 @@ mod gateway_dialects;
 mod gateway_loss;
 mod gateway_requests;
 mod gateway_strangers;
+mod gateway_texts;
 mod generate;
 mod gguf_hostile;
 mod gguf_round_trip;

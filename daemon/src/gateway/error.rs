@@ -259,6 +259,10 @@ impl From<&Fault> for ApiError {
             }
             (FaultKind::PromptEmpty, _) => client("prompt"),
             (FaultKind::NoTemplate, _) => client("messages"),
+            (FaultKind::PeerOlder { .. }, _) => {
+                let error = Self::new(StatusCode::NOT_IMPLEMENTED, "server_error", code, message);
+                Self { is_final: true, ..error }
+            }
             (FaultKind::ModelReplaced { .. }, _) => Self::not_serving(code, message, 1),
             (FaultKind::EndsHeads { .. }, _) => {
                 let error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", code, message);
@@ -290,5 +294,18 @@ impl IntoResponse for ApiError {
         // Other APIs write it in a form of their own.
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn head_that_is_too_old_is_named_with_its_version() {
+        let kind = FaultKind::PeerOlder { version: 10, what: "RequestBody::Text".into() };
+        let error = ApiError::from(&Fault::new("pi2", kind));
+        assert_eq!((error.status.as_u16(), error.code.as_str(), error.is_final), (501, "peer_older", true));
+        assert!(["pi2", "version 10", "upgrade"].iter().all(|part| error.message.contains(part)), "{}", error.message);
     }
 }

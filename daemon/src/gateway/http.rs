@@ -39,7 +39,7 @@ use super::{
     outline::Bounds,
     pages, paths,
     request::{Asked, RUNNING_MAX},
-    responses,
+    responses, texts,
     writer::{Demand, Framing},
 };
 use crate::gateway::complete::ReceivedRequest;
@@ -79,6 +79,11 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/v1/completions", answering(openai::completion))
         .route("/v1/chat/completions", answering(openai::chat))
         .route("/v1/messages", answering(anthropic::read))
+        .route("/v1/messages/count_tokens", post(texts::count_tokens))
+        .route("/tokenize", post(texts::tokenize))
+        .route("/detokenize", post(texts::detokenize))
+        .route("/apply-template", post(texts::apply_template))
+        .route("/props", get(texts::props))
         .route("/v1/models", get(models))
         .route("/v1/models/{model}", get(model))
         .route("/v1/responses", answering(responses::read))
@@ -202,12 +207,17 @@ fn known_path(path: &str) -> &'static str {
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/responses",
+        "/apply-template",
+        "/detokenize",
         "/health",
         "/metrics",
         "/openapi.json",
         "/ping",
+        "/props",
+        "/tokenize",
         "/traces",
         "/version",
     ];

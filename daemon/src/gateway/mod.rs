@@ -34,6 +34,7 @@ mod sessions;
 mod settings;
 mod socket;
 mod stream;
+mod texts;
 mod thoughts;
 mod trace;
 mod typed_json;
@@ -58,7 +59,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
     admission::Admission, bodies::Bodies, cluster::Cluster, health::LoadProgress, metrics::Metrics, parsing::Parsing,
-    responses::ResponseStore, sessions::Sessions, trace::Traces,
+    responses::ResponseStore, sessions::Sessions, texts::TextTurns, trace::Traces,
 };
 
 /// Time limit for the last errors to reach clients at the end of the drain.
@@ -79,6 +80,7 @@ struct Gateway {
     bodies: Bodies,
     responses: Arc<ResponseStore>,
     parsing: Parsing,
+    texts: TextTurns,
     /// Cancelled when answers that are still running must end.
     cut: CancellationToken,
 }
@@ -136,6 +138,7 @@ pub fn serve(
         bodies,
         responses,
         parsing: Parsing::default(),
+        texts: TextTurns::default(),
         cut: cut.clone(),
         cluster: Arc::clone(&cluster),
     };

@@ -55,6 +55,17 @@ impl<'a> Outline<'a> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, raw)| *raw).filter(|raw| raw.get() != "null")
     }
 
+    /// Whether a field is present and not null.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    /// Whether a field is a list without entries.
+    pub(super) fn is_empty_list(&self, name: &str) -> bool {
+        let raw = self.get(name).map_or("", RawValue::get).as_bytes();
+        raw.first() == Some(&b'[') && raw[1..].iter().all(|byte| *byte == b']' || byte.is_ascii_whitespace())
+    }
+
     /// Builds the values of the named fields.
     ///
     /// # Errors
@@ -84,21 +95,24 @@ impl<'a> Outline<'a> {
         Ok(values)
     }
 
-    /// The prompts of a completion: a string, a list of ids, or a list of either.
+    /// The prompts in a field: a string, a list of ids, or a list of either.
     ///
     /// # Errors
     /// The value has another form, or exceeds the limits.
-    pub(super) fn prompts(&self, bounds: Bounds) -> Result<Vec<Prompt>, ApiError> {
+    pub(super) fn prompts(&self, field: &str, bounds: Bounds) -> Result<Vec<Prompt>, ApiError> {
         let wrong = || {
-            let message =
-                "prompt must be a string, a list of strings, a list of token ids, or a list of such lists; give one";
-            ApiError::invalid("prompt", message)
+            let message = format!(
+                "{field} must be a string, a list of strings, a list of token ids, or a list of such lists; give one"
+            );
+            ApiError::invalid(field, message)
         };
-        let raw = self.get("prompt").ok_or_else(wrong)?;
+        let raw = self.get(field).ok_or_else(wrong)?;
         let refusal = Cell::new(None);
         let mut json = serde_json::Deserializer::from_str(raw.get());
         let reading = PromptReader { bounds, refusal: &refusal };
-        let Ok(read) = reading.deserialize(&mut json) else { return Err(refusal.take().unwrap_or_else(wrong)) };
+        let Ok(read) = reading.deserialize(&mut json) else {
+            return Err(refusal.take().unwrap_or_else(wrong).about(field));
+        };
         match read {
             Read::Text(text) => Ok(vec![Prompt::Text(text)]),
             Read::Tokens(tokens) if !tokens.is_empty() => Ok(vec![Prompt::Tokens(tokens)]),
@@ -254,7 +268,7 @@ mod tests {
 
     fn prompts(json: &str, context: Option<usize>) -> Result<Vec<Prompt>, ApiError> {
         let body = format!("{{\"prompt\": {json}}}");
-        Outline::read(body.as_bytes()).expect("it is an object").prompts(Bounds { context })
+        Outline::read(body.as_bytes()).expect("it is an object").prompts("prompt", Bounds { context })
     }
 
     #[test]

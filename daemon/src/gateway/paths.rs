@@ -5,7 +5,18 @@ use axum::http::Uri;
 /// Paths below `/v1`.
 const VERSIONED: [&str; 5] = ["chat/completions", "completions", "messages", "models", "responses"];
 /// Paths outside of `/v1`.
-const PLAIN: [&str; 6] = ["health", "metrics", "openapi.json", "ping", "traces", "version"];
+const PLAIN: [&str; 10] = [
+    "apply-template",
+    "detokenize",
+    "health",
+    "metrics",
+    "openapi.json",
+    "ping",
+    "props",
+    "tokenize",
+    "traces",
+    "version",
+];
 
 /// The path that is served for a path.
 fn served(path: &str) -> String {

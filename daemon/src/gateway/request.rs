@@ -166,7 +166,7 @@ impl Asked {
 pub(super) fn read(kind: Kind, body: &[u8], seed: u64, bounds: Bounds) -> Result<Asked, ApiError> {
     let outline = Outline::read(body)?;
     let object = outline.values(&FIELDS)?;
-    let prompts = if kind == Kind::Completion { outline.prompts(bounds)? } else { Vec::new() };
+    let prompts = if kind == Kind::Completion { outline.prompts("prompt", bounds)? } else { Vec::new() };
     build(kind, object, prompts, seed)
 }
 

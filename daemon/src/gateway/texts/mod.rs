@@ -1,0 +1,212 @@
+//! Endpoints about the texts of the served model: tokens, templates, properties, in the forms of llama-server, vLLM and
+//! Anthropic. A head answers them; they take no slot.
+mod bodies;
+mod turns;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    http::header,
+};
+use common::{
+    fault::{Fault, FaultClass, FaultKind},
+    sampling::SamplingParameters,
+};
+use protocol::{
+    BUILD,
+    message::{RequestBody, ResponseBody},
+    texts::{ModelTexts, TextRequest, TextResponse},
+};
+use serde_json::{Value, json};
+use tokio::{sync::Semaphore, time::timeout};
+
+use self::bodies::{Tokenize, TokenizeForm};
+use super::{Gateway, bodies::Held, bodies::SHORT_BYTES, error::ApiError, outline::Bounds, pages};
+
+/// Most questions to heads at a time.
+const QUESTIONS_MAX: usize = 8;
+/// Longest wait for a turn, and for the answer of a head.
+const TURN: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(60);
+/// Most heads that are asked before an error is returned.
+const HEADS_MAX: usize = 3;
+
+/// Turns of questions to heads.
+#[derive(Debug)]
+pub(super) struct TextTurns(Semaphore);
+
+impl Default for TextTurns {
+    fn default() -> Self {
+        Self(Semaphore::new(QUESTIONS_MAX))
+    }
+}
+
+impl Gateway {
+    /// Asks a head that serves; another one if that is lost or too old.
+    ///
+    /// # Errors
+    /// No head serves, the heads are too old, or the question is refused.
+    pub(super) async fn ask_head(&self, request: TextRequest) -> Result<TextResponse, ApiError> {
+        self.cluster.await_topology().await;
+        let Ok(Ok(_turn)) = timeout(TURN, self.texts.0.acquire()).await else {
+            return Err(ApiError::queue_full(QUESTIONS_MAX, 1));
+        };
+        let serving = self.cluster.serving();
+        let heads = serving.replicas.iter().filter(|replica| replica.is_serving).take(HEADS_MAX);
+        let mut refused = None;
+        for replica in heads {
+            match self.ask_this_head(&replica.head, request.clone()).await {
+                Ok(response) => return Ok(response),
+                Err(fault) => {
+                    let is_of_head = matches!(fault.kind, FaultKind::PeerOlder { .. })
+                        || matches!(fault.kind.class(), FaultClass::Lost | FaultClass::Unreachable);
+                    let error = ApiError::from(&fault);
+                    if !is_of_head {
+                        return Err(error);
+                    }
+                    refused = Some(error);
+                }
+            }
+        }
+        Err(refused.unwrap_or_else(|| self.not_serving()))
+    }
+
+    async fn ask_this_head(&self, head: &str, request: TextRequest) -> Result<TextResponse, Fault> {
+        let session = self.sessions.open(head, &self.identity).await?;
+        let mut reply = session.ask(RequestBody::Text(Box::new(request))).await?;
+        let body = reply.next("an answer about texts", ANSWER).await?;
+        drop(reply);
+        let ResponseBody::Text(response) = body else {
+            let kind = FaultKind::Malformed { reason: "unexpected response".into() };
+            return Err(Fault::new(&session.identity.name, kind));
+        };
+        self.sessions.keep(head, session);
+        Ok(*response)
+    }
+
+    /// The tokens that a question gives, with their bytes if it asks for them.
+    async fn tokens(&self, request: TextRequest) -> Result<(Vec<u32>, Vec<Vec<u8>>), ApiError> {
+        match self.ask_head(request).await? {
+            TextResponse::Tokens { ids, pieces } => Ok((ids, pieces)),
+            TextResponse::Text(_) | TextResponse::Described(_) => Err(unexpected()),
+        }
+    }
+
+    async fn text(&self, request: TextRequest) -> Result<String, ApiError> {
+        match self.ask_head(request).await? {
+            TextResponse::Text(text) => Ok(text),
+            TextResponse::Tokens { .. } | TextResponse::Described(_) => Err(unexpected()),
+        }
+    }
+}
+
+fn unexpected() -> ApiError {
+    ApiError::from(&Fault::new("the head", FaultKind::Malformed { reason: "unexpected response".into() }))
+}
+
+/// Reads a body and parses it, a long one on a separate thread. The reservation must be kept until the answer.
+async fn receive<T: Send + 'static>(
+    gateway: &Gateway,
+    request: Request,
+    parse: fn(&[u8], Bounds) -> Result<T, ApiError>,
+) -> Result<(T, Held), ApiError> {
+    let (parts, body) = request.into_parts();
+    pages::json(&parts.headers)?;
+    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let received = gateway.bodies.receive(body, length).await?;
+    let topology = gateway.cluster.serving().topology;
+    let bounds = Bounds { context: topology.map(|topology| topology.context_length as usize) };
+    let bytes = received.bytes;
+    let parsed = if bytes.len() <= SHORT_BYTES {
+        parse(&bytes, bounds)?
+    } else {
+        gateway.parsing.run(bytes.len(), move || parse(&bytes, bounds)).await?
+    };
+    Ok((parsed, received.held))
+}
+
+/// POST /tokenize.
+pub(super) async fn tokenize(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let (Tokenize { request, form }, _held) = receive(&gateway, request, bodies::tokenize).await?;
+    let (ids, pieces) = gateway.tokens(request).await?;
+    let context = gateway.cluster.serving().topology.map(|topology| topology.context_length);
+    Ok(Json(match form {
+        TokenizeForm::Plain => json!({"tokens": ids}),
+        TokenizeForm::Pieces => {
+            let entries = ids.iter().zip(&pieces).map(|(id, bytes)| match std::str::from_utf8(bytes) {
+                Ok(text) => json!({"id": id, "piece": text}),
+                Err(_) => json!({"id": id, "piece": bytes}),
+            });
+            json!({"tokens": entries.collect::<Vec<_>>()})
+        }
+        TokenizeForm::Counted { with_texts } => {
+            let texts = pieces.iter().map(|bytes| String::from_utf8_lossy(bytes)).collect::<Vec<_>>();
+            let texts = with_texts.then_some(texts);
+            json!({"count": ids.len(), "max_model_len": context, "tokens": ids, "token_strs": texts})
+        }
+    }))
+}
+
+/// POST /detokenize. llama-server calls the text `content`, vLLM `prompt`.
+pub(super) async fn detokenize(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let (request, _held) = receive(&gateway, request, bodies::detokenize).await?;
+    let text = gateway.text(request).await?;
+    Ok(Json(json!({"content": text, "prompt": text})))
+}
+
+/// POST /apply-template.
+pub(super) async fn apply_template(
+    State(gateway): State<Arc<Gateway>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (request, _held) = receive(&gateway, request, bodies::render).await?;
+    let text = gateway.text(request).await?;
+    Ok(Json(json!({"prompt": text})))
+}
+
+/// POST /v1/messages/count_tokens.
+pub(super) async fn count_tokens(
+    State(gateway): State<Arc<Gateway>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let (request, _held) = receive(&gateway, request, turns::count).await?;
+    let (ids, _) = gateway.tokens(request).await?;
+    Ok(Json(json!({"input_tokens": ids.len()})))
+}
+
+/// GET /props.
+pub(super) async fn props(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, ApiError> {
+    gateway.cluster.await_topology().await;
+    let Some(topology) = gateway.cluster.serving().topology else { return Err(gateway.not_serving()) };
+    // An older head cannot tell its template; all else is known here.
+    let texts = match gateway.ask_head(TextRequest::Describe).await {
+        Ok(TextResponse::Described(texts)) => texts,
+        Ok(_) | Err(_) => ModelTexts::default(),
+    };
+    let default = SamplingParameters::default();
+    let mut object = json!({
+        "default_generation_settings": {
+            "n_ctx": topology.context_length,
+            "params": {
+                "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+                "repeat_penalty": 1.0, "repeat_last_n": default.penalty_last_n,
+                "presence_penalty": 0.0, "frequency_penalty": 0.0,
+                "n_predict": -1, "max_tokens": -1, "stop": [], "stream": false,
+            },
+        },
+        "total_slots": u32::from(topology.slots) * topology.layout.heads().count() as u32,
+        "model_alias": topology.model,
+        "model_path": topology.model,
+        "modalities": {"vision": false, "audio": false},
+        "chat_template": texts.template.unwrap_or_default(),
+        "bos_token": texts.bos,
+        "eos_token": texts.eos,
+        "build_info": format!("bramble-{BUILD}"),
+    });
+    if let Some(template) = texts.template_with_tools {
+        object["chat_template_tool_use"] = template.into();
+    }
+    Ok(Json(object))
+}

@@ -1,0 +1,85 @@
+//! Endpoints about the texts of the served model, as seen by clients of llama-server, vLLM and Anthropic.
+use harness::{
+    http::{beside, get, post},
+    programs::{Cluster, demo_models, wait_until},
+};
+use serde_json::{Value, json};
+
+const MODEL: &str = "bard-q8_0.gguf";
+
+/// A daemon that serves the demo model, and the address of its API.
+fn serving() -> (Cluster, String) {
+    let cluster = Cluster::with(1, &demo_models(), "");
+    let run = ["--model", MODEL, "--prompt", "ab", "--max-tokens", "1", "--context", "256"];
+    cluster.generate(1, &run).completion();
+    let address = beside(&cluster.addresses[0]);
+    wait_until("it serves", || get(&address, "/health").status == 200);
+    (cluster, address)
+}
+
+fn ids(answer: &Value) -> Vec<u64> {
+    answer["tokens"].as_array().expect("tokens").iter().map(|id| id.as_u64().expect("an id")).collect()
+}
+
+#[test]
+fn tokens_of_a_text_are_those_that_its_completion_counts() {
+    let (_cluster, address) = serving();
+    let text = "ROMEO: But soft! \u{1f319}";
+    let tokenize = |more: Value| post(&address, "/tokenize", &more).good();
+    let plain = ids(&tokenize(json!({"content": text})));
+    let counted = tokenize(json!({"model": MODEL, "prompt": text, "return_token_strs": true}));
+    assert_eq!(counted["max_model_len"], 256, "{counted}");
+    let completion = post(&address, "/v1/completions", &json!({"prompt": text, "max_tokens": 1})).good();
+    assert_eq!(counted["count"], completion["usage"]["prompt_tokens"], "{counted}");
+    assert_eq!(ids(&tokenize(json!({"content": text, "add_special": true}))), ids(&counted));
+    let pieces = tokenize(json!({"content": text, "with_pieces": true}));
+    let bytes: Vec<u8> = pieces["tokens"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .flat_map(|entry| match &entry["piece"] {
+            Value::String(text) => text.as_bytes().to_vec(),
+            list => list.as_array().expect("bytes").iter().map(|byte| byte.as_u64().expect("a byte") as u8).collect(),
+        })
+        .collect();
+    assert!(String::from_utf8(bytes).expect("whole characters").ends_with(text), "{pieces}");
+    let back = post(&address, "/detokenize", &json!({"tokens": plain})).good();
+    assert_eq!((back["content"].as_str(), back["prompt"].as_str()), (Some(text), Some(text)));
+    assert_eq!(post(&address, "/detokenize", &json!({"tokens": []})).good()["content"], "");
+}
+
+#[test]
+fn conversation_is_rendered_and_counted_as_the_model_gets_it() {
+    let (_cluster, address) = serving();
+    let messages = json!([{"role": "system", "content": "Write plays."}, {"role": "user", "content": "Speak, Romeo."}]);
+    let rendered = post(&address, "/apply-template", &json!({"messages": messages})).good();
+    let prompt = rendered["prompt"].as_str().expect("a text");
+    assert!(prompt.contains("Write plays.") && prompt.contains("Speak, Romeo."), "{prompt}");
+    let chat = post(&address, "/v1/chat/completions", &json!({"messages": messages, "max_tokens": 1})).good();
+    let body = json!({"model": MODEL, "system": "Write plays.", "messages": [messages[1]]});
+    let counted = post(&address, "/v1/messages/count_tokens", &body).good();
+    assert_eq!(counted["input_tokens"], chat["usage"]["prompt_tokens"], "{counted}");
+    let tokens = post(&address, "/tokenize", &json!({"messages": messages})).good();
+    assert_eq!(tokens["count"], chat["usage"]["prompt_tokens"], "{tokens}");
+}
+
+#[test]
+fn props_describe_the_served_model_and_wrong_questions_are_refused() {
+    let (_cluster, address) = serving();
+    let props = get(&address, "/props").good();
+    assert_eq!((&props["default_generation_settings"]["n_ctx"], &props["model_alias"]), (&json!(256), &json!(MODEL)));
+    assert!(props["total_slots"].as_u64() > Some(0), "{props}");
+    assert!(props["chat_template"].as_str().is_some_and(|template| template.contains("messages")), "{props}");
+    for (path, body) in [
+        ("/tokenize", json!({})),
+        ("/detokenize", json!({"tokens": [99_999_999]})),
+        ("/detokenize", json!({"tokens": "a"})),
+        ("/apply-template", json!({"messages": []})),
+        ("/v1/messages/count_tokens", json!({"messages": "a"})),
+    ] {
+        let refused = post(&address, path, &body);
+        assert_eq!(refused.status, 400, "{path} {body}: {}", refused.json());
+    }
+    let long = "x\n".repeat(1 << 16);
+    post(&address, "/tokenize", &json!({"content": long})).assert_error(400, "context_length_exceeded", "256");
+}
