@@ -320,6 +320,7 @@ pub(crate) fn defaults() -> GenerateDefaults {
         logit_bias: Vec::new(),
         seed: 42,
         logprobs: 0,
+        scores_prompt: false,
     };
     GenerateDefaults { max_tokens: 64, sampling, stop: Vec::new() }
 }

@@ -117,7 +117,7 @@ fn requests_and_responses_survive_cuts_and_mutants() {
     for body in [RequestBody::Prepare(Box::new(prepare)), generate, RequestBody::Exclude(out)] {
         check("request", &message::encode(&Request { id, body }), decoded::<Request>);
     }
-    let logprob = TokenLogprob { id: 7, text: "x".into(), logprob: -1.0 };
+    let logprob = TokenLogprob { id: 7, text: "x".into(), logprob: -1.0, bytes: Vec::new() };
     let token = TokenEvent { id: Some(7), text: "x".into(), logprobs: vec![logprob; 5] };
     let times = RequestTimes::default();
     let ranks = vec![RankTotals::default(); 4];

@@ -44,6 +44,7 @@ mod paced;
 mod packed;
 mod planning;
 mod profile;
+mod prompt_logprobs;
 mod ranks;
 mod recording;
 mod recovery;

@@ -30,7 +30,7 @@ use engine::{
 use gguf::GgufFile;
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use models::ModelSpec;
-use protocol::message::{Finished, Generate, TokenLogprob};
+use protocol::message::{Finished, Generate, TokenEvent, TokenLogprob};
 use tokenizer::Tokenizer;
 use topology::{KvBlocks, Layout, ShardPlan, StateCount, cut_stages, split_model};
 
@@ -75,6 +75,8 @@ pub struct Answer {
     pub told: Vec<usize>,
     /// Log-probabilities of each token.
     pub logprobs: Vec<Vec<TokenLogprob>>,
+    /// Tokens of the prompt with their log-probabilities, if requested.
+    pub scored: Vec<TokenEvent>,
     /// The end of the answer, once it has ended.
     pub finished: Option<Finished>,
     /// Why the request was refused, if it was.
@@ -305,6 +307,7 @@ impl Answer {
         match event {
             AnswerEvent::Started { prompt, .. } => self.prompt = prompt,
             AnswerEvent::Dispatched => {}
+            AnswerEvent::Scored(tokens) => self.scored.extend(tokens),
             AnswerEvent::Token(event) => {
                 self.text.push_str(&event.text);
                 self.ids.extend(event.id);

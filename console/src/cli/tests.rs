@@ -240,7 +240,7 @@ fn assigned() -> Assigned {
 
 #[test]
 fn generation_object_has_exactly_the_documented_fields() {
-    let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5 }];
+    let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5, bytes: Vec::new() }];
     let completion = Completion {
         text: "O Romeo".into(),
         prompt_token_ids: vec![1, 2],

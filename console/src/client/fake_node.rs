@@ -335,7 +335,7 @@ impl FakeState {
             thinking: Default::default(),
         }];
         answers.extend(TOKENS.into_iter().skip(resumed).map(|(id, text)| {
-            let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5 }];
+            let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5, bytes: Vec::new() }];
             ResponseBody::Token(TokenEvent { id: Some(id), text: text.into(), logprobs })
         }));
         match &self.script.generation {

@@ -63,7 +63,7 @@ pub struct PlanEntry {
     pub position: u32,
     /// Token id.
     pub token: u32,
-    /// Whether a token is sampled after it.
+    /// Whether a token is sampled after it, or the next token of the prompt gets a log probability.
     pub wants_logits: bool,
 }
 
@@ -129,6 +129,15 @@ pub struct Sequences {
     /// In layers with a window; empty without one.
     windowed: Vec<Vec<u32>>,
     batch: Vec<BatchToken>,
+}
+
+impl Sequence {
+    /// The token of the prompt after a position, which is not sampled; `None` if the position is the prompt's last one or
+    /// behind it.
+    pub fn prompted_after(&self, position: u32) -> Option<u32> {
+        let next = position as usize + 1;
+        self.tokens.get(next).copied().filter(|_| next < self.settled.1)
+    }
 }
 
 impl Plan {
@@ -335,7 +344,8 @@ impl Sequences {
             sequence.tokens.push(token);
         }
         let before = self.batch.last().filter(|before| before.slot == slot);
-        let is_speculative = before.is_some_and(|before| before.wants_logits);
+        // Tokens of the prompt are final, also where their log probabilities are wanted.
+        let is_speculative = is_next && before.is_some_and(|before| before.wants_logits);
         self.batch.push(BatchToken { slot, position, token, wants_logits, is_speculative });
         Ok(())
     }

@@ -87,6 +87,8 @@ pub enum RequestEvent {
     Started,
     /// It has a slot and KV memory for its tokens, and starts to compute.
     Dispatched,
+    /// Log probabilities of tokens of its prompt, in order, from the second token on.
+    Scored(Vec<ScoredToken>),
     /// A token of its answer.
     Token(SampledToken),
     /// It ended.
@@ -95,6 +97,15 @@ pub enum RequestEvent {
     LinksBenched(LinkBench),
     /// It cannot be run.
     Refused(Fault),
+}
+
+/// A token of a prompt with the log probabilities at its position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredToken {
+    /// Its id.
+    pub id: u32,
+    /// The most probable tokens there and this one, with their natural-log probabilities.
+    pub top_logprobs: Vec<(u32, f32)>,
 }
 
 /// A token of an answer.

@@ -1,6 +1,6 @@
 //! Samples the tokens of a step on the first rank of the last stage, from the summaries of all ranks of that stage.
 //! Reuses its buffers: no allocation per token.
-use common::{ids::Slot, units::Nanoseconds};
+use common::{ids::Slot, sampling::SamplingParameters, units::Nanoseconds};
 use protocol::frame::FrameKind;
 use telemetry::RankTotals;
 
@@ -58,7 +58,7 @@ impl Sampler {
         let wanted = plan.entries.iter().filter(|entry| entry.wants_logits);
         let mut refused = None;
         for (place, entry) in wanted.enumerate() {
-            // A second row of a slot is speculative: its logits count only if its token equals the one sampled before
+            // A second row of a slot is speculative, or one of its prompt, where the next token is always the one given: its logits count only if its token equals the one sampled before
             // it.
             let before = self.sampled.tokens.last().filter(|(slot, _)| *slot == entry.slot);
             if before.is_some_and(|(_, before)| before.id != entry.token) {
@@ -107,7 +107,17 @@ impl Sampler {
         let broken = || EngineError::Message(FrameKind::Candidates);
         let sequence = worker.sequences.get(entry.slot).ok_or_else(broken)?;
         let summaries = self.summaries.iter().skip(place).step_by(count);
-        let mut step = match self.chooser.begin(place, &sequence.sampling, entry.position, summaries) {
+        let is_prompted = sequence.prompted_after(entry.position).is_some();
+        let prompted;
+        let sampling = if is_prompted {
+            // The only candidate is the prompt's next token.
+            let logprobs = sequence.sampling.logprobs.max(1);
+            prompted = SamplingParameters { temperature: 0.0, logprobs, ..SamplingParameters::default() };
+            &prompted
+        } else {
+            &sequence.sampling
+        };
+        let mut step = match self.chooser.begin(place, sampling, entry.position, summaries) {
             Err(SampleError::NoToken) if worker.masks.holds(entry.slot) => return Ok(Chosen::none()),
             // A sequence with broken logits affects no other: only its request fails.
             Err(SampleError::NoToken | SampleError::NotANumber) => return Ok(Chosen::broken()),

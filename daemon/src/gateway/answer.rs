@@ -32,6 +32,8 @@ use super::{
 const LOOK: Duration = Duration::from_secs(1);
 /// First wire version in which heads compare the model of a request.
 const MODEL_COMPARED_FROM: u16 = 5;
+/// First wire version in which heads report the log probabilities of prompts.
+const PROMPTS_SCORED_FROM: u16 = 11;
 /// Most tokens of the first part of an answer. A head reserves KV blocks for all tokens that it is asked for, so a long
 /// answer is asked for in parts, each at most as long as all before it: otherwise one answer without a limit would
 /// reserve the whole context, and the others would wait for its end.
@@ -49,6 +51,8 @@ pub(super) enum Said {
         /// Where it thinks.
         thinking: Thinking,
     },
+    /// The next tokens of its prompt with their log probabilities.
+    Scored(Vec<TokenEvent>),
     /// A part of it.
     Token(TokenEvent),
     /// Its end.
@@ -121,6 +125,9 @@ pub(super) struct Answer {
     /// Numeric version of the head that began it: only heads with the same version sample the same tokens.
     numeric: Option<u32>,
     tokens: Vec<u32>,
+    /// Tokens of the prompt whose log probabilities the client has, and those that this attempt has sent: a second attempt
+    /// sends all of them again.
+    scored: [usize; 2],
     /// Text that came without a token: the end must follow, otherwise the text would be sent twice.
     rest: Option<TokenEvent>,
     finished: Option<Box<Ended>>,
@@ -151,6 +158,7 @@ impl Answer {
             prompt: None,
             numeric: None,
             tokens: Vec::new(),
+            scored: [0; 2],
             rest: None,
             finished: None,
             earlier: None,
@@ -201,6 +209,12 @@ impl Answer {
                         return Ok(Said::Started { tool_format, thinking });
                     }
                 }
+                Ok(ResponseBody::Scored(tokens)) => {
+                    let new = self.new_scores(tokens);
+                    if !new.is_empty() {
+                        return Ok(Said::Scored(new));
+                    }
+                }
                 Ok(ResponseBody::Token(token)) => match token.id {
                     Some(id) => {
                         let now = self.accepted.elapsed();
@@ -228,6 +242,15 @@ impl Answer {
                 Err(fault) => self.fail(&fault)?,
             }
         }
+    }
+
+    /// The tokens of the prompt among these that the client does not have.
+    fn new_scores(&mut self, tokens: Vec<TokenEvent>) -> Vec<TokenEvent> {
+        let [known, sent] = &mut self.scored;
+        let again = known.saturating_sub(*sent).min(tokens.len());
+        *sent += tokens.len();
+        *known = (*known).max(*sent);
+        tokens.into_iter().skip(again).collect()
     }
 
     /// Whether a head has ended only a part of the answer.
@@ -339,6 +362,7 @@ impl Answer {
             let sent = self.accepted.elapsed();
             match self.send(&place.head, model).await {
                 Ok((session, reply, end)) => {
+                    self.scored[1] = 0;
                     self.dispatched.get_or_insert(sent);
                     return Ok(Attempt { model, reply, session, place, end });
                 }
@@ -374,8 +398,12 @@ impl Answer {
     /// Sends the request for the next part; returns the number of tokens at which that ends, too.
     async fn send(&self, head: &str, model: ModelRoots) -> Result<(Session, Reply, u32), Fault> {
         let generate = self.part(model);
-        let end = generate.max_tokens;
+        let (end, scores_prompt) = (generate.max_tokens, generate.sampling.scores_prompt);
         let session = self.gateway.sessions.open(head, &self.gateway.identity).await?;
+        if scores_prompt && session.version < PROMPTS_SCORED_FROM {
+            let kind = FaultKind::PeerOlder { version: session.version, what: "log probabilities of prompts".into() };
+            return Err(Fault::new(&session.identity.name, kind));
+        }
         self.check_head(&session, model).await?;
         let reply = session.ask(RequestBody::Generate(Box::new(generate))).await?;
         Ok((session, reply, end))
@@ -473,6 +501,9 @@ fn nothing_further() -> Finished {
 fn may_not_begin(kind: &FaultKind) -> bool {
     matches!(
         kind,
-        FaultKind::NumericVersion { .. } | FaultKind::ModelReplaced { .. } | FaultKind::ParameterInvalid { .. }
+        FaultKind::NumericVersion { .. }
+            | FaultKind::ModelReplaced { .. }
+            | FaultKind::ParameterInvalid { .. }
+            | FaultKind::PeerOlder { .. }
     )
 }

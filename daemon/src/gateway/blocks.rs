@@ -55,7 +55,8 @@ impl Blocks {
     /// the step.
     pub(super) fn take(&mut self, part: ChoicePart, mut report: impl FnMut(usize, &Block, Change)) {
         match part {
-            ChoicePart::Started => {}
+            // Only completions score their prompts.
+            ChoicePart::Started | ChoicePart::Scored(_) => {}
             ChoicePart::Thought(text) => {
                 if !matches!(self.list.last(), Some(Block::Thought(_))) {
                     self.open(Block::Thought(String::new()), &mut report);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use common::chat::{FinishReason, Thinking, ToolFormat};
-use protocol::message::TokenEvent;
+use protocol::message::{TokenEvent, TokenLogprob};
 use tokenizer::answer::{AnswerParser, AnswerPart};
 
 use super::{
@@ -14,9 +14,11 @@ use super::{
 /// A token with its log probability, and the most probable tokens at its position.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TokenLogprobs {
+    /// The token; the first one of a prompt has no probability.
     pub(super) token: String,
-    pub(super) logprob: f32,
-    pub(super) top: Vec<(String, f32)>,
+    pub(super) own: Option<TokenLogprob>,
+    /// Best first.
+    pub(super) top: Vec<TokenLogprob>,
 }
 
 /// A part of a choice as the client sees it.
@@ -26,6 +28,8 @@ pub(super) enum ChoicePart {
     Started,
     /// What the model thinks before it answers.
     Thought(String),
+    /// Log probabilities of tokens of the prompt.
+    Scored(Vec<TokenLogprobs>),
     /// Text, with the log probabilities of its tokens.
     Content(String, Vec<TokenLogprobs>),
     /// A tool call begins.
@@ -51,12 +55,19 @@ pub(super) struct Choice {
     call: Option<usize>,
     /// Tokens of thoughts.
     thought_tokens: usize,
+    /// The prompt, if the text begins with it.
+    echo: Option<String>,
 }
 
 impl Choice {
     pub(super) fn new(reading: Reading) -> Self {
         let parser = AnswerParser::new(ToolFormat::None, Thinking::None, None);
-        Self { reading, parser, pending: Vec::new(), calls: 0, call: None, thought_tokens: 0 }
+        Self { reading, parser, pending: Vec::new(), calls: 0, call: None, thought_tokens: 0, echo: None }
+    }
+
+    /// Begins the text with the prompt.
+    pub(super) fn echoing(self, echo: Option<String>) -> Self {
+        Self { echo, ..self }
     }
 
     /// Converts an event of the answer to parts.
@@ -68,8 +79,14 @@ impl Choice {
                 let format = if tools.are_forced { ToolFormat::Llama3 } else { tool_format };
                 let schemas = tools.are_given.then(|| Arc::clone(schemas));
                 self.parser = AnswerParser::new(format, if *has_thoughts { thinking } else { Thinking::None }, schemas);
-                vec![ChoicePart::Started]
+                let echo = self.echo.take().map(|text| ChoicePart::Content(text, Vec::new()));
+                std::iter::once(ChoicePart::Started).chain(echo).collect()
             }
+            Said::Scored(tokens) => {
+                let most = self.reading.logprobs.unwrap_or_default();
+                vec![ChoicePart::Scored(tokens.iter().map(|token| scored(token, most)).collect())]
+            }
+            Said::Token(_) if self.reading.is_prompt_only => Vec::new(),
             Said::Token(token) => {
                 self.pending.extend(self.reading.logprobs.and_then(|most| shown(&token, most)));
                 let parts = self.parser.push(&token.text);
@@ -85,6 +102,7 @@ impl Choice {
                     parts.push(ChoicePart::Content(String::new(), std::mem::take(&mut self.pending)));
                 }
                 let reason = match ended.reason {
+                    FinishReason::Stop if self.reading.is_prompt_only => "length",
                     FinishReason::Stop if self.calls > 0 => "tool_calls",
                     FinishReason::Stop => "stop",
                     // A cancelled answer ends as an error; if it arrives here, it is not complete.
@@ -132,23 +150,26 @@ impl Choice {
 
 /// The head includes the sampled token itself in the list; its position there has no meaning.
 fn shown(token: &TokenEvent, most: usize) -> Option<TokenLogprobs> {
-    let id = token.id?;
-    let own = token.logprobs.iter().find(|one| one.id == id)?;
-    let mut top: Vec<(String, f32)> = token.logprobs.iter().map(|one| (one.text.clone(), one.logprob)).collect();
-    top.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    Some(scored(token, most)).filter(|shown| shown.own.is_some())
+}
+
+/// The log probabilities at a position, without that of the token itself if there is none.
+fn scored(token: &TokenEvent, most: usize) -> TokenLogprobs {
+    let own = token.logprobs.iter().find(|one| Some(one.id) == token.id).cloned();
+    let mut top = token.logprobs.clone();
+    top.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
     top.truncate(most);
-    Some(TokenLogprobs { token: own.text.clone(), logprob: own.logprob, top })
+    let text = own.as_ref().map_or_else(|| token.text.to_string(), |own| own.text.clone());
+    TokenLogprobs { token: text, own, top }
 }
 
 #[cfg(test)]
 mod tests {
-    use protocol::message::TokenLogprob;
-
     use super::*;
     use crate::gateway::reading::Tools;
 
     fn token(id: u32, text: &str) -> Said {
-        let logprob = |id: u32, logprob: f32| TokenLogprob { id, text: format!("t{id}"), logprob };
+        let logprob = |id: u32, logprob: f32| TokenLogprob { id, text: format!("t{id}"), logprob, bytes: Vec::new() };
         let logprobs = vec![logprob(7, -2.0), logprob(id, -3.0), logprob(8, -1.0)];
         Said::Token(TokenEvent { id: Some(id), text: text.into(), logprobs })
     }
@@ -174,7 +195,8 @@ mod tests {
         let [ChoicePart::Content(text, shown)] = &choice.take(token(2, "é"))[..] else { panic!("text") };
         assert_eq!((text.as_str(), shown.len()), ("é", 2));
         assert_eq!(shown[0].token, "t1");
-        assert_eq!(shown[0].top, [("t8".into(), -1.0), ("t7".into(), -2.0)]);
+        let top: Vec<(&str, f32)> = shown[0].top.iter().map(|one| (one.text.as_str(), one.logprob)).collect();
+        assert_eq!(top, [("t8", -1.0), ("t7", -2.0)]);
         assert!(matches!(choice.take(ended())[..], [ChoicePart::End("stop", _)]));
     }
 

@@ -9,6 +9,8 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
+use common::sampling::SCORES_MAX;
+use protocol::message::Prompt;
 use serde_json::Value;
 use tokio::{
     sync::{
@@ -26,7 +28,7 @@ use super::{
     choice::{Choice, ChoicePart},
     error::ApiError,
     pinned::Pinned,
-    request::{Asked, RUNNING_MAX},
+    request::{Asked, RUNNING_MAX, Wish},
     stream::{Events, FirstByte, Gone, events},
     trace,
     writer::{Tally, Writer},
@@ -34,6 +36,8 @@ use super::{
 
 /// Most parts of all choices that may wait to be written.
 const PARTS_MAX: usize = 64;
+/// Most log probabilities of all prompts of a request, some 100 bytes each.
+const SCORES_SUM_MAX: usize = 2 * SCORES_MAX;
 /// Silence after which a stream sends a keep-alive comment.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
@@ -61,6 +65,8 @@ struct Run {
     /// Number of choices per prompt.
     per_prompt: usize,
     has_begun: bool,
+    /// Whether the tokens of the answers are left out.
+    is_prompt_only: bool,
     tally: Tally,
     first: FirstByte,
     ended: usize,
@@ -82,7 +88,8 @@ pub(super) async fn complete(
     let model = Pinned::new(asked.model.clone(), served)?;
     let deadline = arrival.at + gateway.settings.request_max;
     let is_streamed = asked.is_streamed;
-    let mut run = begin(Arc::clone(&gateway), asked, writer, held, arrival, model);
+    let echoes = if asked.echoes { echoes(&gateway, &asked.choices).await? } else { Vec::new() };
+    let mut run = begin(Arc::clone(&gateway), asked, writer, echoes, held, arrival, model);
     let overdue = || ApiError::overdue(gateway.settings.request_max.as_secs());
     if !is_streamed {
         let ended = tokio::select! {
@@ -118,14 +125,32 @@ pub(super) async fn complete(
     Ok(response)
 }
 
+/// The texts of the choices' prompts; a head has those of token ids.
+async fn echoes(gateway: &Gateway, choices: &[Wish]) -> Result<Vec<String>, ApiError> {
+    let mut texts: Vec<String> = Vec::with_capacity(choices.len());
+    for (index, wish) in choices.iter().enumerate() {
+        let before = index.checked_sub(1).map(|before| &choices[before]);
+        let text = match &wish.generate.prompt {
+            _ if before.is_some_and(|before| Arc::ptr_eq(&before.generate, &wish.generate)) => texts[index - 1].clone(),
+            Prompt::Text(text) => text.clone(),
+            Prompt::Tokens(ids) => gateway.text_of(ids.clone()).await?,
+            Prompt::Chat(_) => String::new(),
+        };
+        texts.push(text);
+    }
+    Ok(texts)
+}
+
 fn begin(
     gateway: Arc<Gateway>,
     asked: Asked,
     writer: Box<dyn Writer>,
+    echoes: Vec<String>,
     held: Held,
     arrival: ReceivedRequest,
     model: Pinned,
 ) -> Run {
+    let mut echoes = echoes.into_iter();
     let (model, (sender, parts)) = (Arc::new(model), channel(PARTS_MAX));
     let (mut choices, turns) = (JoinSet::new(), Arc::new(Semaphore::new(RUNNING_MAX)));
     let count = asked.choices.len();
@@ -133,7 +158,7 @@ fn begin(
     let per_prompt = seeds.iter().skip(1).position(|seed| *seed == seeds[0]).map_or(count, |at| at + 1);
     for (index, wish) in asked.choices.into_iter().enumerate() {
         let answer = Answer::new(Arc::clone(&gateway), wish, Arc::clone(&model), arrival.at);
-        let choice = Choice::new(asked.reading.clone());
+        let choice = Choice::new(asked.reading.clone()).echoing(echoes.next());
         let (turns, parts, field) = (Arc::clone(&turns), sender.clone(), writer.prompt_field());
         choices.spawn(async move {
             // Never closed.
@@ -152,6 +177,7 @@ fn begin(
         count,
         per_prompt,
         has_begun: false,
+        is_prompt_only: asked.reading.is_prompt_only,
         tally: Tally::default(),
         first: FirstByte::default(),
         ended: 0,
@@ -206,7 +232,7 @@ impl Run {
         if index.is_multiple_of(self.per_prompt) {
             usage.cached += ended.finished.times.cached_tokens as usize;
         }
-        usage.completion += ended.tokens;
+        usage.completion += if self.is_prompt_only { 0 } else { ended.tokens };
         usage.reasoning += ended.thought_tokens;
         self.gateway.metrics.ended(ended);
         let (first, now) = (self.first.get().copied(), self.arrival.at.elapsed());
@@ -223,12 +249,19 @@ impl Run {
     }
 
     async fn whole(&mut self) -> Result<Value, ApiError> {
+        let mut scores = 0;
         while self.ended < self.count {
             let Some((index, part)) = self.next().await else { return Err(self.gateway.not_serving()) };
             let part = part.map_err(|error| {
                 let tally = Tally { timings: Value::Null, ..self.tally.clone() };
                 error.with_partial(|| self.writer.whole(&tally))
             })?;
+            if let ChoicePart::Scored(shown) = &part {
+                scores += shown.iter().map(|one| one.top.len() + 1).sum::<usize>();
+                if scores > SCORES_SUM_MAX {
+                    return Err(too_many_scores());
+                }
+            }
             self.writer.keep(index, part);
         }
         Ok(self.writer.whole(&self.tally))
@@ -266,6 +299,13 @@ impl Run {
         events.send(&self.writer.finish(&self.tally)).await?;
         events.done().await
     }
+}
+
+fn too_many_scores() -> ApiError {
+    let message = format!(
+        "the prompts of this request have more than {SCORES_SUM_MAX} log probabilities; send fewer prompts at a time"
+    );
+    ApiError::invalid("logprobs", message)
 }
 
 /// Id and arrival time of a request.

@@ -1,4 +1,5 @@
 //! The JSON objects of OpenAI's API: complete answers and chunks, usage, models.
+use protocol::message::TokenLogprob;
 use serde_json::{Value, json};
 
 use super::{
@@ -64,7 +65,7 @@ impl Common {
         self.object(if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" }, choices)
     }
 
-    /// The chunk for a part of a choice in a stream; `offset` counts the choice's bytes so far.
+    /// The chunk for a part of a choice in a stream; `offset` counts the choice's characters so far.
     pub(super) fn part(
         &self,
         index: usize,
@@ -76,12 +77,13 @@ impl Common {
             ChoicePart::Started if self.kind == Kind::Chat => {
                 (json!({"role": "assistant", "content": ""}), Value::Null, None)
             }
-            ChoicePart::Started => return None,
+            // Answers with scored prompts are not streamed.
+            ChoicePart::Started | ChoicePart::Scored(_) => return None,
             // The names of llama-server and of vLLM.
             ChoicePart::Thought(text) => (json!({"reasoning_content": text, "reasoning": text}), Value::Null, None),
             ChoicePart::Content(text, shown) => {
                 let logprobs = self.logprobs(shown, with_logprobs, *offset);
-                *offset += text.len();
+                *offset += text.chars().count();
                 (json!({"content": text}), logprobs, None)
             }
             ChoicePart::Call { name, .. } if self.is_legacy => {
@@ -157,6 +159,7 @@ impl Common {
     pub(super) fn add(&self, choice: usize, whole: &mut Whole, part: ChoicePart) {
         match part {
             ChoicePart::Started => {}
+            ChoicePart::Scored(shown) => whole.shown.extend(shown),
             ChoicePart::Thought(text) => whole.thought.push_str(&text),
             ChoicePart::Content(text, shown) => {
                 whole.text.push_str(&text);
@@ -200,26 +203,29 @@ impl Common {
             return Value::Null;
         }
         if self.kind == Kind::Chat {
-            let one =
-                |token: &str, logprob: f32| json!({"token": token, "logprob": logprob, "bytes": token.as_bytes()});
-            return json!({"content": shown.iter().map(|shown| {
-                let mut entry = one(&shown.token, shown.logprob);
-                entry["top_logprobs"] = shown.top.iter().map(|(token, logprob)| one(token, *logprob)).collect();
-                entry
+            let one = |token: &TokenLogprob| {
+                let bytes = if token.bytes.is_empty() { token.text.as_bytes() } else { &token.bytes };
+                json!({"token": token.text, "logprob": token.logprob, "bytes": bytes})
+            };
+            return json!({"content": shown.iter().filter_map(|shown| {
+                let mut entry = one(shown.own.as_ref()?);
+                entry["top_logprobs"] = shown.top.iter().map(one).collect();
+                Some(entry)
             }).collect::<Vec<_>>()});
         }
         let mut at = offset;
         let mut offsets = Vec::new();
         for one in shown {
             offsets.push(at);
-            at += one.token.len();
+            at += one.token.chars().count();
         }
         json!({
             "tokens": shown.iter().map(|one| &one.token).collect::<Vec<_>>(),
-            "token_logprobs": shown.iter().map(|one| one.logprob).collect::<Vec<_>>(),
-            "top_logprobs": shown.iter().map(|shown| -> Value {
-            shown.top.iter().map(|(token, logprob)| (token.clone(), json!(logprob))).collect()
-        }).collect::<Vec<_>>(),
+            "token_logprobs": shown.iter().map(|one| one.own.as_ref().map(|own| own.logprob)).collect::<Vec<_>>(),
+            "top_logprobs": shown.iter().map(|shown| match &shown.own {
+                None => Value::Null,
+                Some(_) => shown.top.iter().map(|one| (one.text.clone(), json!(one.logprob))).collect(),
+            }).collect::<Vec<_>>(),
             "text_offset": offsets,
         })
     }

@@ -26,4 +26,6 @@ pub(super) struct Reading {
     pub(super) has_thoughts: bool,
     /// Number of most probable tokens to show for each token; `None`: no log probabilities.
     pub(super) logprobs: Option<usize>,
+    /// Whether only the prompt is wanted: the token that a head samples is left out.
+    pub(super) is_prompt_only: bool,
 }

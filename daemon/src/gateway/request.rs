@@ -115,6 +115,8 @@ pub(super) struct Asked {
     pub(super) is_legacy: bool,
     /// What of the schemas is not enforced.
     pub(super) unenforced: Unenforced,
+    /// Whether answers begin with their prompts.
+    pub(super) echoes: bool,
 }
 
 /// One choice of an answer.
@@ -135,7 +137,9 @@ impl Wish {
             Some((ids, tokens)) => (Prompt::Tokens(ids.to_vec()), tokens.to_vec()),
             None => (prompt.clone(), Vec::new()),
         };
-        let sampling = SamplingParameters { seed: self.seed, ..sampling.clone() };
+        // A prompt has been scored before the first token of its answer.
+        let scores_prompt = sampling.scores_prompt && resumed.is_empty();
+        let sampling = SamplingParameters { seed: self.seed, scores_prompt, ..sampling.clone() };
         let mut generate = Generate::new(prompt, self.generate.max_tokens, sampling, stop.clone());
         generate.resumed = resumed;
         generate.grammar.clone_from(grammar);
@@ -199,9 +203,11 @@ pub(super) fn build(
         return Err(ApiError::invalid("n", message));
     }
     let logprobs = logprobs(kind, fields)?;
-    let sampling = sampling(fields, logprobs, seed)?;
+    let echoes = echoes(kind, fields)?;
+    let mut sampling = sampling(fields, logprobs, seed)?;
+    sampling.scores_prompt = echoes && logprobs.is_some();
     let (stop, grammar, max_tokens) =
-        (stop(fields)?, forced.or(constraint::read(fields, &mut unenforced)?), max_tokens(kind, fields)?);
+        (stop(fields)?, forced.or(constraint::read(fields, &mut unenforced)?), max_tokens(kind, fields, echoes)?);
     let is_constrained = grammar.is_some();
     // Field names of llama-server.
     let drafts_max = fields.whole("speculative.n_max", 0, u64::from(u16::MAX))?.map(|count| count as u16);
@@ -210,7 +216,8 @@ pub(super) fn build(
     let mut choices = Vec::new();
     for prompt in prompts {
         let prefix = prefix(&prompt);
-        let mut generate = Generate::new(prompt, max_tokens, sampling.clone(), stop.clone());
+        // A head samples at least one token.
+        let mut generate = Generate::new(prompt, max_tokens.max(1), sampling.clone(), stop.clone());
         generate.grammar.clone_from(&grammar);
         generate.drafts_max = drafts_max.unwrap_or(generate.drafts_max);
         generate.ignores_end = ignores_end;
@@ -228,24 +235,34 @@ pub(super) fn build(
         includes_usage: options.map_or(Ok(false), |options| options.flag("include_usage"))?,
         is_legacy,
         unenforced,
+        echoes,
         reading: Reading {
             tools,
             schemas: Arc::new(schemas),
             // A grammar leaves no room for thoughts.
             has_thoughts: kind == Kind::Chat && !is_constrained && are_apart(fields)?,
             logprobs: logprobs.map(|count| count as usize),
+            is_prompt_only: max_tokens == 0,
         },
         choices,
     })
 }
 
-fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
-    if fields.flag("echo")? {
-        return Err(ApiError::invalid(
-            "echo",
-            "echo is not supported; leave it out and put the prompt before the answer",
-        ));
+/// Whether the answer begins with its prompt.
+fn echoes(kind: Kind, fields: Fields<'_>) -> Result<bool, ApiError> {
+    let echoes = fields.flag("echo")?;
+    if echoes && kind == Kind::Chat {
+        let message = "echo is not supported for conversations; use /v1/completions or /apply-template";
+        return Err(ApiError::invalid("echo", message));
     }
+    if echoes && fields.flag("stream")? && fields.get("logprobs").is_some_and(|logprobs| *logprobs != false) {
+        let message = "echo with logprobs is not streamed; leave stream out";
+        return Err(ApiError::invalid("stream", message));
+    }
+    Ok(echoes)
+}
+
+fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
     if fields.whole("best_of", 1, u64::MAX)?.is_some_and(|count| count > 1) {
         return Err(ApiError::invalid("best_of", "best_of is not supported; request n answers and choose"));
     }
@@ -299,6 +316,7 @@ fn sampling(fields: Fields<'_>, logprobs: Option<u32>, seed: u64) -> Result<Samp
         seed,
         // The sampled token's own logprob is included if at least one is requested.
         logprobs: logprobs.map_or(0, |count| count.max(1)),
+        scores_prompt: false,
     };
     sampling.check().map_err(|error| {
         let message = error.to_string();
@@ -343,13 +361,14 @@ fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
     if is_good { Ok(texts) } else { Err(refusal()) }
 }
 
-fn max_tokens(kind: Kind, fields: Fields<'_>) -> Result<u32, ApiError> {
+fn max_tokens(kind: Kind, fields: Fields<'_>, echoes: bool) -> Result<u32, ApiError> {
     let names = ["max_completion_tokens", "max_tokens"];
     let Some(name) = names.into_iter().find(|name| fields.get(name).is_some()) else {
         return Ok(if kind == Kind::Chat { TOKENS_MAX } else { COMPLETION_TOKENS } as u32);
     };
     // -1 is llama-server's "unlimited".
-    Ok(fields.limit(name, 1, u64::MAX)?.map_or(TOKENS_MAX, |most| most.min(TOKENS_MAX)) as u32)
+    // With an echo there may be no answer.
+    Ok(fields.limit(name, u64::from(!echoes), u64::MAX)?.map_or(TOKENS_MAX, |most| most.min(TOKENS_MAX)) as u32)
 }
 
 /// Hash of a prompt's first bytes.

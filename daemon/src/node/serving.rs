@@ -136,6 +136,7 @@ impl Node {
                 requests.dispatched(key);
                 None
             }
+            AnswerEvent::Scored(tokens) => requests.respond(key, ResponseBody::Scored(tokens)),
             AnswerEvent::Token(token) => {
                 self.tokens += u64::from(token.id.is_some());
                 requests.respond(key, ResponseBody::Token(token))

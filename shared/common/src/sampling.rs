@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 pub const TOP_K_MAX: u32 = 1024;
 /// Most probable tokens that can be reported per step.
 pub const LOGPROBS_MAX: u32 = 20;
+/// Most log probabilities of a prompt: its tokens times the number reported at each position.
+pub const SCORES_MAX: usize = 1 << 18;
 /// Most biased tokens.
 pub const LOGIT_BIAS_MAX: usize = 1024;
 
@@ -36,6 +38,10 @@ pub struct SamplingParameters {
     pub seed: u64,
     /// Most probable tokens to report per step.
     pub logprobs: u32,
+    /// Report the log probabilities of the prompt's tokens, too, with `logprobs` most probable tokens at each position. Since
+    /// wire version 11.
+    #[serde(default, with = "crate::version::since_11")]
+    pub scores_prompt: bool,
 }
 
 /// A parameter out of bounds.
@@ -61,6 +67,7 @@ impl Default for SamplingParameters {
             logit_bias: Vec::new(),
             seed: 0,
             logprobs: 0,
+            scores_prompt: false,
         }
     }
 }

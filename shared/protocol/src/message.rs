@@ -318,6 +318,9 @@ pub enum ResponseBody {
     },
     /// The answer to `Text`.
     Text(Box<TextResponse>),
+    /// The next tokens of a prompt with their log probabilities, before the first token of the answer; the first token of the
+    /// prompt has none. Their texts are those of single tokens. Since wire version 11.
+    Scored(Vec<TokenEvent>),
 }
 
 /// A model file on a node.
@@ -401,6 +404,9 @@ pub struct TokenLogprob {
     pub text: String,
     /// Natural logarithm of its probability.
     pub logprob: f32,
+    /// Its bytes if they are not those of the text: it is a part of a character.
+    #[serde(default, with = "common::version::since_11")]
+    pub bytes: Vec<u8>,
 }
 
 /// The end of a generation.

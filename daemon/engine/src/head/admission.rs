@@ -4,6 +4,7 @@ use common::{
     chat::FinishReason,
     fault::{Fault, FaultKind},
     latency::RequestTimes,
+    sampling::{SCORES_MAX, SamplingParameters},
     units::Nanoseconds,
 };
 use protocol::message::Finished;
@@ -36,11 +37,25 @@ fn refusal(limits: &Limits, prompt: &[u32], resumed: &[u32]) -> Option<FaultKind
     None
 }
 
+/// The reason to refuse a request for the log probabilities of a prompt that would be too many to keep.
+fn too_many_scores(sampling: &SamplingParameters, prompt: usize) -> Option<FaultKind> {
+    let scores = prompt * (sampling.logprobs as usize + 1);
+    if !sampling.scores_prompt || scores <= SCORES_MAX {
+        return None;
+    }
+    let reason =
+        format!("{scores} log probabilities of the prompt are more than {SCORES_MAX}; ask for fewer at each position");
+    Some(FaultKind::ParameterInvalid { reason })
+}
+
 impl Head<'_> {
     /// Admits a request.
     pub(super) fn begin(&mut self, key: RequestKey, prepared: Prepared) {
-        let Prepared { received, prompt, resumed, grammar, sampling, .. } = prepared;
-        if let Some(kind) = refusal(&self.limits, &prompt, &resumed) {
+        let Prepared { received, prompt, resumed, grammar, mut sampling, .. } = prepared;
+        // A continued answer's prompt was scored before.
+        sampling.scores_prompt &= resumed.is_empty();
+        let refused = refusal(&self.limits, &prompt, &resumed).or_else(|| too_many_scores(&sampling, prompt.len()));
+        if let Some(kind) = refused {
             return self.report(key, RequestEvent::Refused(Fault::new(&self.node, kind)));
         }
         let (context, prompt_length) = (self.limits.context_length, prompt.len());
@@ -68,6 +83,8 @@ impl Head<'_> {
             times,
             ranks: vec![RankTotals::default(); self.world()],
             sampling_rounds: 0,
+            scores_prompt: sampling.scores_prompt,
+            unscored: if sampling.scores_prompt { prompt_length - 1 } else { 0 },
         };
         self.requests.insert(key, request);
         self.report(key, RequestEvent::Started);
@@ -79,7 +96,7 @@ impl Head<'_> {
         let max_tokens = max_tokens - resumed.len();
         let grammar = grammar.map(|grammar| Constraint { grammar, begin: prompt_length as u32 });
         let drafts_max = prepared.drafts_max.into();
-        let is_remote = self.remote_prefill.takes(tokens.len());
+        let is_remote = self.remote_prefill.takes(tokens.len()) && !sampling.scores_prompt;
         let admitted = Admitted { key, prompt: tokens, max_tokens, sampling, drafts_max, grammar };
         if is_remote { self.scheduler.submit_remote(admitted) } else { self.scheduler.submit(admitted) }
     }

@@ -24,7 +24,7 @@ use telemetry::RankTotals;
 use super::{
     error::EngineError,
     plan::{Limits, Plan},
-    port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent, SampledToken},
+    port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent, SampledToken, ScoredToken},
     sample::Chosen,
     sampler::Sampler,
     scheduler::{RequestKey, Scheduler},
@@ -50,6 +50,10 @@ pub(super) struct Request {
     pub(super) times: RequestTimes,
     pub(super) ranks: Vec<RankTotals>,
     pub(super) sampling_rounds: u32,
+    /// Whether the log probabilities of its prompt's tokens are reported.
+    pub(super) scores_prompt: bool,
+    /// Positions of its prompt whose log probabilities are still expected.
+    pub(super) unscored: usize,
 }
 
 /// An in-flight step whose tokens have not arrived.
@@ -362,7 +366,9 @@ impl<'a> Head<'a> {
         let sampling = self.sampler.sampled.sampling;
         let mut tokens = std::mem::take(&mut self.sampler.sampled.tokens);
         for (run, (slot, key, rows)) in tokens.chunk_by(|a, b| a.0 == b.0).zip(&in_flight.wanted) {
-            if let Some(request) = self.requests.get_mut(key) {
+            let scored = self.score(*slot, *key, run);
+            let (run, rows) = (&run[scored..], *rows - scored as u32);
+            if let Some(request) = self.requests.get_mut(key).filter(|_| !run.is_empty()) {
                 request.times.drafted_tokens += rows - 1;
                 request.times.accepted_tokens += run.len() as u32 - 1;
             }
@@ -376,6 +382,28 @@ impl<'a> Head<'a> {
         }
         tokens.clear();
         self.sampler.sampled.tokens = tokens;
+    }
+
+    /// Reports the log probabilities of a prompt's tokens, with which the rows of a slot begin. Returns their number.
+    fn score(&mut self, slot: Slot, key: RequestKey, run: &[(Slot, Chosen)]) -> usize {
+        if self.scheduler.key(slot) != Some(key) {
+            return 0;
+        }
+        let Some(request) = self.requests.get_mut(&key).filter(|request| request.scores_prompt) else { return 0 };
+        let count = run.len().min(request.unscored);
+        request.unscored -= count;
+        self.scheduler.scored(slot, run.len());
+        let scored = &run[..count];
+        if scored.iter().any(|(_, chosen)| chosen.id == Chosen::BROKEN) {
+            self.fail(key);
+        } else if count > 0 {
+            let tokens = scored.iter().map(|(_, Chosen { id, top_logprobs, .. })| ScoredToken {
+                id: *id,
+                top_logprobs: top_logprobs.to_vec(),
+            });
+            self.report(key, RequestEvent::Scored(tokens.collect()));
+        }
+        count
     }
 
     /// Adds the time of a step once to every request that has a token in it.

@@ -89,6 +89,27 @@ impl Slice {
         Summary { raw_max, raw_sum, scaled_max, scaled_sum, top, candidates }
     }
 
+    /// Summarises the logits at a position of a prompt, whose next token is known: the only candidate is that token, on the
+    /// rank that has it. No bias, penalty or mask applies.
+    pub fn prompted(&mut self, parameters: &SamplingParameters, id: u32, logits: &[f32]) -> Summary {
+        if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+            return Summary::broken();
+        }
+        let raw_max = largest(logits);
+        let top = best(logits.iter().copied(), parameters.logprobs as usize);
+        let top = top.into_iter().map(|(logit, index)| (self.begin + index, logit)).collect();
+        let own = id.checked_sub(self.begin).and_then(|index| logits.get(index as usize)).copied();
+        let list = own.into_iter().map(|raw| Candidate { id, raw, scaled: raw }).collect();
+        Summary {
+            raw_max,
+            raw_sum: exponentials(logits, raw_max),
+            scaled_max: own.unwrap_or(f32::NEG_INFINITY),
+            scaled_sum: 0.0,
+            top,
+            candidates: Candidates { list, exhausted: true },
+        }
+    }
+
     /// Answers a query about the latest logits.
     ///
     /// # Errors

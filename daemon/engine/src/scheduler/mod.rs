@@ -192,6 +192,13 @@ impl Scheduler {
         }
     }
 
+    /// Records that the log probabilities of `rows` positions of a prompt arrived.
+    pub fn scored(&mut self, slot: Slot, rows: usize) {
+        if let Some(running) = self.slots.get_mut(slot.index()).and_then(Option::as_mut) {
+            running.unscored = running.unscored.saturating_sub(rows);
+        }
+    }
+
     /// Writes the next step into `plan`; false if there is none to send. Changes that the ranks must receive (openings,
     /// closings, copies of blocks) stay with the sequences until a step carries them: an unsent plan loses nothing.
     pub fn next_plan(&mut self, plan: &mut Plan) -> bool {
@@ -301,6 +308,8 @@ impl Scheduler {
 
     /// Adds the prompts' shares to the plan.
     fn add_prompts(&mut self, prompts: &[Prefill], plan: &mut Plan) {
+        let taken = plan.entries.iter().filter(|entry| entry.wants_logits).count();
+        let mut rows = ROWS_MAX.saturating_sub(taken + prompts.len());
         for prompt in prompts.iter().filter(|prompt| prompt.share > 0) {
             let Some(running) = self.slots[prompt.index].as_mut() else { continue };
             plan.is_prefill = true;
@@ -310,7 +319,13 @@ impl Scheduler {
             }
             // A step ends where the state is saved.
             let rest = running.boundary.and_then(|boundary| boundary.checked_sub(running.fed)).filter(|rest| *rest > 0);
-            let share = prompt.share.min(rest.unwrap_or(usize::MAX));
+            let mut share = prompt.share.min(rest.unwrap_or(usize::MAX));
+            if running.scores_prompt {
+                // One row of each prompt is set aside.
+                share = share.min(1 + rows);
+                rows -= share - 1;
+                running.unscored = share;
+            }
             extend(&mut self.blocks, slot, running, share, plan);
             add_entries(slot, running, share, &mut plan.entries);
             self.blocks.publish(&mut running.table, &running.tokens[..running.fed]);
@@ -320,7 +335,12 @@ impl Scheduler {
     /// Records the time of a plan's step.
     pub fn record_time(&mut self, plan: &Plan, time: Nanoseconds) {
         self.latency.charge(self.pending, self.answers_entered, time);
-        self.latency.observe(plan.entries.len(), plan.is_prefill, time);
+        // A step with logits at many positions says little about others.
+        let is_scored =
+            plan.is_prefill && plan.entries.windows(2).any(|two| two[0].slot == two[1].slot && two[0].wants_logits);
+        if !is_scored {
+            self.latency.observe(plan.entries.len(), plan.is_prefill, time);
+        }
     }
 
     /// Moves waiting requests into free slots if all their blocks are available: no sequence can run out of blocks
@@ -332,13 +352,18 @@ impl Scheduler {
             let request = &self.waiting[next];
             let is_early = request.grammar.is_some() && !self.masks_ready && self.slots.iter().any(Option::is_some);
             prepares |= is_early;
-            if is_early || self.is_computed_by_another(&request.prompt) {
+            let waits = !request.sampling.scores_prompt && self.is_computed_by_another(&request.prompt);
+            if is_early || waits {
                 next += 1;
                 continue;
             }
             let length = (request.prompt.len() + request.max_tokens).min(self.limits.context_length);
+            let scores_prompt = request.sampling.scores_prompt;
             let begins = self.states.longest(&request.prompt, |length| self.blocks.has(&request.prompt, length));
-            let known = if self.states.is_used() { begins.map_or(0, |(_, length)| length) } else { usize::MAX };
+            // Cached positions have no logits.
+            let begins = begins.filter(|_| !scores_prompt);
+            let is_limited = self.states.is_used() || scores_prompt;
+            let known = if is_limited { begins.map_or(0, |(_, length)| length) } else { usize::MAX };
             let Some(is_remote) = self.is_remote(request.key) else {
                 next += 1;
                 continue;
@@ -377,6 +402,8 @@ impl Scheduler {
                 length,
                 drafts,
                 boundary,
+                scores_prompt,
+                unscored: 0,
             });
         }
         prepares
@@ -438,7 +465,7 @@ fn add_entries(slot: Slot, running: &mut Running, count: usize, entries: &mut Ve
         slot,
         position: position as u32,
         token: running.tokens[position],
-        wants_logits: position == last,
+        wants_logits: position == last || running.scores_prompt,
     }));
     running.fed += count;
     running.followed = running.fed;

@@ -89,6 +89,11 @@ pub(super) struct Running {
     pub(super) drafts: SequenceDrafts,
     /// Where the state of its prompt is saved.
     pub(super) boundary: Option<usize>,
+    /// Whether the logits at all positions of its prompt are wanted.
+    pub(super) scores_prompt: bool,
+    /// Rows with logits of its prompt that are in flight: the next part of the prompt waits for them, so that the ranks
+    /// never hold more than those of one step.
+    pub(super) unscored: usize,
 }
 
 impl Running {
@@ -99,7 +104,10 @@ impl Running {
 
     /// Whether its prompt is being computed by this group.
     pub(super) fn is_prompt(&self) -> bool {
-        !self.is_answering() && !self.awaits_mask && !matches!(self.phase, Phase::RemotePrefill(_))
+        !self.is_answering()
+            && !self.awaits_mask
+            && self.unscored == 0
+            && !matches!(self.phase, Phase::RemotePrefill(_))
     }
 
     /// The room for its speculative tokens in a step with `rows` decode rows without them and at most `most` more.

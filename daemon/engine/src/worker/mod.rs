@@ -98,6 +98,10 @@ impl Worker {
             let logits = &logits[index * vocabulary.len()..(index + 1) * vocabulary.len()];
             let history = &sequence.tokens[..=*position as usize];
             let slice = self.slices.get_mut(index).ok_or(EngineError::Message(FrameKind::Plan))?;
+            if let Some(id) = sequence.prompted_after(*position) {
+                summaries.push(slice.prompted(&sequence.sampling, id, logits));
+                continue;
+            }
             let mask = self.masks.mask(*slot, history);
             summaries.push(slice.summary(&sequence.sampling, *position, history, logits, mask));
         }

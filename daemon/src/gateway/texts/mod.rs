@@ -94,6 +94,11 @@ impl Gateway {
         }
     }
 
+    /// The text of tokens.
+    pub(super) async fn text_of(&self, ids: Vec<u32>) -> Result<String, ApiError> {
+        self.text(TextRequest::Detokenize(ids)).await
+    }
+
     async fn text(&self, request: TextRequest) -> Result<String, ApiError> {
         match self.ask_head(request).await? {
             TextResponse::Text(text) => Ok(text),
@@ -107,13 +112,13 @@ fn unexpected() -> ApiError {
 }
 
 /// Reads a body and parses it, a long one on a separate thread. The reservation must be kept until the answer.
-async fn receive<T: Send + 'static>(
+pub(super) async fn receive<T: Send + 'static>(
     gateway: &Gateway,
     request: Request,
     parse: fn(&[u8], Bounds) -> Result<T, ApiError>,
 ) -> Result<(T, Held), ApiError> {
     let (parts, body) = request.into_parts();
-    pages::json(&parts.headers)?;
+    pages::json(parts.uri.path(), &parts.headers)?;
     let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let received = gateway.bodies.receive(body, length).await?;
     let topology = gateway.cluster.serving().topology;

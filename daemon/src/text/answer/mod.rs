@@ -14,7 +14,7 @@ use common::{
 };
 use engine::{
     RequestKey,
-    port::{Prepared, RequestEvent, SampledToken},
+    port::{Prepared, RequestEvent, SampledToken, ScoredToken},
 };
 use protocol::message::{Finished, Generate, TokenEvent, TokenLogprob};
 use smallvec::{SmallVec, smallvec};
@@ -40,6 +40,8 @@ pub enum AnswerEvent {
     },
     /// It has a slot and KV memory for its tokens, and starts to compute.
     Dispatched,
+    /// The next tokens of its prompt with their log probabilities.
+    Scored(Vec<TokenEvent>),
     /// A token with its text, or the rest of the text.
     Token(TokenEvent),
     /// It ended.
@@ -79,6 +81,8 @@ struct TextAnswer {
     output: Output,
     /// The tokens of its prompt, and where the answer thinks, until the engine accepts the request.
     prompt: Option<(Vec<u32>, Thinking)>,
+    /// Whether the log probabilities of its prompt are wanted.
+    scores_prompt: bool,
     /// The statistics up to the token that completed a stop string.
     stopped: Option<Statistics>,
 }
@@ -105,7 +109,8 @@ impl Answers {
             is_end || output.push(tokenizer, *id).1
         });
         let thinking = self.model.thinking(&prompt);
-        let answer = TextAnswer { output, prompt: Some((prompt.clone(), thinking)), stopped: None };
+        let scores_prompt = generate.sampling.scores_prompt && generate.resumed.is_empty();
+        let answer = TextAnswer { output, prompt: Some((prompt.clone(), thinking)), scores_prompt, stopped: None };
         self.lock().insert(key, answer);
         let mut prepared = Prepared::new(received, generate, prompt, is_stopped);
         prepared.sampling.logit_bias.extend(tokenizer.suppressed().iter().map(|&id| (id, SUPPRESSION)));
@@ -123,8 +128,21 @@ impl Answers {
         let mut is_stopped = false;
         let events = match event {
             RequestEvent::Started => {
-                let (prompt, thinking) = open.get_mut(&key).and_then(|answer| answer.prompt.take()).unwrap_or_default();
-                smallvec![AnswerEvent::Started { prompt, tool_format: self.model.format.format, thinking }]
+                let answer = open.get_mut(&key);
+                let scores_prompt = answer.as_ref().is_some_and(|answer| answer.scores_prompt);
+                let (prompt, thinking) = answer.and_then(|answer| answer.prompt.take()).unwrap_or_default();
+                let first = prompt.first().copied().filter(|_| scores_prompt);
+                let tool_format = self.model.format.format;
+                let mut events = smallvec![AnswerEvent::Started { prompt, tool_format, thinking }];
+                // Nothing is before the first token that could make it probable.
+                let scored =
+                    |id: u32| vec![scored(&self.model.tokenizer, ScoredToken { id, top_logprobs: Vec::new() })];
+                events.extend(first.map(|id| AnswerEvent::Scored(scored(id))));
+                events
+            }
+            RequestEvent::Scored(tokens) => {
+                let tokens = tokens.into_iter().map(|token| scored(&self.model.tokenizer, token));
+                smallvec![AnswerEvent::Scored(tokens.collect())]
             }
             RequestEvent::Dispatched => smallvec![AnswerEvent::Dispatched],
             RequestEvent::Token(token) => match open.get_mut(&key).filter(|answer| answer.stopped.is_none()) {
@@ -152,6 +170,23 @@ impl Answers {
     }
 }
 
+/// A token with its text and log probability.
+fn named(tokenizer: &Tokenizer, id: u32, logprob: f32) -> TokenLogprob {
+    let (text, bytes) = match String::from_utf8(tokenizer.piece(id, true)) {
+        Ok(text) => (text, Vec::new()),
+        Err(error) => (String::from_utf8_lossy(error.as_bytes()).into_owned(), error.into_bytes()),
+    };
+    TokenLogprob { id, text, logprob, bytes }
+}
+
+/// A token of a prompt with its log probability and those of others.
+fn scored(tokenizer: &Tokenizer, token: ScoredToken) -> TokenEvent {
+    let ScoredToken { id, top_logprobs } = token;
+    let text = String::from_utf8_lossy(&tokenizer.piece(id, true)).into();
+    let logprobs = top_logprobs.into_iter().map(|(id, logprob)| named(tokenizer, id, logprob));
+    TokenEvent { id: Some(id), text, logprobs: logprobs.collect() }
+}
+
 impl TextAnswer {
     /// The event of a token; notes the end of the answer if the token completes a stop string.
     fn token(&mut self, tokenizer: &Tokenizer, token: SampledToken) -> TokenEvent {
@@ -163,11 +198,7 @@ impl TextAnswer {
             // All text is out with the last token: if the head is lost now, only the end is lost with it.
             text.push_str(&self.output.finish());
         }
-        let logprobs = token.top_logprobs.iter().map(|&(id, logprob)| TokenLogprob {
-            id,
-            text: String::from_utf8_lossy(&tokenizer.piece(id, true)).into_owned(),
-            logprob,
-        });
+        let logprobs = token.top_logprobs.iter().map(|&(id, logprob)| named(tokenizer, id, logprob));
         TokenEvent { id: Some(token.id), text, logprobs: logprobs.collect() }
     }
 

@@ -198,7 +198,7 @@ fn held_text_follows_at_an_end_without_a_token() {
             let translated = answers.translate(KEY, RequestEvent::Token(token));
             let [AnswerEvent::Token(event)] = &*translated.events else { panic!("{translated:?}") };
             let piece = String::from_utf8_lossy(&MODEL.tokenizer.piece(id, true)).into_owned();
-            assert_eq!(event.logprobs, [TokenLogprob { id, text: piece, logprob: -0.5 }]);
+            assert_eq!(event.logprobs, [TokenLogprob { id, text: piece, logprob: -0.5, bytes: Vec::new() }]);
             received.add(translated);
         }
         assert!(!received.text.ends_with("soft"));
