@@ -1,6 +1,6 @@
 //! Endpoints about the texts of the served model, as seen by clients of llama-server, vLLM and Anthropic.
 use harness::{
-    http::{beside, get, post},
+    http::{beside, get, post, stream, with_fields},
     programs::{Cluster, demo_models, wait_until},
 };
 use serde_json::{Value, json};
@@ -82,4 +82,41 @@ fn props_describe_the_served_model_and_wrong_questions_are_refused() {
     }
     let long = "x\n".repeat(1 << 16);
     post(&address, "/tokenize", &json!({"content": long})).assert_error(400, "context_length_exceeded", "256");
+}
+
+#[test]
+fn completion_of_llama_server_is_answered_whole_and_streamed() {
+    let (_cluster, address) = serving();
+    let body = |more: Value| {
+        let body = json!({"prompt": "ROMEO:", "n_predict": 6, "temperature": 0, "seed": 1, "return_tokens": true});
+        with_fields(body, more)
+    };
+    let whole = post(&address, "/completion", &body(json!({"n_probs": 2}))).good();
+    let openai = json!({"prompt": "ROMEO:", "max_tokens": 6, "temperature": 0, "seed": 1});
+    let openai = post(&address, "/v1/completions", &openai).good();
+    assert_eq!(whole["content"], openai["choices"][0]["text"], "{whole}");
+    assert_eq!((&whole["stop"], &whole["stop_type"]), (&json!(true), &json!("limit")), "{whole}");
+    assert_eq!((&whole["tokens_predicted"], whole["tokens"].as_array().map(Vec::len)), (&json!(6), Some(6)));
+    assert_eq!(whole["tokens_evaluated"], openai["usage"]["prompt_tokens"], "{whole}");
+    assert!(whole["timings"]["predicted_n"] == 6 && whole["generation_settings"]["top_k"] == 40, "{whole}");
+    let shown = whole["completion_probabilities"].as_array().expect("a list");
+    assert_eq!((shown.len(), &shown[0]["id"]), (6, &whole["tokens"][0]), "{whole}");
+    assert_eq!(shown[0]["top_logprobs"].as_array().map(Vec::len), Some(2), "{whole}");
+    let mut events = stream(&address, "/completion", &body(json!({"stream": true})));
+    let events = std::iter::from_fn(|| events.event()).map(|event| serde_json::from_str(&event).expect("JSON"));
+    let events: Vec<Value> = events.collect();
+    let text: String = events.iter().filter_map(|event| event["content"].as_str()).collect();
+    assert_eq!(json!(text), whole["content"], "{events:?}");
+    let last = events.last().expect("events");
+    assert_eq!((&last["stop"], &last["tokens_predicted"]), (&json!(true), &json!(6)), "{last}");
+    let word = text.chars().nth(3).expect("a text").to_string();
+    let stopped = post(&address, "/completion", &body(json!({"stop": [word]}))).good();
+    assert_eq!(stopped["stop_type"], "word", "{stopped}");
+    let nothing = post(&address, "/completion", &body(json!({"n_predict": 0}))).good();
+    assert_eq!((&nothing["content"], &nothing["tokens_predicted"]), (&json!(""), &json!(0)), "{nothing}");
+    post(&address, "/completion", &body(json!({"prompt": ["a", "b"]}))).assert_error(
+        400,
+        "invalid_value",
+        "one prompt",
+    );
 }

@@ -35,7 +35,7 @@ use super::{
     connections::{Visit, Working},
     error::ApiError,
     metrics::Moment,
-    ollama, openai, openapi,
+    native, ollama, openai, openapi,
     outline::Bounds,
     pages, paths,
     request::{Asked, RUNNING_MAX},
@@ -80,6 +80,7 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/v1/chat/completions", answering(openai::chat))
         .route("/v1/messages", answering(anthropic::read))
         .route("/v1/messages/count_tokens", post(texts::count_tokens))
+        .route("/completion", post(native::completion))
         .route("/tokenize", post(texts::tokenize))
         .route("/detokenize", post(texts::detokenize))
         .route("/apply-template", post(texts::apply_template))
@@ -211,6 +212,7 @@ fn known_path(path: &str) -> &'static str {
         "/v1/models",
         "/v1/responses",
         "/apply-template",
+        "/completion",
         "/detokenize",
         "/health",
         "/metrics",
@@ -330,7 +332,7 @@ impl HttpBody for Answering {
 }
 
 /// Default seed from the request id, so that a repeated request gives the same text (FNV-1a).
-fn seed(id: &str) -> u64 {
+pub(super) fn seed(id: &str) -> u64 {
     id.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 

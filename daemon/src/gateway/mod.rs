@@ -16,6 +16,7 @@ mod error;
 mod health;
 mod http;
 mod metrics;
+mod native;
 mod object;
 mod ollama;
 mod openai;

@@ -60,6 +60,14 @@ impl<'a> Outline<'a> {
         self.get(name).is_some()
     }
 
+    /// An object of those of these fields that are present and not among `others`, and of `others`.
+    pub(super) fn renamed(&self, names: &[&str], others: &Map<String, Value>) -> String {
+        let own = names.iter().filter(|name| !others.contains_key(**name));
+        let own = own.filter_map(|name| Some(format!("{}:{}", Value::from(*name), self.get(name)?.get())));
+        let others = others.iter().map(|(name, value)| format!("{}:{value}", Value::from(name.as_str())));
+        format!("{{{}}}", own.chain(others).collect::<Vec<_>>().join(","))
+    }
+
     /// Whether a field is a list without entries.
     pub(super) fn is_empty_list(&self, name: &str) -> bool {
         let raw = self.get(name).map_or("", RawValue::get).as_bytes();

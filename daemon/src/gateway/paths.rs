@@ -5,8 +5,9 @@ use axum::http::Uri;
 /// Paths below `/v1`.
 const VERSIONED: [&str; 5] = ["chat/completions", "completions", "messages", "models", "responses"];
 /// Paths outside of `/v1`.
-const PLAIN: [&str; 10] = [
+const PLAIN: [&str; 11] = [
     "apply-template",
+    "completion",
     "detokenize",
     "health",
     "metrics",

@@ -1,0 +1,182 @@
+//! The body of llama-server's /completion as one of OpenAI's completions with other defaults. Pure.
+use serde_json::{Map, Value, json};
+
+use crate::gateway::{
+    error::ApiError,
+    outline::{Bounds, Outline},
+    request::{self, Kind, Wish},
+    typed_json::Fields,
+};
+
+/// Fields with the same name and meaning.
+const SAME: [&str; 17] = [
+    "frequency_penalty",
+    "grammar",
+    "json_schema",
+    "logit_bias",
+    "min_p",
+    "model",
+    "presence_penalty",
+    "prompt",
+    "repeat_penalty",
+    "response_format",
+    "seed",
+    "speculative.n_max",
+    "stop",
+    "stream",
+    "temperature",
+    "top_k",
+    "top_p",
+];
+/// Fields with other names there.
+const OWN: [&str; 5] = ["ignore_eos", "logit_bias", "n_predict", "n_probs", "return_tokens"];
+
+/// A valid request.
+#[derive(Clone, Debug)]
+pub(super) struct NativeAsked {
+    pub(super) wish: Wish,
+    /// The client's name for the model.
+    pub(super) model: Option<String>,
+    pub(super) is_streamed: bool,
+    /// Whether the client has chosen the seed.
+    pub(super) has_seed: bool,
+    /// Whether the answer has the ids of its tokens.
+    pub(super) with_tokens: bool,
+    /// Whether no token of an answer is wanted.
+    pub(super) is_prompt_only: bool,
+    /// Most probable tokens at each position; `None`: no log probabilities.
+    pub(super) probabilities: Option<usize>,
+}
+
+/// Reads a body.
+///
+/// # Errors
+/// The first invalid field.
+pub(super) fn read(body: &[u8], bounds: Bounds) -> Result<NativeAsked, ApiError> {
+    let outline = Outline::read(body)?;
+    let object = outline.values(&OWN)?;
+    let fields = Fields(&object);
+    let most = fields.whole("n_probs", 0, u64::MAX)?.filter(|most| *most > 0);
+    // Negative numbers mean no limit, or all of the context.
+    let predicted = fields.get("n_predict").filter(|count| count.as_f64().is_none_or(|count| count >= 0.0));
+    let is_prompt_only = predicted.and_then(Value::as_f64) == Some(0.0);
+    let mut others = Map::new();
+    others.insert("max_tokens".into(), predicted.cloned().unwrap_or_else(|| (-1).into()));
+    others.insert("echo".into(), is_prompt_only.into());
+    others.insert("ignore_eos".into(), fields.flag("ignore_eos")?.into());
+    others.insert("logprobs".into(), most.map_or(Value::Null, Value::from).into());
+    for (name, default) in [("temperature", 0.8), ("top_p", 0.95), ("min_p", 0.05)] {
+        if !outline.has(name) {
+            others.insert(name.into(), default.into());
+        }
+    }
+    if !outline.has("top_k") {
+        others.insert("top_k".into(), 40.into());
+    }
+    if let Some(Value::Array(pairs)) = fields.get("logit_bias") {
+        others.insert("logit_bias".into(), biases(pairs)?);
+    }
+    let seed = outline.values(&["seed"])?;
+    let has_seed = Fields(&seed).get("seed").is_some_and(|seed| seed.as_i64() != Some(-1));
+    let mut asked = request::read(Kind::Completion, outline.renamed(&SAME, &others).as_bytes(), 0, bounds)?;
+    let choice = asked.choices.pop().filter(|_| asked.choices.is_empty());
+    let Some(mut wish) = choice else {
+        return Err(ApiError::invalid("prompt", "prompt must be one prompt; send a request for each"));
+    };
+    if is_prompt_only {
+        // Its logits are not asked for.
+        std::sync::Arc::make_mut(&mut wish.generate).sampling.scores_prompt = false;
+    }
+    Ok(NativeAsked {
+        wish,
+        model: asked.model,
+        is_streamed: asked.is_streamed,
+        has_seed,
+        with_tokens: fields.flag("return_tokens")?,
+        is_prompt_only,
+        probabilities: asked.reading.logprobs,
+    })
+}
+
+/// `[[ID, BIAS], ..]` as an object; `false` bans a token.
+fn biases(pairs: &[Value]) -> Result<Value, ApiError> {
+    let biases = pairs.iter().map(|pair| {
+        let id = pair.get(0)?.as_u64()?;
+        let bias = match pair.get(1)? {
+            Value::Bool(false) => json!(-1e6),
+            bias => json!(bias.as_f64()?),
+        };
+        Some((id.to_string(), bias))
+    });
+    let biases: Option<Map<String, Value>> = biases.collect();
+    biases.map(Value::Object).ok_or_else(|| {
+        ApiError::invalid("logit_bias", "logit_bias must be pairs of token ids and numbers, for example [[50, -100]]")
+    })
+}
+
+impl NativeAsked {
+    /// The settings that apply, as llama-server tells them.
+    pub(super) fn settings(&self) -> Value {
+        let generate = &self.wish.generate;
+        let sampling = &generate.sampling;
+        json!({
+            "n_predict": generate.max_tokens,
+            "seed": self.wish.seed,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repeat_penalty": sampling.repeat_penalty,
+            "repeat_last_n": sampling.penalty_last_n,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "stop": generate.stop,
+            "ignore_eos": generate.ignores_end,
+            "stream": self.is_streamed,
+            "n_probs": self.probabilities.unwrap_or_default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(body: Value) -> Result<NativeAsked, ApiError> {
+        read(body.to_string().as_bytes(), Bounds { context: None })
+    }
+
+    #[test]
+    fn defaults_are_those_of_llama_server() {
+        let plain = asked(json!({"prompt": "a"})).expect("it is good");
+        let sampling = &plain.wish.generate.sampling;
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p), (0.8, 40, 0.95, 0.05));
+        assert_eq!((plain.has_seed, plain.probabilities, plain.is_prompt_only), (false, None, false));
+        assert!(plain.wish.generate.max_tokens > 1 << 16, "no limit");
+        let set = json!({
+            "prompt": [1, 2], "n_predict": 7, "temperature": 0, "top_k": 1, "seed": 9, "stop": ["b"], "n_probs": 3,
+            "return_tokens": true, "logit_bias": [[5, false], [6, 1.5]], "cache_prompt": true, "samplers": ["top_k"],
+        });
+        let set = asked(set).expect("it is good");
+        let generate = &set.wish.generate;
+        assert_eq!((generate.max_tokens, generate.sampling.top_k, set.wish.seed), (7, 1, 9));
+        assert_eq!((set.probabilities, set.with_tokens, set.has_seed), (Some(3), true, true));
+        assert_eq!(generate.sampling.logit_bias, [(5, -1e6), (6, 1.5)]);
+    }
+
+    #[test]
+    fn prompt_alone_is_evaluated_and_invalid_fields_are_named() {
+        let only = asked(json!({"prompt": "a", "n_predict": 0, "n_probs": 1})).expect("it is good");
+        assert!(only.is_prompt_only && !only.wish.generate.sampling.scores_prompt);
+        for wrong in [
+            json!({}),
+            json!({"prompt": ["a", "b"]}),
+            json!({"prompt": "a", "n_predict": "x"}),
+            json!({"prompt": "a", "logit_bias": [[1]]}),
+            json!({"prompt": "a", "grammar": "root ::= \"a\""}),
+            json!({"prompt": "a", "n_probs": 1000}),
+        ] {
+            assert!(asked(wrong.clone()).is_err_and(|error| error.status.as_u16() == 400), "{wrong}");
+        }
+    }
+}
