@@ -70,6 +70,8 @@ fn props_describe_the_served_model_and_wrong_questions_are_refused() {
     assert_eq!((&props["default_generation_settings"]["n_ctx"], &props["model_alias"]), (&json!(256), &json!(MODEL)));
     assert!(props["total_slots"].as_u64() > Some(0), "{props}");
     assert!(props["chat_template"].as_str().is_some_and(|template| template.contains("messages")), "{props}");
+    let info = get(&address, "/tokenizer_info").good();
+    assert_eq!((&info["model_max_length"], &info["chat_template"]), (&json!(256), &props["chat_template"]));
     for (path, body) in [
         ("/tokenize", json!({})),
         ("/detokenize", json!({"tokens": [99_999_999]})),

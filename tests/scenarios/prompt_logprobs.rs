@@ -148,7 +148,7 @@ fn prompt_scores_are_those_of_the_reference_pass_in_any_company() {
                 assert!((3..=4).contains(&scored.logprobs.len()), "{scored:?}");
                 for one in &scored.logprobs {
                     let error = (f64::from(one.logprob) - expected[one.id as usize]).abs();
-                    assert!(error < 2e-3, "{one:?}, expected {}", expected[one.id as usize]);
+                    assert!(error < 2e-2, "{one:?}, expected {}", expected[one.id as usize]);
                 }
                 assert!(scored.logprobs.iter().any(|one| Some(one.id) == scored.id), "its own is there");
             }

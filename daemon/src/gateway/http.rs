@@ -84,6 +84,7 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/tokenize", post(texts::tokenize))
         .route("/detokenize", post(texts::detokenize))
         .route("/apply-template", post(texts::apply_template))
+        .route("/tokenizer_info", get(texts::tokenizer_info))
         .route("/props", get(texts::props))
         .route("/v1/models", get(models))
         .route("/v1/models/{model}", get(model))
@@ -220,6 +221,7 @@ fn known_path(path: &str) -> &'static str {
         "/ping",
         "/props",
         "/tokenize",
+        "/tokenizer_info",
         "/traces",
         "/version",
     ];

@@ -15,6 +15,7 @@ const PLAIN: [&str; 11] = [
     "ping",
     "props",
     "tokenize",
+    "tokenizer_info",
     "traces",
     "version",
 ];

@@ -215,3 +215,19 @@ pub(super) async fn props(State(gateway): State<Arc<Gateway>>) -> Result<Json<Va
     }
     Ok(Json(object))
 }
+
+/// GET /tokenizer_info, as in vLLM: lm-evaluation-harness looks for it before it uses /tokenize.
+pub(super) async fn tokenizer_info(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, ApiError> {
+    let TextResponse::Described(texts) = gateway.ask_head(TextRequest::Describe).await? else {
+        return Err(unexpected());
+    };
+    let named = |text: String| (!text.is_empty()).then_some(text);
+    let context = gateway.cluster.serving().topology.map(|topology| topology.context_length);
+    Ok(Json(json!({
+        "tokenizer_class": "Bramble",
+        "bos_token": named(texts.bos),
+        "eos_token": named(texts.eos),
+        "chat_template": texts.template,
+        "model_max_length": context,
+    })))
+}

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Clients that count and score tokens: lm-evaluation-harness (local-completions, with the tokenizer of the server) and
+plain HTTP as programs for llama-server and vLLM use it, against two daemons. Run by .ci/clients.
+
+cargo build --release --locked --workspace && tests/clients/score.py
+"""
+import json
+import math
+import os
+import sys
+import tempfile
+import urllib.request
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+import bramble
+
+os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="lm-eval-")
+
+MODEL = "bard-q8_0.gguf"
+MODELS = os.path.join(bramble.ROOT, "packaging", "demo")
+TASKS = os.path.join(bramble.ROOT, "tests", "clients", "lm_eval")
+
+
+def post(url, path, **body):
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def score_task(url):
+    """lm-evaluation-harness finds the tokenizer of the server and scores each choice by its log probabilities."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    os.chdir(TASKS)
+    arguments = {"base_url": url + "/v1/completions", "model": MODEL, "num_concurrent": 2, "max_retries": 1, "max_length": 256}
+    found = lm_eval.simple_evaluate(
+        model="local-completions", model_args=arguments, tasks=["verse"], batch_size=4,
+        task_manager=TaskManager(include_path=TASKS, include_defaults=False), log_samples=True, bootstrap_iters=0,
+    )
+    samples = found["samples"]["verse"]
+    assert len(samples) == 4, samples
+    for sample in samples:
+        for context, continuation in (request for request in sample["arguments"]):
+            score = next(score for pair, score in zip(sample["arguments"], sample["filtered_resps"]) if pair[1] == continuation)
+            assert math.isclose(score[0], by_hand(url, context, continuation), rel_tol=1e-4), (context, continuation, score)
+    accuracy = found["results"]["verse"]["acc,none"]
+    assert accuracy >= 0.75, f"the model of plays must tell verse from noise: {accuracy}"
+    return f"acc {accuracy}"
+
+
+def by_hand(url, context, continuation):
+    """The log probability of a continuation, from one token after the other."""
+    ids = post(url, "/tokenize", prompt=context + continuation, add_special_tokens=False)["tokens"]
+    begin = post(url, "/tokenize", prompt=context, add_special_tokens=False)["count"]
+    scored = post(url, "/v1/completions", prompt=ids, echo=True, logprobs=1, max_tokens=0)["choices"][0]["logprobs"]
+    assert len(scored["token_logprobs"]) == len(ids), scored
+    return sum(scored["token_logprobs"][begin:])
+
+
+def count_tokens(url):
+    """A text keeps its tokens through /tokenize, /detokenize, /completion and the usage of a completion."""
+    text = "ROMEO: But soft! what light?"
+    ids = post(url, "/tokenize", content=text, add_special=True)["tokens"]
+    assert post(url, "/tokenize", prompt=text)["tokens"] == ids
+    assert text in post(url, "/detokenize", tokens=ids)["content"]
+    answer = post(url, "/completion", prompt=ids, n_predict=4, temperature=0, return_tokens=True)
+    assert answer["tokens_evaluated"] == len(ids) and len(answer["tokens"]) == 4, answer
+    messages = [{"role": "user", "content": text}]
+    counted = post(url, "/v1/messages/count_tokens", model=MODEL, messages=messages)["input_tokens"]
+    chat = post(url, "/v1/chat/completions", messages=messages, max_tokens=1)
+    assert counted == chat["usage"]["prompt_tokens"], (counted, chat)
+    prompt = post(url, "/apply-template", messages=messages)["prompt"]
+    assert text in prompt, prompt
+    return f"{len(ids)} tokens"
+
+
+def main():
+    with bramble.Cluster(MODELS) as cluster:
+        addresses = bramble.loopback(2)
+        daemons = [cluster.add(f"pi{index + 1}", address, settings=bramble.QUIET) for index, address in enumerate(addresses)]
+        bramble.generate(daemons, MODEL, "ROMEO:", 2, "--topology", "tp2")
+        url = f"http://{addresses[0].rsplit(':', 1)[0]}:9980"
+        for one in (count_tokens, score_task):
+            print(f"ok     {one.__name__}: {one(url)}", flush=True)
+
+
+if __name__ == "__main__":
+    bramble.command(main)
