@@ -321,6 +321,7 @@ pub(crate) fn defaults() -> GenerateDefaults {
         seed: 42,
         logprobs: 0,
         scores_prompt: false,
+        embeds: false,
     };
     GenerateDefaults { max_tokens: 64, sampling, stop: Vec::new() }
 }

@@ -77,6 +77,8 @@ pub struct Answer {
     pub logprobs: Vec<Vec<TokenLogprob>>,
     /// Tokens of the prompt with their log-probabilities, if requested.
     pub scored: Vec<TokenEvent>,
+    /// The embedding of the prompt, if requested.
+    pub embedding: Vec<f32>,
     /// The end of the answer, once it has ended.
     pub finished: Option<Finished>,
     /// Why the request was refused, if it was.
@@ -307,6 +309,7 @@ impl Answer {
         match event {
             AnswerEvent::Started { prompt, .. } => self.prompt = prompt,
             AnswerEvent::Dispatched => {}
+            AnswerEvent::Embedded(values) => self.embedding = values,
             AnswerEvent::Scored(tokens) => self.scored.extend(tokens),
             AnswerEvent::Token(event) => {
                 self.text.push_str(&event.text);

@@ -205,7 +205,7 @@ fn rank_of(
             .expect("all ranks run");
         logits.extend_from_slice(part);
         if let Some(pooled) = &mut pooled {
-            model.pool(pooled);
+            model.pool(0..batch.len(), pooled);
         }
         if let Some(next) = place.next() {
             group.hand_over(next, model.hidden(batch.len()), &[]).expect("hand over to the next stage");

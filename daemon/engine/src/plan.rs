@@ -132,6 +132,11 @@ pub struct Sequences {
 }
 
 impl Sequence {
+    /// Whether a position is the last one of the prompt.
+    pub fn ends_prompt(&self, position: u32) -> bool {
+        position as usize + 1 == self.settled.1
+    }
+
     /// The token of the prompt after a position, which is not sampled; `None` if the position is the prompt's last one or
     /// behind it.
     pub fn prompted_after(&self, position: u32) -> Option<u32> {

@@ -89,6 +89,8 @@ pub enum RequestEvent {
     Dispatched,
     /// Log probabilities of tokens of its prompt, in order, from the second token on.
     Scored(Vec<ScoredToken>),
+    /// The embedding of its prompt.
+    Embedded(Vec<f32>),
     /// A token of its answer.
     Token(SampledToken),
     /// It ended.

@@ -1,11 +1,15 @@
 //! Samples the tokens of a step on the first rank of the last stage, from the summaries of all ranks of that stage.
 //! Reuses its buffers: no allocation per token.
+use std::collections::BTreeMap;
+
 use common::{ids::Slot, sampling::SamplingParameters, units::Nanoseconds};
+use models::Pooling;
 use protocol::frame::FrameKind;
 use telemetry::RankTotals;
 
 use super::{
     error::EngineError,
+    model::Pooled,
     plan::{Plan, PlanEntry},
     sample::{Answer, Chooser, Chosen, SampleError, Step, Summary},
     step_latency::ROWS_MAX,
@@ -24,6 +28,8 @@ pub struct SampledTokens {
     pub tokens: Vec<(Slot, Chosen)>,
     /// Time accounting, by rank.
     pub totals: Vec<RankTotals>,
+    /// Embeddings of prompts that ended, in the order of their slots' tokens.
+    pub embeddings: Vec<(Slot, Vec<f32>)>,
     /// Time from the end of the layers until all tokens were sampled.
     pub sampling: Nanoseconds,
 }
@@ -36,6 +42,8 @@ pub struct Sampler {
     answers: Vec<Answer>,
     chooser: Chooser,
     payload: Vec<u8>,
+    /// Embeddings in progress.
+    pools: BTreeMap<Slot, Pooled>,
     /// Result of the latest step.
     pub sampled: SampledTokens,
 }
@@ -49,6 +57,8 @@ impl Sampler {
         self.summaries.reserve(ROWS_MAX * worker.place.group.len());
         worker.step(plan, &mut self.summaries)?;
         self.sampled.tokens.clear();
+        self.sampled.embeddings.clear();
+        self.pool(worker, plan);
         let count = self.summaries.len();
         if count == 0 {
             return Ok(false);
@@ -72,6 +82,29 @@ impl Sampler {
         }
         self.sampled.sampling = worker.since_computed();
         Ok(true)
+    }
+
+    /// Adds the step's tokens to the embeddings that sequences want, and completes those whose prompts end.
+    fn pool(&mut self, worker: &mut Worker, plan: &Plan) {
+        plan.closed.iter().for_each(|slot| drop(self.pools.remove(slot)));
+        let pooling = worker.model.shard().spec.pooling.unwrap_or(Pooling::Mean);
+        for opened in plan.opened.iter().filter(|opened| opened.sampling.embeds) {
+            self.pools.insert(opened.slot, Pooled::new(pooling));
+        }
+        if self.pools.is_empty() {
+            return;
+        }
+        let mut begin = 0;
+        for run in plan.entries.chunk_by(|one, next| one.slot == next.slot) {
+            let (tokens, last) = (begin..begin + run.len(), run[run.len() - 1]);
+            begin = tokens.end;
+            let Some(pooled) = self.pools.get_mut(&last.slot) else { continue };
+            worker.model.pool(tokens, pooled);
+            let is_whole = worker.sequences.get(last.slot).is_some_and(|sequence| sequence.ends_prompt(last.position));
+            if is_whole && let Some(pooled) = self.pools.remove(&last.slot) {
+                self.sampled.embeddings.push((last.slot, worker.model.embedding(pooled)));
+            }
+        }
     }
 
     /// Collects the summaries and the time accounting of the stage's other ranks.
@@ -157,6 +190,12 @@ impl SampledTokens {
     /// Appends the payload of the frame that is sent to the head.
     pub fn encode(&self, payload: &mut Vec<u8>) {
         payload.extend(self.sampling.0.to_le_bytes());
+        payload.extend((self.embeddings.len() as u16).to_le_bytes());
+        for (slot, values) in &self.embeddings {
+            payload.extend(slot.0.to_le_bytes());
+            payload.extend((values.len() as u32).to_le_bytes());
+            values.iter().for_each(|value| payload.extend(value.to_le_bytes()));
+        }
         payload.extend((self.tokens.len() as u16).to_le_bytes());
         for (slot, chosen) in &self.tokens {
             payload.extend(slot.0.to_le_bytes());
@@ -176,6 +215,17 @@ impl SampledTokens {
         self.totals.clear();
         let (sampling, rest) = payload.split_first_chunk().ok_or_else(broken)?;
         self.sampling = Nanoseconds(u64::from_le_bytes(*sampling));
+        let (count, mut rest) = rest.split_first_chunk().ok_or_else(broken)?;
+        self.embeddings.clear();
+        for _ in 0..u16::from_le_bytes(*count) {
+            let (slot, behind) = rest.split_first_chunk().ok_or_else(broken)?;
+            let (length, behind) = behind.split_first_chunk().ok_or_else(broken)?;
+            let bytes = (u32::from_le_bytes(*length) as usize).saturating_mul(4);
+            let (values, behind) = behind.split_at_checked(bytes).ok_or_else(broken)?;
+            let values = values.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            self.embeddings.push((Slot(u16::from_le_bytes(*slot)), values));
+            rest = behind;
+        }
         let (count, mut rest) = rest.split_first_chunk().ok_or_else(broken)?;
         for _ in 0..u16::from_le_bytes(*count) {
             let (slot, behind) = rest.split_first_chunk().ok_or_else(broken)?;
@@ -206,6 +256,7 @@ mod tests {
         let sampled = SampledTokens {
             tokens: vec![(Slot(1), chosen.clone()), (Slot(300), Chosen { top_logprobs: Default::default(), ..chosen })],
             totals: vec![totals; 3],
+            embeddings: vec![(Slot(1), vec![0.5, -2.0])],
             sampling: Nanoseconds(70_000),
         };
         let mut payload = Vec::new();

@@ -32,7 +32,7 @@ use super::{
 const LOOK: Duration = Duration::from_secs(1);
 /// First wire version in which heads compare the model of a request.
 const MODEL_COMPARED_FROM: u16 = 5;
-/// First wire version in which heads report the log probabilities of prompts.
+/// First wire version in which heads report the log probabilities or the embedding of a prompt.
 const PROMPTS_SCORED_FROM: u16 = 11;
 /// Most tokens of the first part of an answer. A head reserves KV blocks for all tokens that it is asked for, so a long
 /// answer is asked for in parts, each at most as long as all before it: otherwise one answer without a limit would
@@ -53,6 +53,8 @@ pub(super) enum Said {
     },
     /// The next tokens of its prompt with their log probabilities.
     Scored(Vec<TokenEvent>),
+    /// The embedding of its prompt.
+    Embedded(Vec<f32>),
     /// A part of it.
     Token(TokenEvent),
     /// Its end.
@@ -215,6 +217,7 @@ impl Answer {
                         return Ok(Said::Scored(new));
                     }
                 }
+                Ok(ResponseBody::Embedded(values)) => return Ok(Said::Embedded(values)),
                 Ok(ResponseBody::Token(token)) => match token.id {
                     Some(id) => {
                         let now = self.accepted.elapsed();
@@ -398,10 +401,11 @@ impl Answer {
     /// Sends the request for the next part; returns the number of tokens at which that ends, too.
     async fn send(&self, head: &str, model: ModelRoots) -> Result<(Session, Reply, u32), Fault> {
         let generate = self.part(model);
-        let (end, scores_prompt) = (generate.max_tokens, generate.sampling.scores_prompt);
+        let (end, is_of_prompt) = (generate.max_tokens, generate.sampling.needs_whole_prompt());
         let session = self.gateway.sessions.open(head, &self.gateway.identity).await?;
-        if scores_prompt && session.version < PROMPTS_SCORED_FROM {
-            let kind = FaultKind::PeerOlder { version: session.version, what: "log probabilities of prompts".into() };
+        if is_of_prompt && session.version < PROMPTS_SCORED_FROM {
+            let what = "log probabilities and embeddings of prompts".into();
+            let kind = FaultKind::PeerOlder { version: session.version, what };
             return Err(Fault::new(&session.identity.name, kind));
         }
         self.check_head(&session, model).await?;

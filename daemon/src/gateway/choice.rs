@@ -86,6 +86,8 @@ impl Choice {
                 let most = self.reading.logprobs.unwrap_or_default();
                 vec![ChoicePart::Scored(tokens.iter().map(|token| scored(token, most)).collect())]
             }
+            // Not asked for.
+            Said::Embedded(_) => Vec::new(),
             Said::Token(_) if self.reading.is_prompt_only => Vec::new(),
             Said::Token(token) => {
                 self.pending.extend(self.reading.logprobs.and_then(|most| shown(&token, most)));

@@ -33,6 +33,7 @@ use super::{
     cluster::seconds_since_1970,
     complete::complete,
     connections::{Visit, Working},
+    embeddings,
     error::ApiError,
     metrics::Moment,
     native, ollama, openai, openapi,
@@ -80,6 +81,8 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/v1/chat/completions", answering(openai::chat))
         .route("/v1/messages", answering(anthropic::read))
         .route("/v1/messages/count_tokens", post(texts::count_tokens))
+        .route("/v1/embeddings", post(embeddings::openai))
+        .route("/api/embed", post(embeddings::ollama))
         .route("/completion", post(native::completion))
         .route("/tokenize", post(texts::tokenize))
         .route("/detokenize", post(texts::detokenize))
@@ -209,7 +212,9 @@ fn known_path(path: &str) -> &'static str {
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/messages",
+        "/v1/embeddings",
         "/v1/messages/count_tokens",
+        "/api/embed",
         "/v1/models",
         "/v1/responses",
         "/apply-template",

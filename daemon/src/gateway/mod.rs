@@ -12,6 +12,7 @@ mod complete;
 mod connections;
 mod constraint;
 mod conversation;
+mod embeddings;
 mod error;
 mod health;
 mod http;

@@ -108,6 +108,14 @@ impl<'a> Outline<'a> {
     /// # Errors
     /// The value has another form, or exceeds the limits.
     pub(super) fn prompts(&self, field: &str, bounds: Bounds) -> Result<Vec<Prompt>, ApiError> {
+        self.prompts_up_to(field, CHOICES_MAX, bounds)
+    }
+
+    /// As [`Self::prompts`], at most `most`.
+    ///
+    /// # Errors
+    /// The value has another form, or exceeds the limits.
+    pub(super) fn prompts_up_to(&self, field: &str, most: usize, bounds: Bounds) -> Result<Vec<Prompt>, ApiError> {
         let wrong = || {
             let message = format!(
                 "{field} must be a string, a list of strings, a list of token ids, or a list of such lists; give one"
@@ -117,7 +125,7 @@ impl<'a> Outline<'a> {
         let raw = self.get(field).ok_or_else(wrong)?;
         let refusal = Cell::new(None);
         let mut json = serde_json::Deserializer::from_str(raw.get());
-        let reading = PromptReader { bounds, refusal: &refusal };
+        let reading = PromptReader { bounds, most, refusal: &refusal };
         let Ok(read) = reading.deserialize(&mut json) else {
             return Err(refusal.take().unwrap_or_else(wrong).about(field));
         };
@@ -172,6 +180,8 @@ enum Read {
 #[derive(Clone, Copy)]
 struct PromptReader<'a> {
     bounds: Bounds,
+    /// Most prompts.
+    most: usize,
     refusal: &'a Cell<Option<ApiError>>,
 }
 
@@ -231,8 +241,8 @@ impl<'de> Visitor<'de> for PromptReader<'_> {
                 Read::Tokens(ids) if tokens.is_empty() => prompts.push(Prompt::Tokens(ids)),
                 _ => return Err(A::Error::custom("a mixture")),
             }
-            if prompts.len() > CHOICES_MAX {
-                let message = format!("prompt has more than {CHOICES_MAX} prompts; send fewer at a time");
+            if prompts.len() > self.most {
+                let message = format!("prompt has more than {} prompts; send fewer at a time", self.most);
                 return Err(self.refuse(ApiError::invalid("prompt", message)));
             }
         }

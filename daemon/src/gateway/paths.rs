@@ -3,9 +3,10 @@
 use axum::http::Uri;
 
 /// Paths below `/v1`.
-const VERSIONED: [&str; 5] = ["chat/completions", "completions", "messages", "models", "responses"];
+const VERSIONED: [&str; 6] = ["chat/completions", "completions", "embeddings", "messages", "models", "responses"];
 /// Paths outside of `/v1`.
-const PLAIN: [&str; 11] = [
+const PLAIN: [&str; 12] = [
+    "api/embed",
     "apply-template",
     "completion",
     "detokenize",

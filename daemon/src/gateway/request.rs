@@ -317,6 +317,7 @@ fn sampling(fields: Fields<'_>, logprobs: Option<u32>, seed: u64) -> Result<Samp
         // The sampled token's own logprob is included if at least one is requested.
         logprobs: logprobs.map_or(0, |count| count.max(1)),
         scores_prompt: false,
+        embeds: false,
     };
     sampling.check().map_err(|error| {
         let message = error.to_string();

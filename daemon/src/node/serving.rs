@@ -137,6 +137,7 @@ impl Node {
                 None
             }
             AnswerEvent::Scored(tokens) => requests.respond(key, ResponseBody::Scored(tokens)),
+            AnswerEvent::Embedded(values) => requests.respond(key, ResponseBody::Embedded(values)),
             AnswerEvent::Token(token) => {
                 self.tokens += u64::from(token.id.is_some());
                 requests.respond(key, ResponseBody::Token(token))

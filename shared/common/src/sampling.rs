@@ -42,6 +42,9 @@ pub struct SamplingParameters {
     /// wire version 11.
     #[serde(default, with = "crate::version::since_11")]
     pub scores_prompt: bool,
+    /// Report the embedding of the prompt instead of an answer. Since wire version 11.
+    #[serde(default, with = "crate::version::since_11")]
+    pub embeds: bool,
 }
 
 /// A parameter out of bounds.
@@ -68,11 +71,17 @@ impl Default for SamplingParameters {
             seed: 0,
             logprobs: 0,
             scores_prompt: false,
+            embeds: false,
         }
     }
 }
 
 impl SamplingParameters {
+    /// Whether all positions of the prompt are computed, because those in the cache have neither logits nor hidden states.
+    pub fn needs_whole_prompt(&self) -> bool {
+        self.scores_prompt || self.embeds
+    }
+
     /// Checks all bounds; NaN violates each of them.
     ///
     /// # Errors

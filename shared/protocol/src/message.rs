@@ -321,6 +321,8 @@ pub enum ResponseBody {
     /// The next tokens of a prompt with their log probabilities, before the first token of the answer; the first token of the
     /// prompt has none. Their texts are those of single tokens. Since wire version 11.
     Scored(Vec<TokenEvent>),
+    /// The embedding of a prompt, of Euclidean length 1. Since wire version 11.
+    Embedded(Vec<f32>),
 }
 
 /// A model file on a node.

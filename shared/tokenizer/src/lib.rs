@@ -109,6 +109,7 @@ pub struct Tokenizer {
     bos: Option<u32>,
     eos: Option<u32>,
     add_bos: bool,
+    add_eos: bool,
     add_space_prefix: bool,
     /// Whether normal tokens have `▁` for a space.
     escapes_spaces: bool,
@@ -185,6 +186,7 @@ impl Tokenizer {
             bos: vocabulary.bos,
             eos: vocabulary.eos,
             add_bos: vocabulary.add_bos,
+            add_eos: vocabulary.add_eos,
             add_space_prefix: vocabulary.add_space_prefix,
             ends,
             algorithm,
@@ -272,6 +274,11 @@ impl Tokenizer {
     /// The token that ends a text, if defined.
     pub fn eos(&self) -> Option<u32> {
         self.eos
+    }
+
+    /// The token that follows a text whose embedding is computed, if the model expects one.
+    pub fn text_end(&self) -> Option<u32> {
+        self.eos.filter(|_| self.add_eos)
     }
 
     /// Whether generation stops at this token: EOS, EOT, EOM, and control tokens whose text is known to end a turn.

@@ -49,12 +49,30 @@ fn too_many_scores(sampling: &SamplingParameters, prompt: usize) -> Option<Fault
 }
 
 impl Head<'_> {
+    /// The reason to refuse a request that this model cannot run.
+    fn unfit(&self, sampling: &SamplingParameters, prompt: usize) -> Option<FaultKind> {
+        if self.worker.model.shard().spec.generates() {
+            return None;
+        }
+        if !sampling.embeds {
+            let reason = "this model computes embeddings and cannot continue texts; use /v1/embeddings".into();
+            return Some(FaultKind::ParameterInvalid { reason });
+        }
+        // Its tokens attend to later ones: a text is one step.
+        let most = self.worker.place.step_tokens();
+        let (tokens, context) = (prompt as u32, most as u32);
+        (prompt > most).then_some(FaultKind::PromptTooLong { tokens, context })
+    }
+
     /// Admits a request.
     pub(super) fn begin(&mut self, key: RequestKey, prepared: Prepared) {
         let Prepared { received, prompt, resumed, grammar, mut sampling, .. } = prepared;
         // A continued answer's prompt was scored before.
-        sampling.scores_prompt &= resumed.is_empty();
-        let refused = refusal(&self.limits, &prompt, &resumed).or_else(|| too_many_scores(&sampling, prompt.len()));
+        sampling.scores_prompt &= resumed.is_empty() && !sampling.embeds;
+        let refused = self.unfit(&sampling, prompt.len());
+        let refused = refused
+            .or_else(|| refusal(&self.limits, &prompt, &resumed))
+            .or_else(|| too_many_scores(&sampling, prompt.len()));
         if let Some(kind) = refused {
             return self.report(key, RequestEvent::Refused(Fault::new(&self.node, kind)));
         }
@@ -83,6 +101,7 @@ impl Head<'_> {
             times,
             ranks: vec![RankTotals::default(); self.world()],
             sampling_rounds: 0,
+            embeds: sampling.embeds,
             scores_prompt: sampling.scores_prompt,
             unscored: if sampling.scores_prompt { prompt_length - 1 } else { 0 },
         };
@@ -96,7 +115,7 @@ impl Head<'_> {
         let max_tokens = max_tokens - resumed.len();
         let grammar = grammar.map(|grammar| Constraint { grammar, begin: prompt_length as u32 });
         let drafts_max = prepared.drafts_max.into();
-        let is_remote = self.remote_prefill.takes(tokens.len()) && !sampling.scores_prompt;
+        let is_remote = self.remote_prefill.takes(tokens.len()) && !sampling.needs_whole_prompt();
         let admitted = Admitted { key, prompt: tokens, max_tokens, sampling, drafts_max, grammar };
         if is_remote { self.scheduler.submit_remote(admitted) } else { self.scheduler.submit(admitted) }
     }

@@ -50,6 +50,8 @@ pub(super) struct Request {
     pub(super) times: RequestTimes,
     pub(super) ranks: Vec<RankTotals>,
     pub(super) sampling_rounds: u32,
+    /// Whether the embedding of its prompt is reported instead of an answer.
+    pub(super) embeds: bool,
     /// Whether the log probabilities of its prompt's tokens are reported.
     pub(super) scores_prompt: bool,
     /// Positions of its prompt whose log probabilities are still expected.
@@ -111,6 +113,7 @@ impl<'a> Head<'a> {
     ) -> Self {
         let scheduler = Scheduler::new(limits);
         let scheduler = scheduler.with_stages(usize::from(worker.place.stages), worker.place.step_tokens());
+        let scheduler = scheduler.with_whole_texts(!worker.model.shard().spec.generates());
         let (requests, in_flight_steps) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
         let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
         let (step, remote_prefill) = (0, RemotePrefill::default());
@@ -366,6 +369,9 @@ impl<'a> Head<'a> {
         let sampling = self.sampler.sampled.sampling;
         let mut tokens = std::mem::take(&mut self.sampler.sampled.tokens);
         for (run, (slot, key, rows)) in tokens.chunk_by(|a, b| a.0 == b.0).zip(&in_flight.wanted) {
+            if self.requests.get(key).is_some_and(|request| request.embeds) {
+                continue;
+            }
             let scored = self.score(*slot, *key, run);
             let (run, rows) = (&run[scored..], *rows - scored as u32);
             if let Some(request) = self.requests.get_mut(key).filter(|_| !run.is_empty()) {
@@ -382,6 +388,24 @@ impl<'a> Head<'a> {
         }
         tokens.clear();
         self.sampler.sampled.tokens = tokens;
+        self.process_embeddings(in_flight);
+    }
+
+    /// Ends the requests whose prompts have their embeddings.
+    fn process_embeddings(&mut self, in_flight: &InFlightStep) {
+        for (slot, values) in std::mem::take(&mut self.sampler.sampled.embeddings) {
+            let Some((_, key, _)) = in_flight.wanted.iter().find(|(of, ..)| *of == slot) else { continue };
+            let is_it = self.scheduler.key(slot) == Some(*key);
+            let Some(request) = self.requests.get_mut(key).filter(|request| is_it && request.embeds) else { continue };
+            let now = since(request.received, Instant::now());
+            (request.times.first_token, request.times.last_token, request.times.prefilled) = (now, now, now);
+            if values.iter().any(|value| !value.is_finite()) {
+                self.fail(*key);
+            } else {
+                self.report(*key, RequestEvent::Embedded(values));
+                self.finish(*key, FinishReason::Stop);
+            }
+        }
     }
 
     /// Reports the log probabilities of a prompt's tokens, with which the rows of a slot begin. Returns their number.

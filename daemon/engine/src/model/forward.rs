@@ -458,20 +458,18 @@ impl Model {
     /// Logits of this rank's vocabulary rows, for the tokens that want them.
     fn output(&mut self, batch: Batch<'_>) {
         let length = self.shard.spec.embedding_length;
-        let mut wanted = 0;
-        for (token, entry) in batch.tokens.iter().enumerate() {
-            if entry.wants_logits {
-                self.hidden.copy_within(token * length..(token + 1) * length, wanted * length);
-                wanted += 1;
-            }
-        }
         let output = &self.shard.output;
+        let wanted = batch.tokens.iter().filter(|entry| entry.wants_logits).count();
         self.logits.resize(wanted * output.rows, 0.0);
         if self.logits.is_empty() {
             return;
         }
-        let Scratch { normed, activations, .. } = &mut self.scratch;
-        norm(&self.compute, &self.shard.spec, &self.hidden[..wanted * length], &self.shard.output_norm, normed);
+        let Scratch { partial, normed, activations, .. } = &mut self.scratch;
+        // The hidden states stay: an embedding needs them.
+        partial.clear();
+        let rows = batch.tokens.iter().zip(self.hidden.chunks_exact(length)).filter(|(entry, _)| entry.wants_logits);
+        rows.for_each(|(_, row)| partial.extend_from_slice(row));
+        norm(&self.compute, &self.shard.spec, partial, &self.shard.output_norm, normed);
         activations.load(&self.compute, normed, length, output.wanted());
         matmul(&self.compute, output.view(), activations, &mut self.logits);
         output.scale(&mut self.logits);

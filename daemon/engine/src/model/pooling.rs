@@ -1,4 +1,6 @@
 //! The embedding of a text: its hidden states behind the last layer, normed, pooled and of length 1.
+use std::ops::Range;
+
 use kernels::matmul;
 use models::Pooling;
 
@@ -46,12 +48,14 @@ fn unit(mut values: Vec<f32>) -> Vec<f32> {
 }
 
 impl Model {
-    /// Adds the tokens of the latest step, all of one sequence and in order, to its embedding. On the last stage after
-    /// [`Model::forward`], which must have run with logits for all tokens or for none: each rank has the whole states.
-    pub fn pool(&mut self, pooled: &mut Pooled) {
+    /// Adds these tokens of the latest step, all of one sequence and in order, to its embedding. On the last stage after
+    /// [`Model::forward`]: each rank has the whole states.
+    pub fn pool(&mut self, tokens: Range<usize>, pooled: &mut Pooled) {
         let (shard, compute, hidden, scratch) = self.pooling_parts();
+        let length = shard.spec.embedding_length;
+        let hidden = &hidden[tokens.start * length..tokens.end * length];
         norm(compute, &shard.spec, hidden, &shard.output_norm, &mut scratch.normed);
-        scratch.normed.chunks_exact(shard.spec.embedding_length).for_each(|state| pooled.add(state));
+        scratch.normed.chunks_exact(length).for_each(|state| pooled.add(state));
     }
 
     /// The embedding `[embedding_length]` of Euclidean length 1, or zeros if it has no direction; empty without tokens.

@@ -58,6 +58,8 @@ pub struct Scheduler {
     step_tokens: usize,
     /// Whether constrained sequences can begin without delaying others.
     masks_ready: bool,
+    /// Whether each prompt is computed in one step, because its tokens attend to later ones.
+    has_whole_texts: bool,
 }
 
 impl Scheduler {
@@ -83,6 +85,7 @@ impl Scheduler {
             turns: 1,
             step_tokens: STEP_TOKENS_MAX,
             masks_ready: true,
+            has_whole_texts: false,
         }
     }
 
@@ -90,6 +93,11 @@ impl Scheduler {
     /// part of them, and at most `step_tokens` tokens.
     pub fn with_stages(self, turns: usize, step_tokens: usize) -> Self {
         Self { turns: turns.max(1), step_tokens: step_tokens.clamp(1, STEP_TOKENS_MAX), ..self }
+    }
+
+    /// Computes each prompt in one step, for models whose tokens attend to later ones.
+    pub fn with_whole_texts(self, has_whole_texts: bool) -> Self {
+        Self { has_whole_texts, ..self }
     }
 
     /// Turns the prefix cache off.
@@ -310,7 +318,7 @@ impl Scheduler {
     fn add_prompts(&mut self, prompts: &[Prefill], plan: &mut Plan) {
         let taken = plan.entries.iter().filter(|entry| entry.wants_logits).count();
         let mut rows = ROWS_MAX.saturating_sub(taken + prompts.len());
-        for prompt in prompts.iter().filter(|prompt| prompt.share > 0) {
+        for prompt in prompts.iter().filter(|prompt| prompt.share > 0 || self.has_whole_texts) {
             let Some(running) = self.slots[prompt.index].as_mut() else { continue };
             plan.is_prefill = true;
             let slot = Slot(prompt.index as u16);
@@ -320,6 +328,12 @@ impl Scheduler {
             // A step ends where the state is saved.
             let rest = running.boundary.and_then(|boundary| boundary.checked_sub(running.fed)).filter(|rest| *rest > 0);
             let mut share = prompt.share.min(rest.unwrap_or(usize::MAX));
+            if self.has_whole_texts {
+                share = running.prompt_length - running.fed;
+                if share > self.step_tokens - plan.entries.len() {
+                    continue;
+                }
+            }
             if running.scores_prompt {
                 // One row of each prompt is set aside.
                 share = share.min(1 + rows);
@@ -352,17 +366,16 @@ impl Scheduler {
             let request = &self.waiting[next];
             let is_early = request.grammar.is_some() && !self.masks_ready && self.slots.iter().any(Option::is_some);
             prepares |= is_early;
-            let waits = !request.sampling.scores_prompt && self.is_computed_by_another(&request.prompt);
+            let waits = !request.sampling.needs_whole_prompt() && self.is_computed_by_another(&request.prompt);
             if is_early || waits {
                 next += 1;
                 continue;
             }
             let length = (request.prompt.len() + request.max_tokens).min(self.limits.context_length);
-            let scores_prompt = request.sampling.scores_prompt;
+            let (scores_prompt, is_whole) = (request.sampling.scores_prompt, request.sampling.needs_whole_prompt());
             let begins = self.states.longest(&request.prompt, |length| self.blocks.has(&request.prompt, length));
-            // Cached positions have no logits.
-            let begins = begins.filter(|_| !scores_prompt);
-            let is_limited = self.states.is_used() || scores_prompt;
+            let begins = begins.filter(|_| !is_whole);
+            let is_limited = self.states.is_used() || is_whole;
             let known = if is_limited { begins.map_or(0, |(_, length)| length) } else { usize::MAX };
             let Some(is_remote) = self.is_remote(request.key) else {
                 next += 1;

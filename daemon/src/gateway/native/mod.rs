@@ -94,7 +94,7 @@ impl NativeRun {
     async fn whole(mut self) -> Result<Response, ApiError> {
         loop {
             match self.next().await? {
-                Said::Started { .. } | Said::Scored(_) => {}
+                Said::Started { .. } | Said::Scored(_) | Said::Embedded(_) => {}
                 Said::Token(token) => drop(self.add(&token)),
                 Said::Finished(ended) => {
                     let mut end = self.end(&ended);
@@ -125,7 +125,7 @@ impl NativeRun {
         let mut next: Result<Said, ApiError> = Ok(begun);
         loop {
             match next {
-                Ok(Said::Started { .. } | Said::Scored(_)) => {}
+                Ok(Said::Started { .. } | Said::Scored(_) | Said::Embedded(_)) => {}
                 Ok(Said::Token(token)) => {
                     let part = self.add(&token);
                     if let Some(part) = part {

@@ -216,8 +216,8 @@ pub(super) fn load(
 
 /// Refuses a model that cannot answer requests, and too long a context.
 fn check_served(topology: &Topology, spec: &ModelSpec) -> Result<(), FaultKind> {
-    if !spec.generates() {
-        let reason = "it computes embeddings and cannot continue texts; choose a model that answers".into();
+    if !spec.generates() && spec.pooling.is_none() {
+        let reason = "it neither continues texts nor computes embeddings; choose another model".into();
         return Err(FaultKind::ModelInvalid { model: topology.model.clone(), reason });
     }
     if topology.context_length as usize > spec.context_length {

@@ -175,6 +175,7 @@ fn weight(body: &ResponseBody) -> u32 {
             Inspected::Log(log) => log.lines.iter().map(|line| line.text.len() + 64).sum(),
             Inspected::Settings(_) => SMALL,
         },
+        ResponseBody::Embedded(values) => 4 * values.len(),
         ResponseBody::Text(response) => response.byte_count(),
         ResponseBody::Models(response) => match &**response {
             ModelsResponse::Piece { bytes, .. } => bytes.len(),

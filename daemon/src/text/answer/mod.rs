@@ -42,6 +42,8 @@ pub enum AnswerEvent {
     Dispatched,
     /// The next tokens of its prompt with their log probabilities.
     Scored(Vec<TokenEvent>),
+    /// The embedding of its prompt.
+    Embedded(Vec<f32>),
     /// A token with its text, or the rest of the text.
     Token(TokenEvent),
     /// It ended.
@@ -144,6 +146,7 @@ impl Answers {
                 let tokens = tokens.into_iter().map(|token| scored(&self.model.tokenizer, token));
                 smallvec![AnswerEvent::Scored(tokens.collect())]
             }
+            RequestEvent::Embedded(values) => smallvec![AnswerEvent::Embedded(values)],
             RequestEvent::Dispatched => smallvec![AnswerEvent::Dispatched],
             RequestEvent::Token(token) => match open.get_mut(&key).filter(|answer| answer.stopped.is_none()) {
                 Some(answer) => {

@@ -59,7 +59,12 @@ impl<W: TextWork> Preparer<W> {
         }
         match &generate.prompt {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
-            Prompt::Text(text) => self.text(text),
+            Prompt::Text(text) => {
+                let mut ids = self.text(text)?;
+                let end = self.model.tokenizer.text_end().filter(|end| ids.last() != Some(end));
+                ids.extend(end.filter(|_| generate.sampling.embeds));
+                Ok(ids)
+            }
             Prompt::Chat(chat) => self.chat(chat, now),
         }
     }
