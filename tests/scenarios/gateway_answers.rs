@@ -98,6 +98,33 @@ fn thoughts_and_calls_with_tags_are_told_apart_from_the_content() {
 }
 
 #[test]
+fn thoughts_beyond_their_budget_are_ended() {
+    let heads = FakeHeads::start(&[Script::Thinks]);
+    let (_cluster, address) = gateway(&heads);
+    for name in ["thinking_budget", "reasoning_budget"] {
+        let answer = post(&address, "/v1/chat/completions", &chat(json!({name: 5}))).good();
+        let message = &answer["choices"][0]["message"];
+        assert_eq!(message["reasoning_content"], "t0 t1 t2 t3 t4", "{answer}");
+        assert_eq!((&message["content"], &answer["choices"][0]["finish_reason"]), (&json!("Done."), &json!("stop")));
+        let usage = &answer["usage"];
+        // Five thoughts, the two tokens that end them, and the answer.
+        assert_eq!(usage["completion_tokens"], 8, "{usage}");
+        assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], 5, "{usage}");
+    }
+    let asked = heads.asked();
+    assert_eq!((asked[0].max_tokens, &asked[1].resumed[5..]), (5, &[9007, 9008][..]));
+    let unlimited =
+        post(&address, "/v1/chat/completions", &chat(json!({"thinking_budget": -1, "max_tokens": 7}))).good();
+    let ended = &unlimited["choices"][0];
+    assert_eq!((&ended["finish_reason"], &ended["message"]["content"]), (&json!("length"), &json!("")));
+    post(&address, "/v1/chat/completions", &chat(json!({"thinking_budget": "x"}))).assert_error(
+        400,
+        "invalid_value",
+        "thinking_budget",
+    );
+}
+
+#[test]
 fn long_answer_is_asked_for_in_parts_that_reserve_little() {
     let heads = FakeHeads::start(&[Script::Answers]);
     let (_cluster, address) = gateway(&heads);

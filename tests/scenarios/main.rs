@@ -26,6 +26,7 @@ mod gateway_loss;
 mod gateway_requests;
 mod gateway_strangers;
 mod gateway_texts;
+mod gateway_tools;
 mod generate;
 mod gguf_hostile;
 mod gguf_round_trip;

@@ -63,6 +63,53 @@ fn variables_reach_the_template_but_do_not_replace_messages() {
 }
 
 #[test]
+fn last_message_is_continued_where_it_ends() {
+    let template = template(
+        "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}{% if m.content %}\
+         </think>{% endif %}{% endif %}{{ m.content | trim }}<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
+    );
+    let render = |last: Value| {
+        let messages = json!([{"role": "user", "content": "Sure"}, last]).to_string();
+        template.render(&Chat { messages, is_continued: true, ..Chat::default() }, NOW)
+    };
+    let expected = |end: &str| Ok(format!("<user>Sure<end><assistant>{end}"));
+    assert_eq!(render(json!({"role": "assistant", "content": " Sure, the "})), expected("Sure, the"));
+    let thought = json!({"role": "assistant", "content": "", "reasoning": "Sure"});
+    assert_eq!(render(thought), expected("<think>Sure"));
+    let both = json!({"role": "assistant", "content": "A", "reasoning_content": "b"});
+    assert_eq!(render(both), expected("<think>b</think>A"));
+    for wrong in [json!({"role": "user", "content": "x"}), json!({"role": "assistant", "content": " "})] {
+        assert!(matches!(render(wrong), Err(TemplateError::Conversation(_))));
+    }
+}
+
+#[test]
+fn earlier_thoughts_are_where_the_template_looks_for_them() {
+    let thought = json!({"role": "assistant", "content": "A", "reasoning_content": "b"});
+    let call = json!([{"type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+    let calling = json!({"role": "assistant", "content": "A", "thinking": "b", "tool_calls": call});
+    let render = |text: &str, message: &Value| {
+        template(text).render(&Chat { messages: json!([message]).to_string(), ..Chat::default() }, NOW)
+    };
+    let field = "{% set m = messages[0] %}{{ m.thinking }}-{{ m.content }}-{{ m.reasoning_content is defined }}";
+    assert_eq!(render(field, &thought), Ok("b-A-False".into()));
+    assert_eq!(render(field, &calling), Ok("b--False".into()), "gpt-oss refuses both next to calls");
+    let part = "{% for block in messages[0].content %}{{ block['thinking'] or block['text'] }};{% endfor %}";
+    assert_eq!(render(part, &thought), Ok("b;A;".into()));
+    assert_eq!(render("{{ messages[0].reasoning_content }}", &calling), Ok("b".into()));
+}
+
+#[test]
+fn date_is_that_of_the_request_or_todays() {
+    let template = template("{{ date_string }}");
+    let chat = Chat { messages: r#"[{"role": "user", "content": "x"}]"#.into(), ..Chat::default() };
+    let today = template.render(&chat, NOW).expect("a date");
+    assert_eq!(today.split(' ').count(), 3, "{today}");
+    let given = Chat { variables: Some(json!({"date_string": "26 Jul 2024"}).to_string()), ..chat };
+    assert_eq!(template.render(&given, NOW), Ok("26 Jul 2024".into()));
+}
+
+#[test]
 fn optional_fields_are_filled_for_templates_that_need_them() {
     let template = template("{{ messages[1].content + tools[0].function.description + '.' }}");
     let messages = r#"[{"role": "user", "content": "x"}, {"role": "assistant", "content": null, "tool_calls": [

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::{
-    chat::{FinishReason, Thinking, ToolFormat},
+    chat::{AnswerForm, FinishReason, Thinking, ToolFormat},
     ids::{Epoch, MemberIndex, ModelIdentity},
     latency::RequestTimes,
     units::Bytes,
@@ -12,7 +12,7 @@ use protocol::{
     NUMERIC_VERSION,
     connection::{Arrived, Door, receive_hello, send_welcome},
     handshake::{Identity, Welcome},
-    message::{Finished, Generate, Request, RequestBody, Response, ResponseBody, TokenEvent},
+    message::{Finished, Generate, Prompt, Request, RequestBody, Response, ResponseBody, TokenEvent},
     messages::{MessageWriter, split},
     noise::{key::Role, keyring::Keyring},
 };
@@ -22,6 +22,8 @@ use tokio::{
     runtime::Runtime,
 };
 use topology::{Exclusions, Layout, Member, Topology};
+
+use crate::tool_answers::{TOOL_ANSWERS, ToolAnswer};
 
 /// How a head treats a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +36,19 @@ pub enum Script {
     Answers,
     /// Says this text, a letter a token, as a model that calls tools with tags and thinks from the prompt's end on.
     Says(&'static str),
+    /// Answers a conversation whose first message is the number of one of [`TOOL_ANSWERS`], a letter a token, and one
+    /// with the result of a tool by "7 degrees."; `dies` closes the connection
+    /// in the middle of a call.
+    CallsTools {
+        /// Whether it breaks off.
+        dies: bool,
+    },
+    /// Thinks until the thought is ended for it, then answers "Done.".
+    Thinks,
 }
+
+/// The tokens that end a thought.
+const THOUGHT_END: [u32; 2] = [9007, 9008];
 
 /// The heads of one topology, one per replica.
 #[derive(Debug)]
@@ -192,8 +206,9 @@ impl Head {
             }
             _ => Vec::new(),
         };
-        let dies = bodies.iter().any(|body| matches!(body, ResponseBody::Started { .. }))
-            && matches!(self.script, Script::DiesAfter(_));
+        let is_started = bodies.iter().any(|body| matches!(body, ResponseBody::Started { .. }));
+        let is_ended = bodies.iter().any(|body| matches!(body, ResponseBody::Finished(_)));
+        let dies = is_started && !is_ended;
         for body in bodies {
             writer.send(&Response { id, body }).await.ok()?;
         }
@@ -202,20 +217,28 @@ impl Head {
 
     fn tokens(&self, generate: &Generate) -> Vec<ResponseBody> {
         let resumed = generate.resumed.len() as u32;
+        let has_ended = generate.resumed.windows(2).any(|two| two == THOUGHT_END);
         let (count, end) = match self.script {
             Script::DiesAfter(count) => (count, None),
             Script::IsCancelledAfter(count) => (count, Some(FinishReason::Cancelled)),
             Script::Answers => (generate.max_tokens - resumed, Some(FinishReason::Length)),
             Script::Says(text) => (text.chars().count() as u32 - resumed, Some(FinishReason::Stop)),
+            Script::CallsTools { .. } => return tool_answer(self.script, generate),
+            Script::Thinks if has_ended => (1, Some(FinishReason::Stop)),
+            Script::Thinks => (generate.max_tokens - resumed, Some(FinishReason::Length)),
         };
         let (tool_format, thinking) = match self.script {
-            Script::Says(_) => (ToolFormat::Xml, Thinking::Open),
+            Script::Says(_) | Script::Thinks => (ToolFormat::Xml, Thinking::Open),
             _ => (ToolFormat::None, Thinking::None),
         };
-        let started = ResponseBody::Started { prompt_token_ids: vec![1, 2], tool_format, thinking };
+        let started = ResponseBody::Started {
+            prompt_token_ids: vec![1, 2],
+            form: AnswerForm { tool_format, thinking, thought_end: THOUGHT_END.to_vec() },
+        };
         std::iter::once(started)
             .chain((resumed..resumed + count).map(|number| {
                 let text = match self.script {
+                    Script::Thinks if has_ended => "Done.".into(),
                     Script::Says(text) => text.chars().nth(number as usize).into_iter().collect(),
                     _ => format!("t{number} ").into(),
                 };
@@ -224,4 +247,33 @@ impl Head {
             .chain(end.map(finished))
             .collect()
     }
+}
+
+/// The responses to a request of a conversation with tools.
+fn tool_answer(script: Script, generate: &Generate) -> Vec<ResponseBody> {
+    let (number, has_result) = match &generate.prompt {
+        // The number of a resumed answer is that of its prompt.
+        Prompt::Tokens(tokens) => (tokens[0] as usize, false),
+        Prompt::Chat(chat) => {
+            let messages: serde_json::Value = serde_json::from_str(&chat.messages).expect("messages are JSON");
+            let number = messages[0]["content"].as_str().and_then(|text| text.parse().ok()).expect("a number");
+            (number, messages.as_array().is_some_and(|list| list.iter().any(|message| message["role"] == "tool")))
+        }
+        Prompt::Text(_) => panic!("a conversation"),
+    };
+    let ToolAnswer { format, thinking, text } = TOOL_ANSWERS[number];
+    let (text, thinking) = if has_result { ("7 degrees.", Thinking::None) } else { (text, thinking) };
+    let letters: Vec<char> = text.chars().collect();
+    let breaks_off = script == Script::CallsTools { dies: true } && !has_result && generate.resumed.is_empty();
+    // In the middle of the argument.
+    let middle = text.find("Oslo").map_or(0, |at| text[..at].chars().count() + 2);
+    let end = if breaks_off { middle } else { letters.len() };
+    let form = AnswerForm { tool_format: format, thinking, thought_end: Vec::new() };
+    let started = ResponseBody::Started { prompt_token_ids: vec![number as u32], form };
+    let tokens = (generate.resumed.len()..end).map(|at| {
+        let text = letters[at].to_string().into();
+        ResponseBody::Token(TokenEvent { id: Some(at as u32), text, logprobs: Vec::new() })
+    });
+    let finished = (!breaks_off).then(|| finished(FinishReason::Stop));
+    std::iter::once(started).chain(tokens).chain(finished).collect()
 }

@@ -26,3 +26,4 @@ pub mod style;
 pub mod terminal;
 pub mod tiny_model;
 pub mod tmux;
+pub mod tool_answers;

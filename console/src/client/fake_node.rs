@@ -2,7 +2,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use common::{
-    chat::{FinishReason, ToolFormat},
+    chat::{AnswerForm, FinishReason},
     fault::{Fault, FaultClass, FaultKind},
     ids::{ContentRoot, Epoch, MemberIndex, ModelIdentity},
     latency::RequestTimes,
@@ -329,11 +329,7 @@ impl FakeState {
     }
 
     fn generation(&self, resumed: usize) -> Vec<ResponseBody> {
-        let mut answers = vec![ResponseBody::Started {
-            prompt_token_ids: vec![1, 2],
-            tool_format: ToolFormat::None,
-            thinking: Default::default(),
-        }];
+        let mut answers = vec![ResponseBody::Started { prompt_token_ids: vec![1, 2], form: AnswerForm::default() }];
         answers.extend(TOKENS.into_iter().skip(resumed).map(|(id, text)| {
             let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5, bytes: Vec::new() }];
             ResponseBody::Token(TokenEvent { id: Some(id), text: text.into(), logprobs })

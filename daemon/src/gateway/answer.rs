@@ -6,7 +6,7 @@ use std::{
 };
 
 use common::{
-    chat::{FinishReason, Thinking, ToolFormat},
+    chat::{AnswerForm, FinishReason},
     fault::{Fault, FaultKind, Loss},
     ids::ModelRoots,
     latency::RequestTimes,
@@ -22,6 +22,7 @@ use tokio::time::sleep;
 use super::{
     Gateway,
     admission::{Claim, Refused, ReplicaSlot},
+    budget::ThoughtBudget,
     error::ApiError,
     pinned::Pinned,
     request::Wish,
@@ -45,12 +46,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) enum Said {
     /// It has begun.
-    Started {
-        /// Format of tool calls in it.
-        tool_format: ToolFormat,
-        /// Where it thinks.
-        thinking: Thinking,
-    },
+    Started(AnswerForm),
     /// The next tokens of its prompt with their log probabilities.
     Scored(Vec<TokenEvent>),
     /// The embedding of its prompt.
@@ -132,6 +128,9 @@ pub(super) struct Answer {
     scored: [usize; 2],
     /// Text that came without a token: the end must follow, otherwise the text would be sent twice.
     rest: Option<TokenEvent>,
+    budget: ThoughtBudget,
+    /// Text of tokens that ended a thought.
+    forced: Option<TokenEvent>,
     finished: Option<Box<Ended>>,
     /// Times of its earlier parts on the same head.
     earlier: Option<RequestTimes>,
@@ -150,6 +149,7 @@ impl Answer {
     /// Creates an answer that has not been sent to a head.
     pub(super) fn new(gateway: Arc<Gateway>, wish: Wish, model: Arc<Pinned>, accepted: Instant) -> Self {
         gateway.running.fetch_add(1, Ordering::Relaxed);
+        let wish_budget = wish.thought_tokens_max;
         Self {
             gateway,
             wish,
@@ -162,6 +162,8 @@ impl Answer {
             tokens: Vec::new(),
             scored: [0; 2],
             rest: None,
+            budget: ThoughtBudget::new(wish_budget),
+            forced: None,
             finished: None,
             earlier: None,
             dispatched: None,
@@ -179,6 +181,11 @@ impl Answer {
         self.prompt.as_ref().map_or(0, Vec::len)
     }
 
+    /// Takes note that no thoughts follow.
+    pub(super) fn end_thoughts(&mut self) {
+        self.budget.answered();
+    }
+
     /// Begins its turn.
     pub(super) fn take_turn(&mut self, now: Instant) {
         self.turn = now;
@@ -193,6 +200,9 @@ impl Answer {
             return Ok(Said::Finished(ended));
         }
         loop {
+            if let Some(forced) = self.forced.take() {
+                return Ok(Said::Token(forced));
+            }
             if self.attempt.is_none() {
                 if self.tokens.len() >= self.wish.generate.max_tokens as usize {
                     // All tokens had arrived, only the report of the end was lost.
@@ -203,12 +213,13 @@ impl Answer {
             let Some(attempt) = &mut self.attempt else { continue };
             let body = heard(&self.gateway, attempt).await;
             match body {
-                Ok(ResponseBody::Started { prompt_token_ids, tool_format, thinking }) => {
+                Ok(ResponseBody::Started { prompt_token_ids, form }) => {
                     if self.prompt.is_none() {
                         self.model.begin(&attempt.model)?;
                         self.prompt = Some(prompt_token_ids);
                         self.numeric = Some(attempt.session.identity.numeric);
-                        return Ok(Said::Started { tool_format, thinking });
+                        self.budget.begin(&form);
+                        return Ok(Said::Started(form));
                     }
                 }
                 Ok(ResponseBody::Scored(tokens)) => {
@@ -266,8 +277,13 @@ impl Answer {
 
     /// Asks the same head for the next part of the answer; the slot stays taken.
     async fn prolong(&mut self, finished: &Finished) -> Result<(), ApiError> {
-        // The head sends text that it held back again.
-        self.rest = None;
+        // The head sends text that it held back again, unless tokens follow that it did not sample.
+        let rest = self.rest.take();
+        if let Some((tokens, text)) = self.budget.close(self.tokens.len()) {
+            self.tokens.extend_from_slice(tokens);
+            let text = rest.map(|rest| rest.text).unwrap_or_default() + text;
+            self.forced = Some(TokenEvent { id: None, text, logprobs: Vec::new() });
+        }
         self.earlier = Some(joined(self.earlier, finished.times));
         let Some(mut attempt) = self.attempt.take() else { return Ok(()) };
         let generate = self.part(attempt.model);
@@ -283,7 +299,8 @@ impl Answer {
         let begun = self.prompt.as_deref().filter(|_| !self.tokens.is_empty()).map(|prompt| (prompt, &self.tokens[..]));
         let mut generate = self.wish.generate(begun);
         generate.model = Some(model.into());
-        generate.max_tokens = generate.max_tokens.min(PART_TOKENS.max(2 * self.tokens.len() as u32));
+        let end = self.budget.cap(PART_TOKENS.max(2 * self.tokens.len() as u32));
+        generate.max_tokens = generate.max_tokens.min(end);
         generate
     }
 

@@ -2,7 +2,7 @@
 //! reason. Pure.
 use std::sync::Arc;
 
-use common::chat::{FinishReason, Thinking, ToolFormat};
+use common::chat::{AnswerForm, FinishReason, Thinking, ToolFormat};
 use protocol::message::{TokenEvent, TokenLogprob};
 use tokenizer::answer::{AnswerParser, AnswerPart};
 
@@ -73,7 +73,7 @@ impl Choice {
     /// Converts an event of the answer to parts.
     pub(super) fn take(&mut self, said: Said) -> Vec<ChoicePart> {
         match said {
-            Said::Started { tool_format, thinking } => {
+            Said::Started(AnswerForm { tool_format, thinking, .. }) => {
                 let Reading { tools, schemas, has_thoughts, .. } = &self.reading;
                 // A forced call is a bare JSON object, the format of Llama 3.
                 let format = if tools.are_forced { ToolFormat::Llama3 } else { tool_format };
@@ -116,6 +116,11 @@ impl Choice {
                 parts
             }
         }
+    }
+
+    /// Whether thoughts may still follow.
+    pub(super) fn may_think(&self) -> bool {
+        self.parser.may_think()
     }
 
     fn parts(&mut self, answer: Vec<AnswerPart>) -> Vec<ChoicePart> {
@@ -177,7 +182,7 @@ mod tests {
     }
 
     fn started(format: ToolFormat) -> Said {
-        Said::Started { tool_format: format, thinking: Thinking::Marked }
+        Said::Started(AnswerForm { tool_format: format, thinking: Thinking::Marked, ..AnswerForm::default() })
     }
 
     /// A choice of a request with or without tools.

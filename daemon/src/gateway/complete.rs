@@ -191,7 +191,13 @@ async fn pump(index: usize, mut answer: Answer, mut choice: Choice, parts: Sende
         let said = answer.next().await;
         let is_last = matches!(said, Err(_) | Ok(Said::Finished(_)));
         let found = match said {
-            Ok(said) => choice.take(said).into_iter().map(Ok).collect(),
+            Ok(said) => {
+                let parts = choice.take(said).into_iter().map(Ok).collect();
+                if !choice.may_think() {
+                    answer.end_thoughts();
+                }
+                parts
+            }
             Err(error) => vec![Err(error.about(field))],
         };
         for part in found {

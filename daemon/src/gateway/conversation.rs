@@ -43,7 +43,13 @@ pub(super) fn read(object: &mut Map<String, Value>) -> Result<Conversation, ApiE
     let calls = calls::read(object)?;
     let schemas = ToolSchemas::read(&calls.tools);
     let tools = (!calls.tools.is_empty()).then(|| Value::Array(calls.tools).to_string());
-    let chat = Chat { messages, tools, variables: thoughts::variables(Fields(object))? };
+    let fields = Fields(object);
+    let is_continued = fields.flag("continue_final_message")?;
+    if is_continued && fields.get("add_generation_prompt") == Some(&Value::Bool(true)) {
+        let message = "continue_final_message and add_generation_prompt cannot both be true; leave out one of them";
+        return Err(ApiError::invalid("continue_final_message", message));
+    }
+    let chat = Chat { messages, tools, variables: thoughts::variables(fields)?, is_continued };
     check_length(chat.byte_count())?;
     let Calls { grammar: forced, unenforced, is_legacy, .. } = calls;
     Ok(Conversation { chat, schemas, forced, unenforced, is_legacy })

@@ -5,7 +5,7 @@ use axum::http::Uri;
 /// Paths below `/v1`.
 const VERSIONED: [&str; 6] = ["chat/completions", "completions", "embeddings", "messages", "models", "responses"];
 /// Paths outside of `/v1`.
-const PLAIN: [&str; 12] = [
+const PLAIN: [&str; 13] = [
     "api/embed",
     "apply-template",
     "completion",

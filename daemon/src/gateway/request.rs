@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use common::sampling::{LOGIT_BIAS_MAX, LOGPROBS_MAX, SamplingParameters, TOP_K_MAX};
+use common::sampling::{LOGPROBS_MAX, SamplingParameters};
 use protocol::message::{Generate, Prompt, STOP_BYTES_MAX, STOP_STRINGS_MAX};
 use serde_json::{Map, Value};
 use tokenizer::answer::ToolSchemas;
@@ -15,8 +15,9 @@ use super::{
     error::ApiError,
     outline::{Bounds, Outline},
     reading::{Reading, Tools},
+    sampling::{open, sampling},
     schemas::Unenforced,
-    thoughts::are_apart,
+    thoughts::{self, are_apart},
     typed_json::Fields,
 };
 use crate::gateway::outline::CHOICES_MAX;
@@ -31,9 +32,11 @@ pub(super) const RUNNING_MAX: usize = 16;
 const PREFIX_BYTES: usize = 512;
 
 /// All fields that are used except `prompt`; others are not even built.
-const FIELDS: [&str; 46] = [
+const FIELDS: [&str; 52] = [
     "best_of",
+    "add_generation_prompt",
     "chat_template_kwargs",
+    "continue_final_message",
     "ebnf",
     "echo",
     "enable_thinking",
@@ -58,6 +61,7 @@ const FIELDS: [&str; 46] = [
     "n",
     "parallel_tool_calls",
     "presence_penalty",
+    "reasoning_budget",
     "reasoning_effort",
     "reasoning_format",
     "regex",
@@ -73,6 +77,9 @@ const FIELDS: [&str; 46] = [
     "structured_outputs",
     "suffix",
     "temperature",
+    "thinking_budget",
+    "thinking_budget_tokens",
+    "thinking_token_budget",
     "tool_choice",
     "tools",
     "top_k",
@@ -127,6 +134,8 @@ pub(super) struct Wish {
     pub(super) seed: u64,
     /// Hash of the prompt's beginning.
     pub(super) prefix: u64,
+    /// Most tokens of thoughts; `None`: no limit.
+    pub(super) thought_tokens_max: Option<u32>,
 }
 
 impl Wish {
@@ -146,6 +155,7 @@ impl Wish {
         generate.drafts_max = self.generate.drafts_max;
         generate.ignores_end = self.generate.ignores_end;
         generate.shows_marks = self.generate.shows_marks;
+        generate.open.clone_from(&self.generate.open);
         generate
     }
 }
@@ -209,6 +219,8 @@ pub(super) fn build(
     let (stop, grammar, max_tokens) =
         (stop(fields)?, forced.or(constraint::read(fields, &mut unenforced)?), max_tokens(kind, fields, echoes)?);
     let is_constrained = grammar.is_some();
+    let open = open(fields);
+    let thought_tokens_max = thoughts::budget(fields)?;
     // Field names of llama-server.
     let drafts_max = fields.whole("speculative.n_max", 0, u64::from(u16::MAX))?.map(|count| count as u16);
     let ignores_end = fields.flag("ignore_eos")?;
@@ -222,11 +234,13 @@ pub(super) fn build(
         generate.drafts_max = drafts_max.unwrap_or(generate.drafts_max);
         generate.ignores_end = ignores_end;
         generate.shows_marks = kind == Kind::Chat;
+        generate.open.clone_from(&open);
         let generate = Arc::new(generate);
         choices.extend((0..n).map(|index| Wish {
             generate: Arc::clone(&generate),
             seed: sampling.seed.wrapping_add(index),
             prefix,
+            thought_tokens_max,
         }));
     }
     Ok(Asked {
@@ -276,6 +290,7 @@ fn refuse_unsupported(fields: Fields<'_>) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Number of most probable tokens to show for each token.
 fn logprobs(kind: Kind, fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
     let most = u64::from(LOGPROBS_MAX);
     if kind == Kind::Completion {
@@ -290,53 +305,6 @@ fn logprobs(kind: Kind, fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
         (false, Some(1..)) => Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs: true; set it")),
         (false, _) => Ok(None),
     }
-}
-
-fn sampling(fields: Fields<'_>, logprobs: Option<u32>, seed: u64) -> Result<SamplingParameters, ApiError> {
-    let default = SamplingParameters::default();
-    // Negative seeds are valid integers, too.
-    let negative = fields.get("seed").and_then(Value::as_i64).map(i64::cast_unsigned);
-    let seed = match negative {
-        Some(seed) => seed,
-        None => fields.whole("seed", 0, u64::MAX)?.unwrap_or(seed),
-    };
-    let sampling = SamplingParameters {
-        temperature: fields.number("temperature", 1.0)?,
-        top_k: fields.limit("top_k", 0, u64::from(TOP_K_MAX))?.unwrap_or(0) as u32,
-        top_p: fields.number("top_p", 1.0)?,
-        min_p: fields.number("min_p", 0.0)?,
-        repeat_penalty: fields.number(
-            if fields.get("repeat_penalty").is_some() { "repeat_penalty" } else { "repetition_penalty" },
-            1.0,
-        )?,
-        presence_penalty: fields.number("presence_penalty", 0.0)?,
-        frequency_penalty: fields.number("frequency_penalty", 0.0)?,
-        penalty_last_n: default.penalty_last_n,
-        logit_bias: logit_bias(fields)?,
-        seed,
-        // The sampled token's own logprob is included if at least one is requested.
-        logprobs: logprobs.map_or(0, |count| count.max(1)),
-        scores_prompt: false,
-        embeds: false,
-    };
-    sampling.check().map_err(|error| {
-        let message = error.to_string();
-        let param = message.split(' ').next().unwrap_or_default().to_owned();
-        ApiError::invalid(&param, format!("{message}; correct it"))
-    })?;
-    Ok(sampling)
-}
-
-/// `{"ID": BIAS}`.
-fn logit_bias(fields: Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
-    let Some(Fields(biases)) = fields.object("logit_bias")? else { return Ok(Vec::new()) };
-    if biases.len() > LOGIT_BIAS_MAX {
-        let message = format!("logit_bias names {} tokens, at most {LOGIT_BIAS_MAX}; name fewer", biases.len());
-        return Err(ApiError::invalid("logit_bias", message));
-    }
-    biases.iter().map(|(id, bias)| Some((id.parse().ok()?, bias.as_f64()? as f32))).collect::<Option<_>>().ok_or_else(
-        || ApiError::invalid("logit_bias", "logit_bias must map token ids to numbers, for example {\"50\": -100}"),
-    )
 }
 
 fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
@@ -454,7 +422,13 @@ mod tests {
     fn every_field_that_is_read_is_listed() {
         let source = include_str!("request.rs").split("#[cfg(test)]").next().expect("there is a beginning");
         assert!(constraint::REFUSED.iter().all(|name| FIELDS.contains(name)));
-        let others = [include_str!("calls.rs"), include_str!("constraint.rs"), include_str!("thoughts.rs")];
+        let others = [
+            include_str!("calls.rs"),
+            include_str!("constraint.rs"),
+            include_str!("conversation.rs"),
+            include_str!("sampling.rs"),
+            include_str!("thoughts.rs"),
+        ];
         let others = others.map(|text| text.split("#[cfg(test)]").next().expect("there is a beginning"));
         let others = others.iter().flat_map(|text| text.split_whitespace());
         let code: String = source.split_whitespace().chain(others).collect();
@@ -477,6 +451,8 @@ mod tests {
                     "strict",
                     "schema",
                     "include_usage",
+                    "text",
+                    "tool_call_id",
                 ]
                 .contains(&name)
                 {

@@ -22,7 +22,20 @@ pub(super) fn variables(fields: Fields<'_>) -> Result<Option<String>, ApiError> 
             variables.insert("enable_thinking".into(), false.into());
         }
     }
+    if budget(fields)? == Some(0) {
+        variables.insert("enable_thinking".into(), false.into());
+    }
     Ok((!variables.is_empty()).then(|| Value::Object(variables).to_string()))
+}
+
+/// Most tokens of thoughts, under the names of llama-server, Qwen, and vLLM; -1 is no limit.
+///
+/// # Errors
+/// It is not a whole number.
+pub(super) fn budget(fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
+    let names = ["thinking_budget", "thinking_budget_tokens", "thinking_token_budget", "reasoning_budget"];
+    let Some(name) = names.into_iter().find(|name| fields.get(name).is_some()) else { return Ok(None) };
+    Ok(fields.limit(name, 0, u64::from(u32::MAX))?.map(|most| most as u32))
 }
 
 /// Whether thoughts are separate from the content, according to `reasoning_format`.

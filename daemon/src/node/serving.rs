@@ -129,8 +129,8 @@ impl Node {
         };
         let requests = &mut running.requests;
         let effect = match event {
-            AnswerEvent::Started { prompt, tool_format, thinking } => {
-                requests.respond(key, ResponseBody::Started { prompt_token_ids: prompt, tool_format, thinking })
+            AnswerEvent::Started { prompt, form } => {
+                requests.respond(key, ResponseBody::Started { prompt_token_ids: prompt, form })
             }
             AnswerEvent::Dispatched => {
                 requests.dispatched(key);

@@ -5,11 +5,13 @@ use std::{
 };
 
 use common::{
-    chat::{Thinking, ToolFormat},
+    chat::{AnswerForm, ToolFormat},
     fault::FaultKind,
+    sampling::SamplingDefaults,
 };
 use engine::plan::Limits;
-use gguf::GgufFile;
+use gguf::{GgufFile, Metadata};
+use protocol::message::Prompt;
 use tokenizer::{
     Tokenizer,
     answer::ChatFormat,
@@ -45,8 +47,12 @@ pub struct ModelText {
     pub format: &'static ChatFormat,
     /// The control tokens that mark the parts of its answers, sorted.
     pub marks: Vec<u32>,
+    /// Defaults of the file.
+    pub sampling: SamplingDefaults,
     /// Whether the templates have marks of thoughts.
     thinks: bool,
+    /// The tokens that end a thought.
+    thought_end: Vec<u32>,
     vocabulary_length: usize,
     /// Bytes of the longest token.
     pub(super) longest: usize,
@@ -70,6 +76,7 @@ impl ModelText {
         let format = source.map_or(ChatFormat::of(ToolFormat::None), TemplateSource::format);
         let mut marks: Vec<u32> = format.preserved.iter().filter_map(|text| tokenizer.control_token(text)).collect();
         marks.sort_unstable();
+        let thought_end = tokenizer.encode(format.thinking.close, false, true);
         Self {
             name,
             path,
@@ -79,6 +86,8 @@ impl ModelText {
             format,
             marks,
             thinks,
+            thought_end,
+            sampling: sampling_defaults(file.metadata()),
             vocabulary_length,
             longest,
             constrains,
@@ -90,16 +99,22 @@ impl ModelText {
         end_tokens(&self.tokenizer, self.vocabulary_length)
     }
 
-    /// Where the answer to this prompt thinks.
-    pub fn thinking(&self, prompt: &[u32]) -> Thinking {
+    /// How to read the answer to a prompt with these tokens.
+    pub fn form(&self, prompt: &Prompt, tokens: &[u32]) -> AnswerForm {
+        let tool_format = self.format.format;
         if !self.thinks {
-            return Thinking::None;
+            return AnswerForm { tool_format, ..AnswerForm::default() };
         }
+        let is_continued = matches!(prompt, Prompt::Chat(chat) if chat.is_continued);
+        let from = if is_continued { 0 } else { tokens.len().saturating_sub(TAIL_TOKENS) };
         let mut tail = Vec::new();
-        for id in &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..] {
+        for id in &tokens[from..] {
             self.tokenizer.append_piece(*id, true, &mut tail);
         }
-        self.format.thinking_behind(&String::from_utf8_lossy(&tail))
+        let tail = String::from_utf8_lossy(&tail);
+        let thinking =
+            if is_continued { self.format.thinking_within(&tail) } else { self.format.thinking_behind(&tail) };
+        AnswerForm { tool_format, thinking, thought_end: self.thought_end.clone() }
     }
 
     /// The templates.
@@ -131,5 +146,17 @@ impl ModelText {
     pub fn check_vocabulary(&self) -> Result<(), FaultKind> {
         let checked = self.constrains.get_or_init(|| token_bytes(&self.tokenizer, self.vocabulary_length).check());
         checked.clone().map_err(refused)
+    }
+}
+
+/// The defaults of a file; those of a wrong type are left out, as in llama.cpp.
+fn sampling_defaults(metadata: Metadata<'_>) -> SamplingDefaults {
+    let number = |key: &str| metadata.float(key).ok().flatten().map(|number| number as f32);
+    SamplingDefaults {
+        temperature: number("general.sampling.temp"),
+        top_k: metadata.unsigned("general.sampling.top_k").ok().flatten().and_then(|count| count.try_into().ok()),
+        top_p: number("general.sampling.top_p"),
+        min_p: number("general.sampling.min_p"),
+        repeat_penalty: number("general.sampling.penalty_repeat"),
     }
 }

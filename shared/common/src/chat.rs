@@ -17,6 +17,9 @@ pub struct Chat {
     /// A JSON object with variables for the template, such as `enable_thinking`.
     #[serde(default, with = "crate::version::since_10")]
     pub variables: Option<String>,
+    /// Whether the answer continues the last message, which is the assistant's.
+    #[serde(default, with = "crate::version::since_11")]
+    pub is_continued: bool,
 }
 
 impl Chat {
@@ -81,6 +84,20 @@ pub enum Thinking {
     Marked,
     /// The prompt ends with the beginning of a thought: the answer begins inside.
     Open,
+}
+
+/// How to read an answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnswerForm {
+    /// Its chat format.
+    #[serde(serialize_with = "crate::older::tell_format")]
+    pub tool_format: ToolFormat,
+    /// Where it thinks.
+    #[serde(default, with = "crate::version::since_10")]
+    pub thinking: Thinking,
+    /// The tokens that end its thoughts; empty if it does not think.
+    #[serde(default, with = "crate::version::since_11")]
+    pub thought_end: Vec<u32>,
 }
 
 /// Why a generation ended.

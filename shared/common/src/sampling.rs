@@ -47,6 +47,58 @@ pub struct SamplingParameters {
     pub embeds: bool,
 }
 
+/// A parameter for which a model's file may have a default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpenParameter {
+    /// `general.sampling.temp`.
+    Temperature,
+    /// `general.sampling.top_k`.
+    TopK,
+    /// `general.sampling.top_p`.
+    TopP,
+    /// `general.sampling.min_p`.
+    MinP,
+    /// `general.sampling.penalty_repeat`.
+    RepeatPenalty,
+}
+
+/// Defaults of a model's file; it need not have all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SamplingDefaults {
+    /// `general.sampling.temp`.
+    pub temperature: Option<f32>,
+    /// `general.sampling.top_k`.
+    pub top_k: Option<u32>,
+    /// `general.sampling.top_p`.
+    pub top_p: Option<f32>,
+    /// `general.sampling.min_p`.
+    pub min_p: Option<f32>,
+    /// `general.sampling.penalty_repeat`.
+    pub repeat_penalty: Option<f32>,
+}
+
+impl SamplingDefaults {
+    /// Replaces the parameters that a client left open; keeps them if the result is out of bounds.
+    pub fn fill(&self, sampling: &mut SamplingParameters, open: &[OpenParameter]) {
+        let mut filled = sampling.clone();
+        for parameter in open {
+            match parameter {
+                OpenParameter::Temperature => filled.temperature = self.temperature.unwrap_or(filled.temperature),
+                OpenParameter::TopK => filled.top_k = self.top_k.unwrap_or(filled.top_k),
+                OpenParameter::TopP => filled.top_p = self.top_p.unwrap_or(filled.top_p),
+                OpenParameter::MinP => filled.min_p = self.min_p.unwrap_or(filled.min_p),
+                OpenParameter::RepeatPenalty => {
+                    filled.repeat_penalty = self.repeat_penalty.unwrap_or(filled.repeat_penalty);
+                }
+            }
+        }
+        if filled.check().is_ok() {
+            *sampling = filled;
+        }
+    }
+}
+
 /// A parameter out of bounds.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{name} is {value}, but must be {bounds}")]
@@ -111,6 +163,18 @@ impl SamplingParameters {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn defaults_fill_open_parameters_within_their_bounds() {
+        let defaults = SamplingDefaults { temperature: Some(0.6), top_k: Some(20), ..SamplingDefaults::default() };
+        let given = SamplingParameters { top_k: 7, ..SamplingParameters::default() };
+        let mut filled = given.clone();
+        defaults.fill(&mut filled, &[OpenParameter::Temperature, OpenParameter::TopP]);
+        assert_eq!(filled, SamplingParameters { temperature: 0.6, ..given.clone() });
+        let mut kept = given.clone();
+        SamplingDefaults { top_p: Some(7.0), ..defaults }.fill(&mut kept, &[OpenParameter::TopP]);
+        assert_eq!(kept, given, "a file cannot ask for the impossible");
+    }
 
     #[test]
     fn every_parameter_has_bounds_and_nan_is_outside_of_them() {

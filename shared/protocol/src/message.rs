@@ -1,10 +1,10 @@
 //! Messages after the handshake: requests and responses of consoles, heartbeats of ranks. Data frames are in `frame`.
 use common::{
-    chat::{Chat, FinishReason, Grammar, Thinking, ToolFormat},
+    chat::{AnswerForm, Chat, FinishReason, Grammar},
     fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, ModelIdentity, ModelRoots, Rank, RequestId, TopologyHash},
     latency::RequestTimes,
-    sampling::SamplingParameters,
+    sampling::{OpenParameter, SamplingParameters},
     units::{Bytes, Nanoseconds},
 };
 use compact_str::CompactString;
@@ -191,6 +191,9 @@ pub struct Generate {
     /// Whether the control tokens that mark the parts of an answer in the model's chat format become text.
     #[serde(default, with = "common::version::since_11")]
     pub shows_marks: bool,
+    /// Sampling parameters that the client left open: a default of the model's file replaces them.
+    #[serde(default, with = "common::version::since_11")]
+    pub open: Vec<OpenParameter>,
 }
 
 /// The text before an answer.
@@ -246,6 +249,7 @@ impl Generate {
             ignores_end: false,
             model: None,
             shows_marks: false,
+            open: Vec::new(),
         }
     }
 }
@@ -278,12 +282,8 @@ pub enum ResponseBody {
     Started {
         /// The prompt's tokens.
         prompt_token_ids: Vec<u32>,
-        /// The format of tool calls in the answer.
-        #[serde(serialize_with = "common::older::tell_format")]
-        tool_format: ToolFormat,
-        /// Where the answer to a chat thinks.
-        #[serde(default, with = "common::version::since_10")]
-        thinking: Thinking,
+        /// How to read the answer.
+        form: AnswerForm,
     },
     /// A token was sampled.
     Token(TokenEvent),

@@ -51,8 +51,12 @@ fn main() -> anyhow::Result<()> {
             texts += 1;
             let parts = &conversations[conversation];
             let tools = parts.get("tools").map(Value::to_string);
-            let chat =
-                Chat { messages: parts["messages"].to_string(), tools, variables: Some(json!(variables).to_string()) };
+            let chat = Chat {
+                messages: parts["messages"].to_string(),
+                tools,
+                variables: Some(json!(variables).to_string()),
+                is_continued: false,
+            };
             let found = match template.render(&chat, NOW) {
                 Ok(text) => Value::String(hash(&text)),
                 Err(TemplateError::Refused(reason)) => json!({ "refused": reason }),

@@ -129,5 +129,5 @@ async fn vector(mut answer: Answer) -> Result<(Vec<f32>, Box<Ended>), ApiError> 
 
 /// A request for the embedding of a prompt.
 fn wish(generate: protocol::message::Generate) -> Wish {
-    Wish { generate: Arc::new(generate), seed: 0, prefix: 0 }
+    Wish { generate: Arc::new(generate), seed: 0, prefix: 0, thought_tokens_max: None }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use common::{
-    chat::{FinishReason, Thinking, ToolFormat},
+    chat::{AnswerForm, FinishReason},
     fault::Fault,
     latency::RequestTimes,
 };
@@ -33,10 +33,8 @@ pub enum AnswerEvent {
     Started {
         /// The tokens of its prompt.
         prompt: Vec<u32>,
-        /// Format of tool calls in its answer.
-        tool_format: ToolFormat,
-        /// Where its answer thinks.
-        thinking: Thinking,
+        /// How to read its answer.
+        form: AnswerForm,
     },
     /// It has a slot and KV memory for its tokens, and starts to compute.
     Dispatched,
@@ -81,8 +79,8 @@ struct Statistics {
 #[derive(Debug)]
 struct TextAnswer {
     output: Output,
-    /// The tokens of its prompt, and where the answer thinks, until the engine accepts the request.
-    prompt: Option<(Vec<u32>, Thinking)>,
+    /// The tokens of its prompt, and how to read the answer, until the engine accepts the request.
+    prompt: Option<(Vec<u32>, AnswerForm)>,
     /// Whether the log probabilities of its prompt are wanted.
     scores_prompt: bool,
     /// The statistics up to the token that completed a stop string.
@@ -110,11 +108,12 @@ impl Answers {
             let is_end = !generate.ignores_end && tokenizer.is_end(*id);
             is_end || output.push(tokenizer, *id).1
         });
-        let thinking = self.model.thinking(&prompt);
+        let form = self.model.form(&generate.prompt, &prompt);
         let scores_prompt = generate.sampling.scores_prompt && generate.resumed.is_empty();
-        let answer = TextAnswer { output, prompt: Some((prompt.clone(), thinking)), scores_prompt, stopped: None };
+        let answer = TextAnswer { output, prompt: Some((prompt.clone(), form)), scores_prompt, stopped: None };
         self.lock().insert(key, answer);
         let mut prepared = Prepared::new(received, generate, prompt, is_stopped);
+        self.model.sampling.fill(&mut prepared.sampling, &generate.open);
         prepared.sampling.logit_bias.extend(tokenizer.suppressed().iter().map(|&id| (id, SUPPRESSION)));
         prepared
     }
@@ -132,10 +131,9 @@ impl Answers {
             RequestEvent::Started => {
                 let answer = open.get_mut(&key);
                 let scores_prompt = answer.as_ref().is_some_and(|answer| answer.scores_prompt);
-                let (prompt, thinking) = answer.and_then(|answer| answer.prompt.take()).unwrap_or_default();
+                let (prompt, form) = answer.and_then(|answer| answer.prompt.take()).unwrap_or_default();
                 let first = prompt.first().copied().filter(|_| scores_prompt);
-                let tool_format = self.model.format.format;
-                let mut events = smallvec![AnswerEvent::Started { prompt, tool_format, thinking }];
+                let mut events = smallvec![AnswerEvent::Started { prompt, form }];
                 // Nothing is before the first token that could make it probable.
                 let scored =
                     |id: u32| vec![scored(&self.model.tokenizer, ScoredToken { id, top_logprobs: Vec::new() })];

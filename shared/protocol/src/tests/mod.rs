@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt::Write, fs, path::PathBuf};
 
 use collectives::{Algorithm, Choice};
 use common::{
-    chat::{FinishReason, Grammar, Thinking, ToolFormat},
+    chat::{AnswerForm, FinishReason, Grammar, Thinking, ToolFormat},
     fault::{Fault, FaultKind, Loss, SealError},
     older::{VARIANTS_4, unknown},
     version::{WIRE_HIGHEST, speaking},
@@ -200,13 +200,13 @@ fn newer_fault_reaches_version_4_as_a_general_fault() {
 
 #[test]
 fn newer_format_of_tool_calls_reaches_version_4_as_none() {
-    let (tool_format, thinking) = (ToolFormat::Xml, Thinking::Open);
-    let body = ResponseBody::Started { prompt_token_ids: vec![1], tool_format, thinking };
+    let form = AnswerForm { tool_format: ToolFormat::Xml, thinking: Thinking::Open, thought_end: vec![1] };
+    let body = ResponseBody::Started { prompt_token_ids: vec![1], form };
     assert_eq!(unknown(4, &body), None);
     let response = Response { id: RequestId(1), body };
     let there: Response = speaking(4, || decode(&encode(&response))).expect("version 4 reads it");
-    let ResponseBody::Started { tool_format, thinking, .. } = there.body else { panic!("another message") };
-    assert_eq!((tool_format, thinking), (ToolFormat::None, Thinking::None));
+    let ResponseBody::Started { form, .. } = there.body else { panic!("another message") };
+    assert_eq!(form, AnswerForm::default());
 }
 
 #[test]

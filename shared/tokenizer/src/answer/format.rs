@@ -39,6 +39,8 @@ pub struct ThinkingMarks {
     pub begin: &'static str,
     /// Behind it.
     pub end: &'static str,
+    /// The text that ends a thought before its time and begins the answer.
+    pub close: &'static str,
     /// The mark of a call that ends it, too, because some models leave out its end.
     pub call: Option<&'static str>,
 }
@@ -64,11 +66,17 @@ pub enum Calls {
     Harmony,
 }
 
-const THINK: ThinkingMarks = ThinkingMarks { begin: "<think>", end: "</think>", call: None };
+const THINK: ThinkingMarks = ThinkingMarks { begin: "<think>", end: "</think>", close: "\n</think>\n\n", call: None };
 const THINK_OR_CALL: ThinkingMarks = ThinkingMarks { call: Some("<tool_call>"), ..THINK };
-const BRACKETS: ThinkingMarks = ThinkingMarks { begin: "[THINK]", end: "[/THINK]", call: None };
-const CHANNELS: ThinkingMarks = ThinkingMarks { begin: "<|channel>thought", end: "<channel|>", call: None };
-const ANALYSIS: ThinkingMarks = ThinkingMarks { begin: "<|channel|>analysis<|message|>", end: "<|end|>", call: None };
+const BRACKETS: ThinkingMarks = ThinkingMarks { begin: "[THINK]", end: "[/THINK]", close: "[/THINK]", call: None };
+const CHANNELS: ThinkingMarks =
+    ThinkingMarks { begin: "<|channel>thought", end: "<channel|>", close: "\n<channel|>", call: None };
+const ANALYSIS: ThinkingMarks = ThinkingMarks {
+    begin: "<|channel|>analysis<|message|>",
+    end: "<|end|>",
+    close: "<|end|><|start|>assistant<|channel|>final<|message|>",
+    call: None,
+};
 
 const OBJECTS: JsonMarks = JsonMarks { open: &["<tool_call>"], close: Some("</tool_call>"), has_lists: false };
 const BARE: JsonMarks = JsonMarks { open: &[], close: None, has_lists: false };
@@ -216,6 +224,13 @@ impl ChatFormat {
     /// Where an answer to a prompt that ends with `tail` thinks, if the template has the marks of thoughts.
     pub fn thinking_behind(&self, tail: &str) -> Thinking {
         if tail.trim_end().ends_with(self.thinking.begin) { Thinking::Open } else { Thinking::Marked }
+    }
+
+    /// Where an answer thinks that continues a message at the end of `prompt`: inside if its last thought has no end.
+    pub fn thinking_within(&self, prompt: &str) -> Thinking {
+        let ThinkingMarks { begin, end, .. } = self.thinking;
+        let is_open = prompt.rfind(begin).is_some_and(|at| !prompt[at + begin.len()..].contains(end));
+        if is_open { Thinking::Open } else { Thinking::None }
     }
 
     /// Whether a template has the marks of this format's thoughts.

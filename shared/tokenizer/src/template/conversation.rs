@@ -11,6 +11,8 @@ const MESSAGES_MAX: usize = 16 << 10;
 /// The variables of a template.
 #[derive(Debug)]
 pub(super) struct Conversation {
+    /// Whether the answer continues the last message.
+    pub(super) is_continued: bool,
     pub(super) messages: Vec<Value>,
     pub(super) tools: Option<Vec<Value>>,
 }
@@ -45,20 +47,85 @@ impl Form {
     }
 }
 
+/// What a template expects of messages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Customs {
+    /// It has the role `developer`; others receive `system` instead.
+    knows_developer: bool,
+    thoughts: Thoughts,
+}
+
+/// Where a template looks for the thought of an earlier answer.
+#[derive(Clone, Copy, Debug)]
+enum Thoughts {
+    /// In `reasoning_content`, if anywhere.
+    Reasoning,
+    /// In `thinking`; next to calls, instead of the content (gpt-oss, LFM2.5).
+    Field,
+    /// In a part of the content (Ministral 3).
+    Part,
+}
+
+impl Customs {
+    /// The customs of templates with this text.
+    pub(super) fn of(template: &str) -> Self {
+        let has = |parts: [&str; 2]| parts.iter().any(|part| template.contains(part));
+        let thoughts = if has(["block['thinking']", "block[\"thinking\"]"]) {
+            Thoughts::Part
+        } else if has([".thinking", "\"thinking\" in"]) {
+            Thoughts::Field
+        } else {
+            Thoughts::Reasoning
+        };
+        Self { knows_developer: template.contains("developer"), thoughts }
+    }
+
+    /// Moves the thought of an assistant's message to where the template looks for it.
+    fn place_thought(self, message: &mut Map<String, Value>) {
+        let names = ["reasoning_content", "reasoning", "thinking"];
+        let thought = names.iter().find_map(|name| message.get(*name)?.as_str().filter(|text| !text.is_empty()));
+        let Some(thought) = thought.map(str::to_owned) else { return };
+        if message.get("role").is_none_or(|role| role != "assistant") {
+            return;
+        }
+        names.iter().for_each(|name| drop(message.remove(*name)));
+        let has_calls = message.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
+        match self.thoughts {
+            Thoughts::Reasoning => {
+                message.insert("reasoning_content".into(), thought.into());
+            }
+            Thoughts::Field => {
+                message.insert("thinking".into(), thought.into());
+                if has_calls {
+                    message.insert("content".into(), "".into());
+                }
+            }
+            Thoughts::Part => {
+                let text = message.get("content").and_then(Value::as_str).unwrap_or_default();
+                let mut parts = vec![json!({"type": "thinking", "thinking": thought})];
+                if !text.is_empty() {
+                    parts.push(json!({"type": "text", "text": text}));
+                }
+                message.insert("content".into(), parts.into());
+            }
+        }
+    }
+}
+
 fn refuse<T>(reason: impl Into<String>) -> Result<T, TemplateError> {
     Err(TemplateError::Conversation(reason.into()))
 }
 
 impl Conversation {
-    /// Reads messages and tools. Templates that do not support the role `developer` receive `system` instead.
-    pub(super) fn read(chat: &Chat, knows_developer: bool, form: Form) -> Result<Self, TemplateError> {
+    /// Reads messages and tools.
+    pub(super) fn read(chat: &Chat, customs: Customs, form: Form) -> Result<Self, TemplateError> {
         let messages = list(&chat.messages, "messages")?;
         if messages.is_empty() || messages.len() > MESSAGES_MAX {
             let count = messages.len();
             return refuse(format!("{count} messages; a conversation has 1 to {MESSAGES_MAX}"));
         }
         let messages = messages.into_iter().enumerate();
-        let messages = messages.map(|(index, message)| read_message(index, message, knows_developer));
+        let messages = messages.map(|(index, message)| read_message(index, message, customs));
         let mut messages: Vec<Value> = messages.collect::<Result<_, _>>()?;
         for arguments in messages.iter_mut().filter(|_| form.has_objects).flat_map(arguments) {
             if let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok()) {
@@ -80,7 +147,26 @@ impl Conversation {
                 parameters.for_each(|parameters| fill(parameters, "properties", json!({})));
             });
         }
-        Ok(Self { messages, tools: tools.filter(|tools| !tools.is_empty()) })
+        let is_continued = chat.is_continued;
+        Ok(Self { is_continued, messages, tools: tools.filter(|tools| !tools.is_empty()) })
+    }
+
+    /// A rendered text up to the end of the last message, which the answer continues. Templates trim contents.
+    pub(super) fn cut(&self, mut text: String) -> Result<String, TemplateError> {
+        let last = self.messages.last().filter(|message| message["role"] == "assistant");
+        let fields =
+            ["content", "reasoning_content", "thinking"].map(|field| last.and_then(|last| last[field].as_str()));
+        let Some(begun) = fields.into_iter().flatten().find(|text| !text.trim().is_empty()) else {
+            return refuse(
+                "there is no text to continue: end the messages with one of the assistant's that has content",
+            );
+        };
+        let found = [begun, begun.trim()].iter().find_map(|begun| Some(text.rfind(begun)? + begun.len()));
+        let Some(end) = found else {
+            return refuse("the model's chat template changes the last message, so that it cannot be continued");
+        };
+        text.truncate(end);
+        Ok(text)
     }
 }
 
@@ -98,15 +184,16 @@ fn list(text: &str, what: &str) -> Result<Vec<Value>, TemplateError> {
     }
 }
 
-fn read_message(index: usize, message: Value, knows_developer: bool) -> Result<Value, TemplateError> {
+fn read_message(index: usize, message: Value, customs: Customs) -> Result<Value, TemplateError> {
     let Value::Object(mut message) = message else { return refuse(format!("messages[{index}] is not an object")) };
     let Some(Value::String(role)) = message.get_mut("role") else {
         return refuse(format!("messages[{index}] has no role"));
     };
-    if role == "developer" && !knows_developer {
+    if role == "developer" && !customs.knows_developer {
         *role = "system".into();
     }
     read_content(index, &mut message)?;
+    customs.place_thought(&mut message);
     Ok(Value::Object(message))
 }
 

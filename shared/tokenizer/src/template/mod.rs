@@ -9,7 +9,7 @@ mod python;
 use std::io;
 
 use common::chat::{Chat, PROMPT_BYTES_MAX};
-use conversation::{Conversation, Form};
+use conversation::{Conversation, Customs, Form};
 use gguf::{GgufError, Metadata};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value, context, syntax::SyntaxConfig, value::Serde};
 use serde::{Deserialize, Serialize};
@@ -113,7 +113,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// Whether there is a separate template for conversations with tools.
     has_tool_use: bool,
-    knows_developer: bool,
+    customs: Customs,
     bos: String,
     eos: String,
     format: &'static ChatFormat,
@@ -159,9 +159,9 @@ impl ChatTemplate {
             environment.add_template_owned(name, prepare(text)).map_err(broken)?;
         }
         let texts = [plain, tool_use.unwrap_or_default()];
-        let knows_developer = texts.iter().any(|text| text.contains("developer"));
+        let customs = Customs::of(&texts.concat());
         let format = ChatFormat::detect(tool_use.unwrap_or(plain));
-        Ok(Self { environment, has_tool_use: tool_use.is_some(), knows_developer, bos, eos, format })
+        Ok(Self { environment, has_tool_use: tool_use.is_some(), customs, bos, eos, format })
     }
 
     /// The chat format that the template is written for.
@@ -176,7 +176,11 @@ impl ChatTemplate {
     /// The conversation is invalid, or the template refuses it or fails.
     pub fn render(&self, chat: &Chat, now: u64) -> Result<String, TemplateError> {
         let variables = conversation::variables(chat)?;
-        let run = |form| self.run(&Conversation::read(chat, self.knows_developer, form)?, &variables, now);
+        let run = |form| {
+            let conversation = Conversation::read(chat, self.customs, form)?;
+            let text = self.run(&conversation, &variables, now)?;
+            if chat.is_continued { conversation.cut(text) } else { Ok(text) }
+        };
         let first = run(Form::USUAL);
         if !matches!(first, Err(TemplateError::Failed(_))) {
             return first;
@@ -199,12 +203,18 @@ impl ChatTemplate {
         let failed = |error: Error| TemplateError::Failed(error.to_string());
         let name = if self.has_tool_use && conversation.tools.is_some() { WITH_TOOLS } else { PLAIN };
         let template = self.environment.get_template(name).map_err(failed)?;
+        // As in llama.cpp: templates with a date of their own ask whether it is defined.
+        let date_string = match variables.get("date_string").and_then(serde_json::Value::as_str) {
+            Some(given) => given.to_owned(),
+            None => date::strftime("%d %b %Y", now).unwrap_or_default(),
+        };
         let context = context! {
             messages => Value::from(Serde(&conversation.messages)),
             tools => Value::from(Serde(&conversation.tools)),
-            add_generation_prompt => true,
+            add_generation_prompt => !conversation.is_continued,
             bos_token => self.bos.as_str(),
             eos_token => self.eos.as_str(),
+            date_string => date_string,
             strftime_now => Value::from_function(move |format: String| date::strftime(&format, now)),
             ..Value::from(Serde(variables))
         };

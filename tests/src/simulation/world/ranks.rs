@@ -2,6 +2,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use common::{
+    chat::AnswerForm,
     chat::FinishReason,
     fault::{Fault, FaultKind, Loss},
     ids::{Epoch, MemberIndex, TopologyHash},
@@ -338,8 +339,7 @@ impl World {
         if !std::mem::replace(&mut run.steps, true) {
             self.own_later(node, STEP, Own::Step(attempt));
         }
-        let started =
-            AnswerEvent::Started { prompt: vec![1], tool_format: Default::default(), thinking: Default::default() };
+        let started = AnswerEvent::Started { prompt: vec![1], form: AnswerForm::default() };
         self.input(node, Input::Run(attempt, NodeEvent::Answer(epoch, key, started)));
     }
 

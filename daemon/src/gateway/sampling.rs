@@ -1,0 +1,86 @@
+//! Sampling parameters of a request, and which of them it leaves to the model's file. Pure.
+use common::sampling::{LOGIT_BIAS_MAX, OpenParameter, SamplingParameters, TOP_K_MAX};
+use serde_json::Value;
+
+use super::{error::ApiError, typed_json::Fields};
+
+/// The sampling parameters.
+///
+/// # Errors
+/// The first that is out of its bounds.
+pub(super) fn sampling(fields: Fields<'_>, logprobs: Option<u32>, seed: u64) -> Result<SamplingParameters, ApiError> {
+    let default = SamplingParameters::default();
+    // Negative seeds are valid integers, too.
+    let negative = fields.get("seed").and_then(Value::as_i64).map(i64::cast_unsigned);
+    let seed = match negative {
+        Some(seed) => seed,
+        None => fields.whole("seed", 0, u64::MAX)?.unwrap_or(seed),
+    };
+    let sampling = SamplingParameters {
+        temperature: fields.number("temperature", 1.0)?,
+        top_k: fields.limit("top_k", 0, u64::from(TOP_K_MAX))?.unwrap_or(0) as u32,
+        top_p: fields.number("top_p", 1.0)?,
+        min_p: fields.number("min_p", 0.0)?,
+        repeat_penalty: fields.number(
+            if fields.get("repeat_penalty").is_some() { "repeat_penalty" } else { "repetition_penalty" },
+            1.0,
+        )?,
+        presence_penalty: fields.number("presence_penalty", 0.0)?,
+        frequency_penalty: fields.number("frequency_penalty", 0.0)?,
+        penalty_last_n: default.penalty_last_n,
+        logit_bias: logit_bias(fields)?,
+        seed,
+        // The sampled token's own logprob is included if at least one is requested.
+        logprobs: logprobs.map_or(0, |count| count.max(1)),
+        scores_prompt: false,
+        embeds: false,
+    };
+    sampling.check().map_err(|error| {
+        let message = error.to_string();
+        let param = message.split(' ').next().unwrap_or_default().to_owned();
+        ApiError::invalid(&param, format!("{message}; correct it"))
+    })?;
+    Ok(sampling)
+}
+
+/// The parameters that the client leaves to the model's file.
+pub(super) fn open(fields: Fields<'_>) -> Vec<OpenParameter> {
+    [
+        (OpenParameter::Temperature, &["temperature"][..]),
+        (OpenParameter::TopK, &["top_k"]),
+        (OpenParameter::TopP, &["top_p"]),
+        (OpenParameter::MinP, &["min_p"]),
+        (OpenParameter::RepeatPenalty, &["repeat_penalty", "repetition_penalty"]),
+    ]
+    .into_iter()
+    .filter(|(_, names)| names.iter().all(|name| fields.get(name).is_none()))
+    .map(|(parameter, _)| parameter)
+    .collect()
+}
+
+/// `{"ID": BIAS}`.
+fn logit_bias(fields: Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
+    let Some(Fields(biases)) = fields.object("logit_bias")? else { return Ok(Vec::new()) };
+    if biases.len() > LOGIT_BIAS_MAX {
+        let message = format!("logit_bias names {} tokens, at most {LOGIT_BIAS_MAX}; name fewer", biases.len());
+        return Err(ApiError::invalid("logit_bias", message));
+    }
+    biases.iter().map(|(id, bias)| Some((id.parse().ok()?, bias.as_f64()? as f32))).collect::<Option<_>>().ok_or_else(
+        || ApiError::invalid("logit_bias", "logit_bias must map token ids to numbers, for example {\"50\": -100}"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn parameters_without_a_value_are_left_to_the_file() {
+        let given = json!({"temperature": 1.0, "top_k": -1, "repetition_penalty": 1.1, "top_p": null});
+        let of = |fields: &Value| open(Fields(fields.as_object().expect("an object")));
+        assert_eq!(of(&json!({})).len(), 5);
+        assert_eq!(of(&given), [OpenParameter::TopP, OpenParameter::MinP]);
+    }
+}
