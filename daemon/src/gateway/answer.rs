@@ -10,7 +10,6 @@ use common::{
     fault::{Fault, FaultKind, Loss},
     ids::ModelRoots,
     latency::RequestTimes,
-    units::Nanoseconds,
 };
 use protocol::{
     losses::Losses,
@@ -23,11 +22,14 @@ use super::{
     Gateway,
     admission::{Claim, Refused, ReplicaSlot},
     budget::ThoughtBudget,
+    ended::{joined, nothing_further},
     error::ApiError,
     pinned::Pinned,
     request::Wish,
     route::RequestOutcome,
 };
+
+pub(super) use super::ended::Ended;
 
 /// Silence after which a head is asked for a report.
 const LOOK: Duration = Duration::from_secs(1);
@@ -55,47 +57,6 @@ pub(super) enum Said {
     Token(TokenEvent),
     /// Its end.
     Finished(Box<Ended>),
-}
-
-/// The end of an answer and its history. Times since the request was accepted.
-#[derive(Debug)]
-pub(super) struct Ended {
-    pub(super) reason: FinishReason,
-    /// Reported by the replica that finished it.
-    pub(super) finished: Finished,
-    /// Number of tokens of the whole answer.
-    pub(super) tokens: usize,
-    /// Those of them that are thoughts.
-    pub(super) thought_tokens: usize,
-    pub(super) prompt_tokens: usize,
-    /// When it was first sent to a head.
-    pub(super) dispatched: Duration,
-    /// When its first token arrived from there.
-    pub(super) first_token: Option<Duration>,
-    /// When its last token arrived.
-    pub(super) last_token: Duration,
-    /// The head that finished it.
-    pub(super) head: String,
-    /// Number of times it was resumed on a replica.
-    pub(super) resumed: u32,
-}
-
-impl Default for Ended {
-    /// The end of an answer that was never sent to a head.
-    fn default() -> Self {
-        Self {
-            reason: FinishReason::Stop,
-            finished: Finished { reason: FinishReason::Stop, ..nothing_further() },
-            tokens: 0,
-            thought_tokens: 0,
-            prompt_tokens: 0,
-            dispatched: Duration::ZERO,
-            first_token: None,
-            last_token: Duration::ZERO,
-            head: String::new(),
-            resumed: 0,
-        }
-    }
 }
 
 /// A request on a head.
@@ -498,24 +459,6 @@ async fn silence(gateway: &Gateway, session: &Session, head: &str) -> Fault {
             Err(fault) => return fault,
         }
     }
-}
-
-/// Times of an answer up to the end of its latest part: that of the prompt is in the first one.
-fn joined(earlier: Option<RequestTimes>, latest: RequestTimes) -> RequestTimes {
-    let Some(earlier) = earlier else { return latest };
-    RequestTimes {
-        last_token: Nanoseconds(earlier.last_token.0 + latest.last_token.0),
-        sampled_tokens: earlier.sampled_tokens + latest.sampled_tokens,
-        drafted_tokens: earlier.drafted_tokens + latest.drafted_tokens,
-        accepted_tokens: earlier.accepted_tokens + latest.accepted_tokens,
-        ..earlier
-    }
-}
-
-/// The statistics of an answer whose end was lost.
-fn nothing_further() -> Finished {
-    let times = RequestTimes::default();
-    Finished { reason: FinishReason::Length, times, ranks: Vec::new(), sampling_rounds: 0 }
 }
 
 /// Whether this head would compute another answer, or no head can run the request.

@@ -312,6 +312,11 @@ async fn parse(
     Ok((demand, held))
 }
 
+/// Default seed from the request's id, so that a repeated request gives the same text (FNV-1a).
+fn seed(id: &str) -> u64 {
+    id.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
 /// The body of an answer; a count of its connection ends when it is written.
 struct Answering {
     body: Body,
@@ -336,11 +341,6 @@ impl HttpBody for Answering {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
-}
-
-/// Default seed from the request id, so that a repeated request gives the same text (FNV-1a).
-pub(super) fn seed(id: &str) -> u64 {
-    id.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 impl Gateway {

@@ -14,6 +14,7 @@ mod connections;
 mod constraint;
 mod conversation;
 mod embeddings;
+mod ended;
 mod error;
 mod health;
 mod http;

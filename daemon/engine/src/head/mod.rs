@@ -1,6 +1,7 @@
 //! The head: accepts requests, schedules steps and reports the progress of each request. In a single-stage replica it
 //! samples, too; otherwise it runs the next steps while earlier ones are in flight in the later stages.
 mod admission;
+mod prompts;
 mod transfers;
 
 use std::{
@@ -24,7 +25,7 @@ use telemetry::RankTotals;
 use super::{
     error::EngineError,
     plan::{Limits, Plan},
-    port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent, SampledToken, ScoredToken},
+    port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent, SampledToken},
     sample::Chosen,
     sampler::Sampler,
     scheduler::{RequestKey, Scheduler},
@@ -389,45 +390,6 @@ impl<'a> Head<'a> {
         tokens.clear();
         self.sampler.sampled.tokens = tokens;
         self.process_embeddings(in_flight);
-    }
-
-    /// Ends the requests whose prompts have their embeddings.
-    fn process_embeddings(&mut self, in_flight: &InFlightStep) {
-        for (slot, values) in std::mem::take(&mut self.sampler.sampled.embeddings) {
-            let Some((_, key, _)) = in_flight.wanted.iter().find(|(of, ..)| *of == slot) else { continue };
-            let is_it = self.scheduler.key(slot) == Some(*key);
-            let Some(request) = self.requests.get_mut(key).filter(|request| is_it && request.embeds) else { continue };
-            let now = since(request.received, Instant::now());
-            (request.times.first_token, request.times.last_token, request.times.prefilled) = (now, now, now);
-            if values.iter().any(|value| !value.is_finite()) {
-                self.fail(*key);
-            } else {
-                self.report(*key, RequestEvent::Embedded(values));
-                self.finish(*key, FinishReason::Stop);
-            }
-        }
-    }
-
-    /// Reports the log probabilities of a prompt's tokens, with which the rows of a slot begin. Returns their number.
-    fn score(&mut self, slot: Slot, key: RequestKey, run: &[(Slot, Chosen)]) -> usize {
-        if self.scheduler.key(slot) != Some(key) {
-            return 0;
-        }
-        let Some(request) = self.requests.get_mut(&key).filter(|request| request.scores_prompt) else { return 0 };
-        let count = run.len().min(request.unscored);
-        request.unscored -= count;
-        self.scheduler.scored(slot, run.len());
-        let scored = &run[..count];
-        if scored.iter().any(|(_, chosen)| chosen.id == Chosen::BROKEN) {
-            self.fail(key);
-        } else if count > 0 {
-            let tokens = scored.iter().map(|(_, Chosen { id, top_logprobs, .. })| ScoredToken {
-                id: *id,
-                top_logprobs: top_logprobs.to_vec(),
-            });
-            self.report(key, RequestEvent::Scored(tokens.collect()));
-        }
-        count
     }
 
     /// Adds the time of a step once to every request that has a token in it.

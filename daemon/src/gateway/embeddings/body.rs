@@ -55,10 +55,12 @@ pub(super) fn read(body: &[u8], bounds: Bounds) -> Result<EmbeddingsAsked, ApiEr
         }
     };
     let sampling = SamplingParameters { temperature: 0.0, embeds: true, ..SamplingParameters::default() };
-    let generate = |prompt| Generate::new(prompt, 1, sampling.clone(), Vec::new());
     Ok(EmbeddingsAsked {
         model: fields.text("model")?.map(Into::into),
-        wishes: prompts.into_iter().map(|prompt| wish(generate(prompt))).collect(),
+        wishes: prompts
+            .into_iter()
+            .map(|prompt| wish(Generate::new(prompt, 1, sampling.clone(), Vec::new())))
+            .collect(),
         form,
         dimensions: fields.whole("dimensions", 1, DIMENSIONS_MAX)?.map(|length| length as usize),
     })

@@ -64,7 +64,7 @@ pub(super) fn read(body: &[u8], bounds: Bounds) -> Result<NativeAsked, ApiError>
     others.insert("max_tokens".into(), predicted.cloned().unwrap_or_else(|| (-1).into()));
     others.insert("echo".into(), is_prompt_only.into());
     others.insert("ignore_eos".into(), fields.flag("ignore_eos")?.into());
-    others.insert("logprobs".into(), most.map_or(Value::Null, Value::from).into());
+    others.insert("logprobs".into(), most.map_or(Value::Null, Value::from));
     for (name, default) in [("temperature", 0.8), ("top_p", 0.95), ("min_p", 0.05)] {
         if !outline.has(name) {
             others.insert(name.into(), default.into());

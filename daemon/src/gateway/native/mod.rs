@@ -21,7 +21,6 @@ use super::{
     bodies::Held,
     complete::ReceivedRequest,
     error::ApiError,
-    http::seed,
     pinned::Pinned,
     stream::{Events, FirstByte, Gone, events},
     texts::receive,
@@ -53,7 +52,7 @@ pub(super) async fn completion(State(gateway): State<Arc<Gateway>>, request: Req
     }
     let (mut asked, held) = receive(&gateway, request, body::read).await?;
     if !asked.has_seed {
-        asked.wish.seed = seed(&arrival.id);
+        asked.wish.seed = arrival.seed;
     }
     gateway.cluster.await_topology().await;
     let Some(served) = gateway.cluster.serving().topology else { return Err(gateway.not_serving()) };

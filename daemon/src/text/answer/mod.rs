@@ -135,9 +135,10 @@ impl Answers {
                 let first = prompt.first().copied().filter(|_| scores_prompt);
                 let mut events = smallvec![AnswerEvent::Started { prompt, form }];
                 // Nothing is before the first token that could make it probable.
-                let scored =
-                    |id: u32| vec![scored(&self.model.tokenizer, ScoredToken { id, top_logprobs: Vec::new() })];
-                events.extend(first.map(|id| AnswerEvent::Scored(scored(id))));
+                events.extend(first.map(|id| {
+                    let first = ScoredToken { id, top_logprobs: Vec::new() };
+                    AnswerEvent::Scored(vec![scored(&self.model.tokenizer, first)])
+                }));
                 events
             }
             RequestEvent::Scored(tokens) => {

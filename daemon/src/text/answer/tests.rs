@@ -264,3 +264,35 @@ fn marks_become_text_only_on_request_and_nothing_else_that_is_control() {
     };
     assert_eq!((text(Vec::new()), text(vec![mark])), (String::new(), name));
 }
+
+#[test]
+fn token_within_a_character_has_its_bytes() {
+    let answers = Answers::new(&MODEL);
+    answers.begin(KEY, Instant::now(), &generate(&[], &[]), vec![1, 2]);
+    let (mut bytes, mut parts) = (Vec::new(), 0);
+    for id in MODEL.tokenizer.encode("a🦙", false, false) {
+        let (is_last, top_logprobs) = (false, vec![(id, -0.5)]);
+        let token = SampledToken { id, is_last, top_logprobs, times: times(1), sampling_rounds: 0 };
+        let translated = answers.translate(KEY, RequestEvent::Token(token));
+        let [AnswerEvent::Token(event)] = &*translated.events else { panic!("{translated:?}") };
+        let own = &event.logprobs[0];
+        parts += usize::from(!own.bytes.is_empty());
+        bytes.extend(if own.bytes.is_empty() { own.text.as_bytes() } else { &own.bytes });
+    }
+    assert!(parts > 1 && String::from_utf8_lossy(&bytes).ends_with("a🦙"), "{parts} parts of {bytes:?}");
+}
+
+#[test]
+fn scored_prompt_begins_with_its_first_token_without_a_probability() {
+    let answers = Answers::new(&MODEL);
+    let sampling = SamplingParameters { scores_prompt: true, logprobs: 1, ..SamplingParameters::default() };
+    let generate = Generate { sampling, ..generate(&[], &[]) };
+    answers.begin(KEY, Instant::now(), &generate, vec![40, 41]);
+    let started = answers.translate(KEY, RequestEvent::Started).events;
+    let [AnswerEvent::Started { .. }, AnswerEvent::Scored(first)] = &started[..] else { panic!("{started:?}") };
+    assert_eq!((first.len(), first[0].id, first[0].logprobs.len()), (1, Some(40), 0));
+    let scored = vec![ScoredToken { id: 41, top_logprobs: vec![(41, -0.5)] }];
+    let scored = answers.translate(KEY, RequestEvent::Scored(scored)).events;
+    let [AnswerEvent::Scored(rest)] = &scored[..] else { panic!("{scored:?}") };
+    assert_eq!((rest[0].id, rest[0].logprobs[0].logprob), (Some(41), -0.5));
+}

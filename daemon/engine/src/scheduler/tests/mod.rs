@@ -408,3 +408,49 @@ fn failed_remote_prefill_runs_locally_or_leaves_no_trace() {
     assert!(!scheduler.has_work());
     assert_eq!(scheduler.blocks.available(), LIMITS.blocks.whole);
 }
+
+#[test]
+fn scored_prompt_takes_few_rows_and_waits_for_those_in_flight() {
+    let scored = |key: u64, prompt: usize| {
+        let mut request = request(key, prompt, 2);
+        request.sampling.scores_prompt = true;
+        request
+    };
+    for turns in [1, 2] {
+        let mut scheduler = Scheduler::new(LIMITS).with_stages(turns, STEP_TOKENS_MAX);
+        let mut follower = Sequences::new(LIMITS);
+        scheduler.submit(request(1, 100, 9));
+        let plan = next(&mut scheduler).expect("there is work");
+        follower.apply(&plan).expect("the head's plan can be applied");
+        scheduler.sampled(Slot(0), 7);
+        // Its beginning is cached.
+        scheduler.submit(Admitted { prompt: vec![1; 100], ..scored(2, 100) });
+        let mut computed = 0;
+        while computed < 100 {
+            let plan = next(&mut scheduler).expect("there is work");
+            follower.apply(&plan).expect("the head's plan can be applied");
+            let own: Vec<&PlanEntry> = plan.entries.iter().filter(|entry| entry.slot == Slot(1)).collect();
+            let rows = plan.entries.iter().filter(|entry| entry.wants_logits).count();
+            assert!(rows <= ROWS_MAX && !own.is_empty(), "{rows} rows, {} of the prompt", own.len());
+            assert!(own.iter().all(|entry| entry.wants_logits), "all positions are scored");
+            assert_eq!(own[0].position as usize, computed, "from the first one on");
+            assert!(follower.batch().tokens.iter().all(|token| !token.is_speculative), "the prompt is final");
+            let is_known = |entry: &&PlanEntry| {
+                follower.get(Slot(1)).is_some_and(|own| own.prompted_after(entry.position) == Some(1))
+            };
+            assert_eq!(own.iter().filter(|entry| is_known(entry)).count(), own.len().min(99 - computed));
+            computed += own.len();
+            if plan.entries.iter().any(|entry| entry.slot == Slot(0)) {
+                scheduler.sampled(Slot(0), 7);
+            }
+            let more = next(&mut scheduler);
+            let goes_on = more.as_ref().is_some_and(|plan| plan.entries.iter().any(|entry| entry.slot == Slot(1)));
+            assert!(!goes_on, "its rows are in flight");
+            if let Some(more) = more {
+                follower.apply(&more).expect("the head's plan can be applied");
+                scheduler.sampled(Slot(0), 7);
+            }
+            scheduler.scored(Slot(1), own.len());
+        }
+    }
+}
