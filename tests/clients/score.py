@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Clients that count and score tokens: lm-evaluation-harness (local-completions, with the tokenizer of the server) and
+"""Clients that count, score and embed: openai's embeddings, lm-evaluation-harness (local-completions, with the tokenizer of the server) and
 plain HTTP as programs for llama-server and vLLM use it, against two daemons. Run by .ci/clients.
 
 cargo build --release --locked --workspace && tests/clients/score.py
@@ -76,13 +76,31 @@ def count_tokens(url):
     return f"{len(ids)} tokens"
 
 
+def embed(url):
+    """The official client asks for base64 by itself; floats and shorter vectors have the same direction."""
+    import openai
+
+    client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=60)
+    texts = ["But soft! what light?", "We are the people."]
+    packed = [one.embedding for one in client.embeddings.create(model=MODEL, input=texts).data]
+    floats = [one.embedding for one in client.embeddings.create(model=MODEL, input=texts, encoding_format="float").data]
+    assert packed == floats or all(math.isclose(a, b, rel_tol=1e-6) for one, two in zip(packed, floats) for a, b in zip(one, two))
+    assert all(math.isclose(math.hypot(*vector), 1.0, rel_tol=1e-4) for vector in packed), packed
+    short = client.embeddings.create(model=MODEL, input=texts[0], dimensions=8).data[0].embedding
+    scale = math.hypot(*packed[0][:8])
+    assert all(math.isclose(a, b / scale, rel_tol=1e-4, abs_tol=1e-6) for a, b in zip(short, packed[0][:8])), short
+    named = post(url, "/api/embed", model=MODEL, input=texts)["embeddings"]
+    assert len(named) == 2 and len(named[0]) == len(packed[0]), named
+    return f"{len(packed[0])} values"
+
+
 def main():
     with bramble.Cluster(MODELS) as cluster:
         addresses = bramble.loopback(2)
         daemons = [cluster.add(f"pi{index + 1}", address, settings=bramble.QUIET) for index, address in enumerate(addresses)]
         bramble.generate(daemons, MODEL, "ROMEO:", 2, "--topology", "tp2")
         url = f"http://{addresses[0].rsplit(':', 1)[0]}:9980"
-        for one in (count_tokens, score_task):
+        for one in (count_tokens, embed, score_task):
             print(f"ok     {one.__name__}: {one(url)}", flush=True)
 
 
