@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Clients that count, score and embed: openai's embeddings, lm-evaluation-harness (local-completions, with the tokenizer of the server) and
-plain HTTP as programs for llama-server and vLLM use it, against two daemons. Run by .ci/clients.
+"""Clients that count, score and embed: openai's embeddings, lm-evaluation-harness (local-completions, with the tokenizer of
+the server) and plain HTTP as programs for llama-server and vLLM use it, against two daemons. Run by .ci/clients.
 
 cargo build --release --locked --workspace && tests/clients/score.py
 """
