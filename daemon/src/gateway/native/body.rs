@@ -103,7 +103,7 @@ fn biases(pairs: &[Value]) -> Result<Value, ApiError> {
     let biases = pairs.iter().map(|pair| {
         let id = pair.get(0)?.as_u64()?;
         let bias = match pair.get(1)? {
-            Value::Bool(false) => json!(-1e6),
+            Value::Bool(false) => json!(-1000),
             bias => json!(bias.as_f64()?),
         };
         Some((id.to_string(), bias))
@@ -161,7 +161,7 @@ mod tests {
         let generate = &set.wish.generate;
         assert_eq!((generate.max_tokens, generate.sampling.top_k, set.wish.seed), (7, 1, 9));
         assert_eq!((set.probabilities, set.with_tokens, set.has_seed), (Some(3), true, true));
-        assert_eq!(generate.sampling.logit_bias, [(5, -1e6), (6, 1.5)]);
+        assert_eq!(generate.sampling.logit_bias, [(5, -1000.0), (6, 1.5)]);
     }
 
     #[test]
