@@ -177,7 +177,6 @@ fn owned(field: (&String, &Value)) -> (String, Value) {
     (field.0.clone(), field.1.clone())
 }
 
-/// A budget of thoughts is not enforced: templates have only a switch.
 fn thinking(given: Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let Some(thinking) = given.object("thinking")? else { return Ok(()) };
     let thinks = match thinking.text("type")? {
@@ -186,6 +185,9 @@ fn thinking(given: Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiE
         _ => return Err(ApiError::invalid("thinking", "thinking.type must be enabled, disabled or adaptive")),
     };
     chat.insert("enable_thinking".into(), thinks.into());
+    if let Some(budget) = thinking.get("budget_tokens").filter(|_| thinks) {
+        chat.insert("thinking_budget".into(), budget.clone());
+    }
     Ok(())
 }
 

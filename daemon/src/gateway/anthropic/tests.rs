@@ -72,6 +72,7 @@ fn tools_choices_and_thinking_have_their_counterparts() {
     for (kind, thinks) in [("enabled", true), ("adaptive", true), ("disabled", false)] {
         let found = with("thinking", json!({"type": kind, "budget_tokens": 1024})).expect("it is good");
         assert_eq!(found["enable_thinking"], thinks);
+        assert_eq!(found.get("thinking_budget"), thinks.then_some(&json!(1024)));
     }
     let form = json!({"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}});
     let found = with("output_config", form).expect("it is good");
