@@ -5,12 +5,14 @@ mod request;
 #[cfg(test)]
 mod tests;
 
+use protocol::texts::TextRequest;
 use serde_json::{Value, json};
 
 use self::events::MessageWriter;
 use super::{
     Gateway,
     complete::ReceivedRequest,
+    conversation,
     error::ApiError,
     outline::{Bounds, Outline},
     request::{Kind, build},
@@ -25,6 +27,16 @@ pub(super) fn read(_: &Gateway, body: &[u8], arrival: &ReceivedRequest, _: Bound
     let fields = Outline::read(body)?.values(&request::FIELDS)?;
     let asked = build(Kind::Chat, request::chat(fields)?, Vec::new(), arrival.seed)?;
     Ok(Demand::Answer(Box::new(asked), Box::new(MessageWriter::new(&arrival.id))))
+}
+
+/// Reads a body whose tokens are counted.
+///
+/// # Errors
+/// The first invalid field.
+pub(super) fn count(body: &[u8], _: Bounds) -> Result<TextRequest, ApiError> {
+    let fields = Outline::read(body)?.values(&request::FIELDS)?;
+    let chat = Box::new(conversation::read(&mut request::chat(fields)?)?.chat);
+    Ok(TextRequest::TokenizeChat { chat, with_pieces: false })
 }
 
 /// An error as an object of this API.

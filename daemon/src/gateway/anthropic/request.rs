@@ -48,6 +48,11 @@ pub(super) fn chat(mut given: Map<String, Value>) -> Result<Map<String, Value>, 
     for (index, turn) in turns.into_iter().enumerate() {
         add_turn(index, turn, &mut messages)?;
     }
+    // The answer continues a last message of the assistant's.
+    let last = messages.last().filter(|last| last["role"] == "assistant" && last.get("tool_calls").is_none());
+    if last.is_some_and(|last| last["content"].as_str().is_some_and(|text| !text.trim().is_empty())) {
+        chat.insert("continue_final_message".into(), true.into());
+    }
     chat.insert("messages".into(), messages.into());
     if let Some(stops) = given.remove("stop_sequences") {
         chat.insert("stop".into(), stops);

@@ -49,6 +49,17 @@ fn conversation_becomes_turns_calls_and_results() {
 }
 
 #[test]
+fn last_message_of_the_assistant_is_continued() {
+    let found = |last: Value| chat(json!({"messages": [{"role": "user", "content": "Hi"}, last]})).expect("it is good");
+    let begun = found(json!({"role": "assistant", "content": [{"type": "text", "text": "Sure,"}]}));
+    assert_eq!(begun["continue_final_message"], true);
+    let calling = json!({"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]});
+    for other in [json!({"role": "user", "content": "x"}), json!({"role": "assistant", "content": " "}), calling] {
+        assert!(!found(other).contains_key("continue_final_message"));
+    }
+}
+
+#[test]
 fn tools_choices_and_thinking_have_their_counterparts() {
     let with = |name: &str, value: Value| {
         let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});

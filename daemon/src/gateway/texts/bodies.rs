@@ -10,13 +10,16 @@ use crate::gateway::{
 };
 
 /// Fields of conversations.
-const CHAT_FIELDS: [&str; 8] = [
+const CHAT_FIELDS: [&str; 11] = [
+    "add_generation_prompt",
     "chat_template_kwargs",
+    "continue_final_message",
     "enable_thinking",
     "function_call",
     "functions",
     "messages",
     "reasoning_effort",
+    "thinking_budget",
     "tool_choice",
     "tools",
 ];

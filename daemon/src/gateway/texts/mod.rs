@@ -1,7 +1,6 @@
 //! Endpoints about the texts of the served model: tokens, templates, properties, in the forms of llama-server, vLLM and
 //! Anthropic. A head answers them; they take no slot.
 mod bodies;
-mod turns;
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::{sync::Semaphore, time::timeout};
 
 use self::bodies::{Tokenize, TokenizeForm};
-use super::{Gateway, bodies::Held, bodies::SHORT_BYTES, error::ApiError, outline::Bounds, pages};
+use super::{Gateway, anthropic, bodies::Held, bodies::SHORT_BYTES, error::ApiError, outline::Bounds, pages};
 
 /// Most questions to heads at a time.
 const QUESTIONS_MAX: usize = 8;
@@ -176,7 +175,7 @@ pub(super) async fn count_tokens(
     State(gateway): State<Arc<Gateway>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let (request, _held) = receive(&gateway, request, turns::count).await?;
+    let (request, _held) = receive(&gateway, request, anthropic::count).await?;
     let (ids, _) = gateway.tokens(request).await?;
     Ok(Json(json!({"input_tokens": ids.len()})))
 }
