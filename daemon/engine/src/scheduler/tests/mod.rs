@@ -411,11 +411,6 @@ fn failed_remote_prefill_runs_locally_or_leaves_no_trace() {
 
 #[test]
 fn scored_prompt_takes_few_rows_and_waits_for_those_in_flight() {
-    let scored = |key: u64, prompt: usize| {
-        let mut request = request(key, prompt, 2);
-        request.sampling.scores_prompt = true;
-        request
-    };
     for turns in [1, 2] {
         let mut scheduler = Scheduler::new(LIMITS).with_stages(turns, STEP_TOKENS_MAX);
         let mut follower = Sequences::new(LIMITS);
@@ -424,7 +419,9 @@ fn scored_prompt_takes_few_rows_and_waits_for_those_in_flight() {
         follower.apply(&plan).expect("the head's plan can be applied");
         scheduler.sampled(Slot(0), 7);
         // Its beginning is cached.
-        scheduler.submit(Admitted { prompt: vec![1; 100], ..scored(2, 100) });
+        let mut scored = Admitted { prompt: vec![1; 100], ..request(2, 100, 2) };
+        scored.sampling.scores_prompt = true;
+        scheduler.submit(scored);
         let mut computed = 0;
         while computed < 100 {
             let plan = next(&mut scheduler).expect("there is work");
@@ -435,10 +432,9 @@ fn scored_prompt_takes_few_rows_and_waits_for_those_in_flight() {
             assert!(own.iter().all(|entry| entry.wants_logits), "all positions are scored");
             assert_eq!(own[0].position as usize, computed, "from the first one on");
             assert!(follower.batch().tokens.iter().all(|token| !token.is_speculative), "the prompt is final");
-            let is_known = |entry: &&PlanEntry| {
-                follower.get(Slot(1)).is_some_and(|own| own.prompted_after(entry.position) == Some(1))
-            };
-            assert_eq!(own.iter().filter(|entry| is_known(entry)).count(), own.len().min(99 - computed));
+            let sequence = follower.get(Slot(1)).expect("it is open");
+            let known = own.iter().filter(|entry| sequence.prompted_after(entry.position) == Some(1)).count();
+            assert_eq!(known, own.len().min(99 - computed), "all but the last token have a next one");
             computed += own.len();
             if plan.entries.iter().any(|entry| entry.slot == Slot(0)) {
                 scheduler.sampled(Slot(0), 7);
