@@ -39,14 +39,14 @@ pub(super) fn page(policy: &BrowserPolicy, request: &Request) -> Result<Option<H
     Ok(origin.and_then(|_| headers.get(header::ORIGIN).cloned()))
 }
 
-/// Checks whether a body is declared as JSON. Clients of Ollama often declare nothing; `path` tells whether it is theirs,
-/// and then this is enough if no browser sent the request.
+/// Checks whether a body is declared as JSON. Clients of Ollama often declare nothing, which is enough on their
+/// paths if no browser sent the request.
 ///
 /// # Errors
 /// It is not.
 pub(super) fn json(path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
-    let has = |name: &HeaderName| headers.contains_key(name);
-    if path.starts_with("/api/") && ![header::CONTENT_TYPE, header::ORIGIN, FETCH_SITE].iter().any(has) {
+    let telling = [header::CONTENT_TYPE, header::ORIGIN, FETCH_SITE];
+    if path.starts_with("/api/") && telling.iter().all(|name| !headers.contains_key(name)) {
         return Ok(());
     }
     check_json(text(headers, header::CONTENT_TYPE)).map_err(|refusal| ApiError::refused(&refusal))
