@@ -7,7 +7,7 @@ use protocol::{
 
 use super::{ModelText, Preparer, TextWork, Unprepared, prepare::SMALL_BYTES_MAX, refused};
 
-/// Room in a message for what is around an answer's texts.
+/// Room in a message for everything around an answer's texts.
 const AROUND_BYTES: usize = 1 << 10;
 
 impl<W: TextWork> Preparer<W> {

@@ -1,4 +1,4 @@
-//! What a step tells of prompts themselves: log probabilities of their tokens, and their embeddings.
+//! Results of a step for the prompts themselves: log probabilities of their tokens, and their embeddings.
 use std::time::Instant;
 
 use common::{chat::FinishReason, ids::Slot};

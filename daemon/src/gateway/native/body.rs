@@ -115,7 +115,7 @@ fn biases(pairs: &[Value]) -> Result<Value, ApiError> {
 }
 
 impl NativeAsked {
-    /// The settings that apply, as llama-server tells them.
+    /// The settings that apply, in the form of llama-server.
     pub(super) fn settings(&self) -> Value {
         let generate = &self.wish.generate;
         let sampling = &generate.sampling;

@@ -144,7 +144,7 @@ impl NativeRun {
         }
     }
 
-    /// Adds a token; returns the part of a stream that tells it.
+    /// Adds a token; returns its part of a stream.
     fn add(&mut self, token: &TokenEvent) -> Option<Value> {
         if self.asked.is_prompt_only {
             return None;

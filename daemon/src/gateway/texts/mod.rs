@@ -184,7 +184,7 @@ pub(super) async fn count_tokens(
 pub(super) async fn props(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, ApiError> {
     gateway.cluster.await_topology().await;
     let Some(topology) = gateway.cluster.serving().topology else { return Err(gateway.not_serving()) };
-    // An older head cannot tell its template; all else is known here.
+    // An older head does not report its template; this node has everything else.
     let texts = match gateway.ask_head(TextRequest::Describe).await {
         Ok(TextResponse::Described(texts)) => texts,
         Ok(_) | Err(_) => ModelTexts::default(),
