@@ -82,6 +82,8 @@ fn props_describe_the_served_model_and_wrong_questions_are_refused() {
         let refused = post(&address, path, &body);
         assert_eq!(refused.status, 400, "{path} {body}: {}", refused.json());
     }
+    let refused = post(&address, "/v1/messages/count_tokens", &json!({"messages": "a"})).json();
+    assert_eq!((&refused["type"], &refused["error"]["type"]), (&json!("error"), &json!("invalid_request_error")));
     let long = "x\n".repeat(1 << 16);
     post(&address, "/tokenize", &json!({"content": long})).assert_error(400, "context_length_exceeded", "256");
 }

@@ -159,7 +159,7 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
 /// An error in the form of the API that the path belongs to.
 fn in_form(path: &str, error: &ApiError, response: Response) -> Response {
     let object = match path {
-        "/v1/messages" => anthropic::error(error),
+        "/v1/messages" | "/v1/messages/count_tokens" => anthropic::error(error),
         path if path.starts_with("/api/") => ollama::error(error),
         _ => return response,
     };
