@@ -55,8 +55,8 @@ impl Blocks {
     /// the step.
     pub(super) fn take(&mut self, part: ChoicePart, mut report: impl FnMut(usize, &Block, Change)) {
         match part {
-            // Only completions score their prompts.
-            ChoicePart::Started | ChoicePart::Scored(_) => {}
+            // Only completions score their prompts and show ids.
+            ChoicePart::Started | ChoicePart::Scored(_) | ChoicePart::Token(_) => {}
             ChoicePart::Thought(text) => {
                 if !matches!(self.list.last(), Some(Block::Thought(_))) {
                     self.open(Block::Thought(String::new()), &mut report);

@@ -30,6 +30,8 @@ pub(super) enum ChoicePart {
     Thought(String),
     /// Log probabilities of tokens of the prompt.
     Scored(Vec<TokenLogprobs>),
+    /// A token whose text follows, perhaps later.
+    Token(u32),
     /// Text, with the log probabilities of its tokens.
     Content(String, Vec<TokenLogprobs>),
     /// A tool call begins.
@@ -94,7 +96,8 @@ impl Choice {
                 let parts = self.parser.push(&token.text);
                 let thinks = self.parser.thinks() || parts.iter().any(|part| matches!(part, AnswerPart::Thought(_)));
                 self.thought_tokens += usize::from(thinks && token.id.is_some());
-                self.parts(parts)
+                let id = token.id.filter(|_| self.reading.shows_ids).map(ChoicePart::Token);
+                id.into_iter().chain(self.parts(parts)).collect()
             }
             Said::Finished(mut ended) => {
                 let rest = AnswerParser::new(ToolFormat::None, Thinking::None, None);

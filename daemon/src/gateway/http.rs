@@ -29,12 +29,13 @@ use tower_http::{
 
 use super::{
     Gateway, anthropic,
-    bodies::{Held, Received, SHORT_BYTES},
+    bodies::{Held, SHORT_BYTES},
     cluster::seconds_since_1970,
     complete::complete,
     connections::{Visit, Working},
     embeddings,
     error::ApiError,
+    intake::{Intake, receive},
     metrics::Moment,
     native, ollama, openai, openapi,
     outline::Bounds,
@@ -46,8 +47,6 @@ use super::{
 use crate::gateway::complete::ReceivedRequest;
 use crate::gateway::pinned::is_model;
 
-/// Bodies up to this size are read even if the request is refused.
-const BRIEF_BYTES: usize = 16 << 10;
 /// Prompts of short bodies take at most this much unless they continue a conversation that is kept.
 const CONTINUED_BYTES: usize = 2 * (RUNNING_MAX + 1) * SHORT_BYTES;
 /// Shorter answers are not compressed: they fit into one packet.
@@ -83,7 +82,7 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/v1/messages/count_tokens", post(texts::count_tokens))
         .route("/v1/embeddings", post(embeddings::openai))
         .route("/api/embed", post(embeddings::ollama))
-        .route("/completion", post(native::completion))
+        .route("/completion", answering(native::read))
         .route("/tokenize", post(texts::tokenize))
         .route("/detokenize", post(texts::detokenize))
         .route("/apply-template", post(texts::apply_template))
@@ -242,28 +241,19 @@ fn answering(read: ReadBody) -> MethodRouter<Arc<Gateway>> {
 }
 
 async fn ask(gateway: Arc<Gateway>, read: ReadBody, request: Request) -> Result<Response, ApiError> {
-    let (parts, body) = request.into_parts();
-    let arrival = parts.extensions.get::<ReceivedRequest>().cloned();
-    let arrival = arrival.expect("every request passes the layer that adds it");
-    pages::json(parts.uri.path(), &parts.headers)?;
-    // The layer that decodes bodies removes the encodings that it supports.
-    let encoding = parts.headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");
-    if let Some(encoding) = encoding {
-        return Err(ApiError::unknown_encoding(encoding.to_str().unwrap_or_default()));
-    }
-    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    // Checked before the body is read: a refusal must cost almost nothing.
-    if let Some(waiting) = gateway.admission.is_full() {
-        // A short body is drained from the connection, so that the connection can be reused.
-        if length.is_some_and(|length: usize| length <= BRIEF_BYTES) {
-            drop(gateway.bodies.receive(body, length).await);
+    let shared = Arc::clone(&gateway);
+    let intake = receive(&gateway, request, true, move |bytes, arrival, bounds| read(&shared, bytes, arrival, bounds));
+    let Intake { parsed: demand, mut held, is_long, arrival, working } = intake.await?;
+    if let Demand::Answer(asked, _) = &demand {
+        // A short request may continue a long conversation that is kept here.
+        let is_continued = !is_long && asked.bytes() > CONTINUED_BYTES;
+        if is_continued {
+            held = Held::default();
         }
-        return Err(ApiError::queue_full(waiting, gateway.admission.retry_after()));
+        if is_long || is_continued {
+            gateway.bodies.settle(&mut held, asked.bytes())?;
+        }
     }
-    let received = gateway.bodies.receive(body, length).await?;
-    // From here on the client waits for this node and not vice versa: its connection must not be evicted.
-    let working = parts.extensions.get::<Visit>().map(Visit::working);
-    let (demand, held) = parse(&gateway, read, received, &arrival).await?;
     let (asked, writer) = match demand {
         Demand::Answer(asked, writer) => (*asked, writer),
         Demand::Known(model, object) => return gateway.known(model.as_deref(), object),
@@ -281,35 +271,6 @@ fn warning(asked: &Asked) -> Option<HeaderValue> {
     let names: Vec<&str> = asked.unenforced.iter().map(String::as_str).collect();
     let is_any = !names.is_empty();
     HeaderValue::from_str(&format!("not enforced: {}", names.join(", "))).ok().filter(|_| is_any)
-}
-
-/// Parses a body; a long one on a separate thread, with limited concurrency.
-async fn parse(
-    gateway: &Arc<Gateway>,
-    read: ReadBody,
-    received: Received,
-    arrival: &ReceivedRequest,
-) -> Result<(Demand, Held), ApiError> {
-    let topology = gateway.cluster.serving().topology;
-    let bounds = Bounds { context: topology.map(|topology| topology.context_length as usize) };
-    let Received { bytes, mut held } = received;
-    if bytes.len() <= SHORT_BYTES {
-        let demand = read(gateway, &bytes, arrival, bounds)?;
-        // A short request may continue a long conversation that is kept here.
-        if let Demand::Answer(asked, _) = &demand
-            && asked.bytes() > CONTINUED_BYTES
-        {
-            held = Held::default();
-            gateway.bodies.settle(&mut held, asked.bytes())?;
-        }
-        return Ok((demand, held));
-    }
-    let (shared, arrival) = (Arc::clone(gateway), arrival.clone());
-    let demand = gateway.parsing.run(bytes.len(), move || read(&shared, &bytes, &arrival, bounds)).await?;
-    if let Demand::Answer(asked, _) = &demand {
-        gateway.bodies.settle(&mut held, asked.bytes())?;
-    }
-    Ok((demand, held))
 }
 
 /// Default seed from the request's id, so that a repeated request gives the same text (FNV-1a).

@@ -18,6 +18,7 @@ mod ended;
 mod error;
 mod health;
 mod http;
+mod intake;
 mod metrics;
 mod native;
 mod object;

@@ -78,7 +78,7 @@ impl Common {
                 (json!({"role": "assistant", "content": ""}), Value::Null, None)
             }
             // Answers with scored prompts are not streamed.
-            ChoicePart::Started | ChoicePart::Scored(_) => return None,
+            ChoicePart::Started | ChoicePart::Scored(_) | ChoicePart::Token(_) => return None,
             // The names of llama-server and of vLLM.
             ChoicePart::Thought(text) => (json!({"reasoning_content": text, "reasoning": text}), Value::Null, None),
             ChoicePart::Content(text, shown) => {
@@ -158,7 +158,7 @@ impl Common {
     /// Adds a part to the complete choice with this index.
     pub(super) fn add(&self, choice: usize, whole: &mut Whole, part: ChoicePart) {
         match part {
-            ChoicePart::Started => {}
+            ChoicePart::Started | ChoicePart::Token(_) => {}
             ChoicePart::Scored(shown) => whole.shown.extend(shown),
             ChoicePart::Thought(text) => whole.thought.push_str(&text),
             ChoicePart::Content(text, shown) => {

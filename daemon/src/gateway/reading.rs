@@ -26,6 +26,8 @@ pub(super) struct Reading {
     pub(super) has_thoughts: bool,
     /// Number of most probable tokens to show for each token; `None`: no log probabilities.
     pub(super) logprobs: Option<usize>,
+    /// Whether the ids of tokens are shown.
+    pub(super) shows_ids: bool,
     /// Whether only the prompt is wanted: the token that a head samples is left out.
     pub(super) is_prompt_only: bool,
 }

@@ -32,7 +32,7 @@ pub(super) const RUNNING_MAX: usize = 16;
 const PREFIX_BYTES: usize = 512;
 
 /// All fields that are used except `prompt`; others are not even built.
-const FIELDS: [&str; 52] = [
+pub(super) const FIELDS: [&str; 52] = [
     "best_of",
     "add_generation_prompt",
     "chat_template_kwargs",
@@ -256,6 +256,7 @@ pub(super) fn build(
             // A grammar leaves no room for thoughts.
             has_thoughts: kind == Kind::Chat && !is_constrained && are_apart(fields)?,
             logprobs: logprobs.map(|count| count as usize),
+            shows_ids: false,
             is_prompt_only: max_tokens == 0,
         },
         choices,

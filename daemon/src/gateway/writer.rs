@@ -19,6 +19,8 @@ pub(super) enum Demand {
 pub(super) enum Framing {
     /// Server-sent events without names; the last is `[DONE]`.
     Events,
+    /// Server-sent events without names and without an end marker.
+    Endless,
     /// Server-sent events that are named after the field `type` of their objects.
     Named,
     /// A JSON object a line.
@@ -68,7 +70,7 @@ impl Framing {
     /// The content type of a stream.
     pub(super) const fn content_type(self) -> &'static str {
         match self {
-            Self::Events | Self::Named => "text/event-stream; charset=utf-8",
+            Self::Events | Self::Endless | Self::Named => "text/event-stream; charset=utf-8",
             Self::Lines => "application/x-ndjson",
         }
     }
@@ -76,7 +78,7 @@ impl Framing {
     /// A record as it is sent.
     pub(super) fn record(self, object: &Value) -> String {
         match self {
-            Self::Events => format!("data: {object}\n\n"),
+            Self::Events | Self::Endless => format!("data: {object}\n\n"),
             Self::Named => format!("event: {}\ndata: {object}\n\n", object["type"].as_str().unwrap_or("error")),
             Self::Lines => format!("{object}\n"),
         }
@@ -85,7 +87,7 @@ impl Framing {
     /// Bytes that keep a silent connection alive; clients ignore them.
     pub(super) fn keep_alive(self) -> &'static str {
         match self {
-            Self::Events | Self::Named => ": keep-alive\n\n",
+            Self::Events | Self::Endless | Self::Named => ": keep-alive\n\n",
             // White space before the next object.
             Self::Lines => " ",
         }

@@ -15,12 +15,10 @@ use self::body::{EmbeddingForm, EmbeddingsAsked};
 use super::{
     Gateway,
     answer::{Answer, Ended, Said},
-    bodies::Held,
-    complete::ReceivedRequest,
     error::ApiError,
+    intake::{Intake, receive},
     pinned::Pinned,
     request::{RUNNING_MAX, Wish},
-    texts::receive,
 };
 
 /// The embeddings of a request.
@@ -32,9 +30,9 @@ struct Embedded {
 
 /// POST /v1/embeddings.
 pub(super) async fn openai(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (asked, held, arrival) = asked(&gateway, request).await?;
-    let form = asked.form;
-    let Embedded { model, vectors, prompt_tokens } = embed(gateway, asked, held, arrival).await?;
+    let intake = receive(&gateway, request, true, |bytes, _, bounds| body::read(bytes, bounds)).await?;
+    let form = intake.parsed.form;
+    let Embedded { model, vectors, prompt_tokens } = embed(gateway, intake).await?;
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         let embedding = match form {
             EmbeddingForm::Floats => json!(vector),
@@ -52,9 +50,9 @@ pub(super) async fn openai(State(gateway): State<Arc<Gateway>>, request: Request
 
 /// POST /api/embed.
 pub(super) async fn ollama(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (asked, held, arrival) = asked(&gateway, request).await?;
-    let begun = arrival.at;
-    let Embedded { model, vectors, prompt_tokens } = embed(gateway, asked, held, arrival).await?;
+    let intake = receive(&gateway, request, true, |bytes, _, bounds| body::read(bytes, bounds)).await?;
+    let begun = intake.arrival.at;
+    let Embedded { model, vectors, prompt_tokens } = embed(gateway, intake).await?;
     let nanoseconds = begun.elapsed().as_nanos() as u64;
     Ok(Json(json!({
         "model": model, "embeddings": vectors, "total_duration": nanoseconds, "load_duration": 0,
@@ -62,23 +60,9 @@ pub(super) async fn ollama(State(gateway): State<Arc<Gateway>>, request: Request
     })))
 }
 
-async fn asked(gateway: &Gateway, request: Request) -> Result<(EmbeddingsAsked, Held, ReceivedRequest), ApiError> {
-    let arrival = request.extensions().get::<ReceivedRequest>().cloned();
-    let arrival = arrival.expect("every request passes the layer that adds it");
-    if let Some(waiting) = gateway.admission.is_full() {
-        return Err(ApiError::queue_full(waiting, gateway.admission.retry_after()));
-    }
-    let (asked, held) = receive(gateway, request, body::read).await?;
-    Ok((asked, held, arrival))
-}
-
-/// Computes the embeddings of all texts; `_held` is the reservation of their bytes.
-async fn embed(
-    gateway: Arc<Gateway>,
-    asked: EmbeddingsAsked,
-    _held: Held,
-    arrival: ReceivedRequest,
-) -> Result<Embedded, ApiError> {
+/// Computes the embeddings of all texts.
+async fn embed(gateway: Arc<Gateway>, intake: Intake<EmbeddingsAsked>) -> Result<Embedded, ApiError> {
+    let Intake { parsed: asked, held: _held, working: _working, arrival, .. } = intake;
     gateway.cluster.await_topology().await;
     let Some(served) = gateway.cluster.serving().topology else { return Err(gateway.not_serving()) };
     let model = Arc::new(Pinned::new(asked.model, served)?);

@@ -1,10 +1,13 @@
 //! The body of llama-server's /completion as one of OpenAI's completions with other defaults. Pure.
+use std::sync::Arc;
+
+use protocol::message::Generate;
 use serde_json::{Map, Value, json};
 
 use crate::gateway::{
     error::ApiError,
     outline::{Bounds, Outline},
-    request::{self, Kind, Wish},
+    request::{self, Asked, Kind, Wish},
     typed_json::Fields,
 };
 
@@ -29,30 +32,28 @@ const SAME: [&str; 17] = [
     "top_p",
 ];
 /// Fields with other names there.
-const OWN: [&str; 5] = ["ignore_eos", "logit_bias", "n_predict", "n_probs", "return_tokens"];
+const OWN: [&str; 6] = ["ignore_eos", "logit_bias", "n_predict", "n_probs", "return_tokens", "seed"];
 
-/// A valid request.
-#[derive(Clone, Debug)]
-pub(super) struct NativeAsked {
-    pub(super) wish: Wish,
-    /// The client's name for the model.
-    pub(super) model: Option<String>,
-    pub(super) is_streamed: bool,
-    /// Whether the client has chosen the seed.
-    pub(super) has_seed: bool,
-    /// Whether the answer has the ids of its tokens.
+/// The form of the answer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NativeForm {
+    /// Whether the whole answer has the ids of its tokens.
     pub(super) with_tokens: bool,
     /// Whether no token of an answer is wanted.
     pub(super) is_prompt_only: bool,
+    /// Whether stop strings may end the answer.
+    pub(super) has_stops: bool,
     /// Most probable tokens at each position; `None`: no log probabilities.
     pub(super) probabilities: Option<usize>,
+    /// The settings that apply, in the form of llama-server.
+    pub(super) settings: Value,
 }
 
-/// Reads a body.
+/// Reads a body; `seed` is used if it has none.
 ///
 /// # Errors
 /// The first invalid field.
-pub(super) fn read(body: &[u8], bounds: Bounds) -> Result<NativeAsked, ApiError> {
+pub(super) fn read(body: &[u8], seed: u64, bounds: Bounds) -> Result<(Asked, NativeForm), ApiError> {
     let outline = Outline::read(body)?;
     let object = outline.values(&OWN)?;
     let fields = Fields(&object);
@@ -65,6 +66,9 @@ pub(super) fn read(body: &[u8], bounds: Bounds) -> Result<NativeAsked, ApiError>
     others.insert("echo".into(), is_prompt_only.into());
     others.insert("ignore_eos".into(), fields.flag("ignore_eos")?.into());
     others.insert("logprobs".into(), most.map_or(Value::Null, Value::from));
+    if fields.get("seed").and_then(Value::as_i64) == Some(-1) {
+        others.insert("seed".into(), seed.into());
+    }
     for (name, default) in [("temperature", 0.8), ("top_p", 0.95), ("min_p", 0.05)] {
         if !outline.has(name) {
             others.insert(name.into(), default.into());
@@ -76,25 +80,44 @@ pub(super) fn read(body: &[u8], bounds: Bounds) -> Result<NativeAsked, ApiError>
     if let Some(Value::Array(pairs)) = fields.get("logit_bias") {
         others.insert("logit_bias".into(), biases(pairs)?);
     }
-    let seed = outline.values(&["seed"])?;
-    let has_seed = Fields(&seed).get("seed").is_some_and(|seed| seed.as_i64() != Some(-1));
-    let mut asked = request::read(Kind::Completion, outline.renamed(&SAME, &others).as_bytes(), 0, bounds)?;
-    let choice = asked.choices.pop().filter(|_| asked.choices.is_empty());
-    let Some(mut wish) = choice else {
+    let mut asked = request::read(Kind::Completion, outline.renamed(&SAME, &others).as_bytes(), seed, bounds)?;
+    let [wish] = &mut asked.choices[..] else {
         return Err(ApiError::invalid("prompt", "prompt must be one prompt; send a request for each"));
     };
     if is_prompt_only {
-        // Its logits are not asked for.
-        std::sync::Arc::make_mut(&mut wish.generate).sampling.scores_prompt = false;
+        // Neither the prompt's text nor its logits are asked for.
+        asked.echoes = false;
+        Arc::make_mut(&mut wish.generate).sampling.scores_prompt = false;
     }
-    Ok(NativeAsked {
-        wish,
-        model: asked.model,
-        is_streamed: asked.is_streamed,
-        has_seed,
+    asked.reading.shows_ids = true;
+    let form = NativeForm {
         with_tokens: fields.flag("return_tokens")?,
         is_prompt_only,
+        has_stops: !wish.generate.stop.is_empty(),
         probabilities: asked.reading.logprobs,
+        settings: settings(wish, asked.is_streamed, asked.reading.logprobs),
+    };
+    Ok((asked, form))
+}
+
+/// The settings that apply to a request.
+fn settings(wish: &Wish, is_streamed: bool, probabilities: Option<usize>) -> Value {
+    let Generate { max_tokens, sampling, stop, ignores_end, .. } = &*wish.generate;
+    json!({
+        "n_predict": max_tokens,
+        "seed": wish.seed,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty,
+        "repeat_last_n": sampling.penalty_last_n,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop": stop,
+        "ignore_eos": ignores_end,
+        "stream": is_streamed,
+        "n_probs": probabilities.unwrap_or_default(),
     })
 }
 
@@ -114,60 +137,38 @@ fn biases(pairs: &[Value]) -> Result<Value, ApiError> {
     })
 }
 
-impl NativeAsked {
-    /// The settings that apply, in the form of llama-server.
-    pub(super) fn settings(&self) -> Value {
-        let generate = &self.wish.generate;
-        let sampling = &generate.sampling;
-        json!({
-            "n_predict": generate.max_tokens,
-            "seed": self.wish.seed,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "repeat_penalty": sampling.repeat_penalty,
-            "repeat_last_n": sampling.penalty_last_n,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "stop": generate.stop,
-            "ignore_eos": generate.ignores_end,
-            "stream": self.is_streamed,
-            "n_probs": self.probabilities.unwrap_or_default(),
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn asked(body: Value) -> Result<NativeAsked, ApiError> {
-        read(body.to_string().as_bytes(), Bounds { context: None })
+    fn asked(body: Value) -> Result<(Asked, NativeForm), ApiError> {
+        read(body.to_string().as_bytes(), 77, Bounds { context: None })
     }
 
     #[test]
     fn defaults_are_those_of_llama_server() {
-        let plain = asked(json!({"prompt": "a"})).expect("it is good");
-        let sampling = &plain.wish.generate.sampling;
+        let (plain, form) = asked(json!({"prompt": "a"})).expect("it is good");
+        let sampling = &plain.choices[0].generate.sampling;
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p), (0.8, 40, 0.95, 0.05));
-        assert_eq!((plain.has_seed, plain.probabilities, plain.is_prompt_only), (false, None, false));
-        assert!(plain.wish.generate.max_tokens > 1 << 16, "no limit");
+        assert_eq!((plain.choices[0].seed, form.probabilities, form.is_prompt_only), (77, None, false));
+        assert!(plain.choices[0].generate.max_tokens > 1 << 16, "no limit");
+        let (random, _) = asked(json!({"prompt": "a", "seed": -1})).expect("it is good");
+        assert_eq!(random.choices[0].seed, 77);
         let set = json!({
             "prompt": [1, 2], "n_predict": 7, "temperature": 0, "top_k": 1, "seed": 9, "stop": ["b"], "n_probs": 3,
             "return_tokens": true, "logit_bias": [[5, false], [6, 1.5]], "cache_prompt": true, "samplers": ["top_k"],
         });
-        let set = asked(set).expect("it is good");
-        let generate = &set.wish.generate;
-        assert_eq!((generate.max_tokens, generate.sampling.top_k, set.wish.seed), (7, 1, 9));
-        assert_eq!((set.probabilities, set.with_tokens, set.has_seed), (Some(3), true, true));
-        assert_eq!(generate.sampling.logit_bias, [(5, -1000.0), (6, 1.5)]);
+        let (set, form) = asked(set).expect("it is good");
+        let wish = &set.choices[0];
+        assert_eq!((wish.generate.max_tokens, wish.generate.sampling.top_k, wish.seed), (7, 1, 9));
+        assert_eq!((form.probabilities, form.with_tokens, form.has_stops), (Some(3), true, true));
+        assert_eq!(wish.generate.sampling.logit_bias, [(5, -1000.0), (6, 1.5)]);
     }
 
     #[test]
     fn prompt_alone_is_evaluated_and_invalid_fields_are_named() {
-        let only = asked(json!({"prompt": "a", "n_predict": 0, "n_probs": 1})).expect("it is good");
-        assert!(only.is_prompt_only && !only.wish.generate.sampling.scores_prompt);
+        let (only, form) = asked(json!({"prompt": "a", "n_predict": 0, "n_probs": 1})).expect("it is good");
+        assert!(form.is_prompt_only && !only.echoes && !only.choices[0].generate.sampling.scores_prompt);
         for wrong in [
             json!({}),
             json!({"prompt": ["a", "b"]}),

@@ -1,187 +1,53 @@
 //! llama-server's own completion, POST /completion: one prompt, and an answer with the ids and statistics that programs
-//! for llama.cpp read.
+//! for llama.cpp read. Pure.
 mod body;
 
-use std::{sync::Arc, time::Instant};
-
-use axum::{
-    Json,
-    extract::{Request, State},
-    response::{IntoResponse, Response},
-};
 use common::chat::FinishReason;
-use protocol::message::{TokenEvent, TokenLogprob};
+use protocol::message::TokenLogprob;
 use serde_json::{Value, json};
-use tokio::time::timeout_at;
 
-use self::body::NativeAsked;
+use self::body::NativeForm;
 use super::{
     Gateway,
-    answer::{Answer, Ended, Said},
-    bodies::Held,
+    answer::Ended,
+    choice::{ChoicePart, TokenLogprobs},
     complete::ReceivedRequest,
     error::ApiError,
-    pinned::Pinned,
-    stream::{Events, FirstByte, Gone, events},
-    texts::receive,
-    trace,
-    writer::Framing,
+    outline::Bounds,
+    writer::{Demand, Framing, Tally, Writer},
 };
 
-/// A running completion.
-struct NativeRun {
-    gateway: Arc<Gateway>,
-    answer: Answer,
-    model: Arc<Pinned>,
-    asked: NativeAsked,
-    arrival: ReceivedRequest,
-    /// Keeps the reservation for the prompt until the end.
-    _held: Held,
-    first: FirstByte,
+/// Reads a body.
+///
+/// # Errors
+/// The first invalid field.
+pub(super) fn read(_: &Gateway, body: &[u8], arrival: &ReceivedRequest, bounds: Bounds) -> Result<Demand, ApiError> {
+    let (asked, form) = body::read(body, arrival.seed, bounds)?;
+    Ok(Demand::Answer(Box::new(asked), Box::new(NativeWriter { form, ..NativeWriter::default() })))
+}
+
+/// Writes the answer to one prompt.
+#[derive(Default)]
+struct NativeWriter {
+    form: NativeForm,
+    model: String,
     content: String,
+    /// All tokens, or in a stream those whose text has not come.
     tokens: Vec<u32>,
+    predicted: usize,
     probabilities: Vec<Value>,
+    end: Option<Box<Ended>>,
 }
 
-/// POST /completion.
-pub(super) async fn completion(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Response, ApiError> {
-    let arrival = request.extensions().get::<ReceivedRequest>().cloned();
-    let arrival = arrival.expect("every request passes the layer that adds it");
-    if let Some(waiting) = gateway.admission.is_full() {
-        return Err(ApiError::queue_full(waiting, gateway.admission.retry_after()));
-    }
-    let (mut asked, held) = receive(&gateway, request, body::read).await?;
-    if !asked.has_seed {
-        asked.wish.seed = arrival.seed;
-    }
-    gateway.cluster.await_topology().await;
-    let Some(served) = gateway.cluster.serving().topology else { return Err(gateway.not_serving()) };
-    let model = Arc::new(Pinned::new(asked.model.take(), served)?);
-    let mut answer = Answer::new(Arc::clone(&gateway), asked.wish.clone(), Arc::clone(&model), arrival.at);
-    answer.take_turn(Instant::now());
-    let run = NativeRun {
-        gateway,
-        answer,
-        model,
-        asked,
-        arrival,
-        _held: held,
-        first: FirstByte::default(),
-        content: String::new(),
-        tokens: Vec::new(),
-        probabilities: Vec::new(),
-    };
-    if run.asked.is_streamed { run.streamed().await } else { run.whole().await }
-}
-
-impl NativeRun {
-    fn overdue(&self) -> ApiError {
-        ApiError::overdue(self.gateway.settings.request_max.as_secs())
-    }
-
-    /// The next event of the answer, within the time that a request has.
-    async fn next(&mut self) -> Result<Said, ApiError> {
-        let deadline = self.arrival.at + self.gateway.settings.request_max;
-        let overdue = self.overdue();
-        tokio::select! {
-            said = timeout_at(deadline.into(), self.answer.next()) => said.map_err(|_| overdue)?,
-            () = self.gateway.cut.cancelled() => Err(ApiError::shutting_down()),
-        }
-        .map_err(|error| error.about("prompt"))
-    }
-
-    async fn whole(mut self) -> Result<Response, ApiError> {
-        loop {
-            match self.next().await? {
-                Said::Started { .. } | Said::Scored(_) | Said::Embedded(_) => {}
-                Said::Token(token) => drop(self.add(&token)),
-                Said::Finished(ended) => {
-                    let mut end = self.end(&ended);
-                    (end["content"], end["tokens"]) = (self.content.into(), self.tokens.into());
-                    if self.asked.probabilities.is_some() {
-                        end["completion_probabilities"] = self.probabilities.into();
-                    }
-                    return Ok(Json(end).into_response());
-                }
-            }
-        }
-    }
-
-    async fn streamed(mut self) -> Result<Response, ApiError> {
-        // Until the answer begins, an error has a status code of its own.
-        let begun = self.next().await?;
-        let (events, response) = events(self.arrival.at, Arc::clone(&self.first), Framing::Events);
-        tokio::spawn(async move {
-            let gateway = Arc::clone(&self.gateway);
-            if self.stream(&events, begun).await.is_err() {
-                gateway.metrics.cancelled();
-            }
-        });
-        Ok(response)
-    }
-
-    async fn stream(mut self, events: &Events, begun: Said) -> Result<(), Gone> {
-        let mut next: Result<Said, ApiError> = Ok(begun);
-        loop {
-            match next {
-                Ok(Said::Started { .. } | Said::Scored(_) | Said::Embedded(_)) => {}
-                Ok(Said::Token(token)) => {
-                    let part = self.add(&token);
-                    if let Some(part) = part {
-                        events.send(std::slice::from_ref(&part)).await?;
-                    }
-                }
-                Ok(Said::Finished(ended)) => return events.send(&[self.end(&ended)]).await,
-                Err(error) => {
-                    self.gateway.metrics.answered("stream", error.status.as_u16());
-                    return events.send(&[error.object()]).await;
-                }
-            }
-            next = tokio::select! {
-                next = self.next() => next,
-                () = events.gone() => return Err(Gone),
-            };
-        }
-    }
-
-    /// Adds a token; returns its part of a stream.
-    fn add(&mut self, token: &TokenEvent) -> Option<Value> {
-        if self.asked.is_prompt_only {
-            return None;
-        }
-        let mut part = json!({
-            "index": 0, "content": token.text.as_str(), "tokens": token.id.as_slice(), "stop": false, "id_slot": -1,
-            "tokens_evaluated": self.answer.prompt_tokens(),
-        });
-        let shown = self.asked.probabilities.and_then(|most| probabilities(token, most));
-        if self.asked.is_streamed {
-            part["completion_probabilities"] = shown.into_iter().collect();
-            self.tokens.extend(token.id);
-            part["tokens_predicted"] = self.tokens.len().into();
-            return Some(part);
-        }
-        self.content.push_str(&token.text);
-        self.tokens.extend(token.id);
-        self.probabilities.extend(shown);
-        None
-    }
-
+impl NativeWriter {
     /// The end of the answer, without its text.
-    fn end(&mut self, ended: &Ended) -> Value {
-        self.gateway.metrics.ended(ended);
-        let (first, now) = (self.first.get().copied(), self.arrival.at.elapsed());
-        let mut kept = trace::trace(ended, first, now);
-        (kept["request_id"], kept["choice"]) = (self.arrival.id.clone().into(), 0.into());
-        (kept["prompt_tokens"], kept["tokens"]) = (ended.prompt_tokens.into(), ended.tokens.into());
-        self.gateway.traces.keep(kept);
-        if !self.asked.with_tokens {
-            self.tokens.clear();
-        }
+    fn end(&self, ended: &Ended, tally: &Tally) -> Value {
+        let NativeForm { has_stops, is_prompt_only, settings, .. } = &self.form;
         let stop_type = match ended.reason {
-            _ if self.asked.is_prompt_only => "limit",
+            _ if *is_prompt_only => "limit",
             // An end token is sampled, but not a part of the answer.
             FinishReason::Stop if ended.finished.times.sampled_tokens as usize > ended.tokens => "eos",
-            FinishReason::Stop if self.asked.wish.generate.stop.is_empty() => "eos",
+            FinishReason::Stop if !has_stops => "eos",
             FinishReason::Stop => "word",
             FinishReason::Length | FinishReason::Context => "limit",
             FinishReason::Cancelled => "none",
@@ -194,27 +60,102 @@ impl NativeRun {
             "stop": true,
             "stop_type": stop_type,
             "stopping_word": "",
-            "model": self.model.names().0,
-            "tokens_predicted": if self.asked.is_prompt_only { 0 } else { ended.tokens },
+            "model": self.model,
+            "tokens_predicted": tally.usage.completion,
             "tokens_evaluated": ended.prompt_tokens,
             "tokens_cached": ended.finished.times.cached_tokens,
             "truncated": false,
-            "generation_settings": self.asked.settings(),
-            "timings": trace::timings(ended, first, now),
+            "generation_settings": settings,
+            "timings": tally.timings,
+        })
+    }
+
+    /// The log probabilities of tokens, if they are wanted.
+    fn probabilities(&self, shown: &[TokenLogprobs]) -> impl Iterator<Item = Value> {
+        let most = self.form.probabilities.unwrap_or_default();
+        shown.iter().filter_map(move |one| {
+            let mut object = probability(one.own.as_ref()?);
+            object["top_logprobs"] = one.top.iter().take(most).map(probability).collect();
+            Some(object)
         })
     }
 }
 
-/// The log probabilities at a token's position, as llama-server gives them.
-fn probabilities(token: &TokenEvent, most: usize) -> Option<Value> {
-    let own = token.logprobs.iter().find(|one| Some(one.id) == token.id)?;
-    let mut top: Vec<&TokenLogprob> = token.logprobs.iter().collect();
-    top.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
-    let mut object = probability(own);
-    object["top_logprobs"] = top.into_iter().take(most).map(probability).collect();
-    Some(object)
+impl Writer for NativeWriter {
+    fn framing(&self) -> Framing {
+        Framing::Endless
+    }
+
+    fn prompt_field(&self) -> &'static str {
+        "prompt"
+    }
+
+    fn begin(&mut self, model: &str, _: &str) {
+        self.model = model.into();
+    }
+
+    fn stream(&mut self, _: usize, part: ChoicePart, tally: &Tally) -> Vec<Value> {
+        match part {
+            ChoicePart::Token(id) => {
+                self.tokens.push(id);
+                self.predicted += 1;
+                Vec::new()
+            }
+            ChoicePart::Content(text, shown) => vec![json!({
+                "index": 0,
+                "content": text,
+                "tokens": std::mem::take(&mut self.tokens),
+                "stop": false,
+                "id_slot": -1,
+                "tokens_evaluated": tally.usage.prompt,
+                "tokens_predicted": self.predicted,
+                "completion_probabilities": self.probabilities(&shown).collect::<Vec<_>>(),
+            })],
+            ChoicePart::End(_, ended) => {
+                let mut end = self.end(&ended, tally);
+                end["tokens"] = std::mem::take(&mut self.tokens).into();
+                vec![end]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn finish(&mut self, _: &Tally) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn fail(&mut self, error: &ApiError) -> Vec<Value> {
+        vec![error.object()]
+    }
+
+    fn keep(&mut self, _: usize, part: ChoicePart) {
+        match part {
+            ChoicePart::Token(id) => self.tokens.push(id),
+            ChoicePart::Content(text, shown) => {
+                self.content.push_str(&text);
+                let found: Vec<Value> = self.probabilities(&shown).collect();
+                self.probabilities.extend(found);
+            }
+            ChoicePart::End(_, ended) => self.end = Some(ended),
+            _ => {}
+        }
+    }
+
+    fn whole(&mut self, tally: &Tally) -> Value {
+        let ended = self.end.take().unwrap_or_default();
+        let mut whole = self.end(&ended, tally);
+        whole["content"] = std::mem::take(&mut self.content).into();
+        if self.form.with_tokens {
+            whole["tokens"] = std::mem::take(&mut self.tokens).into();
+        }
+        if self.form.probabilities.is_some() {
+            whole["completion_probabilities"] = std::mem::take(&mut self.probabilities).into();
+        }
+        whole
+    }
 }
 
+/// A log probability in llama-server's form.
 fn probability(token: &TokenLogprob) -> Value {
     let bytes = if token.bytes.is_empty() { token.text.as_bytes() } else { &token.bytes };
     json!({"id": token.id, "token": token.text, "bytes": bytes, "logprob": token.logprob})

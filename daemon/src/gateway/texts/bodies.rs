@@ -6,23 +6,10 @@ use crate::gateway::{
     conversation,
     error::ApiError,
     outline::{Bounds, Outline},
+    request::FIELDS,
     typed_json::Fields,
 };
 
-/// Fields of conversations.
-const CHAT_FIELDS: [&str; 11] = [
-    "add_generation_prompt",
-    "chat_template_kwargs",
-    "continue_final_message",
-    "enable_thinking",
-    "function_call",
-    "functions",
-    "messages",
-    "reasoning_effort",
-    "thinking_budget",
-    "tool_choice",
-    "tools",
-];
 const TOKENIZE_FIELDS: [&str; 5] =
     ["add_special", "add_special_tokens", "parse_special", "return_token_strs", "with_pieces"];
 
@@ -56,7 +43,7 @@ pub(super) fn tokenize(body: &[u8], bounds: Bounds) -> Result<Tokenize, ApiError
     let with_texts = fields.flag("return_token_strs")?;
     let form = TokenizeForm::Counted { with_texts };
     if outline.has("messages") {
-        let chat = Box::new(conversation::read(&mut outline.values(&CHAT_FIELDS)?)?.chat);
+        let chat = Box::new(conversation::read(&mut outline.values(&FIELDS)?)?.chat);
         return Ok(Tokenize { request: TextRequest::TokenizeChat { chat, with_pieces: with_texts }, form });
     }
     let special = is_set("parse_special", true)?;
@@ -97,7 +84,7 @@ pub(super) fn detokenize(body: &[u8], _: Bounds) -> Result<TextRequest, ApiError
 /// # Errors
 /// The conversation is invalid.
 pub(super) fn render(body: &[u8], _: Bounds) -> Result<TextRequest, ApiError> {
-    let mut object: Map<String, Value> = Outline::read(body)?.values(&CHAT_FIELDS)?;
+    let mut object: Map<String, Value> = Outline::read(body)?.values(&FIELDS)?;
     Ok(TextRequest::Render(Box::new(conversation::read(&mut object)?.chat)))
 }
 

@@ -7,7 +7,6 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Json,
     extract::{Request, State},
-    http::header,
 };
 use common::{
     fault::{Fault, FaultClass, FaultKind},
@@ -22,7 +21,12 @@ use serde_json::{Value, json};
 use tokio::{sync::Semaphore, time::timeout};
 
 use self::bodies::{Tokenize, TokenizeForm};
-use super::{Gateway, anthropic, bodies::Held, bodies::SHORT_BYTES, error::ApiError, outline::Bounds, pages};
+use super::{
+    Gateway, anthropic,
+    error::ApiError,
+    intake::{Intake, receive},
+    outline::Bounds,
+};
 
 /// Most questions to heads at a time.
 const QUESTIONS_MAX: usize = 8;
@@ -110,30 +114,19 @@ fn unexpected() -> ApiError {
     ApiError::from(&Fault::new("the head", FaultKind::Malformed { reason: "unexpected response".into() }))
 }
 
-/// Reads a body and parses it, a long one on a separate thread. The reservation must be kept until the answer.
-pub(super) async fn receive<T: Send + 'static>(
+/// Takes a question. The reservation and the connection must be kept until the answer.
+async fn question<T: Send + 'static>(
     gateway: &Gateway,
     request: Request,
     parse: fn(&[u8], Bounds) -> Result<T, ApiError>,
-) -> Result<(T, Held), ApiError> {
-    let (parts, body) = request.into_parts();
-    pages::json(parts.uri.path(), &parts.headers)?;
-    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let received = gateway.bodies.receive(body, length).await?;
-    let topology = gateway.cluster.serving().topology;
-    let bounds = Bounds { context: topology.map(|topology| topology.context_length as usize) };
-    let bytes = received.bytes;
-    let parsed = if bytes.len() <= SHORT_BYTES {
-        parse(&bytes, bounds)?
-    } else {
-        gateway.parsing.run(bytes.len(), move || parse(&bytes, bounds)).await?
-    };
-    Ok((parsed, received.held))
+) -> Result<Intake<T>, ApiError> {
+    receive(gateway, request, false, move |bytes, _, bounds| parse(bytes, bounds)).await
 }
 
 /// POST /tokenize.
 pub(super) async fn tokenize(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (Tokenize { request, form }, _held) = receive(&gateway, request, bodies::tokenize).await?;
+    let intake = question(&gateway, request, bodies::tokenize).await?;
+    let Intake { parsed: Tokenize { request, form }, held: _held, working: _working, .. } = intake;
     let (ids, pieces) = gateway.tokens(request).await?;
     let context = gateway.cluster.serving().topology.map(|topology| topology.context_length);
     Ok(Json(match form {
@@ -155,7 +148,8 @@ pub(super) async fn tokenize(State(gateway): State<Arc<Gateway>>, request: Reque
 
 /// POST /detokenize. llama-server calls the text `content`, vLLM `prompt`.
 pub(super) async fn detokenize(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let (request, _held) = receive(&gateway, request, bodies::detokenize).await?;
+    let intake = question(&gateway, request, bodies::detokenize).await?;
+    let Intake { parsed: request, held: _held, working: _working, .. } = intake;
     let text = gateway.text(request).await?;
     Ok(Json(json!({"content": text, "prompt": text})))
 }
@@ -165,7 +159,8 @@ pub(super) async fn apply_template(
     State(gateway): State<Arc<Gateway>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let (request, _held) = receive(&gateway, request, bodies::render).await?;
+    let intake = question(&gateway, request, bodies::render).await?;
+    let Intake { parsed: request, held: _held, working: _working, .. } = intake;
     let text = gateway.text(request).await?;
     Ok(Json(json!({"prompt": text})))
 }
@@ -175,7 +170,8 @@ pub(super) async fn count_tokens(
     State(gateway): State<Arc<Gateway>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let (request, _held) = receive(&gateway, request, anthropic::count).await?;
+    let intake = question(&gateway, request, anthropic::count).await?;
+    let Intake { parsed: request, held: _held, working: _working, .. } = intake;
     let (ids, _) = gateway.tokens(request).await?;
     Ok(Json(json!({"input_tokens": ids.len()})))
 }

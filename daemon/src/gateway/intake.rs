@@ -1,0 +1,69 @@
+//! Takes the body of a request off its connection and parses it, in the same way for all paths: what is refused costs
+//! almost nothing, long bodies are parsed on a thread of their own, and the connection stays until the answer.
+use axum::{extract::Request, http::header};
+
+use super::{
+    Gateway,
+    bodies::{Held, Received, SHORT_BYTES},
+    complete::ReceivedRequest,
+    connections::{Visit, Working},
+    error::ApiError,
+    outline::Bounds,
+    pages,
+};
+
+/// Bodies up to this size are read even if the request is refused.
+const BRIEF_BYTES: usize = 16 << 10;
+
+/// A request whose body was read.
+pub(super) struct Intake<T> {
+    pub(super) parsed: T,
+    /// The reservation of the body in the budget, to be kept until the answer.
+    pub(super) held: Held,
+    /// Whether the body was long: what was parsed may need less memory.
+    pub(super) is_long: bool,
+    pub(super) arrival: ReceivedRequest,
+    /// The client waits for this node and not vice versa: its connection must not be evicted.
+    pub(super) working: Option<Working>,
+}
+
+/// Reads and parses the body of a request. One that needs a slot is refused before its body is read if the queue is full.
+///
+/// # Errors
+/// The body cannot be read, or `parse` refuses it.
+pub(super) async fn receive<T: Send + 'static>(
+    gateway: &Gateway,
+    request: Request,
+    needs_slot: bool,
+    parse: impl FnOnce(&[u8], &ReceivedRequest, Bounds) -> Result<T, ApiError> + Send + 'static,
+) -> Result<Intake<T>, ApiError> {
+    let (parts, body) = request.into_parts();
+    let arrival = parts.extensions.get::<ReceivedRequest>().cloned();
+    let arrival = arrival.expect("every request passes the layer that adds it");
+    pages::json(parts.uri.path(), &parts.headers)?;
+    // The layer that decodes bodies removes the encodings that it supports.
+    let encoding = parts.headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");
+    if let Some(encoding) = encoding {
+        return Err(ApiError::unknown_encoding(encoding.to_str().unwrap_or_default()));
+    }
+    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if let Some(waiting) = gateway.admission.is_full().filter(|_| needs_slot) {
+        // A short body is drained from the connection, so that the connection can be reused.
+        if length.is_some_and(|length: usize| length <= BRIEF_BYTES) {
+            drop(gateway.bodies.receive(body, length).await);
+        }
+        return Err(ApiError::queue_full(waiting, gateway.admission.retry_after()));
+    }
+    let Received { bytes, held } = gateway.bodies.receive(body, length).await?;
+    let working = parts.extensions.get::<Visit>().map(Visit::working);
+    let topology = gateway.cluster.serving().topology;
+    let bounds = Bounds { context: topology.map(|topology| topology.context_length as usize) };
+    let is_long = bytes.len() > SHORT_BYTES;
+    let parsed = if is_long {
+        let arrival = arrival.clone();
+        gateway.parsing.run(bytes.len(), move || parse(&bytes, &arrival, bounds)).await?
+    } else {
+        parse(&bytes, &arrival, bounds)?
+    };
+    Ok(Intake { parsed, held, is_long, arrival, working })
+}
