@@ -6,6 +6,7 @@ use common::chat::{Thinking, ToolFormat};
 
 use super::{
     ToolSchemas,
+    either::EitherCalls,
     gemma::GemmaCalls,
     json::{JsonCalls, JsonMarks},
     keyed::KeyedCalls,
@@ -22,8 +23,6 @@ pub struct ChatFormat {
     pub format: ToolFormat,
     /// Texts that a template of this format has: all of them.
     pub detect: &'static [&'static str],
-    /// Texts of which it has none.
-    pub without: &'static [&'static str],
     /// Control tokens that answers need as text, because these separate the parts.
     pub preserved: &'static [&'static str],
     /// The marks of thoughts.
@@ -99,7 +98,6 @@ const OLMO: ListMarks = ListMarks { open: &["<function_calls>"], close: "</funct
 const ROW: ChatFormat = ChatFormat {
     format: ToolFormat::None,
     detect: &[],
-    without: &[],
     preserved: &["<think>", "</think>"],
     thinking: THINK,
     calls: Calls::None,
@@ -127,7 +125,6 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         preserved: &["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"],
         thinking: ANALYSIS,
         calls: Calls::Harmony,
-        ..ROW
     },
     ChatFormat {
         format: ToolFormat::Mistral,
@@ -135,7 +132,6 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         preserved: &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"],
         thinking: BRACKETS,
         calls: Calls::Named(MISTRAL),
-        ..ROW
     },
     ChatFormat {
         format: ToolFormat::Gemma,
@@ -143,7 +139,6 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         preserved: &["<|tool_call>", "<tool_call|>", "<|\"|>", "<|channel>", "<channel|>"],
         thinking: CHANNELS,
         calls: Calls::Gemma,
-        ..ROW
     },
     ChatFormat { detect: &["<|tool_list_start|>"], ..LFM2_ROW },
     ChatFormat { detect: &["<|tool_call_start|>"], ..LFM2_ROW },
@@ -169,7 +164,6 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         preserved: &["<tool_call>", "</tool_call>", "<think>", "</think>"],
         thinking: THINK_OR_CALL,
         calls: Calls::Tags,
-        ..ROW
     },
     ChatFormat {
         format: ToolFormat::Keyed,
@@ -186,7 +180,6 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         ],
         thinking: THINK_OR_CALL,
         calls: Calls::Keyed,
-        ..ROW
     },
     ChatFormat {
         format: ToolFormat::Hermes,
@@ -194,7 +187,6 @@ pub const CHAT_FORMATS: [ChatFormat; 17] = [
         preserved: &["<tool_call>", "</tool_call>", "<think>", "</think>"],
         thinking: THINK_OR_CALL,
         calls: Calls::Json(OBJECTS),
-        ..ROW
     },
     ChatFormat { format: ToolFormat::Capitals, detect: &["<TOOLCALL>"], calls: Calls::Json(CAPITALS), ..ROW },
     ChatFormat { format: ToolFormat::Olmo, detect: &["<function_calls>"], calls: Calls::Pythonic(OLMO), ..ROW },
@@ -213,7 +205,6 @@ impl ChatFormat {
 
     fn matches(&self, template: &str) -> bool {
         self.detect.iter().all(|part| template.contains(part))
-            && !self.without.iter().any(|part| template.contains(part))
     }
 
     /// The row of a format.
@@ -246,8 +237,8 @@ impl ChatFormat {
             Calls::Json(marks) => Some(Box::new(JsonCalls::new(marks))),
             Calls::Tags => Some(Box::new(TagCalls::new(schemas))),
             Calls::Keyed => Some(Box::new(KeyedCalls::new(schemas))),
-            Calls::Named(marks) => Some(Box::new(NamedCalls::new(marks))),
-            Calls::Pythonic(marks) => Some(Box::new(PythonicCalls::new(marks))),
+            Calls::Named(marks) => Some(Box::new(EitherCalls::new(NamedCalls::new(marks), None))),
+            Calls::Pythonic(marks) => Some(Box::new(EitherCalls::new(PythonicCalls::new(marks), Some(marks.close)))),
             Calls::Gemma => Some(Box::new(GemmaCalls::new())),
         }
     }

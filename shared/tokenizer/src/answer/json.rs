@@ -73,11 +73,6 @@ impl JsonCalls {
     pub(super) fn new(marks: JsonMarks) -> Self {
         Self { marks, list: CallList::default(), call: None, is_begun: false }
     }
-
-    /// For a list, or a call, whose beginning was read already.
-    pub(super) fn within(marks: JsonMarks, list: CallList) -> Self {
-        Self { list, ..Self::new(marks) }
-    }
 }
 
 impl CallList {

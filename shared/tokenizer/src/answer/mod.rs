@@ -2,6 +2,7 @@
 //! not one is content: except for marks and the white space around thoughts and calls, no text is lost. Pure and bounded;
 //! the result does not depend on how the answer is split into pieces.
 mod calls;
+mod either;
 mod format;
 mod gemma;
 mod harmony;

@@ -1,10 +1,8 @@
 //! Calls as a name followed by a JSON object: `[TOOL_CALLS]NAME[ARGS]{..}` (Ministral, Magistral, Devstral; with
-//! `[CALL_ID]ID` before `[ARGS]` in Mistral Small 3.2), and `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{..}` (DeepSeek). Mistral
-//! Nemo has a list of objects behind the same mark.
+//! `[CALL_ID]ID` before `[ARGS]` in Mistral Small 3.2), and `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{..}` (DeepSeek).
 use serde_json::{Map, Value};
 
 use super::{
-    json::{JsonCalls, JsonMarks},
     marks::{Begins, Until, begins, until},
     object::{Meaning, ObjectScan},
     syntax::{After, CallSyntax, CallText, NAME_BYTES_MAX, Read, Step, steps},
@@ -44,8 +42,6 @@ pub(super) struct NamedCalls {
     name: String,
     raw: String,
     scan: ObjectScan,
-    /// Calls as objects behind the same mark.
-    objects: Option<JsonCalls>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +57,7 @@ enum NamePlace {
 impl NamedCalls {
     pub(super) fn new(marks: NameMarks) -> Self {
         let (name, raw) = (String::new(), String::new());
-        Self { marks, place: NamePlace::Call, name, raw, scan: ObjectScan::default(), objects: None }
+        Self { marks, place: NamePlace::Call, name, raw, scan: ObjectScan::default() }
     }
 
     /// Makes one decision about the text that was not read yet.
@@ -76,10 +72,7 @@ impl NamedCalls {
                 };
                 match text[used..].chars().next() {
                     None => return Step::Wait,
-                    Some('[' | '{') => {
-                        let marks = JsonMarks { open: self.marks.open, close: None, has_lists: true };
-                        self.objects = Some(JsonCalls::new(marks));
-                    }
+                    Some('[') => return Step::Broken(used),
                     Some(_) => self.place = NamePlace::Name,
                 }
                 Step::On(used)
@@ -158,29 +151,15 @@ impl CallSyntax for NamedCalls {
         self.marks.open
     }
 
-    fn begin(&mut self, mark: &str) {
-        match &mut self.objects {
-            Some(objects) if mark.is_empty() => objects.begin(mark),
-            _ => *self = Self::new(self.marks),
-        }
+    fn begin(&mut self, _mark: &str) {
+        *self = Self::new(self.marks);
     }
 
     fn read(&mut self, text: &str, call: &mut CallText) -> Read {
-        let mut read = 0;
-        if self.objects.is_none() {
-            let found = steps(text, |text| if self.objects.is_some() { Step::Wait } else { self.step(text, call) });
-            match (found, &self.objects) {
-                (Read::More(used), Some(_)) => read = used,
-                (found, _) => return found,
-            }
-        }
-        self.objects.as_mut().map_or(Read::More(read), |objects| objects.read(&text[read..], call).behind(read))
+        steps(text, |text| self.step(text, call))
     }
 
     fn after(&mut self, text: &str) -> After {
-        if let Some(objects) = &mut self.objects {
-            return objects.after(text);
-        }
         let Some(EachMarks { open, close, close_all }) = self.marks.each else { return After::Over(0) };
         let mut used = 0;
         for mark in [FENCE_END, close] {

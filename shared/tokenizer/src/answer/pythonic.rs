@@ -1,7 +1,7 @@
 //! Calls as function calls of Python: `<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>` (LFM2), or one on each line between
-//! `<function_calls>` and `</function_calls>` (OLMo 3). LFM2 also writes a list of JSON objects there if asked to.
+//! `<function_calls>` and `</function_calls>` (OLMo 3).
 use super::{
-    json::{CallList, JsonCalls, JsonMarks},
+    json::CallList,
     literal::{Dialect, Literals},
     marks::{Begins, begins},
     syntax::{After, CallSyntax, CallText, NAME_BYTES_MAX, Read, Step, steps},
@@ -22,8 +22,6 @@ pub(super) struct PythonicCalls {
     marks: ListMarks,
     list: CallList,
     place: PythonPlace,
-    /// Calls as objects behind the same mark.
-    objects: Option<JsonCalls>,
 }
 
 #[derive(Debug)]
@@ -36,7 +34,7 @@ enum PythonPlace {
 
 impl PythonicCalls {
     pub(super) fn new(marks: ListMarks) -> Self {
-        Self { marks, list: CallList::default(), place: PythonPlace::List, objects: None }
+        Self { marks, list: CallList::default(), place: PythonPlace::List }
     }
 
     /// Makes one decision about the text that was not read yet.
@@ -61,11 +59,6 @@ impl PythonicCalls {
                         self.place = PythonPlace::Arguments(Literals::new(Dialect::Python));
                         Step::On(blank + end + 1)
                     }
-                    Some(0) if rest.starts_with('{') => {
-                        let marks = JsonMarks { open: self.marks.open, close: Some(self.marks.close), has_lists: true };
-                        self.objects = Some(JsonCalls::within(marks, self.list));
-                        Step::On(blank)
-                    }
                     _ => Step::Broken(0),
                 }
             }
@@ -80,30 +73,18 @@ impl CallSyntax for PythonicCalls {
     }
 
     fn begin(&mut self, mark: &str) {
-        if !mark.is_empty() {
+        if mark.is_empty() {
+            self.place = PythonPlace::Name;
+        } else {
             *self = Self::new(self.marks);
-        } else if let Some(objects) = &mut self.objects {
-            objects.begin(mark);
         }
-        self.place = if mark.is_empty() { PythonPlace::Name } else { PythonPlace::List };
     }
 
     fn read(&mut self, text: &str, call: &mut CallText) -> Read {
-        let mut read = 0;
-        if self.objects.is_none() {
-            let found = steps(text, |text| if self.objects.is_some() { Step::Wait } else { self.step(text, call) });
-            match (found, &self.objects) {
-                (Read::More(used), Some(_)) => read = used,
-                (found, _) => return found,
-            }
-        }
-        self.objects.as_mut().map_or(Read::More(read), |objects| objects.read(&text[read..], call).behind(read))
+        steps(text, |text| self.step(text, call))
     }
 
     fn after(&mut self, text: &str) -> After {
-        if let Some(objects) = &mut self.objects {
-            return objects.after(text);
-        }
         if !self.list.is_open() {
             // Calls on lines of their own.
             let rest = text.trim_start();
