@@ -1,12 +1,13 @@
 //! What happens to an answer whose head is lost, serves another model, or is ordered to end it, as seen by clients of
 //! the OpenAI API.
-use std::fs;
+use std::{collections::BTreeSet, fs};
 
 use harness::{
     deep_models::deep_models,
     fake_heads::{FakeHeads, Script},
     http::{beside, get, post, stream, text_of, with_fields},
-    programs::{Cluster, DEEP, demo_models, wait_until},
+    programs::{Cluster, DEEP, demo_models, folder_with, wait_until},
+    tiny_model::{Architecture, TinyModel},
 };
 use protocol::message::Prompt;
 use serde_json::{Value, json};
@@ -160,6 +161,26 @@ fn answer_in_parts_is_that_of_one_piece() {
         answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() < Some(32),
         "of the prompt only: {answer}"
     );
+}
+
+#[test]
+fn defaults_of_the_file_hold_where_a_request_names_no_value() {
+    // Greedy by default.
+    let model = TinyModel::new(Architecture::Llama).writer().f32("general.sampling.temp", 0.0);
+    let models = folder_with(&[(DEEP, &model.finish())]);
+    let cluster = Cluster::with(1, models.path(), "");
+    cluster.generate(1, &["--model", DEEP, "--prompt", "ab", "--max-tokens", "1"]).completion();
+    let address = beside(&cluster.addresses[0]);
+    wait_until("it serves", || get(&address, "/health").status == 200);
+    let texts = |more: &Value| -> BTreeSet<String> {
+        let bodies =
+            (1..6).map(|seed| with_fields(json!({"prompt": "ab", "max_tokens": 8, "seed": seed}), more.clone()));
+        let answers = bodies.map(|body| post(&address, "/v1/completions", &body).good());
+        answers.map(|answer| answer["choices"][0]["text"].to_string()).collect()
+    };
+    assert_eq!(texts(&json!({})), texts(&json!({"temperature": 0})), "the file's");
+    assert_eq!(texts(&json!({"temperature": null})).len(), 1);
+    assert!(texts(&json!({"temperature": 1.5})).len() > 1, "the request's");
 }
 
 #[test]

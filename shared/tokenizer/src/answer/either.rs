@@ -10,11 +10,11 @@ use super::{
 pub(super) struct EitherCalls<S> {
     own: S,
     objects: JsonCalls,
-    form: Form,
+    form: CallForm,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum CallForm {
     /// Nothing but white space and a bracket so far.
     Open,
     Own,
@@ -25,7 +25,7 @@ impl<S: CallSyntax> EitherCalls<S> {
     /// A syntax, and the closing mark behind objects.
     pub(super) fn new(own: S, close: Option<&'static str>) -> Self {
         let marks = JsonMarks { open: own.marks(), close, has_lists: true };
-        Self { own, objects: JsonCalls::new(marks), form: Form::Open }
+        Self { own, objects: JsonCalls::new(marks), form: CallForm::Open }
     }
 }
 
@@ -37,26 +37,26 @@ impl<S: CallSyntax> CallSyntax for EitherCalls<S> {
     fn begin(&mut self, mark: &str) {
         // Behind another call, the form is known.
         if !mark.is_empty() {
-            self.form = Form::Open;
+            self.form = CallForm::Open;
         }
         self.own.begin(mark);
         self.objects.begin(mark);
     }
 
     fn read(&mut self, text: &str, call: &mut CallText) -> Read {
-        if self.form == Form::Open {
+        if self.form == CallForm::Open {
             let rest = text.trim_start();
             let inside = rest.strip_prefix('[').unwrap_or(rest).trim_start();
             self.form = match inside.chars().next() {
                 None => return Read::More(0),
-                Some('{') => Form::Objects,
-                Some(_) => Form::Own,
+                Some('{') => CallForm::Objects,
+                Some(_) => CallForm::Own,
             };
         }
-        if self.form == Form::Objects { self.objects.read(text, call) } else { self.own.read(text, call) }
+        if self.form == CallForm::Objects { self.objects.read(text, call) } else { self.own.read(text, call) }
     }
 
     fn after(&mut self, text: &str) -> After {
-        if self.form == Form::Objects { self.objects.after(text) } else { self.own.after(text) }
+        if self.form == CallForm::Objects { self.objects.after(text) } else { self.own.after(text) }
     }
 }
