@@ -1,34 +1,30 @@
 //! A cluster for tests, built by sending events to the state, as a real cluster does.
 use std::time::Duration;
 
-use collectives::Choice;
+pub(crate) use assignment::fixtures::{card, sizes, topology, wanted};
 use common::{
     chat::FinishReason,
     fault::{Fault, FaultKind, Loss},
-    ids::{Epoch, LayerIndex, MemberIndex, ModelIdentity, Rank},
+    ids::{Epoch, LayerIndex, MemberIndex, Rank},
     latency::RequestTimes,
-    precision::{Exchange, KvFormat},
     sampling::SamplingParameters,
     units::{Bytes, Celsius, Megahertz, Nanoseconds},
 };
 use protocol::{
     handshake::Identity,
-    message::{Finished, ModelCard, TokenEvent},
+    message::{Finished, TokenEvent},
 };
 use telemetry::{
     Health, Lateness, LayerSync, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, RequestReport,
     RequestStage, SyncKind,
     health::{Clock, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits},
 };
-use topology::{
-    Exclusions, Layout, Member, Topology,
-    sizes::{ModelSizes, OlderSizes, Quantisation},
-};
+use topology::Exclusions;
 
 use crate::{
     keymap::{Key, KeyCode},
     state::{Extent, GenerateDefaults, State},
-    update::effect::{DesiredTopology, Effect},
+    update::effect::Effect,
     update::event::{AssignEvent, ClientEvent, Event, GenerateEvent},
     update::update,
 };
@@ -267,46 +263,6 @@ pub(crate) fn lost_fault() -> Fault {
     Fault::new("pi2", FaultKind::NodeLost { how: Loss::Reset })
 }
 
-pub(crate) fn wanted() -> DesiredTopology {
-    DesiredTopology {
-        layout: Layout::tensor_parallel(NODES as u16),
-        weights: Vec::new(),
-        layers: Vec::new(),
-        model: "bard-q8_0.gguf".to_owned(),
-        kv: KvFormat::F16,
-        exchange: Exchange::F32,
-        collective: Choice::Auto,
-        context_length: None,
-        slots: 1,
-    }
-}
-
-/// Sizes of a small model whose attention heads divide among four ranks.
-pub(crate) fn sizes() -> ModelSizes {
-    let mut sizes = ModelSizes::known("llama-3.2-1b", Quantisation::Q8_0).expect("a known shape");
-    sizes.layers.truncate(6);
-    sizes.spec.layers.truncate(6);
-    sizes
-}
-
-/// A model of six equal layers; its output layer costs half as much as one of them.
-pub(crate) fn card() -> ModelCard {
-    let sizes = sizes();
-    ModelCard {
-        model: "bard-q8_0.gguf".to_owned(),
-        identity: ModelIdentity::default(),
-        size: Bytes(6500),
-        context_length: 512,
-        block_count: 6,
-        embedding_length: 256,
-        head_count: 8,
-        layer_bytes: vec![Bytes(1000); 6],
-        output_bytes: Bytes(500),
-        older: OlderSizes::of(&sizes),
-        sizes: Some(Box::new(sizes)),
-    }
-}
-
 pub(crate) fn defaults() -> GenerateDefaults {
     let sampling = SamplingParameters {
         temperature: 0.8,
@@ -329,31 +285,6 @@ pub(crate) fn defaults() -> GenerateDefaults {
 fn identity(node: usize) -> Identity {
     let (name, build, machine) = (name(node), "0.1.0".to_owned(), "one".to_owned());
     Identity { name, build, numeric: 1, machine, cores: Vec::new() }
-}
-
-pub(crate) fn topology() -> Topology {
-    Topology {
-        layout: Layout::tensor_parallel(NODES as u16),
-        members: (0..NODES)
-            .map(|node| Member {
-                name: name(node),
-                address: address(node),
-                weight: 1,
-                layers: 0..6,
-                cores: Vec::new(),
-                threads: 1,
-                spin: false,
-            })
-            .collect(),
-        model: "bard-q8_0.gguf".to_owned(),
-        identity: ModelIdentity::default(),
-        content: None,
-        kv: KvFormat::F16,
-        exchange: Exchange::F32,
-        collective: Choice::Auto,
-        context_length: 512,
-        slots: 1,
-    }
 }
 
 pub(crate) fn idle(node: usize) -> NodeReport {
@@ -385,6 +316,8 @@ pub(crate) fn idle(node: usize) -> NodeReport {
         exclusions: Exclusions::default(),
         rolling: None,
         measured: Default::default(),
+        neighbours: Vec::new(),
+        unloaded: None,
     }
 }
 

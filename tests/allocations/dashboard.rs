@@ -43,6 +43,7 @@ fn topology() -> Topology {
         model: "m.gguf".into(),
         identity: ModelIdentity::default(),
         content: None,
+        unload_after: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,
@@ -127,6 +128,8 @@ fn report(topology: &Topology, node: usize, number: u64) -> NodeReport {
         exclusions: Exclusions::default(),
         rolling: None,
         measured: Default::default(),
+        neighbours: Vec::new(),
+        unloaded: None,
     }
 }
 

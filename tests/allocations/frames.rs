@@ -53,6 +53,7 @@ fn topology() -> Topology {
         model: "bard-q8_0.gguf".into(),
         identity: ModelIdentity([7; 32]),
         content: None,
+        unload_after: None,
         kv: KvFormat::F16,
         exchange: Exchange::Q80,
         collective: Choice::Auto,

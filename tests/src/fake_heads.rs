@@ -127,6 +127,7 @@ fn topology(addresses: &[String]) -> Topology {
         model: "fake.gguf".into(),
         identity: ModelIdentity([7; 32]),
         content: None,
+        unload_after: None,
         kv: Default::default(),
         exchange: Default::default(),
         collective: Default::default(),
@@ -166,6 +167,8 @@ fn report(name: &str, topology: &Topology, member: MemberIndex) -> NodeReport {
         exclusions: Exclusions::default(),
         rolling: None,
         measured: Default::default(),
+        neighbours: Vec::new(),
+        unloaded: None,
     }
 }
 

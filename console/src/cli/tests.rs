@@ -229,6 +229,7 @@ fn assigned() -> Assigned {
         model: "m.gguf".into(),
         identity: ModelIdentity([0; 32]),
         content: None,
+        unload_after: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,

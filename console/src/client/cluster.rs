@@ -1,7 +1,10 @@
 //! A snapshot of all named nodes: sessions, reports, and which of them are excluded.
 use std::{sync::Arc, time::Duration};
 
-use common::fault::{Fault, FaultKind};
+use common::{
+    fault::{Fault, FaultKind},
+    ids::{Epoch, MemberIndex, TopologyHash},
+};
 use protocol::message::{RequestBody, ResponseBody};
 use telemetry::NodeReport;
 use tokio::task::JoinSet;
@@ -150,17 +153,31 @@ impl Cluster {
     /// The topology of the highest epoch that nodes serve, or else of the highest that they hold, and the reports
     /// of its reachable members.
     pub fn topology(&self) -> Option<(&Topology, Vec<&NodeReport>)> {
+        self.topologies().into_iter().next()
+    }
+
+    /// All topologies that nodes hold, as [`Self::topology`] and sorted by the same order: a cluster serves several models
+    /// on different nodes.
+    pub fn topologies(&self) -> Vec<(&Topology, Vec<&NodeReport>)> {
         let reports = || self.nodes.iter().filter_map(ClusterNode::report);
         let held =
             reports().filter_map(|report| Some(((report.state.serves(), report.epoch), report.topology.as_ref()?)));
-        let (_, (topology, hash, _)) = held.max_by_key(|(key, _)| *key)?;
-        // Compare topologies, not epochs: a failed assignment may have raised the epoch of some nodes.
-        Some((
-            topology,
-            reports()
-                .filter(|report: &&NodeReport| report.topology.as_ref().is_some_and(|(_, other, _)| other == hash))
-                .collect(),
-        ))
+        let mut held: Vec<((bool, Epoch), &(Topology, TopologyHash, MemberIndex))> = held.collect();
+        // Of equal ones, the last comes first.
+        held.reverse();
+        held.sort_by_key(|(key, _)| std::cmp::Reverse(*key));
+        let mut found: Vec<(&Topology, Vec<&NodeReport>)> = Vec::new();
+        let mut known = Vec::new();
+        for (_, (topology, hash, _)) in held {
+            if known.contains(hash) {
+                continue;
+            }
+            known.push(*hash);
+            // Compare topologies, not epochs: a failed assignment may have raised the epoch of some nodes.
+            let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(_, other, _)| other == hash);
+            found.push((topology, reports().filter(holds).collect()));
+        }
+        found
     }
 
     /// The desired topology, if the current one only approximates it.
@@ -202,7 +219,11 @@ impl Cluster {
 
     /// Whether requests can be served: a complete replica serves, or all groups if they have roles.
     pub fn serves(&self) -> bool {
-        let Some((topology, _)) = self.topology() else { return false };
+        self.topology().is_some_and(|(topology, _)| self.has_serving(topology))
+    }
+
+    /// Whether requests to this topology can be served: see [`Self::serves`].
+    pub fn has_serving(&self, topology: &Topology) -> bool {
         let serves = |member: &Member| {
             let mut reports = self.nodes.iter().filter_map(ClusterNode::report);
             reports.any(|report| report.name == member.name && report.serves(topology))

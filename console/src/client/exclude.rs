@@ -17,7 +17,7 @@ use super::{
     event::OperateEvent,
     session::{Session, own_name},
 };
-use crate::operator::desired::DesiredTopology;
+use assignment::desired::DesiredTopology;
 
 /// Longest wait for running requests before the topology is assigned again.
 pub const GRACE: Duration = Duration::from_secs(20);

@@ -1,6 +1,7 @@
 //! A scripted node for tests: a task that speaks the protocol and follows its script. It computes nothing.
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub(crate) use assignment::fixtures::idle_report;
 use common::{
     chat::{AnswerForm, FinishReason},
     fault::{Fault, FaultClass, FaultKind},
@@ -18,15 +19,13 @@ use protocol::{
     noise::{key::Role, keyring::Keyring},
     recovery::{RecoveryAnswer, RecoveryAsk, Standing},
 };
-use telemetry::{
-    BenchFound, BenchProgress, Health, KernelBench, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals,
-};
+use telemetry::{BenchFound, BenchProgress, KernelBench, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinHandle,
 };
-use topology::{Exclusions, Rolling, Topology};
+use topology::{Rolling, Topology};
 
 /// How a node handles a generation.
 #[derive(Clone, Debug, Default)]
@@ -88,39 +87,6 @@ struct FakeState {
     report: Mutex<NodeReport>,
     prepared: Mutex<Option<Prepare>>,
     asked: watch::Sender<Vec<&'static str>>,
-}
-
-/// A report of a node without a shard.
-pub(crate) fn idle_report(name: &str) -> NodeReport {
-    NodeReport {
-        name: name.into(),
-        instance: 1,
-        supervised: true,
-        recovers: false,
-        unix_ms: 0,
-        build: "0".into(),
-        kernels: "scalar".into(),
-        state: NodeState::Idle,
-        epoch: Epoch(0),
-        topology: None,
-        desired: None,
-        fault: None,
-        load: None,
-        shard: Bytes(0),
-        memory_resident: Bytes(1 << 20),
-        health: Health::default(),
-        requests: 0,
-        tokens: 0,
-        traces: Vec::new(),
-        layers: Vec::new(),
-        lateness: Vec::new(),
-        hops: Vec::new(),
-        collectives: None,
-        kv: None,
-        exclusions: Exclusions::default(),
-        rolling: None,
-        measured: Default::default(),
-    }
 }
 
 impl FakeNode {
@@ -271,6 +237,7 @@ impl FakeState {
             }
             RequestBody::BenchLinks(_) => no(&FaultKind::NoLinks),
             RequestBody::Text(_) => no(&FaultKind::NotHead),
+            RequestBody::Neighbours(_) | RequestBody::Unload(_) => vec![ResponseBody::Done],
             RequestBody::Recovery(ask) => vec![self.recovery(*ask)],
             RequestBody::Rekey(_) | RequestBody::RekeyWrapped(_) => {
                 vec![ResponseBody::Rekeyed { fingerprint: String::new() }]
@@ -314,6 +281,8 @@ impl FakeState {
                 committed: None,
                 accepted: false,
                 forgets: false,
+                unloaded: None,
+                idle: None,
                 free: Bytes(0),
                 shard: Bytes(0),
                 supervised: report.supervised,

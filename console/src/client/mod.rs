@@ -1,29 +1,26 @@
 //! Sessions with nodes. `Client` runs one task per node for the dashboard, which reconnects by itself; commands
 //! without a dashboard use `session`, `assign` and `generate` directly and fail at the first fault.
 pub mod adopt;
-pub mod assign;
 pub mod bench;
 pub mod cluster;
 pub mod clusters;
-mod content;
 pub mod event;
 pub mod exclude;
 #[cfg(test)]
 pub(crate) mod fake_node;
 pub mod generate;
-pub mod identify;
 pub mod inspect;
+mod introduce;
 pub mod models;
 pub mod network;
 pub mod operate;
-pub mod plan;
-mod previous;
 pub mod recovery;
 pub mod restart;
 mod resume;
 pub mod rotate;
 pub mod session;
-mod shares;
+
+pub use assignment::{assign, identify, plan};
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -134,6 +131,11 @@ impl NodeClient for Client {
             };
             let event = match result {
                 Ok(done) => {
+                    let all: Vec<_> = (0..nodes.len()).filter_map(|node| session(&nodes[node]).ok()).collect();
+                    let addresses: Vec<String> = all.iter().map(|session| session.address.clone()).collect();
+                    for fault in assignment::unload::introduce(&all, &addresses).await {
+                        tracing::warn!("a node is not told of the others: {fault}");
+                    }
                     let (epoch, topology, reused) = (done.epoch, Box::new(done.topology), done.reused);
                     AssignEvent::Running { epoch, topology, reused }
                 }

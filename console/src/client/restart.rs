@@ -20,7 +20,7 @@ use super::{
     identify::unexpected,
     session::{self, Session},
 };
-use crate::operator::desired::DesiredTopology;
+use assignment::desired::DesiredTopology;
 
 /// Time limit for a node to accept a restart.
 const ANSWER: Duration = Duration::from_secs(10);

@@ -10,6 +10,7 @@ use common::{
     units::Bytes,
     version::WIRE_HIGHEST,
 };
+use planner::search::Goal;
 use tokio::{io::AsyncWriteExt, net::TcpListener, sync::mpsc::channel};
 use topology::Layout;
 
@@ -41,7 +42,8 @@ pub(super) fn wanted(ranks: u16) -> DesiredTopology {
     let layout = Layout::tensor_parallel(ranks);
     let (weights, layers) = (Vec::new(), Vec::new());
     let (model, slots, collective) = ("m.gguf".into(), SLOTS_DEFAULT, Choice::Auto);
-    DesiredTopology { layout, weights, layers, model, kv, exchange, collective, context_length: None, slots }
+    let (context_length, unload_after) = (None, None);
+    DesiredTopology { layout, weights, layers, model, kv, exchange, collective, context_length, slots, unload_after }
 }
 
 pub(super) fn request() -> Generate {
@@ -344,4 +346,37 @@ async fn exclusion_reaches_all_nodes_and_inclusion_reverts_it() {
     let alone = Cluster::dial(&addresses(&single)).await;
     let refused = exclude::exclude(alone, 0, Some("x"), &quiet).await.map(|done| done.node);
     assert!(matches!(refused, Err(Fault { kind: FaultKind::ParameterInvalid { .. }, .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn layouts_are_ranked_by_the_sizes_that_a_node_reports() {
+    let node = FakeNode::start("pi1", Script::default()).await;
+    let session = session::open(&node.address).await.expect("it answers");
+    let ask = PlannerQuery {
+        model: "m.gguf".to_owned(),
+        nodes: (0..2)
+            .map(|place: usize| crate::operator::planner_query::PlannerNode {
+                place,
+                name: format!("pi{place}"),
+                machine: format!("boot {place}"),
+                cores: 4,
+                kernels: "neon-dotprod".to_owned(),
+                memory: 4 << 30,
+                measured: Default::default(),
+            })
+            .collect(),
+        goal: Goal::Balanced,
+        context: None,
+        slots: 1,
+        kv: KvFormat::F16,
+        exchange: Exchange::F32,
+        choice: Choice::Auto,
+        now_unix_ms: 0,
+    };
+    let planned = plan::plan(&session, ask).await.expect("it fits");
+    let layouts: Vec<String> = planned.plan.ranked.iter().map(|candidate| candidate.layout.to_string()).collect();
+    assert!(layouts.contains(&"tp2".to_owned()) && layouts.contains(&"tp1".to_owned()), "{layouts:?}");
+    let tp2 = planned.candidate("tp2").expect("it is ranked");
+    assert_eq!(planned.members(tp2), [0, 1]);
+    assert_eq!((planned.context, planned.wanted(tp2).context_length), (4096, Some(4096)));
 }

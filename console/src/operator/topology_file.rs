@@ -34,6 +34,9 @@ pub struct TopologyFile {
     /// All-reduce algorithm: auto, or the name of one algorithm.
     #[serde(default = "collective")]
     pub collective: String,
+    /// Seconds without a request after which the topology is unloaded; if absent, it stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unload_after_s: Option<u32>,
     /// The stages of all replicas.
     pub stage: Vec<Stage>,
 }
@@ -148,6 +151,7 @@ impl TopologyFile {
             kv: topology.kv.to_string(),
             exchange: topology.exchange,
             collective: topology.collective.to_string(),
+            unload_after_s: topology.unload_after,
             stage: stages.collect(),
         }
     }
@@ -186,6 +190,7 @@ impl TopologyFile {
             collective: self.collective.parse().map_err(FileError::Value)?,
             context_length: self.context_length,
             slots: self.slots,
+            unload_after: self.unload_after_s,
         };
         Ok((nodes, wanted))
     }

@@ -113,7 +113,7 @@ delta! {
             recovers: bool,
             rolling: Option<Rolling>,
         }
-        later { hops: Vec<HopSync>, desired: Option<Box<Topology>>, measured: Measured }
+        later { hops: Vec<HopSync>, desired: Option<Box<Topology>>, measured: Measured, neighbours: Vec<String>, unloaded: Option<(Epoch, TopologyHash)> }
         packed { layers: Rows }
         nested { health: HealthDelta }
     }

@@ -5,7 +5,7 @@ use common::{fault::Fault, ids::Epoch};
 use topology::{Exclusion, Exclusions, Rolling, Topology, rolling};
 
 use super::{node::Node, sync};
-use crate::operator::desired::least_loaded;
+use assignment::desired::least_loaded;
 
 /// Progress of an assignment by this console.
 #[derive(Clone, Debug, PartialEq)]

@@ -47,7 +47,7 @@ use self::{
     tables::TableState,
 };
 pub use crate::keymap::page::{Area, Focus, Page, Panel};
-use crate::operator::desired::DesiredTopology;
+use assignment::desired::DesiredTopology;
 
 /// Past events, for reading.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -392,6 +392,7 @@ mod tests {
             model: "m.gguf".into(),
             identity: Default::default(),
             content: None,
+            unload_after: None,
             kv: KvFormat::F16,
             exchange: Exchange::F32,
             collective: Choice::Auto,

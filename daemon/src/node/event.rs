@@ -149,4 +149,8 @@ pub enum Record {
     VoteGap(Option<VoteGap>),
     /// The latest rolling restart.
     Rolling(Rolling),
+    /// The topology that was last unloaded; `None`: none since the latest assignment.
+    Unloaded(Option<(Epoch, TopologyHash)>),
+    /// Addresses of other nodes of the cluster.
+    Neighbours(Vec<String>),
 }

@@ -1,5 +1,9 @@
 //! The state machine: assignments in two phases, requests, lost peers, draining.
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{
     fault::{Fault, FaultKind},
@@ -137,6 +141,10 @@ pub struct Node {
     pub(super) rolling: Option<Rolling>,
     /// Drain limit of a restart that specified one.
     pub(super) drain_for: Option<Duration>,
+    /// The topology that was last unloaded, until another one is committed.
+    pub(super) unloaded: Option<(Epoch, TopologyHash)>,
+    /// Addresses of other nodes of the cluster.
+    pub(super) neighbours: BTreeSet<String>,
 }
 
 /// Lists of exclusions are written one after another: each is merged with what the previous write has made valid.
@@ -167,12 +175,17 @@ pub struct NodeInit {
     pub witness: Option<String>,
     /// The latest rolling restart.
     pub rolling: Option<Rolling>,
+    /// The topology that was last unloaded.
+    pub unloaded: Option<(Epoch, TopologyHash)>,
+    /// Addresses of other nodes of the cluster.
+    pub neighbours: BTreeSet<String>,
 }
 
 impl Node {
     /// An idle node.
     pub fn new(init: NodeInit, patience: Patience) -> Self {
-        let NodeInit { name, epoch, exclusions, supervised, committed, voter, witness, rolling } = init;
+        let NodeInit { name, epoch, exclusions, supervised, committed, voter, witness, rolling, unloaded, neighbours } =
+            init;
         Self {
             name,
             epoch,
@@ -196,6 +209,8 @@ impl Node {
             takes_over: false,
             rolling,
             drain_for: None,
+            unloaded,
+            neighbours,
         }
     }
 
@@ -406,6 +421,8 @@ impl Node {
             RequestBody::Inspect(what) => vec![Effect::Session(SessionEffect::Inspect { session, id, what })],
             RequestBody::CancelRunning { number } => self.cancel_running(ReplyTo { session, id }, number),
             RequestBody::Recovery(ask) => self.recovery(ReplyTo { session, id }, *ask),
+            RequestBody::Neighbours(addresses) => self.meet(ReplyTo { session, id }, addresses),
+            RequestBody::Unload(unload) => self.unload(ReplyTo { session, id }, unload),
             RequestBody::Cancel => {
                 let key = self.running.as_ref().and_then(|running| running.requests.key(session, id));
                 let mut effects = self.cancel_bench(session, Some(id));

@@ -21,6 +21,7 @@ pub mod slowness;
 pub mod steward;
 #[cfg(test)]
 pub(crate) mod tests;
+mod unload;
 
 pub use effect::Effect;
 pub use event::{BenchKey, EngineCommand, Event, SessionId};

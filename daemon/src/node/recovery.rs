@@ -68,6 +68,9 @@ impl Node {
     pub(super) fn check_again(&self, prepare: &Prepare) -> Result<(), FaultKind> {
         let (epoch, by) = (self.epoch, self.latest_by.clone());
         let name = (prepare.epoch, prepare.topology.hash());
+        if self.unloaded == Some(name) {
+            return Err(FaultKind::NotServing { state: "unloaded".into() });
+        }
         match self.committed.as_ref().map(Committed::name) {
             Some(own) if own == name => {}
             Some((held, hash)) if held == prepare.epoch => {
@@ -110,8 +113,14 @@ impl Node {
         let Assignment { epoch, topology, desired, .. } = open.assignment.clone();
         let committed = Committed { epoch, topology, desired };
         let again = open.again;
+        let others = committed.topology.members.iter().filter(|member| member.name != self.name);
+        let others: Vec<String> = others.map(|member| member.address.clone()).collect();
         self.committed = Some(committed.clone());
         let mut records = vec![Record::Committed(Some(committed))];
+        records.extend(self.remember(others));
+        if self.unloaded.take().is_some() {
+            records.push(Record::Unloaded(None));
+        }
         // A new epoch by assignment: there was no earlier vote about its successor.
         if !again && self.voter.forgot.take().is_some() {
             records.push(Record::VoteGap(None));
@@ -184,6 +193,9 @@ impl Node {
     /// Adopts a later topology: ends the engine of an older one; a node that is not a member drops its record.
     fn learn(&mut self, committed: Committed) -> (Vec<Effect>, Vec<Record>) {
         let mut records = Vec::new();
+        if self.unloaded == Some(committed.name()) {
+            return (Vec::new(), records);
+        }
         if self.committed.as_ref().is_some_and(|own| own.epoch >= committed.epoch) {
             return (Vec::new(), self.learn_desired(&committed));
         }
@@ -253,6 +265,9 @@ impl Node {
     fn vote(&mut self, vote: &Vote) -> (Vec<Effect>, Vec<Record>, VoteReply) {
         let abstain = |reason: &str| (Vec::new(), Vec::new(), VoteReply::Abstains(reason.into()));
         let is_member = vote.base.topology.members.iter().any(|member| member.name == self.name);
+        if self.unloaded == Some(vote.base.name()) {
+            return abstain("the topology was unloaded here");
+        }
         if is_member && vote.witness != self.witness {
             return abstain("its configuration names a different witness");
         }

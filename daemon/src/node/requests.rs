@@ -48,17 +48,27 @@ pub(super) struct Requests {
     now: Duration,
     running: BTreeMap<RequestKey, OpenRequest>,
     over: VecDeque<EndedRequest>,
+    /// When the last request was running, or the topology began.
+    busy: Duration,
 }
 
 impl Requests {
     /// `latest` is the number of the node's latest request: request numbers are unique across topologies.
     pub(super) fn new(now: Duration, latest: u64) -> Self {
-        Self { now, latest, ..Self::default() }
+        Self { now, latest, busy: now, ..Self::default() }
     }
 
     /// Advances the clock.
     pub(super) fn tick(&mut self, now: Duration) {
         self.now = now;
+        if !self.running.is_empty() {
+            self.busy = now;
+        }
+    }
+
+    /// Time since the last request ended.
+    pub(super) fn idle(&self) -> Duration {
+        if self.running.is_empty() { self.now.saturating_sub(self.busy) } else { Duration::ZERO }
     }
 
     pub(super) fn len(&self) -> usize {

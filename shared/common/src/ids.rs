@@ -115,7 +115,7 @@ impl fmt::Display for ContentRoot {
 
 /// The model that an answer belongs to: the identity of its header and, if the nodes compared it, the root of its
 /// tensor hashes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ModelRoots {
     /// Identity of the file's header.
     pub identity: ModelIdentity,

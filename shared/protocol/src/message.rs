@@ -104,6 +104,12 @@ pub enum RequestBody {
     RekeyWrapped(Box<WrappedKey>),
     /// Tokenize, detokenize or render (heads only). Answered by `Text`. Since wire version 11.
     Text(Box<TextRequest>),
+    /// Remember the addresses of other nodes of the cluster, for gateways. Answered by `Done` once they are on disk. Since
+    /// wire version 12.
+    Neighbours(Vec<String>),
+    /// Unload the shard and forget its topology, which recovery then does not bring back. Answered by `Done` once that is
+    /// on disk. Since wire version 12.
+    Unload(Unload),
 }
 
 impl RequestBody {
@@ -128,6 +134,8 @@ impl RequestBody {
             Self::Inspect(_) => "inspect",
             Self::CancelRunning { .. } => "cancel-running",
             Self::Text(_) => "text",
+            Self::Neighbours(_) => "neighbours",
+            Self::Unload(_) => "unload",
             Self::Models(request) => request.name(),
         }
     }
@@ -150,6 +158,17 @@ pub struct Prepare {
     /// Handling of the running shard.
     #[serde(default, with = "common::version::since_5")]
     pub previous: Previous,
+}
+
+/// A topology to unload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unload {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Its hash.
+    pub hash: TopologyHash,
+    /// Whether a head with running requests refuses.
+    pub if_idle: bool,
 }
 
 /// Handling of the shard that a node is running when it prepares another topology. All ranks of a replica receive the
@@ -323,6 +342,8 @@ pub enum ResponseBody {
     Scored(Vec<TokenEvent>),
     /// The embedding of a prompt, of Euclidean length 1. Since wire version 11.
     Embedded(Vec<f32>),
+    /// The request was carried out. Since wire version 12.
+    Done,
 }
 
 /// A model file on a node.

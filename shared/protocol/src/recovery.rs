@@ -174,4 +174,10 @@ pub struct Standing {
     /// all-reduces.
     #[serde(default, with = "common::version::since_5")]
     pub busy: Option<u16>,
+    /// The topology that was last unloaded here: its other members unload it, too.
+    #[serde(default, with = "common::version::since_12")]
+    pub unloaded: Option<(Epoch, TopologyHash)>,
+    /// Seconds since the last request of a head ended, if its topology is unloaded after some.
+    #[serde(default, with = "common::version::since_12")]
+    pub idle: Option<u32>,
 }

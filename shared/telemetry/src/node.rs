@@ -154,6 +154,12 @@ pub struct NodeReport {
     /// Its measurements since its start.
     #[serde(default, with = "common::version::since_5")]
     pub measured: Measured,
+    /// Addresses of other nodes of the cluster that it has been informed of.
+    #[serde(default, with = "common::version::since_12")]
+    pub neighbours: Vec<String>,
+    /// The topology that was last unloaded here.
+    #[serde(default, with = "common::version::since_12")]
+    pub unloaded: Option<(Epoch, TopologyHash)>,
 }
 
 impl NodeReport {

@@ -58,6 +58,9 @@ pub struct Topology {
     /// Content root that every node's file must have; `None` in an assignment of release 0.1.
     #[serde(default, with = "common::version::since_5")]
     pub content: Option<ContentRoot>,
+    /// The topology is unloaded after this many seconds without a request; `None`: never. Since wire version 12.
+    #[serde(default, with = "common::version::since_12")]
+    pub unload_after: Option<u32>,
 }
 
 impl Topology {
@@ -116,9 +119,10 @@ impl Topology {
     pub fn kept_in(&self, member: MemberIndex, next: &Self) -> Option<MemberIndex> {
         let name = &self.members.get(member.index())?.name;
         let place = MemberIndex(next.members.iter().position(|one| one.name == *name)? as u16);
-        // Destructured, so that a new field must be considered here.
-        let Self { layout, members: _, model, identity, kv, exchange, collective, context_length, slots, content } =
-            next;
+        // The time after which it is unloaded changes nothing in its shard.
+        let Self {
+            layout, members: _, model, identity, kv, exchange, collective, context_length, slots, content, ..
+        } = next;
         let is_same_model = self.model == *model && self.identity == *identity && self.content == *content;
         let is_same_work = self.kv == *kv && self.exchange == *exchange && self.collective == *collective;
         let is_same_size = self.context_length == *context_length && self.slots == *slots;
@@ -165,6 +169,9 @@ impl Topology {
             bound("the number of cores", member.cores.len() as u64, 0, 1024)?;
         }
         check_name("model name", &self.model)?;
+        if self.unload_after.is_some() && layout.replicas > 1 {
+            return Err(SpecError::UnloadsReplicas);
+        }
         bound("the context length", u64::from(self.context_length), 1, u64::from(CONTEXT_LENGTH_MAX))?;
         bound("the number of slots", u64::from(self.slots), 1, u64::from(SLOTS_MAX))
     }
@@ -228,6 +235,7 @@ mod tests {
             model: "m.gguf".into(),
             identity: ModelIdentity([1; 32]),
             content: None,
+            unload_after: None,
             kv: KvFormat::F16,
             exchange: Exchange::F32,
             collective: Choice::Auto,

@@ -1,5 +1,7 @@
 //! A node's disk: records count once they are synced; a kill or a power loss interrupts the write in progress.
-use common::ids::Epoch;
+use std::collections::BTreeSet;
+
+use common::ids::{Epoch, TopologyHash};
 use daemon::node::{
     event::Record,
     machine::NodeInit,
@@ -28,6 +30,8 @@ struct Synced {
     forgot: Option<VoteGap>,
     exclusions: Exclusions,
     rolling: Option<Rolling>,
+    unloaded: Option<(Epoch, TopologyHash)>,
+    neighbours: BTreeSet<String>,
 }
 
 /// The state folder of one node.
@@ -72,6 +76,10 @@ impl Disk {
             Entry::Record(Record::Votes(votes)) => self.synced.votes = Some(votes.clone()),
             Entry::Record(Record::VoteGap(forgot)) => self.synced.forgot = *forgot,
             Entry::Record(Record::Rolling(rolling)) => self.synced.rolling = Some(rolling.clone()),
+            Entry::Record(Record::Unloaded(unloaded)) => self.synced.unloaded = *unloaded,
+            Entry::Record(Record::Neighbours(addresses)) => {
+                self.synced.neighbours = addresses.iter().cloned().collect();
+            }
             Entry::Exclusions(list) => self.synced.exclusions = list.clone(),
         }
     }
@@ -88,7 +96,7 @@ impl Disk {
 
     /// The persisted state with which a daemon starts.
     pub(super) fn beginning(&self, name: &str, witness: Option<String>) -> NodeInit {
-        let Synced { committed, votes, forgot, exclusions, rolling, .. } = self.synced.clone();
+        let Synced { committed, votes, forgot, exclusions, rolling, unloaded, neighbours, .. } = self.synced.clone();
         NodeInit {
             name: name.into(),
             epoch: self.epoch(),
@@ -98,6 +106,8 @@ impl Disk {
             voter: Acceptor { votes, forgot },
             witness,
             rolling,
+            unloaded,
+            neighbours,
         }
     }
 }

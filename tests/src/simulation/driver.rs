@@ -239,6 +239,8 @@ impl World {
             busy: None,
             trouble: None,
             forgets: of(&|process| process.node.forgets()),
+            unloaded: process.and_then(|process| process.node.unloaded()),
+            idle: process.and_then(|process| process.node.idle()),
         }
     }
 

@@ -106,6 +106,7 @@ pub fn topology(layout: &str) -> Topology {
         model: "tinyllama.gguf".into(),
         identity: ModelIdentity::default(),
         content: None,
+        unload_after: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,

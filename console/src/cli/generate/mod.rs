@@ -34,7 +34,7 @@ use crate::client::{
     session::Session,
 };
 use crate::http::{Ask, Kind, new_request_id};
-use crate::operator::desired::least_loaded;
+use assignment::desired::least_loaded;
 
 /// Largest number of queued events.
 const EVENTS_MAX: usize = 64;

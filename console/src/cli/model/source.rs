@@ -1,6 +1,7 @@
 //! The source of a model file: `hf:OWNER/REPO:FILE`, a URL, or a file on this machine.
 use std::path::PathBuf;
 
+use assignment::source::url_at;
 use protocol::models::check_name;
 
 use crate::cli::Failure;
@@ -47,7 +48,8 @@ fn is_remote(source: &str) -> bool {
 pub(super) fn resolve(source: &str) -> Result<ModelSource, Failure> {
     if is_remote(source) {
         let endpoint = std::env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty());
-        let url = url_at(source, endpoint.as_deref().unwrap_or(HUGGING_FACE));
+        let url = url_at(source, endpoint.as_deref().unwrap_or(HUGGING_FACE))
+            .map(|(url, name)| ModelSource::Url { url, name });
         return url.map_err(|message| Failure::Usage { message, next: EXAMPLE });
     }
     let path = PathBuf::from(source);
@@ -74,69 +76,9 @@ pub(super) fn check_on_node(source: &str) -> Result<(), Failure> {
     check_name(source).map_err(|message| Failure::Usage { message: format!("--from: {message}"), next })
 }
 
-/// The URL of a source on a server, and the name of the file.
-fn url_at(source: &str, endpoint: &str) -> Result<ModelSource, String> {
-    let refused = || format!("{source:?} does not name a file");
-    let Some(hub) = source.strip_prefix("hf:") else {
-        let (scheme, rest) = source.split_once("://").ok_or_else(refused)?;
-        if !matches!(scheme, "http" | "https") {
-            return Err(format!("{scheme}:// is not supported; use https:// or http://"));
-        }
-        let path = rest.split(['?', '#']).next().unwrap_or_default();
-        let name = path.split_once('/').and_then(|(_, path)| last_part(path)).ok_or_else(refused)?;
-        return Ok(ModelSource::Url { url: source.into(), name });
-    };
-    let (repository, file) = hub.split_once(':').ok_or_else(|| format!("{source:?} is not hf:OWNER/REPO:FILE"))?;
-    let is_repository =
-        repository.split('/').count() == 2 && !repository.starts_with('/') && !repository.ends_with('/');
-    if !is_repository || !is_plain(repository) || !is_plain(file) || file.contains("..") {
-        return Err(format!("{source:?} is not hf:OWNER/REPO:FILE"));
-    }
-    let name = last_part(file).ok_or_else(refused)?;
-    let url = format!("{}/{repository}/resolve/main/{file}", endpoint.trim_end_matches('/'));
-    Ok(ModelSource::Url { url, name })
-}
-
-/// The last part of a path, unless it is empty.
-fn last_part(path: &str) -> Option<String> {
-    path.rsplit('/').next().filter(|name| !name.is_empty()).map(str::to_owned)
-}
-
-/// Whether a repository or file name needs no escaping in a URL.
-fn is_plain(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-/+".contains(&byte))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sources_resolve_to_urls_and_names() {
-        for (source, url, name) in [
-            ("hf:o/r-GGUF:m.gguf", "https://mirror/o/r-GGUF/resolve/main/m.gguf", "m.gguf"),
-            ("hf:o/r:q4/m.gguf", "https://mirror/o/r/resolve/main/q4/m.gguf", "m.gguf"),
-            ("http://a:1/x/m.gguf?download=true", "http://a:1/x/m.gguf?download=true", "m.gguf"),
-        ] {
-            let expected = ModelSource::Url { url: url.into(), name: name.into() };
-            assert_eq!(url_at(source, "https://mirror/"), Ok(expected), "{source}");
-        }
-        for odd in [
-            "hf:",
-            "hf:o:m",
-            "hf:o/r",
-            "hf:o/r:",
-            "hf:o/r/x:m",
-            "hf:/r:m",
-            "hf:o/r:../m",
-            "ftp://a/m",
-            "https://a",
-            "https://a/",
-            "hf:o/r:m?x",
-        ] {
-            assert!(is_remote(odd) && url_at(odd, "https://mirror/").is_err(), "{odd}");
-        }
-    }
 
     #[test]
     fn path_is_a_source_if_the_file_exists() {

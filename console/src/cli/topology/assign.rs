@@ -64,6 +64,7 @@ pub(super) async fn run(options: &AssignFile) -> Result<u8, Failure> {
         Ok(assigned) => assigned,
         Err(failure) => return Err(advised(failure, sessions).await),
     };
+    reached.introduce().await;
     let (layout, epoch) = (assigned.topology.layout.to_string(), assigned.epoch.0);
     if options.json {
         output::line(&json!({"topology": layout, "epoch": epoch, "reused": assigned.reused}).to_string());

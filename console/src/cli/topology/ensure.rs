@@ -98,10 +98,10 @@ impl Reached {
 
     /// The running topology that matches the request, if any.
     fn serving(&self, asked: &TopologyRequest) -> Option<Obtained> {
-        let (topology, reports) = self.cluster.topology()?;
-        if !self.cluster.serves() || !asked.is_met_by(topology) {
-            return None;
-        }
+        let topologies = self.cluster.topologies();
+        let (topology, reports) = topologies
+            .into_iter()
+            .find(|(topology, _)| asked.is_met_by(topology) && self.cluster.has_serving(topology))?;
         let sessions = topology.members.iter().filter_map(|member| self.session_of(&member.name)).collect();
         let epoch = reports.first()?.epoch;
         Some(Obtained { sessions, assigned: Assigned { epoch, topology: topology.clone(), reused: true } })
@@ -151,6 +151,13 @@ impl Reached {
             json!({"topology": layout, "model": model, "requests": held.requests})
         });
         Some((words.join(" and "), object.collect()))
+    }
+
+    /// Tells all nodes of each other, after a topology was assigned.
+    pub(crate) async fn introduce(&self) {
+        for fault in self.cluster.introduce().await {
+            output::note(&output::clean(&format!("a node is not told of the others: {fault}")));
+        }
     }
 
     /// Sends the list of excluded nodes to the nodes that missed a change, before a topology is assigned.
@@ -224,6 +231,7 @@ async fn assign_new(
     }
     reached.spread().await;
     let assigned = assign_and_tell(&sessions, &wanted).await?;
+    reached.introduce().await;
     Ok(Some(Obtained { sessions, assigned }))
 }
 

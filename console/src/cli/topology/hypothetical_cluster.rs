@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use topology::sizes::{ModelSizes, Quantisation};
 
 use crate::cli::Failure;
-use crate::operator::planner_query::LINK;
+use assignment::planner_query::LINK;
 
 /// Memory that Raspberry Pi OS Lite uses on a Pi: kernel, GPU and services.
 const SYSTEM_BYTES: u64 = 512 << 20;

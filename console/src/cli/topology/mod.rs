@@ -9,6 +9,7 @@ mod preview;
 mod show;
 mod simulate;
 mod take_over;
+mod unload;
 
 use clap::Subcommand;
 
@@ -33,6 +34,8 @@ pub(crate) enum TopologyCommand {
     Simulate(simulate::Simulate),
     /// Let the reachable members continue without the lost ones, even if they are no majority
     TakeOver(take_over::TakeOver),
+    /// Unload a topology and free its nodes for another model
+    Unload(unload::UnloadTopology),
 }
 
 impl TopologyCommand {
@@ -43,6 +46,7 @@ impl TopologyCommand {
             Self::Assign(_) => Reach::Otherwise("speaks to the nodes that its file names"),
             Self::Plan(plan) => Reach::Nodes(&mut plan.typed, Need::Typed),
             Self::Simulate(_) => Reach::Counts,
+            Self::Unload(options) => Reach::Nodes(&mut options.nodes.nodes, Need::Acts),
             Self::TakeOver(options) => Reach::Nodes(&mut options.nodes.nodes, Need::Acts),
         }
     }
@@ -60,6 +64,7 @@ pub(crate) async fn run(command: TopologyCommand) -> Result<u8, Failure> {
         TopologyCommand::Plan(plan) => plan::run(plan).await,
         TopologyCommand::Show(show) => show::run(&show).await,
         TopologyCommand::Simulate(simulate) => simulate::run(&simulate),
+        TopologyCommand::Unload(options) => Interrupts::listen()?.end(unload::run(&options)).await,
         TopologyCommand::TakeOver(options) => Interrupts::listen()?.end(take_over::run(&options)).await,
     }
 }

@@ -110,6 +110,8 @@ impl ClusterView {
             slow,
             busy,
             trouble: trouble.map(str::to_owned),
+            unloaded: node.unloaded(),
+            idle: node.idle(),
         }
     }
 

@@ -186,6 +186,8 @@ impl Driver {
             voter: persisted.voter,
             witness: config.recovery.witness.clone(),
             rolling: persisted.rolling,
+            unloaded: persisted.unloaded,
+            neighbours: persisted.neighbours,
         };
         let monitor = Monitor::new(&config.health_root, config.listen, config.models.first().unwrap_or(&config.state));
         let (disk, written) = Disk::start(name.clone(), state)?;

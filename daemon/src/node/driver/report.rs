@@ -106,6 +106,8 @@ impl Reports {
             exclusions: node.exclusions().clone(),
             rolling: node.rolling().cloned(),
             measured: measured.clone(),
+            neighbours: node.neighbours().cloned().collect(),
+            unloaded: node.unloaded(),
         }))
     }
 }

@@ -32,6 +32,8 @@ pub enum Decision {
     Wait(String),
     /// A later topology was committed.
     Learn(Committed),
+    /// Another member has unloaded the topology.
+    Forget,
     /// Bring the topology up again on these members.
     Bring(Vec<MemberIndex>),
     /// Propose a topology of these members, at the addresses at which they answer; the others are lost.
@@ -51,6 +53,9 @@ pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules)
     let committed = standings().filter_map(|standing| standing.committed.as_ref());
     if let Some(later) = committed.max_by_key(|one| one.epoch).filter(|later| later.epoch > base.epoch) {
         return Decision::Learn(later.clone());
+    }
+    if standings().any(|standing| standing.unloaded == Some(base.name())) {
+        return Decision::Forget;
     }
     let mut exclusions = Exclusions::default();
     for standing in standings() {

@@ -21,6 +21,10 @@ impl Steward {
             self.doing = Doing::Learn(question);
             return vec![ask];
         }
+        let unloaded = views.iter().filter_map(|view| view.standing.as_ref()?.unloaded);
+        if unloaded.into_iter().any(|name| name == look.base.name()) {
+            return self.forget(&look.base);
+        }
         let layout = look.base.topology.layout;
         if !layout.has_roles() {
             return self.watch_balance(look, views);

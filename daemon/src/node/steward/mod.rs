@@ -10,6 +10,7 @@ mod decide;
 mod learn;
 mod propose;
 mod shape;
+mod unload;
 mod view;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -36,6 +37,7 @@ use self::{
     change::{Joins, TopologyChange},
     propose::{Proposal, Propose},
     shape::BALANCE_PAUSE,
+    unload::Unloading,
 };
 use super::steward::breaker::{Breaker, Turn};
 use crate::config::Recovery;
@@ -99,8 +101,9 @@ enum Doing {
     Look(Box<Look>),
     Bring(Box<Bring>),
     Propose(Box<Propose>),
-    /// Sends a topology to a node that does not have it.
+    /// Sends a topology to a node that does not have it, or lets this node forget one.
     Learn(Question),
+    Unload(Box<Unloading>),
 }
 
 /// Requests the standings of all members.
@@ -225,6 +228,9 @@ impl Steward {
         self.lost.clear();
         (self.decided, self.since, self.pause) = (None, None, PAUSE);
         self.said.clear();
+        if let Some(asks) = self.unload_if_idle(&own) {
+            return asks;
+        }
         let serves = matches!(own.state, NodeState::Ready | NodeState::Serving);
         let purpose = match () {
             () if own.forgets => Some(Purpose::Recall),
@@ -269,6 +275,7 @@ impl Steward {
             Doing::Look(look) => self.hear_look(look, question, reply),
             Doing::Bring(bring) => self.hear_bring(bring, question, reply),
             Doing::Propose(propose) => self.hear_propose(propose, question, reply),
+            Doing::Unload(unloading) => self.hear_unload(unloading, question, reply),
             Doing::Learn(waiting) if waiting == question => {
                 self.ended(reply.of_node().map(drop));
                 Vec::new()
@@ -420,6 +427,7 @@ impl Steward {
                 self.doing = Doing::Learn(question);
                 vec![ask]
             }
+            Decision::Forget => self.forget(&base),
             Decision::Bring(unit) if !retakes && unit.iter().any(|member| views[member.index()].serves()) => Vec::new(),
             Decision::Bring(unit) => {
                 self.say(&format!("epoch {} is being brought up again on {} nodes", base.epoch, unit.len()));

@@ -6,6 +6,7 @@ mod quorum;
 mod recovery;
 mod shape;
 pub(crate) mod steward;
+mod unload;
 
 use std::time::Duration;
 
@@ -59,6 +60,7 @@ pub(crate) fn topology(world: u16) -> Topology {
         model: "m.gguf".into(),
         identity: ModelIdentity::default(),
         content: None,
+        unload_after: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,
@@ -122,7 +124,7 @@ pub(in crate::node) fn running() -> Node {
     assert!(node.expects_links(Epoch(4), hash) && !node.expects_links(Epoch(5), hash));
     let effects = ask(&mut node, CONSOLE, 2, RequestBody::Commit { epoch: Epoch(4), hash });
     let committed = Committed::new(Epoch(4), topology(2));
-    let records = vec![Record::Committed(Some(committed))];
+    let records = vec![Record::Committed(Some(committed)), Record::Neighbours(vec!["127.0.0.3:9999".into()])];
     assert_eq!(
         effects,
         [

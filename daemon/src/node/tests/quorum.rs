@@ -38,6 +38,7 @@ fn topology(members: &[usize]) -> Topology {
         model: "m".into(),
         identity: ModelIdentity::default(),
         content: None,
+        unload_after: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,

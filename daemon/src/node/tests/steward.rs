@@ -19,7 +19,7 @@ use crate::node::{
     steward::{Decision, Reply, Rules, Steward, StewardAsk, StewardSettings, View, decide},
 };
 
-const RULES: Rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None };
+pub(super) const RULES: Rules = Rules { exclude_after: Some(Duration::from_secs(60)), witness: None };
 
 pub(crate) fn base(count: u16) -> Committed {
     Committed::new(Epoch(4), super::topology(count))
@@ -35,6 +35,8 @@ pub(crate) fn view(base: &Committed, index: usize, state: NodeState) -> View {
         committed: Some(base.clone()),
         accepted: false,
         forgets: false,
+        unloaded: None,
+        idle: None,
         free: Bytes(0),
         shard: Bytes(0),
         supervised: true,

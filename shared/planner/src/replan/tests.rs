@@ -33,6 +33,7 @@ fn before(layout: &str, count: usize) -> (Topology, ModelSizes) {
         model: "m.gguf".into(),
         identity: common::ids::ModelIdentity::default(),
         content: None,
+        unload_after: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: collectives::Choice::Auto,

@@ -381,6 +381,9 @@ pub enum SpecError {
     /// An invalid combination of roles.
     #[error("{0}; give at least one group of each role, for example prefill:tp2+decode:tp1+decode:tp1")]
     Roles(&'static str),
+    /// Replicas that would be unloaded one by one.
+    #[error("a topology that is unloaded when idle has one replica; give a layout without dpN, or leave out the time")]
+    UnloadsReplicas,
     /// The same node occurs twice.
     #[error("node {0} is given twice; each node holds one shard")]
     Twice(String),

@@ -89,7 +89,7 @@ fn parse(text: &str, link: Link) -> Result<Vec<PlanNode>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operator::planner_query::LINK;
+    use assignment::planner_query::LINK;
 
     #[test]
     fn nodes_differ_in_speed_memory_and_link() {

@@ -1,17 +1,21 @@
-//! The node's records on disk: the highest promised epoch, the committed topology, its votes, the exclusions, the
-//! rolling restart. A record counts only once it is synced. A damaged file is set aside with a warning.
+//! The node's records on disk: the highest promised epoch, the committed topology and the last unloaded one, its votes, the
+//! exclusions, the rolling restart, the other nodes. A record counts only once it is synced. A damaged file is set aside with a warning.
 mod lock;
 #[cfg(test)]
 mod tests;
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write},
     path::{Path, PathBuf},
 };
 
 use anyhow::Context;
-use common::ids::Epoch;
+use common::{
+    ids::{Epoch, TopologyHash},
+    limits::NODES_MAX,
+};
 use protocol::recovery::Committed;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use topology::{Exclusion, Exclusions, Rolling, Topology};
@@ -29,6 +33,8 @@ const DESIRED_FILE: &str = "desired.toml";
 const VOTES_FILE: &str = "votes.toml";
 const ROLLING_FILE: &str = "restart.toml";
 const FORGOT_FILE: &str = "forgot.toml";
+const UNLOADED_FILE: &str = "unloaded.toml";
+const NEIGHBOURS_FILE: &str = "neighbours.toml";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -70,6 +76,13 @@ struct SavedForgot {
     votes: VoteGap,
 }
 
+/// The other nodes of the cluster.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedNeighbours {
+    addresses: Vec<String>,
+}
+
 /// Records read at startup.
 #[derive(Clone, Debug, Default)]
 pub struct PersistedState {
@@ -83,6 +96,10 @@ pub struct PersistedState {
     pub voter: Acceptor,
     /// The latest rolling restart.
     pub rolling: Option<Rolling>,
+    /// The topology that was last unloaded.
+    pub unloaded: Option<(Epoch, TopologyHash)>,
+    /// Addresses of other nodes of the cluster.
+    pub neighbours: BTreeSet<String>,
     /// Damaged files that were set aside.
     pub damaged: Vec<String>,
 }
@@ -126,6 +143,11 @@ impl StateFolder {
         kept.rolling = state
             .read(ROLLING_FILE, &mut kept.damaged, |rolling: &Rolling| rolling.check().is_ok())
             .with_context(help)?;
+        let unloaded: Option<Saved> = state.read(UNLOADED_FILE, &mut kept.damaged, |_| true).with_context(help)?;
+        kept.unloaded = unloaded.and_then(|saved| Some((Epoch(saved.epoch), hash_of(&saved.topology)?)));
+        let neighbours: Option<SavedNeighbours> =
+            state.read(NEIGHBOURS_FILE, &mut kept.damaged, |_| true).with_context(help)?;
+        kept.neighbours = neighbours.into_iter().flat_map(|saved| saved.addresses).take(NODES_MAX).collect();
         kept.exclusions = Exclusions(exclusions.map_or_else(Vec::new, |saved| saved.node));
         let desired = state
             .read(DESIRED_FILE, &mut kept.damaged, |saved: &SavedDesired| saved.topology.check().is_ok())
@@ -212,6 +234,13 @@ impl StateFolder {
             Record::VoteGap(Some(votes)) => self.replace(FORGOT_FILE, &text(&SavedForgot { votes: *votes })?),
             Record::VoteGap(None) => self.remove(FORGOT_FILE),
             Record::Rolling(rolling) => self.replace(ROLLING_FILE, &text(rolling)?),
+            Record::Unloaded(Some((epoch, hash))) => {
+                self.replace(UNLOADED_FILE, &text(&Saved { epoch: epoch.0, topology: hash.to_string() })?)
+            }
+            Record::Unloaded(None) => self.remove(UNLOADED_FILE),
+            Record::Neighbours(addresses) => {
+                self.replace(NEIGHBOURS_FILE, &text(&SavedNeighbours { addresses: addresses.clone() })?)
+            }
         }
     }
 
@@ -239,6 +268,11 @@ impl StateFolder {
         fs::rename(&fresh, self.folder.join(name))?;
         File::open(&self.folder)?.sync_all()
     }
+}
+
+/// The hash that a text shows.
+fn hash_of(text: &str) -> Option<TopologyHash> {
+    u64::from_str_radix(text, 16).ok().map(TopologyHash)
 }
 
 fn unusable(folder: &Path) -> String {

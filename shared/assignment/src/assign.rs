@@ -9,6 +9,7 @@ use common::{
 use protocol::{
     handshake::Identity,
     message::{ModelCard, Prepare, Previous, RequestBody, ResponseBody},
+    session::Session,
 };
 use telemetry::{NodeReport, SyncRecord};
 use tokio::task::JoinSet;
@@ -19,11 +20,10 @@ use super::{
     content,
     event::AssignEvent,
     previous::{pause, previous},
-    session::Session,
     shares::{Share, shares},
 };
-use crate::client::identify::{REPORT, error_node, identify, unexpected};
-use crate::operator::desired::DesiredTopology;
+use crate::desired::DesiredTopology;
+use crate::identify::{REPORT, error_node, identify, unexpected};
 
 /// Longest time without progress of a load.
 const PREPARE: Duration = Duration::from_secs(120);
@@ -33,7 +33,7 @@ const COMMIT: Duration = Duration::from_secs(30);
 const ABORT: Duration = Duration::from_secs(2);
 /// Default context length in tokens, if the model's limit is not lower.
 const CONTEXT_DEFAULT: u32 = 4096;
-pub use crate::operator::desired::SLOTS_DEFAULT;
+pub use crate::desired::SLOTS_DEFAULT;
 
 /// A running topology.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,12 +95,13 @@ pub async fn assign_until(
 }
 
 /// The topology to assign next.
-pub(super) struct Next<'a> {
-    pub(super) topology: Topology,
+pub struct Next<'a> {
+    /// The topology.
+    pub topology: Topology,
     /// The operator's topology, if this one only approximates it.
-    pub(super) desired: Option<Box<Topology>>,
+    pub desired: Option<Box<Topology>>,
     /// The sizes of its model.
-    pub(super) sizes: &'a ModelSizes,
+    pub sizes: &'a ModelSizes,
 }
 
 /// Assigns a topology to the sessions, which are its members in order. Replicas that already run unchanged keep
@@ -108,7 +109,7 @@ pub(super) struct Next<'a> {
 ///
 /// # Errors
 /// See [`assign_until`].
-pub(super) async fn assign_as(
+pub async fn assign_as(
     sessions: &[Arc<Session>],
     next: Next<'_>,
     stop: &CancellationToken,
@@ -253,6 +254,7 @@ fn compose(nodes: &[(&Identity, &str)], wanted: &DesiredTopology, card: &ModelCa
         collective: wanted.collective,
         context_length: wanted.context_length.unwrap_or(card.context_length.min(CONTEXT_DEFAULT)),
         slots: wanted.slots,
+        unload_after: wanted.unload_after,
     })
 }
 
@@ -357,14 +359,26 @@ mod tests {
     use topology::Layout;
 
     use super::*;
-    use crate::client::identify::is_sound;
+    use crate::identify::is_sound;
 
     fn wanted() -> DesiredTopology {
         let (kv, exchange) = (KvFormat::F16, Exchange::F32);
         let layout = Layout::tensor_parallel(2);
         let (model, slots, collective) = ("m.gguf".into(), SLOTS_DEFAULT, Choice::Auto);
         let (weights, layers) = (Vec::new(), Vec::new());
-        DesiredTopology { layout, weights, layers, model, kv, exchange, collective, context_length: None, slots }
+        let (context_length, unload_after) = (None, None);
+        DesiredTopology {
+            layout,
+            weights,
+            layers,
+            model,
+            kv,
+            exchange,
+            collective,
+            context_length,
+            slots,
+            unload_after,
+        }
     }
 
     fn card() -> ModelCard {
@@ -400,7 +414,7 @@ mod tests {
             state: if rank == 0 { NodeState::Serving } else { NodeState::Ready },
             epoch: Epoch(7),
             topology: Some((topology.clone(), topology.hash(), MemberIndex(rank))),
-            ..crate::client::fake_node::idle_report("pi")
+            ..crate::fixtures::idle_report("pi")
         }
     }
 

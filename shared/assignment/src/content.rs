@@ -10,6 +10,7 @@ use common::{
 use protocol::{
     message::{RequestBody, ResponseBody},
     models::{ModelsRequest, ModelsResponse},
+    session::Session,
 };
 use telemetry::LoadProgress;
 use tokio::{sync::mpsc, task::JoinSet};
@@ -17,7 +18,6 @@ use tokio::{sync::mpsc, task::JoinSet};
 use super::{
     event::AssignEvent,
     identify::{identify, unexpected},
-    session::Session,
 };
 
 /// Longest time without a message from a node that hashes its file.

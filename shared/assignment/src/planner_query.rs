@@ -13,7 +13,7 @@ use planner::{
 use telemetry::{KnownLink, Measured, NodeReport, PACED};
 use topology::{Layout, sizes::ModelSizes};
 
-use crate::operator::desired::DesiredTopology;
+use crate::desired::DesiredTopology;
 
 /// Prompt length in tokens that times are predicted for.
 pub const PROMPT: u32 = 512;
@@ -206,6 +206,7 @@ impl PlannerAnswer {
             collective: self.ask.choice,
             context_length: Some(self.context),
             slots: self.ask.slots,
+            unload_after: None,
         }
     }
 

@@ -36,6 +36,9 @@ pub struct DesiredTopology {
     pub context_length: Option<u32>,
     /// Maximum number of concurrent sequences.
     pub slots: u16,
+    /// Seconds without a request after which it is unloaded; `None`: never.
+    #[serde(default)]
+    pub unload_after: Option<u32>,
 }
 
 impl DesiredTopology {
@@ -55,6 +58,7 @@ impl DesiredTopology {
             collective: topology.collective,
             context_length: Some(topology.context_length),
             slots: topology.slots,
+            unload_after: topology.unload_after,
         }
     }
 
@@ -198,6 +202,7 @@ impl TopologyRequest {
             collective: self.collective.unwrap_or(Choice::Auto),
             context_length: self.context_length,
             slots: self.slots,
+            unload_after: None,
         }
     }
 

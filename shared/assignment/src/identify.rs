@@ -3,18 +3,21 @@ use std::time::Duration;
 
 use common::fault::{Fault, FaultKind};
 use models::limits::BLOCK_COUNT_MAX;
-use protocol::message::{ModelCard, RequestBody, ResponseBody};
-
-use crate::client::session::Session;
+use protocol::{
+    message::{ModelCard, RequestBody, ResponseBody},
+    session::Session,
+};
 
 /// Time limit for a report.
-pub(super) const REPORT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 });
+pub const REPORT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 });
 
-pub(super) fn error_node(session: &Session) -> String {
+/// The name of a node in faults.
+pub fn error_node(session: &Session) -> String {
     session.identity.name.clone()
 }
 
-pub(super) fn unexpected(session: &Session, body: &ResponseBody) -> Fault {
+/// The fault of a response that does not fit its request.
+pub fn unexpected(session: &Session, body: &ResponseBody) -> Fault {
     let name = format!("{body:?}");
     let reason = format!("unexpected response {}", name.chars().take(40).collect::<String>());
     Fault::new(error_node(session), FaultKind::Malformed { reason })

@@ -62,7 +62,7 @@ mod tests {
     use topology::sizes::Quantisation;
 
     use super::*;
-    use crate::{client::fake_node::idle_report, fixtures};
+    use crate::fixtures::{self, idle_report};
 
     const MIB: u64 = 1 << 20;
 

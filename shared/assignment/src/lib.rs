@@ -1,0 +1,15 @@
+//! Chooses, assigns and unloads topologies by sessions with nodes, as an operator's console and a gateway do it.
+pub mod assign;
+mod content;
+pub mod desired;
+pub mod event;
+pub mod files;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
+pub mod identify;
+pub mod plan;
+pub mod planner_query;
+mod previous;
+mod shares;
+pub mod source;
+pub mod unload;
