@@ -56,6 +56,7 @@ mod rolling;
 mod run_command;
 mod runbook;
 mod serving;
+mod several_models;
 mod states;
 mod straggler;
 mod style;

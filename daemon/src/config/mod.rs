@@ -102,6 +102,9 @@ struct File {
     http: Option<String>,
     api_keys: Option<Vec<String>>,
     api_key_file: Option<PathBuf>,
+    operator_api_keys: Option<Vec<String>>,
+    operator_api_key_file: Option<PathBuf>,
+    unload_after_s: Option<u32>,
     http_hosts: Option<Vec<String>>,
     http_origins: Option<Vec<String>>,
     peers: Option<Vec<String>>,
@@ -244,7 +247,7 @@ impl Config {
                 let text = fs::read_to_string(path).with_context(reading)?;
                 let file: File =
                     toml::from_str(&text).with_context(|| format!("{} is invalid; correct it", path.display()))?;
-                if file.api_keys.as_ref().is_some_and(|keys| !keys.is_empty()) {
+                if [&file.api_keys, &file.operator_api_keys].into_iter().flatten().any(|keys| !keys.is_empty()) {
                     gateway::check_mode(path, &fs::metadata(path).with_context(reading)?)?;
                 }
                 file
@@ -295,6 +298,9 @@ impl Config {
             http: if paced.is_some() { Some("off".into()) } else { arguments.http.or(file.http) },
             keys: file.api_keys.unwrap_or_default(),
             key_file: file.api_key_file,
+            operator_keys: file.operator_api_keys.unwrap_or_default(),
+            operator_key_file: file.operator_api_key_file,
+            unload_after: file.unload_after_s,
             own: vec![name.clone(), host_name()],
             hosts: file.http_hosts.unwrap_or_default(),
             origins: file.http_origins.unwrap_or_default(),
@@ -381,7 +387,7 @@ mod tests {
             .filter(|line| line.contains(" = ") && !line.starts_with("# "))
             .map(|line| line.trim_start_matches('#'))
             .collect();
-        assert_eq!(settings.len(), 34);
+        assert_eq!(settings.len(), 36);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         let shipped = check(text).expect("every line is known");

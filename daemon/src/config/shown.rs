@@ -52,6 +52,8 @@ impl Config {
             ("insecure", Some(Value::Boolean(self.insecure))),
             ("http", Some(Value::String(listen))),
             ("api_keys", Some(texts(http.keys.iter().map(|_| LEFT_OUT.to_owned())))),
+            ("operator_api_keys", Some(texts(http.operator_keys.iter().map(|_| LEFT_OUT.to_owned())))),
+            ("unload_after_s", Some(number(http.unload_after.map_or(0, u64::from)))),
             ("http_hosts", Some(texts(http.hosts.iter().cloned()))),
             ("http_origins", Some(texts(http.origins.iter().cloned()))),
             ("peers", Some(texts(http.peers.iter().cloned()))),

@@ -1,7 +1,7 @@
-//! Admission: a bounded queue for the replicas' slots, first come first served, each request with a deadline. Resumed
-//! answers come before all others.
+//! Admission: for each model a bounded queue for its replicas' slots, first come first served, each request with a
+//! deadline. Resumed answers come before all others.
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -9,27 +9,33 @@ use std::{
     time::{Duration, Instant},
 };
 
+use common::ids::ModelRoots;
 use tokio::{sync::Notify, time::timeout_at};
 
 use super::{
-    cluster::{Cluster, GRACE},
+    cluster::{Cluster, GRACE, Replica},
     route::{RequestOutcome, Router, RoutingDecision},
 };
 
-/// A topology that served within this time is expected back: restarted nodes restore it by themselves.
-const LATELY: Duration = Duration::from_secs(60);
 /// Weight of the latest request in the mean duration.
 const LATEST: f64 = 0.2;
 
 #[derive(Debug, Default)]
 struct AdmissionState {
     router: Router,
-    queue: VecDeque<u64>,
+    /// Those that wait for a slot of a model; a model for which none waits has no entry.
+    queues: BTreeMap<ModelRoots, VecDeque<u64>>,
     /// Mean time that a request holds its slot, in seconds.
     held_s: f64,
 }
 
-/// The queue, and the slots in use.
+impl AdmissionState {
+    fn waiting(&self, model: &ModelRoots) -> usize {
+        self.queues.get(model).map_or(0, VecDeque::len)
+    }
+}
+
+/// The queues, and the slots in use.
 #[derive(Debug)]
 pub(super) struct Admission {
     cluster: Arc<Cluster>,
@@ -51,11 +57,15 @@ pub(super) enum Refused {
     Overdue,
     /// No replica serves.
     Nowhere,
+    /// The model's nodes have another model now, or none.
+    Gone,
 }
 
 /// A request for a slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
+    /// The model that is to answer it.
+    pub(super) model: ModelRoots,
     /// Hash of the beginning of its prompt.
     pub(super) prefix: u64,
     /// It waits until then.
@@ -78,6 +88,7 @@ pub(super) struct ReplicaSlot {
 /// A position in the queue.
 struct QueueTicket<'a> {
     number: u64,
+    model: ModelRoots,
     admission: &'a Admission,
 }
 
@@ -90,7 +101,7 @@ pub(super) struct Occupancy {
 }
 
 impl Admission {
-    /// Creates an empty queue of at most `limit` requests.
+    /// Creates empty queues of at most `limit` requests.
     pub(super) fn new(cluster: Arc<Cluster>, limit: usize, recovers: bool) -> Self {
         Self { cluster, limit, recovers, state: Mutex::default(), tickets: AtomicU64::new(0), moved: Notify::new() }
     }
@@ -104,33 +115,40 @@ impl Admission {
     pub(super) async fn learn(self: Arc<Self>) {
         loop {
             let changed = self.cluster.changed.notified();
-            let serving = self.cluster.serving();
-            self.state().router.learn(&serving.replicas);
+            let replicas = self.cluster.replicas();
+            self.state().router.learn(&replicas);
             changed.await;
         }
     }
 
-    /// Number of waiting requests if the queue is full, else `None`.
+    /// Number of waiting requests if all queues are full, else `None`.
     pub(super) fn is_full(&self) -> Option<usize> {
-        let waiting = self.state().queue.len();
-        (waiting >= self.limit && waiting > 0).then_some(waiting)
+        let models = self.cluster.models();
+        let state = self.state();
+        let least = models.iter().map(|model| state.waiting(&model.topology.roots())).min().unwrap_or_default();
+        (least >= self.limit && least > 0).then_some(least)
     }
 
-    /// Estimated seconds until a slot is free, from the queue's length and recent durations.
-    pub(super) fn retry_after(&self) -> u64 {
-        let serving = self.cluster.serving();
+    /// Estimated seconds until a slot of a model is free, from its queue's length and recent durations.
+    pub(super) fn retry_after(&self, model: &ModelRoots) -> u64 {
+        let served = self.cluster.model_of(model);
         let state = self.state();
-        let (places, _) = state.router.places(&serving.replicas);
-        let seconds = state.held_s * (state.queue.len() + 1) as f64 / f64::from(places.max(1));
+        let (places, _) = state.router.places(served.as_ref().map_or(&[], |served| &served.replicas));
+        let seconds = state.held_s * (state.waiting(model) + 1) as f64 / f64::from(places.max(1));
         (seconds.ceil() as u64).clamp(1, 60)
     }
 
-    /// Current occupancy.
+    /// Number of requests that wait for a model.
+    pub(super) fn waiting(&self, model: &ModelRoots) -> usize {
+        self.state().waiting(model)
+    }
+
+    /// Current occupancy of all models.
     pub(super) fn occupancy(&self) -> Occupancy {
-        let serving = self.cluster.serving();
+        let replicas = self.cluster.replicas();
         let state = self.state();
-        let (places, taken) = state.router.places(&serving.replicas);
-        Occupancy { waiting: state.queue.len(), places, taken }
+        let (places, taken) = state.router.places(&replicas);
+        Occupancy { waiting: state.queues.values().map(VecDeque::len).sum(), places, taken }
     }
 
     /// Number of requests of this gateway on a head, and whether its circuit breaker is open.
@@ -144,8 +162,9 @@ impl Admission {
     /// # Errors
     /// No slot is free, and none will be in time.
     pub(super) async fn admit(self: &Arc<Self>, claim: Claim) -> Result<ReplicaSlot, Refused> {
-        let ticket = self.enter(claim.is_resumed)?;
-        let waits = claim.is_resumed || (self.recovers && self.cluster.has_served_within(LATELY));
+        let ticket = self.enter(&claim)?;
+        let served_lately = self.cluster.model_of(&claim.model).is_some_and(|served| served.has_served_lately());
+        let waits = claim.is_resumed || (self.recovers && served_lately);
         let patience = if waits { claim.deadline } else { claim.deadline.min(Instant::now() + GRACE) };
         loop {
             let mut moved = std::pin::pin!(self.moved.notified());
@@ -153,13 +172,17 @@ impl Admission {
             // No notification is missed from here on.
             moved.as_mut().enable();
             changed.as_mut().enable();
-            let way = self.take(&ticket, claim.prefix);
+            let served = self.cluster.model_of(&claim.model).ok_or(Refused::Gone)?;
+            let way = self.take(&ticket, &served.replicas, claim.prefix);
             match way {
                 RoutingDecision::To(head) => {
                     let (outcome, admission) = (RequestOutcome::Neither, Arc::clone(self));
                     return Ok(ReplicaSlot { head, outcome, admission, since: Instant::now() });
                 }
-                RoutingDecision::Nowhere if Instant::now() >= patience || self.is_cordoned(claim) => {
+                // If an operator has cordoned all replicas, only an answer that has begun waits.
+                RoutingDecision::Nowhere
+                    if Instant::now() >= patience || (!claim.is_resumed && served.cordon().is_some()) =>
+                {
                     return Err(Refused::Nowhere);
                 }
                 RoutingDecision::Nowhere | RoutingDecision::Busy => {}
@@ -177,43 +200,47 @@ impl Admission {
         }
     }
 
-    /// Whether an operator has cordoned all replicas: then only an answer that has begun waits.
-    fn is_cordoned(&self, claim: Claim) -> bool {
-        !claim.is_resumed && self.cluster.serving().cordon().is_some()
-    }
-
-    fn enter(&self, is_resumed: bool) -> Result<QueueTicket<'_>, Refused> {
-        let serving = self.cluster.serving();
+    fn enter(&self, claim: &Claim) -> Result<QueueTicket<'_>, Refused> {
+        let served = self.cluster.model_of(&claim.model).ok_or(Refused::Gone)?;
         let mut state = self.state();
-        let (places, taken) = state.router.places(&serving.replicas);
+        let (places, taken) = state.router.places(&served.replicas);
+        let waiting = state.waiting(&claim.model);
         // With a queue of length 0, a request still enters if a slot is free.
-        if !is_resumed && state.queue.len() >= self.limit && (taken >= places || !state.queue.is_empty()) {
+        if !claim.is_resumed && waiting >= self.limit && (taken >= places || waiting > 0) {
             return Err(if places == 0 { Refused::Nowhere } else { Refused::Full });
         }
         let number = self.tickets.fetch_add(1, Ordering::Relaxed);
-        if is_resumed {
-            state.queue.push_front(number);
+        let queue = state.queues.entry(claim.model).or_default();
+        if claim.is_resumed {
+            queue.push_front(number);
         } else {
-            state.queue.push_back(number);
+            queue.push_back(number);
         }
-        Ok(QueueTicket { number, admission: self })
+        Ok(QueueTicket { number, model: claim.model, admission: self })
     }
 
-    /// Takes a slot if this request is first in the queue.
-    fn take(&self, ticket: &QueueTicket<'_>, prefix: u64) -> RoutingDecision {
-        let serving = self.cluster.serving();
+    /// Takes a slot if this request is first in its queue.
+    fn take(&self, ticket: &QueueTicket<'_>, replicas: &[Replica], prefix: u64) -> RoutingDecision {
         let mut state = self.state();
-        if state.queue.front() != Some(&ticket.number) {
-            let (places, _) = state.router.places(&serving.replicas);
+        let first = state.queues.get(&ticket.model).and_then(VecDeque::front);
+        if first != Some(&ticket.number) {
+            let (places, _) = state.router.places(replicas);
             return if places == 0 { RoutingDecision::Nowhere } else { RoutingDecision::Busy };
         }
-        state.router.choose(&serving.replicas, prefix, Instant::now())
+        state.router.choose(replicas, prefix, Instant::now())
     }
 }
 
 impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
-        self.admission.state().queue.retain(|number| *number != self.number);
+        let mut state = self.admission.state();
+        if let Some(queue) = state.queues.get_mut(&self.model) {
+            queue.retain(|number| *number != self.number);
+            if queue.is_empty() {
+                state.queues.remove(&self.model);
+            }
+        }
+        drop(state);
         self.admission.moved.notify_waiters();
     }
 }

@@ -329,7 +329,6 @@ impl Answer {
         let settings = &self.gateway.settings;
         let lost = self.lost.filter(|_| self.prompt.is_some());
         let deadline = lost.map_or(self.turn + settings.queue_wait, |lost| lost + settings.resume_wait);
-        let claim = Claim { prefix: self.wish.prefix, deadline, is_resumed: lost.is_some() };
         loop {
             if let Some(why) = self.why.take() {
                 if Instant::now() + PAUSE >= deadline {
@@ -337,9 +336,15 @@ impl Answer {
                 }
                 sleep(PAUSE).await;
             }
-            let mut place = self.gateway.admission.admit(claim).await.map_err(|refused| self.refusal(refused))?;
+            let model = self.model.next(&self.gateway.cluster, self.tokens.len()).await?;
+            let Some(model) = model else { return Err(self.gateway.not_serving(None)) };
+            let claim = Claim { model, prefix: self.wish.prefix, deadline, is_resumed: lost.is_some() };
+            let mut place = match self.gateway.admission.admit(claim).await {
+                Ok(place) => place,
+                Err(Refused::Gone) => continue,
+                Err(refused) => return Err(self.refusal(refused, &model)),
+            };
             // The gateway's information may be slightly old: the head itself compares the model, too.
-            let model = self.model.next(self.gateway.cluster.serving().topology, self.tokens.len())?;
             let sent = self.accepted.elapsed();
             match self.send(&place.head, model).await {
                 Ok((session, reply, end)) => {
@@ -358,15 +363,12 @@ impl Answer {
         }
     }
 
-    fn refusal(&self, refused: Refused) -> ApiError {
-        let retry_after = self.gateway.admission.retry_after();
+    fn refusal(&self, refused: Refused, model: &ModelRoots) -> ApiError {
+        let retry_after = self.gateway.admission.retry_after(model);
         match refused {
-            Refused::Full => {
-                let waiting = self.gateway.admission.occupancy().waiting;
-                ApiError::queue_full(waiting, retry_after)
-            }
+            Refused::Full => ApiError::queue_full(self.gateway.admission.waiting(model), retry_after),
             Refused::Overdue => ApiError::queue_overdue(self.gateway.settings.queue_wait.as_secs(), retry_after),
-            Refused::Nowhere => self.gateway.not_serving(),
+            Refused::Nowhere | Refused::Gone => self.gateway.not_serving(Some(model)),
         }
     }
 

@@ -83,12 +83,11 @@ pub(super) async fn complete(
     held: Held,
     arrival: ReceivedRequest,
 ) -> Result<Response, ApiError> {
-    gateway.cluster.await_topology().await;
-    let Some(served) = gateway.cluster.serving().topology else { return Err(gateway.not_serving()) };
-    let model = Pinned::new(asked.model.clone(), served)?;
+    let served = gateway.served_for(asked.model.as_deref(), arrival.permission).await?;
+    let model = Pinned::new(asked.model.clone(), served.topology);
     let deadline = arrival.at + gateway.settings.request_max;
     let is_streamed = asked.is_streamed;
-    let echoes = if asked.echoes { echoes(&gateway, &asked.choices).await? } else { Vec::new() };
+    let echoes = if asked.echoes { echoes(&gateway, &model, &asked.choices).await? } else { Vec::new() };
     let mut run = begin(Arc::clone(&gateway), asked, writer, echoes, held, arrival, model);
     let overdue = || ApiError::overdue(gateway.settings.request_max.as_secs());
     if !is_streamed {
@@ -105,7 +104,7 @@ pub(super) async fn complete(
     // Until the answer begins, an error has a status code of its own.
     let first = match timeout_at(deadline.into(), run.next()).await {
         Ok(Some((index, part))) => (index, part?),
-        Ok(None) => return Err(run.gateway.not_serving()),
+        Ok(None) => return Err(run.gateway.not_serving(None)),
         Err(_) => return Err(overdue()),
     };
     let (events, response) = events(run.arrival.at, Arc::clone(&run.first), run.writer.framing());
@@ -126,14 +125,14 @@ pub(super) async fn complete(
 }
 
 /// The texts of the choices' prompts; a head has those of token ids.
-async fn echoes(gateway: &Gateway, choices: &[Wish]) -> Result<Vec<String>, ApiError> {
+async fn echoes(gateway: &Gateway, model: &Pinned, choices: &[Wish]) -> Result<Vec<String>, ApiError> {
     let mut texts: Vec<String> = Vec::with_capacity(choices.len());
     for (index, wish) in choices.iter().enumerate() {
         let before = index.checked_sub(1).map(|before| &choices[before]);
         let text = match &wish.generate.prompt {
             _ if before.is_some_and(|before| Arc::ptr_eq(&before.generate, &wish.generate)) => texts[index - 1].clone(),
             Prompt::Text(text) => text.clone(),
-            Prompt::Tokens(ids) => gateway.text_of(ids.clone()).await?,
+            Prompt::Tokens(ids) => gateway.text_of(&model.roots(), ids.clone()).await?,
             Prompt::Chat(_) => String::new(),
         };
         texts.push(text);
@@ -257,7 +256,7 @@ impl Run {
     async fn whole(&mut self) -> Result<Value, ApiError> {
         let mut scores = 0;
         while self.ended < self.count {
-            let Some((index, part)) = self.next().await else { return Err(self.gateway.not_serving()) };
+            let Some((index, part)) = self.next().await else { return Err(self.gateway.not_serving(None)) };
             let part = part.map_err(|error| {
                 let tally = Tally { timings: Value::Null, ..self.tally.clone() };
                 error.with_partial(|| self.writer.whole(&tally))
@@ -323,4 +322,14 @@ pub(super) struct ReceivedRequest {
     pub(super) created: u64,
     /// Seed of requests that have none.
     pub(super) seed: u64,
+    pub(super) permission: Permission,
+}
+
+/// What the key of a request permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Permission {
+    /// Using the models that are served.
+    Asks,
+    /// Loading, downloading and deleting models, too.
+    ChangesModels,
 }

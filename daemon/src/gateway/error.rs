@@ -64,10 +64,56 @@ impl ApiError {
     }
 
     /// A model that is not served.
-    pub(super) fn no_such_model(asked: &str, served: &str) -> Self {
+    pub(super) fn no_such_model(asked: &str, served: &[&str]) -> Self {
         let asked: String = asked.chars().take(100).collect();
-        let message = format!("model {asked:?} is not served here; ask for {served:?} (see /v1/models)");
+        let message = format!("model {asked:?} is not served here; ask for {} (see /v1/models)", either(served));
         let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message);
+        Self { param: Some("model".into()), ..error }
+    }
+
+    /// A model that is unknown, while a node that may serve it does not answer.
+    pub(super) fn model_perhaps_away(asked: &str, served: &[&str], node: &str) -> Self {
+        let asked: String = asked.chars().take(100).collect();
+        let message = format!(
+            "model {asked:?} is not served by the nodes that answer, and {node} does not answer; try again later, or ask \
+             for {}",
+            either(served)
+        );
+        Self { param: Some("model".into()), ..Self::not_serving("model_unknown", message, 5) }
+    }
+
+    /// A model that is not served, and whose file no node has.
+    pub(super) fn no_such_file(asked: &str, served: &[&str]) -> Self {
+        let asked: String = asked.chars().take(100).collect();
+        let message = format!(
+            "model {asked:?} is not served here, and no node has its file; download it with /api/pull, or ask for {}",
+            either(served)
+        );
+        let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message);
+        Self { param: Some("model".into()), ..error }
+    }
+
+    /// A model that cannot be loaded for a request.
+    pub(super) fn not_loaded(model: &str, why: &str) -> Self {
+        Self::not_serving("model_not_loaded", format!("cannot load {model}: {why}"), 10)
+    }
+
+    /// A file that a topology uses.
+    pub(super) fn model_in_use(model: &str) -> Self {
+        let model: String = model.chars().take(100).collect();
+        let message = format!("model {model:?} is served; unload it first with console topology unload");
+        Self::new(StatusCode::CONFLICT, "invalid_request_error", "model_in_use", message)
+    }
+
+    /// Whether no node serves the model that a request names.
+    pub(super) fn is_of_unknown_model(&self) -> bool {
+        self.code == "model_not_found"
+    }
+
+    /// Several models are served, and the request names none.
+    pub(super) fn model_needed(served: &[&str]) -> Self {
+        let message = format!("several models are served here; set model to {}", either(served));
+        let error = Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", "model_required", message);
         Self { param: Some("model".into()), ..error }
     }
 
@@ -87,8 +133,8 @@ impl ApiError {
 
     /// A request to download or delete models.
     pub(super) fn models_fixed() -> Self {
-        let message = "models cannot be downloaded or deleted by this API; the cluster's operator does it with \
-            `console model`";
+        let message = "models are downloaded and deleted only with a key of operator_api_keys; or the cluster's operator \
+            does it with `console model`";
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", "models_fixed", message.into())
     }
 
@@ -201,7 +247,7 @@ impl ApiError {
     /// Another model is served than the one that began the answer.
     pub(super) fn model_replaced(tokens: usize) -> Self {
         let message = format!(
-            "another model was assigned after {tokens} tokens of this answer and cannot continue it; \
+            "the model was replaced or unloaded after {tokens} tokens of this answer, and no other one can continue it; \
                 send the request again"
         );
         Self::not_serving("model_replaced", message, 1)
@@ -294,6 +340,18 @@ impl IntoResponse for ApiError {
         // Other APIs write it in a form of their own.
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+/// Names as a choice.
+fn either(names: &[&str]) -> String {
+    match names {
+        [] => "a model that is assigned".into(),
+        [before @ .., last] if !before.is_empty() => {
+            let before: Vec<String> = before.iter().map(|name| format!("{name:?}")).collect();
+            format!("{} or {last:?}", before.join(", "))
+        }
+        [name, ..] => format!("{name:?}"),
     }
 }
 

@@ -2,11 +2,18 @@
 use std::time::Instant;
 
 use axum::http::StatusCode;
+use common::ids::ModelRoots;
 use serde_json::{Value, json};
 use telemetry::NodeState;
 use topology::Exclusion;
 
-use super::{Gateway, cluster::Serving, error::ApiError, trace::milliseconds};
+use super::{
+    Gateway,
+    cluster::{Replica, ServedModel},
+    error::ApiError,
+    models::concerns,
+    trace::milliseconds,
+};
 
 /// Share of the load that must be done before the remaining time is reported.
 const SHARE_MIN: f64 = 0.05;
@@ -32,14 +39,16 @@ pub(super) struct ServingStatus {
 }
 
 impl Gateway {
-    /// Current status of this node.
-    pub(super) fn standing(&self) -> ServingStatus {
-        let serving = self.cluster.serving();
-        let count = serving.replicas.iter().filter(|replica| replica.is_serving).count();
-        let all = serving.replicas.len();
+    /// Current status of this node for one model, or for all.
+    pub(super) fn standing(&self, of: Option<&ModelRoots>) -> ServingStatus {
+        let mut models = self.cluster.models();
+        models.retain(|model| concerns(of, &model.topology.roots()));
+        let replicas: Vec<&Replica> = models.iter().flat_map(|model| &model.replicas).collect();
+        let count = replicas.iter().filter(|replica| replica.is_serving).count();
+        let all = replicas.len();
         let own = self.cluster.own();
         let state = own.as_ref().map(|seen| seen.report.state);
-        let load = self.load();
+        let load = self.load(of);
         let (status, code, message) = match (state, count) {
             (Some(NodeState::Draining), _) => (
                 "draining",
@@ -47,8 +56,7 @@ impl Gateway {
                 "this node is draining; use another node or wait until it is back".into(),
             ),
             (_, 1..) if count < all => {
-                let away: Vec<&str> = serving
-                    .replicas
+                let away: Vec<&str> = replicas
                     .iter()
                     .filter(|replica| !replica.is_serving)
                     .map(|replica| replica.name.as_str())
@@ -58,7 +66,9 @@ impl Gateway {
             }
             (_, 1..) => ("ready", StatusCode::OK, format!("{count} of {all} replicas serve")),
             _ if load.is_some() => ("loading", StatusCode::SERVICE_UNAVAILABLE, "the model is loading; wait".into()),
-            _ if serving.cordon().is_some() => ("cordoned", StatusCode::SERVICE_UNAVAILABLE, cordoned(&serving)),
+            _ if models.iter().any(|model| model.cordon().is_some()) => {
+                ("cordoned", StatusCode::SERVICE_UNAVAILABLE, cordoned(&models))
+            }
             (None, _) => {
                 ("starting", StatusCode::SERVICE_UNAVAILABLE, "the node has not reported yet; try again".into())
             }
@@ -75,14 +85,13 @@ impl Gateway {
     }
 
     /// Bytes loaded and bytes to load on all loading nodes, and the estimated seconds left.
-    fn load(&self) -> Option<(u64, u64, Option<f64>)> {
-        let nodes = self.cluster.nodes();
-        let loading: Vec<_> = nodes
-            .iter()
-            .filter(|(_, seen)| {
-                matches!(seen.report.state, NodeState::Loading | NodeState::Prepared | NodeState::Connecting)
-            })
-            .collect();
+    fn load(&self, of: Option<&ModelRoots>) -> Option<(u64, u64, Option<f64>)> {
+        let mut loading = self.cluster.nodes();
+        loading.retain(|(_, seen)| {
+            let loads = matches!(seen.report.state, NodeState::Loading | NodeState::Prepared | NodeState::Connecting);
+            let model = seen.report.topology.as_ref().map(|(topology, ..)| topology.roots());
+            loads && model.is_none_or(|model| concerns(of, &model))
+        });
         let mut begun = self.loading.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if loading.is_empty() {
             *begun = None;
@@ -100,9 +109,9 @@ impl Gateway {
         Some((done, total, remaining(first, done, now)))
     }
 
-    /// The error for requests while nothing serves.
-    pub(super) fn not_serving(&self) -> ApiError {
-        let standing = self.standing();
+    /// The error for requests while nothing serves this model, or any.
+    pub(super) fn not_serving(&self, of: Option<&ModelRoots>) -> ApiError {
+        let standing = self.standing(of);
         let code = match standing.status {
             "loading" => "model_loading",
             "cordoned" => "cordoned",
@@ -121,8 +130,9 @@ impl Gateway {
 }
 
 /// Message about the cordon that keeps all replicas from taking requests, and how to end it.
-fn cordoned(serving: &Serving) -> String {
-    let Some(Exclusion { node, reason, by, .. }) = serving.cordon() else { return String::new() };
+fn cordoned(models: &[ServedModel]) -> String {
+    let cordon = models.iter().find_map(ServedModel::cordon);
+    let Some(Exclusion { node, reason, by, .. }) = cordon else { return String::new() };
     let why = reason.as_deref().unwrap_or_default();
     format!(
         "{node} is cordoned ({why}; by {by}) and no other replica takes requests; \

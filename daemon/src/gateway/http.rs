@@ -10,7 +10,7 @@ use std::{
 use axum::{
     Json, Router,
     body::{Body, Bytes, HttpBody},
-    extract::{Path, Query, Request, State},
+    extract::{Query, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, header},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
@@ -30,6 +30,7 @@ use tower_http::{
 use super::{
     Gateway, anthropic,
     bodies::{Held, SHORT_BYTES},
+    changes,
     cluster::seconds_since_1970,
     complete::complete,
     connections::{Visit, Working},
@@ -37,15 +38,15 @@ use super::{
     error::ApiError,
     intake::{Intake, receive},
     metrics::Moment,
-    native, ollama, openai, openapi,
+    models, native, ollama, openai, openapi,
     outline::Bounds,
     pages, paths,
     request::{Asked, RUNNING_MAX},
     responses, texts,
     writer::{Demand, Framing},
 };
-use crate::gateway::complete::ReceivedRequest;
-use crate::gateway::pinned::is_model;
+use crate::gateway::complete::{Permission, ReceivedRequest};
+use crate::gateway::settings::{ApiKey, GatewaySettings};
 
 /// Prompts of short bodies take at most this much unless they continue a conversation that is kept.
 const CONTINUED_BYTES: usize = 2 * (RUNNING_MAX + 1) * SHORT_BYTES;
@@ -88,8 +89,8 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/apply-template", post(texts::apply_template))
         .route("/tokenizer_info", get(texts::tokenizer_info))
         .route("/props", get(texts::props))
-        .route("/v1/models", get(models))
-        .route("/v1/models/{model}", get(model))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{model}", get(models::get))
         .route("/v1/responses", answering(responses::read))
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/api/chat", answering(ollama::chat))
@@ -98,8 +99,8 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::running))
         .route("/api/version", get(ollama::version))
-        .route("/api/pull", post(ollama::refuse_change))
-        .route("/api/delete", delete(ollama::refuse_change))
+        .route("/api/pull", post(changes::pull))
+        .route("/api/delete", delete(changes::delete))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/traces", get(traces))
@@ -124,7 +125,14 @@ fn is_compressed() -> And<And<SizeAbove, NotForContentType>, NotForContentType> 
 async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
     let open = request.extensions().get::<Arc<Working>>().cloned();
-    let arrival = ReceivedRequest { seed: seed(&id), id, at: Instant::now(), created: seconds_since_1970() };
+    let permission = permission(&gateway, request.headers());
+    let arrival = ReceivedRequest {
+        seed: seed(&id),
+        id,
+        at: Instant::now(),
+        created: seconds_since_1970(),
+        permission: permission.unwrap_or(Permission::Asks),
+    };
     let path = known_path(request.uri().path());
     let id = HeaderValue::from_str(&arrival.id);
     request.extensions_mut().insert(arrival);
@@ -137,9 +145,7 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
         Ok(_) if is_crowded && !matches!(path, "/health" | "/ping" | "/metrics") => {
             ApiError::connections_full().into_response()
         }
-        Ok(_) if matches!(path, "/health" | "/ping") || is_allowed(&gateway, request.headers()) => {
-            next.run(request).await
-        }
+        Ok(_) if matches!(path, "/health" | "/ping") || permission.is_some() => next.run(request).await,
         Ok(_) => ApiError::unauthorized().into_response(),
     };
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
@@ -180,11 +186,20 @@ fn new_id() -> String {
     format!("{:016x}", RandomState::new().hash_one(0))
 }
 
-fn is_allowed(gateway: &Gateway, headers: &HeaderMap) -> bool {
-    let keys = &gateway.settings.keys;
+/// What a request's key permits; `None`: it needs another one.
+fn permission(gateway: &Gateway, headers: &HeaderMap) -> Option<Permission> {
+    let GatewaySettings { keys, operator_keys, listen, .. } = &gateway.settings;
     let given = given_key(headers);
     // All keys are compared, even after a match.
-    keys.is_empty() || keys.iter().fold(false, |found, key| key.is(given) | found)
+    let is_among = |keys: &[ApiKey]| keys.iter().fold(false, |found, key| key.is(given) | found);
+    let (is_client, is_operator) = (is_among(keys), is_among(operator_keys));
+    let is_open =
+        keys.is_empty() && (operator_keys.is_empty() || listen.is_none_or(|listen| listen.ip().is_loopback()));
+    match (is_operator, is_client || is_open) {
+        (true, _) => Some(Permission::ChangesModels),
+        (false, true) => Some(Permission::Asks),
+        (false, false) => None,
+    }
 }
 
 /// The key of a request: `Authorization: Bearer KEY`, with the scheme in any case, or `x-api-key: KEY`.
@@ -256,7 +271,10 @@ async fn ask(gateway: Arc<Gateway>, read: ReadBody, request: Request) -> Result<
     }
     let (asked, writer) = match demand {
         Demand::Answer(asked, writer) => (*asked, writer),
-        Demand::Known(model, object) => return gateway.known(model.as_deref(), object),
+        Demand::Known(model, describe) => {
+            let served = gateway.served_for(model.as_deref(), arrival.permission).await?;
+            return Ok(Json(describe(&served)).into_response());
+        }
     };
     let warning = warning(&asked);
     let mut response = complete(gateway, asked, writer, held, arrival).await?;
@@ -304,41 +322,6 @@ impl HttpBody for Answering {
     }
 }
 
-impl Gateway {
-    /// The name of the served model for clients.
-    pub(super) fn model(&self) -> Option<String> {
-        let topology = self.cluster.serving().topology?;
-        Some(topology.model.clone())
-    }
-
-    /// The response to a request that needs no computation.
-    fn known(&self, model: Option<&str>, object: Value) -> Result<Response, ApiError> {
-        let Some(served) = self.model() else { return Err(self.not_serving()) };
-        match model.filter(|asked| !asked.is_empty() && !is_model(asked, &served)) {
-            Some(asked) => Err(ApiError::no_such_model(asked, &served)),
-            None => Ok(Json(object).into_response()),
-        }
-    }
-
-    fn model_object(&self) -> Option<Value> {
-        let serving = self.cluster.serving();
-        let topology = serving.topology?;
-        let id = self.model()?;
-        Some(json!({
-            "id": id,
-            "object": "model",
-            "created": serving.since,
-            "owned_by": "bramble",
-            "meta": {
-                "identity": topology.identity.to_string(),
-                "topology": topology.layout.to_string(),
-                "context_length": topology.context_length,
-                "slots": u32::from(topology.slots) * topology.layout.heads().count() as u32,
-            },
-        }))
-    }
-}
-
 async fn root() -> Json<Value> {
     Json(json!({"name": "bramble", "version": VERSION, "api": "/v1"}))
 }
@@ -347,20 +330,8 @@ async fn version() -> Json<Value> {
     Json(json!({"version": VERSION}))
 }
 
-async fn models(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
-    gateway.cluster.await_topology().await;
-    let list: Vec<Value> = gateway.model_object().into_iter().collect();
-    Json(json!({"object": "list", "data": list}))
-}
-
-async fn model(State(gateway): State<Arc<Gateway>>, Path(asked): Path<String>) -> Result<Json<Value>, ApiError> {
-    let Some(object) = gateway.model_object() else { return Err(gateway.not_serving()) };
-    let served = object["id"].as_str().unwrap_or_default();
-    if is_model(&asked, served) { Ok(Json(object)) } else { Err(ApiError::no_such_model(&asked, served)) }
-}
-
 async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
-    let (code, object) = gateway.standing().answer(&gateway.identity.name, gateway.admission.occupancy());
+    let (code, object) = gateway.standing(None).answer(&gateway.identity.name, gateway.admission.occupancy());
     (code, Json(object)).into_response()
 }
 
@@ -373,8 +344,7 @@ async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
         culprits: gateway.cluster.culprits(),
         replicas: gateway
             .cluster
-            .serving()
-            .replicas
+            .replicas()
             .iter()
             .map(|replica| {
                 let (running, is_out) = gateway.admission.standing(&replica.head);

@@ -52,12 +52,13 @@ pub(super) async fn receive<T: Send + 'static>(
         if length.is_some_and(|length: usize| length <= BRIEF_BYTES) {
             drop(gateway.bodies.receive(body, length).await);
         }
-        return Err(ApiError::queue_full(waiting, gateway.admission.retry_after()));
+        return Err(ApiError::queue_full(waiting, gateway.retry_after()));
     }
     let Received { bytes, held } = gateway.bodies.receive(body, length).await?;
     let working = parts.extensions.get::<Visit>().map(Visit::working);
-    let topology = gateway.cluster.serving().topology;
-    let bounds = Bounds { context: topology.map(|topology| topology.context_length as usize) };
+    // The body names the model.
+    let models = gateway.cluster.models();
+    let bounds = Bounds { context: models.iter().map(|model| model.topology.context_length as usize).max() };
     let is_long = bytes.len() > SHORT_BYTES;
     let parsed = if is_long {
         let arrival = arrival.clone();

@@ -78,7 +78,7 @@ pub(super) struct Moment<'a> {
     pub(super) running: u32,
     pub(super) own: Option<&'a NodeReport>,
     /// Stragglers and slow hops of the latest topology.
-    pub(super) culprits: Option<(Arc<Topology>, Culprits)>,
+    pub(super) culprits: Vec<(Arc<Topology>, Culprits)>,
     /// For each replica: name, requests of this gateway there, whether it serves, whether its circuit breaker is open.
     pub(super) replicas: Vec<(String, u32, bool, bool)>,
 }
@@ -170,7 +170,7 @@ impl Metrics {
         gauge(&mut text, "bramble_slots", "Slots of all replicas", f64::from(places));
         gauge(&mut text, "bramble_slots_taken", "Slots in use", f64::from(taken));
         replicas(&mut text, &moment.replicas);
-        if let Some((topology, found)) = &moment.culprits {
+        for (topology, found) in &moment.culprits {
             culprits(&mut text, topology, found);
         }
         if let Some(own) = moment.own {
@@ -425,8 +425,13 @@ mod tests {
         metrics.answered("/v1/completions", 429);
         let replicas =
             vec![("a\"b".into(), 1, true, false), ("c\\\"} 1\nevil_metric 66\r\u{9b}".into(), 1, true, false)];
-        let text =
-            metrics.text(&Moment { occupancy: Occupancy::default(), running: 2, own: None, culprits: None, replicas });
+        let text = metrics.text(&Moment {
+            occupancy: Occupancy::default(),
+            running: 2,
+            own: None,
+            culprits: Vec::new(),
+            replicas,
+        });
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let (_, value) = line.rsplit_once(' ').expect("a value");
             assert!(value.parse::<f64>().is_ok_and(f64::is_finite), "{line}");

@@ -1,5 +1,5 @@
 //! The OpenAI API, and others that programs speak, on a separate port. A client of the nodes like a console: it reaches
-//! all of them, including its own, only by sessions on port 9999. Owns admission, routing and the clients' view; never schedules, computes or assigns.
+//! all of them, including its own, only by sessions on port 9999. Owns admission, routing and the clients' view; never schedules or computes, and assigns only in `changes`.
 mod admission;
 mod answer;
 mod anthropic;
@@ -7,6 +7,7 @@ mod blocks;
 mod bodies;
 mod budget;
 mod calls;
+mod changes;
 mod choice;
 mod cluster;
 mod complete;
@@ -20,6 +21,7 @@ mod health;
 mod http;
 mod intake;
 mod metrics;
+mod models;
 mod native;
 mod object;
 mod ollama;
@@ -64,8 +66,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
-    admission::Admission, bodies::Bodies, cluster::Cluster, health::LoadProgress, metrics::Metrics, parsing::Parsing,
-    responses::ResponseStore, sessions::Sessions, texts::TextTurns, trace::Traces,
+    admission::Admission, bodies::Bodies, changes::LoadTurns, cluster::Cluster, health::LoadProgress, metrics::Metrics,
+    parsing::Parsing, responses::ResponseStore, sessions::Sessions, texts::TextTurns, trace::Traces,
 };
 
 /// Time limit for the last errors to reach clients at the end of the drain.
@@ -85,6 +87,7 @@ struct Gateway {
     running: AtomicU32,
     bodies: Bodies,
     responses: Arc<ResponseStore>,
+    loads: LoadTurns,
     parsing: Parsing,
     texts: TextTurns,
     /// Cancelled when answers that are still running must end.
@@ -143,6 +146,7 @@ pub fn serve(
         running: AtomicU32::new(0),
         bodies,
         responses,
+        loads: LoadTurns::default(),
         parsing: Parsing::default(),
         texts: TextTurns::default(),
         cut: cut.clone(),

@@ -1,13 +1,12 @@
 //! The model that computes all choices of one request. Until the first choice begins, a newly assigned model replaces
-//! it, because the gateway's view of a cluster may be one report old. From then on, no other model continues any
-//! choice.
+//! it, because the gateway's view of a cluster may be one report old. From then on, no other model continues any choice.
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::ids::ModelRoots;
 use protocol::BUILD;
 use topology::Topology;
 
-use super::error::ApiError;
+use super::{cluster::Cluster, error::ApiError};
 
 /// The model of one request.
 #[derive(Debug)]
@@ -24,14 +23,10 @@ struct PinState {
 }
 
 impl Pinned {
-    /// The model of a topology.
-    ///
-    /// # Errors
-    /// The client requests another model.
-    pub(super) fn new(asked: Option<String>, topology: Arc<Topology>) -> Result<Self, ApiError> {
+    /// The model of a topology; `asked` is the client's name for it.
+    pub(super) fn new(asked: Option<String>, topology: Arc<Topology>) -> Self {
         let asked = asked.filter(|asked| !asked.is_empty());
-        check_name(asked.as_deref(), &topology)?;
-        Ok(Self { asked, state: Mutex::new(PinState { topology, has_begun: false }) })
+        Self { asked, state: Mutex::new(PinState { topology, has_begun: false }) }
     }
 
     fn state(&self) -> MutexGuard<'_, PinState> {
@@ -39,21 +34,30 @@ impl Pinned {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The model for the next attempt while `served` is being served; the answer has `tokens` tokens so far.
+    /// Identity and content of the model.
+    pub(super) fn roots(&self) -> ModelRoots {
+        self.state().topology.roots()
+    }
+
+    /// The model for the next attempt; `None`: no model is served. The answer has `tokens` tokens so far.
     ///
     /// # Errors
-    /// Another model is served than the one that the request has begun with or asks for.
-    pub(super) fn next(&self, served: Option<Arc<Topology>>, tokens: usize) -> Result<ModelRoots, ApiError> {
-        let mut state = self.state();
-        match served.filter(|served| served.roots().differs(&state.topology.roots())) {
-            Some(_) if state.has_begun => return Err(ApiError::model_replaced(tokens)),
-            Some(served) => {
-                check_name(self.asked.as_deref(), &served)?;
-                state.topology = served;
-            }
-            None => {}
+    /// The model that the request has begun with, or that it asks for, is not served any more.
+    pub(super) async fn next(&self, cluster: &Cluster, tokens: usize) -> Result<Option<ModelRoots>, ApiError> {
+        let roots = self.roots();
+        if cluster.model_of(&roots).is_some() {
+            return Ok(Some(roots));
         }
-        Ok(state.topology.roots())
+        if self.state().has_begun {
+            return Err(ApiError::model_replaced(tokens));
+        }
+        let Some(model) = cluster.model_named(self.asked.as_deref()).await? else { return Ok(None) };
+        let mut state = self.state();
+        // Another choice of the request may have begun meanwhile.
+        if !state.has_begun {
+            state.topology = model.topology;
+        }
+        Ok(Some(state.topology.roots()))
     }
 
     /// Records that a head has begun with this model.
@@ -73,13 +77,6 @@ impl Pinned {
     pub(super) fn names(&self) -> (String, String) {
         let topology = &self.state().topology;
         (topology.model.clone(), format!("bramble-{BUILD}-{}", topology.identity))
-    }
-}
-
-fn check_name(asked: Option<&str>, served: &Topology) -> Result<(), ApiError> {
-    match asked.filter(|asked| !is_model(asked, &served.model)) {
-        Some(asked) => Err(ApiError::no_such_model(asked, &served.model)),
-        None => Ok(()),
     }
 }
 

@@ -18,6 +18,8 @@ const HTTP_PORT: u16 = 9980;
 const KEYS_MAX: usize = 1024;
 /// Longest and shortest key in bytes.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 8..=256;
+/// Seconds after which a model that was loaded for a request is unloaded.
+const UNLOAD_AFTER: u32 = 900;
 /// Most peer addresses of a node without a shard.
 const PEERS_MAX: usize = 64;
 
@@ -49,6 +51,12 @@ pub struct Wanted {
     pub keys: Vec<String>,
     /// A file of keys, one per line.
     pub key_file: Option<std::path::PathBuf>,
+    /// Keys whose clients may also change models, as `keys`.
+    pub operator_keys: Vec<String>,
+    /// A file of them, one per line.
+    pub operator_key_file: Option<std::path::PathBuf>,
+    /// Seconds without a request after which a model that was loaded for one is unloaded; 0: never.
+    pub unload_after: Option<u32>,
     /// Names of this node and of its machine.
     pub own: Vec<String>,
     /// Additional host names accepted in requests; `*`: any.
@@ -82,6 +90,10 @@ pub struct GatewaySettings {
     pub is_default: bool,
     /// Accepted keys; empty: no key is required.
     pub keys: Vec<ApiKey>,
+    /// Accepted keys whose clients may also change models; empty: no client may.
+    pub operator_keys: Vec<ApiKey>,
+    /// Seconds without a request after which a model that was loaded for one is unloaded; `None`: never.
+    pub unload_after: Option<u32>,
     /// Additional accepted host names, as configured.
     pub hosts: Vec<String>,
     /// Accepted origins of web pages, as configured.
@@ -121,23 +133,11 @@ impl Wanted {
                 Err(_) => bail!("http address {text:?} is not ADDRESS:PORT or off; for example 127.0.0.1:{HTTP_PORT}"),
             },
         };
-        let mut texts = self.keys;
-        if let Some(path) = &self.key_file {
-            texts.extend(keys_in(path)?);
-        }
-        ensure!(texts.len() <= KEYS_MAX, "{} API keys were given, at most {KEYS_MAX}; leave some out", texts.len());
-        for (index, key) in texts.iter().enumerate() {
-            let is_good = KEY_BYTES.contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
-            let (least, most) = (KEY_BYTES.start(), KEY_BYTES.end());
-            ensure!(
-                is_good,
-                "API key {} must have {least} to {most} visible ASCII characters; give another",
-                index + 1
-            );
-        }
+        let keys = checked("API key", self.keys, self.key_file.as_deref())?;
+        let operator_keys = checked("operator API key", self.operator_keys, self.operator_key_file.as_deref())?;
         if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
             ensure!(
-                !texts.is_empty(),
+                !keys.is_empty() || !operator_keys.is_empty(),
                 "http address {address} is reachable from outside without an API key; set api_keys or api_key_file, \
                  or listen on a loopback address"
             );
@@ -157,7 +157,13 @@ impl Wanted {
         Ok(GatewaySettings {
             listen: address,
             is_default,
-            keys: texts.into_iter().map(ApiKey).collect(),
+            keys,
+            operator_keys,
+            unload_after: match self.unload_after {
+                Some(0) => None,
+                Some(seconds) => Some(seconds),
+                None => Some(UNLOAD_AFTER),
+            },
             hosts: self.hosts,
             origins: self.origins,
             browsers,
@@ -192,6 +198,20 @@ pub fn check_mode(path: &Path, metadata: &fs::Metadata) -> anyhow::Result<()> {
         "{path} holds API keys and others can read or change it (mode {mode:04o}): chown root:bramble {path}; chmod 640 {path}"
     );
     Ok(())
+}
+
+/// The keys of the configuration and of a file.
+fn checked(what: &str, mut texts: Vec<String>, file: Option<&Path>) -> anyhow::Result<Vec<ApiKey>> {
+    if let Some(path) = file {
+        texts.extend(keys_in(path)?);
+    }
+    ensure!(texts.len() <= KEYS_MAX, "{} {what}s were given, at most {KEYS_MAX}; leave some out", texts.len());
+    for (index, key) in texts.iter().enumerate() {
+        let is_good = KEY_BYTES.contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic());
+        let (least, most) = (KEY_BYTES.start(), KEY_BYTES.end());
+        ensure!(is_good, "{what} {} must have {least} to {most} visible ASCII characters; give another", index + 1);
+    }
+    Ok(texts.into_iter().map(ApiKey).collect())
 }
 
 /// Reads one key per line; ignores empty lines and those that begin with #.

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{choice::ChoicePart, error::ApiError, object::Usage, request::Asked};
+use super::{choice::ChoicePart, cluster::ServedModel, error::ApiError, object::Usage, request::Asked};
 
 /// A request that was read.
 pub(super) enum Demand {
     /// An answer of the model, and its form.
     Answer(Box<Asked>, Box<dyn Writer>),
-    /// The answer is known without the model; the client's name for the model.
-    Known(Option<String>, Value),
+    /// The answer follows from the model's description; the client's name for the model.
+    Known(Option<String>, Box<dyn FnOnce(&ServedModel) -> Value + Send>),
 }
 
 /// How the records of a stream are separated.

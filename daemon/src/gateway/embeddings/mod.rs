@@ -63,9 +63,8 @@ pub(super) async fn ollama(State(gateway): State<Arc<Gateway>>, request: Request
 /// Computes the embeddings of all texts.
 async fn embed(gateway: Arc<Gateway>, intake: Intake<EmbeddingsAsked>) -> Result<Embedded, ApiError> {
     let Intake { parsed: asked, held: _held, working: _working, arrival, .. } = intake;
-    gateway.cluster.await_topology().await;
-    let Some(served) = gateway.cluster.serving().topology else { return Err(gateway.not_serving()) };
-    let model = Arc::new(Pinned::new(asked.model, served)?);
+    let served = gateway.served_for(asked.model.as_deref(), arrival.permission).await?;
+    let model = Arc::new(Pinned::new(asked.model, served.topology));
     let turns = Arc::new(Semaphore::new(RUNNING_MAX));
     let count = asked.wishes.len();
     let mut running = JoinSet::new();
@@ -88,7 +87,7 @@ async fn embed(gateway: Arc<Gateway>, intake: Intake<EmbeddingsAsked>) -> Result
             () = gateway.cut.cancelled() => return Err(ApiError::shutting_down()),
         };
         let Some(next) = next else { break };
-        let (index, computed) = next.map_err(|_| gateway.not_serving())?;
+        let (index, computed) = next.map_err(|_| gateway.not_serving(None))?;
         let (mut vector, ended) = computed.map_err(|error| error.about("input"))?;
         gateway.metrics.ended(&ended);
         prompt_tokens += ended.prompt_tokens;

@@ -8,13 +8,14 @@ mod tests;
 
 use serde_json::{Value, json};
 
-pub(super) use self::catalog::{refuse_change, running, show, tags, version};
+pub(super) use self::catalog::{running, show, tags, version};
 use self::{
     records::{RecordWriter, Shape},
     request::OllamaRequest,
 };
 use super::{
     Gateway,
+    cluster::ServedModel,
     complete::ReceivedRequest,
     error::ApiError,
     outline::{Bounds, Outline},
@@ -26,35 +27,29 @@ use super::{
 ///
 /// # Errors
 /// The first invalid field.
-pub(super) fn chat(gateway: &Gateway, body: &[u8], arrival: &ReceivedRequest, _: Bounds) -> Result<Demand, ApiError> {
-    demand(request::chat(Outline::read(body)?.values(&request::FIELDS)?)?, Shape::Message, gateway, arrival)
+pub(super) fn chat(_: &Gateway, body: &[u8], arrival: &ReceivedRequest, _: Bounds) -> Result<Demand, ApiError> {
+    demand(request::chat(Outline::read(body)?.values(&request::FIELDS)?)?, Shape::Message, arrival)
 }
 
 /// Reads the body of a completion.
 ///
 /// # Errors
 /// The first invalid field.
-pub(super) fn generate(
-    gateway: &Gateway,
-    body: &[u8],
-    arrival: &ReceivedRequest,
-    _: Bounds,
-) -> Result<Demand, ApiError> {
-    demand(request::generate(Outline::read(body)?.values(&request::FIELDS)?)?, Shape::Response, gateway, arrival)
+pub(super) fn generate(_: &Gateway, body: &[u8], arrival: &ReceivedRequest, _: Bounds) -> Result<Demand, ApiError> {
+    demand(request::generate(Outline::read(body)?.values(&request::FIELDS)?)?, Shape::Response, arrival)
 }
 
-fn demand(
-    translated: OllamaRequest,
-    shape: Shape,
-    gateway: &Gateway,
-    arrival: &ReceivedRequest,
-) -> Result<Demand, ApiError> {
+fn demand(translated: OllamaRequest, shape: Shape, arrival: &ReceivedRequest) -> Result<Demand, ApiError> {
     let OllamaRequest { kind, chat, prompts, name } = translated;
     let mut writer = RecordWriter::new(shape, name, &arrival.id, arrival.created);
     if prompts.is_empty() && chat.get("messages").is_none_or(|messages| messages.as_array().is_none_or(Vec::is_empty)) {
         // It asks for the model to be loaded.
-        writer.begin(&gateway.model().unwrap_or_default(), "");
-        return Ok(Demand::Known(chat.get("model").and_then(Value::as_str).map(Into::into), writer.loaded()));
+        let name = chat.get("model").and_then(Value::as_str).map(Into::into);
+        let loaded = Box::new(move |served: &ServedModel| {
+            writer.begin(&served.topology.model, "");
+            writer.loaded()
+        });
+        return Ok(Demand::Known(name, loaded));
     }
     let asked = build(kind, chat, prompts, arrival.seed)?;
     Ok(Demand::Answer(Box::new(asked), Box::new(writer)))

@@ -6,10 +6,11 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json,
-    extract::{Request, State},
+    extract::{Query, Request, State},
 };
 use common::{
     fault::{Fault, FaultClass, FaultKind},
+    ids::ModelRoots,
     sampling::SamplingParameters,
 };
 use protocol::{
@@ -17,15 +18,19 @@ use protocol::{
     message::{RequestBody, ResponseBody},
     texts::{ModelTexts, TextRequest, TextResponse},
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{sync::Semaphore, time::timeout};
 
 use self::bodies::{Tokenize, TokenizeForm};
 use super::{
     Gateway, anthropic,
+    cluster::ServedModel,
+    complete::ReceivedRequest,
     error::ApiError,
     intake::{Intake, receive},
-    outline::Bounds,
+    outline::{Bounds, Outline},
+    typed_json::Fields,
 };
 
 /// Most questions to heads at a time.
@@ -47,17 +52,16 @@ impl Default for TextTurns {
 }
 
 impl Gateway {
-    /// Asks a head that serves; another one if that is lost or too old.
+    /// Asks a head that serves this model; another one if that is lost or too old.
     ///
     /// # Errors
-    /// No head serves, the heads are too old, or the question is refused.
-    pub(super) async fn ask_head(&self, request: TextRequest) -> Result<TextResponse, ApiError> {
-        self.cluster.await_topology().await;
+    /// No head serves it, the heads are too old, or the question is refused.
+    pub(super) async fn ask_head(&self, model: &ModelRoots, request: TextRequest) -> Result<TextResponse, ApiError> {
         let Ok(Ok(_turn)) = timeout(TURN, self.texts.0.acquire()).await else {
             return Err(ApiError::queue_full(QUESTIONS_MAX, 1));
         };
-        let serving = self.cluster.serving();
-        let heads = serving.replicas.iter().filter(|replica| replica.is_serving).take(HEADS_MAX);
+        let replicas = self.cluster.model_of(model).map_or_else(Vec::new, |served| served.replicas);
+        let heads = replicas.iter().filter(|replica| replica.is_serving).take(HEADS_MAX);
         let mut refused = None;
         for replica in heads {
             match self.ask_this_head(&replica.head, request.clone()).await {
@@ -73,7 +77,7 @@ impl Gateway {
                 }
             }
         }
-        Err(refused.unwrap_or_else(|| self.not_serving()))
+        Err(refused.unwrap_or_else(|| self.not_serving(Some(model))))
     }
 
     async fn ask_this_head(&self, head: &str, request: TextRequest) -> Result<TextResponse, Fault> {
@@ -90,20 +94,20 @@ impl Gateway {
     }
 
     /// The tokens that a question gives, with their bytes if it asks for them.
-    async fn tokens(&self, request: TextRequest) -> Result<(Vec<u32>, Vec<Vec<u8>>), ApiError> {
-        match self.ask_head(request).await? {
+    async fn tokens(&self, model: &ModelRoots, request: TextRequest) -> Result<(Vec<u32>, Vec<Vec<u8>>), ApiError> {
+        match self.ask_head(model, request).await? {
             TextResponse::Tokens { ids, pieces } => Ok((ids, pieces)),
             TextResponse::Text(_) | TextResponse::Described(_) => Err(unexpected()),
         }
     }
 
     /// The text of tokens.
-    pub(super) async fn text_of(&self, ids: Vec<u32>) -> Result<String, ApiError> {
-        self.text(TextRequest::Detokenize(ids)).await
+    pub(super) async fn text_of(&self, model: &ModelRoots, ids: Vec<u32>) -> Result<String, ApiError> {
+        self.text(model, TextRequest::Detokenize(ids)).await
     }
 
-    async fn text(&self, request: TextRequest) -> Result<String, ApiError> {
-        match self.ask_head(request).await? {
+    async fn text(&self, model: &ModelRoots, request: TextRequest) -> Result<String, ApiError> {
+        match self.ask_head(model, request).await? {
             TextResponse::Text(text) => Ok(text),
             TextResponse::Tokens { .. } | TextResponse::Described(_) => Err(unexpected()),
         }
@@ -114,21 +118,27 @@ fn unexpected() -> ApiError {
     ApiError::from(&Fault::new("the head", FaultKind::Malformed { reason: "unexpected response".into() }))
 }
 
-/// Takes a question. The reservation and the connection must be kept until the answer.
+/// Takes a question, and the model that it names. The rest of the intake must be kept until the answer.
 async fn question<T: Send + 'static>(
     gateway: &Gateway,
     request: Request,
     parse: fn(&[u8], Bounds) -> Result<T, ApiError>,
-) -> Result<Intake<T>, ApiError> {
-    receive(gateway, request, false, move |bytes, _, bounds| parse(bytes, bounds)).await
+) -> Result<(ServedModel, T, Intake<()>), ApiError> {
+    let read = move |bytes: &[u8], _: &ReceivedRequest, bounds| {
+        let named = Outline::read(bytes)?.values(&["model"])?;
+        Ok((Fields(&named).text("model")?.map(str::to_owned), parse(bytes, bounds)?))
+    };
+    let Intake { parsed: (named, parsed), held, is_long, arrival, working } =
+        receive(gateway, request, false, read).await?;
+    let model = gateway.served(named.as_deref()).await?;
+    Ok((model, parsed, Intake { parsed: (), held, is_long, arrival, working }))
 }
 
 /// POST /tokenize.
 pub(super) async fn tokenize(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let intake = question(&gateway, request, bodies::tokenize).await?;
-    let Intake { parsed: Tokenize { request, form }, held: _held, working: _working, .. } = intake;
-    let (ids, pieces) = gateway.tokens(request).await?;
-    let context = gateway.cluster.serving().topology.map(|topology| topology.context_length);
+    let (model, Tokenize { request, form }, _intake) = question(&gateway, request, bodies::tokenize).await?;
+    let (ids, pieces) = gateway.tokens(&model.topology.roots(), request).await?;
+    let context = model.topology.context_length;
     Ok(Json(match form {
         TokenizeForm::Plain => json!({"tokens": ids}),
         TokenizeForm::Pieces => {
@@ -148,9 +158,8 @@ pub(super) async fn tokenize(State(gateway): State<Arc<Gateway>>, request: Reque
 
 /// POST /detokenize. llama-server calls the text `content`, vLLM `prompt`.
 pub(super) async fn detokenize(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let intake = question(&gateway, request, bodies::detokenize).await?;
-    let Intake { parsed: request, held: _held, working: _working, .. } = intake;
-    let text = gateway.text(request).await?;
+    let (model, request, _intake) = question(&gateway, request, bodies::detokenize).await?;
+    let text = gateway.text(&model.topology.roots(), request).await?;
     Ok(Json(json!({"content": text, "prompt": text})))
 }
 
@@ -159,9 +168,8 @@ pub(super) async fn apply_template(
     State(gateway): State<Arc<Gateway>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let intake = question(&gateway, request, bodies::render).await?;
-    let Intake { parsed: request, held: _held, working: _working, .. } = intake;
-    let text = gateway.text(request).await?;
+    let (model, request, _intake) = question(&gateway, request, bodies::render).await?;
+    let text = gateway.text(&model.topology.roots(), request).await?;
     Ok(Json(json!({"prompt": text})))
 }
 
@@ -170,18 +178,26 @@ pub(super) async fn count_tokens(
     State(gateway): State<Arc<Gateway>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let intake = question(&gateway, request, anthropic::count).await?;
-    let Intake { parsed: request, held: _held, working: _working, .. } = intake;
-    let (ids, _) = gateway.tokens(request).await?;
+    let (model, request, _intake) = question(&gateway, request, anthropic::count).await?;
+    let (ids, _) = gateway.tokens(&model.topology.roots(), request).await?;
     Ok(Json(json!({"input_tokens": ids.len()})))
 }
 
+/// Names the model that a question without a body means.
+#[derive(Debug, Deserialize)]
+pub(super) struct NamedModel {
+    model: Option<String>,
+}
+
 /// GET /props.
-pub(super) async fn props(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, ApiError> {
-    gateway.cluster.await_topology().await;
-    let Some(topology) = gateway.cluster.serving().topology else { return Err(gateway.not_serving()) };
+pub(super) async fn props(
+    State(gateway): State<Arc<Gateway>>,
+    Query(named): Query<NamedModel>,
+) -> Result<Json<Value>, ApiError> {
+    let model = gateway.served(named.model.as_deref()).await?;
+    let topology = &model.topology;
     // An older head does not report its template; this node has everything else.
-    let texts = match gateway.ask_head(TextRequest::Describe).await {
+    let texts = match gateway.ask_head(&topology.roots(), TextRequest::Describe).await {
         Ok(TextResponse::Described(texts)) => texts,
         Ok(_) | Err(_) => ModelTexts::default(),
     };
@@ -196,7 +212,7 @@ pub(super) async fn props(State(gateway): State<Arc<Gateway>>) -> Result<Json<Va
                 "n_predict": -1, "max_tokens": -1, "stop": [], "stream": false,
             },
         },
-        "total_slots": u32::from(topology.slots) * topology.layout.heads().count() as u32,
+        "total_slots": model.slots(),
         "model_alias": topology.model,
         "model_path": topology.model,
         "modalities": {"vision": false, "audio": false},
@@ -212,12 +228,17 @@ pub(super) async fn props(State(gateway): State<Arc<Gateway>>) -> Result<Json<Va
 }
 
 /// GET /tokenizer_info, as in vLLM: lm-evaluation-harness looks for it before it uses /tokenize.
-pub(super) async fn tokenizer_info(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, ApiError> {
-    let TextResponse::Described(texts) = gateway.ask_head(TextRequest::Describe).await? else {
+pub(super) async fn tokenizer_info(
+    State(gateway): State<Arc<Gateway>>,
+    Query(named): Query<NamedModel>,
+) -> Result<Json<Value>, ApiError> {
+    let model = gateway.served(named.model.as_deref()).await?;
+    let described = gateway.ask_head(&model.topology.roots(), TextRequest::Describe).await?;
+    let TextResponse::Described(texts) = described else {
         return Err(unexpected());
     };
     let named = |text: String| (!text.is_empty()).then_some(text);
-    let context = gateway.cluster.serving().topology.map(|topology| topology.context_length);
+    let context = model.topology.context_length;
     Ok(Json(json!({
         "tokenizer_class": "Bramble",
         "bos_token": named(texts.bos),

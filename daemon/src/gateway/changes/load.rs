@@ -1,0 +1,184 @@
+//! Loads a model for a request. One load runs at a time; a client that leaves does not stop it halfway.
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use assignment::{
+    assign::{assign, reports},
+    desired::{DesiredTopology, SLOTS_DEFAULT, TopologyRequest},
+    event::AssignEvent,
+    plan::plan,
+    planner_query::{PlannerNode, PlannerQuery, share_a_machine},
+    unload::unload,
+};
+use common::fault::Fault;
+use planner::search::Goal;
+use protocol::{recovery::Committed, session::Session};
+use tokio::{sync::Mutex, time::timeout_at};
+
+use super::nodes::FileHolder;
+use crate::gateway::{
+    Gateway,
+    cluster::{LoadedOnDemand, ServedModel},
+    complete::Permission,
+    error::ApiError,
+};
+
+/// Most requests that wait for a load.
+const WAITING_MAX: usize = 64;
+/// Longest wait for a loaded model to be reported by its head.
+const APPEARS: Duration = Duration::from_secs(10);
+
+/// The turns of loads.
+#[derive(Debug, Default)]
+pub(in crate::gateway) struct LoadTurns {
+    turn: Mutex<()>,
+    waiting: AtomicUsize,
+}
+
+/// Nodes for a model, and its topology on them.
+struct LoadPlan {
+    sessions: Vec<Arc<Session>>,
+    wanted: DesiredTopology,
+}
+
+impl Gateway {
+    /// The model that a request means. For a client that may change models, one that no node serves is loaded first.
+    ///
+    /// # Errors
+    /// Those of [`Self::served`], and why the model cannot be loaded.
+    pub(in crate::gateway) async fn served_for(
+        self: &Arc<Self>,
+        asked: Option<&str>,
+        permission: Permission,
+    ) -> Result<ServedModel, ApiError> {
+        let refused = match self.served(asked).await {
+            Ok(model) => return Ok(model),
+            Err(refused) => refused,
+        };
+        let is_unknown = refused.is_of_unknown_model() || self.cluster.models().is_empty();
+        let asked = asked.filter(|asked| !asked.is_empty() && permission == Permission::ChangesModels && is_unknown);
+        let Some(asked) = asked.map(str::to_owned) else { return Err(refused) };
+        if self.loads.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
+            self.loads.waiting.fetch_sub(1, Ordering::Relaxed);
+            return Err(ApiError::queue_full(WAITING_MAX, 5));
+        }
+        let gateway = Arc::clone(self);
+        let load = tokio::spawn(async move {
+            let loaded = gateway.load_for_request(&asked).await;
+            gateway.loads.waiting.fetch_sub(1, Ordering::Relaxed);
+            loaded
+        });
+        load.await.unwrap_or(Err(refused))
+    }
+
+    async fn load_for_request(&self, asked: &str) -> Result<ServedModel, ApiError> {
+        let _turn = self.loads.turn.lock().await;
+        // Another request may have loaded it meanwhile.
+        if let Ok(model) = self.served(Some(asked)).await {
+            return Ok(model);
+        }
+        let holders = self.holders().await;
+        let Some(name) = holders.values().find_map(|holder| holder.file(asked)).map(str::to_owned) else {
+            let models = self.cluster.models();
+            let names: Vec<&str> = models.iter().map(|model| model.topology.model.as_str()).collect();
+            return Err(ApiError::no_such_file(asked, &names));
+        };
+        let refused = |fault: Fault| ApiError::not_loaded(&name, &fault.to_string());
+        let mut addresses: Vec<String> =
+            holders.iter().filter(|(_, holder)| holder.is_free).map(|(address, _)| address.clone()).collect();
+        let (mut leaving, mut unused) = (Vec::new(), self.cluster.loaded_on_demand().into_iter());
+        let plan = loop {
+            if let Some(plan) = self.plan(&name, &addresses, &holders).await.map_err(refused)? {
+                break plan;
+            }
+            // The one that has been without a request for longest.
+            let Some(next) = unused.next() else {
+                let why = "no idle node has its file and memory for it; copy the file with console model pull, or unload \
+                    another model with console topology unload";
+                return Err(ApiError::not_loaded(&name, why));
+            };
+            addresses.extend(next.topology.members.iter().map(|member| member.address.clone()));
+            leaving.push(next);
+        };
+        for LoadedOnDemand { epoch, topology } in leaving {
+            let is_used = plan
+                .sessions
+                .iter()
+                .any(|session| topology.members.iter().any(|member| member.name == session.identity.name));
+            if is_used {
+                let sessions: Vec<Arc<Session>> = holders.values().map(|holder| Arc::clone(&holder.session)).collect();
+                tracing::info!("{} is unloaded to make room for {name}", topology.model);
+                let committed = Committed::new(epoch, (*topology).clone());
+                unload(&sessions, &committed, true).await.map_err(refused)?;
+            }
+        }
+        let told = |event: AssignEvent| tracing::debug!("loading {name} for a request: {event:?}");
+        let assigned = assign(&plan.sessions, &plan.wanted, &told).await.map_err(refused)?;
+        tracing::info!("{name} is loaded for a request: {} in epoch {}", assigned.topology.layout, assigned.epoch);
+        self.appeared(asked).await
+    }
+
+    /// A topology for the model on some of these nodes, if they have its file and enough memory.
+    async fn plan(
+        &self,
+        name: &str,
+        addresses: &[String],
+        holders: &BTreeMap<String, FileHolder>,
+    ) -> Result<Option<LoadPlan>, Fault> {
+        let nodes = addresses.iter().filter_map(|address| holders.get(address));
+        let having = nodes.filter(|holder| holder.file(name).is_some());
+        let sessions: Vec<Arc<Session>> = having.map(|holder| Arc::clone(&holder.session)).collect();
+        if sessions.is_empty() {
+            return Ok(None);
+        }
+        let unload_after = self.settings.unload_after;
+        let reports = reports(&sessions).await?;
+        let node = |place: usize| {
+            let identity = &sessions[place].identity;
+            PlannerNode::of(place, &identity.machine, identity.cores.len(), &reports[place], false)
+        };
+        let nodes: Vec<PlannerNode> = (0..sessions.len()).map(node).collect();
+        let all = DesiredTopology { unload_after, ..TopologyRequest::open(name, SLOTS_DEFAULT).wanted(sessions.len()) };
+        // No prediction holds for nodes that share a machine or report no memory.
+        if share_a_machine(&nodes) || nodes.iter().any(|node| node.memory == 0) {
+            return Ok(Some(LoadPlan { sessions, wanted: all }));
+        }
+        let ask = PlannerQuery {
+            model: name.into(),
+            nodes,
+            goal: Goal::Balanced,
+            context: None,
+            slots: all.slots,
+            kv: all.kv,
+            exchange: all.exchange,
+            choice: all.collective,
+            now_unix_ms: reports.iter().map(|report| report.unix_ms).max().unwrap_or(0),
+        };
+        let planned = plan(&sessions[0], ask).await?;
+        let best = planned.plan.ranked.iter().find(|candidate| candidate.layout.replicas == 1);
+        Ok(best.map(|best| LoadPlan {
+            sessions: planned.members(best).iter().map(|place| Arc::clone(&sessions[*place])).collect(),
+            wanted: DesiredTopology { context_length: None, unload_after, ..planned.wanted(best) },
+        }))
+    }
+
+    /// Waits until the gateway knows that the model is served.
+    async fn appeared(&self, asked: &str) -> Result<ServedModel, ApiError> {
+        let deadline = Instant::now() + APPEARS;
+        loop {
+            let mut changed = std::pin::pin!(self.cluster.changed.notified());
+            changed.as_mut().enable();
+            match self.served(Some(asked)).await {
+                Ok(model) if model.is_serving() => return Ok(model),
+                other if timeout_at(deadline.into(), changed).await.is_err() => return other,
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The groups of nodes that serve models, as their reports describe them: each group holds one topology, and no node is in
+//! two groups. Pure: the time is an argument.
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::ids::{Epoch, ModelRoots, TopologyHash};
+use telemetry::{NodeReport, NodeState, window::Window};
+use topology::Topology;
+
+/// A topology that served within this time is expected back: restarted nodes restore it by themselves.
+pub(super) const LATELY: Duration = Duration::from_secs(60);
+
+/// Nodes with a common topology.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) epoch: Epoch,
+    pub(super) hash: TopologyHash,
+    pub(super) topology: Arc<Topology>,
+    /// When the gateway first saw it, in seconds since 1970.
+    pub(super) since: u64,
+    /// When a node last reported that it serves it.
+    pub(super) served: Option<Instant>,
+    /// When one of its heads last reported requests, or it was first seen.
+    pub(super) used: Option<Instant>,
+    /// Recent steps of its nodes, by address.
+    pub(super) windows: BTreeMap<String, Window>,
+}
+
+impl Group {
+    /// A group that was not seen before, at `since` seconds since 1970.
+    pub(super) fn new(epoch: Epoch, topology: Topology, since: u64) -> Self {
+        let (hash, topology) = (topology.hash(), Arc::new(topology));
+        Self { epoch, hash, topology, since, served: None, used: None, windows: BTreeMap::new() }
+    }
+
+    fn has_served_lately(&self, now: Instant) -> bool {
+        self.served.is_some_and(|served| now.saturating_duration_since(served) < LATELY)
+    }
+
+    /// Whether the other topology takes nodes of this group: then only one of them can run. Names alone decide only if
+    /// this group does not serve: nodes of different groups may have the same name by default.
+    fn shares_nodes(&self, other: &Topology, now: Instant) -> bool {
+        let counts_names = !self.has_served_lately(now);
+        let mut own = self.topology.members.iter();
+        own.any(|own| {
+            let mut theirs = other.members.iter();
+            theirs.any(|member| member.address == own.address || (counts_names && member.name == own.name))
+        })
+    }
+}
+
+/// All known groups, in the order in which they were found.
+#[derive(Debug, Default)]
+pub(super) struct Groups(pub(super) Vec<Group>);
+
+impl Groups {
+    /// Processes a report. A later topology replaces those whose nodes it takes; `since` is the time in seconds since 1970.
+    pub(super) fn learn(&mut self, report: &NodeReport, now: Instant, since: u64) {
+        if let Some(unloaded) = report.unloaded {
+            self.0.retain(|group| (group.epoch, group.hash) != unloaded);
+        }
+        // An invalid report of a node must not break this one.
+        let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| topology.check().is_ok())
+        else {
+            return;
+        };
+        let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
+        let holds = serves || report.state == NodeState::Draining;
+        if self.0.iter().all(|group| group.hash != *hash) {
+            let is_later = |group: &Group| report.epoch > group.epoch || (holds && report.epoch == group.epoch);
+            if !self.0.iter().filter(|group| group.shares_nodes(topology, now)).all(is_later) {
+                return;
+            }
+            self.0.retain(|group| !group.shares_nodes(topology, now));
+            self.0.push(Group::new(report.epoch, topology.clone(), since));
+        }
+        if let Some(group) = self.0.iter_mut().find(|group| group.hash == *hash).filter(|_| serves) {
+            group.served = Some(now);
+            if report.requests > 0 || group.used.is_none() {
+                group.used = Some(now);
+            }
+        }
+    }
+
+    /// The groups of each model, those that were found first at the front.
+    pub(super) fn by_model(&self) -> Vec<Vec<&Group>> {
+        let mut models: Vec<Vec<&Group>> = Vec::new();
+        for group in &self.0 {
+            let roots = group.topology.roots();
+            let of_same = |groups: &&mut Vec<&Group>| {
+                groups[0].topology.model == group.topology.model && !groups[0].topology.roots().differs(&roots)
+            };
+            match models.iter_mut().find(of_same) {
+                Some(groups) => groups.push(group),
+                None => models.push(vec![group]),
+            }
+        }
+        models
+    }
+
+    /// The groups that serve this model.
+    pub(super) fn of(&self, roots: &ModelRoots) -> Vec<&Group> {
+        self.0.iter().filter(|group| !group.topology.roots().differs(roots)).collect()
+    }
+}

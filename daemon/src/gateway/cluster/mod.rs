@@ -1,0 +1,519 @@
+//! The gateway's view of the nodes: a session with each relevant node, and its latest report. Models and replicas come
+//! from the running topologies.
+mod groups;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use common::{
+    fault::{Fault, FaultKind},
+    ids::{Epoch, ModelRoots},
+    limits::NODES_MAX,
+};
+use protocol::{
+    handshake::Identity,
+    message::{RequestBody, ResponseBody},
+    recovery::Committed,
+    session::Session,
+};
+use telemetry::{
+    NodeReport, NodeState,
+    window::{Culprits, Window, culprits},
+};
+use tokio::{
+    sync::Notify,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use topology::{Exclusion, Member, Topology};
+
+use self::groups::{Group, Groups, LATELY};
+use super::{error::ApiError, pinned::is_model};
+
+/// Interval of a node's reports, in milliseconds.
+const INTERVAL_MS: u32 = 250;
+/// Interval for updating the set of relevant nodes.
+const LOOK: Duration = Duration::from_millis(250);
+/// Interval at which nodes without a part in a known topology are asked for theirs.
+const LOOK_AROUND: Duration = Duration::from_secs(2);
+/// How long a request waits if nothing serves: a new assignment is visible only with the next report.
+pub(super) const GRACE: Duration = Duration::from_millis(600);
+/// Age limit of reports and windows for finding stragglers and slow hops.
+const FRESH: Duration = Duration::from_secs(5);
+/// How long all members are watched after a scrape of `/metrics`; longer than the usual scrape interval.
+const ASKED: Duration = Duration::from_secs(180);
+/// Longest pause before an unreachable node is dialled again.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// The same for a node without a part in a known topology.
+const PAUSE_FAR_MAX: Duration = Duration::from_secs(30);
+
+/// Latest report of one node.
+#[derive(Clone, Debug)]
+pub(super) struct LatestReport {
+    pub(super) report: Arc<NodeReport>,
+    pub(super) at: Instant,
+}
+
+/// One replica of a running topology.
+#[derive(Clone, Debug)]
+pub(super) struct Replica {
+    /// `ADDRESS:PORT` of its head.
+    pub(super) head: String,
+    /// The head's name.
+    pub(super) name: String,
+    /// Number of concurrent requests.
+    pub(super) slots: u32,
+    /// Requests that run and wait, from the head's latest report.
+    pub(super) requests: u32,
+    /// Time of that report.
+    pub(super) at: Instant,
+    /// Whether it takes requests.
+    pub(super) is_serving: bool,
+}
+
+/// A model, and the replicas that serve it.
+#[derive(Clone, Debug)]
+pub(super) struct ServedModel {
+    /// The topology that was found first.
+    pub(super) topology: Arc<Topology>,
+    /// Of all its topologies.
+    pub(super) replicas: Vec<Replica>,
+    /// When the gateway first saw it, in seconds since 1970.
+    pub(super) since: u64,
+    /// When a node last reported that it serves it.
+    pub(super) served: Option<Instant>,
+    /// Nodes cordoned by an operator, of replicas that would otherwise serve.
+    pub(super) cordons: Vec<Exclusion>,
+}
+
+impl ServedModel {
+    /// The cordon, if nothing takes requests only because of it: then waiting would not help.
+    pub(super) fn cordon(&self) -> Option<&Exclusion> {
+        self.cordons.first().filter(|_| !self.is_serving())
+    }
+
+    /// Whether a replica takes requests.
+    pub(super) fn is_serving(&self) -> bool {
+        self.replicas.iter().any(|replica| replica.is_serving)
+    }
+
+    /// Whether it served lately: then waiting for a restarting node is worthwhile.
+    pub(super) fn has_served_lately(&self) -> bool {
+        self.served.is_some_and(|served| served.elapsed() < LATELY)
+    }
+
+    /// Requests that its replicas can run at the same time.
+    pub(super) fn slots(&self) -> u32 {
+        self.replicas.iter().map(|replica| replica.slots).sum()
+    }
+}
+
+/// A topology that is unloaded when it has no requests, and has none now.
+#[derive(Clone, Debug)]
+pub(super) struct LoadedOnDemand {
+    pub(super) epoch: Epoch,
+    pub(super) topology: Arc<Topology>,
+}
+
+/// How closely a node is followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Following {
+    /// It is asked now and then: it has no part in a known topology.
+    Asked,
+    /// It sends reports.
+    Watched,
+}
+
+#[derive(Debug, Default)]
+struct KnownCluster {
+    nodes: BTreeMap<String, LatestReport>,
+    groups: Groups,
+    /// Addresses of further nodes of the cluster, as nodes report them.
+    neighbours: BTreeSet<String>,
+    /// Nodes whose first answer has arrived or failed, and since when a node has not answered.
+    tried: BTreeMap<String, Option<Instant>>,
+    /// When `/metrics` was last scraped.
+    asked: Option<Instant>,
+}
+
+/// The known nodes.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    own: String,
+    peers: Vec<String>,
+    identity: Identity,
+    silent: Duration,
+    known: Mutex<KnownCluster>,
+    /// Reference time of windows.
+    begun: Instant,
+    /// Notified after each report.
+    pub(super) changed: Notify,
+    /// Notified when a request names an unknown model: then all nodes are asked at once.
+    sought: Notify,
+}
+
+impl Cluster {
+    /// Creates an empty view; `own` is this node's address.
+    pub(super) fn new(own: String, peers: Vec<String>, identity: Identity, silent: Duration) -> Self {
+        let (changed, sought) = (Notify::new(), Notify::new());
+        Self { own, peers, identity, silent, known: Mutex::default(), begun: Instant::now(), changed, sought }
+    }
+
+    /// Expects this node's topology from before its restart to come back: until reports differ, requests wait for it.
+    pub(super) fn expect(&mut self, Committed { epoch, topology, .. }: Committed) {
+        let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let group = Group::new(epoch, topology, seconds_since_1970());
+        known.groups.0.push(Group { served: Some(Instant::now()), ..group });
+    }
+
+    fn known(&self) -> MutexGuard<'_, KnownCluster> {
+        // Reports are consistent even if a task panicked while it held the lock.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps sessions with all relevant nodes, until dropped.
+    pub(super) async fn watch(self: Arc<Self>) {
+        let mut tasks = Watches(BTreeMap::new());
+        loop {
+            let wanted = self.wanted();
+            tasks.0.retain(|(address, following), task| {
+                let stays = wanted.get(address) == Some(following) && !task.is_finished();
+                if !stays {
+                    task.abort();
+                }
+                stays
+            });
+            self.keep_only(&wanted);
+            for (address, following) in wanted {
+                let key = (address.clone(), following);
+                tasks.0.entry(key).or_insert_with(|| tokio::spawn(Arc::clone(&self).follow(address, following)));
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// The relevant nodes. This node, peers and heads are watched; all members of topologies that do not serve, because
+    /// one of them may have another topology, and while `/metrics` is scraped. Other nodes of the cluster are asked now
+    /// and then.
+    fn wanted(&self) -> BTreeMap<String, Following> {
+        let models = self.models();
+        let known = self.known();
+        let mut wanted: BTreeMap<String, Following> =
+            known.neighbours.iter().map(|address| (address.clone(), Following::Asked)).collect();
+        let is_asked = known.asked.is_some_and(|asked| asked.elapsed() < ASKED);
+        for Group { topology, .. } in &known.groups.0 {
+            let heads: Vec<usize> = topology.layout.heads().map(|head| head.index()).collect();
+            let mut replicas = models.iter().flat_map(|model| &model.replicas);
+            let serves = replicas.any(|replica| {
+                replica.is_serving && heads.iter().any(|head| topology.members[*head].address == replica.head)
+            });
+            let members = topology.members.iter().enumerate();
+            let watched = members.filter(|(index, _)| !serves || is_asked || heads.contains(index));
+            wanted.extend(watched.map(|(_, member)| (member.address.clone(), Following::Watched)));
+        }
+        let always = self.peers.iter().chain([&self.own]);
+        wanted.extend(always.map(|address| (address.clone(), Following::Watched)));
+        wanted
+    }
+
+    /// Waits a moment for the first model to become known.
+    pub(super) async fn await_models(&self) {
+        // Several, or none: both are an answer here.
+        let _ = self.model_named(None).await;
+    }
+
+    /// Waits a moment for a model of this name, or any model, to become known, unless all nodes have answered.
+    ///
+    /// # Errors
+    /// There is no such model, or several and no name is given.
+    pub(super) async fn model_named(&self, asked: Option<&str>) -> Result<Option<ServedModel>, ApiError> {
+        let asked = asked.filter(|asked| !asked.is_empty());
+        let found = async {
+            let mut has_sought = false;
+            loop {
+                let mut changed = std::pin::pin!(self.changed.notified());
+                changed.as_mut().enable();
+                if let Some(model) = self.find(asked) {
+                    return Some(model);
+                }
+                if !std::mem::replace(&mut has_sought, true) {
+                    self.seek();
+                } else if (asked.is_some() || self.models().len() > 1) && self.has_heard_all() {
+                    return None;
+                }
+                changed.await;
+            }
+        };
+        // If none becomes known, the request is refused for that reason.
+        if let Ok(Some(model)) = timeout(GRACE, found).await {
+            return Ok(Some(model));
+        }
+        let models = self.models();
+        let names: Vec<&str> = models.iter().map(|model| model.topology.model.as_str()).collect();
+        match asked {
+            _ if names.is_empty() => Ok(None),
+            None => Err(ApiError::model_needed(&names)),
+            Some(asked) => match self.away().first() {
+                Some(node) => Err(ApiError::model_perhaps_away(asked, &names, node)),
+                None => Err(ApiError::no_such_model(asked, &names)),
+            },
+        }
+    }
+
+    /// The model of this name, one that serves if several have it; without a name the only model.
+    fn find(&self, asked: Option<&str>) -> Option<ServedModel> {
+        let mut models = self.models();
+        match asked {
+            None => (models.len() == 1).then(|| models.pop()).flatten(),
+            Some(asked) => {
+                models.retain(|model| is_model(asked, &model.topology.model));
+                let serving = models.iter().position(ServedModel::is_serving).unwrap_or_default();
+                (serving < models.len()).then(|| models.swap_remove(serving))
+            }
+        }
+    }
+
+    /// Asks all nodes again at once.
+    fn seek(&self) {
+        self.known().tried.retain(|_, away| away.is_some());
+        self.sought.notify_waiters();
+    }
+
+    fn has_heard_all(&self) -> bool {
+        let known = self.known();
+        let mut expected = known.neighbours.iter().chain(&self.peers).chain([&self.own]);
+        expected.all(|address| known.tried.contains_key(address))
+    }
+
+    /// Nodes that may serve a model that this gateway does not know yet: they have not answered since a short time.
+    fn away(&self) -> Vec<String> {
+        let known = self.known();
+        let is_recent = |since: &Instant| since.elapsed() < LATELY;
+        let away = known.tried.iter().filter(|(_, away)| away.as_ref().is_some_and(is_recent));
+        away.map(|(address, _)| address.clone()).collect()
+    }
+
+    fn keep_only(&self, wanted: &BTreeMap<String, Following>) {
+        let mut known = self.known();
+        known.nodes.retain(|address, _| wanted.contains_key(address));
+        known.tried.retain(|address, _| wanted.contains_key(address));
+        for group in &mut known.groups.0 {
+            group.windows.retain(|address, _| wanted.contains_key(address));
+        }
+    }
+
+    async fn follow(self: Arc<Self>, address: String, following: Following) {
+        let most = if following == Following::Watched { PAUSE_MAX } else { PAUSE_FAR_MAX };
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let begin = Instant::now();
+            if let Err(fault) = self.reports(&address, following).await {
+                tracing::debug!(address, "the gateway receives no reports: {fault}");
+                self.known().tried.entry(address.clone()).or_default().get_or_insert_with(Instant::now);
+            }
+            self.changed.notify_waiters();
+            pause = if begin.elapsed() > PAUSE_MAX { LOOK } else { (pause * 2).min(most) };
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = self.sought.notified() => {}
+            }
+        }
+    }
+
+    async fn reports(&self, address: &str, following: Following) -> Result<(), Fault> {
+        let session = Session::open(address, self.identity.clone()).await?;
+        let patience = self.silent.max(Duration::from_secs(1));
+        if following == Following::Watched {
+            let mut reply = session.ask(RequestBody::Watch { interval_ms: INTERVAL_MS }).await?;
+            loop {
+                match reply.next("a report", patience).await {
+                    Ok(body) => self.take(address, body),
+                    // Too many sessions watch the node already: it is polled instead.
+                    Err(Fault { kind: FaultKind::Full { .. }, .. }) => break,
+                    Err(fault) => return Err(fault),
+                }
+            }
+        }
+        let pause = if following == Following::Watched { LOOK.min(patience / 4) } else { LOOK_AROUND };
+        loop {
+            let mut reply = session.ask(RequestBody::Report).await?;
+            self.take(address, reply.next("a report", patience).await?);
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = self.sought.notified() => {}
+            }
+        }
+    }
+
+    fn take(&self, address: &str, body: ResponseBody) {
+        if let ResponseBody::Report(report) = body {
+            self.learn(address, *report);
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn learn(&self, address: &str, report: NodeReport) {
+        let mut known = self.known();
+        let now = Instant::now();
+        known.groups.learn(&report, now, seconds_since_1970());
+        let hash = report.topology.as_ref().map(|(_, hash, _)| *hash);
+        if let Some(group) = known.groups.0.iter_mut().find(|group| Some(group.hash) == hash) {
+            group.windows.entry(address.into()).or_default().record(self.begun.elapsed(), &report);
+        }
+        for neighbour in &report.neighbours {
+            if known.neighbours.len() < NODES_MAX {
+                known.neighbours.insert(neighbour.clone());
+            }
+        }
+        known.tried.insert(address.into(), None);
+        known.nodes.insert(address.into(), LatestReport { report: Arc::new(report), at: now });
+    }
+
+    /// Stragglers and slow hops of each topology, by index of its members. The first call only starts watching
+    /// all members, so its result is incomplete.
+    pub(super) fn culprits(&self) -> Vec<(Arc<Topology>, Culprits)> {
+        let mut known = self.known();
+        known.asked = Some(Instant::now());
+        let begin = self.begun.elapsed().saturating_sub(FRESH);
+        let of_group = |group: &Group| {
+            let reports: Vec<Option<&NodeReport>> = group
+                .topology
+                .members
+                .iter()
+                .map(|member| {
+                    known.nodes.get(&member.address).filter(|seen| seen.at.elapsed() < FRESH).map(|seen| &*seen.report)
+                })
+                .collect();
+            let windows: Vec<Option<&Window>> = group
+                .topology
+                .members
+                .iter()
+                .map(|member| group.windows.get(&member.address).filter(|window| window.is_since(begin)))
+                .collect();
+            (Arc::clone(&group.topology), culprits(&group.topology, &reports, &windows))
+        };
+        known.groups.0.iter().map(of_group).collect()
+    }
+
+    /// The latest report of this node.
+    pub(super) fn own(&self) -> Option<LatestReport> {
+        self.node(&self.own)
+    }
+
+    /// The latest report of a node.
+    pub(super) fn node(&self, address: &str) -> Option<LatestReport> {
+        self.known().nodes.get(address).cloned()
+    }
+
+    /// The latest reports of all nodes, by address.
+    pub(super) fn nodes(&self) -> Vec<(String, LatestReport)> {
+        self.known().nodes.iter().map(|(address, seen)| (address.clone(), seen.clone())).collect()
+    }
+
+    /// The models of all running topologies, by name.
+    pub(super) fn models(&self) -> Vec<ServedModel> {
+        let known = self.known();
+        let mut models: Vec<ServedModel> =
+            known.groups.by_model().into_iter().filter_map(|groups| self.model(&known, &groups)).collect();
+        models.sort_by(|one, two| one.topology.model.cmp(&two.topology.model));
+        models
+    }
+
+    /// The topologies that are unloaded without requests and have none, the longest unused first.
+    pub(super) fn loaded_on_demand(&self) -> Vec<LoadedOnDemand> {
+        let known = self.known();
+        let is_unused = |group: &&Group| {
+            let mut heads = group.topology.layout.heads().map(|head| &group.topology.members[head.index()].address);
+            group.topology.unload_after.is_some()
+                && heads.all(|head| known.nodes.get(head).is_some_and(|seen| seen.report.requests == 0))
+        };
+        let mut unused: Vec<&Group> = known.groups.0.iter().filter(is_unused).collect();
+        unused.sort_by_key(|group| group.used);
+        unused
+            .iter()
+            .map(|group| LoadedOnDemand { epoch: group.epoch, topology: Arc::clone(&group.topology) })
+            .collect()
+    }
+
+    /// Address for dialling this node from this machine.
+    pub(super) fn own_address(&self) -> &str {
+        &self.own
+    }
+
+    /// Address at which other nodes reach the node with this name, from a topology or from its configuration.
+    pub(super) fn reached_at(&self, name: &str) -> Option<String> {
+        let known = self.known();
+        let mut members = known.groups.0.iter().flat_map(|group| &group.topology.members);
+        members.find(|member| member.name == name).map(|member| member.address.clone())
+    }
+
+    /// The model with these roots, if a topology serves it.
+    pub(super) fn model_of(&self, roots: &ModelRoots) -> Option<ServedModel> {
+        let known = self.known();
+        self.model(&known, &known.groups.of(roots))
+    }
+
+    /// All replicas of all models.
+    pub(super) fn replicas(&self) -> Vec<Replica> {
+        self.models().into_iter().flat_map(|model| model.replicas).collect()
+    }
+
+    fn model(&self, known: &KnownCluster, groups: &[&Group]) -> Option<ServedModel> {
+        let first = groups.first()?;
+        let mut model = ServedModel {
+            topology: Arc::clone(&first.topology),
+            replicas: Vec::new(),
+            since: first.since,
+            served: groups.iter().filter_map(|group| group.served).max(),
+            cordons: Vec::new(),
+        };
+        groups.iter().for_each(|group| self.add_replicas(known, group, &mut model));
+        Some(model)
+    }
+
+    fn add_replicas(&self, known: &KnownCluster, group: &Group, model: &mut ServedModel) {
+        let (topology, patience) = (&group.topology, self.silent.max(Duration::from_secs(1)));
+        for index in topology.layout.heads() {
+            let head = &topology.members[index.index()];
+            let seen = known.nodes.get(&head.address);
+            let takes = |seen: &&LatestReport| {
+                let is_in = seen.report.topology.as_ref().is_some_and(|(_, own, _)| *own == group.hash);
+                let serves = matches!(seen.report.state, NodeState::Ready | NodeState::Serving);
+                // The output of a paced node must not reach a client as an answer.
+                is_in && serves && !seen.report.is_paced()
+            };
+            let takes = seen.filter(|seen| seen.at.elapsed() < patience).as_ref().is_some_and(takes);
+            let entry = |member: &Member| seen?.report.exclusions.of(&member.name, &member.address);
+            let members = topology.replica(topology.place(index).replica);
+            let cordon = members.iter().find_map(entry).filter(|entry| takes && entry.is_cordon);
+            model.cordons.extend(cordon.cloned());
+            model.replicas.push(Replica {
+                head: head.address.clone(),
+                name: head.name.clone(),
+                slots: u32::from(topology.slots),
+                requests: seen.map_or(0, |seen| seen.report.requests),
+                at: seen.map_or_else(Instant::now, |seen| seen.at),
+                is_serving: takes && cordon.is_none(),
+            });
+        }
+    }
+}
+
+/// Now, in seconds since 1970.
+pub(super) fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Tasks that are aborted when dropped.
+struct Watches(BTreeMap<(String, Following), JoinHandle<()>>);
+
+impl Drop for Watches {
+    fn drop(&mut self) {
+        self.0.values().for_each(JoinHandle::abort);
+    }
+}

@@ -1,0 +1,122 @@
+//! Groups and models from reports, without nodes.
+use common::ids::{MemberIndex, ModelIdentity};
+use topology::Layout;
+
+use super::*;
+use crate::node::tests::topology;
+
+const MODELS: [&str; 2] = ["one.gguf", "two.gguf"];
+
+/// A topology of these nodes of four, with a model.
+fn on(nodes: &[usize], model: usize) -> Topology {
+    let all = topology(4);
+    Topology {
+        layout: Layout::tensor_parallel(nodes.len() as u16),
+        members: nodes.iter().map(|node| all.members[*node].clone()).collect(),
+        model: MODELS[model].into(),
+        identity: ModelIdentity([model as u8 + 1; 32]),
+        ..all
+    }
+}
+
+fn report(topology: &Topology, member: usize, epoch: u64, state: NodeState) -> NodeReport {
+    NodeReport {
+        name: topology.members[member].name.clone(),
+        state,
+        epoch: Epoch(epoch),
+        topology: Some((topology.clone(), topology.hash(), MemberIndex(member as u16))),
+        ..assignment::fixtures::idle_report("")
+    }
+}
+
+fn learn(groups: &mut Groups, topology: &Topology, epoch: u64, state: NodeState, now: Instant) {
+    for member in 0..topology.members.len() {
+        groups.learn(&report(topology, member, epoch, state), now, 7);
+    }
+}
+
+fn names(groups: &Groups) -> Vec<(String, usize)> {
+    groups.by_model().iter().map(|of| (of[0].topology.model.clone(), of.len())).collect()
+}
+
+#[test]
+fn groups_of_other_nodes_are_kept_and_those_that_lost_nodes_are_replaced() {
+    let (mut groups, now) = (Groups::default(), Instant::now());
+    learn(&mut groups, &on(&[0, 1, 2, 3], 0), 5, NodeState::Ready, now);
+    assert_eq!(names(&groups), [("one.gguf".into(), 1)]);
+    learn(&mut groups, &on(&[0, 1], 1), 6, NodeState::Ready, now);
+    // The others still report the topology that has lost its nodes.
+    groups.learn(&report(&on(&[0, 1, 2, 3], 0), 2, 5, NodeState::Faulted), now, 7);
+    assert_eq!(names(&groups), [("two.gguf".into(), 1)]);
+    learn(&mut groups, &on(&[2, 3], 0), 6, NodeState::Ready, now);
+    assert_eq!(names(&groups), [("two.gguf".into(), 1), ("one.gguf".into(), 1)]);
+    learn(&mut groups, &on(&[1], 0), 7, NodeState::Loading, now);
+    assert_eq!(names(&groups), [("one.gguf".into(), 2)], "replicas in two groups");
+}
+
+#[test]
+fn aborted_assignment_leaves_the_earlier_topology() {
+    let (mut groups, now) = (Groups::default(), Instant::now());
+    learn(&mut groups, &on(&[0, 1], 0), 5, NodeState::Ready, now);
+    learn(&mut groups, &on(&[0, 1], 1), 6, NodeState::Loading, now);
+    assert_eq!(names(&groups), [("two.gguf".into(), 1)]);
+    learn(&mut groups, &on(&[0, 1], 0), 6, NodeState::Serving, now);
+    assert_eq!(names(&groups), [("one.gguf".into(), 1)]);
+}
+
+#[test]
+fn equal_names_in_two_groups_count_only_while_one_does_not_serve() {
+    let (mut groups, now) = (Groups::default(), Instant::now());
+    learn(&mut groups, &on(&[0], 0), 5, NodeState::Ready, now);
+    let mut same_name = on(&[1], 1);
+    same_name.members[0].name = on(&[0], 0).members[0].name.clone();
+    learn(&mut groups, &same_name, 6, NodeState::Ready, now);
+    assert_eq!(names(&groups).len(), 2, "both serve, at different addresses");
+    let mut groups = Groups::default();
+    learn(&mut groups, &on(&[0], 0), 5, NodeState::Ready, now);
+    learn(&mut groups, &same_name, 6, NodeState::Ready, now + LATELY);
+    assert_eq!(names(&groups), [("two.gguf".into(), 1)], "the node has moved");
+}
+
+#[test]
+fn unloaded_topology_is_dropped_until_it_is_assigned_again() {
+    let (mut groups, now) = (Groups::default(), Instant::now());
+    let one = on(&[0, 1], 0);
+    learn(&mut groups, &one, 5, NodeState::Ready, now);
+    let idle = |epoch: u64| NodeReport {
+        unloaded: Some((Epoch(epoch), one.hash())),
+        ..assignment::fixtures::idle_report(&one.members[0].name)
+    };
+    groups.learn(&idle(4), now, 7);
+    assert_eq!(names(&groups).len(), 1, "that was an earlier one");
+    groups.learn(&idle(5), now, 7);
+    assert!(names(&groups).is_empty());
+    learn(&mut groups, &one, 6, NodeState::Ready, now);
+    groups.learn(&idle(5), now, 7);
+    assert_eq!(names(&groups).len(), 1);
+}
+
+#[test]
+fn model_is_found_by_name_and_a_serving_one_first() {
+    let identity =
+        Identity { name: "pi1".into(), build: "b".into(), numeric: 1, machine: String::new(), cores: vec![] };
+    let cluster = Cluster::new("a:1".into(), Vec::new(), identity, Duration::from_secs(2));
+    assert!(cluster.find(None).is_none());
+    let take = |topology: &Topology, epoch| {
+        for member in 0..topology.members.len() {
+            cluster.learn(&topology.members[member].address, report(topology, member, epoch, NodeState::Ready));
+        }
+    };
+    take(&on(&[0, 1], 0), 5);
+    assert_eq!(cluster.find(None).map(|model| model.topology.model.clone()), Some(MODELS[0].into()));
+    take(&on(&[2], 1), 5);
+    assert!(cluster.find(None).is_none(), "several, and none is named");
+    assert!(cluster.find(Some("two")).is_some_and(|model| model.is_serving()));
+    assert!(cluster.find(Some("three")).is_none());
+    // Another file of the same name on a node that does not answer.
+    let other = Topology { identity: ModelIdentity([9; 32]), ..on(&[3], 1) };
+    cluster.known().groups.learn(&report(&other, 0, 5, NodeState::Faulted), Instant::now(), 7);
+    assert_eq!(cluster.models().len(), 3);
+    let found = cluster.find(Some("two.gguf")).expect("it is known");
+    assert_eq!(found.topology.identity, ModelIdentity([2; 32]));
+}
