@@ -61,7 +61,7 @@ fn served(address: &str) -> Vec<String> {
     names
 }
 
-/// Sends a request like a client that retries where the API says so, at random nodes; returns the answer.
+/// Sends a request like a client that retries where the API allows it, at random nodes; returns the answer.
 fn persistent(addresses: &[String], body: &Value, random: &mut Random) -> Value {
     let begin = Instant::now();
     let mut latest = String::new();
@@ -83,7 +83,7 @@ fn persistent(addresses: &[String], body: &Value, random: &mut Random) -> Value 
     panic!("no answer within {PATIENCE:?}: {latest}")
 }
 
-/// Saves the nodes as a cluster, and lets a command know it.
+/// Saves the nodes as a cluster, and runs a command with it.
 fn console_with_saved(cluster: &Cluster, home: &TempDir, arguments: &[&str]) -> bool {
     let mut command = Command::new(programs().join("console"));
     command.args(arguments).env(CONFIG_HOME, home.path()).env("BRAMBLE_SILENT_MS", "10000");
@@ -107,7 +107,7 @@ fn requests_to_two_models_survive_restarts_of_all_nodes() {
     }
     let addresses: Vec<String> = cluster.addresses.iter().map(|address| beside(address)).collect();
     for address in &addresses {
-        wait_until("every node knows both models", || served(address) == MODELS[..2]);
+        wait_until("every node lists both models", || served(address) == MODELS[..2]);
     }
     let expected: Vec<Vec<String>> = MODELS[..2]
         .iter()
@@ -115,7 +115,7 @@ fn requests_to_two_models_survive_restarts_of_all_nodes() {
             (0..8).map(|prompt| text(&post(&addresses[0], "/v1/completions", &body(model, prompt)).good())).collect()
         })
         .collect();
-    assert_ne!(expected[0], expected[1], "the models must be told apart");
+    assert_ne!(expected[0], expected[1], "the models must give different answers");
     let (next, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     scope(|threads| {
         let clients: Vec<_> = (0..CLIENTS)
@@ -159,7 +159,7 @@ fn request_without_a_model_or_with_another_one_is_told_the_served_ones() {
     let folder = models();
     let cluster = Cluster::with(2, folder.path(), "recover = true\n");
     let address = beside(&cluster.addresses[0]);
-    // Nodes that once had a topology in common know each other.
+    // Nodes that once had a topology in common are neighbours.
     assign(&cluster, &[0, 1], MODELS[2]);
     assign(&cluster, &[0], MODELS[0]);
     assign(&cluster, &[1], MODELS[1]);
@@ -234,7 +234,7 @@ fn models_change_only_with_an_operators_key_and_never_under_a_topology() {
     assert_eq!(as_operator(&address, "DELETE", "/api/delete", &two).status, 404);
     let odd = as_operator(&address, "POST", "/api/pull", &json!({"model": "llama3.2"}));
     assert!(odd.status == 400 && odd.body.contains("hf:OWNER/REPO:FILE"), "{}", odd.body);
-    // No node is idle, and what serves was not loaded for a request.
+    // No node is idle, and the served model was not loaded for a request.
     let busy = as_operator(&address, "POST", "/v1/completions", &body(MODELS[2], 1));
     busy.assert_error(503, "model_not_loaded", "topology unload");
     assert_eq!(served(&address), MODELS[..1]);

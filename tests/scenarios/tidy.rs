@@ -45,6 +45,7 @@ const RULES: &[Rule] = &[
             "shared/protocol/src/connection",
             "shared/protocol/src/messages.rs",
             "shared/protocol/src/session.rs",
+            "shared/assignment/src",
         ],
         words: &["tokio", "std::thread", "Instant::now"],
     },

@@ -1,10 +1,7 @@
 //! A snapshot of all named nodes: sessions, reports, and which of them are excluded.
 use std::{sync::Arc, time::Duration};
 
-use common::{
-    fault::{Fault, FaultKind},
-    ids::{Epoch, MemberIndex, TopologyHash},
-};
+use common::fault::{Fault, FaultKind};
 use protocol::message::{RequestBody, ResponseBody};
 use telemetry::NodeReport;
 use tokio::task::JoinSet;
@@ -160,22 +157,21 @@ impl Cluster {
     /// on different nodes.
     pub fn topologies(&self) -> Vec<(&Topology, Vec<&NodeReport>)> {
         let reports = || self.nodes.iter().filter_map(ClusterNode::report);
-        let held =
-            reports().filter_map(|report| Some(((report.state.serves(), report.epoch), report.topology.as_ref()?)));
-        let mut held: Vec<((bool, Epoch), &(Topology, TopologyHash, MemberIndex))> = held.collect();
+        let mut holders: Vec<&NodeReport> = reports().filter(|report| report.topology.is_some()).collect();
         // Of equal ones, the last comes first.
-        held.reverse();
-        held.sort_by_key(|(key, _)| std::cmp::Reverse(*key));
+        holders.reverse();
+        holders.sort_by_key(|report| std::cmp::Reverse((report.state.serves(), report.epoch)));
         let mut found: Vec<(&Topology, Vec<&NodeReport>)> = Vec::new();
         let mut known = Vec::new();
-        for (_, (topology, hash, _)) in held {
+        for (topology, hash, _) in holders.iter().filter_map(|report| report.topology.as_ref()) {
             if known.contains(hash) {
                 continue;
             }
             known.push(*hash);
             // Compare topologies, not epochs: a failed assignment may have raised the epoch of some nodes.
-            let holds = |report: &&NodeReport| report.topology.as_ref().is_some_and(|(_, other, _)| other == hash);
-            found.push((topology, reports().filter(holds).collect()));
+            let holders =
+                reports().filter(|report| report.topology.as_ref().is_some_and(|(_, other, _)| other == hash));
+            found.push((topology, holders.collect()));
         }
         found
     }

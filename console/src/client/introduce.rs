@@ -1,4 +1,4 @@
-//! Tells the nodes of a cluster of each other after an assignment, so that the HTTP API of each can answer for the models
+//! Introduces the nodes of a cluster to each other after an assignment, so that the HTTP API of each can answer for the models
 //! of all.
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{
 };
 
 impl Cluster {
-    /// Tells all nodes of this cluster, and of saved clusters that share a node with it, of each other. Returns the faults
+    /// Introduces all nodes of this cluster, and of saved clusters that share a node with it, to each other. Returns the faults
     /// of nodes that cannot store that.
     pub async fn introduce(&self) -> Vec<Fault> {
         let mut addresses: Vec<String> = self.nodes.iter().map(|node| node.address.clone()).collect();

@@ -79,8 +79,3 @@ impl Pinned {
         (topology.model.clone(), format!("bramble-{BUILD}-{}", topology.identity))
     }
 }
-
-/// Whether a client's model name means the served model: its file name with or without the extension.
-pub(super) fn is_model(asked: &str, served: &str) -> bool {
-    asked == served || served.strip_suffix(".gguf") == Some(asked)
-}

@@ -1,5 +1,5 @@
 //! Events of the node's state machine, and the values that they share with its effects. Plain values.
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use common::{
     fault::{Fault, Loss},
@@ -110,6 +110,15 @@ pub struct ExclusionsKept {
     pub list: Exclusions,
     /// Whether it could be written.
     pub result: Result<(), Fault>,
+}
+
+/// Lists of exclusions are written one after another: each is merged with what the previous write has made valid.
+#[derive(Debug, Default)]
+pub(super) struct ExclusionWrites {
+    /// A list is being written.
+    pub(super) is_writing: bool,
+    /// Lists that wait for it.
+    pub(super) waiting: VecDeque<(ReplyTo, Exclusions)>,
 }
 
 /// The drain state in a peer's heartbeat.

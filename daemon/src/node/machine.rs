@@ -1,9 +1,5 @@
 //! The state machine: assignments in two phases, requests, lost peers, draining.
-use std::{
-    collections::{BTreeSet, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use common::{
     fault::{Fault, FaultKind},
@@ -20,7 +16,7 @@ use topology::{Exclusions, Member, Place, Rolling, Topology};
 
 use super::{
     benches::Benches,
-    event::{EngineCommand, Event, PeerDrain, ReplyTo, SessionId},
+    event::{EngineCommand, Event, ExclusionWrites, PeerDrain, ReplyTo, SessionId},
     quorum::Acceptor,
     requests::{NewRequest, Requests},
 };
@@ -145,15 +141,6 @@ pub struct Node {
     pub(super) unloaded: Option<(Epoch, TopologyHash)>,
     /// Addresses of other nodes of the cluster.
     pub(super) neighbours: BTreeSet<String>,
-}
-
-/// Lists of exclusions are written one after another: each is merged with what the previous write has made valid.
-#[derive(Debug, Default)]
-pub(super) struct ExclusionWrites {
-    /// A list is being written.
-    pub(super) is_writing: bool,
-    /// Lists that wait for it.
-    pub(super) waiting: VecDeque<(ReplyTo, Exclusions)>,
 }
 
 /// Initial state of a node.

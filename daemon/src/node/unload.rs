@@ -73,12 +73,7 @@ impl Node {
 
     /// Remembers addresses of other nodes of the cluster; beyond the largest number of nodes, further ones are ignored.
     pub(super) fn meet(&mut self, to: ReplyTo, addresses: Vec<String>) -> Vec<Effect> {
-        let is_good = |address: &String| {
-            let port =
-                address.rsplit_once(':').and_then(|(host, port)| port.parse::<u16>().ok().filter(|_| !host.is_empty()));
-            port.is_some() && address.len() <= NAME_LENGTH_MAX && !address.chars().any(char::is_control)
-        };
-        if addresses.len() > NODES_MAX || !addresses.iter().all(is_good) {
+        if addresses.len() > NODES_MAX || !addresses.iter().all(|address| is_address(address)) {
             let reason = format!("the neighbours are not at most {NODES_MAX} entries of the form ADDRESS:PORT");
             return self.refuse(to.session, to.id, FaultKind::Malformed { reason });
         }
@@ -97,4 +92,10 @@ impl Node {
         }
         (self.neighbours.len() > before).then(|| Record::Neighbours(self.neighbours.iter().cloned().collect()))
     }
+}
+
+/// Whether this is `ADDRESS:PORT`.
+fn is_address(text: &str) -> bool {
+    let parts = text.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+    parts.is_some() && text.len() <= NAME_LENGTH_MAX && !text.chars().any(char::is_control)
 }

@@ -1,4 +1,4 @@
-//! Unloads a topology from its nodes, and tells nodes of each other.
+//! Unloads a topology from its nodes, and introduces nodes to each other.
 use std::{sync::Arc, time::Duration};
 
 use common::fault::{Fault, FaultKind};
@@ -13,7 +13,7 @@ use crate::identify::unexpected;
 
 /// Time limit for a node to write its records.
 const WRITE: Duration = Duration::from_secs(10);
-/// First wire version whose nodes unload topologies and know their neighbours.
+/// First wire version whose nodes unload topologies and keep neighbours.
 pub const VERSION: u16 = 12;
 
 /// Unloads a topology. The heads come first: with `if_idle`, one that runs requests refuses, and nothing changes as long as
@@ -44,7 +44,7 @@ pub async fn unload(sessions: &[Arc<Session>], committed: &Committed, if_idle: b
     Ok(asked.join_all().await.into_iter().filter_map(Result::err).collect())
 }
 
-/// Tells each node the addresses of the others, so that the gateway of each can answer for the models of all. Older nodes
+/// Gives each node the addresses of the others, so that the gateway of each can answer for the models of all. Older nodes
 /// are left out. Returns the faults of nodes that cannot store them.
 pub async fn introduce(sessions: &[Arc<Session>], addresses: &[String]) -> Vec<Fault> {
     let mut asked = JoinSet::new();

@@ -36,9 +36,8 @@ pub(crate) struct UnloadTopology {
 pub(super) async fn run(options: &UnloadTopology) -> Result<u8, Failure> {
     options.consent.check()?;
     let cluster = dial(&options.nodes, None).await;
-    let named = |model: &str| options.model.as_ref().is_none_or(|asked| is_of(asked, model));
     let mut held = cluster.topologies();
-    held.retain(|(topology, _)| named(&topology.model));
+    held.retain(|(topology, _)| options.model.as_ref().is_none_or(|asked| is_of(asked, &topology.model)));
     let names: Vec<&str> = held.iter().map(|(topology, _)| topology.model.as_str()).collect();
     let (topology, reports) = match held.as_slice() {
         [one] => one,
@@ -47,7 +46,7 @@ pub(super) async fn run(options: &UnloadTopology) -> Result<u8, Failure> {
                 Some(model) => format!("no node has {} loaded", output::clean(model)),
                 None => "no topology is loaded on these nodes".to_owned(),
             };
-            return Err(Failure::State { message, next: "console status shows what is loaded" });
+            return Err(Failure::State { message, next: "console status shows the loaded models" });
         }
         _ => {
             let message = format!("several topologies are loaded: {}", output::clean(&names.join(", ")));

@@ -20,11 +20,11 @@ use tokio::{
 
 use crate::gateway::{
     Gateway,
+    cluster::is_model,
     complete::{Permission, ReceivedRequest},
     error::ApiError,
     intake::{Intake, receive},
     outline::{Bounds, Outline},
-    pinned::is_model,
     stream::events,
     typed_json::Fields,
     writer::Framing,
@@ -129,7 +129,7 @@ impl Gateway {
         let pulled = ModelsRequest::Pull { url: url.into(), model: model.into(), sha256: None };
         files::stored(&own, pulled, &|step, done, total| report(told, model, step, done, total)).await?;
         let Some(from) = self.cluster.reached_at(&self.identity.name) else {
-            status("no other node knows this one: use console model sync to copy the file");
+            status("this node has no address for the others: copy the file with console model pull --from");
             return Ok(());
         };
         let mut copies = JoinSet::new();

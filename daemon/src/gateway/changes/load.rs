@@ -118,8 +118,8 @@ impl Gateway {
                 unload(&sessions, &committed, true).await.map_err(refused)?;
             }
         }
-        let told = |event: AssignEvent| tracing::debug!("loading {name} for a request: {event:?}");
-        let assigned = assign(&plan.sessions, &plan.wanted, &told).await.map_err(refused)?;
+        let told: &(dyn Fn(AssignEvent) + Sync) = &|event| tracing::debug!("loading {name} for a request: {event:?}");
+        let assigned = assign(&plan.sessions, &plan.wanted, told).await.map_err(refused)?;
         tracing::info!("{name} is loaded for a request: {} in epoch {}", assigned.topology.layout, assigned.epoch);
         self.appeared(asked).await
     }
@@ -168,7 +168,7 @@ impl Gateway {
         }))
     }
 
-    /// Waits until the gateway knows that the model is served.
+    /// Waits until reports show that the model is served.
     async fn appeared(&self, asked: &str) -> Result<ServedModel, ApiError> {
         let deadline = Instant::now() + APPEARS;
         loop {

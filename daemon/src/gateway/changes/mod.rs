@@ -1,5 +1,5 @@
 //! Changes of models at the request of clients whose key permits it: loading a model that no node serves, downloading and
-//! deleting files. What serves is never replaced: only idle nodes are used, and those of models that were loaded for a
+//! deleting files. Topologies in use are never replaced: only idle nodes are used, and those of models that were loaded for a
 //! request and have none.
 mod files;
 mod load;

@@ -12,7 +12,10 @@ use protocol::{
 use telemetry::NodeState;
 use tokio::task::JoinSet;
 
-use crate::gateway::{Gateway, cluster::LatestReport, pinned::is_model};
+use crate::gateway::{
+    Gateway,
+    cluster::{LatestReport, is_model},
+};
 
 /// A node that answers, with its model files.
 pub(super) struct FileHolder {

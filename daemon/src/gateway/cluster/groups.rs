@@ -70,8 +70,8 @@ impl Groups {
         let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
         let holds = serves || report.state == NodeState::Draining;
         if self.0.iter().all(|group| group.hash != *hash) {
-            let is_later = |group: &Group| report.epoch > group.epoch || (holds && report.epoch == group.epoch);
-            if !self.0.iter().filter(|group| group.shares_nodes(topology, now)).all(is_later) {
+            let mut replaced = self.0.iter().filter(|group| group.shares_nodes(topology, now));
+            if replaced.any(|group| report.epoch < group.epoch || (!holds && report.epoch == group.epoch)) {
                 return;
             }
             self.0.retain(|group| !group.shares_nodes(topology, now));
@@ -90,10 +90,10 @@ impl Groups {
         let mut models: Vec<Vec<&Group>> = Vec::new();
         for group in &self.0 {
             let roots = group.topology.roots();
-            let of_same = |groups: &&mut Vec<&Group>| {
+            let known = models.iter_mut().find(|groups| {
                 groups[0].topology.model == group.topology.model && !groups[0].topology.roots().differs(&roots)
-            };
-            match models.iter_mut().find(of_same) {
+            });
+            match known {
                 Some(groups) => groups.push(group),
                 None => models.push(vec![group]),
             }

@@ -1,5 +1,6 @@
 //! The gateway's view of the nodes: a session with each relevant node, and its latest report. Models and replicas come
 //! from the running topologies.
+mod following;
 mod groups;
 #[cfg(test)]
 mod tests;
@@ -11,46 +12,24 @@ use std::{
 };
 
 use common::{
-    fault::{Fault, FaultKind},
     ids::{Epoch, ModelRoots},
     limits::NODES_MAX,
 };
-use protocol::{
-    handshake::Identity,
-    message::{RequestBody, ResponseBody},
-    recovery::Committed,
-    session::Session,
-};
+use protocol::{handshake::Identity, message::ResponseBody, recovery::Committed};
 use telemetry::{
     NodeReport, NodeState,
     window::{Culprits, Window, culprits},
 };
-use tokio::{
-    sync::Notify,
-    task::JoinHandle,
-    time::{sleep, timeout},
-};
+use tokio::{sync::Notify, time::timeout};
 use topology::{Exclusion, Member, Topology};
 
 use self::groups::{Group, Groups, LATELY};
-use super::{error::ApiError, pinned::is_model};
+use super::error::ApiError;
 
-/// Interval of a node's reports, in milliseconds.
-const INTERVAL_MS: u32 = 250;
-/// Interval for updating the set of relevant nodes.
-const LOOK: Duration = Duration::from_millis(250);
-/// Interval at which nodes without a part in a known topology are asked for theirs.
-const LOOK_AROUND: Duration = Duration::from_secs(2);
 /// How long a request waits if nothing serves: a new assignment is visible only with the next report.
 pub(super) const GRACE: Duration = Duration::from_millis(600);
 /// Age limit of reports and windows for finding stragglers and slow hops.
 const FRESH: Duration = Duration::from_secs(5);
-/// How long all members are watched after a scrape of `/metrics`; longer than the usual scrape interval.
-const ASKED: Duration = Duration::from_secs(180);
-/// Longest pause before an unreachable node is dialled again.
-const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// The same for a node without a part in a known topology.
-const PAUSE_FAR_MAX: Duration = Duration::from_secs(30);
 
 /// Latest report of one node.
 #[derive(Clone, Debug)]
@@ -120,15 +99,6 @@ pub(super) struct LoadedOnDemand {
     pub(super) topology: Arc<Topology>,
 }
 
-/// How closely a node is followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Following {
-    /// It is asked now and then: it has no part in a known topology.
-    Asked,
-    /// It sends reports.
-    Watched,
-}
-
 #[derive(Debug, Default)]
 struct KnownCluster {
     nodes: BTreeMap<String, LatestReport>,
@@ -174,51 +144,6 @@ impl Cluster {
     fn known(&self) -> MutexGuard<'_, KnownCluster> {
         // Reports are consistent even if a task panicked while it held the lock.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps sessions with all relevant nodes, until dropped.
-    pub(super) async fn watch(self: Arc<Self>) {
-        let mut tasks = Watches(BTreeMap::new());
-        loop {
-            let wanted = self.wanted();
-            tasks.0.retain(|(address, following), task| {
-                let stays = wanted.get(address) == Some(following) && !task.is_finished();
-                if !stays {
-                    task.abort();
-                }
-                stays
-            });
-            self.keep_only(&wanted);
-            for (address, following) in wanted {
-                let key = (address.clone(), following);
-                tasks.0.entry(key).or_insert_with(|| tokio::spawn(Arc::clone(&self).follow(address, following)));
-            }
-            sleep(LOOK).await;
-        }
-    }
-
-    /// The relevant nodes. This node, peers and heads are watched; all members of topologies that do not serve, because
-    /// one of them may have another topology, and while `/metrics` is scraped. Other nodes of the cluster are asked now
-    /// and then.
-    fn wanted(&self) -> BTreeMap<String, Following> {
-        let models = self.models();
-        let known = self.known();
-        let mut wanted: BTreeMap<String, Following> =
-            known.neighbours.iter().map(|address| (address.clone(), Following::Asked)).collect();
-        let is_asked = known.asked.is_some_and(|asked| asked.elapsed() < ASKED);
-        for Group { topology, .. } in &known.groups.0 {
-            let heads: Vec<usize> = topology.layout.heads().map(|head| head.index()).collect();
-            let mut replicas = models.iter().flat_map(|model| &model.replicas);
-            let serves = replicas.any(|replica| {
-                replica.is_serving && heads.iter().any(|head| topology.members[*head].address == replica.head)
-            });
-            let members = topology.members.iter().enumerate();
-            let watched = members.filter(|(index, _)| !serves || is_asked || heads.contains(index));
-            wanted.extend(watched.map(|(_, member)| (member.address.clone(), Following::Watched)));
-        }
-        let always = self.peers.iter().chain([&self.own]);
-        wanted.extend(always.map(|address| (address.clone(), Following::Watched)));
-        wanted
     }
 
     /// Waits a moment for the first model to become known.
@@ -290,64 +215,11 @@ impl Cluster {
         expected.all(|address| known.tried.contains_key(address))
     }
 
-    /// Nodes that may serve a model that this gateway does not know yet: they have not answered since a short time.
+    /// Nodes that may serve an unknown model: they have not answered for a short time.
     fn away(&self) -> Vec<String> {
         let known = self.known();
-        let is_recent = |since: &Instant| since.elapsed() < LATELY;
-        let away = known.tried.iter().filter(|(_, away)| away.as_ref().is_some_and(is_recent));
+        let away = known.tried.iter().filter(|(_, away)| away.is_some_and(|since| since.elapsed() < LATELY));
         away.map(|(address, _)| address.clone()).collect()
-    }
-
-    fn keep_only(&self, wanted: &BTreeMap<String, Following>) {
-        let mut known = self.known();
-        known.nodes.retain(|address, _| wanted.contains_key(address));
-        known.tried.retain(|address, _| wanted.contains_key(address));
-        for group in &mut known.groups.0 {
-            group.windows.retain(|address, _| wanted.contains_key(address));
-        }
-    }
-
-    async fn follow(self: Arc<Self>, address: String, following: Following) {
-        let most = if following == Following::Watched { PAUSE_MAX } else { PAUSE_FAR_MAX };
-        let mut pause = Duration::from_millis(50);
-        loop {
-            let begin = Instant::now();
-            if let Err(fault) = self.reports(&address, following).await {
-                tracing::debug!(address, "the gateway receives no reports: {fault}");
-                self.known().tried.entry(address.clone()).or_default().get_or_insert_with(Instant::now);
-            }
-            self.changed.notify_waiters();
-            pause = if begin.elapsed() > PAUSE_MAX { LOOK } else { (pause * 2).min(most) };
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = self.sought.notified() => {}
-            }
-        }
-    }
-
-    async fn reports(&self, address: &str, following: Following) -> Result<(), Fault> {
-        let session = Session::open(address, self.identity.clone()).await?;
-        let patience = self.silent.max(Duration::from_secs(1));
-        if following == Following::Watched {
-            let mut reply = session.ask(RequestBody::Watch { interval_ms: INTERVAL_MS }).await?;
-            loop {
-                match reply.next("a report", patience).await {
-                    Ok(body) => self.take(address, body),
-                    // Too many sessions watch the node already: it is polled instead.
-                    Err(Fault { kind: FaultKind::Full { .. }, .. }) => break,
-                    Err(fault) => return Err(fault),
-                }
-            }
-        }
-        let pause = if following == Following::Watched { LOOK.min(patience / 4) } else { LOOK_AROUND };
-        loop {
-            let mut reply = session.ask(RequestBody::Report).await?;
-            self.take(address, reply.next("a report", patience).await?);
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = self.sought.notified() => {}
-            }
-        }
     }
 
     fn take(&self, address: &str, body: ResponseBody) {
@@ -380,7 +252,7 @@ impl Cluster {
         let mut known = self.known();
         known.asked = Some(Instant::now());
         let begin = self.begun.elapsed().saturating_sub(FRESH);
-        let of_group = |group: &Group| {
+        let of_groups = known.groups.0.iter().map(|group: &Group| {
             let reports: Vec<Option<&NodeReport>> = group
                 .topology
                 .members
@@ -396,8 +268,8 @@ impl Cluster {
                 .map(|member| group.windows.get(&member.address).filter(|window| window.is_since(begin)))
                 .collect();
             (Arc::clone(&group.topology), culprits(&group.topology, &reports, &windows))
-        };
-        known.groups.0.iter().map(of_group).collect()
+        });
+        of_groups.collect()
     }
 
     /// The latest report of this node.
@@ -427,12 +299,12 @@ impl Cluster {
     /// The topologies that are unloaded without requests and have none, the longest unused first.
     pub(super) fn loaded_on_demand(&self) -> Vec<LoadedOnDemand> {
         let known = self.known();
-        let is_unused = |group: &&Group| {
+        let mut unused: Vec<&Group> = known.groups.0.iter().collect();
+        unused.retain(|group| {
             let mut heads = group.topology.layout.heads().map(|head| &group.topology.members[head.index()].address);
             group.topology.unload_after.is_some()
                 && heads.all(|head| known.nodes.get(head).is_some_and(|seen| seen.report.requests == 0))
-        };
-        let mut unused: Vec<&Group> = known.groups.0.iter().filter(is_unused).collect();
+        });
         unused.sort_by_key(|group| group.used);
         unused
             .iter()
@@ -504,16 +376,12 @@ impl Cluster {
     }
 }
 
+/// Whether a client's model name means the served model: its file name with or without the extension.
+pub(super) fn is_model(asked: &str, served: &str) -> bool {
+    asked == served || served.strip_suffix(".gguf") == Some(asked)
+}
+
 /// Now, in seconds since 1970.
 pub(super) fn seconds_since_1970() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// Tasks that are aborted when dropped.
-struct Watches(BTreeMap<(String, Following), JoinHandle<()>>);
-
-impl Drop for Watches {
-    fn drop(&mut self) {
-        self.0.values().for_each(JoinHandle::abort);
-    }
 }

@@ -26,7 +26,6 @@ use self::bodies::{Tokenize, TokenizeForm};
 use super::{
     Gateway, anthropic,
     cluster::ServedModel,
-    complete::ReceivedRequest,
     error::ApiError,
     intake::{Intake, receive},
     outline::{Bounds, Outline},
@@ -124,12 +123,11 @@ async fn question<T: Send + 'static>(
     request: Request,
     parse: fn(&[u8], Bounds) -> Result<T, ApiError>,
 ) -> Result<(ServedModel, T, Intake<()>), ApiError> {
-    let read = move |bytes: &[u8], _: &ReceivedRequest, bounds| {
+    let intake = receive(gateway, request, false, move |bytes, _, bounds| {
         let named = Outline::read(bytes)?.values(&["model"])?;
         Ok((Fields(&named).text("model")?.map(str::to_owned), parse(bytes, bounds)?))
-    };
-    let Intake { parsed: (named, parsed), held, is_long, arrival, working } =
-        receive(gateway, request, false, read).await?;
+    });
+    let Intake { parsed: (named, parsed), held, is_long, arrival, working } = intake.await?;
     let model = gateway.served(named.as_deref()).await?;
     Ok((model, parsed, Intake { parsed: (), held, is_long, arrival, working }))
 }

@@ -47,6 +47,16 @@ pub enum Decision {
     },
 }
 
+impl Decision {
+    /// Whether two decisions differ only in how long a member has been away.
+    pub(super) fn is_alike(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Propose { stay: one, .. }, Self::Propose { stay: two, .. }) => one == two,
+            _ => self == other,
+        }
+    }
+}
+
 /// Decides for member `own` of the committed topology; `views` are all members, in member order.
 pub fn decide(own: MemberIndex, base: &Committed, views: &[View], rules: &Rules) -> Decision {
     let standings = || views.iter().filter_map(|view| view.standing.as_ref());

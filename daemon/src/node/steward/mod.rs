@@ -404,7 +404,7 @@ impl Steward {
         let witness = witness.and_then(|(_, answers)| answers);
         let rules = Rules { exclude_after: self.settings.recovery.exclude_after, witness };
         let decision = decide(MemberIndex(place as u16), &base, &views, &rules);
-        if !self.decided.as_ref().is_some_and(|(before, _)| is_alike(before, &decision)) {
+        if !self.decided.as_ref().is_some_and(|(before, _)| before.is_alike(&decision)) {
             self.decided = Some((decision.clone(), self.now));
         }
         let is_old = |age| self.decided.as_ref().is_some_and(|(_, since)| self.now >= *since + age);
@@ -487,14 +487,6 @@ impl Steward {
             tracing::info!("{text}");
             self.said = text.into();
         }
-    }
-}
-
-/// Whether two decisions differ only in how long a member has been away.
-fn is_alike(one: &Decision, two: &Decision) -> bool {
-    match (one, two) {
-        (Decision::Propose { stay: one, .. }, Decision::Propose { stay: two, .. }) => one == two,
-        _ => one == two,
     }
 }
 

@@ -60,7 +60,7 @@ fn head_with_requests_is_unloaded_only_by_force() {
     assert_eq!(failure(&unload(&mut node, true)), Some(&FaultKind::RequestsRun { count: 1 }));
     assert_eq!(node.state(), NodeState::Serving);
     let effects = unload(&mut node, false);
-    assert!(matches!(failure(&effects), Some(FaultKind::NotServing { .. })), "its client is told: {effects:?}");
+    assert!(matches!(failure(&effects), Some(FaultKind::NotServing { .. })), "its client gets an error: {effects:?}");
     assert_eq!(node.state(), NodeState::Idle);
 }
 

@@ -213,7 +213,7 @@ fn newer_format_of_tool_calls_reaches_version_4_as_none() {
 fn question_about_texts_is_not_sent_to_version_10() {
     let question = RequestBody::Text(Box::new(TextRequest::Describe));
     assert_eq!(unknown(10, &question), Some("RequestBody::Text".into()));
-    assert_eq!(unknown(11, &question), None);
+    assert_eq!(unknown(WIRE_HIGHEST, &question), None);
 }
 
 #[test]
