@@ -146,6 +146,8 @@ class Daemon:
         os.makedirs(self.state, exist_ok=True)
         with open(self.config, "w") as file:
             file.write(settings)
+        # Settings may have keys, which a daemon does not take from a file that everybody can read.
+        os.chmod(self.config, 0o640)
 
     def start(self):
         command = [*self.enter, *(self.run or self.daemon), "--listen", self.address, "--name", self.name, "--exit-with-parent"]

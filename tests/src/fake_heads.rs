@@ -23,7 +23,10 @@ use tokio::{
 };
 use topology::{Exclusions, Layout, Member, Topology};
 
-use crate::tool_answers::{TOOL_ANSWERS, ToolAnswer};
+use crate::{
+    obedient,
+    tool_answers::{TOOL_ANSWERS, ToolAnswer},
+};
 
 /// How a head treats a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +48,8 @@ pub enum Script {
     },
     /// Thinks until the thought is ended for it, then answers "Done.".
     Thinks,
+    /// Says or calls as the user asks, see [`obedient`](crate::obedient).
+    Obeys,
 }
 
 /// The tokens that end a thought.
@@ -227,6 +232,7 @@ impl Head {
             Script::Answers => (generate.max_tokens - resumed, Some(FinishReason::Length)),
             Script::Says(text) => (text.chars().count() as u32 - resumed, Some(FinishReason::Stop)),
             Script::CallsTools { .. } => return tool_answer(self.script, generate),
+            Script::Obeys => return obeyed(generate),
             Script::Thinks if has_ended => (1, Some(FinishReason::Stop)),
             Script::Thinks => (generate.max_tokens - resumed, Some(FinishReason::Length)),
         };
@@ -250,6 +256,21 @@ impl Head {
             .chain(end.map(finished))
             .collect()
     }
+}
+
+/// The responses of a model that says or calls as the user asks.
+fn obeyed(generate: &Generate) -> Vec<ResponseBody> {
+    let letters: Vec<char> = match &generate.prompt {
+        Prompt::Chat(chat) => obedient::answer(&chat.messages).chars().collect(),
+        _ => obedient::GREETING.chars().collect(),
+    };
+    let form = AnswerForm { tool_format: ToolFormat::Hermes, thinking: Thinking::Marked, thought_end: Vec::new() };
+    let started = ResponseBody::Started { prompt_token_ids: vec![1, 2], form };
+    let tokens = (generate.resumed.len()..letters.len()).map(|at| {
+        let text = letters[at].to_string().into();
+        ResponseBody::Token(TokenEvent { id: Some(at as u32), text, logprobs: Vec::new() })
+    });
+    std::iter::once(started).chain(tokens).chain([finished(FinishReason::Stop)]).collect()
 }
 
 /// The responses to a request of a conversation with tools.

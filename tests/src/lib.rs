@@ -13,6 +13,7 @@ pub mod grids;
 pub mod http;
 pub mod incidents;
 pub mod modules;
+pub mod obedient;
 pub mod oracle;
 pub mod programs;
 pub mod proxy;
