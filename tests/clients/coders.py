@@ -30,7 +30,7 @@ def coder(name, arguments, files=None, model=FAKE, url=SCRIPTED, **more):
             os.makedirs(os.path.dirname(os.path.join(home, path)), exist_ok=True)
             with open(os.path.join(home, path), "w") as file:
                 file.write(text)
-        filled = [argument.replace("FOLDER", work).replace("URL", url).replace("MODEL", model) for argument in arguments]
+        filled = [text.replace("FOLDER", work).replace("URL", url).replace("MODEL", model) for text in arguments]
         environment = {"PATH": PATH, "HOME": home, "TERM": "dumb", **{key: value.replace("URL", url) for key, value in more.items()}}
         ran = subprocess.run([program, *filled], cwd=work, env=environment, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
         after = {}
@@ -67,14 +67,17 @@ def aider_shows_errors():
 def opencode_writes_a_file():
     provider = {"npm": "@ai-sdk/openai-compatible", "name": "Bramble", "options": {"baseURL": SCRIPTED + "/v1", "apiKey": KEY}, "models": {FAKE: {"name": FAKE}}}
     config = {"provider": {"bramble": provider}, "model": f"bramble/{FAKE}", "small_model": f"bramble/{FAKE}", "permission": "allow", "autoupdate": False, "share": "disabled"}
-    call = 'CALL[[[write {"filePath": "FOLDER/note.txt", "content": "two"}]]]'
+    # It puts an argument with spaces into quotes.
+    call = 'CALL[[[write{"filePath":"FOLDER/note.txt","content":"two"}]]]'
     found = coder("opencode", ["run", "--model", f"bramble/{FAKE}", call], {"work/opencode.json": json.dumps(config)})
     assert not found or (found[1].get("note.txt") == "two" and "The tool said:" in found[0]), found
 
 
 @check
 def codex_runs_a_command():
-    config = f'model = "{FAKE}"\nmodel_provider = "bramble"\n[model_providers.bramble]\nname = "Bramble"\nbase_url = "{SCRIPTED}/v1"\nenv_key = "BRAMBLE_TOKEN"\nwire_api = "responses"\n'
+    # Without these settings it sends tools that are no functions.
+    functions = 'web_search = "disabled"\nfeatures.multi_agent = false\n'
+    config = f'model = "{FAKE}"\nmodel_provider = "bramble"\n{functions}[model_providers.bramble]\nname = "Bramble"\nbase_url = "{SCRIPTED}/v1"\nenv_key = "BRAMBLE_TOKEN"\nwire_api = "responses"\n'
     call = 'CALL[[[exec_command {"cmd": "echo two > note.txt"}]]]'
     asked = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", call]
     found = coder("codex", asked, {".codex/config.toml": config}, BRAMBLE_TOKEN=KEY)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All client checks: those of .ci/clients, the score of lm-evaluation-harness beside that of llama.cpp, and coding programs.
+# All client checks: those of .ci/clients, the score of lm-evaluation-harness beside that of llama.cpp, llm and coding programs.
 # Builds llama.cpp, so it needs a C++ compiler; takes about half an hour the first time. From the repository:
 #
 #     tests/clients/more.sh
@@ -10,6 +10,8 @@ uv=target/clients/bin/uv
 
 "$uv" pip install -q -p target/clients/bin/python llama-cpp-python==0.3.36
 target/clients/bin/python tests/clients/score.py --peer
+
+tests/clients/served.py target/agents/bin/python tests/clients/llm_tool.py
 
 # aider needs a Python of 3.12 or older.
 python=$(command -v python3.12 || command -v python3.11 || command -v python3.10 || echo python3)

@@ -1,6 +1,7 @@
 //! Answers of a model whose user tells it what to do, for tests of programs that have prompts of their own: a message of
-//! the user with `SAY[[[text]]]` is answered by the text, one with `CALL[[[name {..}]]]` by a call of that tool, and the
-//! result of a tool by repeating it. Answers are in the format of Hermes and Qwen and begin with a thought.
+//! the user with `SAY[[[text]]]` is answered by the text, one with `CALL[[[name {..}]]]` (the space may be missing) by a
+//! call of that tool, and the result of a tool by repeating it. Answers are in the format of Hermes and Qwen and begin
+//! with a thought.
 use serde_json::Value;
 
 /// The answer to a conversation without such a message.
@@ -30,7 +31,8 @@ pub fn answer(messages: &str) -> String {
         return format!("{THOUGHT}The tool said: {}", text(result));
     }
     for said in list.iter().rev().filter(|message| message["role"] == "user").map(text) {
-        if let Some((name, arguments)) = asked(&said, "CALL").and_then(|call| call.split_once(' ')) {
+        if let Some((name, arguments)) = asked(&said, "CALL").and_then(|call| call.split_at_checked(call.find('{')?)) {
+            let name = name.trim_end();
             return format!("{THOUGHT}<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>");
         }
         if let Some(words) = asked(&said, "SAY") {
@@ -48,7 +50,8 @@ mod tests {
     fn user_decides_the_answer() {
         let call = r#"[{"role": "user", "content": [{"type": "text", "text": "CALL[[[f {\"a\": 1}]]]"}]}]"#;
         assert!(answer(call).ends_with("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>"));
-        let result = r#"[{"role": "user", "content": "CALL[[[f {}]]]"}, {"role": "tool", "content": "7"}]"#;
+        assert!(answer(&call.replace("f {", "f{")).contains("\"name\": \"f\", "));
+        let result = r#"[{"role": "user", "content": "CALL[[[f{}]]]"}, {"role": "tool", "content": "7"}]"#;
         assert!(answer(result).ends_with("The tool said: 7"));
         assert!(answer(r#"[{"role": "user", "content": "SAY[[[a [1]\nb]]] please"}]"#).ends_with("\n\na [1]\nb"));
         assert!(answer("[]").ends_with("Hello."));
