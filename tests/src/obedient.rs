@@ -1,7 +1,7 @@
-//! Answers of a model whose user tells it what to do, for tests of programs that have prompts of their own: a message of
-//! the user with `SAY[[[text]]]` is answered by the text, one with `CALL[[[name {..}]]]` (the space may be missing) by a
-//! call of that tool, and the result of a tool by repeating it. Answers are in the format of Hermes and Qwen and begin
-//! with a thought.
+//! Answers of a model whose user tells it what to do, for tests of programs that have prompts of their own: a
+//! message of the user with `SAY[[[text]]]` is answered by the text, one with `CALL[[[name {..}]]]` (the space may
+//! be missing) by a call of that tool, and the result of a tool by repeating it. Answers are in the format of
+//! Hermes and Qwen and begin with a thought.
 use serde_json::Value;
 
 /// The answer to a conversation without such a message.

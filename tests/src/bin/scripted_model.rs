@@ -1,5 +1,5 @@
-//! A head whose model says or calls as the user asks, for gateways under test: prints its `ADDRESS:PORT` and runs until its
-//! standard input ends. Used by `tests/clients`.
+//! A head whose model says or calls as the user asks, for gateways under test: prints its `ADDRESS:PORT` and runs
+//! until its standard input ends. Used by `tests/clients`.
 use std::io::{Read, Write};
 
 use harness::fake_heads::{FakeHeads, Script};
