@@ -60,8 +60,11 @@ fn embedding_model_gives_the_vectors_of_the_reference_pass() {
         assert!(short.len() == 4 && (cosine(short, short) - 1.0).abs() < 1e-5, "{short:?}");
         let packed = post(&address, "/v1/embeddings", &json!({"input": texts[1], "encoding_format": "base64"})).good();
         assert!(packed["data"][0]["embedding"].is_string(), "{packed}");
-        let named = post(&address, "/api/embed", &json!({"model": MODEL, "input": ["a", "b"]})).good();
+        // As /api/tags lists it.
+        let name = format!("{}:latest", MODEL.trim_end_matches(".gguf"));
+        let named = post(&address, "/api/embed", &json!({"model": name, "input": ["a", "b"]})).good();
         assert_eq!(named["embeddings"].as_array().map(Vec::len), Some(2), "{named}");
+        assert_eq!(named["model"], name, "the client's name");
         let refused = post(&address, "/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
         refused.assert_error(400, "parameter_invalid", "embeddings");
         let long = post(&address, "/v1/embeddings", &json!({"input": tokens(4, 200)}));

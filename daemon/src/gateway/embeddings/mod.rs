@@ -17,6 +17,7 @@ use super::{
     answer::{Answer, Ended, Said},
     error::ApiError,
     intake::{Intake, receive},
+    ollama::plain_name,
     pinned::Pinned,
     request::{RUNNING_MAX, Wish},
 };
@@ -50,12 +51,14 @@ pub(super) async fn openai(State(gateway): State<Arc<Gateway>>, request: Request
 
 /// POST /api/embed.
 pub(super) async fn ollama(State(gateway): State<Arc<Gateway>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let intake = receive(&gateway, request, true, |bytes, _, bounds| body::read(bytes, bounds)).await?;
+    let mut intake = receive(&gateway, request, true, |bytes, _, bounds| body::read(bytes, bounds)).await?;
     let begun = intake.arrival.at;
+    let name = intake.parsed.model.take().filter(|name| !name.is_empty());
+    intake.parsed.model = name.as_deref().map(|name| plain_name(name).to_owned());
     let Embedded { model, vectors, prompt_tokens } = embed(gateway, intake).await?;
     let nanoseconds = begun.elapsed().as_nanos() as u64;
     Ok(Json(json!({
-        "model": model, "embeddings": vectors, "total_duration": nanoseconds, "load_duration": 0,
+        "model": name.unwrap_or(model), "embeddings": vectors, "total_duration": nanoseconds, "load_duration": 0,
         "prompt_eval_count": prompt_tokens,
     })))
 }

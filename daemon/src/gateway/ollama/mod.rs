@@ -8,7 +8,10 @@ mod tests;
 
 use serde_json::{Value, json};
 
-pub(super) use self::catalog::{running, show, tags, version};
+pub(super) use self::{
+    catalog::{running, show, tags, version},
+    request::plain_name,
+};
 use self::{
     records::{RecordWriter, Shape},
     request::OllamaRequest,

@@ -91,10 +91,15 @@ pub(super) fn generate(given: Map<String, Value>) -> Result<OllamaRequest, ApiEr
     Ok(OllamaRequest { kind: Kind::Chat, chat, prompts: Vec::new(), name })
 }
 
-/// The client's name for the model without the tag that Ollama adds by default.
+/// A client's name for a model without the tag that Ollama adds by default.
+pub(in crate::gateway) fn plain_name(name: &str) -> &str {
+    name.strip_suffix(":latest").unwrap_or(name)
+}
+
+/// The plain name of the model, and the client's.
 pub(super) fn model(given: Fields<'_>) -> Result<(Option<String>, Option<String>), ApiError> {
     let name = given.text("model")?.or(given.text("name")?).map(str::to_owned);
-    let plain = name.as_deref().map(|name| name.strip_suffix(":latest").unwrap_or(name).to_owned());
+    let plain = name.as_deref().map(|name| plain_name(name).to_owned());
     Ok((plain, name))
 }
 
