@@ -366,7 +366,7 @@ fn rejected_speculative_tokens_leave_no_trace() {
             job();
             true
         })));
-        let grammar = Some(Constraint { grammar: Grammar::JsonSchema(SCHEMA.into()), begin: 2 });
+        let grammar = Some(Constraint { grammar: Grammar::JsonSchema(SCHEMA.into()).into(), begin: 2 });
         let (slot, sampling) = (Slot(3), SamplingParameters::default());
         let opened = Opened { slot, sampling, cached: 0, prompt: vec![1, 5], grammar };
         masks.apply(&Plan { opened: vec![opened], ..Plan::default() });

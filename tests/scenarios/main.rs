@@ -21,6 +21,7 @@ mod families;
 mod gateway;
 mod gateway_answers;
 mod gateway_apis;
+mod gateway_calls;
 mod gateway_dialects;
 mod gateway_loss;
 mod gateway_requests;

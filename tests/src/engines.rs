@@ -269,7 +269,11 @@ pub fn begin(
 ) -> Result<EngineOrder, FaultKind> {
     let received = Instant::now();
     match preparer.prepare(generate, 0) {
-        Ok(prompt) => Ok(EngineOrder::Begin(key, Box::new(answers.begin(key, received, generate, prompt)))),
+        Ok(prompt) => {
+            let calls = preparer.call_grammar(generate, &prompt);
+            let prepared = answers.begin_with(key, received, generate, prompt, calls);
+            Ok(EngineOrder::Begin(key, Box::new(prepared)))
+        }
         Err(Unprepared::Refused(kind)) => Err(kind),
         Err(Unprepared::Elsewhere) => unreachable!("`Inline` runs every job on this thread"),
     }

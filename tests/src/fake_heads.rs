@@ -242,7 +242,7 @@ impl Head {
         };
         let started = ResponseBody::Started {
             prompt_token_ids: vec![1, 2],
-            form: AnswerForm { tool_format, thinking, thought_end: THOUGHT_END.to_vec() },
+            form: AnswerForm { tool_format, thinking, thought_end: THOUGHT_END.to_vec(), ..AnswerForm::default() },
         };
         std::iter::once(started)
             .chain((resumed..resumed + count).map(|number| {
@@ -292,7 +292,7 @@ fn tool_answer(script: Script, generate: &Generate) -> Vec<ResponseBody> {
     // In the middle of the argument.
     let middle = text.find("Oslo").map_or(0, |at| text[..at].chars().count() + 2);
     let end = if breaks_off { middle } else { letters.len() };
-    let form = AnswerForm { tool_format: format, thinking, thought_end: Vec::new() };
+    let form = AnswerForm { tool_format: format, thinking, ..AnswerForm::default() };
     let started = ResponseBody::Started { prompt_token_ids: vec![number as u32], form };
     let tokens = (generate.resumed.len()..end).map(|at| {
         let text = letters[at].to_string().into();

@@ -1,10 +1,10 @@
 //! The plan of a step: what the head sends to every rank, and the sequence state that each rank keeps by applying
 //! plans.
-use common::chat::Grammar;
 use common::{
     ids::Slot,
     limits::{KV_BLOCK_LENGTH, SLOTS_MAX},
     sampling::SamplingParameters,
+    tool_use::AnswerGrammar,
 };
 use models::ModelSpec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -360,7 +360,14 @@ impl Sequences {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Constraint {
     /// Form of the answer.
-    pub grammar: Grammar,
+    pub grammar: AnswerGrammar,
     /// Position of the answer's first token.
     pub begin: u32,
+}
+
+impl Constraint {
+    /// Whether it holds only from a call on.
+    pub fn is_lazy(&self) -> bool {
+        matches!(&self.grammar, AnswerGrammar::Calls(calls) if !calls.is_required)
+    }
 }

@@ -2,7 +2,7 @@
 //! tokenizing, detokenizing and stop strings belong to the daemon's room of text.
 use std::time::Instant;
 
-use common::{chat::Grammar, fault::Fault, ids::Rank, latency::RequestTimes, sampling::SamplingParameters};
+use common::{fault::Fault, ids::Rank, latency::RequestTimes, sampling::SamplingParameters, tool_use::AnswerGrammar};
 use protocol::{
     across::Across,
     bench::BenchLinks,
@@ -32,7 +32,7 @@ pub struct Prepared {
     /// Most speculative tokens in one step.
     pub drafts_max: u16,
     /// The checked constraint on its answer.
-    pub grammar: Option<Grammar>,
+    pub grammar: Option<AnswerGrammar>,
 }
 
 impl Prepared {
@@ -47,7 +47,7 @@ impl Prepared {
             ignores_end: generate.ignores_end,
             sampling: generate.sampling.clone(),
             drafts_max: generate.drafts_max,
-            grammar: generate.grammar.clone(),
+            grammar: generate.grammar.clone().map(AnswerGrammar::Whole),
         }
     }
 }

@@ -37,6 +37,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const MODEL_COMPARED_FROM: u16 = 5;
 /// First wire version in which heads report the log probabilities or the embedding of a prompt.
 const PROMPTS_SCORED_FROM: u16 = 11;
+/// First wire version in which heads constrain calls in the syntax of their model.
+const OWN_CALLS_FROM: u16 = 12;
 /// Most tokens of the first part of an answer. A head reserves KV blocks for all tokens that it is asked for, so a long
 /// answer is asked for in parts, each at most as long as all before it: otherwise one answer without a limit would
 /// reserve the whole context, and the others would wait for its end.
@@ -83,6 +85,8 @@ pub(super) struct Answer {
     prompt: Option<Vec<u32>>,
     /// Numeric version of the head that began it: only heads with the same version sample the same tokens.
     numeric: Option<u32>,
+    /// Whether its calls are constrained in the model's syntax: every head that continues it must do the same.
+    has_own_calls: bool,
     tokens: Vec<u32>,
     /// Tokens of the prompt whose log probabilities the client has, and those that this attempt has sent: a second attempt
     /// sends all of them again.
@@ -120,6 +124,7 @@ impl Answer {
             attempt: None,
             prompt: None,
             numeric: None,
+            has_own_calls: false,
             tokens: Vec::new(),
             scored: [0; 2],
             rest: None,
@@ -180,6 +185,7 @@ impl Answer {
                         self.prompt = Some(prompt_token_ids);
                         self.numeric = Some(attempt.session.identity.numeric);
                         self.budget.begin(&form);
+                        self.has_own_calls = form.has_own_calls;
                         return Ok(Said::Started(form));
                     }
                 }
@@ -260,6 +266,9 @@ impl Answer {
         let begun = self.prompt.as_deref().filter(|_| !self.tokens.is_empty()).map(|prompt| (prompt, &self.tokens[..]));
         let mut generate = self.wish.generate(begun);
         generate.model = Some(model.into());
+        if self.prompt.is_some() && !self.has_own_calls {
+            generate.tool_use = None;
+        }
         let end = self.budget.cap(PART_TOKENS.max(2 * self.tokens.len() as u32));
         generate.max_tokens = generate.max_tokens.min(end);
         generate
@@ -383,8 +392,16 @@ impl Answer {
         let generate = self.part(model);
         let (end, is_of_prompt) = (generate.max_tokens, generate.sampling.needs_whole_prompt());
         let session = self.gateway.sessions.open(head, &self.gateway.identity).await?;
-        if is_of_prompt && session.version < PROMPTS_SCORED_FROM {
-            let what = "log probabilities and embeddings of prompts".into();
+        let needs_calls = self.has_own_calls && generate.grammar.is_some();
+        let missing = match session.version {
+            version if is_of_prompt && version < PROMPTS_SCORED_FROM => {
+                Some("log probabilities and embeddings of prompts")
+            }
+            version if needs_calls && version < OWN_CALLS_FROM => Some("calls in the syntax of the model"),
+            _ => None,
+        };
+        if let Some(what) = missing {
+            let what = what.into();
             let kind = FaultKind::PeerOlder { version: session.version, what };
             return Err(Fault::new(&session.identity.name, kind));
         }

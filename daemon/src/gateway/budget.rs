@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     fn form(thought_end: Vec<u32>) -> AnswerForm {
-        AnswerForm { tool_format: ToolFormat::Hermes, thinking: Thinking::Open, thought_end }
+        AnswerForm { tool_format: ToolFormat::Hermes, thinking: Thinking::Open, thought_end, ..AnswerForm::default() }
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Tools of a chat request, and which of them an answer must call. The older fields `functions` and `function_call` of
 //! OpenAI's API mean the same. Pure.
-use common::chat::{GRAMMAR_BYTES_MAX, Grammar};
+use common::{
+    chat::{GRAMMAR_BYTES_MAX, Grammar},
+    tool_use::ToolUse,
+};
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -16,6 +19,8 @@ pub(super) struct Calls {
     pub(super) tools: Vec<Value>,
     /// The grammar of a required call.
     pub(super) grammar: Option<Grammar>,
+    /// The constraint on calls, for heads that have it in the syntax of their model.
+    pub(super) tool_use: Option<ToolUse>,
     /// What of its schema is not enforced.
     pub(super) unenforced: Unenforced,
     /// Whether the client used the older fields and expects them in the answer.
@@ -60,13 +65,15 @@ pub(super) fn read(object: &mut Map<String, Value>) -> Result<Calls, ApiError> {
     let is_forced = matches!(choice, ToolChoice::Required | ToolChoice::Named(_));
     let mut unenforced = Unenforced::new();
     let grammar = if is_forced { Some(call_grammar(&tools, &mut unenforced)?) } else { None };
+    let is_one = is_legacy || matches!(choice, ToolChoice::Named(_));
+    let tool_use = tool_use(&tools, ToolUse { is_required: is_forced, is_one, ..ToolUse::default() });
     // Templates walk through the parameters of each tool.
     for function in tools.iter_mut().filter_map(|tool| tool["function"].as_object_mut()) {
         if function.get("parameters").is_none_or(Value::is_null) {
             function.insert("parameters".into(), json!({"type": "object", "properties": {}}));
         }
     }
-    Ok(Calls { tools, grammar, unenforced, is_legacy })
+    Ok(Calls { tools, grammar, tool_use, unenforced, is_legacy })
 }
 
 fn list(param: &str, value: Option<Value>) -> Result<Vec<Value>, ApiError> {
@@ -113,6 +120,27 @@ fn call_grammar(tools: &[Value], unenforced: &mut Unenforced) -> Result<Grammar,
         return Err(ApiError::invalid("tools", message));
     }
     Ok(Grammar::JsonSchema(schema))
+}
+
+/// The constraint on calls of these tools. What a head cannot enforce is left out of the schemas, and all schemas if they are
+/// too large: only required calls may be refused for them.
+fn tool_use(tools: &[Value], how: ToolUse) -> Option<ToolUse> {
+    let list = |has_parameters: bool| {
+        let tools = tools.iter().map(|tool| {
+            let function = &tool["function"];
+            let mut parameters = parameters(function.get("parameters").filter(|_| has_parameters));
+            // Without strictness, nothing is refused.
+            drop(relax(&mut parameters, "tools", false, &mut Unenforced::new()));
+            if has_parameters {
+                json!({"name": function["name"], "parameters": parameters})
+            } else {
+                json!({"name": function["name"]})
+            }
+        });
+        Some(Value::Array(tools.collect()).to_string()).filter(|text| text.len() <= GRAMMAR_BYTES_MAX)
+    };
+    let tools = if tools.is_empty() { None } else { list(true).or_else(|| list(false)) };
+    Some(ToolUse { tools: tools?, ..how })
 }
 
 /// The tools that may be called: only one, if the client names it.

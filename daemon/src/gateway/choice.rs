@@ -75,12 +75,14 @@ impl Choice {
     /// Converts an event of the answer to parts.
     pub(super) fn take(&mut self, said: Said) -> Vec<ChoicePart> {
         match said {
-            Said::Started(AnswerForm { tool_format, thinking, .. }) => {
+            Said::Started(AnswerForm { tool_format, thinking, has_own_calls, .. }) => {
                 let Reading { tools, schemas, has_thoughts, .. } = &self.reading;
-                // A forced call is a bare JSON object, the format of Llama 3.
-                let format = if tools.are_forced { ToolFormat::Llama3 } else { tool_format };
+                // A forced call that is not in the model's syntax is a bare JSON object, the format of Llama 3.
+                let is_plain = tools.are_forced && !has_own_calls;
+                let format = if is_plain { ToolFormat::Llama3 } else { tool_format };
+                let thinking = if *has_thoughts && !is_plain { thinking } else { Thinking::None };
                 let schemas = tools.are_given.then(|| Arc::clone(schemas));
-                self.parser = AnswerParser::new(format, if *has_thoughts { thinking } else { Thinking::None }, schemas);
+                self.parser = AnswerParser::new(format, thinking, schemas);
                 let echo = self.echo.take().map(|text| ChoicePart::Content(text, Vec::new()));
                 std::iter::once(ChoicePart::Started).chain(echo).collect()
             }
@@ -252,6 +254,27 @@ mod tests {
             panic!("{parts:?}")
         };
         assert!(name == "add" && pieces.iter().all(|part| matches!(part, ChoicePart::Arguments { .. })), "{parts:?}");
+    }
+
+    #[test]
+    fn forced_call_of_a_head_that_constrains_it_is_in_its_syntax() {
+        let tools = Tools { are_given: true, are_forced: true, is_one: false };
+        let mut choice = Choice::new(Reading { tools, has_thoughts: true, ..Reading::default() });
+        let (tool_format, thinking) = (ToolFormat::Hermes, Thinking::Open);
+        choice.take(Said::Started(AnswerForm { tool_format, thinking, has_own_calls: true, ..AnswerForm::default() }));
+        let text = "Hm.</think>\n<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
+        let mut parts = choice.take(token(1, text));
+        parts.extend(choice.take(ended()));
+        let [
+            ChoicePart::Thought(thought),
+            ChoicePart::Call { name, .. },
+            ChoicePart::Arguments { .. },
+            ChoicePart::End("tool_calls", _),
+        ] = &parts[..]
+        else {
+            panic!("{parts:?}")
+        };
+        assert_eq!((thought.as_str(), name.as_str()), ("Hm.", "add"));
     }
 
     #[test]

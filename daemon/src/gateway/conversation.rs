@@ -1,6 +1,9 @@
 //! Messages of a chat request: the head's template interprets them, so only their shape is checked here, and what
 //! clients of other servers send is converted to the form that templates expect. Pure.
-use common::chat::{Chat, Grammar, PROMPT_BYTES_MAX};
+use common::{
+    chat::{Chat, Grammar, PROMPT_BYTES_MAX},
+    tool_use::ToolUse,
+};
 use serde_json::{Map, Value, json};
 use tokenizer::answer::ToolSchemas;
 
@@ -20,6 +23,8 @@ pub(super) struct Conversation {
     pub(super) schemas: ToolSchemas,
     /// The grammar of a required tool call.
     pub(super) forced: Option<Grammar>,
+    /// The constraint on calls, for heads that have it in the syntax of their model.
+    pub(super) tool_use: Option<ToolUse>,
     /// What of its schema is not enforced.
     pub(super) unenforced: Unenforced,
     /// Whether calls are written as in OpenAI's older `function_call`.
@@ -51,8 +56,9 @@ pub(super) fn read(object: &mut Map<String, Value>) -> Result<Conversation, ApiE
     }
     let chat = Chat { messages, tools, variables: thoughts::variables(fields)?, is_continued };
     check_length(chat.byte_count())?;
-    let Calls { grammar: forced, unenforced, is_legacy, .. } = calls;
-    Ok(Conversation { chat, schemas, forced, unenforced, is_legacy })
+    let Calls { grammar: forced, tool_use, unenforced, is_legacy, .. } = calls;
+    let tool_use = tool_use.map(|tool_use| ToolUse { is_continued, ..tool_use });
+    Ok(Conversation { chat, schemas, forced, tool_use, unenforced, is_legacy })
 }
 
 /// Checks the limit that every node has on conversations.

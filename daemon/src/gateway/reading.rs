@@ -8,8 +8,8 @@ use tokenizer::answer::ToolSchemas;
 pub(super) struct Tools {
     /// Whether the request has tools.
     pub(super) are_given: bool,
-    /// Whether the answer is a tool call and nothing else: a grammar enforces this, regardless of the model's own
-    /// format of calls.
+    /// Whether the answer must call a tool: in the model's own syntax if the head constrains that, otherwise as a JSON
+    /// object and nothing else.
     pub(super) are_forced: bool,
     /// Whether at most one call is allowed.
     pub(super) is_one: bool,

@@ -5,8 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use common::sampling::{LOGPROBS_MAX, SamplingParameters};
-use protocol::message::{Generate, Prompt, STOP_BYTES_MAX, STOP_STRINGS_MAX};
+use common::{
+    sampling::{LOGPROBS_MAX, SamplingParameters},
+    tool_use::ToolUse,
+};
+use protocol::message::{Generate, Prompt};
 use serde_json::{Map, Value};
 use tokenizer::answer::ToolSchemas;
 
@@ -15,7 +18,7 @@ use super::{
     error::ApiError,
     outline::{Bounds, Outline},
     reading::{Reading, Tools},
-    sampling::{open, sampling},
+    sampling::{open, sampling, stop},
     schemas::Unenforced,
     thoughts::{self, are_apart},
     typed_json::Fields,
@@ -156,6 +159,7 @@ impl Wish {
         generate.ignores_end = self.generate.ignores_end;
         generate.shows_marks = self.generate.shows_marks;
         generate.open.clone_from(&self.generate.open);
+        generate.tool_use.clone_from(&self.generate.tool_use);
         generate
     }
 }
@@ -164,13 +168,18 @@ impl Asked {
     /// Bytes that the prompts take until heads have them: once here, and for each choice that runs once more and as a
     /// message.
     pub(super) fn bytes(&self) -> usize {
-        let mut of_choices: Vec<usize> = self.choices.iter().map(|wish| wish.generate.prompt.byte_count()).collect();
+        let mut of_choices: Vec<usize> = self.choices.iter().map(|wish| byte_count(&wish.generate)).collect();
         of_choices.sort_unstable_by_key(|bytes| std::cmp::Reverse(*bytes));
         let running: usize = of_choices.iter().take(RUNNING_MAX).sum();
         let shared = self.choices.windows(2).filter(|two| Arc::ptr_eq(&two[0].generate, &two[1].generate));
-        let shared: usize = shared.map(|two| two[1].generate.prompt.byte_count()).sum();
+        let shared: usize = shared.map(|two| byte_count(&two[1].generate)).sum();
         of_choices.iter().sum::<usize>() - shared + 2 * running
     }
+}
+
+/// Bytes of a prompt, and of the tools that travel with it.
+fn byte_count(generate: &Generate) -> usize {
+    generate.prompt.byte_count() + generate.tool_use.as_ref().map_or(0, |tool_use| tool_use.tools.len())
 }
 
 /// Parses a body. `seed` is used if the request has none.
@@ -195,16 +204,17 @@ pub(super) fn build(
     seed: u64,
 ) -> Result<Asked, ApiError> {
     let (mut tools, mut forced, mut is_legacy, mut unenforced) = (Tools::default(), None, false, Unenforced::new());
-    let mut schemas = ToolSchemas::default();
+    let (mut schemas, mut tool_use) = (ToolSchemas::default(), None);
     if kind == Kind::Chat {
         let read = conversation::read(&mut object)?;
         schemas = read.schemas;
         (tools.are_given, tools.are_forced) = (read.chat.tools.is_some(), read.forced.is_some());
-        (forced, is_legacy, unenforced) = (read.forced, read.is_legacy, read.unenforced);
+        (forced, is_legacy, unenforced, tool_use) = (read.forced, read.is_legacy, read.unenforced, read.tool_use);
         prompts = vec![Prompt::Chat(Box::new(read.chat))];
     }
     let fields = Fields(&object);
-    tools.is_one = tools.are_forced || is_legacy || fields.get("parallel_tool_calls") == Some(&Value::Bool(false));
+    tools.is_one = fields.get("parallel_tool_calls") == Some(&Value::Bool(false))
+        || tool_use.as_ref().map_or(is_legacy, |tool_use| tool_use.is_one);
     refuse_unsupported(fields)?;
     let n = fields.whole("n", 1, CHOICES_MAX as u64)?.unwrap_or(1);
     if prompts.len() * n as usize > CHOICES_MAX {
@@ -218,7 +228,10 @@ pub(super) fn build(
     sampling.scores_prompt = echoes && logprobs.is_some();
     let (stop, grammar, max_tokens) =
         (stop(fields)?, forced.or(constraint::read(fields, &mut unenforced)?), max_tokens(kind, fields, echoes)?);
-    let is_constrained = grammar.is_some();
+    // A response format leaves no room for calls and thoughts.
+    let is_formatted = grammar.is_some() && !tools.are_forced;
+    let tool_use = tool_use.filter(|_| !is_formatted);
+    let tool_use = tool_use.map(|tool_use| Box::new(ToolUse { is_one: tools.is_one, ..tool_use }));
     let open = open(fields);
     let thought_tokens_max = thoughts::budget(fields)?;
     // Field names of llama-server.
@@ -235,6 +248,7 @@ pub(super) fn build(
         generate.ignores_end = ignores_end;
         generate.shows_marks = kind == Kind::Chat;
         generate.open.clone_from(&open);
+        generate.tool_use.clone_from(&tool_use);
         let generate = Arc::new(generate);
         choices.extend((0..n).map(|index| Wish {
             generate: Arc::clone(&generate),
@@ -253,8 +267,7 @@ pub(super) fn build(
         reading: Reading {
             tools,
             schemas: Arc::new(schemas),
-            // A grammar leaves no room for thoughts.
-            has_thoughts: kind == Kind::Chat && !is_constrained && are_apart(fields)?,
+            has_thoughts: kind == Kind::Chat && !is_formatted && are_apart(fields)?,
             logprobs: logprobs.map(|count| count as usize),
             shows_ids: false,
             is_prompt_only: max_tokens == 0,
@@ -308,29 +321,6 @@ fn logprobs(kind: Kind, fields: Fields<'_>) -> Result<Option<u32>, ApiError> {
     }
 }
 
-fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let refusal = || {
-        let message = format!(
-            "stop must be a string or a list of at most {STOP_STRINGS_MAX} strings of 1 to {STOP_BYTES_MAX} bytes; correct it"
-        );
-        ApiError::invalid("stop", message)
-    };
-    let texts = match fields.get("stop") {
-        None => return Ok(Vec::new()),
-        Some(Value::String(text)) if text.is_empty() => return Ok(Vec::new()),
-        Some(Value::String(text)) => vec![text.clone()],
-        Some(Value::Array(list)) => list
-            .iter()
-            .map(|text| text.as_str().map(Into::into))
-            .collect::<Option<Vec<String>>>()
-            .ok_or_else(refusal)?,
-        Some(_) => return Err(refusal()),
-    };
-    let is_good =
-        texts.len() <= STOP_STRINGS_MAX && texts.iter().all(|text| (1..=STOP_BYTES_MAX).contains(&text.len()));
-    if is_good { Ok(texts) } else { Err(refusal()) }
-}
-
 fn max_tokens(kind: Kind, fields: Fields<'_>, echoes: bool) -> Result<u32, ApiError> {
     let names = ["max_completion_tokens", "max_tokens"];
     let Some(name) = names.into_iter().find(|name| fields.get(name).is_some()) else {
@@ -355,7 +345,7 @@ fn prefix(prompt: &Prompt) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use common::chat::Grammar;
+    use common::chat::{GRAMMAR_BYTES_MAX, Grammar};
     use serde_json::json;
 
     use super::*;
@@ -385,7 +375,7 @@ mod tests {
         let (Some(Grammar::JsonSchema(schema)), Some(true), tools) = grammar(json!("required")) else {
             panic!("a schema")
         };
-        assert!(schema.contains("anyOf") && schema.contains("\"add\"") && tools.are_forced && tools.is_one);
+        assert!(schema.contains("anyOf") && schema.contains("\"add\"") && tools.are_forced && !tools.is_one);
         let named = grammar(json!({"type": "function", "function": {"name": "add"}}));
         assert!(matches!(&named.0, Some(Grammar::JsonSchema(schema)) if !schema.contains("sum")));
         assert_eq!(named.1, Some(false), "the model receives no other tool");
@@ -396,6 +386,33 @@ mod tests {
         ] {
             assert!(chat_with(bad.clone()).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn heads_receive_tools_and_choice_unless_the_answer_has_a_format() {
+        let tool_use = |more: Value| {
+            let body = json!({"tools": [tool("add"), tool("sum")]});
+            let Value::Object(more) = more else { panic!("an object") };
+            let mut body = body.as_object().expect("an object").clone();
+            body.extend(more);
+            let asked = chat_with(body.into()).expect("it is good");
+            let resumed = asked.choices[0].generate(Some((&[1], &[2])));
+            assert_eq!(resumed.tool_use, asked.choices[0].generate.tool_use, "also where the prompt is tokens");
+            resumed.tool_use
+        };
+        let how =
+            |more: Value| tool_use(more).map(|found| (found.is_required, found.is_one, found.tools.contains("sum")));
+        assert_eq!(how(json!({})), Some((false, false, true)));
+        assert_eq!(how(json!({"tool_choice": "required"})), Some((true, false, true)));
+        assert_eq!(how(json!({"tool_choice": "required", "parallel_tool_calls": false})), Some((true, true, true)));
+        assert_eq!(how(json!({"tool_choice": tool("add")})), Some((true, true, false)));
+        for none in [json!({"tool_choice": "none"}), json!({"response_format": {"type": "json_object"}})] {
+            assert_eq!(how(none), None);
+        }
+        let large = json!({"type": "object", "description": "x".repeat(GRAMMAR_BYTES_MAX)});
+        let large = json!([{"type": "function", "function": {"name": "sum", "parameters": large}}]);
+        let found = tool_use(json!({ "tools": large })).expect("its name");
+        assert_eq!(found.tools, "[{\"name\":\"sum\"}]", "schemas that are too large are left out");
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Sampling parameters of a request, and which of them it leaves to the model's file. Pure.
+//! Sampling parameters of a request, which of them it leaves to the model's file, and the texts that end its answers. Pure.
 use common::sampling::{LOGIT_BIAS_MAX, OpenParameter, SamplingParameters, TOP_K_MAX};
+use protocol::message::{STOP_BYTES_MAX, STOP_STRINGS_MAX};
 use serde_json::Value;
 
 use super::{error::ApiError, typed_json::Fields};
@@ -68,6 +69,33 @@ fn logit_bias(fields: Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     biases.iter().map(|(id, bias)| Some((id.parse().ok()?, bias.as_f64()? as f32))).collect::<Option<_>>().ok_or_else(
         || ApiError::invalid("logit_bias", "logit_bias must map token ids to numbers, for example {\"50\": -100}"),
     )
+}
+
+/// The texts that end an answer.
+///
+/// # Errors
+/// There are too many, or they are too long.
+pub(super) fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
+    let refusal = || {
+        let message = format!(
+            "stop must be a string or a list of at most {STOP_STRINGS_MAX} strings of 1 to {STOP_BYTES_MAX} bytes; correct it"
+        );
+        ApiError::invalid("stop", message)
+    };
+    let texts = match fields.get("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::String(text)) if text.is_empty() => return Ok(Vec::new()),
+        Some(Value::String(text)) => vec![text.clone()],
+        Some(Value::Array(list)) => list
+            .iter()
+            .map(|text| text.as_str().map(Into::into))
+            .collect::<Option<Vec<String>>>()
+            .ok_or_else(refusal)?,
+        Some(_) => return Err(refusal()),
+    };
+    let is_good =
+        texts.len() <= STOP_STRINGS_MAX && texts.iter().all(|text| (1..=STOP_BYTES_MAX).contains(&text.len()));
+    if is_good { Ok(texts) } else { Err(refusal()) }
 }
 
 #[cfg(test)]

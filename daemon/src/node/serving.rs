@@ -70,6 +70,10 @@ impl Node {
         if schema > GRAMMAR_BYTES_MAX {
             return invalid(format!("the schema has {schema} bytes, the maximum is {GRAMMAR_BYTES_MAX}"));
         }
+        let tools = generate.tool_use.as_ref().map_or(0, |tool_use| tool_use.tools.len());
+        if tools > GRAMMAR_BYTES_MAX {
+            return invalid(format!("the tools have {tools} bytes, the maximum is {GRAMMAR_BYTES_MAX}"));
+        }
         if generate.resumed.len() > generate.max_tokens as usize {
             return invalid(format!(
                 "{} tokens are resumed, but max_tokens is {}",

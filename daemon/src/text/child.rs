@@ -76,6 +76,7 @@ fn work(inline: &mut Inline, job: &Job) -> Outcome {
         Job::Compile => inline.template().map(|_| Outcome::Good).map_err(Unprepared::from),
         Job::Render(chat, now) => inline.render(chat, *now).map(Outcome::Text),
         Job::Check(grammar) => inline.check(grammar).map(|()| Outcome::Good),
+        Job::CheckCalls(calls) => inline.check_calls(calls).map(|()| Outcome::Good),
         Job::Encode(text, bos, special) => inline.encode(text, *bos, *special).map(Outcome::Tokens),
     };
     outcome.unwrap_or_else(|error| match error {

@@ -7,6 +7,7 @@ use std::{
 use common::{
     chat::{Chat, Grammar},
     fault::FaultKind,
+    tool_use::CallGrammar,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokenizer::template::TemplateSource;
@@ -42,6 +43,7 @@ pub(super) enum Job {
     Compile,
     Render(Chat, u64),
     Check(Grammar),
+    CheckCalls(Box<CallGrammar>),
     /// A text, whether BOS may come first, and whether special tokens are parsed.
     Encode(String, bool, bool),
 }

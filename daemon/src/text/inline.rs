@@ -4,6 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 use common::{
     chat::{Chat, Grammar},
     fault::FaultKind,
+    tool_use::CallGrammar,
 };
 use engine::structured_output;
 use gguf::GgufFile;
@@ -67,6 +68,10 @@ impl TextWork for Inline {
 
     fn check(&mut self, grammar: &Grammar) -> Result<(), Unprepared> {
         Ok(structured_output::check(grammar).map_err(refused)?)
+    }
+
+    fn check_calls(&mut self, calls: &CallGrammar) -> Result<(), Unprepared> {
+        Ok(structured_output::check_calls(calls).map_err(refused)?)
     }
 
     fn encode(&mut self, text: &str, bos: bool, special: bool) -> Result<Vec<u32>, Unprepared> {

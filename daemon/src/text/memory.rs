@@ -8,6 +8,7 @@ use std::{
 
 use common::fault::FaultKind;
 use sha2::{Digest, Sha256};
+use tokenizer::answer::GrammarTool;
 
 use super::Unprepared;
 
@@ -17,6 +18,8 @@ const PROMPTS_MAX: usize = 4;
 const PROMPT_TOKENS_MAX: usize = 256 << 10;
 /// Most schemas in the cache.
 const SCHEMAS_MAX: usize = 64;
+/// Most lists of tools in the cache.
+const TOOLS_MAX: usize = 16;
 /// Lifetime of prompts and refusals: a template may include the time, and a refusal may be due to a busy machine.
 const AGE_MAX: Duration = Duration::from_secs(10);
 
@@ -67,12 +70,16 @@ impl<T: Clone> Latest<T> {
 pub(super) struct Memory {
     prompts: Mutex<Latest<Arc<[u32]>>>,
     schemas: Mutex<Latest<()>>,
+    tools: Mutex<Latest<KnownTools>>,
 }
+
+/// Tools as a grammar can have them; `None` if it cannot.
+pub(super) type KnownTools = Option<Arc<[GrammarTool]>>;
 
 impl Default for Memory {
     fn default() -> Self {
         let (prompts, schemas) = (Latest::new(PROMPTS_MAX), Latest::new(SCHEMAS_MAX));
-        Self { prompts: Mutex::new(prompts), schemas: Mutex::new(schemas) }
+        Self { prompts: Mutex::new(prompts), schemas: Mutex::new(schemas), tools: Mutex::new(Latest::new(TOOLS_MAX)) }
     }
 }
 
@@ -94,6 +101,14 @@ impl Memory {
             Err(Unprepared::Elsewhere) => return,
         };
         lock(&self.prompts).keep(key, found);
+    }
+
+    pub(super) fn tools(&self, key: &Key) -> Option<KnownTools> {
+        lock(&self.tools).get(key, |_, _| true)?.ok()
+    }
+
+    pub(super) fn keep_tools(&self, key: Key, tools: KnownTools) {
+        lock(&self.tools).keep(key, Ok(tools));
     }
 
     pub(super) fn schema(&self, key: &Key) -> Option<Result<(), FaultKind>> {

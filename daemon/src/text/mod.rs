@@ -3,6 +3,7 @@
 //! Answers: detokenizing and stop strings. Interface: [`TextService`] takes requests; the engine gets
 //! [`engine::port::Prepared`] ones, or the client a fault; [`Answers`] translates the engine's events.
 mod answer;
+mod calls;
 pub mod child;
 mod frame;
 pub mod inline;
@@ -19,6 +20,7 @@ mod worker;
 use common::{
     chat::{Chat, Grammar},
     fault::FaultKind,
+    tool_use::CallGrammar,
 };
 
 pub use answer::{AnswerEvent, Answers, Translated};
@@ -56,6 +58,12 @@ pub trait TextWork {
     /// # Errors
     /// The reason why they cannot.
     fn check(&mut self, grammar: &Grammar) -> Result<(), Unprepared>;
+
+    /// Checks whether a grammar of calls is supported; its control tokens are numbered for a trial.
+    ///
+    /// # Errors
+    /// The reason why it is not.
+    fn check_calls(&mut self, calls: &CallGrammar) -> Result<(), Unprepared>;
 
     /// Tokenizes a text; with `bos`, begins with a BOS token if the model requires one; with `special`, parses special
     /// tokens.

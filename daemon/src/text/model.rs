@@ -11,7 +11,7 @@ use common::{
 };
 use engine::plan::Limits;
 use gguf::{GgufFile, Metadata};
-use protocol::message::Prompt;
+use protocol::message::{Generate, Prompt};
 use tokenizer::{
     Tokenizer,
     answer::ChatFormat,
@@ -100,12 +100,13 @@ impl ModelText {
     }
 
     /// How to read the answer to a prompt with these tokens.
-    pub fn form(&self, prompt: &Prompt, tokens: &[u32]) -> AnswerForm {
+    pub fn form(&self, generate: &Generate, tokens: &[u32]) -> AnswerForm {
         let tool_format = self.format.format;
         if !self.thinks {
             return AnswerForm { tool_format, ..AnswerForm::default() };
         }
-        let is_continued = matches!(prompt, Prompt::Chat(chat) if chat.is_continued);
+        let is_continued = matches!(&generate.prompt, Prompt::Chat(chat) if chat.is_continued)
+            || generate.tool_use.as_ref().is_some_and(|tool_use| tool_use.is_continued);
         let from = if is_continued { 0 } else { tokens.len().saturating_sub(TAIL_TOKENS) };
         let mut tail = Vec::new();
         for id in &tokens[from..] {
@@ -114,7 +115,7 @@ impl ModelText {
         let tail = String::from_utf8_lossy(&tail);
         let thinking =
             if is_continued { self.format.thinking_within(&tail) } else { self.format.thinking_behind(&tail) };
-        AnswerForm { tool_format, thinking, thought_end: self.thought_end.clone() }
+        AnswerForm { tool_format, thinking, thought_end: self.thought_end.clone(), ..AnswerForm::default() }
     }
 
     /// The templates.

@@ -16,6 +16,7 @@ use std::{
 use common::{
     chat::{Chat, Grammar},
     fault::FaultKind,
+    tool_use::CallGrammar,
 };
 use nix::sys::signal::Signal;
 use tokenizer::template::TemplateError;
@@ -189,6 +190,7 @@ impl Worker {
         let subject = match job {
             Job::Compile | Job::Render(..) => format!("the chat template of {}", self.model),
             Job::Check(_) => "response format: compiling the schema".into(),
+            Job::CheckCalls(_) => "compiling the schemas of the tools".into(),
             Job::Encode(..) => "tokenizing the prompt".into(),
         };
         let how = match failure {
@@ -274,6 +276,13 @@ impl TextWork for Worker {
 
     fn check(&mut self, grammar: &Grammar) -> Result<(), Unprepared> {
         match self.ask(Job::Check(grammar.clone()))? {
+            Outcome::Good => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn check_calls(&mut self, calls: &CallGrammar) -> Result<(), Unprepared> {
+        match self.ask(Job::CheckCalls(Box::new(calls.clone())))? {
             Outcome::Good => Ok(()),
             other => Err(unexpected(&other)),
         }

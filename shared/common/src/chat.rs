@@ -98,6 +98,9 @@ pub struct AnswerForm {
     /// The tokens that end its thoughts; empty if it does not think.
     #[serde(default, with = "crate::version::since_11")]
     pub thought_end: Vec<u32>,
+    /// Whether its calls are constrained in the syntax of its format: a required one is no plain JSON object then.
+    #[serde(default, with = "crate::version::since_12")]
+    pub has_own_calls: bool,
 }
 
 /// Why a generation ended.

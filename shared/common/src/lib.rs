@@ -11,5 +11,6 @@ pub mod older;
 pub mod precision;
 pub mod sampling;
 pub mod text;
+pub mod tool_use;
 pub mod units;
 pub mod version;

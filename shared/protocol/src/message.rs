@@ -5,6 +5,7 @@ use common::{
     ids::{Epoch, MemberIndex, ModelIdentity, ModelRoots, Rank, RequestId, TopologyHash},
     latency::RequestTimes,
     sampling::{OpenParameter, SamplingParameters},
+    tool_use::ToolUse,
     units::{Bytes, Nanoseconds},
 };
 use compact_str::CompactString;
@@ -213,6 +214,10 @@ pub struct Generate {
     /// Sampling parameters that the client left open: a default of the model's file replaces them.
     #[serde(default, with = "common::version::since_11")]
     pub open: Vec<OpenParameter>,
+    /// The tools that the answer may call: a head constrains calls in the syntax of its model. If it cannot, `grammar`
+    /// holds, which is plain JSON of a required call.
+    #[serde(default, with = "common::version::since_12")]
+    pub tool_use: Option<Box<ToolUse>>,
 }
 
 /// The text before an answer.
@@ -269,6 +274,7 @@ impl Generate {
             model: None,
             shows_marks: false,
             open: Vec::new(),
+            tool_use: None,
         }
     }
 }

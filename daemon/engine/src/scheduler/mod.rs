@@ -390,7 +390,8 @@ impl Scheduler {
             let Admitted { key, sampling, drafts_max, grammar, .. } = request;
             self.remote_prefill.retain(|known| *known != key);
             let awaits_mask = grammar.is_some();
-            let drafts = self.speculation.begin(drafts_max, grammar.is_some());
+            let is_constrained = grammar.as_ref().is_some_and(|constraint| !constraint.is_lazy());
+            let drafts = self.speculation.begin(drafts_max, is_constrained);
             let boundary = self.states.boundary(prompt_length).filter(|_| self.blocks.shares());
             let opening = Opening { sampling, grammar, cached: table.cached, drafts_max, awaited: None };
             let (fed, phase) = if is_remote {

@@ -1,12 +1,18 @@
 //! Compiles grammars with the constraint library, within limits on its time and memory; a panic of the library is an
 //! error.
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
-use common::chat::Grammar;
+use common::{
+    chat::Grammar,
+    tool_use::{AnswerGrammar, CallGrammar},
+};
 use llguidance::{
     Matcher, ParserFactory,
     api::{ParserLimits, TopLevelGrammar},
-    toktrie::{ApproximateTokEnv, TokEnv},
+    toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie},
 };
 use serde_json::{Value, json};
 
@@ -14,6 +20,10 @@ use super::schema;
 
 /// First byte of the text of a token that no grammar allows.
 pub(super) const SPECIAL: u8 = 0xff;
+/// The first control token of a trial, behind those of single bytes.
+pub const TRIAL_CONTROLS: u32 = 256;
+/// Most control tokens of a trial.
+const CONTROLS_MAX: u32 = 64;
 /// Steps of the trial that detects grammars that are too large.
 const TRIAL_STEPS: usize = 64;
 /// White space between two parts of an answer, at most a new line with its indentation: without this limit, a model
@@ -54,18 +64,19 @@ fn first_line(text: &str) -> String {
 }
 
 /// The matcher of a grammar; slow.
-pub(super) fn matcher(factory: &ParserFactory, grammar: &Grammar) -> Result<Matcher, String> {
+pub(super) fn matcher(factory: &ParserFactory, grammar: &AnswerGrammar) -> Result<Matcher, String> {
     caught(|| {
         let matcher = Matcher::new(factory.create_parser(compile(grammar)?));
         matcher.get_error().map_or(Ok(matcher), |error| Err(first_line(&error)))
     })
 }
 
-/// Compiles a schema within the size limits into the library's form.
-fn compile(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
+/// Compiles a grammar within the size limits into the library's form.
+fn compile(grammar: &AnswerGrammar) -> Result<TopLevelGrammar, String> {
     let mut schema = match grammar {
-        Grammar::Json => json!({"type": "object"}),
-        Grammar::JsonSchema(text) => {
+        AnswerGrammar::Calls(calls) => return Ok(TopLevelGrammar::from_lark(calls.lark.clone())),
+        AnswerGrammar::Whole(Grammar::Json) => json!({"type": "object"}),
+        AnswerGrammar::Whole(Grammar::JsonSchema(text)) => {
             serde_json::from_str(text).map_err(|error| format!("the schema is not valid JSON: {error}"))?
         }
     };
@@ -81,30 +92,64 @@ fn compile(grammar: &Grammar) -> Result<TopLevelGrammar, String> {
 /// # Errors
 /// The reason why it is not, worded for the author of the schema.
 pub fn check(grammar: &Grammar) -> Result<(), String> {
-    caught(|| tried(grammar))
+    let grammar = AnswerGrammar::Whole(grammar.clone());
+    caught(|| {
+        tried(&grammar, &ApproximateTokEnv::single_byte_env())
+            .map_err(|reason| format!("response format: {}", first_line(&reason)))
+    })
 }
 
-fn tried(grammar: &Grammar) -> Result<(), String> {
-    let refuse = |reason: String| format!("response format: {}", first_line(&reason));
-    let factory = factory(&ApproximateTokEnv::single_byte_env()).map_err(refuse)?;
-    let mut matcher = Matcher::new(factory.create_parser(compile(grammar).map_err(refuse)?));
+/// Checks in the same way the grammar of calls, whose control tokens are numbered from [`TRIAL_CONTROLS`] on. It must
+/// begin with a call.
+///
+/// # Errors
+/// The reason why it is not supported.
+pub fn check_calls(calls: &CallGrammar) -> Result<(), String> {
+    let numbered = TRIAL_CONTROLS..TRIAL_CONTROLS + CONTROLS_MAX;
+    if calls.controls.iter().any(|id| !numbered.contains(id)) {
+        return Err("its control tokens are not numbered for a trial".into());
+    }
+    let words: Vec<Vec<u8>> = (0..numbered.end)
+        .map(|id| match u8::try_from(id) {
+            Ok(byte) if byte < SPECIAL => vec![byte],
+            _ => [&[SPECIAL][..], id.to_string().as_bytes()].concat(),
+        })
+        .collect();
+    let grammar = AnswerGrammar::Calls(Box::new(calls.clone()));
+    caught(|| {
+        let info = TokRxInfo::new(words.len() as u32, SPECIAL.into());
+        let vocabulary: TokEnv = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
+        tried(&grammar, &vocabulary).map_err(|reason| first_line(&reason))
+    })
+}
+
+/// Checks whether a schema may be part of a grammar of calls.
+///
+/// # Errors
+/// The reason why it may not.
+pub fn check_parameters(schema: &Value) -> Result<(), String> {
+    schema::check(schema)
+}
+
+fn tried(grammar: &AnswerGrammar, vocabulary: &TokEnv) -> Result<(), String> {
+    let factory = factory(vocabulary)?;
+    let mut matcher = Matcher::new(factory.create_parser(compile(grammar)?));
     if let Some(error) = matcher.get_error() {
-        return Err(refuse(error));
+        return Err(error);
     }
     for _ in 0..TRIAL_STEPS {
         let mask = matcher.compute_mask_or_eos();
         let mask = mask.map_err(|error| match first_line(&error.to_string()) {
-            reason if reason == "NoExtensionBias" => refuse("no value satisfies the schema".into()),
-            reason => refuse(reason),
+            reason if reason == "NoExtensionBias" => "no value satisfies the schema".into(),
+            reason => reason,
         })?;
         // Closing and separating characters come late in the ASCII order: choosing the first allowed byte goes as deep
         // into the schema as possible.
-        let Some(next) =
-            mask.iter().filter(|id| *id < u32::from(SPECIAL)).find(|id| !b" \t\r\n".contains(&(*id as u8)))
-        else {
+        let mut allowed = mask.iter().filter(|id| *id != u32::from(SPECIAL));
+        let Some(next) = allowed.find(|id| !u8::try_from(*id).is_ok_and(|byte| b" \t\r\n".contains(&byte))) else {
             break;
         };
-        matcher.consume_token(next).map_err(|error| refuse(error.to_string()))?;
+        matcher.consume_token(next).map_err(|error| error.to_string())?;
     }
     Ok(())
 }

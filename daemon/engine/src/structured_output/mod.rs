@@ -2,25 +2,35 @@
 //! Each rank derives the same mask from the sequence's own tokens and applies it to its vocabulary slice. Vocabulary
 //! and grammars are compiled on threads of the daemon, never on the engine's; the head has validated each schema in a
 //! separate process before any rank receives it. A panic of the library ends one answer only.
+mod calls;
 mod compile;
 mod schema;
 mod vocabulary;
 
 use std::{
     fmt,
+    ops::Range,
     sync::{
         Arc, OnceLock,
         mpsc::{Receiver, TryRecvError, sync_channel},
     },
 };
 
-use common::{chat::Grammar, ids::Slot, limits::SLOTS_MAX};
-use llguidance::{Matcher, ParserFactory, toktrie::SimpleVob};
+use common::{
+    ids::Slot,
+    limits::SLOTS_MAX,
+    tool_use::{AnswerGrammar, CallGrammar},
+};
+use llguidance::{
+    Matcher, ParserFactory,
+    toktrie::{SimpleVob, TokTrie},
+};
 
+use self::calls::{CallScan, TokenPieces};
 use super::plan::Plan;
 use crate::plan::Constraint;
 
-pub use compile::check;
+pub use compile::{TRIAL_CONTROLS, check, check_calls, check_parameters};
 pub use vocabulary::{Job, TokenBytes, TokenText, VocabularySource};
 
 /// The parser factory once the vocabulary is read, or the reason why that failed.
@@ -51,10 +61,27 @@ enum MatcherState {
 struct Constrained {
     matcher: MatcherState,
     begin: usize,
+    calls: Option<CallState>,
     /// Tokens that the matcher has consumed.
     tokens: Vec<u32>,
     /// Allowed next tokens, one bit each.
     mask: SimpleVob,
+}
+
+/// A sequence of which only calls are constrained.
+enum CallState {
+    /// Until the vocabulary is read.
+    Rules(Box<CallGrammar>),
+    Scan {
+        scan: Box<CallScan>,
+        is_required: bool,
+    },
+}
+
+impl TokenPieces for TokTrie {
+    fn bytes(&self, token: u32) -> &[u8] {
+        if (token as usize) < self.vocab_size() { self.token(token) } else { &[] }
+    }
 }
 
 impl fmt::Debug for TokenMasks {
@@ -91,7 +118,11 @@ impl TokenMasks {
     /// Whether the next mask of a slot needs no wait for another thread.
     pub fn is_compiled(&mut self, slot: Slot) -> bool {
         let constrained = self.slots.get_mut(slot.index()).and_then(Option::as_mut);
-        constrained.is_none_or(|constrained| constrained.matcher.poll())
+        let is_read = self.factory.get().is_some();
+        constrained.is_none_or(|constrained| match &constrained.calls {
+            Some(calls) if is_read && !calls.is_required() => true,
+            _ => constrained.matcher.poll(),
+        })
     }
 
     /// Applies the closed and opened sequences of a plan, which must have been validated.
@@ -108,7 +139,11 @@ impl TokenMasks {
                 self.slots.resize_with(usize::from(SLOTS_MAX), || None);
             }
             let begin = *begin as usize;
-            let constrained = Constrained { matcher, begin, tokens: Vec::new(), mask: SimpleVob::new() };
+            let calls = match grammar {
+                AnswerGrammar::Calls(rules) => Some(CallState::Rules(rules.clone())),
+                AnswerGrammar::Whole(_) => None,
+            };
+            let constrained = Constrained { matcher, begin, calls, tokens: Vec::new(), mask: SimpleVob::new() };
             if let Some(place) = self.slots.get_mut(opened.slot.index()) {
                 *place = Some(constrained);
             }
@@ -124,12 +159,12 @@ impl TokenMasks {
     /// are allowed.
     pub fn mask(&mut self, slot: Slot, history: &[u32]) -> Option<&[u32]> {
         let constrained = self.slots.get_mut(slot.index())?.as_mut()?;
-        constrained.follow(history);
-        Some(constrained.mask.as_slice())
+        let is_held = constrained.follow(history, &self.factory);
+        is_held.then_some(constrained.mask.as_slice())
     }
 
     /// Starts to compile a grammar on another thread.
-    fn begin(&self, grammar: &Grammar) -> MatcherState {
+    fn begin(&self, grammar: &AnswerGrammar) -> MatcherState {
         let Some(source) = &self.source else { return MatcherState::of(Err("this rank has no vocabulary".into())) };
         let (sender, receiver) = sync_channel(1);
         let (read, factory, grammar) = (Arc::clone(&source.read), Arc::clone(&self.factory), grammar.clone());
@@ -182,11 +217,40 @@ impl MatcherState {
 /// The reason of a failure of the compiling thread.
 const ENDED: &str = "the thread that compiles its grammar ended";
 
+impl CallState {
+    fn is_required(&self) -> bool {
+        match self {
+            Self::Rules(rules) => rules.is_required,
+            Self::Scan { is_required, .. } => *is_required,
+        }
+    }
+}
+
 impl Constrained {
     /// Advances the matcher to the end of the sequence and computes the mask, which is empty if nothing may follow.
-    fn follow(&mut self, history: &[u32]) {
+    /// Returns false, without a mask, if anything may.
+    fn follow(&mut self, history: &[u32], factory: &SharedFactory) -> bool {
         let answer = history.get(self.begin..).unwrap_or_default();
-        self.mask = self.advance(answer).unwrap_or_default();
+        let Some(calls) = &mut self.calls else {
+            self.mask = self.advance(answer).unwrap_or_default();
+            return true;
+        };
+        let is_free = !calls.is_required();
+        if factory.get().is_none() {
+            self.matcher.wait();
+        }
+        let Some(Ok(factory)) = factory.get() else {
+            self.mask = SimpleVob::new();
+            return !is_free;
+        };
+        let trie = factory.tok_env().tok_trie();
+        let Some([before, from]) = calls.follow(answer, trie) else { return false };
+        let taken = [&answer[before], &answer[from]].concat();
+        let mask = self.advance(&taken);
+        // A grammar that cannot be compiled or continued constrains only answers that need it.
+        let is_held = mask.is_some() || !is_free;
+        self.mask = mask.unwrap_or_default();
+        is_held
     }
 
     fn advance(&mut self, answer: &[u32]) -> Option<SimpleVob> {
@@ -201,6 +265,18 @@ impl Constrained {
             return None;
         }
         matcher.compute_mask_or_eos().ok()
+    }
+}
+
+impl CallState {
+    /// The tokens of an answer that the grammar takes; `None`: any token may follow.
+    fn follow(&mut self, answer: &[u32], trie: &TokTrie) -> Option<[Range<usize>; 2]> {
+        if let Self::Rules(rules) = self {
+            let (scan, is_required) = (Box::new(CallScan::new(rules, trie)), rules.is_required);
+            *self = Self::Scan { scan, is_required };
+        }
+        let Self::Scan { scan, .. } = self else { return None };
+        scan.follow(answer, trie)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The vocabulary is read once, and nothing is compiled on the calling thread.
 use std::cell::RefCell;
 
-use common::sampling::SamplingParameters;
+use common::{chat::Grammar, sampling::SamplingParameters};
 
 use super::*;
 use crate::plan::Opened;
@@ -28,7 +28,7 @@ fn source() -> VocabularySource {
 }
 
 fn open(masks: &mut TokenMasks) {
-    let grammar = Some(Constraint { grammar: Grammar::Json, begin: 1 });
+    let grammar = Some(Constraint { grammar: Grammar::Json.into(), begin: 1 });
     let opened = Opened { slot: SLOT, sampling: SamplingParameters::default(), cached: 0, prompt: vec![7], grammar };
     masks.apply(&Plan { opened: vec![opened], ..Plan::default() });
 }

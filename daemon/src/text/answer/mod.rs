@@ -11,6 +11,7 @@ use common::{
     chat::{AnswerForm, FinishReason},
     fault::Fault,
     latency::RequestTimes,
+    tool_use::{AnswerGrammar, CallGrammar},
 };
 use engine::{
     RequestKey,
@@ -101,6 +102,18 @@ impl Answers {
     /// Adds a request, and returns what the engine receives of it. A resumed answer is replayed: its client has the
     /// text that the resumed tokens do not hold back; the same text is held back here.
     pub fn begin(&self, key: RequestKey, received: Instant, generate: &Generate, prompt: Vec<u32>) -> Prepared {
+        self.begin_with(key, received, generate, prompt, None)
+    }
+
+    /// The same for a request whose calls this grammar constrains, instead of its own.
+    pub fn begin_with(
+        &self,
+        key: RequestKey,
+        received: Instant,
+        generate: &Generate,
+        prompt: Vec<u32>,
+        calls: Option<CallGrammar>,
+    ) -> Prepared {
         let tokenizer = &self.model.tokenizer;
         let marks = if generate.shows_marks { self.model.marks.clone() } else { Vec::new() };
         let mut output = Output::new(tokenizer, generate.stop.clone()).showing(marks);
@@ -108,11 +121,15 @@ impl Answers {
             let is_end = !generate.ignores_end && tokenizer.is_end(*id);
             is_end || output.push(tokenizer, *id).1
         });
-        let form = self.model.form(&generate.prompt, &prompt);
+        let mut form = self.model.form(generate, &prompt);
+        form.has_own_calls = calls.is_some();
         let scores_prompt = generate.sampling.scores_prompt && generate.resumed.is_empty();
         let answer = TextAnswer { output, prompt: Some((prompt.clone(), form)), scores_prompt, stopped: None };
         self.lock().insert(key, answer);
         let mut prepared = Prepared::new(received, generate, prompt, is_stopped);
+        if let Some(calls) = calls {
+            prepared.grammar = Some(AnswerGrammar::Calls(Box::new(calls)));
+        }
         self.model.sampling.fill(&mut prepared.sampling, &generate.open);
         prepared.sampling.logit_bias.extend(tokenizer.suppressed().iter().map(|&id| (id, SUPPRESSION)));
         prepared

@@ -54,7 +54,8 @@ impl<W: TextWork> Preparer<W> {
             Prompt::Chat(chat) => self.check_contents(&chat.messages)?,
             Prompt::Tokens(_) => {}
         }
-        if let Some(grammar) = &generate.grammar {
+        self.check_calls(generate)?;
+        if let Some(grammar) = generate.grammar.as_ref().filter(|_| !self.has_calls(generate)) {
             self.check(grammar)?;
         }
         match &generate.prompt {
@@ -77,10 +78,13 @@ impl<W: TextWork> Preparer<W> {
 
     /// Whether the form of a request's answer needs no further check.
     pub(super) fn knows_form(&self, generate: &Generate) -> bool {
-        match &generate.grammar {
-            Some(Grammar::JsonSchema(schema)) => self.memory.schema(&Key::of(&["schema", schema])).is_some(),
+        let is_known = match &generate.grammar {
+            Some(Grammar::JsonSchema(schema)) if !self.has_calls(generate) => {
+                self.memory.schema(&Key::of(&["schema", schema])).is_some()
+            }
             _ => true,
-        }
+        };
+        is_known && self.knows_calls(generate)
     }
 
     fn check(&mut self, grammar: &Grammar) -> Result<(), Unprepared> {

@@ -1,7 +1,7 @@
 //! Refusals before any work, and caching of repeated work.
 use std::path::Path;
 
-use common::sampling::SamplingParameters;
+use common::{sampling::SamplingParameters, tool_use::CallGrammar};
 use engine::plan::Limits;
 use gguf::GgufFile;
 use serde_json::json;
@@ -50,6 +50,11 @@ impl TextWork for Counting {
     fn check(&mut self, _: &Grammar) -> Result<(), Unprepared> {
         self.checked += 1;
         Err(FaultKind::PromptEmpty.into())
+    }
+
+    fn check_calls(&mut self, _: &CallGrammar) -> Result<(), Unprepared> {
+        self.checked += 1;
+        Ok(())
     }
 
     fn encode(&mut self, text: &str, _: bool, _: bool) -> Result<Vec<u32>, Unprepared> {

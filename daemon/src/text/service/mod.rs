@@ -14,6 +14,7 @@ use std::{
 use common::{
     chat::{Chat, Grammar},
     fault::{Fault, FaultKind},
+    tool_use::CallGrammar,
 };
 use engine::{
     RequestKey,
@@ -148,6 +149,10 @@ impl TextWork for Elsewhere {
         Err(Unprepared::Elsewhere)
     }
 
+    fn check_calls(&mut self, _: &CallGrammar) -> Result<(), Unprepared> {
+        Err(Unprepared::Elsewhere)
+    }
+
     fn encode(&mut self, _: &str, _: bool, _: bool) -> Result<Vec<u32>, Unprepared> {
         Err(Unprepared::Elsewhere)
     }
@@ -219,7 +224,13 @@ impl Around {
                     let lane = lane_of(&generate, preparer.knows_form(&generate));
                     return Some((lane, Waiting { key, work: LaneWork::Generate(generate), received }));
                 }
-                result => self.deliver(key, received, &generate, result),
+                result => {
+                    let result = result.map(|prompt| {
+                        let calls = preparer.call_grammar(&generate, &prompt);
+                        (prompt, calls)
+                    });
+                    self.deliver(key, received, &generate, result);
+                }
             },
             LaneWork::Question(question) if question.answer.is_closed() => drop(self.lanes.leave(key)),
             LaneWork::Question(question) => match preparer.answer(&question.request, now()) {
@@ -258,10 +269,16 @@ impl Around {
     }
 
     /// Hands a request to the engine or reports why it cannot be run; does nothing if it was cancelled meanwhile.
-    fn deliver(&self, key: RequestKey, received: Instant, generate: &Generate, result: Result<Vec<u32>, Unprepared>) {
+    fn deliver(
+        &self,
+        key: RequestKey,
+        received: Instant,
+        generate: &Generate,
+        result: Result<(Vec<u32>, Option<CallGrammar>), Unprepared>,
+    ) {
         match result {
-            Ok(prompt) => {
-                let prepared = self.answers.begin(key, received, generate, prompt);
+            Ok((prompt, calls)) => {
+                let prepared = self.answers.begin_with(key, received, generate, prompt, calls);
                 if !self.hand_over(key, EngineOrder::Begin(key, Box::new(prepared))) {
                     self.answers.forget(key);
                 }

@@ -200,7 +200,12 @@ fn newer_fault_reaches_version_4_as_a_general_fault() {
 
 #[test]
 fn newer_format_of_tool_calls_reaches_version_4_as_none() {
-    let form = AnswerForm { tool_format: ToolFormat::Xml, thinking: Thinking::Open, thought_end: vec![1] };
+    let form = AnswerForm {
+        tool_format: ToolFormat::Xml,
+        thinking: Thinking::Open,
+        thought_end: vec![1],
+        has_own_calls: true,
+    };
     let body = ResponseBody::Started { prompt_token_ids: vec![1], form };
     assert_eq!(unknown(4, &body), None);
     let response = Response { id: RequestId(1), body };

@@ -92,8 +92,8 @@ const DEEPSEEK: NameMarks = NameMarks {
         close_all: "<｜tool▁calls▁end｜>",
     }),
 };
-const LFM2: ListMarks = ListMarks { open: &["<|tool_call_start|>"], close: "<|tool_call_end|>" };
-const OLMO: ListMarks = ListMarks { open: &["<function_calls>"], close: "</function_calls>" };
+const LFM2: ListMarks = ListMarks { open: &["<|tool_call_start|>"], close: "<|tool_call_end|>", is_bracketed: true };
+const OLMO: ListMarks = ListMarks { open: &["<function_calls>"], close: "</function_calls>", is_bracketed: false };
 
 const ROW: ChatFormat = ChatFormat {
     format: ToolFormat::None,

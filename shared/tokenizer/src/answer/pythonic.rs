@@ -14,6 +14,8 @@ pub struct ListMarks {
     pub open: &'static [&'static str],
     /// Behind it.
     pub close: &'static str,
+    /// Whether brackets are around it; otherwise each call has a line.
+    pub is_bracketed: bool,
 }
 
 /// Finds calls as function calls.

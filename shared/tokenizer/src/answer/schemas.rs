@@ -43,7 +43,7 @@ impl ToolSchemas {
 }
 
 /// Whether a schema allows a text, and nothing else but null.
-fn is_text(schema: &Value) -> bool {
+pub(super) fn is_text(schema: &Value) -> bool {
     let allows = |kind: &Value| kind == "string" || kind == "null";
     match (schema.get("type"), schema.get("anyOf").or(schema.get("oneOf"))) {
         (Some(Value::Array(kinds)), _) => kinds.iter().all(allows) && kinds.iter().any(|kind| kind == "string"),

@@ -182,7 +182,8 @@ impl World {
         let max_tokens = 1 + self.random.below(40);
         self.requests.insert(key, (prompt.clone(), max_tokens));
         let schema = common::chat::Grammar::Json;
-        let grammar = (self.random.below(8) == 0).then_some(Constraint { grammar: schema, begin: length as u32 });
+        let grammar =
+            (self.random.below(8) == 0).then_some(Constraint { grammar: schema.into(), begin: length as u32 });
         let drafts_max = if self.stages == 1 { self.random.below(ROWS_MAX) } else { 0 };
         let request =
             Admitted { key, prompt, max_tokens, sampling: SamplingParameters::default(), drafts_max, grammar };

@@ -221,7 +221,7 @@ fn equal_prefixes_are_computed_once() {
 fn constrained_request_waits_for_vocabulary_and_delays_none() {
     let (mut scheduler, mut follower) = (Scheduler::new(LONG), Sequences::new(LONG));
     let constrained = |key: u64| {
-        let grammar = Some(Constraint { grammar: common::chat::Grammar::Json, begin: 20 });
+        let grammar = Some(Constraint { grammar: common::chat::Grammar::Json.into(), begin: 20 });
         Admitted { grammar, ..request(key, 20, 5) }
     };
     scheduler.set_masks_ready(false);
@@ -243,7 +243,7 @@ fn constrained_request_waits_for_vocabulary_and_delays_none() {
 #[test]
 fn constrained_request_waits_for_its_masks_and_delays_none() {
     let (mut scheduler, mut follower) = (Scheduler::new(LONG), Sequences::new(LONG));
-    let grammar = Some(Constraint { grammar: common::chat::Grammar::Json, begin: 20 });
+    let grammar = Some(Constraint { grammar: common::chat::Grammar::Json.into(), begin: 20 });
     scheduler.submit(request(1, 20, 50));
     run(&mut scheduler, &mut follower);
     scheduler.submit(Admitted { grammar, ..request(2, 20, 5) });
@@ -262,7 +262,7 @@ fn constrained_request_waits_for_its_masks_and_delays_none() {
 #[test]
 fn constrained_request_alone_is_not_held_back() {
     let (mut scheduler, mut follower) = (Scheduler::new(LONG), Sequences::new(LONG));
-    let grammar = Some(Constraint { grammar: common::chat::Grammar::Json, begin: 20 });
+    let grammar = Some(Constraint { grammar: common::chat::Grammar::Json.into(), begin: 20 });
     scheduler.submit(Admitted { grammar, ..request(1, 20, 5) });
     let (plan, _) = run(&mut scheduler, &mut follower);
     assert_eq!((plan.opened.len(), plan.entries.len()), (1, 20));
