@@ -6,7 +6,10 @@ use std::{
     path::PathBuf,
 };
 
-use harness::programs::{Cluster, demo_models};
+use harness::{
+    http::{beside, bytes as request_bytes, get, raw},
+    programs::{Cluster, demo_models, wait_until},
+};
 use tempfile::TempDir;
 
 const NAME: &str = "bard.gguf";
@@ -17,9 +20,14 @@ fn bytes() -> Vec<u8> {
 
 /// Nodes with separate model folders.
 fn nodes(count: usize) -> (Cluster, TempDir, Vec<PathBuf>) {
+    nodes_with(count, "")
+}
+
+/// Like [`nodes`], with lines for their configuration files.
+fn nodes_with(count: usize, settings: &str) -> (Cluster, TempDir, Vec<PathBuf>) {
     let folder = tempfile::tempdir().expect("create a temporary folder");
     let folders: Vec<PathBuf> = (1..=count).map(|index| folder.path().join(format!("models{index}"))).collect();
-    let mut cluster = Cluster::with(count, folder.path(), "");
+    let mut cluster = Cluster::with(count, folder.path(), settings);
     for (index, models) in folders.iter().enumerate() {
         fs::create_dir(models).expect("create a temporary folder");
         cluster.signal(index, nix::sys::signal::Signal::SIGTERM);
@@ -165,4 +173,30 @@ fn console_sends_a_file_and_doctor_names_differing_copies() {
     let away = cluster.console(&["model", "pull", "http://127.0.0.1:1/x.gguf", "--nodes", &all, "--json"]);
     away.assert_error(1, "download_failed", &["pi1"]);
     cluster.assert_alive();
+}
+
+#[test]
+fn file_pulled_by_the_api_arrives_on_all_nodes() {
+    const KEY: &str = "sk-operator-0123456789";
+    let (cluster, _folder, folders) = nodes_with(2, &format!("operator_api_keys = [\"{KEY}\"]\n"));
+    for folder in &folders {
+        fs::write(folder.join("other.gguf"), bytes()).expect("the folder can be written");
+    }
+    // From then on, the nodes have addresses for each other.
+    cluster.generate(2, &["--model", "other.gguf", "--prompt", "a", "--max-tokens", "1"]).completion();
+    let address = beside(&cluster.addresses[0]);
+    wait_until("it serves", || get(&address, "/health").status == 200);
+    let key = format!("Bearer {KEY}");
+    let headers = [("Content-Type", "application/json"), ("Authorization", key.as_str())];
+    let body = serde_json::json!({"model": breaking_server()}).to_string();
+    let pulled = raw(&address, &request_bytes("POST", "/api/pull", &headers, Some(&body))).rest();
+    assert_eq!(pulled.status, 200, "{}", pulled.body);
+    let lines: Vec<serde_json::Value> =
+        pulled.body.lines().map(|line| serde_json::from_str(line).expect("each line is an object")).collect();
+    assert_eq!(lines.last(), Some(&serde_json::json!({"status": "success"})), "{}", pulled.body);
+    let total = bytes().len();
+    assert!(lines.iter().any(|line| line["total"] == total && line["completed"].is_u64()), "{}", pulled.body);
+    for folder in &folders {
+        assert_eq!(fs::read(folder.join(NAME)).expect("it is there"), bytes());
+    }
 }

@@ -264,7 +264,8 @@ fn obeyed(generate: &Generate) -> Vec<ResponseBody> {
         Prompt::Chat(chat) => obedient::answer(&chat.messages).chars().collect(),
         _ => obedient::GREETING.chars().collect(),
     };
-    let form = AnswerForm { tool_format: ToolFormat::Hermes, thinking: Thinking::Marked, thought_end: Vec::new() };
+    let thinking = Thinking::Marked;
+    let form = AnswerForm { tool_format: ToolFormat::Hermes, thinking, ..AnswerForm::default() };
     let started = ResponseBody::Started { prompt_token_ids: vec![1, 2], form };
     let tokens = (generate.resumed.len()..letters.len()).map(|at| {
         let text = letters[at].to_string().into();

@@ -134,7 +134,7 @@ impl NodeClient for Client {
                     let all: Vec<_> = (0..nodes.len()).filter_map(|node| session(&nodes[node]).ok()).collect();
                     let addresses: Vec<String> = all.iter().map(|session| session.address.clone()).collect();
                     for fault in assignment::unload::introduce(&all, &addresses).await {
-                        tracing::warn!("a node is not told of the others: {fault}");
+                        tracing::warn!("a node does not learn the addresses of the others: {fault}");
                     }
                     let (epoch, topology, reused) = (done.epoch, Box::new(done.topology), done.reused);
                     AssignEvent::Running { epoch, topology, reused }

@@ -4,7 +4,10 @@ use common::{
     ids::{Epoch, TopologyHash},
     limits::{NAME_LENGTH_MAX, NODES_MAX},
 };
-use protocol::message::{ResponseBody, Unload};
+use protocol::{
+    message::{ResponseBody, Unload},
+    recovery::Committed,
+};
 
 use super::{
     event::{Record, ReplyTo},
@@ -33,12 +36,13 @@ impl Node {
     /// Stops the engine of a topology, frees its memory and drops its record, so that no recovery brings it back. Other
     /// members that miss this learn it from this node's standing.
     pub(super) fn unload(&mut self, to: ReplyTo, unload: Unload) -> Vec<Effect> {
-        let name = (unload.epoch, unload.hash);
         let done = PendingAnswer { to, body: ResponseBody::Done };
-        if self.unloaded == Some(name) {
+        let is_named = |(epoch, hash): (Epoch, TopologyHash)| hash == unload.hash && epoch <= unload.epoch;
+        let name = self.committed.as_ref().map(Committed::name).filter(|name| is_named(*name));
+        if name.is_none() && self.unloaded.is_some_and(is_named) {
             return vec![Effect::Disk(DiskEffect::Write { records: Vec::new(), then: Some(done) })];
         }
-        if let Err(kind) = self.check_unload(unload) {
+        if let Err(kind) = self.check_unload(unload, name.is_some()) {
             return self.refuse(to.session, to.id, kind);
         }
         let mut effects = Vec::new();
@@ -49,17 +53,17 @@ impl Node {
         }
         // It may be about to be brought up again.
         effects.extend(self.give_up());
-        (self.committed, self.unloaded, self.takes_over) = (None, Some(name), false);
+        (self.committed, self.unloaded, self.takes_over) = (None, name, false);
         let records = vec![Record::Unloaded(self.unloaded), Record::Committed(None)];
         effects.push(Effect::Disk(DiskEffect::Write { records, then: Some(done) }));
         effects
     }
 
-    fn check_unload(&self, unload: Unload) -> Result<(), FaultKind> {
+    fn check_unload(&self, unload: Unload, is_held: bool) -> Result<(), FaultKind> {
         if self.draining.is_some() {
             return Err(FaultKind::Draining);
         }
-        if !self.holds(unload.epoch, unload.hash) {
+        if !is_held {
             return Err(FaultKind::NotServing { state: self.state().name().into() });
         }
         if self.open.as_ref().is_some_and(|open| !open.again) {

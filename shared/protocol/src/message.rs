@@ -164,7 +164,7 @@ pub struct Prepare {
 /// A topology to unload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unload {
-    /// Its epoch.
+    /// Its epoch, or a later one: a failed assignment raises the epoch of nodes.
     pub epoch: Epoch,
     /// Its hash.
     pub hash: TopologyHash,

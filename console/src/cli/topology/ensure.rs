@@ -153,10 +153,10 @@ impl Reached {
         Some((words.join(" and "), object.collect()))
     }
 
-    /// Tells all nodes of each other, after a topology was assigned.
+    /// Introduces all nodes to each other, after a topology was assigned.
     pub(crate) async fn introduce(&self) {
         for fault in self.cluster.introduce().await {
-            output::note(&output::clean(&format!("a node is not told of the others: {fault}")));
+            output::note(&output::clean(&format!("a node does not learn the addresses of the others: {fault}")));
         }
     }
 

@@ -145,7 +145,8 @@ fn tried(grammar: &AnswerGrammar, vocabulary: &TokEnv) -> Result<(), String> {
         })?;
         // Closing and separating characters come late in the ASCII order: choosing the first allowed byte goes as deep
         // into the schema as possible.
-        let mut allowed = mask.iter().filter(|id| *id != u32::from(SPECIAL));
+        let end = vocabulary.tok_trie().eos_token();
+        let mut allowed = mask.iter().filter(|id| ![u32::from(SPECIAL), end].contains(id));
         let Some(next) = allowed.find(|id| !u8::try_from(*id).is_ok_and(|byte| b" \t\r\n".contains(&byte))) else {
             break;
         };

@@ -1,7 +1,7 @@
 //! Sessions with the nodes that a change may use.
 use std::{collections::BTreeMap, sync::Arc};
 
-use assignment::files;
+use assignment::{assign::report, files};
 use common::fault::Fault;
 use protocol::{
     message::{RequestBody, ResponseBody},
@@ -9,13 +9,10 @@ use protocol::{
     recovery::{RecoveryAnswer, RecoveryAsk},
     session::Session,
 };
-use telemetry::NodeState;
+use telemetry::{NodeReport, NodeState};
 use tokio::task::JoinSet;
 
-use crate::gateway::{
-    Gateway,
-    cluster::{LatestReport, is_model},
-};
+use crate::gateway::{Gateway, cluster::is_model};
 
 /// A node that answers, with its model files.
 pub(super) struct FileHolder {
@@ -37,12 +34,12 @@ impl Gateway {
     /// All known nodes that answer, by address.
     pub(super) async fn holders(&self) -> BTreeMap<String, FileHolder> {
         let mut asked = JoinSet::new();
-        for (address, seen) in self.cluster.nodes() {
+        for address in self.cluster.addresses() {
             let own = self.identity.clone();
             asked.spawn(async move {
                 let holder = async {
                     let session = Arc::new(Session::open(&address, own).await?);
-                    let is_free = is_unused(&seen) && holds_nothing(&session).await?;
+                    let is_free = is_unused(&report(&session).await?) && holds_nothing(&session).await?;
                     let files = files::list(&session).await?;
                     Ok::<_, Fault>(FileHolder { session, files, is_free })
                 };
@@ -62,8 +59,7 @@ impl Gateway {
 }
 
 /// Whether a node reports that it holds nothing and may be used.
-fn is_unused(seen: &LatestReport) -> bool {
-    let report = &seen.report;
+fn is_unused(report: &NodeReport) -> bool {
     let is_excluded = report.exclusions.0.iter().any(|entry| entry.is_out() && entry.node == report.name);
     report.state == NodeState::Idle && report.topology.is_none() && !report.is_paced() && !is_excluded
 }

@@ -59,8 +59,8 @@ pub(super) struct Groups(pub(super) Vec<Group>);
 impl Groups {
     /// Processes a report. A later topology replaces those whose nodes it takes; `since` is the time in seconds since 1970.
     pub(super) fn learn(&mut self, report: &NodeReport, now: Instant, since: u64) {
-        if let Some(unloaded) = report.unloaded {
-            self.0.retain(|group| (group.epoch, group.hash) != unloaded);
+        if let Some((_, hash)) = report.unloaded.filter(|_| report.topology.is_none()) {
+            self.0.retain(|group| group.hash != hash);
         }
         // An invalid report of a node must not break this one.
         let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| topology.check().is_ok())
@@ -77,7 +77,10 @@ impl Groups {
             self.0.retain(|group| !group.shares_nodes(topology, now));
             self.0.push(Group::new(report.epoch, topology.clone(), since));
         }
-        if let Some(group) = self.0.iter_mut().find(|group| group.hash == *hash).filter(|_| serves) {
+        let Some(group) = self.0.iter_mut().find(|group| group.hash == *hash) else { return };
+        // It may have been found while its nodes were loading: they report its epoch only once it is on their disks.
+        group.epoch = group.epoch.max(report.epoch);
+        if serves {
             group.served = Some(now);
             if report.requests > 0 || group.used.is_none() {
                 group.used = Some(now);

@@ -312,6 +312,13 @@ impl Cluster {
             .collect()
     }
 
+    /// Addresses of all known nodes: this one, those of the configuration, members of topologies and their neighbours.
+    pub(super) fn addresses(&self) -> BTreeSet<String> {
+        let known = self.known();
+        let members = known.groups.0.iter().flat_map(|group| &group.topology.members).map(|member| &member.address);
+        members.chain(&known.neighbours).chain(&self.peers).chain([&self.own]).cloned().collect()
+    }
+
     /// Address for dialling this node from this machine.
     pub(super) fn own_address(&self) -> &str {
         &self.own

@@ -83,16 +83,13 @@ fn unloaded_topology_is_dropped_until_it_is_assigned_again() {
     let (mut groups, now) = (Groups::default(), Instant::now());
     let one = on(&[0, 1], 0);
     learn(&mut groups, &one, 5, NodeState::Ready, now);
-    let idle = |epoch: u64| NodeReport {
-        unloaded: Some((Epoch(epoch), one.hash())),
-        ..assignment::fixtures::idle_report(&one.members[0].name)
-    };
-    groups.learn(&idle(4), now, 7);
-    assert_eq!(names(&groups).len(), 1, "that was an earlier one");
-    groups.learn(&idle(5), now, 7);
+    let unloaded = Some((Epoch(5), one.hash()));
+    let idle = NodeReport { unloaded, ..assignment::fixtures::idle_report(&one.members[0].name) };
+    groups.learn(&idle, now, 7);
     assert!(names(&groups).is_empty());
+    // Its nodes keep that record until they commit to the next assignment.
+    groups.learn(&NodeReport { unloaded, ..report(&one, 0, 5, NodeState::Loading) }, now, 7);
     learn(&mut groups, &one, 6, NodeState::Ready, now);
-    groups.learn(&idle(5), now, 7);
     assert_eq!(names(&groups).len(), 1);
 }
 

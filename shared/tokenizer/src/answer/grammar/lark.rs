@@ -11,7 +11,7 @@ INTEGER: /-?(0|[1-9][0-9]{0,17})/
 NUMBER: /-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?/
 "#;
 
-/// A grammar that is being written. It has the rules `gap` (up to two blanks), `nl` and `sp` (at most one), and the
+/// A grammar that is being written. It has the rules `gap` (up to eight blanks), `nl` and `sp` (at most one), and the
 /// terminal `ANY`.
 pub(super) struct Lark<'a> {
     text: String,
@@ -46,7 +46,7 @@ pub(super) struct TextBody {
 impl<'a> Lark<'a> {
     pub(super) fn new(marks: &'static [&'static str], control: &'a dyn Fn(&str) -> Option<u32>) -> Self {
         let text =
-            "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/\nANY: /.+/s\nGAP: /[ \\n]{1,2}/\ngap: GAP?\nnl: \"\\n\"?\nsp: \" \"?\n"
+            "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/\nANY: /.+/s\nGAP: /[ \\n]{1,8}/\ngap: GAP?\nnl: \"\\n\"?\nsp: \" \"?\n"
                 .to_owned();
         Self { text, count: 0, marks, control, controls: Vec::new() }
     }
