@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """instructor and llama-index, in the environment of .ci/clients: served.py python frameworks.py"""
 import asyncio
-import gc
 from typing import Literal
 
 import instructor
@@ -103,17 +102,6 @@ def llama_index_embeds():
     embedding = OpenAILikeEmbedding(model_name=MODEL, api_base=URL + "/v1", api_key=KEY, max_retries=0)
     one, both = embedding.get_text_embedding("But soft!"), embedding.get_text_embedding_batch(["But soft!", "We are the people."])
     assert len(both) == 2 and len(one) == len(both[1]) and all(abs(a - b) < 1e-4 for a, b in zip(one, both[0])), both
-
-
-@check
-def llama_index_cancels_by_leaving_a_stream():
-    with Cancelled():
-        stream = like(max_tokens=400).stream_complete("Speak, Romeo.")
-        next(stream)
-        stream.close()
-        # Its generators close the connection when they are freed, and are in circles.
-        del stream
-        gc.collect()
 
 
 @check
