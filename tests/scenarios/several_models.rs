@@ -210,8 +210,10 @@ fn model_is_loaded_for_an_operators_key_and_unloaded_when_idle() {
     cluster.start(1);
     wait_until("the node reports", || cluster.status(1)["state"] == "idle");
     post(&address, "/v1/completions", &body(MODELS[0], 1)).good();
-    let again = as_operator(&address, "POST", "/v1/completions", &body(MODELS[1], 1)).good();
-    assert_eq!(text(&again), text(&loaded));
+    // Until the gateway has heard of the node again, it refuses with 503.
+    let again = || as_operator(&address, "POST", "/v1/completions", &body(MODELS[1], 1));
+    wait_until("the model is loaded again", || again().status == 200);
+    assert_eq!(text(&again().good()), text(&loaded));
 }
 
 #[test]

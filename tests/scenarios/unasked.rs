@@ -83,6 +83,7 @@ const COMMANDS: &[(&str, Does, &str)] = &[
     ("topology show", Reads, ""),
     ("topology simulate", Reads, ""),
     ("topology take-over", Changes, "--nodes SERVE"),
+    ("topology unload", Changes, "--nodes SERVE"),
 ];
 
 fn leaves(at: &clap::Command, path: &str, found: &mut BTreeMap<String, clap::Command>) {
