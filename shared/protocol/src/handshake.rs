@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(with(1, 12, 0), Ok(12));
         assert_eq!(with(4, 5, 0), Ok(5));
         assert_eq!(with(0, 4, 0), Ok(4));
-        assert!(matches!(with(12, 13, 0), Err(FaultKind::WireVersion { lowest: 12, highest: 13, .. })));
+        assert!(matches!(with(13, 14, 0), Err(FaultKind::WireVersion { lowest: 13, highest: 14, .. })));
         assert!(matches!(with(0, 1, 0), Err(FaultKind::WireVersion { .. })));
         assert_eq!(with(4, 4, 9), Err(FaultKind::SecurityMode { mode: 9 }));
     }
