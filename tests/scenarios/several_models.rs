@@ -2,7 +2,7 @@
 //! demand, and unloading.
 use std::{
     process::{Command, Stdio},
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::atomic::{AtomicUsize, Ordering},
     thread::{scope, sleep},
     time::{Duration, Instant},
 };
@@ -21,6 +21,8 @@ use tempfile::TempDir;
 const MODELS: [&str; 3] = ["one.gguf", "two.gguf", "three.gguf"];
 /// Requests of the test with restarts.
 const REQUESTS: usize = 500;
+/// Restarts meanwhile: two of each node.
+const RESTARTS: usize = 8;
 const CLIENTS: usize = 6;
 const OPERATOR: &str = "sk-operator-0123456789";
 
@@ -116,15 +118,17 @@ fn requests_to_two_models_survive_restarts_of_all_nodes() {
         })
         .collect();
     assert_ne!(expected[0], expected[1], "the models must give different answers");
-    let (next, done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (sent, restarts) = (AtomicUsize::new(0), AtomicUsize::new(0));
     scope(|threads| {
         let clients: Vec<_> = (0..CLIENTS)
             .map(|client| {
-                let (next, addresses, expected) = (&next, &addresses, &expected);
+                let (sent, restarts, addresses, expected) = (&sent, &restarts, &addresses, &expected);
                 threads.spawn(move || {
                     let mut random = Random::new(client as u64);
                     let mut answered = 0;
-                    while next.fetch_add(1, Ordering::Relaxed) < REQUESTS {
+                    // Requests are sent until all restarts are over, so that each happens under load.
+                    while sent.load(Ordering::Relaxed) < REQUESTS || restarts.load(Ordering::Relaxed) < RESTARTS {
+                        sent.fetch_add(1, Ordering::Relaxed);
                         let (model, prompt) = (random.below(2), random.below(8));
                         let answer = persistent(addresses, &body(MODELS[model], prompt), &mut random);
                         assert_eq!(answer["model"], MODELS[model]);
@@ -135,22 +139,20 @@ fn requests_to_two_models_survive_restarts_of_all_nodes() {
                 })
             })
             .collect();
-        // Ends with the requests, or after every node was stopped and killed.
-        let mut restarts = 0;
-        while next.load(Ordering::Relaxed) < REQUESTS || restarts < 8 {
-            let node = restarts % 4;
-            cluster.signal(node, if restarts < 4 { Signal::SIGTERM } else { Signal::SIGKILL });
+        // Every node is stopped, then killed.
+        for number in 0..RESTARTS {
+            let node = number % 4;
+            cluster.signal(node, if number < RESTARTS / 2 { Signal::SIGTERM } else { Signal::SIGKILL });
             cluster.wait(node);
             cluster.start(node);
-            restarts += 1;
             wait_until("the node serves again", || {
                 matches!(cluster.status(node)["state"].as_str(), Some("ready" | "serving"))
             });
+            restarts.fetch_add(1, Ordering::Relaxed);
         }
-        done.store(true, Ordering::Relaxed);
         let answered: usize = clients.into_iter().map(|client| client.join().expect("no request is lost")).sum();
-        assert_eq!(answered, REQUESTS);
-        println!("{answered} requests, {restarts} restarts");
+        assert_eq!(answered, sent.load(Ordering::Relaxed));
+        println!("{answered} requests, {RESTARTS} restarts");
     });
 }
 

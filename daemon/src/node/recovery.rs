@@ -10,7 +10,7 @@ use protocol::{
     message::{Prepare, ResponseBody},
     recovery::{Committed, RESTART_DRAIN_MS_MAX, RecoveryAnswer, RecoveryAsk, Vote, VoteReply},
 };
-use topology::{Rolling, layout::SpecError};
+use topology::{Rolling, Topology, layout::SpecError};
 
 use super::{
     event::{Record, ReplyTo},
@@ -24,6 +24,12 @@ impl Node {
     /// The last topology that this node committed or learned as a member.
     pub fn committed(&self) -> Option<&Committed> {
         self.committed.as_ref()
+    }
+
+    /// The committed topology, while nothing of it runs or is prepared here.
+    pub fn expected(&self) -> Option<&Topology> {
+        let is_free = self.running.is_none() && self.open.is_none();
+        self.committed.as_ref().filter(|_| is_free).map(|committed| &committed.topology)
     }
 
     /// The latest rolling restart.

@@ -118,5 +118,6 @@ pub fn idle_report(name: &str) -> NodeReport {
         measured: Default::default(),
         neighbours: Vec::new(),
         unloaded: None,
+        expected: None,
     }
 }

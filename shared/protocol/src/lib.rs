@@ -1,5 +1,6 @@
 //! The wire: preamble and handshake, messages between console and daemon, heartbeats, data frames between ranks, keys.
 pub mod across;
+pub mod address;
 pub mod bench;
 pub mod checksum;
 pub mod connection;

@@ -31,6 +31,11 @@ pub fn check_name(name: &str) -> Result<(), String> {
     Err(format!("{name:?} is not a model name; give NAME.gguf of at most {NAME_BYTES_MAX} bytes, without folders"))
 }
 
+/// Whether a name that a person or client gives means a file: the file's name with or without the extension.
+pub fn is_named(asked: &str, file: &str) -> bool {
+    asked == file || file.strip_suffix(".gguf") == Some(asked)
+}
+
 /// The name without the part number of a split model (`NAME-00002-of-00003.gguf`).
 pub fn family(name: &str) -> &str {
     let stem = name.strip_suffix(".gguf").unwrap_or(name);

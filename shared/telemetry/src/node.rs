@@ -160,6 +160,9 @@ pub struct NodeReport {
     /// The topology that was last unloaded here.
     #[serde(default, with = "common::version::since_12")]
     pub unloaded: Option<(Epoch, TopologyHash)>,
+    /// The topology that it does not run yet, and that recovery is to bring back.
+    #[serde(default, with = "common::version::since_12")]
+    pub expected: Option<Box<Topology>>,
 }
 
 impl NodeReport {

@@ -1,25 +1,23 @@
 //! Loads a model for a request. One load runs at a time; a client that leaves does not stop it halfway.
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use assignment::{
-    assign::{assign, reports},
+    assign::assign,
     desired::{DesiredTopology, SLOTS_DEFAULT, TopologyRequest},
     event::AssignEvent,
-    plan::plan,
-    planner_query::{PlannerNode, PlannerQuery, share_a_machine},
+    plan::plan_for,
     unload::unload,
 };
 use common::fault::Fault;
-use planner::search::Goal;
 use protocol::{recovery::Committed, session::Session};
-use tokio::{sync::Mutex, time::timeout_at};
+use tokio::{
+    sync::{Mutex, Semaphore},
+    time::{timeout, timeout_at},
+};
 
 use super::nodes::FileHolder;
 use crate::gateway::{
@@ -34,11 +32,17 @@ const WAITING_MAX: usize = 64;
 /// Longest wait for a loaded model to be reported by its head.
 const APPEARS: Duration = Duration::from_secs(10);
 
-/// The turns of loads.
-#[derive(Debug, Default)]
+/// The turns of loads, and places to wait for one.
+#[derive(Debug)]
 pub(in crate::gateway) struct LoadTurns {
     turn: Mutex<()>,
-    waiting: AtomicUsize,
+    waiting: Arc<Semaphore>,
+}
+
+impl Default for LoadTurns {
+    fn default() -> Self {
+        Self { turn: Mutex::default(), waiting: Arc::new(Semaphore::new(WAITING_MAX)) }
+    }
 }
 
 /// Nodes for a model, and its topology on them.
@@ -64,17 +68,22 @@ impl Gateway {
         let is_unknown = refused.is_of_unknown_model() || self.cluster.models().is_empty();
         let asked = asked.filter(|asked| !asked.is_empty() && permission == Permission::ChangesModels && is_unknown);
         let Some(asked) = asked.map(str::to_owned) else { return Err(refused) };
-        if self.loads.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING_MAX {
-            self.loads.waiting.fetch_sub(1, Ordering::Relaxed);
+        let Ok(place) = Arc::clone(&self.loads.waiting).try_acquire_owned() else {
             return Err(ApiError::queue_full(WAITING_MAX, 5));
-        }
+        };
         let gateway = Arc::clone(self);
         let load = tokio::spawn(async move {
-            let loaded = gateway.load_for_request(&asked).await;
-            gateway.loads.waiting.fetch_sub(1, Ordering::Relaxed);
-            loaded
+            let _place = place;
+            gateway.load_for_request(&asked).await
         });
-        load.await.unwrap_or(Err(refused))
+        let longest = self.settings.request_max;
+        tokio::select! {
+            loaded = timeout(longest, load) => match loaded {
+                Ok(loaded) => loaded.unwrap_or(Err(refused)),
+                Err(_) => Err(ApiError::overdue(longest.as_secs())),
+            },
+            () = self.cut.cancelled() => Err(ApiError::shutting_down()),
+        }
     }
 
     async fn load_for_request(&self, asked: &str) -> Result<ServedModel, ApiError> {
@@ -89,7 +98,7 @@ impl Gateway {
             let names: Vec<&str> = models.iter().map(|model| model.topology.model.as_str()).collect();
             return Err(ApiError::no_such_file(asked, &names));
         };
-        let refused = |fault: Fault| ApiError::not_loaded(&name, &fault.to_string());
+        let refused = |fault: Fault| ApiError::not_loaded(&name, &format!("{fault}; {}", fault.kind.next()));
         let mut addresses: Vec<String> =
             holders.iter().filter(|(_, holder)| holder.is_free).map(|(address, _)| address.clone()).collect();
         let (mut leaving, mut unused) = (Vec::new(), self.cluster.loaded_on_demand().into_iter());
@@ -138,29 +147,12 @@ impl Gateway {
             return Ok(None);
         }
         let unload_after = self.settings.unload_after;
-        let reports = reports(&sessions).await?;
-        let node = |place: usize| {
-            let identity = &sessions[place].identity;
-            PlannerNode::of(place, &identity.machine, identity.cores.len(), &reports[place], false)
+        let asked = TopologyRequest::open(name, SLOTS_DEFAULT);
+        let Some(planned) = plan_for(&sessions, &asked).await? else {
+            // Without predictions, all of them.
+            let wanted = DesiredTopology { unload_after, ..asked.wanted(sessions.len()) };
+            return Ok(Some(LoadPlan { sessions, wanted }));
         };
-        let nodes: Vec<PlannerNode> = (0..sessions.len()).map(node).collect();
-        let all = DesiredTopology { unload_after, ..TopologyRequest::open(name, SLOTS_DEFAULT).wanted(sessions.len()) };
-        // No prediction holds for nodes that share a machine or report no memory.
-        if share_a_machine(&nodes) || nodes.iter().any(|node| node.memory == 0) {
-            return Ok(Some(LoadPlan { sessions, wanted: all }));
-        }
-        let ask = PlannerQuery {
-            model: name.into(),
-            nodes,
-            goal: Goal::Balanced,
-            context: None,
-            slots: all.slots,
-            kv: all.kv,
-            exchange: all.exchange,
-            choice: all.collective,
-            now_unix_ms: reports.iter().map(|report| report.unix_ms).max().unwrap_or(0),
-        };
-        let planned = plan(&sessions[0], ask).await?;
         let best = planned.plan.ranked.iter().find(|candidate| candidate.layout.replicas == 1);
         Ok(best.map(|best| LoadPlan {
             sessions: planned.members(best).iter().map(|place| Arc::clone(&sessions[*place])).collect(),

@@ -82,7 +82,7 @@ impl Cluster {
     fn keep_only(&self, wanted: &BTreeMap<String, Following>) {
         let mut known = self.known();
         known.nodes.retain(|address, _| wanted.contains_key(address));
-        known.tried.retain(|address, _| wanted.contains_key(address));
+        known.away.retain(|address, _| wanted.contains_key(address));
         for group in &mut known.groups.0 {
             group.windows.retain(|address, _| wanted.contains_key(address));
         }
@@ -95,7 +95,9 @@ impl Cluster {
             let begin = Instant::now();
             if let Err(fault) = self.reports(&address, following).await {
                 tracing::debug!(address, "the gateway receives no reports: {fault}");
-                self.known().tried.entry(address.clone()).or_default().get_or_insert_with(Instant::now);
+                let mut known = self.known();
+                known.away.entry(address.clone()).or_insert_with(Instant::now);
+                known.pending.remove(&address);
             }
             self.changed.notify_waiters();
             pause = if begin.elapsed() > PAUSE_MAX { LOOK } else { (pause * 2).min(most) };

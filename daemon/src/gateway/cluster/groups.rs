@@ -59,17 +59,16 @@ pub(super) struct Groups(pub(super) Vec<Group>);
 impl Groups {
     /// Processes a report. A later topology replaces those whose nodes it takes; `since` is the time in seconds since 1970.
     pub(super) fn learn(&mut self, report: &NodeReport, now: Instant, since: u64) {
-        if let Some((_, hash)) = report.unloaded.filter(|_| report.topology.is_none()) {
+        let topology = report.topology.as_ref().map(|(topology, ..)| topology).or(report.expected.as_deref());
+        if let Some((_, hash)) = report.unloaded.filter(|_| topology.is_none()) {
             self.0.retain(|group| group.hash != hash);
         }
         // An invalid report of a node must not break this one.
-        let Some((topology, hash, _)) = report.topology.as_ref().filter(|(topology, ..)| topology.check().is_ok())
-        else {
-            return;
-        };
+        let Some(topology) = topology.filter(|topology| topology.check().is_ok()) else { return };
+        let hash = topology.hash();
         let serves = matches!(report.state, NodeState::Ready | NodeState::Serving);
         let holds = serves || report.state == NodeState::Draining;
-        if self.0.iter().all(|group| group.hash != *hash) {
+        if self.0.iter().all(|group| group.hash != hash) {
             let mut replaced = self.0.iter().filter(|group| group.shares_nodes(topology, now));
             if replaced.any(|group| report.epoch < group.epoch || (!holds && report.epoch == group.epoch)) {
                 return;
@@ -77,7 +76,7 @@ impl Groups {
             self.0.retain(|group| !group.shares_nodes(topology, now));
             self.0.push(Group::new(report.epoch, topology.clone(), since));
         }
-        let Some(group) = self.0.iter_mut().find(|group| group.hash == *hash) else { return };
+        let Some(group) = self.0.iter_mut().find(|group| group.hash == hash) else { return };
         // It may have been found while its nodes were loading: they report its epoch only once it is on their disks.
         group.epoch = group.epoch.max(report.epoch);
         if serves {

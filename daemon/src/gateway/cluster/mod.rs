@@ -15,7 +15,9 @@ use common::{
     ids::{Epoch, ModelRoots},
     limits::NODES_MAX,
 };
-use protocol::{handshake::Identity, message::ResponseBody, recovery::Committed};
+use protocol::{
+    address::is_address, handshake::Identity, message::ResponseBody, models::is_named, recovery::Committed,
+};
 use telemetry::{
     NodeReport, NodeState,
     window::{Culprits, Window, culprits},
@@ -66,6 +68,8 @@ pub(super) struct ServedModel {
     pub(super) since: u64,
     /// When a node last reported that it serves it.
     pub(super) served: Option<Instant>,
+    /// When one of its heads last reported requests.
+    used: Option<Instant>,
     /// Nodes cordoned by an operator, of replicas that would otherwise serve.
     pub(super) cordons: Vec<Exclusion>,
 }
@@ -84,6 +88,13 @@ impl ServedModel {
     /// Whether it served lately: then waiting for a restarting node is worthwhile.
     pub(super) fn has_served_lately(&self) -> bool {
         self.served.is_some_and(|served| served.elapsed() < LATELY)
+    }
+
+    /// When it is unloaded unless a request arrives before, in seconds since 1970; `None`: never.
+    pub(super) fn expires(&self) -> Option<u64> {
+        let after = self.topology.unload_after?;
+        let unused = self.used.map_or(0, |used| used.elapsed().as_secs());
+        Some(seconds_since_1970().saturating_sub(unused).saturating_add(after.into()))
     }
 
     /// Requests that its replicas can run at the same time.
@@ -105,8 +116,10 @@ struct KnownCluster {
     groups: Groups,
     /// Addresses of further nodes of the cluster, as nodes report them.
     neighbours: BTreeSet<String>,
-    /// Nodes whose first answer has arrived or failed, and since when a node has not answered.
-    tried: BTreeMap<String, Option<Instant>>,
+    /// Since when nodes do not answer.
+    away: BTreeMap<String, Instant>,
+    /// Nodes that are asked for the sake of an unknown model, and new ones.
+    pending: BTreeSet<String>,
     /// When `/metrics` was last scraped.
     asked: Option<Instant>,
 }
@@ -183,8 +196,8 @@ impl Cluster {
         match asked {
             _ if names.is_empty() => Ok(None),
             None => Err(ApiError::model_needed(&names)),
-            Some(asked) => match self.away().first() {
-                Some(node) => Err(ApiError::model_perhaps_away(asked, &names, node)),
+            Some(asked) => match self.away() {
+                Some(node) => Err(ApiError::model_perhaps_away(asked, &names, &node)),
                 None => Err(ApiError::no_such_model(asked, &names)),
             },
         }
@@ -196,7 +209,7 @@ impl Cluster {
         match asked {
             None => (models.len() == 1).then(|| models.pop()).flatten(),
             Some(asked) => {
-                models.retain(|model| is_model(asked, &model.topology.model));
+                models.retain(|model| is_named(asked, &model.topology.model));
                 let serving = models.iter().position(ServedModel::is_serving).unwrap_or_default();
                 (serving < models.len()).then(|| models.swap_remove(serving))
             }
@@ -205,21 +218,22 @@ impl Cluster {
 
     /// Asks all nodes again at once.
     fn seek(&self) {
-        self.known().tried.retain(|_, away| away.is_some());
+        let mut known = self.known();
+        known.pending = known.neighbours.iter().chain(&self.peers).chain([&self.own]).cloned().collect();
+        drop(known);
         self.sought.notify_waiters();
     }
 
+    /// Whether each of them has answered, or failed to.
     fn has_heard_all(&self) -> bool {
-        let known = self.known();
-        let mut expected = known.neighbours.iter().chain(&self.peers).chain([&self.own]);
-        expected.all(|address| known.tried.contains_key(address))
+        self.known().pending.is_empty()
     }
 
-    /// Nodes that may serve an unknown model: they have not answered for a short time.
-    fn away(&self) -> Vec<String> {
+    /// A node that may serve an unknown model: it has not answered yet, or not for a short time.
+    fn away(&self) -> Option<String> {
         let known = self.known();
-        let away = known.tried.iter().filter(|(_, away)| away.is_some_and(|since| since.elapsed() < LATELY));
-        away.map(|(address, _)| address.clone()).collect()
+        let mut silent = known.pending.iter().chain(known.away.keys());
+        silent.find(|address| known.away.get(*address).is_none_or(|since| since.elapsed() < LATELY)).cloned()
     }
 
     fn take(&self, address: &str, body: ResponseBody) {
@@ -237,12 +251,13 @@ impl Cluster {
         if let Some(group) = known.groups.0.iter_mut().find(|group| Some(group.hash) == hash) {
             group.windows.entry(address.into()).or_default().record(self.begun.elapsed(), &report);
         }
-        for neighbour in &report.neighbours {
-            if known.neighbours.len() < NODES_MAX {
-                known.neighbours.insert(neighbour.clone());
+        for neighbour in report.neighbours.iter().filter(|neighbour| is_address(neighbour)) {
+            if known.neighbours.len() < NODES_MAX && known.neighbours.insert(neighbour.clone()) {
+                known.pending.insert(neighbour.clone());
             }
         }
-        known.tried.insert(address.into(), None);
+        known.away.remove(address);
+        known.pending.remove(address);
         known.nodes.insert(address.into(), LatestReport { report: Arc::new(report), at: now });
     }
 
@@ -324,7 +339,7 @@ impl Cluster {
         &self.own
     }
 
-    /// Address at which other nodes reach the node with this name, from a topology or from its configuration.
+    /// Address at which other nodes reach the node with this name, as a topology has it.
     pub(super) fn reached_at(&self, name: &str) -> Option<String> {
         let known = self.known();
         let mut members = known.groups.0.iter().flat_map(|group| &group.topology.members);
@@ -349,6 +364,7 @@ impl Cluster {
             replicas: Vec::new(),
             since: first.since,
             served: groups.iter().filter_map(|group| group.served).max(),
+            used: groups.iter().filter_map(|group| group.used).max(),
             cordons: Vec::new(),
         };
         groups.iter().for_each(|group| self.add_replicas(known, group, &mut model));
@@ -381,11 +397,6 @@ impl Cluster {
             });
         }
     }
-}
-
-/// Whether a client's model name means the served model: its file name with or without the extension.
-pub(super) fn is_model(asked: &str, served: &str) -> bool {
-    asked == served || served.strip_suffix(".gguf") == Some(asked)
 }
 
 /// Now, in seconds since 1970.

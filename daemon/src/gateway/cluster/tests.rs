@@ -94,6 +94,19 @@ fn unloaded_topology_is_dropped_until_it_is_assigned_again() {
 }
 
 #[test]
+fn restarted_node_names_the_topology_that_is_to_come_back() {
+    let (mut groups, now) = (Groups::default(), Instant::now());
+    let one = on(&[0, 1], 0);
+    let expected = Some(Box::new(one.clone()));
+    let idle = NodeReport { expected, epoch: Epoch(5), ..assignment::fixtures::idle_report(&one.members[0].name) };
+    groups.learn(&idle, now, 7);
+    assert_eq!(names(&groups), [("one.gguf".into(), 1)]);
+    learn(&mut groups, &on(&[0], 1), 6, NodeState::Ready, now);
+    groups.learn(&NodeReport { name: one.members[1].name.clone(), ..idle }, now, 7);
+    assert_eq!(names(&groups), [("two.gguf".into(), 1)], "it was replaced meanwhile");
+}
+
+#[test]
 fn model_is_found_by_name_and_a_serving_one_first() {
     let identity =
         Identity { name: "pi1".into(), build: "b".into(), numeric: 1, machine: String::new(), cores: vec![] };

@@ -108,6 +108,7 @@ impl Reports {
             measured: measured.clone(),
             neighbours: node.neighbours().cloned().collect(),
             unloaded: node.unloaded(),
+            expected: node.expected().map(|expected| Box::new(expected.clone())),
         }))
     }
 }

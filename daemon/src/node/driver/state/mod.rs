@@ -16,7 +16,7 @@ use common::{
     ids::{Epoch, TopologyHash},
     limits::NODES_MAX,
 };
-use protocol::recovery::Committed;
+use protocol::{address::is_address, recovery::Committed};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use topology::{Exclusion, Exclusions, Rolling, Topology};
 
@@ -146,7 +146,7 @@ impl StateFolder {
         let unloaded: Option<Saved> = state.read(UNLOADED_FILE, &mut kept.damaged, |_| true).with_context(help)?;
         kept.unloaded = unloaded.and_then(|saved| Some((Epoch(saved.epoch), hash_of(&saved.topology)?)));
         let neighbours: Option<SavedNeighbours> =
-            state.read(NEIGHBOURS_FILE, &mut kept.damaged, |_| true).with_context(help)?;
+            state.read(NEIGHBOURS_FILE, &mut kept.damaged, are_addresses).with_context(help)?;
         kept.neighbours = neighbours.into_iter().flat_map(|saved| saved.addresses).take(NODES_MAX).collect();
         kept.exclusions = Exclusions(exclusions.map_or_else(Vec::new, |saved| saved.node));
         let desired = state
@@ -268,6 +268,11 @@ impl StateFolder {
         fs::rename(&fresh, self.folder.join(name))?;
         File::open(&self.folder)?.sync_all()
     }
+}
+
+/// Whether the neighbours can be dialled.
+fn are_addresses(saved: &SavedNeighbours) -> bool {
+    saved.addresses.iter().all(|address| is_address(address))
 }
 
 /// The hash that a text shows.
