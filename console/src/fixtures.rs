@@ -1,6 +1,7 @@
 //! A cluster for tests, built by sending events to the state, as a real cluster does.
 use std::time::Duration;
 
+use assignment::fixtures::idle_report;
 pub(crate) use assignment::fixtures::{card, sizes, topology, wanted};
 use common::{
     chat::FinishReason,
@@ -289,35 +290,13 @@ fn identity(node: usize) -> Identity {
 
 pub(crate) fn idle(node: usize) -> NodeReport {
     NodeReport {
-        name: name(node),
-        instance: 1,
-        supervised: true,
         recovers: true,
-        unix_ms: 0,
         build: "0.1.0".to_owned(),
         kernels: "avx2".to_owned(),
-        state: NodeState::Idle,
         epoch: Epoch(2),
-        topology: None,
-        desired: None,
-        fault: None,
-        load: None,
-        shard: Bytes(0),
         memory_resident: Bytes(11 << 20),
         health: health(),
-        requests: 0,
-        traces: Vec::new(),
-        tokens: 0,
-        layers: Vec::new(),
-        lateness: Vec::new(),
-        hops: Vec::new(),
-        collectives: None,
-        kv: None,
-        exclusions: Exclusions::default(),
-        rolling: None,
-        measured: Default::default(),
-        neighbours: Vec::new(),
-        unloaded: None,
+        ..idle_report(&name(node))
     }
 }
 

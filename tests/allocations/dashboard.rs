@@ -2,6 +2,7 @@
 //! must be bounded.
 use std::time::Duration;
 
+use assignment::fixtures::idle_report;
 use collectives::Choice;
 use common::{
     ids::{Epoch, LayerIndex, MemberIndex, ModelIdentity, Rank},
@@ -20,7 +21,7 @@ use protocol::handshake::Identity;
 use telemetry::{
     Health, Lateness, LayerSync, NodeReport, NodeState, RequestReport, RequestStage, SyncKind, health::ThrottleBits,
 };
-use topology::{Exclusions, Layout, Member, Topology};
+use topology::{Layout, Member, Topology};
 
 const NODES: usize = 16;
 const LAYERS: u32 = 32;
@@ -80,9 +81,7 @@ fn report(topology: &Topology, node: usize, number: u64) -> NodeReport {
         ..Health::default()
     };
     NodeReport {
-        name: format!("pi{node}"),
         instance: 1 + number / 5000,
-        supervised: true,
         recovers: true,
         unix_ms: 250 * number,
         build: "0.1.0".into(),
@@ -90,8 +89,6 @@ fn report(topology: &Topology, node: usize, number: u64) -> NodeReport {
         state: if (number / 100).is_multiple_of(2) { NodeState::Ready } else { NodeState::Serving },
         epoch: Epoch(3),
         topology: Some((topology.clone(), topology.hash(), MemberIndex(node as u16))),
-        fault: None,
-        load: None,
         shard: Bytes(1 << 30),
         memory_resident: Bytes(1 << 30),
         health,
@@ -112,7 +109,6 @@ fn report(topology: &Topology, node: usize, number: u64) -> NodeReport {
             Vec::new()
         },
         tokens: 5 * number,
-        kv: None,
         layers: (0..LAYERS).map(|index| layer(number, index)).collect(),
         lateness: vec![Lateness {
             rank: Rank(3),
@@ -122,14 +118,7 @@ fn report(topology: &Topology, node: usize, number: u64) -> NodeReport {
             first: Nanoseconds(900 * (number % 50)),
             way: Nanoseconds(700),
         }],
-        hops: Vec::new(),
-        desired: None,
-        collectives: None,
-        exclusions: Exclusions::default(),
-        rolling: None,
-        measured: Default::default(),
-        neighbours: Vec::new(),
-        unloaded: None,
+        ..idle_report(&format!("pi{node}"))
     }
 }
 

@@ -2,11 +2,11 @@
 //! script. They compute nothing.
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use assignment::fixtures::idle_report;
 use common::{
     chat::{AnswerForm, FinishReason, Thinking, ToolFormat},
     ids::{Epoch, MemberIndex, ModelIdentity},
     latency::RequestTimes,
-    units::Bytes,
 };
 use protocol::{
     NUMERIC_VERSION,
@@ -16,12 +16,12 @@ use protocol::{
     messages::{MessageWriter, split},
     noise::{key::Role, keyring::Keyring},
 };
-use telemetry::{Health, NodeReport, NodeState};
+use telemetry::{NodeReport, NodeState};
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Runtime,
 };
-use topology::{Exclusions, Layout, Member, Topology};
+use topology::{Layout, Member, Topology};
 
 use crate::{
     obedient,
@@ -145,35 +145,11 @@ fn topology(addresses: &[String]) -> Topology {
 
 fn report(name: &str, topology: &Topology, member: MemberIndex) -> NodeReport {
     NodeReport {
-        name: name.into(),
-        instance: 1,
-        supervised: true,
         recovers: true,
-        unix_ms: 0,
-        build: "0".into(),
-        kernels: "scalar".into(),
         state: NodeState::Ready,
         epoch: Epoch(3),
         topology: Some((topology.clone(), topology.hash(), member)),
-        fault: None,
-        load: None,
-        shard: Bytes(0),
-        memory_resident: Bytes(1 << 20),
-        health: Health::default(),
-        requests: 0,
-        tokens: 0,
-        traces: Vec::new(),
-        layers: Vec::new(),
-        lateness: Vec::new(),
-        hops: Vec::new(),
-        desired: None,
-        collectives: None,
-        kv: None,
-        exclusions: Exclusions::default(),
-        rolling: None,
-        measured: Default::default(),
-        neighbours: Vec::new(),
-        unloaded: None,
+        ..idle_report(name)
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use common::browser::BrowserPolicy;
-use protocol::PORT;
+use protocol::{PORT, address::is_address};
 
 /// Default port of the HTTP API, next to 9999 for the node.
 const HTTP_PORT: u16 = 9980;
@@ -144,9 +144,7 @@ impl Wanted {
         }
         ensure!(self.peers.len() <= PEERS_MAX, "{} peers were given, at most {PEERS_MAX}", self.peers.len());
         for peer in &self.peers {
-            let has_port =
-                peer.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-            ensure!(has_port, "peer {peer:?} is not ADDRESS:PORT; for example 192.168.1.11:{PORT}");
+            ensure!(is_address(peer), "peer {peer:?} is not ADDRESS:PORT; for example 192.168.1.11:{PORT}");
         }
         let browsers = match BrowserPolicy::new(&self.own, &self.hosts, &self.origins) {
             Ok(browsers) => browsers,

@@ -2,9 +2,10 @@
 use common::{
     fault::FaultKind,
     ids::{Epoch, TopologyHash},
-    limits::{NAME_LENGTH_MAX, NODES_MAX},
+    limits::NODES_MAX,
 };
 use protocol::{
+    address::is_address,
     message::{ResponseBody, Unload},
     recovery::Committed,
 };
@@ -96,10 +97,4 @@ impl Node {
         }
         (self.neighbours.len() > before).then(|| Record::Neighbours(self.neighbours.iter().cloned().collect()))
     }
-}
-
-/// Whether this is `ADDRESS:PORT`.
-fn is_address(text: &str) -> bool {
-    let parts = text.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-    parts.is_some() && text.len() <= NAME_LENGTH_MAX && !text.chars().any(char::is_control)
 }

@@ -1,4 +1,12 @@
-//! The source of a model file on a server: `hf:OWNER/REPO:FILE`, or a URL. Pure.
+//! The source of a model file on a server: `hf:OWNER/REPO:FILE`, or a URL.
+
+/// Base URL of Hugging Face.
+const HUGGING_FACE: &str = "https://huggingface.co";
+
+/// Base URL of the repositories: Hugging Face, or the mirror that `HF_ENDPOINT` names.
+pub fn hub() -> String {
+    std::env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty()).unwrap_or_else(|| HUGGING_FACE.into())
+}
 
 /// The URL of a source on a server, and the name of the file.
 ///

@@ -9,39 +9,55 @@ use protocol::{
 };
 use tokio::task::JoinSet;
 
-use crate::identify::unexpected;
+use crate::{assign::report, identify::unexpected};
 
 /// Time limit for a node to write its records.
 const WRITE: Duration = Duration::from_secs(10);
 /// First wire version whose nodes unload topologies and keep neighbours.
 pub const VERSION: u16 = 12;
 
-/// Unloads a topology. The heads come first: with `if_idle`, one that runs requests refuses, and nothing changes as long as
-/// the topology has one replica. Members that do not answer learn it from the others when they are back; their faults are
-/// returned.
+/// Unloads a topology. With `if_idle`, nothing changes unless all heads answer and run no requests; without it, running
+/// requests are cancelled, and heads may be away. Members that do not answer learn it from the others when they are back;
+/// the faults of those that refuse are returned.
 ///
 /// # Errors
-/// A head does not answer, is too old, or runs requests.
+/// A head is away, too old or runs requests, or no member unloads the topology.
 pub async fn unload(sessions: &[Arc<Session>], committed: &Committed, if_idle: bool) -> Result<Vec<Fault>, Fault> {
     let (epoch, hash) = committed.name();
-    let unload = Unload { epoch, hash, if_idle };
     let of = |name: &str| sessions.iter().find(|session| session.identity.name == name);
     let members = &committed.topology.members;
-    let heads: Vec<usize> = committed.topology.layout.heads().map(|head| head.index()).collect();
-    for head in &heads {
-        let name = &members[*head].name;
-        let Some(session) = of(name) else {
-            return Err(Fault::new(name, FaultKind::NotServing { state: "away".into() }));
-        };
-        carry_out(session, RequestBody::Unload(unload)).await?;
+    let mut first = None;
+    if if_idle {
+        for head in committed.topology.layout.heads() {
+            let name = &members[head.index()].name;
+            let Some(session) = of(name) else { return Err(away(name)) };
+            match report(session).await?.requests {
+                0 => drop(first.get_or_insert(session)),
+                count => return Err(Fault::new(name, FaultKind::RequestsRun { count })),
+            }
+        }
+        // A request may have arrived meanwhile. Only one head can refuse: from then on the topology ends.
+        if let Some(session) = first {
+            carry_out(session, RequestBody::Unload(Unload { epoch, hash, if_idle })).await?;
+        }
     }
-    let others = members.iter().enumerate().filter(|(index, _)| !heads.contains(index));
     let mut asked = JoinSet::new();
-    for session in others.filter_map(|(_, member)| of(&member.name)) {
-        let (session, unload) = (Arc::clone(session), Unload { if_idle: false, ..unload });
-        asked.spawn(async move { carry_out(&session, RequestBody::Unload(unload)).await });
+    for session in members.iter().filter_map(|member| of(&member.name)) {
+        if first.is_none_or(|first| !Arc::ptr_eq(first, session)) {
+            let (session, unload) = (Arc::clone(session), Unload { epoch, hash, if_idle: false });
+            asked.spawn(async move { carry_out(&session, RequestBody::Unload(unload)).await });
+        }
     }
-    Ok(asked.join_all().await.into_iter().filter_map(Result::err).collect())
+    let count = asked.len();
+    let mut faults: Vec<Fault> = asked.join_all().await.into_iter().filter_map(Result::err).collect();
+    if first.is_none() && faults.len() == count {
+        return Err(faults.pop().unwrap_or_else(|| away("console")));
+    }
+    Ok(faults)
+}
+
+fn away(node: &str) -> Fault {
+    Fault::new(node, FaultKind::NotServing { state: "away".into() })
 }
 
 /// Gives each node the addresses of the others, so that the gateway of each can answer for the models of all. Older nodes

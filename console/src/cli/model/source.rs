@@ -1,13 +1,11 @@
 //! The source of a model file: `hf:OWNER/REPO:FILE`, a URL, or a file on this machine.
 use std::path::PathBuf;
 
-use assignment::source::url_at;
+use assignment::source::{hub, url_at};
 use protocol::models::check_name;
 
 use crate::cli::Failure;
 
-/// Base URL of Hugging Face, unless HF_ENDPOINT names a mirror.
-const HUGGING_FACE: &str = "https://huggingface.co";
 /// The next step after a wrong source.
 const EXAMPLE: &str = "name the file of a repository, for example \
                        hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Llama-3.2-1B-Instruct-Q4_K_M.gguf";
@@ -47,9 +45,7 @@ fn is_remote(source: &str) -> bool {
 /// It is neither a valid source on a server nor a file on this machine.
 pub(super) fn resolve(source: &str) -> Result<ModelSource, Failure> {
     if is_remote(source) {
-        let endpoint = std::env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty());
-        let url = url_at(source, endpoint.as_deref().unwrap_or(HUGGING_FACE))
-            .map(|(url, name)| ModelSource::Url { url, name });
+        let url = url_at(source, &hub()).map(|(url, name)| ModelSource::Url { url, name });
         return url.map_err(|message| Failure::Usage { message, next: EXAMPLE });
     }
     let path = PathBuf::from(source);

@@ -7,9 +7,9 @@ use topology::Layout;
 
 use crate::cli::{Failure, shared::output};
 use crate::{
-    client::{assign::reports, plan::plan, session::Session},
+    client::{plan::plan_for, session::Session},
     operator::desired::{DesiredTopology, TopologyRequest},
-    operator::planner_query::{PlannerAnswer, PlannerNode, PlannerQuery, share_a_machine},
+    operator::planner_query::PlannerAnswer,
 };
 
 /// The nodes of a topology, and the topology to assign to them.
@@ -81,8 +81,8 @@ fn tell_knee(planned: &PlannerAnswer, layout: Layout) -> Option<String> {
     Some(warning)
 }
 
-/// Plans for these nodes. `None` if predictions are not valid: for a single node, nodes that share a machine or do not
-/// report free memory, and groups with roles.
+/// Plans for these nodes. `None` if there is nothing to choose or predictions are not valid: for a single node, groups with
+/// roles, and as in [`plan_for`].
 async fn planned(
     sessions: &[Arc<Session>],
     asked: &TopologyRequest,
@@ -91,27 +91,5 @@ async fn planned(
     if sessions.len() < 2 || !layout.groups.is_empty() {
         return Ok(None);
     }
-    let reports = reports(sessions).await?;
-    let node = |place: usize| {
-        let identity = &sessions[place].identity;
-        PlannerNode::of(place, &identity.machine, identity.cores.len(), &reports[place], false)
-    };
-    let nodes: Vec<PlannerNode> = (0..sessions.len()).map(node).collect();
-    // The planner needs the free memory of every node.
-    if share_a_machine(&nodes) || nodes.iter().any(|node| node.memory == 0) {
-        return Ok(None);
-    }
-    let all = asked.wanted(sessions.len());
-    let ask = PlannerQuery {
-        model: asked.model.clone(),
-        nodes,
-        goal: asked.goal,
-        context: asked.context_length,
-        slots: all.slots,
-        kv: all.kv,
-        exchange: all.exchange,
-        choice: all.collective,
-        now_unix_ms: reports.iter().map(|report| report.unix_ms).max().unwrap_or(0),
-    };
-    Ok(Some(plan(&sessions[0], ask).await?))
+    plan_for(sessions, asked).await
 }

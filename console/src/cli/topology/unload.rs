@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use assignment::unload::unload;
 use clap::Args;
-use protocol::recovery::Committed;
+use protocol::{models::is_named, recovery::Committed};
 use serde_json::json;
 
 use crate::{
@@ -23,7 +23,7 @@ pub(crate) struct UnloadTopology {
     model: Option<String>,
     #[command(flatten)]
     pub(super) nodes: Nodes,
-    /// Cancel running requests instead of refusing
+    /// Cancel running requests instead of refusing, and do without heads that do not answer
     #[arg(long)]
     now: bool,
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub(super) async fn run(options: &UnloadTopology) -> Result<u8, Failure> {
     options.consent.check()?;
     let cluster = dial(&options.nodes, None).await;
     let mut held = cluster.topologies();
-    held.retain(|(topology, _)| options.model.as_ref().is_none_or(|asked| is_of(asked, &topology.model)));
+    held.retain(|(topology, _)| options.model.as_ref().is_none_or(|asked| is_named(asked, &topology.model)));
     let names: Vec<&str> = held.iter().map(|(topology, _)| topology.model.as_str()).collect();
     let (topology, reports) = match held.as_slice() {
         [one] => one,
@@ -75,9 +75,4 @@ pub(super) async fn run(options: &UnloadTopology) -> Result<u8, Failure> {
         output::line(&format!("{what} is unloaded from {}", nodes.join(", ")));
     }
     Ok(0)
-}
-
-/// Whether the operator's name means this file: its name, with or without the extension.
-fn is_of(asked: &str, model: &str) -> bool {
-    asked == model || model.strip_suffix(".gguf") == Some(asked)
 }

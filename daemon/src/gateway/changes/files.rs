@@ -1,7 +1,10 @@
 //! Downloads and deletes model files, in the form of Ollama's API.
 use std::sync::{Arc, OnceLock};
 
-use assignment::{files, source::url_at};
+use assignment::{
+    files,
+    source::{hub, url_at},
+};
 use axum::{
     Json,
     extract::{Request, State},
@@ -9,7 +12,7 @@ use axum::{
 };
 use common::{fault::Fault, units::Bytes};
 use protocol::{
-    models::{ModelsRequest, Step, check_name},
+    models::{ModelsRequest, Step, check_name, is_named},
     session::Session,
 };
 use serde_json::{Value, json};
@@ -20,7 +23,6 @@ use tokio::{
 
 use crate::gateway::{
     Gateway,
-    cluster::is_model,
     complete::{Permission, ReceivedRequest},
     error::ApiError,
     intake::{Intake, receive},
@@ -30,8 +32,6 @@ use crate::gateway::{
     writer::Framing,
 };
 
-/// Where repositories are, unless the environment names a mirror.
-const HUGGING_FACE: &str = "https://huggingface.co";
 /// Reports of progress that may wait for the client.
 const REPORTS_MAX: usize = 64;
 
@@ -60,12 +60,10 @@ pub(in crate::gateway) async fn pull(
     State(gateway): State<Arc<Gateway>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let Intake { parsed: NamedFile { name, is_streamed }, arrival, .. } =
+    let Intake { parsed: NamedFile { name, is_streamed }, arrival, working, .. } =
         receive(&gateway, request, false, read).await?;
-    let endpoint = std::env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty());
-    let (url, model) = url_at(&name, endpoint.as_deref().unwrap_or(HUGGING_FACE))
-        .and_then(|(url, model)| check_name(&model).map(|()| (url, model)))
-        .map_err(|why| {
+    let (url, model) =
+        url_at(&name, &hub()).and_then(|(url, model)| check_name(&model).map(|()| (url, model))).map_err(|why| {
             ApiError::invalid("model", format!("{why}; name a file as hf:OWNER/REPO:FILE.gguf or by URL"))
         })?;
     let (told, mut progress) = channel(REPORTS_MAX);
@@ -81,6 +79,7 @@ pub(in crate::gateway) async fn pull(
     }
     let (events, response) = events(arrival.at, Arc::new(OnceLock::new()), Framing::Lines);
     tokio::spawn(async move {
+        let _working = working;
         while let Some(report) = progress.recv().await {
             if events.send(&[report]).await.is_err() {
                 return;
@@ -102,9 +101,10 @@ pub(in crate::gateway) async fn delete(
     State(gateway): State<Arc<Gateway>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let Intake { parsed: NamedFile { name, .. }, .. } = receive(&gateway, request, false, read).await?;
+    let Intake { parsed: NamedFile { name, .. }, working: _working, .. } =
+        receive(&gateway, request, false, read).await?;
     let name = name.strip_suffix(":latest").unwrap_or(&name);
-    let is_used = gateway.cluster.models().iter().any(|model| is_model(name, &model.topology.model));
+    let is_used = gateway.cluster.models().iter().any(|model| is_named(name, &model.topology.model));
     if is_used {
         return Err(ApiError::model_in_use(name));
     }

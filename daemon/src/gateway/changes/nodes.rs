@@ -5,14 +5,14 @@ use assignment::{assign::report, files};
 use common::fault::Fault;
 use protocol::{
     message::{RequestBody, ResponseBody},
-    models::{FileState, ModelFile},
+    models::{FileState, ModelFile, is_named},
     recovery::{RecoveryAnswer, RecoveryAsk},
     session::Session,
 };
 use telemetry::{NodeReport, NodeState};
 use tokio::task::JoinSet;
 
-use crate::gateway::{Gateway, cluster::is_model};
+use crate::gateway::Gateway;
 
 /// A node that answers, with its model files.
 pub(super) struct FileHolder {
@@ -26,7 +26,7 @@ impl FileHolder {
     /// The name of its complete file that a client's name means.
     pub(super) fn file(&self, asked: &str) -> Option<&str> {
         let complete = self.files.iter().filter(|file| file.state == FileState::Complete && file.identity.is_some());
-        complete.map(|file| file.model.as_str()).find(|name| is_model(asked, name))
+        complete.map(|file| file.model.as_str()).find(|name| is_named(asked, name))
     }
 }
 

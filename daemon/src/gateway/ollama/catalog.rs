@@ -19,6 +19,8 @@ use crate::gateway::{
     writer::Demand,
 };
 
+/// When a model expires that is never unloaded by itself.
+const NEVER: &str = "2318-11-22T00:00:00Z";
 /// The release of Ollama whose API is served: clients refuse older ones.
 const API_VERSION: &str = "0.12.6";
 
@@ -55,8 +57,8 @@ pub(in crate::gateway) async fn running(State(gateway): State<Arc<Gateway>>) -> 
     let models = gateway.cluster.models();
     let loaded = models.iter().map(|served| {
         let mut model = record(served);
-        // It is never unloaded to make room.
-        (model["expires_at"], model["size_vram"]) = ("2318-11-22T00:00:00Z".into(), 0.into());
+        model["expires_at"] = served.expires().map_or_else(|| NEVER.into(), timestamp).into();
+        model["size_vram"] = 0.into();
         model["context_length"] = served.topology.context_length.into();
         model
     });

@@ -24,8 +24,7 @@ impl Steward {
     pub(super) fn unload_if_idle(&mut self, own: &Standing) -> Option<Vec<StewardAsk>> {
         let base = own.committed.clone()?;
         let limit = base.topology.unload_after?;
-        let idle = own.idle.filter(|idle| *idle >= limit)?;
-        tracing::info!("{} is unloaded: no request for {idle} s", base.topology.model);
+        own.idle.filter(|idle| *idle >= limit)?;
         let (epoch, hash) = base.name();
         let address = self.settings.own.clone();
         let (question, ask) = self.ask(&address, RequestBody::Unload(Unload { epoch, hash, if_idle: true }), ANSWER);
@@ -45,6 +44,7 @@ impl Steward {
             if !matches!(reply.of_node(), Ok(ResponseBody::Done)) {
                 return asks;
             }
+            tracing::info!("{} was unloaded: it had no request for long enough", unloading.base.topology.model);
             let (epoch, hash) = unloading.base.name();
             let name = self.settings.name.clone();
             for member in unloading.base.topology.members.iter().filter(|member| member.name != name) {
