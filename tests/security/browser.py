@@ -11,11 +11,13 @@ a browser it prints SKIPPED.
 cargo build --release --locked --workspace
 """
 import argparse
+import contextlib
 import functools
 import http.server
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -107,13 +109,14 @@ def visit(browser, url, server, page, rebound="127.0.0.1"):
     """Opens the page and returns its report; rebound.example resolves to `rebound`."""
     server.page, server.report = page, None
     server.reported.clear()
-    with tempfile.TemporaryDirectory() as profile:
+    # A dying browser may still write into its profile while that is deleted.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         rules = f"MAP evil.example 127.0.0.1, MAP rebound.example {rebound}"
         # The browser is made as permissive as possible: only the node defends itself.
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
         command += ["--disable-features=BlockInsecurePrivateNetworkRequests,PrivateNetworkAccessSendPreflights,LocalNetworkAccessChecks"]
         command += [f"--user-data-dir={profile}", f"--host-resolver-rules={rules}", "--remote-debugging-port=0", url]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         try:
             if not server.reported.wait(PATIENCE):
                 sys.exit(f"the page at {url} did not report within {PATIENCE} s")
@@ -124,6 +127,9 @@ def visit(browser, url, server, page, rebound="127.0.0.1"):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            # Its helpers outlive it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     return server.report
 
 
