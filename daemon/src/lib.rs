@@ -6,6 +6,7 @@ pub mod config;
 pub mod gateway;
 pub mod health;
 pub mod keys;
+pub mod kv_store;
 pub mod log;
 pub mod node;
 pub mod pair;

@@ -19,10 +19,14 @@ use common::{
     limits::KV_BLOCK_LENGTH,
     precision::{Exchange, KvFormat},
 };
-use daemon::text::{AnswerEvent, Answers, ModelText, Preparer, Unprepared, inline::Inline, vocabulary};
+use daemon::{
+    kv_store::{KvFolder, disk},
+    text::{AnswerEvent, Answers, ModelText, Preparer, Unprepared, inline::Inline, vocabulary},
+};
 use engine::{
     self, RequestKey, Setup, Variant,
     collective::{Abort, Group, Links, Seat, Settings, StepTiming, SyncLog},
+    kv_store::Space,
     model::{KvCache, Model, Shard, Source, StateCache},
     plan::Limits,
     port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent},
@@ -172,7 +176,7 @@ impl Replica {
         });
         let (node, transfers) = (format!("pi{number}"), None);
         let variant = Variant { is_plain: self.is_plain, ..Variant::default() };
-        Setup { node, place, limits, model, group, transfers, variant, end_tokens, vocabulary, abort }
+        Setup { node, place, limits, model, group, transfers, store: None, variant, end_tokens, vocabulary, abort }
     }
 
     fn limits(&self, spec: &ModelSpec) -> Limits {
@@ -212,7 +216,25 @@ impl Replica {
     /// # Panics
     /// If an engine fails, or nothing happens for two minutes.
     pub fn answers(&self, file: &Arc<GgufFile>, batches: &[Vec<Generate>]) -> Vec<Vec<Answer>> {
-        let mut setups = self.setups(file).into_iter();
+        self.answers_stored(file, batches, &[])
+    }
+
+    /// The same with a folder of keys and values for each rank.
+    ///
+    /// # Panics
+    /// As [`Self::answers`].
+    pub fn answers_stored(
+        &self,
+        file: &Arc<GgufFile>,
+        batches: &[Vec<Generate>],
+        folders: &[Arc<KvFolder>],
+    ) -> Vec<Vec<Answer>> {
+        let mut setups = self.setups(file);
+        for (rank, (setup, folder)) in setups.iter_mut().zip(folders).enumerate() {
+            let space = Space::of(&[&format!("{self:?}"), &rank.to_string()]);
+            setup.store = Some((disk::start(folder).expect("threads can be started"), space));
+        }
+        let mut setups = setups.into_iter();
         let head = setups.next().expect("a replica has a head");
         let (orders, of_head) = mpsc::channel();
         let (sender, receiver) = mpsc::channel();

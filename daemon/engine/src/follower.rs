@@ -14,7 +14,10 @@ use super::{
     transfer::TransferOrder,
     worker::{CandidatesMessage, Worker},
 };
-use crate::collective::{SlowestRank, timing::ExchangeTiming};
+use crate::{
+    collective::{SlowestRank, timing::ExchangeTiming},
+    kv_store::StoreOrder,
+};
 
 const HEAD: Rank = Rank(0);
 
@@ -113,12 +116,14 @@ impl Follower {
         if !self.worker.execute(order) {
             return Err(broken());
         }
-        let transfers = &mut self.worker.transfers;
-        if let TransferOrder::Tell { transfer } = order {
-            transfers.step(self.worker.model.memories());
-            let status = postcard::to_stdvec(&transfers.status(*transfer)).map_err(|_| broken())?;
-            self.worker.group.send(HEAD, FrameKind::Transfer, 0, &status)?;
-        }
+        self.worker.move_arrived();
+        let Worker { transfers, store, .. } = &self.worker;
+        let status = match order {
+            TransferOrder::Tell { transfer } => postcard::to_stdvec(&transfers.status(*transfer)),
+            TransferOrder::Store(StoreOrder::Tell { load }) => postcard::to_stdvec(&store.status(*load)),
+            _ => return Ok(()),
+        };
+        self.worker.group.send(HEAD, FrameKind::Transfer, 0, &status.map_err(|_| broken())?)?;
         Ok(())
     }
 

@@ -4,6 +4,7 @@ pub mod collective;
 pub mod error;
 pub mod follower;
 pub mod head;
+pub mod kv_store;
 pub mod model;
 pub mod plan;
 pub mod port;
@@ -31,6 +32,7 @@ pub use variant::Variant;
 use self::{
     follower::Follower,
     head::Head,
+    kv_store::{KvStore, Space, port::Disk},
     plan::Limits,
     port::{EngineEvent, EngineOrder, ReplicaEvent},
     structured_output::{TokenMasks, VocabularySource},
@@ -57,6 +59,8 @@ pub struct Setup {
     pub group: Group,
     /// KV transfers between groups, if the topology's groups have roles.
     pub transfers: Option<(Transfers, Partners)>,
+    /// Where the rank stores keys and values, and under which names; `None`: nowhere.
+    pub store: Option<(Disk, Space)>,
     /// Deviations for benchmarks.
     pub variant: Variant,
     /// Tokens that end an answer; used by the head.
@@ -117,6 +121,9 @@ pub fn run(setup: Setup, orders: &Receiver<EngineOrder>, sink: &dyn Fn(EngineEve
     worker.masks = TokenMasks::new(setup.vocabulary);
     let (transfers, partners) = setup.transfers.unzip();
     worker.transfers = transfers.unwrap_or_default();
+    if let Some((disk, space)) = setup.store.filter(|_| !setup.variant.is_plain) {
+        worker.store = KvStore::new(disk, space, &mut worker.model, &setup.limits);
+    }
     let asks = worker.place.role == Role::Decode;
     let remote_prefill = partners.map_or_else(RemotePrefill::default, |partners| RemotePrefill::new(&partners, asks));
     let tuned = tune(&mut worker.group);

@@ -19,6 +19,8 @@ const BESIDE_FIRST: usize = 16;
 const BESIDE_MIN: usize = 2;
 /// Assumed cost of a row count that was never tried, as a share of the time of one row: low enough that it gets tried.
 const ROW_FIRST: f32 = 0.02;
+/// Fewest tokens of a step that shows how fast prompts are computed.
+const PROMPT_MIN: usize = 16;
 /// Steps after which a measurement counts as unknown to callers that can try it again.
 const STALE: u32 = 1000;
 
@@ -107,6 +109,15 @@ impl StepLatency {
         if !has_prompt {
             self.answers.observe(rows, self.step, time);
         }
+    }
+
+    /// How long it takes to compute so many tokens of a prompt in steps of at most `most` tokens: like the largest such
+    /// step that was measured. `None` if none was.
+    pub fn prompt_time(&self, tokens: usize, most: usize) -> Option<Nanoseconds> {
+        let largest = most.min(STEP_TOKENS_MAX);
+        // Steps of a few tokens read all weights for little.
+        let (rows, time) = (PROMPT_MIN..=largest).rev().find_map(|rows| Some((rows, self.all.known(rows, 0)?)))?;
+        Some(Nanoseconds((tokens as f64 * f64::from(time) / rows as f64) as u64))
     }
 
     /// Charges a step of `time`, prompt tokens included, to the budget; `entered` of the waiting answers took part in

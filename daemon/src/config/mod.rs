@@ -1,6 +1,7 @@
 //! The daemon's settings: command line over file over defaults, all checked before anything is opened.
 mod paced;
 mod shown;
+mod stored;
 mod supervised;
 
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
@@ -10,6 +11,7 @@ use common::limits::NAME_LENGTH_MAX;
 pub use paced::Paced;
 use protocol::{PORT, seal::Protection};
 use serde::Deserialize;
+use stored::{KvStoreSetting, KvStoreSettings};
 
 use crate::{
     gateway,
@@ -83,6 +85,8 @@ struct File {
     memory_max_mib: Option<u64>,
     packed_shards: Option<bool>,
     experts_on_disk: Option<bool>,
+    kv_store: Option<KvStoreSetting>,
+    kv_store_max_mib: Option<u64>,
     mdns: Option<bool>,
     prefill_elsewhere_from: Option<u32>,
     heartbeat_ms: Option<u64>,
@@ -202,6 +206,8 @@ pub struct Config {
     pub packed_shards: bool,
     /// Whether experts stay on the disk, behind a cache in memory, if a shard does not fit otherwise.
     pub experts_on_disk: bool,
+    /// Whether and how many keys and values are stored in the state folder.
+    pub kv_store: KvStoreSettings,
     /// Whether the node announces itself on the local network.
     pub mdns: bool,
     /// When a peer counts as lost.
@@ -333,6 +339,7 @@ impl Config {
             memory_max: file.memory_max_mib.map(|mib| mib.saturating_mul(1 << 20)),
             packed_shards: file.packed_shards.unwrap_or(true),
             experts_on_disk: file.experts_on_disk.unwrap_or(false),
+            kv_store: KvStoreSettings::of(file.kv_store, file.kv_store_max_mib),
             mdns: file.mdns.unwrap_or(!listen.ip().is_loopback()),
             liveness,
             drain: milliseconds("drain_ms", file.drain_ms, 20_000, 1)?,
@@ -368,6 +375,7 @@ mod tests {
             ("drain_ms = 9999999999", "drain_ms"),
             ("threads = \"two\"", "line 1"),
             ("data_links = \"secret\"", "secret"),
+            ("kv_store = \"maybe\"", "maybe"),
             ("[paced]\nprofile = \"pi9\"", "paced.profile"),
             ("[paced]\nprofile = \"pi5\"\nspeed = nan", "paced.speed"),
             ("[paced]\nprofile = \"pi5\"\nslow_motion = 0.0", "paced.slow_motion"),
@@ -387,7 +395,7 @@ mod tests {
             .filter(|line| line.contains(" = ") && !line.starts_with("# "))
             .map(|line| line.trim_start_matches('#'))
             .collect();
-        assert_eq!(settings.len(), 36);
+        assert_eq!(settings.len(), 38);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         let shipped = check(text).expect("every line is known");

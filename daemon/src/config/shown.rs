@@ -34,6 +34,8 @@ impl Config {
             ("memory_max_mib", self.memory_max.map(|bytes| number(bytes >> 20))),
             ("packed_shards", Some(Value::Boolean(self.packed_shards))),
             ("experts_on_disk", Some(Value::Boolean(self.experts_on_disk))),
+            ("kv_store", Some(Value::String(self.kv_store.setting.name().into()))),
+            ("kv_store_max_mib", self.kv_store.bytes_max.map(|bytes| number(bytes >> 20))),
             ("mdns", Some(Value::Boolean(self.mdns))),
             ("prefill_elsewhere_from", Some(number(self.prefill_elsewhere_from.into()))),
             ("heartbeat_ms", Some(milliseconds(self.liveness.heartbeat))),
@@ -78,7 +80,7 @@ mod tests {
 
     #[test]
     fn shown_settings_are_a_valid_file_without_secrets() {
-        let text = "name = \"pi1\"\nhttp = \"127.0.0.1:9980\"\napi_keys = [\"sk-0123456789\"]\nthreads = 3\nhttp_hosts = [\"llm.example.org\"]\nhttp_origins = [\"https://chat.example.org\"]\nmemory_max_mib = 7\nexclude_after_ms = 0\n";
+        let text = "name = \"pi1\"\nhttp = \"127.0.0.1:9980\"\napi_keys = [\"sk-0123456789\"]\nthreads = 3\nhttp_hosts = [\"llm.example.org\"]\nhttp_origins = [\"https://chat.example.org\"]\nmemory_max_mib = 7\nkv_store = \"on\"\nkv_store_max_mib = 70\nexclude_after_ms = 0\n";
         let config =
             Config::merge(DaemonArguments::default(), toml::from_str(text).expect("a file")).expect("it is good");
         let shown = config.shown();

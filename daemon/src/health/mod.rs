@@ -24,12 +24,19 @@ use std::{
     time::Instant,
 };
 
-use telemetry::Health;
+use telemetry::{Health, health::Storage};
 
 use self::{
     disk::Reads, eee::Ethtool, firmware::Firmware, load::CpuCounters, memory::Swap, root::Root, scheduling::Scheduling,
     window::Window,
 };
+
+/// The kind of disk that holds a folder, which need not exist yet, and the size of its file system in bytes. `root` is
+/// that of /proc and /sys.
+pub fn disk_of(root: &Path, folder: &Path) -> (Option<Storage>, Option<u64>) {
+    let found = disk::read(&Root::new(root), folder, &mut Reads::default());
+    (found.as_ref().map(|disk| disk.storage), found.and_then(|disk| Some(disk.space?.total.0)))
+}
 
 /// All sources, and the counters of the previous reading.
 #[derive(Debug)]

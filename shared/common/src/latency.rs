@@ -33,6 +33,9 @@ pub struct RequestTimes {
     /// Time of receipt on the head's clock, from which `sent` counts. 0: not reported.
     #[serde(default, with = "crate::version::since_5")]
     pub received: Nanoseconds,
+    /// Those of the cached tokens whose keys and values were read from the disks of the ranks.
+    #[serde(default, with = "crate::version::since_13")]
+    pub stored_tokens: u32,
 }
 
 /// A prompt computed by a prefill group, as seen by the head of the decode group.

@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn the_preamble_has_its_golden_bytes() {
-        let golden = *b"BRAMBLE\n\x04\0\x0c\0\0\0\0\0";
+        let golden = *b"BRAMBLE\n\x04\0\x0d\0\0\0\0\0";
         assert_eq!(Preamble::OWN.encode(), golden);
         assert_eq!(Preamble::decode(golden), Some(Preamble::OWN));
         for byte in (0..8).chain(14..16) {
@@ -260,10 +260,10 @@ mod tests {
         }
         let (security, role, data_links) = (SECURITY_KEY, Some(Role::Node), Protection::Encrypted);
         let keyed = Preamble { security, has_aes: true, role, data_links, ..Preamble::OWN };
-        assert_eq!(keyed.encode(), *b"BRAMBLE\n\x04\0\x0c\0\x01\x01\x03\x02");
+        assert_eq!(keyed.encode(), *b"BRAMBLE\n\x04\0\x0d\0\x01\x01\x03\x02");
         assert_eq!(Preamble::decode(keyed.encode()), Some(keyed));
         let owner = Preamble { role: Some(Role::Owner), ..keyed };
-        assert_eq!(owner.encode(), *b"BRAMBLE\n\x04\0\x0c\0\x01\x03\x02\x02", "version 4 reads an operator");
+        assert_eq!(owner.encode(), *b"BRAMBLE\n\x04\0\x0d\0\x01\x03\x02\x02", "version 4 reads an operator");
         assert_eq!(Preamble::decode(owner.encode()), Some(owner));
         assert_eq!((keyed.cipher(keyed), keyed.cipher(Preamble::OWN)), (Cipher::AesGcm, Cipher::ChaChaPoly));
     }
@@ -271,10 +271,10 @@ mod tests {
     #[test]
     fn peers_agree_on_the_highest_common_version() {
         let with = |lowest, highest, security| Preamble { lowest, highest, security, ..Preamble::OWN }.agree();
-        assert_eq!(with(1, 12, 0), Ok(12));
+        assert_eq!(with(1, 13, 0), Ok(13));
         assert_eq!(with(4, 5, 0), Ok(5));
         assert_eq!(with(0, 4, 0), Ok(4));
-        assert!(matches!(with(13, 14, 0), Err(FaultKind::WireVersion { lowest: 13, highest: 14, .. })));
+        assert!(matches!(with(14, 15, 0), Err(FaultKind::WireVersion { lowest: 14, highest: 15, .. })));
         assert!(matches!(with(0, 1, 0), Err(FaultKind::WireVersion { .. })));
         assert_eq!(with(4, 4, 9), Err(FaultKind::SecurityMode { mode: 9 }));
     }

@@ -16,7 +16,7 @@ use crate::{
     collective::clocks,
     plan::{Constraint, Limits},
     port::{Prepared, RequestEvent},
-    scheduler::Admitted,
+    scheduler::{Admitted, KvSource},
 };
 
 /// The reason to refuse a request that exceeds the limits; `None` if it fits.
@@ -103,6 +103,7 @@ impl Head<'_> {
             sampling_rounds: 0,
             embeds: sampling.embeds,
             scores_prompt: sampling.scores_prompt,
+            is_loaded: false,
             unscored: if sampling.scores_prompt { prompt_length - 1 } else { 0 },
         };
         self.requests.insert(key, request);
@@ -115,9 +116,16 @@ impl Head<'_> {
         let max_tokens = max_tokens - resumed.len();
         let grammar = grammar.map(|grammar| Constraint { grammar, begin: prompt_length as u32 });
         let drafts_max = prepared.drafts_max.into();
-        let is_remote = self.remote_prefill.takes(tokens.len()) && !sampling.needs_whole_prompt();
+        let source = match () {
+            () if sampling.needs_whole_prompt() => None,
+            () if self.remote_prefill.takes(tokens.len()) => Some(KvSource::Group),
+            () => self.stored_beginning(&tokens),
+        };
         let admitted = Admitted { key, prompt: tokens, max_tokens, sampling, drafts_max, grammar };
-        if is_remote { self.scheduler.submit_remote(admitted) } else { self.scheduler.submit(admitted) }
+        match source {
+            Some(source) => self.scheduler.submit_awaiting(admitted, source),
+            None => self.scheduler.submit(admitted),
+        }
     }
 
     /// Handles a request that was cancelled before it reached the engine.
@@ -130,6 +138,7 @@ impl Head<'_> {
     /// Fails a request whose logits are not finite; the others continue.
     pub(super) fn fail(&mut self, key: RequestKey) {
         self.cancel_transfer(key);
+        self.cancel_load(key);
         self.scheduler.end(key);
         if self.requests.remove(&key).is_some() {
             let reason = "the logits of its next token are not finite: \

@@ -1,6 +1,7 @@
 //! The head: accepts requests, schedules steps and reports the progress of each request. In a single-stage replica it
 //! samples, too; otherwise it runs the next steps while earlier ones are in flight in the later stages.
 mod admission;
+mod loads;
 mod prompts;
 mod transfers;
 
@@ -24,6 +25,7 @@ use telemetry::RankTotals;
 
 use super::{
     error::EngineError,
+    kv_store::requested::RequestedLoads,
     plan::{Limits, Plan},
     port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent, SampledToken},
     sample::Chosen,
@@ -55,6 +57,8 @@ pub(super) struct Request {
     pub(super) embeds: bool,
     /// Whether the log probabilities of its prompt's tokens are reported.
     pub(super) scores_prompt: bool,
+    /// Whether the beginning of its prompt is read from the disks.
+    pub(super) is_loaded: bool,
     /// Positions of its prompt whose log probabilities are still expected.
     pub(super) unscored: usize,
 }
@@ -96,6 +100,8 @@ pub struct Head<'a> {
     pub(super) sink: &'a dyn Fn(EngineEvent),
     /// Remote prefill; off unless the topology's groups have roles.
     pub(super) remote_prefill: RemotePrefill,
+    /// Keys and values that the ranks read from their disks.
+    pub(super) loads: RequestedLoads,
     /// Oldest first; at most one step for each slot.
     in_flight_steps: VecDeque<InFlightStep>,
     sampler: Sampler,
@@ -118,6 +124,7 @@ impl<'a> Head<'a> {
         let (requests, in_flight_steps) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
         let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
         let (step, remote_prefill) = (0, RemotePrefill::default());
+        let loads = RequestedLoads::new(limits.window.is_some() || limits.states.all() > 0);
         Self {
             node,
             limits,
@@ -128,6 +135,7 @@ impl<'a> Head<'a> {
             step,
             sink,
             remote_prefill,
+            loads,
             in_flight_steps,
             sampler,
             plan,
@@ -210,6 +218,7 @@ impl<'a> Head<'a> {
     /// Runs the next step; if every running sequence waits for a token, processes the oldest in-flight step's tokens.
     fn advance(&mut self) -> Result<(), EngineError> {
         self.poll_transfers()?;
+        self.poll_loads()?;
         while !self.in_flight_steps.is_empty() && self.tokens_arrived() {
             self.recv_tokens()?;
         }
@@ -218,7 +227,7 @@ impl<'a> Head<'a> {
         self.scheduler.release_compiled(|slot| masks.is_compiled(slot));
         let mut plan = std::mem::take(&mut self.plan);
         let is_planned = self.scheduler.next_plan(&mut plan);
-        self.dispatch_remote_prefills()?;
+        self.dispatch_awaited()?;
         let result = if is_planned { self.run(&plan) } else { Ok(()) };
         self.plan = plan;
         if !is_planned && self.in_flight_steps.is_empty() {
@@ -276,9 +285,11 @@ impl<'a> Head<'a> {
             let Some(key) = self.scheduler.key(opened.slot) else { continue };
             self.report(key, RequestEvent::Dispatched);
             if let Some(request) = self.requests.get_mut(&key) {
-                // A request with a remote prefill left the queue when the prefill was dispatched.
+                // A request whose keys and values come from elsewhere left the queue when they were asked for.
                 if request.times.transfer.tokens == 0 {
-                    request.times.dispatched = since(request.received, now);
+                    if !request.is_loaded {
+                        request.times.dispatched = since(request.received, now);
+                    }
                     request.times.cached_tokens = opened.cached.min(request.prompt_length as u32);
                 }
             }
@@ -453,6 +464,7 @@ impl<'a> Head<'a> {
     /// Finishes a request with its statistics.
     pub(super) fn finish(&mut self, key: RequestKey, reason: FinishReason) {
         self.cancel_transfer(key);
+        self.cancel_load(key);
         self.scheduler.end(key);
         let Some(request) = self.requests.remove(&key) else { return };
         let (times, ranks, sampling_rounds) = (request.times, request.ranks, request.sampling_rounds);

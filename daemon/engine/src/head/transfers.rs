@@ -11,6 +11,8 @@ use crate::{
     head::Head,
     plan::Plan,
     port::{EngineEvent, ReplicaEvent, RequestEvent},
+    scheduler::KvSource,
+    worker::Worker,
 };
 
 impl Head<'_> {
@@ -127,12 +129,16 @@ impl Head<'_> {
         Ok(())
     }
 
-    /// Dispatches the remote prefills of requests that got their slots.
+    /// Asks for the keys and values of requests that got their slots and wait for them.
     ///
     /// # Errors
     /// A peer of this group is lost.
-    pub(crate) fn dispatch_remote_prefills(&mut self) -> Result<(), EngineError> {
-        while let Some(remote) = self.scheduler.next_remote_prompt() {
+    pub(crate) fn dispatch_awaited(&mut self) -> Result<(), EngineError> {
+        while let Some(remote) = self.scheduler.next_awaited() {
+            if let KvSource::Store { tokens } = remote.source {
+                self.dispatch_load(&remote, tokens)?;
+                continue;
+            }
             let now = self.since_received(remote.key);
             if let Some(times) = self.times(remote.key) {
                 (times.dispatched, times.cached_tokens) = (now, remote.first_block * KV_BLOCK_LENGTH as u32);
@@ -173,9 +179,9 @@ impl Head<'_> {
         true
     }
 
-    /// Whether keys and values may be in transfer while no step runs.
+    /// Whether keys and values may be on their way while no step runs.
     pub(crate) fn is_transferring(&self) -> bool {
-        self.remote_prefill.is_busy() || self.worker.transfers.is_busy()
+        self.remote_prefill.is_busy() || self.loads.is_busy() || self.worker.is_moving()
     }
 
     /// Moves keys and values for a moment while there is no step to run.
@@ -183,24 +189,25 @@ impl Head<'_> {
     /// # Errors
     /// The wait was aborted.
     pub(crate) fn idle(&mut self) -> Result<(), EngineError> {
-        let transfers = &mut self.worker.transfers;
-        if !transfers.is_on() {
+        if !self.worker.transfers.is_on() && !self.loads.is_busy() {
             return Ok(());
         }
         if let Some(links) = self.worker.group.links() {
             if links.abort().is_raised() {
                 return Err(CollectiveError::Aborted.into());
             }
-            // Waiting for another group must not look like a stall to this group's peers.
+            // Waiting for another group or a disk must not look like a stall to this group's peers.
             links.abort().set_waiting(true);
         }
-        transfers.sleep(None);
-        transfers.step(self.worker.model.memories());
+        if !self.worker.move_arrived() {
+            Worker::sleep(&self.worker.transfers, None);
+            self.worker.move_arrived();
+        }
         Ok(())
     }
 
     /// Sends an order to all ranks of the group and executes it on this one.
-    fn order(&mut self, order: &TransferOrder) -> Result<(), EngineError> {
+    pub(super) fn order(&mut self, order: &TransferOrder) -> Result<(), EngineError> {
         let payload = postcard::to_stdvec(order).expect("an order holds only types that postcard encodes");
         self.tell_all(FrameKind::Transfer, &payload)?;
         if self.worker.execute(order) { Ok(()) } else { Err(EngineError::Message(FrameKind::Transfer)) }

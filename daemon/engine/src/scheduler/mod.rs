@@ -13,12 +13,12 @@ use super::{
     step_latency::{Pending, ROWS_MAX, StepLatency},
 };
 use prefill_budget::{Prefill, Prompts};
-pub use sequence::{Admitted, RemotePrompt};
+pub use sequence::{Admitted, AwaitedPrompt, KvSource};
 use sequence::{Opening, Phase, Running};
 use states::SavedStates;
 
+mod awaited;
 mod prefill_budget;
-mod remote;
 mod sequence;
 mod states;
 
@@ -38,10 +38,10 @@ pub struct Scheduler {
     /// Usage as last reported to the node.
     reported_kv: KvUse,
     closed: Vec<Slot>,
-    /// Requests whose prompts are to be computed by a prefill group.
-    remote_prefill: Vec<RequestKey>,
-    /// Those of them that got their slots since the last call of [`Scheduler::next_remote_prompt`].
-    remote_prompts: Vec<RemotePrompt>,
+    /// Requests whose keys and values come from elsewhere.
+    awaited: Vec<(RequestKey, KvSource)>,
+    /// Those of them that got their slots since the last call of [`Scheduler::next_awaited`].
+    awaited_prompts: Vec<AwaitedPrompt>,
     was_busy: bool,
     /// Step-latency model.
     latency: StepLatency,
@@ -74,8 +74,8 @@ impl Scheduler {
             states: SavedStates::new(limits.states),
             reported_kv: KvUse::default(),
             closed: Vec::new(),
-            remote_prefill: Vec::new(),
-            remote_prompts: Vec::new(),
+            awaited: Vec::new(),
+            awaited_prompts: Vec::new(),
             was_busy: false,
             latency: StepLatency::default(),
             answers_entered: 0,
@@ -133,8 +133,7 @@ impl Scheduler {
     /// Lets constrained sequences compute at once if no other sequence can run; returns whether there are any.
     fn release_waiting(&mut self) -> bool {
         let mut running = self.slots.iter().flatten();
-        let only_waiting =
-            running.all(|running| running.awaits_mask || matches!(running.phase, Phase::RemotePrefill(_)));
+        let only_waiting = running.all(|running| running.awaits_mask || matches!(running.phase, Phase::Awaiting(_)));
         let held = self.slots.iter_mut().flatten().filter(|running| running.awaits_mask);
         only_waiting && held.map(|running| running.awaits_mask = false).count() > 0
     }
@@ -166,8 +165,8 @@ impl Scheduler {
     /// Removes a request, running or waiting; its slot is closed with the next plan.
     pub fn end(&mut self, key: RequestKey) {
         self.waiting.retain(|request| request.key != key);
-        self.remote_prefill.retain(|known| *known != key);
-        self.remote_prompts.retain(|remote| remote.key != key);
+        self.awaited.retain(|(known, _)| *known != key);
+        self.awaited_prompts.retain(|awaited| awaited.key != key);
         let mut slots = self.slots.iter();
         if let Some(index) = slots.position(|slot| slot.as_ref().is_some_and(|running| running.key == key))
             && let Some(running) = self.slots[index].take()
@@ -176,7 +175,7 @@ impl Scheduler {
             let whole = running.fed / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH;
             let computed = if running.table.copy.is_some() { whole } else { running.fed };
             let is_open = matches!(running.phase, Phase::Open);
-            if let Phase::RemotePrefill(Opening { awaited: Some(awaited), .. }) = running.phase {
+            if let Phase::Awaiting(Opening { awaited: Some(awaited), .. }) = running.phase {
                 self.states.settle(awaited, &[]);
             }
             if self.states.is_used() && self.blocks.shares() && is_open && running.followed > 0 {
@@ -346,6 +345,11 @@ impl Scheduler {
         }
     }
 
+    /// How long it takes to compute so many tokens of a prompt, if steps of that kind were measured.
+    pub fn prompt_time(&self, tokens: usize) -> Option<Nanoseconds> {
+        self.latency.prompt_time(tokens, self.step_tokens)
+    }
+
     /// Records the time of a plan's step.
     pub fn record_time(&mut self, plan: &Plan, time: Nanoseconds) {
         self.latency.charge(self.pending, self.answers_entered, time);
@@ -377,7 +381,7 @@ impl Scheduler {
             let begins = begins.filter(|_| !is_whole);
             let is_limited = self.states.is_used() || is_whole;
             let known = if is_limited { begins.map_or(0, |(_, length)| length) } else { usize::MAX };
-            let Some(is_remote) = self.is_remote(request.key) else {
+            let Some(source) = self.source(request.key) else {
                 next += 1;
                 continue;
             };
@@ -388,14 +392,14 @@ impl Scheduler {
             tokens.extend_from_slice(&request.prompt);
             let prompt_length = tokens.len();
             let Admitted { key, sampling, drafts_max, grammar, .. } = request;
-            self.remote_prefill.retain(|known| *known != key);
+            self.awaited.retain(|(known, _)| *known != key);
             let awaits_mask = grammar.is_some();
             let is_constrained = grammar.as_ref().is_some_and(|constraint| !constraint.is_lazy());
             let drafts = self.speculation.begin(drafts_max, is_constrained);
             let boundary = self.states.boundary(prompt_length).filter(|_| self.blocks.shares());
             let opening = Opening { sampling, grammar, cached: table.cached, drafts_max, awaited: None };
-            let (fed, phase) = if is_remote {
-                self.begin_remote(key, slot, &mut table, prompt_length, opening)
+            let (fed, phase) = if let Some(source) = source {
+                self.begin_awaiting((key, source), slot, &mut table, prompt_length, opening)
             } else {
                 if let Some((number, _)) = begins {
                     self.states.restore(number, slot);

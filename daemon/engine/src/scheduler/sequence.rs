@@ -25,13 +25,27 @@ pub struct Admitted {
     pub grammar: Option<Constraint>,
 }
 
-/// A request whose prompt is to be computed by a prefill group; its slot and blocks are allocated.
+/// Where the keys and values of a prompt come from, if this group does not compute them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvSource {
+    /// A prefill group computes them, for all tokens but the last one.
+    Group,
+    /// The ranks read them from their disks.
+    Store {
+        /// For so many tokens at most, in whole blocks.
+        tokens: usize,
+    },
+}
+
+/// A request whose keys and values come from elsewhere; its slot and blocks are allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemotePrompt {
+pub struct AwaitedPrompt {
     /// Request key.
     pub key: RequestKey,
     /// Its slot.
     pub slot: Slot,
+    /// Where they come from.
+    pub source: KvSource,
     /// Its blocks.
     pub blocks: Vec<u32>,
     /// Its blocks in layers with a window that later tokens see, and the index of the first of them.
@@ -45,8 +59,8 @@ pub struct RemotePrompt {
 /// What the ranks have received of the sequence in a slot.
 #[derive(Debug)]
 pub(super) enum Phase {
-    /// Nothing: its prompt is computed by a prefill group.
-    RemotePrefill(Opening),
+    /// Nothing: its keys and values come from elsewhere.
+    Awaiting(Opening),
     /// Nothing: the next step that is sent opens it.
     Opening(Opening),
     /// It was opened by a step that was sent.
@@ -62,7 +76,7 @@ pub(super) struct Opening {
     pub(super) cached: usize,
     /// Most speculative tokens in one step.
     pub(super) drafts_max: usize,
-    /// The saved state that is set aside for that of its prompt, while a prefill group computes it.
+    /// The saved state that is set aside for that of its prompt, while it comes from elsewhere.
     pub(super) awaited: Option<usize>,
 }
 
@@ -104,10 +118,7 @@ impl Running {
 
     /// Whether its prompt is being computed by this group.
     pub(super) fn is_prompt(&self) -> bool {
-        !self.is_answering()
-            && !self.awaits_mask
-            && self.unscored == 0
-            && !matches!(self.phase, Phase::RemotePrefill(_))
+        !self.is_answering() && !self.awaits_mask && self.unscored == 0 && !matches!(self.phase, Phase::Awaiting(_))
     }
 
     /// The room for its speculative tokens in a step with `rows` decode rows without them and at most `most` more.

@@ -19,7 +19,7 @@ use self::{
     outbox::{Outbox, SendRoute},
 };
 pub use self::{rank::Transfers, remote_prefill::RemotePrefill};
-use crate::collective::KvLinks;
+use crate::{collective::KvLinks, kv_store::StoreOrder};
 
 /// Identifies a transfer among those of the decode group that requested it; increasing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -70,6 +70,8 @@ pub enum TransferOrder {
         /// The transfer.
         transfer: TransferId,
     },
+    /// About keys and values on the disks of the ranks.
+    Store(StoreOrder),
 }
 
 /// Status of a transfer on one rank.

@@ -64,7 +64,7 @@ impl Transfers {
                 rank.inbox.close(*transfer);
                 rank.outbox.close(*transfer, *replica);
             }
-            TransferOrder::Tell { .. } => {}
+            TransferOrder::Tell { .. } | TransferOrder::Store(_) => {}
         }
         true
     }

@@ -11,7 +11,7 @@ use common::{
 use protocol::across::{Across, Ask};
 
 use super::{TransferId, TransferOrder};
-use crate::{RequestKey, scheduler::RemotePrompt};
+use crate::{RequestKey, scheduler::AwaitedPrompt};
 
 /// Keys and values of a computed prompt must arrive within this time.
 const ARRIVAL: Duration = Duration::from_secs(10);
@@ -70,13 +70,13 @@ impl RequestedPrefills {
 
     /// Sends a prompt to the least busy group: returns the order for this group's own ranks, the group, and the message
     /// for it.
-    pub fn ask(&mut self, remote: &RemotePrompt, tokens: &[u32]) -> Option<(TransferOrder, u16, Across)> {
+    pub fn ask(&mut self, remote: &AwaitedPrompt, tokens: &[u32]) -> Option<(TransferOrder, u16, Across)> {
         let group = self.groups.iter_mut().min_by_key(|(_, count)| *count)?;
         group.1 += 1;
         let replica = group.0;
         self.latest += 1;
         let (transfer, length) = (TransferId(self.latest), tokens.len() as u32);
-        let RemotePrompt { key, slot, state, first_block, .. } = *remote;
+        let AwaitedPrompt { key, slot, state, first_block, .. } = *remote;
         self.list.push(RequestedPrompt {
             key,
             slot,

@@ -19,6 +19,7 @@ use super::{
 use crate::error::EngineError;
 use crate::{
     collective::Group,
+    kv_store::KvStore,
     model::{BatchToken, Model},
 };
 
@@ -37,6 +38,8 @@ pub struct Worker {
     pub masks: TokenMasks,
     /// KV transfers between groups; none unless the topology's groups have roles.
     pub transfers: Transfers,
+    /// Keys and values on this rank's disk.
+    pub store: KvStore,
     /// One slice for each row of a batch that wants logits.
     slices: Vec<Slice>,
     /// Time accounting of the ranks that hand over to this one, stage by stage, and of this rank last.
@@ -55,8 +58,8 @@ impl Worker {
         // Reserve for the largest batch; untouched pages cost nothing.
         let slices = (0..ROWS_MAX).map(|_| Slice::with_room(vocabulary.start as u32, vocabulary.len())).collect();
         let (masks, transfers, payload) = (TokenMasks::default(), Transfers::default(), Vec::new());
-        let computed = Instant::now();
-        Self { place, model, group, sequences, masks, transfers, slices, totals, payload, computed }
+        let (store, computed) = (KvStore::default(), Instant::now());
+        Self { place, model, group, sequences, masks, transfers, store, slices, totals, payload, computed }
     }
 
     /// Applies a plan and runs the layers. On the last stage, leaves in `summaries` one summary for each token that
@@ -85,7 +88,9 @@ impl Worker {
             self.masks.apply(plan);
         }
         let vocabulary = self.model.shard().plan.vocabulary.clone();
+        self.store.step(self.model.memories());
         self.transfers.forward(&mut self.model, batch, &mut self.group)?;
+        self.store.stepped(plan, &self.sequences, self.model.memories());
         self.computed = Instant::now();
         let logits = self.model.logits();
         if let Some(next) = self.place.next() {

@@ -7,8 +7,13 @@ use std::{
     },
 };
 
-use common::{fault::FaultKind, ids::ModelIdentity, units::Bytes};
+use common::{
+    fault::FaultKind,
+    ids::{ContentRoot, ModelIdentity},
+    units::Bytes,
+};
 use engine::{
+    kv_store::Space,
     model::{Cached, KvCache, LoadError, Pace, PacedShard, PackedCache, Shard, Source, StateCache},
     plan::Limits,
     structured_output::{Job, VocabularySource},
@@ -23,6 +28,7 @@ use planner::{
     working::{Seat, working_bytes},
 };
 use protocol::{
+    NUMERIC_VERSION,
     message::{ModelCard, Prepare},
     models::PART,
 };
@@ -60,6 +66,8 @@ pub(super) struct Loaded {
     /// On the ranks of the last stage only.
     pub(super) vocabulary: Option<VocabularySource>,
     pub(super) bytes: Bytes,
+    /// What its keys and values depend on besides the tokens.
+    pub(super) space: Space,
 }
 
 /// Path of a model file. Only plain names below one of the folders are accepted.
@@ -211,7 +219,19 @@ pub(super) fn load(
     let pace = paced.map(|paced| pace(paced, ModelSizes::of_file(&file, &spec), plan, topology));
     let vocabulary =
         place.is_last_stage().then(|| text::vocabulary(Arc::clone(&file), spec.vocabulary_length, spawn_compiler));
-    Ok(Loaded { shard, cache, states, pace, partners, text, vocabulary, bytes: Bytes(room.total() + kv + state) })
+    let (space, bytes) = (space(topology, content.root, kernels, &shard.plan), Bytes(room.total() + kv + state));
+    Ok(Loaded { shard, cache, states, pace, partners, text, vocabulary, bytes, space })
+}
+
+/// What the keys and values of a shard depend on besides the tokens.
+fn space(topology: &Topology, root: ContentRoot, kernels: &Kernels, plan: &ShardPlan) -> Space {
+    Space::of(&[
+        &root.to_string(),
+        &topology.identity.to_string(),
+        &format!("numbers {NUMERIC_VERSION}, kernels {}", kernels.name),
+        &format!("keys and values as {}, sums as {:?}", topology.kv, topology.exchange),
+        &format!("layers {:?}, parts {:?}", plan.layers, plan.cuts),
+    ])
 }
 
 /// Refuses a model that cannot answer requests, and too long a context.

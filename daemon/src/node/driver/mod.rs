@@ -75,7 +75,7 @@ use super::{
     effect::{EngineEffect, SessionEffect},
     machine::{NodeInit, Patience},
 };
-use crate::{config::Config, health::Monitor};
+use crate::{config::Config, health::Monitor, kv_store};
 
 /// Events that may wait for the driver.
 const INPUTS_MAX: usize = 1024;
@@ -205,6 +205,7 @@ impl Driver {
             supervisor: Supervisor::from_environment(),
             exit: None,
             context: DriverContext {
+                kv: kv_store::open(&config),
                 config,
                 identity,
                 kernels,

@@ -39,6 +39,7 @@ use super::{
 };
 use crate::{
     config::Config,
+    kv_store::disk,
     node::event::EngineCommand,
     text::{AnswerEvent, ModelText, Program, TextService},
 };
@@ -427,7 +428,13 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
         Model::new(shard, cache, Compute { kernels, pool }, context_length).with_states(states).paced(pace)
     });
     let (node, place, variant, vocabulary) = (config.name.clone(), place.seat(), context.variant, loaded.vocabulary);
-    Setup { node, place, limits, model, group, transfers, variant, end_tokens, vocabulary, abort }
+    let started = context.kv.as_ref().map(disk::start).transpose();
+    let disk = started.unwrap_or_else(|error| {
+        tracing::warn!("keys and values are not stored: {error}");
+        None
+    });
+    let store = disk.map(|disk| (disk, loaded.space));
+    Setup { node, place, limits, model, group, transfers, store, variant, end_tokens, vocabulary, abort }
 }
 
 fn sink(inputs: Sender<Input>, run: u64) -> impl Fn(EngineEvent) + Send + Sync + 'static {

@@ -128,7 +128,7 @@ impl Rank {
     }
 
     /// Writes the keys and values, and the state, of a prompt that another group has computed.
-    fn receive(&mut self, remote: &RemotePrompt, prompt: &[u32], tokens: usize) {
+    fn receive(&mut self, remote: &AwaitedPrompt, prompt: &[u32], tokens: usize) {
         if let Some(state) = remote.state {
             self.states[usize::from(state)] = tokens.checked_sub(1).map(|last| beginnings(prompt)[last]);
         }
@@ -154,7 +154,9 @@ struct World {
     under_way: VecDeque<Vec<(Slot, RequestKey, u32)>>,
     /// For each request, its prompt and how many more tokens it may have.
     requests: BTreeMap<RequestKey, (Vec<u32>, usize)>,
-    away: Vec<RemotePrompt>,
+    away: Vec<AwaitedPrompt>,
+    /// Whether the model has neither windows nor states.
+    is_plain: bool,
     keys: u64,
 }
 
@@ -170,7 +172,8 @@ impl World {
         let scheduler = Scheduler::new(limits).with_stages(stages, 1 + random.below(64));
         let scheduler = if seed.is_multiple_of(4) { scheduler.without_sharing() } else { scheduler };
         let (rank, requests) = (Rank::new(limits), BTreeMap::new());
-        Self { random, scheduler, rank, stages, under_way: VecDeque::new(), requests, away: Vec::new(), keys: 0 }
+        let (is_plain, under_way) = (window.is_none() && states == StateCount::NONE, VecDeque::new());
+        Self { random, scheduler, rank, stages, under_way, requests, away: Vec::new(), is_plain, keys: 0 }
     }
 
     fn submit(&mut self) {
@@ -188,7 +191,11 @@ impl World {
         let request =
             Admitted { key, prompt, max_tokens, sampling: SamplingParameters::default(), drafts_max, grammar };
         match self.random.below(5) {
-            0 if length > 1 => self.scheduler.submit_remote(request),
+            0 if length > 1 => self.scheduler.submit_awaiting(request, KvSource::Group),
+            1 if length > KV_BLOCK_LENGTH => {
+                let tokens = (1 + self.random.below((length - 1) / KV_BLOCK_LENGTH)) * KV_BLOCK_LENGTH;
+                self.scheduler.submit_awaiting(request, KvSource::Store { tokens });
+            }
             _ => self.scheduler.submit(request),
         }
     }
@@ -212,7 +219,7 @@ impl World {
         let random = &mut self.random;
         self.scheduler.release_compiled(|_| random.below(4) == 0);
         let is_sent = self.under_way.len() < self.stages && self.scheduler.next_plan(&mut plan);
-        while let Some(remote) = self.scheduler.next_remote_prompt() {
+        while let Some(remote) = self.scheduler.next_awaited() {
             self.away.push(remote);
         }
         if !is_sent {
@@ -253,7 +260,20 @@ impl World {
         }
         let remote = self.away.swap_remove(self.random.below(self.away.len()));
         let prompt = &self.requests[&remote.key].0;
-        let tokens = if self.random.below(3) == 0 { 0 } else { prompt.len() - 1 };
+        let all = match remote.source {
+            KvSource::Group => prompt.len() - 1,
+            KvSource::Store { tokens } => tokens,
+        };
+        let tokens = match self.random.below(3) {
+            0 => 0,
+            // A part is of use only in layers that attend to everything.
+            1 if remote.source != KvSource::Group && self.is_plain => {
+                (remote.first_block as usize + 1) * KV_BLOCK_LENGTH
+            }
+            _ => all,
+        };
+        // The head orders nothing if the beginning is cached meanwhile.
+        let tokens = if tokens > remote.first_block as usize * KV_BLOCK_LENGTH { tokens.min(all) } else { 0 };
         self.rank.receive(&remote, prompt, tokens);
         self.scheduler.resume_with_kv(remote.slot, tokens);
     }

@@ -1,0 +1,125 @@
+//! Writes blocks behind the steps that complete them, and states that are saved at the end of a block.
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+    mpsc::Sender,
+};
+
+use common::{ids::Slot, limits::KV_BLOCK_LENGTH};
+use topology::kv;
+
+use super::{
+    label::{Kind, Label},
+    name::{Name, Space},
+    port::{Files, Write},
+    shape::Shape,
+};
+use crate::{
+    model::{BatchToken, Memories, StateCache},
+    plan::{Limits, Plan, Sequences},
+};
+
+/// Most bytes that wait to be written; blocks wait in the cache meanwhile, and are not stored if it needs their place.
+const WAITING_BYTES: usize = 16 << 20;
+
+/// How far the sequence of a slot is stored.
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    /// Blocks that are stored, or cannot be any more.
+    blocks: usize,
+    /// Name of the last of them.
+    name: Name,
+}
+
+/// What a rank saves.
+#[derive(Debug)]
+pub(super) struct Saving {
+    space: Space,
+    files: Arc<dyn Files>,
+    /// Longest window of the model.
+    window: Option<usize>,
+    slots: Vec<Progress>,
+    writes: Sender<Write>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Saving {
+    /// Nothing is saved yet.
+    pub(super) fn new(
+        files: Arc<dyn Files>,
+        writes: Sender<Write>,
+        waiting: Arc<AtomicUsize>,
+        space: Space,
+        limits: &Limits,
+    ) -> Self {
+        let slots = vec![Progress { blocks: 0, name: space.beginning() }; limits.slots];
+        Self { space, files, window: limits.window, slots, writes, waiting }
+    }
+
+    /// Stores what a step completed: `plan` was applied to `sequences`, and its tokens are computed.
+    pub(super) fn stepped(&mut self, plan: &Plan, sequences: &Sequences, shape: &Shape, memories: &Memories<'_>) {
+        for opened in &plan.opened {
+            self.slots[opened.slot.index()] = Progress { blocks: 0, name: self.space.beginning() };
+        }
+        let batch = sequences.batch();
+        for run in batch.tokens.chunk_by(|one, next| one.slot == next.slot) {
+            let slot = run[0].slot;
+            self.save_states(plan, run, sequences, shape, memories.states);
+            let Some(sequence) = sequences.get(slot) else { continue };
+            let tables = [batch.tables.whole, batch.tables.windowed].map(|tables| tables.get(slot.index()));
+            let [Some(whole), windowed] = tables else { continue };
+            let windowed = windowed.filter(|_| self.window.is_some());
+            let first_seen = self.window.map_or(0, |window| kv::first_block(run[0].position as usize, window));
+            let (blocks, _) = sequence.tokens[..final_end(run).min(sequence.tokens.len())].as_chunks();
+            for (index, tokens) in blocks.iter().enumerate().skip(self.slots[slot.index()].blocks) {
+                let before = self.slots[slot.index()].name;
+                let (kind, length) = (Kind::Block, shape.block_bytes as u64);
+                let label = Label { space: self.space, before, kind, tokens: *tokens, length };
+                let name = label.name();
+                if index >= first_seen && !self.files.has(name) {
+                    if self.is_full() {
+                        break;
+                    }
+                    let number = windowed.and_then(|table| table.get(index)).copied().unwrap_or_default();
+                    let payload = shape.block(memories.cache, whole[index], number);
+                    send(&self.writes, &self.waiting, Write { label, payload });
+                }
+                self.slots[slot.index()] = Progress { blocks: index + 1, name };
+            }
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > WAITING_BYTES
+    }
+
+    /// Stores the states that a plan saves of a sequence that continues, where a block ends.
+    fn save_states(&self, plan: &Plan, run: &[BatchToken], sequences: &Sequences, shape: &Shape, states: &StateCache) {
+        let BatchToken { slot: Slot(slot), position, .. } = run[0];
+        // The states of a sequence that ended are those of another one's text.
+        let is_other = plan.closed.contains(&Slot(slot));
+        let Some((_, saved)) = plan.states.iter().rev().find(|(from, _)| *from == slot && !is_other) else { return };
+        let (Some(sequence), 0) = (sequences.get(Slot(slot)), position as usize % KV_BLOCK_LENGTH) else { return };
+        let (blocks, _) = sequence.tokens[..position as usize].as_chunks();
+        let Some((tokens, earlier)) = blocks.split_last() else { return };
+        let before = earlier.iter().fold(self.space.beginning(), |name, tokens| name.then(tokens));
+        let (kind, length) = (Kind::State, shape.state_bytes as u64);
+        let label = Label { space: self.space, before, kind, tokens: *tokens, length };
+        if shape.has_states && !self.files.has(label.name()) && !self.is_full() {
+            send(&self.writes, &self.waiting, Write { label, payload: shape.state(states, *saved) });
+        }
+    }
+}
+
+/// End of the positions whose tokens no later step replaces.
+fn final_end(run: &[BatchToken]) -> usize {
+    let last = run[run.len() - 1];
+    // Of a run with speculative tokens, the first one alone was sampled.
+    (if last.is_speculative { run[0].position } else { last.position }) as usize + 1
+}
+
+fn send(writes: &Sender<Write>, waiting: &AtomicUsize, write: Write) {
+    waiting.fetch_add(write.payload.len(), Ordering::Relaxed);
+    // The thread ends only with the rank.
+    drop(writes.send(write));
+}

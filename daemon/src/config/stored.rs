@@ -1,0 +1,66 @@
+//! The settings `kv_store` and `kv_store_max_mib`: whether keys and values are stored on the disk.
+use serde::Deserialize;
+use telemetry::health::Storage;
+
+/// On which disks keys and values are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvStoreSetting {
+    /// Where the state folder lies on an SSD or NVMe disk: memory cards wear out, and are hardly faster than computing.
+    #[default]
+    Auto,
+    /// On any disk.
+    On,
+    /// Nowhere; what an earlier daemon stored is deleted.
+    Off,
+}
+
+/// Whether and how many keys and values are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvStoreSettings {
+    /// On which disks.
+    pub setting: KvStoreSetting,
+    /// Most bytes; `None`: as many as suit the disk.
+    pub bytes_max: Option<u64>,
+}
+
+impl KvStoreSettings {
+    /// From the configuration file.
+    pub(super) fn of(setting: Option<KvStoreSetting>, mib: Option<u64>) -> Self {
+        Self { setting: setting.unwrap_or_default(), bytes_max: mib.map(|mib| mib.saturating_mul(1 << 20)) }
+    }
+}
+
+impl KvStoreSetting {
+    /// Its name in the configuration file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
+        }
+    }
+
+    /// Whether keys and values are stored on such a disk.
+    pub fn is_on(self, storage: Option<Storage>) -> bool {
+        match self {
+            Self::Auto => matches!(storage, Some(Storage::Ssd | Storage::Nvme)),
+            Self::On => true,
+            Self::Off => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_fast_disks_are_used_without_being_asked() {
+        let storages = [Storage::Nvme, Storage::Ssd, Storage::Sd, Storage::Emmc, Storage::Hdd, Storage::Network];
+        let on = |setting: KvStoreSetting| storages.map(|storage| setting.is_on(Some(storage)));
+        assert_eq!(on(KvStoreSetting::Auto), [true, true, false, false, false, false]);
+        assert_eq!((on(KvStoreSetting::On), on(KvStoreSetting::Off)), ([true; 6], [false; 6]));
+        assert!(!KvStoreSetting::Auto.is_on(None));
+    }
+}
