@@ -19,16 +19,6 @@ use tempfile::TempDir;
 /// Layers that attend to everything, to a window, that are recurrent, or that keep latents.
 const FAMILIES: [&str; 5] = ["qwen3-", "gemma3-", "lfm2-", "qwen35-", "deepseek2-"];
 
-fn files() -> Vec<(String, Arc<GgufFile>)> {
-    let shapes = families::shapes().into_iter();
-    let shapes = shapes.filter(|(name, _)| FAMILIES.iter().any(|family| name.starts_with(family)));
-    let files = shapes.map(|(name, model)| {
-        let file = GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid");
-        (name, Arc::new(file))
-    });
-    files.collect()
-}
-
 fn replicas() -> [Replica; 4] {
     let halves = Replica { stages: 2, ..Replica::of(2) };
     let replicas = [Replica::of(1), Replica::of(2), Replica::pipeline(), halves];
@@ -83,7 +73,7 @@ fn check(file: &Arc<GgufFile>, answer: &Answer, name: &str) {
 
 #[test]
 fn new_engines_read_prompts_and_answer_as_if_computed_afresh() {
-    let files = files();
+    let files = families::files(&FAMILIES);
     assert!(files.len() >= FAMILIES.len());
     for (name, file) in files {
         for replica in replicas() {
@@ -117,7 +107,8 @@ fn damage(path: &Path) {
 
 #[test]
 fn damaged_and_missing_files_are_computed_again_with_the_same_text() {
-    let (name, file) = files().into_iter().find(|(name, _)| name.starts_with("qwen3-")).expect("it is there");
+    let (name, file) =
+        families::files(&FAMILIES).into_iter().find(|(name, _)| name.starts_with("qwen3-")).expect("it is there");
     for replica in replicas() {
         let disks = Disks::of(&replica);
         let batch = [vec![request(ids(1, 150), 20)]];

@@ -1,7 +1,4 @@
 //! Recurrent layers continue from saved states: answers are those of a fresh computation.
-use std::sync::Arc;
-
-use gguf::GgufFile;
 use harness::{
     engines::Replica,
     families,
@@ -13,19 +10,9 @@ use protocol::message::Generate;
 const FAMILIES: [&str; 7] =
     ["lfm2-", "lfm2moe-", "qwen35-", "qwen35moe-", "qwen3next-", "granitehybrid-", "nemotron_h-"];
 
-fn files() -> Vec<(String, Arc<GgufFile>)> {
-    let shapes = families::shapes().into_iter();
-    let shapes = shapes.filter(|(name, _)| FAMILIES.iter().any(|family| name.starts_with(family)));
-    let files = shapes.map(|(name, model)| {
-        let file = GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid");
-        (name, Arc::new(file))
-    });
-    files.collect()
-}
-
 #[test]
 fn turns_continue_from_saved_states_and_answer_as_if_computed_afresh() {
-    for (name, file) in files() {
+    for (name, file) in families::files(&FAMILIES) {
         // Behind a step with speculative tokens, the saved end depends on how many there were.
         let first = Generate { drafts_max: 0, ..request(ids(1, 150), 20) };
         for replica in [Replica::of(1), Replica::of(2), Replica::pipeline()] {
@@ -62,7 +49,7 @@ fn speculative_tokens_of_models_with_states_change_no_answer() {
     // Answers of few tokens repeat themselves: many tokens are proposed, and some of them are right.
     const AMONG: std::ops::Range<usize> = 40..44;
     let mut rejected = 0;
-    for (name, file) in files() {
+    for (name, file) in families::files(&FAMILIES) {
         let vocabulary = models::read(&file).expect("the model is valid").vocabulary_length;
         let request = |prompt: Vec<u32>, count: usize| request_among(prompt, count, &AMONG, vocabulary);
         let replicas = [(Replica::of(1), true), (Replica::of(2), true), (Replica::pipeline(), false)];

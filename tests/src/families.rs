@@ -1,5 +1,9 @@
 //! Two small models of each family: one of ordinary dimensions, and one that is awkward to cut: an odd number of heads,
 //! a single KV head, rows that are no multiple of 256, windows shorter than a prompt, more ranks than KV heads.
+use std::sync::Arc;
+
+use gguf::GgufFile;
+
 use crate::{family_model::FamilyModel, gguf_writer::Value};
 
 /// Dimensions of a model.
@@ -109,6 +113,20 @@ fn granite() -> Vec<KeyValue> {
         float("logit_scale", 2.0),
         float("attention.scale", 0.03),
     ]
+}
+
+/// The files of those whose names begin with one of these.
+///
+/// # Panics
+/// A model is invalid.
+pub fn files(beginnings: &[&str]) -> Vec<(String, Arc<GgufFile>)> {
+    let shapes = shapes().into_iter();
+    let shapes = shapes.filter(|(name, _)| beginnings.iter().any(|beginning| name.starts_with(beginning)));
+    let files = shapes.map(|(name, model)| {
+        let file = GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid");
+        (name, Arc::new(file))
+    });
+    files.collect()
 }
 
 /// Every shape with its name, by family.

@@ -6,7 +6,7 @@ use telemetry::health::Storage;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvStoreSetting {
-    /// Where the state folder lies on an SSD or NVMe disk: memory cards wear out, and are hardly faster than computing.
+    /// Where the state folder lies on an SSD or NVMe disk: memory cards wear out.
     #[default]
     Auto,
     /// On any disk.

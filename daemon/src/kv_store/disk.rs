@@ -18,7 +18,7 @@ use engine::kv_store::{
 
 use super::folder::KvFolder;
 
-/// Bytes that can be written at once, and bytes a second in the long run: 100 TB in ten months at the worst, where
+/// Bytes that can be written at once, and bytes a second in the long run: 100 TB in nine months at the worst, where
 /// nothing but new prompts arrives day and night. A chat writes a hundredth of that.
 const BURST_BYTES: f64 = (2u64 << 30) as f64;
 const BYTES_PER_SECOND: f64 = (4u64 << 20) as f64;

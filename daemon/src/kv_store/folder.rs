@@ -146,9 +146,10 @@ impl KvFolder {
     /// A file cannot be deleted.
     pub fn clear(&self) -> io::Result<()> {
         let mut index = self.index();
-        index.cleared += 1;
-        while let Some((_, name)) = index.order.first().copied() {
-            let Some(entry) = index.remove(name) else { continue };
+        let cleared = index.cleared + 1;
+        let before = std::mem::replace(&mut *index, Index { cleared, ..Index::default() });
+        drop(index);
+        for (name, entry) in before.entries {
             match fs::remove_file(self.place(name, entry.needs)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -187,16 +188,20 @@ impl KvFolder {
             file.write_all(&label.header(payload))?;
             file.write_all(payload)
         });
-        let mut index = self.index();
-        let placed = written.and_then(|()| {
-            if index.cleared == cleared { fs::rename(&part, self.place(name, needs)) } else { fs::remove_file(&part) }
-        });
+        // The engine asks for names: nothing waits for the disk while the index is locked.
+        let placed = written.and_then(|()| fs::rename(&part, self.place(name, needs)));
         if placed.is_err() {
             drop(fs::remove_file(&part));
-        } else if index.cleared == cleared {
-            index.insert(name, needs, bytes);
+            return placed;
         }
-        placed
+        let mut index = self.index();
+        if index.cleared == cleared {
+            index.insert(name, needs, bytes);
+            return Ok(());
+        }
+        drop(index);
+        self.delete(name, needs);
+        Ok(())
     }
 
     /// Deletes the least recently used eighth. For a disk that is full.

@@ -134,7 +134,7 @@ impl KvLinks {
             if begin.elapsed() > ROOM {
                 return self.give_up(index, "it accepts no keys and values");
             }
-            self.sleep(None);
+            Self::sleep(Some(self), None);
             self.pump();
         }
     }
@@ -168,13 +168,13 @@ impl KvLinks {
         tracing::warn!("dropped the link to member {} of another group: {reason}", far.member);
     }
 
-    /// Sleeps until one of these sockets or the given one is ready, or for a few milliseconds.
-    pub fn sleep(&self, beside: Option<BorrowedFd<'_>>) {
+    /// Sleeps until one of the sockets of these links or the given one is ready, or for a few milliseconds.
+    pub fn sleep(links: Option<&Self>, beside: Option<BorrowedFd<'_>>) {
         let mut list: smallvec::SmallVec<[PollFd<'_>; NODES_MAX + 1]> = smallvec::SmallVec::new();
         list.extend(beside.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)));
-        for far in &self.links {
+        for (far, reads) in links.into_iter().flat_map(|own| own.links.iter().map(|far| (far, own.reads))) {
             let mut events = PollFlags::empty();
-            events.set(PollFlags::POLLIN, self.reads && !far.peer.has_front());
+            events.set(PollFlags::POLLIN, reads && !far.peer.has_front());
             events.set(PollFlags::POLLOUT, !far.peer.is_flushed());
             if !events.is_empty() {
                 list.push(PollFd::new(far.peer.descriptor(), events));
@@ -292,7 +292,7 @@ mod tests {
         let (mut sender, mut receiver, _) = pair();
         sender.send(MemberIndex(5), 1, 0, |out| out.push(9));
         let mut take = |taken| {
-            receiver.sleep(None);
+            KvLinks::sleep(Some(&receiver), None);
             let mut seen = 0;
             receiver.receive(100, |_, _, _| {
                 seen += 1;
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(take(Taken::Broken), (1, false));
         let (sender, mut receiver, mut raw) = pair();
         raw.write_all(&[0; HEADER_BYTES]).expect("loopback takes it");
-        receiver.sleep(None);
+        KvLinks::sleep(Some(&receiver), None);
         receiver.receive(100, |_, _, _| Taken::Done);
         assert!(!receiver.has(MemberIndex(0)), "no frame is of kind 0");
         drop((sender, raw));

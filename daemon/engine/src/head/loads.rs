@@ -6,7 +6,7 @@ use super::Head;
 use crate::{
     RequestKey,
     error::EngineError,
-    kv_store::StoreOrder,
+    kv_store::{LoadId, StoreOrder},
     port::RequestEvent,
     scheduler::{AwaitedPrompt, KvSource},
     transfer::TransferOrder,
@@ -41,16 +41,25 @@ impl Head<'_> {
         Ok(())
     }
 
-    /// Handles loads between two steps: once all ranks have read what they have, the sequence continues behind it.
+    /// Handles loads between two steps.
     ///
     /// # Errors
     /// A peer of this group is lost.
     pub(super) fn poll_loads(&mut self) -> Result<(), EngineError> {
+        let store = &self.worker.store;
+        if let Some(load) = self.loads.due(|load| store.status(load)) {
+            self.poll_load(load)?;
+        }
+        // Before the next plan: it may give the blocks and the state of an ended load to another sequence.
         while let Some(order) = self.loads.ending.pop() {
             self.order(&TransferOrder::Store(order))?;
         }
-        let store = &self.worker.store;
-        let Some(load) = self.loads.due(|load| store.status(load)) else { return Ok(()) };
+        Ok(())
+    }
+
+    /// Polls the ranks for the status of a load; once all have read their files, its sequence continues behind the last
+    /// block that all have.
+    fn poll_load(&mut self, load: LoadId) -> Result<(), EngineError> {
         while self.is_in_flight() {
             self.recv_tokens()?;
         }

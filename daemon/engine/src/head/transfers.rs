@@ -12,7 +12,6 @@ use crate::{
     plan::Plan,
     port::{EngineEvent, ReplicaEvent, RequestEvent},
     scheduler::KvSource,
-    worker::Worker,
 };
 
 impl Head<'_> {
@@ -200,7 +199,7 @@ impl Head<'_> {
             links.abort().set_waiting(true);
         }
         if !self.worker.move_arrived() {
-            Worker::sleep(&self.worker.transfers, None);
+            self.worker.transfers.sleep(None);
             self.worker.move_arrived();
         }
         Ok(())

@@ -27,8 +27,6 @@ struct RequestedLoad {
     /// Tokens that were cached before.
     cached: usize,
     blocks: u32,
-    /// Whether a part of it is of no use.
-    is_whole: bool,
     begun: Instant,
     time_max: Duration,
 }
@@ -36,8 +34,6 @@ struct RequestedLoad {
 /// A load that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedLoad {
-    /// The load.
-    pub load: LoadId,
     /// Its request.
     pub key: RequestKey,
     /// The slot of the request.
@@ -100,16 +96,7 @@ impl RequestedLoads {
         self.latest += 1;
         let (load, cached) = (LoadId(self.latest), first_block as usize * KV_BLOCK_LENGTH);
         let time_max = compute.map_or(TIME_MAX, |time| Duration::from_nanos(time.0).max(Duration::from_secs(1)));
-        self.list.push(RequestedLoad {
-            key,
-            slot,
-            load,
-            cached,
-            blocks: count,
-            is_whole: self.is_whole,
-            begun: Instant::now(),
-            time_max,
-        });
+        self.list.push(RequestedLoad { key, slot, load, cached, blocks: count, begun: Instant::now(), time_max });
         let (tokens, blocks, windowed) = (tokens.to_vec(), prompt.blocks.clone(), prompt.windowed.clone());
         Some(StoreOrder::Load { load, tokens, first_block, blocks, windowed, state })
     }
@@ -129,8 +116,8 @@ impl RequestedLoads {
         if !status.is_over && !is_late {
             return None;
         }
-        let RequestedLoad { key, slot, cached, blocks, is_whole, .. } = self.list.remove(index);
-        let is_used = if is_whole { status.is_complete } else { status.blocks > 0 };
+        let RequestedLoad { key, slot, cached, blocks, .. } = self.list.remove(index);
+        let is_used = if self.is_whole { status.is_complete } else { status.blocks > 0 };
         let read = if is_used { status.blocks.min(blocks) as usize * KV_BLOCK_LENGTH } else { 0 };
         let tokens = if is_used { cached + read } else { 0 };
         // What came too late or not at all counts as slow.
@@ -139,7 +126,7 @@ impl RequestedLoads {
             self.token_time = Some(self.token_time.map_or(measured, |known| known + (measured - known) / 4.0));
         }
         self.ending.push(StoreOrder::End { load });
-        Some(EndedLoad { load, key, slot, tokens, read })
+        Some(EndedLoad { key, slot, tokens, read })
     }
 
     /// Forgets the load of a request that ends.

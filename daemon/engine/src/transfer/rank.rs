@@ -81,9 +81,7 @@ impl Transfers {
 
     /// Sleeps until a socket of another group or the given one is ready, at most for a moment.
     pub fn sleep(&self, other: Option<BorrowedFd<'_>>) {
-        if let Some(rank) = &self.0 {
-            rank.links.sleep(other);
-        }
+        KvLinks::sleep(self.0.as_ref().map(|rank| &rank.links), other);
     }
 
     /// Runs the layers of a step, and moves keys and values between them.

@@ -1,18 +1,11 @@
 //! A rank's part in transfers, and in loads from its disk, between its steps.
-use std::os::fd::BorrowedFd;
-
 use common::ids::Rank;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use smallvec::SmallVec;
 
 use super::Worker;
 use crate::{
     collective::{CollectiveError, Links},
-    transfer::{TransferOrder, Transfers},
+    transfer::TransferOrder,
 };
-
-/// Longest sleep while keys and values are read, in milliseconds.
-const SLEEP_MS: u8 = 1;
 
 impl Worker {
     /// Executes an order of the head; false if it is invalid.
@@ -34,17 +27,6 @@ impl Worker {
         self.store.step(self.model.memories()) || is_received
     }
 
-    /// Sleeps until something is to be moved or the other descriptor is ready, at most for a moment.
-    pub fn sleep(transfers: &Transfers, other: Option<BorrowedFd<'_>>) {
-        if transfers.is_on() {
-            return transfers.sleep(other);
-        }
-        let mut list: SmallVec<[PollFd<'_>; 1]> = SmallVec::new();
-        list.extend(other.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)));
-        // The result does not matter: arrived data is looked for next.
-        let _ = poll(&mut list, PollTimeout::from(SLEEP_MS));
-    }
-
     /// Moves keys and values until a message of a rank of this group arrives, or nothing is left to move.
     ///
     /// # Errors
@@ -57,7 +39,7 @@ impl Worker {
                 return Ok(());
             }
             if is_idle {
-                Self::sleep(&self.transfers, Links::descriptor(links, leader));
+                self.transfers.sleep(Links::descriptor(links, leader));
             }
         }
         Ok(())
