@@ -130,3 +130,28 @@ fn damaged_and_missing_files_are_computed_again_with_the_same_text() {
         assert_eq!((again.end().times.stored_tokens, again.ids), (0, begun.ids));
     }
 }
+
+/// Each cut reads what another one stored, part by part.
+#[test]
+fn ranks_of_another_cut_read_what_earlier_ranks_stored() {
+    let [_, two, pipeline, halves] = replicas();
+    let cuts = [two, Replica { ranks: 3, ..two }, pipeline, Replica { ranks: 1, ..two }, halves];
+    for family in FAMILIES {
+        let (name, file) = families::files(&[family]).remove(0);
+        let place = tempfile::tempdir().expect("a folder can be made");
+        let batch = [vec![request(ids(1, 150), 20)]];
+        for (index, replica) in cuts.iter().enumerate() {
+            let folder = Arc::new(KvFolder::open(place.path(), u64::MAX).expect("it can be opened"));
+            let folders = vec![folder; usize::from(replica.stages * replica.ranks)];
+            let answer = replica.answers_stored(&file, &batch, &folders).remove(0).remove(0);
+            check(&file, &answer, &name);
+            let stored = if index == 0 { 0 } else { 128 };
+            assert_eq!(answer.end().times.stored_tokens, stored, "{name} on {replica:?}");
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while folders[0].usage().1 < 5 * usize::from(cuts[0].ranks) {
+                assert!(Instant::now() < deadline, "the first cut stores five files of each rank");
+                std::thread::yield_now();
+            }
+        }
+    }
+}

@@ -37,6 +37,7 @@ mod health;
 mod hostile_families;
 mod incidents;
 mod keys;
+mod kv_copies;
 mod kv_store;
 mod links;
 mod loss;

@@ -20,13 +20,13 @@ use common::{
     precision::{Exchange, KvFormat},
 };
 use daemon::{
-    kv_store::{KvFolder, disk},
+    kv_store::{KvFolder, RankFiles},
     text::{AnswerEvent, Answers, ModelText, Preparer, Unprepared, inline::Inline, vocabulary},
 };
 use engine::{
     self, RequestKey, Setup, Variant,
     collective::{Abort, Group, Links, Seat, Settings, StepTiming, SyncLog},
-    kv_store::Space,
+    kv_store::{Part, Space},
     model::{KvCache, Model, Shard, Source, StateCache},
     plan::Limits,
     port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent},
@@ -122,15 +122,21 @@ impl Replica {
     /// If the model cannot be cut or loaded.
     pub fn setups(&self, file: &Arc<GgufFile>) -> Vec<Setup> {
         let spec = models::read(file).expect("the model is valid");
+        let plans = self.plans(file);
+        let world = plans.len();
+        let parts = plans.into_iter().zip(sockets(world)).enumerate();
+        parts.map(|(rank, (plan, streams))| self.setup(file, &spec, RankPlan { number: rank, plan }, streams)).collect()
+    }
+
+    /// The shards of all ranks.
+    fn plans(&self, file: &Arc<GgufFile>) -> Vec<ShardPlan> {
+        let spec = models::read(file).expect("the model is valid");
         let weights = vec![1; usize::from(self.stages)];
         let layers = split_model(&spec, &vec![1; spec.block_count()], 0, &weights).expect("a layer for each stage");
         let ranks = vec![1; usize::from(self.ranks)];
         let stages: Vec<_> =
             layers.iter().map(|layers| (layers.start as usize..layers.end as usize, ranks.clone())).collect();
-        let plans = cut_stages(&spec, &stages).expect("the model can be cut");
-        let world = plans.len();
-        let parts = plans.into_iter().zip(sockets(world)).enumerate();
-        parts.map(|(rank, (plan, streams))| self.setup(file, &spec, RankPlan { number: rank, plan }, streams)).collect()
+        cut_stages(&spec, &stages).expect("the model can be cut")
     }
 
     fn setup(&self, file: &Arc<GgufFile>, spec: &ModelSpec, rank: RankPlan, streams: Vec<Option<TcpStream>>) -> Setup {
@@ -230,9 +236,10 @@ impl Replica {
         folders: &[Arc<KvFolder>],
     ) -> Vec<Vec<Answer>> {
         let mut setups = self.setups(file);
+        let parts: Vec<Part> = self.plans(file).iter().map(Part::of).collect();
         for (rank, (setup, folder)) in setups.iter_mut().zip(folders).enumerate() {
-            let space = Space::of(&[&format!("{self:?}"), &rank.to_string()]);
-            setup.store = Some((disk::start(folder).expect("threads can be started"), space));
+            let files = RankFiles::new(Arc::clone(folder), parts[rank].clone(), None);
+            setup.store = Some((files.start().expect("threads can be started"), Space::of(&["a model"])));
         }
         let mut setups = setups.into_iter();
         let head = setups.next().expect("a replica has a head");

@@ -13,6 +13,7 @@ use protocol::{
     connection::{Arrived, Door, receive_hello, send_welcome},
     handshake::{Identity, Welcome},
     inspect::{Inspect, Inspected, LogLevel, LogLine, LogLines},
+    kv::KvResponse,
     message::{Finished, ModelCard, Prepare, Request, RequestBody, Response, ResponseBody, TokenEvent, TokenLogprob},
     messages::{MessageReader, MessageWriter, split},
     models::{ModelsRequest, ModelsResponse},
@@ -238,6 +239,7 @@ impl FakeState {
             RequestBody::BenchLinks(_) => no(&FaultKind::NoLinks),
             RequestBody::Text(_) => no(&FaultKind::NotHead),
             RequestBody::Neighbours(_) | RequestBody::Unload(_) => vec![ResponseBody::Done],
+            RequestBody::Kv(_) => vec![ResponseBody::Kv(Box::new(KvResponse::Written))],
             RequestBody::Recovery(ask) => vec![self.recovery(*ask)],
             RequestBody::Rekey(_) | RequestBody::RekeyWrapped(_) => {
                 vec![ResponseBody::Rekeyed { fingerprint: String::new() }]

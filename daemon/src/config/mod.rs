@@ -87,6 +87,7 @@ struct File {
     experts_on_disk: Option<bool>,
     kv_store: Option<KvStoreSetting>,
     kv_store_max_mib: Option<u64>,
+    kv_copies: Option<bool>,
     mdns: Option<bool>,
     prefill_elsewhere_from: Option<u32>,
     heartbeat_ms: Option<u64>,
@@ -206,7 +207,7 @@ pub struct Config {
     pub packed_shards: bool,
     /// Whether experts stay on the disk, behind a cache in memory, if a shard does not fit otherwise.
     pub experts_on_disk: bool,
-    /// Whether and how many keys and values are stored in the state folder.
+    /// Whether and how many keys and values are stored, and copied to other nodes.
     pub kv_store: KvStoreSettings,
     /// Whether the node announces itself on the local network.
     pub mdns: bool,
@@ -339,7 +340,7 @@ impl Config {
             memory_max: file.memory_max_mib.map(|mib| mib.saturating_mul(1 << 20)),
             packed_shards: file.packed_shards.unwrap_or(true),
             experts_on_disk: file.experts_on_disk.unwrap_or(false),
-            kv_store: KvStoreSettings::of(file.kv_store, file.kv_store_max_mib),
+            kv_store: KvStoreSettings::of(file.kv_store, file.kv_store_max_mib, file.kv_copies),
             mdns: file.mdns.unwrap_or(!listen.ip().is_loopback()),
             liveness,
             drain: milliseconds("drain_ms", file.drain_ms, 20_000, 1)?,

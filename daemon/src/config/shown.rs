@@ -36,6 +36,7 @@ impl Config {
             ("experts_on_disk", Some(Value::Boolean(self.experts_on_disk))),
             ("kv_store", Some(Value::String(self.kv_store.setting.name().into()))),
             ("kv_store_max_mib", self.kv_store.bytes_max.map(|bytes| number(bytes >> 20))),
+            ("kv_copies", Some(Value::Boolean(self.kv_store.copies))),
             ("mdns", Some(Value::Boolean(self.mdns))),
             ("prefill_elsewhere_from", Some(number(self.prefill_elsewhere_from.into()))),
             ("heartbeat_ms", Some(milliseconds(self.liveness.heartbeat))),

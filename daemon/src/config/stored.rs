@@ -1,4 +1,5 @@
-//! The settings `kv_store` and `kv_store_max_mib`: whether keys and values are stored on the disk.
+//! The settings `kv_store`, `kv_store_max_mib` and `kv_copies`: whether keys and values are stored on the disk, and copied to
+//! other nodes.
 use serde::Deserialize;
 use telemetry::health::Storage;
 
@@ -16,18 +17,27 @@ pub enum KvStoreSetting {
 }
 
 /// Whether and how many keys and values are stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvStoreSettings {
     /// On which disks.
     pub setting: KvStoreSetting,
     /// Most bytes; `None`: as many as suit the disk.
     pub bytes_max: Option<u64>,
+    /// Whether the nodes of a replica keep copies for each other, in memory where nothing is stored on the disk.
+    pub copies: bool,
+}
+
+impl Default for KvStoreSettings {
+    fn default() -> Self {
+        Self::of(None, None, None)
+    }
 }
 
 impl KvStoreSettings {
     /// From the configuration file.
-    pub(super) fn of(setting: Option<KvStoreSetting>, mib: Option<u64>) -> Self {
-        Self { setting: setting.unwrap_or_default(), bytes_max: mib.map(|mib| mib.saturating_mul(1 << 20)) }
+    pub(super) fn of(setting: Option<KvStoreSetting>, mib: Option<u64>, copies: Option<bool>) -> Self {
+        let bytes_max = mib.map(|mib| mib.saturating_mul(1 << 20));
+        Self { setting: setting.unwrap_or_default(), bytes_max, copies: copies.unwrap_or(true) }
     }
 }
 

@@ -1,126 +1,84 @@
-//! The folder of stored blocks and states: one file each, found by name, bounded in bytes and number. The least
-//! recently used is deleted first, and a block never before those that need it. All ranks of this machine that serve share
-//! it, one after another.
+//! Stored blocks and states: one file each, found by name and part of the model, bounded in bytes and number; in a folder
+//! on the disk, or in memory. All ranks of this machine that serve share it, one after another, and other nodes keep
+//! copies of their files in it.
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
 
 use engine::kv_store::{
-    Name,
-    label::{HEADER_BYTES, Label, Stored},
+    Name, Part,
+    label::{Label, Stored},
 };
+use protocol::kv::{KV_FILE_BYTES_MAX, KvList};
+use smallvec::SmallVec;
 
-/// Most files: their index is kept in memory, about 100 bytes each.
-const FILES_MAX: usize = 1 << 16;
+use super::index::{Entry, Index, Key};
+use crate::health::memory;
+
 /// End of the name of a file that is being written.
 const PART: &str = ".part";
+/// The part of a machine's memory that a store in memory leaves free.
+const MEMORY_LEFT: u64 = 16;
 
-/// A file in the folder.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    /// Name of what it is of no use without.
-    needs: Name,
-    bytes: u64,
-    /// Time of its latest use on `Index::clock`.
-    used: u64,
-}
-
-/// The files by name.
-#[derive(Debug, Default)]
-struct Index {
-    entries: HashMap<Name, Entry>,
-    /// As (used, name), the one that was used longest ago first.
-    order: BTreeSet<(u64, Name)>,
-    bytes: u64,
-    clock: u64,
-    /// Number of times that everything was deleted.
-    cleared: u64,
+/// Where the files are.
+#[derive(Debug)]
+enum Place {
+    Disk(PathBuf),
+    Memory(Mutex<HashMap<Key, Arc<Vec<u8>>>>),
 }
 
 /// Stored blocks and states.
 #[derive(Debug)]
 pub struct KvFolder {
-    path: PathBuf,
+    place: Place,
     bytes_max: u64,
     index: Mutex<Index>,
 }
 
-impl Index {
-    /// Marks a file as used now, and what it needs as used after it.
-    fn touch(&mut self, name: Name) {
-        let mut next = Some(name);
-        // A file of a chain that leads back to itself can only be a forgery.
-        for _ in 0..=self.entries.len() {
-            let Some((name, entry)) = next.and_then(|name| Some((name, self.entries.get_mut(&name)?))) else { return };
-            self.clock += 1;
-            self.order.remove(&(entry.used, name));
-            entry.used = self.clock;
-            self.order.insert((entry.used, name));
-            next = Some(entry.needs);
-        }
-    }
-
-    fn insert(&mut self, name: Name, needs: Name, bytes: u64) {
-        self.remove(name);
-        self.entries.insert(name, Entry { needs, bytes, used: 0 });
-        self.bytes += bytes;
-        self.touch(name);
-    }
-
-    fn remove(&mut self, name: Name) -> Option<Entry> {
-        let entry = self.entries.remove(&name)?;
-        self.order.remove(&(entry.used, name));
-        self.bytes -= entry.bytes;
-        Some(entry)
-    }
-
-    /// Removes the least recently used until `bytes` more fit; returns them.
-    fn make_room(&mut self, bytes: u64, bytes_max: u64) -> Vec<(Name, Entry)> {
-        let mut removed = Vec::new();
-        while self.bytes.saturating_add(bytes) > bytes_max || self.entries.len() >= FILES_MAX {
-            let Some((_, name)) = self.order.first().copied() else { break };
-            removed.extend(self.remove(name).map(|entry| (name, entry)));
-        }
-        removed
-    }
-}
-
 impl KvFolder {
+    /// An empty store in memory.
+    pub fn in_memory(bytes_max: u64) -> Self {
+        Self { place: Place::Memory(Mutex::default()), bytes_max, index: Mutex::default() }
+    }
+
     /// Opens the folder, creates it if needed, and finds its files; those beyond `bytes_max` bytes are deleted.
     ///
     /// # Errors
     /// It cannot be created or listed.
     pub fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        let folder = Self { path: path.into(), bytes_max, index: Mutex::default() };
-        let mut found: Vec<(SystemTime, Name, Name, u64)> = Vec::new();
+        let folder = Self { place: Place::Disk(path.into()), bytes_max, index: Mutex::default() };
+        let mut found: Vec<(SystemTime, Name, Part, Name, u64)> = Vec::new();
         for file in fs::read_dir(path)? {
             let file = file?;
-            let Some((name, needs)) = own_name(&file.file_name().to_string_lossy()) else { continue };
-            match (needs, file.metadata()) {
-                (Some(needs), Ok(data)) if data.is_file() => {
-                    found.push((data.modified().unwrap_or(SystemTime::UNIX_EPOCH), name, needs, data.len()));
+            let Some(parsed) = OwnName::parse(&file.file_name().to_string_lossy()) else { continue };
+            match (parsed, file.metadata()) {
+                (OwnName::Whole(name, part, needs), Ok(data)) if data.is_file() => {
+                    found.push((data.modified().unwrap_or(SystemTime::UNIX_EPOCH), name, part, needs, data.len()));
                 }
-                (None, _) => drop(fs::remove_file(file.path())),
+                (OwnName::Useless, _) => drop(fs::remove_file(file.path())),
                 _ => {}
             }
         }
         found.sort_unstable();
-        let mut index = folder.index();
-        for (_, name, needs, bytes) in found {
+        for (_, name, part, needs, bytes) in found {
+            let mut index = folder.index();
             let removed = index.make_room(bytes, bytes_max);
-            removed.into_iter().for_each(|(name, entry)| folder.delete(name, entry.needs));
-            index.insert(name, needs, bytes);
+            match index.number(&part) {
+                Some(number) => index.insert((name, number), needs, bytes),
+                None => drop(fs::remove_file(path.join(file_name(name, &part, needs)))),
+            }
+            drop(index);
+            folder.delete_all_of(removed);
         }
-        let removed = index.make_room(0, bytes_max);
-        drop(index);
-        removed.into_iter().for_each(|(name, entry)| folder.delete(name, entry.needs));
+        let removed = folder.index().make_room(0, bytes_max);
+        folder.delete_all_of(removed);
         Ok(folder)
     }
 
@@ -145,12 +103,9 @@ impl KvFolder {
     /// # Errors
     /// A file cannot be deleted.
     pub fn clear(&self) -> io::Result<()> {
-        let mut index = self.index();
-        let cleared = index.cleared + 1;
-        let before = std::mem::replace(&mut *index, Index { cleared, ..Index::default() });
-        drop(index);
-        for (name, entry) in before.entries {
-            match fs::remove_file(self.place(name, entry.needs)) {
+        let before = self.index().clear();
+        for (key, entry) in before {
+            match self.remove_file(key, entry) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -160,127 +115,214 @@ impl KvFolder {
 
     /// Bytes and number of the files.
     pub fn usage(&self) -> (u64, usize) {
+        self.index().usage()
+    }
+
+    /// Whether it is on a disk, which wears out.
+    pub fn is_on_disk(&self) -> bool {
+        matches!(self.place, Place::Disk(_))
+    }
+
+    /// Whether it has this part of a block or state.
+    pub fn has(&self, name: Name, part: &Part) -> bool {
+        self.index().find(name, part).is_some()
+    }
+
+    /// The parts of a block or state that it has.
+    pub fn parts(&self, name: Name) -> SmallVec<[Part; 2]> {
+        self.index().parts(name)
+    }
+
+    /// All files, for another node.
+    pub fn list(&self) -> KvList {
         let index = self.index();
-        (index.bytes, index.entries.len())
+        let parts = index.all_parts().iter().map(Part::to_string).collect();
+        KvList { parts, files: index.latest().map(|(name, part)| (name.0, part)).collect() }
     }
 
-    /// Whether it has a file of this name.
-    pub fn has(&self, name: Name) -> bool {
-        self.index().entries.contains_key(&name)
-    }
-
-    /// Writes a file, unless it is there. The oldest files make room for it.
+    /// Stores a file, unless it is there. The oldest files make room for it.
     ///
     /// # Errors
     /// It cannot be written; then nothing of it stays.
-    pub fn write(&self, label: &Label, payload: &[u8]) -> io::Result<()> {
-        let (name, needs, bytes) = (label.name(), label.needs(), (HEADER_BYTES + payload.len()) as u64);
+    pub fn write(&self, label: &Label, part: &Part, file: &Arc<Vec<u8>>) -> io::Result<()> {
+        let (name, needs, bytes) = (label.name(), label.needs(), file.len() as u64);
         let mut index = self.index();
-        if index.entries.contains_key(&name) || bytes > self.bytes_max {
+        let Some(number) = index.number(part).filter(|_| bytes <= self.bytes_max) else { return Ok(()) };
+        if !self.is_on_disk() && memory::available().0 < memory::total().0 / MEMORY_LEFT {
+            drop(index);
+            self.shrink();
+            return Ok(());
+        }
+        let key = (name, number);
+        if index.has(key) {
             return Ok(());
         }
         let (cleared, removed) = (index.cleared, index.make_room(bytes, self.bytes_max));
         drop(index);
-        removed.into_iter().for_each(|(name, entry)| self.delete(name, entry.needs));
-        let part = self.path.join(format!("{name}{PART}"));
-        let written = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&part);
-        let written = written.and_then(|mut file| {
-            file.write_all(&label.header(payload))?;
-            file.write_all(payload)
-        });
+        self.delete_all_of(removed);
         // The engine asks for names: nothing waits for the disk while the index is locked.
-        let placed = written.and_then(|()| fs::rename(&part, self.place(name, needs)));
-        if placed.is_err() {
-            drop(fs::remove_file(&part));
-            return placed;
-        }
+        self.write_file(key, needs, file)?;
         let mut index = self.index();
-        if index.cleared == cleared {
-            index.insert(name, needs, bytes);
-            return Ok(());
+        index.insert(key, needs, bytes);
+        if index.cleared != cleared {
+            let entry = index.remove(key);
+            drop(index);
+            entry.into_iter().for_each(|entry| self.delete(key, entry));
         }
-        drop(index);
-        self.delete(name, needs);
         Ok(())
     }
 
     /// Deletes the least recently used eighth. For a disk that is full.
     pub fn shrink(&self) {
         let mut index = self.index();
-        let most = index.bytes - index.bytes / 8;
-        let removed = index.make_room(0, most);
+        let bytes = index.usage().0;
+        let removed = index.make_room(0, bytes - bytes / 8);
         drop(index);
-        removed.into_iter().for_each(|(name, entry)| self.delete(name, entry.needs));
+        self.delete_all_of(removed);
     }
 
-    /// Reads a file that matches the label exactly. A damaged or foreign one is deleted.
-    pub fn read(&self, label: &Label) -> Option<Stored> {
-        let (name, needs) = (label.name(), label.needs());
-        if !self.has(name) {
-            return None;
-        }
-        let wanted = HEADER_BYTES as u64 + label.length;
-        match read_exactly(&self.place(name, needs), wanted) {
-            Ok((file, bytes)) => {
-                if let Some(stored) = Stored::check(bytes, label) {
-                    // The order survives a restart, if the file system takes the time.
-                    drop(file.set_modified(SystemTime::now()));
-                    self.index().touch(name);
+    /// Reads a file that matches the label exactly; `part` is that of the label. A damaged or foreign one is deleted.
+    pub fn read(&self, label: &Label, part: &Part) -> Option<Stored> {
+        let name = label.name();
+        let (key, entry) = self.index().find(name, part)?;
+        match self.read_file(key, entry) {
+            Ok(file) => {
+                if let Some(stored) = Stored::check(file, label) {
+                    self.index().touch(key);
                     return Some(stored);
                 }
                 tracing::warn!("stored keys and values {name} are damaged; they are computed again");
             }
             Err(error) => tracing::warn!("cannot read the stored keys and values {name}: {error}"),
         }
-        self.index().remove(name);
-        self.delete(name, needs);
+        self.index().remove(key);
+        self.delete(key, entry);
         None
     }
 
+    /// The bytes of a file as they are, for another node.
+    pub fn bytes(&self, name: Name, part: &Part) -> Option<Arc<Vec<u8>>> {
+        let (key, entry) = self.index().find(name, part)?;
+        self.read_file(key, entry).ok()
+    }
+
     fn index(&self) -> MutexGuard<'_, Index> {
-        // Nothing panics while it is locked.
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.index)
     }
 
-    fn place(&self, name: Name, needs: Name) -> PathBuf {
-        self.path.join(format!("{name}-{needs}"))
+    /// Path of a file on the disk.
+    fn path(&self, folder: &Path, key: Key, needs: Name) -> PathBuf {
+        let index = self.index();
+        folder.join(file_name(key.0, &index.all_parts()[usize::from(key.1)], needs))
     }
 
-    fn delete(&self, name: Name, needs: Name) {
-        if let Err(error) = fs::remove_file(self.place(name, needs))
+    fn write_file(&self, key: Key, needs: Name, file: &Arc<Vec<u8>>) -> io::Result<()> {
+        let folder = match &self.place {
+            Place::Disk(folder) => folder,
+            Place::Memory(files) => {
+                lock(files).insert(key, Arc::clone(file));
+                return Ok(());
+            }
+        };
+        let unfinished = folder.join(format!("{}-{}{PART}", key.0, key.1));
+        let written = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished);
+        let written = written.and_then(|mut place| place.write_all(file));
+        let placed = written.and_then(|()| fs::rename(&unfinished, self.path(folder, key, needs)));
+        if placed.is_err() {
+            drop(fs::remove_file(&unfinished));
+        }
+        placed
+    }
+
+    fn read_file(&self, key: Key, entry: Entry) -> io::Result<Arc<Vec<u8>>> {
+        let folder = match &self.place {
+            Place::Disk(folder) => folder,
+            Place::Memory(files) => return lock(files).get(&key).cloned().ok_or(io::ErrorKind::NotFound.into()),
+        };
+        let file = File::open(self.path(folder, key, entry.needs))?;
+        // One byte more than expected shows a longer file.
+        let most = entry.bytes.min(KV_FILE_BYTES_MAX as u64) + 1;
+        let mut bytes = Vec::with_capacity(most as usize);
+        (&file).take(most).read_to_end(&mut bytes)?;
+        // The order survives a restart, if the file system takes the time.
+        drop(file.set_modified(SystemTime::now()));
+        Ok(Arc::new(bytes))
+    }
+
+    fn remove_file(&self, key: Key, entry: Entry) -> io::Result<()> {
+        match &self.place {
+            Place::Disk(folder) => fs::remove_file(self.path(folder, key, entry.needs)),
+            Place::Memory(files) => lock(files).remove(&key).map(drop).ok_or(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn delete(&self, key: Key, entry: Entry) {
+        if let Err(error) = self.remove_file(key, entry)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!("cannot delete the stored keys and values {name}: {error}");
+            tracing::warn!("cannot delete the stored keys and values {}: {error}", key.0);
+        }
+    }
+
+    fn delete_all_of(&self, removed: Vec<(Key, Entry)>) {
+        removed.into_iter().for_each(|(key, entry)| self.delete(key, entry));
+    }
+}
+
+/// The meaning of a file name of this store.
+enum OwnName {
+    /// Name, part, and the name of what it needs.
+    Whole(Name, Part, Name),
+    /// A file that is being written, or of an earlier format.
+    Useless,
+}
+
+impl OwnName {
+    /// `None` for the file of another program.
+    fn parse(file: &str) -> Option<Self> {
+        let is_unfinished = file.ends_with(PART);
+        let mut words = file.strip_suffix(PART).unwrap_or(file).splitn(3, '-');
+        let (name, part, needs) = (words.next()?.parse().ok()?, words.next(), words.next());
+        if is_unfinished {
+            return Some(Self::Useless);
+        }
+        match (part?, needs) {
+            (needs, None) => needs.parse::<Name>().ok().map(|_| Self::Useless),
+            (part, Some(needs)) => Some(Self::Whole(name, part.parse().ok()?, needs.parse().ok()?)),
         }
     }
 }
 
-/// The names in the name of a file of this store; a file that is being written has one.
-fn own_name(file: &str) -> Option<(Name, Option<Name>)> {
-    if let Some(name) = file.strip_suffix(PART) {
-        return Some((name.parse().ok()?, None));
-    }
-    let (name, needs) = file.split_once('-')?;
-    Some((name.parse().ok()?, Some(needs.parse().ok()?)))
+fn file_name(name: Name, part: &Part, needs: Name) -> String {
+    format!("{name}-{part}-{needs}")
 }
 
-/// Reads a file of exactly so many bytes, of any other at most one byte more.
-fn read_exactly(path: &Path, wanted: u64) -> io::Result<(File, Vec<u8>)> {
-    let file = File::open(path)?;
-    let mut bytes = Vec::with_capacity(wanted as usize + 1);
-    (&file).take(wanted + 1).read_to_end(&mut bytes)?;
-    Ok((file, bytes))
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it is locked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use common::limits::KV_BLOCK_LENGTH;
-    use engine::kv_store::{Space, label::Kind};
+    use engine::kv_store::{
+        Space,
+        label::{HEADER_BYTES, Kind},
+    };
 
     use super::*;
 
     const PAYLOAD: [u8; 1000] = [5; 1000];
     const BYTES: u64 = (HEADER_BYTES + PAYLOAD.len()) as u64;
+
+    fn part() -> Part {
+        "000000160000000400000020".parse().expect("a part")
+    }
+
+    fn write(folder: &KvFolder, label: &Label) {
+        let file = Arc::new([&label.header(&PAYLOAD)[..], &PAYLOAD].concat());
+        folder.write(label, &part(), &file).expect("there is room");
+    }
 
     /// The labels of a text's blocks, whose tokens begin with `first`.
     fn chain(first: u32, blocks: usize) -> Vec<Label> {
@@ -288,7 +330,7 @@ mod tests {
         let mut before = space.beginning();
         let labels = (0..blocks).map(|block| {
             let tokens = [first + block as u32; KV_BLOCK_LENGTH];
-            let label = Label { space, before, kind: Kind::Block, tokens, length: PAYLOAD.len() as u64 };
+            let label = Label { space, before, part: part().hash(), kind: Kind::Block, tokens };
             before = label.name();
             label
         });
@@ -296,7 +338,7 @@ mod tests {
     }
 
     fn held(folder: &KvFolder, labels: &[Label]) -> usize {
-        labels.iter().filter(|label| folder.read(label).is_some()).count()
+        labels.iter().filter(|label| folder.read(label, &part()).is_some()).count()
     }
 
     #[test]
@@ -304,15 +346,15 @@ mod tests {
         let place = tempfile::tempdir().expect("a folder can be made");
         let (old, new) = (chain(10, 4), chain(20, 4));
         let folder = KvFolder::open(place.path(), 6 * BYTES).expect("it can be opened");
-        old.iter().for_each(|label| folder.write(label, &PAYLOAD).expect("there is room"));
-        new[..2].iter().for_each(|label| folder.write(label, &PAYLOAD).expect("there is room"));
+        old.iter().for_each(|label| write(&folder, label));
+        new[..2].iter().for_each(|label| write(&folder, label));
         assert_eq!(folder.usage(), (6 * BYTES, 6));
-        new[2..].iter().for_each(|label| folder.write(label, &PAYLOAD).expect("there is room"));
-        assert!(folder.has(old[1].name()) && !folder.has(old[2].name()), "the end of the old one");
+        new[2..].iter().for_each(|label| write(&folder, label));
+        assert!(folder.has(old[1].name(), &part()) && !folder.has(old[2].name(), &part()), "the end of the old one");
         assert_eq!(held(&folder, &new), 4);
         drop(folder);
         fs::write(place.path().join("other"), "of another program").expect("it can be written");
-        fs::write(place.path().join(format!("{}{PART}", old[3].name())), "cut off").expect("it can be written");
+        fs::write(place.path().join(format!("{}-0{PART}", old[3].name())), "cut off").expect("it can be written");
         let folder = KvFolder::open(place.path(), 4 * BYTES).expect("it can be opened");
         assert_eq!((folder.usage(), held(&folder, &new), held(&folder, &old)), ((4 * BYTES, 4), 4, 0));
         assert_eq!(fs::read_dir(place.path()).expect("it is there").count(), 5, "those and the other's");
@@ -329,8 +371,8 @@ mod tests {
         let place = tempfile::tempdir().expect("a folder can be made");
         let labels = chain(1, 3);
         let folder = KvFolder::open(place.path(), u64::MAX).expect("it can be opened");
-        labels.iter().for_each(|label| folder.write(label, &PAYLOAD).expect("there is room"));
-        let path = |label: &Label| folder.place(label.name(), label.needs());
+        labels.iter().for_each(|label| write(&folder, label));
+        let path = |label: &Label| place.path().join(file_name(label.name(), &part(), label.needs()));
         let mode = fs::metadata(path(&labels[0])).expect("it is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let mut bytes = fs::read(path(&labels[0])).expect("it is there");
@@ -340,7 +382,7 @@ mod tests {
         fs::write(path(&labels[2]), []).expect("it can be written");
         assert_eq!(held(&folder, &labels), 0);
         assert_eq!((folder.usage(), fs::read_dir(place.path()).expect("it is there").count()), ((0, 0), 0));
-        labels.iter().for_each(|label| folder.write(label, &PAYLOAD).expect("there is room"));
+        labels.iter().for_each(|label| write(&folder, label));
         assert_eq!(held(&folder, &labels), 3, "they are computed and stored again");
     }
 }

@@ -1,20 +1,30 @@
-//! Keys and values on the disk of this node: whether it stores any, and in which folder; the files and their order; the
-//! threads that write and read them for the engine.
-pub mod disk;
+//! Keys and values that this node keeps, on its disk or in memory: whether and where; the files and their order; copies on
+//! other nodes; the threads that write, copy and read them for the engine.
 mod folder;
+mod index;
+mod peers;
+mod ranks;
 
 use std::{path::Path, sync::Arc};
 
-use crate::{config::Config, health};
+use crate::{
+    config::Config,
+    health::{self, memory},
+};
 pub use folder::KvFolder;
+pub use peers::KvPeers;
+pub use ranks::RankFiles;
 
 /// Name of the folder below the state folder.
 const FOLDER: &str = "kv";
 /// Most bytes by default: a tenth of the disk, but never more than this.
 const BYTES_MAX: u64 = 16 << 30;
 const SHARE: u64 = 10;
+/// The part of a machine's memory that a store in memory may use.
+const MEMORY_SHARE: u64 = 16;
 
-/// Opens the folder, or deletes it if nothing is to be stored. A folder that cannot be used is only a warning.
+/// Opens the folder, or deletes it if nothing is to be stored on the disk; copies are then kept in memory. A folder that
+/// cannot be used is only a warning.
 pub fn open(config: &Config) -> Option<Arc<KvFolder>> {
     let path = config.state.join(FOLDER);
     let (storage, size) = health::disk_of(&config.health_root, &config.state);
@@ -23,10 +33,17 @@ pub fn open(config: &Config) -> Option<Arc<KvFolder>> {
         if let Err(error) = KvFolder::delete_all(&path) {
             tracing::warn!("cannot delete {}, which holds keys and values of earlier prompts: {error}", path.display());
         }
-        return None;
+        return in_memory(config);
     }
     let bytes_max = config.kv_store.bytes_max.unwrap_or_else(|| BYTES_MAX.min(size.unwrap_or(BYTES_MAX) / SHARE));
     open_folder(&path, bytes_max)
+}
+
+/// A store in memory for copies, of this node's own blocks and of other nodes'.
+fn in_memory(config: &Config) -> Option<Arc<KvFolder>> {
+    let bytes_max = memory::total().0 / MEMORY_SHARE;
+    let is_wanted = config.kv_store.copies && config.paced.is_none();
+    is_wanted.then(|| Arc::new(KvFolder::in_memory(bytes_max)))
 }
 
 fn open_folder(path: &Path, bytes_max: u64) -> Option<Arc<KvFolder>> {

@@ -6,6 +6,7 @@ use protocol::{
     across::Across,
     bench::Bench,
     inspect::Inspect,
+    kv::KvRequest,
     message::{Prepare, ResponseBody},
     models::ModelsRequest,
     pairing::Rekeying,
@@ -26,6 +27,8 @@ pub enum Effect {
     Cluster(ClusterEffect),
     /// Execute a request about model files, and answer.
     Model(ModelEffect),
+    /// Read or keep keys and values of other nodes, and answer.
+    Kv(ReplyTo, Box<KvRequest>),
     /// Write to the state folder. Writes keep their order.
     Disk(DiskEffect),
     /// Execute a step of an assignment that does not run yet.

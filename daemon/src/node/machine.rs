@@ -409,6 +409,7 @@ impl Node {
             RequestBody::CancelRunning { number } => self.cancel_running(ReplyTo { session, id }, number),
             RequestBody::Recovery(ask) => self.recovery(ReplyTo { session, id }, *ask),
             RequestBody::Neighbours(addresses) => self.meet(ReplyTo { session, id }, addresses),
+            RequestBody::Kv(request) => vec![Effect::Kv(ReplyTo { session, id }, request)],
             RequestBody::Unload(unload) => self.unload(ReplyTo { session, id }, unload),
             RequestBody::Cancel => {
                 let key = self.running.as_ref().and_then(|running| running.requests.key(session, id));

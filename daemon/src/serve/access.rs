@@ -19,8 +19,10 @@ fn is_viewing(body: &RequestBody) -> bool {
 
 /// Requests that only nodes send to each other: an operator's key does not make a voter.
 fn is_of_nodes(body: &RequestBody) -> bool {
-    let RequestBody::Recovery(ask) = body else { return false };
-    matches!(**ask, RecoveryAsk::Learn(_) | RecoveryAsk::Vote(_))
+    match body {
+        RequestBody::Recovery(ask) => matches!(**ask, RecoveryAsk::Learn(_) | RecoveryAsk::Vote(_)),
+        body => matches!(body, RequestBody::Kv(_)),
+    }
 }
 
 /// Whether a request only reads.
@@ -39,7 +41,7 @@ fn is_reading(body: &RequestBody) -> bool {
 pub(super) fn is_told(body: &RequestBody) -> bool {
     let is_repeated = match body {
         RequestBody::Models(request) => request.goes_on(),
-        body => matches!(body, RequestBody::Text(_)),
+        body => matches!(body, RequestBody::Text(_) | RequestBody::Kv(_)),
     };
     !is_reading(body) && !is_repeated
 }

@@ -8,6 +8,7 @@ pub mod discovery;
 pub mod frame;
 pub mod handshake;
 pub mod inspect;
+pub mod kv;
 pub mod losses;
 pub mod message;
 pub mod messages;

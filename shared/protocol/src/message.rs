@@ -19,6 +19,7 @@ use topology::{
 use crate::{
     bench::{Bench, BenchLinks},
     inspect::{Inspect, Inspected},
+    kv::{KvRequest, KvResponse},
     models::{ModelsRequest, ModelsResponse},
     pairing::{Rekey, WrappedKey},
     recovery::{RecoveryAnswer, RecoveryAsk},
@@ -111,6 +112,8 @@ pub enum RequestBody {
     /// Unload the shard and forget its topology, which recovery then does not bring back. Answered by `Done` once that is
     /// on disk. Since wire version 12.
     Unload(Unload),
+    /// Read or keep keys and values of other nodes (nodes only). Answered by `Kv`. Since wire version 14.
+    Kv(Box<KvRequest>),
 }
 
 impl RequestBody {
@@ -137,6 +140,7 @@ impl RequestBody {
             Self::Text(_) => "text",
             Self::Neighbours(_) => "neighbours",
             Self::Unload(_) => "unload",
+            Self::Kv(_) => "kv",
             Self::Models(request) => request.name(),
         }
     }
@@ -350,6 +354,8 @@ pub enum ResponseBody {
     Embedded(Vec<f32>),
     /// The request was carried out. Since wire version 12.
     Done,
+    /// The answer to `Kv`. Since wire version 14.
+    Kv(Box<KvResponse>),
 }
 
 /// A model file on a node.

@@ -131,11 +131,12 @@ impl World {
             Effect::Exit(_) => {
                 self.machines[node].process.iter_mut().for_each(|process| process.exits = true);
             }
-            // Not simulated: reports, changes of the key, model files, groups with roles and benchmarks.
+            // Not simulated: reports, changes of the key, model files, copies of keys and values, groups with roles and benchmarks.
             Effect::Session(SessionEffect::Watch { .. } | SessionEffect::Inspect { .. })
             | Effect::Report(_)
             | Effect::Cluster(ClusterEffect::Rekey { .. })
             | Effect::Model(_)
+            | Effect::Kv(..)
             | Effect::Engine(EngineEffect::SendAcross(..) | EngineEffect::Text(..))
             | Effect::Engine(EngineEffect::Command(
                 EngineCommand::Across(..) | EngineCommand::AcrossLost(_) | EngineCommand::BenchLinks(..),

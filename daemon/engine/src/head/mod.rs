@@ -285,6 +285,11 @@ impl<'a> Head<'a> {
             let Some(key) = self.scheduler.key(opened.slot) else { continue };
             self.report(key, RequestEvent::Dispatched);
             if let Some(request) = self.requests.get_mut(&key) {
+                if request.resumed > 0 || request.is_loaded {
+                    let (cached, computed) = (opened.cached, opened.prompt.len() as u32 - opened.cached);
+                    let (read, resumed) = (request.times.stored_tokens, request.resumed);
+                    tracing::info!(resumed, read, cached, computed, "tokens of a request that were not new");
+                }
                 // A request whose keys and values come from elsewhere left the queue when they were asked for.
                 if request.times.transfer.tokens == 0 {
                     if !request.is_loaded {

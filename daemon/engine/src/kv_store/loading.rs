@@ -8,8 +8,7 @@ use std::sync::{
 use common::limits::KV_BLOCK_LENGTH;
 
 use super::{
-    label::{Kind, Label, Stored},
-    name::Space,
+    label::{Kind, Label, LabelBase, Stored},
     order::{LoadId, LoadStatus, StoreOrder},
     port::{Found, Read},
     shape::Shape,
@@ -35,7 +34,7 @@ struct Load {
 /// What a rank loads.
 #[derive(Debug)]
 pub(super) struct Loading {
-    space: Space,
+    base: LabelBase,
     list: Vec<Load>,
     reads: SyncSender<Read>,
     found: Receiver<Found>,
@@ -43,8 +42,8 @@ pub(super) struct Loading {
 
 impl Loading {
     /// Nothing is loaded yet.
-    pub(super) fn new(reads: SyncSender<Read>, found: Receiver<Found>, space: Space) -> Self {
-        Self { space, list: Vec::new(), reads, found }
+    pub(super) fn new(reads: SyncSender<Read>, found: Receiver<Found>, base: LabelBase) -> Self {
+        Self { base, list: Vec::new(), reads, found }
     }
 
     /// Whether anything is being read.
@@ -72,16 +71,15 @@ impl Loading {
         if !is_new || first >= texts.len() || texts.len() > blocks.len() || shape.has_states != state.is_some() {
             return false;
         }
-        let mut before = self.space.beginning();
-        let (kind, length) = (Kind::Block, shape.block_bytes as u64);
+        let mut before = self.base.space.beginning();
         let labels = texts.iter().map(|tokens: &[u32; KV_BLOCK_LENGTH]| {
-            let label = Label { space: self.space, before, kind, tokens: *tokens, length };
+            let label = self.base.block(before, tokens);
             before = label.name();
             label
         });
         let mut labels: Vec<Label> = labels.collect();
         if let (true, Some(last)) = (shape.has_states, labels.last()) {
-            labels.push(Label { kind: Kind::State, length: shape.state_bytes as u64, ..*last });
+            labels.push(Label { kind: Kind::State, ..*last });
         }
         let is_ended = Arc::new(AtomicBool::new(false));
         let read = Read { load: *load, labels: labels.split_off(first), is_ended: Arc::clone(&is_ended) };
@@ -111,7 +109,8 @@ impl Loading {
                     break;
                 }
             };
-            bytes += stored.as_ref().map_or(1, |(_, stored)| stored.payload().len());
+            let files = stored.iter().flat_map(|(_, files)| files);
+            bytes += 1 + files.map(|file| file.payload().len()).sum::<usize>();
             if let Some(load) = self.list.iter_mut().find(|known| known.load == load) {
                 load.take(stored.as_ref(), shape, memories);
             }
@@ -121,20 +120,20 @@ impl Loading {
 }
 
 impl Load {
-    fn take(&mut self, stored: Option<&(Kind, Stored)>, shape: &Shape, memories: &mut Memories<'_>) {
+    fn take(&mut self, stored: Option<&(Kind, Vec<Stored>)>, shape: &Shape, memories: &mut Memories<'_>) {
         let (index, all) = (self.status.blocks as usize, self.blocks.len());
         let is_taken = match stored {
-            Some((Kind::Block, stored)) if index < all => {
+            Some((Kind::Block, files)) if index < all => {
                 let windowed = index.checked_sub(self.windowed.0).and_then(|index| self.windowed.1.get(index));
-                let is_taken =
-                    shape.take_block(memories.cache, self.blocks[index], windowed.copied(), stored.payload());
+                let files = files.iter().map(Stored::payload);
+                let is_taken = shape.take_block(memories.cache, self.blocks[index], windowed.copied(), files);
                 self.status.blocks += u32::from(is_taken);
                 self.status.is_complete = is_taken && index + 1 == all && self.state.is_none();
                 is_taken
             }
-            Some((Kind::State, stored)) => {
-                let is_taken =
-                    self.state.is_some_and(|state| shape.take_state(memories.states, state, stored.payload()));
+            Some((Kind::State, files)) => {
+                let files = files.iter().map(Stored::payload);
+                let is_taken = self.state.is_some_and(|state| shape.take_state(memories.states, state, files));
                 self.status.is_complete = is_taken && index == all;
                 is_taken
             }

@@ -6,6 +6,7 @@ pub mod label;
 mod loading;
 mod name;
 mod order;
+mod part;
 pub mod port;
 mod rank;
 pub mod requested;
@@ -15,5 +16,6 @@ mod shape;
 pub use self::{
     name::{Name, Space},
     order::{LoadId, LoadStatus, StoreOrder},
+    part::{Part, PartHash},
     rank::KvStore,
 };

@@ -14,10 +14,12 @@ use super::{
     order::LoadId,
 };
 
-/// Which files there are.
+/// Which files there are for this rank.
 pub trait Files: fmt::Debug + Send + Sync {
-    /// Whether there is a file of this name.
+    /// Whether its own part of a block or state is stored, wherever it is to be.
     fn has(&self, name: Name) -> bool;
+    /// Whether files that can be read together have its part.
+    fn finds(&self, name: Name, kind: Kind) -> bool;
 }
 
 /// A block or a state on its way to the disk.
@@ -34,19 +36,19 @@ pub struct Write {
 pub struct Read {
     /// The load.
     pub load: LoadId,
-    /// In order; those behind a missing one are not read.
+    /// In order, each as if this rank had stored it; those behind a missing one are not read.
     pub labels: Vec<Label>,
     /// Set once nothing more is wanted.
     pub is_ended: Arc<AtomicBool>,
 }
 
-/// A file that was read for a load.
+/// Files that were read for a load.
 #[derive(Debug)]
 pub struct Found {
     /// The load.
     pub load: LoadId,
-    /// What it holds; `None`: nothing more is found.
-    pub stored: Option<(Kind, Stored)>,
+    /// What they hold, and files that together have this rank's part; `None`: nothing more is found.
+    pub stored: Option<(Kind, Vec<Stored>)>,
 }
 
 /// The disk of a rank; its threads end with it.

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use common::limits::KV_BLOCK_LENGTH;
 
 use super::{
+    label::{Kind, LabelBase},
     loading::Loading,
     name::Space,
     order::{LoadId, LoadStatus, StoreOrder},
+    part::Part,
     port::{Disk, Files},
     saving::Saving,
     shape::Shape,
@@ -39,8 +41,10 @@ impl KvStore {
         let Memories { cache, states } = model.memories();
         let shape = Shape::of(&plan, cache, states, limits.states.all() > 0);
         let Disk { files, writes, waiting, reads, found } = disk;
-        let saving = Saving::new(Arc::clone(&files), writes, waiting, space, limits);
-        Self(Some(RankStore { files, space, shape, saving, loading: Loading::new(reads, found, space) }))
+        let base = LabelBase { space, part: Part::of(&plan).hash() };
+        let saving = Saving::new(Arc::clone(&files), writes, waiting, base, limits);
+        let loading = Loading::new(reads, found, base);
+        Self(Some(RankStore { files, space, shape, saving, loading }))
     }
 
     /// Whether anything is being read.
@@ -48,7 +52,7 @@ impl KvStore {
         self.0.as_ref().is_some_and(|store| store.loading.is_busy())
     }
 
-    /// How many tokens at the beginning of a prompt this rank has stored, in whole blocks, and so that a sequence can
+    /// How many tokens at the beginning of a prompt this rank can read, in whole blocks, and so that a sequence can
     /// continue behind them. The last token of a prompt never counts: its logits are needed.
     pub fn stored(&self, prompt: &[u32]) -> usize {
         let Some(RankStore { files, space, shape, .. }) = &self.0 else { return 0 };
@@ -57,10 +61,10 @@ impl KvStore {
         for (index, tokens) in blocks.iter().enumerate() {
             name = name.then(tokens);
             // A rank without keys and values has empty blocks, too.
-            if !files.has(name) {
+            if !files.finds(name, Kind::Block) {
                 break;
             }
-            if !shape.has_states || files.has(name.state()) {
+            if !shape.has_states || files.finds(name.state(), Kind::State) {
                 stored = (index + 1) * KV_BLOCK_LENGTH;
             }
         }

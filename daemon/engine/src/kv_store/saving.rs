@@ -9,8 +9,8 @@ use common::{ids::Slot, limits::KV_BLOCK_LENGTH};
 use topology::kv;
 
 use super::{
-    label::{Kind, Label},
-    name::{Name, Space},
+    label::{Kind, Label, LabelBase},
+    name::Name,
     port::{Files, Write},
     shape::Shape,
 };
@@ -34,7 +34,7 @@ struct Progress {
 /// What a rank saves.
 #[derive(Debug)]
 pub(super) struct Saving {
-    space: Space,
+    base: LabelBase,
     files: Arc<dyn Files>,
     /// Longest window of the model.
     window: Option<usize>,
@@ -49,17 +49,17 @@ impl Saving {
         files: Arc<dyn Files>,
         writes: Sender<Write>,
         waiting: Arc<AtomicUsize>,
-        space: Space,
+        base: LabelBase,
         limits: &Limits,
     ) -> Self {
-        let slots = vec![Progress { blocks: 0, name: space.beginning() }; limits.slots];
-        Self { space, files, window: limits.window, slots, writes, waiting }
+        let slots = vec![Progress { blocks: 0, name: base.space.beginning() }; limits.slots];
+        Self { base, files, window: limits.window, slots, writes, waiting }
     }
 
     /// Stores what a step completed: `plan` was applied to `sequences`, and its tokens are computed.
     pub(super) fn stepped(&mut self, plan: &Plan, sequences: &Sequences, shape: &Shape, memories: &Memories<'_>) {
         for opened in &plan.opened {
-            self.slots[opened.slot.index()] = Progress { blocks: 0, name: self.space.beginning() };
+            self.slots[opened.slot.index()] = Progress { blocks: 0, name: self.base.space.beginning() };
         }
         let batch = sequences.batch();
         for run in batch.tokens.chunk_by(|one, next| one.slot == next.slot) {
@@ -73,8 +73,7 @@ impl Saving {
             let (blocks, _) = sequence.tokens[..final_end(run).min(sequence.tokens.len())].as_chunks();
             for (index, tokens) in blocks.iter().enumerate().skip(self.slots[slot.index()].blocks) {
                 let before = self.slots[slot.index()].name;
-                let (kind, length) = (Kind::Block, shape.block_bytes as u64);
-                let label = Label { space: self.space, before, kind, tokens: *tokens, length };
+                let label = self.base.block(before, tokens);
                 let name = label.name();
                 if index >= first_seen && !self.files.has(name) {
                     if self.is_full() {
@@ -102,9 +101,8 @@ impl Saving {
         let (Some(sequence), 0) = (sequences.get(Slot(slot)), position as usize % KV_BLOCK_LENGTH) else { return };
         let (blocks, _) = sequence.tokens[..position as usize].as_chunks();
         let Some((tokens, earlier)) = blocks.split_last() else { return };
-        let before = earlier.iter().fold(self.space.beginning(), |name, tokens| name.then(tokens));
-        let (kind, length) = (Kind::State, shape.state_bytes as u64);
-        let label = Label { space: self.space, before, kind, tokens: *tokens, length };
+        let before = earlier.iter().fold(self.base.space.beginning(), |name, tokens| name.then(tokens));
+        let label = Label { kind: Kind::State, ..self.base.block(before, tokens) };
         if shape.has_states && !self.files.has(label.name()) && !self.is_full() {
             send(&self.writes, &self.waiting, Write { label, payload: shape.state(states, *saved) });
         }

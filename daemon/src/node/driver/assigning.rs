@@ -7,7 +7,10 @@ use std::{
     time::Instant,
 };
 
-use common::{fault::FaultKind, ids::Epoch};
+use common::{
+    fault::FaultKind,
+    ids::{Epoch, MemberIndex},
+};
 use protocol::{
     NUMERIC_VERSION,
     connection::{Connection, send_welcome},
@@ -19,6 +22,7 @@ use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
     task::{AbortHandle, spawn_blocking},
 };
+use topology::Topology;
 
 use super::{
     Input,
@@ -30,7 +34,10 @@ use super::{
     loading::{self, Loaded},
     running::{EngineStart, LocalAssignment, RunningEngine},
 };
-use crate::node::{Event, Node, effect::AssignmentEffect};
+use crate::{
+    kv_store::KvPeers,
+    node::{Event, Node, effect::AssignmentEffect},
+};
 
 /// A finished load; the result of an earlier attempt at the same epoch is ignored.
 #[derive(Debug)]
@@ -44,6 +51,7 @@ pub struct LoadOutcome {
 pub struct LinkOutcome {
     attempt: u64,
     result: Result<OpenLinks, FaultKind>,
+    peers: Option<Arc<KvPeers>>,
 }
 
 /// An incoming link of a rank, after its Hello and before the Welcome.
@@ -187,11 +195,17 @@ impl Assignments {
         let Some(arrived) = open.arrived.take() else { return };
         let attempt = open.attempt;
         let LocalAssignment { epoch, hash, topology, member: own } = open.place.clone();
+        let peers = kv_peers(context, &topology, own).map(Arc::new);
         let linking = Linking { identity: context.identity.clone(), topology, epoch, hash, own };
         let inputs = context.inputs.clone();
         let task = tokio::spawn(async move {
-            let result = linking::open(linking, arrived).await;
-            let _ = inputs.send(Input::Linked(LinkOutcome { attempt, result })).await;
+            let asking = async {
+                if let Some(peers) = &peers {
+                    peers.ask_all().await;
+                }
+            };
+            let (result, ()) = tokio::join!(linking::open(linking, arrived), asking);
+            let _ = inputs.send(Input::Linked(LinkOutcome { attempt, result, peers })).await;
         });
         open.linking = Some(AbortOnDrop(task.abort_handle()));
     }
@@ -204,17 +218,31 @@ impl Assignments {
         node: &Node,
         engine: &mut EngineHost,
     ) -> Option<Event> {
-        let LinkOutcome { attempt, result } = outcome;
+        let LinkOutcome { attempt, result, peers } = outcome;
         let open = self.open.take_if(|open| open.attempt == attempt)?;
         let epoch = open.place.epoch;
         let started = result.and_then(|links| {
             let loaded = *open.loaded.ok_or(FaultKind::NotPrepared { epoch })?;
-            RunningEngine::start(context, EngineStart { run: attempt, place: open.place, loaded, links })
+            RunningEngine::start(context, EngineStart { run: attempt, place: open.place, loaded, links, peers })
         });
         let result = started.map(|running| engine.host(running, node.state() == NodeState::Draining));
         let result = result.map_err(|kind| context.fault(kind));
         Some(Event::Connected(epoch, result))
     }
+}
+
+/// The other nodes of a topology, of which the next rank of the replica keeps copies of keys and values.
+fn kv_peers(context: &DriverContext, topology: &Topology, own: MemberIndex) -> Option<KvPeers> {
+    if context.kv.is_none() || !context.config.kv_store.copies {
+        return None;
+    }
+    let replica = topology.layout.members(topology.place(own).replica);
+    let ring = if replica.len() > 1 { replica } else { 0..topology.members.len() };
+    let next = if own.index() + 1 < ring.end { own.index() + 1 } else { ring.start };
+    let others = topology.members.iter().enumerate().filter(|(index, _)| *index != own.index());
+    let buddy = others.clone().position(|(index, _)| index == next);
+    let addresses: Vec<String> = others.map(|(_, member)| member.address.clone()).collect();
+    (!addresses.is_empty()).then(|| KvPeers::new(context.identity.clone(), addresses, buddy))
 }
 
 /// Loads a shard and reports its progress.

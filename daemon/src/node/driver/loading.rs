@@ -66,7 +66,7 @@ pub(super) struct Loaded {
     /// On the ranks of the last stage only.
     pub(super) vocabulary: Option<VocabularySource>,
     pub(super) bytes: Bytes,
-    /// What its keys and values depend on besides the tokens.
+    /// What its keys and values depend on besides the tokens and its part of the model.
     pub(super) space: Space,
 }
 
@@ -219,18 +219,18 @@ pub(super) fn load(
     let pace = paced.map(|paced| pace(paced, ModelSizes::of_file(&file, &spec), plan, topology));
     let vocabulary =
         place.is_last_stage().then(|| text::vocabulary(Arc::clone(&file), spec.vocabulary_length, spawn_compiler));
-    let (space, bytes) = (space(topology, content.root, kernels, &shard.plan), Bytes(room.total() + kv + state));
+    let (space, bytes) = (space(topology, content.root), Bytes(room.total() + kv + state));
     Ok(Loaded { shard, cache, states, pace, partners, text, vocabulary, bytes, space })
 }
 
-/// What the keys and values of a shard depend on besides the tokens.
-fn space(topology: &Topology, root: ContentRoot, kernels: &Kernels, plan: &ShardPlan) -> Space {
+/// What keys and values depend on besides the tokens. Kernels and cuts change only their rounding: ids are the same, and
+/// what other nodes computed is of use after a loss.
+fn space(topology: &Topology, root: ContentRoot) -> Space {
     Space::of(&[
         &root.to_string(),
         &topology.identity.to_string(),
-        &format!("numbers {NUMERIC_VERSION}, kernels {}", kernels.name),
+        &format!("numbers {NUMERIC_VERSION}"),
         &format!("keys and values as {}, sums as {:?}", topology.kv, topology.exchange),
-        &format!("layers {:?}, parts {:?}", plan.layers, plan.cuts),
     ])
 }
 

@@ -11,6 +11,7 @@ mod disk;
 mod engine_host;
 mod head_links;
 mod heartbeat;
+mod kv_keeping;
 mod linking;
 mod loading;
 mod models;
@@ -63,6 +64,7 @@ use self::{
     context::DriverContext,
     disk::Disk,
     engine_host::EngineHost,
+    kv_keeping::KvKeeping,
     models::ModelJobs,
     pacemaker::Pacemaker,
     report::{ReportSources, Reports},
@@ -125,6 +127,7 @@ pub struct Driver {
     reports: Reports,
     cluster: ClusterView,
     models: ModelJobs,
+    kv: KvKeeping,
     disk: Disk,
     /// Results of the disk.
     written: disk::Results,
@@ -197,6 +200,7 @@ impl Driver {
             reports: Reports::new(monitor),
             cluster: ClusterView::new(&config),
             models: ModelJobs::default(),
+            kv: KvKeeping::default(),
             disk,
             written,
             assignments: Assignments::default(),
@@ -332,6 +336,7 @@ impl Driver {
         if let Event::SessionClosed(session) = &event {
             self.sessions.close(*session);
             self.models.stop_all(*session);
+            self.kv.close(*session);
         }
         if let Event::Request { session, request: Request { id, body: RequestBody::Cancel }, .. } = &event {
             self.models.stop(*session, *id);
@@ -374,6 +379,7 @@ impl Driver {
                 self.cluster.perform(effect, sources, &mut self.sessions);
             }
             Effect::Model(effect) => self.models.perform(effect, context, &mut self.sessions),
+            Effect::Kv(to, request) => self.kv.answer(to, *request, context, &mut self.sessions),
             Effect::Disk(effect) => return self.disk.perform(effect, &mut self.sessions),
             Effect::Assignment(effect) => self.assignments.perform(effect, context, &mut self.benches),
             Effect::Engine(EngineEffect::Text(to, request)) => {

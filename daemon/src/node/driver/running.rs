@@ -16,6 +16,7 @@ use common::{
 use engine::{
     self, RequestKey, Setup,
     collective::{Abort, Group, KvLinks, Links, Seat, Settings, Socket, StepTiming, SyncLog},
+    kv_store::Part,
     model::{Model, Pace},
     plan::Limits,
     port::{EngineEvent, EngineOrder, RequestEvent},
@@ -39,7 +40,7 @@ use super::{
 };
 use crate::{
     config::Config,
-    kv_store::disk,
+    kv_store::{KvPeers, RankFiles},
     node::event::EngineCommand,
     text::{AnswerEvent, ModelText, Program, TextService},
 };
@@ -100,6 +101,8 @@ pub(super) struct EngineStart {
     pub(super) place: LocalAssignment,
     pub(super) loaded: Loaded,
     pub(super) links: OpenLinks,
+    /// The nodes that keep keys and values for each other.
+    pub(super) peers: Option<Arc<KvPeers>>,
 }
 
 impl RunningEngine {
@@ -112,7 +115,7 @@ impl RunningEngine {
     }
 
     fn launch(context: &DriverContext, start: EngineStart) -> io::Result<Self> {
-        let EngineStart { run, place, mut loaded, links } = start;
+        let EngineStart { run, place, mut loaded, links, peers } = start;
         let abort = Arc::new(Abort::new()?);
         let seat = place.seat();
         let ring = Arc::new(SyncLog::new(seat.rank, seat.group));
@@ -138,7 +141,7 @@ impl RunningEngine {
         let sink = Arc::new(sink(context.inputs.clone(), run));
         let end_tokens = loaded.text.as_ref().map_or(Vec::new(), ModelText::end_tokens);
         let text = texts(&context.config, &mut loaded, &commands, sink.clone())?;
-        let parts = EngineParts { group, transfers, end_tokens, abort: Arc::clone(&abort) };
+        let parts = EngineParts { group, transfers, end_tokens, abort: Arc::clone(&abort), peers };
         let setup = setup(context, &place, loaded, parts);
         let builder = thread::Builder::new().name("engine".into()).stack_size(ENGINE_STACK_BYTES);
         let thread = builder.spawn(move || engine::run(setup, &orders, &*sink))?;
@@ -408,10 +411,11 @@ struct EngineParts {
     transfers: Option<(Transfers, Partners)>,
     end_tokens: Vec<u32>,
     abort: Arc<Abort>,
+    peers: Option<Arc<KvPeers>>,
 }
 
 fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts: EngineParts) -> Setup {
-    let EngineParts { group, transfers, end_tokens, abort } = parts;
+    let EngineParts { group, transfers, end_tokens, abort, peers } = parts;
     let config = &context.config;
     let member = &place.topology.members[place.member.index()];
     let cores = member.cores.iter().map(|core| usize::from(*core)).collect();
@@ -419,6 +423,7 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
     let limits = Limits::of(&place.topology, &loaded.shard.spec);
     let kernels = context.kernels;
     let options = PoolOptions { threads, cores, spin: member.spin };
+    let part = Part::of(&loaded.shard.plan);
     let (shard, cache, states, pace) = (loaded.shard, loaded.cache, loaded.states, loaded.pace);
     let context_length = place.topology.context_length as usize;
     // The thread pool and the model are created on the engine's thread, which first sets its CPU affinity.
@@ -428,7 +433,8 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
         Model::new(shard, cache, Compute { kernels, pool }, context_length).with_states(states).paced(pace)
     });
     let (node, place, variant, vocabulary) = (config.name.clone(), place.seat(), context.variant, loaded.vocabulary);
-    let started = context.kv.as_ref().map(disk::start).transpose();
+    let files = context.kv.as_ref().map(|folder| RankFiles::new(Arc::clone(folder), part, peers));
+    let started = files.map(RankFiles::start).transpose();
     let disk = started.unwrap_or_else(|error| {
         tracing::warn!("keys and values are not stored: {error}");
         None

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Kills (kill -9) each rank in turn while an answer streams behind a long prompt, restarts it, and compares the text with
+that of an undisturbed stream: how long the stream paused, how many tokens were read from copies of keys and values on
+other nodes, and how many were computed again; with copies and without, and after a loss for good on the remaining nodes.
+
+cargo build --release --locked --workspace && bench/scripts/serve/long_context_loss.py [--topologies tp2,tp4,pp2-tp2]
+[--prompt 4000] [--tokens 256] [--shape tinyllama-1.1b] [--format q4_0] [--models FOLDER] [--json]
+
+Daemons of one thread on loopback; exit code 1 if a text differs, or if more than 64 positions are computed again.
+"""
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import paths  # noqa: F401
+import bramble
+import client
+
+SETTINGS = "packed_shards = false\nthreads = 1\nkv_store = \"off\"\nstall_ms = 60000\n"
+RECOMPUTED_MAX = 64
+# The gateway is on a node that is never killed.
+GATEWAY = "recover = false\n"
+
+
+def count(topology):
+    """Number of nodes of a layout."""
+    nodes = 1
+    for part in topology.split("-"):
+        nodes *= int("".join(letter for letter in part if letter.isdigit()))
+    return nodes
+
+
+async def stream(host, body, victim=None, back=True):
+    """One stream, of which a rank is killed after a quarter of its tokens, and restarted if `back`."""
+    arrived, state = [], {}
+
+    def on_text(_):
+        arrived.append(time.monotonic())
+        if victim and "killed" not in state and len(arrived) >= body["max_tokens"] // 4:
+            state["killed"] = time.monotonic()
+            victim.stop()
+            if back:
+                asyncio.get_running_loop().run_in_executor(None, victim.start)
+
+    answer = await client.ask(host, "POST", "/v1/completions", body, on_text=on_text)
+    if answer.status != 200 or not answer.whole or answer.error:
+        sys.exit(f"status {answer.status}: {answer.error or answer.body[:300]}")
+    after = [at for at in arrived if at > state.get("killed", float("inf"))]
+    pause = max((later - now for now, later in zip([state["killed"], *after], after)), default=0) if after else 0
+    return answer, pause
+
+
+def recomputed(daemons, begin):
+    """From the logs since then: tokens of the latest prompt that were read, and those that were computed."""
+    found = None
+    for daemon, offset in zip(daemons, begin):
+        for line in daemon.text(offset).splitlines():
+            if "tokens of a request that were not new" in line:
+                fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+                found = int(fields["read"]), int(fields["computed"])
+    return found
+
+
+def measure(topology, arguments, copies, rows):
+    path = bramble.model(arguments.shape, arguments.format, arguments.models, arguments.context)
+    models, model = os.path.split(path)
+    nodes = count(topology)
+    chance = __import__("random").Random(1)
+    prompt = [chance.randrange(300, 900) for _ in range(arguments.prompt)]
+    body = {"model": model, "prompt": prompt, "max_tokens": arguments.tokens, "temperature": 0.8, "seed": 3, "stream": True,
+            "stream_options": {"include_usage": True}, "ignore_eos": True}
+    failed = False
+    with bramble.Cluster(models) as cluster:
+        addresses = bramble.loopback(nodes + 1)
+        settings = SETTINGS + ("" if copies else "kv_copies = false\n")
+        daemons = [cluster.add(f"pi{index + 1}", address, settings=settings) for index, address in enumerate(addresses[:nodes])]
+        peers = ", ".join(f'"{daemon.address}"' for daemon in daemons)
+        gateway = cluster.add("gateway", addresses[nodes], settings=f"peers = [{peers}]\n" + GATEWAY)
+        bramble.generate(daemons, model, "ROMEO:", 2, "--topology", topology, context=arguments.prompt + arguments.tokens + 64)
+        host = client.place(gateway)
+        asyncio.run(client.until_healthy([host]))
+        begun = time.monotonic()
+        expected, _ = asyncio.run(stream(host, body))
+        whole = time.monotonic() - begun
+        first = expected.first_token
+        for rank, victim in enumerate(daemons):
+            begin = [os.path.getsize(daemon.log) for daemon in daemons]
+            answer, pause = asyncio.run(stream(host, body, victim))
+            counts = recomputed(daemons, begin)
+            same = answer.text == expected.text
+            row = {"topology": topology, "copies": copies, "rank": rank, "pause_s": round(pause, 2), "same_text": same,
+                   "read": counts and counts[0], "computed": counts and counts[1], "prefill_s": round(first, 2), "whole_s": round(whole, 2)}
+            rows.append(row)
+            if not arguments.json:
+                print(f"{topology:8} copies {'on ' if copies else 'off'} rank {rank}: pause {pause:6.2f} s, read {row['read']}, computed {row['computed']}, "
+                      f"text {'same' if same else 'DIFFERS'} (first token without a loss {first:.2f} s)", flush=True)
+            failed |= not same or (copies and (counts is None or counts[1] > RECOMPUTED_MAX))
+            asyncio.run(client.until_healthy([host]))
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topologies", default="tp2,tp4,pp2-tp2")
+    parser.add_argument("--prompt", type=int, default=4000)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--shape", default="tinyllama-1.1b")
+    parser.add_argument("--format", default="q4_0")
+    parser.add_argument("--models", default=os.path.join(bramble.ROOT, "target", "models"))
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--with-copies-only", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows, failed = [], False
+    for topology in arguments.topologies.split(","):
+        for copies in (True,) if arguments.with_copies_only else (True, False):
+            failed |= measure(topology, arguments, copies, rows)
+    if arguments.json:
+        print(json.dumps(rows, indent=1))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    bramble.command(main)

@@ -1,0 +1,255 @@
+//! Keys and values on other nodes: what each of them had when this rank started, reading it, and keeping copies of this
+//! rank's blocks on one of them, its buddy. Blocks are copied slowly, so that steps do not wait for the network.
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use common::fault::{Fault, FaultKind};
+use engine::kv_store::{Name, Part};
+use protocol::{
+    handshake::Identity,
+    kv::{KV_FILE_BYTES_MAX, KV_FILES_MAX, KvList, KvPiece, KvRequest, KvResponse},
+    message::{RequestBody, ResponseBody},
+    session::Session,
+};
+use smallvec::SmallVec;
+use tokio::{runtime::Handle, task::JoinSet, time::timeout};
+
+/// Longest wait for the lists of all nodes: a request that arrives meanwhile waits, too.
+const LISTS: Duration = Duration::from_millis(500);
+/// Deadline of a connection attempt, and of each answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// Bytes of a piece of a copy: half a millisecond at 1 Gb/s, which a step may wait behind it.
+const PIECE: usize = 64 << 10;
+/// Bytes a second of copies, a tenth of a link of 1 Gb/s.
+const COPIED_PER_SECOND: f64 = 12.5e6;
+/// Most parts that are known: a cluster has as many as ranks, and few cuts.
+const PARTS_MAX: usize = 1024;
+
+/// A file on another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KeptCopy {
+    peer: u16,
+    part: u16,
+}
+
+/// What other nodes have.
+#[derive(Debug, Default)]
+struct Known {
+    parts: Vec<Part>,
+    copies: HashMap<Name, SmallVec<[KeptCopy; 2]>>,
+}
+
+/// Another node.
+#[derive(Debug)]
+struct Peer {
+    address: String,
+    /// The session of fetches or copies, which are each made by one thread.
+    session: Mutex<Option<Session>>,
+}
+
+/// The other nodes of a topology.
+#[derive(Debug)]
+pub struct KvPeers {
+    runtime: Handle,
+    identity: Identity,
+    peers: Vec<Peer>,
+    /// Index of the buddy.
+    buddy: Option<usize>,
+    /// Whether the buddy failed: then nothing is copied until the next start of the ranks.
+    is_buddy_lost: AtomicBool,
+    known: Mutex<Known>,
+}
+
+impl KvPeers {
+    /// The nodes at these addresses, of which one keeps copies.
+    pub fn new(identity: Identity, addresses: Vec<String>, buddy: Option<usize>) -> Self {
+        let peers = addresses.into_iter().map(|address| Peer { address, session: Mutex::default() });
+        Self {
+            runtime: Handle::current(),
+            identity,
+            peers: peers.collect(),
+            buddy,
+            is_buddy_lost: AtomicBool::new(false),
+            known: Mutex::default(),
+        }
+    }
+
+    /// Asks all nodes what they have; those that do not answer in time have nothing.
+    pub async fn ask_all(&self) {
+        let mut asked = JoinSet::new();
+        for (number, peer) in self.peers.iter().enumerate() {
+            let (address, identity) = (peer.address.clone(), self.identity.clone());
+            asked.spawn(async move { Some((number, list(&address, identity).await.ok()?)) });
+        }
+        let collecting = async {
+            while let Some(answer) = asked.join_next().await {
+                if let Ok(Some((number, list))) = answer {
+                    self.known().add(number as u16, &list);
+                }
+            }
+        };
+        // What has arrived by then is of use.
+        let _ = timeout(LISTS, collecting).await;
+    }
+
+    /// The parts of a block that other nodes have, each with the number of one of them.
+    pub fn parts(&self, name: Name) -> SmallVec<[(usize, Part); 4]> {
+        let known = self.known();
+        let copies = known.copies.get(&name).map_or(&[][..], |copies| &copies[..]);
+        copies.iter().map(|copy| (usize::from(copy.peer), known.parts[usize::from(copy.part)].clone())).collect()
+    }
+
+    /// Reads a file of a node; `None` if it has none any more, or does not answer. Blocks.
+    pub fn fetch(&self, peer: usize, name: Name, part: &Part) -> Option<Vec<u8>> {
+        let fetched = self.with_session(peer, |session| {
+            let (mut file, mut size) = (Vec::new(), 0);
+            loop {
+                let offset = file.len() as u32;
+                let wanted = KvRequest::Read { name: name.0, part: part.to_string(), offset };
+                let KvResponse::Piece { size: of, bytes } = self.runtime.block_on(ask(session, wanted))? else {
+                    return Ok(None);
+                };
+                let is_same = offset == 0 || size == of;
+                size = of;
+                if !is_same || bytes.is_empty() || file.len() + bytes.len() > (size as usize).min(KV_FILE_BYTES_MAX) {
+                    return Ok(None);
+                }
+                file.extend(bytes);
+                if file.len() == size as usize {
+                    return Ok(Some(file));
+                }
+            }
+        });
+        let file = fetched.flatten();
+        if file.is_none() {
+            self.forget(peer, name, part);
+        }
+        file
+    }
+
+    /// Forgets a file of a node, which is of no use.
+    pub fn forget(&self, peer: usize, name: Name, part: &Part) {
+        self.known().remove(peer, name, part);
+    }
+
+    /// Whether nothing is missing on the buddy: it has this part of a block, or there is none that could keep it.
+    pub fn is_copied(&self, name: Name, part: &Part) -> bool {
+        let Some(buddy) = self.buddy.filter(|_| !self.is_buddy_lost.load(Relaxed)) else { return true };
+        let known = self.known();
+        let copies = known.copies.get(&name).map_or(&[][..], |copies| &copies[..]);
+        copies.iter().any(|copy| usize::from(copy.peer) == buddy && known.parts[usize::from(copy.part)] == *part)
+    }
+
+    /// Has the buddy keep a file. Blocks, also to spare the network.
+    pub fn copy(&self, name: Name, part: &Part, file: &[u8]) {
+        let Some(buddy) = self.buddy.filter(|_| !self.is_copied(name, part)) else { return };
+        let text = part.to_string();
+        let sent = self.with_session(buddy, |session| {
+            for (index, bytes) in file.chunks(PIECE).enumerate() {
+                let begun = Instant::now();
+                let (size, offset) = (file.len() as u32, (index * PIECE) as u32);
+                let piece = KvPiece { part: text.clone(), size, offset, bytes: bytes.to_vec() };
+                self.runtime.block_on(ask(session, KvRequest::Write(piece)))?;
+                let pace = Duration::from_secs_f64(bytes.len() as f64 / COPIED_PER_SECOND);
+                std::thread::sleep(pace.saturating_sub(begun.elapsed()));
+            }
+            Ok(())
+        });
+        if sent.is_some() {
+            self.known().insert(buddy as u16, name, part);
+        } else if !self.is_buddy_lost.swap(true, Relaxed) {
+            let address = &self.peers[buddy].address;
+            tracing::warn!("{address} keeps no more copies of this node's keys and values until the next start");
+        }
+    }
+
+    /// Does something in the session with a node, which ends if that fails.
+    fn with_session<T>(&self, peer: usize, act: impl FnOnce(&Session) -> Result<T, Fault>) -> Option<T> {
+        let peer = self.peers.get(peer)?;
+        let mut place = lock(&peer.session);
+        if place.as_ref().is_none_or(Session::is_broken) {
+            *place = self.runtime.block_on(open(&peer.address, self.identity.clone())).ok();
+        }
+        let done = act(place.as_ref()?);
+        if let Err(fault) = &done {
+            tracing::info!("keys and values of {}: {fault}", peer.address);
+            *place = None;
+        }
+        done.ok()
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        lock(&self.known)
+    }
+}
+
+impl Known {
+    /// Adds what a node has. Parts and names that cannot be are left out.
+    fn add(&mut self, peer: u16, list: &KvList) {
+        let parts: Vec<Option<Part>> = list.parts.iter().take(PARTS_MAX).map(|part| part.parse().ok()).collect();
+        for (name, part) in list.files.iter().take(KV_FILES_MAX) {
+            if let Some(Some(part)) = parts.get(usize::from(*part)) {
+                self.insert(peer, Name(*name), part);
+            }
+        }
+    }
+
+    fn insert(&mut self, peer: u16, name: Name, part: &Part) {
+        let number = self.parts.iter().position(|known| known == part);
+        let number = number.unwrap_or_else(|| {
+            self.parts.push(part.clone());
+            self.parts.len() - 1
+        });
+        let copy = KeptCopy { peer, part: number as u16 };
+        let copies = self.copies.entry(name).or_default();
+        if number < PARTS_MAX && !copies.contains(&copy) {
+            copies.push(copy);
+        }
+    }
+
+    fn remove(&mut self, peer: usize, name: Name, part: &Part) {
+        let Some(copies) = self.copies.get_mut(&name) else { return };
+        copies.retain(|copy| usize::from(copy.peer) != peer || self.parts[usize::from(copy.part)] != *part);
+    }
+}
+
+async fn open(address: &str, identity: Identity) -> Result<Session, Fault> {
+    timeout(ANSWER, Session::open(address, identity)).await.unwrap_or_else(|_| Err(late(address)))
+}
+
+/// The files of a node.
+async fn list(address: &str, identity: Identity) -> Result<KvList, Fault> {
+    let session = open(address, identity).await?;
+    match ask(&session, KvRequest::List).await? {
+        KvResponse::Listed(list) => Ok(list),
+        _ => Err(unexpected(&session)),
+    }
+}
+
+async fn ask(session: &Session, request: KvRequest) -> Result<KvResponse, Fault> {
+    let mut reply = session.ask(RequestBody::Kv(Box::new(request))).await?;
+    match reply.next("keys and values", ANSWER).await? {
+        ResponseBody::Kv(response) => Ok(*response),
+        _ => Err(unexpected(session)),
+    }
+}
+
+fn late(address: &str) -> Fault {
+    let reason = format!("no answer within {} ms", ANSWER.as_millis());
+    Fault::new(address, FaultKind::Unreachable { address: address.into(), reason })
+}
+
+fn unexpected(session: &Session) -> Fault {
+    Fault::new(&session.identity.name, FaultKind::Malformed { reason: "an unexpected answer".into() })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The map and the session are whole even if a thread panicked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
