@@ -22,6 +22,7 @@ use super::{
     previous::{pause, previous},
     shares::{Share, shares},
 };
+use crate::context::{self, CONTEXT_LEAST};
 use crate::desired::DesiredTopology;
 use crate::identify::{REPORT, error_node, identify, unexpected};
 
@@ -31,8 +32,6 @@ const PREPARE: Duration = Duration::from_secs(120);
 const COMMIT: Duration = Duration::from_secs(30);
 /// Time limit for a node to drop an assignment.
 const ABORT: Duration = Duration::from_secs(2);
-/// Default context length in tokens, if the model's limit is not lower.
-const CONTEXT_DEFAULT: u32 = 4096;
 pub use crate::desired::SLOTS_DEFAULT;
 
 /// A running topology.
@@ -51,6 +50,15 @@ pub struct Assigned {
 /// # Errors
 /// A node does not answer or lacks the model, or the topology is impossible.
 pub async fn propose(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<(Topology, ModelCard), Fault> {
+    propose_to(sessions, &reports(sessions).await?, wanted).await
+}
+
+/// The same, given the nodes' reports.
+async fn propose_to(
+    sessions: &[Arc<Session>],
+    reports: &[NodeReport],
+    wanted: &DesiredTopology,
+) -> Result<(Topology, ModelCard), Fault> {
     let card = identify(&sessions[0], &wanted.model).await?;
     let machines = sessions.iter().map(|session| (&session.identity, session.address.as_str()));
     let topology = compose(&machines.collect::<Vec<_>>(), wanted, &card);
@@ -58,7 +66,19 @@ pub async fn propose(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Res
         let node = error_node(&sessions[0]);
         Fault::new(node, FaultKind::TopologyInvalid { reason: error.to_string() })
     })?;
-    Ok((topology, card))
+    if wanted.context_length.is_some() {
+        return Ok((topology, card));
+    }
+    // A topology that runs is not replaced by one with another context that nobody asked for.
+    let held = reports.first().and_then(|report| report.topology.as_ref());
+    let held = held.map(|(held, ..)| Topology { context_length: held.context_length, ..topology.clone() });
+    if let Some((_, running)) = held.and_then(|held| running(reports, &held)) {
+        return Ok((running, card));
+    }
+    let sizes = card.sizes().map_err(|kind| Fault::new(error_node(&sessions[0]), kind))?;
+    let machines: Vec<&str> = sessions.iter().map(|session| session.identity.machine.as_str()).collect();
+    let context_length = context::longest(&topology, card.context_length, &sizes, reports, &machines);
+    Ok((Topology { context_length, ..topology }, card))
 }
 
 /// Assigns the wanted topology to the nodes of the sessions (in the order replica, stage, rank), unless it already
@@ -85,7 +105,7 @@ pub async fn assign_until(
     tell: &(dyn Fn(AssignEvent) + Sync),
 ) -> Result<Assigned, Fault> {
     let reports = reports(sessions).await?;
-    let (topology, card) = propose(sessions, wanted).await?;
+    let (topology, card) = propose_to(sessions, &reports, wanted).await?;
     let sizes = card.sizes().map_err(|kind| Fault::new(error_node(&sessions[0]), kind))?;
     if let Some((epoch, topology)) = running(&reports, &topology) {
         tracing::info!(%epoch, "topology {} is already running", topology.layout);
@@ -252,7 +272,7 @@ fn compose(nodes: &[(&Identity, &str)], wanted: &DesiredTopology, card: &ModelCa
         kv: wanted.kv,
         exchange: wanted.exchange,
         collective: wanted.collective,
-        context_length: wanted.context_length.unwrap_or(card.context_length.min(CONTEXT_DEFAULT)),
+        context_length: wanted.context_length.unwrap_or(card.context_length.min(CONTEXT_LEAST)),
         slots: wanted.slots,
         unload_after: wanted.unload_after,
     })

@@ -1,6 +1,7 @@
 //! Chooses, assigns and unloads topologies by sessions with nodes, as an operator's console and a gateway do it.
 pub mod assign;
 mod content;
+mod context;
 pub mod desired;
 pub mod event;
 pub mod files;

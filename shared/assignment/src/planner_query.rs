@@ -55,7 +55,8 @@ pub struct PlannerQuery {
     pub nodes: Vec<PlannerNode>,
     /// The goal that layouts are ranked by.
     pub goal: Goal,
-    /// Maximum sequence length in tokens; `None` = the model's training context, capped at 4096.
+    /// Maximum sequence length in tokens; `None` = the model's training context, capped at 4096:
+    /// an assignment takes more where it fits.
     pub context: Option<u32>,
     /// Maximum number of concurrent sequences.
     pub slots: u16,
