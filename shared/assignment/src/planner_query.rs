@@ -205,7 +205,7 @@ impl PlannerAnswer {
             kv: self.ask.kv,
             exchange: self.ask.exchange,
             collective: self.ask.choice,
-            context_length: Some(self.context),
+            context_length: self.ask.context,
             slots: self.ask.slots,
             unload_after: None,
         }
