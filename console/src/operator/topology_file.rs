@@ -19,7 +19,7 @@ pub const FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct TopologyFile {
     /// File name of the model, relative to the nodes' model folders.
     pub model: String,
-    /// Maximum sequence length in tokens; by default as many as fit beside the weights, at most the model's.
+    /// Maximum sequence length in tokens; by default as many as fit into memory, at most the model's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context_length: Option<u32>,
     /// Maximum number of concurrent sequences.

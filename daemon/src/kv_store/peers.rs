@@ -94,7 +94,7 @@ impl KvPeers {
                 }
             }
         };
-        // What has arrived by then is of use.
+        // The lists that arrived in time are of use.
         let _ = timeout(LISTS, collecting).await;
     }
 

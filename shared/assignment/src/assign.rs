@@ -69,7 +69,7 @@ async fn propose_to(
     if wanted.context_length.is_some() {
         return Ok((topology, card));
     }
-    // A topology that runs is not replaced by one with another context that nobody asked for.
+    // A topology that runs is not replaced by one with another context without a request.
     let held = reports.first().and_then(|report| report.topology.as_ref());
     let held = held.map(|(held, ..)| Topology { context_length: held.context_length, ..topology.clone() });
     if let Some((_, running)) = held.and_then(|held| running(reports, &held)) {

@@ -1,16 +1,16 @@
-//! The context length of a topology for which nobody asked: as many tokens as fit beside the weights. Pure.
+//! The context length of a topology if none is requested: as many tokens as fit into memory with the weights. Pure.
 use planner::memory;
 use telemetry::NodeReport;
 use topology::{Topology, sizes::ModelSizes};
 
-/// Tokens that are assumed to fit: a node that has too little memory for them refuses, and says so.
+/// Tokens that are assumed to fit: a node that has too little memory for them refuses.
 pub(super) const CONTEXT_LEAST: u32 = 4096;
 /// Lengths are multiples of this.
 const STEP: u32 = 1024;
 /// The part of the free memory that is left to everything else.
 const LEFT: u64 = 8;
 
-/// The longest context, at most `most`, whose keys and values fit into the free memory of every node beside the weights,
+/// The longest context, at most `most`, whose keys and values fit into the free memory of every node with the weights,
 /// also after the loss of a node of the replica; at least [`CONTEXT_LEAST`] tokens. `machines` names the machine of each
 /// member: nodes on the same one share its memory.
 pub(super) fn longest(
@@ -39,7 +39,9 @@ fn has_room(topology: &Topology, sizes: &ModelSizes, reports: &[NodeReport], mac
         let members = topology.layout.members(replica);
         let count = members.len() as u64;
         members.zip(needed).all(|(member, needed)| {
-            let Some(memory) = reports.get(member).and_then(|report| report.health.memory.as_ref()) else { return false };
+            let Some(memory) = reports.get(member).and_then(|report| report.health.memory.as_ref()) else {
+                return false;
+            };
             let mates = machines.iter().filter(|machine| Some(*machine) == machines.get(member)).count() as u64;
             let free = memory.available.0 / mates.max(1);
             // The others take over the part of a lost node.
@@ -71,7 +73,8 @@ mod tests {
             report
         };
         let reports: Vec<NodeReport> = (0..nodes).map(report).collect();
-        let names: Vec<String> = (0..nodes).map(|index| format!("m{}", if is_one_machine { 0 } else { index })).collect();
+        let names: Vec<String> =
+            (0..nodes).map(|index| format!("m{}", if is_one_machine { 0 } else { index })).collect();
         let machines: Vec<&str> = names.iter().map(String::as_str).collect();
         longest(&topology, most, &sizes, &reports, &machines)
     }

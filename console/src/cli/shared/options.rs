@@ -47,7 +47,7 @@ pub struct LayoutChoice {
     /// replicas), latency (whole answer: TTFT plus 127 tokens), ttft, tpot or throughput
     #[arg(long, default_value = "balanced", value_parser = <Goal as std::str::FromStr>::from_str)]
     pub(crate) goal: Goal,
-    /// Longest sequence in tokens [default: what fits beside the weights, at most the model's limit]
+    /// Longest sequence in tokens [default: as many as fit into memory, at most the model's limit]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
 }

@@ -66,7 +66,7 @@ pub(super) struct Loaded {
     /// On the ranks of the last stage only.
     pub(super) vocabulary: Option<VocabularySource>,
     pub(super) bytes: Bytes,
-    /// What its keys and values depend on besides the tokens and its part of the model.
+    /// Everything that its keys and values depend on, except the tokens and its part of the model.
     pub(super) space: Space,
 }
 
@@ -223,8 +223,8 @@ pub(super) fn load(
     Ok(Loaded { shard, cache, states, pace, partners, text, vocabulary, bytes, space })
 }
 
-/// What keys and values depend on besides the tokens. Kernels and cuts change only their rounding: ids are the same, and
-/// what other nodes computed is of use after a loss.
+/// Everything that keys and values depend on, except the tokens. Kernels and cuts change only their rounding: ids are the same, and
+/// those of other nodes are of use after a loss.
 fn space(topology: &Topology, root: ContentRoot) -> Space {
     Space::of(&[
         &root.to_string(),
