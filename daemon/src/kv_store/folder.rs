@@ -15,7 +15,7 @@ use engine::kv_store::{
     Name, Part,
     label::{Label, Stored},
 };
-use protocol::kv::{KV_FILE_BYTES_MAX, KvList};
+use protocol::kv::{KV_FILE_BYTES_MAX, KV_FILES_MAX, KvList};
 use smallvec::SmallVec;
 
 use super::index::{Entry, Index, Key};
@@ -133,11 +133,12 @@ impl KvFolder {
         self.index().parts(name)
     }
 
-    /// All files, for another node.
+    /// The most recently used files, for another node.
     pub fn list(&self) -> KvList {
         let index = self.index();
         let parts = index.all_parts().iter().map(Part::to_string).collect();
-        KvList { parts, files: index.latest().map(|(name, part)| (name.0, part)).collect() }
+        let latest = index.latest().take(KV_FILES_MAX);
+        KvList { parts, files: latest.map(|(name, part)| (name.0, part)).collect() }
     }
 
     /// Stores a file, unless it is there. The oldest files make room for it.

@@ -10,8 +10,8 @@ pub const KV_NAME_BYTES: usize = 16;
 pub const KV_PIECE_BYTES_MAX: usize = 1 << 20;
 /// Most bytes of a file: several times the largest block of known models.
 pub const KV_FILE_BYTES_MAX: usize = 64 << 20;
-/// Most files that a node lists.
-pub const KV_FILES_MAX: usize = 1 << 16;
+/// Most files that a node lists, the most recently used ones: a quarter of a million tokens.
+pub const KV_FILES_MAX: usize = 1 << 13;
 
 /// Name of a file.
 pub type KvName = [u8; KV_NAME_BYTES];
@@ -19,7 +19,7 @@ pub type KvName = [u8; KV_NAME_BYTES];
 /// A request of another node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvRequest {
-    /// List all files. Answered by `Listed`.
+    /// List the files. Answered by `Listed`.
     List,
     /// Read a piece of a file. Answered by `Piece`.
     Read {
@@ -56,7 +56,7 @@ impl fmt::Debug for KvPiece {
 /// A node's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvResponse {
-    /// All files.
+    /// The files, at most [`KV_FILES_MAX`].
     Listed(KvList),
     /// A piece, at most [`KV_PIECE_BYTES_MAX`].
     Piece {
