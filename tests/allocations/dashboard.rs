@@ -45,6 +45,7 @@ fn topology() -> Topology {
         identity: ModelIdentity::default(),
         content: None,
         unload_after: None,
+        draft: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,

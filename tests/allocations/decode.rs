@@ -81,7 +81,7 @@ fn decode(
                 let cache = KvCache::new(KvFormat::F16, spec, &plan, KvBlocks::alike(BLOCKS));
                 let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
                 let mut model =
-                    Model::new(shard, cache.expect("enough memory"), Compute { kernels, pool }, spec.context_length);
+                    Model::new(shard, cache.expect("enough memory"), Compute::new(kernels, pool), spec.context_length);
                 let number = Rank(rank as u16);
                 let timing = StepTiming::new(number, Arc::new(SyncLog::new(number, 0..world as u16)));
                 let abort = Arc::new(Abort::new().expect("a file descriptor is free"));

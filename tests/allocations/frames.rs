@@ -54,6 +54,7 @@ fn topology() -> Topology {
         identity: ModelIdentity([7; 32]),
         content: None,
         unload_after: None,
+        draft: None,
         kv: KvFormat::F16,
         exchange: Exchange::Q80,
         collective: Choice::Auto,

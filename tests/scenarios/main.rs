@@ -14,6 +14,7 @@ mod default_layout;
 mod demo;
 mod disaggregation;
 mod discovery;
+mod drafts;
 mod embeddings;
 mod experts;
 mod experts_on_disk;

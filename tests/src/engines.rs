@@ -169,7 +169,7 @@ impl Replica {
         let context_length = spec.context_length;
         let model = Box::new(move || {
             let pool = Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false });
-            Model::new(shard, kv, Compute { kernels, pool }, context_length).with_states(states)
+            Model::new(shard, kv, Compute::new(kernels, pool), context_length).with_states(states)
         });
         let end_tokens = self.model_text(file).end_tokens();
         let settings =
@@ -182,10 +182,23 @@ impl Replica {
         });
         let (node, transfers) = (format!("pi{number}"), None);
         let variant = Variant { is_plain: self.is_plain, ..Variant::default() };
-        Setup { node, place, limits, model, group, transfers, store: None, variant, end_tokens, vocabulary, abort }
+        Setup {
+            node,
+            place,
+            limits,
+            model,
+            draft: None,
+            group,
+            transfers,
+            store: None,
+            variant,
+            end_tokens,
+            vocabulary,
+            abort,
+        }
     }
 
-    fn limits(&self, spec: &ModelSpec) -> Limits {
+    pub(crate) fn limits(&self, spec: &ModelSpec) -> Limits {
         let window = spec.window();
         let positions = (self.blocks.saturating_sub(self.slots) + 1) * KV_BLOCK_LENGTH;
         let blocks = KvBlocks::of(positions as u32, self.slots as u16, window);
@@ -241,6 +254,11 @@ impl Replica {
             let files = RankFiles::new(Arc::clone(folder), parts[rank].clone(), None);
             setup.store = Some((files.start().expect("threads can be started"), Space::of(&["a model"])));
         }
+        self.run(file, setups, batches)
+    }
+
+    /// The same on these ranks.
+    pub(crate) fn run(&self, file: &Arc<GgufFile>, setups: Vec<Setup>, batches: &[Vec<Generate>]) -> Vec<Vec<Answer>> {
         let mut setups = setups.into_iter();
         let head = setups.next().expect("a replica has a head");
         let (orders, of_head) = mpsc::channel();

@@ -133,6 +133,7 @@ fn topology(addresses: &[String]) -> Topology {
         identity: ModelIdentity([7; 32]),
         content: None,
         unload_after: None,
+        draft: None,
         kv: Default::default(),
         exchange: Default::default(),
         collective: Default::default(),

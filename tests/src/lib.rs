@@ -2,6 +2,7 @@
 //! numbers.
 pub mod deep_models;
 pub mod dequantise;
+pub mod drafts;
 pub mod engines;
 pub mod fake_heads;
 pub mod families;

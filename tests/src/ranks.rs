@@ -167,7 +167,7 @@ fn rank_of(
     let cache = KvCache::new(how.kv, spec, &plan, KvBlocks::alike(blocks)).expect("enough memory");
     let states = StateCache::new(spec, &plan, StateCount::of(1)).expect("enough memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
-    let mut model = Model::new(shard, cache, Compute { kernels, pool }, spec.context_length).with_states(states);
+    let mut model = Model::new(shard, cache, Compute::new(kernels, pool), spec.context_length).with_states(states);
     let ring = Arc::new(SyncLog::new(place.rank, place.group.clone()));
     let timing = StepTiming::new(place.rank, Arc::clone(&ring));
     let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };

@@ -4,6 +4,7 @@
 use gguf::BlockFormat;
 use topology::sizes::{fitting, has_more_bits};
 
+use crate::drafts::Chain;
 use crate::gguf_writer::GgufWriter;
 use crate::quantise::quantise;
 use crate::random::Random;
@@ -118,6 +119,8 @@ pub struct TinyModel {
     pub rope_factors: bool,
     /// Whether Q, K and V have biases; Qwen2 always has them, Qwen3 must not.
     pub attention_biases: bool,
+    /// Continue every text along a chain of tokens; needs a wide embedding, and an output of its own.
+    pub chain: Option<Chain>,
 }
 
 impl TinyModel {
@@ -149,7 +152,13 @@ impl TinyModel {
             wide_embedding: false,
             rope_factors: false,
             attention_biases: architecture == Architecture::Qwen2,
+            chain: None,
         }
+    }
+
+    /// Continues every text along a chain of tokens.
+    pub fn with_chain(self, chain: Chain) -> Self {
+        Self { chain: Some(chain), tied: false, wide_embedding: true, ..self }
     }
 
     /// Sets one format for all matrices; rows that are not whole blocks fall back as in real files.
@@ -181,7 +190,9 @@ impl TinyModel {
         let tokens = self.vocabulary_length;
         let width = if self.wide_embedding { WIDE_EMBEDDING } else { spread };
         writer = self.matrix(writer, "token_embd.weight", self.embedding_format, [embedding, tokens], width);
-        if !self.tied {
+        if let Some(chain) = self.chain {
+            writer = self.chained_output(writer, chain, spread / WIDE_EMBEDDING);
+        } else if !self.tied {
             writer = self.matrix(writer, "output.weight", self.output_format, [embedding, tokens], spread);
         }
         writer = self.vector(writer, "output_norm.weight", embedding, 1.0);
@@ -192,6 +203,17 @@ impl TinyModel {
             writer = self.block(writer, block);
         }
         writer
+    }
+
+    /// An output that gives each token the logit of the embedding of the token before it in the chain.
+    fn chained_output(&self, writer: GgufWriter, chain: Chain, scale: f32) -> GgufWriter {
+        let (embedding, tokens, seed) = (self.embedding_length, self.vocabulary_length, self.seed);
+        let format = fitting(self.output_format, embedding);
+        writer.made_tensor("output.weight", &[embedding as u64, tokens as u64], format, move |out| {
+            let mut random = Random::named(seed, "token_embd.weight");
+            let rows: Vec<Vec<f32>> = (0..tokens).map(|_| random.normals(embedding, WIDE_EMBEDDING * scale)).collect();
+            chain.before(tokens).into_iter().try_for_each(|before| out.write_all(&quantise(format, &rows[before])))
+        })
     }
 
     fn hyper_parameters(&self, writer: GgufWriter) -> GgufWriter {

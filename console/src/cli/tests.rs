@@ -230,6 +230,7 @@ fn assigned() -> Assigned {
         identity: ModelIdentity([0; 32]),
         content: None,
         unload_after: None,
+        draft: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,

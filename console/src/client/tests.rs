@@ -43,7 +43,20 @@ pub(super) fn wanted(ranks: u16) -> DesiredTopology {
     let (weights, layers) = (Vec::new(), Vec::new());
     let (model, slots, collective) = ("m.gguf".into(), SLOTS_DEFAULT, Choice::Auto);
     let (context_length, unload_after) = (None, None);
-    DesiredTopology { layout, weights, layers, model, kv, exchange, collective, context_length, slots, unload_after }
+    let draft = None;
+    DesiredTopology {
+        layout,
+        weights,
+        layers,
+        model,
+        kv,
+        exchange,
+        collective,
+        context_length,
+        slots,
+        unload_after,
+        draft,
+    }
 }
 
 pub(super) fn request() -> Generate {

@@ -37,6 +37,9 @@ pub struct TopologyFile {
     /// Seconds without a request after which the topology is unloaded; if absent, it stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unload_after_s: Option<u32>,
+    /// File name of the draft model, relative to the nodes' model folders; if absent, there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft: Option<String>,
     /// The stages of all replicas.
     pub stage: Vec<Stage>,
 }
@@ -152,6 +155,7 @@ impl TopologyFile {
             exchange: topology.exchange,
             collective: topology.collective.to_string(),
             unload_after_s: topology.unload_after,
+            draft: topology.draft.as_ref().map(|draft| draft.model.clone()),
             stage: stages.collect(),
         }
     }
@@ -191,6 +195,7 @@ impl TopologyFile {
             context_length: self.context_length,
             slots: self.slots,
             unload_after: self.unload_after_s,
+            draft: self.draft.clone(),
         };
         Ok((nodes, wanted))
     }

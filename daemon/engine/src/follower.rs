@@ -71,7 +71,7 @@ impl Follower {
             let slowest = SlowestRank { compute: Nanoseconds(header.compute_ns), rank: leader };
             let span = ExchangeTiming { compute, slowest, last: (leader, Nanoseconds(0)), sent, arrived };
             match header.kind {
-                FrameKind::Plan => {
+                kind @ (FrameKind::Plan | FrameKind::Draft) => {
                     self.plan.decode(payload)?;
                     self.payload.clear();
                     self.payload.extend_from_slice(payload);
@@ -81,6 +81,12 @@ impl Follower {
                         (false, _) => group.timing.idle(),
                         (true, true) => group.timing.close_bubble(compute, sent, arrived),
                         (true, false) => drop(group.timing.close(span)),
+                    }
+                    if kind == FrameKind::Draft {
+                        group.timing.begin_draft(self.plan.entries.len() as u32);
+                        self.worker.draft_step(&self.plan, &mut self.summaries)?;
+                        self.send_candidates()?;
+                        continue;
                     }
                     group.timing.begin_step(self.plan.is_prefill, self.plan.entries.len() as u32);
                     self.step()?;
@@ -147,6 +153,11 @@ impl Follower {
 
     fn follow_step(&mut self) -> Result<(), EngineError> {
         self.worker.step(&self.plan, &mut self.summaries)?;
+        self.send_candidates()
+    }
+
+    /// Sends the summaries of a step to the leader, if it wants any.
+    fn send_candidates(&mut self) -> Result<(), EngineError> {
         if self.summaries.is_empty() {
             return Ok(());
         }

@@ -24,6 +24,7 @@ use std::{
 };
 
 use collectives::table::TableRow;
+use kernels::Compute;
 use topology::{Place, Role};
 
 pub use scheduler::RequestKey;
@@ -55,6 +56,8 @@ pub struct Setup {
     pub limits: Limits,
     /// Builds the model on the engine's thread.
     pub model: Box<dyn FnOnce() -> Model + Send>,
+    /// Builds the draft model, which shares the threads of the model; `None`: there is none.
+    pub draft: Option<Box<dyn FnOnce(&Compute) -> Model + Send>>,
     /// Links to the other ranks.
     pub group: Group,
     /// KV transfers between groups, if the topology's groups have roles.
@@ -118,6 +121,10 @@ pub fn run(setup: Setup, orders: &Receiver<EngineOrder>, sink: &dyn Fn(EngineEve
         group.omit_exchange();
     }
     let mut worker = Worker::new(setup.place, model, group, setup.limits);
+    if let Some(draft) = setup.draft {
+        let draft = draft(worker.model.compute());
+        worker = worker.with_draft(draft);
+    }
     worker.masks = TokenMasks::new(setup.vocabulary);
     let (transfers, partners) = setup.transfers.unzip();
     worker.transfers = transfers.unwrap_or_default();

@@ -220,6 +220,47 @@ impl Sequences {
         Batch { tokens: &self.batch, tables: BlockTables { whole: &self.blocks, windowed: &self.windowed } }
     }
 
+    /// The step's tokens as of the latest [`Self::draft`], and the block tables: all layers of a draft model have the
+    /// blocks of layers that attend to everything.
+    pub fn draft_batch(&self) -> Batch<'_> {
+        Batch { tokens: &self.batch, tables: BlockTables::alike(&self.blocks) }
+    }
+
+    /// Applies a plan of a step of the draft model, which has only entries; its vocabulary has `vocabulary` tokens.
+    ///
+    /// # Errors
+    /// A slot, position or id outside the limits, or a token that does not continue its sequence.
+    pub fn draft(&mut self, plan: &Plan, vocabulary: usize) -> Result<(), PlanError> {
+        self.batch.clear();
+        let wanted = plan.entries.iter().filter(|entry| entry.wants_logits).count();
+        if plan.entries.is_empty() || plan.entries.len() > STEP_TOKENS_MAX || wanted > ROWS_MAX {
+            return Err(PlanError(format!("a draft step of {} tokens is empty or too large", plan.entries.len())));
+        }
+        plan.entries.iter().try_for_each(|entry| self.enter_draft(entry, vocabulary))
+    }
+
+    /// Adds a token to a draft step. Unlike the target model, a draft model may compute any position again.
+    fn enter_draft(&mut self, entry: &PlanEntry, vocabulary: usize) -> Result<(), PlanError> {
+        let PlanEntry { slot, position, token, wants_logits } = *entry;
+        let place = position as usize;
+        let blocks = self.blocks.get(slot.index()).map_or(0, Vec::len);
+        let error = || PlanError(format!("the draft model is fed token {token} at position {position} of slot {slot}"));
+        let sequence = self.slots.get_mut(slot.index()).and_then(Option::as_mut).ok_or_else(error)?;
+        let is_known = sequence.tokens.get(place) == Some(&token);
+        let is_next = (sequence.settled.1..=sequence.tokens.len()).contains(&place);
+        let in_vocabulary = (token as usize) < vocabulary.min(self.limits.vocabulary_length);
+        let fits = place < self.limits.context_length && place / KV_BLOCK_LENGTH < blocks;
+        if !(is_known || is_next) || !in_vocabulary || !fits {
+            return Err(error());
+        }
+        if !is_known {
+            sequence.tokens.truncate(place);
+            sequence.tokens.push(token);
+        }
+        self.batch.push(BatchToken { slot, position, token, wants_logits, is_speculative: false });
+        Ok(())
+    }
+
     /// Applies a plan: closes and opens sequences, appends blocks and records the tokens.
     ///
     /// # Errors

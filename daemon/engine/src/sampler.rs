@@ -56,9 +56,26 @@ impl Sampler {
     pub fn step(&mut self, worker: &mut Worker, plan: &Plan) -> Result<bool, EngineError> {
         self.summaries.reserve(ROWS_MAX * worker.place.group.len());
         worker.step(plan, &mut self.summaries)?;
-        self.sampled.tokens.clear();
         self.sampled.embeddings.clear();
         self.pool(worker, plan);
+        self.sample(worker, plan)
+    }
+
+    /// Runs one step of the draft model on this rank and samples its tokens into `sampled`, each with the random number
+    /// of its position; false if no token is wanted.
+    ///
+    /// # Errors
+    /// Any error that ends the topology.
+    pub fn draft(&mut self, worker: &mut Worker, plan: &Plan) -> Result<bool, EngineError> {
+        self.summaries.reserve(ROWS_MAX * worker.place.group.len());
+        worker.draft_step(plan, &mut self.summaries)?;
+        self.sampled.embeddings.clear();
+        self.sample(worker, plan)
+    }
+
+    /// Samples the tokens of a step from this rank's summaries and those of the others.
+    fn sample(&mut self, worker: &mut Worker, plan: &Plan) -> Result<bool, EngineError> {
+        self.sampled.tokens.clear();
         let count = self.summaries.len();
         if count == 0 {
             return Ok(false);

@@ -183,6 +183,11 @@ impl StepLatency {
         fitting.last().unwrap_or(0).max(BESIDE_MIN).min(most)
     }
 
+    /// Estimated time of a step of `rows` decode rows, in nanoseconds.
+    pub fn answer_time(&self, rows: usize) -> Option<f32> {
+        self.answers.estimate(rows, self.step.saturating_sub(STALE))
+    }
+
     /// Time of a step of `rows` decode rows relative to one of `base` rows; 1 if unknown.
     pub fn relative(&self, rows: usize, base: usize) -> f32 {
         let since = self.step.saturating_sub(STALE);

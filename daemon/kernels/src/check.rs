@@ -50,7 +50,7 @@ fn scales_of(format: BlockFormat) -> &'static [usize] {
 }
 
 fn compute(kernels: &'static Kernels, threads: usize) -> Compute {
-    Compute { kernels, pool: Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false }) }
+    Compute::new(kernels, Pool::new(PoolOptions { threads, cores: Vec::new(), spin: false }))
 }
 
 /// Products `[token, row]` of rows, starting at their block `begin`.

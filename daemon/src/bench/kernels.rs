@@ -39,7 +39,7 @@ pub(super) fn run(arguments: &KernelArguments, chosen: &'static Kernels) -> anyh
         let threads = usize::from(arguments.threads);
         let pool = Pool::new(PoolOptions { threads, spin: threads <= cores.len(), cores });
         pool.pin_caller();
-        let compute = Compute { kernels, pool };
+        let compute = Compute::new(kernels, pool);
         let mut measured = Vec::new();
         for weights in &weights {
             reporter.begin(format_args!("{} of {}", weights.format.name(), kernels.name));

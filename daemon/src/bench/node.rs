@@ -171,7 +171,7 @@ impl ModelBench {
         let settings =
             Settings { exchange: Exchange::F32, columns: spec.embedding_length, choice: Choice::Auto, kernels };
         Ok(Self {
-            model: Model::new(shard, cache, Compute { kernels, pool }, work.positions).with_states(states),
+            model: Model::new(shard, cache, Compute::new(kernels, pool), work.positions).with_states(states),
             group: Group::new(None, settings, timing),
             tables: vec![(0..blocks as u32).collect()],
         })

@@ -393,6 +393,7 @@ mod tests {
             identity: Default::default(),
             content: None,
             unload_after: None,
+            draft: None,
             kv: KvFormat::F16,
             exchange: Exchange::F32,
             collective: Choice::Auto,

@@ -14,10 +14,10 @@ use protocol::{
 use telemetry::{NodeReport, SyncRecord};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use topology::{Member, SpecError, Topology, sizes::ModelSizes};
+use topology::{Draft, Member, SpecError, Topology, sizes::ModelSizes};
 
 use super::{
-    content,
+    draft::{agree, draft},
     event::AssignEvent,
     previous::{pause, previous},
     shares::{Share, shares},
@@ -62,10 +62,12 @@ async fn propose_to(
     let card = identify(&sessions[0], &wanted.model).await?;
     let machines = sessions.iter().map(|session| (&session.identity, session.address.as_str()));
     let topology = compose(&machines.collect::<Vec<_>>(), wanted, &card);
-    let topology = topology.and_then(|topology| topology.check().map(|()| topology)).map_err(|error| {
+    let invalid = |error: SpecError| {
         let node = error_node(&sessions[0]);
         Fault::new(node, FaultKind::TopologyInvalid { reason: error.to_string() })
-    })?;
+    };
+    let topology = Topology { draft: draft(sessions, wanted, &card).await?, ..topology.map_err(invalid)? };
+    topology.check().map_err(invalid)?;
     if wanted.context_length.is_some() {
         return Ok((topology, card));
     }
@@ -148,12 +150,12 @@ async fn make(
 ) -> Result<Assigned, Fault> {
     let epoch = reports.iter().map(|report| report.epoch).max().unwrap_or_default().next();
     let aborted = || Fault::new("console", FaultKind::AssignmentAborted { epoch });
-    let content = tokio::select! {
+    let topology = tokio::select! {
         biased;
         () = stop.cancelled() => return Err(aborted()),
-        content = content::agree(sessions, &next.topology.model, tell) => content?,
+        agreed = agree(sessions, next.topology, tell) => agreed?,
     };
-    let next = Next { topology: Topology { content, ..next.topology }, ..next };
+    let next = Next { topology, ..next };
     let hash = next.topology.hash();
     let prepared = tokio::select! {
         biased;
@@ -234,7 +236,10 @@ pub async fn identify_on_any(sessions: impl Iterator<Item = &Session>, model: &s
 fn running(reports: &[NodeReport], wanted: &Topology) -> Option<(Epoch, Topology)> {
     let first = reports.first()?;
     let (held, ..) = first.topology.as_ref()?;
-    let (epoch, wanted) = (first.epoch, Topology { content: held.content, ..wanted.clone() });
+    let draft = wanted.draft.clone();
+    let held_draft = held.draft.as_ref().and_then(|draft| draft.content);
+    let draft = draft.map(|draft| Draft { content: held_draft, ..draft });
+    let (epoch, wanted) = (first.epoch, Topology { content: held.content, draft, ..wanted.clone() });
     let hash = wanted.hash();
     let runs_everywhere = reports.iter().enumerate().all(|(member, report): (usize, &NodeReport)| {
         let serves = report.state.serves();
@@ -275,6 +280,7 @@ fn compose(nodes: &[(&Identity, &str)], wanted: &DesiredTopology, card: &ModelCa
         context_length: wanted.context_length.unwrap_or(card.context_length.min(CONTEXT_LEAST)),
         slots: wanted.slots,
         unload_after: wanted.unload_after,
+        draft: None,
     })
 }
 
@@ -386,7 +392,7 @@ mod tests {
         let layout = Layout::tensor_parallel(2);
         let (model, slots, collective) = ("m.gguf".into(), SLOTS_DEFAULT, Choice::Auto);
         let (weights, layers) = (Vec::new(), Vec::new());
-        let (context_length, unload_after) = (None, None);
+        let (context_length, unload_after, draft) = (None, None, None);
         DesiredTopology {
             layout,
             weights,
@@ -398,6 +404,7 @@ mod tests {
             context_length,
             slots,
             unload_after,
+            draft,
         }
     }
 

@@ -39,6 +39,9 @@ pub struct DesiredTopology {
     /// Seconds without a request after which it is unloaded; `None`: never.
     #[serde(default)]
     pub unload_after: Option<u32>,
+    /// File name of the draft model.
+    #[serde(default)]
+    pub draft: Option<String>,
 }
 
 impl DesiredTopology {
@@ -59,6 +62,7 @@ impl DesiredTopology {
             context_length: Some(topology.context_length),
             slots: topology.slots,
             unload_after: topology.unload_after,
+            draft: topology.draft.as_ref().map(|draft| draft.model.clone()),
         }
     }
 
@@ -144,6 +148,9 @@ pub struct TopologyRequest {
     pub context_length: Option<u32>,
     /// Maximum number of concurrent sequences of a new topology; not compared with a running one.
     pub slots: u16,
+    /// File name of the draft model; `None` = open.
+    #[serde(default)]
+    pub draft: Option<String>,
     /// Optimisation goal for an open layout.
     #[serde(default)]
     pub goal: Goal,
@@ -162,6 +169,7 @@ impl From<&DesiredTopology> for TopologyRequest {
             collective: Some(wanted.collective),
             context_length: wanted.context_length,
             slots: wanted.slots,
+            draft: wanted.draft.clone(),
             goal: Goal::default(),
         }
     }
@@ -180,6 +188,7 @@ impl TopologyRequest {
             collective: None,
             context_length: None,
             slots,
+            draft: None,
             goal: Goal::default(),
         }
     }
@@ -203,6 +212,7 @@ impl TopologyRequest {
             context_length: self.context_length,
             slots: self.slots,
             unload_after: None,
+            draft: self.draft.clone(),
         }
     }
 
@@ -221,6 +231,7 @@ impl TopologyRequest {
             && is_open_or(self.exchange, &topology.exchange)
             && is_open_or(self.collective, &topology.collective)
             && is_open_or(self.context_length, &topology.context_length)
+            && (self.draft.is_none() || self.draft == held.draft)
     }
 }
 
@@ -267,6 +278,7 @@ mod tests {
             collective,
             context_length,
             slots: 4,
+            draft: None,
             goal: Goal::Balanced,
         };
         assert!(open.is_met_by(&topology), "any layout matches");
@@ -282,6 +294,7 @@ mod tests {
             TopologyRequest { kv: Some(KvFormat::F32), ..open.clone() },
             TopologyRequest { exchange: Some(Exchange::Q80), ..open.clone() },
             TopologyRequest { context_length: Some(topology.context_length + 1), ..open.clone() },
+            TopologyRequest { draft: Some("small.gguf".into()), ..open.clone() },
         ] {
             assert!(!asked.is_met_by(&topology), "{asked:?}");
         }

@@ -30,6 +30,7 @@ pub fn wanted() -> DesiredTopology {
         context_length: None,
         slots: 1,
         unload_after: None,
+        draft: None,
     }
 }
 
@@ -78,6 +79,7 @@ pub fn topology() -> Topology {
         identity: ModelIdentity::default(),
         content: None,
         unload_after: None,
+        draft: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,

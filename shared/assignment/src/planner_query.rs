@@ -208,6 +208,7 @@ impl PlannerAnswer {
             context_length: self.ask.context,
             slots: self.ask.slots,
             unload_after: None,
+            draft: None,
         }
     }
 

@@ -1,7 +1,8 @@
 //! What a rank's shard and KV cache take in memory, and what of it a step reads: the arithmetic of the daemon's preflight without a
 //! file. A test compares the two.
-use common::ids::MemberIndex;
+use common::{ids::MemberIndex, units::Bytes};
 use topology::{
+    Member, Role,
     shard::{CutError, cut_stages},
     sizes::ModelSizes,
     spec::Topology,
@@ -23,9 +24,26 @@ pub fn of_replica(sizes: &ModelSizes, topology: &Topology, replica: u16) -> Resu
         .zip(&plans)
         .map(|(index, plan)| {
             let seat = Seat::of(topology, &topology.place(MemberIndex(index as u16)));
-            Holding { sizes, plan }.memory(PANEL_ROWS, topology.kv, blocks, &seat)
+            let member = MemberIndex(index as u16);
+            Holding { sizes, plan }.memory(PANEL_ROWS, topology.kv, blocks, &seat).and(of_draft(topology, member))
         })
         .collect())
+}
+
+/// Memory of a member for its part of the draft model, if the topology has one.
+pub fn of_draft(topology: &Topology, member: MemberIndex) -> RankMemory {
+    let place = topology.place(member);
+    let Some(draft) = topology.draft.as_ref().filter(|_| place.role != Role::Prefill) else {
+        return RankMemory::default();
+    };
+    let weight = |member: &Member| u64::from(member.weight);
+    let all: u64 = topology.replica(place.replica).iter().map(weight).sum();
+    let part = |bytes: u64| {
+        Bytes((bytes as u128 * u128::from(weight(&topology.members[member.index()])) / u128::from(all.max(1))) as u64)
+    };
+    let blocks = topology.kv_blocks(None).whole as u64;
+    let kv = part(blocks.saturating_mul(draft.block.0));
+    RankMemory { weights: part(draft.weights.0), kv, ..RankMemory::default() }
 }
 
 #[cfg(test)]

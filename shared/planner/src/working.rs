@@ -86,6 +86,18 @@ pub struct RankMemory {
 }
 
 impl RankMemory {
+    /// The memory of two models on one rank.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let sum = |one: Bytes, other: Bytes| Bytes(one.0.saturating_add(other.0));
+        Self {
+            weights: sum(self.weights, other.weights),
+            kv: sum(self.kv, other.kv),
+            state: sum(self.state, other.state),
+            working: sum(self.working, other.working),
+        }
+    }
+
     /// The sum, which is the peak that the kernel counts.
     pub fn total(&self) -> Bytes {
         Bytes(self.weights.0 + self.kv.0 + self.state.0 + self.working.0)

@@ -39,6 +39,8 @@ pub enum FrameKind {
     /// Keys and values, from a rank of a prefill group to a rank of a decode group: `from` is the member, `step` the
     /// transfer.
     KeysValues = 10,
+    /// The head's plan of a step of the draft model. Since wire version 14, to ranks of a topology with a draft model.
+    Draft = 11,
 }
 
 /// Header of a data frame.
@@ -146,6 +148,7 @@ impl FrameHeader {
             8 => FrameKind::Tune,
             9 => FrameKind::Transfer,
             10 => FrameKind::KeysValues,
+            11 => FrameKind::Draft,
             other => return Err(FrameError::Kind(other)),
         };
         if bytes[1] != 0 || bytes[39] != 0 {

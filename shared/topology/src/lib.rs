@@ -21,6 +21,6 @@ pub use layout::{Layout, Place};
 pub use reslice::{Route, routes};
 pub use rolling::Rolling;
 pub use shard::{CutError, LayerCut, Matrices, Ranges, ShardPlan, TensorPart, cut, cut_stages};
-pub use spec::{Member, Topology};
+pub use spec::{Draft, Member, Topology};
 pub use stages::{split_layers, split_layers_where, split_model};
 pub use state::StateCount;

@@ -6,6 +6,7 @@ use common::{
     ids::{ContentRoot, MemberIndex, ModelIdentity, ModelRoots, Rank, TopologyHash},
     limits::{CONTEXT_LENGTH_MAX, NAME_LENGTH_MAX, NODES_MAX, SLOTS_MAX},
     precision::{Exchange, KvFormat},
+    units::Bytes,
     version::speaking,
 };
 use serde::{Deserialize, Serialize};
@@ -61,6 +62,24 @@ pub struct Topology {
     /// The topology is unloaded after this many seconds without a request; `None`: never. Since wire version 12.
     #[serde(default, with = "common::version::since_12")]
     pub unload_after: Option<u32>,
+    /// The draft model of speculative decoding. Since wire version 14. The last field, because it is a table in files.
+    #[serde(default, with = "common::version::since_14")]
+    pub draft: Option<Draft>,
+}
+
+/// A draft model: a smaller model with the same vocabulary, which every rank holds a part of, too.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Draft {
+    /// File name below a node's model folders.
+    pub model: String,
+    /// Identity that every node's file must have.
+    pub identity: ModelIdentity,
+    /// Content root that every node's file must have; set when the nodes have agreed on it.
+    pub content: Option<ContentRoot>,
+    /// Bytes of its weights in memory, on all ranks of a replica together.
+    pub weights: Bytes,
+    /// Bytes of a KV block in all of its layers, on all ranks of a replica together.
+    pub block: Bytes,
 }
 
 impl Topology {
@@ -121,11 +140,23 @@ impl Topology {
         let place = MemberIndex(next.members.iter().position(|one| one.name == *name)? as u16);
         // The time after which it is unloaded changes nothing in its shard.
         let Self {
-            layout, members: _, model, identity, kv, exchange, collective, context_length, slots, content, ..
+            layout,
+            members: _,
+            model,
+            identity,
+            kv,
+            exchange,
+            collective,
+            context_length,
+            slots,
+            content,
+            draft,
+            unload_after: _,
         } = next;
         let is_same_model = self.model == *model && self.identity == *identity && self.content == *content;
         let is_same_work = self.kv == *kv && self.exchange == *exchange && self.collective == *collective;
         let is_same_size = self.context_length == *context_length && self.slots == *slots;
+        let is_same_model = is_same_model && self.draft == *draft;
         let is_same_kind = self.layout.stages == layout.stages && !self.layout.has_roles() && !layout.has_roles();
         let replica = |one: &'_ Self, member: MemberIndex| one.layout.replica_of(member);
         let is_same_replica = self.replica(replica(self, member)) == next.replica(replica(next, place));
@@ -169,6 +200,12 @@ impl Topology {
             bound("the number of cores", member.cores.len() as u64, 0, 1024)?;
         }
         check_name("model name", &self.model)?;
+        if let Some(draft) = &self.draft {
+            check_name("model name", &draft.model)?;
+            if layout.stages > 1 {
+                return Err(SpecError::DraftStages(layout.stages));
+            }
+        }
         if self.unload_after.is_some() && layout.replicas > 1 {
             return Err(SpecError::UnloadsReplicas);
         }
@@ -236,6 +273,7 @@ mod tests {
             identity: ModelIdentity([1; 32]),
             content: None,
             unload_after: None,
+            draft: None,
             kv: KvFormat::F16,
             exchange: Exchange::F32,
             collective: Choice::Auto,

@@ -10,6 +10,7 @@ use anyhow::Context;
 use clap::Parser;
 use gguf::BlockFormat;
 use harness::{
+    drafts::Chain,
     family_model::FamilyModel,
     gguf_writer::{GgufWriter, Value},
     tiny_model::{Architecture, Experts, TinyModel},
@@ -29,12 +30,21 @@ struct Arguments {
     /// Override the number of layers
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
+    /// Override the length of hidden states; heads and columns of the feed-forward networks change with it
+    #[arg(long, value_name = "N")]
+    embedding: Option<usize>,
     /// Override the context length
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
     /// Write only the header and leave a hole in place of the weights, for paced nodes, which read none
     #[arg(long)]
     hollow: bool,
+    /// Continue every text along a chain of all tokens in an order given by this seed
+    #[arg(long, value_name = "S")]
+    chain: Option<u64>,
+    /// Leave the chain after a part of the tokens: the share of the others
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE", requires = "chain")]
+    agreement: f32,
     /// Seed of the weights
     #[arg(long, default_value_t = 1, value_name = "S")]
     seed: u64,
@@ -48,6 +58,12 @@ fn main() -> anyhow::Result<()> {
         Some(architecture) => {
             let mut model = formatted(shape(known, architecture), &arguments.format)?;
             model.seed = arguments.seed;
+            if let Some(embedding) = arguments.embedding {
+                narrow(&mut model, embedding);
+            }
+            if let Some(seed) = arguments.chain {
+                model = model.with_chain(Chain { seed, agreement: arguments.agreement });
+            }
             model.block_count = arguments.layers.unwrap_or(model.block_count);
             model.context_length = arguments.context.unwrap_or(model.context_length);
             model.writer()
@@ -57,6 +73,18 @@ fn main() -> anyhow::Result<()> {
     let written = write(&arguments, &writer).with_context(|| format!("cannot write {path}"))?;
     println!("{path}: {} MB", written.len() / 1_000_000);
     Ok(())
+}
+
+/// Makes a model narrower, with heads of the same length, and columns in whole super-blocks.
+fn narrow(model: &mut TinyModel, embedding: usize) {
+    let columns = model.feed_forward_length * embedding / model.embedding_length;
+    model.feed_forward_length = (columns / 256).max(1) * 256;
+    model.embedding_length = embedding;
+    model.head_count = (embedding / model.head_length).max(1);
+    model.head_count_kv = model.head_count_kv.min(model.head_count);
+    while !model.head_count.is_multiple_of(model.head_count_kv) {
+        model.head_count_kv -= 1;
+    }
 }
 
 /// Writes the model's file and returns its metadata.

@@ -107,6 +107,7 @@ pub fn topology(layout: &str) -> Topology {
         identity: ModelIdentity::default(),
         content: None,
         unload_after: None,
+        draft: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,

@@ -65,6 +65,7 @@ impl LayoutChoice {
             collective: None,
             context_length: self.context,
             slots: SLOTS_DEFAULT,
+            draft: None,
             goal: self.goal,
         }
     }
@@ -92,6 +93,10 @@ pub struct Assignment {
     /// links [default: auto]
     #[arg(long, value_parser = <Choice as std::str::FromStr>::from_str)]
     collective: Option<Choice>,
+    /// Smaller model file with the same vocabulary that proposes tokens, which saves steps; needs a layout of one stage
+    /// [default: none]
+    #[arg(long, value_name = "FILE")]
+    draft: Option<String>,
 }
 
 impl Assignment {
@@ -103,6 +108,7 @@ impl Assignment {
             kv: self.kv,
             exchange: self.exchange,
             collective: self.collective,
+            draft: self.draft.as_deref().map(model_name),
             ..self.layout.asked(model)
         }
     }

@@ -48,7 +48,7 @@ pub(crate) async fn choose(sessions: &[Arc<Session>], asked: &TopologyRequest) -
     }
     let sessions = members.iter().map(|place| Arc::clone(&sessions[*place])).collect();
     // The planner chooses the layout only; other defaults stay.
-    let wanted = DesiredTopology { context_length: all.context_length, ..planned.wanted(best) };
+    let wanted = DesiredTopology { context_length: all.context_length, draft: all.draft, ..planned.wanted(best) };
     Ok(ChosenLayout { sessions, wanted })
 }
 

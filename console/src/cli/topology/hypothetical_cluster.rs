@@ -83,10 +83,18 @@ impl Hypothetical {
     /// # Errors
     /// There is no such built-in model or file, or the file is not a valid model.
     pub(crate) fn sizes(&self) -> Result<ModelSizes, Failure> {
-        let path = Path::new(&self.model);
+        self.sizes_of(&self.model)
+    }
+
+    /// The sizes of another model, in the same way.
+    ///
+    /// # Errors
+    /// As [`Self::sizes`].
+    pub(crate) fn sizes_of(&self, model: &str) -> Result<ModelSizes, Failure> {
+        let path = Path::new(model);
         if !path.is_file() {
             let next = "use a built-in model or a local GGUF file";
-            return ModelSizes::known(&self.model, self.quant).map_err(|message| Failure::Usage { message, next });
+            return ModelSizes::known(model, self.quant).map_err(|message| Failure::Usage { message, next });
         }
         let file = GgufFile::open(path).map_err(anyhow::Error::from)?;
         let spec = models::read(&file).with_context(|| format!("{} is not a valid model", path.display()))?;

@@ -9,6 +9,7 @@ use common::{
 };
 use planner::{
     holding::{Holding, PANEL_ROWS},
+    memory,
     working::{RankMemory, Seat},
 };
 use serde_json::{Value, json};
@@ -101,6 +102,7 @@ impl ShardRow {
         let plan = plans.get(place.rank.index()).context("a member has no part of the model")?;
         let holding = Holding { sizes, plan };
         let blocks = topology.kv_blocks(sizes.spec.window());
+        let of_draft = memory::of_draft(topology, MemberIndex(index as u16));
         let report = report(session).await?;
         Ok(Self {
             node: output::clean(&member.name),
@@ -108,7 +110,7 @@ impl ShardRow {
             stage: place.stage,
             layers: member.layers.clone(),
             share,
-            memory: holding.memory(PANEL_ROWS, topology.kv, blocks, &Seat::of(topology, &place)),
+            memory: holding.memory(PANEL_ROWS, topology.kv, blocks, &Seat::of(topology, &place)).and(of_draft),
             free: report.free_for_next_shard().unwrap_or_default(),
         })
     }

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use common::{latency::ratio, limits::NODES_MAX, units::Nanoseconds};
 use planner::simulate::{
-    Machine, Noise, Outcome, Replica, Request, Setup, SimulateError, Watched, answer, knee, watch,
+    Drafted, Machine, Noise, Outcome, Replica, Request, Setup, SimulateError, Watched, answer, drafted, knee, watch,
 };
 use serde_json::{Value, json};
 use telemetry::{PhaseTotals, WINDOW_STEPS};
@@ -77,6 +77,12 @@ pub(crate) struct Simulate {
     /// Decode this many tokens and report the ranks that the straggler rule names
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(i64::from(WINDOW_STEPS)..=100_000_000))]
     watch: Option<u32>,
+    /// Also simulate answers with this draft model, a built-in model or a GGUF file
+    #[arg(long, value_name = "MODEL")]
+    draft: Option<String>,
+    /// Share of the draft model's tokens that are accepted, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 70, requires = "draft", value_parser = clap::value_parser!(u8).range(0..=100))]
+    agreement: u8,
 }
 
 /// The simulation of one layout.
@@ -86,6 +92,7 @@ struct Run {
     /// Algorithms for one token, and for a chunk of the prompt.
     collectives: [String; 2],
     watched: Option<Watched>,
+    drafted: Option<Drafted>,
 }
 
 impl Simulate {
@@ -164,7 +171,15 @@ impl Simulate {
         let setup = self.setup(sizes, layout)?;
         let (prompt, noise) = (self.hypothetical.prompt, noise.clone());
         let request = Request { prompt, tokens: self.tokens, noise, seed: self.seed };
-        Ok(self.simulate(sizes, layout, &setup, &request))
+        let run = self.simulate(sizes, layout, &setup, &request);
+        let Some(draft) = self.draft.as_ref().filter(|_| layout.stages == 1) else { return Ok(run) };
+        let draft = self.hypothetical.sizes_of(draft)?;
+        let of_draft = self.setup(&draft, layout)?;
+        Ok(run.and_then(|run| {
+            let (target, draft) = (Replica::new(sizes, &setup)?, Replica::new(&draft, &of_draft)?);
+            let agreement = f64::from(self.agreement) / 100.0;
+            Ok(Run { drafted: Some(drafted(&target, &draft, request.prompt, agreement)?), ..run })
+        }))
     }
 
     fn simulate(
@@ -182,7 +197,7 @@ impl Simulate {
         };
         let collectives = [name(1)?, name(self.hypothetical.prompt.min(replica.step_tokens()))?];
         let watched = self.watch.map(|tokens| watch(&replica, &Request { tokens, ..request.clone() })).transpose()?;
-        Ok(Run { layout, outcome, collectives, watched })
+        Ok(Run { layout, outcome, collectives, watched, drafted: None })
     }
 }
 
@@ -228,6 +243,7 @@ pub(crate) fn run(options: &Simulate) -> Result<u8, Failure> {
             if is_last { "nodes, each node makes decoding faster" } else { "nodes, decoding does not get faster" };
         output::line(&format!("{text} {knee} {tail}"));
     }
+    runs.iter().filter_map(Run::drafted).for_each(|line| output::line(&line));
     runs.iter().filter_map(Run::watched).for_each(|line| output::line(&line));
     Ok(0)
 }
@@ -245,6 +261,16 @@ impl Run {
             ratio(first, tpot.0 as f64),
             bytes / 1e3,
         )
+    }
+
+    fn drafted(&self) -> Option<String> {
+        let Drafted { proposed, tokens_per_step, steps: [step, draft], tpot } = self.drafted.as_ref()?;
+        let gain = self.drafted.as_ref().map_or(1.0, Drafted::gain);
+        Some(format!(
+            "{}: {gain:.2} times as fast with the draft model: {tpot} a token, {proposed} proposals and {tokens_per_step:.2} \
+             tokens a step; a step takes {step}, a draft step {draft}",
+            self.layout
+        ))
     }
 
     fn watched(&self) -> Option<String> {
@@ -285,7 +311,9 @@ impl Run {
             "network_fraction": {"prefill": prefill, "decode": decode},
             "bytes_per_token": bytes, "messages_per_token": messages,
             "collective": {"decode": self.collectives[0], "prefill": self.collectives[1]},
-            "ranks": ranks, "watched": watched})
+            "ranks": ranks, "watched": watched, "drafted": self.drafted.as_ref().map(|drafted| json!({
+                "gain": drafted.gain(), "tpot_ms": drafted.tpot.milliseconds(), "proposed": drafted.proposed,
+                "tokens_per_step": drafted.tokens_per_step}))})
     }
 }
 

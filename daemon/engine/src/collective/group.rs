@@ -49,6 +49,16 @@ pub struct Group {
     omits_exchange: bool,
     /// Only on a paced node.
     toll: Option<Toll>,
+    /// The tensors of the model that does not run now: of the draft model, or of the target model during draft steps.
+    other: Option<Width>,
+    is_draft: bool,
+}
+
+/// Columns of a model's tensors, and the program of each algorithm for them.
+#[derive(Debug)]
+struct Width {
+    columns: usize,
+    programs: Vec<Box<[Operation]>>,
 }
 
 impl Group {
@@ -70,6 +80,25 @@ impl Group {
             sequence: 0,
             omits_exchange: false,
             toll: None,
+            other: None,
+            is_draft: false,
+        }
+    }
+
+    /// Prepares all-reduces of a draft model with this `embedding_length`; they use the table of the target model.
+    pub fn add_draft(&mut self, columns: usize) {
+        let (own, world) =
+            self.links.as_ref().map_or((0, 1), |links| (links.own().0 - links.first(), links.stage().len()));
+        let programs = Algorithm::ALL.map(|algorithm| compile(algorithm, Rank(own), world, columns)).into();
+        self.other = Some(Width { columns, programs });
+    }
+
+    /// Changes between the target model, which runs at first, and the draft model.
+    pub fn switch_model(&mut self) {
+        if let Some(Width { columns, programs }) = &mut self.other {
+            std::mem::swap(columns, &mut self.settings.columns);
+            std::mem::swap(programs, &mut self.programs);
+            self.is_draft = !self.is_draft;
         }
     }
 
@@ -224,8 +253,14 @@ impl Collective for Group {
         hidden: &mut [f32],
     ) -> Result<(), CollectiveError> {
         let algorithm = self.table.algorithm(partial.len() / self.settings.columns.max(1));
+        let is_draft = self.is_draft;
         self.all_reduce_by(algorithm, partial, hidden, |timing, span, links| {
-            timing.close_layer(layer, kind, span, links.heard());
+            if is_draft {
+                // The records are of the target model's layers.
+                timing.close(span);
+            } else {
+                timing.close_layer(layer, kind, span, links.heard());
+            }
         })
     }
 }

@@ -122,6 +122,11 @@ impl StepTiming {
         phase.tokens += u64::from(tokens);
     }
 
+    /// Begins a step of the draft model: its times count as decode, its tokens do not.
+    pub fn begin_draft(&mut self, tokens: u32) {
+        (self.is_prefill, self.tokens) = (false, tokens);
+    }
+
     /// Publishes the algorithm table to readers of the records; only the first table counts.
     pub fn publish(&self, table: &Table) {
         self.ring.publish(table);

@@ -1,6 +1,7 @@
 //! The head: accepts requests, schedules steps and reports the progress of each request. In a single-stage replica it
 //! samples, too; otherwise it runs the next steps while earlier ones are in flight in the later stages.
 mod admission;
+mod drafting;
 mod loads;
 mod prompts;
 mod transfers;
@@ -121,6 +122,7 @@ impl<'a> Head<'a> {
         let scheduler = Scheduler::new(limits);
         let scheduler = scheduler.with_stages(usize::from(worker.place.stages), worker.place.step_tokens());
         let scheduler = scheduler.with_whole_texts(!worker.model.shard().spec.generates());
+        let scheduler = scheduler.with_speculation(Speculation::with_draft_model(worker.draft_vocabulary()));
         let (requests, in_flight_steps) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
         let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
         let (step, remote_prefill) = (0, RemotePrefill::default());
@@ -225,6 +227,7 @@ impl<'a> Head<'a> {
         let masks = &mut self.worker.masks;
         self.scheduler.set_masks_ready(masks.is_ready());
         self.scheduler.release_compiled(|slot| masks.is_compiled(slot));
+        self.draft()?;
         let mut plan = std::mem::take(&mut self.plan);
         let is_planned = self.scheduler.next_plan(&mut plan);
         self.dispatch_awaited()?;
@@ -307,7 +310,7 @@ impl<'a> Head<'a> {
         group.timing.begin_step(plan.is_prefill, plan.entries.len() as u32);
         self.announce_sends(plan)?;
         if self.worker.group.links().is_some() {
-            self.tell(plan)?;
+            self.tell(FrameKind::Plan, plan)?;
         }
         let has_tokens = self.sampler.step(&mut self.worker, plan)?;
         self.scheduler.record_time(plan, since(now, Instant::now()));
@@ -321,11 +324,11 @@ impl<'a> Head<'a> {
     }
 
     /// Sends a plan to the ranks of this stage and to the leaders of the others.
-    fn tell(&mut self, plan: &Plan) -> Result<(), EngineError> {
+    fn tell(&mut self, kind: FrameKind, plan: &Plan) -> Result<(), EngineError> {
         self.payload.clear();
         plan.encode(&mut self.payload);
         let payload = std::mem::take(&mut self.payload);
-        let told = self.tell_all(FrameKind::Plan, &payload);
+        let told = self.tell_all(kind, &payload);
         self.payload = payload;
         told
     }

@@ -18,6 +18,7 @@ use sequence::{Opening, Phase, Running};
 use states::SavedStates;
 
 mod awaited;
+mod drafting;
 mod prefill_budget;
 mod sequence;
 mod states;

@@ -17,70 +17,131 @@ const TRIED_AT_LEAST_EVERY: u32 = 256;
 /// Speculative tokens less likely than this are not evaluated, which bounds the evaluation time per step.
 const LIKELY: f32 = 0.02;
 
-/// Acceptance rates by length of the match.
+/// Initial acceptance rate of a draft model's tokens.
+const ACCEPTED_DRAFT: f32 = 0.6;
+/// Sources of proposals: matches of each length, and the draft model.
+const SOURCES: usize = MATCH_MAX + 1;
+
+/// Where the speculative tokens of a step come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// From the text behind a match of this length, from 1 to [`MATCH_MAX`].
+    Lookup(usize),
+    /// From the draft model.
+    DraftModel,
+}
+
+/// How many speculative tokens are best, and what they are expected to yield.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Acceptance {
-    shares: [f32; MATCH_MAX],
+pub(super) struct Gain {
+    /// Number of speculative tokens.
+    pub(super) count: usize,
+    /// Expected number of accepted ones.
+    pub(super) accepted: f32,
+    /// Tokens of the whole step per time of the step without them.
+    pub(super) rate: f32,
+}
+
+/// When a source that does not pay is tried again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Retry {
     /// Tokens since the last proposal.
     idle: u32,
     /// Tokens between retries.
     every: u32,
 }
 
+/// Acceptance rates by source.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Acceptance {
+    shares: [f32; SOURCES],
+    /// Of prompt lookup, and of the draft model.
+    retries: [Retry; 2],
+}
+
+impl Source {
+    fn index(self) -> usize {
+        match self {
+            Self::Lookup(length) => length - 1,
+            Self::DraftModel => MATCH_MAX,
+        }
+    }
+
+    fn retry(self) -> usize {
+        usize::from(self == Self::DraftModel)
+    }
+}
+
 impl Default for Acceptance {
     fn default() -> Self {
-        Self { shares: ACCEPTED_FIRST, idle: 0, every: TRIED_EVERY }
+        let mut shares = [ACCEPTED_DRAFT; SOURCES];
+        shares[..MATCH_MAX].copy_from_slice(&ACCEPTED_FIRST);
+        Self { shares, retries: [Retry { idle: 0, every: TRIED_EVERY }; 2] }
     }
 }
 
 impl Acceptance {
     /// Initial state of a new request: the acceptance rates learned so far, retried at once.
     pub(super) fn begin(self) -> Self {
-        Self { idle: 0, ..self }
+        Self { retries: self.retries.map(|retry| Retry { idle: 0, ..retry }), ..self }
     }
 
-    /// How many of at most `most` speculative tokens to propose after a match, in a step that carries `rows` rows
-    /// without them.
-    pub(super) fn count(&mut self, found: Match, most: usize, rows: usize, latency: &StepLatency) -> usize {
-        let share = self.shares[found.length - 1];
+    /// The best number of at most `most` speculative tokens in a step that carries `rows` rows without them. Each costs
+    /// `cost`, relative to the time of that step, in addition to its row. 0 if none are expected to pay.
+    pub(super) fn best(&self, source: Source, most: usize, rows: usize, latency: &StepLatency, cost: f32) -> Gain {
+        let share = self.shares[source.index()];
         let others = rows.saturating_sub(1) as f32;
         // Tokens per relative step time, without speculation and then with one more speculative token at a time.
-        let (mut best, mut rate) = (0, rows as f32 * MARGIN);
-        let (mut expected, mut all_accepted) = (1.0, 1.0);
+        let mut best = Gain { count: 0, accepted: 0.0, rate: rows as f32 * MARGIN };
+        let (mut accepted, mut all_accepted) = (0.0, 1.0);
         for count in 1..=most {
             all_accepted *= share;
             if all_accepted < LIKELY {
                 break;
             }
-            expected += all_accepted;
-            let found = (others + expected) / latency.relative(rows + count, rows);
-            if found > rate {
-                (best, rate) = (count, found);
+            accepted += all_accepted;
+            let time = latency.relative(rows + count, rows) + cost * count as f32;
+            let rate = (others + 1.0 + accepted) / time;
+            if rate > best.rate {
+                best = Gain { count, accepted, rate };
             }
-        }
-        self.idle += 1;
-        if best == 0 && self.idle >= self.every {
-            best = most.min(1);
-        }
-        if best > 0 {
-            self.idle = 0;
         }
         best
     }
 
-    /// Records that `accepted` of `drafted` speculative tokens after a match of `length` tokens were accepted.
-    pub(super) fn observe(&mut self, length: usize, drafted: usize, accepted: usize) {
-        self.every = if accepted > 0 { TRIED_EVERY } else { (2 * self.every).min(TRIED_AT_LEAST_EVERY) };
-        self.learn(length, drafted, accepted, WEIGHT);
+    /// How many of at most `most` speculative tokens to propose after a match, in a step that carries `rows` rows
+    /// without them.
+    pub(super) fn count(&mut self, found: Match, most: usize, rows: usize, latency: &StepLatency) -> usize {
+        let source = Source::Lookup(found.length);
+        let best = self.best(source, most, rows, latency, 0.0);
+        self.retried(source, best.count, most)
+    }
+
+    /// The number of speculative tokens, of which `best` are best: where none pay, one is tried now and then.
+    pub(super) fn retried(&mut self, source: Source, best: usize, most: usize) -> usize {
+        let retry = &mut self.retries[source.retry()];
+        retry.idle += 1;
+        let count = if best == 0 && retry.idle >= retry.every { most.min(1) } else { best };
+        if count > 0 {
+            retry.idle = 0;
+        }
+        count
+    }
+
+    /// Records that `accepted` of `drafted` speculative tokens of a source were accepted.
+    pub(super) fn observe(&mut self, source: Source, drafted: usize, accepted: usize) {
+        let every = &mut self.retries[source.retry()].every;
+        *every = if accepted > 0 { TRIED_EVERY } else { (2 * *every).min(TRIED_AT_LEAST_EVERY) };
+        self.learn(source, drafted, accepted, WEIGHT);
     }
 
     /// Does the same for the initial rates of later requests.
-    pub(super) fn observe_for_all(&mut self, length: usize, drafted: usize, accepted: usize) {
-        self.learn(length, drafted, accepted, WEIGHT_OF_ALL);
+    pub(super) fn observe_for_all(&mut self, source: Source, drafted: usize, accepted: usize) {
+        self.learn(source, drafted, accepted, WEIGHT_OF_ALL);
     }
 
-    fn learn(&mut self, length: usize, drafted: usize, accepted: usize, weight: f32) {
-        let share = &mut self.shares[length - 1];
+    fn learn(&mut self, source: Source, drafted: usize, accepted: usize, weight: f32) {
+        let share = &mut self.shares[source.index()];
         (0..accepted).for_each(|_| *share += (1.0 - *share) * weight);
         if accepted < drafted {
             *share -= *share * weight;
@@ -109,13 +170,13 @@ mod tests {
         let mut acceptance = Acceptance::default();
         let first = acceptance.count(found, 15, 1, &latency);
         assert!((1..10).contains(&first), "{first}");
-        (0..20).for_each(|_| acceptance.observe(3, first, first));
+        (0..20).for_each(|_| acceptance.observe(Source::Lookup(3), first, first));
         assert!(acceptance.count(found, 15, 1, &latency) >= 12, "all are accepted");
         assert_eq!(acceptance.count(found, 2, 1, &latency), 2);
-        (0..40).for_each(|_| acceptance.observe(3, 4, 0));
+        (0..40).for_each(|_| acceptance.observe(Source::Lookup(3), 4, 0));
         let tried = (0..320).filter(|_| acceptance.count(found, 15, 1, &latency) > 0).count();
         assert_eq!(tried, 1, "none is accepted");
-        acceptance.observe(3, 1, 1);
+        acceptance.observe(Source::Lookup(3), 1, 1);
         let tried = (0..320).filter(|_| acceptance.count(found, 15, 1, &latency) > 0).count();
         assert_eq!(tried, 10, "one is accepted");
     }
@@ -124,7 +185,7 @@ mod tests {
     fn speculation_is_off_if_a_row_costs_a_whole_step() {
         let latency = latency(10_000);
         let mut acceptance = Acceptance::default();
-        (0..100).for_each(|_| acceptance.observe(3, 4, 4));
+        (0..100).for_each(|_| acceptance.observe(Source::Lookup(3), 4, 4));
         assert_eq!(acceptance.count(Match { next: 0, length: 3 }, 15, 1, &latency), 0);
     }
 }

@@ -4,11 +4,15 @@
 use smallvec::SmallVec;
 
 use super::step_latency::{ROWS_MAX, StepLatency};
-use acceptance::Acceptance;
-use lookup::{Match, find};
+use acceptance::{Acceptance, Source};
+use draft_model::{DraftModelUse, FedTokens};
+use lookup::find;
 
 mod acceptance;
+mod draft_model;
 mod lookup;
+
+pub use draft_model::{DraftSum, DraftText};
 
 /// Speculative decoding of a replica.
 #[derive(Debug)]
@@ -16,6 +20,8 @@ pub struct Speculation {
     is_on: bool,
     /// Initial acceptance rates of new sequences.
     acceptance: Acceptance,
+    /// The draft model, if there is one.
+    draft_model: Option<DraftModelUse>,
 }
 
 /// The speculative tokens of one sequence, and what is known about its proposals.
@@ -26,9 +32,13 @@ pub struct SequenceDrafts {
     tokens: SmallVec<[u32; ROWS_MAX]>,
     /// How many of them were sampled so far.
     accepted: usize,
-    /// The match that they came from.
-    found: Match,
+    /// Length of the text that they follow.
+    after: usize,
+    /// Where they came from.
+    source: Source,
     acceptance: Acceptance,
+    /// What the draft model has computed.
+    fed: FedTokens,
 }
 
 /// Room for speculative tokens in a step.
@@ -42,7 +52,7 @@ pub struct DraftRoom {
 
 impl Default for Speculation {
     fn default() -> Self {
-        Self { is_on: true, acceptance: Acceptance::default() }
+        Self { is_on: true, acceptance: Acceptance::default(), draft_model: None }
     }
 }
 
@@ -58,18 +68,23 @@ impl Speculation {
             most: if self.is_on && !is_constrained { most } else { 0 },
             tokens: SmallVec::new(),
             accepted: 0,
-            found: Match { next: 0, length: 1 },
+            after: 0,
+            source: Source::Lookup(1),
             acceptance: self.acceptance.begin(),
+            fed: FedTokens::default(),
         }
     }
 
-    /// Proposes tokens after `tokens`, the whole text of a sequence without proposals; as many as are expected to save
-    /// time, possibly none.
+    /// Proposes tokens after `tokens`, the whole text of a sequence: those of the draft model if it proposed some, otherwise
+    /// those of prompt lookup; as many as are expected to save time, possibly none.
     pub fn propose(&self, drafts: &mut SequenceDrafts, tokens: &[u32], room: DraftRoom, latency: &StepLatency) {
         let most = room.most.min(drafts.most);
+        if !drafts.tokens.is_empty() {
+            return drafts.keep(most);
+        }
         let Some(found) = Some(most).filter(|most| *most > 0).and_then(|_| find(tokens)) else { return };
         let count = drafts.acceptance.count(found, most, room.rows, latency);
-        (drafts.found, drafts.accepted) = (found, 0);
+        (drafts.source, drafts.accepted, drafts.after) = (Source::Lookup(found.length), 0, tokens.len());
         for index in found.next..found.next + count {
             // A repetition that reaches the end of the text continues with its own speculative tokens.
             let token = tokens.get(index).copied().unwrap_or_else(|| drafts.tokens[index - tokens.len()]);
@@ -85,9 +100,10 @@ impl Speculation {
             return true;
         }
         if !drafts.tokens.is_empty() {
-            let (length, drafted, accepted) = (drafts.found.length, drafts.tokens.len(), drafts.accepted);
-            drafts.acceptance.observe(length, drafted, accepted);
-            self.acceptance.observe_for_all(length, drafted, accepted);
+            let (source, drafted, accepted) = (drafts.source, drafts.tokens.len(), drafts.accepted);
+            drafts.acceptance.observe(source, drafted, accepted);
+            self.acceptance.observe_for_all(source, drafted, accepted);
+            drafts.keep(accepted);
             drafts.tokens.clear();
         }
         false

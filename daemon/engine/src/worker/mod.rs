@@ -1,5 +1,6 @@
 //! One step on one rank, head or not: apply the plan, receive hidden states, run the layers, then hand the states over
 //! or summarise the logits of this rank's vocabulary slice.
+mod draft;
 mod transfers;
 
 use std::time::Instant;
@@ -8,6 +9,8 @@ use common::{ids::Rank, units::Nanoseconds};
 use protocol::frame::FrameKind;
 use telemetry::RankTotals;
 use topology::Place;
+
+pub use draft::DraftModel;
 
 use super::{
     plan::{Limits, Plan, Sequences},
@@ -40,6 +43,8 @@ pub struct Worker {
     pub transfers: Transfers,
     /// Keys and values on this rank's disk.
     pub store: KvStore,
+    /// The draft model, if the topology has one.
+    pub draft: Option<DraftModel>,
     /// One slice for each row of a batch that wants logits.
     slices: Vec<Slice>,
     /// Time accounting of the ranks that hand over to this one, stage by stage, and of this rank last.
@@ -59,7 +64,7 @@ impl Worker {
         let slices = (0..ROWS_MAX).map(|_| Slice::with_room(vocabulary.start as u32, vocabulary.len())).collect();
         let (masks, transfers, payload) = (TokenMasks::default(), Transfers::default(), Vec::new());
         let (store, computed) = (KvStore::default(), Instant::now());
-        Self { place, model, group, sequences, masks, transfers, store, slices, totals, payload, computed }
+        Self { place, model, group, sequences, masks, transfers, store, draft: None, slices, totals, payload, computed }
     }
 
     /// Applies a plan and runs the layers. On the last stage, leaves in `summaries` one summary for each token that
@@ -69,6 +74,7 @@ impl Worker {
     /// The plan cannot be applied, or a peer is lost.
     pub fn step(&mut self, plan: &Plan, summaries: &mut Vec<Summary>) -> Result<(), EngineError> {
         summaries.clear();
+        self.draft.iter_mut().for_each(|draft| draft.is_latest = false);
         self.sequences.apply(plan)?;
         self.model.copy_blocks(&plan.copies);
         self.model.copy_states(&plan.states);
@@ -141,7 +147,10 @@ impl Worker {
 
     /// This rank's slice for a row of the latest step.
     pub fn slice(&mut self, place: usize) -> Option<&mut Slice> {
-        self.slices.get_mut(place)
+        match self.draft.as_mut().filter(|draft| draft.is_latest) {
+            Some(draft) => draft.slice(place),
+            None => self.slices.get_mut(place),
+        }
     }
 }
 

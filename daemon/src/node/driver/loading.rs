@@ -39,7 +39,10 @@ use topology::{
     sizes::{ModelSizes, OlderSizes},
 };
 
-use super::room::Unloaded;
+use super::{
+    draft::{LoadedDraft, OpenDraft},
+    room::Unloaded,
+};
 use crate::{
     config::{Config, Paced},
     health::memory,
@@ -59,6 +62,7 @@ pub(super) struct Loaded {
     pub(super) states: StateCache,
     /// On a paced node.
     pub(super) pace: Option<Pace>,
+    pub(super) draft: Option<LoadedDraft>,
     /// In a topology whose groups have roles: what this member sends to which others.
     pub(super) partners: Option<Partners>,
     /// On the head only.
@@ -175,11 +179,14 @@ pub(super) fn load(
     let kv = kv_bytes(topology.kv, &spec, plan, blocks);
     let state = state_bytes(&spec, plan, usize::from(topology.slots));
     let paced = config.paced.as_ref();
-    let besides = kv + state + working(&ModelSizes::of_file(&file, &spec), plan, &Seat::of(topology, &place));
+    let draft = OpenDraft::new(config, kernels, prepare, &file)?;
+    let of_draft = draft.as_ref().map_or(0, OpenDraft::bytes);
+    let besides =
+        kv + state + of_draft + working(&ModelSizes::of_file(&file, &spec), plan, &Seat::of(topology, &place));
     let threads = usize::from(config.threads.unwrap_or(topology.members[prepare.member.index()].threads));
     let unloaded = Unloaded { model: &topology.model, file: &file, spec: &spec, plan, kernels, threads, besides };
     let room = unloaded.room(config)?;
-    let content = content(config, topology, &file, progress)
+    let content = content(config, (&topology.model, topology.content), &file, progress)
         .map_err(|kind| if kind == FaultKind::StoreCancelled { not_prepared(prepare) } else { kind })?;
     let total = Bytes(room.weights.max(1));
     let done = AtomicU64::new(0);
@@ -210,6 +217,7 @@ pub(super) fn load(
         .map_err(|_| FaultKind::MemoryShort { needed: Bytes(kv), available: memory::available() })?;
     let states = StateCache::new(&spec, plan, StateCount::in_model(&spec, usize::from(topology.slots)))
         .map_err(|_| FaultKind::MemoryShort { needed: Bytes(state), available: memory::available() })?;
+    let draft = draft.map(|draft| draft.load(config, kernels, prepare, progress)).transpose()?;
     let text = tokenizer.map(|tokenizer| {
         let limits = Limits::of(topology, &spec);
         let mut text = ModelText::new(model(), path, &file, Arc::new(tokenizer), limits);
@@ -219,8 +227,8 @@ pub(super) fn load(
     let pace = paced.map(|paced| pace(paced, ModelSizes::of_file(&file, &spec), plan, topology));
     let vocabulary =
         place.is_last_stage().then(|| text::vocabulary(Arc::clone(&file), spec.vocabulary_length, spawn_compiler));
-    let (space, bytes) = (space(topology, content.root), Bytes(room.total() + kv + state));
-    Ok(Loaded { shard, cache, states, pace, partners, text, vocabulary, bytes, space })
+    let (space, bytes) = (space(topology, content.root), Bytes(room.total() + kv + state + of_draft));
+    Ok(Loaded { shard, cache, states, pace, draft, partners, text, vocabulary, bytes, space })
 }
 
 /// Everything that keys and values depend on, except the tokens. Kernels and cuts change only their rounding: ids are the same, and
@@ -249,35 +257,36 @@ fn check_served(topology: &Topology, spec: &ModelSpec) -> Result<(), FaultKind> 
 }
 
 /// Working memory in bytes, without weights and KV cache.
-fn working(sizes: &ModelSizes, plan: &ShardPlan, seat: &Seat) -> u64 {
+pub(super) fn working(sizes: &ModelSizes, plan: &ShardPlan, seat: &Seat) -> u64 {
     working_bytes(&Holding { sizes, plan }, seat)
 }
 
 /// The pace of a node that waits for the simulated compute time instead of computing its shard.
-fn pace(paced: &Paced, sizes: ModelSizes, plan: &ShardPlan, topology: &Topology) -> Pace {
+pub(super) fn pace(paced: &Paced, sizes: ModelSizes, plan: &ShardPlan, topology: &Topology) -> Pace {
     let noise = if paced.jitter_ppm > 0 { Noise::Random { mean_ppm: paced.jitter_ppm } } else { Noise::None };
     let shard = PacedShard { sizes, plan: plan.clone(), kv: topology.kv };
     Pace::new(paced.machine.clone(), shard, noise, paced.seed)
 }
 
 /// The assignment was abandoned during its load.
-fn not_prepared(prepare: &Prepare) -> FaultKind {
+pub(super) fn not_prepared(prepare: &Prepare) -> FaultKind {
     FaultKind::NotPrepared { epoch: prepare.epoch }
 }
 
-/// Content hash of the file, computed now if it is not known. Fails if the topology requires other weights.
-fn content(
+/// Content hash of a model's file, computed now if it is not known. Fails if the topology requires other weights.
+pub(super) fn content(
     config: &Config,
-    topology: &Topology,
+    required: (&str, Option<ContentRoot>),
     file: &GgufFile,
     progress: &(dyn Fn(LoadProgress) -> bool + Sync),
 ) -> Result<Content, FaultKind> {
     let contents = Contents::new(&config.state).hollow(config.paced.is_some());
     let content =
         contents.of(file, &mut |done, total| progress(LoadProgress { done: Bytes(done), total: Bytes(total) }))?;
-    match topology.content {
+    let (model, expected) = required;
+    match expected {
         Some(expected) if expected != content.root => Err(FaultKind::ContentDiffers {
-            model: topology.model.clone(),
+            model: model.to_owned(),
             expected: Box::new(expected),
             actual: content.root,
             holders: String::new(),

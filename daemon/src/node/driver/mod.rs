@@ -8,6 +8,7 @@ mod cluster;
 mod context;
 mod cursors;
 mod disk;
+mod draft;
 mod engine_host;
 mod head_links;
 mod heartbeat;

@@ -430,7 +430,10 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
     let model = Box::new(move || {
         let pool = Pool::new(options);
         pool.pin_caller();
-        Model::new(shard, cache, Compute { kernels, pool }, context_length).with_states(states).paced(pace)
+        Model::new(shard, cache, Compute::new(kernels, pool), context_length).with_states(states).paced(pace)
+    });
+    let draft = loaded.draft.map(|draft| -> Box<dyn FnOnce(&Compute) -> Model + Send> {
+        Box::new(move |compute| draft.model(compute, context_length))
     });
     let (node, place, variant, vocabulary) = (config.name.clone(), place.seat(), context.variant, loaded.vocabulary);
     let files = context.kv.as_ref().map(|folder| RankFiles::new(Arc::clone(folder), part, peers));
@@ -440,7 +443,7 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
         None
     });
     let store = disk.map(|disk| (disk, loaded.space));
-    Setup { node, place, limits, model, group, transfers, store, variant, end_tokens, vocabulary, abort }
+    Setup { node, place, limits, model, draft, group, transfers, store, variant, end_tokens, vocabulary, abort }
 }
 
 fn sink(inputs: Sender<Input>, run: u64) -> impl Fn(EngineEvent) + Send + Sync + 'static {

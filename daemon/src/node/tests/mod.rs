@@ -61,6 +61,7 @@ pub(crate) fn topology(world: u16) -> Topology {
         identity: ModelIdentity::default(),
         content: None,
         unload_after: None,
+        draft: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: Choice::Auto,

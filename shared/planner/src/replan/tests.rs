@@ -34,6 +34,7 @@ fn before(layout: &str, count: usize) -> (Topology, ModelSizes) {
         identity: common::ids::ModelIdentity::default(),
         content: None,
         unload_after: None,
+        draft: None,
         kv: KvFormat::F16,
         exchange: Exchange::F32,
         collective: collectives::Choice::Auto,

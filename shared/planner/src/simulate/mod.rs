@@ -3,6 +3,7 @@
 //! measured.
 pub mod collective;
 pub mod costs;
+pub mod drafting;
 pub mod jitter;
 pub mod network;
 pub mod profile;
@@ -11,6 +12,7 @@ pub mod run;
 pub mod watch;
 
 pub use collective::Tensor;
+pub use drafting::{Drafted, drafted};
 pub use jitter::{Jitter, Noise};
 pub use network::{Action, Closing, Link, Network, NodeSpeed, Stuck};
 pub use profile::{Machine, NodeProfile};

@@ -384,6 +384,11 @@ pub enum SpecError {
     /// Replicas that would be unloaded one by one.
     #[error("a topology that is unloaded when idle has one replica; give a layout without dpN, or leave out the time")]
     UnloadsReplicas,
+    /// A draft model in a pipeline.
+    #[error(
+        "a draft model needs a topology of one stage, this one has {0}; give a layout without ppN, or no draft model"
+    )]
+    DraftStages(u16),
     /// The same node occurs twice.
     #[error("node {0} is given twice; each node holds one shard")]
     Twice(String),

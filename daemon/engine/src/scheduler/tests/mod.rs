@@ -1,4 +1,5 @@
 //! The scheduler's decisions without ranks: the plans it makes, and that every plan can be applied.
+mod drafting;
 mod follow;
 mod load;
 

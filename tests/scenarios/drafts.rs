@@ -1,0 +1,168 @@
+//! Draft models change no answer: not at any temperature, on any number of ranks, or in batches.
+use std::sync::Arc;
+
+use gguf::GgufFile;
+use harness::{
+    drafts::Chain,
+    engines::{Answer, Replica},
+    families,
+    greedy::{ids, request, request_among},
+    http::{beside, post},
+    programs::{Cluster, folder_with, wait_until},
+    tiny_model::{Architecture, TinyModel},
+};
+use nix::sys::signal::Signal;
+use protocol::message::Generate;
+use serde_json::json;
+
+const VOCABULARY: usize = 900;
+
+fn file(model: &TinyModel) -> Arc<GgufFile> {
+    Arc::new(GgufFile::from_bytes(vec![model.bytes()]).expect("the model is valid"))
+}
+
+/// A model whose steps take many times as long as those of [`small`].
+fn large() -> TinyModel {
+    TinyModel {
+        vocabulary_length: VOCABULARY,
+        context_length: 1024,
+        block_count: 6,
+        feed_forward_length: 1024,
+        ..TinyModel::new(Architecture::Llama)
+    }
+}
+
+fn small(seed: u64) -> TinyModel {
+    TinyModel {
+        vocabulary_length: VOCABULARY,
+        context_length: 1024,
+        block_count: 1,
+        embedding_length: 64,
+        feed_forward_length: 64,
+        seed,
+        ..TinyModel::new(Architecture::Llama)
+    }
+}
+
+/// Three requests in one batch, and one that begins like an earlier one.
+fn batches(temperature: f32) -> Vec<Vec<Generate>> {
+    let warm = |mut generate: Generate| {
+        (generate.sampling.temperature, generate.sampling.seed, generate.ignores_end) = (temperature, 7, true);
+        generate
+    };
+    // Tokens of the chain, whose continuation has no repetitions.
+    let ids = |seed: u32, count: usize| -> Vec<u32> { ids(seed, count).into_iter().map(|id| 300 + id).collect() };
+    let first = vec![request(ids(1, 150), 60), request(ids(2, 20), 90), request(ids(3, 40), 60)];
+    let batches = [first, vec![request([&ids(1, 140)[..], &ids(4, 10)].concat(), 60)]];
+    batches.into_iter().map(|batch| batch.into_iter().map(warm).collect()).collect()
+}
+
+/// Speculative tokens, and how many of them were accepted.
+fn counts(answers: &[Vec<Answer>]) -> (u32, u32) {
+    let times = answers.iter().flatten().map(|answer| answer.end().times);
+    times.fold((0, 0), |sum, times| (sum.0 + times.drafted_tokens, sum.1 + times.accepted_tokens))
+}
+
+#[track_caller]
+fn assert_same(expected: &[Vec<Answer>], found: &[Vec<Answer>], of: &str) {
+    let ids = |answers: &[Vec<Answer>]| -> Vec<Vec<u32>> {
+        answers.iter().flatten().map(|answer| answer.ids.clone()).collect()
+    };
+    assert_eq!(ids(expected), ids(found), "{of}");
+}
+
+#[test]
+fn draft_of_70_percent_agreement_changes_no_answer() {
+    let chain = Chain { seed: 5, agreement: 1.0 };
+    let target = file(&large().with_chain(chain));
+    let draft = file(&small(2).with_chain(Chain { agreement: 0.7, ..chain }));
+    for ranks in [1, 2, 4] {
+        for temperature in [0.0, 0.8] {
+            let of = format!("{ranks} ranks, temperature {temperature}");
+            let replica = Replica { slots: 4, ..Replica::of(ranks) };
+            let plain = Replica { is_plain: true, ..replica }.answers(&target, &batches(temperature));
+            let drafted = replica.answers_drafted(&target, &draft, &batches(temperature));
+            assert_same(&plain, &drafted, &of);
+            let (proposed, accepted) = counts(&drafted);
+            assert!(accepted > 50 && accepted < proposed, "{of}: {accepted} of {proposed} were accepted");
+        }
+    }
+}
+
+#[test]
+fn random_drafts_propose_what_the_target_samples_with_the_same_noise() {
+    let target = file(&large());
+    let (same, other) = (Arc::clone(&target), file(&small(9)));
+    for temperature in [0.0, 0.8] {
+        let replica = Replica { slots: 4, ..Replica::of(2) };
+        let plain = Replica { is_plain: true, ..replica }.answers(&target, &batches(temperature));
+        for (draft, agrees) in [(&same, true), (&other, false)] {
+            let drafted = replica.answers_drafted(&target, draft, &batches(temperature));
+            assert_same(&plain, &drafted, &format!("temperature {temperature}, same model: {agrees}"));
+            let (proposed, accepted) = counts(&drafted);
+            println!("temperature {temperature}, same model: {agrees}: {accepted} of {proposed} were accepted");
+        }
+    }
+}
+
+#[test]
+fn targets_with_states_and_windows_take_drafts() {
+    const AMONG: std::ops::Range<usize> = 40..44;
+    for (name, target) in families::files(&["qwen35-", "gemma3-", "gpt-oss"]) {
+        let vocabulary = models::read(&target).expect("the model is valid").vocabulary_length;
+        let request = |prompt: Vec<u32>, count: usize| request_among(prompt, count, &AMONG, vocabulary);
+        let draft = TinyModel { vocabulary_length: vocabulary, context_length: 1024, ..small(3) };
+        let replica = Replica { slots: 3, blocks: 80, context_length: 500, ..Replica::of(2) };
+        let batches = vec![vec![request(ids(1, 48), 60), request(ids(2, 20), 40)]];
+        let plain = Replica { is_plain: true, ..replica }.answers(&target, &batches);
+        let drafted = replica.answers_drafted(&target, &file(&draft), &batches);
+        assert_same(&plain, &drafted, &name);
+    }
+}
+
+/// Two completions of the running model, at temperature 0 and 0.8, and how many speculative tokens were accepted.
+fn completions(cluster: &Cluster) -> ([String; 2], u64) {
+    let answers = [0.0, 0.8].map(|temperature| {
+        let body = json!({"prompt": "ab", "max_tokens": 80, "temperature": temperature, "seed": 3, "ignore_eos": true});
+        post(&beside(&cluster.addresses[0]), "/v1/completions", &body).good()
+    });
+    let accepted = answers.iter().map(|answer| answer["timings"]["draft_n_accepted"].as_u64().unwrap_or_default());
+    let accepted = accepted.sum();
+    (answers.map(|answer| answer["choices"][0]["text"].as_str().expect("a text").to_owned()), accepted)
+}
+
+#[test]
+fn daemons_run_a_draft_model_also_after_a_restart() {
+    let chain = Chain { seed: 5, agreement: 1.0 };
+    let other = TinyModel { vocabulary_length: 400, ..small(2) };
+    let [target, draft, other] = [
+        large().with_chain(chain).bytes(),
+        small(2).with_chain(Chain { agreement: 0.7, ..chain }).bytes(),
+        other.bytes(),
+    ];
+    let folder = folder_with(&[("target.gguf", &target), ("draft.gguf", &draft), ("other.gguf", &other)]);
+    let mut cluster = Cluster::with(2, folder.path(), "");
+    let run = ["--model", "target.gguf", "--prompt", "ab", "--max-tokens", "2"];
+    cluster.generate(2, &run).completion();
+    let (plain, _) = completions(&cluster);
+    let refused = cluster.generate(2, &[&run[..], &["--draft", "other.gguf", "--topology", "tp2"]].concat());
+    refused.assert_error(4, "topology_invalid", &["other.gguf cannot draft for target.gguf", "400 tokens"]);
+    let pipeline = cluster.generate(2, &[&run[..], &["--draft", "draft.gguf", "--topology", "pp2"]].concat());
+    pipeline.assert_error(4, "topology_invalid", &["a draft model needs a topology of one stage"]);
+    cluster.generate(2, &[&run[..], &["--draft", "draft.gguf"]].concat()).completion();
+    let (drafted, accepted) = completions(&cluster);
+    assert_eq!(plain, drafted);
+    assert!(accepted > 20, "{accepted} were accepted");
+
+    cluster.signal(1, Signal::SIGKILL);
+    cluster.wait(1);
+    cluster.start(1);
+    wait_until("the topology returns", || {
+        cluster.status(1)["state"] == "ready" && cluster.status(0)["state"] == "ready"
+    });
+    let shown = cluster.console(&["topology", "show", "--nodes", &cluster.nodes()]);
+    assert!(shown.out.contains("draft = \"draft.gguf\""), "{}", shown.out);
+    let (again, accepted) = completions(&cluster);
+    assert_eq!(again, plain);
+    assert!(accepted > 20, "{accepted} were accepted");
+}
