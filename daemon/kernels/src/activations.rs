@@ -1,11 +1,15 @@
 //! Activations of a step in the layout of the kernels: tiles of a few tokens with the same columns of all tokens next
 //! to each other.
+use std::ops::Range;
+
 use super::{Compute, Kernels};
 
 /// Columns that share a scale, as in Q8_0.
 pub const BLOCK: usize = 32;
 /// Quantised magnitude of the largest value in a block.
 pub const LEVELS: f32 = 127.0;
+/// Up to this many tokens, padding costs less than another tile: the weights' bytes limit the speed.
+const SMALL_TILE: usize = 4;
 /// Columns are padded to whole super-blocks with zeros.
 pub(super) const SUPER_BLOCK: usize = 256;
 
@@ -59,13 +63,21 @@ pub(super) struct Tile {
     pub shape: usize,
 }
 
-/// Splits tokens into the largest tiles, and the rest into the smallest tile that holds it.
+/// Splits tokens into the largest tiles. The rest goes to the smallest tile that holds it, or, if more than an eighth of
+/// that would be padding, to tiles that it fills: reading the weights again from the cache costs less than padding.
 pub(super) fn tiles(shapes: &'static [usize], tokens: usize) -> impl Iterator<Item = Tile> {
-    let largest = shapes.last().copied().unwrap_or(1);
-    (0..tokens).step_by(largest).map(move |first| {
-        let tokens = largest.min(tokens - first);
-        let shape = shapes.iter().copied().find(|shape| *shape >= tokens).unwrap_or(largest);
-        Tile { first, tokens, shape }
+    let mut first = 0;
+    std::iter::from_fn(move || {
+        let left = tokens - first;
+        let holding = shapes.iter().copied().find(|shape| *shape >= left);
+        let shape = match holding {
+            _ if left == 0 => return None,
+            Some(shape) if shape <= SMALL_TILE || 8 * (shape - left) <= shape => shape,
+            _ => shapes.iter().copied().rev().find(|shape| *shape <= left).unwrap_or(1),
+        };
+        let tile = Tile { first, tokens: left.min(shape), shape };
+        first += tile.tokens;
+        Some(tile)
     })
 }
 
@@ -86,7 +98,8 @@ impl Activations {
         self.blocks.resize(blocks * padded(kernels.tiles, self.tokens), Block::default());
         let largest = kernels.tiles.last().copied().unwrap_or(1);
         compute.pool.chunks(&mut self.blocks, largest * blocks, |index, blocks| {
-            quantise_tile(kernels, values, columns, wanted.skip, index, blocks);
+            let tokens = index * largest..(index + 1) * largest;
+            quantise_tiles(kernels, values, columns, wanted.skip, tokens, blocks);
         });
         let floats = if wanted.floats { all } else { 0 };
         self.floats.resize(floats * padded(kernels.float_tiles, self.tokens), 0.0);
@@ -127,14 +140,56 @@ impl Activations {
     }
 }
 
-/// Quantises tile `index` into blocks `[block, token]`.
-fn quantise_tile(kernels: &Kernels, values: &[f32], columns: usize, skip: usize, index: usize, blocks: &mut [Block]) {
-    let tile = tiles(kernels.tiles, values.len() / columns).nth(index).expect("there is a tile for each chunk");
+/// Quantises the tiles of a range of tokens into blocks `[tile, block, token of the tile]`.
+fn quantise_tiles(
+    kernels: &Kernels,
+    values: &[f32],
+    columns: usize,
+    skip: usize,
+    range: Range<usize>,
+    mut blocks: &mut [Block],
+) {
+    let tokens = values.len() / columns;
+    let per_token = blocks.len() / padded(kernels.tiles, tokens.min(range.end) - range.start);
     blocks.fill(Block::default());
-    for (block, tokens) in blocks.chunks_exact_mut(tile.shape).skip(skip).enumerate() {
-        for (out, row) in tokens.iter_mut().zip(values.chunks_exact(columns).skip(tile.first).take(tile.tokens)) {
-            if let Some(values) = row.chunks(BLOCK).nth(block) {
-                (kernels.quantise)(values, out);
+    for tile in tiles(kernels.tiles, tokens).filter(|tile| range.contains(&tile.first)) {
+        let (of_tile, rest) = blocks.split_at_mut(tile.shape * per_token);
+        blocks = rest;
+        for (block, tokens) in of_tile.chunks_exact_mut(tile.shape).skip(skip).enumerate() {
+            for (out, row) in tokens.iter_mut().zip(values.chunks_exact(columns).skip(tile.first).take(tile.tokens)) {
+                if let Some(values) = row.chunks(BLOCK).nth(block) {
+                    (kernels.quantise)(values, out);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_the_tokens_with_little_padding() {
+        const SHAPES: &[usize] = &[1, 2, 4, 8, 16];
+        let of = |tokens| tiles(SHAPES, tokens).map(|tile| tile.shape).collect::<Vec<_>>();
+        assert_eq!([3, 5, 7, 9].map(of), [vec![4], vec![4, 1], vec![8], vec![8, 1]]);
+        assert_eq!([11, 13, 15, 45].map(of), [vec![8, 4], vec![8, 4, 1], vec![16], vec![16, 16, 8, 4, 1]]);
+        for shapes in [&SHAPES[..1], &SHAPES[..3], &SHAPES[..4], SHAPES] {
+            for tokens in 0..70 {
+                let mut first = 0;
+                for tile in tiles(shapes, tokens) {
+                    assert_eq!(tile.first, first, "{tokens} tokens: tiles are in order");
+                    assert!((1..=tile.shape).contains(&tile.tokens) && shapes.contains(&tile.shape));
+                    first += tile.tokens;
+                    assert!(
+                        tile.tokens == tile.shape || first == tokens,
+                        "{tokens} tokens: only the last one is padded"
+                    );
+                }
+                assert_eq!(first, tokens);
+                let padding = padded(shapes, tokens) - tokens;
+                assert!(padding <= 1.max(padded(shapes, tokens) / 8), "{tokens} tokens: {padding} of padding");
             }
         }
     }

@@ -45,6 +45,7 @@ impl Lanes for Avx2 {
 
     operations! {
         fn prefetch(line: *const u8) { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+        fn prefetch_far(line: *const u8) { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
         fn levels(bytes: &[u8]) -> __m256i { _mm256_loadu_si256(bytes[..32].as_ptr().cast()) }
         fn store_levels(levels: __m256i, out: &mut [u8]) { _mm256_storeu_si256(out[..32].as_mut_ptr().cast(), levels) }
         fn and(a: __m256i, mask: u8) -> __m256i { _mm256_and_si256(a, _mm256_set1_epi8(mask.cast_signed())) }

@@ -82,6 +82,7 @@ impl<const VBMI: bool> Lanes for Avx512<VBMI> {
 
     operations! {
         fn prefetch(line: *const u8) { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+        fn prefetch_far(line: *const u8) { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
         fn levels(bytes: &[u8]) -> __m512i { _mm512_loadu_si512(bytes[..64].as_ptr().cast()) }
         fn store_levels(levels: __m512i, out: &mut [u8]) { _mm512_storeu_si512(out[..64].as_mut_ptr().cast(), levels) }
         fn and(a: __m512i, mask: u8) -> __m512i { _mm512_and_si512(a, _mm512_set1_epi8(mask.cast_signed())) }

@@ -80,6 +80,9 @@ impl<const DOTPROD: bool, const HIGH: bool> Lanes for Half<DOTPROD, HIGH> {
         fn prefetch(line: *const u8) {
             asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly))
         }
+        fn prefetch_far(line: *const u8) {
+            asm!("prfm pldl2keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly))
+        }
         fn levels(bytes: &[u8]) -> uint8x16_t { vld1q_u8(Self::own(bytes, 4)) }
         fn store_levels(levels: uint8x16_t, out: &mut [u8]) {
             vst1q_u8(out[..32][if HIGH { 16 } else { 0 }..].as_mut_ptr(), levels)

@@ -47,6 +47,8 @@ pub(crate) trait Lanes: Copy {
 
     /// Prefetches the cache line at an address, which need not be readable.
     fn prefetch(self, line: *const u8);
+    /// Prefetches it to the second-level cache.
+    fn prefetch_far(self, line: *const u8);
     /// Loads the first `4 * ROWS` bytes.
     fn levels(self, bytes: &[u8]) -> Self::Levels;
     /// Writes the bytes to the start of `out`.

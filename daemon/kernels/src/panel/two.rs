@@ -49,6 +49,11 @@ where
     }
 
     #[inline(always)]
+    fn prefetch_far(self, line: *const u8) {
+        self.0.prefetch_far(line);
+    }
+
+    #[inline(always)]
     fn store_levels(self, levels: Self::Levels, out: &mut [u8]) {
         self.0.store_levels(levels.0, out);
         self.1.store_levels(levels.1, out);
