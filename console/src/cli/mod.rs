@@ -9,6 +9,7 @@ mod doctor;
 mod events;
 mod generate;
 mod key;
+mod kv;
 mod logs;
 mod model;
 mod node;
@@ -98,6 +99,8 @@ enum Command {
     /// Create, show or rotate the cluster key, give it to new nodes, or derive restricted keys from it
     #[command(subcommand)]
     Key(key::KeyCommand),
+    /// Show or delete the keys and values of earlier prompts that nodes store on their disks
+    Kv(kv::Kv),
     /// Show or follow the log of a node
     Logs(logs::Logs),
     /// Manage the model files of nodes
@@ -214,6 +217,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Command::Generate(generate) if generate.profiling.profile => profile::run(generate).await,
         Command::Generate(generate) => generate::run(generate).await,
         Command::Key(command) => key::run(command, key, cluster).await,
+        Command::Kv(options) => kv::run(options).await,
         Command::Logs(logs) => logs::run(logs).await,
         Command::Model(model) => model::run(model).await,
         Command::Node(node) => node::run(node, cluster.as_deref()).await,

@@ -20,7 +20,9 @@ use protocol::{
     noise::{key::Role, keyring::Keyring},
     recovery::{RecoveryAnswer, RecoveryAsk, Standing},
 };
-use telemetry::{BenchFound, BenchProgress, KernelBench, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals};
+use telemetry::{
+    BenchFound, BenchProgress, KernelBench, LoadProgress, NodeReport, NodeState, PhaseTotals, RankTotals, StoreCleared,
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
@@ -240,6 +242,9 @@ impl FakeState {
             RequestBody::Text(_) => no(&FaultKind::NotHead),
             RequestBody::Neighbours(_) | RequestBody::Unload(_) => vec![ResponseBody::Done],
             RequestBody::Kv(_) => vec![ResponseBody::Kv(Box::new(KvResponse::Written))],
+            RequestBody::ClearStore => {
+                vec![ResponseBody::StoreCleared(StoreCleared { files: 3, bytes: Bytes(3 << 20) })]
+            }
             RequestBody::Recovery(ask) => vec![self.recovery(*ask)],
             RequestBody::Rekey(_) | RequestBody::RekeyWrapped(_) => {
                 vec![ResponseBody::Rekeyed { fingerprint: String::new() }]

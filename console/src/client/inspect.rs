@@ -1,16 +1,23 @@
-//! Queries besides the report: the log and the settings of a node; and cancelling requests of any client.
+//! Queries besides the report: the log and the settings of a node; cancelling requests of any client; and deleting stored
+//! keys and values.
 use std::time::Duration;
 
-use common::fault::Fault;
+use common::fault::{Fault, FaultKind};
 use protocol::{
     inspect::{Inspect, Inspected, LogLevel, LogLines},
     message::{RequestBody, ResponseBody},
 };
 
+use telemetry::StoreCleared;
+
 use super::{identify::unexpected, session::Session};
 
 /// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Time limit for deleting files.
+const DELETION: Duration = Duration::from_secs(120);
+/// First wire version whose nodes delete them.
+const CLEAR_VERSION: u16 = 14;
 
 async fn inspect(session: &Session, what: Inspect, waits_for: &str) -> Result<Inspected, Fault> {
     let mut reply = session.ask(RequestBody::Inspect(what)).await?;
@@ -70,6 +77,23 @@ pub async fn cancel(session: &Session, number: u64) -> Result<(), Fault> {
     let mut reply = session.ask(RequestBody::CancelRunning { number }).await?;
     match reply.next("cancelling a request", ANSWER).await? {
         ResponseBody::Cancelling => Ok(()),
+        other => Err(unexpected(session, &other)),
+    }
+}
+
+/// Deletes the keys and values that a node stores on its disk.
+///
+/// # Errors
+/// The node does not answer, is too old, or cannot delete them.
+pub async fn clear_store(session: &Session) -> Result<StoreCleared, Fault> {
+    let body = RequestBody::ClearStore;
+    if session.version < CLEAR_VERSION {
+        let kind = FaultKind::PeerOlder { version: session.version, what: body.name().into() };
+        return Err(Fault::new(&session.identity.name, kind));
+    }
+    let mut reply = session.ask(body).await?;
+    match reply.next("deleting stored keys and values", DELETION).await? {
+        ResponseBody::StoreCleared(cleared) => Ok(cleared),
         other => Err(unexpected(session, &other)),
     }
 }

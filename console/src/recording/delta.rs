@@ -9,7 +9,7 @@ use common::{
 use serde::{Deserialize, Deserializer, Serialize};
 use telemetry::{
     Health, HopSync, KvUse, Lateness, LayerSync, LoadProgress, Measured, NodeReport, NodeState, RequestReport,
-    SyncKind,
+    StoreUse, SyncKind,
     health::{Clock, DiskUse, LoadByOthers, MemoryUse, NetworkLink, RunQueue, ThrottleBits, Traffic},
 };
 use topology::{Exclusions, Rolling, Topology};
@@ -113,7 +113,7 @@ delta! {
             recovers: bool,
             rolling: Option<Rolling>,
         }
-        later { hops: Vec<HopSync>, desired: Option<Box<Topology>>, measured: Measured, neighbours: Vec<String>, unloaded: Option<(Epoch, TopologyHash)>, expected: Option<Box<Topology>> }
+        later { hops: Vec<HopSync>, desired: Option<Box<Topology>>, measured: Measured, neighbours: Vec<String>, unloaded: Option<(Epoch, TopologyHash)>, expected: Option<Box<Topology>>, store: Option<StoreUse> }
         packed { layers: Rows }
         nested { health: HealthDelta }
     }

@@ -22,13 +22,15 @@ const COLUMNS: &[Column] = &[
     Column::right("age s", 7, 1),
     Column::right("prompt", 6, 2),
     Column::right("cached", 6, 6),
+    Column::right("disk", 6, 8),
     Column::right("tokens", 6, 0),
     Column::right("queue ms", 8, 5),
     Column::right("prefill", 8, 3),
     Column::right("decode", 8, 3),
     Column::right("TTFT ms", 8, 2),
     Column::right("TPOT ms", 8, 2),
-    Column::rest("end", 10, 1),
+    Column::right("accepted", 8, 8),
+    Column::rest("end", 16, 1),
 ];
 
 /// Open requests, then finished ones, latest first.
@@ -77,12 +79,19 @@ fn cells(node: &Node, trace: &RequestReport) -> Vec<Cell> {
         Cell::figure(Some(trace.age_ms as f64), |age| format!("{:.1}", age / 1e3)),
         Cell::figure(Some(trace.prompt_tokens).filter(|count| *count > 0), |count| count.to_string()),
         Cell::figure(times.map(|times| times.cached_tokens), |count| count.to_string()),
+        Cell::figure(times.map(|times| times.stored_tokens), |count| count.to_string()),
         Cell::figure(Some(trace.tokens), |count| count.to_string()),
         milliseconds(times.map(|times| times.dispatched.milliseconds())),
         milliseconds(sampled.map(|times| span(times.dispatched, times.first_token))),
         milliseconds(sampled.map(|times| span(times.first_token, times.last_token))),
         milliseconds(sampled.map(|times| times.ttft_ms())),
         milliseconds(sampled.filter(|times| times.sampled_tokens > 1).map(|times| times.tpot_ms())),
+        Cell::figure(
+            times
+                .filter(|times| times.drafted_tokens > 0)
+                .map(|times| 100.0 * f64::from(times.accepted_tokens) / f64::from(times.drafted_tokens)),
+            |percent| format!("{percent:.0} %"),
+        ),
         end(&trace.stage),
     ]
 }

@@ -1,7 +1,7 @@
 //! The settings `kv_store`, `kv_store_max_mib` and `kv_copies`: whether keys and values are stored on the disk, and copied to
 //! other nodes.
 use serde::Deserialize;
-use telemetry::health::Storage;
+use telemetry::{StoreState, health::Storage};
 
 /// On which disks keys and values are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -51,12 +51,13 @@ impl KvStoreSetting {
         }
     }
 
-    /// Whether keys and values are stored on such a disk.
-    pub fn is_on(self, storage: Option<Storage>) -> bool {
-        match self {
-            Self::Auto => matches!(storage, Some(Storage::Ssd | Storage::Nvme)),
-            Self::On => true,
-            Self::Off => false,
+    /// Whether keys and values are stored on such a disk, and why.
+    pub fn state(self, storage: Option<Storage>) -> StoreState {
+        match (self, storage) {
+            (Self::Auto, Some(Storage::Ssd | Storage::Nvme)) => StoreState::OnFastDisk,
+            (Self::Auto, _) => StoreState::OffSlowDisk,
+            (Self::On, _) => StoreState::On,
+            (Self::Off, _) => StoreState::Off,
         }
     }
 }
@@ -68,9 +69,9 @@ mod tests {
     #[test]
     fn only_fast_disks_are_used_without_being_asked() {
         let storages = [Storage::Nvme, Storage::Ssd, Storage::Sd, Storage::Emmc, Storage::Hdd, Storage::Network];
-        let on = |setting: KvStoreSetting| storages.map(|storage| setting.is_on(Some(storage)));
+        let on = |setting: KvStoreSetting| storages.map(|storage| setting.state(Some(storage)).is_on());
         assert_eq!(on(KvStoreSetting::Auto), [true, true, false, false, false, false]);
         assert_eq!((on(KvStoreSetting::On), on(KvStoreSetting::Off)), ([true; 6], [false; 6]));
-        assert!(!KvStoreSetting::Auto.is_on(None));
+        assert!(!KvStoreSetting::Auto.state(None).is_on());
     }
 }

@@ -239,6 +239,9 @@ impl Run {
         }
         usage.completion += if self.is_prompt_only { 0 } else { ended.tokens };
         usage.reasoning += ended.thought_tokens;
+        let times = &ended.finished.times;
+        usage.accepted += times.accepted_tokens as usize;
+        usage.rejected += times.drafted_tokens.saturating_sub(times.accepted_tokens) as usize;
         self.gateway.metrics.ended(ended);
         let (first, now) = (self.first.get().copied(), self.arrival.at.elapsed());
         if index == 0 {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use common::units::Nanoseconds;
-use telemetry::{HopSync, KvUse, NodeReport, NodeState, Warning, window::Culprits};
+use telemetry::{HopSync, KvUse, NodeReport, NodeState, StoreUse, Warning, window::Culprits};
 use topology::Topology;
 
 use super::{admission::Occupancy, answer::Ended};
@@ -62,6 +62,9 @@ struct Counts {
     requests: BTreeMap<(&'static str, u16), u64>,
     prompt_tokens: u64,
     cached_tokens: u64,
+    stored_tokens: u64,
+    drafted_tokens: u64,
+    accepted_tokens: u64,
     sampled_tokens: u64,
     resumed: u64,
     cancelled: u64,
@@ -92,6 +95,9 @@ impl Default for Metrics {
             requests: BTreeMap::new(),
             prompt_tokens: 0,
             cached_tokens: 0,
+            stored_tokens: 0,
+            drafted_tokens: 0,
+            accepted_tokens: 0,
             sampled_tokens: 0,
             resumed: 0,
             cancelled: 0,
@@ -124,6 +130,9 @@ impl Metrics {
         counts.queued.record(ended.dispatched.as_secs_f64() + times.dispatched.0 as f64 / 1e9);
         counts.prompt_tokens += ended.prompt_tokens as u64;
         counts.cached_tokens += u64::from(times.cached_tokens);
+        counts.stored_tokens += u64::from(times.stored_tokens);
+        counts.drafted_tokens += u64::from(times.drafted_tokens);
+        counts.accepted_tokens += u64::from(times.accepted_tokens);
         counts.sampled_tokens += ended.tokens as u64;
     }
 
@@ -156,6 +165,9 @@ impl Metrics {
             ("bramble_unserved_total", "Requests refused because nothing served", refused(503)),
             ("bramble_prompt_tokens_total", "Prompt tokens", counts.prompt_tokens),
             ("bramble_cached_tokens_total", "Prompt tokens found in the prefix cache", counts.cached_tokens),
+            ("bramble_stored_tokens_total", "Cached prompt tokens read from disks", counts.stored_tokens),
+            ("bramble_speculative_tokens_total", "Speculative tokens proposed", counts.drafted_tokens),
+            ("bramble_accepted_tokens_total", "Speculative tokens accepted", counts.accepted_tokens),
             ("bramble_sampled_tokens_total", "Sampled tokens", counts.sampled_tokens),
             ("bramble_resumed_total", "Answers resumed after a replica was lost", counts.resumed),
             ("bramble_cancelled_total", "Requests whose client disconnected", counts.cancelled),
@@ -242,6 +254,7 @@ fn node(text: &mut String, report: &NodeReport) {
     gauge(text, "bramble_node_resident_bytes", "Resident memory", report.memory_resident.0 as f64);
     gauge(text, "bramble_node_shard_bytes", "Memory of weights and KV cache", report.shard.0 as f64);
     blocks(text, report.kv);
+    stored(text, report.store.as_ref());
     if let Some(temperature) = health.temperature {
         gauge(text, "bramble_node_temperature_celsius", "Temperature of the processor", f64::from(temperature.0));
     }
@@ -331,6 +344,25 @@ fn blocks(text: &mut String, kv: Option<KvUse>) {
         gauge(text, "bramble_kv_blocks", "KV blocks of this head's replica", f64::from(kv.total));
         gauge(text, "bramble_kv_blocks_held", "KV blocks held by sequences", f64::from(kv.held));
         gauge(text, "bramble_kv_blocks_kept", "KV blocks kept in the prefix cache", f64::from(kv.kept));
+    }
+}
+
+/// Writes the size and use of this node's store of keys and values.
+fn stored(text: &mut String, store: Option<&StoreUse>) {
+    let Some(store) = store else { return };
+    let on = f64::from(u8::from(store.state.is_on()));
+    gauge(text, "bramble_kv_store_on", "Whether this node stores keys and values on its disk", on);
+    gauge(text, "bramble_kv_store_bytes", "Bytes of stored keys and values", store.bytes.0 as f64);
+    gauge(text, "bramble_kv_store_max_bytes", "Most bytes of stored keys and values", store.bytes_max.0 as f64);
+    gauge(text, "bramble_kv_store_files", "Files of stored keys and values", f64::from(store.files));
+    for (name, help, value) in [
+        ("bramble_kv_store_hits_total", "Prompts of which stored keys and values were read", store.hits),
+        ("bramble_kv_store_tokens_read_total", "Tokens whose keys and values were read", store.tokens_read),
+        ("bramble_kv_store_tokens_written_total", "Tokens whose keys and values were written", store.tokens_written),
+        ("bramble_kv_store_files_refused_total", "Damaged or foreign files, deleted", store.files_refused),
+    ] {
+        header(text, name, "counter", help);
+        line(text, name, "", "", value as f64);
     }
 }
 

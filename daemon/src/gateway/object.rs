@@ -29,6 +29,10 @@ pub(super) struct Usage {
     pub(super) completion: usize,
     /// Those of the completion that are thoughts.
     pub(super) reasoning: usize,
+    /// Speculative tokens that became tokens of the completion.
+    pub(super) accepted: usize,
+    /// Those that did not; they are no part of the completion.
+    pub(super) rejected: usize,
 }
 
 /// A choice in a complete answer.
@@ -48,7 +52,11 @@ impl Usage {
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning,
+                "accepted_prediction_tokens": self.accepted,
+                "rejected_prediction_tokens": self.rejected,
+            },
         })
     }
 }

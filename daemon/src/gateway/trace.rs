@@ -45,6 +45,7 @@ pub(super) fn timings(ended: &Ended, first_byte: Option<Duration>, done: Duratio
     let predicted_n = f64::from(times.sampled_tokens);
     json!({
         "cache_n": times.cached_tokens,
+        "stored_n": times.stored_tokens,
         "prompt_n": prompt_n as u64,
         "prompt_ms": prompt_ms,
         "prompt_per_token_ms": ratio(prompt_ms, prompt_n),

@@ -7,16 +7,21 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::SystemTime,
 };
 
+use common::{limits::KV_BLOCK_LENGTH, units::Bytes};
 use engine::kv_store::{
     Name, Part,
-    label::{Label, Stored},
+    label::{Kind, Label, Stored},
 };
 use protocol::kv::{KV_FILE_BYTES_MAX, KV_FILES_MAX, KvList};
 use smallvec::SmallVec;
+use telemetry::{StoreCleared, StoreUse};
 
 use super::index::{Entry, Index, Key};
 use crate::health::memory;
@@ -39,12 +44,27 @@ pub struct KvFolder {
     place: Place,
     bytes_max: u64,
     index: Mutex<Index>,
+    counts: FileCounts,
+}
+
+/// Use since the folder was opened.
+#[derive(Debug, Default)]
+struct FileCounts {
+    hits: AtomicU64,
+    blocks_read: AtomicU64,
+    blocks_written: AtomicU64,
+    refused: AtomicU64,
 }
 
 impl KvFolder {
     /// An empty store in memory.
     pub fn in_memory(bytes_max: u64) -> Self {
-        Self { place: Place::Memory(Mutex::default()), bytes_max, index: Mutex::default() }
+        Self {
+            place: Place::Memory(Mutex::default()),
+            bytes_max,
+            index: Mutex::default(),
+            counts: FileCounts::default(),
+        }
     }
 
     /// Opens the folder, creates it if needed, and finds its files; those beyond `bytes_max` bytes are deleted.
@@ -53,7 +73,8 @@ impl KvFolder {
     /// It cannot be created or listed.
     pub fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        let folder = Self { place: Place::Disk(path.into()), bytes_max, index: Mutex::default() };
+        let place = Place::Disk(path.into());
+        let folder = Self { place, bytes_max, index: Mutex::default(), counts: FileCounts::default() };
         let mut found: Vec<(SystemTime, Name, Part, Name, u64)> = Vec::new();
         for file in fs::read_dir(path)? {
             let file = file?;
@@ -101,16 +122,47 @@ impl KvFolder {
     /// Deletes everything in it, also files that are being written.
     ///
     /// # Errors
-    /// A file cannot be deleted.
-    pub fn clear(&self) -> io::Result<()> {
+    /// Some files cannot be deleted: they stay stored.
+    pub fn clear(&self) -> io::Result<StoreCleared> {
         let before = self.index().clear();
+        let (mut deleted, mut failed) = (StoreCleared::default(), None);
         for (key, entry) in before {
             match self.remove_file(key, entry) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
+                Ok(()) => {
+                    deleted.files += 1;
+                    deleted.bytes.0 += entry.bytes;
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    self.index().insert(key, entry.needs, entry.bytes);
+                    failed = Some(error);
+                }
             }
         }
-        Ok(())
+        failed.map_or(Ok(deleted), Err)
+    }
+
+    /// Size and use.
+    pub fn statistics(&self) -> StoreUse {
+        let (bytes, files) = self.usage();
+        let FileCounts { hits, blocks_read, blocks_written, refused } = &self.counts;
+        let tokens = |blocks: &AtomicU64| blocks.load(Relaxed) * KV_BLOCK_LENGTH as u64;
+        StoreUse {
+            in_memory: !self.is_on_disk(),
+            bytes: Bytes(bytes),
+            bytes_max: Bytes(self.bytes_max),
+            files: files as u32,
+            hits: hits.load(Relaxed),
+            tokens_read: tokens(blocks_read),
+            tokens_written: tokens(blocks_written),
+            files_refused: refused.load(Relaxed),
+            ..StoreUse::default()
+        }
+    }
+
+    /// Counts a prompt of which something was read.
+    pub fn count_hit(&self) {
+        self.counts.hits.fetch_add(1, Relaxed);
     }
 
     /// Bytes and number of the files.
@@ -169,7 +221,9 @@ impl KvFolder {
             let entry = index.remove(key);
             drop(index);
             entry.into_iter().for_each(|entry| self.delete(key, entry));
+            return Ok(());
         }
+        self.counts.blocks_written.fetch_add(u64::from(label.kind == Kind::Block), Relaxed);
         Ok(())
     }
 
@@ -186,17 +240,22 @@ impl KvFolder {
     pub fn read(&self, label: &Label, part: &Part) -> Option<Stored> {
         let name = label.name();
         let (key, entry) = self.index().find(name, part)?;
-        match self.read_file(key, entry) {
+        let reason = match self.read_file(key, entry) {
             Ok(file) => {
                 if let Some(stored) = Stored::check(file, label) {
                     self.index().touch(key);
+                    self.counts.blocks_read.fetch_add(u64::from(label.kind == Kind::Block), Relaxed);
                     return Some(stored);
                 }
-                tracing::warn!("stored keys and values {name} are damaged; they are computed again");
+                "they are damaged".to_owned()
             }
-            Err(error) => tracing::warn!("cannot read the stored keys and values {name}: {error}"),
+            Err(error) => error.to_string(),
+        };
+        // A file that was deleted meanwhile is not a damaged one.
+        if self.index().remove(key).is_some() {
+            tracing::warn!("cannot use the stored keys and values {name}, which are computed again: {reason}");
+            self.counts.refused.fetch_add(1, Relaxed);
         }
-        self.index().remove(key);
         self.delete(key, entry);
         None
     }

@@ -5,7 +5,9 @@ mod index;
 mod peers;
 mod ranks;
 
-use std::{path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc};
+
+use telemetry::{StoreCleared, StoreState, StoreUse, health::Storage};
 
 use crate::{
     config::Config,
@@ -23,20 +25,55 @@ const SHARE: u64 = 10;
 /// The part of a machine's memory that a store in memory may use.
 const MEMORY_SHARE: u64 = 16;
 
-/// Opens the folder, or deletes it if nothing is to be stored on the disk; copies are then kept in memory. A folder that
-/// cannot be used is only a warning.
-pub fn open(config: &Config) -> Option<Arc<KvFolder>> {
-    let path = config.state.join(FOLDER);
-    let (storage, size) = health::disk_of(&config.health_root, &config.state);
-    // Keys and values of a paced node mean nothing.
-    if !config.kv_store.setting.is_on(storage) || config.paced.is_some() {
-        if let Err(error) = KvFolder::delete_all(&path) {
-            tracing::warn!("cannot delete {}, which holds keys and values of earlier prompts: {error}", path.display());
+/// The keys and values that a node keeps.
+#[derive(Debug)]
+pub struct NodeStore {
+    state: StoreState,
+    storage: Option<Storage>,
+    /// On the disk or, if nothing is stored there, in memory for copies; `None`: none are kept.
+    folder: Option<Arc<KvFolder>>,
+}
+
+impl NodeStore {
+    /// Opens the folder, or deletes it if nothing is to be stored on the disk; copies are then kept in memory. A folder
+    /// that cannot be used is only a warning.
+    pub fn open(config: &Config) -> Self {
+        let path = config.state.join(FOLDER);
+        let (storage, size) = health::disk_of(&config.health_root, &config.state);
+        // Keys and values of a paced node mean nothing.
+        let state = if config.paced.is_some() { StoreState::OffPaced } else { config.kv_store.setting.state(storage) };
+        if !state.is_on() {
+            if let Err(error) = KvFolder::delete_all(&path) {
+                tracing::warn!(
+                    "cannot delete {}, which holds keys and values of earlier prompts: {error}",
+                    path.display()
+                );
+            }
+            return Self { state, storage, folder: in_memory(config) };
         }
-        return in_memory(config);
+        let bytes_max = config.kv_store.bytes_max.unwrap_or_else(|| BYTES_MAX.min(size.unwrap_or(BYTES_MAX) / SHARE));
+        let folder = open_folder(&path, bytes_max);
+        Self { state: if folder.is_some() { state } else { StoreState::Unusable }, storage, folder }
     }
-    let bytes_max = config.kv_store.bytes_max.unwrap_or_else(|| BYTES_MAX.min(size.unwrap_or(BYTES_MAX) / SHARE));
-    open_folder(&path, bytes_max)
+
+    /// The files, if any are kept.
+    pub fn folder(&self) -> Option<&Arc<KvFolder>> {
+        self.folder.as_ref()
+    }
+
+    /// Their size and use.
+    pub fn usage(&self) -> StoreUse {
+        let known = self.folder.as_ref().map_or_else(StoreUse::default, |folder| folder.statistics());
+        StoreUse { state: self.state, storage: self.storage, ..known }
+    }
+
+    /// Deletes all of them. Reads and writes may be under way.
+    ///
+    /// # Errors
+    /// A file cannot be deleted.
+    pub fn clear(&self) -> io::Result<StoreCleared> {
+        self.folder.as_ref().map_or(Ok(StoreCleared::default()), |folder| folder.clear())
+    }
 }
 
 /// A store in memory for copies, of this node's own blocks and of other nodes'.

@@ -125,7 +125,7 @@ impl RankFiles {
     /// Reads files up to the first missing one.
     fn read_all(&self, reads: &Receiver<Read>, found: &SyncSender<Found>) {
         for Read { load, labels, is_ended } in reads {
-            let mut labels = labels.iter();
+            let (mut labels, mut is_hit) = (labels.iter(), false);
             while let Some(label) = labels.next().filter(|_| !is_ended.load(Ordering::Relaxed)) {
                 let was_there = self.finds(label.name(), label.kind);
                 let Some(files) = self.read(label) else {
@@ -133,6 +133,9 @@ impl RankFiles {
                     labels.filter(|_| was_there).for_each(|label| drop(self.folder.read(label, &self.part)));
                     break;
                 };
+                if !std::mem::replace(&mut is_hit, true) {
+                    self.folder.count_hit();
+                }
                 if found.send(Found { load, stored: Some((label.kind, files)) }).is_err() {
                     return;
                 }

@@ -94,6 +94,13 @@ pub enum SessionEffect {
         /// The kind.
         what: Inspect,
     },
+    /// Delete the stored keys and values, then answer.
+    ClearStore {
+        /// The session.
+        session: SessionId,
+        /// The request.
+        id: RequestId,
+    },
 }
 
 /// Answers with measurements.

@@ -405,6 +405,7 @@ impl Node {
             RequestBody::Restart => self.restart(session, id),
             RequestBody::Exclude(list) => self.exclude(ReplyTo { session, id }, list),
             RequestBody::Bench(bench) => self.bench(ReplyTo { session, id }, by, *bench),
+            RequestBody::ClearStore => vec![Effect::Session(SessionEffect::ClearStore { session, id })],
             RequestBody::Inspect(what) => vec![Effect::Session(SessionEffect::Inspect { session, id, what })],
             RequestBody::CancelRunning { number } => self.cancel_running(ReplyTo { session, id }, number),
             RequestBody::Recovery(ask) => self.recovery(ReplyTo { session, id }, *ask),

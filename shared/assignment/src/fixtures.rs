@@ -121,5 +121,6 @@ pub fn idle_report(name: &str) -> NodeReport {
         neighbours: Vec::new(),
         unloaded: None,
         expected: None,
+        store: None,
     }
 }

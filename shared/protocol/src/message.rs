@@ -10,7 +10,7 @@ use common::{
 };
 use compact_str::CompactString;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress, NodeReport, RankTotals, SyncRecord};
+use telemetry::{BenchFound, BenchProgress, LinkBench, LoadProgress, NodeReport, RankTotals, StoreCleared, SyncRecord};
 use topology::{
     Exclusions, Topology,
     sizes::{ModelSizes, OlderSizes},
@@ -109,11 +109,12 @@ pub enum RequestBody {
     /// Remember the addresses of other nodes of the cluster, for gateways. Answered by `Done` once they are on disk. Since
     /// wire version 12.
     Neighbours(Vec<String>),
-    /// Unload the shard and forget its topology, which recovery then does not bring back. Answered by `Done` once that is
-    /// on disk. Since wire version 12.
+    /// Unload the shard and forget its topology, also for recovery. Answered by `Done` once on disk. Since wire version 12.
     Unload(Unload),
     /// Read or keep keys and values of other nodes (nodes only). Answered by `Kv`. Since wire version 14.
     Kv(Box<KvRequest>),
+    /// Delete the stored keys and values. Answered by `StoreCleared`. Since wire version 14.
+    ClearStore,
 }
 
 impl RequestBody {
@@ -141,6 +142,7 @@ impl RequestBody {
             Self::Neighbours(_) => "neighbours",
             Self::Unload(_) => "unload",
             Self::Kv(_) => "kv",
+            Self::ClearStore => "kv-clear",
             Self::Models(request) => request.name(),
         }
     }
@@ -356,6 +358,8 @@ pub enum ResponseBody {
     Done,
     /// The answer to `Kv`. Since wire version 14.
     Kv(Box<KvResponse>),
+    /// What `ClearStore` deleted. Since wire version 14.
+    StoreCleared(StoreCleared),
 }
 
 /// A model file on a node.

@@ -4,6 +4,7 @@ pub mod doctor;
 pub mod finding;
 pub mod health;
 pub mod hop;
+pub mod kv_store;
 pub mod node;
 pub mod request;
 pub mod straggler;
@@ -15,6 +16,7 @@ pub use bench::{BenchFound, BenchProgress, KernelBench, KnownLink, LinkBench, Li
 pub use finding::{Finding, Severity};
 pub use health::Health;
 pub use hop::{HopRecord, HopSync, StageTime, slow_stage};
+pub use kv_store::{StoreCleared, StoreState, StoreUse};
 pub use node::{KvUse, LoadProgress, Measured, NodeReport, NodeState, PACED};
 pub use request::{RequestReport, RequestStage};
 pub use straggler::{LatenessSums, Named, WINDOW_STEPS, judge, straggler};

@@ -12,6 +12,7 @@ use crate::{
     bench::{KnownLink, NodeBench},
     health::Health,
     hop::HopSync,
+    kv_store::StoreUse,
     request::RequestReport,
     sync::{Lateness, LayerSync},
 };
@@ -163,6 +164,9 @@ pub struct NodeReport {
     /// The topology that it does not run yet, and that recovery is to bring back.
     #[serde(default, with = "common::version::since_12")]
     pub expected: Option<Box<Topology>>,
+    /// Its store of keys and values.
+    #[serde(default, with = "common::version::since_14")]
+    pub store: Option<StoreUse>,
 }
 
 impl NodeReport {

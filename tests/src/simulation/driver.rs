@@ -132,7 +132,9 @@ impl World {
                 self.machines[node].process.iter_mut().for_each(|process| process.exits = true);
             }
             // Not simulated: reports, changes of the key, model files, copies of keys and values, groups with roles and benchmarks.
-            Effect::Session(SessionEffect::Watch { .. } | SessionEffect::Inspect { .. })
+            Effect::Session(
+                SessionEffect::Watch { .. } | SessionEffect::Inspect { .. } | SessionEffect::ClearStore { .. },
+            )
             | Effect::Report(_)
             | Effect::Cluster(ClusterEffect::Rekey { .. })
             | Effect::Model(_)

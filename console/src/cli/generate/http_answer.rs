@@ -138,7 +138,9 @@ impl Outcome {
         let told = self.answer.timings["predicted_per_second"].as_f64().filter(|speed| *speed > 0.0);
         let speed = told.unwrap_or_else(|| times.decode_tokens_per_second());
         let (ttft, ending) = (times.ttft_ms(), super::ending(reason));
-        output::clean(&format!("{tokens} tokens, TTFT {ttft:.0} ms, {speed:.1} tokens/s, {ending}"))
+        let counts = ["cache_n", "stored_n", "draft_n", "draft_n_accepted"];
+        let saved = super::saved(counts.map(|name| self.answer.timings[name].as_u64().unwrap_or_default()));
+        output::clean(&format!("{tokens} tokens, TTFT {ttft:.0} ms, {speed:.1} tokens/s{saved}, {ending}"))
     }
 
     fn object(&self, request_id: &str, seed: Option<u64>) -> Value {

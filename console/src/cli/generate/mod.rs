@@ -283,12 +283,31 @@ pub(super) fn summary(completion: &Completion) -> Vec<String> {
     let ending = ending(reason(completion.finished.reason));
     let tokens = completion.token_ids.len();
     let (ttft, speed) = (times.ttft_ms(), times.decode_tokens_per_second());
-    let mut lines = vec![format!("{tokens} tokens, TTFT {ttft:.0} ms, {speed:.1} tokens/s, {ending}")];
+    let saved =
+        saved([times.cached_tokens, times.stored_tokens, times.drafted_tokens, times.accepted_tokens].map(u64::from));
+    let mut lines = vec![format!("{tokens} tokens, TTFT {ttft:.0} ms, {speed:.1} tokens/s{saved}, {ending}")];
     if completion.resumed > 0 {
         let (count, plural) = (completion.resumed, if completion.resumed == 1 { "" } else { "s" });
         lines.push(format!("resumed {count} time{plural}; the times cover the part since the last one"));
     }
     lines
+}
+
+/// The work that was saved: counts of cached prompt tokens, those of them read from disks, speculative tokens, and
+/// accepted ones.
+pub(super) fn saved(counts: [u64; 4]) -> String {
+    let [cached, stored, proposed, accepted] = counts;
+    let mut text = String::new();
+    if cached > 0 {
+        text.push_str(&format!(", {cached} prompt tokens cached"));
+    }
+    if stored > 0 {
+        text.push_str(&format!(" ({stored} from disk)"));
+    }
+    if proposed > 0 {
+        text.push_str(&format!(", {accepted} of {proposed} speculative tokens accepted"));
+    }
+    text
 }
 
 /// A finish reason in words.
@@ -354,6 +373,10 @@ fn timings(times: &RequestTimes, totals: &PhaseTotals) -> Value {
     object["tpot_ms"] = json!(times.tpot_ms());
     object["prefill_tokens_per_second"] = json!(times.prefill_tokens_per_second());
     object["decode_tokens_per_second"] = json!(times.decode_tokens_per_second());
+    object["cached_tokens"] = json!(times.cached_tokens);
+    object["stored_tokens"] = json!(times.stored_tokens);
+    object["drafted_tokens"] = json!(times.drafted_tokens);
+    object["accepted_tokens"] = json!(times.accepted_tokens);
     object["transfer"] = transfer(&times.transfer);
     object["trace"] = trace(times);
     object

@@ -132,7 +132,9 @@ pub(crate) fn object(name: &str, requests: &[RequestReport]) -> Value {
         let reason = if let RequestStage::Finished(reason, _) = &one.stage { Some(*reason) } else { None };
         json!({"id": format!("{name}/{}", one.number), "by": one.by, "state": one.stage.name(), "age_ms": one.age_ms,
             "prompt_tokens": one.prompt_tokens, "tokens": one.tokens, "max_tokens": one.max_tokens,
-            "reason": reason, "fault": fault, "cached_tokens": times.map(|times| times.cached_tokens),
+            "reason": reason, "fault": fault, "cached_tokens": times.map(|times| times.cached_tokens), "stored_tokens": times.map(|times| times.stored_tokens),
+            "drafted_tokens": times.map(|times| times.drafted_tokens),
+            "accepted_tokens": times.map(|times| times.accepted_tokens),
             "queued_ms": times.map(|times| times.dispatched.milliseconds()), "ttft_ms": times.map(RequestTimes::ttft_ms),
             "tpot_ms": times.map(RequestTimes::tpot_ms), "total_ms": times.map(|times| times.last_token.milliseconds()),
             "trace": times.map(crate::cli::generate::trace)})

@@ -193,6 +193,7 @@ fn reach(arguments: &mut Arguments) -> Reach<'_> {
         Command::Generate(_) => Reach::Otherwise("uses the HTTP API given by --url"),
         Command::Key(key) => key.reach(),
         Command::Logs(logs) => Reach::Nodes(&mut logs.nodes.nodes, Need::Looks),
+        Command::Kv(kv) => kv.reach(),
         Command::Model(model) => model.reach(),
         Command::Node(node) => node.reach(),
         Command::Proxy(_) => Reach::Otherwise("relays to the HTTP API given by --to"),

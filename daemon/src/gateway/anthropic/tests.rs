@@ -131,7 +131,10 @@ fn parts() -> [ChoicePart; 6] {
 }
 
 fn tally() -> Tally {
-    Tally { usage: Usage { prompt: 12, cached: 4, completion: 9, reasoning: 2 }, ..Tally::default() }
+    Tally {
+        usage: Usage { prompt: 12, cached: 4, completion: 9, reasoning: 2, ..Usage::default() },
+        ..Tally::default()
+    }
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn parts() -> Vec<ChoicePart> {
 }
 
 fn tally() -> Tally {
-    let usage = Usage { prompt: 12, cached: 4, completion: 9, reasoning: 2 };
+    let usage = Usage { prompt: 12, cached: 4, completion: 9, reasoning: 2, ..Usage::default() };
     Tally { usage, elapsed: Duration::from_millis(5), ..Tally::default() }
 }
 

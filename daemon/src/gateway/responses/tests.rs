@@ -88,7 +88,10 @@ fn writer() -> ResponseWriter {
 }
 
 fn tally() -> Tally {
-    Tally { usage: Usage { prompt: 12, cached: 4, completion: 9, reasoning: 2 }, ..Tally::default() }
+    Tally {
+        usage: Usage { prompt: 12, cached: 4, completion: 9, reasoning: 2, ..Usage::default() },
+        ..Tally::default()
+    }
 }
 
 #[test]

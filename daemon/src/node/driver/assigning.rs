@@ -233,7 +233,7 @@ impl Assignments {
 
 /// The other nodes of a topology, of which the next rank of the replica keeps copies of keys and values.
 fn kv_peers(context: &DriverContext, topology: &Topology, own: MemberIndex) -> Option<KvPeers> {
-    if context.kv.is_none() || !context.config.kv_store.copies {
+    if context.kv.folder().is_none() || !context.config.kv_store.copies {
         return None;
     }
     let replica = topology.layout.members(topology.place(own).replica);

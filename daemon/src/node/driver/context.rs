@@ -8,7 +8,7 @@ use protocol::handshake::Identity;
 use tokio::sync::mpsc::Sender;
 
 use super::{Input, pacemaker::Pacemaker};
-use crate::{config::Config, kv_store::KvFolder};
+use crate::{config::Config, kv_store::NodeStore};
 
 /// Shared by all rooms; only a reload of the settings changes it.
 #[derive(Clone, Debug)]
@@ -16,8 +16,8 @@ pub(super) struct DriverContext {
     pub(super) config: Arc<Config>,
     pub(super) identity: Identity,
     pub(super) kernels: &'static Kernels,
-    /// Where keys and values are stored; `None`: nowhere.
-    pub(super) kv: Option<Arc<KvFolder>>,
+    /// The stored keys and values.
+    pub(super) kv: Arc<NodeStore>,
     /// Deviations for benchmarks.
     pub(super) variant: Variant,
     /// The driver's inputs.

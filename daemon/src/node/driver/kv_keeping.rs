@@ -36,7 +36,7 @@ impl KvKeeping {
             Ok(permit) => permit,
             Err(kind) => return sessions.refuse(session, id, kind),
         };
-        let (folder, name, keeping) = (context.kv.clone(), context.config.name.clone(), self.clone());
+        let (folder, name, keeping) = (context.kv.folder().cloned(), context.config.name.clone(), self.clone());
         spawn_blocking(move || {
             let body = match keeping.response(folder.as_deref(), session, request) {
                 Ok(response) => ResponseBody::Kv(Box::new(response)),

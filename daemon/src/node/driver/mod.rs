@@ -78,7 +78,7 @@ use super::{
     effect::{EngineEffect, SessionEffect},
     machine::{NodeInit, Patience},
 };
-use crate::{config::Config, health::Monitor, kv_store};
+use crate::{config::Config, health::Monitor, kv_store::NodeStore};
 
 /// Events that may wait for the driver.
 const INPUTS_MAX: usize = 1024;
@@ -210,7 +210,7 @@ impl Driver {
             supervisor: Supervisor::from_environment(),
             exit: None,
             context: DriverContext {
-                kv: kv_store::open(&config),
+                kv: Arc::new(NodeStore::open(&config)),
                 config,
                 identity,
                 kernels,

@@ -109,6 +109,7 @@ impl Reports {
             neighbours: node.neighbours().cloned().collect(),
             unloaded: node.unloaded(),
             expected: node.expected().map(|expected| Box::new(expected.clone())),
+            store: Some(context.kv.usage()),
         }))
     }
 }

@@ -436,7 +436,7 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
         Box::new(move |compute| draft.model(compute, context_length))
     });
     let (node, place, variant, vocabulary) = (config.name.clone(), place.seat(), context.variant, loaded.vocabulary);
-    let files = context.kv.as_ref().map(|folder| RankFiles::new(Arc::clone(folder), part, peers));
+    let files = context.kv.folder().map(|folder| RankFiles::new(Arc::clone(folder), part, peers));
     let started = files.map(RankFiles::start).transpose();
     let disk = started.unwrap_or_else(|error| {
         tracing::warn!("keys and values are not stored: {error}");

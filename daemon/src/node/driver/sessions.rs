@@ -1,6 +1,7 @@
 //! The sessions of consoles and other nodes: their outboxes, and their subscriptions to reports.
 use std::{
     collections::HashMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -12,6 +13,7 @@ use protocol::{
     inspect::{Inspect, Inspected},
     message::{Response, ResponseBody},
 };
+use tokio::{sync::OwnedSemaphorePermit, task::spawn_blocking};
 
 use super::{Outbox, context::DriverContext, cursors::Cursors};
 use crate::{
@@ -86,6 +88,14 @@ impl OpenSessions {
                 };
                 self.respond(session, id, ResponseBody::Inspected(Box::new(seen)));
             }
+            SessionEffect::ClearStore { session, id } => {
+                let outbox = self.outboxes.get(&session).cloned();
+                match outbox.map(|outbox| Ok((outbox.question()?, outbox))) {
+                    Some(Ok((permit, outbox))) => clear_store(outbox, permit, id, context),
+                    Some(Err(kind)) => self.refuse(session, id, kind),
+                    None => {}
+                }
+            }
         }
     }
 
@@ -157,4 +167,21 @@ impl OpenSessions {
         watchers.retain(|watcher| self.outboxes.contains_key(&watcher.session));
         self.watchers = watchers;
     }
+}
+
+/// Deletes the stored keys and values on a blocking thread, then answers.
+fn clear_store(outbox: Outbox, permit: OwnedSemaphorePermit, id: RequestId, context: &DriverContext) {
+    let (store, name) = (Arc::clone(&context.kv), context.config.name.clone());
+    spawn_blocking(move || {
+        let body = match store.clear() {
+            Ok(cleared) => ResponseBody::StoreCleared(cleared),
+            Err(error) => {
+                let reason = format!("some stored keys and values cannot be deleted: {error}");
+                ResponseBody::Failed(Fault::new(&name, FaultKind::StoreFailed { reason }))
+            }
+        };
+        // A session that is gone or full needs no answer.
+        outbox.try_send(Response { id, body });
+        drop(permit);
+    });
 }
