@@ -3,17 +3,30 @@
 use std::{
     fs,
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::sync_channel,
+    },
     time::{Duration, Instant},
 };
 
+use common::limits::KV_BLOCK_LENGTH;
 use daemon::kv_store::KvFolder;
+use engine::kv_store::{
+    Name,
+    label::Kind,
+    port::{Disk, Files},
+};
 use gguf::GgufFile;
 use harness::{
     engines::{Answer, Replica},
     families,
     greedy::{fresh, ids, request},
+    programs::{Cluster, demo_models, wait_until},
 };
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Layers that attend to everything, to a window, that are recurrent, or that keep latents.
@@ -154,4 +167,156 @@ fn ranks_of_another_cut_read_what_earlier_ranks_stored() {
             }
         }
     }
+}
+
+/// Files whose queue is full until a name is looked for.
+#[derive(Debug)]
+struct Gate {
+    files: Arc<dyn Files>,
+    awaited: Name,
+    waiting: Arc<AtomicUsize>,
+}
+
+/// Bytes of a queue that stays full.
+const FULL: usize = 1 << 40;
+
+impl Files for Gate {
+    fn has(&self, name: Name) -> bool {
+        if name == self.awaited && self.waiting.load(Ordering::Relaxed) >= FULL {
+            self.waiting.fetch_sub(FULL, Ordering::Relaxed);
+        }
+        self.files.has(name)
+    }
+
+    fn finds(&self, name: Name, kind: Kind) -> bool {
+        self.files.finds(name, kind)
+    }
+}
+
+/// Disks that take nothing until a prompt with these first tokens arrives.
+fn gated(disks: Vec<Disk>, awaited: &[u32]) -> Vec<Disk> {
+    let tokens: [u32; KV_BLOCK_LENGTH] = awaited[..KV_BLOCK_LENGTH].try_into().expect("a block");
+    let gated = disks.into_iter().map(|disk| {
+        disk.waiting.fetch_add(FULL, Ordering::Relaxed);
+        let (awaited, waiting) = (Replica::space().beginning().then(&tokens), Arc::clone(&disk.waiting));
+        Disk { files: Arc::new(Gate { files: disk.files, awaited, waiting }), ..disk }
+    });
+    gated.collect()
+}
+
+#[test]
+fn blocks_wait_in_the_cache_for_a_slow_disk_and_never_change_there() {
+    let files = families::files(&["qwen3-", "gemma3-"]);
+    assert!(files.len() >= 2);
+    let [first, second, last] = [1, 2, 3].map(|seed| request(ids(seed, 150), 20));
+    let awaited = request(ids(4, 40), 10);
+    for (name, file) in files {
+        for (replica, blocks) in replicas().into_iter().flat_map(|replica| [(replica, 80), (replica, 14)]) {
+            let replica = Replica { blocks, context_length: 250, ..replica };
+            let disks = Disks::of(&replica);
+            let folders = disks.open();
+            let batches = [vec![first.clone()], vec![second.clone()], vec![last.clone()], vec![awaited.clone()]];
+            let gates = gated(replica.disks(&file, &folders), &ids(4, 40));
+            let begun = replica.answers_on(&file, &batches, gates);
+            assert!(begun.iter().flatten().all(|answer| answer.end().times.stored_tokens == 0));
+            // With 14 blocks, those of the last one are in place of those of the first.
+            disks.hold(if blocks == 80 { 16 } else { 11 });
+            let mut read = Vec::new();
+            for batch in &batches[..3] {
+                let answer = replica.answers_stored(&file, &[batch.clone()], &disks.open()).remove(0).remove(0);
+                check(&file, &answer, &name);
+                read.push(answer.end().times.stored_tokens);
+            }
+            let is_expected = if blocks == 80 { read == [128; 3] } else { read[0] == 0 && read[2] == 128 };
+            assert!(is_expected, "{name} on {replica:?}: {read:?}");
+        }
+    }
+}
+
+/// A disk whose files arrive only once the folder has so many of them.
+fn late(disk: Disk, folder: &Arc<KvFolder>, files: usize) -> Disk {
+    let (sender, found) = sync_channel(1);
+    let (real, folder) = (disk.found, Arc::clone(folder));
+    std::thread::spawn(move || {
+        for found in real {
+            while folder.usage().1 < files {
+                std::thread::yield_now();
+            }
+            if sender.send(found).is_err() {
+                return;
+            }
+        }
+    });
+    Disk { found, ..disk }
+}
+
+#[test]
+fn load_that_is_late_is_abandoned_and_computed() {
+    let (name, file) =
+        families::files(&FAMILIES).into_iter().find(|(name, _)| name.starts_with("qwen3-")).expect("it is there");
+    let replica = Replica { slots: 3, blocks: 80, context_length: 500, ..Replica::of(2) };
+    let disks = Disks::of(&replica);
+    let first = vec![request(ids(1, 150), 20)];
+    replica.answers_stored(&file, &[first], &disks.open());
+    disks.hold(5);
+    // The other prompt shows how long computing takes; a longer answer completes blocks that are not stored yet, and
+    // only then the files arrive.
+    let batches = [vec![request(ids(2, 100), 2)], vec![request(ids(1, 150), 100)], vec![request(ids(1, 150), 5)]];
+    let folders = disks.open();
+    let disks = replica.disks(&file, &folders).into_iter().zip(&folders);
+    let slow = disks.map(|(disk, folder)| late(disk, folder, 5 + 3 + 1)).collect();
+    let answers = replica.answers_on(&file, &batches, slow);
+    answers.iter().flatten().for_each(|answer| check(&file, answer, &name));
+    assert!(answers.iter().flatten().all(|answer| answer.end().times.stored_tokens == 0));
+}
+
+/// The stores of daemons, according to `console kv`.
+fn stores(cluster: &Cluster) -> Vec<Value> {
+    let ended = cluster.console(&["kv", "--nodes", &cluster.nodes(), "--json"]);
+    assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+    let nodes = ended.json()["nodes"].as_array().expect("a list").clone();
+    nodes.into_iter().map(|node| node["store"].clone()).collect()
+}
+
+/// Starts daemons again that end without notice; meanwhile `change` may change their stored files.
+fn restart(cluster: &mut Cluster, change: fn(&Path)) {
+    for node in 0..cluster.addresses.len() {
+        cluster.signal(node, Signal::SIGKILL);
+        cluster.wait(node);
+        let files = fs::read_dir(cluster.state(node).join("kv")).expect("it is there");
+        files.flatten().for_each(|file| change(&file.path()));
+        cluster.start(node);
+    }
+}
+
+#[test]
+fn daemons_read_intact_files_compute_damaged_ones_and_clear_all() {
+    let mut cluster = Cluster::with(2, &demo_models(), "kv_store = \"on\"\nkv_copies = false\n");
+    let prompt = "ROMEO:\nBut soft, what light through yonder window breaks? ".repeat(8);
+    let run = ["--topology", "tp2", "--prompt", &prompt, "--max-tokens", "8", "--temperature", "0"];
+    let first = cluster.generate(2, &run).completion();
+    let tokens = first["prompt_token_ids"].as_array().expect("a list").len();
+    let (stored, blocks) = ((tokens - 1) / KV_BLOCK_LENGTH * KV_BLOCK_LENGTH, (tokens + 7) / KV_BLOCK_LENGTH);
+    assert!(stored >= 3 * KV_BLOCK_LENGTH, "{tokens}");
+    for (change, expected) in [((|path| damage(path)) as fn(&Path), 0), (|_| {}, stored)] {
+        wait_until("all blocks are stored", || stores(&cluster).iter().all(|store| store["files"] == blocks));
+        restart(&mut cluster, change);
+        let again = cluster.generate(2, &run).completion();
+        assert_eq!(again["token_ids"], first["token_ids"]);
+        assert_eq!(again["timings"]["stored_tokens"], expected, "{again}");
+        for store in stores(&cluster) {
+            let counts = [&store["hits"], &store["tokens_read"], &store["files_refused"]].map(Value::as_u64);
+            let [hits, read, refused] = counts.map(|count| count.expect("a count"));
+            assert_eq!((hits > 0, read as usize, refused > 0), (expected > 0, expected, expected == 0), "{store}");
+        }
+    }
+    let cleared = cluster.console(&["kv", "clear", "--nodes", &cluster.nodes(), "--node", "pi2", "--yes", "--json"]);
+    assert_eq!(cleared.json()["cleared"][0]["files"], blocks, "{} {}", cleared.out, cleared.err);
+    assert_eq!([0, 1].map(|node| stores(&cluster)[node]["files"].clone()), [json!(blocks), json!(0)]);
+    assert_eq!(cluster.generate(2, &run).completion()["token_ids"], first["token_ids"]);
+    let shown = cluster.console(&["kv", "list", "--nodes", &cluster.nodes()]).out;
+    assert_eq!(shown.matches("on (kv_store = \"on\")").count(), 2, "{shown}");
+    cluster.set_settings("kv_store = \"off\"\nkv_copies = false\n");
+    restart(&mut cluster, |_| {});
+    assert!(!cluster.state(0).join("kv").exists() && stores(&cluster)[0]["on"] == false);
 }

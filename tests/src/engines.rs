@@ -26,7 +26,7 @@ use daemon::{
 use engine::{
     self, RequestKey, Setup, Variant,
     collective::{Abort, Group, Links, Seat, Settings, StepTiming, SyncLog},
-    kv_store::{Part, Space},
+    kv_store::{Part, Space, port::Disk},
     model::{KvCache, Model, Shard, Source, StateCache},
     plan::Limits,
     port::{EngineEvent, EngineOrder, ReplicaEvent, RequestEvent},
@@ -235,7 +235,7 @@ impl Replica {
     /// # Panics
     /// If an engine fails, or nothing happens for two minutes.
     pub fn answers(&self, file: &Arc<GgufFile>, batches: &[Vec<Generate>]) -> Vec<Vec<Answer>> {
-        self.answers_stored(file, batches, &[])
+        self.answers_on(file, batches, Vec::new())
     }
 
     /// The same with a folder of keys and values for each rank.
@@ -248,11 +248,34 @@ impl Replica {
         batches: &[Vec<Generate>],
         folders: &[Arc<KvFolder>],
     ) -> Vec<Vec<Answer>> {
+        self.answers_on(file, batches, self.disks(file, folders))
+    }
+
+    /// What keys and values depend on besides the part of the model.
+    pub fn space() -> Space {
+        Space::of(&["a model"])
+    }
+
+    /// The disks of ranks with these folders.
+    ///
+    /// # Panics
+    /// If no thread can be started.
+    pub fn disks(&self, file: &Arc<GgufFile>, folders: &[Arc<KvFolder>]) -> Vec<Disk> {
+        let plans = self.plans(file);
+        let files = plans.iter().zip(folders).map(|(plan, folder)| {
+            RankFiles::new(Arc::clone(folder), Part::of(plan), None).start().expect("threads can be started")
+        });
+        files.collect()
+    }
+
+    /// The same with a disk for each rank.
+    ///
+    /// # Panics
+    /// As [`Self::answers`].
+    pub fn answers_on(&self, file: &Arc<GgufFile>, batches: &[Vec<Generate>], disks: Vec<Disk>) -> Vec<Vec<Answer>> {
         let mut setups = self.setups(file);
-        let parts: Vec<Part> = self.plans(file).iter().map(Part::of).collect();
-        for (rank, (setup, folder)) in setups.iter_mut().zip(folders).enumerate() {
-            let files = RankFiles::new(Arc::clone(folder), parts[rank].clone(), None);
-            setup.store = Some((files.start().expect("threads can be started"), Space::of(&["a model"])));
+        for (setup, disk) in setups.iter_mut().zip(disks) {
+            setup.store = Some((disk, Self::space()));
         }
         self.run(file, setups, batches)
     }

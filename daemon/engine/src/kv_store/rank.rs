@@ -74,7 +74,21 @@ impl KvStore {
     /// Executes an order of the head; false if it is invalid.
     pub fn execute(&mut self, order: &StoreOrder) -> bool {
         // A rank without a store has nothing.
-        self.0.as_mut().is_none_or(|store| store.loading.execute(order, &store.shape))
+        let Some(store) = &mut self.0 else { return true };
+        if let StoreOrder::Load { first_block, blocks, windowed: (before, windowed), .. } = order {
+            // Those before the first wanted block are cached ones.
+            let cached = [*first_block as usize, first_block.saturating_sub(*before) as usize];
+            let whole = blocks.get(cached[0]..).unwrap_or_default();
+            store.saving.forget(whole, windowed.get(cached[1]..).unwrap_or_default());
+        }
+        store.loading.execute(order, &store.shape)
+    }
+
+    /// Forgets complete blocks in whose place other keys and values arrive.
+    pub fn forget(&mut self, whole: &[u32], windowed: &[u32]) {
+        if let Some(store) = &mut self.0 {
+            store.saving.forget(whole, windowed);
+        }
     }
 
     /// Status of a load on this rank.

@@ -1,8 +1,11 @@
 //! Writes blocks behind the steps that complete them, and states that are saved at the end of a block.
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-    mpsc::Sender,
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::Sender,
+    },
 };
 
 use common::{ids::Slot, limits::KV_BLOCK_LENGTH};
@@ -15,20 +18,30 @@ use super::{
     shape::Shape,
 };
 use crate::{
-    model::{BatchToken, Memories, StateCache},
+    model::{BatchToken, KvCache, Memories, StateCache},
     plan::{Limits, Plan, Sequences},
 };
 
-/// Most bytes that wait to be written; blocks wait in the cache meanwhile, and are not stored if it needs their place.
+/// Most bytes of copies that wait to be written: states may take all of it, blocks half. Blocks wait in the cache until
+/// there is room, also behind the end of their sequence, and are not stored if the cache needs their place before.
 const WAITING_BYTES: usize = 16 << 20;
 
-/// How far the sequence of a slot is stored.
+/// How far the sequence of a slot was seen.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
-    /// Blocks that are stored, or cannot be any more.
+    /// Blocks that are complete.
     blocks: usize,
     /// Name of the last of them.
     name: Name,
+}
+
+/// A complete block that is only in the cache.
+#[derive(Debug)]
+struct Unsaved {
+    label: Label,
+    /// Its number, and that in layers with a window.
+    whole: u32,
+    windowed: Option<u32>,
 }
 
 /// What a rank saves.
@@ -39,6 +52,8 @@ pub(super) struct Saving {
     /// Longest window of the model.
     window: Option<usize>,
     slots: Vec<Progress>,
+    /// Oldest first; at most one for each block of the cache.
+    unsaved: VecDeque<Unsaved>,
     writes: Sender<Write>,
     waiting: Arc<AtomicUsize>,
 }
@@ -53,7 +68,7 @@ impl Saving {
         limits: &Limits,
     ) -> Self {
         let slots = vec![Progress { blocks: 0, name: base.space.beginning() }; limits.slots];
-        Self { base, files, window: limits.window, slots, writes, waiting }
+        Self { base, files, window: limits.window, slots, unsaved: VecDeque::new(), writes, waiting }
     }
 
     /// Stores what a step completed: `plan` was applied to `sequences`, and its tokens are computed.
@@ -62,6 +77,7 @@ impl Saving {
             self.slots[opened.slot.index()] = Progress { blocks: 0, name: self.base.space.beginning() };
         }
         let batch = sequences.batch();
+        self.drop_overwritten(plan, sequences);
         for run in batch.tokens.chunk_by(|one, next| one.slot == next.slot) {
             let slot = run[0].slot;
             self.save_states(plan, run, sequences, shape, memories.states);
@@ -76,20 +92,54 @@ impl Saving {
                 let label = self.base.block(before, tokens);
                 let name = label.name();
                 if index >= first_seen && !self.files.has(name) {
-                    if self.is_full() {
-                        break;
-                    }
-                    let number = windowed.and_then(|table| table.get(index)).copied().unwrap_or_default();
-                    let payload = shape.block(memories.cache, whole[index], number);
-                    send(&self.writes, &self.waiting, Write { label, payload });
+                    let windowed = windowed.and_then(|table| table.get(index)).copied();
+                    self.unsaved.push_back(Unsaved { label, whole: whole[index], windowed });
                 }
                 self.slots[slot.index()] = Progress { blocks: index + 1, name };
             }
         }
+        self.save(shape, memories.cache);
     }
 
-    fn is_full(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > WAITING_BYTES
+    /// Copies complete blocks to the queue while it has room.
+    pub(super) fn save(&mut self, shape: &Shape, cache: &KvCache) {
+        while !self.is_over(WAITING_BYTES / 2)
+            && let Some(Unsaved { label, whole, windowed }) = self.unsaved.pop_front()
+        {
+            if !self.files.has(label.name()) {
+                let payload = shape.block(cache, whole, windowed.unwrap_or_default());
+                send(&self.writes, &self.waiting, Write { label, payload });
+            }
+        }
+    }
+
+    /// Forgets blocks whose place gets other keys and values between steps.
+    pub(super) fn forget(&mut self, whole: &[u32], windowed: &[u32]) {
+        self.unsaved.retain(|unsaved| {
+            !whole.contains(&unsaved.whole) && unsaved.windowed.is_none_or(|number| !windowed.contains(&number))
+        });
+    }
+
+    /// Forgets blocks in whose place a step has written: that of a sequence that ended belongs to another one by now.
+    fn drop_overwritten(&mut self, plan: &Plan, sequences: &Sequences) {
+        if self.unsaved.is_empty() {
+            return;
+        }
+        let batch = sequences.batch();
+        let mut written = [plan.copies.iter().map(|(_, to)| *to).collect::<Vec<u32>>(), Vec::new()];
+        for run in batch.tokens.chunk_by(|one, next| one.slot == next.slot) {
+            let [first, last] = [run[0], run[run.len() - 1]].map(|token| token.position as usize / KV_BLOCK_LENGTH);
+            for (numbers, tables) in written.iter_mut().zip([batch.tables.whole, batch.tables.windowed]) {
+                let table = tables.get(run[0].slot.index());
+                numbers.extend((first..=last).filter_map(|index| table?.get(index)));
+            }
+        }
+        let [whole, windowed] = written;
+        self.forget(&whole, &windowed);
+    }
+
+    fn is_over(&self, bytes: usize) -> bool {
+        self.waiting.load(Ordering::Relaxed) > bytes
     }
 
     /// Stores the states that a plan saves of a sequence that continues, where a block ends.
@@ -103,7 +153,7 @@ impl Saving {
         let Some((tokens, earlier)) = blocks.split_last() else { return };
         let before = earlier.iter().fold(self.base.space.beginning(), |name, tokens| name.then(tokens));
         let label = Label { kind: Kind::State, ..self.base.block(before, tokens) };
-        if shape.has_states && !self.files.has(label.name()) && !self.is_full() {
+        if shape.has_states && !self.files.has(label.name()) && !self.is_over(WAITING_BYTES) {
             send(&self.writes, &self.waiting, Write { label, payload: shape.state(states, *saved) });
         }
     }

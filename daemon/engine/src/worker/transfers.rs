@@ -12,6 +12,11 @@ impl Worker {
     pub fn execute(&mut self, order: &TransferOrder) -> bool {
         match order {
             TransferOrder::Store(order) => self.store.execute(order),
+            TransferOrder::Receive { blocks, windowed, first_block, .. } => {
+                let from = *first_block as usize;
+                self.store.forget(blocks.get(from..).unwrap_or_default(), &windowed.1);
+                self.transfers.execute(order, self.model.memories())
+            }
             order => self.transfers.execute(order, self.model.memories()),
         }
     }
