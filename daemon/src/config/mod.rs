@@ -86,6 +86,7 @@ struct File {
     packed_shards: Option<bool>,
     experts_on_disk: Option<bool>,
     kv_store: Option<KvStoreSetting>,
+    speculative: Option<bool>,
     kv_store_max_mib: Option<u64>,
     kv_copies: Option<bool>,
     mdns: Option<bool>,
@@ -209,6 +210,8 @@ pub struct Config {
     pub experts_on_disk: bool,
     /// Whether and how many keys and values are stored, and copied to other nodes.
     pub kv_store: KvStoreSettings,
+    /// Whether heads propose tokens before these are sampled.
+    pub speculative: bool,
     /// Whether the node announces itself on the local network.
     pub mdns: bool,
     /// When a peer counts as lost.
@@ -341,6 +344,7 @@ impl Config {
             packed_shards: file.packed_shards.unwrap_or(true),
             experts_on_disk: file.experts_on_disk.unwrap_or(false),
             kv_store: KvStoreSettings::of(file.kv_store, file.kv_store_max_mib, file.kv_copies),
+            speculative: file.speculative.unwrap_or(true),
             mdns: file.mdns.unwrap_or(!listen.ip().is_loopback()),
             liveness,
             drain: milliseconds("drain_ms", file.drain_ms, 20_000, 1)?,

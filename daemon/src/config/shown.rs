@@ -37,6 +37,7 @@ impl Config {
             ("kv_store", Some(Value::String(self.kv_store.setting.name().into()))),
             ("kv_store_max_mib", self.kv_store.bytes_max.map(|bytes| number(bytes >> 20))),
             ("kv_copies", Some(Value::Boolean(self.kv_store.copies))),
+            ("speculative", Some(Value::Boolean(self.speculative))),
             ("mdns", Some(Value::Boolean(self.mdns))),
             ("prefill_elsewhere_from", Some(number(self.prefill_elsewhere_from.into()))),
             ("heartbeat_ms", Some(milliseconds(self.liveness.heartbeat))),

@@ -18,7 +18,7 @@ use super::{
     error::ApiError,
     outline::{Bounds, Outline},
     reading::{Reading, Tools},
-    sampling::{open, sampling, stop},
+    sampling::{drafts_max, open, sampling, stop},
     schemas::Unenforced,
     thoughts::{self, are_apart},
     typed_json::Fields,
@@ -35,7 +35,7 @@ pub(super) const RUNNING_MAX: usize = 16;
 const PREFIX_BYTES: usize = 512;
 
 /// All fields that are used except `prompt`; others are not even built.
-pub(super) const FIELDS: [&str; 52] = [
+pub(super) const FIELDS: [&str; 53] = [
     "best_of",
     "add_generation_prompt",
     "chat_template_kwargs",
@@ -72,6 +72,7 @@ pub(super) const FIELDS: [&str; 52] = [
     "repetition_penalty",
     "response_format",
     "seed",
+    "speculative",
     "speculative.n_max",
     "stop",
     "stream",
@@ -234,8 +235,8 @@ pub(super) fn build(
     let tool_use = tool_use.map(|tool_use| Box::new(ToolUse { is_one: tools.is_one, ..tool_use }));
     let open = open(fields);
     let thought_tokens_max = thoughts::budget(fields)?;
-    // Field names of llama-server.
-    let drafts_max = fields.whole("speculative.n_max", 0, u64::from(u16::MAX))?.map(|count| count as u16);
+    let drafts_max = drafts_max(fields)?;
+    // A field name of llama-server.
     let ignores_end = fields.flag("ignore_eos")?;
     let options = fields.object("stream_options")?;
     let mut choices = Vec::new();

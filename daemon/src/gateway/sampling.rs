@@ -3,7 +3,10 @@ use common::sampling::{LOGIT_BIAS_MAX, OpenParameter, SamplingParameters, TOP_K_
 use protocol::message::{STOP_BYTES_MAX, STOP_STRINGS_MAX};
 use serde_json::Value;
 
-use super::{error::ApiError, typed_json::Fields};
+use super::{
+    error::ApiError,
+    typed_json::{Fields, brief},
+};
 
 /// The sampling parameters.
 ///
@@ -59,6 +62,25 @@ pub(super) fn open(fields: Fields<'_>) -> Vec<OpenParameter> {
     .collect()
 }
 
+/// Most speculative tokens in a step: `speculative` is true, false or `{"max_tokens": N}`, and llama-server has a field of
+/// its own. `None` leaves it to the model.
+///
+/// # Errors
+/// Another value.
+pub(super) fn drafts_max(fields: Fields<'_>) -> Result<Option<u16>, ApiError> {
+    let most = u64::from(u16::MAX);
+    let count = match fields.get("speculative") {
+        Some(Value::Bool(false)) => Some(0),
+        Some(Value::Object(object)) => Fields(object).whole("max_tokens", 0, most)?,
+        Some(Value::Bool(true)) | None => fields.whole("speculative.n_max", 0, most)?,
+        Some(other) => {
+            let message = format!("speculative is {}, it must be true, false or {{\"max_tokens\": N}}", brief(other));
+            return Err(ApiError::invalid("speculative", message));
+        }
+    };
+    Ok(count.map(|count| count as u16))
+}
+
 /// `{"ID": BIAS}`.
 fn logit_bias(fields: Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     let Some(Fields(biases)) = fields.object("logit_bias")? else { return Ok(Vec::new()) };
@@ -110,5 +132,23 @@ mod tests {
         let of = |fields: &Value| open(Fields(fields.as_object().expect("an object")));
         assert_eq!(of(&json!({})).len(), 5);
         assert_eq!(of(&given), [OpenParameter::TopP, OpenParameter::MinP]);
+    }
+
+    #[test]
+    fn speculation_is_limited_or_turned_off_by_a_request() {
+        let of = |fields: &Value| drafts_max(Fields(fields.as_object().expect("an object")));
+        for (given, expected) in [
+            (json!({}), None),
+            (json!({"speculative": true}), None),
+            (json!({"speculative": {}}), None),
+            (json!({"speculative": false, "speculative.n_max": 3}), Some(0)),
+            (json!({"speculative": {"max_tokens": 2}}), Some(2)),
+            (json!({"speculative.n_max": 3}), Some(3)),
+        ] {
+            assert_eq!(of(&given), Ok(expected), "{given}");
+        }
+        for given in [json!({"speculative": "no"}), json!({"speculative": {"max_tokens": -1}})] {
+            assert!(of(&given).is_err(), "{given}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::gateway::{
 };
 
 /// Fields with the same name and meaning.
-const SAME: [&str; 17] = [
+const SAME: [&str; 18] = [
     "frequency_penalty",
     "grammar",
     "json_schema",
@@ -24,6 +24,7 @@ const SAME: [&str; 17] = [
     "repeat_penalty",
     "response_format",
     "seed",
+    "speculative",
     "speculative.n_max",
     "stop",
     "stream",

@@ -77,6 +77,8 @@ pub(super) struct RunningEngine {
     commands: Orders,
     /// On the head.
     text: Option<TextService>,
+    /// Whether requests may have speculative tokens.
+    speculates: bool,
     abort: Arc<Abort>,
     draining: Arc<AtomicBool>,
     failed: Arc<OnceLock<Rank>>,
@@ -164,6 +166,7 @@ impl RunningEngine {
             ring,
             commands,
             text,
+            speculates: context.config.speculative,
             abort,
             draining,
             failed,
@@ -185,7 +188,10 @@ impl RunningEngine {
     /// As [`Orders::push`].
     pub(super) fn command(&mut self, command: EngineCommand) -> Result<(), EngineOrder> {
         let order = match (command, &self.text) {
-            (EngineCommand::Submit(key, generate), text) => {
+            (EngineCommand::Submit(key, mut generate), text) => {
+                if !self.speculates {
+                    Arc::make_mut(&mut generate).drafts_max = 0;
+                }
                 // Only heads receive requests.
                 text.iter().for_each(|text| text.submit(key, Arc::clone(&generate)));
                 return Ok(());
