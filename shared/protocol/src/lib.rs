@@ -17,6 +17,7 @@ pub mod network;
 pub mod noise;
 pub mod pairing;
 pub mod recovery;
+mod request_name;
 pub mod seal;
 pub mod session;
 #[cfg(test)]
