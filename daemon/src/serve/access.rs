@@ -94,7 +94,9 @@ mod tests {
         assert_eq!(check_request(Some(Role::Viewer), &models(ModelsRequest::List)), Ok(()));
         let remove = models(ModelsRequest::Remove { model: "m.gguf".into() });
         assert!(check_request(Some(Role::Viewer), &remove).is_err() && is_told(&remove));
-        for body in [RequestBody::Restart, RequestBody::Commit { epoch, hash: TopologyHash(1) }] {
+        for body in
+            [RequestBody::Restart, RequestBody::ClearStore, RequestBody::Commit { epoch, hash: TopologyHash(1) }]
+        {
             let refused = check_request(Some(Role::Viewer), &body).expect_err("a viewer does not act");
             assert!(refused.to_string().contains(body.name()), "{refused}");
             for role in [None, Some(Role::Operator), Some(Role::Node)] {

@@ -10,7 +10,7 @@ use gguf::BlockFormat;
 use models::{LayerSpec, Mixer};
 use topology::{
     KvBlocks, LayerCut, Place, Topology,
-    layout::{Layout, STEP_TOKENS_MAX},
+    layout::{Layout, PIPELINE_ROWS, STEP_TOKENS_MAX},
 };
 
 use super::holding::{Holding, kv_bytes, state_bytes};
@@ -65,10 +65,10 @@ impl Seat {
         Layout::alike(1, self.stages as u16, self.ranks as u16).step_tokens().min(STEP_TOKENS_MAX)
     }
 
-    /// Most rows of logits of a step: sequences take turns in a pipeline; in a single stage speculative tokens fill the
-    /// step.
+    /// Most rows of logits of a step: in a single stage speculative tokens fill it; in a pipeline sequences take turns, and
+    /// speculative tokens fill a part of it.
     fn rows(&self) -> usize {
-        if self.stages > 1 { self.slots.div_ceil(self.stages) } else { usize::from(SLOTS_MAX) }
+        if self.stages > 1 { self.slots.div_ceil(self.stages).max(PIPELINE_ROWS) } else { usize::from(SLOTS_MAX) }
     }
 }
 
@@ -253,8 +253,8 @@ mod tests {
     }
 
     #[test]
-    fn slots_add_logits_rows_only_in_a_pipeline() {
-        assert!(working(2, 1, 1, 32) > working(2, 1, 1, 2));
+    fn rows_of_logits_depend_on_stages_and_not_on_slots() {
+        assert_eq!(working(2, 1, 1, 32), working(2, 1, 1, 2), "speculative tokens take as many");
         assert_eq!(working(2, 1, 0, 32), working(2, 1, 0, 2), "the first stage has no logits");
         assert_eq!(working(1, 1, 0, 32), working(1, 1, 0, 2));
     }

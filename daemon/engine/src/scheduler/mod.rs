@@ -20,6 +20,7 @@ use states::SavedStates;
 mod awaited;
 mod drafting;
 mod prefill_budget;
+mod rows;
 mod sequence;
 mod states;
 
@@ -236,13 +237,13 @@ impl Scheduler {
         true
     }
 
-    /// Adds the answers whose turn it is; in a single stage without prompts, with speculative tokens.
-    fn add_answers(&mut self, plan: &mut Plan) {
+    /// Adds the answers whose turn it is, with speculative tokens, to a step that gets `prompt_tokens` prompt tokens at
+    /// least.
+    fn add_answers(&mut self, plan: &mut Plan, prompt_tokens: usize) {
         let answers = self.slots.iter().flatten().filter(|running| running.is_answering());
         let mut turn = answers.clone().count().div_ceil(self.turns);
         let mut rows = answers.filter(|running| running.fed < running.tokens.len()).count().min(turn);
-        let has_prompts = self.slots.iter().flatten().any(Running::is_prompt);
-        let rows_max = if has_prompts || self.turns > 1 { 0 } else { ROWS_MAX.min(self.step_tokens) };
+        let rows_max = self.rows_max(prompt_tokens);
         for (index, running) in self.slots.iter_mut().enumerate() {
             let Some(running) = running.as_mut().filter(|running| running.is_answering()) else { continue };
             // A fully fed sequence waits for its token.
@@ -298,7 +299,7 @@ impl Scheduler {
         let count = ahead.unwrap_or(0);
         let fits = count + self.pending.answers <= self.step_tokens;
         if count == 0 || (fits && self.latency.is_cheap_mixed(self.pending.answers, count)) {
-            self.add_answers(plan);
+            self.add_answers(plan, count);
             self.pending.answers = plan.entries.len();
         }
         self.answers_entered = plan.entries.len();

@@ -12,6 +12,8 @@ use super::layout::groups::{Group, Groups, Role};
 
 /// Most tokens in a step: a prompt is computed in chunks of this size, mixed with the tokens of running answers.
 pub const STEP_TOKENS_MAX: usize = 128;
+/// Most rows of logits in a step of a pipeline because of speculative tokens: each costs memory on the last stage.
+pub const PIPELINE_ROWS: usize = 16;
 
 /// Numbers of replicas, stages and ranks; written `dp2-pp2-tp4`, parts equal to 1 omitted except `tp`. Replicas with
 /// roles may have different numbers of ranks: `prefill:tp2+decode:tp1+decode:tp3`. So may replicas one of which has

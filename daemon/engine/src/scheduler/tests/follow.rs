@@ -187,7 +187,7 @@ impl World {
         let schema = common::chat::Grammar::Json;
         let grammar =
             (self.random.below(8) == 0).then_some(Constraint { grammar: schema.into(), begin: length as u32 });
-        let drafts_max = if self.stages == 1 { self.random.below(ROWS_MAX) } else { 0 };
+        let drafts_max = self.random.below(ROWS_MAX);
         let request =
             Admitted { key, prompt, max_tokens, sampling: SamplingParameters::default(), drafts_max, grammar };
         match self.random.below(5) {
