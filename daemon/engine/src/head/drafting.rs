@@ -1,5 +1,5 @@
-//! Steps of the draft model before a step of the target model: each is a plan like that of a step, and the tokens sampled
-//! from its logits are fed to the next one.
+//! Steps of the draft model before a step of the target model: each is a plan like that of a step, and the tokens
+//! sampled from its logits are fed to the next one.
 use std::time::Instant;
 
 use protocol::frame::FrameKind;

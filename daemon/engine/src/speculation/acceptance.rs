@@ -24,7 +24,7 @@ const SOURCES: usize = MATCH_MAX + 1;
 
 /// Where the speculative tokens of a step come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum ProposalSource {
     /// From the text behind a match of this length, from 1 to [`MATCH_MAX`].
     Lookup(usize),
     /// From the draft model.
@@ -59,7 +59,7 @@ pub(super) struct Acceptance {
     retries: [Retry; 2],
 }
 
-impl Source {
+impl ProposalSource {
     fn index(self) -> usize {
         match self {
             Self::Lookup(length) => length - 1,
@@ -88,7 +88,14 @@ impl Acceptance {
 
     /// The best number of at most `most` speculative tokens in a step that carries `rows` rows without them. Each costs
     /// `cost`, relative to the time of that step, in addition to its row. 0 if none are expected to pay.
-    pub(super) fn best(&self, source: Source, most: usize, rows: usize, latency: &StepLatency, cost: f32) -> Gain {
+    pub(super) fn best(
+        &self,
+        source: ProposalSource,
+        most: usize,
+        rows: usize,
+        latency: &StepLatency,
+        cost: f32,
+    ) -> Gain {
         let share = self.shares[source.index()];
         let others = rows.saturating_sub(1) as f32;
         // Tokens per relative step time, without speculation and then with one more speculative token at a time.
@@ -112,13 +119,13 @@ impl Acceptance {
     /// How many of at most `most` speculative tokens to propose after a match, in a step that carries `rows` rows
     /// without them.
     pub(super) fn count(&mut self, found: Match, most: usize, rows: usize, latency: &StepLatency) -> usize {
-        let source = Source::Lookup(found.length);
+        let source = ProposalSource::Lookup(found.length);
         let best = self.best(source, most, rows, latency, 0.0);
         self.retried(source, best.count, most)
     }
 
     /// The number of speculative tokens, of which `best` are best: where none pay, one is tried now and then.
-    pub(super) fn retried(&mut self, source: Source, best: usize, most: usize) -> usize {
+    pub(super) fn retried(&mut self, source: ProposalSource, best: usize, most: usize) -> usize {
         let retry = &mut self.retries[source.retry()];
         retry.idle += 1;
         let count = if best == 0 && retry.idle >= retry.every { most.min(1) } else { best };
@@ -129,18 +136,18 @@ impl Acceptance {
     }
 
     /// Records that `accepted` of `drafted` speculative tokens of a source were accepted.
-    pub(super) fn observe(&mut self, source: Source, drafted: usize, accepted: usize) {
+    pub(super) fn observe(&mut self, source: ProposalSource, drafted: usize, accepted: usize) {
         let every = &mut self.retries[source.retry()].every;
         *every = if accepted > 0 { TRIED_EVERY } else { (2 * *every).min(TRIED_AT_LEAST_EVERY) };
         self.learn(source, drafted, accepted, WEIGHT);
     }
 
     /// Does the same for the initial rates of later requests.
-    pub(super) fn observe_for_all(&mut self, source: Source, drafted: usize, accepted: usize) {
+    pub(super) fn observe_for_all(&mut self, source: ProposalSource, drafted: usize, accepted: usize) {
         self.learn(source, drafted, accepted, WEIGHT_OF_ALL);
     }
 
-    fn learn(&mut self, source: Source, drafted: usize, accepted: usize, weight: f32) {
+    fn learn(&mut self, source: ProposalSource, drafted: usize, accepted: usize, weight: f32) {
         let share = &mut self.shares[source.index()];
         (0..accepted).for_each(|_| *share += (1.0 - *share) * weight);
         if accepted < drafted {
@@ -170,13 +177,13 @@ mod tests {
         let mut acceptance = Acceptance::default();
         let first = acceptance.count(found, 15, 1, &latency);
         assert!((1..10).contains(&first), "{first}");
-        (0..20).for_each(|_| acceptance.observe(Source::Lookup(3), first, first));
+        (0..20).for_each(|_| acceptance.observe(ProposalSource::Lookup(3), first, first));
         assert!(acceptance.count(found, 15, 1, &latency) >= 12, "all are accepted");
         assert_eq!(acceptance.count(found, 2, 1, &latency), 2);
-        (0..40).for_each(|_| acceptance.observe(Source::Lookup(3), 4, 0));
+        (0..40).for_each(|_| acceptance.observe(ProposalSource::Lookup(3), 4, 0));
         let tried = (0..320).filter(|_| acceptance.count(found, 15, 1, &latency) > 0).count();
         assert_eq!(tried, 1, "none is accepted");
-        acceptance.observe(Source::Lookup(3), 1, 1);
+        acceptance.observe(ProposalSource::Lookup(3), 1, 1);
         let tried = (0..320).filter(|_| acceptance.count(found, 15, 1, &latency) > 0).count();
         assert_eq!(tried, 10, "one is accepted");
     }
@@ -185,7 +192,7 @@ mod tests {
     fn speculation_is_off_if_a_row_costs_a_whole_step() {
         let latency = latency(10_000);
         let mut acceptance = Acceptance::default();
-        (0..100).for_each(|_| acceptance.observe(Source::Lookup(3), 4, 4));
+        (0..100).for_each(|_| acceptance.observe(ProposalSource::Lookup(3), 4, 4));
         assert_eq!(acceptance.count(Match { next: 0, length: 3 }, 15, 1, &latency), 0);
     }
 }

@@ -1,10 +1,10 @@
-//! Proposals of a draft model: when they pay, and what the model has computed of each sequence. Its keys and values only
-//! matter for how many of its tokens are accepted: no text depends on them.
+//! Proposals of a draft model: when they pay, and what the model has computed of each sequence. Its keys and values
+//! only matter for how many of its tokens are accepted: no text depends on them.
 use common::{ids::Slot, limits::KV_BLOCK_LENGTH, units::Nanoseconds};
 
 use super::{
     DraftRoom, SequenceDrafts, Speculation,
-    acceptance::{Gain, Source},
+    acceptance::{Gain, ProposalSource},
     lookup::find,
 };
 use crate::{
@@ -218,15 +218,15 @@ impl Speculation {
             return 0;
         }
         let acceptance = &mut drafts.acceptance;
-        let looked_up = find(text.tokens).map(|found| Source::Lookup(found.length));
+        let looked_up = find(text.tokens).map(|found| ProposalSource::Lookup(found.length));
         let looked_up = looked_up.map_or(0.0, |source| acceptance.best(source, most, rows, latency, 0.0).rate);
-        let best = acceptance.best(Source::DraftModel, most, rows, latency, cost / rows as f32);
+        let best = acceptance.best(ProposalSource::DraftModel, most, rows, latency, cost / rows as f32);
         let (lag, gain) = (text.tokens.len() - fed, best.rate / rows as f32);
         if best.rate < looked_up {
             return 0;
         }
         let pays = best.count > 0 && draft.catches_up(lag, text.left, gain, step);
-        let count = acceptance.retried(Source::DraftModel, if pays { best.count } else { 0 }, most);
+        let count = acceptance.retried(ProposalSource::DraftModel, if pays { best.count } else { 0 }, most);
         if !pays && lag > LAG_TRIED_MAX {
             return 0;
         }
@@ -256,7 +256,7 @@ impl Speculation {
             return;
         }
         if drafts.tokens.is_empty() {
-            (drafts.source, drafts.accepted) = (Source::DraftModel, 0);
+            (drafts.source, drafts.accepted) = (ProposalSource::DraftModel, 0);
         }
         drafts.tokens.push(token);
     }

@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use super::step_latency::{ROWS_MAX, StepLatency};
-use acceptance::{Acceptance, Source};
+use acceptance::{Acceptance, ProposalSource};
 use draft_model::{DraftModelUse, FedTokens};
 use lookup::find;
 
@@ -35,7 +35,7 @@ pub struct SequenceDrafts {
     /// Length of the text that they follow.
     after: usize,
     /// Where they came from.
-    source: Source,
+    source: ProposalSource,
     acceptance: Acceptance,
     /// What the draft model has computed.
     fed: FedTokens,
@@ -69,7 +69,7 @@ impl Speculation {
             tokens: SmallVec::new(),
             accepted: 0,
             after: 0,
-            source: Source::Lookup(1),
+            source: ProposalSource::Lookup(1),
             acceptance: self.acceptance.begin(),
             fed: FedTokens::default(),
         }
@@ -84,7 +84,7 @@ impl Speculation {
         }
         let Some(found) = Some(most).filter(|most| *most > 0).and_then(|_| find(tokens)) else { return };
         let count = drafts.acceptance.count(found, most, room.rows, latency);
-        (drafts.source, drafts.accepted, drafts.after) = (Source::Lookup(found.length), 0, tokens.len());
+        (drafts.source, drafts.accepted, drafts.after) = (ProposalSource::Lookup(found.length), 0, tokens.len());
         for index in found.next..found.next + count {
             // A repetition that reaches the end of the text continues with its own speculative tokens.
             let token = tokens.get(index).copied().unwrap_or_else(|| drafts.tokens[index - tokens.len()]);

@@ -74,7 +74,8 @@ impl<'a> OpenDraft<'a> {
         if spec.context_length < topology.context_length as usize {
             let (trained, context) = (spec.context_length, topology.context_length);
             tracing::warn!(
-                "{model} was trained for {trained} tokens: beyond them, few of its proposals are accepted ({context} are requested)"
+                "{model} was trained for {trained} tokens, {context} are requested: few of its proposals are accepted \
+                 beyond {trained}"
             );
         }
         let refuse = |reason: String| FaultKind::TopologyInvalid { reason };
@@ -85,8 +86,8 @@ impl<'a> OpenDraft<'a> {
         let plan = plan.ok_or_else(|| refuse("this node's rank is not part of the draft model's cut".into()))?;
         // All of its layers use the blocks of layers that attend to everything.
         let blocks = KvBlocks::alike(topology.kv_blocks(None).whole);
-        let invalid = |error: LoadError| FaultKind::ModelInvalid { model, reason: error.to_string() };
-        let weights = shard_bytes(&file, &spec, &plan, kernels).map_err(invalid)?;
+        let weights = shard_bytes(&file, &spec, &plan, kernels)
+            .map_err(|error| FaultKind::ModelInvalid { model, reason: error.to_string() })?;
         let kv = kv_bytes(topology.kv, &spec, &plan, blocks);
         let working = working(&ModelSizes::of_file(&file, &spec), &plan, &Seat::of(topology, &place));
         let besides = kv + working.saturating_sub(BASE_BYTES);
@@ -131,8 +132,8 @@ impl<'a> OpenDraft<'a> {
             error => FaultKind::ModelInvalid { model: self.of.model.clone(), reason: error.to_string() },
         })?;
         let cache = KvCache::new(self.topology.kv, &self.spec, &self.plan, self.blocks).map_err(|_| short())?;
-        let sizes = || ModelSizes::of_file(&self.file, &self.spec);
-        let pace = config.paced.as_ref().map(|paced| pace(paced, sizes(), &self.plan, self.topology));
+        let sizes = ModelSizes::of_file(&self.file, &self.spec);
+        let pace = config.paced.as_ref().map(|paced| pace(paced, sizes, &self.plan, self.topology));
         Ok(LoadedDraft { shard, cache, pace })
     }
 }
