@@ -133,7 +133,7 @@ impl DraftModelUse {
 }
 
 impl SequenceDrafts {
-    /// Drops all proposals but the first `most`, and forgets what was computed behind them.
+    /// Drops all proposals but the first `most`, and the record of computed tokens behind them.
     pub(super) fn keep(&mut self, most: usize) {
         self.tokens.truncate(most);
         let end = self.after + self.tokens.len();

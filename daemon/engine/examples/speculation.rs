@@ -1,5 +1,5 @@
 //! Decodes on one rank with and without a draft model, in turns, and prints the median of the ratios:
-//! `cargo run --release -p bramble-engine --example drafts -- TARGET.gguf DRAFT.gguf [THREADS] [TOKENS] [ROUNDS]`.
+//! `cargo run --release -p bramble-engine --example speculation -- TARGET.gguf DRAFT.gguf [THREADS] [TOKENS] [ROUNDS]`.
 //! The exit code is 1 if an answer differs.
 use std::{
     path::Path,
