@@ -1,27 +1,14 @@
 //! Times steps of several tokens next to steps of one, on one thread and with weights in huge pages. Arguments: `FORMAT
 //! COLUMNS MIB ROUNDS [TABLE]`; MIB of weights must exceed all caches. Prints the medians of the ratios and of the bytes
 //! read per second, and the GMAC/s of the fastest round.
-#![expect(unsafe_code, reason = "memory in huge pages")]
-use std::{hint::black_box, num::NonZeroUsize, time::Instant};
+use std::{hint::black_box, sync::Arc, time::Instant};
 
 use gguf::BlockFormat;
 use kernels::{Activations, Compute, Kernels, MatrixPanels, Pool, PoolOptions, Wanted, matmul};
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous};
+use memmap2::{Advice, MmapMut};
 
 /// Tokens of the steps.
 const TOKENS: [usize; 9] = [1, 2, 3, 4, 5, 6, 8, 12, 16];
-
-/// Anonymous memory in huge pages, never freed.
-fn memory(bytes: usize) -> Result<&'static mut [u8], Box<dyn std::error::Error>> {
-    let length = NonZeroUsize::new(bytes).ok_or("no weights")?;
-    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new private mapping of this length that nothing else uses.
-    unsafe {
-        let start = mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE)?;
-        madvise(start, bytes, MmapAdvise::MADV_HUGEPAGE)?;
-        Ok(std::slice::from_raw_parts_mut(start.cast().as_ptr(), bytes))
-    }
-}
 
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -41,14 +28,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let (columns, mib, rounds): (usize, usize, usize) = (columns.parse()?, mib.parse()?, rounds.parse()?);
     let kernels = Kernels::choose(table.first().map(String::as_str))?;
-    let compute = Compute { kernels, pool: Pool::new(PoolOptions { threads: 1, cores: Vec::new(), spin: false }) };
+    let pool = Pool::new(PoolOptions { threads: 1, cores: Vec::new(), spin: false });
+    let compute = Compute { kernels, pool: Arc::new(pool) };
     let format = BlockFormat::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(name));
     let format = format.ok_or_else(|| format!("{name} is no format"))?;
     let row_bytes = format.row_bytes(columns).ok_or("columns are no whole blocks")?;
     let rows = (mib << 20) / row_bytes / kernels.panel_rows * kernels.panel_rows;
-    let bytes = memory(rows * row_bytes)?;
+    let mut bytes = MmapMut::map_anon(rows * row_bytes)?;
+    bytes.advise(Advice::HugePage)?;
     bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 7 + at / 113) as u8 & 0x3f);
-    let matrix = MatrixPanels { format, bytes, rows, columns };
+    let matrix = MatrixPanels { format, bytes: &bytes, rows, columns };
     let is_quantised = format.is_quantised();
     let steps = TOKENS.map(|tokens| {
         let x: Vec<f32> = (0..tokens * columns).map(|at| (at as f32 * 0.37).sin()).collect();
