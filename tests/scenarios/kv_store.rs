@@ -217,17 +217,22 @@ fn blocks_wait_in_the_cache_for_a_slow_disk_and_never_change_there() {
             let folders = disks.open();
             let batches = [vec![first.clone()], vec![second.clone()], vec![last.clone()], vec![awaited.clone()]];
             let gates = gated(replica.disks(&file, &folders), &ids(4, 40));
+            let queues: Vec<Arc<AtomicUsize>> = gates.iter().map(|disk| Arc::clone(&disk.waiting)).collect();
             let begun = replica.answers_on(&file, &batches, gates);
             assert!(begun.iter().flatten().all(|answer| answer.end().times.stored_tokens == 0));
-            // With 14 blocks, those of the last one are in place of those of the first.
-            disks.hold(if blocks == 80 { 16 } else { 11 });
+            wait_until("all is written", || queues.iter().all(|queue| queue.load(Ordering::Relaxed) == 0));
             let mut read = Vec::new();
             for batch in &batches[..3] {
                 let answer = replica.answers_stored(&file, &[batch.clone()], &disks.open()).remove(0).remove(0);
                 check(&file, &answer, &name);
                 read.push(answer.end().times.stored_tokens);
             }
-            let is_expected = if blocks == 80 { read == [128; 3] } else { read[0] == 0 && read[2] == 128 };
+            // Places in windows are few, and those of 14 blocks go to later prompts.
+            let is_expected = match (name.starts_with("gemma3"), blocks) {
+                (true, _) => read.contains(&128),
+                (false, 80) => read == [128; 3],
+                (false, _) => read[0] < 128 && read.contains(&128),
+            };
             assert!(is_expected, "{name} on {replica:?}: {read:?}");
         }
     }
