@@ -67,12 +67,8 @@ mod tests {
         let member = topology::Member { layers: 0..32, ..base.members[0].clone() };
         let topology = Topology { layout, members: vec![member; nodes], slots: 4, ..base };
         let memory = MemoryUse { available: Bytes(gib << 30), ..MemoryUse::default() };
-        let report = |index: usize| {
-            let mut report = idle_report(&format!("pi{index}"));
-            report.health.memory = Some(memory);
-            report
-        };
-        let reports: Vec<NodeReport> = (0..nodes).map(report).collect();
+        let mut reports: Vec<NodeReport> = (0..nodes).map(|index| idle_report(&format!("pi{index}"))).collect();
+        reports.iter_mut().for_each(|report| report.health.memory = Some(memory));
         let names: Vec<String> =
             (0..nodes).map(|index| format!("m{}", if is_one_machine { 0 } else { index })).collect();
         let machines: Vec<&str> = names.iter().map(String::as_str).collect();

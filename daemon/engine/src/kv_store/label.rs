@@ -5,10 +5,7 @@ use std::sync::Arc;
 use common::limits::KV_BLOCK_LENGTH;
 use protocol::checksum::checksum;
 
-use super::{
-    name::{NAME_BYTES, Name, Space},
-    part::PartHash,
-};
+use super::name::{NAME_BYTES, Name, PartHash, Space};
 
 /// First bytes of every file; the last one is the version of the format.
 const MAGIC: [u8; 8] = *b"BRKVST\0\x02";

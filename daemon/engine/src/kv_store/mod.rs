@@ -14,8 +14,8 @@ mod saving;
 mod shape;
 
 pub use self::{
-    name::{Name, Space},
+    name::{Name, PartHash, Space},
     order::{LoadId, LoadStatus, StoreOrder},
-    part::{Part, PartHash},
+    part::Part,
     rank::KvStore,
 };

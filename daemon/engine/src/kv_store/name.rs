@@ -8,6 +8,9 @@ use sha2::{Digest, Sha256};
 /// Bytes of a name.
 pub(super) const NAME_BYTES: usize = 16;
 
+/// Identifies a part of the model in the header of a file.
+pub type PartHash = [u8; 8];
+
 /// What all keys and values of a rank's shard depend on besides the tokens: the model's weights, the rank's part of the
 /// layers, the numbers of this build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 use topology::ShardPlan;
 
-use super::label::Kind;
+use super::{label::Kind, name::PartHash};
 
 /// Most kinds of layers in a part that was not made here.
 const KINDS_MAX: usize = 16;
@@ -24,9 +24,6 @@ struct Range16 {
     start: u16,
     end: u16,
 }
-
-/// Identifies a part in the header of a file.
-pub type PartHash = [u8; 8];
 
 impl Range16 {
     fn of(range: &Range<usize>) -> Self {
