@@ -18,13 +18,13 @@ const ARRIVED: usize = 70;
 const COMPUTED_MAX: u64 = 64;
 
 /// Nodes with a topology, and a gateway that outlives all of them.
-struct Served {
+struct ServedNodes {
     cluster: Cluster,
     gateway: Cluster,
     _models: TempDir,
 }
 
-impl Served {
+impl ServedNodes {
     fn new(models: TempDir, topology: &str, nodes: usize, settings: &str) -> Self {
         let cluster = Cluster::with(nodes, models.path(), &format!("{RECOVER}{settings}"));
         let peers = cluster.addresses.iter().map(|address| format!("\"{address}\"")).collect::<Vec<_>>().join(", ");
@@ -85,7 +85,7 @@ fn kill(cluster: &mut Cluster, index: usize) {
 /// Kills each rank of a topology; at most so many positions may be computed again.
 #[track_caller]
 fn check_killed_and_restarted(models: TempDir, topology: &str, nodes: usize, computed_max: u64) {
-    let mut served = Served::new(models, topology, nodes, "");
+    let mut served = ServedNodes::new(models, topology, nodes, "");
     let expected = served.answer(|_| {});
     for victim in 0..nodes {
         let text = served.answer(|cluster| {
@@ -115,7 +115,7 @@ fn states_continue_from_copies_too() {
 #[test]
 fn ranks_of_another_cut_continue_from_copies_after_a_loss_for_good() {
     for victim in [1, 0] {
-        let mut served = Served::new(deep_models(), "tp3", 3, "exclude_after_ms = 1000\n");
+        let mut served = ServedNodes::new(deep_models(), "tp3", 3, "exclude_after_ms = 1000\n");
         let text = served.answer(|cluster| kill(cluster, victim));
         assert!(text.len() >= ANSWER, "the answer continues on the remaining nodes: {text:?}");
         let head = usize::from(victim == 0);
@@ -127,7 +127,7 @@ fn ranks_of_another_cut_continue_from_copies_after_a_loss_for_good() {
 
 #[test]
 fn nothing_is_copied_if_copies_are_off() {
-    let mut served = Served::new(deep_models(), "tp2", 2, "kv_copies = false\n");
+    let mut served = ServedNodes::new(deep_models(), "tp2", 2, "kv_copies = false\n");
     let expected = served.answer(|_| {});
     let text = served.answer(|cluster| {
         kill(cluster, 1);

@@ -1,5 +1,6 @@
 //! Shared code of the scenarios: writers of GGUF files and small models, weights in every format, seeded random
 //! numbers.
+pub mod chain;
 pub mod deep_models;
 pub mod dequantise;
 pub mod drafts;

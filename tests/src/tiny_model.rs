@@ -4,7 +4,7 @@
 use gguf::BlockFormat;
 use topology::sizes::{fitting, has_more_bits};
 
-use crate::drafts::Chain;
+use crate::chain::Chain;
 use crate::gguf_writer::GgufWriter;
 use crate::quantise::quantise;
 use crate::random::Random;
@@ -212,7 +212,10 @@ impl TinyModel {
         writer.made_tensor("output.weight", &[embedding as u64, tokens as u64], format, move |out| {
             let mut random = Random::named(seed, "token_embd.weight");
             let rows: Vec<Vec<f32>> = (0..tokens).map(|_| random.normals(embedding, WIDE_EMBEDDING * scale)).collect();
-            chain.before(tokens).into_iter().try_for_each(|before| out.write_all(&quantise(format, &rows[before])))
+            chain
+                .before(tokens, VOCABULARY_LENGTH_MIN)
+                .into_iter()
+                .try_for_each(|before| out.write_all(&quantise(format, &rows[before])))
         })
     }
 

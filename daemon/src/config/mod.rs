@@ -400,7 +400,7 @@ mod tests {
             .filter(|line| line.contains(" = ") && !line.starts_with("# "))
             .map(|line| line.trim_start_matches('#'))
             .collect();
-        assert_eq!(settings.len(), 38);
+        assert_eq!(settings.len(), 40);
         let config = check(&settings.join("\n")).expect("every key is known");
         assert_eq!(config.liveness.silent, Duration::from_millis(2000));
         let shipped = check(text).expect("every line is known");

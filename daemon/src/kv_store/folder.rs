@@ -23,7 +23,7 @@ use protocol::kv::{KV_FILE_BYTES_MAX, KV_FILES_MAX, KvList};
 use smallvec::SmallVec;
 use telemetry::{StoreCleared, StoreUse};
 
-use super::index::{Entry, Index, Key};
+use super::index::{Entry, FileKey, Index};
 use crate::health::memory;
 
 /// End of the name of a file that is being written.
@@ -35,7 +35,7 @@ const MEMORY_LEFT: u64 = 16;
 #[derive(Debug)]
 enum Place {
     Disk(PathBuf),
-    Memory(Mutex<HashMap<Key, Arc<Vec<u8>>>>),
+    Memory(Mutex<HashMap<FileKey, Arc<Vec<u8>>>>),
 }
 
 /// Stored blocks and states.
@@ -271,12 +271,12 @@ impl KvFolder {
     }
 
     /// Path of a file on the disk.
-    fn path(&self, folder: &Path, key: Key, needs: Name) -> PathBuf {
+    fn path(&self, folder: &Path, key: FileKey, needs: Name) -> PathBuf {
         let index = self.index();
         folder.join(file_name(key.0, &index.all_parts()[usize::from(key.1)], needs))
     }
 
-    fn write_file(&self, key: Key, needs: Name, file: &Arc<Vec<u8>>) -> io::Result<()> {
+    fn write_file(&self, key: FileKey, needs: Name, file: &Arc<Vec<u8>>) -> io::Result<()> {
         let folder = match &self.place {
             Place::Disk(folder) => folder,
             Place::Memory(files) => {
@@ -294,7 +294,7 @@ impl KvFolder {
         placed
     }
 
-    fn read_file(&self, key: Key, entry: Entry) -> io::Result<Arc<Vec<u8>>> {
+    fn read_file(&self, key: FileKey, entry: Entry) -> io::Result<Arc<Vec<u8>>> {
         let folder = match &self.place {
             Place::Disk(folder) => folder,
             Place::Memory(files) => return lock(files).get(&key).cloned().ok_or(io::ErrorKind::NotFound.into()),
@@ -309,14 +309,14 @@ impl KvFolder {
         Ok(Arc::new(bytes))
     }
 
-    fn remove_file(&self, key: Key, entry: Entry) -> io::Result<()> {
+    fn remove_file(&self, key: FileKey, entry: Entry) -> io::Result<()> {
         match &self.place {
             Place::Disk(folder) => fs::remove_file(self.path(folder, key, entry.needs)),
             Place::Memory(files) => lock(files).remove(&key).map(drop).ok_or(io::ErrorKind::NotFound.into()),
         }
     }
 
-    fn delete(&self, key: Key, entry: Entry) {
+    fn delete(&self, key: FileKey, entry: Entry) {
         if let Err(error) = self.remove_file(key, entry)
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -324,7 +324,7 @@ impl KvFolder {
         }
     }
 
-    fn delete_all_of(&self, removed: Vec<(Key, Entry)>) {
+    fn delete_all_of(&self, removed: Vec<(FileKey, Entry)>) {
         removed.into_iter().for_each(|(key, entry)| self.delete(key, entry));
     }
 }

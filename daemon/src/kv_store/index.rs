@@ -11,7 +11,7 @@ const FILES_MAX: usize = 1 << 16;
 const PARTS_MAX: usize = 1024;
 
 /// A file: the name of a block or state, and the number of the part of it.
-pub(super) type Key = (Name, u16);
+pub(super) type FileKey = (Name, u16);
 
 /// A file.
 #[derive(Clone, Copy, Debug)]
@@ -27,9 +27,9 @@ pub(super) struct Entry {
 #[derive(Debug, Default)]
 pub(super) struct Index {
     parts: Vec<Part>,
-    entries: BTreeMap<Key, Entry>,
+    entries: BTreeMap<FileKey, Entry>,
     /// As (used, key), the one that was used longest ago first.
-    order: BTreeSet<(u64, Key)>,
+    order: BTreeSet<(u64, FileKey)>,
     bytes: u64,
     clock: u64,
     /// Number of times that everything was deleted.
@@ -59,7 +59,7 @@ impl Index {
     }
 
     /// The file of a block or state with this part.
-    pub(super) fn find(&self, name: Name, part: &Part) -> Option<(Key, Entry)> {
+    pub(super) fn find(&self, name: Name, part: &Part) -> Option<(FileKey, Entry)> {
         let key = (name, self.known(part)?);
         Some((key, *self.entries.get(&key)?))
     }
@@ -71,12 +71,12 @@ impl Index {
     }
 
     /// Whether there is such a file.
-    pub(super) fn has(&self, key: Key) -> bool {
+    pub(super) fn has(&self, key: FileKey) -> bool {
         self.entries.contains_key(&key)
     }
 
     /// All files, the most recently used first.
-    pub(super) fn latest(&self) -> impl Iterator<Item = Key> {
+    pub(super) fn latest(&self) -> impl Iterator<Item = FileKey> {
         self.order.iter().rev().map(|(_, key)| *key)
     }
 
@@ -86,7 +86,7 @@ impl Index {
     }
 
     /// Marks a file as used now, and what it needs as used after it.
-    pub(super) fn touch(&mut self, key: Key) {
+    pub(super) fn touch(&mut self, key: FileKey) {
         let (mut next, part) = (Some(key), key.1);
         // A file of a chain that leads back to itself can only be a forgery.
         for _ in 0..=self.entries.len() {
@@ -99,14 +99,14 @@ impl Index {
         }
     }
 
-    pub(super) fn insert(&mut self, key: Key, needs: Name, bytes: u64) {
+    pub(super) fn insert(&mut self, key: FileKey, needs: Name, bytes: u64) {
         self.remove(key);
         self.entries.insert(key, Entry { needs, bytes, used: 0 });
         self.bytes += bytes;
         self.touch(key);
     }
 
-    pub(super) fn remove(&mut self, key: Key) -> Option<Entry> {
+    pub(super) fn remove(&mut self, key: FileKey) -> Option<Entry> {
         let entry = self.entries.remove(&key)?;
         self.order.remove(&(entry.used, key));
         self.bytes -= entry.bytes;
@@ -114,7 +114,7 @@ impl Index {
     }
 
     /// Removes the least recently used until `bytes` more fit; returns them.
-    pub(super) fn make_room(&mut self, bytes: u64, bytes_max: u64) -> Vec<(Key, Entry)> {
+    pub(super) fn make_room(&mut self, bytes: u64, bytes_max: u64) -> Vec<(FileKey, Entry)> {
         let mut removed = Vec::new();
         while self.bytes.saturating_add(bytes) > bytes_max || self.entries.len() >= FILES_MAX {
             let Some((_, key)) = self.order.first().copied() else { break };
@@ -124,7 +124,7 @@ impl Index {
     }
 
     /// Removes all; returns them.
-    pub(super) fn clear(&mut self) -> BTreeMap<Key, Entry> {
+    pub(super) fn clear(&mut self) -> BTreeMap<FileKey, Entry> {
         let (cleared, parts) = (self.cleared + 1, std::mem::take(&mut self.parts));
         std::mem::replace(self, Self { cleared, parts, ..Self::default() }).entries
     }

@@ -47,7 +47,7 @@ struct Known {
 
 /// Another node.
 #[derive(Debug)]
-struct Peer {
+struct KvPeer {
     address: String,
     /// The session of fetches or copies, which are each made by one thread.
     session: Mutex<Option<Session>>,
@@ -58,7 +58,7 @@ struct Peer {
 pub struct KvPeers {
     runtime: Handle,
     identity: Identity,
-    peers: Vec<Peer>,
+    peers: Vec<KvPeer>,
     /// Index of the buddy.
     buddy: Option<usize>,
     /// Whether the buddy failed: then nothing is copied until the next start of the ranks.
@@ -69,7 +69,7 @@ pub struct KvPeers {
 impl KvPeers {
     /// The nodes at these addresses, of which one keeps copies.
     pub fn new(identity: Identity, addresses: Vec<String>, buddy: Option<usize>) -> Self {
-        let peers = addresses.into_iter().map(|address| Peer { address, session: Mutex::default() });
+        let peers = addresses.into_iter().map(|address| KvPeer { address, session: Mutex::default() });
         Self {
             runtime: Handle::current(),
             identity,

@@ -218,7 +218,7 @@ mod tests {
         assert!(FrameHeader::decode(&with_length(0)).is_ok());
         assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX)).is_ok());
         assert!(FrameHeader::decode(&with_length(PAYLOAD_BYTES_MAX + 1)).is_err());
-        for kind in [0, 11, 255] {
+        for kind in [0, 12, 255] {
             let mut bytes = HEADER.encode();
             bytes[0] = kind;
             assert_eq!(FrameHeader::decode(&meant(bytes)), Err(FrameError::Kind(kind)));

@@ -10,7 +10,7 @@ use anyhow::Context;
 use clap::Parser;
 use gguf::BlockFormat;
 use harness::{
-    drafts::Chain,
+    chain::Chain,
     family_model::FamilyModel,
     gguf_writer::{GgufWriter, Value},
     tiny_model::{Architecture, Experts, TinyModel},

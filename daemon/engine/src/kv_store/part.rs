@@ -90,10 +90,10 @@ impl FromStr for Part {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let digits = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         let (ranges, rest) = text.as_bytes().as_chunks::<8>();
         let kinds = ranges.len().saturating_sub(1) / 2;
-        if !rest.is_empty() || ranges.len() % 2 == 0 || kinds > KINDS_MAX || !text.bytes().all(digits) {
+        let has_digits = text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+        if !rest.is_empty() || ranges.len() % 2 == 0 || kinds > KINDS_MAX || !has_digits {
             return Err(());
         }
         let range = |place: usize| {
@@ -133,10 +133,12 @@ mod tests {
             for wanted in cuts.iter().flatten() {
                 let used = wanted.covered_by(Kind::Block, &all).expect("together they have everything");
                 assert!(used.len() <= all.len());
-                // Neighbours of three ranks hold the same head.
-                let fewer = all.iter().enumerate().filter(|(index, _)| !used.contains(index)).map(|(_, part)| *part);
-                let fewer: Vec<&Part> = fewer.collect();
-                assert_eq!(wanted.covered_by(Kind::Block, &fewer), None, "{wanted} without what it needs");
+                // Neighbours of three ranks hold the same heads: others may do as well.
+                if from.len() != 3 {
+                    let others = all.iter().enumerate().filter(|(index, _)| !used.contains(index));
+                    let others: Vec<&Part> = others.map(|(_, part)| *part).collect();
+                    assert_eq!(wanted.covered_by(Kind::Block, &others), None, "{wanted} without what it needs");
+                }
             }
         }
         let (halves, quarters) = (&cuts[1], &cuts[3]);

@@ -35,13 +35,13 @@ struct Listed<'a> {
 }
 
 /// Which of a rank's parts were taken from files, by layer and index on this rank.
-struct Taken {
+struct TakenParts {
     done: Vec<bool>,
     /// Number of the first part of each layer.
     firsts: Vec<usize>,
 }
 
-impl Taken {
+impl TakenParts {
     fn none(counts: impl Iterator<Item = usize>) -> Self {
         let (mut firsts, mut all) = (Vec::new(), 0);
         for count in counts {
@@ -89,14 +89,13 @@ impl Shape {
         windowed: Option<u32>,
         files: impl Iterator<Item = &'a [u8]>,
     ) -> bool {
-        let mut taken = Taken::none(self.layers.iter().map(|layer| layer.heads.1));
+        let mut taken = TakenParts::none(self.layers.iter().map(|layer| layer.heads.1));
         for part in files.flat_map(listed) {
             let Some((layer, parts)) = self.own(part.layer) else { continue };
             let Some(head) = own_index(part.index, parts.heads.0, parts.heads.1) else { continue };
             let block = if parts.is_windowed { windowed } else { Some(whole) };
-            let place = |block| Place { layer, block, head };
             let mark = taken.mark(layer, head);
-            *mark = *mark || block.is_none_or(|block| cache.take_over(place(block), part.bytes));
+            *mark = *mark || block.is_none_or(|block| cache.take_over(Place { layer, block, head }, part.bytes));
         }
         taken.done.iter().all(|is_done| *is_done)
     }
@@ -117,7 +116,7 @@ impl Shape {
         state: u16,
         files: impl Iterator<Item = &'a [u8]>,
     ) -> bool {
-        let mut taken = Taken::none(self.layers.iter().map(|layer| layer.units.1));
+        let mut taken = TakenParts::none(self.layers.iter().map(|layer| layer.units.1));
         for part in files.flat_map(listed) {
             let Some((layer, parts)) = self.own(part.layer) else { continue };
             let Some(unit) = own_index(part.index, parts.units.0, parts.units.1) else { continue };

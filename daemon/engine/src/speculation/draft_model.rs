@@ -20,6 +20,10 @@ const AHEAD: usize = 256;
 const ROW_FIRST: f32 = 0.15;
 /// Most tokens that the draft model may lag behind where it is only tried.
 const LAG_TRIED_MAX: usize = 512;
+/// Share of the time of steps that is spent on trying the draft model where it does not pay, and most steps that this
+/// share is saved for.
+const TRIED_SHARE: f32 = 0.015;
+const TRIED_STEPS: f32 = 400.0;
 /// Begin and factor of the hash of a text.
 const HASH_BEGIN: u64 = 0xcbf2_9ce4_8422_2325;
 const HASH_FACTOR: u64 = 0x0100_0000_01b3;
@@ -35,6 +39,9 @@ pub(super) struct DraftModelUse {
     blocks: Vec<u64>,
     /// Whether draft steps are under way.
     is_drafting: bool,
+    /// Whether they only try, and the nanoseconds that may be spent on that.
+    tries: bool,
+    credit: f32,
 }
 
 /// What the draft model has computed of a sequence.
@@ -123,11 +130,16 @@ impl DraftModelUse {
         Some(self.latency.answer_time(sequences).map_or(COST_FIRST, |time| time / step))
     }
 
+    /// Nanoseconds in which it computes tokens that it has not seen.
+    fn catch_up_time(&self, lag: usize, step: f32) -> f32 {
+        let row = self.latency.answer_time(1).unwrap_or(COST_FIRST * step);
+        self.latency.prompt_time(lag, lag).map_or(ROW_FIRST * row * lag as f32, |time| time.0 as f32)
+    }
+
     /// Whether it pays that the draft model computes the tokens that it has not seen, if the proposals then yield `gain`
     /// times as many tokens.
     fn catches_up(&self, lag: usize, left: usize, gain: f32, step: f32) -> bool {
-        let row = self.latency.answer_time(1).unwrap_or(COST_FIRST * step);
-        let time = self.latency.prompt_time(lag, lag).map_or(ROW_FIRST * row * lag as f32, |time| time.0 as f32);
+        let time = self.catch_up_time(lag, step);
         lag <= ROWS_MAX || time < left.min(AHEAD) as f32 * step * (1.0 - 1.0 / gain.max(1.0))
     }
 }
@@ -178,6 +190,8 @@ impl Speculation {
             latency: StepLatency::default(),
             blocks: Vec::new(),
             is_drafting: false,
+            tries: false,
+            credit: 0.0,
         });
         Self { draft_model, ..Self::default() }
     }
@@ -227,7 +241,7 @@ impl Speculation {
         }
         let pays = best.count > 0 && draft.catches_up(lag, text.left, gain, step);
         let count = acceptance.retried(ProposalSource::DraftModel, if pays { best.count } else { 0 }, most);
-        if !pays && lag > LAG_TRIED_MAX {
+        if !pays && (lag > LAG_TRIED_MAX || cost * step + draft.catch_up_time(lag, step) > draft.credit) {
             return 0;
         }
         drafts.fed.wanted = count;
@@ -240,8 +254,15 @@ impl Speculation {
     }
 
     /// Whether the proposals that were chosen for all sequences of a step of `rows` rows pay together.
-    pub fn pays(&self, sum: &DraftSum, rows: usize, latency: &StepLatency) -> bool {
-        let Some(draft) = self.draft_model.as_ref().filter(|_| sum.tokens > 0) else { return false };
+    pub fn pays(&mut self, sum: &DraftSum, rows: usize, latency: &StepLatency) -> bool {
+        let Some(draft) = self.draft_model.as_mut() else { return false };
+        if let Some(step) = latency.answer_time(rows) {
+            draft.credit = (draft.credit + TRIED_SHARE * step).min(TRIED_SHARE * TRIED_STEPS * step);
+        }
+        draft.tries = sum.tries;
+        if sum.tokens == 0 {
+            return false;
+        }
         let cost = draft.cost(sum.sequences, rows, latency).unwrap_or(COST_FIRST);
         let time = latency.relative(rows + sum.tokens, rows) + cost * sum.longest as f32;
         sum.tries || rows as f32 + sum.accepted > rows as f32 * time
@@ -265,6 +286,9 @@ impl Speculation {
     pub fn record_draft_time(&mut self, tokens: usize, is_prompt: bool, time: Nanoseconds) {
         if let Some(draft) = &mut self.draft_model {
             draft.latency.observe(tokens, is_prompt, time);
+            if draft.tries {
+                draft.credit -= time.0 as f32;
+            }
         }
     }
 }

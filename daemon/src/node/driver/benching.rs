@@ -35,8 +35,9 @@ use super::{
     Event, Input,
     bench_task::{BenchSources, BenchStart, BenchTask},
     context::DriverContext,
-    loading::{self, ModelFile, program},
+    loading::program,
     network::{self, Network},
+    opening::{self, ModelFile},
     room::preflight,
 };
 use crate::{
@@ -213,7 +214,7 @@ fn check(config: &Config, kernels: &'static Kernels, bench: &Bench) -> Result<Op
         );
         return Err(FaultKind::BenchFailed { reason });
     }
-    let opened = bench.model().map(|model| loading::open(&config.models, model)).transpose()?;
+    let opened = bench.model().map(|model| opening::open(&config.models, model)).transpose()?;
     let needed = match (bench, &opened) {
         (Bench::Node(node), Some(model)) => node_bytes(node, model, kernels)?,
         (Bench::Node(_), None) | (Bench::Network(_), _) => BASE_BYTES,

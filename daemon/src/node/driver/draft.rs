@@ -15,7 +15,7 @@ use protocol::message::Prepare;
 use telemetry::LoadProgress;
 use topology::{Draft, KvBlocks, Role, ShardPlan, Topology, cut_stages, sizes::ModelSizes};
 
-use super::loading::{ModelFile, content, not_prepared, open, pace, working};
+use super::opening::{ModelFile, content, not_prepared, open, pace, working};
 use crate::{config::Config, health::memory};
 
 /// Metadata that must be equal in both files.

@@ -1,6 +1,6 @@
-//! Finds model files and loads a shard, if it fits in memory. Runs on blocking threads.
+//! Loads a shard, if it fits in memory. Runs on blocking threads.
 use std::{
-    path::{Component, Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -14,39 +14,37 @@ use common::{
 };
 use engine::{
     kv_store::Space,
-    model::{Cached, KvCache, LoadError, Pace, PacedShard, PackedCache, Shard, Source, StateCache},
+    model::{Cached, KvCache, LoadError, Pace, PackedCache, Shard, Source, StateCache},
     plan::Limits,
     structured_output::{Job, VocabularySource},
     transfer::Partners,
 };
-use gguf::{Content, GgufError, GgufFile};
+use gguf::GgufFile;
 use kernels::Kernels;
 use models::{ModelSpec, TensorRole};
 use planner::{
-    holding::{Holding, kv_bytes, state_bytes},
-    simulate::Noise,
-    working::{Seat, working_bytes},
+    holding::{kv_bytes, state_bytes},
+    working::Seat,
 };
 use protocol::{
     NUMERIC_VERSION,
     message::{ModelCard, Prepare},
-    models::PART,
 };
 use telemetry::LoadProgress;
 use tokenizer::Tokenizer;
 use topology::{
-    CutError, Place, Role, ShardPlan, StateCount, Topology, cut_stages,
+    CutError, Place, Role, StateCount, Topology, cut_stages,
     sizes::{ModelSizes, OlderSizes},
 };
 
 use super::{
     draft::{LoadedDraft, OpenDraft},
+    opening::{ModelFile, content, not_prepared, open, pace, working},
     room::Unloaded,
 };
 use crate::{
-    config::{Config, Paced},
+    config::Config,
     health::memory,
-    store::Contents,
     text::{self, ModelText, Program},
 };
 
@@ -72,37 +70,6 @@ pub(super) struct Loaded {
     pub(super) bytes: Bytes,
     /// Everything that its keys and values depend on, except the tokens and its part of the model.
     pub(super) space: Space,
-}
-
-/// Path of a model file. Only plain names below one of the folders are accepted.
-fn find(folders: &[PathBuf], model: &str) -> Result<PathBuf, FaultKind> {
-    let path = Path::new(model);
-    // Partial files are never opened.
-    let is_plain = !model.is_empty()
-        && !model.ends_with(PART)
-        && path.components().all(|part| matches!(part, Component::Normal(_)));
-    let found = folders.iter().map(|folder| folder.join(path)).find(|path| path.is_file());
-    found.filter(|_| is_plain).ok_or_else(|| {
-        let names: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
-        FaultKind::ModelMissing { model: model.into(), folders: names.join(", ") }
-    })
-}
-
-/// An open model file.
-#[derive(Debug)]
-pub(super) struct ModelFile {
-    pub(super) path: PathBuf,
-    pub(super) file: Arc<GgufFile>,
-    pub(super) spec: ModelSpec,
-}
-
-/// Opens a model by its name.
-pub(super) fn open(folders: &[PathBuf], model: &str) -> Result<ModelFile, FaultKind> {
-    let path = find(folders, model)?;
-    let invalid = |error: GgufError| FaultKind::ModelInvalid { model: model.into(), reason: error.to_string() };
-    let file = GgufFile::open(&path).map_err(invalid)?;
-    let spec = models::read(&file).map_err(invalid)?;
-    Ok(ModelFile { path, file: Arc::new(file), spec })
 }
 
 /// Identity and spec of a model.
@@ -254,45 +221,6 @@ fn check_served(topology: &Topology, spec: &ModelSpec) -> Result<(), FaultKind> 
         return Err(FaultKind::TopologyInvalid { reason });
     }
     Ok(())
-}
-
-/// Working memory in bytes, without weights and KV cache.
-pub(super) fn working(sizes: &ModelSizes, plan: &ShardPlan, seat: &Seat) -> u64 {
-    working_bytes(&Holding { sizes, plan }, seat)
-}
-
-/// The pace of a node that waits for the simulated compute time instead of computing its shard.
-pub(super) fn pace(paced: &Paced, sizes: ModelSizes, plan: &ShardPlan, topology: &Topology) -> Pace {
-    let noise = if paced.jitter_ppm > 0 { Noise::Random { mean_ppm: paced.jitter_ppm } } else { Noise::None };
-    let shard = PacedShard { sizes, plan: plan.clone(), kv: topology.kv };
-    Pace::new(paced.machine.clone(), shard, noise, paced.seed)
-}
-
-/// The assignment was abandoned during its load.
-pub(super) fn not_prepared(prepare: &Prepare) -> FaultKind {
-    FaultKind::NotPrepared { epoch: prepare.epoch }
-}
-
-/// Content hash of a model's file, computed now if it is not known. Fails if the topology requires other weights.
-pub(super) fn content(
-    config: &Config,
-    required: (&str, Option<ContentRoot>),
-    file: &GgufFile,
-    progress: &(dyn Fn(LoadProgress) -> bool + Sync),
-) -> Result<Content, FaultKind> {
-    let contents = Contents::new(&config.state).hollow(config.paced.is_some());
-    let content =
-        contents.of(file, &mut |done, total| progress(LoadProgress { done: Bytes(done), total: Bytes(total) }))?;
-    let (model, expected) = required;
-    match expected {
-        Some(expected) if expected != content.root => Err(FaultKind::ContentDiffers {
-            model: model.to_owned(),
-            expected: Box::new(expected),
-            actual: content.root,
-            holders: String::new(),
-        }),
-        _ => Ok(content),
-    }
 }
 
 /// Runs a job of an engine on a thread of its own. Returns false if no thread can be started.

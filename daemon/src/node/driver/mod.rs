@@ -17,6 +17,7 @@ mod linking;
 mod loading;
 mod models;
 mod network;
+mod opening;
 mod orders;
 mod outbox;
 pub mod pacemaker;

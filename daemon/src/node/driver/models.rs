@@ -22,7 +22,7 @@ use protocol::{
 };
 use tokio::{runtime::Handle, task::spawn_blocking};
 
-use super::{Outbox, context::DriverContext, loading, sessions::OpenSessions};
+use super::{Outbox, context::DriverContext, loading, opening, sessions::OpenSessions};
 use crate::{
     config::Config,
     node::{SessionId, effect::ModelEffect},
@@ -164,7 +164,7 @@ impl ModelJob {
             }
             ModelsRequest::Write(piece) => self.write(&piece, &mut tell),
             ModelsRequest::Content { model } => {
-                let file = loading::open(&self.config.models, &model)?.file;
+                let file = opening::open(&self.config.models, &model)?.file;
                 store.content(&file, &mut tell).map(ModelsResponse::Content)
             }
         }

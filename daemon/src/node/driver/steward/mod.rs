@@ -24,7 +24,7 @@ use tokio::{
 use topology::{Topology, sizes::ModelSizes};
 
 use self::{peers::Peers, rolling::Restarting};
-use super::loading::{self, ModelFile};
+use super::opening::{self, ModelFile};
 use crate::{
     config::Config,
     node::steward::{self, Question, Reply, StewardAsk, StewardSettings},
@@ -168,7 +168,7 @@ async fn answer(session: &Session, body: RequestBody, within: Duration) -> Resul
 
 /// Fits the desired topology to the available members, with the sizes in the model's file.
 fn plan(models: &[PathBuf], desired: &Topology, stay: &[Stays]) -> Result<Topology, FaultKind> {
-    let ModelFile { file, spec, .. } = loading::open(models, &desired.model)?;
+    let ModelFile { file, spec, .. } = opening::open(models, &desired.model)?;
     let sizes = ModelSizes::of_file(&file, &spec);
     replan(desired, stay, &sizes).map_err(|reason| FaultKind::TopologyInvalid { reason })
 }
