@@ -40,6 +40,8 @@ LONG = SHORT + [
     ("qwen3-0.6b", "q4_0", None, "pp2", 2, 1024, 16),
     ("qwen3-30b-a3b", "q4_0", 2, "tp2", 2, 1024, 16),
 ]
+# Copies of keys and values use memory that is free, and give way where it is short: no prediction counts them.
+COPIES = "kv_copies = false\n"
 TOLERANCE, SMALL, ABSOLUTE = 0.05, 100_000_000, 8 << 20
 
 
@@ -99,7 +101,7 @@ def measure(shape, form, layers, layout, nodes, context, slots):
     path = made(shape, form, layers)
     model = os.path.basename(path)
     with bramble.Cluster(FOLDER) as cluster:
-        daemons = [cluster.add(f"n{index}", address, settings=bramble.QUIET) for index, address in enumerate(bramble.loopback(nodes))]
+        daemons = [cluster.add(f"n{index}", address, settings=bramble.QUIET + COPIES) for index, address in enumerate(bramble.loopback(nodes))]
         file = os.path.join(cluster.folder, "topology.toml")
         topology(file, model, layout, daemons, context, slots)
         predicted = {member["node"]: member["memory"] for member in bramble.console("topology", "assign", file, "--dry-run")["plan"]["members"]}

@@ -102,7 +102,8 @@ def main():
     counts = [replicas * stages * ranks for replicas, stages, ranks in map(parts, topologies)]
     model = os.path.abspath(arguments.model)
     # A busy machine must not look like a lost node.
-    settings = "silent_ms = 30000\nstall_ms = 60000\n"
+    # Copies of keys and values are not part of the formula.
+    settings = "silent_ms = 30000\nstall_ms = 60000\nkv_copies = false\n"
     with Network(max(counts), arguments.rate, arguments.delay_ms) as network, bramble.Cluster(os.path.dirname(model)) as cluster:
         network.add_daemons(cluster, settings)
         one = [bramble.generate(cluster.daemons[:1], os.path.basename(model), prompt, arguments.tokens, "--logprobs", "2", enter=network.enter())

@@ -223,7 +223,8 @@ fn blocks_wait_in_the_cache_for_a_slow_disk_and_never_change_there() {
             wait_until("all is written", || queues.iter().all(|queue| queue.load(Ordering::Relaxed) == 0));
             let mut read = Vec::new();
             for batch in &batches[..3] {
-                let answer = replica.answers_stored(&file, &[batch.clone()], &disks.open()).remove(0).remove(0);
+                let answer =
+                    replica.answers_stored(&file, std::slice::from_ref(batch), &disks.open()).remove(0).remove(0);
                 check(&file, &answer, &name);
                 read.push(answer.end().times.stored_tokens);
             }

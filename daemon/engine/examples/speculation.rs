@@ -11,7 +11,7 @@ use std::{
 
 use collectives::Choice;
 use common::{
-    ids::{Epoch, MemberIndex, Rank},
+    ids::{MemberIndex, Rank},
     precision::{Exchange, KvFormat},
     sampling::SamplingParameters,
 };

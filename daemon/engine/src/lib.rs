@@ -46,6 +46,9 @@ use crate::{
     model::Model,
 };
 
+/// Builds a draft model on the engine's thread, with the threads of the target model.
+pub type DraftBuilder = Box<dyn FnOnce(&Compute) -> Model + Send>;
+
 /// Everything an engine is built from.
 pub struct Setup {
     /// Node name, for fault messages.
@@ -56,8 +59,8 @@ pub struct Setup {
     pub limits: Limits,
     /// Builds the model on the engine's thread.
     pub model: Box<dyn FnOnce() -> Model + Send>,
-    /// Builds the draft model, which shares the threads of the model; `None`: there is none.
-    pub draft: Option<Box<dyn FnOnce(&Compute) -> Model + Send>>,
+    /// The draft model; `None`: there is none.
+    pub draft: Option<DraftBuilder>,
     /// Links to the other ranks.
     pub group: Group,
     /// KV transfers between groups, if the topology's groups have roles.

@@ -280,9 +280,8 @@ impl Config {
     fn merge(arguments: DaemonArguments, file: File) -> anyhow::Result<Self> {
         let recovery = Recovery::check(&file)?;
         let listen = arguments.listen.or(file.listen).unwrap_or_else(|| format!("127.0.0.1:{PORT}"));
-        let listen: SocketAddr = match listen.parse() {
-            Ok(address) => address,
-            Err(_) => bail!("listen address {listen:?} is not ADDRESS:PORT; for example 192.168.1.11:9999"),
+        let Ok(listen) = listen.parse::<SocketAddr>() else {
+            bail!("listen address {listen:?} is not ADDRESS:PORT; for example 192.168.1.11:9999")
         };
         let name = arguments.name.or(file.name).unwrap_or_else(host_name);
         ensure!(

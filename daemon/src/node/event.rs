@@ -147,6 +147,7 @@ pub enum EngineCommand {
 
 /// A record for the disk.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "a record is moved once, to the disk")]
 pub enum Record {
     /// Highest epoch promised, and the topology that it was promised for.
     Promise(Epoch, TopologyHash),

@@ -66,7 +66,8 @@ async fn propose_to(
         let node = error_node(&sessions[0]);
         Fault::new(node, FaultKind::TopologyInvalid { reason: error.to_string() })
     };
-    let topology = Topology { draft: draft(sessions, wanted, &card).await?, ..topology.map_err(invalid)? };
+    let draft = draft(sessions, wanted, &card).await?.map(Box::new);
+    let topology = Topology { draft, ..topology.map_err(invalid)? };
     topology.check().map_err(invalid)?;
     if wanted.context_length.is_some() {
         return Ok((topology, card));
@@ -236,9 +237,8 @@ pub async fn identify_on_any(sessions: impl Iterator<Item = &Session>, model: &s
 fn running(reports: &[NodeReport], wanted: &Topology) -> Option<(Epoch, Topology)> {
     let first = reports.first()?;
     let (held, ..) = first.topology.as_ref()?;
-    let draft = wanted.draft.clone();
     let held_draft = held.draft.as_ref().and_then(|draft| draft.content);
-    let draft = draft.map(|draft| Draft { content: held_draft, ..draft });
+    let draft = wanted.draft.clone().map(|draft| Box::new(Draft { content: held_draft, ..*draft }));
     let (epoch, wanted) = (first.epoch, Topology { content: held.content, draft, ..wanted.clone() });
     let hash = wanted.hash();
     let runs_everywhere = reports.iter().enumerate().all(|(member, report): (usize, &NodeReport)| {

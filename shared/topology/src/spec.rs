@@ -64,7 +64,7 @@ pub struct Topology {
     pub unload_after: Option<u32>,
     /// The draft model of speculative decoding. Since wire version 14. The last field, because it is a table in files.
     #[serde(default, with = "common::version::since_14")]
-    pub draft: Option<Draft>,
+    pub draft: Option<Box<Draft>>,
 }
 
 /// A draft model: a smaller model with the same vocabulary, which every rank holds a part of, too.

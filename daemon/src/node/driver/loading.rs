@@ -185,12 +185,8 @@ pub(super) fn load(
     let states = StateCache::new(&spec, plan, StateCount::in_model(&spec, usize::from(topology.slots)))
         .map_err(|_| FaultKind::MemoryShort { needed: Bytes(state), available: memory::available() })?;
     let draft = draft.map(|draft| draft.load(config, kernels, prepare, progress)).transpose()?;
-    let text = tokenizer.map(|tokenizer| {
-        let limits = Limits::of(topology, &spec);
-        let mut text = ModelText::new(model(), path, &file, Arc::new(tokenizer), limits);
-        text::check_template(&Program::of(program()), &mut text);
-        text
-    });
+    let limits = Limits::of(topology, &spec);
+    let text = tokenizer.map(|tokenizer| checked(ModelText::new(model(), path, &file, Arc::new(tokenizer), limits)));
     let pace = paced.map(|paced| pace(paced, ModelSizes::of_file(&file, &spec), plan, topology));
     let vocabulary =
         place.is_last_stage().then(|| text::vocabulary(Arc::clone(&file), spec.vocabulary_length, spawn_compiler));
@@ -207,6 +203,12 @@ fn space(topology: &Topology, root: ContentRoot) -> Space {
         &format!("numbers {NUMERIC_VERSION}"),
         &format!("keys and values as {}, sums as {:?}", topology.kv, topology.exchange),
     ])
+}
+
+/// The texts of a model, with its template tried.
+fn checked(mut text: ModelText) -> ModelText {
+    text::check_template(&Program::of(program()), &mut text);
+    text
 }
 
 /// Refuses a model that cannot answer requests, and too long a context.

@@ -442,7 +442,9 @@ fn setup(context: &DriverContext, place: &LocalAssignment, loaded: Loaded, parts
         Box::new(move |compute| draft.model(compute, context_length))
     });
     let (node, place, variant, vocabulary) = (config.name.clone(), place.seat(), context.variant, loaded.vocabulary);
-    let files = context.kv.folder().map(|folder| RankFiles::new(Arc::clone(folder), part, peers));
+    // In memory alone, without another node, nothing would outlive the caches.
+    let folder = context.kv.folder().filter(|folder| folder.is_on_disk() || peers.is_some());
+    let files = folder.map(|folder| RankFiles::new(Arc::clone(folder), part, peers));
     let started = files.map(RankFiles::start).transpose();
     let disk = started.unwrap_or_else(|error| {
         tracing::warn!("keys and values are not stored: {error}");
