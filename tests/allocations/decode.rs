@@ -17,11 +17,14 @@ use common::{
 };
 use engine::{
     collective::{Abort, Group, Links, Seat, Settings, Socket, StepTiming, SyncLog},
-    model::{Batch, BatchToken, BlockTables, KvCache, Model, Shard, Source},
+    model::{Batch, BatchToken, BlockTables, KvCache, Model},
 };
 use gguf::{BlockFormat, GgufFile};
-use harness::tiny_model::Architecture;
-use harness::{ranks::sockets, tiny_model::TinyModel};
+use harness::{
+    engines::shard,
+    ranks::sockets,
+    tiny_model::{Architecture, TinyModel},
+};
 use kernels::{Compute, Kernels, Pool, PoolOptions};
 use protocol::seal::{Cipher, Protection, Seals};
 use topology::{KvBlocks, cut};
@@ -67,17 +70,7 @@ fn decode(
         let rank = |(rank, (plan, streams))| {
             scope.spawn(move || {
                 let kernels = Kernels::choose(None).expect("this machine has a kernel table");
-                let source = Source {
-                    file,
-                    spec,
-                    plan: &plan,
-                    kernels,
-                    cache: None,
-                    expert_memory: None,
-                    is_hollow: false,
-                    progress: &|_| true,
-                };
-                let shard = Shard::load(source).expect("the shard can be loaded");
+                let shard = shard(file, spec, &plan, kernels);
                 let cache = KvCache::new(KvFormat::F16, spec, &plan, KvBlocks::alike(BLOCKS));
                 let pool = Pool::new(PoolOptions { threads: THREADS, cores: Vec::new(), spin: false });
                 let mut model =

@@ -66,7 +66,7 @@ impl ServedNodes {
     /// The tokens that were read and computed when an answer continued for the `count`-th time, from the log of its head.
     fn continued(&self, head: usize, count: usize) -> (u64, u64) {
         let log = self.cluster.log(head);
-        let lines = log.lines().filter(|line| line.contains("tokens of a request that were not new"));
+        let lines = log.lines().filter(|line| line.contains("resumed answer or stored prompt"));
         let lines: Vec<&str> = lines.collect();
         assert_eq!(lines.len(), count, "{log}");
         let number = |key: &str| {

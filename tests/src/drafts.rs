@@ -1,13 +1,13 @@
 //! Engines with a draft model.
 use std::sync::Arc;
 
-use engine::model::{KvCache, Model, Shard, Source};
+use engine::model::{KvCache, Model};
 use gguf::GgufFile;
 use kernels::Kernels;
 use protocol::message::Generate;
 use topology::{KvBlocks, cut_stages};
 
-use crate::engines::{Answer, Replica};
+use crate::engines::{Answer, Replica, shard};
 
 impl Replica {
     /// Like [`Replica::answers`], with a draft model.
@@ -26,17 +26,7 @@ impl Replica {
         let plans = cut_stages(&spec, &stages).expect("the draft model can be cut");
         let kernels = Kernels::choose(None).expect("this machine has a kernel table");
         for (setup, plan) in setups.iter_mut().zip(plans) {
-            let source = Source {
-                file: draft,
-                spec: &spec,
-                plan: &plan,
-                kernels,
-                cache: None,
-                expert_memory: None,
-                is_hollow: false,
-                progress: &|_| true,
-            };
-            let shard = Shard::load(source).expect("the draft model can be loaded");
+            let shard = shard(draft, &spec, &plan, kernels);
             let cache = KvCache::new(self.kv, &spec, &plan, KvBlocks::alike(setup.limits.blocks.whole));
             let cache = cache.expect("enough memory");
             let length = spec.context_length;

@@ -142,17 +142,7 @@ impl Replica {
     fn setup(&self, file: &Arc<GgufFile>, spec: &ModelSpec, rank: RankPlan, streams: Vec<Option<TcpStream>>) -> Setup {
         let RankPlan { number, plan } = rank;
         let kernels = Kernels::choose(None).expect("this machine has a kernel table");
-        let source = Source {
-            file,
-            spec,
-            plan: &plan,
-            kernels,
-            cache: None,
-            expert_memory: None,
-            is_hollow: false,
-            progress: &|_| true,
-        };
-        let shard = Shard::load(source).expect("the shard can be loaded");
+        let shard = shard(file, spec, &plan, kernels);
         let limits = self.limits(spec);
         let kv = KvCache::new(self.kv, spec, &plan, limits.blocks);
         let kv = kv.expect("enough memory");
@@ -325,6 +315,16 @@ impl Replica {
     pub fn each_alone(&self, file: &Arc<GgufFile>, requests: &[Generate]) -> Vec<Answer> {
         requests.iter().map(|generate| self.answers(file, &[vec![generate.clone()]]).remove(0).remove(0)).collect()
     }
+}
+
+/// The shard of a rank.
+///
+/// # Panics
+/// If it cannot be loaded.
+pub fn shard(file: &Arc<GgufFile>, spec: &ModelSpec, plan: &ShardPlan, kernels: &'static Kernels) -> Shard {
+    let (cache, expert_memory, is_hollow, progress) = (None, None, false, &|_| true);
+    let source = Source { file, spec, plan, kernels, cache, expert_memory, is_hollow, progress };
+    Shard::load(source).expect("the shard can be loaded")
 }
 
 /// Prepares a request for the engine.

@@ -59,7 +59,7 @@ def recomputed(daemons, begin):
     found = None
     for daemon, offset in zip(daemons, begin):
         for line in daemon.text(offset).splitlines():
-            if "tokens of a request that were not new" in line:
+            if "resumed answer or stored prompt" in line:
                 fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
                 found = int(fields["read"]), int(fields["computed"])
     return found

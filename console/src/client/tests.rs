@@ -1,6 +1,7 @@
 //! Sessions, assignments and generations against scripted nodes.
 use std::sync::atomic::AtomicBool;
 
+use assignment::fixtures;
 use collectives::Choice;
 use common::{
     fault::{FaultClass, FaultKind},
@@ -38,25 +39,8 @@ pub(super) async fn start(scripts: Vec<Script>) -> Vec<FakeNode> {
 }
 
 pub(super) fn wanted(ranks: u16) -> DesiredTopology {
-    let (kv, exchange) = (KvFormat::F16, Exchange::F32);
-    let layout = Layout::tensor_parallel(ranks);
-    let (weights, layers) = (Vec::new(), Vec::new());
-    let (model, slots, collective) = ("m.gguf".into(), SLOTS_DEFAULT, Choice::Auto);
-    let (context_length, unload_after) = (None, None);
-    let draft = None;
-    DesiredTopology {
-        layout,
-        weights,
-        layers,
-        model,
-        kv,
-        exchange,
-        collective,
-        context_length,
-        slots,
-        unload_after,
-        draft,
-    }
+    let (layout, model) = (Layout::tensor_parallel(ranks), "m.gguf".into());
+    DesiredTopology { layout, model, slots: SLOTS_DEFAULT, ..fixtures::wanted() }
 }
 
 pub(super) fn request() -> Generate {

@@ -2,14 +2,11 @@
 //! rank's blocks on one of them, its buddy. Blocks are copied slowly, so that steps do not wait for the network.
 use std::{
     collections::HashMap,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use common::fault::{Fault, FaultKind};
+use common::fault::Fault;
 use engine::kv_store::{Name, Part};
 use protocol::{
     handshake::Identity,
@@ -24,6 +21,8 @@ use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 const LISTS: Duration = Duration::from_millis(500);
 /// Deadline of a connection attempt, and of each answer.
 const ANSWER: Duration = Duration::from_secs(2);
+/// Nothing is copied for this long after the buddy failed or refused a copy.
+const PAUSE: Duration = Duration::from_secs(60);
 /// Bytes of a piece of a copy: half a millisecond at 1 Gb/s, which a step may wait behind it.
 const PIECE: usize = 64 << 10;
 /// Bytes a second of copies, a tenth of a link of 1 Gb/s.
@@ -61,8 +60,8 @@ pub struct KvPeers {
     peers: Vec<KvPeer>,
     /// Index of the buddy.
     buddy: Option<usize>,
-    /// Whether the buddy failed: then nothing is copied until the next start of the ranks.
-    is_buddy_lost: AtomicBool,
+    /// When the buddy failed: nothing is copied for [`PAUSE`].
+    failed: Mutex<Option<Instant>>,
     known: Mutex<Known>,
 }
 
@@ -75,7 +74,7 @@ impl KvPeers {
             identity,
             peers: peers.collect(),
             buddy,
-            is_buddy_lost: AtomicBool::new(false),
+            failed: Mutex::default(),
             known: Mutex::default(),
         }
     }
@@ -140,7 +139,8 @@ impl KvPeers {
 
     /// Whether nothing is missing on the buddy: it has this part of a block, or there is none that could keep it.
     pub fn is_copied(&self, name: Name, part: &Part) -> bool {
-        let Some(buddy) = self.buddy.filter(|_| !self.is_buddy_lost.load(Relaxed)) else { return true };
+        let is_paused = lock(&self.failed).is_some_and(|since| since.elapsed() < PAUSE);
+        let Some(buddy) = self.buddy.filter(|_| !is_paused) else { return true };
         let known = self.known();
         let copies = known.copies.get(&name).map_or(&[][..], |copies| &copies[..]);
         copies.iter().any(|copy| usize::from(copy.peer) == buddy && known.parts[usize::from(copy.part)] == *part)
@@ -163,9 +163,10 @@ impl KvPeers {
         });
         if sent.is_some() {
             self.known().insert(buddy as u16, name, part);
-        } else if !self.is_buddy_lost.swap(true, Relaxed) {
-            let address = &self.peers[buddy].address;
-            tracing::warn!("{address} keeps no more copies of this node's keys and values until the next start");
+        } else {
+            let (address, seconds) = (&self.peers[buddy].address, PAUSE.as_secs());
+            tracing::warn!("{address} keeps no copies of this node's keys and values; trying again in {seconds} s");
+            *lock(&self.failed) = Some(Instant::now());
         }
     }
 
@@ -174,7 +175,8 @@ impl KvPeers {
         let peer = self.peers.get(peer)?;
         let mut place = lock(&peer.session);
         if place.as_ref().is_none_or(Session::is_broken) {
-            *place = self.runtime.block_on(open(&peer.address, self.identity.clone())).ok();
+            let opening = Session::open_within(&peer.address, self.identity.clone(), ANSWER);
+            *place = self.runtime.block_on(opening).ok();
         }
         let done = act(place.as_ref()?);
         if let Err(fault) = &done {
@@ -201,14 +203,17 @@ impl Known {
     }
 
     fn insert(&mut self, peer: u16, name: Name, part: &Part) {
-        let number = self.parts.iter().position(|known| known == part);
-        let number = number.unwrap_or_else(|| {
+        let known = self.parts.iter().position(|known| known == part);
+        if known.is_none() && self.parts.len() >= PARTS_MAX {
+            return;
+        }
+        let number = known.unwrap_or_else(|| {
             self.parts.push(part.clone());
             self.parts.len() - 1
         });
         let copy = KeptCopy { peer, part: number as u16 };
         let copies = self.copies.entry(name).or_default();
-        if number < PARTS_MAX && !copies.contains(&copy) {
+        if !copies.contains(&copy) {
             copies.push(copy);
         }
     }
@@ -219,16 +224,12 @@ impl Known {
     }
 }
 
-async fn open(address: &str, identity: Identity) -> Result<Session, Fault> {
-    timeout(ANSWER, Session::open(address, identity)).await.unwrap_or_else(|_| Err(late(address)))
-}
-
 /// The files of a node.
 async fn list(address: &str, identity: Identity) -> Result<KvList, Fault> {
-    let session = open(address, identity).await?;
+    let session = Session::open_within(address, identity, ANSWER).await?;
     match ask(&session, KvRequest::List).await? {
         KvResponse::Listed(list) => Ok(list),
-        _ => Err(unexpected(&session)),
+        _ => Err(session.unexpected()),
     }
 }
 
@@ -236,17 +237,8 @@ async fn ask(session: &Session, request: KvRequest) -> Result<KvResponse, Fault>
     let mut reply = session.ask(RequestBody::Kv(Box::new(request))).await?;
     match reply.next("keys and values", ANSWER).await? {
         ResponseBody::Kv(response) => Ok(*response),
-        _ => Err(unexpected(session)),
+        _ => Err(session.unexpected()),
     }
-}
-
-fn late(address: &str) -> Fault {
-    let reason = format!("no answer within {} ms", ANSWER.as_millis());
-    Fault::new(address, FaultKind::Unreachable { address: address.into(), reason })
-}
-
-fn unexpected(session: &Session) -> Fault {
-    Fault::new(&session.identity.name, FaultKind::Malformed { reason: "an unexpected answer".into() })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -375,7 +375,6 @@ async fn abort(sessions: &[Arc<Session>], epoch: Epoch, hash: TopologyHash) {
 
 #[cfg(test)]
 mod tests {
-    use collectives::Choice;
     use common::{
         ids::ModelIdentity,
         precision::{Exchange, KvFormat},
@@ -388,24 +387,8 @@ mod tests {
     use crate::identify::is_sound;
 
     fn wanted() -> DesiredTopology {
-        let (kv, exchange) = (KvFormat::F16, Exchange::F32);
-        let layout = Layout::tensor_parallel(2);
-        let (model, slots, collective) = ("m.gguf".into(), SLOTS_DEFAULT, Choice::Auto);
-        let (weights, layers) = (Vec::new(), Vec::new());
-        let (context_length, unload_after, draft) = (None, None, None);
-        DesiredTopology {
-            layout,
-            weights,
-            layers,
-            model,
-            kv,
-            exchange,
-            collective,
-            context_length,
-            slots,
-            unload_after,
-            draft,
-        }
+        let (layout, model) = (Layout::tensor_parallel(2), "m.gguf".into());
+        DesiredTopology { layout, model, slots: SLOTS_DEFAULT, ..crate::fixtures::wanted() }
     }
 
     fn card() -> ModelCard {

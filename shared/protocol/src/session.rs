@@ -83,6 +83,22 @@ impl Session {
         Self::open_with(address, own, &keyring::own()).await
     }
 
+    /// As [`Self::open`], if it takes no longer than `patience`.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and the time is over.
+    pub async fn open_within(address: &str, own: Identity, patience: Duration) -> Result<Self, Fault> {
+        timeout(patience, Self::open(address, own)).await.unwrap_or_else(|_| {
+            let reason = format!("no answer within {} ms", patience.as_millis());
+            Err(Fault::new(address, FaultKind::Unreachable { address: address.into(), reason }))
+        })
+    }
+
+    /// The fault of an answer that does not fit the request.
+    pub fn unexpected(&self) -> Fault {
+        Fault::new(&self.identity.name, FaultKind::Malformed { reason: "an unexpected answer".into() })
+    }
+
     /// As [`Self::open`], with other keys than those of this process.
     ///
     /// # Errors

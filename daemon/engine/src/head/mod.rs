@@ -291,7 +291,7 @@ impl<'a> Head<'a> {
                 if request.resumed > 0 || request.is_loaded {
                     let (cached, computed) = (opened.cached, opened.prompt.len() as u32 - opened.cached);
                     let (read, resumed) = (request.times.stored_tokens, request.resumed);
-                    tracing::info!(resumed, read, cached, computed, "tokens of a request that were not new");
+                    tracing::info!(resumed, read, cached, computed, "resumed answer or stored prompt");
                 }
                 // A request whose keys and values come from elsewhere left the queue when they were asked for.
                 if request.times.transfer.tokens == 0 {

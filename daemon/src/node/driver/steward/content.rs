@@ -10,8 +10,6 @@ use protocol::{
 };
 use topology::Topology;
 
-use super::peers::unexpected;
-
 /// Longest silence of a member that hashes its file.
 const WORD: Duration = Duration::from_secs(60);
 /// The wire version since which nodes report the content hash of a model.
@@ -31,7 +29,7 @@ pub(super) async fn check(topology: Topology, session: Arc<Session>) -> Result<(
     let mut reply = session.ask(RequestBody::Models(Box::new(ask))).await?;
     loop {
         let ResponseBody::Models(response) = reply.next("hashing its model file", WORD).await? else {
-            return Err(unexpected(&session));
+            return Err(session.unexpected());
         };
         match *response {
             ModelsResponse::Working { .. } => {}
@@ -41,7 +39,7 @@ pub(super) async fn check(topology: Topology, session: Arc<Session>) -> Result<(
                     FaultKind::ContentDiffers { model, expected: Box::new(expected), actual, holders: String::new() };
                 return Err(Fault::new(&session.identity.name, kind));
             }
-            _ => return Err(unexpected(&session)),
+            _ => return Err(session.unexpected()),
         }
     }
 }
@@ -55,6 +53,6 @@ async fn check_identity(topology: Topology, session: &Session) -> Result<(), Fau
             let kind = FaultKind::ModelDiffers { model, expected, actual: card.identity };
             Err(Fault::new(&session.identity.name, kind))
         }
-        _ => Err(unexpected(session)),
+        _ => Err(session.unexpected()),
     }
 }

@@ -5,14 +5,14 @@ use std::{
     time::Duration,
 };
 
-use common::fault::{Fault, FaultKind};
+use common::fault::Fault;
 use protocol::{
     handshake::Identity,
     message::{RequestBody, ResponseBody},
     recovery::{RecoveryAnswer, RecoveryAsk, Standing},
     session::Session,
 };
-use tokio::{task::JoinSet, time::timeout};
+use tokio::task::JoinSet;
 
 use crate::node::steward::ANSWER;
 
@@ -101,17 +101,14 @@ impl Peers {
         let session = self.session(address).await?;
         match question(&session, ask).await? {
             ResponseBody::Recovery(RecoveryAnswer::Learned) | ResponseBody::Restarting => Ok(()),
-            _ => Err(unexpected(&session)),
+            _ => Err(session.unexpected()),
         }
     }
 }
 
 /// Opens a session.
 pub(super) async fn open(address: &str, identity: &Identity) -> Result<Session, Fault> {
-    timeout(DIAL, Session::open(address, identity.clone())).await.unwrap_or_else(|_| {
-        let reason = format!("no answer within {} ms", DIAL.as_millis());
-        Err(Fault::new(address, FaultKind::Unreachable { address: address.into(), reason }))
-    })
+    Session::open_within(address, identity.clone(), DIAL).await
 }
 
 async fn question(session: &Session, ask: RecoveryAsk) -> Result<ResponseBody, Fault> {
@@ -121,10 +118,6 @@ async fn question(session: &Session, ask: RecoveryAsk) -> Result<ResponseBody, F
 async fn standing(session: &Session, caller: Option<(String, String)>) -> Result<Standing, Fault> {
     match question(session, RecoveryAsk::Standing(caller)).await? {
         ResponseBody::Recovery(RecoveryAnswer::Standing(standing)) => Ok(*standing),
-        _ => Err(unexpected(session)),
+        _ => Err(session.unexpected()),
     }
-}
-
-pub(super) fn unexpected(session: &Session) -> Fault {
-    Fault::new(&session.identity.name, FaultKind::Malformed { reason: "an unexpected answer".into() })
 }
