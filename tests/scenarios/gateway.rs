@@ -43,7 +43,11 @@ fn completion_is_equal_from_console_whole_and_streamed() {
         let events = answer.events();
         assert_eq!(text_of(&events, 0), expected.as_str().expect("a text"));
         let last = events.last().expect("events arrived");
-        assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &whole["usage"]));
+        assert_eq!(last["choices"], json!([]));
+        // How many tokens were speculated or cached depends on measured times and on earlier requests.
+        for count in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+            assert_eq!(last["usage"][count], whole["usage"][count]);
+        }
         let end = &events[events.len() - 2];
         assert_eq!(end["choices"][0]["finish_reason"], "length");
         assert!(events.iter().all(|event| event["id"] == last["id"] && event["model"] == "bard-q8_0.gguf"));

@@ -22,7 +22,7 @@ const COLUMNS: &[Column] = &[
     Column::right("age s", 7, 1),
     Column::right("prompt", 6, 2),
     Column::right("cached", 6, 6),
-    Column::right("disk", 6, 8),
+    Column::right("read", 6, 8),
     Column::right("tokens", 6, 0),
     Column::right("queue ms", 8, 5),
     Column::right("prefill", 8, 3),

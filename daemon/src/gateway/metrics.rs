@@ -165,7 +165,7 @@ impl Metrics {
             ("bramble_unserved_total", "Requests refused because nothing served", refused(503)),
             ("bramble_prompt_tokens_total", "Prompt tokens", counts.prompt_tokens),
             ("bramble_cached_tokens_total", "Prompt tokens found in the prefix cache", counts.cached_tokens),
-            ("bramble_stored_tokens_total", "Cached prompt tokens read from disks", counts.stored_tokens),
+            ("bramble_stored_tokens_total", "Cached prompt tokens read from disks or copies", counts.stored_tokens),
             ("bramble_speculative_tokens_total", "Speculative tokens proposed", counts.drafted_tokens),
             ("bramble_accepted_tokens_total", "Speculative tokens accepted", counts.accepted_tokens),
             ("bramble_sampled_tokens_total", "Sampled tokens", counts.sampled_tokens),

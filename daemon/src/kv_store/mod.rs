@@ -53,7 +53,8 @@ impl NodeStore {
         }
         let bytes_max = config.kv_store.bytes_max.unwrap_or_else(|| BYTES_MAX.min(size.unwrap_or(BYTES_MAX) / SHARE));
         let folder = open_folder(&path, bytes_max);
-        Self { state: if folder.is_some() { state } else { StoreState::Unusable }, storage, folder }
+        let state = if folder.is_some() { state } else { StoreState::Unusable };
+        Self { state, storage, folder: folder.or_else(|| in_memory(config)) }
     }
 
     /// The files, if any are kept.

@@ -293,8 +293,8 @@ pub(super) fn summary(completion: &Completion) -> Vec<String> {
     lines
 }
 
-/// The work that was saved: counts of cached prompt tokens, those of them read from disks, speculative tokens, and
-/// accepted ones.
+/// The work that was saved: counts of cached prompt tokens, those of them read from disks or copies, speculative
+/// tokens, and accepted ones.
 pub(super) fn saved(counts: [u64; 4]) -> String {
     let [cached, stored, proposed, accepted] = counts;
     let mut text = String::new();
@@ -302,7 +302,7 @@ pub(super) fn saved(counts: [u64; 4]) -> String {
         text.push_str(&format!(", {cached} prompt tokens cached"));
     }
     if stored > 0 {
-        text.push_str(&format!(" ({stored} from disk)"));
+        text.push_str(&format!(" ({stored} from disks or copies)"));
     }
     if proposed > 0 {
         text.push_str(&format!(", {accepted} of {proposed} speculative tokens accepted"));

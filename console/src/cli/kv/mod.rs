@@ -1,4 +1,4 @@
-//! `console kv`: shows the keys and values that nodes store on their disks, and deletes them.
+//! `console kv`: shows the keys and values that nodes keep on their disks or in memory, and deletes them.
 use clap::{Args, Subcommand};
 use common::fault::Fault;
 use serde_json::{Value, json};
