@@ -1,4 +1,6 @@
 //! What one step computes, and the buffers that it reuses.
+use std::ops::Range;
+
 use common::ids::Slot;
 use kernels::Activations;
 use kernels::{Choice, GroupedActivations, Groups};
@@ -69,8 +71,10 @@ pub struct Scratch {
     pub(super) text_lengths: Vec<usize>,
     /// `[token, padded columns]`: what the mixer's output matrix is multiplied with, if its columns have gaps.
     pub(super) spread: Vec<f32>,
-    /// Attention states (`attention.rs`), or what is read from states.
-    pub(super) states: Vec<f32>,
+    /// Buffers of attention.
+    pub(super) together: Together,
+    /// What is read from the states of recurrent layers.
+    pub(super) read: Vec<f32>,
     /// `[token]`: sums of squares of this rank, if the mixer's norm spans the ranks.
     pub(super) squares: Vec<f32>,
     /// `[token, columns]`
@@ -85,6 +89,15 @@ pub struct Scratch {
     pub partial: Vec<f32>,
     /// `[token, embedding_length]`: the sum of all ranks' contributions, before its norm.
     pub(super) summed: Vec<f32>,
+}
+
+/// Buffers of attention, reused from layer to layer.
+#[derive(Debug, Default)]
+pub struct Together {
+    /// The step's tokens in ranges that read keys and values together, each of one sequence.
+    pub(super) ranges: Vec<Range<usize>>,
+    /// `[range, group of heads, slot, token of the range]` states.
+    pub(super) states: Vec<f32>,
 }
 
 /// Buffers of the experts, reused from step to step.

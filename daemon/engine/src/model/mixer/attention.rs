@@ -55,13 +55,13 @@ impl OwnHeads<'_> {
     pub(in crate::model) fn mix(&self, batch: Batch<'_>, cache: &mut KvCache, scratch: &mut Scratch) {
         self.project(batch, scratch);
         self.store(batch, cache, scratch);
-        let Scratch { query, gate, attended, states, text_lengths, .. } = scratch;
+        let Scratch { query, gate, attended, together, text_lengths, .. } = scratch;
         attended.resize(query.len(), 0.0);
         let AttentionSpec { window, ahead, score_cap, .. } = *self.spec;
         let (layer, queries, sinks, text_lengths) =
             (self.layer, &query[..], &self.weights.sinks[..], &text_lengths[..]);
         let queries = Queries { layer, batch, queries, window, ahead, text_lengths, sinks, score_cap };
-        attend(self.compute, cache, self.heads, queries, states, attended);
+        attend(self.compute, cache, self.heads, queries, together, attended);
         if self.spec.has_gate {
             let columns = attended.len() / batch.tokens.len();
             self.compute.pool.chunks(gate, columns, |token, gate| {

@@ -62,7 +62,7 @@ pub(in crate::model) fn mix(
     scratch: &mut Scratch,
 ) {
     project(compute, weights, tokens.len(), scratch);
-    let Scratch { query, key, value, gate, up, attended, spread, states: read, .. } = scratch;
+    let Scratch { query, key, value, gate, up, attended, spread, read, .. } = scratch;
     let (channels, length) = (weights.input.rows, spec.head_length);
     let (heads, values) = (weights.rate.rows, weights.gate.rows);
     let units = heads / spec.per_key();

@@ -51,12 +51,12 @@ impl OwnLatent<'_> {
         self.turn(tokens, scratch);
         self.store(batch, cache, scratch);
         self.absorb(tokens, scratch);
-        let Scratch { query, attended, states, .. } = scratch;
+        let Scratch { query, attended, together, .. } = scratch;
         attended.resize(tokens * self.weights.latent_query.count * length, 0.0);
         let (layer, queries) = (self.layer, &query[..]);
         let queries =
             Queries { layer, batch, queries, window: None, ahead: 0, text_lengths: &[], sinks: &[], score_cap: None };
-        attend(self.compute, cache, self.heads, queries, states, attended);
+        attend(self.compute, cache, self.heads, queries, together, attended);
         self.results(tokens, scratch);
     }
 

@@ -89,7 +89,7 @@ impl OwnSpace<'_> {
     pub(in crate::model) fn mix(&self, tokens: &[BatchToken], states: &mut StateCache, scratch: &mut Scratch) {
         let Self { spec, weights, layer, .. } = self;
         self.project(tokens.len(), scratch);
-        let Scratch { query, gate, value, up, attended, spread, states: read, .. } = scratch;
+        let Scratch { query, gate, value, up, attended, spread, read, .. } = scratch;
         let heads = weights.rate.rows;
         // Decay and rate of each head.
         value.clear();
