@@ -53,20 +53,24 @@ pub fn available() -> Bytes {
     Bytes(System::new_with_specifics(refresh).map_or(0, |system| system.available_memory()))
 }
 
-/// Upper bound of this process's memory: the machine's memory, or the limit of its control group; 0 if it cannot be
-/// read.
+/// Upper bound of this process's memory: the machine's memory, or the lowest limit of its control groups; 0 if it cannot
+/// be read.
 pub fn total() -> Bytes {
     let refresh = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let Ok(system) = System::new_with_specifics(refresh) else { return Bytes(0) };
-    let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
-    Bytes(system.total_memory().min(group))
+    let Ok(mut system) = System::new_with_specifics(refresh) else { return Bytes(0) };
+    let group = own_process(&mut system).and_then(sysinfo::Process::cgroup_limits);
+    Bytes(system.total_memory().min(group.map_or(u64::MAX, |limits| limits.total_memory)))
 }
 
 /// Resident memory of this process, including file pages; 0 if it cannot be read.
 pub fn resident() -> Bytes {
     let Ok(mut system) = System::new_with_specifics(RefreshKind::nothing()) else { return Bytes(0) };
+    Bytes(own_process(&mut system).map_or(0, sysinfo::Process::memory))
+}
+
+fn own_process(system: &mut System) -> Option<&sysinfo::Process> {
     let own = Pid::from_u32(std::process::id());
     let kind = ProcessRefreshKind::nothing().with_memory();
     system.refresh_processes_specifics(ProcessesToUpdate::Some(&[own]), true, kind);
-    Bytes(system.process(own).map_or(0, sysinfo::Process::memory))
+    system.process(own)
 }
