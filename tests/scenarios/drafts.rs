@@ -12,8 +12,10 @@ use harness::{
     tiny_model::{Architecture, TinyModel},
 };
 use nix::sys::signal::Signal;
+use planner::holding::{Holding, PANEL_ROWS};
 use protocol::message::Generate;
 use serde_json::json;
+use topology::{cut, sizes::ModelSizes};
 
 const VOCABULARY: usize = 900;
 
@@ -121,6 +123,63 @@ fn targets_with_states_and_windows_take_drafts() {
         let drafted = replica.answers_drafted(&target, &file(&draft), &batches);
         assert_same(&plain, &drafted, &name);
     }
+}
+
+#[test]
+fn predictors_change_no_answer_on_any_number_of_ranks() {
+    // Few ids: a predictor with random weights is sometimes right.
+    const AMONG: std::ops::Range<usize> = 40..43;
+    for (name, target) in families::files(&["qwen35+predictor-", "qwen35moe+predictor-ordinary"]) {
+        let vocabulary = models::read(&target).expect("the model is valid").vocabulary_length;
+        let request = |prompt: Vec<u32>, count: usize| request_among(prompt, count, &AMONG, vocabulary);
+        let mut batches = vec![vec![request(ids(1, 48), 90), request(ids(2, 20), 60)], vec![request(ids(1, 40), 60)]];
+        for (ranks, temperature) in [(1, 0.0), (1, 0.8), (2, 0.8), (3, 0.0)] {
+            let of = format!("{name}, {ranks} ranks, temperature {temperature}");
+            for generate in batches.iter_mut().flatten() {
+                (generate.sampling.temperature, generate.sampling.seed) = (temperature, 7);
+            }
+            let replica = Replica { slots: 3, blocks: 80, context_length: 500, ..Replica::of(ranks) };
+            let plain = Replica { is_plain: true, ..replica }.answers(&target, &batches);
+            let predicted = replica.answers_predicted(&target, &batches);
+            assert_same(&plain, &predicted, &of);
+            let (proposed, accepted) = counts(&predicted);
+            println!("{of}: {accepted} of {proposed} were accepted");
+        }
+    }
+}
+
+#[test]
+fn sizes_of_a_predictor_are_estimated_from_its_model() {
+    for (name, file) in families::files(&["qwen35+predictor-", "qwen35moe+predictor-"]) {
+        let spec = models::read(&file).expect("the model is valid");
+        let own = models::read_predictor(&file, &spec).expect("it has a predictor");
+        let estimated = ModelSizes::of_file(&file, &spec).predictor().expect("a layer attends");
+        // Where the file has no norm of its own, the estimate has one more.
+        let bytes = |sizes: &ModelSizes| {
+            let plan = &cut(&sizes.spec, &[1]).expect("one rank holds all")[0];
+            Holding { sizes, plan }.shard_bytes(PANEL_ROWS)
+        };
+        let (estimated, actual) = (bytes(&estimated), bytes(&ModelSizes::of_file(&file, &own)));
+        assert!(estimated.abs_diff(actual) <= actual / 100, "{name}: {estimated} of {actual}");
+    }
+}
+
+#[test]
+fn daemons_run_the_predictor_of_a_file() {
+    let shapes = families::shapes();
+    let file = |name: &str| shapes.iter().find(|(own, _)| own == name).expect("it exists").1.bytes();
+    let (with, without) = (file("qwen35+predictor-ordinary"), file("qwen35-ordinary"));
+    let folder = folder_with(&[("with.gguf", &with), ("without.gguf", &without)]);
+    let cluster = Cluster::with(2, folder.path(), "");
+    let run = |model: &'static str| ["--model", model, "--prompt", "ab", "--max-tokens", "60", "--temperature", "0"];
+    let text = |arguments: &[&str]| cluster.generate(2, arguments).completion()["text"].clone();
+    let plain = text(&run("with.gguf"));
+    let drafted = text(&[&run("with.gguf")[..], &["--draft", "mtp"]].concat());
+    assert_eq!(plain, drafted);
+    let shown = cluster.console(&["topology", "show", "--nodes", &cluster.nodes()]);
+    assert!(shown.out.contains("draft = \"mtp\""), "{}", shown.out);
+    let refused = cluster.generate(2, &[&run("without.gguf")[..], &["--draft", "mtp"]].concat());
+    refused.assert_error(4, "topology_invalid", &["without.gguf has no block that predicts further tokens"]);
 }
 
 /// Two completions of the running model, at temperature 0 and 0.8, and how many speculative tokens were accepted.

@@ -254,6 +254,7 @@ fn wanted(architecture: Architecture, format: BlockFormat) -> ModelSpec {
         ropes: vec![rope],
         kinds: vec![layer],
         layers: vec![0; 2],
+        predictor: None,
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use engine::model::{KvCache, Model};
 use gguf::GgufFile;
 use kernels::Kernels;
+use models::ModelSpec;
 use protocol::message::Generate;
 use topology::{KvBlocks, cut_stages};
 
@@ -20,8 +21,26 @@ impl Replica {
         draft: &Arc<GgufFile>,
         batches: &[Vec<Generate>],
     ) -> Vec<Vec<Answer>> {
-        let mut setups = self.setups(file);
-        let spec = models::read(draft).expect("the draft model is valid");
+        self.drafted_by(file, (draft, models::read(draft).expect("the draft model is valid")), batches)
+    }
+
+    /// Like [`Replica::answers`], with the predictor of the model's own file.
+    ///
+    /// # Panics
+    /// As [`Replica::answers`], or if the file has no predictor that can be run.
+    pub fn answers_predicted(&self, file: &Arc<GgufFile>, batches: &[Vec<Generate>]) -> Vec<Vec<Answer>> {
+        let spec = models::read(file).expect("the model is valid");
+        let spec = models::read_predictor(file, &spec).expect("it has a predictor");
+        self.drafted_by(file, (file, spec), batches)
+    }
+
+    fn drafted_by(
+        &self,
+        file: &Arc<GgufFile>,
+        draft: (&Arc<GgufFile>, ModelSpec),
+        batches: &[Vec<Generate>],
+    ) -> Vec<Vec<Answer>> {
+        let (mut setups, (draft, spec)) = (self.setups(file), draft);
         let stages = [(0..spec.block_count(), vec![1; usize::from(self.ranks)])];
         let plans = cut_stages(&spec, &stages).expect("the draft model can be cut");
         let kernels = Kernels::choose(None).expect("this machine has a kernel table");

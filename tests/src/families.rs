@@ -323,11 +323,19 @@ impl Shapes {
             [&delta(3, 9, 64)[..], &sections([14, 8, 10, 0]), &[number("full_attention_interval", 2)]].concat(),
         ];
         self.add("qwen35", qwen35.each_ref().map(Vec::as_slice), &[]);
+        let behind = |keys: &[KeyValue], layers| {
+            [keys, &[number("block_count", layers + 1), number("nextn_predict_layers", 1)]].concat()
+        };
+        let predicting = [behind(&qwen35[0], ORDINARY.layers), behind(&qwen35[1], AWKWARD.layers)];
+        let norm = ["nextn.shared_head_norm.weight"];
+        self.add("qwen35+predictor", predicting.each_ref().map(Vec::as_slice), &norm);
         let wide = [(192, 256), (96, 160)].map(|(columns, shared)| {
             [&experts(columns)[..], &[number("expert_shared_feed_forward_length", shared)]].concat()
         });
         let qwen35moe = [[&qwen35[0][..], &wide[0]].concat(), [&qwen35[1][..], &wide[1]].concat()];
         self.add("qwen35moe", qwen35moe.each_ref().map(Vec::as_slice), &UNTIED);
+        let predicting = [behind(&qwen35moe[0], ORDINARY.layers), behind(&qwen35moe[1], AWKWARD.layers)];
+        self.add("qwen35moe+predictor", predicting.each_ref().map(Vec::as_slice), &UNTIED);
         let qwen3next = [[&delta(4, 8, 32)[..], &wide[0]].concat(), [&delta(3, 9, 64)[..], &wide[1]].concat()];
         self.add("qwen3next", qwen3next.each_ref().map(Vec::as_slice), &UNTIED);
     }

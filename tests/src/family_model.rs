@@ -1,7 +1,7 @@
 //! Small models of any family with seeded random weights, written from the family's own table of tensors: a test gives
 //! keys as a converter would write them, and the names of tensors that files may have.
 use gguf::{BlockFormat, GgufError};
-use models::{KeySource, Keys, TensorRole, TensorSpec, families};
+use models::{KeySource, Keys, ModelSpec, Predictor, TensorRole, TensorSpec, families};
 use topology::sizes::{fitting, has_more_bits};
 
 use crate::{
@@ -101,6 +101,11 @@ impl FamilyModel {
                 writer = self.tensor(writer, &mut written, name, &tensor, is_finer);
             }
         }
+        let Some(own) = self.predictor(&spec) else { return writer };
+        for tensor in own.layer_tensors(0) {
+            let is_finer = has_more_bits(spec.block_count() - 1, spec.block_count());
+            writer = self.tensor(writer, &mut written, own.layer_tensor(0, tensor.name), &tensor, is_finer);
+        }
         writer
     }
 
@@ -155,6 +160,14 @@ impl FamilyModel {
         })
     }
 
+    /// The predictor behind the layers, if the keys demand one.
+    fn predictor(&self, spec: &ModelSpec) -> Option<ModelSpec> {
+        let block = spec.block_count();
+        let predictor = Predictor { block, has_output_norm: self.optional.contains(&"nextn.shared_head_norm.weight") };
+        let is_wanted = self.number("nextn_predict_layers") == 1 && self.block_count() == block + 1;
+        is_wanted.then(|| spec.with_predictor(predictor).expect("a layer attends"))
+    }
+
     fn value(&self, key: &str) -> Option<&Value> {
         let name = key.strip_prefix(self.architecture).and_then(|rest| rest.strip_prefix('.'))?;
         self.keys.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
@@ -187,6 +200,7 @@ fn distribution(tensor: &TensorSpec) -> (f32, f32) {
         TensorRole::MixerPostNorm | TensorRole::FeedForwardNorm | TensorRole::FeedForwardPostNorm => (1.0, 0.1),
         TensorRole::SharedNorm | TensorRole::SharedPostNorm | TensorRole::ExpertsPostNorm => (1.0, 0.1),
         TensorRole::QueryInnerNorm | TensorRole::LatentNorm => (1.0, 0.1),
+        TensorRole::JoinedTokenNorm | TensorRole::JoinedStateNorm => (1.0, 0.1),
         TensorRole::InputNorm | TensorRole::InputPostNorm | TensorRole::OutputScale => (1.0, 0.1),
         // Divided by the root of its length.
         TensorRole::RouterScale => (1.0 / unit, 0.1 / unit),

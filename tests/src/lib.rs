@@ -17,6 +17,7 @@ pub mod incidents;
 pub mod modules;
 pub mod obedient;
 pub mod oracle;
+pub mod predicting;
 pub mod programs;
 pub mod proxy;
 pub mod quantise;

@@ -23,6 +23,8 @@ use models::ModelSpec;
 use telemetry::{PhaseTotals, SyncRecord};
 use topology::{KvBlocks, Layout, Place, ShardPlan, StateCount, cut_stages, split_model};
 
+use crate::predicting::Predicting;
+
 /// How a model is run.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -44,6 +46,8 @@ pub struct Run {
     pub kernels: Option<&'static str>,
     /// Bytes of memory for experts, which then stay on the disk.
     pub expert_memory: Option<usize>,
+    /// Whether the logits are those of the file's predictor.
+    pub predicts: bool,
 }
 
 impl Run {
@@ -59,6 +63,7 @@ impl Run {
             threads: 1,
             kernels: None,
             expert_memory: None,
+            predicts: false,
         }
     }
 }
@@ -178,6 +183,7 @@ fn rank_of(
     // Blocks in reverse order: code must not assume that a sequence is contiguous.
     let tables = vec![(0..blocks as u32).rev().collect::<Vec<u32>>()];
     let mut logits = Vec::new();
+    let mut predicting = how.predicts.then(|| Predicting::new(file, &model, &place, blocks, how));
     let mut pooled = spec.pooling.filter(|_| place.next().is_none()).map(Pooled::new);
     let mut chunks =
         how.chunks.iter().copied().chain(std::iter::repeat(*how.chunks.last().expect("at least one chunk length")));
@@ -200,10 +206,12 @@ fn rank_of(
         if let Some(before) = place.before() {
             group.take_over(before, model.hidden(batch.len()), |_| ()).expect("receive from the previous stage");
         }
-        let part = model
-            .forward(Batch { tokens: &batch, tables: BlockTables::alike(&tables) }, &mut group)
-            .expect("all ranks run");
-        logits.extend_from_slice(part);
+        let all = Batch { tokens: &batch, tables: BlockTables::alike(&tables) };
+        let part = model.forward(all, &mut group).expect("all ranks run");
+        match &mut predicting {
+            Some(predicting) => logits.extend(predicting.step(&mut model, all, &mut group)),
+            None => logits.extend_from_slice(part),
+        }
         if let Some(pooled) = &mut pooled {
             model.pool(0..batch.len(), pooled);
         }

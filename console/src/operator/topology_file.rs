@@ -1,5 +1,6 @@
 //! Topology files: which nodes hold which layers and shares of a model, as hand-written TOML and as printed by
 //! `topology show`.
+use assignment::draft::{draft_file, draft_name};
 use collectives::Choice;
 use common::{
     limits::NODES_MAX,
@@ -37,7 +38,7 @@ pub struct TopologyFile {
     /// Seconds without a request after which the topology is unloaded; if absent, it stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unload_after_s: Option<u32>,
-    /// File name of the draft model, relative to the nodes' model folders; if absent, there is none.
+    /// File name of the draft model, relative to the nodes' model folders, or "mtp"; if absent, there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub draft: Option<String>,
     /// The stages of all replicas.
@@ -155,7 +156,7 @@ impl TopologyFile {
             exchange: topology.exchange,
             collective: topology.collective.to_string(),
             unload_after_s: topology.unload_after,
-            draft: topology.draft.as_ref().map(|draft| draft.model.clone()),
+            draft: topology.draft.as_ref().map(|draft| draft_name(&draft.model, &topology.model).into()),
             stage: stages.collect(),
         }
     }
@@ -195,7 +196,7 @@ impl TopologyFile {
             context_length: self.context_length,
             slots: self.slots,
             unload_after: self.unload_after_s,
-            draft: self.draft.clone(),
+            draft: self.draft.as_deref().map(|draft| draft_file(draft, &self.model)),
         };
         Ok((nodes, wanted))
     }

@@ -1,4 +1,5 @@
-//! The draft model of an assignment: which one it is, and that all nodes can run it and have the same file.
+//! The draft model of an assignment: which one it is, and that all nodes can run it and have the same file. A topology
+//! whose draft model is its own model uses the predictor in that file.
 use std::sync::Arc;
 
 use common::{
@@ -15,6 +16,19 @@ use crate::{
     event::AssignEvent,
     identify::{error_node, identify},
 };
+
+/// Stands for the predictor in the model's own file (multi-token prediction) in place of a draft model.
+const OWN: &str = "mtp";
+
+/// The file of a draft model by the name that a user gives: the model's own for the predictor in it.
+pub fn draft_file(given: &str, model: &str) -> String {
+    if given == OWN { model.into() } else { given.into() }
+}
+
+/// The name by which a user gives the file of a draft model.
+pub fn draft_name<'a>(file: &'a str, model: &str) -> &'a str {
+    if file == model { OWN } else { file }
+}
 
 /// The first wire version in which ranks run draft models.
 const VERSION: u16 = 14;
@@ -33,13 +47,18 @@ pub(super) async fn draft(
         let kind = FaultKind::PeerOlder { version: older.version, what: "draft models".into() };
         return Err(Fault::new(error_node(older), kind));
     }
-    let found = identify(&sessions[0], model).await?;
+    let is_predictor = *model == wanted.model;
+    let found = if is_predictor { card.clone() } else { identify(&sessions[0], model).await? };
     let refused = |reason: String| {
         let reason = format!("{model} cannot draft for {}: {reason}", wanted.model);
         Fault::new(error_node(&sessions[0]), FaultKind::TopologyInvalid { reason })
     };
     let sizes = |card: &ModelCard| card.sizes().map_err(|kind| Fault::new(error_node(&sessions[0]), kind));
     let (own, target) = (sizes(&found)?, sizes(card)?.spec.vocabulary_length);
+    let own = match is_predictor {
+        true => own.predictor().ok_or_else(|| refused("no layer attends".into()))?,
+        false => own,
+    };
     let rows = own.spec.vocabulary_length;
     // The nodes compare the tokens themselves; files pad their vocabularies to different lengths.
     if rows.abs_diff(target) > target / 16 {

@@ -3,7 +3,7 @@ pub mod assign;
 mod content;
 mod context;
 pub mod desired;
-mod draft;
+pub mod draft;
 pub mod event;
 pub mod files;
 #[cfg(any(test, feature = "fixtures"))]

@@ -19,10 +19,10 @@ pub use mixer::{
     Temperature,
 };
 pub use names::{Part, TensorRole};
-pub use read::{read, unused};
+pub use read::{read, read_predictor, unused};
 pub use rotation::{LongSpec, RopeSpec, Rotation, Scaling, YarnSpec};
 pub use spec::{
     Activation, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, NormKind, Norms, OutputNorm,
-    Pooling, RouterSpec, Scores, SharedSpec,
+    Pooling, Predictor, RouterSpec, Scores, SharedSpec,
 };
 pub use tensors::{Cut, Fused, Segments, Share, TensorSpec};

@@ -134,6 +134,12 @@ pub enum TensorRole {
     LatentQuery,
     /// From what each head read of the latent to its result.
     LatentValue,
+    /// Weight of the norm of the embedding, in a predictor.
+    JoinedTokenNorm,
+    /// Weight of the norm of the hidden state before it, in a predictor.
+    JoinedStateNorm,
+    /// From both to the hidden state, in a predictor.
+    Joined,
 }
 
 /// The part of a forward pass that reads a tensor.
@@ -155,7 +161,13 @@ impl TensorRole {
     /// The part of a forward pass that reads it.
     pub const fn part(self) -> Part {
         match self {
-            Self::Embedding | Self::InputEmbedding | Self::InputProjection | Self::InputNorm => Part::Input,
+            Self::Embedding
+            | Self::InputEmbedding
+            | Self::InputProjection
+            | Self::InputNorm
+            | Self::JoinedTokenNorm
+            | Self::JoinedStateNorm
+            | Self::Joined => Part::Input,
             Self::OutputNorm | Self::Output | Self::PooledInner | Self::PooledOutput => Part::Output,
             Self::RopeFactors | Self::RopeFactorsLong => Part::Tables,
             Self::MixerNorm

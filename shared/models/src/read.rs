@@ -5,8 +5,11 @@ use crate::{
     families,
     keys::Keys,
     limits::{BLOCK_COUNT_MAX, VOCABULARY_LENGTH_MAX},
-    spec::ModelSpec,
-    tensors::{DOWN_EXPERTS, TensorSpec},
+    spec::{ModelSpec, Predictor},
+    tensors::{
+        DOWN_EXPERTS, TensorSpec,
+        predictor::{JOINED, OWN_NORM, OWN_TABLES},
+    },
 };
 
 /// Reads and checks the hyper-parameters, and checks that the tensors exist with their dimensions and that the file has
@@ -32,6 +35,37 @@ pub fn read(file: &GgufFile) -> Result<ModelSpec, GgufError> {
     check_vocabulary(file, spec.vocabulary_length)?;
     TensorCheck { file, architecture: family.name, found: Vec::new() }.all(&spec)?;
     Ok(spec)
+}
+
+/// Reads the predictor of a file whose model is `spec`, and checks its tensors.
+///
+/// # Errors
+/// The file has none, or one that Bramble cannot run.
+pub fn read_predictor(file: &GgufFile, spec: &ModelSpec) -> Result<ModelSpec, GgufError> {
+    let architecture = families::named(&spec.architecture).map_or("", |family| family.name);
+    let block = spec.block_count();
+    let named = |name: &str| format!("blk.{block}.{name}");
+    let has = |name: &str| file.tensor(&named(name)).is_some();
+    if !has(JOINED) {
+        return Err(GgufError::MissingTensor { tensor: named(JOINED), architecture });
+    }
+    let refuse = |reason: &str| GgufError::Parameter {
+        key: format!("{}.nextn_predict_layers", spec.architecture),
+        value: behind(file, spec).to_string(),
+        reason: reason.into(),
+    };
+    if behind(file, spec) != 1 {
+        return Err(refuse("only one block that predicts a further token is supported"));
+    }
+    if OWN_TABLES.iter().any(|name| has(name)) {
+        return Err(refuse("a block with an embedding or an output matrix of its own is not supported"));
+    }
+    let predictor = Predictor { block, has_output_norm: has(OWN_NORM) };
+    let own = spec.with_predictor(predictor).ok_or_else(|| refuse("the model has no layer of attention"))?;
+    let own =
+        own.with_expert_blocks(|_| file.tensor(&named(DOWN_EXPERTS)).map_or(0, |down| down.format.block_length()));
+    TensorCheck { file, architecture, found: Vec::new() }.those_of(&own)?;
+    Ok(own)
 }
 
 /// The tensors of a file that its model does not use, although they belong to its family.
@@ -81,17 +115,24 @@ struct TensorCheck<'a> {
 }
 
 impl TensorCheck<'_> {
-    fn all(mut self, spec: &ModelSpec) -> Result<(), GgufError> {
+    /// The tensors of the table exist with their dimensions.
+    fn those_of(&mut self, spec: &ModelSpec) -> Result<(), GgufError> {
         for tensor in spec.tensors() {
             self.check(tensor.name.into(), &tensor)?;
             self.check_scale("", &tensor)?;
         }
         for layer in 0..spec.block_count() {
             for tensor in spec.layer_tensors(layer) {
-                self.check(format!("blk.{layer}.{}", tensor.name), &tensor)?;
-                self.check_scale(&format!("blk.{layer}."), &tensor)?;
+                self.check(spec.layer_tensor(layer, tensor.name), &tensor)?;
+                self.check_scale(&spec.layer_tensor(layer, ""), &tensor)?;
             }
         }
+        Ok(())
+    }
+
+    /// There are no others, either.
+    fn all(mut self, spec: &ModelSpec) -> Result<(), GgufError> {
+        self.those_of(spec)?;
         self.found.sort_unstable();
         let behind = behind(self.file, spec);
         for tensor in self.file.tensors() {

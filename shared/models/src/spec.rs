@@ -51,6 +51,10 @@ pub struct ModelSpec {
     pub kinds: Vec<LayerSpec>,
     /// The kind of each layer.
     pub layers: Vec<u16>,
+    /// Where its layer is in the file, if it is a predictor: a model of one layer that reads the hidden states of the
+    /// file's model.
+    #[serde(default)]
+    pub predictor: Option<Predictor>,
 }
 
 /// What a layer computes: `h += mixer(norm(h)); h += feed_forward(norm(h))`, or both at once ([`Norms::Parallel`]).
@@ -70,6 +74,17 @@ pub struct LayerSpec {
     /// Whether the result is multiplied by a factor of the layer.
     #[serde(default)]
     pub has_output_scale: bool,
+}
+
+/// The block behind the layers of some models that predicts the token after the next one (multi-token prediction,
+/// DeepSeek-V3 2024; `nextn` in files), as a model of one layer: instead of an embedding, the layer reads the embedding
+/// of a token joined with the hidden state of the file's model before that token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Predictor {
+    /// Number of its block.
+    pub block: usize,
+    /// Whether it has a norm of its own before the output matrix, which is that of the file's model.
+    pub has_output_norm: bool,
 }
 
 /// How the hidden states of a text, after the output norm, become its embedding.
@@ -343,6 +358,13 @@ impl ModelSpec {
         self
     }
 
+    /// The predictor of this model: its layer is like the last one that attends. `None` if none does.
+    pub fn with_predictor(&self, predictor: Predictor) -> Option<Self> {
+        let mut layers = (0..self.block_count()).rev().map(|layer| self.layer(layer));
+        let layer = layers.find(|layer| matches!(layer.mixer, Mixer::Attention(_)))?.clone();
+        Some(Self { predictor: Some(predictor), ..self.clone() }.with_layers([layer]))
+    }
+
     /// Changes each layer, by its number.
     #[must_use]
     pub fn map_layers(self, mut change: impl FnMut(usize, &mut LayerSpec)) -> Self {
@@ -374,6 +396,11 @@ impl ModelSpec {
     /// Number of layers.
     pub fn block_count(&self) -> usize {
         self.layers.len()
+    }
+
+    /// The name in the file of a layer's tensor.
+    pub fn layer_tensor(&self, layer: usize, name: &str) -> String {
+        format!("blk.{}.{name}", layer + self.predictor.map_or(0, |own| own.block))
     }
 
     /// What a layer computes.
@@ -426,6 +453,7 @@ impl ModelSpec {
             && within(self.embedding_length, EMBEDDING_LENGTH_MAX)
             && within(self.vocabulary_length, VOCABULARY_LENGTH_MAX as u64)
             && self.pooled_columns as u64 <= FEED_FORWARD_LENGTH_MAX
+            && self.predictor.is_none_or(|own| own.block as u64 <= BLOCK_COUNT_MAX && self.layers.len() == 1)
             && (self.pooling.is_some() || self.generates() && self.pooled_columns == 0)
             && self.kinds.len() <= self.layers.len()
             && self.layers.iter().all(|kind| usize::from(*kind) < self.kinds.len())

@@ -351,6 +351,7 @@ mod tests {
             ropes: Vec::new(),
             kinds: Vec::new(),
             layers: Vec::new(),
+            predictor: None,
         };
         spec.with_layers([layer.clone(), layer])
     }

@@ -17,6 +17,7 @@ use harness::{
     random::Random,
     ranks::{Run, max_error, rms_error, run},
 };
+use models::ModelSpec;
 
 /// Tokens of the prompt: longer than every window, and than a KV block.
 const PROMPT: usize = 40;
@@ -145,6 +146,12 @@ fn rows(path: &Path, length: usize) -> anyhow::Result<Vec<Vec<f32>>> {
     Ok(values.chunks(length).map(<[f32]>::to_vec).collect())
 }
 
+/// Writes the last rows of logits.
+fn write_last(rows: &[Vec<f32>], path: &Path) -> anyhow::Result<()> {
+    let bytes: Vec<u8> = rows[PROMPT - KEPT..].concat().iter().flat_map(|logit| logit.to_le_bytes()).collect();
+    Ok(fs::write(path, bytes)?)
+}
+
 /// Root mean square of all logits.
 fn spread(rows: &[Vec<f32>]) -> f64 {
     let squares = rows.iter().flatten().map(|logit| f64::from(*logit) * f64::from(*logit));
@@ -196,13 +203,37 @@ fn compare(folder: &Path, keep: Option<&Path>, only: &str) -> anyhow::Result<()>
             }
         }
         println!("{line}");
+        failures += if is_float { predictions(folder, &name, &file, &spec)? } else { 0 };
         if let Some(keep) = keep.filter(|_| is_float) {
-            let last = theirs[PROMPT - KEPT..].concat();
-            let bytes: Vec<u8> = last.iter().flat_map(|logit| logit.to_le_bytes()).collect();
-            fs::write(keep.join(format!("{name}.logits.f32")), bytes)?;
+            write_last(&theirs, &keep.join(format!("{name}.logits.f32")))?;
+            if models::read_predictor(&file, &spec).is_ok() {
+                let predicted = format!("{name}.predicted.f32");
+                write_last(&rows(&folder.join(&predicted), spec.vocabulary_length)?, &keep.join(&predicted))?;
+            }
         }
     }
     if failures > 0 { bail!("{failures} comparisons are out of bounds") } else { Ok(()) }
+}
+
+/// Compares the logits of the file's predictor with those of llama.cpp in a folder (NAME.predicted.f32), if it has one.
+/// Returns the number of layouts out of bounds.
+fn predictions(folder: &Path, name: &str, file: &Arc<GgufFile>, spec: &ModelSpec) -> anyhow::Result<usize> {
+    if models::read_predictor(file, spec).is_err() {
+        return Ok(0);
+    }
+    let theirs = rows(&folder.join(format!("{name}.predicted.f32")), spec.vocabulary_length)?;
+    let (mut failures, mut worst) = (0, 0.0_f64);
+    for world in 1..=4 {
+        // In steps as a daemon takes them, and at once.
+        for chunks in [vec![7, 1, 3, 1], vec![PROMPT]] {
+            let found = run(file, &tokens(), &Run { predicts: true, chunks, ..Run::exact(world) }).logits;
+            let error = max_error(&found[PROMPT - theirs.len()..], &theirs);
+            failures += usize::from(error >= MAX_ERROR);
+            worst = worst.max(error);
+        }
+    }
+    println!("{name}: predictor max {worst:.1e}{}", if failures == 0 { "" } else { " FAILS" });
+    Ok(failures)
 }
 
 fn is_exact(model: &FamilyModel) -> bool {
@@ -247,6 +278,7 @@ fn check(folder: &Path) -> anyhow::Result<()> {
             failures += usize::from(!holds);
             println!("{name} pp{stages}-tp{world}: {error:.1e}{}", if holds { "" } else { " FAILS" });
         }
+        failures += predictions(folder, &name, &file, &spec)?;
     }
     if failures > 0 { bail!("{failures} comparisons are out of bounds") } else { Ok(()) }
 }

@@ -1,6 +1,7 @@
 //! The options of the commands, with their bounds.
 use std::path::PathBuf;
 
+use assignment::draft::draft_file;
 use clap::Args;
 use collectives::Choice;
 use common::precision::{Exchange, KvFormat};
@@ -93,9 +94,9 @@ pub struct Assignment {
     /// links [default: auto]
     #[arg(long, value_parser = <Choice as std::str::FromStr>::from_str)]
     collective: Option<Choice>,
-    /// Smaller model file with the same vocabulary that proposes tokens, which saves steps; needs a layout of one stage
-    /// [default: none]
-    #[arg(long, value_name = "FILE")]
+    /// Smaller model file with the same vocabulary that proposes tokens, which saves steps, or "mtp" for the block of the
+    /// model's own file that predicts further tokens; needs a layout of one stage [default: none]
+    #[arg(long, value_name = "FILE|mtp")]
     draft: Option<String>,
 }
 
@@ -108,7 +109,7 @@ impl Assignment {
             kv: self.kv,
             exchange: self.exchange,
             collective: self.collective,
-            draft: self.draft.as_deref().map(model_name),
+            draft: self.draft.as_deref().map(|draft| draft_file(&model_name(draft), model)),
             ..self.layout.asked(model)
         }
     }

@@ -122,7 +122,7 @@ impl<'a> Head<'a> {
         let scheduler = Scheduler::new(limits);
         let scheduler = scheduler.with_stages(usize::from(worker.place.stages), worker.place.step_tokens());
         let scheduler = scheduler.with_whole_texts(!worker.model.shard().spec.generates());
-        let scheduler = scheduler.with_speculation(Speculation::with_draft_model(worker.draft_vocabulary()));
+        let scheduler = scheduler.with_speculation(Speculation::with_draft_model(worker.draft_kind()));
         let (requests, in_flight_steps) = (BTreeMap::new(), VecDeque::with_capacity(limits.slots));
         let (sampler, plan, payload) = (Sampler::default(), Plan::default(), Vec::new());
         let (step, remote_prefill) = (0, RemotePrefill::default());

@@ -73,7 +73,7 @@ pub struct Scratch {
     pub(super) spread: Vec<f32>,
     /// Buffers of attention.
     pub(super) together: Together,
-    /// What is read from the states of recurrent layers.
+    /// Values read from the states of recurrent layers.
     pub(super) read: Vec<f32>,
     /// `[token]`: sums of squares of this rank, if the mixer's norm spans the ranks.
     pub(super) squares: Vec<f32>,

@@ -270,7 +270,7 @@ impl Slices {
             let has_experts = spec.layer(layer).feed_forward.experts().is_some();
             slices.slot_end = 0;
             for tensor in spec.layer_tensors(layer) {
-                let name = format!("blk.{layer}.{}", tensor.name);
+                let name = spec.layer_tensor(layer, tensor.name);
                 let Some(slice) = slice(file, &name, &tensor, cut.part(&tensor), kernels)? else { continue };
                 let is_on_disk = residence == Residence::WithoutExperts && has_experts && tensor.role.is_per_expert();
                 slices.add((Some(layer), tensor.role), TensorSlice { is_on_disk, ..slice });

@@ -284,9 +284,20 @@ pub struct Shard {
     pub rope_factors_long: Option<Vec<f32>>,
     /// The experts, if they stay on the disk.
     pub experts: Option<ExpertCache>,
+    /// The join of tokens with hidden states, in a predictor.
+    pub join: Option<Join>,
     embedding: Embedding,
     /// The inputs that tokens have for each layer.
     inputs: Option<LayerInputs>,
+}
+
+/// Joins the embedding of a token with the hidden state before it.
+#[derive(Debug)]
+pub struct Join {
+    /// `[embedding_length]` of the norms of both.
+    pub norms: [Vec<f32>; 2],
+    /// `[embedding_length, 2 * embedding_length]`: the columns of the embedding, then those of the hidden state.
+    pub matrix: Matrix,
 }
 
 /// Where a shard is loaded from, and how.
@@ -371,16 +382,24 @@ impl Shard {
         });
         let matrix = |role| slices.find((None, role)).map(|slice| Matrix::new(slice, region));
         let factors = |role| slices.find((None, role)).map(|slice| slice.floats(region.bytes()));
+        let joined = spec.predictor.map(|_| {
+            let weight = |role| slices.get((Some(0), role)).map(|slice| slice.floats(region.bytes()));
+            let norms = [weight(TensorRole::JoinedTokenNorm)?, weight(TensorRole::JoinedStateNorm)?];
+            Ok(Join { norms, matrix: Matrix::new(slices.get((Some(0), TensorRole::Joined))?, region) })
+        });
+        // That of a predictor is in its block.
+        let of_norm = spec.predictor.filter(|own| own.has_output_norm).map(|_| 0);
         Ok(Self {
             spec: spec.clone(),
             plan: plan.clone(),
             layers,
-            output_norm: slices.get((None, TensorRole::OutputNorm))?.floats(region.bytes()),
+            output_norm: slices.get((of_norm, TensorRole::OutputNorm))?.floats(region.bytes()),
             output: matrix(TensorRole::Output).unwrap_or_else(|| Matrix::without_rows(region)),
             pooled: matrix(TensorRole::PooledInner).zip(matrix(TensorRole::PooledOutput)),
             rope_factors: factors(TensorRole::RopeFactors),
             rope_factors_long: factors(TensorRole::RopeFactorsLong),
             experts: None,
+            join: joined.transpose()?,
             embedding,
             inputs: inputs.transpose()?,
         })

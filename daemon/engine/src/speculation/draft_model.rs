@@ -33,6 +33,8 @@ const HASH_FACTOR: u64 = 0x0100_0000_01b3;
 pub(super) struct DraftModelUse {
     /// Token ids that it has.
     vocabulary: usize,
+    /// Whether steps of the target model feed it all tokens but the latest one.
+    is_predictor: bool,
     latency: StepLatency,
     /// For each KV block, the hash of the text up to its end whose keys and values of the draft model it holds; 0: not
     /// known.
@@ -183,10 +185,11 @@ impl SequenceDrafts {
 }
 
 impl Speculation {
-    /// Speculative decoding with a draft model of `vocabulary` token ids, if there is one.
-    pub fn with_draft_model(vocabulary: Option<usize>) -> Self {
-        let draft_model = vocabulary.map(|vocabulary| DraftModelUse {
+    /// Speculative decoding with a draft model, if there is one: of so many token ids, and whether it is a predictor.
+    pub fn with_draft_model(kind: Option<(usize, bool)>) -> Self {
+        let draft_model = kind.map(|(vocabulary, is_predictor)| DraftModelUse {
             vocabulary,
+            is_predictor,
             latency: StepLatency::default(),
             blocks: Vec::new(),
             is_drafting: false,
@@ -221,10 +224,14 @@ impl Speculation {
         let (most, rows) = (room.most.min(drafts.most), room.rows);
         let Some(draft) = self.draft_model.as_mut().filter(|_| most > 0) else { return 0 };
         let Some((cost, step)) = draft.cost(rows, rows, latency).zip(latency.answer_time(rows)) else { return 0 };
-        if drafts.fed.count.is_none() {
-            drafts.fed = draft.find(text);
+        if draft.is_predictor {
+            drafts.fed.count = Some(text.tokens.len().saturating_sub(1));
+        } else {
+            if drafts.fed.count.is_none() {
+                drafts.fed = draft.find(text);
+            }
+            draft.note(&mut drafts.fed, text);
         }
-        draft.note(&mut drafts.fed, text);
         let fed = drafts.fed.count.unwrap_or(0);
         if text.tokens[fed..].iter().any(|token| *token as usize >= draft.vocabulary) {
             // The vocabulary of its file is shorter.

@@ -97,6 +97,9 @@ impl Worker {
         self.store.step(self.model.memories());
         self.transfers.forward(&mut self.model, batch, &mut self.group)?;
         self.store.stepped(plan, &self.sequences, self.model.memories());
+        if let Some(draft) = &mut self.draft {
+            draft.follow(&self.model, self.sequences.draft_batch(), &plan.copies)?;
+        }
         self.computed = Instant::now();
         let logits = self.model.logits();
         if let Some(next) = self.place.next() {

@@ -1,5 +1,5 @@
-//! Opens and loads the draft model of an assignment: a smaller model with the vocabulary of the target model. Refused
-//! before anything is loaded if it cannot draft for that model.
+//! Opens and loads the draft model of an assignment: a smaller model with the vocabulary of the target model, or the
+//! predictor in the file of the target model. Refused before anything is loaded if it cannot draft for that model.
 use std::sync::Arc;
 
 use common::{fault::FaultKind, ids::ModelIdentity, units::Bytes};
@@ -67,7 +67,13 @@ impl<'a> OpenDraft<'a> {
         if actual != draft.identity {
             return Err(FaultKind::ModelDiffers { model, expected: draft.identity, actual });
         }
-        if let Some(reason) = unfit(&file, &spec, target) {
+        let (spec, unfit) = if draft.model == topology.model {
+            (predictor(config, &file, &spec, topology)?, None)
+        } else {
+            let unfit = unfit(&file, &spec, target);
+            (spec, unfit)
+        };
+        if let Some(reason) = unfit {
             let reason = format!("{model} cannot draft for {}: {reason}", topology.model);
             return Err(FaultKind::TopologyInvalid { reason });
         }
@@ -136,6 +142,17 @@ impl<'a> OpenDraft<'a> {
         let pace = config.paced.as_ref().map(|paced| pace(paced, sizes, &self.plan, self.topology));
         Ok(LoadedDraft { shard, cache, pace })
     }
+}
+
+/// The predictor in the file of the target model.
+fn predictor(config: &Config, file: &GgufFile, spec: &ModelSpec, topology: &Topology) -> Result<ModelSpec, FaultKind> {
+    let refuse = |reason: String| FaultKind::TopologyInvalid {
+        reason: format!("{} has no block that predicts further tokens (draft = \"mtp\"): {reason}", topology.model),
+    };
+    if config.paced.is_some() {
+        return Err(refuse("paced nodes run none".into()));
+    }
+    models::read_predictor(file, spec).map_err(|error| refuse(error.to_string()))
 }
 
 /// Why a model cannot draft for a target model; `None` if it can.

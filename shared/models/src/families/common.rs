@@ -54,6 +54,7 @@ pub(super) fn model_with_epsilon(keys: &Keys<'_>, norm: NormKind, epsilon: &str)
         ropes: Vec::new(),
         kinds: Vec::new(),
         layers: Vec::new(),
+        predictor: None,
     })
 }
 

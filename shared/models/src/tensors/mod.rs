@@ -1,6 +1,7 @@
 //! The table of tensors that follows from a spec: for each role the name in the file, the dimensions, and how ranks
 //! share it. The shape check, the slices of a rank, sizes, the planner and the tests' models all read this table.
 mod latent;
+pub(crate) mod predictor;
 mod states;
 
 use crate::{
@@ -163,11 +164,14 @@ impl ModelSpec {
         use TensorRole::{Embedding, Output, OutputNorm, PooledInner, PooledOutput, RopeFactors, RopeFactorsLong};
         let (embedding, vocabulary) = (self.embedding_length, self.vocabulary_length);
         let mut tensors = vec![TensorSpec::matrix(Embedding, TOKEN_EMBEDDING, embedding, vocabulary, Cut::OnDisk)];
-        if self.generates() {
+        // A predictor has the output matrix of its model.
+        if self.generates() && self.predictor.is_none() {
             let name = if self.tied_output { TOKEN_EMBEDDING } else { "output.weight" };
             tensors.push(TensorSpec::matrix(Output, name, embedding, vocabulary, Cut::Rows(Share::Vocabulary)));
         }
-        tensors.push(TensorSpec::vector(OutputNorm, self.output_norm.name(), embedding));
+        if self.predictor.is_none_or(|own| !own.has_output_norm) {
+            tensors.push(TensorSpec::vector(OutputNorm, self.output_norm.name(), embedding));
+        }
         let columns = self.pooled_columns;
         if columns > 0 {
             tensors.extend([
@@ -209,7 +213,9 @@ impl ModelSpec {
 
     /// The tensors of a layer.
     pub fn layer_tensors(&self, layer: usize) -> Vec<TensorSpec> {
-        self.layer(layer).tensors(self.embedding_length)
+        let mut tensors = self.layer(layer).tensors(self.embedding_length);
+        tensors.extend(self.predictor.iter().flat_map(|own| own.tensors(self.embedding_length)));
+        tensors
     }
 }
 

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use gguf::{BlockFormat, GgufFile};
 use models::{
-    ModelSpec, TensorRole, TensorSpec,
+    ModelSpec, Predictor, TensorRole, TensorSpec,
     known::{self, KnownModel},
 };
 use serde::{Deserialize, Serialize};
@@ -91,7 +91,7 @@ impl ModelSizes {
         let format = |name: &str| file.tensor(name).map(|tensor| tensor.format);
         let layers = (0..spec.block_count()).map(|layer| {
             let tensors = spec.layer_tensors(layer);
-            tensors.iter().map(|tensor| format(&format!("blk.{layer}.{}", tensor.name))).collect()
+            tensors.iter().map(|tensor| format(&spec.layer_tensor(layer, tensor.name))).collect()
         });
         Self {
             name: spec.name.clone(),
@@ -142,6 +142,25 @@ impl ModelSizes {
             .clone()
             .with_expert_blocks(|layer| self.format(layer, TensorRole::Down).map_or(0, BlockFormat::block_length));
         Self { spec, ..self }
+    }
+
+    /// Approximate sizes of the predictor behind the layers: its block is taken to have the formats of the last layer that
+    /// attends. `None` if no layer attends.
+    pub fn predictor(&self) -> Option<Self> {
+        let block = self.spec.block_count();
+        let spec = self.spec.with_predictor(Predictor { block, has_output_norm: true })?;
+        let like = (0..block).rev().find(|layer| self.spec.layer(*layer) == spec.layer(0))?;
+        let usual = self.format(like, TensorRole::MixerOutput);
+        let formats = spec.layer_tensors(0).into_iter().map(|tensor| match tensor.role {
+            TensorRole::Joined => usual,
+            _ if tensor.is_optional => self.format(like, tensor.role),
+            _ => self.format(like, tensor.role).or(Some(BlockFormat::F32)),
+        });
+        let outside = spec.tensors().into_iter().map(|tensor| {
+            let mut all = self.outside_tensors();
+            all.find(|(other, _)| other.role == tensor.role).map(|(_, format)| format)
+        });
+        Some(Self { name: self.name.clone(), layers: vec![formats.collect()], outside: outside.collect(), spec })
     }
 
     /// A layer's tensors and their formats.

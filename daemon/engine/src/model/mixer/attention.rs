@@ -71,6 +71,14 @@ impl OwnHeads<'_> {
         }
     }
 
+    /// Keys and values of `normed` into the cache, and nothing else.
+    pub(in crate::model) fn keep(&self, batch: Batch<'_>, cache: &mut KvCache, scratch: &mut Scratch) {
+        if !self.cut.heads_kv.is_empty() {
+            self.project(batch, scratch);
+            self.store(batch, cache, scratch);
+        }
+    }
+
     /// Query, key and value with bias, head norm and rotation.
     fn project(&self, batch: Batch<'_>, scratch: &mut Scratch) {
         let AttentionSpec { head_length, scale, head_norms, temperature, .. } = *self.spec;

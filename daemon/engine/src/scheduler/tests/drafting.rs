@@ -40,7 +40,8 @@ struct Served {
 /// Serves requests with prompts of these lengths, one after another or together, for 400 tokens each.
 fn serve(drafting: Drafting, batches: &[&[usize]]) -> Served {
     let vocabulary = drafting.has_model.then_some(LIMITS_DRAFTED.vocabulary_length);
-    let scheduler = Scheduler::new(LIMITS_DRAFTED).with_speculation(Speculation::with_draft_model(vocabulary));
+    let scheduler = Scheduler::new(LIMITS_DRAFTED)
+        .with_speculation(Speculation::with_draft_model(vocabulary.map(|count| (count, false))));
     let (mut scheduler, mut follower) = (scheduler, Sequences::new(LIMITS_DRAFTED));
     let (mut served, mut key) = (Served::default(), 0);
     for batch in batches {
@@ -139,7 +140,8 @@ fn wrong_or_slow_draft_costs_at_most_3_percent() {
 fn known_beginnings_are_not_computed_again() {
     let good = Drafting { agreed: 10, cost: 10, has_model: true };
     // The second request's prompt is that of the first one, with its answer.
-    let mut scheduler = Scheduler::new(LIMITS_DRAFTED).with_speculation(Speculation::with_draft_model(Some(5000)));
+    let mut scheduler =
+        Scheduler::new(LIMITS_DRAFTED).with_speculation(Speculation::with_draft_model(Some((5000, false))));
     let mut follower = Sequences::new(LIMITS_DRAFTED);
     let fed = [(1, 200), (2, 420)].map(|(key, length): (u64, usize)| {
         let prompt: Vec<u32> = (0..length).map(truth).collect();

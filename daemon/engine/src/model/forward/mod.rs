@@ -1,5 +1,8 @@
 //! The forward pass of one rank over a batch of tokens of several sequences. Follows the paper; timing is done
 //! elsewhere.
+mod joining;
+mod output;
+
 use common::{ids::LayerIndex, limits::SLOTS_MAX};
 use kernels::{Compute, matmul};
 use models::{Mixer, Scaling};
@@ -24,9 +27,6 @@ use super::{
 };
 use crate::collective::{Collective, CollectiveError};
 use crate::model::batch::{Batch, Scratch, text_lengths};
-
-/// Logits that a thread limits at a time: hundreds of thousands take milliseconds.
-const LOGITS_AT_ONCE: usize = 4096;
 
 /// Receives a notification as soon as a layer has stored its keys and values.
 pub trait KvSink {
@@ -78,6 +78,8 @@ pub struct Model {
     hidden: Vec<f32>,
     /// `[token that wants logits, vocabulary rows of this rank]`
     logits: Vec<f32>,
+    /// `[token, embedding_length]`: the hidden states of its model before the tokens of a step, if it is a predictor.
+    joined: Vec<f32>,
     /// For benchmarks: waits instead of computing.
     pace: Option<Pace>,
 }
@@ -111,6 +113,7 @@ impl Model {
             scratch,
             hidden: Vec::new(),
             logits,
+            joined: Vec::new(),
             pace: None,
         }
     }
@@ -195,6 +198,7 @@ impl Model {
         if self.shard.plan.is_first_stage() {
             self.embed(batch)?;
         }
+        self.join();
         self.load_inputs(batch)?;
         if !self.shard.spec.generates() {
             text_lengths(batch.tokens, &mut self.scratch.text_lengths);
@@ -453,35 +457,6 @@ impl Model {
         norm(&self.compute, spec, &self.hidden, &layer.feed_forward_norm, &mut self.scratch.normed);
         feed_forward(&self.compute, layer, batch.tokens.len(), &mut self.scratch);
         Ok(())
-    }
-
-    /// Logits of this rank's vocabulary rows, for the tokens that want them.
-    fn output(&mut self, batch: Batch<'_>) {
-        let length = self.shard.spec.embedding_length;
-        let output = &self.shard.output;
-        let wanted = batch.tokens.iter().filter(|entry| entry.wants_logits).count();
-        self.logits.resize(wanted * output.rows, 0.0);
-        if self.logits.is_empty() {
-            return;
-        }
-        let Scratch { partial, normed, activations, .. } = &mut self.scratch;
-        // The hidden states stay: an embedding needs them.
-        partial.clear();
-        let rows = batch.tokens.iter().zip(self.hidden.chunks_exact(length)).filter(|(entry, _)| entry.wants_logits);
-        rows.for_each(|(_, row)| partial.extend_from_slice(row));
-        norm(&self.compute, &self.shard.spec, partial, &self.shard.output_norm, normed);
-        activations.load(&self.compute, normed, length, output.wanted());
-        matmul(&self.compute, output.view(), activations, &mut self.logits);
-        output.scale(&mut self.logits);
-        let (scale, cap) = (self.shard.spec.logit_scale, self.shard.spec.logit_cap);
-        if scale != 1.0 {
-            self.logits.iter_mut().for_each(|logit| *logit *= scale);
-        }
-        if let Some(cap) = cap {
-            self.compute.pool.chunks(&mut self.logits, LOGITS_AT_ONCE, |_, logits| {
-                logits.iter_mut().for_each(|logit| *logit = cap * (*logit / cap).tanh());
-            });
-        }
     }
 }
 
