@@ -1,14 +1,8 @@
 //! Runs the predictor of a file beside its model.
-use std::sync::Arc;
-
 use engine::{
     collective::Group,
-    model::{Batch, KvCache, Model},
+    model::{Batch, Model},
 };
-use gguf::GgufFile;
-use topology::{KvBlocks, Place, cut_stages};
-
-use crate::{engines::shard, ranks::Run};
 
 /// A rank's part of a predictor.
 #[derive(Debug)]
@@ -21,18 +15,10 @@ pub struct Predicting {
 }
 
 impl Predicting {
-    /// Loads the predictor of `target`, whose file this is, for `blocks` KV blocks.
-    ///
-    /// # Panics
-    /// The file has no predictor, or it cannot be cut or loaded.
-    pub fn new(file: &Arc<GgufFile>, target: &Model, place: &Place, blocks: usize, how: &Run) -> Self {
-        let spec = models::read_predictor(file, &target.shard().spec).expect("the file has a predictor");
-        let plans = cut_stages(&spec, &[(0..1, how.weights.clone())]).expect("the predictor can be cut");
-        let plan = &plans[place.rank.index()];
-        let shard = shard(file, &spec, plan, target.compute().kernels);
-        let cache = KvCache::new(how.kv, &spec, plan, KvBlocks::alike(blocks)).expect("enough memory");
-        let model = Model::new(shard, cache, target.compute().clone(), spec.context_length);
-        Self { model, before: vec![0.0; spec.embedding_length], states: Vec::new() }
+    /// A predictor before the first step of its model.
+    pub fn new(model: Model) -> Self {
+        let before = vec![0.0; model.shard().spec.embedding_length];
+        Self { model, before, states: Vec::new() }
     }
 
     /// The logits of this rank's vocabulary rows for all tokens of a step that the target model has just computed.

@@ -146,6 +146,30 @@ pub fn run(file: &Arc<GgufFile>, tokens: &[u32], how: &Run) -> Outcome {
 /// Vocabulary rows, their logits, the group, the latest all-reduces, and the embedding.
 type RankResult = (Range<usize>, Vec<f32>, Group, Vec<SyncRecord>, Option<Vec<f32>>);
 
+/// A rank's part of a model, with `blocks` KV blocks.
+fn loaded(
+    file: &Arc<GgufFile>,
+    spec: &ModelSpec,
+    plan: &ShardPlan,
+    compute: &Compute,
+    blocks: usize,
+    how: &Run,
+) -> Model {
+    let source = Source {
+        file,
+        spec,
+        plan,
+        kernels: compute.kernels,
+        cache: None,
+        expert_memory: how.expert_memory,
+        is_hollow: false,
+        progress: &|_| true,
+    };
+    let shard = Shard::load(source).expect("the shard can be loaded");
+    let cache = KvCache::new(how.kv, spec, plan, KvBlocks::alike(blocks)).expect("enough memory");
+    Model::new(shard, cache, compute.clone(), spec.context_length)
+}
+
 fn rank_of(
     file: &Arc<GgufFile>,
     spec: &ModelSpec,
@@ -157,22 +181,16 @@ fn rank_of(
 ) -> RankResult {
     let vocabulary = plan.vocabulary.clone();
     let kernels = Kernels::choose(how.kernels).expect("the table is supported here");
-    let source = Source {
-        file,
-        spec,
-        plan: &plan,
-        kernels,
-        cache: None,
-        expert_memory: how.expert_memory,
-        is_hollow: false,
-        progress: &|_| true,
-    };
-    let shard = Shard::load(source).expect("the shard can be loaded");
     let blocks = tokens.len().div_ceil(KV_BLOCK_LENGTH);
-    let cache = KvCache::new(how.kv, spec, &plan, KvBlocks::alike(blocks)).expect("enough memory");
     let states = StateCache::new(spec, &plan, StateCount::of(1)).expect("enough memory");
     let pool = Pool::new(PoolOptions { threads: how.threads, cores: Vec::new(), spin: false });
-    let mut model = Model::new(shard, cache, Compute::new(kernels, pool), spec.context_length).with_states(states);
+    let compute = Compute::new(kernels, pool);
+    let mut predicting = how.predicts.then(|| {
+        let own = models::read_predictor(file, spec).expect("the file has a predictor");
+        let plans = cut_stages(&own, &[(0..1, how.weights.clone())]).expect("the predictor can be cut");
+        Predicting::new(loaded(file, &own, &plans[place.rank.index()], &compute, blocks, how))
+    });
+    let mut model = loaded(file, spec, &plan, &compute, blocks, how).with_states(states);
     let ring = Arc::new(SyncLog::new(place.rank, place.group.clone()));
     let timing = StepTiming::new(place.rank, Arc::clone(&ring));
     let seat = Seat { own: place.rank, stage: place.group.clone(), epoch: Epoch(1), hash: TopologyHash(2) };
@@ -183,7 +201,6 @@ fn rank_of(
     // Blocks in reverse order: code must not assume that a sequence is contiguous.
     let tables = vec![(0..blocks as u32).rev().collect::<Vec<u32>>()];
     let mut logits = Vec::new();
-    let mut predicting = how.predicts.then(|| Predicting::new(file, &model, &place, blocks, how));
     let mut pooled = spec.pooling.filter(|_| place.next().is_none()).map(Pooled::new);
     let mut chunks =
         how.chunks.iter().copied().chain(std::iter::repeat(*how.chunks.last().expect("at least one chunk length")));

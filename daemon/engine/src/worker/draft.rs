@@ -179,9 +179,8 @@ mod tests {
     use super::*;
 
     fn tokens(slot: u16, positions: std::ops::Range<u32>) -> Vec<BatchToken> {
-        let token =
-            |position| BatchToken { slot: Slot(slot), position, token: 0, wants_logits: false, is_speculative: false };
-        positions.map(token).collect()
+        let (slot, wants_logits, is_speculative) = (Slot(slot), false, false);
+        positions.map(|position| BatchToken { slot, position, token: 0, wants_logits, is_speculative }).collect()
     }
 
     /// Takes a step whose state at each position is its number and `mark`.

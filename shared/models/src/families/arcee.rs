@@ -4,8 +4,8 @@ use super::{
     common::{dense, uniform},
 };
 use crate::{
+    feed_forward::{Activation, FeedForward},
     rotation::Rotation,
-    spec::{Activation, FeedForward},
 };
 
 pub(super) const FAMILY: Family = Family {

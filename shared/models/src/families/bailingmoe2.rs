@@ -4,10 +4,10 @@ use super::{
     common::{attention, layered, mixed, model, rope},
 };
 use crate::{
+    feed_forward::{FeedForward, SharedSpec},
     limits::{BLOCK_COUNT_MAX, FEED_FORWARD_LENGTH_MAX},
     mixer::{AttentionSpec, HeadNorms},
     rotation::Rotation,
-    spec::{FeedForward, SharedSpec},
 };
 
 pub(super) const FAMILY: Family = Family {

@@ -2,6 +2,7 @@
 use gguf::GgufError;
 
 use crate::{
+    feed_forward::{Activation, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, RouterSpec, Scores, SharedSpec},
     keys::Keys,
     limits::{
         BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, EXPERT_COUNT_MAX, FEED_FORWARD_LENGTH_MAX,
@@ -9,10 +10,7 @@ use crate::{
     },
     mixer::{AttentionSpec, TAPS_MAX},
     rotation::{LongSpec, RopeSpec, Rotation, Scaling, YarnSpec},
-    spec::{
-        Activation, DenseSpec, ExpertGroups, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, NormKind, OutputNorm,
-        Pooling, RouterSpec, Scores, SharedSpec,
-    },
+    spec::{LayerSpec, ModelSpec, NormKind, OutputNorm, Pooling},
     tensors::{FUSED_EXPERTS, ROPE_FACTORS, TOKEN_EMBEDDING},
 };
 

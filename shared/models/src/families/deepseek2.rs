@@ -6,11 +6,12 @@ use super::{
     common::{block_count, mixed, model, rope},
 };
 use crate::{
+    feed_forward::{FeedForward, Scores, SharedSpec},
     keys::Keys,
     limits::{BLOCK_COUNT_MAX, EMBEDDING_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX, HEAD_COUNT_MAX, HEAD_LENGTH_MAX},
     mixer::{LatentSpec, Mixer},
     rotation::{RopeSpec, Rotation, Scaling},
-    spec::{FeedForward, LayerSpec, ModelSpec, Scores, SharedSpec},
+    spec::{LayerSpec, ModelSpec},
 };
 
 pub(super) const FAMILY: Family = Family { name: "deepseek2", spec };

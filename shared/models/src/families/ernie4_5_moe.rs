@@ -4,9 +4,9 @@ use super::{
     common::{attention, layered, mixed, model, rope},
 };
 use crate::{
+    feed_forward::SharedSpec,
     limits::{BLOCK_COUNT_MAX, FEED_FORWARD_LENGTH_MAX},
     rotation::Rotation,
-    spec::SharedSpec,
 };
 
 pub(super) const FAMILY: Family = Family {

@@ -4,9 +4,10 @@ use super::{
     common::{dense, uniform},
 };
 use crate::{
+    feed_forward::{Activation, FeedForward},
     limits::CONTEXT_LENGTH_MAX,
     rotation::Rotation,
-    spec::{Activation, FeedForward, Norms},
+    spec::Norms,
 };
 
 /// Layers of the 27B model, whose scores have another scale.

@@ -7,11 +7,12 @@ use super::{
     common::{attention, block_count, dense, model, rope, windowed},
 };
 use crate::{
+    feed_forward::{Activation, DenseSpec, FeedForward},
     keys::Keys,
     limits::CONTEXT_LENGTH_MAX,
     mixer::{AttentionSpec, HeadNorms},
     rotation::{RopeSpec, Rotation, Scaling},
-    spec::{Activation, DenseSpec, FeedForward, LayerSpec, ModelSpec, Norms},
+    spec::{LayerSpec, ModelSpec, Norms},
 };
 
 /// The rotation of layers that attend to everything.

@@ -7,11 +7,12 @@ use super::{
     common::{HEAD_COUNT_KV, block_count, expert_layer, heads, model, rope_of},
 };
 use crate::{
+    feed_forward::{Activation, DenseSpec, ExpertsSpec, FeedForward, SharedSpec},
     keys::Keys,
     limits::{BLOCK_COUNT_MAX, CONTEXT_LENGTH_MAX, EMBEDDING_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX, HEAD_COUNT_MAX},
     mixer::{AttentionSpec, HeadNorms},
     rotation::{RopeSpec, Rotation, Scaling},
-    spec::{Activation, DenseSpec, ExpertsSpec, FeedForward, LayerSpec, Norms, SharedSpec},
+    spec::{LayerSpec, Norms},
 };
 
 /// The rotation of layers that attend to everything.

@@ -4,10 +4,11 @@ use super::{
     common::{attention, layered, mixed, model, rope},
 };
 use crate::{
+    feed_forward::{FeedForward, Scores, SharedSpec},
     limits::{BLOCK_COUNT_MAX, FEED_FORWARD_LENGTH_MAX},
     mixer::HeadNorms,
     rotation::Rotation,
-    spec::{FeedForward, Norms, Scores, SharedSpec},
+    spec::Norms,
 };
 
 pub(super) const FAMILY: Family = Family {

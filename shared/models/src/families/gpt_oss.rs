@@ -4,10 +4,11 @@ use super::{
     common::{attention, block_count, expert_layer, model, rope},
 };
 use crate::{
+    feed_forward::{Activation, ExpertsSpec, FeedForward},
     limits::{CONTEXT_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX},
     mixer::AttentionSpec,
     rotation::Rotation,
-    spec::{Activation, ExpertsSpec, FeedForward, LayerSpec, Norms},
+    spec::{LayerSpec, Norms},
 };
 
 pub(super) const FAMILY: Family = Family {

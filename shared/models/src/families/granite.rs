@@ -5,11 +5,7 @@ use super::{
     Family,
     common::{dense, uniform},
 };
-use crate::{
-    keys::Keys,
-    rotation::Rotation,
-    spec::{FeedForward, ModelSpec},
-};
+use crate::{feed_forward::FeedForward, keys::Keys, rotation::Rotation, spec::ModelSpec};
 
 pub(super) const FAMILY: Family = Family { name: "granite", spec: |keys| scaled(keys, dense) };
 

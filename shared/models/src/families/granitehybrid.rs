@@ -7,11 +7,12 @@ use super::{
     granite::with_factors,
 };
 use crate::{
+    feed_forward::{FeedForward, SharedSpec},
     keys::Keys,
     limits::{EMBEDDING_LENGTH_MAX, FEED_FORWARD_LENGTH_MAX, HEAD_COUNT_MAX, HEAD_LENGTH_MAX},
     mixer::{AttentionSpec, Mixer, SQUARES_BLOCK, StateSpaceSpec},
     rotation::Rotation,
-    spec::{FeedForward, LayerSpec, SharedSpec},
+    spec::LayerSpec,
 };
 
 pub(super) const FAMILY: Family = Family {

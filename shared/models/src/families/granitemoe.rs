@@ -1,6 +1,6 @@
 //! Granite 3 with experts; some files have a shared expert.
 use super::{Family, common::mixed, granite::scaled};
-use crate::{limits::FEED_FORWARD_LENGTH_MAX, spec::SharedSpec};
+use crate::{feed_forward::SharedSpec, limits::FEED_FORWARD_LENGTH_MAX};
 
 pub(super) const FAMILY: Family = Family {
     name: "granitemoe",

@@ -6,11 +6,12 @@ use super::{
     common::{HEAD_COUNT_KV, block_count, dense, heads, model, rope, taps},
 };
 use crate::{
+    feed_forward::FeedForward,
     keys::Keys,
     limits::{CONTEXT_LENGTH_MAX, HEAD_COUNT_MAX},
     mixer::{AttentionSpec, ConvolutionSpec, HeadNorms, Mixer},
     rotation::Rotation,
-    spec::{FeedForward, LayerSpec, ModelSpec, OutputNorm},
+    spec::{LayerSpec, ModelSpec, OutputNorm},
 };
 
 pub(super) const FAMILY: Family = Family {

@@ -1,8 +1,8 @@
 //! LFM2 with experts behind its first layers.
 use super::{Family, common::mixed, lfm2::convolutional};
 use crate::{
+    feed_forward::SharedSpec,
     limits::{BLOCK_COUNT_MAX, FEED_FORWARD_LENGTH_MAX},
-    spec::SharedSpec,
 };
 
 pub(super) const FAMILY: Family = Family {

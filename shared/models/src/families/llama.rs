@@ -5,7 +5,7 @@ use super::{
     Family,
     common::{dense, expert_layer, uniform},
 };
-use crate::{keys::Keys, limits::FEED_FORWARD_LENGTH_MAX, rotation::Rotation, spec::FeedForward};
+use crate::{feed_forward::FeedForward, keys::Keys, limits::FEED_FORWARD_LENGTH_MAX, rotation::Rotation};
 
 pub(super) const FAMILY: Family =
     Family { name: "llama", spec: |keys| uniform(keys, Rotation::Neighbours, feed_forward) };

@@ -7,10 +7,11 @@ use super::{
     granitehybrid::{attention, space},
 };
 use crate::{
+    feed_forward::{Activation, DenseSpec, FeedForward},
     keys::Keys,
     limits::{FEED_FORWARD_LENGTH_MAX, HEAD_COUNT_MAX},
     mixer::{AttentionSpec, Mixer},
-    spec::{Activation, DenseSpec, FeedForward, LayerSpec, ModelSpec, NormKind, Norms},
+    spec::{LayerSpec, ModelSpec, NormKind, Norms},
 };
 
 pub(super) const FAMILY: Family = Family {

@@ -5,8 +5,8 @@ use super::{
     nemotron_h::single,
 };
 use crate::{
+    feed_forward::{Activation, ExpertsSpec, FeedForward, RouterSpec, Scores, SharedSpec},
     limits::FEED_FORWARD_LENGTH_MAX,
-    spec::{Activation, ExpertsSpec, FeedForward, RouterSpec, Scores, SharedSpec},
 };
 
 pub(super) const FAMILY: Family = Family {

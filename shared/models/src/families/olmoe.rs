@@ -3,7 +3,7 @@ use super::{
     Family,
     common::{expert_layer, uniform},
 };
-use crate::{limits::FEED_FORWARD_LENGTH_MAX, mixer::HeadNorms, rotation::Rotation, spec::FeedForward};
+use crate::{feed_forward::FeedForward, limits::FEED_FORWARD_LENGTH_MAX, mixer::HeadNorms, rotation::Rotation};
 
 pub(super) const FAMILY: Family = Family {
     name: "olmoe",

@@ -4,9 +4,9 @@ use super::{
     common::{mixed, uniform},
 };
 use crate::{
+    feed_forward::{FeedForward, SharedSpec},
     limits::FEED_FORWARD_LENGTH_MAX,
     rotation::Rotation,
-    spec::{FeedForward, SharedSpec},
 };
 
 pub(super) const FAMILY: Family = Family {

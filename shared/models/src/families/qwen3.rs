@@ -5,12 +5,7 @@ use super::{
     Family,
     common::{dense, uniform},
 };
-use crate::{
-    keys::Keys,
-    mixer::HeadNorms,
-    rotation::Rotation,
-    spec::{FeedForward, ModelSpec},
-};
+use crate::{feed_forward::FeedForward, keys::Keys, mixer::HeadNorms, rotation::Rotation, spec::ModelSpec};
 
 pub(super) const FAMILY: Family = Family { name: "qwen3", spec: |keys| with_head_norms(keys, dense) };
 

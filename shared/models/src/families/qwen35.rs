@@ -7,11 +7,12 @@ use super::{
     qwen3vl::in_sections,
 };
 use crate::{
+    feed_forward::FeedForward,
     keys::Keys,
     limits::{BLOCK_COUNT_MAX, EMBEDDING_LENGTH_MAX, HEAD_COUNT_MAX, HEAD_LENGTH_MAX},
     mixer::{AttentionSpec, DeltaSpec, HeadNorms, Mixer, PER_KEY_MAX},
     rotation::Rotation,
-    spec::{FeedForward, LayerSpec, ModelSpec, Norms},
+    spec::{LayerSpec, ModelSpec, Norms},
 };
 
 pub(super) const FAMILY: Family =

@@ -3,9 +3,9 @@ use gguf::GgufError;
 
 use super::{Family, common::mixed, qwen3vl::in_sections, qwen35::hybrid};
 use crate::{
+    feed_forward::{FeedForward, SharedSpec},
     keys::Keys,
     limits::FEED_FORWARD_LENGTH_MAX,
-    spec::{FeedForward, SharedSpec},
 };
 
 pub(super) const FAMILY: Family =

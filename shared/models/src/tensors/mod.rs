@@ -5,11 +5,12 @@ pub(crate) mod predictor;
 mod states;
 
 use crate::{
+    feed_forward::{DenseSpec, ExpertsSpec, FeedForward, SharedSpec},
     limits::SEGMENTS_MAX,
     mixer::{AttentionSpec, HeadNorms, Mixer},
     names::TensorRole,
     rotation::Scaling,
-    spec::{DenseSpec, ExpertsSpec, FeedForward, LayerSpec, ModelSpec, Norms, SharedSpec},
+    spec::{LayerSpec, ModelSpec, Norms},
 };
 
 /// A tensor of a model, or the rows of one that have a role.
