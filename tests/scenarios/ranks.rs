@@ -100,7 +100,7 @@ fn long_context_gives_the_same_bits_however_it_is_computed() {
     let model = TinyModel { context_length: 2048, ..model(Architecture::Qwen3) };
     let file = file(&model.with_format(BlockFormat::Q8_0));
     let tokens = tokens(1100);
-    for kv in [KvFormat::F16, KvFormat::Q8] {
+    for kv in [KvFormat::F16, KvFormat::Q8, KvFormat::Q4] {
         let base = Run { kv, chunks: vec![128], ..Run::exact(2) };
         let expected = run(&file, &tokens, &base).logits;
         assert!(expected.iter().flatten().all(|logit| logit.is_finite()));
@@ -137,6 +137,10 @@ fn rounded_exchanges_stay_within_the_divergence_bound() {
     let divergence = kl_divergence(&exact, &bytes);
     assert!(divergence <= 1e-3, "KV cache in q8_0: {divergence}");
     assert!(rms_error(&bytes, &exact) > rms_error(&halves, &exact), "q8_0 must round more than f16");
+    let nibbles = run(&file, &tokens, &Run { kv: KvFormat::Q4, ..Run::exact(1) }).logits;
+    let divergence = kl_divergence(&exact, &nibbles);
+    println!("KV cache in q4_0: divergence {divergence}, rms error {}", rms_error(&nibbles, &exact));
+    assert!(divergence <= 0.05, "KV cache in q4_0: {divergence}");
 }
 
 #[test]

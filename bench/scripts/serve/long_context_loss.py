@@ -103,6 +103,7 @@ def measure(topology, arguments, copies, rows, back=True):
             failed |= not same or (copies and (counts is None or counts[1] > RECOMPUTED_MAX))
             if not back:
                 victim.start()
+                bramble.console("node", "include", victim.name, "--yes", "--nodes", ",".join(daemon.address for daemon in daemons))
                 bramble.generate(daemons, model, "ROMEO:", 2, "--topology", topology, context=context)
             asyncio.run(client.until_healthy([host]))
     return failed

@@ -67,7 +67,7 @@ fn invalid_values_are_usage_errors_with_a_message() {
         ("console generate --nodes a --prompt x --model m --top-p 2", "expected 0 to 1"),
         ("console generate --nodes a --prompt x --model m --max-tokens 0", "max-tokens"),
         ("console generate --nodes a --prompt x --model m --logprobs 21", "logprobs"),
-        ("console generate --nodes a --prompt x --model m --kv f8", "q8_0 or f32"),
+        ("console generate --nodes a --prompt x --model m --kv f8", "q4_0 or f32"),
         ("console generate --nodes a --prompt x --model m --exchange q4", "f32, f16 or q80"),
         ("console generate --nodes a --prompt x --model m --context 0", "context"),
         ("console generate --nodes a --prompt x --prompt-file y --model m", "cannot be used with"),

@@ -26,7 +26,7 @@ pub struct TopologyFile {
     /// Maximum number of concurrent sequences.
     #[serde(default = "slots")]
     pub slots: u16,
-    /// Format of the KV cache: f16, q8_0 or f32.
+    /// Format of the KV cache: f16, q8_0, q4_0 or f32.
     #[serde(default = "kv")]
     pub kv: String,
     /// Format of the partial sums between nodes.

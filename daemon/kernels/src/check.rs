@@ -383,7 +383,7 @@ fn attention_of_every_table_matches_the_formula() {
     for (([length, width], heads), begin) in shapes.flat_map(|shape| [(shape, 0), (shape, 19)]) {
         let queries: Vec<f32> = random.values(heads * length).iter().map(|value| value / 8.0).collect();
         let blocks: Vec<_> = (0..4).map(|_| (kv_block(&mut random, length), kv_block(&mut random, width))).collect();
-        for format in 0..3 {
+        for format in 0..4 {
             let run = |table: &Kernels| {
                 let (mut largest, mut sum) = (vec![0.0; heads], vec![0.0; heads]);
                 let mut out = vec![0.0; heads * width];
@@ -401,10 +401,16 @@ fn attention_of_every_table_matches_the_formula() {
                         |(floats, halves, levels, scales): &'_ (Vec<f32>, Vec<u16>, Vec<i8>, Vec<u16>)| match format {
                             0 => KvOwned::F32(floats.clone()),
                             1 => KvOwned::F16(halves.clone()),
+                            2 => KvOwned::Q4(nibbles(levels), scales.clone()),
                             _ => KvOwned::Q8(levels.clone(), scales.clone()),
                         };
                     let (keys, values) = (of(keys), of(values));
-                    (table.attend)(
+                    // The scalar table is the reference: it reads every format itself.
+                    let attend: &dyn Fn(KvBlock<'_>, &mut Attention<'_>) = match table.name {
+                        "scalar" => &table.attend,
+                        _ => &|block, state| crate::attend(table, block, state),
+                    };
+                    attend(
                         KvBlock {
                             keys: (length == width).then_some(keys.view()),
                             values: if length == width { values.view() } else { keys.view() },
@@ -436,6 +442,13 @@ enum KvOwned {
     F32(Vec<f32>),
     F16(Vec<u16>),
     Q8(Vec<i8>, Vec<u16>),
+    Q4(Vec<u8>, Vec<u16>),
+}
+
+/// As many values of 4 bits, of rows that are padded to 32 columns, with scales for levels that are 16 times as large.
+fn nibbles(levels: &[i8]) -> Vec<u8> {
+    let padded = (levels.len() / 32).next_multiple_of(32);
+    levels.iter().cycle().take(padded * 16).map(|level| level.cast_unsigned()).collect()
 }
 
 impl KvOwned {
@@ -444,6 +457,7 @@ impl KvOwned {
             Self::F32(values) => KvValues::F32(values),
             Self::F16(values) => KvValues::F16(values),
             Self::Q8(levels, scales) => KvValues::Q8(levels, scales),
+            Self::Q4(levels, scales) => KvValues::Q4(levels, scales),
         }
     }
 }

@@ -31,7 +31,7 @@ pub mod values;
 use gguf::BlockFormat;
 
 pub use activations::{Activations, BLOCK, Block, LEVELS, Wanted};
-pub use attention::{Attention, KvBlock, KvValues};
+pub use attention::{Attention, KvBlock, KvValues, attend};
 pub use clock::PoolClock;
 pub use compute::Compute;
 pub use delta::DeltaRun;

@@ -91,7 +91,7 @@ pub struct NodeArguments {
     /// Number of repeats; the median is reported
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     repeats: u32,
-    /// Format of the KV cache: f16, q8_0 or f32
+    /// Format of the KV cache: f16, q8_0, q4_0 or f32
     #[arg(long, default_value = "f16")]
     kv: KvFormat,
     /// Steps with these numbers of tokens are compared with a step of one token; for example 1,2,4,8

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use common::{
     fault::{Fault, FaultKind},
     ids::{Epoch, MemberIndex, TopologyHash},
+    precision::KvFormat,
 };
 use protocol::{
     handshake::Identity,
@@ -17,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use topology::{Draft, Member, SpecError, Topology, sizes::ModelSizes};
 
 use super::{
-    draft::{agree, draft},
+    draft::{agree, all_speak, draft},
     event::AssignEvent,
     previous::{pause, previous},
     shares::{Share, shares},
@@ -66,6 +67,9 @@ async fn propose_to(
         let node = error_node(&sessions[0]);
         Fault::new(node, FaultKind::TopologyInvalid { reason: error.to_string() })
     };
+    if wanted.kv == KvFormat::Q4 {
+        all_speak(sessions, 14, "keys and values in q4_0")?;
+    }
     let draft = draft(sessions, wanted, &card).await?.map(Box::new);
     let topology = Topology { draft, ..topology.map_err(invalid)? };
     topology.check().map_err(invalid)?;

@@ -43,10 +43,7 @@ pub(super) async fn draft(
     card: &ModelCard,
 ) -> Result<Option<Draft>, Fault> {
     let Some(model) = &wanted.draft else { return Ok(None) };
-    if let Some(older) = sessions.iter().find(|session| session.version < VERSION) {
-        let kind = FaultKind::PeerOlder { version: older.version, what: "draft models".into() };
-        return Err(Fault::new(error_node(older), kind));
-    }
+    all_speak(sessions, VERSION, "draft models")?;
     let is_predictor = *model == wanted.model;
     let found = if is_predictor { card.clone() } else { identify(&sessions[0], model).await? };
     let refused = |reason: String| {
@@ -69,6 +66,15 @@ pub(super) async fn draft(
     let block = kv_bytes(wanted.kv, &own.spec, &plans[0], KvBlocks::alike(1));
     let (weights, block) = (Bytes(weights), Bytes(block));
     Ok(Some(Draft { model: model.clone(), identity: found.identity, content: None, weights, block }))
+}
+
+/// Checks that all nodes speak at least a version of the wire, which `what` needs.
+///
+/// # Errors
+/// A node is older.
+pub(super) fn all_speak(sessions: &[Arc<Session>], version: u16, what: &str) -> Result<(), Fault> {
+    let Some(older) = sessions.iter().find(|session| session.version < version) else { return Ok(()) };
+    Err(Fault::new(error_node(older), FaultKind::PeerOlder { version: older.version, what: what.into() }))
 }
 
 /// The topology with the contents of its files, which must be the same on all nodes.

@@ -14,6 +14,8 @@ pub enum KvFormat {
     F16,
     /// int8 with an f16 scale for each 32 values of a head.
     Q8,
+    /// 4 bits with an f16 scale for each 32 values of a head.
+    Q4,
 }
 
 impl KvFormat {
@@ -23,6 +25,7 @@ impl KvFormat {
             Self::F32 => 4 * head_length,
             Self::F16 => 2 * head_length,
             Self::Q8 => head_length + 2 * head_length.div_ceil(32),
+            Self::Q4 => 18 * head_length.div_ceil(32),
         }
     }
 }
@@ -31,9 +34,9 @@ impl FromStr for KvFormat {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let formats = [Self::F32, Self::F16, Self::Q8];
+        let formats = [Self::F32, Self::F16, Self::Q8, Self::Q4];
         let found = formats.into_iter().find(|format| format.to_string() == text);
-        found.ok_or_else(|| format!("unknown KV cache format {text:?}; use f16, q8_0 or f32"))
+        found.ok_or_else(|| format!("unknown KV cache format {text:?}; use f16, q8_0, q4_0 or f32"))
     }
 }
 
@@ -43,6 +46,7 @@ impl fmt::Display for KvFormat {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Q8 => "q8_0",
+            Self::Q4 => "q4_0",
         })
     }
 }

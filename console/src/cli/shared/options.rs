@@ -84,7 +84,7 @@ pub struct Assignment {
     /// Number of layers of each stage, for example 12,10 [default: balanced by the cost of layers and output]
     #[arg(long, value_delimiter = ',', value_name = "L,L,..", value_parser = clap::value_parser!(u32).range(1..=1024))]
     layers: Vec<u32>,
-    /// Format of the KV cache: f16, q8_0 or f32 [default: f16]
+    /// Format of the KV cache: f16, q8_0, q4_0 or f32 [default: f16]
     #[arg(long, value_parser = <KvFormat as std::str::FromStr>::from_str)]
     kv: Option<KvFormat>,
     /// Format of the partial sums that nodes exchange: f32, f16 or q80 [default: f32]

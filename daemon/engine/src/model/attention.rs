@@ -273,7 +273,7 @@ impl VisibleKeys<'_> {
                 if first < begin + KV_BLOCK_LENGTH && begin < length {
                     block.first = first.saturating_sub(begin);
                     block.count = (length - begin).min(KV_BLOCK_LENGTH);
-                    (self.compute.kernels.attend)(block, &mut self.state(token, own));
+                    kernels::attend(self.compute.kernels, block, &mut self.state(token, own));
                     // Once is enough.
                     block.next = [&[]; 2];
                 }

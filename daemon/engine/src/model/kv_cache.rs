@@ -182,6 +182,10 @@ impl KvCache {
                 let (levels, scales) = bytes.split_at(KV_BLOCK_LENGTH * length);
                 KvValues::Q8(bytemuck::cast_slice(levels), bytemuck::cast_slice(scales))
             }
+            KvFormat::Q4 => {
+                let (levels, scales) = bytes.split_at(nibble_bytes(length));
+                KvValues::Q4(levels, bytemuck::cast_slice(scales))
+            }
         }
     }
 }
@@ -236,7 +240,40 @@ fn store(
                 places.zip(&block.quants[..values.len()]).for_each(|(out, quant)| *out = quant.cast_unsigned());
             }
         }
+        KvFormat::Q4 => {
+            let (levels, scales) = part.split_at_mut(nibble_bytes(values.len()));
+            let scales: &mut [f16] = bytemuck::cast_slice_mut(scales);
+            // Rows are padded; columns are not.
+            let first = if step == 1 { position * values.len().next_multiple_of(SCALED) } else { first };
+            for (group, values) in values.chunks(SCALED).enumerate() {
+                let scale = nibble_scale(values);
+                scales[group * KV_BLOCK_LENGTH + position] = scale;
+                let inverse = if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() };
+                for (column, value) in values.iter().enumerate() {
+                    let level = (value * inverse + 8.5).clamp(0.0, 15.0) as u8;
+                    set_nibble(levels, first + (group * SCALED + column) * step, level);
+                }
+            }
+        }
     }
+}
+
+/// Bytes of the levels of a block's keys or values in 4 bits.
+const fn nibble_bytes(length: usize) -> usize {
+    KV_BLOCK_LENGTH * length.next_multiple_of(SCALED) / 2
+}
+
+/// The scale of values in 4 bits: the value farthest from zero becomes the lowest of the 16 levels, as in llama.cpp's Q4_0.
+fn nibble_scale(values: &[f32]) -> f16 {
+    let largest = values.iter().fold(0.0_f32, |most, value| if value.abs() > most.abs() { *value } else { most });
+    f16::from_f32(largest / -8.0)
+}
+
+/// Sets a value of 4 bits: of each 32, the first half is in the low bits of 16 bytes.
+fn set_nibble(levels: &mut [u8], number: usize, level: u8) {
+    let half = SCALED / 2;
+    let byte = &mut levels[number / SCALED * half + number % half];
+    *byte = if number % SCALED < half { *byte & 0xf0 | level } else { *byte & 0x0f | level << 4 };
 }
 
 #[cfg(test)]
@@ -249,7 +286,7 @@ mod tests {
     #[test]
     fn parts_copy_between_caches_and_wrong_places_are_refused() {
         let known = |name: &str| known::MODELS.iter().find(|known| known.name == name).expect("it is known").spec();
-        for format in [KvFormat::F32, KvFormat::F16, KvFormat::Q8] {
+        for format in [KvFormat::F32, KvFormat::F16, KvFormat::Q8, KvFormat::Q4] {
             // One of four KV heads; latents, which are whole on every rank.
             check_copies(format, &known("tinyllama-1.1b"), 1, [64, 64]);
             check_copies(format, &known("glm-4.7-flash"), 0, [576, 512]);

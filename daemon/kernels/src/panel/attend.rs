@@ -11,7 +11,7 @@ const POSITIONS: usize = 32;
 /// Most registers of positions.
 const REGISTERS: usize = 4;
 
-/// Merges one block of the KV cache into the state of all query heads that read it.
+/// Merges one block of the KV cache, not of 4 bits, into the state of all query heads that read it.
 #[inline(always)]
 pub(crate) fn attend<L: Lanes>(lanes: L, block: KvBlock<'_>, state: &mut Attention<'_>) {
     assert!(block.first < block.count.max(1) && block.count <= POSITIONS && L::ROWS * REGISTERS >= POSITIONS);
@@ -36,7 +36,8 @@ fn attend_heads<L: Lanes, const H: usize>(
     first: usize,
 ) -> usize {
     let (length, width) = (state.key_length, state.value_length);
-    let stride = if block.keys.is_some() { width } else { length };
+    // Rows of 4 bits were padded.
+    let stride = block.values.count() / POSITIONS;
     let mut queries: [&[f32]; H] = [&[]; H];
     for (head, query) in queries.iter_mut().enumerate() {
         *query = &state.queries[(first + head) * length..(first + head + 1) * length];
@@ -80,6 +81,7 @@ fn attend_heads<L: Lanes, const H: usize>(
                 out,
             );
         }
+        KvValues::Q4(..) => unreachable!("values of 4 bits are unpacked before"),
     }
     H
 }
@@ -108,6 +110,7 @@ fn scores<L: Lanes, const H: usize>(
         (None, KvValues::Q8(rows, scales)) => {
             score_rows::<L, i8, H>(lanes, rows, scales, queries, block.count, out);
         }
+        (Some(KvValues::Q4(..)), _) | (None, KvValues::Q4(..)) => unreachable!("keys of 4 bits are unpacked before"),
     }
 }
 
@@ -206,8 +209,9 @@ fn score_few_rows<L: Lanes, S: Stored, const H: usize, const P: usize>(
     first: usize,
     out: &mut [[f32; POSITIONS]; H],
 ) -> usize {
-    let length = queries[0].len();
-    let rows = &rows[first * length..(first + P) * length];
+    // Rows of 4 bits were padded.
+    let (length, stride) = (queries[0].len(), rows.len() / POSITIONS);
+    let rows = &rows[first * stride..(first + P) * stride];
     let mut sums = [[lanes.splat(0.0); P]; H];
     let mut rests = [[0.0; P]; H];
     let together = if S::SCALED { SCALED } else { length };
@@ -218,7 +222,7 @@ fn score_few_rows<L: Lanes, S: Stored, const H: usize, const P: usize>(
         while column + L::ROWS <= end {
             let mut keys = [lanes.splat(0.0); P];
             for (position, keys) in keys.iter_mut().enumerate() {
-                *keys = S::load(lanes, &rows[position * length + column..][..L::ROWS]);
+                *keys = S::load(lanes, &rows[position * stride + column..][..L::ROWS]);
             }
             for head in 0..H {
                 let query = lanes.load(&queries[head][column..column + L::ROWS]);
@@ -234,7 +238,7 @@ fn score_few_rows<L: Lanes, S: Stored, const H: usize, const P: usize>(
                 let factors = lanes.splat(factor);
                 sums[head][position] = lanes.multiply_add(part[head][position], factors, sums[head][position]);
                 for column in column..end {
-                    rests[head][position] += rows[position * length + column].value() * queries[head][column] * factor;
+                    rests[head][position] += rows[position * stride + column].value() * queries[head][column] * factor;
                 }
             }
         }

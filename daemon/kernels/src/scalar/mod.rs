@@ -234,7 +234,17 @@ fn key(keys: KvValues<'_>, column: usize, position: usize) -> f32 {
             f32::from(keys[column * BLOCK + position])
                 * f16::from_bits(scales[column / BLOCK * BLOCK + position]).to_f32()
         }
+        KvValues::Q4(keys, scales) => {
+            nibble(keys, column * BLOCK + position) * f16::from_bits(scales[column / BLOCK * BLOCK + position]).to_f32()
+        }
     }
+}
+
+/// A value of 4 bits without its scale.
+fn nibble(packed: &[u8], number: usize) -> f32 {
+    let byte = packed[number / BLOCK * (BLOCK / 2) + number % (BLOCK / 2)];
+    let level = if number % BLOCK < BLOCK / 2 { byte & 15 } else { byte >> 4 };
+    f32::from(level) - 8.0
 }
 
 fn value(values: KvValues<'_>, column: usize, position: usize, length: usize) -> f32 {
@@ -243,6 +253,10 @@ fn value(values: KvValues<'_>, column: usize, position: usize, length: usize) ->
         KvValues::F16(values) => f16::from_bits(values[position * length + column]).to_f32(),
         KvValues::Q8(values, scales) => {
             f32::from(values[position * length + column])
+                * f16::from_bits(scales[column / BLOCK * BLOCK + position]).to_f32()
+        }
+        KvValues::Q4(values, scales) => {
+            nibble(values, position * length.next_multiple_of(BLOCK) + column)
                 * f16::from_bits(scales[column / BLOCK * BLOCK + position]).to_f32()
         }
     }

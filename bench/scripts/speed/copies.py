@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""What copies of keys and values on another node cost: two clusters of the same model, one with `kv_copies` and one
+without, compute prompts and answers in turns; ratios of their speeds.
+
+cargo build --release --locked --workspace && bench/scripts/speed/copies.py [--topology tp2] [--rounds 5] [--prompt 1500]
+[--tokens 128] [--shape tinyllama-1.1b] [--format q4_0] [--models FOLDER] [--json]
+
+Daemons of one thread on loopback. Exit code 1 if prefill is below 0.98 times or decode below 0.99 times of without.
+"""
+import asyncio
+import os
+import random
+import sys
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import paths  # noqa: F401
+import bramble
+import client
+
+SETTINGS = "threads = 1\npacked_shards = false\nkv_store = \"off\"\nmdns = false\n"
+LEAST = {"prefill": 0.98, "decode": 0.99}
+
+
+def answer(host, body):
+    found = asyncio.run(client.ask(host, "POST", "/v1/completions", body))
+    if found.status != 200:
+        sys.exit(f"{host}: status {found.status}, {found.error or found.body[:300]}")
+    return found.json()["timings"]
+
+
+def main():
+    parser = bramble.parser(__doc__)
+    parser.add_argument("--topology", default="tp2")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt", type=int, default=1500)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--shape", default="tinyllama-1.1b")
+    parser.add_argument("--format", default="q4_0")
+    parser.add_argument("--models", default=os.path.join(bramble.ROOT, "target", "models"))
+    arguments = parser.parse_args()
+    models, model = os.path.split(bramble.model(arguments.shape, arguments.format, arguments.models))
+    nodes = int(arguments.topology.removeprefix("tp"))
+    bramble.favour()
+    chance, times = random.Random(1), {"prefill": [], "decode": []}
+    with bramble.Cluster(models) as cluster:
+        addresses, hosts = bramble.loopback(2 * nodes), {}
+        for copies, own in ((True, addresses[:nodes]), (False, addresses[nodes:])):
+            settings = SETTINGS + f"kv_copies = {str(copies).lower()}\n"
+            daemons = [cluster.add(f"pi{index + 1}-{copies}", address, settings=settings) for index, address in enumerate(own)]
+            bramble.generate(daemons, model, "To be", 2, "--topology", arguments.topology, context=4096)
+            hosts[copies] = client.place(daemons[0])
+        asyncio.run(client.until_healthy(list(hosts.values())))
+        for turn in range(arguments.rounds + 1):
+            prompt = [chance.randrange(300, 30000) for _ in range(arguments.prompt)]
+            body = {"model": model, "prompt": prompt, "max_tokens": arguments.tokens, "temperature": 0, "ignore_eos": True, "speculative": False}
+            found = {copies: answer(hosts[copies], body) for copies in ((True, False) if turn % 2 else (False, True))}
+            # The first turn touches memory for the first time.
+            if turn:
+                times["prefill"].append(found[False]["prompt_ms"] / found[True]["prompt_ms"])
+                times["decode"].append(found[False]["predicted_per_token_ms"] / found[True]["predicted_per_token_ms"])
+                if not arguments.json:
+                    print(f"prefill {times['prefill'][-1]:.3f}, decode {times['decode'][-1]:.3f} of without "
+                          f"({found[True]['prompt_ms']:.0f} ms, {found[True]['predicted_per_token_ms']:.2f} ms a token)", flush=True)
+    ratios = {phase: bramble.median(found) for phase, found in times.items()}
+    if not arguments.json:
+        print(f"{arguments.topology}, median of {arguments.rounds}: prefill {ratios['prefill']:.3f}, decode {ratios['decode']:.3f} times as fast as without copies")
+    missed = [f"{phase} is {ratios[phase]:.3f} of without copies, wanted at least {least}" for phase, least in LEAST.items() if ratios[phase] < least]
+    bramble.finish({"ratios": ratios, "rounds": times}, missed, arguments.json)
+
+
+if __name__ == "__main__":
+    bramble.command(main)
