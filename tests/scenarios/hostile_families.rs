@@ -116,8 +116,19 @@ fn hostile_values(kind: Kind) -> Vec<Value> {
     values
 }
 
-/// Writes a file with a hole in place of the weights, and reads it.
-fn read(writer: &GgufWriter, path: &Path, keys: &RefCell<KeySet>) -> Result<(ModelSpec, GgufFile), GgufError> {
+/// Number of blocks that predict further tokens.
+const PREDICTORS: &str = "nextn_predict_layers";
+
+/// A file that was read.
+struct Found {
+    spec: ModelSpec,
+    file: GgufFile,
+    /// Whether it has a predictor.
+    predicts: bool,
+}
+
+/// Writes a file with a hole in place of the weights, and reads it, with its predictor if it should have one.
+fn read(writer: &GgufWriter, path: &Path, keys: &RefCell<KeySet>, predicts: bool) -> Result<Found, GgufError> {
     let mut file = File::create(path).expect("the folder can be written");
     let length = writer.write_header(&mut file).expect("the disk takes the header");
     file.set_len(length).expect("holes take no space");
@@ -128,13 +139,21 @@ fn read(writer: &GgufWriter, path: &Path, keys: &RefCell<KeySet>) -> Result<(Mod
         // The outcome is that of the whole check below.
         drop((family.spec)(&Keys { source: &source, architecture: family.name }));
     }
-    Ok((models::read(&file)?, file))
+    let spec = models::read(&file)?;
+    let count = file.metadata().unsigned(&format!("{}.{PREDICTORS}", spec.architecture))?;
+    let predicts = predicts && count.is_some_and(|count| count > 0);
+    if predicts {
+        models::read_predictor(&file, &spec)?;
+    }
+    Ok(Found { spec, file, predicts })
 }
 
 /// The models of a family in one shape, and what happened to them.
 struct Subject<'a> {
     name: &'a str,
     path: &'a Path,
+    /// Whether its file has a predictor.
+    predicts: bool,
     /// Keys that the family reads, in any of the files so far.
     keys: RefCell<KeySet>,
     /// Specs that were run.
@@ -152,14 +171,14 @@ impl Subject<'_> {
     /// Loads and runs, or refuses with an error that names `part`, another key or a tensor.
     fn check(&mut self, writer: &GgufWriter, part: &str, what: &str) -> bool {
         let begin = Instant::now();
-        let found = catch_unwind(AssertUnwindSafe(|| read(writer, self.path, &self.keys)));
+        let found = catch_unwind(AssertUnwindSafe(|| read(writer, self.path, &self.keys, self.predicts)));
         let found = found.unwrap_or_else(|_| panic!("{}: {part} {what} makes the reader panic", self.name));
         let is_loaded = match found {
-            Ok((spec, file)) => {
+            Ok(Found { spec, file, predicts }) => {
                 assert!(spec.is_sound(), "{}: {part} {what} is accepted, but not sound", self.name);
                 if self.seen.insert(format!("{spec:?}")) {
                     let file = Arc::new(file);
-                    let ran = catch_unwind(|| run(&file, &[3, 4], &Run::exact(1)));
+                    let ran = catch_unwind(|| run(&file, &[3, 4], &Run { predicts, ..Run::exact(1) }));
                     assert!(ran.is_ok(), "{}: {part} {what} is accepted, but the model cannot run", self.name);
                 }
                 true
@@ -168,6 +187,7 @@ impl Subject<'_> {
                 let text = error.to_string();
                 let keys = self.keys.borrow();
                 let is_named = text.contains(part)
+                    || text.contains(PREDICTORS)
                     || keys.iter().any(|(key, _)| text.contains(key.as_str()))
                     || [".weight", ".bias", ".scale"].iter().any(|suffix| text.contains(suffix));
                 assert!(is_named, "{}: {part} {what}: the error names nothing: {text}", self.name);
@@ -191,7 +211,9 @@ fn for_each_model(mut test: impl FnMut(&FamilyModel, &mut Subject<'_>)) {
     let shapes = shapes.chunks(2).map(|two| two.iter().rfind(|(_, model)| model.block_count() <= 8));
     for (name, model) in shapes.map(|shape| shape.expect("ordinary shapes are shallow")) {
         let keys = RefCell::new(BTreeSet::new());
-        let mut subject = Subject { name, path: &path, keys, seen: HashSet::new(), loaded: 0, refused: 0 };
+        let file = GgufFile::from_bytes(vec![model.bytes()]).expect("a whole model");
+        let predicts = models::read(&file).is_ok_and(|spec| models::read_predictor(&file, &spec).is_ok());
+        let mut subject = Subject { name, path: &path, predicts, keys, seen: HashSet::new(), loaded: 0, refused: 0 };
         test(model, &mut subject);
         loaded += subject.loaded;
         refused += subject.refused;
