@@ -39,15 +39,15 @@ def program(name):
     return path
 
 
-def model(shape, form, folder, context=None):
+def model(shape, form, folder, context=None, name=None, options=()):
     """The path of a model with a real shape and random weights, made only once; `context`: a context length other than
-    the default of 8192."""
+    the default of 8192; `name`: that of a file made with further options."""
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, f"{shape}-{form}{f'-{context}' if context else ''}.gguf")
+    path = os.path.join(folder, f"{name or f'{shape}-{form}'}{f'-{context}' if context else ''}.gguf")
     if not os.path.exists(path):
         print(f"making {os.path.basename(path)}", file=sys.stderr)
         # An incomplete file must not look like a complete one.
-        more = ["--context", str(context)] if context else []
+        more = [*(["--context", str(context)] if context else []), *options]
         subprocess.run([program("make_model"), shape, form, path + ".part", *more], check=True, stdout=sys.stderr)
         os.rename(path + ".part", path)
     return path

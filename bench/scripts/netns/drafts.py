@@ -10,6 +10,7 @@ Exit code 1 if an answer differs, or if the median ratio is below --least. Needs
 """
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -34,13 +35,14 @@ print(urllib.request.urlopen(asked, timeout=600).read().decode())
 
 def made(folder, name, agreement, more):
     """The path of a model along the chain, made only once."""
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, f"{name}.gguf")
-    if not os.path.exists(path):
-        command = [bramble.program("make_model"), SHAPE, FORMAT, path + ".part", "--chain", CHAIN, "--agreement", str(agreement), *more]
-        subprocess.run(command, check=True, stdout=sys.stderr)
-        os.rename(path + ".part", path)
-    return path
+    return bramble.model(SHAPE, FORMAT, folder, name=name, options=["--chain", CHAIN, "--agreement", str(agreement), *more])
+
+
+def ranks(topology):
+    """Number of ranks of a layout."""
+    if not re.fullmatch(r"tp[1-9]\d*", topology):
+        sys.exit(f"{topology}: draft models need a layout of one stage, such as tp4")
+    return int(topology.removeprefix("tp"))
 
 
 def answer(network, arguments, temperature, speculative):
@@ -100,7 +102,7 @@ def main():
     arguments.least = arguments.least or (0.97 if arguments.unpredictable else 1.5)
     agreement = 0 if arguments.unpredictable else 0.7
     pair = (arguments.target or made(arguments.models, "chain", 1, []), arguments.draft or made(arguments.models, f"chain-draft-{agreement}", agreement, SMALLER))
-    count = max(int(topology.removeprefix("tp")) for topology in arguments.topologies)
+    count = max(ranks(topology) for topology in arguments.topologies)
     bramble.favour()
     rows, missed = [], []
     with Network(count, arguments.rate) as network, bramble.Cluster(os.path.dirname(os.path.abspath(pair[0]))) as cluster:
@@ -109,7 +111,7 @@ def main():
             enter = [*network.enter(node), "taskset", "-c", str(cores[node % len(cores)])]
             cluster.add(f"pi{node + 1}", f"10.77.0.{node + 1}:9999", enter=enter, settings=SETTINGS)
         for topology in arguments.topologies:
-            found, missing = measure(network, cluster.daemons[: int(topology.removeprefix("tp"))], topology, pair, arguments)
+            found, missing = measure(network, cluster.daemons[: ranks(topology)], topology, pair, arguments)
             rows, missed = rows + found, missed + missing
     bramble.finish({"rows": rows}, missed, arguments.json)
 

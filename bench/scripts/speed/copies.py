@@ -2,7 +2,7 @@
 """What copies of keys and values on another node cost: two clusters of the same model, one with `kv_copies` and one
 without, compute prompts and answers in turns; ratios of their speeds.
 
-cargo build --release --locked --workspace && bench/scripts/speed/copies.py [--topology tp2] [--rounds 5] [--prompt 1500]
+cargo build --release --locked --workspace && bench/scripts/speed/copies.py [--ranks 2] [--rounds 5] [--prompt 1500]
 [--tokens 128] [--shape tinyllama-1.1b] [--format q4_0] [--models FOLDER] [--json]
 
 Daemons of one thread on loopback. Exit code 1 if prefill is below 0.98 times or decode below 0.99 times of without.
@@ -30,7 +30,7 @@ def answer(host, body):
 
 def main():
     parser = bramble.parser(__doc__)
-    parser.add_argument("--topology", default="tp2")
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=1500)
     parser.add_argument("--tokens", type=int, default=128)
@@ -39,7 +39,7 @@ def main():
     parser.add_argument("--models", default=os.path.join(bramble.ROOT, "target", "models"))
     arguments = parser.parse_args()
     models, model = os.path.split(bramble.model(arguments.shape, arguments.format, arguments.models))
-    nodes = int(arguments.topology.removeprefix("tp"))
+    nodes, topology = arguments.ranks, f"tp{arguments.ranks}"
     bramble.favour()
     chance, times = random.Random(1), {"prefill": [], "decode": []}
     with bramble.Cluster(models) as cluster:
@@ -47,7 +47,7 @@ def main():
         for copies, own in ((True, addresses[:nodes]), (False, addresses[nodes:])):
             settings = SETTINGS + f"kv_copies = {str(copies).lower()}\n"
             daemons = [cluster.add(f"pi{index + 1}-{copies}", address, settings=settings) for index, address in enumerate(own)]
-            bramble.generate(daemons, model, "To be", 2, "--topology", arguments.topology, context=4096)
+            bramble.generate(daemons, model, "To be", 2, "--topology", topology, context=4096)
             hosts[copies] = client.place(daemons[0])
         asyncio.run(client.until_healthy(list(hosts.values())))
         for turn in range(arguments.rounds + 1):
@@ -63,7 +63,7 @@ def main():
                           f"({found[True]['prompt_ms']:.0f} ms, {found[True]['predicted_per_token_ms']:.2f} ms a token)", flush=True)
     ratios = {phase: bramble.median(found) for phase, found in times.items()}
     if not arguments.json:
-        print(f"{arguments.topology}, median of {arguments.rounds}: prefill {ratios['prefill']:.3f}, decode {ratios['decode']:.3f} times as fast as without copies")
+        print(f"{topology}, median of {arguments.rounds}: prefill {ratios['prefill']:.3f}, decode {ratios['decode']:.3f} times as fast as without copies")
     missed = [f"{phase} is {ratios[phase]:.3f} of without copies, wanted at least {least}" for phase, least in LEAST.items() if ratios[phase] < least]
     bramble.finish({"ratios": ratios, "rounds": times}, missed, arguments.json)
 

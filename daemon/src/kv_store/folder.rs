@@ -28,8 +28,6 @@ use crate::health::memory;
 
 /// End of the name of a file that is being written.
 const PART: &str = ".part";
-/// The part of a machine's memory that a store in memory leaves free.
-const MEMORY_LEFT: u64 = 16;
 
 /// Where the files are.
 #[derive(Debug)]
@@ -201,7 +199,8 @@ impl KvFolder {
         let (name, needs, bytes) = (label.name(), label.needs(), file.len() as u64);
         let mut index = self.index();
         let Some(number) = index.number(part).filter(|_| bytes <= self.bytes_max) else { return Ok(()) };
-        if !self.is_on_disk() && memory::available().0 < memory::total().0 / MEMORY_LEFT {
+        // In memory, it leaves free as much as it may use.
+        if !self.is_on_disk() && memory::available().0 < self.bytes_max {
             drop(index);
             self.shrink();
             return Ok(());

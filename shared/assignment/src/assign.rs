@@ -18,15 +18,17 @@ use tokio_util::sync::CancellationToken;
 use topology::{Draft, Member, SpecError, Topology, sizes::ModelSizes};
 
 use super::{
-    draft::{agree, all_speak, draft},
+    draft::{agree, draft},
     event::AssignEvent,
     previous::{pause, previous},
     shares::{Share, shares},
 };
 use crate::context::{self, CONTEXT_LEAST};
 use crate::desired::DesiredTopology;
-use crate::identify::{REPORT, error_node, identify, unexpected};
+use crate::identify::{REPORT, all_speak, error_node, identify, unexpected};
 
+/// The first wire version in which nodes store keys and values in 4 bits.
+const NIBBLES: u16 = 14;
 /// Longest time without progress of a load.
 const PREPARE: Duration = Duration::from_secs(120);
 /// Time limit for opening the links.
@@ -68,7 +70,7 @@ async fn propose_to(
         Fault::new(node, FaultKind::TopologyInvalid { reason: error.to_string() })
     };
     if wanted.kv == KvFormat::Q4 {
-        all_speak(sessions, 14, "keys and values in q4_0")?;
+        all_speak(sessions, NIBBLES, "keys and values in q4_0")?;
     }
     let draft = draft(sessions, wanted, &card).await?.map(Box::new);
     let topology = Topology { draft, ..topology.map_err(invalid)? };

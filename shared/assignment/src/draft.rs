@@ -14,7 +14,7 @@ use super::content;
 use crate::{
     desired::DesiredTopology,
     event::AssignEvent,
-    identify::{error_node, identify},
+    identify::{all_speak, error_node, identify},
 };
 
 /// Stands for the predictor in the model's own file (multi-token prediction) in place of a draft model.
@@ -66,15 +66,6 @@ pub(super) async fn draft(
     let block = kv_bytes(wanted.kv, &own.spec, &plans[0], KvBlocks::alike(1));
     let (weights, block) = (Bytes(weights), Bytes(block));
     Ok(Some(Draft { model: model.clone(), identity: found.identity, content: None, weights, block }))
-}
-
-/// Checks that all nodes speak at least a version of the wire, which `what` needs.
-///
-/// # Errors
-/// A node is older.
-pub(super) fn all_speak(sessions: &[Arc<Session>], version: u16, what: &str) -> Result<(), Fault> {
-    let Some(older) = sessions.iter().find(|session| session.version < version) else { return Ok(()) };
-    Err(Fault::new(error_node(older), FaultKind::PeerOlder { version: older.version, what: what.into() }))
 }
 
 /// The topology with the contents of its files, which must be the same on all nodes.

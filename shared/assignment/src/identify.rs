@@ -1,5 +1,5 @@
 //! Which model a node has.
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use common::fault::{Fault, FaultKind};
 use models::limits::BLOCK_COUNT_MAX;
@@ -14,6 +14,15 @@ pub const REPORT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 }
 /// The name of a node in faults.
 pub fn error_node(session: &Session) -> String {
     session.identity.name.clone()
+}
+
+/// Checks that all nodes speak at least a version of the wire, which `what` needs.
+///
+/// # Errors
+/// A node is older.
+pub(crate) fn all_speak(sessions: &[Arc<Session>], version: u16, what: &str) -> Result<(), Fault> {
+    let Some(older) = sessions.iter().find(|session| session.version < version) else { return Ok(()) };
+    Err(Fault::new(error_node(older), FaultKind::PeerOlder { version: older.version, what: what.into() }))
 }
 
 /// The fault of a response that does not fit its request.

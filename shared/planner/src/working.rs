@@ -28,6 +28,8 @@ const FLOAT: usize = size_of::<f32>();
 const BLOCK: [usize; 2] = [32, 48];
 /// Columns are padded to whole super-blocks.
 const SUPER_BLOCK: usize = 256;
+/// Tokens of a sequence that read keys and values together.
+const ATTENTION_TOKENS: usize = 8;
 /// Numbers in front of the values in a head's attention state.
 const STATE_HEADER: usize = 2;
 /// Smallest receive buffer of a link.
@@ -123,13 +125,30 @@ pub fn working_bytes(holding: &Holding<'_>, seat: &Seat) -> u64 {
     let head = if seat.is_head { spec.vocabulary_length * TOKEN_BYTES } else { 0 };
     let rows = if plan.is_last_stage(spec) { seat.rows() } else { 0 };
     let logits = rows * plan.vocabulary.len() * LOGIT_LISTS * FLOAT;
-    BASE_BYTES + (head + logits + step(holding, seat.step_tokens()) + links(holding, seat)) as u64
+    BASE_BYTES + (head + logits + step(holding, seat) + links(holding, seat)) as u64
 }
 
-/// Buffers of a step of this many tokens (`model/forward.rs`, `model/attention.rs`): those of the layers that need most.
-fn step(holding: &Holding<'_>, tokens: usize) -> usize {
+/// Buffers of the largest step (`model/forward`, `model/attention.rs`): those of the layers that need most.
+fn step(holding: &Holding<'_>, seat: &Seat) -> usize {
+    // States of attention are for whole ranges of tokens, of which each sequence may have one that is not full.
+    let tokens = seat.step_tokens();
+    let padded = tokens + (ATTENTION_TOKENS - 1) * seat.slots;
     let kinds = holding.sizes.spec.kinds.iter().zip(&holding.plan.cuts);
-    kinds.map(|(layer, cut)| layer_step(holding, layer, cut, tokens)).max().unwrap_or(0)
+    let kinds = kinds.map(|(layer, cut)| {
+        layer_step(holding, layer, cut, tokens) + padded * attention_states(&layer.mixer, cut) * FLOAT
+    });
+    kinds.max().unwrap_or(0)
+}
+
+/// Floats of a token's states of attention: of all parts so far, and of one.
+fn attention_states(mixer: &Mixer, cut: &LayerCut) -> usize {
+    match mixer {
+        Mixer::Attention(own) => {
+            2 * cut.heads_kv.len() * own.group().min(cut.heads.len()) * (STATE_HEADER + own.head_length)
+        }
+        Mixer::Latent(own) => 2 * cut.heads.len() * (STATE_HEADER + own.latent_length),
+        _ => 0,
+    }
 }
 
 fn layer_step(holding: &Holding<'_>, layer: &LayerSpec, cut: &LayerCut, tokens: usize) -> usize {
@@ -162,10 +181,9 @@ fn mixing(mixer: &Mixer, cut: &LayerCut) -> (usize, usize) {
         Mixer::Attention(attention) => {
             let (length, heads_kv) = (attention.head_length, cut.heads_kv.len());
             let (queries, keys) = (units * length, heads_kv * length);
-            let states = 2 * heads_kv * attention.group().min(units) * (STATE_HEADER + length);
             let gates = if attention.has_gate { 2 * queries } else { 0 };
             // Queries, gates and attention outputs; keys and values.
-            (queries, 2 * queries + gates + 2 * keys + states)
+            (queries, 2 * queries + gates + 2 * keys)
         }
         Mixer::Convolution(_) => (units, 4 * units),
         Mixer::Delta(delta) => {
@@ -185,8 +203,7 @@ fn mixing(mixer: &Mixer, cut: &LayerCut) -> (usize, usize) {
             // those of values are multiplied with, by head, as it is and as activations, and the products.
             let widest = latent.latent_length.max(latent.value_length);
             let of_head = 2 * cached + 3 * latent.latent_length + 2 * widest;
-            let states = 2 * units * (STATE_HEADER + latent.latent_length);
-            (units * latent.value_length, 2 * inner + cached + latent.latent_length + units * of_head + states)
+            (units * latent.value_length, 2 * inner + cached + latent.latent_length + units * of_head)
         }
     }
 }

@@ -104,11 +104,14 @@ pub fn attend(
     let (lengths, tokens) = (heads.lengths, queries.batch.tokens);
     let Together { ranges, states } = together;
     collect_ranges(tokens, ranges);
-    let is_many = ranges.len() * heads.groups.len() >= 4 * compute.pool.threads();
+    let longest = ranges.iter().map(Range::len).max().unwrap_or(0);
+    // States of the parts of several tokens behind a long context would take more memory than those of a prompt.
+    let least = if longest > 1 { 1 } else { 4 } * compute.pool.threads();
+    let is_many = ranges.len() * heads.groups.len() >= least;
     let groups = &if is_many { &heads.groups } else { &heads.apart }[..];
     let largest = groups.iter().map(|group| group.heads.len()).max().unwrap_or(0);
     let per_state = largest * (HEADER + lengths.value);
-    let per_slot = ranges.iter().map(Range::len).max().unwrap_or(0) * per_state;
+    let per_slot = longest * per_state;
     let most = ranges.iter().map(|tokens| queries.parts_of(tokens).len()).max().unwrap_or(0);
     // With enough tokens for all threads, each thread adds up all parts of a range. Otherwise the parts are
     // distributed, too.

@@ -67,16 +67,14 @@ impl<'a> OpenDraft<'a> {
         if actual != draft.identity {
             return Err(FaultKind::ModelDiffers { model, expected: draft.identity, actual });
         }
-        let (spec, unfit) = if draft.model == topology.model {
-            (predictor(config, &file, &spec, topology)?, None)
-        } else {
-            let unfit = unfit(&file, &spec, target);
-            (spec, unfit)
-        };
-        if let Some(reason) = unfit {
+        let spec = if draft.model == topology.model {
+            predictor(config, &file, &spec, topology)?
+        } else if let Some(reason) = unfit(&file, &spec, target) {
             let reason = format!("{model} cannot draft for {}: {reason}", topology.model);
             return Err(FaultKind::TopologyInvalid { reason });
-        }
+        } else {
+            spec
+        };
         if spec.context_length < topology.context_length as usize {
             let (trained, context) = (spec.context_length, topology.context_length);
             tracing::warn!(
@@ -147,7 +145,10 @@ impl<'a> OpenDraft<'a> {
 /// The predictor in the file of the target model.
 fn predictor(config: &Config, file: &GgufFile, spec: &ModelSpec, topology: &Topology) -> Result<ModelSpec, FaultKind> {
     let refuse = |reason: String| FaultKind::TopologyInvalid {
-        reason: format!("{} has no block that predicts further tokens (draft = \"mtp\"): {reason}", topology.model),
+        reason: format!(
+            "{} has no block that predicts further tokens: {reason}; omit --draft mtp, or draft = \"mtp\" in a file",
+            topology.model
+        ),
     };
     if config.paced.is_some() {
         return Err(refuse("paced nodes run none".into()));

@@ -53,7 +53,7 @@ pub(in crate::model) struct OwnHeads<'a> {
 impl OwnHeads<'_> {
     /// `normed -> attended`, and keys and values into the cache.
     pub(in crate::model) fn mix(&self, batch: Batch<'_>, cache: &mut KvCache, scratch: &mut Scratch) {
-        self.project(batch, scratch);
+        self.project(batch, scratch, project_all);
         self.store(batch, cache, scratch);
         let Scratch { query, gate, attended, together, text_lengths, .. } = scratch;
         attended.resize(query.len(), 0.0);
@@ -74,15 +74,20 @@ impl OwnHeads<'_> {
     /// Keys and values of `normed` into the cache, and nothing else.
     pub(in crate::model) fn keep(&self, batch: Batch<'_>, cache: &mut KvCache, scratch: &mut Scratch) {
         if !self.cut.heads_kv.is_empty() {
-            self.project(batch, scratch);
+            self.project(batch, scratch, project_keys);
             self.store(batch, cache, scratch);
         }
     }
 
-    /// Query, key and value with bias, head norm and rotation.
-    fn project(&self, batch: Batch<'_>, scratch: &mut Scratch) {
+    /// Query, key and value, as far as `products` computes them, with bias, head norm and rotation.
+    fn project(
+        &self,
+        batch: Batch<'_>,
+        scratch: &mut Scratch,
+        products: fn(&Compute, &AttentionWeights, usize, &mut Scratch),
+    ) {
         let AttentionSpec { head_length, scale, head_norms, temperature, .. } = *self.spec;
-        project_all(self.compute, self.weights, batch.tokens.len(), scratch);
+        products(self.compute, self.weights, batch.tokens.len(), scratch);
         let Scratch { query, key, value, gate, attended, .. } = scratch;
         for (out, bias) in [&mut *query, key, value].into_iter().zip(&self.weights.biases) {
             if !bias.is_empty() {
@@ -182,6 +187,22 @@ fn project_all(compute: &Compute, weights: &AttentionWeights, tokens: usize, scr
         }
     }
     weights.query.scale(query);
+}
+
+/// `normed -> key, value`, and no queries, in a layer with keys and values of its own.
+fn project_keys(compute: &Compute, weights: &AttentionWeights, tokens: usize, scratch: &mut Scratch) {
+    let Scratch { normed, activations, query, key, value, .. } = scratch;
+    query.clear();
+    let (Some(keys), Some(values)) = (&weights.key, &weights.value) else {
+        return project_all(compute, weights, tokens, scratch);
+    };
+    key.resize(tokens * keys.rows, 0.0);
+    value.resize(tokens * values.rows, 0.0);
+    let matrices = [keys, values];
+    activations.load(compute, normed, normed.len() / tokens, wanted_by(&matrices));
+    matmuls(compute, matrices.map(Matrix::view), activations, [&mut *key, &mut *value]);
+    keys.scale(key);
+    values.scale(value);
 }
 
 /// Takes the gates out of `query` `[token, head, 2 * length]`.
