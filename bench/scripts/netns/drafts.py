@@ -24,8 +24,8 @@ SETTINGS = "threads = 1\npacked_shards = false\nkv_store = \"off\"\nkv_copies = 
 # The draft model reads 8 % of the bytes of the target.
 SHAPE, FORMAT, CHAIN = "tinyllama-1.1b", "q4_0", "5"
 SMALLER = ["--layers", "3", "--embedding", "1024"]
-# Tokens of the chain: letters follow themselves.
-PROMPT = [3000, 4000, 5000, 6000]
+# Tokens of the chain: letters follow themselves. Other models get a text.
+PROMPT, TEXT = [3000, 4000, 5000, 6000], "ROMEO:"
 ASK = """
 import json, sys, urllib.request
 asked = urllib.request.Request(sys.argv[1], sys.argv[2].encode(), {"content-type": "application/json"})
@@ -47,7 +47,7 @@ def ranks(topology):
 
 def answer(network, arguments, temperature, speculative):
     """An answer of the head over HTTP: its text and its timings."""
-    body = {"prompt": PROMPT, "max_tokens": arguments.tokens, "temperature": temperature, "seed": 5, "ignore_eos": True, "speculative": speculative}
+    body = {"prompt": TEXT if arguments.target else PROMPT, "max_tokens": arguments.tokens, "temperature": temperature, "seed": 5, "ignore_eos": True, "speculative": speculative}
     url = "http://127.0.0.1:9980/v1/completions"
     run = subprocess.run([*network.enter(0), sys.executable, "-c", ASK, url, json.dumps(body)], capture_output=True, text=True)
     if run.returncode:
