@@ -77,18 +77,23 @@ class File:
                 tensors += [(f"blk.{int(layer) + turn * layers}.{rest}", dimensions, kind, index) for turn in range(times)]
             else:
                 tensors.append((name, dimensions, kind, index))
-        head = struct.pack("<4sIQQ", b"GGUF", self.version, len(tensors), len(changed))
-        for key, (kind, value) in changed.items():
-            head += packed(key) + struct.pack("<I", kind) + value
-        offset = 0
-        for name, dimensions, kind, index in tensors:
-            head += packed(name) + struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, kind, offset)
-            offset += aligned(len(self.weights(index)), self.alignment)
-        with open(path, "wb") as file:
-            file.write(head.ljust(aligned(len(head), self.alignment), b"\0"))
-            for _, _, _, index in tensors:
-                weights = self.weights(index)
-                file.write(weights.ljust(aligned(len(weights), self.alignment), b"\0"))
+        payloads = ((name, dimensions, kind, self.weights(index)) for name, dimensions, kind, index in tensors)
+        write(path, changed, list(payloads), self.alignment)
+
+
+def write(path, metadata, tensors, alignment=32):
+    """Writes a file: metadata as (type, bytes) by key, tensors as (name, dimensions, type, bytes)."""
+    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
+    for key, (kind, value) in metadata.items():
+        head += packed(key) + struct.pack("<I", kind) + value
+    offset = 0
+    for name, dimensions, kind, weights in tensors:
+        head += packed(name) + struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, kind, offset)
+        offset += aligned(len(weights), alignment)
+    with open(path, "wb") as file:
+        file.write(head.ljust(aligned(len(head), alignment), b"\0"))
+        for *_, weights in tensors:
+            file.write(weights.ljust(aligned(len(weights), alignment), b"\0"))
 
 
 def aligned(length, alignment):

@@ -3,6 +3,7 @@ sees the cost of each."""
 import asyncio
 import json
 import os
+import sys
 import time
 
 PORT = 9980
@@ -111,6 +112,14 @@ def complete(host, prompt, tokens, on_text=None, headers=None, connect=None, **m
     """Requests a completion as a stream."""
     body = {"prompt": prompt, "max_tokens": tokens, "stream": True, **more}
     return ask(host, "POST", "/v1/completions", body, headers, on_text, connect)
+
+
+def completion(host, body):
+    """The object of a completion that is no stream; ends the script if there is none."""
+    found = asyncio.run(ask(host, "POST", "/v1/completions", body))
+    if found.status != 200:
+        sys.exit(f"{host}: status {found.status}, {found.error or found.body[:300]}")
+    return found.json()
 
 
 async def until_healthy(hosts):

@@ -39,13 +39,6 @@ def beside(daemons):
     return seconds
 
 
-def answer(host, body):
-    found = asyncio.run(client.ask(host, "POST", "/v1/completions", body))
-    if found.status != 200:
-        sys.exit(f"{host}: status {found.status}, {found.error or found.body[:300]}")
-    return found.json()["timings"]
-
-
 def main():
     parser = bramble.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
@@ -74,7 +67,7 @@ def main():
             found = {}
             for copies in (True, False) if turn % 2 else (False, True):
                 begun, before = time.monotonic(), beside(groups[copies])
-                found[copies] = answer(hosts[copies], body)
+                found[copies] = client.completion(hosts[copies], body)["timings"]
                 if turn:
                     shares[copies].append((beside(groups[copies]) - before) / (time.monotonic() - begun))
             # The first turn touches memory for the first time.
