@@ -186,6 +186,8 @@ fn daemons_run_the_predictor_of_a_file() {
     assert!(shown.out.contains("draft = \"mtp\""), "{}", shown.out);
     let refused = cluster.generate(2, &[&run("without.gguf")[..], &["--draft", "mtp"]].concat());
     refused.assert_error(4, "topology_invalid", &["without.gguf has no block that predicts further tokens"]);
+    let told = refused.out + &refused.err;
+    assert!(!told.contains("download"), "a file is complete without it: {told}");
 }
 
 /// Two completions of the running model, at temperature 0 and 0.8, and how many speculative tokens were accepted.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use common::{fault::FaultKind, ids::ModelIdentity, units::Bytes};
 use engine::model::{Cached, KvCache, LoadError, Model, Pace, PackedCache, Shard, Source, needs::shard_bytes};
-use gguf::GgufFile;
+use gguf::{GgufError, GgufFile};
 use kernels::{Compute, Kernels};
 use models::ModelSpec;
 use planner::{
@@ -144,16 +144,20 @@ impl<'a> OpenDraft<'a> {
 
 /// The predictor in the file of the target model.
 fn predictor(config: &Config, file: &GgufFile, spec: &ModelSpec, topology: &Topology) -> Result<ModelSpec, FaultKind> {
-    let refuse = |reason: String| FaultKind::TopologyInvalid {
-        reason: format!(
-            "{} has no block that predicts further tokens: {reason}; omit --draft mtp, or draft = \"mtp\" in a file",
-            topology.model
-        ),
+    let refuse = |why: String| FaultKind::TopologyInvalid {
+        reason: format!("{why}; omit --draft mtp, or draft = \"mtp\" in a file"),
     };
     if config.paced.is_some() {
-        return Err(refuse("paced nodes run none".into()));
+        return Err(refuse("paced nodes run no block that predicts further tokens".into()));
     }
-    models::read_predictor(file, spec).map_err(|error| refuse(error.to_string()))
+    let model = &topology.model;
+    models::read_predictor(file, spec).map_err(|error| match error {
+        // The file is complete without it.
+        GgufError::MissingTensor { tensor, .. } => {
+            refuse(format!("{model} has no block that predicts further tokens: it has no tensor {tensor}"))
+        }
+        error => refuse(format!("the block of {model} that predicts further tokens cannot be used: {error}")),
+    })
 }
 
 /// Why a model cannot draft for a target model; `None` if it can.
