@@ -28,6 +28,12 @@ pub struct Sample {
     pub bytes_per_second: Option<f64>,
     /// Share of its all-reduce time spent waiting for peers; `None` without all-reduces.
     pub waiting: Option<f64>,
+    /// Share of its all-reduce time spent waiting for peers and transferring; `None` without all-reduces.
+    pub network: Option<f64>,
+    /// Running and waiting requests (heads only).
+    pub requests: u32,
+    /// Whether its machine was throttled, too hot, or had too low a voltage.
+    pub is_ill: bool,
 }
 
 /// The samples of the last minutes.
@@ -39,6 +45,7 @@ pub struct History {
     /// Bytes counted at the last sample.
     bytes: Option<u64>,
     waited: f64,
+    transferred: f64,
     all: f64,
 }
 
@@ -48,6 +55,7 @@ impl History {
         for sync in &report.layers {
             let count = f64::from(sync.count);
             self.waited += sync.wait.0 as f64 * count;
+            self.transferred += sync.wire.0 as f64 * count;
             self.all += (sync.wait.0 as f64 + sync.wire.0 as f64 + sync.compute.0 as f64) * count;
         }
         let passed = self.samples.back().map(|last| now.saturating_sub(last.at));
@@ -66,10 +74,13 @@ impl History {
             tokens_per_second: ratio(new as f64, passed),
             bytes_per_second: moved.map(|moved| ratio(moved as f64, passed)),
             waiting: (self.all > 0.0).then(|| ratio(self.waited, self.all)),
+            network: (self.all > 0.0).then(|| ratio(self.waited + self.transferred, self.all)),
+            requests: report.requests,
+            is_ill: report.health.warnings().iter().any(telemetry::Warning::is_acute),
         };
         self.bytes = bytes;
         self.tokens = Some((report.instance, report.tokens));
-        (self.waited, self.all) = (0.0, 0.0);
+        (self.waited, self.transferred, self.all) = (0.0, 0.0, 0.0);
         if self.samples.len() == SAMPLES_MAX {
             self.samples.pop_front();
         }

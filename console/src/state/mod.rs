@@ -16,6 +16,7 @@ pub mod nodes;
 pub mod operation;
 pub mod plan;
 pub mod preferences;
+pub mod pulse;
 pub mod request;
 pub mod requests;
 pub mod result;

@@ -42,7 +42,7 @@ fn digit(time: Nanoseconds) -> char {
 }
 
 /// The colour of a time: usual, at least twice, or at least four times the usual one.
-fn style(theme: &Theme, time: Nanoseconds, usual: Nanoseconds) -> Style {
+pub(super) fn style(theme: &Theme, time: Nanoseconds, usual: Nanoseconds) -> Style {
     match time.0 {
         time if usual.0 > 0 && time >= 4 * usual.0 => theme.bad,
         time if usual.0 > 0 && time >= 2 * usual.0 => theme.warn,

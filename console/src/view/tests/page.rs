@@ -7,6 +7,7 @@ use crate::{
     operator::planner_query::PlannerAnswer,
     state::{Focus, Page, State, plan::query},
     update::event::ClientEvent,
+    view::theme::Theme,
 };
 
 /// The smallest terminal over ssh, a window, a full screen.
@@ -55,6 +56,18 @@ fn pages_of_a_busy_cluster() {
         story.arrives(ClientEvent::Planned(Ok(Box::new(PlannerAnswer::new(query, sizes())))));
         story
     });
+}
+
+/// At this size the pages of a serving cluster are filled.
+const FILLED_AT: (u16, u16) = (120, 40);
+
+#[test]
+fn serving_cluster_leaves_a_third_of_its_page_blank_at_most() {
+    let mut story = Story::busy();
+    story.state.screen.focus = Focus::first_of(Page::Cluster);
+    let buffer = crate::view::paint(&story.state, &Theme::colour(), FILLED_AT);
+    let blank = buffer.content.iter().filter(|cell| cell.symbol() == " ").count();
+    assert!(3 * blank <= buffer.content.len(), "{blank} of {} cells are blank", buffer.content.len());
 }
 
 #[test]

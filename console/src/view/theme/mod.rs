@@ -26,6 +26,8 @@ pub struct Theme {
     pub bad: Style,
     /// The tab of the current page.
     pub tab: Style,
+    /// The ground of the selected row.
+    pub selected: Style,
     /// Default foreground and background, if they are not the terminal's.
     ground: Option<(Color, Color)>,
     is_ascii: bool,
@@ -36,14 +38,16 @@ struct Colours {
     dim: u8,
     accent: u8,
     on_accent: u8,
+    selected: u8,
     ok: u8,
     warn: u8,
     bad: u8,
 }
 
-const DARK: Colours = Colours { dim: 248, accent: 80, on_accent: 16, ok: 114, warn: 221, bad: 210 };
-const LIGHT: Colours = Colours { dim: 240, accent: 24, on_accent: 231, ok: 22, warn: 94, bad: 124 };
-const HIGH_CONTRAST: Colours = Colours { dim: 252, accent: 51, on_accent: 16, ok: 46, warn: 226, bad: 217 };
+const DARK: Colours = Colours { dim: 248, accent: 80, on_accent: 16, selected: 237, ok: 114, warn: 221, bad: 210 };
+const LIGHT: Colours = Colours { dim: 240, accent: 24, on_accent: 231, selected: 255, ok: 22, warn: 94, bad: 124 };
+const HIGH_CONTRAST: Colours =
+    Colours { dim: 252, accent: 51, on_accent: 16, selected: 236, ok: 46, warn: 226, bad: 217 };
 
 impl Theme {
     /// The theme with this name.
@@ -91,6 +95,7 @@ impl Theme {
             warn: style.fg(Color::Yellow),
             bad: style.fg(Color::Red).add_modifier(Modifier::BOLD),
             tab: style.fg(Color::Cyan).add_modifier(Modifier::BOLD | Modifier::REVERSED),
+            selected: style.add_modifier(Modifier::REVERSED),
             ground: None,
             is_ascii: false,
         }
@@ -122,6 +127,7 @@ impl Theme {
             warn: style(colours.warn),
             bad: style(colours.bad).add_modifier(Modifier::BOLD),
             tab: style(colours.on_accent).bg(Color::Indexed(colours.accent)).add_modifier(Modifier::BOLD),
+            selected: Style::new().bg(Color::Indexed(colours.selected)),
             ..Self::colour()
         }
     }

@@ -27,7 +27,9 @@ fn check(name: ThemeName, grounds: &[Rgb], least: f64) {
         let own = style.bg.or(theme.ground.map(|(_, ground)| ground)).and_then(rgb);
         // Text without a colour of its own has the terminal's foreground, which its user chose for its background.
         let Some(front) = front else { continue };
-        for ground in own.map_or(grounds.to_vec(), |own| vec![own]) {
+        let selected = theme.selected.bg.and_then(rgb);
+        let grounds: Vec<Rgb> = grounds.iter().copied().chain(selected).collect();
+        for ground in own.map_or(grounds, |own| vec![own]) {
             let ratio = contrast(front, ground);
             assert!(ratio >= least, "{name:?}: {what} has {ratio:.1} on {ground:?}");
         }

@@ -1,5 +1,6 @@
 //! Widgets shared by several panels.
 pub(crate) mod bar;
+pub(crate) mod graph;
 pub(crate) mod panel;
 pub(crate) mod sparkline;
 pub(crate) mod table;

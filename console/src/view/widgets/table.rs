@@ -116,7 +116,7 @@ fn line(theme: &Theme, table: &Table, row: &TableRow, columns: &[(usize, usize)]
         }
         spans.push(Span::styled(padded(&cell.text, *cells, table.columns[*column].align) + " ", style));
     }
-    Line::from(spans)
+    Line::from(spans).style(if is_selected { theme.selected } else { Style::new() })
 }
 
 fn padded(text: &str, cells: usize, align: Align) -> String {

@@ -1,0 +1,121 @@
+//! The requests under way with their progress, and the latest events.
+use ratatui::{
+    Frame,
+    layout::Rect,
+    style::Style,
+    text::{Line, Span},
+};
+use telemetry::{RequestReport, RequestStage, Severity};
+
+use crate::{
+    state::{State, clean::clean_line, events::time_of_day, node::NodeStatus},
+    view::{
+        format::{fit, fit_right, width},
+        theme::Theme,
+        widgets::panel::{lines, panel},
+    },
+};
+
+/// Widths in cells: who asked, the stage, the count of tokens, the age.
+const BY: usize = 12;
+const STAGE: usize = 9;
+const COUNT: usize = 11;
+const AGE: usize = 7;
+/// Greatest width of a progress bar.
+const BAR_MAX: usize = 40;
+
+/// The requests that are not over, with their heads' names.
+fn open(state: &State) -> Vec<(&str, &RequestReport)> {
+    let live = state.cluster.nodes.iter().filter(|node| matches!(node.status(state.now), NodeStatus::Reports(_)));
+    live.flat_map(|node| node.report.iter().flat_map(|report| &report.traces).map(|trace| (node.name(), trace)))
+        .filter(|(_, trace)| !trace.stage.is_over())
+        .collect()
+}
+
+/// Lines wanted for the requests.
+pub(super) fn height(state: &State) -> u16 {
+    (open(state).len() as u16).saturating_add(1).max(2)
+}
+
+/// Renders the requests under way.
+pub(super) fn draw_requests(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+    if area.height < 2 {
+        return;
+    }
+    let open = open(state);
+    let room = usize::from(area.height) - 1;
+    let remark = match open.len() {
+        0 => String::new(),
+        count if count > room => format!("{room} of {count}; 5 shows all"),
+        count => format!("{count} under way"),
+    };
+    let inner = panel(frame, theme, area, false, "Requests", Span::styled(remark, theme.dim));
+    if open.is_empty() {
+        return lines(frame, inner, [Line::styled(" No request is under way. i opens the prompt box.", theme.dim)]);
+    }
+    lines(frame, inner, open.into_iter().map(|(head, trace)| request(theme, head, trace, usize::from(inner.width))));
+}
+
+fn request(theme: &Theme, head: &str, trace: &RequestReport, cells: usize) -> Line<'static> {
+    let (style, done, all) = match trace.stage {
+        RequestStage::Decoding => (theme.ok, trace.tokens, trace.max_tokens),
+        _ => (theme.warn, 0, trace.prompt_tokens),
+    };
+    let count = match trace.stage {
+        RequestStage::Decoding if all > 0 => format!("{done} of {all}"),
+        RequestStage::Decoding => format!("{done} tokens"),
+        _ => format!("prompt {all}"),
+    };
+    let by = if trace.by.is_empty() { head } else { &trace.by };
+    let texts = [
+        fit_right(&trace.number.to_string(), 4),
+        fit(&clean_line(by), BY),
+        fit(trace.stage.name(), STAGE),
+        fit_right(&count, COUNT),
+        fit_right(&format!("{:.1} s", trace.age_ms as f64 / 1e3), AGE),
+    ];
+    let used: usize = texts.iter().map(|text| width(text) + 1).sum();
+    let bar = cells.saturating_sub(used + 1).min(BAR_MAX);
+    let filled = if all > 0 { (u64::from(done) * bar as u64 / u64::from(all)).min(bar as u64) as usize } else { 0 };
+    let [number, by, stage, count, age] = texts;
+    Line::from_iter([
+        Span::styled(format!("{number} "), theme.dim),
+        Span::styled(format!("{by} "), theme.plain),
+        Span::styled(format!("{stage} "), style),
+        Span::styled(format!("{count} {age} "), theme.plain),
+        Span::styled("█".repeat(filled), style),
+        Span::styled("░".repeat(bar - filled), theme.dim),
+    ])
+}
+
+/// Renders the latest events, newest first.
+pub(super) fn draw_events(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+    if area.height < 2 {
+        return;
+    }
+    let entries = state.journal.events.entries();
+    let remark = if entries.is_empty() { String::new() } else { format!("{} kept, UTC; 6 shows all", entries.len()) };
+    let inner = panel(frame, theme, area, false, "Events", Span::styled(remark, theme.dim));
+    if entries.is_empty() {
+        return lines(frame, inner, [Line::styled(" Nothing has happened since this console runs.", theme.dim)]);
+    }
+    let cells = usize::from(inner.width);
+    let shown = entries.iter().rev().filter(|entry| entry.severity >= state.tables.severity_min);
+    let all = shown.map(|entry| {
+        let style: Style = match entry.severity {
+            Severity::Note => theme.plain,
+            Severity::Warning => theme.warn,
+            Severity::Error => theme.bad,
+        };
+        let time = time_of_day(state, entry.at);
+        let node = entry.node.and_then(|place| state.cluster.nodes.get(place)).map(|node| format!("{} ", node.name()));
+        let node = node.unwrap_or_default();
+        let text = fit(&entry.text, cells.saturating_sub(width(&time) + width(&node) + 2));
+        Line::from_iter([
+            Span::styled(format!(" {time} "), theme.dim),
+            Span::styled(node, theme.accent),
+            Span::styled(text, style),
+        ])
+    });
+    lines(frame, inner, all);
+}
