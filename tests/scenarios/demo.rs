@@ -79,7 +79,7 @@ fn demo_with_a_terminal_opens_the_dashboard_and_quit_ends_all() {
     let daemons = daemons_of(terminal.pid().as_raw().cast_unsigned());
     assert_eq!(daemons.len(), 4);
     terminal.keys("\r");
-    terminal.wait_for("as long as asked for");
+    terminal.wait_for("max tokens reached");
     terminal.keys("\x03");
     assert_eq!(terminal.ended(), Some(130));
     terminal.assert_restored();

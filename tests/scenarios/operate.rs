@@ -161,7 +161,7 @@ fn dashboard_restarts_all_excludes_and_includes_a_node() {
         terminal.keys("iROMEO:\r");
         // A restarted head counts from 0.
         wait_until("tokens arrive", || cluster.status(0)["tokens"].as_u64() == Some(count));
-        terminal.wait_for("8 tokens, as long as asked");
+        terminal.wait_for("8 tokens, max tokens");
         terminal.keys("\x1b");
         terminal.wait_for("q quit");
     };

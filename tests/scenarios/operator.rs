@@ -44,7 +44,7 @@ fn generates(screen: &mut Tmux, text: &str) {
     wait_until("the answer is there", || {
         let picture = screen.screen();
         // Some seeds make the model end it before.
-        let is_over = picture.contains("as long as asked for") || picture.contains("the model ended it");
+        let is_over = picture.contains("max tokens reached") || picture.contains("the model ended it");
         is_over && !picture.contains(&format!("> {text}"))
     });
 }

@@ -21,7 +21,7 @@ fn recorded_session_plays_without_nodes_and_is_read_only() {
     terminal.wait_for("Ready. i to type a prompt");
     terminal.wait_for("REC");
     terminal.keys("iROMEO:\r");
-    terminal.wait_for("16 tokens, as long as asked");
+    terminal.wait_for("16 tokens, max tokens");
     terminal.keys("\x03");
     assert_eq!(terminal.ended(), Some(130));
     drop(cluster);
@@ -32,7 +32,7 @@ fn recorded_session_plays_without_nodes_and_is_read_only() {
     terminal.wait_for("REPLAY");
     // The end of the session, which was in the prompt box; keys still switch pages.
     terminal.keys("\x1b[F");
-    terminal.wait_for("16 tokens, as long as asked");
+    terminal.wait_for("16 tokens, max tokens");
     terminal.wait_for(text.trim());
     terminal.keys("1");
     terminal.wait_for("Nodes");

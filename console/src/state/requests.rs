@@ -2,7 +2,12 @@
 //! console.
 use std::time::Duration;
 
-use common::{chat::FinishReason, ids::Epoch, units::Nanoseconds};
+use common::{
+    chat::FinishReason,
+    ids::Epoch,
+    latency::{RequestTimes, ratio},
+    units::Nanoseconds,
+};
 use telemetry::{RequestReport, RequestStage};
 
 use crate::state::{
@@ -14,16 +19,21 @@ use crate::state::{
     table::{Column, Table},
 };
 
+/// Width of a progress bar, in cells.
+const PROGRESS: usize = 16;
 /// The table's columns.
 const COLUMNS: &[Column] = &[
     Column::left("head", 10, 0),
     Column::right("no", 5, 7),
+    Column::left("client", 12, 5),
     Column::left("stage", 9, 0),
     Column::right("age s", 7, 1),
     Column::right("prompt", 6, 2),
     Column::right("cached", 6, 6),
     Column::right("read", 6, 8),
     Column::right("tokens", 6, 0),
+    Column::right("of", 6, 4),
+    Column::left("progress", 16, 9),
     Column::right("queue ms", 8, 5),
     Column::right("prefill", 8, 3),
     Column::right("decode", 8, 3),
@@ -75,12 +85,15 @@ fn cells(node: &Node, trace: &RequestReport) -> Vec<Cell> {
     vec![
         Cell::text(node.name()),
         Cell::figure(Some(trace.number as f64), |number| format!("{number:.0}")),
+        Cell::text(clean_line(&trace.by)),
         Cell::text(trace.stage.name()).toned(tone(&trace.stage)),
         Cell::figure(Some(trace.age_ms as f64), |age| format!("{:.1}", age / 1e3)),
         Cell::figure(Some(trace.prompt_tokens).filter(|count| *count > 0), |count| count.to_string()),
         Cell::figure(times.map(|times| times.cached_tokens), |count| count.to_string()),
         Cell::figure(times.map(|times| times.stored_tokens), |count| count.to_string()),
         Cell::figure(Some(trace.tokens), |count| count.to_string()),
+        Cell::figure(Some(trace.max_tokens).filter(|count| *count > 0), |count| count.to_string()),
+        progress(trace),
         milliseconds(times.map(|times| times.dispatched.milliseconds())),
         milliseconds(sampled.map(|times| span(times.dispatched, times.first_token))),
         milliseconds(sampled.map(|times| span(times.first_token, times.last_token))),
@@ -96,6 +109,27 @@ fn cells(node: &Node, trace: &RequestReport) -> Vec<Cell> {
     ]
 }
 
+/// The share of the most tokens that were asked for, as a bar while the request runs.
+fn progress(trace: &RequestReport) -> Cell {
+    if trace.stage.is_over() || trace.max_tokens == 0 {
+        return Cell::default();
+    }
+    let share = ratio(f64::from(trace.tokens), f64::from(trace.max_tokens)).min(1.0);
+    let filled = (share * PROGRESS as f64) as usize;
+    let text = "█".repeat(filled) + &"░".repeat(PROGRESS - filled);
+    Cell { text, number: Some(share), tone: tone(&trace.stage) }
+}
+
+/// Why an answer ended.
+pub fn reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "the model ended it",
+        FinishReason::Length => "max tokens reached",
+        FinishReason::Context => "context full",
+        FinishReason::Cancelled => "cancelled",
+    }
+}
+
 fn tone(stage: &RequestStage) -> Tone {
     match stage {
         RequestStage::Queued | RequestStage::Prefill => Tone::Warn,
@@ -107,14 +141,8 @@ fn tone(stage: &RequestStage) -> Tone {
 
 fn end(stage: &RequestStage) -> Cell {
     match stage {
-        RequestStage::Finished(reason, _) => Cell::text(match reason {
-            FinishReason::Stop => "the model ended it",
-            FinishReason::Length => "as long as asked for",
-            FinishReason::Context => "the context is full",
-            FinishReason::Cancelled => "cancelled",
-        })
-        .toned(Tone::Dim),
-        RequestStage::Abandoned => Cell::text("whoever asked went away").toned(Tone::Dim),
+        RequestStage::Finished(why, _) => Cell::text(reason(*why)).toned(Tone::Dim),
+        RequestStage::Abandoned => Cell::text("client disconnected").toned(Tone::Dim),
         RequestStage::Failed(fault) => Cell::text(clean_line(&fault.to_string())).toned(Tone::Bad),
         RequestStage::Queued | RequestStage::Prefill | RequestStage::Decoding => Cell::default(),
     }
@@ -125,24 +153,31 @@ fn held(state: &State) -> TableRow {
     let mut cells = vec![Cell::default(); COLUMNS.len()];
     let age: Duration = state.generation.request.age(state.now);
     cells[0] = Cell::text("here");
-    cells[2] = Cell::text("held").toned(Tone::Warn);
-    cells[3] = Cell::figure(Some(age.as_secs_f64()), |age| format!("{age:.1}"));
+    cells[3] = Cell::text("held").toned(Tone::Warn);
+    cells[4] = Cell::figure(Some(age.as_secs_f64()), |age| format!("{age:.1}"));
     cells[COLUMNS.len() - 1] = Cell::text("until a topology runs").toned(Tone::Warn);
     TableRow { key: "here".to_owned(), cells, is_stale: false }
 }
 
-/// Mean time to first token and mean time per output token of recently finished requests, in milliseconds.
-pub fn latencies(state: &State) -> (Option<f64>, Option<f64>) {
+/// Times of the recently finished requests that have tokens, oldest first.
+pub fn finished(state: &State) -> Vec<&RequestTimes> {
     let live = state.cluster.nodes.iter().filter(|node| matches!(node.status(state.now), NodeStatus::Reports(_)));
     let traces = live.filter_map(|node| node.report.as_ref()).flat_map(|report| &report.traces);
-    let times = || {
-        traces.clone().filter_map(|trace| match &trace.stage {
-            RequestStage::Finished(_, times) => Some(times),
+    let mut found: Vec<(u64, &RequestTimes)> = traces
+        .filter_map(|trace| match &trace.stage {
+            RequestStage::Finished(_, times) if times.sampled_tokens > 0 => Some((trace.age_ms, times.as_ref())),
             _ => None,
         })
-    };
+        .collect();
+    found.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
+    found.into_iter().map(|(_, times)| times).collect()
+}
+
+/// Mean time to first token and mean time per output token of recently finished requests, in milliseconds.
+pub fn latencies(state: &State) -> (Option<f64>, Option<f64>) {
+    let finished = finished(state);
     let mean = |values: Vec<f64>| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
-    let ttft = times().filter(|times| times.sampled_tokens > 0).map(|times| times.ttft_ms()).collect();
-    let tpot = times().filter(|times| times.sampled_tokens > 1).map(|times| times.tpot_ms()).collect();
+    let ttft = finished.iter().map(|times| times.ttft_ms()).collect();
+    let tpot = finished.iter().filter(|times| times.sampled_tokens > 1).map(|times| times.tpot_ms()).collect();
     (mean(ttft), mean(tpot))
 }

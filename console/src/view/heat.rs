@@ -1,5 +1,5 @@
-//! Heat map of the all-reduces of every layer and rank: one digit per cell, readable without colour; to its right the
-//! figures of the selected rank, below it the last minutes.
+//! Heat map of the all-reduces of every layer and rank: a bar with its time where there is room, otherwise a digit, so
+//! that it is readable without colour; to its right the figures of the selected rank, below it the last minutes.
 use std::time::Duration;
 
 use common::units::Nanoseconds;
@@ -28,6 +28,12 @@ const LAYER: usize = 8;
 /// Width of a figure, and of the straggler's name, in cells.
 const TIME: usize = 6;
 const WAITED: usize = 4;
+/// Least width of a rank's cell that has a bar and a time, its greatest width, and the width of the selected rank's name.
+const CELL_BAR: usize = 11;
+const CELL_MAX: usize = 24;
+const OWN_NAME: usize = 12;
+/// Fillings of the last cell of a bar in eighths.
+const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 /// The shortest time with digit 1; each further digit doubles it.
 const SCALE_NS: u64 = 32_000;
 /// Bar heights of the strip of the last minutes.
@@ -73,7 +79,15 @@ impl Columns {
             _ => Vec::new(),
         };
         let with_waited = !numbers.is_empty() && left >= numbers.len() * TIME + WAITED;
+        let beside = numbers.len() * TIME + if with_waited { WAITED } else { 0 } + OWN_NAME;
+        let wide = cell + left.saturating_sub(beside) / shown.max(1);
+        let cell = if shown == ranks && wide >= CELL_BAR { wide.min(CELL_MAX) } else { cell };
         Self { cell, ranks: shown, numbers, with_waited }
+    }
+
+    /// Whether a rank's cell has a time and a bar.
+    fn has_bars(&self) -> bool {
+        self.cell >= CELL_BAR
     }
 }
 
@@ -112,7 +126,7 @@ pub(super) fn draw(
     lines(frame, area, std::iter::once(heading).chain(body));
     let bottom = |above: u16| Rect { y: area.bottom().saturating_sub(above), height: 1, ..area };
     if area.height >= 4 {
-        frame.render_widget(scale(theme, usual), bottom(2));
+        frame.render_widget(scale(theme, usual, columns.has_bars()), bottom(2));
         frame.render_widget(strip(state, theme, usize::from(area.width)), bottom(1));
     }
     (rows, height)
@@ -152,13 +166,17 @@ fn remark(state: &State, first: usize, height: usize, rows: usize, hidden: usize
 fn heading(theme: &Theme, picture: &SyncPicture, columns: &Columns, selected: usize, metric: Metric) -> Line<'static> {
     let late = picture.straggler.as_ref().map(|(place, _)| *place);
     let mut spans = vec![Span::styled(fit("layer", LAYER), theme.dim)];
-    for (place, (row, _)) in picture.ranks.iter().take(columns.ranks).enumerate() {
+    for (place, (row, name)) in picture.ranks.iter().take(columns.ranks).enumerate() {
         let style = match place {
             _ if place == selected => theme.accent,
             _ if late == Some(place) => theme.warn,
             _ => theme.dim,
         };
-        spans.push(Span::styled(fit_right(&row.member.to_string(), columns.cell), style));
+        let title = match columns.has_bars() {
+            true => format!("{} {}", " ".repeat(TIME), fit(name, columns.cell - TIME - 1)),
+            false => fit_right(&row.member.to_string(), columns.cell),
+        };
+        spans.push(Span::styled(title, style));
     }
     spans.push(Span::raw("  "));
     for number in &columns.numbers {
@@ -190,19 +208,26 @@ fn line(
     let label = format!("{} {}", fit_right(&(row / 2).to_string(), 3), fit(kind, LAYER - 4));
     let mut spans = vec![Span::styled(label, theme.dim)];
     for rank in 0..columns.ranks {
-        spans.push(Span::raw(" ".repeat(columns.cell - 1)));
-        spans.push(match picture.sync(rank, row) {
-            Some(sync) => {
-                let time = metric.of(sync);
-                Span::styled(digit(time).to_string(), style(theme, time, usual))
-            }
-            None => Span::styled("–", theme.dim),
+        let time = picture.sync(rank, row).map(|sync| metric.of(sync));
+        spans.push(match time {
+            Some(time) if columns.has_bars() => Span::styled(bar(time, usual, columns.cell), style(theme, time, usual)),
+            Some(time) => Span::styled(fit_right(&digit(time).to_string(), columns.cell), style(theme, time, usual)),
+            None => Span::styled(fit_right("–", columns.cell), theme.dim),
         });
     }
     spans.push(Span::raw("  "));
     let own = picture.ranks.get(selected).map(|(row, _)| row.member);
     spans.extend(picture.sync(selected, row).into_iter().flat_map(|sync| numbers(theme, columns, sync, own)));
     Line::from(spans)
+}
+
+/// A time and a bar that is full at four times the usual one.
+fn bar(time: Nanoseconds, usual: Nanoseconds, width: usize) -> String {
+    let cells = width - TIME - 1;
+    let share = common::latency::ratio(time.0 as f64, 4.0 * usual.0 as f64);
+    let eighths = ((share * 8.0 * cells as f64).round() as usize).min(8 * cells);
+    let bar = "█".repeat(eighths / 8) + EIGHTHS[eighths % 8];
+    format!("{} {}", fit_right(&tight_time(time), TIME), fit(&bar, cells))
 }
 
 /// The figures of the selected rank.
@@ -223,16 +248,21 @@ fn numbers(theme: &Theme, columns: &Columns, sync: &LayerSync, own: Option<usize
     spans
 }
 
-/// The legend of digits and colours.
-fn scale(theme: &Theme, usual: Nanoseconds) -> Line<'static> {
-    let time = |doublings: u32| tight_time(Nanoseconds(SCALE_NS << doublings));
-    let (first, last, usual) = (time(0), time(8), tight_time(usual));
-    let text = format!(" 0 below {first}, each digit doubles, 9 from {last}; usual {usual}, ");
+/// The legend of bars or digits, and of colours.
+fn scale(theme: &Theme, usual: Nanoseconds, has_bars: bool) -> Line<'static> {
+    let median = tight_time(usual);
+    let text = match has_bars {
+        true => format!(" a full bar is 4 times the median of {median}; colours from "),
+        false => {
+            format!(" digit n: up to {} times 2^n; median {median}, colours from ", tight_time(Nanoseconds(SCALE_NS)))
+        }
+    };
     Line::from_iter([
         Span::styled(text, theme.dim),
-        Span::styled("twice", theme.warn),
-        Span::styled(", ", theme.dim),
+        Span::styled("2 times", theme.warn),
+        Span::styled(" and ", theme.dim),
         Span::styled("4 times", theme.bad),
+        Span::styled(" of it on", theme.dim),
     ])
 }
 
@@ -275,6 +305,14 @@ mod tests {
         assert_eq!((columns.ranks, columns.cell, columns.numbers.len()), (16, 3, 3));
         let columns = Columns::of(80, 4);
         assert_eq!((columns.ranks, columns.numbers.len(), columns.with_waited), (4, 6, true));
+        assert_eq!([80, 120, 200, 300].map(|width| Columns::of(width, 4).cell), [3, 14, 24, 24]);
+        assert_eq!(Columns::of(120, 16).cell, 3);
+    }
+
+    #[test]
+    fn bar_is_full_at_four_times_the_usual_time() {
+        let bars = [0, 1, 2, 4, 9].map(|times| bar(Nanoseconds(times * 100_000), Nanoseconds(100_000), 11));
+        assert_eq!(bars, ["   0us     ", " 100us █   ", " 200us ██  ", " 400us ████", " 900us ████"]);
         assert!(Columns::of(60, 64).ranks < 64 && Columns::of(0, 4).ranks == 0);
     }
 }

@@ -1,5 +1,6 @@
 //! Renders the state: the layout of the screen at each size. Reads the state and changes nothing.
 mod ascii;
+mod chart;
 mod cluster;
 mod colour;
 mod compare;

@@ -1,7 +1,7 @@
 //! The text panel: the prompt, the generated text and how it ended; without a text, the next step.
 use std::ops::Range;
 
-use common::{chat::FinishReason, fault::Fault};
+use common::fault::Fault;
 use ratatui::{
     Frame,
     layout::Rect,
@@ -14,6 +14,7 @@ use crate::{
         AssignmentStatus, Panel, State, TextScroll,
         clean::{clean, clean_line},
         request::{Phase, Request},
+        requests,
         result::GenerationResult,
         status::hint,
     },
@@ -130,12 +131,7 @@ fn status(request: &Request, theme: &Theme) -> Span<'static> {
         Phase::Withdrawn => ("cancelled before it was sent".to_owned(), theme.dim),
         Phase::Failed(fault) => (format!("failed: {}", fault.kind.code()), theme.bad),
         Phase::Finished(finished) => {
-            let why = match finished.reason {
-                FinishReason::Stop => "the model ended it",
-                FinishReason::Length => "as long as asked for",
-                FinishReason::Context => "the context is full",
-                FinishReason::Cancelled => "cancelled",
-            };
+            let why = requests::reason(finished.reason);
             (format!("{}, {why}", tokens(finished.times.sampled_tokens)), theme.dim)
         }
     };

@@ -2,7 +2,6 @@
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
-    text::{Line, Span},
 };
 
 use crate::{
@@ -11,17 +10,11 @@ use crate::{
         pulse::{Moment, moments},
     },
     view::{
-        format::fit_right,
+        chart::{self, Chart},
         theme::Theme,
-        widgets::{
-            graph::{graph, scale_end, styled},
-            panel::{lines, panel},
-        },
     },
 };
 
-/// Width of the scale, in cells.
-const SCALE: usize = 5;
 /// From this width there is a third graph.
 const WIDTH_THREE: u16 = 110;
 
@@ -61,28 +54,12 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     }
     let count = if area.width >= WIDTH_THREE { 3 } else { 2 };
     let areas = Layout::horizontal(vec![Constraint::Fill(1); count]).spacing(1).split(area);
-    let moments = moments(state, usize::from(areas[0].width).saturating_sub(SCALE + 1));
     for (kind, area) in KINDS.iter().zip(areas.iter()) {
-        draw_one(theme, frame, *area, kind, &moments);
+        let moments = moments(state, chart::cells(*area));
+        let values: Vec<Option<f64>> = moments.iter().map(kind.of).collect();
+        let most = values.iter().flatten().copied().fold(0.0, f64::max);
+        let now = values.last().copied().flatten().map_or_else(|| "–".to_owned(), kind.write);
+        let remark = format!("{now}, max {}, {} s", (kind.write)(most), moments.len());
+        chart::draw(theme, frame, *area, Chart { title: kind.title, remark, values: &values, mark: kind.mark });
     }
-}
-
-fn draw_one(theme: &Theme, frame: &mut Frame, area: Rect, kind: &Kind, moments: &[Moment]) {
-    let values: Vec<Option<f64>> = moments.iter().map(kind.of).collect();
-    let most = values.iter().flatten().copied().fold(0.0, f64::max);
-    let now = values.last().copied().flatten().map_or_else(|| "–".to_owned(), kind.write);
-    let remark = format!("{now}, max {}, {} s", (kind.write)(most), moments.len());
-    let inner = panel(frame, theme, area, false, kind.title, Span::styled(remark, theme.dim));
-    let (high, rows) = (scale_end(most), usize::from(inner.height));
-    let bars = graph(&values, high, usize::from(inner.width).saturating_sub(SCALE + 1), rows);
-    let all = bars.into_iter().enumerate().map(|(row, bars)| {
-        let mark = match row {
-            0 => (kind.mark)(high),
-            row if row + 1 == rows => "0".to_owned(),
-            _ => String::new(),
-        };
-        let mark = Span::styled(fit_right(&mark, SCALE) + "│", theme.dim);
-        Line::from_iter(std::iter::once(mark).chain(styled(&bars, |_| theme.accent, theme.dim)))
-    });
-    lines(frame, inner, all);
 }
