@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the unmodified commands of the RUNBOOK, from three fresh machines to the first answer, and measures their time:
+# Runs the unmodified commands of docs/first-hour.md, from three fresh machines to the first answer, and measures their time:
 # packaging/quick-start-test.sh [FOLDER with the .deb, default target/debian]. Three containers under a real systemd on a bridge of
 # their own, 192.168.1.11 to 13. Root; Debian's debootstrap and systemd-container. Leaves no process and no network behind. Exit code
 # 77: no base system can be created here, or it does not boot.
@@ -33,7 +33,7 @@ ctr() {
     shift
     setsid -w nsenter -t "${init[$node]}" -a -- /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb LC_ALL=C DEBIAN_FRONTEND=noninteractive "$@"
 }
-lines() { awk -v kind="\`\`\`sh $1" '$0 == kind {on = 1; next} /^```/ {on = 0} on' RUNBOOK.md; }
+lines() { awk -v kind="\`\`\`sh $1" '$0 == kind {on = 1; next} /^```/ {on = 0} on' docs/first-hour.md; }
 
 [ -e "$base.ready" ] || { mkdir -p "$base"; debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,procps,iproute2 bookworm "$base" >"$base.log" 2>&1 && touch "$base.ready"; } ||
     impossible "no base system; see $base.log"

@@ -30,36 +30,6 @@ fn crates() -> BTreeMap<String, (PathBuf, Vec<String>)> {
     crates.collect()
 }
 
-/// The pages that name files.
-const PAGES: [&str; 6] =
-    ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "RUNBOOK.md", "docs/tuning.md", "bench/measurements.md"];
-
-#[test]
-fn every_path_that_a_document_names_exists() {
-    let mut missing = Vec::new();
-    for page in PAGES {
-        let text = fs::read_to_string(root().join(page)).expect("the page can be read");
-        let spans = text.split('`').skip(1).step_by(2);
-        // A name in capitals stands for any name.
-        let wanted = spans
-            .filter(|span| {
-                let rooms =
-                    ["bench/", "shared/", "daemon/", "console/", "tests/", "docs/", "packaging/", "systemd/", ".ci/"];
-                let plain = span.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
-                plain && rooms.iter().any(|room| span.starts_with(room))
-            })
-            .filter(|span| {
-                !span
-                    .replace("README", "")
-                    .replace("RUNBOOK", "")
-                    .split(['/', '.'])
-                    .any(|part| part.len() > 2 && part.chars().all(char::is_uppercase))
-            });
-        missing.extend(wanted.filter(|span| !root().join(span).exists()).map(|span| format!("{page}: {span}")));
-    }
-    assert!(missing.is_empty(), "{}", missing.join("\n"));
-}
-
 /// Whether `from` reaches `to` by two or more arrows.
 fn is_implied(crates: &BTreeMap<String, (PathBuf, Vec<String>)>, from: &str, to: &str) -> bool {
     fn reaches(crates: &BTreeMap<String, (PathBuf, Vec<String>)>, from: &str, to: &str) -> bool {

@@ -93,11 +93,15 @@ impl RequestLines {
         self.values("content-type").next()
     }
 
-    /// The head to send to a node, with the node's address as host.
+    /// The head to send to a node, with the node's address as host. The origin of the node's own page, which a browser
+    /// loads from this proxy, becomes that of the node; any other stays.
     pub(crate) fn for_node(&self, address: &str) -> Vec<u8> {
         let mut text = format!("{}\r\nHost: {address}\r\n", self.line);
+        let node = format!("http://{address}");
         for (name, value) in self.headers.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("host")) {
-            text.extend([name, ": ", value, "\r\n"]);
+            let is_own = name.eq_ignore_ascii_case("origin")
+                && value.strip_prefix("http://").is_some_and(|host| self.values("host").all(|own| own == host));
+            text.extend([name, ": ", if is_own { &node } else { value }, "\r\n"]);
         }
         text.push_str("\r\n");
         text.into_bytes()
@@ -128,6 +132,10 @@ mod tests {
             "{passed}"
         );
         assert!(passed.contains("\r\nOrigin: null\r\n") && passed.ends_with("\r\n\r\n"), "{passed}");
+        let page = b"GET /ui/page.js HTTP/1.1\r\nHost: localhost:9980\r\nOrigin: http://localhost:9980\r\n\r\n";
+        let (head, _) = RequestLines::parse(page).expect("it is right").expect("it is whole");
+        let passed = String::from_utf8(head.for_node("10.0.0.1:9980")).expect("it is text");
+        assert!(passed.contains("\r\nOrigin: http://10.0.0.1:9980\r\n") && !passed.contains("localhost"), "{passed}");
         let absolute = b"GET http://evil.example:80/health HTTP/1.1\r\nHost: localhost\r\n\r\n";
         let (head, _) = RequestLines::parse(absolute).expect("it is right").expect("it is whole");
         assert_eq!(head.asking().hosts, ["localhost", "evil.example:80"]);

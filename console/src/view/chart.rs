@@ -48,7 +48,7 @@ pub(super) fn draw(theme: &Theme, frame: &mut Frame, area: Rect, chart: Chart<'_
             _ => String::new(),
         };
         let mark = Span::styled(fit_right(&mark, SCALE) + "│", theme.dim);
-        Line::from_iter(std::iter::once(mark).chain(styled(&bars, |_| theme.accent, theme.dim)))
+        Line::from_iter(std::iter::once(mark).chain(styled(&bars, |_| theme.accent, theme.faint)))
     });
     lines(frame, inner, all);
 }

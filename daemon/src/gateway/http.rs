@@ -38,11 +38,11 @@ use super::{
     error::ApiError,
     intake::{Intake, receive},
     metrics::Moment,
-    models, native, ollama, openai, openapi,
+    models, native, nodes, ollama, openai, openapi,
     outline::Bounds,
     pages, paths,
     request::{Asked, RUNNING_MAX},
-    responses, texts,
+    responses, texts, web,
     writer::{Demand, Framing},
 };
 use crate::gateway::complete::{Permission, ReceivedRequest};
@@ -74,6 +74,10 @@ pub(super) fn router(gateway: Arc<Gateway>) -> Router {
 fn routes(gateway: Arc<Gateway>) -> Router {
     Router::new()
         .route("/", get(root))
+        .route("/ui", get(web::to_page))
+        .route("/ui/", get(web::page))
+        .route("/ui/{file}", get(web::file))
+        .route("/cluster", get(nodes::get))
         .route("/openapi.json", get(openapi::get))
         .route("/ping", get(health))
         .route("/version", get(version))
@@ -145,7 +149,7 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
         Ok(_) if is_crowded && !matches!(path, "/health" | "/ping" | "/metrics") => {
             ApiError::connections_full().into_response()
         }
-        Ok(_) if matches!(path, "/health" | "/ping") || permission.is_some() => next.run(request).await,
+        Ok(_) if is_open(&request) || permission.is_some() => next.run(request).await,
         Ok(_) => ApiError::unauthorized().into_response(),
     };
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
@@ -159,6 +163,12 @@ async fn around(State(gateway): State<Arc<Gateway>>, mut request: Request, next:
     }
     gateway.metrics.answered(path, response.status().as_u16());
     response.map(|body| Body::new(Answering { body, _open: open }))
+}
+
+/// Whether a request needs no key: one for the state of the node, or for the page, which asks its user for a key.
+fn is_open(request: &Request) -> bool {
+    let path = request.uri().path();
+    matches!(path, "/health" | "/ping" | "/ui") || path.starts_with("/ui/") || web::opens_page(request)
 }
 
 /// An error in the form of the API that the path belongs to.
@@ -232,6 +242,7 @@ fn known_path(path: &str) -> &'static str {
         "/v1/models",
         "/v1/responses",
         "/apply-template",
+        "/cluster",
         "/completion",
         "/detokenize",
         "/health",
@@ -244,6 +255,9 @@ fn known_path(path: &str) -> &'static str {
         "/traces",
         "/version",
     ];
+    if path == "/ui" || path.starts_with("/ui/") {
+        return "/ui/";
+    }
     known.into_iter().find(|known| path == *known).unwrap_or("other")
 }
 
@@ -322,8 +336,12 @@ impl HttpBody for Answering {
     }
 }
 
-async fn root() -> Json<Value> {
-    Json(json!({"name": "bramble", "version": VERSION, "api": "/v1"}))
+async fn root(request: Request) -> Response {
+    let vary = [(header::VARY, "accept")];
+    if web::opens_page(&request) {
+        return (vary, web::to_page().await).into_response();
+    }
+    (vary, Json(json!({"name": "bramble", "version": VERSION, "api": "/v1"}))).into_response()
 }
 
 async fn version() -> Json<Value> {

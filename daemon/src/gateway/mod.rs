@@ -23,6 +23,7 @@ mod intake;
 mod metrics;
 mod models;
 mod native;
+mod nodes;
 mod object;
 mod ollama;
 mod openai;
@@ -46,6 +47,7 @@ mod texts;
 mod thoughts;
 mod trace;
 mod typed_json;
+mod web;
 mod writer;
 
 pub use settings::{ApiKey, GatewaySettings, Wanted, check_mode};

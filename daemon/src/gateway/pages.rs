@@ -1,5 +1,5 @@
-//! Requests caused by web pages: refused before their bodies are read, unless the operator allows the page's origin;
-//! then the response has the CORS headers that let the page read it.
+//! Requests caused by web pages: refused before their bodies are read, unless the page is this node's own (`web`) or the
+//! operator allows its origin; then the response has the CORS headers that let the page read it.
 use axum::{
     body::Body,
     extract::Request,
@@ -100,10 +100,13 @@ mod tests {
         let good = [("host", "pi1:9980"), ("origin", "https://chat.example")];
         assert_eq!(page(&open, &request(&good)), Ok(Some(HeaderValue::from_static("https://chat.example"))));
         assert_eq!(page(&open, &request(&good[..1])), Ok(None));
+        let own = [("host", "pi1:9980"), ("origin", "http://pi1:9980")];
+        assert_eq!(page(&closed, &request(&own)), Ok(Some(HeaderValue::from_static("http://pi1:9980"))));
         for (policy, bad) in [
             (&closed, &good[..]),
             (&open, &[("host", "evil.example"), ("origin", "https://chat.example")]),
             (&open, &[("host", "pi1"), ("host", "evil.example")]),
+            (&closed, &[("host", "pi1:9980"), ("origin", "http://pi1:3000")]),
             (&open, &[("host", "pi1"), ("sec-fetch-site", "cross-site")]),
             (&open, &[("host", "pi1"), ("origin", "null")]),
         ] {

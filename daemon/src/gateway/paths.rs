@@ -5,9 +5,10 @@ use axum::http::Uri;
 /// Paths below `/v1`.
 const VERSIONED: [&str; 6] = ["chat/completions", "completions", "embeddings", "messages", "models", "responses"];
 /// Paths outside of `/v1`.
-const PLAIN: [&str; 13] = [
+const PLAIN: [&str; 14] = [
     "api/embed",
     "apply-template",
+    "cluster",
     "completion",
     "detokenize",
     "health",
@@ -69,6 +70,9 @@ mod tests {
             ("/v1", "/"),
             ("/v1/", "/"),
             ("/", "/"),
+            ("/v1/cluster", "/cluster"),
+            ("/ui/", "/ui/"),
+            ("/ui/page.js", "/ui/page.js"),
             ("/other/", "/other/"),
             ("/completionsx", "/completionsx"),
         ] {

@@ -109,17 +109,18 @@ impl BrowserPolicy {
         Ok(policy)
     }
 
-    /// Returns the origin of the allowed page that sent the request, or `None` if no page did.
+    /// Returns the origin of the allowed page that sent the request, or `None` if no page did. A page of this server
+    /// itself is allowed.
     ///
     /// # Errors
     /// A web page may have caused the request.
     pub fn check<'a>(&self, head: &RequestHead<'a>) -> Result<Option<&'a str>, Refusal> {
         // Programs may omit Host (HTTP/1.0); browsers never do.
-        if let Some(wrong) = head.hosts.iter().find(|host| !self.has_host(host)) {
+        if let Some(wrong) = head.hosts.iter().find(|host| !self.has_host(host, true)) {
             return Err(Refusal::Host(shown(wrong)));
         }
         match head.origin {
-            Some(origin) if self.has_origin(origin) => Ok(Some(origin)),
+            Some(origin) if self.has_origin(origin) || self.is_own(origin, head) => Ok(Some(origin)),
             Some(origin) => Err(Refusal::Origin(shown(origin))),
             None if head.site.is_some_and(|site| !matches!(site, "same-origin" | "same-site" | "none")) => {
                 Err(Refusal::CrossSite)
@@ -128,7 +129,18 @@ impl BrowserPolicy {
         }
     }
 
-    fn has_host(&self, authority: &str) -> bool {
+    /// Whether this server itself served the page: host and port of the origin are those that the request was sent to.
+    /// Behind a proxy with TLS they are not, because the scheme differs. A host that only `*` allows does not count: a
+    /// page could have pointed its own name at this server (DNS rebinding).
+    fn is_own(&self, origin: &str, head: &RequestHead<'_>) -> bool {
+        let Some(authority) = origin.strip_prefix("http://") else { return false };
+        head.site.is_none_or(|site| site == "same-origin")
+            && !head.hosts.is_empty()
+            && head.hosts.iter().all(|host| host.eq_ignore_ascii_case(authority) && self.has_host(host, false))
+    }
+
+    /// Whether a host is allowed; `*` counts only if `counts_any`.
+    fn has_host(&self, authority: &str, counts_any: bool) -> bool {
         let authority = authority.trim();
         if let Some(rest) = authority.strip_prefix('[') {
             let Some((address, port)) = rest.split_once(']') else { return false };
@@ -140,7 +152,7 @@ impl BrowserPolicy {
         is_port(port)
             && (host == "localhost"
                 || host.parse::<Ipv4Addr>().is_ok()
-                || self.hosts.iter().any(|known| *known == host || known == "*"))
+                || self.hosts.iter().any(|known| *known == host || (counts_any && known == "*")))
     }
 
     fn has_origin(&self, origin: &str) -> bool {
@@ -262,6 +274,48 @@ mod tests {
         let any = policy(&["*"], &["*"]).expect("it is good");
         assert_eq!(ask(&any, Some("null"), Some("cross-site")), Ok(Some("null".into())));
         assert_eq!(any.check(&with_host("evil.example")), Ok(None));
+    }
+
+    #[test]
+    fn page_of_the_server_itself_is_allowed_under_its_names_only() {
+        let closed = policy(&["llm.example.org"], &[]).expect("it is good");
+        let any = policy(&["*"], &[]).expect("it is good");
+        let ask = |policy: &BrowserPolicy, hosts: &[&'static str], origin, site| {
+            let head = RequestHead { hosts: hosts.to_vec(), origin: Some(origin), site };
+            policy.check(&head).is_ok()
+        };
+        for (host, origin) in [
+            ("127.0.0.1:9980", "http://127.0.0.1:9980"),
+            ("[::1]:9980", "http://[::1]:9980"),
+            ("PI1.local:9980", "http://pi1.local:9980"),
+            ("pi1", "http://pi1"),
+            ("llm.example.org", "http://llm.example.org"),
+        ] {
+            for site in [None, Some("same-origin")] {
+                assert!(ask(&closed, &[host], origin, site), "{host} {origin}");
+                assert!(ask(&closed, &[host, host], origin, site), "an absolute URL repeats the host");
+            }
+            for site in ["same-site", "cross-site", "none"] {
+                assert!(!ask(&closed, &[host], origin, Some(site)), "{host} {origin} {site}");
+            }
+        }
+        for (hosts, origin) in [
+            (&["127.0.0.1:9980"][..], "http://127.0.0.1"),
+            (&["127.0.0.1:9980"], "http://127.0.0.1:3000"),
+            (&["127.0.0.1:9980"], "https://127.0.0.1:9980"),
+            (&["127.0.0.1:9980"], "http://localhost:9980"),
+            (&["127.0.0.1:9980"], "127.0.0.1:9980"),
+            (&["127.0.0.1:9980"], "http://127.0.0.1:9980/"),
+            (&["evil.example:9980"], "http://evil.example:9980"),
+            (&["evil.example:9980", "127.0.0.1:9980"], "http://127.0.0.1:9980"),
+            (&["127.0.0.1:9980", "pi1:9980"], "http://127.0.0.1:9980"),
+            (&[""], "http://"),
+            (&[], "http://127.0.0.1:9980"),
+        ] {
+            assert!(!ask(&closed, hosts, origin, None), "{hosts:?} {origin}");
+        }
+        assert!(!ask(&any, &["evil.example:9980"], "http://evil.example:9980", None), "it may be rebound");
+        assert!(ask(&any, &["pi1:9980"], "http://pi1:9980", None));
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub struct Fault {
     pub kind: FaultKind,
 }
 
-/// Severity class of a fault; the console derives its exit code from it (table in the README).
+/// Severity class of a fault; the console derives its exit code from it (table in docs/operate.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultClass {
     /// The operation failed.

@@ -43,7 +43,7 @@ pub const WARNINGS_CODE: u8 = 6;
 /// Exit code of a check that found errors.
 pub const ERRORS_CODE: u8 = 7;
 
-/// The exit code of a check: 0 if there are only notes (table in the README).
+/// The exit code of a check: 0 if there are only notes (table in docs/operate.md).
 pub fn exit_code<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> u8 {
     match findings.into_iter().map(|finding| finding.severity).max() {
         None | Some(Severity::Note) => 0,

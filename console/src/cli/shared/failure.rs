@@ -65,7 +65,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The exit code (table in the README).
+    /// The exit code (table in docs/operate.md).
     pub fn code(&self) -> u8 {
         match self {
             Self::Fault(fault) => code_of(fault),

@@ -66,7 +66,8 @@ fn request(theme: &Theme, head: &str, trace: &RequestReport, cells: usize) -> Li
         RequestStage::Decoding => format!("{done} tokens"),
         _ => format!("prompt {all}"),
     };
-    let by = if trace.by.is_empty() { head } else { &trace.by };
+    // A forwarding node is named with its address.
+    let by = trace.by.split(" (").next().filter(|by| !by.is_empty()).unwrap_or(head);
     let texts = [
         fit_right(&trace.number.to_string(), 4),
         fit(&clean_line(by), BY),
@@ -84,7 +85,7 @@ fn request(theme: &Theme, head: &str, trace: &RequestReport, cells: usize) -> Li
         Span::styled(format!("{stage} "), style),
         Span::styled(format!("{count} {age} "), theme.plain),
         Span::styled("█".repeat(filled), style),
-        Span::styled("░".repeat(bar - filled), theme.dim),
+        Span::styled("░".repeat(bar - filled), theme.faint),
     ])
 }
 

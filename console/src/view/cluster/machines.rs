@@ -187,7 +187,7 @@ impl Look<'_> {
             if is_ill { self.theme.bad } else { self.plain(self.theme.accent) }
         };
         let lines = graph(&values, high - low, self.cells, self.rows).into_iter();
-        let graph = lines.map(|line| styled(&line, style, self.theme.dim));
+        let graph = lines.map(|line| styled(&line, style, self.theme.faint));
         Part {
             figure: last.map_or_else(|| "–".to_owned(), write),
             beside: most.map_or_else(String::new, |most| format!("max {}", write(most))),
@@ -207,7 +207,7 @@ impl Look<'_> {
         let filled = ((used / total * self.cells as f64).round() as usize).min(self.cells);
         let bar = vec![
             Span::styled("█".repeat(filled), self.plain(self.theme.ok)),
-            Span::styled("░".repeat(self.cells - filled), self.theme.dim),
+            Span::styled("░".repeat(self.cells - filled), self.theme.faint),
         ];
         // Eleven cells hold up to 99.9 of 999 GiB.
         let total_figure =

@@ -114,7 +114,9 @@ fn rank_lines(
             for (index, (bar, time)) in bars.chars().zip(&times).enumerate() {
                 let wide = (index + 1) * cells / times.len() - index * cells / times.len();
                 let bars = bar.to_string().repeat(wide);
-                spans.extend(styled(&bars, |_| heat::style(theme, *time, usual), theme.dim));
+                let style = heat::style(theme, *time, usual);
+                let style = if style == theme.plain { theme.ok } else { style };
+                spans.extend(styled(&bars, |_| style, theme.faint));
             }
             Line::from(spans)
         })

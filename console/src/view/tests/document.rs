@@ -1,4 +1,4 @@
-//! Checks that the screens in README and RUNBOOK equal the stored snapshots. A line `<!-- screen: NAME FIRST-LAST -->`
+//! Checks that the screens in RUNBOOK equal the stored snapshots. A line `<!-- screen: NAME FIRST-LAST -->`
 //! names the snapshot and the lines that the code block after it must contain. `BRAMBLE_UPDATE_SNAPSHOTS=1 cargo test
 //! -p bramble-console` rewrites the blocks; run it twice after the snapshots have changed.
 use std::{fs, path::Path};
@@ -38,20 +38,18 @@ fn with_screens(text: &str, pictures: &Path) -> Result<(String, usize), String> 
 }
 
 #[test]
-fn readme_and_runbook_screens_equal_the_snapshots() {
+fn runbook_screens_equal_the_snapshots() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let pictures = own.join("src/view/snapshots");
-    for name in ["README.md", "RUNBOOK.md"] {
-        let path = own.parent().expect("the package is in the repository").join(name);
-        let text = fs::read_to_string(&path).expect("document exists");
-        let (written, count) = with_screens(&text, &pictures).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert!(count > 0, "{name} shows a screen");
-        if std::env::var_os("BRAMBLE_UPDATE_SNAPSHOTS").is_some() && written != text {
-            fs::write(&path, &written).expect("document is written");
-        }
-        let stored = fs::read_to_string(&path).expect("document exists");
-        assert!(written == stored, "{name}: screen differs from its snapshot; BRAMBLE_UPDATE_SNAPSHOTS=1 rewrites it");
+    let path = own.parent().expect("the package is in the repository").join("RUNBOOK.md");
+    let text = fs::read_to_string(&path).expect("document exists");
+    let (written, count) = with_screens(&text, &pictures).unwrap_or_else(|error| panic!("{error}"));
+    assert!(count > 0, "it shows a screen");
+    if std::env::var_os("BRAMBLE_UPDATE_SNAPSHOTS").is_some() && written != text {
+        fs::write(&path, &written).expect("document is written");
     }
+    let stored = fs::read_to_string(&path).expect("document exists");
+    assert!(written == stored, "a screen differs from its snapshot; BRAMBLE_UPDATE_SNAPSHOTS=1 rewrites it");
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub struct Theme {
     pub tab: Style,
     /// The ground of the selected row.
     pub selected: Style,
+    /// What only shows an extent, such as the dots of an empty graph.
+    pub faint: Style,
     /// Default foreground and background, if they are not the terminal's.
     ground: Option<(Color, Color)>,
     is_ascii: bool,
@@ -39,15 +41,18 @@ struct Colours {
     accent: u8,
     on_accent: u8,
     selected: u8,
+    faint: u8,
     ok: u8,
     warn: u8,
     bad: u8,
 }
 
-const DARK: Colours = Colours { dim: 248, accent: 80, on_accent: 16, selected: 237, ok: 114, warn: 221, bad: 210 };
-const LIGHT: Colours = Colours { dim: 240, accent: 24, on_accent: 231, selected: 255, ok: 22, warn: 94, bad: 124 };
+const DARK: Colours =
+    Colours { dim: 248, accent: 80, on_accent: 16, selected: 237, faint: 240, ok: 114, warn: 221, bad: 210 };
+const LIGHT: Colours =
+    Colours { dim: 240, accent: 24, on_accent: 231, selected: 255, faint: 250, ok: 22, warn: 94, bad: 124 };
 const HIGH_CONTRAST: Colours =
-    Colours { dim: 252, accent: 51, on_accent: 16, selected: 236, ok: 46, warn: 226, bad: 217 };
+    Colours { dim: 252, accent: 51, on_accent: 16, selected: 236, faint: 244, ok: 46, warn: 226, bad: 217 };
 
 impl Theme {
     /// The theme with this name.
@@ -96,6 +101,7 @@ impl Theme {
             bad: style.fg(Color::Red).add_modifier(Modifier::BOLD),
             tab: style.fg(Color::Cyan).add_modifier(Modifier::BOLD | Modifier::REVERSED),
             selected: style.add_modifier(Modifier::REVERSED),
+            faint: style.fg(Color::DarkGray),
             ground: None,
             is_ascii: false,
         }
@@ -112,6 +118,7 @@ impl Theme {
             warn: style.add_modifier(Modifier::UNDERLINED),
             bad: style.add_modifier(Modifier::BOLD | Modifier::REVERSED),
             tab: style.add_modifier(Modifier::REVERSED),
+            faint: style.add_modifier(Modifier::DIM),
             ..Self::colour()
         }
     }
@@ -128,6 +135,7 @@ impl Theme {
             bad: style(colours.bad).add_modifier(Modifier::BOLD),
             tab: style(colours.on_accent).bg(Color::Indexed(colours.accent)).add_modifier(Modifier::BOLD),
             selected: Style::new().bg(Color::Indexed(colours.selected)),
+            faint: style(colours.faint),
             ..Self::colour()
         }
     }

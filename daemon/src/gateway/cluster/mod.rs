@@ -40,6 +40,19 @@ pub(super) struct LatestReport {
     pub(super) at: Instant,
 }
 
+/// A node of the cluster, whether it answers or not.
+#[derive(Clone, Debug)]
+pub(super) struct KnownNode {
+    /// `ADDRESS:PORT` at which other nodes reach it.
+    pub(super) address: String,
+    /// Its name, if it has reported or is a member of a topology.
+    pub(super) name: Option<String>,
+    /// Its latest report, even if it does not answer any more.
+    pub(super) seen: Option<LatestReport>,
+    /// Since when it does not answer.
+    pub(super) away: Option<Instant>,
+}
+
 /// One replica of a running topology.
 #[derive(Clone, Debug)]
 pub(super) struct Replica {
@@ -332,6 +345,32 @@ impl Cluster {
         let known = self.known();
         let members = known.groups.0.iter().flat_map(|group| &group.topology.members).map(|member| &member.address);
         members.chain(&known.neighbours).chain(&self.peers).chain([&self.own]).cloned().collect()
+    }
+
+    /// All known nodes, each once: first the members of topologies by rank, then the others by address.
+    pub(super) fn known_nodes(&self) -> Vec<KnownNode> {
+        let addresses = self.addresses();
+        let known = self.known();
+        let members = known.groups.0.iter().flat_map(|group| &group.topology.members);
+        let members = members.map(|member| (&member.address, Some(&member.name)));
+        let mut nodes: Vec<KnownNode> = Vec::with_capacity(addresses.len());
+        for (address, member) in members.chain(addresses.iter().map(|address| (address, None))) {
+            let seen = known.nodes.get(address);
+            // A node that listens on all interfaces is known by several addresses.
+            let is_listed = nodes.iter().any(|node| {
+                let reports = node.seen.as_ref().zip(seen);
+                node.address == *address || reports.is_some_and(|(one, two)| one.report.instance == two.report.instance)
+            });
+            if !is_listed {
+                nodes.push(KnownNode {
+                    address: address.clone(),
+                    name: seen.map(|seen| &seen.report.name).or(member).cloned(),
+                    seen: seen.cloned(),
+                    away: known.away.get(address).copied(),
+                });
+            }
+        }
+        nodes
     }
 
     /// Address for dialling this node from this machine.

@@ -130,3 +130,28 @@ fn model_is_found_by_name_and_a_serving_one_first() {
     let found = cluster.find(Some("two.gguf")).expect("it is known");
     assert_eq!(found.topology.identity, ModelIdentity([2; 32]));
 }
+
+#[test]
+fn every_node_is_listed_once_and_a_lost_one_keeps_its_report() {
+    let identity =
+        Identity { name: "pi1".into(), build: "b".into(), numeric: 1, machine: String::new(), cores: vec![] };
+    let cluster = Cluster::new("own:1".into(), vec!["peer:1".into()], identity, Duration::from_secs(2));
+    let one = on(&[0, 1], 0);
+    let numbered = |member: usize| NodeReport { instance: member as u64, ..report(&one, member, 5, NodeState::Ready) };
+    let (head, other) = (&one.members[0], &one.members[1]);
+    cluster.learn(&head.address, numbered(0));
+    // This node is the head: its own address is another one of the same node.
+    cluster.learn("own:1", numbered(0));
+    cluster.known().away.insert(other.address.clone(), Instant::now());
+    let nodes = cluster.known_nodes();
+    let addresses: Vec<&str> = nodes.iter().map(|node| node.address.as_str()).collect();
+    assert_eq!(addresses, [head.address.as_str(), other.address.as_str(), "peer:1"]);
+    assert!(nodes[0].seen.is_some() && nodes[0].away.is_none());
+    assert_eq!(nodes[1].name.as_ref(), Some(&other.name), "the topology has its name");
+    assert!(nodes[1].seen.is_none() && nodes[1].away.is_some());
+    assert_eq!((nodes[2].name.as_ref(), nodes[2].away), (None, None), "it has not been asked yet");
+    cluster.learn(&other.address, numbered(1));
+    cluster.known().away.insert(other.address.clone(), Instant::now());
+    let lost = &cluster.known_nodes()[1];
+    assert!(lost.away.is_some() && lost.seen.as_ref().is_some_and(|seen| seen.report.instance == 1));
+}
