@@ -174,7 +174,7 @@ fn dashboard_restarts_all_excludes_and_includes_a_node() {
     generate(&mut terminal, 8);
     // The third node: two rows down on the page of the cluster.
     terminal.keys("1jjx");
-    terminal.wait_for("Take pi3 out");
+    terminal.wait_for("Exclude pi3");
     terminal.keys("fan stuck\r");
     terminal.wait_for("pi3 is out; tp3 serves");
     generate(&mut terminal, 16);

@@ -91,11 +91,11 @@ fn operator_excludes_the_straggler_and_restarts_the_rest() {
     // Exclude it: the first rank is selected and the dialog opened, provided that it is the slowed one.
     wait_until("the dialog asks about the first rank, and it is pi2", || {
         screen.keys("gx");
-        screen.wait_for("━━ Take pi");
-        let is_it = screen.screen().contains("Take pi2 out");
+        screen.wait_for("━━ Exclude pi");
+        let is_it = screen.screen().contains("Exclude pi2");
         if !is_it {
             screen.keys("\x1b");
-            wait_until("the dialog is closed", || !screen.screen().contains("━━ Take pi"));
+            wait_until("the dialog is closed", || !screen.screen().contains("━━ Exclude pi"));
         }
         is_it
     });

@@ -89,6 +89,11 @@ impl ClusterState {
         self.place_of(member).map(|place| &self.nodes[place])
     }
 
+    /// The names of all nodes.
+    pub fn names(&self) -> Vec<&str> {
+        self.nodes.iter().map(Node::name).collect()
+    }
+
     /// A node's exclusion; `None` if it is included.
     pub fn exclusion(&self, node: &Node) -> Option<&Exclusion> {
         let by_name = self.exclusions.of(node.name(), &node.address);

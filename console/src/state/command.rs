@@ -40,11 +40,47 @@ impl Format {
     }
 }
 
+/// What a command does to the node that it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeWord {
+    /// Shows its page.
+    Show,
+    /// Excludes it.
+    Exclude,
+    /// Includes it again, or uncordons it.
+    Include,
+    /// Cordons it.
+    Cordon,
+    /// Cordons it and waits for its requests.
+    Drain,
+    /// Restarts it alone.
+    Restart,
+}
+
+impl NodeWord {
+    /// Words of the command line, two of which mean the same.
+    const ALL: [(&str, Self); 7] = [
+        ("node", Self::Show),
+        ("exclude", Self::Exclude),
+        ("include", Self::Include),
+        ("cordon", Self::Cordon),
+        ("uncordon", Self::Include),
+        ("drain", Self::Drain),
+        ("restart", Self::Restart),
+    ];
+
+    fn of(word: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(known, _)| *known == word).map(|(_, node)| *node)
+    }
+}
+
 /// A command.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LineCommand {
     /// Executes the action of a key.
     Act(Action),
+    /// Does something to the node with this name or address.
+    OnNode(NodeWord, String),
     /// Shows only rows that match this text; empty = all rows.
     Filter(String),
     /// Sorts by the column with this title, descending if `true`; `None` = the natural order.
@@ -62,8 +98,11 @@ pub enum LineCommand {
 }
 
 /// Words with an argument, and their help texts.
-pub const WORDS: [(&str, &str); 7] = [
+pub const WORDS: [(&str, &str); 10] = [
     ("page", "NAME: show a page"),
+    ("node", "NAME: show a node"),
+    ("exclude", "NAME, and include, cordon, uncordon, drain: that node, after a question"),
+    ("restart", "[NAME]: restart that node, or all one by one, after a question"),
     ("filter", "TEXT: rows with it; !TEXT without it; ~REGEX; nothing: all"),
     ("sort", "COLUMN [down]: sort the table; nothing: the natural order"),
     ("export", "csv|json|text|svg [FILE]: the page's data, or the screen"),
@@ -94,8 +133,12 @@ pub fn parse(text: &str, keys: &Keymap) -> Result<LineCommand, String> {
         "record" => Ok(LineCommand::Record((!rest.is_empty()).then(|| rest.to_owned()))),
         "theme" => rest.parse().map(LineCommand::Theme).map_err(|names: String| format!("theme: {names}")),
         _ => {
-            if !rest.is_empty() {
-                return Err(format!("{word}: takes nothing behind it"));
+            match NodeWord::of(word) {
+                Some(node) if !rest.is_empty() => return Ok(LineCommand::OnNode(node, rest.to_owned())),
+                // Words that are no keys' actions need a name.
+                Some(NodeWord::Include) => return Err(format!("{word} NAME: name the node")),
+                _ if !rest.is_empty() => return Err(format!("{word} takes no argument")),
+                _ => {}
             }
             if let Ok(page) = page(word) {
                 return Ok(LineCommand::Act(Action::Navigate(NavigateAction::Show(page))));
@@ -147,7 +190,7 @@ fn actions(keys: &Keymap) -> Vec<(String, Action)> {
 }
 
 /// Completions of the word under the cursor, in order.
-pub fn completions(text: &str, desk: &Preferences) -> Vec<String> {
+pub fn completions(text: &str, desk: &Preferences, nodes: &[&str]) -> Vec<String> {
     let text = text.trim_start();
     let (word, argument) = match text.split_once(' ') {
         Some((word, argument)) => (Some(word), argument),
@@ -157,12 +200,15 @@ pub fn completions(text: &str, desk: &Preferences) -> Vec<String> {
     let mut all: Vec<String> = match word {
         None => {
             let words = WORDS.iter().map(|(word, _)| (*word).to_owned());
-            words.chain(pages()).chain(actions(&desk.keys).into_iter().map(|(name, _)| name)).collect()
+            let on_nodes = NodeWord::ALL.iter().map(|(word, _)| (*word).to_owned());
+            let all = words.chain(on_nodes).chain(pages());
+            all.chain(actions(&desk.keys).into_iter().map(|(name, _)| name)).collect()
         }
         Some("page") => pages().collect(),
         Some("theme") => ThemeName::ALL.iter().map(|theme| theme.name().to_owned()).collect(),
         Some("export") => Format::ALL.iter().map(|format| format.name().to_owned()).collect(),
         Some("record") => vec!["stop".to_owned()],
+        Some(word) if NodeWord::of(word).is_some() => nodes.iter().map(|name| (*name).to_owned()).collect(),
         Some(_) => Vec::new(),
     };
     all.retain(|candidate| candidate.starts_with(argument));
@@ -172,8 +218,8 @@ pub fn completions(text: &str, desk: &Preferences) -> Vec<String> {
 }
 
 /// The text after Tab: the only completion, otherwise the common prefix of all completions.
-pub fn completed(text: &str, desk: &Preferences) -> Option<String> {
-    let all = completions(text, desk);
+pub fn completed(text: &str, desk: &Preferences, nodes: &[&str]) -> Option<String> {
+    let all = completions(text, desk, nodes);
     let first = all.first()?;
     let mut prefixes = (0..=first.len()).rev().filter_map(|length| first.get(..length));
     let common = prefixes.find(|prefix| all.iter().all(|other| other.starts_with(prefix)))?;
@@ -240,19 +286,25 @@ mod tests {
         check("theme light", Ok(LineCommand::Theme(ThemeName::Light)));
         check("theme pink", Err("high-contrast"));
         check("restrat", Err("\"restart\"?"));
-        check("quit now", Err("takes nothing"));
+        check("quit now", Err("takes no argument"));
+        check("exclude pi3", Ok(LineCommand::OnNode(NodeWord::Exclude, "pi3".into())));
+        check("node pi3", Ok(LineCommand::OnNode(NodeWord::Show, "pi3".into())));
+        check("restart pi2", Ok(LineCommand::OnNode(NodeWord::Restart, "pi2".into())));
+        check("exclude", Ok(LineCommand::Act(Action::Operate(OperateAction::Exclude))));
+        check("uncordon", Err("name the node"));
         check("日本語", Err("Tab shows all"));
     }
 
     #[test]
     fn tab_completes_the_common_prefix() {
         let desk = Preferences::default();
-        assert_eq!(completed("the", &desk).as_deref(), Some("theme "));
-        assert_eq!(completed("theme h", &desk).as_deref(), Some("theme high-contrast "));
-        assert_eq!(completed("page-", &desk), Some("page-".to_owned()), "page-next and page-previous");
-        assert_eq!(completed("xyz", &desk), None);
-        assert_eq!(completions("theme ", &desk).len(), ThemeName::ALL.len());
-        assert!(completions("", &desk).contains(&"restart".to_owned()));
+        assert_eq!(completed("the", &desk, &[]).as_deref(), Some("theme "));
+        assert_eq!(completed("theme h", &desk, &[]).as_deref(), Some("theme high-contrast "));
+        assert_eq!(completed("page-", &desk, &[]), Some("page-".to_owned()), "page-next and page-previous");
+        assert_eq!(completed("exclude p", &desk, &["pi1", "pi2"]).as_deref(), Some("exclude pi"));
+        assert_eq!(completed("xyz", &desk, &[]), None);
+        assert_eq!(completions("theme ", &desk, &[]).len(), ThemeName::ALL.len());
+        assert!(completions("", &desk, &[]).contains(&"restart".to_owned()));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The command line: its keys, and the commands that it performs.
-use super::{act, app, edit, export, models, table};
+use super::{act, app, edit, export, models, operate::on_node, table};
 use crate::{
     keymap::{Action, AppAction, EditAction, GenerateAction, Key, KeyCode},
     state::{
@@ -25,7 +25,9 @@ pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
         (Some(Action::App(AppAction::Escape)), _) => close(state),
         (Some(Action::Edit(EditAction::EraseBefore)), _) if state.preferences.command.text().is_empty() => close(state),
         (_, KeyCode::Tab) => {
-            if let Some(text) = completed(state.preferences.command.before_cursor(), &state.preferences) {
+            if let Some(text) =
+                completed(state.preferences.command.before_cursor(), &state.preferences, &state.cluster.names())
+            {
                 state.preferences.command.replace(&text);
             }
         }
@@ -71,6 +73,7 @@ fn perform(state: &mut State, command: LineCommand) -> Vec<Effect> {
             }
             return act(state, action);
         }
+        LineCommand::OnNode(word, name) => return on_node(state, word, &name),
         LineCommand::Export(format, file) => return export(format, file),
         LineCommand::Load(name) => return models::load(state, &name),
         LineCommand::Record(file) => return app::record(state, file),

@@ -21,7 +21,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     let words = TableTexts {
         title,
         remark: Span::styled(remark, theme.dim),
-        empty: "Nothing that bad happened since this console runs.",
+        empty: "Nothing has happened since this console was started.",
     };
     tables::draw(state, theme, frame, area, words, extent);
 }

@@ -63,8 +63,8 @@ fn words(state: &State) -> Option<(String, bool)> {
                 let word = match out {
                     Some(Removal::Cordon) => "is cordoned",
                     Some(Removal::Drain) => "is drained",
-                    Some(Removal::Exclude) => "is taken out",
-                    None => "is taken in",
+                    Some(Removal::Exclude) => "is excluded",
+                    None => "is included",
                 };
                 let waits =
                     if *requests > 0 { format!(", {requests} requests may finish first") } else { String::new() };

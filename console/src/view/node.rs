@@ -22,8 +22,8 @@ use crate::{
         layers,
         theme::Theme,
         widgets::{
+            graph::{graph, styled},
             panel::{lines, panel},
-            sparkline::sparkline,
         },
     },
 };
@@ -33,6 +33,9 @@ const TITLE: usize = 11;
 const VALUE: usize = 11;
 /// Range of the temperature graph in °C: from 80 on the firmware lowers the clock.
 const CELSIUS: (f64, f64) = (30.0, 90.0);
+/// Number of graphs, and most lines of one.
+const GRAPHS: usize = 5;
+const GRAPH_LINES_MAX: usize = 4;
 
 /// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
@@ -47,7 +50,9 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     let remark = format!("{} of {}, ← → others", state.screen.selected + 1, state.cluster.nodes.len());
     let title = format!("{} ({})", node.name(), node.address);
     let inner = panel(frame, theme, above, focused, &title, Span::styled(remark, theme.dim));
-    let all = details(state, node, theme, usize::from(inner.width));
+    let few = details(state, node, theme, usize::from(inner.width), 1);
+    let graph_lines = (usize::from(inner.height).saturating_sub(few.len()) / GRAPHS + 1).min(GRAPH_LINES_MAX);
+    let all = if graph_lines == 1 { few } else { details(state, node, theme, usize::from(inner.width), graph_lines) };
     (extent.details_lines, extent.details_height) = (all.len(), usize::from(inner.height));
     let first = state.screen.scroll.details.min(all.len().saturating_sub(usize::from(inner.height)));
     lines(frame, inner, all.into_iter().skip(first));
@@ -82,10 +87,11 @@ fn log(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     );
 }
 
-fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<'static>> {
+/// All lines about a node, with graphs of so many lines.
+fn details(state: &State, node: &Node, theme: &Theme, width: usize, graph_lines: usize) -> Vec<Line<'static>> {
     let mut all = vec![summary(state, node, theme)];
     let is_live = matches!(node.status(state.now), NodeStatus::Reports(_));
-    all.extend(graphs(node, theme, width, is_live));
+    all.extend(graphs(node, theme, width, graph_lines, is_live));
     let mut say = |text: &str, style: Style| {
         let text = clean_line(text);
         let rows = wrap_words(&text, width.saturating_sub(2));
@@ -136,31 +142,40 @@ fn summary(state: &State, node: &Node, theme: &Theme) -> Line<'static> {
     Line::from(spans)
 }
 
-/// One line each for temperature, clock, tokens and peer wait. Outdated figures are dim.
-fn graphs(node: &Node, theme: &Theme, width: usize, is_live: bool) -> Vec<Line<'static>> {
+/// Graphs of temperature, clock, tokens, peer wait and network. Outdated figures are dim.
+fn graphs(node: &Node, theme: &Theme, width: usize, rows: usize, is_live: bool) -> Vec<Line<'static>> {
     let samples: Vec<Sample> = node.history.samples().iter().copied().collect();
     if samples.is_empty() {
         return Vec::new();
     }
     let cells = width.saturating_sub(TITLE + VALUE + 3);
     let style = if is_live { theme.accent } else { theme.dim };
-    let graph =
+    let draw =
         |title: &str, of: &dyn Fn(&Sample) -> Option<f64>, scale: Option<(f64, f64)>, write: &dyn Fn(f64) -> String| {
             let values: Vec<Option<f64>> = samples.iter().map(of).collect();
             let most = values.iter().flatten().copied().fold(0.0, f64::max);
-            let line = sparkline(&values, scale.unwrap_or((0.0, most)), cells);
+            let (low, high) = scale.unwrap_or((0.0, most));
             let last = values.last().copied().flatten().map_or_else(|| "–".to_owned(), write);
-            Line::from_iter([
-                Span::styled(format!(" {}", fit(title, TITLE)), theme.dim),
-                Span::styled(fit_right(&last, VALUE), if is_live { theme.plain } else { theme.dim }),
-                Span::styled(format!(" {line}"), style),
-            ])
+            let shown: Vec<Option<f64>> = values.iter().map(|value| value.map(|value| value - low)).collect();
+            let (title, last) = (fit(title, TITLE), fit_right(&last, VALUE));
+            let lines = graph(&shown, high - low, cells, rows).into_iter().enumerate().map(move |(row, bars)| {
+                let is_first = row == 0;
+                let text = |text: &str, cells: usize| if is_first { text.to_owned() } else { " ".repeat(cells) };
+                let mut spans = vec![
+                    Span::styled(format!(" {}", text(&title, TITLE)), theme.dim),
+                    Span::styled(text(&last, VALUE) + " ", if is_live { theme.plain } else { theme.dim }),
+                ];
+                spans.extend(styled(&bars, |_| style, theme.faint));
+                Line::from(spans)
+            });
+            lines.collect::<Vec<_>>()
         };
-    vec![
-        graph("temperature", &|one| one.celsius.map(f64::from), Some(CELSIUS), &|value| format!("{value:.1} °C")),
-        graph("clock", &|one| one.megahertz.map(f64::from), None, &|value| format!("{:.2} GHz", value / 1e3)),
-        graph("tokens/s", &|one| Some(one.tokens_per_second), None, &|value| format!("{value:.1}")),
-        graph("waiting", &|one| one.waiting, Some((0.0, 1.0)), &|value| format!("{:.0} %", value * 100.0)),
-        graph("network", &|one| one.bytes_per_second, None, &|value| format!("{}/s", Bytes(value as u64))),
-    ]
+    let all = [
+        draw("temperature", &|one| one.celsius.map(f64::from), Some(CELSIUS), &|value| format!("{value:.1} °C")),
+        draw("clock", &|one| one.megahertz.map(f64::from), None, &|value| format!("{:.2} GHz", value / 1e3)),
+        draw("tokens/s", &|one| Some(one.tokens_per_second), None, &|value| format!("{value:.1}")),
+        draw("waiting", &|one| one.waiting, Some((0.0, 1.0)), &|value| format!("{:.0} %", value * 100.0)),
+        draw("network", &|one| one.bytes_per_second, None, &|value| format!("{}/s", Bytes(value as u64))),
+    ];
+    all.concat()
 }

@@ -81,7 +81,8 @@ pub(super) fn command_line(state: &State, theme: &Theme, frame: &mut Frame, foot
         return;
     }
     let above = Rect { y: footer.y - 1, ..footer };
-    let (mut words, mut used, all) = (Vec::new(), 1, completions(editor.before_cursor(), &state.preferences));
+    let all = completions(editor.before_cursor(), &state.preferences, &state.cluster.names());
+    let (mut words, mut used) = (Vec::new(), 1);
     for word in &all {
         used += width(word) + 2;
         if used > usize::from(footer.width).saturating_sub(3) {

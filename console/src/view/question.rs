@@ -69,17 +69,17 @@ fn names(state: &State, which: &[usize]) -> String {
 fn restart(state: &State, which: &[usize]) -> Vec<Paragraph> {
     let replicas = state.cluster.topology().map_or(0, |(topology, _)| topology.layout.replicas);
     let meanwhile = match replicas {
-        0 => "No topology runs that could pause.",
+        0 => "No model is running.",
         1 => {
-            "Answers pause while their node is away, and go on with the same text behind the HTTP API; prompts of this screen wait."
+            "Answers of the HTTP API pause while a node is away and then continue with the same text; prompts of this screen wait."
         }
-        _ => "The other replicas serve meanwhile.",
+        _ => "The other replicas serve in the meantime.",
     };
-    let each = "finishes what it can within 1 s, ends, is started again by its supervisor, loads its shard and serves before the next one goes";
+    let each = "drains for up to 1 s, restarts, loads its shard and serves again before the next one begins";
     vec![
         plain(format!("One after the other, each of {} {each}.", names(state, which))),
         plain(meanwhile.to_owned()),
-        plain("The nodes see to it themselves: it goes on without this screen, pauses at any trouble, and R pauses, resumes or ends it from any console.".to_owned()),
+        plain("It continues without this screen and pauses at the first problem. R pauses, resumes or stops it, from any console.".to_owned()),
     ]
 }
 
@@ -88,17 +88,16 @@ fn rolling(state: &State) -> Words {
     let Some(rolling) = &state.cluster.rolling else {
         return Words { title, paragraphs: Vec::new(), keys: YES_OR_NO.to_vec() };
     };
-    let count = format!("{} of {} nodes are done, asked for by {}.", rolling.done, rolling.targets.len(), rolling.by);
+    let count = format!("{} of {} nodes are done; started by {}.", rolling.done, rolling.targets.len(), rolling.by);
     let target = rolling.target().map_or("none", |(name, _)| name.as_str());
     let (now, keys) = match &rolling.phase {
         Phase::Paused(reason) => {
-            let again = format!("Paused: {reason}. Resume goes on with {target}; end leaves the rest as it is.");
-            (again, vec![("r", "resume"), ("a", "end it"), ("Esc", "leave it paused")])
+            let again = format!("Paused: {reason}. Resume continues with {target}; stop leaves the rest as they are.");
+            (again, vec![("r", "resume"), ("a", "stop"), ("Esc", "leave it paused")])
         }
         Phase::Runs => {
-            let goes =
-                format!("{target} is under way. Pause and end let it finish: what has ended comes back all the same.");
-            (goes, vec![("p", "pause"), ("a", "end it"), ("Esc", "let it go on")])
+            let goes = format!("{target} is restarting. Pause and stop let it finish first.");
+            (goes, vec![("p", "pause"), ("a", "stop"), ("Esc", "let it continue")])
         }
         Phase::Aborted | Phase::Done => ("It is over.".to_owned(), vec![("Esc", "close")]),
     };
@@ -111,36 +110,42 @@ fn out(state: &State, node: usize, how: Removal) -> (String, Vec<Paragraph>) {
     let requests =
         state.cluster.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum::<u32>();
     let running = match requests {
-        0 => "Nothing runs now.".to_owned(),
-        1 => "1 request runs and may finish".to_owned() + if how == Removal::Exclude { " within 20 s." } else { "." },
+        0 => "No request is running.".to_owned(),
+        1 => {
+            "1 request is running and may finish".to_owned()
+                + if how == Removal::Exclude { " within 20 s." } else { "." }
+        }
         more => {
-            format!("{more} requests run and may finish{}", if how == Removal::Exclude { " within 20 s." } else { "." })
+            format!(
+                "{more} requests are running and may finish{}",
+                if how == Removal::Exclude { " within 20 s." } else { "." }
+            )
         }
     };
     let others: Vec<usize> = state.cluster.usable().into_iter().filter(|other| *other != node).collect();
     let (title, first) = match how {
         Removal::Cordon => (
             format!("Cordon {who}"),
-            "Nothing new begins on it and its replica. It keeps its shard; c takes it in again.".to_owned(),
+            "It and its replica take no new requests. It keeps its shard; c uncordons it.".to_owned(),
         ),
         Removal::Drain => (
             format!("Drain {who}"),
-            "Nothing new begins on it and its replica, and what runs there is waited for, 20 s at most.".to_owned(),
+            "It and its replica take no new requests; running ones get up to 20 s to finish.".to_owned(),
         ),
         Removal::Exclude if is_last => {
-            (format!("Take {who} out"), "It stays out, also over restarts, until it is taken in again.".to_owned())
+            (format!("Exclude {who}"), "It stays out, across restarts too, until you include it again.".to_owned())
         }
         Removal::Exclude => {
             let rest = names(state, &others);
             let first = format!(
-                "{who} leaves, and the topology is assigned anew on {rest}. It stays out, also over restarts, until it is taken in again."
+                "The model is assigned to {rest} without it. {who} stays out, across restarts too, until you include it again."
             );
-            (format!("Take {who} out"), first)
+            (format!("Exclude {who}"), first)
         }
     };
     let mut paragraphs = vec![plain(first), plain(running), left(state, node, how)];
     if is_dangerous(state, node, how) {
-        let text = format!("Nothing would be left that serves. To go on all the same, type its name: {who}");
+        let text = format!("Nothing that serves would be left. To exclude it all the same, type its name: {who}");
         paragraphs.push(Paragraph { text, is_grave: true });
     }
     (title, paragraphs)
@@ -150,32 +155,29 @@ fn out(state: &State, node: usize, how: Removal) -> (String, Vec<Paragraph>) {
 fn left(state: &State, node: usize, how: Removal) -> Paragraph {
     let who = name(state, node);
     let Some(outlook) = outlook(state, node) else {
-        return plain(format!("ok to stop: {who} holds no shard of what runs."));
+        return plain(format!("Safe: {who} holds no part of the running model."));
     };
     let rest = |needed: Bytes| format!("{needed} a node");
     let others = match outlook.replicas {
-        1 => "ok to stop: 1 other replica keeps serving without a pause".to_owned(),
-        count => format!("ok to stop: {count} other replicas keep serving without a pause"),
+        1 => "Safe: 1 other replica continues without a pause".to_owned(),
+        count => format!("Safe: {count} other replicas continue without a pause"),
     };
     let text = match (outlook.replicas, outlook.layout(), how) {
         (1.., Some(layout), Removal::Exclude) => {
-            format!("{others}; then {layout} serves, about {}.", rest(outlook.needed))
+            format!("{others}; then {layout} serves ({}).", rest(outlook.needed))
         }
         (1.., ..) => format!("{others}."),
-        (0, _, Removal::Cordon | Removal::Drain) => "not ok to stop: no other replica takes requests.".to_owned(),
+        (0, _, Removal::Cordon | Removal::Drain) => "Not safe: no other replica takes requests.".to_owned(),
         (0, Some(layout), Removal::Exclude) if outlook.holds_both => {
-            format!(
-                "ok to stop: {layout} is loaded on the rest while answers continue, about {}.",
-                rest(outlook.needed)
-            )
+            format!("Safe: {layout} loads on the rest while answers continue ({}).", rest(outlook.needed))
         }
         (0, Some(layout), Removal::Exclude) => format!(
-            "ok to stop: answers pause while {layout} is loaded on the rest, about {}: memory does not hold both.",
+            "Safe, with a pause: {layout} loads on the rest ({}); memory does not hold both.",
             rest(outlook.needed)
         ),
         (0, None, Removal::Exclude) => {
             let reason = outlook.topology.as_ref().err().map_or("nothing fits on the rest", String::as_str);
-            format!("not ok to stop: {}.", clean_line(reason))
+            format!("Not safe: {}.", clean_line(reason))
         }
     };
     plain(text)
@@ -183,14 +185,12 @@ fn left(state: &State, node: usize, how: Removal) -> Paragraph {
 
 fn abort(state: &State) -> (String, Vec<Paragraph>) {
     if let Some(Operation::Change { node, .. }) = &state.operations.running {
-        let (who, what) = (
-            name(state, *node),
-            "Nothing is waited for any more, and what is being loaded is forgotten. What runs runs on",
-        );
-        let text = format!("{what}; what was said of {who} stays said: c changes that.");
+        let (who, what) =
+            (name(state, *node), "The wait ends, and what is being loaded is dropped. The running model continues");
+        let text = format!("{what}. {who} stays as it is marked now; c changes that.");
         return (format!("Leave {who} as it is"), vec![plain(text)]);
     }
-    let text = "The nodes forget what they load now. What ran before runs on; a prompt that waits fails.";
+    let text = "The nodes drop what they are loading. What ran before continues; a waiting prompt fails.";
     ("Abort the assignment".to_owned(), vec![plain(text.to_owned())])
 }
 
@@ -199,14 +199,14 @@ fn take_in(state: &State, node: usize) -> (String, Vec<Paragraph>) {
     let known = state.cluster.nodes.get(node);
     let entry = known.and_then(|node| state.cluster.exclusion(node));
     let because = entry.map_or_else(String::new, |entry| {
-        format!("{who} is out for: {} (said by {}).", entry.reason.as_deref().unwrap_or_default(), entry.by)
+        format!("{who} is excluded: {} (by {}).", entry.reason.as_deref().unwrap_or_default(), entry.by)
     });
     let then = if known.is_some_and(|node| state.cluster.is_cordoned(node)) {
-        "It holds its shard still: its replica takes requests again at once.".to_owned()
+        "It still holds its shard: its replica takes requests again at once.".to_owned()
     } else {
-        "What runs may finish within 20 s, then the topology is assigned anew with it.".to_owned()
+        "Running requests get up to 20 s; then the model is assigned again, with it.".to_owned()
     };
-    (format!("Take {who} in"), vec![plain(because), plain(then)])
+    (format!("Include {who}"), vec![plain(because), plain(then)])
 }
 
 fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Paragraph> {
@@ -214,15 +214,12 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
     let runs = state.cluster.topology().map(|(topology, _)| topology);
     let mut now = match runs {
         Some(topology) if topology.layout == layout && topology.model == wanted.model => {
-            format!(
-                "{layout} with {} is what ran last: where it still runs exactly so it is used as it is.",
-                wanted.model
-            )
+            format!("{} already runs as {layout}; where that is still so, nothing changes.", wanted.model)
         }
         Some(topology) => {
-            format!("{} with {} becomes {layout} with {}.", topology.layout, topology.model, wanted.model)
+            format!("{} of {} is replaced by {layout} of {}.", topology.layout, topology.model, wanted.model)
         }
-        None => format!("{layout} with {}; nothing runs now.", wanted.model),
+        None => format!("{layout} of {}; nothing is running now.", wanted.model),
     };
     now += &runs
         .map(|topology: &topology::Topology| {
@@ -247,19 +244,19 @@ fn assign(state: &State, wanted: &DesiredTopology, members: &[usize]) -> Vec<Par
         state.cluster.nodes.iter().filter_map(|node| node.report.as_ref()).map(|report| report.requests).sum();
     let is_other_model = runs.is_some_and(|topology| topology.model != wanted.model);
     let cut = match requests {
-        0 => "No request runs.".to_owned(),
-        count if is_other_model => format!("{count} running: they end, because another model would answer."),
-        count => format!("{count} running: those of the HTTP API go on where they were, others fail."),
+        0 => "No request is running.".to_owned(),
+        count if is_other_model => format!("{count} running requests end, because another model would answer."),
+        count => format!("{count} running requests: those of the HTTP API continue, others fail."),
     };
     let mut paragraphs = vec![plain(now)];
     paragraphs.extend(preview(state, wanted).into_iter().map(plain));
     paragraphs.extend([
         plain(format!(
-            "Each of {} loads its slices from its own file, then all switch at once; head {}.",
+            "{} load their parts from their own files, then all switch at once; head {}.",
             names(state, members),
             names(state, &head)
         )),
-        plain(format!("{cut} A aborts it as long as they load.")),
+        plain(format!("{cut} A aborts it while they load.")),
     ]);
     paragraphs
 }

@@ -34,7 +34,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     let charts = area.height.saturating_sub(rows.saturating_add(TABLE_LINES)).min(CHART_LINES.1);
     let charts = if charts >= CHART_LINES.0 && rows > 0 { charts } else { 0 };
     let [above, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(charts)]).areas(area);
-    let empty = "No head tells of a request yet. i opens the prompt box.";
+    let empty = "No request yet. i opens the prompt box.";
     let texts = TableTexts { title: "Requests", remark: Span::styled(remark, theme.dim), empty };
     tables::draw(state, theme, frame, above, texts, extent);
     if charts > 0 {

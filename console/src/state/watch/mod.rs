@@ -118,10 +118,10 @@ fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
     if exclusion.is_some() != seen.is_out {
         match &exclusion {
             Some(entry) => {
-                let reason = format!("taken out: {} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by);
+                let reason = format!("excluded: {} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by);
                 say(state, Severity::Warning, &reason);
             }
-            None => say(state, Severity::Note, "taken in again"),
+            None => say(state, Severity::Note, "included again"),
         }
         seen.is_out = exclusion.is_some();
     }

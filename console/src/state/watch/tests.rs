@@ -83,5 +83,5 @@ fn topologies_failures_stragglers_and_exclusions_are_events() {
             story.report(node, NodeReport { exclusions, ..running(node, NodeState::Ready, false) });
         }
     }
-    assert_eq!(texts(&story, Some(2)).iter().filter(|text| **text == "taken out: fan stuck (me@here)").count(), 1);
+    assert_eq!(texts(&story, Some(2)).iter().filter(|text| **text == "excluded: fan stuck (me@here)").count(), 1);
 }

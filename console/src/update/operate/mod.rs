@@ -7,15 +7,17 @@ use super::{
     edit::edit_in,
     generate::release_held,
     models, plan,
-    question::{ask_assign, refuses},
+    question::{ask_assign, refuses, refuses_looker},
     table::node_of_selected,
 };
 use crate::{
-    keymap::{Action, AppAction, GenerateAction, Key, KeyCode, NavigateAction, OperateAction},
+    keymap::{Action, AppAction, Focus, GenerateAction, Key, KeyCode, NavigateAction, OperateAction, Page},
     operator::command::{OperatorCommand, Removal, RollingCommand},
     state::{
         AssignmentStatus, State,
         clean::clean_line,
+        command::NodeWord,
+        node::Node,
         operation::{Dialog, Operation, Question},
     },
     update::effect::Effect,
@@ -28,7 +30,7 @@ pub(super) fn act(state: &mut State, action: OperateAction) -> Vec<Effect> {
         OperateAction::Plan => return plan::ask(state),
         OperateAction::LoadModel => return models::open(state),
         OperateAction::AssignAgain => return ask_assign_again(state),
-        OperateAction::Restart => ask_restart(state),
+        OperateAction::Restart => ask_restart(state, state.cluster.usable()),
         OperateAction::Exclude => ask_out(state, Removal::Exclude),
         OperateAction::Cordon => ask_out(state, Removal::Cordon),
         OperateAction::Drain => ask_out(state, Removal::Drain),
@@ -39,7 +41,7 @@ pub(super) fn act(state: &mut State, action: OperateAction) -> Vec<Effect> {
 }
 
 /// `R`: asks whether to restart all included nodes, or how to continue with the restart that is under way.
-fn ask_restart(state: &mut State) {
+fn ask_restart(state: &mut State, which: Vec<usize>) {
     if state.cluster.open_rolling().is_some() {
         state.operations.dialog = Some(Dialog::plain(Question::Rolling));
         return;
@@ -47,7 +49,6 @@ fn ask_restart(state: &mut State) {
     if refuses(state) {
         return;
     }
-    let which = state.cluster.usable();
     let reports = || {
         which
             .iter()
@@ -78,10 +79,14 @@ fn ask_out(state: &mut State, how: Removal) {
     if refuses(state) {
         return;
     }
-    let Some(node) = node_of_selected(state) else {
-        state.screen.notice = Some("no node is selected here; 1 lists the nodes".to_owned());
-        return;
-    };
+    match node_of_selected(state) {
+        Some(node) => ask_out_of(state, node, how),
+        None => state.screen.notice = Some("no node is selected here; 1 lists the nodes".to_owned()),
+    }
+}
+
+/// The same for a node.
+fn ask_out_of(state: &mut State, node: usize, how: Removal) {
     let known = &state.cluster.nodes[node];
     // A cordoned node can still be drained or excluded.
     let goes_further = match how {
@@ -93,11 +98,72 @@ fn ask_out(state: &mut State, how: Removal) {
         if known.is_open() {
             state.operations.dialog = Some(Dialog::plain(Question::In { node }));
         } else {
-            state.screen.notice = Some(format!("{} does not answer: start it before it is taken in", known.name()));
+            state.screen.notice = Some(format!("{} does not answer: start it before you include it", known.name()));
         }
         return;
     }
     state.operations.dialog = Some(Dialog::out(state, node, how));
+}
+
+/// Commands that name a node: asks, as the keys do for the selected one. A command never does the opposite of its word.
+pub(super) fn on_node(state: &mut State, word: NodeWord, name: &str) -> Vec<Effect> {
+    let node = match find(state, name) {
+        Ok(node) => node,
+        Err(why) => {
+            state.screen.notice = Some(why);
+            return Vec::new();
+        }
+    };
+    state.screen.selected = node;
+    if word == NodeWord::Show {
+        state.screen.focus = Focus::first_of(Page::Node);
+        return Vec::new();
+    }
+    if refuses_looker(state) {
+        return Vec::new();
+    }
+    if word == NodeWord::Restart {
+        ask_restart(state, vec![node]);
+        return Vec::new();
+    }
+    if refuses(state) {
+        return Vec::new();
+    }
+    let known = &state.cluster.nodes[node];
+    let (is_out, is_cordoned) = (state.cluster.exclusion(known).is_some(), state.cluster.is_cordoned(known));
+    let how = match word {
+        NodeWord::Include => Err(if is_out { None } else { Some("is not excluded") }),
+        NodeWord::Cordon if is_out => Err(Some(if is_cordoned { "is cordoned already" } else { "is excluded" })),
+        NodeWord::Cordon => Ok(Removal::Cordon),
+        _ if is_out && !is_cordoned => Err(Some("is excluded already")),
+        NodeWord::Drain => Ok(Removal::Drain),
+        NodeWord::Exclude | NodeWord::Show | NodeWord::Restart => Ok(Removal::Exclude),
+    };
+    match how {
+        Ok(how) => ask_out_of(state, node, how),
+        Err(Some(why)) => state.screen.notice = Some(format!("{} {why}", known.name())),
+        // Asks whether to include it.
+        Err(None) => ask_out_of(state, node, Removal::Cordon),
+    }
+    Vec::new()
+}
+
+/// The node with this name or address, or the only one whose name begins like this.
+fn find(state: &State, name: &str) -> Result<usize, String> {
+    let nodes = &state.cluster.nodes;
+    let is_it =
+        |node: &Node| node.name() == name || node.address == name || node.address.split(':').next() == Some(name);
+    if let Some(place) = nodes.iter().position(is_it) {
+        return Ok(place);
+    }
+    let mut like = (0..nodes.len()).filter(|place| nodes[*place].name().starts_with(name));
+    match (like.next(), like.next()) {
+        (Some(place), None) => Ok(place),
+        (None, _) => Err(format!("no node {name:?}; the nodes are {}", state.cluster.names().join(", "))),
+        (Some(_), Some(_)) => {
+            Err(format!("{name:?} means several nodes; the nodes are {}", state.cluster.names().join(", ")))
+        }
+    }
 }
 
 /// `r`: asks whether to assign the requested or last running topology again; the list of models if there is none.

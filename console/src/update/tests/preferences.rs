@@ -6,7 +6,8 @@ use telemetry::NodeState;
 use crate::{
     fixtures::Story,
     keymap::KeyCode,
-    state::{Area, Focus, Page, preferences::ThemeName},
+    operator::command::Removal,
+    state::{Area, Focus, Page, operation::Question, preferences::ThemeName},
     update::effect::Effect,
     update::event::{Event, Mouse, MouseKind},
 };
@@ -109,4 +110,39 @@ fn unchanged_report_renders_no_frame() {
     assert_eq!(report(&mut story, 2), []);
     story.on(Event::Tick { now: Duration::from_secs(60) });
     assert_eq!(report(&mut story, 3), [Effect::Draw], "a silent node reports again");
+}
+
+#[test]
+fn commands_act_on_the_node_that_they_name_and_never_do_the_opposite() {
+    let mut story = on(Page::Cluster);
+    let notice = |story: &Story| story.state.screen.notice.clone().unwrap_or_default();
+    // A filter that hides the node does not turn the command to another one.
+    command(&mut story, "filter pi1");
+    command(&mut story, "exclude pi3");
+    assert!(matches!(dialog(&story), Some(Question::Out { node: 3, how: Removal::Exclude })), "{:?}", dialog(&story));
+    story.key(KeyCode::Esc);
+    for (typed, part) in [
+        ("include pi0", "pi0 is not excluded"),
+        ("uncordon pi0", "pi0 is not excluded"),
+        ("drain pi9", "no node \"pi9\"; the nodes are pi0, pi1"),
+        ("cordon pi", "several nodes"),
+    ] {
+        command(&mut story, typed);
+        assert!(dialog(&story).is_none() && notice(&story).contains(part), "{typed}: {}", notice(&story));
+    }
+    command(&mut story, "restart pi2");
+    assert!(matches!(dialog(&story), Some(Question::Restart { which }) if which == [2]), "{:?}", dialog(&story));
+    story.key(KeyCode::Esc);
+    command(&mut story, "node pi1");
+    assert_eq!((story.state.screen.focus.page, story.state.screen.selected), (Page::Node, 1));
+    let mut story = Story::degraded();
+    story.key(KeyCode::Esc).key(KeyCode::Esc);
+    command(&mut story, "cordon pi3");
+    assert!(dialog(&story).is_none() && notice(&story).contains("cordoned already"), "{}", notice(&story));
+    command(&mut story, "uncordon pi3");
+    assert!(matches!(dialog(&story), Some(Question::In { node: 3 })), "{:?}", dialog(&story));
+}
+
+fn dialog(story: &Story) -> Option<Question> {
+    story.state.operations.dialog.as_ref().map(|dialog| dialog.question.clone())
 }

@@ -98,7 +98,7 @@ pub(super) fn draw_events(state: &State, theme: &Theme, frame: &mut Frame, area:
     let remark = if entries.is_empty() { String::new() } else { format!("{} kept, UTC; 6 shows all", entries.len()) };
     let inner = panel(frame, theme, area, false, "Events", Span::styled(remark, theme.dim));
     if entries.is_empty() {
-        return lines(frame, inner, [Line::styled(" Nothing has happened since this console runs.", theme.dim)]);
+        return lines(frame, inner, [Line::styled(" Nothing has happened since this console was started.", theme.dim)]);
     }
     let cells = usize::from(inner.width);
     let shown = entries.iter().rev().filter(|entry| entry.severity >= state.tables.severity_min);

@@ -2,5 +2,4 @@
 pub(crate) mod bar;
 pub(crate) mod graph;
 pub(crate) mod panel;
-pub(crate) mod sparkline;
 pub(crate) mod table;
