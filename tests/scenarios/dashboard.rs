@@ -66,7 +66,7 @@ fn dead_node_is_shown_by_name_and_the_dashboard_keeps_running() {
     terminal.keys("\x1b1");
     terminal.wait_for("3 of 3 connected");
     terminal.keys("r");
-    terminal.wait_for("loads its slices from its own file");
+    terminal.wait_for("load their parts from");
     terminal.keys("\r");
     terminal.wait_for("epoch 2");
     terminal.signal(Signal::SIGTERM);

@@ -180,7 +180,7 @@ fn dashboard_restarts_all_excludes_and_includes_a_node() {
     generate(&mut terminal, 16);
     assert_eq!((topology(&cluster, 0).as_str(), cluster.status(2)["state"].as_str()), (Some("tp3"), Some("idle")));
     terminal.keys("x");
-    terminal.wait_for("is out for: fan stuck");
+    terminal.wait_for("is excluded: fan stuck");
     terminal.keys("y");
     terminal.wait_for("pi3 is in again; tp4 serves");
     generate(&mut terminal, 24);

@@ -99,7 +99,7 @@ fn operator_excludes_the_straggler_and_restarts_the_rest() {
         }
         is_it
     });
-    screen.wait_for("tp3 is loaded on the rest");
+    screen.wait_for("tp3 loads on the rest");
     drop(slowed);
     screen.keys("slow\r");
     screen.wait_for("A aborts it");
@@ -149,7 +149,7 @@ fn rolling_restart_outlives_its_dashboard_and_can_be_resumed() {
     let mut screen = dashboard(&cluster, &[], 80, 24);
     screen.wait_for("restart: ");
     screen.keys("R");
-    screen.wait_for("asked for by");
+    screen.wait_for("started by");
     screen.keys("p");
     screen.wait_for("paused: ");
     screen.keys("R");

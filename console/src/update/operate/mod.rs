@@ -148,12 +148,15 @@ pub(super) fn on_node(state: &mut State, word: NodeWord, name: &str) -> Vec<Effe
     Vec::new()
 }
 
+/// Whether a node has this name or address, with or without its port.
+fn is_called(node: &Node, name: &str) -> bool {
+    node.name() == name || node.address == name || node.address.split(':').next() == Some(name)
+}
+
 /// The node with this name or address, or the only one whose name begins like this.
 fn find(state: &State, name: &str) -> Result<usize, String> {
     let nodes = &state.cluster.nodes;
-    let is_it =
-        |node: &Node| node.name() == name || node.address == name || node.address.split(':').next() == Some(name);
-    if let Some(place) = nodes.iter().position(is_it) {
+    if let Some(place) = nodes.iter().position(|node| is_called(node, name)) {
         return Ok(place);
     }
     let mut like = (0..nodes.len()).filter(|place| nodes[*place].name().starts_with(name));

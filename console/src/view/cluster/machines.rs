@@ -28,23 +28,23 @@ use crate::{
 /// Width of a node's name, and of a figure, in cells.
 const NAME: usize = 10;
 const FIGURE: usize = 11;
-/// Least width of a part: its figure and a graph.
-const PART: usize = 24;
+/// Least width of a gauge: its figure and a graph.
+const GAUGE: usize = 24;
 /// Range of the temperature in °C, up to where the firmware limits it.
 const CELSIUS: (f64, f64) = (20.0, 85.0);
 /// Bytes per GiB.
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// What a part shows.
+/// What a gauge shows.
 #[derive(Clone, Copy)]
-enum Kind {
+enum Reading {
     Temperature,
     Memory,
     Network,
     Clock,
 }
 
-impl Kind {
+impl Reading {
     /// In their order; the last ones give way.
     const ALL: [Self; 4] = [Self::Temperature, Self::Memory, Self::Network, Self::Clock];
 
@@ -68,8 +68,8 @@ impl Kind {
     }
 }
 
-/// A part of a node's lines: its figure, what that is to be compared with, and its graph as lines from the top.
-struct Part {
+/// A gauge in a node's lines: its figure, what that is to be compared with, and its graph as lines from the top.
+struct Gauge {
     figure: String,
     beside: String,
     style: Style,
@@ -84,13 +84,13 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     }
     let room = usize::from(area.width).saturating_sub(NAME + 1);
     // What no machine tells takes no room.
-    let known = Kind::ALL.into_iter().filter(|kind| all.iter().any(|node| kind.is_known(node)));
-    let kinds: Vec<Kind> = known.take((room / PART).max(1)).collect();
-    let cells = (room / kinds.len().max(1)).saturating_sub(FIGURE + 2);
-    let title = format!("Machines: {}", kinds.iter().map(|kind| kind.title()).collect::<Vec<_>>().join(", "));
+    let known = Reading::ALL.into_iter().filter(|reading| all.iter().any(|node| reading.is_known(node)));
+    let readings: Vec<Reading> = known.take((room / GAUGE).max(1)).collect();
+    let cells = (room / readings.len().max(1)).saturating_sub(FIGURE + 2);
+    let title = format!("Machines: {}", readings.iter().map(|reading| reading.title()).collect::<Vec<_>>().join(", "));
     let inner = panel(frame, theme, area, false, &title, Span::styled(format!("{cells} s"), theme.dim));
     let rows = (usize::from(inner.height) / all.len()).max(1);
-    lines(frame, inner, all.iter().flat_map(|node| node_lines(state, theme, node, &kinds, [cells, rows])));
+    lines(frame, inner, all.iter().flat_map(|node| node_lines(state, theme, node, &readings, [cells, rows])));
 }
 
 /// The lines of a node, with graphs of so many cells and rows.
@@ -98,27 +98,27 @@ fn node_lines(
     state: &State,
     theme: &Theme,
     node: &Node,
-    kinds: &[Kind],
+    readings: &[Reading],
     [cells, rows]: [usize; 2],
 ) -> Vec<Line<'static>> {
     let is_live = matches!(node.status(state.now), NodeStatus::Reports(_));
     let samples: Vec<Sample> = node.history.samples().iter().copied().collect();
-    let look = Look { theme, is_live, samples: &samples[samples.len().saturating_sub(cells)..], cells, rows };
-    let parts: Vec<Part> = kinds.iter().map(|kind| look.part(node, *kind)).collect();
+    let drawing = Drawing { theme, is_live, samples: &samples[samples.len().saturating_sub(cells)..], cells, rows };
+    let gauges: Vec<Gauge> = readings.iter().map(|reading| drawing.gauge(node, *reading)).collect();
     let place = nodes::place(state, node).unwrap_or_default();
     (0..rows)
         .map(|row| {
             let name = [node.name(), &place].get(row).map_or_else(|| " ".repeat(NAME), |text| fit(text, NAME));
             let style = if is_live && row == 0 { theme.plain } else { theme.dim };
             let mut spans = vec![Span::styled(format!(" {name}"), style)];
-            for part in &parts {
+            for gauge in &gauges {
                 let (text, style) = match row {
-                    0 => (part.figure.as_str(), part.style),
-                    1 => (part.beside.as_str(), theme.dim),
+                    0 => (gauge.figure.as_str(), gauge.style),
+                    1 => (gauge.beside.as_str(), theme.dim),
                     _ => ("", theme.dim),
                 };
                 spans.push(Span::styled(fit_right(text, FIGURE) + " ", style));
-                spans.extend(part.graph.get(row).cloned().unwrap_or_default());
+                spans.extend(gauge.graph.get(row).cloned().unwrap_or_default());
                 spans.push(Span::raw(" "));
             }
             Line::from(spans)
@@ -140,8 +140,8 @@ fn gigahertz(megahertz: f64) -> String {
     format!("{:.2} GHz", megahertz / 1e3)
 }
 
-/// How a node's parts are drawn.
-struct Look<'a> {
+/// How a node's gauges are drawn.
+struct Drawing<'a> {
     theme: &'a Theme,
     is_live: bool,
     samples: &'a [Sample],
@@ -149,46 +149,39 @@ struct Look<'a> {
     rows: usize,
 }
 
-impl Look<'_> {
-    fn part(&self, node: &Node, kind: Kind) -> Part {
-        match kind {
-            Kind::Temperature => {
+impl Drawing<'_> {
+    fn gauge(&self, node: &Node, reading: Reading) -> Gauge {
+        match reading {
+            Reading::Temperature => {
                 self.trend(&|one| one.celsius.map(f64::from), CELSIUS, &|celsius| format!("{celsius:.1} °C"))
             }
-            Kind::Memory => self.memory(node),
-            Kind::Network => {
+            Reading::Memory => self.memory(node),
+            Reading::Network => {
                 let most = self.samples.iter().filter_map(|sample| sample.bytes_per_second).fold(0.0, f64::max);
-                let write = |rate: f64| format!("{}/s", Bytes(rate as u64));
-                Part { beside: speed(node), ..self.trend(&|one| one.bytes_per_second, (0.0, most), &write) }
+                let trend =
+                    self.trend(&|one| one.bytes_per_second, (0.0, most), &|rate| format!("{}/s", Bytes(rate as u64)));
+                Gauge { beside: speed(node), ..trend }
             }
-            Kind::Clock => {
+            Reading::Clock => {
                 let clock = node.report.as_ref().and_then(|report| report.health.clock.as_ref());
                 let most = clock.map_or(0.0, |clock| f64::from(clock.hardware.0.max(clock.limit.0)));
                 let trend = self.trend(&|one| one.megahertz.map(f64::from), (0.0, most), &gigahertz);
-                Part { beside: if most > 0.0 { format!("of {}", gigahertz(most)) } else { String::new() }, ..trend }
+                Gauge { beside: if most > 0.0 { format!("of {}", gigahertz(most)) } else { String::new() }, ..trend }
             }
         }
     }
 
     /// The history of a figure on a scale from `low` to `high`.
-    fn trend(
-        &self,
-        of: &dyn Fn(&Sample) -> Option<f64>,
-        (low, high): (f64, f64),
-        write: &dyn Fn(f64) -> String,
-    ) -> Part {
+    fn trend(&self, of: &dyn Fn(&Sample) -> Option<f64>, scale: (f64, f64), write: &dyn Fn(f64) -> String) -> Gauge {
+        let (low, high) = scale;
         let values: Vec<Option<f64>> = self.samples.iter().map(|sample| of(sample).map(|value| value - low)).collect();
         let last = self.samples.last().and_then(of);
         let most = self.samples.iter().filter_map(of).reduce(f64::max);
         let is_ill = self.is_live && self.samples.last().is_some_and(|sample| sample.is_ill);
         let unknown = self.cells - values.len();
-        let style = |cell: usize| {
-            let is_ill = cell.checked_sub(unknown).and_then(|at| self.samples.get(at)).is_some_and(|one| one.is_ill);
-            if is_ill { self.theme.bad } else { self.plain(self.theme.accent) }
-        };
         let lines = graph(&values, high - low, self.cells, self.rows).into_iter();
-        let graph = lines.map(|line| styled(&line, style, self.theme.faint));
-        Part {
+        let graph = lines.map(|line| styled(&line, |cell| self.at(cell.checked_sub(unknown)), self.theme.faint));
+        Gauge {
             figure: last.map_or_else(|| "–".to_owned(), write),
             beside: most.map_or_else(String::new, |most| format!("max {}", write(most))),
             style: if is_ill { self.theme.warn } else { self.plain(self.theme.plain) },
@@ -196,12 +189,18 @@ impl Look<'_> {
         }
     }
 
+    /// The style of a sample's bar.
+    fn at(&self, sample: Option<usize>) -> Style {
+        let is_ill = sample.and_then(|at| self.samples.get(at)).is_some_and(|sample| sample.is_ill);
+        if is_ill { self.theme.bad } else { self.plain(self.theme.accent) }
+    }
+
     /// The memory in use as a bar.
-    fn memory(&self, node: &Node) -> Part {
+    fn memory(&self, node: &Node) -> Gauge {
         let memory = node.report.as_ref().and_then(|report| report.health.memory);
         let Some(memory) = memory.filter(|memory| memory.total.0 > 0) else {
             let graph = vec![vec![Span::raw(" ".repeat(self.cells))]; self.rows];
-            return Part { figure: "–".to_owned(), beside: String::new(), style: self.theme.dim, graph };
+            return Gauge { figure: "–".to_owned(), beside: String::new(), style: self.theme.dim, graph };
         };
         let (used, total) = (memory.total.0.saturating_sub(memory.available.0) as f64, memory.total.0 as f64);
         let filled = ((used / total * self.cells as f64).round() as usize).min(self.cells);
@@ -214,7 +213,7 @@ impl Look<'_> {
             if total < 10.0 * GIB { format!("{:.1}", total / GIB) } else { format!("{:.0}", total / GIB) };
         let figure = format!("{:.1}/{total_figure} GiB", used / GIB);
         let beside = format!("{:.0} % used", 100.0 * used / total);
-        Part { figure, beside, style: self.plain(self.theme.plain), graph: vec![bar; self.rows] }
+        Gauge { figure, beside, style: self.plain(self.theme.plain), graph: vec![bar; self.rows] }
     }
 
     /// A style for current figures; old ones are dim.

@@ -7,7 +7,7 @@ use ratatui::{
 use crate::{
     state::{
         State,
-        pulse::{Moment, moments},
+        pulse::{ClusterMoment, moments},
     },
     view::{
         chart::{self, Chart},
@@ -19,27 +19,27 @@ use crate::{
 const WIDTH_THREE: u16 = 110;
 
 /// A graph: its title, its figure, how that is written, and how the end of the scale is.
-struct Kind {
+struct Pulse {
     title: &'static str,
-    of: fn(&Moment) -> Option<f64>,
+    of: fn(&ClusterMoment) -> Option<f64>,
     write: fn(f64) -> String,
     mark: fn(f64) -> String,
 }
 
-const KINDS: [Kind; 3] = [
-    Kind {
+const PULSES: [Pulse; 3] = [
+    Pulse {
         title: "Tokens/s",
         of: |moment| moment.tokens_per_second,
         write: |rate| format!("{rate:.1}"),
         mark: |high| format!("{high}"),
     },
-    Kind {
+    Pulse {
         title: "Requests",
         of: |moment| moment.requests,
         write: |count| format!("{count:.0}"),
         mark: |high| format!("{high}"),
     },
-    Kind {
+    Pulse {
         title: "Network",
         of: |moment| moment.network,
         write: |share| format!("{:.0} %", share * 100.0),
@@ -54,12 +54,12 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     }
     let count = if area.width >= WIDTH_THREE { 3 } else { 2 };
     let areas = Layout::horizontal(vec![Constraint::Fill(1); count]).spacing(1).split(area);
-    for (kind, area) in KINDS.iter().zip(areas.iter()) {
+    for (pulse, area) in PULSES.iter().zip(areas.iter()) {
         let moments = moments(state, chart::cells(*area));
-        let values: Vec<Option<f64>> = moments.iter().map(kind.of).collect();
+        let values: Vec<Option<f64>> = moments.iter().map(pulse.of).collect();
         let most = values.iter().flatten().copied().fold(0.0, f64::max);
-        let now = values.last().copied().flatten().map_or_else(|| "–".to_owned(), kind.write);
-        let remark = format!("{now}, max {}, {} s", (kind.write)(most), moments.len());
-        chart::draw(theme, frame, *area, Chart { title: kind.title, remark, values: &values, mark: kind.mark });
+        let now = values.last().copied().flatten().map_or_else(|| "–".to_owned(), pulse.write);
+        let remark = format!("{now}, max {}, {} s", (pulse.write)(most), moments.len());
+        chart::draw(theme, frame, *area, Chart { title: pulse.title, remark, values: &values, mark: pulse.mark });
     }
 }

@@ -21,12 +21,13 @@ pub(crate) fn graph(values: &[Option<f64>], high: f64, cells: usize, rows: usize
             None => 0,
         })
         .collect();
-    let line = |row: usize| {
-        let below = (rows - 1 - row) * 8;
-        let bars: String = heights.iter().map(|height| EIGHTHS[height.saturating_sub(below).min(8)]).collect();
-        EMPTY.to_string().repeat(cells - shown.len()) + &bars
-    };
-    (0..rows).map(line).collect()
+    (0..rows)
+        .map(|row| {
+            let below = (rows - 1 - row) * 8;
+            let bars: String = heights.iter().map(|height| EIGHTHS[height.saturating_sub(below).min(8)]).collect();
+            EMPTY.to_string().repeat(cells - shown.len()) + &bars
+        })
+        .collect()
 }
 
 /// A line of a graph with the style of each of its cells; its dots are in the style `dim`.
