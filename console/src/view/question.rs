@@ -145,7 +145,7 @@ fn out(state: &State, node: usize, how: Removal) -> (String, Vec<Paragraph>) {
     };
     let mut paragraphs = vec![plain(first), plain(running), left(state, node, how)];
     if is_dangerous(state, node, how) {
-        let text = format!("Nothing that serves would be left. To exclude it all the same, type its name: {who}");
+        let text = format!("Nothing that serves would be left. To do it all the same, type its name: {who}");
         paragraphs.push(Paragraph { text, is_grave: true });
     }
     (title, paragraphs)
