@@ -192,11 +192,18 @@ async function withoutScript(browser, url) {
   const page = await browser.page();
   await page.send("Emulation.setScriptExecutionDisabled", { value: true });
   await page.send("Page.navigate", { url });
-  // Scripts of the protocol do not run either: the document is read by the protocol itself.
-  await sleep(1000);
-  const { root } = await page.send("DOM.getDocument", { depth: -1 });
-  const { nodeId } = await page.send("DOM.querySelector", { nodeId: root.nodeId, selector: "noscript" });
-  const { outerHTML } = await page.send("DOM.getOuterHTML", { nodeId });
+  // Scripts of the protocol do not run either: the document is read by the protocol itself, once it is there.
+  let outerHTML = "";
+  for (let attempt = 0; attempt < 100 && outerHTML === ""; attempt += 1) {
+    await sleep(100);
+    try {
+      const { root } = await page.send("DOM.getDocument", { depth: -1 });
+      const { nodeId } = await page.send("DOM.querySelector", { nodeId: root.nodeId, selector: "noscript" });
+      if (nodeId !== 0) ({ outerHTML } = await page.send("DOM.getOuterHTML", { nodeId }));
+    } catch {
+      // The document has just been replaced.
+    }
+  }
   check("without JavaScript the page says so and names console chat", /JavaScript/.test(outerHTML) && /console chat/.test(outerHTML), outerHTML);
   await takePicture(page, "noscript");
 }

@@ -75,30 +75,17 @@ struct NodeAnswer {
 
 /// A node as a JSON object.
 pub(super) fn object(address: &str, answer: &Result<NodeReport, Fault>) -> Value {
-    let report = match answer {
-        Ok(report) => report,
+    match answer {
+        Ok(report) => {
+            let mut object = report.object();
+            object.insert("address".to_owned(), address.into());
+            Value::Object(object)
+        }
         Err(fault) => {
             let failure = Failure::from(fault.clone()).json();
-            return json!({"address": address, "error": failure["error"]});
+            json!({"address": address, "error": failure["error"]})
         }
-    };
-    let topology = report.topology.as_ref().map(|(topology, hash, rank)| {
-        let nodes: Vec<&str> = topology.members.iter().map(|member| member.name.as_str()).collect();
-        json!({"layout": topology.layout.to_string(), "hash": hash.to_string(), "rank": rank.0, "model": topology.model,
-            "nodes": nodes, "context": topology.context_length, "kv": topology.kv, "exchange": topology.exchange,
-            "collective": topology.collective})
-    });
-    let load = report.load.map(|load| json!({"done": load.done.0, "total": load.total.0}));
-    json!({
-        "address": address, "name": report.name, "state": report.state.name(), "epoch": report.epoch.0,
-        "topology": topology, "desired": report.desired.as_ref().map(|desired| desired.layout.to_string()),
-        "fault": report.fault.as_ref().map(ToString::to_string), "load": load,
-        "shard_bytes": report.shard.0, "memory_resident": report.memory_resident.0,
-        "health": report.health, "warnings": report.health.warnings().iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "findings": report.health.findings(),
-        "collectives": report.collectives, "supervised": report.supervised, "exclusions": report.exclusions,
-        "requests": report.requests, "tokens": report.tokens, "kernels": report.kernels, "paced": report.is_paced(), "build": report.build,
-    })
+    }
 }
 
 /// Whether a node takes part in a topology that serves.

@@ -1,6 +1,7 @@
 //! The language of the command line: a word and its argument. Every key action and every page is a word.
 use crate::{
     keymap::{Action, Keymap, NavigateAction},
+    operator::command::Removal,
     state::{
         Page,
         preferences::{Preferences, ThemeName},
@@ -45,14 +46,10 @@ impl Format {
 pub enum NodeWord {
     /// Shows its page.
     Show,
-    /// Excludes it.
-    Exclude,
+    /// Takes it out of service.
+    Out(Removal),
     /// Includes it again, or uncordons it.
-    Include,
-    /// Cordons it.
-    Cordon,
-    /// Cordons it and waits for its requests.
-    Drain,
+    In,
     /// Restarts it alone.
     Restart,
 }
@@ -61,11 +58,11 @@ impl NodeWord {
     /// Words of the command line, two of which mean the same.
     const ALL: [(&str, Self); 7] = [
         ("node", Self::Show),
-        ("exclude", Self::Exclude),
-        ("include", Self::Include),
-        ("cordon", Self::Cordon),
-        ("uncordon", Self::Include),
-        ("drain", Self::Drain),
+        ("exclude", Self::Out(Removal::Exclude)),
+        ("include", Self::In),
+        ("cordon", Self::Out(Removal::Cordon)),
+        ("uncordon", Self::In),
+        ("drain", Self::Out(Removal::Drain)),
         ("restart", Self::Restart),
     ];
 
@@ -136,7 +133,7 @@ pub fn parse(text: &str, keys: &Keymap) -> Result<LineCommand, String> {
             match NodeWord::of(word) {
                 Some(node) if !rest.is_empty() => return Ok(LineCommand::OnNode(node, rest.to_owned())),
                 // Words that are no keys' actions need a name.
-                Some(NodeWord::Include) => return Err(format!("{word} NAME: name the node")),
+                Some(NodeWord::In) => return Err(format!("{word} NAME: name the node")),
                 _ if !rest.is_empty() => return Err(format!("{word} takes no argument")),
                 _ => {}
             }
@@ -287,7 +284,7 @@ mod tests {
         check("theme pink", Err("high-contrast"));
         check("restrat", Err("\"restart\"?"));
         check("quit now", Err("takes no argument"));
-        check("exclude pi3", Ok(LineCommand::OnNode(NodeWord::Exclude, "pi3".into())));
+        check("exclude pi3", Ok(LineCommand::OnNode(NodeWord::Out(Removal::Exclude), "pi3".into())));
         check("node pi3", Ok(LineCommand::OnNode(NodeWord::Show, "pi3".into())));
         check("restart pi2", Ok(LineCommand::OnNode(NodeWord::Restart, "pi2".into())));
         check("exclude", Ok(LineCommand::Act(Action::Operate(OperateAction::Exclude))));

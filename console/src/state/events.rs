@@ -80,15 +80,20 @@ pub fn table(state: &State) -> Table {
 
 fn row(state: &State, entry: &Entry) -> TableRow {
     let node = entry.node.and_then(|place| state.cluster.nodes.get(place)).map_or("", |node| node.name());
-    let tone = match entry.severity {
-        Severity::Note => Tone::Plain,
-        Severity::Warning => Tone::Warn,
-        Severity::Error => Tone::Bad,
-    };
+    let tone = tone(entry.severity);
     let at = Cell { text: time_of_day(state, entry.at), number: Some(entry.number as f64), tone: Tone::Dim };
     let severity = Cell { number: Some(f64::from(entry.severity as u8)), ..Cell::text(entry.severity.name()) };
     let cells = vec![at, severity.toned(tone), Cell::text(node), Cell::text(entry.text.clone()).toned(tone)];
     TableRow { key: entry.number.to_string(), cells, is_stale: false }
+}
+
+/// The tone of an event.
+pub fn tone(severity: Severity) -> Tone {
+    match severity {
+        Severity::Note => Tone::Plain,
+        Severity::Warning => Tone::Warn,
+        Severity::Error => Tone::Bad,
+    }
 }
 
 /// A time since the start as UTC time of day (hours, minutes, seconds).

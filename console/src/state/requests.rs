@@ -130,7 +130,8 @@ pub fn reason(reason: FinishReason) -> &'static str {
     }
 }
 
-fn tone(stage: &RequestStage) -> Tone {
+/// The tone of a stage.
+pub fn tone(stage: &RequestStage) -> Tone {
     match stage {
         RequestStage::Queued | RequestStage::Prefill => Tone::Warn,
         RequestStage::Decoding => Tone::Ok,
@@ -159,12 +160,21 @@ fn held(state: &State) -> TableRow {
     TableRow { key: "here".to_owned(), cells, is_stale: false }
 }
 
+/// All requests that reporting heads tell of, with the heads' names.
+fn live(state: &State) -> impl Iterator<Item = (&str, &RequestReport)> {
+    let live = state.cluster.nodes.iter().filter(|node| matches!(node.status(state.now), NodeStatus::Reports(_)));
+    live.flat_map(|node| node.report.iter().flat_map(|report| &report.traces).map(|trace| (node.name(), trace)))
+}
+
+/// The requests that are not over, with their heads' names.
+pub fn open(state: &State) -> Vec<(&str, &RequestReport)> {
+    live(state).filter(|(_, trace)| !trace.stage.is_over()).collect()
+}
+
 /// Times of the recently finished requests that have tokens, oldest first.
 pub fn finished(state: &State) -> Vec<&RequestTimes> {
-    let live = state.cluster.nodes.iter().filter(|node| matches!(node.status(state.now), NodeStatus::Reports(_)));
-    let traces = live.filter_map(|node| node.report.as_ref()).flat_map(|report| &report.traces);
-    let mut found: Vec<(u64, &RequestTimes)> = traces
-        .filter_map(|trace| match &trace.stage {
+    let mut found: Vec<(u64, &RequestTimes)> = live(state)
+        .filter_map(|(_, trace)| match &trace.stage {
             RequestStage::Finished(_, times) if times.sampled_tokens > 0 => Some((trace.age_ms, times.as_ref())),
             _ => None,
         })

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn sparkline_heights_stay_distinguishable() {
+    fn heights_of_bars_stay_distinguishable() {
         let heights: Vec<char> = ["▁", "▂", "▃", "▄", "▅", "▆", "▇"].into_iter().map(stand_in).collect();
         assert_eq!(heights, ['.', ':', '-', '=', '*', '%', '#']);
     }

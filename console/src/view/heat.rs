@@ -19,7 +19,10 @@ use crate::{
     view::{
         format::{fit, fit_right, tight_time},
         theme::Theme,
-        widgets::panel::{lines, panel},
+        widgets::{
+            graph::EIGHTHS,
+            panel::{lines, panel},
+        },
     },
 };
 
@@ -33,11 +36,9 @@ const CELL_BAR: usize = 11;
 const CELL_MAX: usize = 24;
 const OWN_NAME: usize = 12;
 /// Fillings of the last cell of a bar in eighths.
-const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 /// The shortest time with digit 1; each further digit doubles it.
 const SCALE_NS: u64 = 32_000;
-/// Bar heights of the strip of the last minutes.
-const BARS: [char; 9] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Share of the peers' time that fills a bar of the strip.
 const FULL: f64 = 0.4;
 
@@ -226,7 +227,7 @@ fn bar(time: Nanoseconds, usual: Nanoseconds, width: usize) -> String {
     let cells = width - TIME - 1;
     let share = common::latency::ratio(time.0 as f64, 4.0 * usual.0 as f64);
     let eighths = ((share * 8.0 * cells as f64).round() as usize).min(8 * cells);
-    let bar = "█".repeat(eighths / 8) + EIGHTHS[eighths % 8];
+    let bar = "█".repeat(eighths / 8) + PARTS[eighths % 8];
     format!("{} {}", fit_right(&tight_time(time), TIME), fit(&bar, cells))
 }
 
@@ -281,7 +282,7 @@ fn strip(state: &State, theme: &Theme, width: usize) -> Line<'static> {
         let height = (picture.lateness() / FULL * 8.0).round().clamp(0.0, 8.0) as usize;
         let style = if picture.straggler.is_some() { theme.warn } else { theme.ok };
         let style = if place == Some(index) { theme.accent } else { style };
-        let glyph = if place == Some(index) { '◆' } else { BARS[height] };
+        let glyph = if place == Some(index) { '◆' } else { EIGHTHS[height] };
         spans.push(Span::styled(glyph.to_string(), style));
     }
     spans.push(Span::styled(right, theme.dim));

@@ -29,6 +29,7 @@ mod tabs;
 mod text;
 pub mod theme;
 mod topology;
+mod trend;
 mod waterfall;
 mod widgets;
 

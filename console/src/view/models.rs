@@ -2,6 +2,7 @@
 use ratatui::{
     Frame,
     layout::Rect,
+    style::Style,
     text::{Line, Span},
     widgets::Clear,
 };
@@ -74,6 +75,7 @@ fn row(state: &State, theme: &Theme, choice: &ModelChoice, is_selected: bool, ce
         Span::styled(format!("{:>SIZE$}  ", common::units::Bytes(choice.bytes).to_string()), theme.plain),
         Span::styled(shorten(&on, 19), theme.dim),
     ])
+    .style(if is_selected { theme.selected } else { Style::new() })
 }
 
 /// What the list waits for, and what to do if it is empty.

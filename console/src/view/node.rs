@@ -13,7 +13,6 @@ use crate::{
     state::{
         Extent, Panel, State,
         clean::clean_line,
-        history::Sample,
         node::{Node, NodeStatus},
         nodes,
     },
@@ -21,18 +20,14 @@ use crate::{
         format::{fit, fit_right, wrap_words},
         layers,
         theme::Theme,
-        widgets::{
-            graph::{graph, styled},
-            panel::{lines, panel},
-        },
+        trend::{CELSIUS, Trend, Trends},
+        widgets::panel::{lines, panel},
     },
 };
 
 /// Width of a graph's title and of its last value, in cells.
 const TITLE: usize = 11;
 const VALUE: usize = 11;
-/// Range of the temperature graph in °C: from 80 on the firmware lowers the clock.
-const CELSIUS: (f64, f64) = (30.0, 90.0);
 /// Number of graphs, and most lines of one.
 const GRAPHS: usize = 5;
 const GRAPH_LINES_MAX: usize = 4;
@@ -91,7 +86,8 @@ fn log(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
 fn details(state: &State, node: &Node, theme: &Theme, width: usize, graph_lines: usize) -> Vec<Line<'static>> {
     let mut all = vec![summary(state, node, theme)];
     let is_live = matches!(node.status(state.now), NodeStatus::Reports(_));
-    all.extend(graphs(node, theme, width, graph_lines, is_live));
+    let cells = width.saturating_sub(TITLE + VALUE + 3);
+    all.extend(graphs(theme, &Trends::of(state, theme, node, [cells, graph_lines])));
     let mut say = |text: &str, style: Style| {
         let text = clean_line(text);
         let rows = wrap_words(&text, width.saturating_sub(2));
@@ -142,40 +138,27 @@ fn summary(state: &State, node: &Node, theme: &Theme) -> Line<'static> {
     Line::from(spans)
 }
 
-/// Graphs of temperature, clock, tokens, peer wait and network. Outdated figures are dim.
-fn graphs(node: &Node, theme: &Theme, width: usize, rows: usize, is_live: bool) -> Vec<Line<'static>> {
-    let samples: Vec<Sample> = node.history.samples().iter().copied().collect();
-    if samples.is_empty() {
+/// Graphs of temperature, clock, tokens, peer wait and network.
+fn graphs(theme: &Theme, trends: &Trends) -> Vec<Line<'static>> {
+    if trends.is_empty() {
         return Vec::new();
     }
-    let cells = width.saturating_sub(TITLE + VALUE + 3);
-    let style = if is_live { theme.accent } else { theme.dim };
-    let draw =
-        |title: &str, of: &dyn Fn(&Sample) -> Option<f64>, scale: Option<(f64, f64)>, write: &dyn Fn(f64) -> String| {
-            let values: Vec<Option<f64>> = samples.iter().map(of).collect();
-            let most = values.iter().flatten().copied().fold(0.0, f64::max);
-            let (low, high) = scale.unwrap_or((0.0, most));
-            let last = values.last().copied().flatten().map_or_else(|| "–".to_owned(), write);
-            let shown: Vec<Option<f64>> = values.iter().map(|value| value.map(|value| value - low)).collect();
-            let (title, last) = (fit(title, TITLE), fit_right(&last, VALUE));
-            let lines = graph(&shown, high - low, cells, rows).into_iter().enumerate().map(move |(row, bars)| {
-                let is_first = row == 0;
-                let text = |text: &str, cells: usize| if is_first { text.to_owned() } else { " ".repeat(cells) };
-                let mut spans = vec![
-                    Span::styled(format!(" {}", text(&title, TITLE)), theme.dim),
-                    Span::styled(text(&last, VALUE) + " ", if is_live { theme.plain } else { theme.dim }),
-                ];
-                spans.extend(styled(&bars, |_| style, theme.faint));
-                Line::from(spans)
-            });
-            lines.collect::<Vec<_>>()
-        };
     let all = [
-        draw("temperature", &|one| one.celsius.map(f64::from), Some(CELSIUS), &|value| format!("{value:.1} °C")),
-        draw("clock", &|one| one.megahertz.map(f64::from), None, &|value| format!("{:.2} GHz", value / 1e3)),
-        draw("tokens/s", &|one| Some(one.tokens_per_second), None, &|value| format!("{value:.1}")),
-        draw("waiting", &|one| one.waiting, Some((0.0, 1.0)), &|value| format!("{:.0} %", value * 100.0)),
-        draw("network", &|one| one.bytes_per_second, None, &|value| format!("{}/s", Bytes(value as u64))),
+        (
+            "temperature",
+            trends.trend(|one| one.celsius.map(f64::from), Some(CELSIUS), |value| format!("{value:.1} °C")),
+        ),
+        ("clock", trends.trend(|one| one.megahertz.map(f64::from), None, |value| format!("{:.2} GHz", value / 1e3))),
+        ("tokens/s", trends.trend(|one| Some(one.tokens_per_second), None, |value| format!("{value:.1}"))),
+        ("waiting", trends.trend(|one| one.waiting, Some((0.0, 1.0)), |value| format!("{:.0} %", value * 100.0))),
+        ("network", trends.trend(|one| one.bytes_per_second, None, |value| format!("{}/s", Bytes(value as u64)))),
     ];
-    all.concat()
+    let lines = all.into_iter().flat_map(|(title, Trend { figure, style, graph, .. })| {
+        graph.into_iter().enumerate().map(move |(row, bars)| {
+            let [title, figure] = if row == 0 { [title, figure.as_str()] } else { [""; 2] };
+            let title = Span::styled(format!(" {}", fit(title, TITLE)), theme.dim);
+            Line::from_iter([title, Span::styled(fit_right(figure, VALUE) + " ", style)].into_iter().chain(bars))
+        })
+    });
+    lines.collect()
 }

@@ -27,7 +27,7 @@ const TIME: usize = 6;
 /// transmission time.
 const WIDTH_WIDE: u16 = 100;
 /// Maximum number of lines about the straggler.
-const WORDS_MAX: usize = 2;
+pub(super) const WORDS_MAX: usize = 2;
 
 /// Scrolling state of the page: total and visible rows of the lower table.
 pub(super) struct Shown {
@@ -53,7 +53,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 }
 
 /// The straggler and its cause as lines of text.
-fn words(picture: &SyncPicture, cells: usize) -> Vec<String> {
+pub(super) fn words(picture: &SyncPicture, cells: usize) -> Vec<String> {
     let Some((_, text)) = &picture.straggler else { return Vec::new() };
     let mut lines: Vec<String> =
         wrap_words(text, cells).into_iter().map(|range| text[range].trim_end().to_owned()).collect();
@@ -127,5 +127,5 @@ fn rank(state: &State, theme: &Theme, row: &RankRow, name: &str, style: Style, i
         .filter(|_| state.cluster.sync.shown().is_none())
         .and_then(|node| state.cluster.nodes[node].report.as_ref());
     spans.extend(report.map(|report| health::spans(theme, &report.health)).unwrap_or_default());
-    Line::from(spans)
+    Line::from(spans).style(if is_selected { theme.selected } else { Style::new() })
 }

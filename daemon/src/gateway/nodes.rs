@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use axum::{Json, extract::State};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use telemetry::{Warning, window::Culprits};
 use topology::{Exclusion, Exclusions, Topology};
 
@@ -12,6 +12,9 @@ use super::{
     cluster::{KnownNode, LatestReport, ServedModel},
     trace::milliseconds,
 };
+
+/// Values of a report for operators alone, or shown in another form.
+const HIDDEN: [&str; 4] = ["warnings", "collectives", "supervised", "exclusions"];
 
 /// The nodes, the models that they serve, and what delays them. Members that are not heads are watched only while
 /// someone asks, so the first answers may lack their reports.
@@ -51,35 +54,32 @@ fn object(node: &KnownNode, exclusions: &Exclusions, now: Instant) -> Value {
         Some(name) => exclusions.of(name, address),
         None => exclusions.at(address),
     };
-    let mut object = json!({
-        "address": address, "name": name, "exclusion": entry.map(exclusion),
-        // Unknown until it has answered or failed to.
-        "reachable": (away.is_some() || seen.is_some()).then_some(away.is_none()), "away_ms": away.as_ref().map(since),
-    });
-    let report = seen.as_ref().map(|LatestReport { report, at }| {
+    let mut object = seen.as_ref().map_or_else(Map::new, |LatestReport { report, at }| {
         let health = &report.health;
+        let mut object = report.object();
+        HIDDEN.iter().for_each(|name| drop(object.remove(*name)));
         let labels: Vec<String> = health.warnings().iter().map(Warning::short).collect();
-        let topology = report.topology.as_ref().map(|(topology, _, rank)| {
-            json!({"layout": topology.layout.to_string(), "rank": rank.0, "model": topology.model,
-                "context": topology.context_length, "kv": topology.kv, "exchange": topology.exchange})
-        });
-        json!({
-            "age_ms": since(at), "state": report.state.name(), "epoch": report.epoch.0, "topology": topology,
-            "desired": report.desired.as_ref().map(|desired| desired.layout.to_string()),
-            "fault": report.fault.as_ref().map(ToString::to_string),
-            "next": report.fault.as_ref().map(|fault| fault.kind.next()),
-            "load": report.load.map(|load| json!({"done": load.done.0, "total": load.total.0})),
-            "shard_bytes": report.shard.0, "memory_resident": report.memory_resident.0,
-            "health": {"temperature": health.temperature, "clock": health.clock, "memory": health.memory},
-            "labels": labels, "findings": health.findings(),
-            "requests": report.requests, "tokens": report.tokens, "kernels": report.kernels,
-            "paced": report.is_paced(), "build": report.build,
-        })
+        object.extend([
+            ("age_ms".to_owned(), since(at).into()),
+            ("next".to_owned(), report.fault.as_ref().map(|fault| fault.kind.next()).into()),
+            ("labels".to_owned(), labels.into()),
+            // The rest of it describes the machine to its operator.
+            (
+                "health".to_owned(),
+                json!({"temperature": health.temperature, "clock": health.clock, "memory": health.memory}),
+            ),
+        ]);
+        object
     });
-    if let (Some(Value::Object(report)), Some(object)) = (report, object.as_object_mut()) {
-        object.extend(report);
-    }
-    object
+    object.extend([
+        ("address".to_owned(), address.as_str().into()),
+        ("name".to_owned(), name.as_deref().into()),
+        ("exclusion".to_owned(), entry.map(exclusion).into()),
+        // Unknown until it has answered or failed to.
+        ("reachable".to_owned(), (away.is_some() || seen.is_some()).then_some(away.is_none()).into()),
+        ("away_ms".to_owned(), away.as_ref().map(since).into()),
+    ]);
+    object.into()
 }
 
 /// Why a node is kept out, and by whom.

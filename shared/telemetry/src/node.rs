@@ -6,6 +6,7 @@ use common::{
     units::Bytes,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use topology::{Exclusions, Rolling, Topology};
 
 use crate::{
@@ -180,6 +181,33 @@ impl NodeReport {
     pub fn serves(&self, topology: &Topology) -> bool {
         let holds = self.topology.as_ref().is_some_and(|(held, ..)| held == topology);
         holds && self.fault.is_none() && self.state.serves()
+    }
+
+    /// The report as a JSON object, for `console status --json` and `GET /cluster`. All-reduces, requests and measurements
+    /// have commands and paths of their own.
+    pub fn object(&self) -> Map<String, Value> {
+        let topology = self.topology.as_ref().map(|(topology, hash, rank)| {
+            let nodes: Vec<&str> = topology.members.iter().map(|member| member.name.as_str()).collect();
+            json!({"layout": topology.layout.to_string(), "hash": hash.to_string(), "rank": rank.0, "model": topology.model,
+                "nodes": nodes, "context": topology.context_length, "kv": topology.kv, "exchange": topology.exchange,
+                "collective": topology.collective})
+        });
+        let warnings: Vec<String> = self.health.warnings().iter().map(ToString::to_string).collect();
+        let values = json!({
+            "name": self.name, "state": self.state.name(), "epoch": self.epoch.0, "topology": topology,
+            "desired": self.desired.as_ref().map(|desired| desired.layout.to_string()),
+            "fault": self.fault.as_ref().map(ToString::to_string),
+            "load": self.load.map(|load| json!({"done": load.done.0, "total": load.total.0})),
+            "shard_bytes": self.shard.0, "memory_resident": self.memory_resident.0,
+            "health": self.health, "warnings": warnings, "findings": self.health.findings(),
+            "collectives": self.collectives, "supervised": self.supervised, "exclusions": self.exclusions,
+            "requests": self.requests, "tokens": self.tokens, "kernels": self.kernels, "paced": self.is_paced(),
+            "build": self.build,
+        });
+        match values {
+            Value::Object(object) => object,
+            _ => Map::new(),
+        }
     }
 
     /// Memory for the next shard: the available memory plus the current shard, which it replaces. `None` if the node

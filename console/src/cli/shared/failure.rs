@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes_follow_the_readme() {
+    fn exit_codes_follow_the_documents() {
         let code = |kind| Failure::from(Fault::new("pi2", kind)).code();
         assert_eq!(code(FaultKind::Unreachable { address: "a".into(), reason: "r".into() }), 3);
         assert_eq!(code(FaultKind::Draining), 4);

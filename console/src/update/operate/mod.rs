@@ -79,14 +79,10 @@ fn ask_out(state: &mut State, how: Removal) {
     if refuses(state) {
         return;
     }
-    match node_of_selected(state) {
-        Some(node) => ask_out_of(state, node, how),
-        None => state.screen.notice = Some("no node is selected here; 1 lists the nodes".to_owned()),
-    }
-}
-
-/// The same for a node.
-fn ask_out_of(state: &mut State, node: usize, how: Removal) {
+    let Some(node) = node_of_selected(state) else {
+        state.screen.notice = Some("no node is selected here; 1 lists the nodes".to_owned());
+        return;
+    };
     let known = &state.cluster.nodes[node];
     // A cordoned node can still be drained or excluded.
     let goes_further = match how {
@@ -95,14 +91,20 @@ fn ask_out_of(state: &mut State, node: usize, how: Removal) {
         Removal::Exclude => state.cluster.is_cordoned(known),
     };
     if state.cluster.exclusion(known).is_some() && !goes_further {
-        if known.is_open() {
-            state.operations.dialog = Some(Dialog::plain(Question::In { node }));
-        } else {
-            state.screen.notice = Some(format!("{} does not answer: start it before you include it", known.name()));
-        }
-        return;
+        ask_in(state, node);
+    } else {
+        state.operations.dialog = Some(Dialog::out(state, node, how));
     }
-    state.operations.dialog = Some(Dialog::out(state, node, how));
+}
+
+/// Asks whether to include a node again.
+fn ask_in(state: &mut State, node: usize) {
+    let known = &state.cluster.nodes[node];
+    if known.is_open() {
+        state.operations.dialog = Some(Dialog::plain(Question::In { node }));
+    } else {
+        state.screen.notice = Some(format!("{} does not answer: start it before you include it", known.name()));
+    }
 }
 
 /// Commands that name a node: asks, as the keys do for the selected one. A command never does the opposite of its word.
@@ -131,19 +133,14 @@ pub(super) fn on_node(state: &mut State, word: NodeWord, name: &str) -> Vec<Effe
     }
     let known = &state.cluster.nodes[node];
     let (is_out, is_cordoned) = (state.cluster.exclusion(known).is_some(), state.cluster.is_cordoned(known));
-    let how = match word {
-        NodeWord::Include => Err(if is_out { None } else { Some("is not excluded") }),
-        NodeWord::Cordon if is_out => Err(Some(if is_cordoned { "is cordoned already" } else { "is excluded" })),
-        NodeWord::Cordon => Ok(Removal::Cordon),
-        _ if is_out && !is_cordoned => Err(Some("is excluded already")),
-        NodeWord::Drain => Ok(Removal::Drain),
-        NodeWord::Exclude | NodeWord::Show | NodeWord::Restart => Ok(Removal::Exclude),
-    };
-    match how {
-        Ok(how) => ask_out_of(state, node, how),
-        Err(Some(why)) => state.screen.notice = Some(format!("{} {why}", known.name())),
-        // Asks whether to include it.
-        Err(None) => ask_out_of(state, node, Removal::Cordon),
+    let marked = format!("{} is {}", known.name(), if is_cordoned { "cordoned already" } else { "excluded already" });
+    match word {
+        NodeWord::In if is_out => ask_in(state, node),
+        NodeWord::In => state.screen.notice = Some(format!("{} is not excluded", known.name())),
+        // A cordoned node can still be drained or excluded.
+        NodeWord::Out(how) if is_out && (how == Removal::Cordon || !is_cordoned) => state.screen.notice = Some(marked),
+        NodeWord::Out(how) => state.operations.dialog = Some(Dialog::out(state, node, how)),
+        NodeWord::Show | NodeWord::Restart => {}
     }
     Vec::new()
 }

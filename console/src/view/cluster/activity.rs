@@ -2,17 +2,24 @@
 use ratatui::{
     Frame,
     layout::Rect,
-    style::Style,
     text::{Line, Span},
 };
-use telemetry::{RequestReport, RequestStage, Severity};
+use telemetry::{RequestReport, RequestStage};
 
 use crate::{
-    state::{State, clean::clean_line, events::time_of_day, node::NodeStatus},
+    state::{
+        State,
+        clean::clean_line,
+        events::{self, time_of_day},
+        requests,
+    },
     view::{
         format::{fit, fit_right, width},
         theme::Theme,
-        widgets::panel::{lines, panel},
+        widgets::{
+            bar::stacked,
+            panel::{lines, panel},
+        },
     },
 };
 
@@ -24,17 +31,9 @@ const AGE: usize = 7;
 /// Greatest width of a progress bar.
 const BAR_MAX: usize = 40;
 
-/// The requests that are not over, with their heads' names.
-fn open(state: &State) -> Vec<(&str, &RequestReport)> {
-    let live = state.cluster.nodes.iter().filter(|node| matches!(node.status(state.now), NodeStatus::Reports(_)));
-    live.flat_map(|node| node.report.iter().flat_map(|report| &report.traces).map(|trace| (node.name(), trace)))
-        .filter(|(_, trace)| !trace.stage.is_over())
-        .collect()
-}
-
 /// Lines wanted for the requests.
 pub(super) fn height(state: &State) -> u16 {
-    (open(state).len() as u16).saturating_add(1).max(2)
+    (requests::open(state).len() as u16).saturating_add(1).max(2)
 }
 
 /// Renders the requests under way.
@@ -42,7 +41,7 @@ pub(super) fn draw_requests(state: &State, theme: &Theme, frame: &mut Frame, are
     if area.height < 2 {
         return;
     }
-    let open = open(state);
+    let open = requests::open(state);
     let room = usize::from(area.height) - 1;
     let remark = match open.len() {
         0 => String::new(),
@@ -57,9 +56,10 @@ pub(super) fn draw_requests(state: &State, theme: &Theme, frame: &mut Frame, are
 }
 
 fn request(theme: &Theme, head: &str, trace: &RequestReport, cells: usize) -> Line<'static> {
-    let (style, done, all) = match trace.stage {
-        RequestStage::Decoding => (theme.ok, trace.tokens, trace.max_tokens),
-        _ => (theme.warn, 0, trace.prompt_tokens),
+    let style = theme.tone(requests::tone(&trace.stage));
+    let (done, all) = match trace.stage {
+        RequestStage::Decoding => (trace.tokens, trace.max_tokens),
+        _ => (0, trace.prompt_tokens),
     };
     let count = match trace.stage {
         RequestStage::Decoding if all > 0 => format!("{done} of {all}"),
@@ -77,16 +77,16 @@ fn request(theme: &Theme, head: &str, trace: &RequestReport, cells: usize) -> Li
     ];
     let used: usize = texts.iter().map(|text| width(text) + 1).sum();
     let bar = cells.saturating_sub(used + 1).min(BAR_MAX);
-    let filled = if all > 0 { (u64::from(done) * bar as u64 / u64::from(all)).min(bar as u64) as usize } else { 0 };
+    let left = all.max(1).saturating_sub(done);
+    let parts = [(u64::from(done), "█", style), (u64::from(left), "░", theme.faint)];
     let [number, by, stage, count, age] = texts;
-    Line::from_iter([
+    let texts = [
         Span::styled(format!("{number} "), theme.dim),
         Span::styled(format!("{by} "), theme.plain),
         Span::styled(format!("{stage} "), style),
         Span::styled(format!("{count} {age} "), theme.plain),
-        Span::styled("█".repeat(filled), style),
-        Span::styled("░".repeat(bar - filled), theme.faint),
-    ])
+    ];
+    Line::from_iter(texts.into_iter().chain(stacked(&parts, u64::from(all.max(1)), bar)))
 }
 
 /// Renders the latest events, newest first.
@@ -103,11 +103,6 @@ pub(super) fn draw_events(state: &State, theme: &Theme, frame: &mut Frame, area:
     let cells = usize::from(inner.width);
     let shown = entries.iter().rev().filter(|entry| entry.severity >= state.tables.severity_min);
     let all = shown.map(|entry| {
-        let style: Style = match entry.severity {
-            Severity::Note => theme.plain,
-            Severity::Warning => theme.warn,
-            Severity::Error => theme.bad,
-        };
         let time = time_of_day(state, entry.at);
         let node = entry.node.and_then(|place| state.cluster.nodes.get(place)).map(|node| format!("{} ", node.name()));
         let node = node.unwrap_or_default();
@@ -115,7 +110,7 @@ pub(super) fn draw_events(state: &State, theme: &Theme, frame: &mut Frame, area:
         Line::from_iter([
             Span::styled(format!(" {time} "), theme.dim),
             Span::styled(node, theme.accent),
-            Span::styled(text, style),
+            Span::styled(text, theme.tone(events::tone(entry.severity))),
         ])
     });
     lines(frame, inner, all);

@@ -12,8 +12,9 @@ use crate::{
         sync::{Metric, SyncPicture},
     },
     view::{
-        format::{fit, wrap_words},
+        format::fit,
         heat, hops,
+        sync::{self, WORDS_MAX},
         theme::Theme,
         widgets::{
             graph::{graph, styled},
@@ -24,10 +25,9 @@ use crate::{
 
 /// Width of a rank's name, in cells.
 const NAME: usize = 10;
-/// Most ranks, lines of a rank, and lines about the straggler.
+/// Most ranks, and lines of a rank.
 const RANKS_MAX: usize = 8;
 const LINES_MAX: usize = 2;
-const WORDS_MAX: usize = 2;
 /// The figure shown.
 const METRIC: Metric = Metric::P95;
 
@@ -67,19 +67,13 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
         let hint = " Times appear here while text is generated on more than one rank.";
         return lines(frame, inner, [Line::styled(hint, theme.dim)]);
     };
-    let words = words(picture, usize::from(inner.width).saturating_sub(2));
+    let words = sync::words(picture, usize::from(inner.width).saturating_sub(2));
     let ranks = picture.ranks.len().min(RANKS_MAX);
     let rows = (usize::from(inner.height).saturating_sub(WORDS_MAX) / ranks).clamp(1, LINES_MAX);
     let usual = picture.usual(METRIC);
     let all = (0..ranks).flat_map(|rank| rank_lines(theme, picture, rank, usual, rows, usize::from(inner.width)));
     let words = words.into_iter().map(|text| Line::styled(format!(" {text}"), theme.warn));
     lines(frame, inner, all.chain(words));
-}
-
-/// The straggler and its cause.
-fn words(picture: &SyncPicture, cells: usize) -> Vec<String> {
-    let text = picture.straggler.as_ref().map_or("", |(_, text)| text.as_str());
-    wrap_words(text, cells).into_iter().take(WORDS_MAX).map(|range| text[range].trim_end().to_owned()).collect()
 }
 
 /// A rank's all-reduces as bars: the median fills half of the height.

@@ -3,8 +3,8 @@ use ratatui::{style::Style, text::Span};
 
 /// An empty cell.
 const EMPTY: char = '·';
-/// Fillings of a cell in eighths.
-const EIGHTHS: [char; 9] = [EMPTY, '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Fillings of a cell in eighths, from below.
+pub(crate) const EIGHTHS: [char; 9] = [EMPTY, '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// The last `cells` values as `rows` lines from the top, of which `high` fills all; a value that is not known leaves its
 /// column empty, and 0 is a thin line.
