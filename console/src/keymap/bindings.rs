@@ -70,6 +70,8 @@ pub const BINDINGS: &[Binding] = &{
         ),
         page(&[Key::character('6'), Key::with_alt(Char('6'))], Page::Events, "events of the cluster, newest first"),
         page(&[Key::character('7'), Key::with_alt(Char('7'))], Page::Node, "one node: health, log, layers"),
+        page(&[Key::character('8'), Key::with_alt(Char('8'))], Page::Models, "models: on the nodes, and to download"),
+        page(&[Key::character('9'), Key::with_alt(Char('9'))], Page::Chat, "conversations with the running model"),
         bind(Panels, &[Key::character(']')], Action::Navigate(NavigateAction::PageNext), "the next page", "page"),
         bind(Panels, &[Key::character('[')], Action::Navigate(NavigateAction::PagePrevious), "the previous page", ""),
         bind(

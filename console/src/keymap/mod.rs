@@ -48,6 +48,8 @@ impl Place {
         Self::On(Page::Requests),
         Self::On(Page::Events),
         Self::On(Page::Node),
+        Self::On(Page::Models),
+        Self::On(Page::Chat),
     ];
 
     /// The section name in a key file.

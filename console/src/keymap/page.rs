@@ -19,12 +19,25 @@ pub enum Page {
     Events,
     /// One node.
     Node,
+    /// Model files on the nodes, and the catalogue.
+    Models,
+    /// Conversations with the running model.
+    Chat,
 }
 
 impl Page {
     /// In the order of the number keys.
-    pub const ALL: [Self; 7] =
-        [Self::Cluster, Self::Topology, Self::Sync, Self::Generate, Self::Requests, Self::Events, Self::Node];
+    pub const ALL: [Self; 9] = [
+        Self::Cluster,
+        Self::Topology,
+        Self::Sync,
+        Self::Generate,
+        Self::Requests,
+        Self::Events,
+        Self::Node,
+        Self::Models,
+        Self::Chat,
+    ];
 
     /// The title in one word.
     pub fn title(self) -> &'static str {
@@ -36,6 +49,8 @@ impl Page {
             Self::Requests => "Requests",
             Self::Events => "Events",
             Self::Node => "Node",
+            Self::Models => "Models",
+            Self::Chat => "Chat",
         }
     }
 
@@ -64,6 +79,8 @@ impl Page {
             Self::Requests => &[Panel::Requests],
             Self::Events => &[Panel::Events],
             Self::Node => &[Panel::Details, Panel::Layers],
+            Self::Models => &[Panel::Models],
+            Self::Chat => &[Panel::Prompt, Panel::Text],
         }
     }
 }
@@ -89,6 +106,8 @@ pub enum Panel {
     Events,
     /// The details of one node.
     Details,
+    /// The table of models.
+    Models,
     /// The filter of the page's table.
     Filter,
 }

@@ -34,7 +34,7 @@ pub fn table(state: &State, page: Page) -> Option<Table> {
         Page::Events => Some(events::table(state)),
         Page::Requests => Some(requests::table(state)),
         Page::Topology => Some(plan::table(state)),
-        Page::Sync | Page::Generate | Page::Node => None,
+        Page::Sync | Page::Generate | Page::Node | Page::Models | Page::Chat => None,
     }
 }
 

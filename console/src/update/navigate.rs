@@ -40,7 +40,7 @@ fn open(state: &mut State) {
     match state.screen.focus.page {
         Page::Generate => state.screen.focus = Focus::first_of(Page::Generate),
         Page::Topology => plan::ask_assign(state),
-        Page::Requests => {}
+        Page::Requests | Page::Models | Page::Chat => {}
         Page::Cluster | Page::Sync | Page::Events | Page::Node => {
             if let Some(place) = table::node_of_selected(state) {
                 select(state, place);
@@ -89,7 +89,7 @@ pub(super) fn scroll(state: &mut State, action: ScrollAction) {
             let scroll = &mut state.screen.scroll;
             scroll.layers = scrolled(scroll.layers.min(last), action, extent.layers_height, last);
         }
-        Panel::Nodes | Panel::Candidates | Panel::Requests | Panel::Events | Panel::Filter => {
+        Panel::Nodes | Panel::Candidates | Panel::Requests | Panel::Events | Panel::Models | Panel::Filter => {
             table::scroll(state, action);
         }
         Panel::Details => {

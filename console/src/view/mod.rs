@@ -105,6 +105,8 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
         Page::Requests => requests::draw(state, theme, frame, page, &mut extent),
         Page::Events => events::draw(state, theme, frame, page, &mut extent),
         Page::Node => node::draw(state, theme, frame, page, &mut extent),
+        Page::Models => models::draw_page(state, theme, frame, page),
+        Page::Chat => generate::draw(state, theme, frame, page, &mut extent),
     }
     footer::draw(state, theme, frame, footer);
     preferences::command_line(state, theme, frame, footer);

@@ -27,6 +27,12 @@ const SIZE: usize = 11;
 /// Most visible models.
 const ROWS_MAX: usize = 12;
 
+/// Renders the page.
+pub(super) fn draw_page(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+    let text = if state.readonly { "" } else { "M lists the models of the nodes" };
+    frame.render_widget(Span::styled(text, theme.dim), area);
+}
+
 /// Renders the list, if it is open, in the middle of the screen.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
     let Some(list) = &state.screen.models else { return };

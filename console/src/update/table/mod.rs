@@ -76,7 +76,7 @@ pub(super) fn node_of_selected(state: &State) -> Option<usize> {
         Page::Cluster => state.cluster.nodes.iter().position(|node| node.address == key),
         Page::Events => state.journal.events.entry(&key)?.node,
         Page::Requests => requests::head(state, &key),
-        Page::Sync | Page::Generate | Page::Node | Page::Topology => {
+        Page::Sync | Page::Generate | Page::Node | Page::Topology | Page::Models | Page::Chat => {
             Some(state.screen.selected).filter(|place| *place < state.cluster.nodes.len())
         }
     }
