@@ -100,8 +100,14 @@ fn of_pages(binding: &Binding, key: Key) -> Option<Case> {
         (_, Action::Navigate(NavigateAction::Show(Page::Node))) => {
             (anywhere(Page::Sync), |after| after.state.screen.focus.page == Page::Node)
         }
+        (_, Action::Navigate(NavigateAction::Show(Page::Models))) => {
+            (anywhere(Page::Sync), |after| after.state.screen.focus.page == Page::Models)
+        }
+        (_, Action::Navigate(NavigateAction::Show(Page::Chat))) => {
+            (anywhere(Page::Sync), |after| after.state.screen.focus.page == Page::Chat)
+        }
         (_, Action::Navigate(NavigateAction::PageNext)) => {
-            (on(Page::Node), |after| after.state.screen.focus.page == Page::Cluster)
+            (on(Page::Node), |after| after.state.screen.focus.page == Page::Models)
         }
         (_, Action::Navigate(NavigateAction::PagePrevious)) => {
             (on(Page::Requests), |after| after.state.screen.focus == Focus { page: Page::Generate, panel: Panel::Text })
