@@ -1,5 +1,6 @@
 //! console: the operator's terminal for a bramble cluster. See ARCHITECTURE.md for the modules and their allowed
 //! dependencies.
+pub mod catalogue;
 pub mod cli;
 pub mod client;
 #[cfg(test)]
@@ -10,6 +11,7 @@ pub mod operator;
 pub mod recording;
 pub mod run;
 pub mod state;
+mod suggest;
 pub mod terminal;
 pub mod update;
 pub mod view;

@@ -6,11 +6,9 @@ use common::fault::{Fault, FaultKind};
 use protocol::models::{FileState, files_of};
 use tokio::task::JoinSet;
 
-use crate::cli::{
-    Failure,
-    shared::suggest::{did_you_mean, folded},
-};
+use crate::cli::Failure;
 use crate::client::{models, session::Session};
+use crate::suggest::{did_you_mean, folded};
 
 /// The model files of some nodes.
 #[derive(Clone, Debug, Default)]

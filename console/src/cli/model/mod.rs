@@ -22,10 +22,10 @@ use crate::cli::{
         need::{Need, Reach},
         options::Nodes,
         output,
-        suggest::did_you_mean,
     },
 };
 use crate::client::{cluster::Cluster, models, session::Session, with_port};
+use crate::suggest::did_you_mean;
 
 /// Subcommands of `console model`.
 #[derive(Clone, Debug, Subcommand)]

@@ -12,6 +12,5 @@ pub(crate) mod paint;
 pub(crate) mod progress;
 pub(crate) mod sampling;
 pub(crate) mod sessions;
-pub(crate) mod suggest;
 pub(crate) mod table;
 pub(crate) mod watch;
