@@ -78,7 +78,7 @@ fn short_names_choose_a_model_and_a_quantisation() {
         ("llama3.2", "several: llama-3.2-1b, llama-3.2-3b"),
         ("qwen3.5-3", "several: qwen3.5-35b-a3b"),
         ("lama-3.2-1b", "several: llama-3.2-1b"),
-        ("lamma-3.2-1b", "unknown: llama-3.2-1b"),
+        ("lamma-3.2-1b", "unknown: llama-3.2-1b, gemma-3-1b, llama-3.2-3b"),
         ("bloom", "unknown: "),
         ("", "unknown: "),
         ("..", "unknown: "),

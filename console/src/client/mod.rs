@@ -14,6 +14,7 @@ mod introduce;
 pub mod models;
 pub mod network;
 pub mod operate;
+pub mod pull;
 pub mod recovery;
 pub mod restart;
 mod resume;

@@ -75,7 +75,7 @@ impl ModelList {
 }
 
 /// Name and size of the models of which a node has every file.
-fn complete_models(files: &[ModelFile]) -> Vec<(String, u64)> {
+pub fn complete_models(files: &[ModelFile]) -> Vec<(String, u64)> {
     let mut models: Vec<(String, u64)> = Vec::new();
     for file in files {
         let parts = files_of(&file.model);

@@ -1,6 +1,8 @@
-//! `console model`: lists, pulls, verifies and removes the model files of nodes.
+//! `console model`: searches the catalogue; lists, pulls, verifies and removes the model files of nodes.
 pub(crate) mod choice;
+mod list;
 mod pull;
+mod search;
 mod source;
 mod transfer;
 
@@ -30,24 +32,19 @@ use crate::suggest::did_you_mean;
 /// Subcommands of `console model`.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Model {
-    /// List the model files of all nodes
-    List(List),
-    /// Put a file on nodes: download it, send one of this machine, or copy it from a node (resumable)
+    /// List the models of all nodes: size, and which nodes have them
+    #[command(visible_alias = "ls")]
+    List(list::List),
+    /// Search the catalogue of well-known models: size, licence, context, and whether they fit the nodes
+    Search(search::Search),
+    /// Put a model on nodes: by its short name, from a server, from this machine, or copied from a node (resumable)
     #[command(alias = "add")]
     Pull(pull::Pull),
     /// Recompute the SHA-256 of a file on nodes
     Verify(Verify),
     /// Delete a file on nodes, unless a topology uses it
+    #[command(visible_alias = "rm")]
     Remove(Remove),
-}
-
-/// Options of `console model list`.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct List {
-    #[command(flatten)]
-    nodes: Nodes,
-    #[arg(from_global)]
-    json: bool,
 }
 
 /// The nodes to act on, and the output format.
@@ -55,8 +52,8 @@ pub(crate) struct List {
 pub(crate) struct Where {
     #[command(flatten)]
     nodes: Nodes,
-    /// Act only on this node (name or address); repeatable [default: all of --nodes]
-    #[arg(long, value_name = "NODE")]
+    /// Act only on these nodes (names or addresses), separated by commas or repeated [default: all of --nodes]
+    #[arg(long, value_name = "NODE,NODE,..", value_delimiter = ',')]
     node: Vec<String>,
     #[arg(from_global)]
     json: bool,
@@ -92,6 +89,7 @@ impl Model {
     pub(crate) fn reach(&mut self) -> Reach<'_> {
         let (nodes, need) = match self {
             Self::List(list) => (&mut list.nodes, Need::Looks),
+            Self::Search(search) => (&mut search.nodes, Need::Tries),
             Self::Pull(pull) => (&mut pull.to.nodes, Need::Acts),
             Self::Verify(Verify { on, .. }) | Self::Remove(Remove { on, .. }) => (&mut on.nodes, Need::Acts),
         };
@@ -104,49 +102,12 @@ pub(crate) async fn run(model: Model) -> Result<u8, Failure> {
     let mut interrupts = Interrupts::listen()?;
     // An interrupt closes the sessions: the nodes stop working and keep partial files.
     match model {
-        Model::List(options) => interrupts.end(list(options)).await,
+        Model::List(options) => interrupts.end(list::run(options)).await,
+        Model::Search(options) => interrupts.end(search::run(options)).await,
         Model::Pull(options) => interrupts.end(pull::run(options)).await,
         Model::Verify(options) => interrupts.end(verify(options)).await,
         Model::Remove(options) => interrupts.end(remove(options)).await,
     }
-}
-
-async fn list(options: List) -> Result<u8, Failure> {
-    let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
-    let cluster = Cluster::dial(&addresses).await;
-    let mut objects = Vec::new();
-    let mut failed = None;
-    if !options.json {
-        output::line(&format!(
-            "{:<10}  {:<40}  {:>10}  {:<16}  {:<16}  STATE",
-            "NODE", "MODEL", "SIZE", "IDENTITY", "SHA-256"
-        ));
-    }
-    for node in &cluster.nodes {
-        let name = output::clean(cluster.name(node));
-        let files = match node.session() {
-            Ok(session) => models::list(&session).await,
-            Err(fault) => Err(fault),
-        };
-        match files {
-            Ok(files) if options.json => {
-                let files: Vec<Value> = files.iter().map(object).collect();
-                objects.push(json!({"node": name, "address": node.address, "models": files}));
-            }
-            Ok(files) => files.iter().for_each(|file| output::line(&row(&name, file))),
-            Err(fault) => {
-                objects.push(json!({"node": name, "address": node.address, "error": Failure::from(fault.clone()).json()["error"]}));
-                if !options.json {
-                    output::line(&output::clean(&format!("{name:<10}  {}; {}", fault.kind, fault.kind.next())));
-                }
-                failed.get_or_insert(fault);
-            }
-        }
-    }
-    if options.json {
-        output::line(&json!({"nodes": objects}).to_string());
-    }
-    Ok(failed.map_or(0, |fault| Failure::from(fault).code()))
 }
 
 /// A model file as a JSON object.
@@ -162,16 +123,6 @@ fn state(file: &ModelFile) -> (&'static str, Option<&str>) {
         FileState::Partial => ("partial", None),
         FileState::Broken(reason) => ("broken", Some(reason)),
     }
-}
-
-fn row(node: &str, file: &ModelFile) -> String {
-    let (state, problem) = state(file);
-    let identity = file.identity.map_or("-".into(), |identity| identity.to_string());
-    let hash = file.sha256.map_or("-".into(), |hash| hash.to_string()[..16].to_owned());
-    let problem = problem.map(|problem| format!(": {problem}")).unwrap_or_default();
-    let row =
-        format!("{node:<10}  {:<40}  {:>10}  {identity:<16}  {hash:<16}  {state}{problem}", file.model, file.size);
-    output::clean(&row)
 }
 
 /// The cluster, and the indices of the chosen nodes.

@@ -1,13 +1,12 @@
-//! `console model pull`: puts a model file on nodes. The first node downloads it or receives it from this machine, and
-//! the others copy it from there; with `--from`, all copy it from a node that has it.
+//! `console model pull`: puts a model file on nodes. One node downloads it or receives it from this machine, and the others
+//! copy it from there; with `--from`, all copy it from a node that has it.
 use std::{path::Path, sync::Arc};
 
 use anyhow::Context;
 use clap::Args;
-use common::{digest::Sha256, fault::Fault};
-use protocol::models::{FileState, ModelFile, ModelsRequest, files_of};
+use common::digest::Sha256;
+use protocol::models::{ModelFile, files_of};
 use serde_json::json;
-use tokio::{sync::Semaphore, task::JoinSet};
 
 use super::{
     Where,
@@ -23,17 +22,16 @@ use crate::cli::{
 use crate::client::{
     cluster::{Cluster, ClusterNode},
     models,
+    pull::{self, Download, PullProgress, PulledFile},
     session::Session,
 };
-
-/// Nodes that copy a file from the same node at a time.
-const COPIES_MAX: usize = 4;
 
 /// Options of `console model pull`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Pull {
-    /// hf:OWNER/REPO:FILE, https://.., http://.., a GGUF file on this machine, or with --from the name of a file on
-    /// that node
+    /// Short name of a well-known model (qwen3.5-4b, or qwen3.5-4b:q8_0 for another quantization; console model search
+    /// lists them), hf:OWNER/REPO:FILE, https://.., http://.., a GGUF file on this machine, or with --from the name of a
+    /// file on that node
     #[arg(value_name = "SOURCE")]
     source: String,
     /// Copy the file from this node (name or address)
@@ -55,7 +53,7 @@ pub(crate) struct Pull {
 pub(super) async fn run(options: Pull) -> Result<u8, Failure> {
     match &options.from {
         Some(from) => copy_from(&options, from).await,
-        None => bring(&options, source::resolve(&options.source)?).await,
+        None => bring(&options, source::resolve(&options.source).await?).await,
     }
 }
 
@@ -88,21 +86,55 @@ async fn bring(options: &Pull, source: ModelSource) -> Result<u8, Failure> {
     if !is_real(options, how, &model, &cluster, &places) {
         return Ok(0);
     }
-    let Some((first, rest)) = places.split_first() else { return Ok(0) };
-    let node = &cluster.nodes[*first];
-    let name = cluster.name(node);
-    let stored = match source {
-        ModelSource::File(path) => send(&path, &model, options.sha256, node, name).await?,
+    let done = match source {
+        ModelSource::File(path) => {
+            let Some((first, rest)) = places.split_first() else { return Ok(0) };
+            let node = &cluster.nodes[*first];
+            let stored = send(&path, &model, options.sha256, node, cluster.name(node)).await?;
+            let mut done = vec![(cluster.name(node).to_owned(), stored)];
+            done.extend(copy(&cluster, *first, rest, &model).await?);
+            done
+        }
         ModelSource::Url { url, .. } => {
-            let session = node.session()?;
-            let transfer = Transfer::new(&model, &[name]);
-            let request = ModelsRequest::Pull { url, model: model.clone(), sha256: options.sha256 };
-            models::stored(&session, request, &|step, done, total| transfer.tell(0, step, done, total)).await?
+            let sessions = sessions(&cluster, &places)?;
+            let file = Download { url, model, sha256: options.sha256 };
+            let (tell, names) = progress(&cluster, &places, &file.model);
+            let pulled = pull::pull(&sessions, &file, &tell).await;
+            drop(tell);
+            done_by(&names, pulled, &file.model, &cluster).await?
         }
     };
-    let mut done = vec![(name.to_owned(), stored)];
-    done.extend(copy(&cluster, *first, rest, &model).await?);
     Ok(show(&done, options.to.json))
+}
+
+fn sessions(cluster: &Cluster, places: &[usize]) -> Result<Vec<Arc<Session>>, Failure> {
+    places.iter().map(|place| Ok(cluster.nodes[*place].session()?)).collect()
+}
+
+/// What prints the progress of these nodes, and their names. The line is erased once it is dropped.
+fn progress(cluster: &Cluster, places: &[usize], model: &str) -> (Arc<PullProgress>, Vec<String>) {
+    let names: Vec<String> = places.iter().map(|place| cluster.name(&cluster.nodes[*place]).to_owned()).collect();
+    let transfer = Transfer::new(model, &names.iter().map(String::as_str).collect::<Vec<_>>());
+    (Arc::new(move |node, step, done, total| transfer.tell(node, step, done, total)), names)
+}
+
+/// The transferred files with the names of their nodes. Nodes that had the file already are named on standard error.
+async fn done_by(
+    names: &[String],
+    pulled: Result<Vec<PulledFile>, common::fault::Fault>,
+    model: &str,
+    cluster: &Cluster,
+) -> Result<Vec<(String, ModelFile)>, Failure> {
+    let pulled = match pulled {
+        Ok(pulled) => pulled,
+        Err(fault) => return Err(advised(fault.into(), &cluster.usable().unwrap_or_default()).await),
+    };
+    for (index, name) in names.iter().enumerate() {
+        if pulled.iter().all(|(done, _)| *done != index) {
+            output::note(&output::clean(&format!("{name} already has {model}")));
+        }
+    }
+    Ok(pulled.into_iter().map(|(index, file)| (names[index].clone(), file)).collect())
 }
 
 /// Whether to transfer the file (`false` for a dry run). A transfer never replaces a file on a node.
@@ -135,40 +167,14 @@ async fn send(
     Ok(models::send(&session, upload, &|step, done, total| transfer.tell(0, step, done, total)).await?)
 }
 
-/// Copies a file from one node to the others that do not have it yet, to a few at a time. If a copy fails, the others
-/// still end.
+/// Copies a file from one node to the others that do not have it yet.
 async fn copy(cluster: &Cluster, from: usize, to: &[usize], model: &str) -> Result<Vec<(String, ModelFile)>, Failure> {
-    let mut lacking: Vec<(String, Arc<Session>)> = Vec::new();
-    for place in to {
-        let node = &cluster.nodes[*place];
-        let (name, session) = (cluster.name(node).to_owned(), node.session()?);
-        let files = models::list(&session).await?;
-        if files.iter().any(|file| file.model == model && file.state != FileState::Partial) {
-            output::note(&output::clean(&format!("{name} already has {model}")));
-        } else {
-            lacking.push((name, session));
-        }
-    }
-    let names: Vec<&str> = lacking.iter().map(|(name, _)| name.as_str()).collect();
-    let transfer = Arc::new(Transfer::new(model, &names));
-    let room = Arc::new(Semaphore::new(COPIES_MAX));
-    let mut copies = JoinSet::new();
-    for (index, (name, session)) in lacking.iter().cloned().enumerate() {
-        let (transfer, room) = (Arc::clone(&transfer), Arc::clone(&room));
-        let request = ModelsRequest::Fetch { model: model.into(), from: cluster.nodes[from].address.clone() };
-        copies.spawn(async move {
-            // The semaphore is never closed.
-            let _permit = room.acquire_owned().await;
-            let tell = &|step, done, total| transfer.tell(index, step, done, total);
-            (index, name, models::stored(&session, request, tell).await)
-        });
-    }
-    let mut copied = copies.join_all().await;
-    drop(transfer);
-    copied.sort_by_key(|(index, ..)| *index);
-    let copied: Result<Vec<_>, Fault> = copied.into_iter().map(|(_, name, file)| Ok((name, file?))).collect();
-    match copied {
-        Ok(done) => Ok(done),
-        Err(fault) => Err(advised(fault.into(), &cluster.usable().unwrap_or_default()).await),
-    }
+    let sessions = sessions(cluster, to)?;
+    let missing = pull::lacking(&sessions, model).await?;
+    let others: Vec<(usize, Arc<Session>)> =
+        missing.into_iter().map(|index| (index, Arc::clone(&sessions[index]))).collect();
+    let (tell, names) = progress(cluster, to, model);
+    let copied = pull::copy(&cluster.nodes[from].address, &others, model, &tell).await;
+    drop(tell);
+    done_by(&names, copied, model, cluster).await
 }

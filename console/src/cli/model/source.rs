@@ -1,14 +1,20 @@
-//! The source of a model file: `hf:OWNER/REPO:FILE`, a URL, or a file on this machine.
+//! The source of a model file: the short name of a well-known model, `hf:OWNER/REPO:FILE`, a URL, or a file on this
+//! machine.
 use std::path::PathBuf;
 
 use assignment::source::{hub, url_at};
 use protocol::models::check_name;
 
-use crate::cli::Failure;
+use crate::{
+    catalogue::{CatalogueEntry, CatalogueFile, Resolved},
+    cli::{Failure, shared::choose::choose},
+};
 
 /// The next step after a wrong source.
-const EXAMPLE: &str = "name the file of a repository, for example \
+const EXAMPLE: &str = "name a model that console model search lists, or the file of a repository, for example \
                        hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Llama-3.2-1B-Instruct-Q4_K_M.gguf";
+/// The next step after an unknown short name.
+const SEARCH: &str = "console model search lists the known models; a file of any repository is hf:OWNER/REPO:FILE";
 
 /// Where a model file comes from, unless it is on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,24 +45,64 @@ fn is_remote(source: &str) -> bool {
     source.starts_with("hf:") || source.contains("://")
 }
 
-/// The source that the operator named.
+/// The source that the operator named. A short name that means several models is asked about on a terminal.
 ///
 /// # Errors
-/// It is neither a valid source on a server nor a file on this machine.
-pub(super) fn resolve(source: &str) -> Result<ModelSource, Failure> {
+/// It is neither a known name, nor a valid source on a server, nor a file on this machine.
+pub(super) async fn resolve(source: &str) -> Result<ModelSource, Failure> {
     if is_remote(source) {
-        let url = url_at(source, &hub()).map(|(url, name)| ModelSource::Url { url, name });
-        return url.map_err(|message| Failure::Usage { message, next: EXAMPLE });
+        return of_server(source);
     }
     let path = PathBuf::from(source);
     if path.is_file() {
         return Ok(ModelSource::File(path));
     }
+    if source.ends_with(".gguf") || source.contains(['/', '\\']) {
+        return Err(no_file(source));
+    }
+    of_server(well_known(source).await?.source)
+}
+
+fn of_server(source: &str) -> Result<ModelSource, Failure> {
+    let url = url_at(source, &hub()).map(|(url, name)| ModelSource::Url { url, name });
+    url.map_err(|message| Failure::Usage { message, next: EXAMPLE })
+}
+
+fn no_file(source: &str) -> Failure {
     let message = format!(
         "{source:?} is neither hf:OWNER/REPO:FILE, nor a URL (https://.. or http://..), nor a file on this machine; \
          the name of a file on a node needs --from NODE"
     );
-    Err(Failure::Usage { message, next: EXAMPLE })
+    Failure::Usage { message, next: EXAMPLE }
+}
+
+/// The file of the catalogue with this short name.
+async fn well_known(name: &str) -> Result<&'static CatalogueFile, Failure> {
+    match crate::catalogue::resolve(name) {
+        Resolved::One(_, file) => Ok(file),
+        Resolved::NoSuchFile(entry) => {
+            let files: Vec<&str> = entry.files.iter().map(|file| file.quantisation).collect();
+            let message = format!("{} has no file {name:?} in the catalogue, only {}", entry.name, files.join(", "));
+            Err(Failure::Usage { message, next: SEARCH })
+        }
+        Resolved::Several(entries) => {
+            let names: Vec<&str> = entries.iter().map(|entry| entry.name).collect();
+            let unknown = || unknown(name, &names);
+            let rows = entries.iter().map(|entry: &&CatalogueEntry| {
+                let file = entry.usual();
+                format!("{:<24} {:>8}  {}", entry.name, file.size(), file.quantisation)
+            });
+            let chosen = choose(&format!("{name} means several models:"), &rows.collect::<Vec<_>>()).await?;
+            chosen.and_then(|place| entries.get(place)).map(|entry| entry.usual()).ok_or_else(unknown)
+        }
+        Resolved::Unknown(alike) => Err(unknown(name, &alike)),
+    }
+}
+
+/// `No model "llama3.2". Did you mean llama-3.2-1b, llama-3.2-3b?`
+fn unknown(name: &str, alike: &[&str]) -> Failure {
+    let meant = if alike.is_empty() { String::new() } else { format!(" Did you mean {}?", alike.join(", ")) };
+    Failure::Usage { message: format!("No model {name:?}.{meant}"), next: SEARCH }
 }
 
 /// Checks that `--from` was given with the name of a file.
@@ -76,13 +122,13 @@ pub(super) fn check_on_node(source: &str) -> Result<(), Failure> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn path_is_a_source_if_the_file_exists() {
+    #[tokio::test]
+    async fn path_is_a_source_if_the_file_exists() {
         let folder = tempfile::tempdir().expect("create a temporary folder");
         let path = folder.path().join("m.gguf");
         let text = path.display().to_string();
-        for missing in [&text, "", "m", &folder.path().display().to_string()] {
-            let failure = resolve(missing).expect_err("there is no such file");
+        for missing in [&text, "m.gguf", &folder.path().display().to_string()] {
+            let failure = resolve(missing).await.expect_err("there is no such file");
             let message = failure.to_string();
             assert_eq!(failure.code(), 2);
             for form in ["hf:OWNER/REPO:FILE", "https://.. or http://..", "a file on this machine", "--from NODE"] {
@@ -90,8 +136,29 @@ mod tests {
             }
         }
         std::fs::write(&path, "x").expect("write it");
-        let source = resolve(&text).expect("the file exists");
+        let source = resolve(&text).await.expect("the file exists");
         assert_eq!((source.file_name().as_str(), &source), ("m.gguf", &ModelSource::File(path)));
+    }
+
+    #[tokio::test]
+    async fn short_name_is_a_source_and_a_similar_one_is_a_question() {
+        let name = |source: ModelSource| source.file_name();
+        let known = resolve("Qwen3.5-4B:q8_0").await.map(name).expect("it is in the catalogue");
+        assert_eq!(known, "Qwen3.5-4B-Q8_0.gguf");
+        for (typed, message) in [
+            ("lamma-3.2-1b", r#"No model "lamma-3.2-1b". Did you mean llama-3.2-1b, gemma-3-1b, llama-3.2-3b?"#),
+            ("bloom", r#"No model "bloom"."#),
+            ("qwen3.5-4b:q2_k", r#"qwen3.5-4b has no file "qwen3.5-4b:q2_k" in the catalogue, only Q4_K_M, Q8_0"#),
+        ] {
+            let failure = resolve(typed).await.expect_err(typed);
+            assert_eq!((failure.code(), failure.to_string().as_str()), (2, message));
+            assert!(failure.json()["error"]["next"].as_str().is_some_and(|next| next.contains("model search")));
+        }
+        let names = ["llama-3.2-1b", "llama-3.2-3b"];
+        assert_eq!(
+            unknown("llama3.2", &names).to_string(),
+            r#"No model "llama3.2". Did you mean llama-3.2-1b, llama-3.2-3b?"#
+        );
     }
 
     #[test]

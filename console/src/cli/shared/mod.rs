@@ -1,5 +1,6 @@
 //! What the commands share: options, output, confirmation, exit codes, and how they state which nodes they need.
 pub(crate) mod brambled;
+pub(crate) mod choose;
 pub(crate) mod confirm;
 pub(crate) mod endpoint;
 pub(crate) mod failure;

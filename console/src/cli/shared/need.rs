@@ -22,6 +22,8 @@ pub enum Need {
     Acts,
     /// Nodes are optional, and may come from the environment.
     May,
+    /// Nodes are optional, and may come from the environment or the default cluster.
+    Tries,
     /// Nodes are optional, and must come from the command line.
     Typed,
 }

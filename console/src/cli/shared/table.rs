@@ -1,5 +1,7 @@
 //! A table that fits a terminal: columns are dropped, the least important first, until a row fits, and the last column
 //! is cut.
+use std::io::{IsTerminal, stdout};
+
 use crate::cli::shared::paint::Shade;
 use crate::view::format::{fit, fit_right, shorten, width};
 
@@ -14,6 +16,12 @@ pub(crate) struct TableColumn {
     pub(crate) is_number: bool,
     /// Columns with the highest number are dropped first; 0 is never dropped.
     pub(crate) drops: u8,
+}
+
+/// The width of the terminal; unlimited for pipes and files.
+pub(crate) fn room() -> usize {
+    let size = if stdout().is_terminal() { crossterm::terminal::size().ok() } else { None };
+    size.map_or(usize::MAX, |(columns, _)| usize::from(columns))
 }
 
 /// A cell: its text and the tone of the text.

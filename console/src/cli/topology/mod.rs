@@ -3,7 +3,7 @@ mod assign;
 pub(crate) mod choose_layout;
 pub(crate) mod ensure;
 mod file;
-mod hypothetical_cluster;
+pub(crate) mod hypothetical_cluster;
 mod plan;
 mod preview;
 mod show;

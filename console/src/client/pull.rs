@@ -1,0 +1,132 @@
+//! Puts a model file on several nodes, for `console model pull` and the dashboard: one node downloads it, the others copy
+//! it from there, several at a time.
+use std::sync::Arc;
+
+use common::{
+    digest::Sha256,
+    fault::{Fault, FaultKind},
+    units::Bytes,
+};
+use protocol::models::{FileState, ModelFile, ModelsRequest, ModelsResponse, Step, files_of};
+
+use super::{models, session::Session};
+use tokio::{sync::Semaphore, task::JoinSet};
+
+/// Nodes that copy a file from the same node at a time.
+const COPIES_MAX: usize = 4;
+
+/// A file to download.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Download {
+    /// Its URL.
+    pub url: String,
+    /// Its name on the nodes.
+    pub model: String,
+    /// Its expected hash; `None` = that which the server reports, if any.
+    pub sha256: Option<Sha256>,
+}
+
+/// Progress of a node, by its index among the sessions: step, bytes done, total bytes if known.
+pub type PullProgress = dyn Fn(usize, Step, Bytes, Option<Bytes>) + Send + Sync;
+
+/// A file on the node with this index among the sessions.
+pub type PulledFile = (usize, ModelFile);
+
+/// Which sessions' nodes lack a complete file.
+///
+/// # Errors
+/// A node cannot list its files.
+pub async fn lacking(sessions: &[Arc<Session>], model: &str) -> Result<Vec<usize>, Fault> {
+    let mut lacking = Vec::new();
+    for (index, session) in sessions.iter().enumerate() {
+        let files = models::list(session).await?;
+        if !files.iter().any(|file| file.model == model && file.state != FileState::Partial) {
+            lacking.push(index);
+        }
+    }
+    Ok(lacking)
+}
+
+/// Puts a file on all nodes: from a node that has it, otherwise from the server by the first node. Returns the files that
+/// were transferred.
+///
+/// # Errors
+/// A node refuses or fails; what the others have stays there.
+pub async fn pull(
+    sessions: &[Arc<Session>],
+    file: &Download,
+    tell: &Arc<PullProgress>,
+) -> Result<Vec<PulledFile>, Fault> {
+    let missing = lacking(sessions, &file.model).await?;
+    let holder = (0..sessions.len()).find(|index| !missing.contains(index));
+    let mut done = Vec::new();
+    let from = match (holder, missing.first()) {
+        (Some(holder), _) => holder,
+        (None, Some(first)) => {
+            let Download { url, model, sha256 } = file.clone();
+            let request = ModelsRequest::Pull { url, model, sha256 };
+            let told = |step, bytes, total| tell(*first, step, bytes, total);
+            done.push((*first, models::stored(&sessions[*first], request, &told).await?));
+            *first
+        }
+        (None, None) => return Err(Fault::new("console", FaultKind::Internal { reason: "no node is named".into() })),
+    };
+    let others: Vec<(usize, Arc<Session>)> =
+        missing.into_iter().filter(|index| *index != from).map(|index| (index, Arc::clone(&sessions[index]))).collect();
+    done.extend(copy(&sessions[from].address, &others, &file.model, tell).await?);
+    Ok(done)
+}
+
+/// Copies a file from the node at `from` to others, to a few at a time. If a copy fails, the others still end.
+///
+/// # Errors
+/// The fault of the first copy that failed.
+pub async fn copy(
+    from: &str,
+    to: &[(usize, Arc<Session>)],
+    model: &str,
+    tell: &Arc<PullProgress>,
+) -> Result<Vec<PulledFile>, Fault> {
+    let room = Arc::new(Semaphore::new(COPIES_MAX));
+    let mut copies = JoinSet::new();
+    for (place, (index, session)) in to.iter().enumerate() {
+        let (index, session, tell, room) = (*index, Arc::clone(session), Arc::clone(tell), Arc::clone(&room));
+        let request = ModelsRequest::Fetch { model: model.into(), from: from.to_owned() };
+        copies.spawn(async move {
+            // The semaphore is never closed.
+            let _permit = room.acquire_owned().await;
+            let told = move |step, bytes, total| tell(index, step, bytes, total);
+            (place, index, models::stored(&session, request, &told).await)
+        });
+    }
+    let mut copied = copies.join_all().await;
+    copied.sort_by_key(|(place, ..)| *place);
+    copied.into_iter().map(|(_, index, file)| Ok((index, file?))).collect()
+}
+
+/// Deletes a model, with all its files, on these nodes; nodes without it are left out. Returns the names of the nodes that
+/// had it.
+///
+/// # Errors
+/// A node refuses: the model is in use there.
+pub async fn remove(sessions: &[Arc<Session>], model: &str) -> Result<Vec<String>, Fault> {
+    let mut removed = Vec::new();
+    for session in sessions {
+        let held = models::list(session).await?;
+        let files = files_of(model).into_iter().filter(|name| held.iter().any(|file| file.model == *name));
+        let files: Vec<String> = files.collect();
+        for file in &files {
+            remove_file(session, file).await?;
+        }
+        removed.extend((!files.is_empty()).then(|| session.identity.name.clone()));
+    }
+    Ok(removed)
+}
+
+async fn remove_file(session: &Session, model: &str) -> Result<(), Fault> {
+    let request = ModelsRequest::Remove { model: model.to_owned() };
+    match models::ask(session, request, &|_, _, _| {}).await? {
+        ModelsResponse::Removed => Ok(()),
+        other => Err(assignment::files::odd(session, &other)),
+    }
+}
