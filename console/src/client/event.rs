@@ -16,6 +16,8 @@ use topology::{Exclusion, Rolling, Topology};
 pub use assignment::event::AssignEvent;
 use assignment::planner_query::PlannerAnswer;
 
+use crate::operator::model_order::ModelEvent;
+
 /// An event between the console and its nodes. `node` is the index in the list that the client was started with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ClientEvent {
@@ -60,6 +62,8 @@ pub enum ClientEvent {
         /// The files, or why there are none.
         answer: Result<Vec<ModelFile>, Fault>,
     },
+    /// Another answer to an order about model files.
+    Model(ModelEvent),
     /// The result of the planner.
     // Not part of a recording, because it is computed from reports.
     #[serde(skip)]

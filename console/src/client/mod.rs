@@ -11,6 +11,7 @@ pub(crate) mod fake_node;
 pub mod generate;
 pub mod inspect;
 mod introduce;
+mod model_orders;
 pub mod models;
 pub mod network;
 pub mod operate;
@@ -48,6 +49,7 @@ use self::{
 use crate::{
     operator::command::{OperatorCommand, Removal},
     operator::desired::DesiredTopology,
+    operator::model_order::ModelOrder,
     operator::planner_query::PlannerQuery,
 };
 
@@ -77,6 +79,9 @@ pub struct Client {
     cancel: Mutex<CancellationToken>,
     /// Aborts the running assignment.
     abort: Mutex<CancellationToken>,
+    /// Cancels the running transfer of a model.
+    pull: Mutex<CancellationToken>,
+    fits: Arc<model_orders::FitQueries>,
     tasks: TaskTracker,
 }
 
@@ -105,7 +110,16 @@ impl Client {
                 }
             });
         }
-        Self { nodes, events, stop, cancel: Mutex::default(), abort: Mutex::default(), tasks }
+        Self {
+            nodes,
+            events,
+            stop,
+            cancel: Mutex::default(),
+            abort: Mutex::default(),
+            pull: Mutex::default(),
+            fits: Arc::default(),
+            tasks,
+        }
     }
 
     /// A new cancellation token, which the next abort triggers.
@@ -202,16 +216,36 @@ impl NodeClient for Client {
         });
     }
 
-    fn models(&self, which: Vec<usize>) {
-        for node in which {
-            let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
-            self.tasks.spawn(async move {
-                let answer = match nodes.get(node).map_or_else(|| Err(no_such(node)), session) {
-                    Ok(session) => models::list(&session).await,
-                    Err(fault) => Err(fault),
-                };
-                let _ = events.send(ClientEvent::Models { node, answer }).await;
-            });
+    fn models(&self, order: ModelOrder) {
+        let (nodes, events) = (Arc::clone(&self.nodes), self.events.clone());
+        match order {
+            ModelOrder::List(which) => which.into_iter().for_each(|node| {
+                let (nodes, events) = (Arc::clone(&nodes), events.clone());
+                self.tasks.spawn(async move {
+                    let session = nodes.get(node).map_or_else(|| Err(no_such(node)), session);
+                    model_orders::list(node, session, &events).await;
+                });
+            }),
+            ModelOrder::Fit { nodes, goal } => {
+                self.tasks.spawn(model_orders::plan_all(Arc::clone(&self.fits), nodes, goal, events));
+            }
+            ModelOrder::Pull { source, nodes: which } => {
+                let stop = CancellationToken::new();
+                stop.clone_into(&mut self.pull.lock().unwrap_or_else(PoisonError::into_inner));
+                let addresses = which.iter().filter_map(|node| nodes.get(*node)).map(|node| node.address.clone());
+                let addresses: Vec<String> = addresses.collect();
+                self.tasks.spawn(model_orders::pull_until(addresses, which, source, stop, events));
+            }
+            ModelOrder::CancelPull => self.pull.lock().unwrap_or_else(PoisonError::into_inner).cancel(),
+            ModelOrder::Remove { model, nodes: which } => {
+                self.tasks.spawn(async move { model_orders::remove(sessions(&nodes, &which), model, &events).await });
+            }
+            ModelOrder::Unload { epoch, topology } => {
+                self.tasks.spawn(async move {
+                    let all = nodes.iter().filter_map(|node| session(node).ok()).collect();
+                    model_orders::unload_idle(all, epoch, *topology, &events).await;
+                });
+            }
         }
     }
 
@@ -282,6 +316,7 @@ fn placed(event: AssignEvent, members: &[usize]) -> AssignEvent {
 impl Drop for Client {
     fn drop(&mut self) {
         self.cancel();
+        self.pull.lock().unwrap_or_else(PoisonError::into_inner).cancel();
         self.stop.cancel();
     }
 }
@@ -364,8 +399,8 @@ pub trait NodeClient {
     fn plan(&self, ask: PlannerQuery);
     /// Reads the lines of a node's log after this line number.
     fn log(&self, node: usize, after: u64);
-    /// Lists the model files of these nodes.
-    fn models(&self, nodes: Vec<usize>);
+    /// Executes an order about model files.
+    fn models(&self, order: ModelOrder);
     /// Executes an operator command.
     fn operate(&self, order: OperatorCommand);
 }

@@ -123,6 +123,10 @@ pub enum OperateAction {
     Cordon,
     Drain,
     CancelRequest,
+    PullModel,
+    CancelPull,
+    UnloadModel,
+    DeleteModel,
     Plan,
 }
 
@@ -132,7 +136,7 @@ impl Action {
         match self {
             Self::App(_) | Self::Navigate(_) | Self::Scroll(_) | Self::Edit(_) | Self::Table(_) => false,
             Self::Generate(action) => action == GenerateAction::Submit,
-            Self::Operate(action) => action != OperateAction::Plan,
+            Self::Operate(action) => !matches!(action, OperateAction::Plan | OperateAction::LoadModel),
         }
     }
 

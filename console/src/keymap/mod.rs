@@ -65,7 +65,7 @@ impl Place {
         match self {
             Self::Anywhere => "Anywhere (letters and digits alone: outside of the prompt box)".to_owned(),
             Self::Panels => "Outside of the prompt box".to_owned(),
-            Self::Tables => "In tables (Cluster, Topology, Requests, Events)".to_owned(),
+            Self::Tables => "In tables (Cluster, Topology, Requests, Events, Models)".to_owned(),
             Self::Filter => "While a filter is typed".to_owned(),
             Self::Prompt => "In the prompt box".to_owned(),
             Self::On(page) => format!("On the page {}", page.title()),

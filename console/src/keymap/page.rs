@@ -66,7 +66,7 @@ impl Page {
 
     /// Whether it has a sortable, filterable table.
     pub fn has_table(self) -> bool {
-        matches!(self, Self::Cluster | Self::Topology | Self::Requests | Self::Events)
+        matches!(self, Self::Cluster | Self::Topology | Self::Requests | Self::Events | Self::Models)
     }
 
     /// The panels that can have the focus, in the order of the Tab key; the first one has it when the page opens.

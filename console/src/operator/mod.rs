@@ -1,6 +1,8 @@
 //! What an operator can ask of a cluster, as plain values: topologies, planner queries and commands on nodes. Pure.
 pub mod command;
 pub mod fit;
+pub mod model_order;
 pub mod topology_file;
+pub mod transfer;
 
 pub use assignment::{desired, planner_query};

@@ -160,7 +160,7 @@ impl<N: NodeClient> Driver<N> {
                 Effect::Cancel => self.nodes.cancel(),
                 Effect::Quit(code) => self.exit = Some(code),
                 Effect::TakeMouse(takes) => screen.take_mouse(takes),
-                Effect::ListModels(nodes) => self.nodes.models(nodes),
+                Effect::Models(order) => self.nodes.models(order),
                 Effect::File(effect) => {
                     self.observer.perform(effect, &self.state, screen.size().unwrap_or((80, 24)));
                 }

@@ -193,7 +193,7 @@ impl Replayer {
                 Effect::File(FileEffect::Record(_) | FileEffect::StopRecording)
                 | Effect::Draw
                 | Effect::Plan(_)
-                | Effect::ListModels(_)
+                | Effect::Models(_)
                 | Effect::Log { .. }
                 | Effect::Assign { .. }
                 | Effect::Generate { .. }

@@ -41,6 +41,7 @@ pub use self::{
     screen::{Extent, ScreenState, TextScroll},
 };
 use self::{
+    models::ModelsState,
     node::{Node, NodeStatus},
     operation::Operations,
     plan::PlanState,
@@ -83,6 +84,8 @@ pub struct State {
     pub cluster: ClusterState,
     /// The topology to assign, and the planner.
     pub plan: PlanState,
+    /// The models of the nodes and of the catalogue.
+    pub models: ModelsState,
     /// Generations from the prompt box.
     pub generation: GenerationState,
     /// The open dialog and the running operator command.
@@ -112,6 +115,7 @@ impl State {
             clock_ms: 0,
             cluster: ClusterState::new(nodes, assignment),
             plan: PlanState { desired, ..PlanState::default() },
+            models: ModelsState::default(),
             generation: GenerationState::new(defaults),
             operations: Operations::default(),
             screen: ScreenState::new(prompt),

@@ -1,41 +1,49 @@
-//! The list of model files from which an operator chooses one to load: which files exist, and on which nodes.
-use common::fault::Fault;
+//! The Models page: the models that nodes have, the catalogue with what the planner predicts, and the transfer under way.
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use common::{fault::Fault, units::Bytes};
 use protocol::models::{FileState, ModelFile, family, files_of};
 
-use super::clean::clean_line;
+use super::{
+    State,
+    clean::clean_line,
+    row::{Cell, TableRow, Tone},
+    table::{Column, Table},
+};
+use crate::{
+    catalogue::{CatalogueEntry, ENTRIES},
+    operator::{fit::Fit, planner_query::PlannerNode, transfer::Lane},
+};
 
-/// A model that is complete on at least one node.
+/// A model and the nodes that have all its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelChoice {
-    /// File name; of a split model the first file.
+    /// Its file name; of a model in several files, that of the first.
     pub model: String,
-    /// Size of all its files in bytes.
+    /// The size of all its files in bytes.
     pub bytes: u64,
-    /// List indices of the nodes that have it.
+    /// List indices of the nodes.
     pub nodes: Vec<usize>,
 }
 
-/// The open list.
-#[derive(Clone, Debug, PartialEq)]
+/// The answers of the nodes.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelList {
-    /// The models, sorted by name.
+    /// The models, by name.
     pub choices: Vec<ModelChoice>,
-    /// Name of the selected model; `None` = the first one.
-    pub selected: Option<String>,
-    /// List indices of the nodes that have not answered yet.
+    /// List indices of the nodes whose answers are missing.
     pub waiting: Vec<usize>,
     /// Nodes that could not list their files, and why.
     pub faults: Vec<(usize, String)>,
-    /// The name given to `:load`, until all nodes have answered.
-    pub requested: Option<String>,
-    /// The model that the planner is working on.
-    pub planning: Option<String>,
 }
 
 impl ModelList {
     /// A list that waits for these nodes.
-    pub fn new(nodes: Vec<usize>, requested: Option<String>) -> Self {
-        Self { choices: Vec::new(), selected: None, waiting: nodes, faults: Vec::new(), requested, planning: None }
+    pub fn new(nodes: Vec<usize>) -> Self {
+        Self { waiting: nodes, ..Self::default() }
     }
 
     /// Adds the answer of a node.
@@ -55,16 +63,6 @@ impl ModelList {
             Ok(place) => self.choices[place].nodes.push(node),
             Err(place) => self.choices.insert(place, ModelChoice { model, bytes, nodes: vec![node] }),
         }
-    }
-
-    /// Index of the selected model.
-    pub fn place(&self) -> usize {
-        self.choices.iter().position(|choice| Some(&choice.model) == self.selected.as_ref()).unwrap_or(0)
-    }
-
-    /// The selected model.
-    pub fn choice(&self) -> Option<&ModelChoice> {
-        self.choices.get(self.place())
     }
 
     /// The model with this file name; the suffix `.gguf` and the part number of a split model may be left out.
@@ -97,10 +95,207 @@ pub fn complete_models(files: &[ModelFile]) -> Vec<(String, u64)> {
     models
 }
 
+/// A file on its way to nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PullState {
+    /// Short name of the model.
+    pub name: String,
+    /// List indices of the nodes, in the order of `lanes`.
+    pub nodes: Vec<usize>,
+    /// Their progress.
+    pub lanes: Vec<Lane>,
+}
+
+/// What the page knows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelsState {
+    /// The models of the nodes, as of the last complete round of answers.
+    pub list: ModelList,
+    /// The round of answers under way.
+    pub fresh: Option<ModelList>,
+    /// When the nodes were asked last.
+    pub asked: Option<Duration>,
+    /// The name given to `:load`, until all nodes have answered.
+    pub requested: Option<String>,
+    /// The model that the planner is working on, to be loaded.
+    pub planning: Option<String>,
+    /// What the planner predicts for models of the catalogue, by short name.
+    pub fits: BTreeMap<String, Fit>,
+    /// The nodes that the predictions are for: name and GiB of memory.
+    pub fits_for: Vec<(String, u64)>,
+    /// The transfer under way.
+    pub pull: Option<PullState>,
+}
+
+impl ModelsState {
+    /// The most complete list of the nodes' models.
+    pub fn shown(&self) -> &ModelList {
+        match &self.fresh {
+            Some(fresh) if self.list == ModelList::default() => fresh,
+            _ => &self.list,
+        }
+    }
+}
+
+/// What a row of the page stands for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelRow {
+    /// A model that nodes have.
+    Held(ModelChoice),
+    /// A model of the catalogue.
+    Known(&'static CatalogueEntry),
+}
+
+/// Start of the keys of rows of the catalogue; file names cannot contain a slash.
+const KNOWN: &str = "catalogue/";
+
+/// The row with this key.
+pub fn row_of(state: &State, key: &str) -> Option<ModelRow> {
+    if let Some(name) = key.strip_prefix(KNOWN) {
+        return ENTRIES.iter().find(|entry| entry.name == name).map(ModelRow::Known);
+    }
+    state.models.shown().choices.iter().find(|choice| choice.model == key).cloned().map(ModelRow::Held)
+}
+
+/// Whether a key is that of a row of the catalogue.
+pub fn is_known(key: &str) -> bool {
+    key.starts_with(KNOWN)
+}
+
+/// The catalogue's entry with this file.
+pub fn entry_of(model: &str) -> Option<&'static CatalogueEntry> {
+    ENTRIES.iter().find(|entry| entry.files.iter().any(|file| file.file_name() == model))
+}
+
+/// The nodes for the planner's predictions: as if no model were loaded.
+pub fn planner_nodes(state: &State) -> Vec<PlannerNode> {
+    let usable = state.cluster.usable();
+    let nodes = usable.into_iter().filter_map(|place| {
+        let node = &state.cluster.nodes[place];
+        let report = node.report.as_ref().filter(|_| node.is_open())?;
+        let (machine, cores) = &node.machine;
+        Some(PlannerNode::of(place, machine, *cores, report, false))
+    });
+    nodes.collect()
+}
+
+/// Columns of the page's two tables.
+pub const COLUMNS: &[Column] = &[
+    Column::left("model", 28, 0),
+    Column::right("size", 9, 0),
+    Column::left("files", 12, 5),
+    Column::right("context", 7, 6),
+    Column::left("licence", 11, 4),
+    Column::left("on", 8, 1),
+    Column::rest("fits", 12, 0),
+];
+
+/// The models of the nodes, then the catalogue.
+pub fn table(state: &State) -> Table {
+    let list = state.models.shown();
+    let held = list.choices.iter().map(|choice| held_row(state, choice));
+    let known = ENTRIES.iter().map(|entry| known_row(state, entry));
+    Table { columns: COLUMNS, rows: held.chain(known).collect() }
+}
+
+/// `all 4`, or names of nodes; a dash for none.
+fn on(state: &State, nodes: &[usize]) -> Cell {
+    let all = state.cluster.usable().len();
+    let names: Vec<&str> =
+        nodes.iter().filter_map(|place| state.cluster.nodes.get(*place)).map(|node| node.name()).collect();
+    let number = Some(names.len() as f64);
+    match names.len() {
+        0 => Cell { number, ..Cell::text("–").toned(Tone::Dim) },
+        count if count >= all && count > 1 => Cell { number, ..Cell::text(format!("all {count}")) },
+        count if count > 2 => Cell { number, ..Cell::text(format!("{count} of {all}")) },
+        _ => Cell { number, ..Cell::text(names.join(",")) },
+    }
+}
+
+fn fits(state: &State, entry: Option<&CatalogueEntry>) -> Cell {
+    match entry.and_then(|entry| state.models.fits.get(entry.name)) {
+        Some(fit @ Fit::As { tokens_per_second, .. }) => {
+            Cell { number: *tokens_per_second, ..Cell::text(fit.text()).toned(Tone::Ok) }
+        }
+        Some(fit) => Cell::text(fit.text()).toned(Tone::Dim),
+        None => Cell::text("").toned(Tone::Dim),
+    }
+}
+
+fn licence(entry: &CatalogueEntry) -> [Cell; 2] {
+    let context = Cell { number: Some(f64::from(entry.context)), ..Cell::text(format!("{} k", entry.context / 1024)) };
+    [context, Cell::text(entry.licence)]
+}
+
+fn held_row(state: &State, choice: &ModelChoice) -> TableRow {
+    let entry = entry_of(&choice.model);
+    let files = entry.and_then(|entry| entry.files.iter().find(|file| file.file_name() == choice.model));
+    let [context, licence] =
+        entry.map_or_else(|| [Cell::text("–").toned(Tone::Dim), Cell::text("–").toned(Tone::Dim)], licence);
+    let last = match state.cluster.topology() {
+        Some((topology, _)) if topology.model == choice.model => {
+            let word = if state.cluster.is_ready() { "serves" } else { "assigned" };
+            Cell::text(format!("{word}: {}", topology.layout)).toned(Tone::Ok)
+        }
+        _ if state.models.planning.as_deref() == Some(choice.model.as_str()) => {
+            Cell::text("planning").toned(Tone::Warn)
+        }
+        _ => fits(state, entry),
+    };
+    let cells = vec![
+        Cell::text(clean_line(&choice.model)),
+        Cell { number: Some(choice.bytes as f64), ..Cell::text(Bytes(choice.bytes).to_string()) },
+        Cell::text(files.map_or_else(|| quantisation(&choice.model), |file| file.quantisation.to_owned())),
+        context,
+        licence,
+        on(state, &choice.nodes),
+        last,
+    ];
+    TableRow { key: choice.model.clone(), cells, is_stale: false }
+}
+
+/// The quantisation in a file name, by its usual place at the end: `bard-q8_0.gguf`.
+fn quantisation(model: &str) -> String {
+    let last = family(model).rsplit(['-', '.']).next().unwrap_or_default().to_ascii_uppercase();
+    let is_one = ["Q", "IQ", "F1", "F3", "BF1", "MXFP"].iter().any(|start| {
+        last.strip_prefix(start).is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    });
+    if is_one { clean_line(&last) } else { "–".to_owned() }
+}
+
+fn known_row(state: &State, entry: &CatalogueEntry) -> TableRow {
+    let file = entry.usual();
+    let [context, licence] = licence(entry);
+    let files: Vec<&str> = entry.files.iter().map(|file| file.quantisation).collect();
+    let last = match &state.models.pull {
+        Some(pull) if pull.name == entry.name => Cell::text("downloading").toned(Tone::Warn),
+        _ => fits(state, Some(entry)),
+    };
+    let cells = vec![
+        Cell::text(entry.name),
+        Cell { number: Some(file.bytes as f64), ..Cell::text(file.size()) },
+        Cell::text(files.join(", ")),
+        context,
+        licence,
+        on(state, &holders(state, entry)),
+        last,
+    ];
+    TableRow { key: format!("{KNOWN}{}", entry.name), cells, is_stale: false }
+}
+
+/// The nodes that have any file of a model of the catalogue.
+pub fn holders(state: &State, entry: &CatalogueEntry) -> Vec<usize> {
+    let held = state
+        .models
+        .shown()
+        .choices
+        .iter()
+        .filter(|choice| entry.files.iter().any(|file| file.file_name() == choice.model));
+    held.flat_map(|choice| choice.nodes.iter().copied()).collect::<BTreeSet<usize>>().into_iter().collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use common::units::Bytes;
-
     use super::*;
 
     fn file(model: &str, bytes: u64, state: FileState) -> ModelFile {
@@ -118,7 +313,7 @@ mod tests {
 
     #[test]
     fn only_complete_models_are_listed_with_their_nodes() {
-        let mut list = ModelList::new(vec![0, 1], None);
+        let mut list = ModelList::new(vec![0, 1]);
         let parts = ["big-00001-of-00002.gguf", "big-00002-of-00002.gguf"];
         let small = || file("small.gguf", 5, FileState::Complete);
         list.answered(1, Ok(vec![small(), file(parts[0], 1, FileState::Complete)]));
@@ -130,5 +325,11 @@ mod tests {
         assert_eq!(list.find("big").map(|choice| choice.model.as_str()), Some(parts[0]));
         assert_eq!(list.find("small").map(|choice| choice.bytes), Some(5));
         assert!(list.find("half").is_none() && list.waiting.is_empty());
+    }
+
+    #[test]
+    fn quantisation_is_read_from_usual_file_names() {
+        let read = ["bard-q8_0.gguf", "m.Q4_K_M.gguf", "tall.gguf", "qwen.gguf"].map(quantisation);
+        assert_eq!(read, ["Q8_0", "Q4_K_M", "–", "–"]);
     }
 }

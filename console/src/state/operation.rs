@@ -1,9 +1,14 @@
 //! Operator commands in progress: the dialog, its input, and the running operation.
 use std::time::Duration;
 
+use common::ids::Epoch;
+use topology::Topology;
+
 use crate::{
+    catalogue::CatalogueFile,
     operator::command::{OperatorCommand, Removal, RollingCommand},
     operator::desired::DesiredTopology,
+    operator::model_order::ModelOrder,
     state::{
         State,
         editor::Editor,
@@ -42,6 +47,29 @@ pub enum Question {
     },
     /// Abort the assignment under way?
     AbortAssignment,
+    /// Download a file of the catalogue to these nodes?
+    Pull {
+        /// The model's short name.
+        name: &'static str,
+        /// The file.
+        file: CatalogueFile,
+        /// List indices of the nodes.
+        nodes: Vec<usize>,
+    },
+    /// Delete this model on these nodes?
+    DeleteModel {
+        /// Its file name.
+        model: String,
+        /// List indices of the nodes.
+        nodes: Vec<usize>,
+    },
+    /// Unload this topology?
+    Unload {
+        /// Its epoch.
+        epoch: Epoch,
+        /// The topology.
+        topology: Box<Topology>,
+    },
     /// Cancel this request?
     CancelRequest {
         /// List index of its head.
@@ -95,7 +123,31 @@ impl Dialog {
             Question::CancelRequest { node, number, .. } => {
                 Some(OperatorCommand::CancelRequest { node: *node, number: *number })
             }
-            Question::Rolling | Question::Assign { .. } => None,
+            Question::Rolling
+            | Question::Assign { .. }
+            | Question::Pull { .. }
+            | Question::DeleteModel { .. }
+            | Question::Unload { .. } => None,
+        }
+    }
+}
+
+impl Question {
+    /// The order about model files that a yes issues, if any.
+    pub fn model_order(&self) -> Option<ModelOrder> {
+        match self {
+            Self::Pull { file, nodes, .. } => Some(ModelOrder::Pull { source: file.source, nodes: nodes.clone() }),
+            Self::DeleteModel { model, nodes } => {
+                Some(ModelOrder::Remove { model: model.clone(), nodes: nodes.clone() })
+            }
+            Self::Unload { epoch, topology } => Some(ModelOrder::Unload { epoch: *epoch, topology: topology.clone() }),
+            Self::Restart { .. }
+            | Self::Rolling
+            | Self::Out { .. }
+            | Self::In { .. }
+            | Self::Assign { .. }
+            | Self::AbortAssignment
+            | Self::CancelRequest { .. } => None,
         }
     }
 }

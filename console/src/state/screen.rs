@@ -1,7 +1,7 @@
 //! What the screen shows: page and focus, selection, scrolling, typed text, and the panels that lie over the page.
 use serde::{Deserialize, Serialize};
 
-use super::{editor::Editor, models::ModelList, sampling_form::SamplingForm};
+use super::{editor::Editor, sampling_form::SamplingForm};
 use crate::keymap::{Area, Focus, Page};
 
 /// Sizes of the scrollable parts of a frame and their visible parts: the view reports them after rendering.
@@ -37,9 +37,6 @@ pub struct Extent {
     pub help_lines: usize,
     /// Number of visible lines of the help page.
     pub help_height: usize,
-    /// Number of visible rows of the list of models.
-    #[serde(default)]
-    pub models_height: usize,
 }
 
 /// Which part of the text is visible.
@@ -75,8 +72,6 @@ pub struct ScreenState {
     pub help: Option<usize>,
     /// The sampling form, while it is open.
     pub form: Option<SamplingForm>,
-    /// The list of model files, while it is open.
-    pub models: Option<ModelList>,
     /// The prompt box.
     pub editor: Editor,
     /// List index of the selected node.
@@ -96,7 +91,6 @@ impl ScreenState {
             focus: Focus::first_of(if prompt.is_empty() { Page::Cluster } else { Page::Generate }),
             help: None,
             form: None,
-            models: None,
             editor: Editor::new(prompt),
             selected: 0,
             scroll: Scroll { sync: 0, picture: 0, details: 0, layers: 0, text: TextScroll::Follow },

@@ -4,7 +4,7 @@ use telemetry::Severity;
 use crate::state::{
     Page, State,
     clean::clean_line,
-    events, nodes, plan, requests,
+    events, models, nodes, plan, requests,
     row::TableRow,
     sync::Metric,
     table::{Arrangement, Table},
@@ -34,7 +34,8 @@ pub fn table(state: &State, page: Page) -> Option<Table> {
         Page::Events => Some(events::table(state)),
         Page::Requests => Some(requests::table(state)),
         Page::Topology => Some(plan::table(state)),
-        Page::Sync | Page::Generate | Page::Node | Page::Models | Page::Chat => None,
+        Page::Models => Some(models::table(state)),
+        Page::Sync | Page::Generate | Page::Node | Page::Chat => None,
     }
 }
 

@@ -2,7 +2,7 @@
 use protocol::message::Generate;
 
 pub use crate::{operator::command::OperatorCommand, operator::desired::DesiredTopology};
-use crate::{operator::planner_query::PlannerQuery, state::command::Format};
+use crate::{operator::model_order::ModelOrder, operator::planner_query::PlannerQuery, state::command::Format};
 
 /// A requested side effect.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,8 +40,8 @@ pub enum Effect {
     Quit(i32),
     /// Capture the mouse, or release it to the terminal.
     TakeMouse(bool),
-    /// List the model files of the nodes with these list indices.
-    ListModels(Vec<usize>),
+    /// Execute an order about model files.
+    Models(ModelOrder),
     /// Write a file; performed by the observer of the session.
     File(FileEffect),
 }
@@ -67,13 +67,8 @@ impl Effect {
     pub fn acts(&self) -> bool {
         match self {
             Self::Assign { .. } | Self::Generate { .. } | Self::Operate(_) | Self::Cancel => true,
-            Self::Draw
-            | Self::Plan(_)
-            | Self::Log { .. }
-            | Self::Quit(_)
-            | Self::TakeMouse(_)
-            | Self::ListModels(_)
-            | Self::File(_) => false,
+            Self::Models(order) => order.acts(),
+            Self::Draw | Self::Plan(_) | Self::Log { .. } | Self::Quit(_) | Self::TakeMouse(_) | Self::File(_) => false,
         }
     }
 }

@@ -25,7 +25,7 @@ use self::{
     event::{ClientEvent, Event},
 };
 use crate::{
-    keymap::{Action, Focus, Key, KeyCode, Page},
+    keymap::{Action, Focus, Key, KeyCode, NavigateAction, Page},
     state::{State, clean::clean_line, node::NodeStatus, watch},
 };
 
@@ -70,7 +70,7 @@ fn update_live(state: &mut State, event: Event) -> Vec<Effect> {
 /// What time alone changes on the screen: a node that falls silent, the seconds of an operation in the footer, and
 /// all-reduces that stop arriving.
 fn time_dependent(state: &State) -> (Vec<NodeStatus>, bool, Option<u64>) {
-    let seconds = state.is_operating().then_some(state.now.as_secs());
+    let seconds = (state.is_operating() || state.models.pull.is_some()).then_some(state.now.as_secs());
     (state.cluster.nodes.iter().map(|node| node.status(state.now)).collect(), state.layers_move(), seconds)
 }
 
@@ -80,7 +80,7 @@ fn tick(state: &mut State, now: Duration) -> Vec<Effect> {
     state.now = now;
     watch::observe_silence(state);
     let draw = (time_dependent(state) != before).then_some(Effect::Draw);
-    read_log(state).into_iter().chain(draw).collect()
+    read_log(state).into_iter().chain(models::keep_current(state)).chain(draw).collect()
 }
 
 /// Continues reading the log of the node whose page is open.
@@ -103,9 +103,6 @@ fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     if state.preferences.is_commanding {
         return command_line::on_key(state, key);
     }
-    if state.screen.models.is_some() {
-        return models::on_key(state, key);
-    }
     if state.screen.help.is_some() {
         return app::on_key_in_help(state, key);
     }
@@ -127,6 +124,9 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
         return Vec::new();
     }
     match action {
+        Action::Navigate(NavigateAction::Open) if state.screen.focus.page == Page::Models => {
+            return models::choose_selected(state);
+        }
         Action::App(action) => return app::act(state, action),
         Action::Navigate(action) => navigate::act(state, action),
         Action::Scroll(action) => navigate::scroll(state, action),
@@ -150,7 +150,6 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
     } else if state.screen.focus.is_filter() {
         table::type_text(state, text);
     } else {
-        state.screen.models = None;
         state.screen.focus = Focus::first_of(Page::Generate);
         // Terminals send a carriage return for each new line of a paste.
         edit::insert(state, &text.replace("\r\n", "\n").replace('\r', "\n"));

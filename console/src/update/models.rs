@@ -1,101 +1,255 @@
-//! Loading a model: the list of model files, the planner's choice for the selected one, and then the question whether to
-//! assign it. Nothing is assigned without that question.
+//! The Models page: lists of files, predictions for the catalogue, and the questions before a model is loaded,
+//! downloaded, unloaded or deleted. Nothing is done without such a question.
+use std::time::Duration;
+
 use common::fault::Fault;
 use protocol::models::ModelFile;
 
 use super::{
     plan,
     question::{ask_assign, refuses, refuses_looker},
-    scroll::scrolled,
 };
 use crate::{
-    keymap::{Action, AppAction, Focus, GenerateAction, Key, NavigateAction, OperateAction, Page},
+    keymap::{Focus, Page},
     operator::{
         desired::{SLOTS_DEFAULT, TopologyRequest},
+        model_order::{ModelEvent, ModelOrder},
         planner_query::share_a_machine,
+        transfer::Lane,
     },
     state::{
         State,
         clean::clean_line,
-        models::{ModelChoice, ModelList},
+        models::{ModelChoice, ModelList, ModelRow, PullState, holders, planner_nodes, row_of},
+        operation::{Dialog, Question},
         plan::{Planning, query_for},
+        tables,
     },
     update::effect::Effect,
 };
 
 /// What to do where no node has a model file.
-pub(super) const NO_MODEL: &str = "no node has a model file: run console model pull hf:OWNER/REPO:FILE";
+pub(super) const NO_MODEL: &str = "no node has a model file: choose one of the catalogue, Enter downloads it";
+/// Time between two lists of the nodes' files while the page is shown.
+const REFRESH: Duration = Duration::from_secs(10);
 
-/// Opens the list and asks the nodes for their files.
+/// Opens the page and asks the nodes for their files.
 pub(super) fn open(state: &mut State) -> Vec<Effect> {
-    ask(state, None)
+    state.screen.focus = Focus::first_of(Page::Models);
+    ask(state)
 }
 
-/// Loads a model by its name, as if it were chosen from the list.
+/// Loads a model by its name, as if it were chosen on the page.
 pub(super) fn load(state: &mut State, name: &str) -> Vec<Effect> {
-    if refuses_looker(state) {
+    if refuses_looker(state) || refuses(state) {
         return Vec::new();
     }
-    ask(state, (!name.is_empty()).then(|| name.to_owned()))
+    let effects = open(state);
+    state.models.requested = (!name.is_empty() && !effects.is_empty()).then(|| name.to_owned());
+    effects
 }
 
-fn ask(state: &mut State, requested: Option<String>) -> Vec<Effect> {
-    if refuses(state) {
-        return Vec::new();
-    }
-    let nodes = state.cluster.usable().into_iter().filter(|place| state.cluster.nodes[*place].is_open());
-    let nodes: Vec<usize> = nodes.collect();
+/// List indices of the nodes that are included and connected.
+fn reachable(state: &State) -> Vec<usize> {
+    state.cluster.usable().into_iter().filter(|place| state.cluster.nodes[*place].is_open()).collect()
+}
+
+fn ask(state: &mut State) -> Vec<Effect> {
+    let nodes = reachable(state);
     if nodes.is_empty() {
         state.screen.notice = Some("no node is connected".to_owned());
         return Vec::new();
     }
-    state.screen.models = Some(ModelList::new(nodes.clone(), requested));
-    vec![Effect::ListModels(nodes)]
+    state.models.asked = Some(state.now);
+    state.models.fresh = Some(ModelList::new(nodes.clone()));
+    vec![Effect::Models(ModelOrder::List(nodes))]
+}
+
+/// Keeps lists and predictions current while the page is shown.
+pub(super) fn keep_current(state: &mut State) -> Vec<Effect> {
+    if state.screen.focus.page != Page::Models || reachable(state).is_empty() {
+        return Vec::new();
+    }
+    let is_due = state.models.asked.is_none_or(|asked| state.now.saturating_sub(asked) >= REFRESH);
+    let mut effects = if is_due { ask(state) } else { Vec::new() };
+    let nodes = planner_nodes(state);
+    // Free memory changes all the time; predictions in whole GiB are as precise as the planner.
+    let wanted: Vec<(String, u64)> = nodes.iter().map(|node| (node.name.clone(), node.memory >> 30)).collect();
+    if !nodes.is_empty() && wanted != state.models.fits_for {
+        state.models.fits_for = wanted;
+        effects.push(Effect::Models(ModelOrder::Fit { nodes, goal: state.plan.goal }));
+    }
+    effects
 }
 
 /// Handles the files of a node.
 pub(super) fn on_answer(state: &mut State, node: usize, answer: Result<Vec<ModelFile>, Fault>) -> Vec<Effect> {
-    let Some(list) = &mut state.screen.models else { return Vec::new() };
-    list.answered(node, answer);
-    if !list.waiting.is_empty() {
+    let Some(fresh) = &mut state.models.fresh else { return Vec::new() };
+    fresh.answered(node, answer);
+    if !fresh.waiting.is_empty() {
         return Vec::new();
     }
-    let Some(name) = list.requested.take() else { return Vec::new() };
-    match list.find(&name).cloned() {
+    state.models.list = state.models.fresh.take().unwrap_or_default();
+    let Some(name) = state.models.requested.take() else { return Vec::new() };
+    match state.models.list.find(&name).cloned() {
         Some(choice) => choose(state, choice),
         None => {
-            let text = if list.choices.is_empty() {
-                NO_MODEL.to_owned()
-            } else {
-                format!("no node has {name:?}; M lists the models, console model pull downloads one")
-            };
-            state.screen.models = None;
-            state.screen.notice = Some(clean_line(&text));
+            let is_empty = state.models.list.choices.is_empty();
+            let other = || format!("no node has {name:?}; p downloads a model of the catalogue");
+            state.screen.notice = Some(clean_line(&if is_empty { NO_MODEL.to_owned() } else { other() }));
             Vec::new()
         }
     }
 }
 
-/// Handles all keys while the list is open.
-pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
-    let Some(list) = &mut state.screen.models else { return Vec::new() };
-    match state.preferences.keys.action(Focus::first_of(Page::Cluster), key) {
-        Some(Action::Scroll(action)) => {
-            let last = list.choices.len().saturating_sub(1);
-            let place = scrolled(list.place(), action, state.screen.extent.models_height, last);
-            list.selected = list.choices.get(place).map(|choice| choice.model.clone());
-        }
-        Some(Action::Navigate(NavigateAction::Open) | Action::Generate(GenerateAction::Submit)) => {
-            let choice = list.choice().cloned();
-            return choice.map_or_else(Vec::new, |choice| choose(state, choice));
-        }
-        Some(
-            Action::App(AppAction::Escape | AppAction::Interrupt | AppAction::Quit)
-            | Action::Operate(OperateAction::LoadModel),
-        ) => state.screen.models = None,
-        Some(_) | None => {}
+fn selected(state: &State) -> Option<ModelRow> {
+    row_of(state, &tables::selected(state, Page::Models))
+}
+
+/// Enter: loads the selected model, or asks whether to download it.
+pub(super) fn choose_selected(state: &mut State) -> Vec<Effect> {
+    if refuses_looker(state) {
+        return Vec::new();
     }
-    Vec::new()
+    match selected(state) {
+        Some(ModelRow::Held(choice)) => {
+            if refuses(state) {
+                return Vec::new();
+            }
+            choose(state, choice)
+        }
+        Some(ModelRow::Known(entry)) => {
+            let files = state.models.shown().choices.iter();
+            let held = files.filter(|choice| entry.files.iter().any(|file| file.file_name() == choice.model)).next();
+            match held.cloned() {
+                Some(_) if refuses(state) => Vec::new(),
+                Some(choice) => choose(state, choice),
+                None => {
+                    ask_pull(state);
+                    Vec::new()
+                }
+            }
+        }
+        None => Vec::new(),
+    }
+}
+
+/// `p`: asks whether to download the selected model of the catalogue to the nodes that lack it.
+pub(super) fn ask_pull(state: &mut State) {
+    let entry = match selected(state) {
+        Some(ModelRow::Known(entry)) => Some(entry),
+        Some(ModelRow::Held(choice)) => crate::state::models::entry_of(&choice.model),
+        None => None,
+    };
+    let nodes = reachable(state);
+    let notice = match (entry, &state.models.pull) {
+        (_, Some(pull)) => format!("{} is downloading; X cancels it", pull.name),
+        (None, _) => "select a model of the catalogue; console model pull downloads other files".to_owned(),
+        (Some(_), _) if nodes.is_empty() => "no node is connected".to_owned(),
+        (Some(entry), _) if holders(state, entry).len() == nodes.len() => {
+            format!("all nodes have {}; Enter loads it", entry.name)
+        }
+        (Some(entry), None) => {
+            let question = Question::Pull { name: entry.name, file: *entry.usual(), nodes };
+            state.operations.dialog = Some(Dialog::plain(question));
+            return;
+        }
+    };
+    state.screen.notice = Some(notice);
+}
+
+/// `X`: cancels the download.
+pub(super) fn cancel_pull(state: &mut State) -> Vec<Effect> {
+    if state.models.pull.is_none() {
+        state.screen.notice = Some("nothing is downloading".to_owned());
+        return Vec::new();
+    }
+    vec![Effect::Models(ModelOrder::CancelPull)]
+}
+
+/// `u`: asks whether to unload the running model.
+pub(super) fn ask_unload(state: &mut State) {
+    if refuses(state) {
+        return;
+    }
+    match state.cluster.topology() {
+        Some((topology, epoch)) => {
+            let question = Question::Unload { epoch, topology: Box::new(topology.clone()) };
+            state.operations.dialog = Some(Dialog::plain(question));
+        }
+        None => state.screen.notice = Some("no model is loaded".to_owned()),
+    }
+}
+
+/// Delete: asks whether to delete the files of the selected model; refused for the one that is loaded.
+pub(super) fn ask_delete(state: &mut State) {
+    let Some(ModelRow::Held(ModelChoice { model, nodes, .. })) = selected(state) else {
+        state.screen.notice = Some("select a model that nodes have, in the upper table".to_owned());
+        return;
+    };
+    if state.cluster.topology().is_some_and(|(topology, _)| topology.model == model) {
+        state.screen.notice = Some(clean_line(&format!("{model} is loaded: u unloads it first")));
+        return;
+    }
+    let nodes: Vec<usize> = nodes.into_iter().filter(|place| state.cluster.nodes[*place].is_open()).collect();
+    state.operations.dialog = Some(Dialog::plain(Question::DeleteModel { model, nodes }));
+}
+
+/// Remembers an order that was issued.
+pub(super) fn ordered(state: &mut State, order: &ModelOrder) {
+    let ModelOrder::Pull { source, nodes } = order else { return };
+    let entry = crate::catalogue::ENTRIES.iter().find(|entry| entry.files.iter().any(|file| file.source == *source));
+    let lanes = nodes.iter().map(|place| Lane::new(clean_line(state.cluster.nodes[*place].name())));
+    let (name, lanes) = (entry.map_or("", |entry| entry.name).to_owned(), lanes.collect());
+    state.models.pull = Some(PullState { name, nodes: nodes.clone(), lanes });
+}
+
+/// Handles the other answers of the client.
+pub(super) fn on_event(state: &mut State, event: ModelEvent) -> Vec<Effect> {
+    let said = match event {
+        ModelEvent::Fits { name, fit } => {
+            state.models.fits.insert(name, fit);
+            return Vec::new();
+        }
+        ModelEvent::Pulling { node, step, done, total } => {
+            let now = state.now;
+            if let Some(pull) = &mut state.models.pull
+                && let Some(place) = pull.nodes.iter().position(|place| *place == node)
+            {
+                pull.lanes[place].tell(now, step, done, total);
+            }
+            return Vec::new();
+        }
+        ModelEvent::Pulled(answer) => {
+            let name = state.models.pull.take().map_or_else(String::new, |pull| pull.name);
+            match answer {
+                Ok(0) => format!("all nodes have {name} already"),
+                Ok(_) => format!("{name} is on the nodes; Enter loads it"),
+                Err(fault) => failed(&format!("{name} is not on all nodes"), &fault),
+            }
+        }
+        ModelEvent::Cancelled => {
+            state.models.pull = None;
+            "the download is cancelled; the next one continues it".to_owned()
+        }
+        ModelEvent::Removed { model, answer } => match answer {
+            Ok(nodes) => format!("{model} is deleted on {}", nodes.join(", ")),
+            Err(fault) => failed(&format!("{model} is not deleted"), &fault),
+        },
+        ModelEvent::Unloaded { model, answer } => match answer {
+            Ok(()) => {
+                state.plan.desired = None;
+                format!("{model} is unloaded")
+            }
+            Err(fault) => failed(&format!("{model} stays loaded"), &fault),
+        },
+    };
+    state.screen.notice = Some(clean_line(&said));
+    if reachable(state).is_empty() { Vec::new() } else { ask(state) }
+}
+
+fn failed(what: &str, fault: &Fault) -> String {
+    format!("{what}: {fault}; {}", fault.kind.next())
 }
 
 /// Asks the planner for the layout of a model on the nodes that have it. Where its predictions do not hold, because
@@ -116,18 +270,14 @@ fn choose(state: &mut State, choice: ModelChoice) -> Vec<Effect> {
     });
     match query {
         Some(query) if !query.nodes.is_empty() && !share_a_machine(&query.nodes) => {
-            if let Some(list) = &mut state.screen.models {
-                list.planning = Some(choice.model);
-            }
+            state.models.planning = Some(choice.model);
             plan::put(state, Box::new(query))
         }
         _ if members.is_empty() => {
-            state.screen.models = None;
             state.screen.notice = Some("no connected node has this model any more".to_owned());
             Vec::new()
         }
         _ => {
-            state.screen.models = None;
             ask_assign(state, desired, members);
             Vec::new()
         }
@@ -136,12 +286,12 @@ fn choose(state: &mut State, choice: ModelChoice) -> Vec<Effect> {
 
 /// Asks whether to assign the planner's best layout for the chosen model.
 pub(super) fn on_planned(state: &mut State) {
-    let Some(model) = state.screen.models.as_ref().and_then(|list| list.planning.clone()) else { return };
+    let Some(model) = state.models.planning.clone() else { return };
     let notice = match &state.plan.answer {
         Planning::Done(planned) if planned.ask.model == model => match planned.plan.ranked.first() {
             Some(best) => {
                 let (desired, members) = (planned.wanted(best), planned.members(best));
-                state.screen.models = None;
+                state.models.planning = None;
                 return ask_assign(state, desired, members);
             }
             None => {
@@ -153,6 +303,6 @@ pub(super) fn on_planned(state: &mut State) {
         // The answer to an earlier query.
         Planning::Done(_) | Planning::Asked | Planning::Nothing => return,
     };
-    state.screen.models = None;
+    state.models.planning = None;
     state.screen.notice = Some(clean_line(&notice));
 }

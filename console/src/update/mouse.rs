@@ -1,5 +1,5 @@
 //! The mouse: clicks on tabs and rows, and the wheel.
-use super::{navigate, scroll::scrolled, table};
+use super::{models, navigate, scroll::scrolled, table};
 use crate::{
     keymap::{Focus, NavigateAction, Page, ScrollAction},
     state::State,
@@ -14,7 +14,7 @@ const WHEEL_LINES: usize = 3;
 
 /// Handles a click or a step of the wheel.
 pub(super) fn on_mouse(state: &mut State, mouse: Mouse) -> Vec<Effect> {
-    if state.operations.dialog.is_some() || state.preferences.is_commanding || state.screen.models.is_some() {
+    if state.operations.dialog.is_some() || state.preferences.is_commanding {
         return Vec::new();
     }
     if let Some(at) = state.screen.help {
@@ -28,18 +28,22 @@ pub(super) fn on_mouse(state: &mut State, mouse: Mouse) -> Vec<Effect> {
         return Vec::new();
     }
     match mouse.kind {
-        MouseKind::Click => click(state, mouse.x, mouse.y),
+        MouseKind::Click => return click(state, mouse.x, mouse.y),
         MouseKind::WheelUp => (0..WHEEL_LINES).for_each(|_| navigate::scroll(state, ScrollAction::Up)),
         MouseKind::WheelDown => (0..WHEEL_LINES).for_each(|_| navigate::scroll(state, ScrollAction::Down)),
     }
     Vec::new()
 }
 
-fn click(state: &mut State, x: u16, y: u16) {
+fn click(state: &mut State, x: u16, y: u16) -> Vec<Effect> {
     let tab = Page::ALL.into_iter().zip(state.screen.extent.tabs).find(|(_, tab)| tab.contains(x, y));
     if let Some((page, _)) = tab {
         state.screen.focus = Focus::first_of(page);
     } else if table::click(state, x, y) {
+        if state.screen.focus.page == Page::Models {
+            return models::choose_selected(state);
+        }
         navigate::act(state, NavigateAction::Open);
     }
+    Vec::new()
 }

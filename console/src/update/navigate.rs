@@ -40,6 +40,7 @@ fn open(state: &mut State) {
     match state.screen.focus.page {
         Page::Generate => state.screen.focus = Focus::first_of(Page::Generate),
         Page::Topology => plan::ask_assign(state),
+        // Enter on the page Models issues effects: update/models.rs.
         Page::Requests | Page::Models | Page::Chat => {}
         Page::Cluster | Page::Sync | Page::Events | Page::Node => {
             if let Some(place) = table::node_of_selected(state) {

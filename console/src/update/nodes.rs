@@ -34,6 +34,7 @@ pub(super) fn observed(state: &mut State, event: ClientEvent) -> Vec<Effect> {
         | ClientEvent::Operate(_)
         | ClientEvent::Log { .. }
         | ClientEvent::Models { .. }
+        | ClientEvent::Model(_)
         | ClientEvent::Planned(_) => None,
     };
     let effects = on_client(state, event);
@@ -68,6 +69,7 @@ fn on_client(state: &mut State, event: ClientEvent) -> Vec<Effect> {
         ClientEvent::Assign(event) => return on_assign(state, event),
         ClientEvent::Generate(event) => generate::on_event(state, event),
         ClientEvent::Models { node, answer } => return models::on_answer(state, node, answer),
+        ClientEvent::Model(event) => return models::on_event(state, event),
         // Handled earlier, because it may change nothing on the screen.
         ClientEvent::Log { .. } => {}
     }

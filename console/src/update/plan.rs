@@ -20,11 +20,7 @@ pub(super) fn ask(state: &mut State) -> Vec<Effect> {
     }
     match plan::query(state) {
         Some(ask) => put(state, Box::new(ask)),
-        None => {
-            state.screen.notice =
-                Some("no model to plan for: start the console with --model, or wait for the nodes".to_owned());
-            Vec::new()
-        }
+        None => super::models::open(state),
     }
 }
 

@@ -105,7 +105,7 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
         Page::Requests => requests::draw(state, theme, frame, page, &mut extent),
         Page::Events => events::draw(state, theme, frame, page, &mut extent),
         Page::Node => node::draw(state, theme, frame, page, &mut extent),
-        Page::Models => models::draw_page(state, theme, frame, page),
+        Page::Models => models::draw(state, theme, frame, page, &mut extent),
         Page::Chat => generate::draw(state, theme, frame, page, &mut extent),
     }
     footer::draw(state, theme, frame, footer);
@@ -113,7 +113,6 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
     if let Some(first) = state.screen.help {
         (extent.help_lines, extent.help_height) = help::draw(first, &state.preferences.keys, theme, frame, area);
     }
-    models::draw(state, theme, frame, area, &mut extent);
     dialog::draw(state, theme, frame, area);
     extent
 }

@@ -1,103 +1,210 @@
-//! The list of model files, over the page.
+//! The Models page: the models that nodes have above the catalogue, and the details of the selected row below.
 use ratatui::{
     Frame,
-    layout::Rect,
-    style::Style,
+    layout::{Constraint, Layout, Rect},
     text::{Line, Span},
-    widgets::Clear,
 };
 
 use crate::{
+    catalogue::{CatalogueEntry, CatalogueFile},
+    operator::transfer::{picture, share},
     state::{
-        Extent, State,
+        Area, Extent, Page, Panel, State,
         clean::clean_line,
-        models::{ModelChoice, ModelList},
+        models::{ModelRow, entry_of, is_known, row_of},
+        row::TableRow,
+        table::{Arrangement, Table},
+        tables,
     },
     view::{
-        format::{fit, shorten, wrap_words},
+        format::{shorten, wrap_words},
         theme::Theme,
-        widgets::panel::{lines, panel},
+        widgets::{
+            panel::{lines, panel},
+            table,
+        },
     },
 };
 
-/// Maximum width of the box.
-const WIDTH: u16 = 76;
-/// Width of a file's size, in cells.
-const SIZE: usize = 11;
-/// Most visible models.
-const ROWS_MAX: usize = 12;
+/// Lines of the details, with their title.
+const DETAILS: u16 = 6;
+/// Minimum height of a page with details.
+const DETAILS_FROM: u16 = 18;
+/// Cells of the bar of a transfer.
+const BAR: usize = 24;
 
 /// Renders the page.
-pub(super) fn draw_page(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
-    let text = if state.readonly { "" } else { "M lists the models of the nodes" };
-    frame.render_widget(Span::styled(text, theme.dim), area);
-}
-
-/// Renders the list, if it is open, in the middle of the screen.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
-    let Some(list) = &state.screen.models else { return };
-    let cells = WIDTH.min(area.width.saturating_sub(4));
-    let inner = usize::from(cells).saturating_sub(2);
-    let rows = ROWS_MAX.min(usize::from(area.height).saturating_sub(8)).max(1);
-    extent.models_height = rows;
-    let first = (list.place() + 1).saturating_sub(rows);
-    let mut body: Vec<Line> = Vec::new();
-    for (place, choice) in list.choices.iter().enumerate().skip(first).take(rows) {
-        body.push(row(state, theme, choice, place == list.place(), inner));
+    let Some(content) = tables::table(state, Page::Models) else { return };
+    let arrangement = tables::arrangement(state, Page::Models);
+    let (rows, _) = tables::shown(state, Page::Models, &content);
+    let selected = tables::selected(state, Page::Models);
+    let details = if area.height >= DETAILS_FROM { DETAILS } else { 2 };
+    let [area, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(details)]).areas(area);
+    let focused = matches!(state.screen.focus.panel, Panel::Models | Panel::Filter);
+    let words = arrangement.words(&content, rows.len());
+    let part = Part { state, theme, selected: &selected, focused, words: &words };
+    if arrangement.sort.is_some() {
+        // Sorted rows are one list.
+        let all: Vec<TableRow> = rows.iter().map(|row| (*row).clone()).collect();
+        part.draw(frame, area, "Models", remark(state), (all, 0), extent);
+    } else {
+        let (held, known): (Vec<TableRow>, Vec<TableRow>) =
+            rows.iter().map(|row| (*row).clone()).partition(|row| !is_known(&row.key));
+        let upper = (held.len() as u16 + 2).clamp(3, (area.height / 2).max(3));
+        let [above, rest] = Layout::vertical([Constraint::Length(upper), Constraint::Fill(1)]).areas(area);
+        let first = held.len();
+        part.draw(frame, above, "On the nodes", remark(state), (held, 0), extent);
+        part.draw(frame, rest, "Catalogue", predicted(state), (known, first), extent);
     }
-    for text in remarks(state, list) {
-        let ranges = wrap_words(&text, inner.saturating_sub(1));
-        body.extend(ranges.into_iter().map(|range| Line::styled(format!(" {}", text[range].trim_end()), theme.plain)));
-    }
-    body.push(Line::raw(""));
-    let keys = [("Enter", "load it"), ("↑ ↓", "select"), ("Esc", "close")];
-    // An empty list can only be closed.
-    let keys = keys.into_iter().skip(if list.choices.is_empty() { 2 } else { 0 }).flat_map(|(key, what)| {
-        [Span::styled(format!(" {key}"), theme.accent), Span::styled(format!(" {what}  "), theme.plain)]
-    });
-    body.push(Line::from_iter(keys));
-    let height = (body.len() as u16 + 2).min(area.height);
-    let place =
-        Rect { x: area.x + (area.width - cells) / 2, y: area.y + (area.height - height) / 2, width: cells, height };
-    // One cell on either side separates its text from the content below.
-    frame.render_widget(Clear, Rect { x: place.x - 1, width: cells + 2, ..place });
-    let below = panel(frame, theme, place, true, "Load a model", Span::raw(""));
-    lines(frame, below, body);
-    let rule = Rect { y: place.y + height - 1, height: 1, ..place };
-    frame.render_widget(Line::styled("━".repeat(usize::from(cells)), theme.accent), rule);
+    draw_details(state, theme, frame, below, row_of(state, &selected));
 }
 
-/// A model: name, size, and the nodes that have it.
-fn row(state: &State, theme: &Theme, choice: &ModelChoice, is_selected: bool, cells: usize) -> Line<'static> {
-    let names: Vec<&str> =
-        choice.nodes.iter().filter_map(|place| state.cluster.nodes.get(*place)).map(|node| node.name()).collect();
-    let all = state.cluster.usable().len();
-    let on = if names.len() >= all { format!("all {all} nodes") } else { format!("only {}", names.join(", ")) };
-    let title = cells.saturating_sub(SIZE + 24);
-    let style = if is_selected { theme.accent } else { theme.plain };
-    Line::from_iter([
-        Span::styled(if is_selected { " ▸ " } else { "   " }, theme.accent),
-        Span::styled(fit(&clean_line(&choice.model), title), style),
-        Span::styled(format!("{:>SIZE$}  ", common::units::Bytes(choice.bytes).to_string()), theme.plain),
-        Span::styled(shorten(&on, 19), theme.dim),
-    ])
-    .style(if is_selected { theme.selected } else { Style::new() })
+/// What the two tables have in common.
+struct Part<'a> {
+    state: &'a State,
+    theme: &'a Theme,
+    selected: &'a str,
+    focused: bool,
+    words: &'a str,
 }
 
-/// What the list waits for, and what to do if it is empty.
-fn remarks(state: &State, list: &ModelList) -> Vec<String> {
-    let mut remarks = Vec::new();
-    if let Some(model) = &list.planning {
-        remarks.push(format!("Planning {} ..", clean_line(model)));
-    } else if !list.waiting.is_empty() {
-        remarks.push("Reading the nodes' model folders ..".to_owned());
-    } else if list.choices.is_empty() && list.faults.is_empty() {
-        remarks.push("No node has a model file. On this machine, run:".to_owned());
-        remarks.push("console model pull hf:OWNER/REPO:FILE".to_owned());
+impl Part<'_> {
+    /// Renders a table of rows, of which the first has this index on the page.
+    fn draw(
+        &self,
+        frame: &mut Frame,
+        area: Rect,
+        title: &str,
+        remark: String,
+        rows: (Vec<TableRow>, usize),
+        extent: &mut Extent,
+    ) {
+        let (rows, offset) = rows;
+        let has_selected = rows.iter().any(|row| row.key == self.selected);
+        let remark = if self.words.is_empty() || !has_selected {
+            Span::styled(remark, self.theme.dim)
+        } else {
+            Span::styled(self.words.to_owned(), self.theme.accent)
+        };
+        let inner = panel(frame, self.theme, area, self.focused && has_selected, title, remark);
+        if rows.is_empty() {
+            let text = if offset > 0 || self.state.models.list.waiting.is_empty() {
+                empty(self.state, offset)
+            } else {
+                String::new()
+            };
+            return lines(frame, inner, [Line::styled(format!(" {text}"), self.theme.dim)]);
+        }
+        let arrangement =
+            Arrangement { sort: tables::arrangement(self.state, Page::Models).sort, ..Arrangement::default() };
+        let content = Table { columns: crate::state::models::COLUMNS, rows };
+        let drawn = table::draw(frame, self.theme, inner, &content, &arrangement, self.selected, table::wish(&content));
+        if has_selected {
+            extent.table = Area { ..drawn.area };
+            extent.table_first = offset + drawn.first;
+            extent.table_height = usize::from(drawn.area.height);
+        }
     }
-    remarks.extend(list.faults.iter().map(|(place, reason)| {
+}
+
+fn empty(state: &State, offset: usize) -> String {
+    let arrangement = tables::arrangement(state, Page::Models);
+    if !arrangement.filter.typed().is_empty() {
+        return "Nothing matches the filter; Esc shows all again.".to_owned();
+    }
+    match (offset, &state.models.fresh) {
+        (0, Some(fresh)) if !fresh.waiting.is_empty() => "Reading the nodes' model folders ..".to_owned(),
+        _ => "No node has a model. Select one below; Enter downloads it to the nodes.".to_owned(),
+    }
+}
+
+/// Faults of nodes, or the size of all models.
+fn remark(state: &State) -> String {
+    let list = state.models.shown();
+    let fault = list.faults.first().map(|(place, reason)| {
         let node = state.cluster.nodes.get(*place).map_or("?", |node| node.name());
         format!("{node}: {reason}")
-    }));
-    remarks
+    });
+    fault.unwrap_or_else(|| match list.choices.len() {
+        0 => String::new(),
+        count => {
+            let bytes = list.choices.iter().map(|choice| choice.bytes).sum();
+            format!("{count} model{}, {}", if count == 1 { "" } else { "s" }, common::units::Bytes(bytes))
+        }
+    })
+}
+
+fn predicted(state: &State) -> String {
+    match state.models.fits_for.len() {
+        0 => String::new(),
+        1 => "predicted for 1 node, as if no model were loaded".to_owned(),
+        count => format!("predicted for {count} nodes, as if no model were loaded"),
+    }
+}
+
+/// The transfer under way, or the selected model in full.
+fn draw_details(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, row: Option<ModelRow>) {
+    let cells = usize::from(area.width).saturating_sub(2);
+    let mut body: Vec<Line> = Vec::new();
+    if let Some(pull) = &state.models.pull {
+        let text = match picture(&pull.name, &pull.lanes, state.now) {
+            text if text.is_empty() => format!("{}: asking the nodes", pull.name),
+            text => text,
+        };
+        let done = share(&pull.lanes).map_or(0, |share| (share * BAR as f64) as usize);
+        let bar = Span::styled(format!(" {}{} ", "█".repeat(done), "░".repeat(BAR - done)), theme.accent);
+        let room = cells.saturating_sub(BAR + 14);
+        body.push(Line::from_iter([
+            bar,
+            Span::styled(shorten(&text, room), theme.plain),
+            Span::styled("  X cancels", theme.dim),
+        ]));
+    }
+    let (title, texts) = match &row {
+        Some(ModelRow::Held(choice)) => {
+            let entry = entry_of(&choice.model);
+            let file = entry.and_then(|entry| entry.files.iter().find(|file| file.file_name() == choice.model));
+            (
+                clean_line(&choice.model),
+                entry.zip(file).map_or_else(
+                    || vec!["Enter loads it as the planner recommends, after a question.".to_owned()],
+                    |(entry, file)| about(entry, file),
+                ),
+            )
+        }
+        Some(ModelRow::Known(entry)) => (entry.name.to_owned(), about(entry, entry.usual())),
+        None => (String::new(), Vec::new()),
+    };
+    for text in texts {
+        let ranges = wrap_words(&text, cells);
+        body.extend(ranges.into_iter().map(|range| Line::styled(format!(" {}", text[range].trim_end()), theme.plain)));
+    }
+    let inner = panel(frame, theme, area, false, &title, Span::raw(""));
+    lines(frame, inner, body);
+}
+
+/// Facts about a file of the catalogue.
+fn about(entry: &CatalogueEntry, file: &CatalogueFile) -> Vec<String> {
+    let others: Vec<String> = entry
+        .files
+        .iter()
+        .filter(|other| other.quantisation != file.quantisation)
+        .map(|other| format!("{} ({})", other.quantisation, other.size()))
+        .collect();
+    let others = match others.as_slice() {
+        [] => String::new(),
+        _ => format!(" Also {}: console model pull {}:{}.", others.join(", "), entry.name, entry.files[1].quantisation),
+    };
+    vec![
+        format!(
+            "{} parameters, family {}, {}, context {} tokens, licence {}.",
+            entry.size_text(),
+            entry.family,
+            file.quantisation,
+            entry.context,
+            entry.licence
+        ),
+        format!("{}, {}.{others}", file.source, file.size()),
+    ]
 }

@@ -3,6 +3,7 @@ use common::{ids::MemberIndex, units::Bytes};
 use topology::rolling::Phase;
 
 use crate::{
+    catalogue::CatalogueFile,
     operator::command::Removal,
     operator::desired::DesiredTopology,
     state::{
@@ -43,6 +44,21 @@ pub(super) fn words(state: &State, dialog: &Dialog) -> Words {
         Question::In { node } => take_in(state, *node),
         Question::Assign { wanted, members } => ("Assign".to_owned(), assign(state, wanted, members)),
         Question::AbortAssignment => abort(state),
+        Question::Pull { name, file, nodes } => pull(state, name, file, nodes),
+        Question::DeleteModel { model, nodes } => {
+            let text = format!("{} delete the files of {model}. Nothing that runs uses them.", names(state, nodes));
+            ("Delete a model".to_owned(), vec![plain(text)])
+        }
+        Question::Unload { topology, .. } => {
+            let members: Vec<&str> = topology.members.iter().map(|member| member.name.as_str()).collect();
+            let text = format!(
+                "{} of {} ends on {}; their memory is free for another model. Refused while a request runs.",
+                topology.layout,
+                topology.model,
+                members.join(", ")
+            );
+            ("Unload the model".to_owned(), vec![plain(text)])
+        }
         Question::CancelRequest { node, who, .. } => {
             let text = format!(
                 "{} ends {who}. Its client keeps the text so far and is told that it was cancelled.",
@@ -181,6 +197,20 @@ fn left(state: &State, node: usize, how: Removal) -> Paragraph {
         }
     };
     plain(text)
+}
+
+fn pull(state: &State, name: &str, file: &CatalogueFile, nodes: &[usize]) -> (String, Vec<Paragraph>) {
+    let (size, source) = (file.size(), file.source);
+    let who = match nodes {
+        [only] => format!("{} downloads {size}.", crate::view::question::name(state, *only)),
+        _ => format!("One of {} downloads {size}, the others copy it from there.", names(state, nodes)),
+    };
+    let terms =
+        "What runs is not touched. The model's licence is on the page below; X cancels the download.".to_owned();
+    (
+        format!("Download {name}, {}", file.quantisation),
+        vec![plain(who), plain(format!("Source: {source}")), plain(terms)],
+    )
 }
 
 fn abort(state: &State) -> (String, Vec<Paragraph>) {

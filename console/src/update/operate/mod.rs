@@ -36,6 +36,10 @@ pub(super) fn act(state: &mut State, action: OperateAction) -> Vec<Effect> {
         OperateAction::Drain => ask_out(state, Removal::Drain),
         OperateAction::AbortAssignment => ask_abort(state),
         OperateAction::CancelRequest => ask_cancel(state),
+        OperateAction::PullModel => models::ask_pull(state),
+        OperateAction::CancelPull => return models::cancel_pull(state),
+        OperateAction::UnloadModel => models::ask_unload(state),
+        OperateAction::DeleteModel => models::ask_delete(state),
     }
     Vec::new()
 }
@@ -282,6 +286,10 @@ fn answer(state: &mut State) -> Vec<Effect> {
         return Vec::new();
     }
     let Some(dialog) = state.operations.dialog.take() else { return Vec::new() };
+    if let Some(order) = dialog.question.model_order() {
+        models::ordered(state, &order);
+        return vec![Effect::Models(order)];
+    }
     match (dialog.order(), dialog.question) {
         (_, Question::Assign { wanted, members }) => {
             // Execute only what the dialog showed: if a node has disconnected since, the assignment fails.

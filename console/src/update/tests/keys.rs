@@ -9,10 +9,11 @@ use crate::{
         Action, AppAction, BINDINGS, Binding, EditAction, GenerateAction, Key, KeyCode, NavigateAction, OperateAction,
         Place, ScrollAction, TableAction,
     },
-    operator::command::Removal,
+    operator::{command::Removal, model_order::ModelOrder},
     state::{
         Focus, Page, Panel, State, TextScroll,
         command::Format,
+        models::ModelChoice,
         operation::{Dialog, Question},
         tables,
     },
@@ -201,7 +202,7 @@ fn of_actions(binding: &Binding) -> Option<Case> {
             (on(Page::Cluster), |after| matches!(question(after), Some(Question::Assign { .. })))
         }
         Action::Operate(OperateAction::LoadModel) => {
-            (on(Page::Cluster), |after| matches!(after.effects.as_slice(), [Effect::ListModels(_)]))
+            (on(Page::Cluster), |after| matches!(after.effects.as_slice(), [Effect::Models(ModelOrder::List(_))]))
         }
         Action::Operate(OperateAction::Restart) => {
             let mut story = on(Page::Cluster);
@@ -220,6 +221,23 @@ fn of_actions(binding: &Binding) -> Option<Case> {
             let mut story = Story::busy();
             story.state.screen.focus = Focus::first_of(Page::Requests);
             (story, |after| matches!(question(after), Some(Question::CancelRequest { node: 0, number: 4, .. })))
+        }
+        Action::Operate(OperateAction::PullModel) => {
+            (on(Page::Models), |after| matches!(question(after), Some(Question::Pull { .. })))
+        }
+        Action::Operate(OperateAction::CancelPull) => {
+            let mut story = on(Page::Models);
+            story.key(KeyCode::Char('p')).key(KeyCode::Enter);
+            (story, |after| after.effects == [Effect::Models(ModelOrder::CancelPull)])
+        }
+        Action::Operate(OperateAction::UnloadModel) => {
+            (on(Page::Models), |after| matches!(question(after), Some(Question::Unload { .. })))
+        }
+        Action::Operate(OperateAction::DeleteModel) => {
+            let mut story = on(Page::Models);
+            let choice = ModelChoice { model: "old.gguf".into(), bytes: 5, nodes: vec![1] };
+            story.state.models.list.choices.push(choice);
+            (story, |after| matches!(question(after), Some(Question::DeleteModel { .. })))
         }
         Action::Operate(OperateAction::Plan) => {
             (on(Page::Topology), |after| matches!(after.effects.as_slice(), [Effect::Plan(_)]))

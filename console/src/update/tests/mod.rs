@@ -48,7 +48,7 @@ fn nothing_is_assigned_without_a_requested_topology() {
     let addresses: Vec<String> = (0..NODES).map(address).collect();
     let mut story = Story::with(State::new(&addresses, None, "x", defaults()));
     story.all_connected().key(KeyCode::Enter);
-    assert!(story.effects.iter().all(|effect| !effect.acts()) && story.state.screen.models.is_some());
+    assert!(story.effects.iter().all(|effect| !effect.acts()) && story.state.screen.focus.page == Page::Models);
     assert_eq!(story.state.screen.editor.text(), "x", "the prompt is kept");
 }
 

@@ -3,13 +3,17 @@ use common::{
     fault::{Fault, FaultKind},
     units::Bytes,
 };
-use protocol::models::{FileState, ModelFile};
+use protocol::models::{FileState, ModelFile, Step};
 
 use crate::{
     fixtures::{NODES, Story, address, defaults, idle, sizes},
     keymap::KeyCode,
-    operator::planner_query::{PlannerAnswer, PlannerQuery},
-    state::{State, operation::Question, status::hint},
+    operator::{
+        fit::Fit,
+        model_order::{ModelEvent, ModelOrder},
+        planner_query::{PlannerAnswer, PlannerQuery},
+    },
+    state::{Page, State, operation::Question, status::hint},
     update::{
         effect::Effect,
         event::{ClientEvent, Event},
@@ -61,7 +65,7 @@ fn chosen_model_is_planned_and_then_asked_about() {
     let mut story = idle_cluster();
     assert_eq!(hint(&story.state), "No model is loaded. Press M to choose one.");
     story.key(KeyCode::Char('M'));
-    assert_eq!(story.effects, [Effect::ListModels((0..NODES).collect())]);
+    assert_eq!(story.effects, [Effect::Models(ModelOrder::List((0..NODES).collect()))]);
     listed(&mut story, &["a.gguf", "b.gguf"]);
     story.key(KeyCode::Down).key(KeyCode::Enter);
     let query = query(&story);
@@ -71,7 +75,7 @@ fn chosen_model_is_planned_and_then_asked_about() {
     else {
         panic!("no question: {:?}", story.state.screen.notice);
     };
-    assert_eq!((wanted.model.as_str(), story.state.screen.models.is_none()), ("b.gguf", true));
+    assert_eq!((wanted.model.as_str(), story.state.models.planning.as_ref()), ("b.gguf", None));
     story.effects.clear();
     story.key(KeyCode::Enter);
     assert!(matches!(story.effects.as_slice(), [Effect::Assign { wanted: given, .. }] if *given == wanted));
@@ -83,12 +87,12 @@ fn only_nodes_that_have_the_file_are_planned_for() {
     story.key(KeyCode::Char('r'));
     story.arrives(ClientEvent::Models { node: 0, answer: Ok(vec![file("a.gguf")]) });
     story.arrives(ClientEvent::Models { node: 2, answer: Ok(vec![file("a.gguf")]) });
+    story.arrives(ClientEvent::Models { node: 3, answer: Ok(Vec::new()) });
     let fault = Fault::new("pi1", FaultKind::Internal { reason: "disk".into() });
     story.arrives(ClientEvent::Models { node: 1, answer: Err(fault) }).key(KeyCode::Enter);
     let places: Vec<usize> = query(&story).nodes.iter().map(|node| node.place).collect();
     assert_eq!(places, [0, 2]);
-    story.key(KeyCode::Esc);
-    assert!(story.state.screen.models.is_none() && story.state.operations.dialog.is_none());
+    assert_eq!(story.state.operations.dialog, None);
 }
 
 #[test]
@@ -104,7 +108,7 @@ fn load_command_finds_a_model_by_name_or_says_what_to_do() {
     load(&mut story, "other");
     listed(&mut story, &["a.gguf"]);
     let notice = story.state.screen.notice.clone().unwrap_or_default();
-    assert!(notice.contains("\"other\"") && notice.contains("console model pull"), "{notice}");
+    assert!(notice.contains("\"other\"") && notice.contains("p downloads"), "{notice}");
     load(&mut story, "other");
     listed(&mut story, &[]);
     assert!(story.state.screen.notice.as_ref().is_some_and(|notice| notice.starts_with("no node has a model file")));
@@ -136,6 +140,100 @@ fn running_topology_is_replaced_only_after_the_question() {
 fn prompt_without_a_topology_opens_the_list_and_keeps_its_text() {
     let mut story = idle_cluster();
     story.on(Event::Paste("ROMEO:".to_owned())).key(KeyCode::Enter);
-    assert!(story.state.screen.models.is_some());
+    assert_eq!(story.state.screen.focus.page, Page::Models);
     assert_eq!(story.state.screen.editor.text(), "ROMEO:");
+}
+
+fn question(story: &Story) -> Option<&Question> {
+    story.state.operations.dialog.as_ref().map(|dialog| &dialog.question)
+}
+
+#[test]
+fn enter_on_the_catalogue_downloads_after_a_question_and_shows_progress() {
+    let mut story = idle_cluster();
+    story.key(KeyCode::Char('8'));
+    listed(&mut story, &[]);
+    story.at(300).key(KeyCode::Enter);
+    let Some(Question::Pull { name, nodes, .. }) = question(&story).cloned() else { panic!("no question") };
+    assert_eq!((name, nodes.len()), (crate::catalogue::ENTRIES[0].name, NODES));
+    story.effects.clear();
+    story.key(KeyCode::Enter);
+    let [Effect::Models(ModelOrder::Pull { source, .. })] = story.effects.as_slice() else { panic!("no order") };
+    assert!(source.starts_with("hf:"));
+    let (step, total) = (Step::Downloading, Some(Bytes(100)));
+    story.arrives(ClientEvent::Model(ModelEvent::Pulling { node: 0, step, done: Bytes(50), total }));
+    let pull = story.state.models.pull.clone().expect("a download runs");
+    assert_eq!(crate::operator::transfer::share(&pull.lanes), Some(0.5));
+    story.key(KeyCode::Char('p'));
+    assert!(story.state.screen.notice.as_ref().is_some_and(|notice| notice.contains("X cancels")));
+    story.effects.clear();
+    story.key(KeyCode::Char('X'));
+    assert_eq!(story.effects, [Effect::Models(ModelOrder::CancelPull)]);
+    story.arrives(ClientEvent::Model(ModelEvent::Cancelled));
+    assert_eq!(story.state.models.pull, None);
+}
+
+#[test]
+fn page_asks_for_files_and_predictions_while_it_is_shown() {
+    let mut story = idle_cluster();
+    story.effects.clear();
+    story.at(1000);
+    assert_eq!(story.effects, [], "another page is shown");
+    story.key(KeyCode::Char('8')).at(1250);
+    let orders = |story: &Story| {
+        let orders = story.effects.iter().filter_map(|effect| match effect {
+            Effect::Models(order) => Some(order.clone()),
+            _ => None,
+        });
+        orders.collect::<Vec<_>>()
+    };
+    let [ModelOrder::List(asked), ModelOrder::Fit { nodes, .. }] = &orders(&story)[..] else {
+        panic!("{:?}", story.effects)
+    };
+    assert_eq!((asked.len(), nodes.len()), (NODES, NODES));
+    story.at(1500);
+    assert_eq!(orders(&story).len(), 2, "nothing changed");
+    let name = "qwen3.5-4b".to_owned();
+    story.arrives(ClientEvent::Model(ModelEvent::Fits { name: name.clone(), fit: Fit::TooLarge }));
+    assert_eq!(story.state.models.fits.get(&name), Some(&Fit::TooLarge));
+    story.at(12_000);
+    assert!(matches!(orders(&story)[..], [_, _, ModelOrder::List(_)]), "{:?}", story.effects);
+}
+
+#[test]
+fn loaded_model_is_unloaded_before_it_can_be_deleted() {
+    let mut story = Story::ready();
+    let model = story.state.cluster.topology().map(|(topology, _)| topology.model.clone()).expect("it runs");
+    story.key(KeyCode::Esc).key(KeyCode::Char('M'));
+    listed(&mut story, &[&model]);
+    story.key(KeyCode::Delete);
+    assert!(question(&story).is_none());
+    assert!(story.state.screen.notice.as_ref().is_some_and(|notice| notice.contains("u unloads it first")));
+    story.effects.clear();
+    story.key(KeyCode::Char('u')).key(KeyCode::Enter);
+    assert!(
+        matches!(&story.effects[..], [Effect::Models(ModelOrder::Unload { topology, .. })] if topology.model == model)
+    );
+    listed(&mut story, &[&model, "old.gguf"]);
+    story.key(KeyCode::Char('M'));
+    listed(&mut story, &[&model, "old.gguf"]);
+    let place = if model.as_str() < "old.gguf" { KeyCode::Down } else { KeyCode::Up };
+    story.key(place);
+    story.effects.clear();
+    story.key(KeyCode::Delete).key(KeyCode::Enter);
+    let expected = ModelOrder::Remove { model: "old.gguf".into(), nodes: (0..NODES).collect() };
+    assert_eq!(story.effects, [Effect::Models(expected)]);
+}
+
+#[test]
+fn readonly_page_shows_but_does_nothing() {
+    let mut story = Story::ready();
+    story.state.readonly = true;
+    story.key(KeyCode::Esc).key(KeyCode::Char('M'));
+    listed(&mut story, &["other.gguf"]);
+    for key in [KeyCode::Enter, KeyCode::Char('p'), KeyCode::Char('u'), KeyCode::Delete] {
+        story.effects.clear();
+        story.key(key);
+        assert!(question(&story).is_none() && story.effects.iter().all(|effect| !effect.acts()), "{key:?}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Screens of whole stories, compared with stored texts.
 mod document;
 mod generate;
+mod models;
 mod operate;
 mod page;
 mod snapshot;

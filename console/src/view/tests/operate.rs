@@ -136,35 +136,3 @@ fn read_only_dashboard_is_marked() {
     story.all_connected().arrives(ClientEvent::Assign(AssignEvent::Committing));
     check_all("committing", story);
 }
-
-#[test]
-fn list_of_models_shows_sizes_and_nodes_or_what_to_do() {
-    let idle_cluster = || {
-        let addresses: Vec<String> = (0..NODES).map(address).collect();
-        let mut story = Story::with(State::new(&addresses, None, "", defaults()));
-        story.at(10).all_connected().key(KeyCode::Char('M'));
-        story
-    };
-    let mut story = idle_cluster();
-    for node in 0..NODES {
-        let models = ["llama-3.2-1b-instruct-q4_k_m.gguf", "qwen2.5-0.5b-instruct-q8_0.gguf"];
-        let count = if node == 2 { 1 } else { 2 };
-        let files = models.into_iter().take(count).map(|model| ModelFile {
-            model: model.to_owned(),
-            folder: "/var/lib/bramble/models".to_owned(),
-            size: Bytes(700 << 20),
-            state: FileState::Complete,
-            identity: None,
-            sha256: None,
-            content: None,
-        });
-        story.arrives(ClientEvent::Models { node, answer: Ok(files.collect()) });
-    }
-    story.key(KeyCode::Down);
-    check_all("models", story);
-    let mut story = idle_cluster();
-    for node in 0..NODES {
-        story.arrives(ClientEvent::Models { node, answer: Ok(Vec::new()) });
-    }
-    check_all("models-none", story);
-}

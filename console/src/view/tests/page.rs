@@ -44,6 +44,9 @@ fn check(state: &str, make: impl Fn() -> Story) {
         if page == Page::Node {
             read_log(&mut story);
         }
+        if page == Page::Models && !story.state.cluster.nodes.is_empty() {
+            super::models::fill(&mut story);
+        }
         check_at(&format!("pages/{}-{state}", page.title().to_lowercase()), story, &SIZES);
     }
 }
