@@ -174,7 +174,7 @@ fn terminal_is_restored_after_quit_signals_panic_and_hang_up() {
     let cluster = Cluster::of(1);
     let open = || {
         let screen = dashboard(&cluster, &["--readonly"], 80, 24);
-        screen.wait_for("only looking");
+        screen.wait_for("read-only");
         screen.wait_for("pi1");
         screen
     };

@@ -19,6 +19,8 @@ pub enum Action {
     Generate(GenerateAction),
     /// Handled by `update/operate`.
     Operate(OperateAction),
+    /// Handled by the driver of a replay.
+    Replay(ReplayAction),
 }
 
 /// Actions on the dashboard itself; none of them affects the cluster.
@@ -130,11 +132,29 @@ pub enum OperateAction {
     Plan,
 }
 
+/// Actions on the playback of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each binding describes its action")]
+pub enum ReplayAction {
+    Pause,
+    Back,
+    Forward,
+    MinuteBack,
+    MinuteForward,
+    Start,
+    End,
+    Faster,
+    Slower,
+    RecordedView,
+}
+
 impl Action {
     /// Whether the action affects the cluster; a read-only dashboard refuses it.
     pub fn acts(self) -> bool {
         match self {
-            Self::App(_) | Self::Navigate(_) | Self::Scroll(_) | Self::Edit(_) | Self::Table(_) => false,
+            Self::App(_) | Self::Navigate(_) | Self::Scroll(_) | Self::Edit(_) | Self::Table(_) | Self::Replay(_) => {
+                false
+            }
             Self::Generate(action) => action == GenerateAction::Submit,
             Self::Operate(action) => !matches!(action, OperateAction::Plan | OperateAction::LoadModel),
         }
@@ -152,6 +172,7 @@ impl Action {
             Self::Generate(GenerateAction::SamplingForm) => "Terms".to_owned(),
             Self::Generate(action) => format!("{action:?}"),
             Self::Operate(action) => format!("{action:?}"),
+            Self::Replay(action) => format!("Replay{action:?}"),
         };
         let mut name = String::new();
         for letter in variant.chars().filter(|letter| *letter != ')') {

@@ -3,7 +3,7 @@ use std::borrow::Cow;
 
 use super::{
     Action, AppAction, Binding, EditAction, GenerateAction, Key, KeyCode, NavigateAction, OperateAction, Page, Place,
-    ScrollAction, TableAction,
+    ReplayAction, ScrollAction, TableAction,
 };
 
 const fn bind(place: Place, keys: &'static [Key], action: Action, what: &'static str, short: &'static str) -> Binding {
@@ -12,6 +12,10 @@ const fn bind(place: Place, keys: &'static [Key], action: Action, what: &'static
 
 const fn page(keys: &'static [Key], page: Page, what: &'static str) -> Binding {
     bind(Place::Anywhere, keys, Action::Navigate(NavigateAction::Show(page)), what, "")
+}
+
+const fn replay(keys: &'static [Key], action: ReplayAction, what: &'static str, short: &'static str) -> Binding {
+    bind(Place::Replay, keys, Action::Replay(action), what, short)
 }
 
 const fn key(code: KeyCode) -> Key {
@@ -424,5 +428,20 @@ pub const BINDINGS: &[Binding] = &{
         bind(Prompt, &[Key::control('k')], Action::Edit(EditAction::EraseToEnd), "erase to the end of the line", ""),
         bind(Prompt, &[key(PageUp)], Action::Scroll(ScrollAction::PageUp), "text up a page", ""),
         bind(Prompt, &[key(PageDown)], Action::Scroll(ScrollAction::PageDown), "text down a page", ""),
+        replay(&[key(Char(' '))], ReplayAction::Pause, "pause / play", "pause/play"),
+        replay(&[key(Left)], ReplayAction::Back, "ten seconds back", "-10 s"),
+        replay(&[key(Right)], ReplayAction::Forward, "ten seconds forward", "+10 s"),
+        replay(&[key(PageUp)], ReplayAction::MinuteBack, "a minute back", "-1 min"),
+        replay(&[key(PageDown)], ReplayAction::MinuteForward, "a minute forward", "+1 min"),
+        replay(&[key(Home)], ReplayAction::Start, "to the start", ""),
+        replay(&[key(End)], ReplayAction::End, "to the end", ""),
+        replay(&[key(Char('+'))], ReplayAction::Faster, "play faster", "faster"),
+        replay(&[key(Char('-'))], ReplayAction::Slower, "play slower", "slower"),
+        replay(
+            &[key(Backspace)],
+            ReplayAction::RecordedView,
+            "show what the recorded operator looked at",
+            "recorded view",
+        ),
     ]
 };

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use super::{Action, AppAction, BINDINGS, Binding, EditAction, Focus, Key, KeyCode, Page, Panel, Place};
+use super::{Action, AppAction, BINDINGS, Binding, EditAction, Focus, Key, KeyCode, Page, Panel, Place, ReplayAction};
 
 static DEFAULT: LazyLock<Arc<[Binding]>> = LazyLock::new(|| BINDINGS.into());
 
@@ -118,6 +118,15 @@ impl Keymap {
             | Action::Edit(EditAction::LineUp)
             | Action::Edit(EditAction::LineDown) => None,
             other => Some(other),
+        }
+    }
+
+    /// What a key does to the playback of a recording.
+    pub fn replay_action(&self, pressed: Key) -> Option<ReplayAction> {
+        let mut bound = self.all().filter(|binding| binding.place == Place::Replay && binding.keys.contains(&pressed));
+        match bound.next()?.action {
+            Action::Replay(action) => Some(action),
+            _ => None,
         }
     }
 

@@ -9,7 +9,10 @@ pub mod page;
 use std::borrow::Cow;
 
 pub use self::{
-    action::{Action, AppAction, EditAction, GenerateAction, NavigateAction, OperateAction, ScrollAction, TableAction},
+    action::{
+        Action, AppAction, EditAction, GenerateAction, NavigateAction, OperateAction, ReplayAction, ScrollAction,
+        TableAction,
+    },
     bindings::BINDINGS,
     custom::{Keymap, KeymapError},
     key::{Key, KeyCode},
@@ -31,11 +34,13 @@ pub enum Place {
     Prompt,
     /// On one page, outside the prompt box.
     On(Page),
+    /// While a recording is played; these keys precede all others.
+    Replay,
 }
 
 impl Place {
     /// In the order of the help page.
-    pub const ALL: [Self; 5 + Page::ALL.len()] = [
+    pub const ALL: [Self; 6 + Page::ALL.len()] = [
         Self::Anywhere,
         Self::Panels,
         Self::Tables,
@@ -50,6 +55,7 @@ impl Place {
         Self::On(Page::Node),
         Self::On(Page::Models),
         Self::On(Page::Chat),
+        Self::Replay,
     ];
 
     /// The section name in a key file.
@@ -63,12 +69,13 @@ impl Place {
     /// Heading on the help page.
     pub fn title(self) -> String {
         match self {
-            Self::Anywhere => "Anywhere (letters and digits alone: outside of the prompt box)".to_owned(),
-            Self::Panels => "Outside of the prompt box".to_owned(),
-            Self::Tables => "In tables (Cluster, Topology, Requests, Events, Models)".to_owned(),
+            Self::Anywhere => "All pages (in the prompt box, letters and digits alone are text)".to_owned(),
+            Self::Panels => "All pages, outside of the prompt box".to_owned(),
+            Self::Tables => "Its table".to_owned(),
             Self::Filter => "While a filter is typed".to_owned(),
-            Self::Prompt => "In the prompt box".to_owned(),
-            Self::On(page) => format!("On the page {}", page.title()),
+            Self::Prompt => "Its prompt box".to_owned(),
+            Self::On(page) => format!("Page {}", page.title()),
+            Self::Replay => "This recording".to_owned(),
         }
     }
 
@@ -81,6 +88,8 @@ impl Place {
             Self::Filter => focus.panel == Panel::Filter,
             Self::Prompt => focus.panel == Panel::Prompt,
             Self::On(page) => page == focus.page && !focus.is_typing(),
+            // Only the driver of a replay looks for these.
+            Self::Replay => false,
         }
     }
 }
@@ -101,9 +110,9 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Whether the binding edits text.
-    pub fn is_typing(&self) -> bool {
-        matches!(self.place, Place::Prompt | Place::Filter)
+    /// Whether the action is also a word of the command line: not what edits text, nor what steers a replay.
+    pub fn is_command(&self) -> bool {
+        !matches!(self.place, Place::Prompt | Place::Filter | Place::Replay)
     }
 
     /// The keys for display.

@@ -161,6 +161,8 @@ impl<N: NodeClient> Driver<N> {
                 Effect::Quit(code) => self.exit = Some(code),
                 Effect::TakeMouse(takes) => screen.take_mouse(takes),
                 Effect::Models(order) => self.nodes.models(order),
+                // No recording is played here: `update` refuses these.
+                Effect::Replay(_) => {}
                 Effect::File(effect) => {
                     self.observer.perform(effect, &self.state, screen.size().unwrap_or((80, 24)));
                 }

@@ -11,7 +11,7 @@ use tokio::{
 
 use super::Signals;
 use crate::{
-    keymap::{Key, KeyCode},
+    keymap::{Key, ReplayAction},
     recording::{observer::Observer, player::Player},
     state::{
         Panel, State,
@@ -186,6 +186,7 @@ impl Replayer {
             match effect {
                 Effect::Quit(code) => return Some(code),
                 Effect::TakeMouse(takes) => screen.take_mouse(takes),
+                Effect::Replay(action) => self.steer(action),
                 Effect::File(effect @ FileEffect::Export { .. }) => {
                     self.observer.perform(effect, &self.viewer, screen.size().unwrap_or((80, 24)));
                 }
@@ -213,30 +214,35 @@ impl Replayer {
                 || viewer.screen.focus.is_typing()
                 || viewer.screen.help.is_some()
                 || viewer.screen.form.is_some());
-        if is_busy || key.control || key.alt || key.shift {
+        if is_busy {
             return false;
         }
+        let Some(action) = viewer.preferences.keys.replay_action(key) else { return false };
+        self.steer(action);
+        true
+    }
+
+    /// Changes the playback.
+    fn steer(&mut self, action: ReplayAction) {
         let (first, end) = self.player.span();
         let place = SPEEDS.iter().position(|speed| *speed >= self.speed).unwrap_or(SPEEDS.len() - 1);
-        match key.code {
-            KeyCode::Char(' ') => {
+        match action {
+            ReplayAction::Pause => {
                 self.is_paused = !self.is_paused;
                 if self.at == end && !self.is_paused {
                     self.jump(first);
                 }
             }
-            KeyCode::Left => self.jump(self.at.saturating_sub(Duration::from_secs(10))),
-            KeyCode::Right => self.jump(self.at + Duration::from_secs(10)),
-            KeyCode::PageUp => self.jump(self.at.saturating_sub(Duration::from_secs(60))),
-            KeyCode::PageDown => self.jump(self.at + Duration::from_secs(60)),
-            KeyCode::Home => self.jump(first),
-            KeyCode::End => self.jump(end),
-            KeyCode::Char('+') => self.speed = SPEEDS[(place + 1).min(SPEEDS.len() - 1)],
-            KeyCode::Char('-') => self.speed = SPEEDS[place.saturating_sub(1)],
-            KeyCode::Backspace => self.is_own_view = false,
-            _ => return false,
+            ReplayAction::Back => self.jump(self.at.saturating_sub(Duration::from_secs(10))),
+            ReplayAction::Forward => self.jump(self.at + Duration::from_secs(10)),
+            ReplayAction::MinuteBack => self.jump(self.at.saturating_sub(Duration::from_secs(60))),
+            ReplayAction::MinuteForward => self.jump(self.at + Duration::from_secs(60)),
+            ReplayAction::Start => self.jump(first),
+            ReplayAction::End => self.jump(end),
+            ReplayAction::Faster => self.speed = SPEEDS[(place + 1).min(SPEEDS.len() - 1)],
+            ReplayAction::Slower => self.speed = SPEEDS[place.saturating_sub(1)],
+            ReplayAction::RecordedView => self.is_own_view = false,
         }
-        true
     }
 
     fn jump(&mut self, to: Duration) {

@@ -178,7 +178,7 @@ fn export(rest: &str) -> Result<LineCommand, String> {
 /// The key actions by name, each once, except those that edit text.
 fn actions(keys: &Keymap) -> Vec<(String, Action)> {
     let mut actions: Vec<(String, Action)> = Vec::new();
-    for binding in keys.all().filter(|binding| !binding.is_typing()) {
+    for binding in keys.all().filter(|binding| binding.is_command()) {
         if !actions.iter().any(|(_, action)| *action == binding.action) {
             actions.push((binding.action.name(), binding.action));
         }
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn every_key_action_can_be_typed_as_a_command() {
         let keys = Keymap::default();
-        for binding in keys.all().filter(|binding| !binding.is_typing()) {
+        for binding in keys.all().filter(|binding| binding.is_command()) {
             let name = binding.action.name();
             if WORDS.iter().any(|(word, _)| *word == name) {
                 continue;

@@ -7,6 +7,7 @@ pub mod editor;
 pub mod events;
 pub mod filter;
 pub mod generation;
+pub mod hints;
 pub mod history;
 pub mod lateness;
 pub mod log;

@@ -48,7 +48,7 @@ impl std::str::FromStr for ThemeName {
 }
 
 /// Position and mode of a replay.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplayStatus {
     /// UTC time of day of the displayed state.
     pub clock: String,

@@ -37,6 +37,9 @@ pub struct Extent {
     pub help_lines: usize,
     /// Number of visible lines of the help page.
     pub help_height: usize,
+    /// The keys in the last line; empty while it shows something else.
+    #[serde(default)]
+    pub footer: Area,
 }
 
 /// Which part of the text is visible.

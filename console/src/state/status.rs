@@ -142,8 +142,11 @@ fn loaded(state: &State) -> f64 {
     common::latency::ratio(Bytes(done).0 as f64, Bytes(total).0 as f64)
 }
 
-/// The operator's next step, in one sentence.
+/// The operator's next step, in one sentence; without keys that a read-only dashboard refuses.
 pub fn hint(state: &State) -> String {
+    if state.readonly {
+        return situation(state);
+    }
     match status(state) {
         ClusterStatus::Empty => "No nodes. Start again with --nodes ADDRESS,ADDRESS,..".to_owned(),
         ClusterStatus::Connecting => "Waiting for the nodes to answer.".to_owned(),
@@ -187,5 +190,25 @@ pub fn hint(state: &State) -> String {
         ClusterStatus::Ready => "Ready. i to type a prompt.".to_owned(),
         ClusterStatus::Serving if state.generation.request.is_sent() => "Generating. Esc cancels.".to_owned(),
         ClusterStatus::Serving => "Serving requests of other clients. i to type a prompt, 5 shows them.".to_owned(),
+    }
+}
+
+/// What the cluster does, in one sentence, for someone who can only look.
+fn situation(state: &State) -> String {
+    match status(state) {
+        ClusterStatus::Empty => "No nodes.".to_owned(),
+        ClusterStatus::Connecting => "Waiting for the nodes to answer.".to_owned(),
+        ClusterStatus::WaitsFor(node) => format!("The assignment waits for {}.", node.name()),
+        ClusterStatus::Loading(_) => "The nodes load their shards.".to_owned(),
+        ClusterStatus::Committing => "The nodes open their links to each other.".to_owned(),
+        ClusterStatus::Refused(fault) => format!("Next: {}.", fault.kind.next()),
+        ClusterStatus::Restarting => "The nodes restart one by one.".to_owned(),
+        ClusterStatus::Changing => "The topology is being assigned.".to_owned(),
+        ClusterStatus::Cordoned(name) => format!("{name} is cordoned: it takes no new requests."),
+        ClusterStatus::Broken(name) => format!("{name} is missing; without it the topology does not serve."),
+        ClusterStatus::Silent(node) => format!("{} sends nothing: what is shown of it is old.", node.name()),
+        ClusterStatus::Idle => "No topology runs.".to_owned(),
+        ClusterStatus::Ready => "Ready.".to_owned(),
+        ClusterStatus::Serving => "Serving requests; 5 shows them.".to_owned(),
     }
 }

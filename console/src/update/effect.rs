@@ -1,8 +1,11 @@
 //! Side effects that an update requests: plain values that `run` executes.
 use protocol::message::Generate;
 
+use crate::{
+    keymap::ReplayAction, operator::model_order::ModelOrder, operator::planner_query::PlannerQuery,
+    state::command::Format,
+};
 pub use crate::{operator::command::OperatorCommand, operator::desired::DesiredTopology};
-use crate::{operator::model_order::ModelOrder, operator::planner_query::PlannerQuery, state::command::Format};
 
 /// A requested side effect.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +47,8 @@ pub enum Effect {
     Models(ModelOrder),
     /// Write a file; performed by the observer of the session.
     File(FileEffect),
+    /// Change the playback of the recording.
+    Replay(ReplayAction),
 }
 
 /// A requested file.
@@ -68,7 +73,13 @@ impl Effect {
         match self {
             Self::Assign { .. } | Self::Generate { .. } | Self::Operate(_) | Self::Cancel => true,
             Self::Models(order) => order.acts(),
-            Self::Draw | Self::Plan(_) | Self::Log { .. } | Self::Quit(_) | Self::TakeMouse(_) | Self::File(_) => false,
+            Self::Draw
+            | Self::Plan(_)
+            | Self::Log { .. }
+            | Self::Quit(_)
+            | Self::TakeMouse(_)
+            | Self::File(_)
+            | Self::Replay(_) => false,
         }
     }
 }

@@ -25,7 +25,7 @@ use self::{
     event::{ClientEvent, Event},
 };
 use crate::{
-    keymap::{Action, Focus, Key, KeyCode, NavigateAction, Page},
+    keymap::{Action, Focus, Key, KeyCode, NavigateAction, Page, Panel},
     state::{State, clean::clean_line, node::NodeStatus, watch},
 };
 
@@ -63,8 +63,16 @@ fn update_live(state: &mut State, event: Event) -> Vec<Effect> {
             Vec::new()
         }
     };
+    leave_prompt(state);
     effects.push(Effect::Draw);
     effects
+}
+
+/// Moves the focus out of the prompt box where no prompt can be sent.
+fn leave_prompt(state: &mut State) {
+    if state.readonly && state.screen.focus.panel == Panel::Prompt {
+        state.screen.focus.panel = Panel::Text;
+    }
 }
 
 /// What time alone changes on the screen: a node that falls silent, the seconds of an operation in the footer, and
@@ -120,7 +128,8 @@ fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
 
 /// Performs an action: the only place that distributes actions to their groups.
 fn act(state: &mut State, action: Action) -> Vec<Effect> {
-    if action.acts() && question::refuses_looker(state) {
+    if !state.offers(action) {
+        question::refuse(state);
         return Vec::new();
     }
     match action {
@@ -134,6 +143,7 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
         Action::Table(action) => table::act(state, action),
         Action::Generate(action) => return generate::act(state, action),
         Action::Operate(action) => return operate::act(state, action),
+        Action::Replay(action) => return vec![Effect::Replay(action)],
     }
     Vec::new()
 }
@@ -149,7 +159,7 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
         command_line::insert(state, text);
     } else if state.screen.focus.is_filter() {
         table::type_text(state, text);
-    } else {
+    } else if !question::refuses_looker(state) {
         state.screen.focus = Focus::first_of(Page::Generate);
         // Terminals send a carriage return for each new line of a paste.
         edit::insert(state, &text.replace("\r\n", "\n").replace('\r', "\n"));

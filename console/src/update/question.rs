@@ -9,7 +9,7 @@ use crate::{
 
 /// Asks whether to assign this topology to the nodes with these list indices, by rank.
 pub(super) fn ask_assign(state: &mut State, wanted: DesiredTopology, members: Vec<usize>) {
-    if refuses(state) {
+    if refuses_looker(state) || refuses(state) {
         return;
     }
     if state.generation.request.is_sent() {
@@ -19,12 +19,22 @@ pub(super) fn ask_assign(state: &mut State, wanted: DesiredTopology, members: Ve
     state.operations.dialog = Some(Dialog::plain(Question::Assign { wanted, members }));
 }
 
-/// Shows a notice and returns `true` on a read-only dashboard.
+/// Shows a notice and returns `true` on a read-only dashboard and in a replay.
 pub(super) fn refuses_looker(state: &mut State) -> bool {
     if state.readonly {
-        state.screen.notice = Some("this dashboard only looks: start it without --readonly to act".to_owned());
+        refuse(state);
     }
     state.readonly
+}
+
+/// Says why an action is not available here.
+pub(super) fn refuse(state: &mut State) {
+    let why = match (&state.preferences.replay, state.readonly) {
+        (Some(_), _) => "this is a recording: nothing can be done in it",
+        (None, true) => "this dashboard is read-only: start it without --readonly to act",
+        (None, false) => "only a recording can be paused and searched: console replay FILE",
+    };
+    state.screen.notice = Some(why.to_owned());
 }
 
 /// Shows a notice and returns `true` while another operation is under way.

@@ -9,53 +9,42 @@ use ratatui::{
 use topology::rolling::Phase;
 
 use crate::{
-    keymap::{self, Place},
     operator::command::Removal,
-    state::{AssignmentStatus, State, clean::clean_line, operation::Operation},
-    view::{
-        format::{shorten, width},
-        theme::Theme,
-    },
+    state::{Area, AssignmentStatus, State, clean::clean_line, hints, operation::Operation},
+    view::{format::shorten, theme::Theme},
 };
 
-/// Renders the footer.
-pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+/// Renders the footer; returns the area of the keys, empty if it shows something else.
+pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) -> Area {
     let cells = usize::from(area.width);
     if let Some(notice) = &state.screen.notice {
-        return frame.render_widget(Line::styled(shorten(&format!(" {notice}"), cells), theme.warn), area);
+        frame.render_widget(Line::styled(shorten(&format!(" {notice}"), cells), theme.warn), area);
+        return Area::default();
     }
     if let Some((words, goes_on)) = words(state) {
         let style = if goes_on { theme.accent } else { theme.bad };
-        return frame.render_widget(Line::styled(shorten(&format!(" {}", clean_line(&words)), cells), style), area);
+        frame.render_widget(Line::styled(shorten(&format!(" {}", clean_line(&words)), cells), style), area);
+        return Area::default();
     }
-    frame.render_widget(hints(state, theme, cells), area);
+    frame.render_widget(line(state, theme, area.width), area);
+    Area { x: area.x, y: area.y, width: area.width, height: area.height }
 }
 
 /// As many hints as fit without being cut.
-fn hints(state: &State, theme: &Theme, cells: usize) -> Line<'static> {
-    let typing = state.screen.focus.is_typing();
-    let mut line = Line::default();
-    let mut used = 0;
-    // Hints of the current context come first; the others are the same everywhere.
-    let is_common = |binding: &&keymap::Binding| matches!(binding.place, Place::Anywhere | Place::Panels);
-    let shown = || state.preferences.keys.bindings(state.screen.focus).filter(|binding| !binding.short.is_empty());
-    for binding in shown().filter(|binding| !is_common(binding)).chain(shown().filter(is_common)) {
-        let key = binding.keys.iter().find(|key| !(typing && key.types()));
-        let (key, what) = (format!(" {}", key.map_or_else(String::new, keymap::Key::to_string)), binding.short);
-        used += width(&key) + width(what) + 2;
-        if used > cells {
-            break;
-        }
-        line.push_span(Span::styled(key, theme.accent));
-        line.push_span(Span::styled(format!(" {what} "), theme.dim));
-    }
-    line
+fn line(state: &State, theme: &Theme, cells: u16) -> Line<'static> {
+    let hints = hints::hints(state, cells).into_iter();
+    Line::from_iter(hints.flat_map(|hint| {
+        let words = Span::styled(format!(" {} ", hint.what), theme.dim);
+        [Span::styled(format!(" {}", hint.key), theme.accent), words]
+    }))
 }
 
 /// The operation in progress, or the rolling restart that is paused.
 fn words(state: &State) -> Option<(String, bool)> {
     let seconds = |since: Duration| state.now.saturating_sub(since).as_secs();
     let name = |place: &usize| state.cluster.nodes.get(*place).map_or("?", |node| node.name());
+    // Keys that a read-only dashboard would refuse are not named.
+    let keys = |text: &'static str| if state.readonly { "" } else { text };
     if let Some(operation) = &state.operations.running {
         let words = match operation {
             Operation::Telling => "the nodes are told".to_owned(),
@@ -68,24 +57,23 @@ fn words(state: &State) -> Option<(String, bool)> {
                 };
                 let waits =
                     if *requests > 0 { format!(", {requests} requests may finish first") } else { String::new() };
-                {
-                    let abort = if matches!(out, Some(Removal::Cordon)) { "" } else { "; A aborts it" };
-                    format!("{} {word}{waits} ({} s){abort}", name(node), seconds(*since))
-                }
+                let abort = if matches!(out, Some(Removal::Cordon)) { "" } else { keys("; A aborts it") };
+                format!("{} {word}{waits} ({} s){abort}", name(node), seconds(*since))
             }
         };
         return Some((words, true));
     }
     if state.cluster.assignment == AssignmentStatus::Loading {
-        return Some(("the nodes load; A aborts it".to_owned(), true));
+        return Some((format!("the nodes load{}", keys("; A aborts it")), true));
     }
     let rolling = state.cluster.open_rolling()?;
     let count = format!("restart: {} of {} done", rolling.done, rolling.targets.len());
     let (target, since) =
         (rolling.target().map_or("", |(name, _)| name.as_str()), seconds(state.cluster.rolling_since));
+    let (resumes, pauses) = (keys("; R resumes or ends it"), keys("; R pauses or ends it"));
     Some(match &rolling.phase {
-        Phase::Paused(reason) => (format!("{count}, paused: {reason}; R resumes or ends it"), false),
-        _ if rolling.before.is_some() => (format!("{count}, {target} restarts ({since} s); R pauses or ends it"), true),
-        _ => (format!("{count}, {target} is next ({since} s); R pauses or ends it"), true),
+        Phase::Paused(reason) => (format!("{count}, paused: {reason}{resumes}"), false),
+        _ if rolling.before.is_some() => (format!("{count}, {target} restarts ({since} s){pauses}"), true),
+        _ => (format!("{count}, {target} is next ({since} s){pauses}"), true),
     })
 }

@@ -28,7 +28,12 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     let cells = usize::from(area.width);
     let left = what_runs(state);
     let word = shorten(&word, cells / 2);
-    let name = Span::styled(if state.readonly { " bramble, only looking  " } else { " bramble  " }, theme.accent);
+    let name = match (&state.preferences.replay, state.readonly) {
+        (Some(_), _) => " bramble, a recording  ",
+        (None, true) => " bramble, read-only  ",
+        (None, false) => " bramble  ",
+    };
+    let name = Span::styled(name, theme.accent);
     let left = shorten(&left, cells.saturating_sub(width(&name.content) + width(&word) + 3));
     let gap = cells.saturating_sub(width(&name.content) + width(&left) + width(&word) + 1);
     let spans = [name, Span::styled(left, theme.plain), Span::raw(" ".repeat(gap)), Span::styled(word, style)];

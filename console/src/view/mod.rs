@@ -108,10 +108,10 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
         Page::Models => models::draw(state, theme, frame, page, &mut extent),
         Page::Chat => generate::draw(state, theme, frame, page, &mut extent),
     }
-    footer::draw(state, theme, frame, footer);
+    extent.footer = footer::draw(state, theme, frame, footer);
     preferences::command_line(state, theme, frame, footer);
     if let Some(first) = state.screen.help {
-        (extent.help_lines, extent.help_height) = help::draw(first, &state.preferences.keys, theme, frame, area);
+        (extent.help_lines, extent.help_height) = help::draw(first, state, theme, frame, area);
     }
     dialog::draw(state, theme, frame, area);
     extent

@@ -35,7 +35,12 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     let first = (cursor.1 + 1).saturating_sub(height);
     let mark = |index: usize| Span::styled(if index == 0 { " > " } else { "   " }, theme.accent);
     if text.is_empty() {
-        let empty = if focused { "type a prompt, Enter generates" } else { "i to type a prompt" };
+        let empty = match (&state.preferences.replay, state.readonly) {
+            (Some(_), _) => "this is a recording",
+            (None, true) => "read-only: no prompt can be sent",
+            (None, false) if focused => "type a prompt, Enter generates",
+            (None, false) => "i to type a prompt",
+        };
         lines(frame, area, [Line::from_iter([mark(0), Span::styled(empty, theme.dim)])]);
     } else {
         let shown = all.into_iter().enumerate().skip(first);

@@ -9,12 +9,14 @@ use crate::cli::{
     shared::output,
 };
 use crate::{
+    keymap::{Keymap, Place},
     recording::{Header, RecordingError, player::Player, reader::Reader},
     run::replay::{Start, replay},
 };
 
 /// Options of `console replay`.
 #[derive(Clone, Debug, Args)]
+#[command(after_help = keys())]
 pub(crate) struct Replay {
     /// Recording to play
     #[arg(value_name = "FILE")]
@@ -29,6 +31,15 @@ pub(crate) struct Replay {
     pub(crate) json: bool,
     #[command(flatten)]
     arrange: Arrange,
+}
+
+/// The keys of a replay, for the help text.
+fn keys() -> String {
+    let keymap = Keymap::default();
+    let keys = keymap.all().filter(|binding| binding.place == Place::Replay);
+    let lines = keys.map(|binding| format!("  {:<10} {}\n", binding.keys_text(), binding.what));
+    let other = format!("  {:<10} list all keys", "?");
+    format!("Keys while it plays:\n{}{other}", lines.collect::<String>())
 }
 
 /// A time of a recording.

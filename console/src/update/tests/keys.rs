@@ -352,7 +352,8 @@ fn at(story: &Story) -> &str {
 
 #[test]
 fn every_key_of_the_help_page_has_an_effect() {
-    for binding in BINDINGS {
+    // The keys of a replay are tried by its driver.
+    for binding in BINDINGS.iter().filter(|binding| binding.place != Place::Replay) {
         for key in binding.keys.iter() {
             let case = of_pages(binding, *key)
                 .or_else(|| of_actions(binding))

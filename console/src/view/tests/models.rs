@@ -32,8 +32,8 @@ pub(super) fn fill(story: &mut Story) {
         });
         story.arrives(ClientEvent::Models { node, answer: Ok(files.collect()) });
     }
-    let names = |story: &Story| story.state.cluster.names().into_iter().map(|name| (name, 3)).collect::<Vec<_>>();
-    story.state.models.fits_for = names(story);
+    let names = story.state.cluster.names().into_iter().map(|name| (name.to_owned(), 3)).collect();
+    story.state.models.fits_for = names;
     for entry in ENTRIES {
         let bytes = entry.usual().bytes / NODES as u64;
         let layout: Layout = "tp4".parse().expect("it is a layout");

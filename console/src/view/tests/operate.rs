@@ -3,18 +3,14 @@ use common::{
     fault::{Fault, FaultKind},
     units::Bytes,
 };
-use protocol::models::{FileState, ModelFile};
 use telemetry::{NodeReport, NodeState};
 use topology::{Exclusions, Rolling, rolling::Phase};
 
 use super::snapshot::check_all;
 use crate::{
-    fixtures::{NODES, Story, address, defaults, idle, name, running},
+    fixtures::{NODES, Story, address, idle, name, running},
     keymap::KeyCode,
-    state::{
-        State,
-        operation::{Dialog, Question},
-    },
+    state::operation::{Dialog, Question},
     update::event::{AssignEvent, ClientEvent, Event, OperateEvent},
 };
 
