@@ -92,12 +92,14 @@ pub struct Dialog {
     pub name: Option<Editor>,
     /// Whether keys edit the name rather than the reason.
     pub in_name: bool,
+    /// Why the answer was not accepted: belongs to the focused input.
+    pub error: Option<String>,
 }
 
 impl Dialog {
     /// A yes-or-no question.
     pub fn plain(question: Question) -> Self {
-        Self { question, reason: None, name: None, in_name: false }
+        Self { question, reason: None, name: None, in_name: false, error: None }
     }
 
     /// A question about removing a node from service: with a reason, and with its name if no node would be left to

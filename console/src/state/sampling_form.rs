@@ -59,6 +59,8 @@ pub struct SamplingForm {
     pub fields: Vec<Editor>,
     /// Index of the focused field.
     pub at: usize,
+    /// Whether the whole value of that field is selected: what is typed first replaces it.
+    pub is_selected: bool,
     /// Why the input was rejected.
     pub error: Option<String>,
 }
@@ -75,35 +77,54 @@ impl SamplingForm {
             Field::Seed => sampling.seed.wrapping_add(count).to_string(),
             Field::Stop => defaults.stop.iter().map(|stop| stop.replace('\n', "\\n")).collect::<Vec<_>>().join("|"),
         });
-        Self { fields: texts.iter().map(|text| Editor::new(text)).collect(), at: 0, error: None }
+        Self { fields: texts.iter().map(|text| Editor::new(text)).collect(), at: 0, is_selected: true, error: None }
     }
 
-    /// The focused field.
+    /// The focused field, for editing: its value is no longer selected.
     pub fn field(&mut self) -> Option<&mut Editor> {
         self.error = None;
+        self.is_selected = false;
         self.fields.get_mut(self.at)
     }
 
     /// Inserts text typed or pasted; one line, bounded.
     pub fn insert(&mut self, text: &str) {
         let text = text.replace(['\n', '\r', '\t'], " ");
-        let room = self.fields.get(self.at).map_or(0, |field| FIELD_BYTES_MAX.saturating_sub(field.text().len()));
+        let kept = if self.is_selected { 0 } else { self.fields.get(self.at).map_or(0, |field| field.text().len()) };
+        let (room, replaces) = (FIELD_BYTES_MAX.saturating_sub(kept), self.is_selected);
         if text.len() > room {
             self.error = Some(format!("at most {FIELD_BYTES_MAX} bytes"));
         } else if let Some(field) = self.field() {
+            if replaces {
+                field.replace("");
+            }
             field.insert(&text);
         }
     }
 
+    /// Erases the value of the focused field if all of it is selected. Returns whether it was.
+    pub fn erase_selected(&mut self) -> bool {
+        let is_selected = self.is_selected;
+        if let Some(field) = self.field().filter(|_| is_selected) {
+            field.replace("");
+        }
+        is_selected
+    }
+
+    /// Moves the focus to a field, with its value selected.
+    pub fn enter(&mut self, at: usize) {
+        (self.at, self.is_selected) = (at, true);
+    }
+
     /// Moves the focus to the next field.
     pub fn next(&mut self) {
-        self.at = (self.at + 1) % self.fields.len().max(1);
+        self.enter((self.at + 1) % self.fields.len().max(1));
     }
 
     /// Moves the focus to the previous field.
     pub fn previous(&mut self) {
         let count = self.fields.len().max(1);
-        self.at = (self.at + count - 1) % count;
+        self.enter((self.at + count - 1) % count);
     }
 
     /// The parameters for the next generations; `count` generations have been sent.
@@ -208,7 +229,23 @@ mod tests {
         assert_eq!(bad(5, &"x".repeat(STOP_BYTES_MAX + 1)).0, 5);
         assert_eq!(bad(5, &"x|".repeat(STOP_STRINGS_MAX + 1)).0, 5);
         let mut form = SamplingForm::new(&defaults(), 0);
-        form.insert(&"9".repeat(FIELD_BYTES_MAX));
+        form.insert(&"9".repeat(FIELD_BYTES_MAX + 1));
         assert!(form.error.is_some() && form.fields[0].text() == "64");
+    }
+
+    #[test]
+    fn typing_in_a_field_that_was_just_entered_replaces_its_value() {
+        let mut form = SamplingForm::new(&defaults(), 0);
+        "400".chars().for_each(|letter| form.insert(&letter.to_string()));
+        assert_eq!(form.fields[0].text(), "400");
+        form.next();
+        form.field().expect("a field has the focus").line_end();
+        form.insert("5");
+        assert_eq!(form.fields[1].text(), format!("{}5", defaults().sampling.temperature), "a cursor key keeps it");
+        form.next();
+        assert!(form.erase_selected() && form.fields[2].text().is_empty());
+        form.previous();
+        form.insert("1");
+        assert_eq!(form.fields[1].text(), "1", "entered again, it is selected again");
     }
 }

@@ -14,7 +14,7 @@ use crate::{
         operation::{Dialog, Question},
     },
     view::{
-        format::{fit, width, wrap_words},
+        format::{fit, shorten, width, wrap_words},
         question,
         theme::Theme,
         widgets::panel::{lines, panel},
@@ -52,6 +52,10 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
             cursor = Some((column, body.len() as u16));
         }
         body.push(line);
+        if let Some(error) = dialog.error.as_deref().filter(|_| has_keys) {
+            let indent = " ".repeat(LABEL + 3);
+            body.push(Line::styled(indent + &shorten(error, inner.saturating_sub(LABEL + 3)), theme.bad));
+        }
     }
     body.push(Line::raw(""));
     let keys = words.keys.iter().flat_map(|(key, what)| {

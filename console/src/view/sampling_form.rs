@@ -44,15 +44,25 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
         }
         let after = &editor.text()[editor.before_cursor().len()..];
         let style = if is_here { theme.accent } else { theme.plain };
+        let value = if is_here && form.is_selected { theme.tab } else { theme.plain };
+        let text = format!("{shown}{after}");
+        let cut = shorten(&text, VALUE);
+        let gap = " ".repeat(VALUE + 1 - width(&cut));
         body.push(Line::from_iter([
             Span::styled(if is_here { " ▸ " } else { "   " }, theme.accent),
             Span::styled(fit(field.title(), TITLE), style),
-            Span::styled(fit(&format!("{shown}{after}"), VALUE) + " ", theme.plain),
+            Span::styled(cut, value),
+            Span::styled(gap, theme.plain),
             Span::styled(shorten(field.meaning(), usize::from(cells).saturating_sub(4 + TITLE + VALUE)), theme.dim),
         ]));
+        if let Some(error) = form.error.as_deref().filter(|_| is_here) {
+            let indent = " ".repeat(3 + TITLE);
+            body.push(Line::styled(indent + &shorten(error, usize::from(cells).saturating_sub(4 + TITLE)), theme.bad));
+        }
     }
-    let error = form.error.as_deref().unwrap_or_default();
-    body.push(Line::styled(format!(" {}", shorten(error, usize::from(cells).saturating_sub(2))), theme.bad));
+    if form.error.is_none() {
+        body.push(Line::raw(""));
+    }
     body.push(Line::from_iter([
         Span::styled(" Enter", theme.accent),
         Span::styled(" use it   ", theme.plain),

@@ -21,6 +21,9 @@ pub(in crate::update) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
         Some(Action::Generate(GenerateAction::Submit)) => submit(state),
         Some(Action::Edit(EditAction::LineUp) | Action::Navigate(NavigateAction::FocusPrevious)) => form.previous(),
         Some(Action::Edit(EditAction::LineDown) | Action::Navigate(NavigateAction::FocusNext)) => form.next(),
+        Some(Action::Edit(EditAction::EraseBefore | EditAction::EraseAfter)) if form.is_selected => {
+            form.erase_selected();
+        }
         Some(Action::Edit(action)) => {
             if let Some(field) = form.field() {
                 edit_in(field, action);
@@ -46,6 +49,9 @@ fn submit(state: &mut State) {
             let seed = super::seed(state, "");
             state.screen.notice = Some(format!("from now on {}", summary(&state.generation.defaults, seed)));
         }
-        Err((place, error)) => (form.at, form.error) = (place, Some(error)),
+        Err((place, error)) => {
+            form.enter(place);
+            form.error = Some(error);
+        }
     }
 }

@@ -59,7 +59,7 @@ fn newer_result_replaces_the_pinned_one_and_the_same_unpins() {
 #[test]
 fn form_values_are_applied_and_errors_shown_in_the_form() {
     let mut story = Story::finished();
-    story.key(KeyCode::Function(2)).key(KeyCode::Backspace).key(KeyCode::Backspace).key(KeyCode::Enter);
+    story.key(KeyCode::Function(2)).key(KeyCode::Backspace).key(KeyCode::Enter);
     let form = story.state.screen.form.as_ref().expect("form is still open");
     assert!(form.at == 0 && form.error.is_some());
     story.key(KeyCode::Char('9')).key(KeyCode::Down);

@@ -225,9 +225,10 @@ pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
         (Some(Action::Generate(GenerateAction::Submit)), _) => return answer(state),
         (Some(Action::App(AppAction::Escape)), _) => state.operations.dialog = None,
         (Some(Action::Navigate(NavigateAction::FocusNext) | Action::Navigate(NavigateAction::FocusPrevious)), _) => {
-            dialog.in_name = dialog.name.is_some() && !dialog.in_name
+            (dialog.in_name, dialog.error) = (dialog.name.is_some() && !dialog.in_name, None);
         }
         (Some(Action::Edit(action)), _) => {
+            dialog.error = None;
             if let Some(editor) = dialog.input() {
                 edit_in(editor, action);
             }
@@ -256,13 +257,15 @@ fn answer_letter(state: &mut State, letter: char) -> Vec<Effect> {
 
 /// Inserts text typed or pasted into the reason or the name; one line, bounded.
 pub(super) fn insert(state: &mut State, text: &str) {
-    let Some(editor) = state.operations.dialog.as_mut().and_then(Dialog::input) else { return };
+    let Some(dialog) = &mut state.operations.dialog else { return };
+    let Some(editor) = dialog.input() else { return };
     let text = text.replace(['\n', '\r', '\t'], " ");
     if editor.text().len() + text.len() > REASON_LENGTH_MAX {
-        state.screen.notice = Some(format!("at most {REASON_LENGTH_MAX} bytes"));
-        return;
+        dialog.error = Some(format!("at most {REASON_LENGTH_MAX} bytes"));
+    } else {
+        editor.insert(&text);
+        dialog.error = None;
     }
-    editor.insert(&text);
 }
 
 /// Enter: confirms, if all required text has been typed.
@@ -270,15 +273,14 @@ fn answer(state: &mut State) -> Vec<Effect> {
     let Some(dialog) = &mut state.operations.dialog else { return Vec::new() };
     if dialog.reason.as_ref().is_some_and(|reason| reason.text().trim().is_empty()) {
         dialog.in_name = false;
-        state.screen.notice = Some("type a reason; other operators see it in the status".to_owned());
+        dialog.error = Some("type a reason: other operators see it in the status".to_owned());
         return Vec::new();
     }
     if let (Question::Out { node, .. }, Some(name)) = (&dialog.question, &dialog.name) {
         let expected = state.cluster.nodes.get(*node).map_or("", |node| node.name());
         if name.text().trim() != expected {
-            let notice = format!("type {expected} below to confirm: nothing would be left to serve");
             dialog.in_name = true;
-            state.screen.notice = Some(notice);
+            dialog.error = Some(format!("type {expected} to confirm: nothing would be left to serve"));
             return Vec::new();
         }
     }

@@ -170,7 +170,8 @@ fn exclusion_needs_a_bounded_one_line_reason() {
     let mut story = ready();
     story.key(KeyCode::Right).key(KeyCode::Right);
     press(&mut story, 'x').key(KeyCode::Enter);
-    assert!(story.state.operations.dialog.is_some() && story.state.screen.notice.is_some() && story.effects.is_empty());
+    let error = |story: &Story| story.state.operations.dialog.as_ref().and_then(|dialog| dialog.error.clone());
+    assert!(error(&story).is_some_and(|error| error.contains("type a reason")) && story.effects.is_empty());
     story.on(Event::Paste("fan\nstuck ".to_owned()));
     story.on(Event::Paste("x".repeat(10_000)));
     press(&mut story, '!').key(KeyCode::Backspace).key(KeyCode::Enter);
@@ -250,7 +251,8 @@ fn excluding_the_last_serving_node_needs_its_name() {
     (1..NODES).for_each(|node| exclusions.say(&name(node), &address(node), Some("x"), "me"));
     story.report(0, NodeReport { exclusions, ..running(0, NodeState::Ready, false) });
     press(&mut story, 'x').on(Event::Paste("sd card".to_owned())).key(KeyCode::Enter);
-    assert!(story.state.operations.dialog.is_some() && story.effects.is_empty() && notice(&story).contains("type pi0"));
+    let error = story.state.operations.dialog.as_ref().and_then(|dialog| dialog.error.clone());
+    assert!(error.is_some_and(|error| error.contains("type pi0")) && story.effects.is_empty());
     story.on(Event::Paste("pi1".to_owned())).key(KeyCode::Enter);
     assert_eq!(story.effects, [], "another node's name does not confirm");
     story
