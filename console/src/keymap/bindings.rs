@@ -85,13 +85,7 @@ pub const BINDINGS: &[Binding] = &{
             "to the prompt box",
             "prompt",
         ),
-        bind(
-            Panels,
-            &[key(Enter)],
-            Action::Navigate(NavigateAction::Open),
-            "open the node of the row; assign the candidate; to the prompt box",
-            "",
-        ),
+        bind(Panels, &[key(Enter)], Action::Navigate(NavigateAction::Open), "open what is selected", ""),
         bind(
             Panels,
             &[Key::character(':')],

@@ -124,6 +124,7 @@ fn rank(state: &State, binding: &Binding) -> Option<u8> {
         (_, Action::Navigate(NavigateAction::RankNext)) if !matches!(focus.page, Page::Sync | Page::Node) => {
             return None;
         }
+        (Place::Prompt, action) if action != Action::Generate(GenerateAction::Submit) => 3,
         (Place::Tables | Place::Filter | Place::Prompt | Place::On(_), _) => OWN,
         (_, Action::Navigate(NavigateAction::FocusPrompt)) => 3,
         (_, Action::Operate(_)) => 4,
@@ -151,7 +152,7 @@ fn escape(state: &State) -> Option<&'static str> {
     if state.generation.request.is_open() && !state.readonly {
         return Some("cancel");
     }
-    (focus.panel == Panel::Prompt).then_some("leave the box")
+    (focus.panel == Panel::Prompt).then_some("leave")
 }
 
 /// The keys that open pages while a prompt is typed: `Alt-1..9`.
@@ -206,7 +207,7 @@ mod tests {
         let mut story = Story::finished();
         story.state.screen.focus = Focus::first_of(Page::Generate);
         let words = words(&story.state, 80);
-        for expected in ["Alt-1..9 pages", "Esc leave the box", "F1 help"] {
+        for expected in ["Alt-1..9 pages", "Esc leave", "F1 help"] {
             assert!(words.contains(&expected.to_owned()), "{words:?}");
         }
     }

@@ -39,7 +39,7 @@ use telemetry::NodeState;
 pub use self::{
     cluster::{AssignmentStatus, ClusterState},
     generation::{GenerateDefaults, GenerationState},
-    screen::{Extent, ScreenState, TextScroll},
+    screen::{COLUMNS_MAX, Extent, ScreenState, TextScroll},
 };
 use self::{
     models::ModelsState,

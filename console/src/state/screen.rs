@@ -4,6 +4,11 @@ use serde::{Deserialize, Serialize};
 use super::{editor::Editor, sampling_form::SamplingForm};
 use crate::keymap::{Area, Focus, Page};
 
+/// Most panels of a page.
+pub const PANELS_MAX: usize = 3;
+/// Most columns of a table whose heads can be clicked.
+pub const COLUMNS_MAX: usize = 24;
+
 /// Sizes of the scrollable parts of a frame and their visible parts: the view reports them after rendering.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
@@ -40,6 +45,12 @@ pub struct Extent {
     /// The keys in the last line; empty while it shows something else.
     #[serde(default)]
     pub footer: Area,
+    /// The panels of the page that the mouse tells apart, in the order of [`Page::panels`].
+    #[serde(default)]
+    pub panels: [Area; PANELS_MAX],
+    /// Left edge and width of each column's head in the page's table; no width if the column is not on the screen.
+    #[serde(default)]
+    pub heads: [(u16, u16); COLUMNS_MAX],
 }
 
 /// Which part of the text is visible.

@@ -11,7 +11,7 @@ use topology::rolling::Phase;
 use crate::{
     operator::command::Removal,
     state::{Area, AssignmentStatus, State, clean::clean_line, hints, operation::Operation},
-    view::{format::shorten, theme::Theme},
+    view::{format::shorten, theme::Theme, widgets::panel::hit},
 };
 
 /// Renders the footer; returns the area of the keys, empty if it shows something else.
@@ -27,7 +27,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
         return Area::default();
     }
     frame.render_widget(line(state, theme, area.width), area);
-    Area { x: area.x, y: area.y, width: area.width, height: area.height }
+    hit(area)
 }
 
 /// As many hints as fit without being cut.

@@ -100,6 +100,7 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
         Page::Sync => {
             let shown = sync::draw(state, theme, frame, page);
             (extent.sync_rows, extent.sync_height) = (shown.rows, shown.height);
+            [extent.panels[0], extent.panels[1]] = shown.areas;
         }
         Page::Generate => generate::draw(state, theme, frame, page, &mut extent),
         Page::Requests => requests::draw(state, theme, frame, page, &mut extent),

@@ -21,7 +21,7 @@ use crate::{
         layers,
         theme::Theme,
         trend::{CELSIUS, Trend, Trends},
-        widgets::panel::{lines, panel},
+        widgets::panel::{hit, lines, panel},
     },
 };
 
@@ -42,6 +42,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     let layer_lines = (state.layer_count() as u16 + 2).clamp(3, area.height / 3);
     let parts = [Constraint::Fill(1), Constraint::Length(area.height / 5), Constraint::Length(layer_lines)];
     let [above, middle, below] = Layout::vertical(parts).areas(area);
+    (extent.panels[0], extent.panels[1]) = (hit(above), hit(below));
     let remark = format!("{} of {}, ← → others", state.screen.selected + 1, state.cluster.nodes.len());
     let title = format!("{} ({})", node.name(), node.address);
     let inner = panel(frame, theme, above, focused, &title, Span::styled(remark, theme.dim));

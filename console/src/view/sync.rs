@@ -10,12 +10,12 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Panel, State, lateness::RankRow, sync::SyncPicture},
+    state::{Area, Panel, State, lateness::RankRow, sync::SyncPicture},
     view::{
         format::{fit, fit_right, tight_time, wrap_words},
         health, heat, hops,
         theme::Theme,
-        widgets::panel::{lines, panel},
+        widgets::panel::{hit, lines, panel},
     },
 };
 
@@ -33,6 +33,8 @@ pub(super) const WORDS_MAX: usize = 2;
 pub(super) struct Shown {
     pub(super) rows: usize,
     pub(super) height: usize,
+    /// Areas of the ranks and of the layers.
+    pub(super) areas: [Area; 2],
 }
 
 /// Renders the page.
@@ -49,7 +51,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     draw_ranks(state, theme, frame, upper, &picture, words);
     hops::draw(theme, frame, middle, &picture);
     let (rows, height) = heat::draw(state, theme, frame, lower, &picture);
-    Shown { rows, height }
+    Shown { rows, height, areas: [hit(upper), hit(lower)] }
 }
 
 /// The straggler and its cause as lines of text.

@@ -70,7 +70,7 @@ pub(super) fn draw(
     let wish = if DETAILED.contains(&page) { 0 } else { table::wish(&content) };
     let selected = tables::selected(state, page);
     let drawn = table::draw(frame, theme, inner, &content, arrangement, &selected, wish);
-    (extent.table, extent.table_first) = (drawn.area, drawn.first);
+    (extent.table, extent.table_first, extent.heads) = (drawn.area, drawn.first, drawn.heads);
     extent.table_height = usize::from(drawn.area.height);
 }
 

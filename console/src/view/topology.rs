@@ -23,7 +23,7 @@ use crate::{
         format::{fit, shorten},
         tables::{self, TableTexts},
         theme::Theme,
-        widgets::panel::{lines, panel},
+        widgets::panel::{hit, lines, panel},
     },
 };
 
@@ -38,6 +38,7 @@ pub(super) fn draw_page(state: &State, theme: &Theme, frame: &mut Frame, area: R
         .map_or(1, |(topology, _)| topology.members.len() + topology.layout.stages as usize + 2);
     let upper = (rows as u16 + 1).clamp(3, area.height.saturating_sub(6).min(area.height / 2 + 2));
     let [above, below] = Layout::vertical([Constraint::Length(upper), Constraint::Fill(1)]).areas(area);
+    (extent.panels[0], extent.panels[1]) = (hit(below), hit(above));
     draw_running(state, theme, frame, above, extent);
     let (title, remark, empty) = match &state.plan.answer {
         Planning::Nothing => {

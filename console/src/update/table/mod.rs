@@ -8,7 +8,7 @@ use crate::{
         events::severity_after,
         filter::Filter,
         requests,
-        table::Arrangement,
+        table::{Align, Arrangement},
         tables::{self, shown},
     },
 };
@@ -110,6 +110,23 @@ pub(super) fn sort(state: &mut State, by: Option<(String, bool)>) {
             state.screen.notice = Some(format!("no column {title:?}; one of {titles}"));
         }
     }
+}
+
+/// Sorts by the column whose head is under the mouse; a column that is sorted by already is reversed. Returns whether
+/// there is one.
+pub(super) fn click_head(state: &mut State, x: u16, y: u16) -> bool {
+    let extent = state.screen.extent;
+    if extent.table.width == 0 || y + 1 != extent.table.y {
+        return false;
+    }
+    let Some(table) = tables::table(state, state.screen.focus.page) else { return false };
+    let at = extent.heads.iter().position(|(left, width)| x >= *left && x - left < *width);
+    let Some((place, column)) = at.and_then(|place| Some((place, table.columns.get(place)?))) else { return false };
+    match &mut arrangement(state).sort {
+        Some((sorted, descending)) if *sorted == place => *descending = !*descending,
+        sort => *sort = Some((place, column.align == Align::Right)),
+    }
+    true
 }
 
 /// Selects the row under the mouse, or opens it if it is already selected. Returns whether it was.

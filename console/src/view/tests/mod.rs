@@ -2,6 +2,7 @@
 mod document;
 mod generate;
 mod models;
+mod mouse;
 mod operate;
 mod page;
 mod snapshot;

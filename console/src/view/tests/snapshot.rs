@@ -17,7 +17,7 @@ use crate::{
     view::{draw, theme::Theme},
 };
 
-fn picture(story: &mut Story, width: u16, height: u16) -> Buffer {
+pub(super) fn picture(story: &mut Story, width: u16, height: u16) -> Buffer {
     let backend = TestBackend::new(width, height);
     let mut terminal = Terminal::new(backend).expect("a test terminal has no errors");
     let mut extent = None;

@@ -6,9 +6,12 @@ use ratatui::{
     text::{Line, Span},
 };
 
-use crate::view::{
-    format::{shorten, width},
-    theme::Theme,
+use crate::{
+    state::Area,
+    view::{
+        format::{shorten, width},
+        theme::Theme,
+    },
 };
 
 /// Renders the rule and returns the area below it.
@@ -31,6 +34,11 @@ pub(crate) fn panel(frame: &mut Frame, theme: &Theme, area: Rect, focused: bool,
     }
     frame.render_widget(Line::from(spans), Rect { height: 1, ..area });
     Rect { y: area.y + 1, height: area.height - 1, ..area }
+}
+
+/// The area as the mouse finds it.
+pub(crate) fn hit(area: Rect) -> Area {
+    Area { x: area.x, y: area.y, width: area.width, height: area.height }
 }
 
 /// Renders lines from the top of an area; lines that do not fit are dropped.

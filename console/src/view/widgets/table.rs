@@ -8,7 +8,7 @@ use ratatui::{
 
 use crate::{
     state::{
-        Area,
+        Area, COLUMNS_MAX,
         row::{Cell, TableRow, Tone},
         table::{Align, Arrangement, Column, Table},
     },
@@ -33,6 +33,8 @@ pub(crate) struct Drawn {
     pub(crate) area: Area,
     /// Index of the first visible row.
     pub(crate) first: usize,
+    /// Left edge and width of each column's head.
+    pub(crate) heads: [(u16, u16); COLUMNS_MAX],
 }
 
 /// Renders heading and rows. `selected` is the key of the selected row; `wish` is the preferred width of the growing
@@ -56,7 +58,21 @@ pub(crate) fn draw(
     let body = shown.map(|(index, row)| line(theme, table, row, &columns, Some(index) == place));
     lines(frame, area, std::iter::once(heading).chain(body));
     let body = Area { x: area.x, y: area.y + area.height.min(1), width: area.width, height: height as u16 };
-    Drawn { area: body, first }
+    Drawn { area: body, first, heads: heads(&columns, area) }
+}
+
+/// Left edge and width of each column's head; the cell after a column belongs to it.
+fn heads(columns: &[(usize, usize)], area: Rect) -> [(u16, u16); COLUMNS_MAX] {
+    let mut heads = [(0, 0); COLUMNS_MAX];
+    let mut x = area.x.saturating_add(MARK as u16);
+    for (column, cells) in columns {
+        let width = (*cells as u16 + 1).min(area.right().saturating_sub(x));
+        if let Some(head) = heads.get_mut(*column) {
+            *head = (x, width);
+        }
+        x = x.saturating_add(width);
+    }
+    heads
 }
 
 /// Width of the longest text in the growing column, up to [`WISH_MAX`].
