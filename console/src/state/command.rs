@@ -3,8 +3,10 @@ use crate::{
     keymap::{Action, Keymap, NavigateAction},
     operator::command::Removal,
     state::{
-        Page,
+        Page, State,
+        clean::clean_line,
         preferences::{Preferences, ThemeName},
+        tables,
     },
 };
 
@@ -186,13 +188,75 @@ fn actions(keys: &Keymap) -> Vec<(String, Action)> {
     actions
 }
 
+/// Names that commands take as arguments.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Names {
+    /// Names of nodes.
+    pub nodes: Vec<String>,
+    /// Names of models that nodes are known to have.
+    pub models: Vec<String>,
+    /// Titles of the columns of the page's table.
+    pub columns: Vec<String>,
+}
+
+impl Names {
+    /// The names that the dashboard knows.
+    pub fn of(state: &State) -> Self {
+        let running = state.cluster.topology().map(|(topology, _)| clean_line(&topology.model));
+        let listed = state.models.list.choices.iter().map(|choice| clean_line(&choice.model));
+        let columns = tables::table(state, state.screen.focus.page).map_or(&[][..], |table| table.columns);
+        Self {
+            nodes: state.cluster.names().into_iter().map(clean_line).collect(),
+            models: running.into_iter().chain(listed).collect(),
+            columns: columns.iter().map(|column| column.title.to_owned()).collect(),
+        }
+    }
+}
+
+/// The candidates that Tab steps through, while it does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cycle {
+    /// The text before the completed word.
+    before: String,
+    /// The candidates.
+    pub words: Vec<String>,
+    /// Index of the one in the command line.
+    pub at: usize,
+}
+
+impl Cycle {
+    /// The first candidate for the text; `None` if there are not several.
+    pub fn begin(text: &str, desk: &Preferences, names: &Names) -> Option<Self> {
+        let words = completions(text, desk, names);
+        let before = argument_of(text).1;
+        (words.len() > 1).then(|| Self { before: text[..before].to_owned(), words, at: 0 })
+    }
+
+    /// Steps to the next candidate, or back.
+    pub fn step(&mut self, back: bool) {
+        let count = self.words.len().max(1);
+        self.at = (self.at + if back { count - 1 } else { 1 }) % count;
+    }
+
+    /// The command line with the current candidate.
+    pub fn text(&self) -> String {
+        format!("{}{}", self.before, self.words.get(self.at).map_or("", String::as_str))
+    }
+}
+
+/// The command's word before the part that is completed, if any, and where that part begins.
+fn argument_of(text: &str) -> (Option<&str>, usize) {
+    let start = text.len() - text.trim_start().len();
+    match text[start..].split_once(' ') {
+        Some((word, _)) => (Some(word), start + word.len() + 1),
+        None => (None, start),
+    }
+}
+
 /// Completions of the word under the cursor, in order.
-pub fn completions(text: &str, desk: &Preferences, nodes: &[&str]) -> Vec<String> {
-    let text = text.trim_start();
-    let (word, argument) = match text.split_once(' ') {
-        Some((word, argument)) => (Some(word), argument),
-        None => (None, text),
-    };
+pub fn completions(text: &str, desk: &Preferences, names: &Names) -> Vec<String> {
+    let (word, begin) = argument_of(text);
+    let argument = &text[begin..];
     let pages = || Page::ALL.iter().map(|page| page.title().to_lowercase());
     let mut all: Vec<String> = match word {
         None => {
@@ -205,7 +269,9 @@ pub fn completions(text: &str, desk: &Preferences, nodes: &[&str]) -> Vec<String
         Some("theme") => ThemeName::ALL.iter().map(|theme| theme.name().to_owned()).collect(),
         Some("export") => Format::ALL.iter().map(|format| format.name().to_owned()).collect(),
         Some("record") => vec!["stop".to_owned()],
-        Some(word) if NodeWord::of(word).is_some() => nodes.iter().map(|name| (*name).to_owned()).collect(),
+        Some("load") => names.models.clone(),
+        Some("sort") => names.columns.clone(),
+        Some(word) if NodeWord::of(word).is_some() => names.nodes.clone(),
         Some(_) => Vec::new(),
     };
     all.retain(|candidate| candidate.starts_with(argument));
@@ -215,12 +281,12 @@ pub fn completions(text: &str, desk: &Preferences, nodes: &[&str]) -> Vec<String
 }
 
 /// The text after Tab: the only completion, otherwise the common prefix of all completions.
-pub fn completed(text: &str, desk: &Preferences, nodes: &[&str]) -> Option<String> {
-    let all = completions(text, desk, nodes);
+pub fn completed(text: &str, desk: &Preferences, names: &Names) -> Option<String> {
+    let all = completions(text, desk, names);
     let first = all.first()?;
     let mut prefixes = (0..=first.len()).rev().filter_map(|length| first.get(..length));
     let common = prefixes.find(|prefix| all.iter().all(|other| other.starts_with(prefix)))?;
-    let before = text.rfind(' ').map_or("", |space| &text[..=space]);
+    let before = &text[..argument_of(text).1];
     let space = if all.len() == 1 { " " } else { "" };
     Some(format!("{before}{common}{space}"))
 }
@@ -229,8 +295,12 @@ pub fn completed(text: &str, desk: &Preferences, nodes: &[&str]) -> Option<Strin
 fn nearest(word: &str, keys: &Keymap) -> Option<String> {
     let names = WORDS.iter().map(|(word, _)| (*word).to_owned());
     let names = names.chain(actions(keys).into_iter().map(|(name, _)| name));
+    let names = names.chain(NodeWord::ALL.iter().map(|(word, _)| (*word).to_owned()));
+    let names = names.chain(Page::ALL.iter().map(|page| page.title().to_lowercase()));
     let near = names.map(|name| (distance(word, &name), name)).min()?;
-    (near.0 <= 2).then_some(near.1)
+    // Half of a short word is another word.
+    let most = if word.chars().count() < 5 { 1 } else { 2 };
+    (near.0 <= most).then_some(near.1)
 }
 
 /// Levenshtein distance in characters.
@@ -283,6 +353,9 @@ mod tests {
         check("theme light", Ok(LineCommand::Theme(ThemeName::Light)));
         check("theme pink", Err("high-contrast"));
         check("restrat", Err("\"restart\"?"));
+        check("foo", Err("Tab shows all"));
+        check("cluter", Err("\"cluster\"?"));
+        check("uncordn", Err("\"uncordon\"?"));
         check("quit now", Err("takes no argument"));
         check("exclude pi3", Ok(LineCommand::OnNode(NodeWord::Out(Removal::Exclude), "pi3".into())));
         check("node pi3", Ok(LineCommand::OnNode(NodeWord::Show, "pi3".into())));
@@ -294,14 +367,35 @@ mod tests {
 
     #[test]
     fn tab_completes_the_common_prefix() {
+        let (desk, none) = (Preferences::default(), Names::default());
+        assert_eq!(completed("the", &desk, &none).as_deref(), Some("theme "));
+        assert_eq!(completed("theme h", &desk, &none).as_deref(), Some("theme high-contrast "));
+        assert_eq!(completed("page-", &desk, &none), Some("page-".to_owned()), "page-next and page-previous");
+        let names = Names {
+            nodes: vec!["pi1".into(), "pi2".into()],
+            models: vec!["llama".into()],
+            columns: vec!["temp".into(), "CPU used".into()],
+        };
+        assert_eq!(completed("load l", &desk, &names).as_deref(), Some("load llama "));
+        assert_eq!(completed("sort CPU u", &desk, &names).as_deref(), Some("sort CPU used "));
+        assert_eq!(completed("exclude p", &desk, &names).as_deref(), Some("exclude pi"));
+        assert_eq!(completed("xyz", &desk, &none), None);
+        assert_eq!(completions("theme ", &desk, &none).len(), ThemeName::ALL.len());
+        assert!(completions("", &desk, &none).contains(&"restart".to_owned()));
+    }
+
+    #[test]
+    fn tab_steps_through_the_candidates_and_back() {
+        let names = Names { nodes: vec!["pi1".into(), "pi2".into()], ..Names::default() };
         let desk = Preferences::default();
-        assert_eq!(completed("the", &desk, &[]).as_deref(), Some("theme "));
-        assert_eq!(completed("theme h", &desk, &[]).as_deref(), Some("theme high-contrast "));
-        assert_eq!(completed("page-", &desk, &[]), Some("page-".to_owned()), "page-next and page-previous");
-        assert_eq!(completed("exclude p", &desk, &["pi1", "pi2"]).as_deref(), Some("exclude pi"));
-        assert_eq!(completed("xyz", &desk, &[]), None);
-        assert_eq!(completions("theme ", &desk, &[]).len(), ThemeName::ALL.len());
-        assert!(completions("", &desk, &[]).contains(&"restart".to_owned()));
+        let mut cycle = Cycle::begin("node pi", &desk, &names).expect("two candidates");
+        assert_eq!(cycle.text(), "node pi1");
+        cycle.step(false);
+        assert_eq!(cycle.text(), "node pi2");
+        cycle.step(false);
+        cycle.step(true);
+        assert_eq!((cycle.text().as_str(), cycle.at), ("node pi2", 1));
+        assert_eq!(Cycle::begin("node pi1", &desk, &names), None, "one candidate needs no steps");
     }
 
     #[test]

@@ -3,7 +3,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{keymap::Keymap, state::editor::Editor};
+use crate::{
+    keymap::Keymap,
+    state::{command::Cycle, editor::Editor},
+};
 
 /// A colour theme.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +88,8 @@ pub struct Preferences {
     pub is_commanding: bool,
     /// The command line, with its history.
     pub command: Editor,
+    /// What Tab steps through in the command line.
+    pub completion: Option<Cycle>,
 }
 
 impl Default for Preferences {
@@ -98,6 +103,7 @@ impl Default for Preferences {
             replay: None,
             is_commanding: false,
             command: Editor::default(),
+            completion: None,
         }
     }
 }

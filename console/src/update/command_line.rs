@@ -5,7 +5,7 @@ use crate::{
     state::{
         State,
         clean::clean_line,
-        command::{LineCommand, completed, parse},
+        command::{Cycle, LineCommand, Names, completed, parse},
     },
     update::effect::{Effect, FileEffect},
 };
@@ -15,22 +15,21 @@ const COMMAND_BYTES_MAX: usize = 4096;
 
 fn close(state: &mut State) {
     state.preferences.is_commanding = false;
+    state.preferences.completion = None;
     state.preferences.command.replace("");
 }
 
 /// Handles all keys while the command line is open.
 pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
+    if key.code == KeyCode::Tab {
+        complete(state, key.shift);
+        return Vec::new();
+    }
+    state.preferences.completion = None;
     match (state.preferences.keys.dialog_action(key), key.code) {
         (Some(Action::Generate(GenerateAction::Submit)), _) => return submit(state),
         (Some(Action::App(AppAction::Escape)), _) => close(state),
         (Some(Action::Edit(EditAction::EraseBefore)), _) if state.preferences.command.text().is_empty() => close(state),
-        (_, KeyCode::Tab) => {
-            if let Some(text) =
-                completed(state.preferences.command.before_cursor(), &state.preferences, &state.cluster.names())
-            {
-                state.preferences.command.replace(&text);
-            }
-        }
         (_, KeyCode::Up) => state.preferences.command.up(),
         (_, KeyCode::Down) => state.preferences.command.down(),
         (Some(Action::Edit(action)), _) => edit::edit_in(&mut state.preferences.command, action),
@@ -38,6 +37,27 @@ pub(super) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
         (Some(_) | None, _) => {}
     }
     Vec::new()
+}
+
+/// Tab: adds what all candidates have in common; where there is nothing to add, steps through them.
+fn complete(state: &mut State, back: bool) {
+    let names = Names::of(state);
+    let desk = &mut state.preferences;
+    if let Some(cycle) = &mut desk.completion {
+        cycle.step(back);
+        desk.command.replace(&cycle.text());
+        return;
+    }
+    let typed = desk.command.before_cursor().to_owned();
+    match completed(&typed, desk, &names) {
+        Some(text) if text != typed => desk.command.replace(&text),
+        _ => {
+            desk.completion = Cycle::begin(&typed, desk, &names);
+            if let Some(cycle) = &desk.completion {
+                desk.command.replace(&cycle.text());
+            }
+        }
+    }
 }
 
 /// Inserts text typed or pasted into the command line.
@@ -50,6 +70,7 @@ pub(super) fn insert(state: &mut State, text: &str) {
 
 fn submit(state: &mut State) -> Vec<Effect> {
     state.preferences.is_commanding = false;
+    state.preferences.completion = None;
     if state.preferences.command.text().trim().is_empty() {
         close(state);
         return Vec::new();

@@ -153,7 +153,7 @@ mod tests {
         let lines = texts(&story.state);
         let at = place_of(&lines, "This recording");
         assert!(lines[at + 1].contains("Space") && lines[at + 10].contains("Backspace"), "{lines:#?}");
-        for refused in ["exclude /", "prompt box", "restart all", "pause / continue the display"] {
+        for refused in ["exclude /", "to the prompt box", "restart all", "pause / continue the display"] {
             assert!(!lines.iter().any(|line| line.contains(refused)), "{refused} is refused");
         }
     }

@@ -11,12 +11,19 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Frozen, State, command::completions, preferences::ReplayStatus},
+    state::{
+        Frozen, State,
+        command::{Names, completions},
+        preferences::ReplayStatus,
+    },
     view::{
         format::{shorten, width},
         theme::Theme,
     },
 };
+
+/// Lines above the page: two of the header and the tabs.
+const HEADER_LINES: u16 = 3;
 
 /// Renders the marks at the right end of a line, over its content.
 pub(super) fn marks(state: &State, frozen: Option<(&Frozen, Duration)>, theme: &Theme, frame: &mut Frame, line: Rect) {
@@ -80,17 +87,33 @@ pub(super) fn command_line(state: &State, theme: &Theme, frame: &mut Frame, foot
     if footer.y == 0 {
         return;
     }
-    let above = Rect { y: footer.y - 1, ..footer };
-    let all = completions(editor.before_cursor(), &state.preferences, &state.cluster.names());
-    let (mut words, mut used) = (Vec::new(), 1);
-    for word in &all {
-        used += width(word) + 2;
-        if used > usize::from(footer.width).saturating_sub(3) {
-            words.push("…".to_owned());
-            break;
+    candidates(state, theme, frame, footer);
+}
+
+/// The completions above the command line, on as many lines as they need, the one in the command line highlighted.
+fn candidates(state: &State, theme: &Theme, frame: &mut Frame, footer: Rect) {
+    let cycle = state.preferences.completion.as_ref();
+    let all = match cycle {
+        Some(cycle) => cycle.words.clone(),
+        None => completions(state.preferences.command.before_cursor(), &state.preferences, &Names::of(state)),
+    };
+    let mut rows: Vec<(Line, usize)> = Vec::new();
+    for (place, word) in all.iter().enumerate() {
+        let cells = width(word) + 2;
+        if rows.last().is_none_or(|(_, used)| used + cells > usize::from(footer.width)) {
+            rows.push((Line::raw(" "), 1));
         }
-        words.push(word.clone());
+        let Some((line, used)) = rows.last_mut() else { break };
+        let style = if cycle.is_some_and(|cycle| cycle.at == place) { theme.tab } else { theme.dim };
+        line.push_span(Span::styled(word.clone(), style));
+        line.push_span(Span::raw("  "));
+        *used += cells;
     }
-    frame.render_widget(Clear, above);
-    frame.render_widget(Line::styled(format!(" {}", words.join("  ")), theme.dim), above);
+    // The header stays; what does not fit is found by typing a letter.
+    rows.truncate(usize::from(footer.y.saturating_sub(HEADER_LINES)));
+    for (row, (line, _)) in rows.iter().rev().enumerate() {
+        let above = Rect { y: footer.y - 1 - row as u16, ..footer };
+        frame.render_widget(Clear, above);
+        frame.render_widget(line.clone(), above);
+    }
 }

@@ -67,7 +67,7 @@ fn form_values_are_applied_and_errors_shown_in_the_form() {
     assert_eq!(story.state.screen.form, None);
     again(&mut story, "x");
     let last = sent(&story).last().map(|(_, sampling, tokens)| (sampling.temperature, *tokens));
-    assert_eq!(last, Some((0.85, 9)));
+    assert_eq!(last, Some((5.0, 9)));
     story.key(KeyCode::Function(2)).key(KeyCode::Char('7')).key(KeyCode::Esc);
     assert!(
         story.state.screen.form.is_none() && story.state.generation.defaults.max_tokens == 9,

@@ -48,7 +48,7 @@ fn click_on_a_column_head_sorts_and_again_reverses() {
     };
     mouse(&mut story, MouseKind::Click, "state ");
     assert_eq!(sorted(&story), Some(("state", false)));
-    mouse(&mut story, MouseKind::Click, "state");
+    mouse(&mut story, MouseKind::Click, "state↑");
     assert_eq!(sorted(&story), Some(("state", true)));
     mouse(&mut story, MouseKind::Click, "temp");
     assert_eq!(sorted(&story), Some(("temp", true)), "figures start with the largest");
