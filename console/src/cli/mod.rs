@@ -26,6 +26,7 @@ mod tests;
 mod tokenize;
 pub mod toolkit;
 mod topology;
+mod up;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
@@ -131,6 +132,8 @@ enum Command {
     /// Show the running topology, assign a topology file, plan or simulate a topology
     #[command(subcommand)]
     Topology(topology::TopologyCommand),
+    /// Set up new nodes step by step, from discovery to the first answer; repeat it to continue after an interruption
+    Up(up::Up),
 }
 
 /// The clap definition of the command line, for man pages and completions.
@@ -195,7 +198,7 @@ fn looks_only(arguments: &Arguments, line: &[OsString]) -> Result<(), Failure> {
 }
 
 async fn execute(arguments: Arguments) -> Result<u8, Failure> {
-    let Arguments { command, key, cluster, .. } = arguments;
+    let Arguments { command, key, cluster, insecure, dashboard, readonly, .. } = arguments;
     let needs_key = match &command {
         Some(Command::Cluster(_) | Command::Completions(_) | Command::Key(_) | Command::Tokenize(_)) => false,
         Some(Command::Topology(topology)) => !topology.is_local(),
@@ -203,10 +206,12 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
     };
     if needs_key {
         // The daemons that the demo starts have no key.
-        let allows_plain = arguments.insecure || matches!(command, Some(Command::Demo(_)));
-        key::load(key.as_deref(), allows_plain)?;
+        let allows_plain = insecure || matches!(command, Some(Command::Demo(_)));
+        // `console up` creates the key of --key.
+        let file = key.as_deref().filter(|file| !matches!(command, Some(Command::Up(_))) || file.exists());
+        key::load(file, allows_plain)?;
     }
-    let Some(command) = command else { return dashboard::run(arguments.dashboard, arguments.readonly).await };
+    let Some(command) = command else { return dashboard::run(dashboard, readonly).await };
     match command {
         Command::Bench(bench) => bench::run(bench).await,
         Command::Cluster(command) => cluster::run(command),
@@ -231,6 +236,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Command::Sync(sync) => sync::run(sync).await,
         Command::Tokenize(tokenize) => tokenize::run(&tokenize),
         Command::Topology(topology) => topology::run(topology).await,
+        Command::Up(options) => Box::pin(up::run(options, up::Setting { key, cluster, insecure })).await,
     }
 }
 

@@ -139,6 +139,26 @@ pub(crate) fn run(command: ClusterCommand) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// Saves a cluster: a new one, or nodes that a saved one lacks. Returns whether that changed the file.
+///
+/// # Errors
+/// The file cannot be read or written.
+pub(crate) fn save(name: &str, nodes: &[String], key: Option<PathBuf>) -> Result<bool, Failure> {
+    let path = path()?;
+    let mut clusters = Clusters::read(&path)?;
+    let has_changed = match clusters.all.contains_key(name) {
+        true => clusters.follow(name, nodes, &[])?,
+        false => {
+            clusters.all.insert(name.into(), Kept { nodes: nodes.to_vec(), key });
+            true
+        }
+    };
+    if has_changed {
+        clusters.write(&path)?;
+    }
+    Ok(has_changed)
+}
+
 /// Adds nodes to a saved cluster, or removes them. The command that calls this has already succeeded, so a failure is
 /// only reported.
 pub(crate) fn follow(cluster: Option<&str>, add: &[String], remove: &[String]) {

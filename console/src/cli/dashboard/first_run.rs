@@ -1,8 +1,9 @@
 //! First run of the dashboard: no nodes are given, saved or discovered. Asks for the address of one node and gets the
 //! others from it.
-use std::io::stdin;
-
-use crate::cli::{Failure, shared::output};
+use crate::cli::{
+    Failure,
+    shared::{confirm::ask_line, output},
+};
 use crate::client::{cluster::Cluster, with_port};
 
 /// Asks for the address of one node and returns the nodes of its cluster.
@@ -13,17 +14,13 @@ pub(crate) async fn ask() -> Result<Vec<String>, Failure> {
     output::note(
         "No nodes are given or saved, and none announces itself (mDNS). To try Bramble on this machine: console demo",
     );
-    output::note_part("Address of a node (Enter to quit): ");
-    let answer = tokio::task::spawn_blocking(|| {
-        let mut answer = String::new();
-        stdin().read_line(&mut answer).map(|_| answer)
-    });
-    let answer = answer.await.map_err(anyhow::Error::from)?.map_err(anyhow::Error::from)?;
-    if answer.trim().is_empty() {
+    output::note("To set up new nodes: console up");
+    let answer = ask_line("Address of a node (Enter to quit): ").await?;
+    if answer.is_empty() {
         let next = "run console cluster add NAME NODE.., console --nodes A,B,.. or console demo";
         return Err(Failure::Usage { message: "no nodes given".into(), next });
     }
-    let nodes = learn(answer.trim()).await?;
+    let nodes = learn(&answer).await?;
     output::note(&format!("{} nodes; save them with console cluster add NAME {}", nodes.len(), nodes.join(",")));
     Ok(nodes)
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use telemetry::{
     NodeReport,
     doctor::{Examined, ExaminedModel, compare},
-    finding::exit_code,
+    finding::{Finding, exit_code},
 };
 use tokio::task::JoinSet;
 
@@ -56,22 +56,45 @@ pub(super) async fn run(options: Doctor) -> Result<u8, Failure> {
     }
     let addresses: Vec<String> = options.nodes.nodes.iter().map(|node| with_port(node)).collect();
     let mut interrupts = Interrupts::listen()?;
-    let visits = interrupts.end(async { Ok::<_, Failure>(visit_all(&addresses).await) }).await?;
-    let examined: Vec<Examined> =
-        visits.iter().filter_map(|(_, visit)| visit.as_ref().ok()).map(|visit| visit.examined.clone()).collect();
-    let between = compare(&examined);
+    let Examination { visits, between } = interrupts.end(async { Ok::<_, Failure>(examine(&addresses).await) }).await?;
     if options.json {
         let nodes: Vec<Value> = visits.iter().map(|(address, visit)| object(address, visit)).collect();
         output::line(&json!({"nodes": nodes, "between": between}).to_string());
     } else {
         text::lines(&visits, &between, paint::is_on()).iter().for_each(|line| output::line(line));
     }
-    let mut findings = between;
-    findings.extend(
-        visits.iter().filter_map(|(_, visit)| visit.as_ref().ok()).flat_map(|visit| visit.report.health.findings()),
-    );
-    let failed = visits.into_iter().find_map(|(_, visit)| visit.err());
+    let examination = Examination { visits, between };
+    let findings = examination.findings();
+    let failed = examination.visits.into_iter().find_map(|(_, visit)| visit.err());
     Ok(failed.map_or_else(|| exit_code(&findings), |fault| Failure::from(fault).code()))
+}
+
+/// All nodes, and how they differ from each other.
+pub(super) struct Examination {
+    visits: Vec<(String, Result<Visit, Fault>)>,
+    between: Vec<Finding>,
+}
+
+impl Examination {
+    /// The findings of all nodes that answered, and of the comparison.
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        let visits = self.visits.iter().filter_map(|(_, visit)| visit.as_ref().ok());
+        self.between.iter().cloned().chain(visits.flat_map(|visit| visit.report.health.findings())).collect()
+    }
+
+    /// The findings as text.
+    pub(super) fn lines(&self) -> Vec<String> {
+        text::lines(&self.visits, &self.between, false)
+    }
+}
+
+/// Examines the nodes with these addresses.
+pub(super) async fn examine(addresses: &[String]) -> Examination {
+    let visits = visit_all(addresses).await;
+    let examined: Vec<Examined> =
+        visits.iter().filter_map(|(_, visit)| visit.as_ref().ok()).map(|visit| visit.examined.clone()).collect();
+    let between = compare(&examined);
+    Examination { visits, between }
 }
 
 async fn visit_all(addresses: &[String]) -> Vec<(String, Result<Visit, Fault>)> {

@@ -1,11 +1,14 @@
 //! The options of `console run`.
-use clap::Args;
+use clap::{Arg, ArgAction, Args, FromArgMatches};
 
-use crate::cli::shared::{
-    confirm::Consent,
-    endpoint::Endpoint,
-    options::{LayoutChoice, Nodes},
-    sampling::Sampling,
+use crate::cli::{
+    Failure,
+    shared::{
+        confirm::Consent,
+        endpoint::Endpoint,
+        options::{LayoutChoice, Nodes},
+        sampling::Sampling,
+    },
 };
 
 /// Options of `console run`.
@@ -16,8 +19,9 @@ use crate::cli::shared::{
     _ => argument,
 }))]
 pub(crate) struct RunOptions {
-    /// Model file on the nodes, or a part of its name: bard matches bard-q8_0.gguf [default: the running model, or the
-    /// only one that the nodes have]. With --url: the model's name [default: the served model]
+    /// Model file on the nodes, or a part of its name: bard matches bard-q8_0.gguf; else a name of the catalogue
+    /// (console model search) or hf:OWNER/REPO:FILE, which is downloaded [default: the running model, or the only one
+    /// that the nodes have]. With --url: the model's name [default: the served model]
     #[arg(value_name = "MODEL")]
     pub(super) model: Option<String>,
     /// Answer this prompt and exit [default: chat, one prompt per line of standard input]
@@ -30,15 +34,35 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "TEXT")]
     pub(super) system: Option<String>,
     #[arg(from_global)]
-    pub(super) json: bool,
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) nodes: Nodes,
     #[command(flatten)]
     pub(crate) endpoint: Endpoint,
     #[command(flatten)]
-    pub(super) layout: LayoutChoice,
+    pub(crate) layout: LayoutChoice,
     #[command(flatten)]
     pub(super) sampling: Sampling,
     #[command(flatten)]
-    pub(super) consent: Consent,
+    pub(crate) consent: Consent,
+}
+
+impl RunOptions {
+    /// The options of `console run MODEL [PROMPT]` on these nodes.
+    ///
+    /// # Errors
+    /// An environment variable of the command has an invalid value.
+    pub(crate) fn of(model: &str, prompt: Option<&str>, nodes: &[String]) -> Result<Self, Failure> {
+        let json = Arg::new("json").long("json").action(ArgAction::SetTrue);
+        let command = Self::augment_args(clap::Command::new("run").arg(json));
+        let line = ["run", "--", model].into_iter().chain(prompt);
+        let matches = command.try_get_matches_from(line);
+        let options = matches.and_then(|matches| Self::from_arg_matches(&matches)).map_err(anyhow::Error::from)?;
+        Ok(Self { nodes: Nodes { nodes: nodes.to_vec() }, ..options })
+    }
+
+    /// What the command does with the model.
+    pub(super) fn purpose(&self) -> &'static str {
+        if self.text.is_some() || self.prompt.is_some() { "answer the prompt" } else { "chat" }
+    }
 }

@@ -8,7 +8,10 @@ use std::{
 use anyhow::{Context, anyhow};
 use clap::Args;
 use common::fault::{Fault, FaultKind};
-use protocol::noise::{key::Key, pake::Code};
+use protocol::{
+    noise::{key::Key, pake::Code},
+    pairing::Adopted,
+};
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
@@ -43,24 +46,40 @@ pub(crate) struct Adopt {
     pub(crate) json: bool,
 }
 
+/// The cluster secret of a key file.
+///
+/// # Errors
+/// The file does not exist, cannot be read, or holds a restricted key.
+pub(crate) fn secret(path: &Path) -> Result<[u8; 32], Failure> {
+    match crate::cli::key::file::current(path) {
+        Ok(Key::Secret(secret)) => Ok(secret),
+        Ok(other) => Err(Failure::State {
+            message: format!("{} holds a key of role {}, not the cluster secret", path.display(), other.name()),
+            next: "run this on the machine that holds the cluster secret",
+        }),
+        Err(_) if !path.exists() => Err(Failure::State {
+            message: format!("there is no key file {}", path.display()),
+            next: "create the cluster key with console key new, or pass its file with --key FILE",
+        }),
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Adopts a node with its pairing code, or with the code that it displays over ssh.
+///
+/// # Errors
+/// Those of [`adopt`] and of ssh.
+pub(crate) async fn give(node: &str, code: Option<&Code>, secret: &[u8; 32]) -> Result<Adopted, Failure> {
+    let code = match code {
+        Some(code) => code.clone(),
+        None => over_ssh(node).await?,
+    };
+    Ok(adopt(&with_port(node), &code, secret).await?)
+}
+
 /// Adopts each node independently. Fails with the first failure.
 pub(super) async fn run(options: Adopt, path: PathBuf, kept: Option<String>) -> Result<u8, Failure> {
-    let secret = match crate::cli::key::file::current(&path) {
-        Ok(Key::Secret(secret)) => secret,
-        Ok(other) => {
-            return Err(Failure::State {
-                message: format!("{} holds a key of role {}, not the cluster secret", path.display(), other.name()),
-                next: "run this on the machine that holds the cluster secret",
-            });
-        }
-        Err(_) if !path.exists() => {
-            return Err(Failure::State {
-                message: format!("there is no key file {}", path.display()),
-                next: "create the cluster key with console key new, or pass its file with --key FILE",
-            });
-        }
-        Err(failure) => return Err(failure),
-    };
+    let secret = secret(&path)?;
     if !options.ssh && options.code.len() != options.nodes.len() {
         return Err(Failure::Usage {
             message: format!("{} pairing codes for {} nodes", options.code.len(), options.nodes.len()),
@@ -92,14 +111,7 @@ fn default_cluster_with(path: &Path) -> Option<String> {
 async fn all(options: &Adopt, secret: &[u8; 32], done: &mut Vec<String>) -> Result<u8, Failure> {
     let (mut results, mut first) = (Vec::new(), None);
     for (index, node) in options.nodes.iter().enumerate() {
-        let adopted = async {
-            let code = match options.code.get(index) {
-                Some(code) => code.clone(),
-                None => over_ssh(node).await?,
-            };
-            Ok::<_, Failure>(adopt(&with_port(node), &code, secret).await?)
-        };
-        match adopted.await {
+        match give(node, options.code.get(index), secret).await {
             Ok(adopted) => {
                 done.push(node.clone());
                 results.push(json!({"node": adopted.node, "address": node, "fingerprint": adopted.fingerprint}));

@@ -1,5 +1,5 @@
 //! `console key`: the file with the cluster key, which the console uses to connect and gives to adopted nodes.
-mod adopt;
+pub(crate) mod adopt;
 mod file;
 mod rotate;
 
@@ -135,13 +135,7 @@ fn new(path: &Path, rehearsal: Rehearsal, json: bool) -> Result<(), Failure> {
     if !rehearsal.is_real(&format!("create a key in {}", path.display()), &json!({"file": path}), json) {
         return Ok(());
     }
-    let key = Key::random().map_err(|error| anyhow!(error))?;
-    let fingerprint = key.fingerprint();
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        made.with_context(|| format!("cannot create {}", folder.display()))?;
-    }
-    keyring::write(path, &[Held { key, until: None }]).with_context(|| format!("cannot write {}", path.display()))?;
+    let fingerprint = create(path)?;
     if json {
         output::line(&json!({"file": path, "fingerprint": fingerprint}).to_string());
     } else {
@@ -149,6 +143,29 @@ fn new(path: &Path, rehearsal: Rehearsal, json: bool) -> Result<(), Failure> {
         output::note("next: store a backup copy, then run console key adopt NODE.. --code CODE (or --ssh)");
     }
     Ok(())
+}
+
+/// Creates a key in a new file, and returns its fingerprint.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn create(path: &Path) -> Result<String, Failure> {
+    let key = Key::random().map_err(|error| anyhow!(error))?;
+    let fingerprint = key.fingerprint();
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    keyring::write(path, &[Held { key, until: None }]).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(fingerprint)
+}
+
+/// The fingerprint of the current key of a file.
+///
+/// # Errors
+/// The file cannot be read, or holds no key.
+pub(crate) fn fingerprint(path: &Path) -> Result<String, Failure> {
+    Ok(current(path)?.fingerprint())
 }
 
 /// What `console key show` prints.

@@ -13,32 +13,61 @@ use crate::suggest::{did_you_mean, folded};
 /// The model files of some nodes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ModelFiles {
-    /// Name of each node that answered, with its complete files.
-    nodes: Vec<(String, Vec<String>)>,
+    /// The nodes that answered.
+    nodes: Vec<NodeFiles>,
+}
+
+/// The complete model files of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeFiles {
+    /// Name of the node.
+    pub(crate) name: String,
+    /// Its `ADDRESS:PORT`.
+    pub(crate) address: String,
+    /// Names of the files.
+    pub(crate) files: Vec<String>,
 }
 
 impl ModelFiles {
+    /// Nodes with these files.
+    #[cfg(test)]
+    pub(crate) fn of(nodes: &[(&str, &[&str])]) -> Self {
+        let files = |(name, files): &(&str, &[&str])| NodeFiles {
+            name: (*name).into(),
+            address: format!("{name}:9999"),
+            files: files.iter().map(|file| (*file).into()).collect(),
+        };
+        Self { nodes: nodes.iter().map(files).collect() }
+    }
+
     /// Asks all nodes at once. Nodes that cannot list their files are left out.
     pub(crate) async fn ask(sessions: &[Arc<Session>]) -> Self {
         let mut asked = JoinSet::new();
         for (index, session) in sessions.iter().enumerate() {
             let session = Arc::clone(session);
-            asked.spawn(async move { (index, session.identity.name.clone(), models::list(&session).await) });
+            asked.spawn(async move { (index, models::list(&session).await) });
         }
         let mut answers = asked.join_all().await;
         answers.sort_by_key(|(index, ..)| *index);
         let mut nodes = Vec::with_capacity(answers.len());
-        for (_, name, files) in answers {
+        for (index, files) in answers {
             let Ok(files) = files else { continue };
             let complete = files.into_iter().filter(|file| matches!(file.state, FileState::Complete));
-            nodes.push((name, complete.map(|file| file.model).collect()));
+            let (session, files) = (&sessions[index], complete.map(|file| file.model).collect());
+            let (name, address) = (session.identity.name.clone(), session.address.clone());
+            nodes.push(NodeFiles { name, address, files });
         }
         Self { nodes }
     }
 
+    /// The nodes that answered.
+    pub(crate) fn nodes(&self) -> &[NodeFiles] {
+        &self.nodes
+    }
+
     /// The names of the models on any node, sorted; of a model in several files, the name of the first.
     pub(crate) fn models(&self) -> Vec<&str> {
-        let files = self.nodes.iter().flat_map(|(_, files)| files.iter().map(String::as_str));
+        let files = self.nodes.iter().flat_map(|node| node.files.iter().map(String::as_str));
         let mut names: Vec<&str> =
             files.filter(|file| files_of(file).first().is_some_and(|first| first == file)).collect();
         names.sort_unstable();
@@ -48,8 +77,8 @@ impl ModelFiles {
 
     /// A node that has the file, other than `except`.
     fn holder(&self, model: &str, except: &str) -> Option<&str> {
-        let holders = self.nodes.iter().filter(|(_, files)| files.iter().any(|file| file == model));
-        holders.map(|(name, _)| name.as_str()).find(|name| *name != except)
+        let holders = self.nodes.iter().filter(|node| node.files.iter().any(|file| file == model));
+        holders.map(|node| node.name.as_str()).find(|name| *name != except)
     }
 
     /// A failure to find a model file, with the way to get the file as the next step. Other faults stay as they are.
@@ -168,8 +197,7 @@ mod tests {
 
     #[test]
     fn missing_file_names_a_node_that_has_it_or_the_download() {
-        let nodes = vec![("pi1".into(), vec![HELD[0].into()]), ("pi2".into(), Vec::new())];
-        let held = ModelFiles { nodes };
+        let held = ModelFiles::of(&[("pi1", &HELD[..1]), ("pi2", &[])]);
         let missing = |model: &str| {
             let kind = FaultKind::ModelMissing { model: model.into(), folders: "/m".into() };
             let failure = held.advise(Fault::new("pi2", kind));

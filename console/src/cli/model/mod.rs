@@ -1,7 +1,8 @@
 //! `console model`: searches the catalogue; lists, pulls, verifies and removes the model files of nodes.
 pub(crate) mod choice;
 mod list;
-mod pull;
+pub(crate) mod provide;
+pub(crate) mod pull;
 mod search;
 mod source;
 mod transfer;

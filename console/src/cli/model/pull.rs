@@ -17,7 +17,7 @@ use super::{
 };
 use crate::cli::{
     Failure,
-    shared::{confirm::Rehearsal, find_node::find, output},
+    shared::{confirm::Rehearsal, find_node::find, options::Nodes, output},
 };
 use crate::client::{
     cluster::{Cluster, ClusterNode},
@@ -49,33 +49,51 @@ pub(crate) struct Pull {
     rehearsal: Rehearsal,
 }
 
+impl Pull {
+    /// The download of a source to nodes; with `from`, the copy of a file that the node has.
+    pub(crate) fn to(source: &str, from: Option<&str>, nodes: &[String]) -> Self {
+        let nodes = Nodes { nodes: nodes.to_vec() };
+        let to = Where { nodes, node: Vec::new(), json: false };
+        let from = from.map(str::to_owned);
+        Self { source: source.into(), from, name: None, sha256: None, to, rehearsal: Rehearsal::default() }
+    }
+}
+
 /// Runs the command.
 pub(super) async fn run(options: Pull) -> Result<u8, Failure> {
+    Ok(fetch(&options).await?.map_or(0, |done| show(&done, options.to.json)))
+}
+
+/// The files that were stored, with the names of their nodes; `None` after a dry run.
+///
+/// # Errors
+/// The source is unknown, or a node cannot store the file.
+pub(crate) async fn fetch(options: &Pull) -> Result<Option<Vec<(String, ModelFile)>>, Failure> {
     match &options.from {
-        Some(from) => copy_from(&options, from).await,
-        None => bring(&options, source::resolve(&options.source).await?).await,
+        Some(from) => copy_from(options, from).await,
+        None => bring(options, source::resolve(&options.source).await?).await,
     }
 }
 
 /// Copies a file, and the other parts of its model, from a node.
-async fn copy_from(options: &Pull, from: &str) -> Result<u8, Failure> {
+async fn copy_from(options: &Pull, from: &str) -> Result<Option<Vec<(String, ModelFile)>>, Failure> {
     let model = &options.source;
     source::check_on_node(model)?;
     let (cluster, places) = dial(&options.to).await?;
     let from = find(&cluster, from)?;
     let places: Vec<usize> = places.into_iter().filter(|place| *place != from).collect();
     if !is_real(options, "copy", model, &cluster, &places) {
-        return Ok(0);
+        return Ok(None);
     }
     let mut done = Vec::new();
     for file in files_of(model) {
         done.extend(copy(&cluster, from, &places, &file).await?);
     }
-    Ok(show(&done, options.to.json))
+    Ok(Some(done))
 }
 
 /// Brings a file to the first node, from where the others copy it.
-async fn bring(options: &Pull, source: ModelSource) -> Result<u8, Failure> {
+async fn bring(options: &Pull, source: ModelSource) -> Result<Option<Vec<(String, ModelFile)>>, Failure> {
     let model = options.name.clone().unwrap_or_else(|| source.file_name());
     name_of(&model)?;
     let (cluster, places) = dial(&options.to).await?;
@@ -84,11 +102,11 @@ async fn bring(options: &Pull, source: ModelSource) -> Result<u8, Failure> {
         ModelSource::Url { .. } => "download",
     };
     if !is_real(options, how, &model, &cluster, &places) {
-        return Ok(0);
+        return Ok(None);
     }
     let done = match source {
         ModelSource::File(path) => {
-            let Some((first, rest)) = places.split_first() else { return Ok(0) };
+            let Some((first, rest)) = places.split_first() else { return Ok(None) };
             let node = &cluster.nodes[*first];
             let stored = send(&path, &model, options.sha256, node, cluster.name(node)).await?;
             let mut done = vec![(cluster.name(node).to_owned(), stored)];
@@ -104,7 +122,7 @@ async fn bring(options: &Pull, source: ModelSource) -> Result<u8, Failure> {
             done_by(&names, pulled, &file.model, &cluster).await?
         }
     };
-    Ok(show(&done, options.to.json))
+    Ok(Some(done))
 }
 
 fn sessions(cluster: &Cluster, places: &[usize]) -> Result<Vec<Arc<Session>>, Failure> {

@@ -41,7 +41,7 @@ impl ModelSource {
 }
 
 /// Whether a source is on a server.
-fn is_remote(source: &str) -> bool {
+pub(super) fn is_remote(source: &str) -> bool {
     source.starts_with("hf:") || source.contains("://")
 }
 
@@ -63,7 +63,11 @@ pub(super) async fn resolve(source: &str) -> Result<ModelSource, Failure> {
     of_server(well_known(source).await?.source)
 }
 
-fn of_server(source: &str) -> Result<ModelSource, Failure> {
+/// The source `hf:OWNER/REPO:FILE`, or a URL.
+///
+/// # Errors
+/// It is neither.
+pub(super) fn of_server(source: &str) -> Result<ModelSource, Failure> {
     let url = url_at(source, &hub()).map(|(url, name)| ModelSource::Url { url, name });
     url.map_err(|message| Failure::Usage { message, next: EXAMPLE })
 }

@@ -1,26 +1,25 @@
 //! A numbered list on a terminal, of which the operator chooses one row.
-use std::io::{IsTerminal, stderr, stdin};
-
-use crate::cli::{Failure, shared::output};
+use crate::cli::{
+    Failure,
+    shared::{
+        confirm::{ask_line, has_person},
+        output,
+    },
+};
 
 /// The index of the chosen row; `None` without a terminal to ask on.
 ///
 /// # Errors
 /// The answer is no number of the list, or standard input cannot be read.
 pub(crate) async fn choose(question: &str, rows: &[String]) -> Result<Option<usize>, Failure> {
-    if !stdin().is_terminal() || !stderr().is_terminal() {
+    if !has_person() {
         return Ok(None);
     }
     output::note(&output::clean(question));
     for (place, row) in rows.iter().enumerate() {
         output::note(&output::clean(&format!("{:>4}  {row}", place + 1)));
     }
-    output::note_part(&format!("Number (1 to {}): ", rows.len()));
-    let answer = tokio::task::spawn_blocking(|| {
-        let mut answer = String::new();
-        stdin().read_line(&mut answer).map(|_| answer)
-    });
-    let answer = answer.await.map_err(anyhow::Error::from)?.map_err(anyhow::Error::from)?;
+    let answer = ask_line(&format!("Number (1 to {}): ", rows.len())).await?;
     number(&answer, rows.len()).map(Some).ok_or(Failure::Declined)
 }
 

@@ -50,7 +50,7 @@ impl Consent {
     /// # Errors
     /// There is neither a terminal to ask on nor `--yes`.
     pub(crate) fn check(self) -> Result<(), Failure> {
-        if self.yes || self.dry_run || stdin().is_terminal() && std::io::stderr().is_terminal() {
+        if self.yes || self.dry_run || has_person() {
             return Ok(());
         }
         let message = "this needs a confirmation, and there is no terminal to ask on".into();
@@ -86,13 +86,27 @@ impl Consent {
 }
 
 async fn ask(question: &str) -> Result<(), Failure> {
-    output::note_part(&format!("{question} [y/N] "));
+    let answer = ask_line(&format!("{question} [y/N] ")).await?;
+    if matches!(answer.as_str(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::Declined) }
+}
+
+/// Whether questions can be asked: standard input and standard error are terminals.
+pub(crate) fn has_person() -> bool {
+    stdin().is_terminal() && std::io::stderr().is_terminal()
+}
+
+/// Asks for a line of text, and returns it without blanks at its ends; empty at the end of the input.
+///
+/// # Errors
+/// Standard input cannot be read.
+pub(crate) async fn ask_line(question: &str) -> Result<String, Failure> {
+    output::note_part(question);
     let answer = tokio::task::spawn_blocking(|| {
         let mut answer = String::new();
         stdin().read_line(&mut answer).map(|_| answer)
     });
     let answer = answer.await.map_err(anyhow::Error::from)?.map_err(anyhow::Error::from)?;
-    if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::Declined) }
+    Ok(answer.trim().to_owned())
 }
 
 #[cfg(test)]

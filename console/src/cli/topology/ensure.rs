@@ -69,6 +69,24 @@ impl Reached {
         Ok(&self.sessions)
     }
 
+    /// The model files of the nodes that answer.
+    ///
+    /// # Errors
+    /// No node answers.
+    pub(crate) async fn files(&self, named: usize) -> Result<ModelFiles, Failure> {
+        let answering = self.cluster.nodes.iter().filter_map(|node| node.session().ok());
+        let answering: Vec<Arc<Session>> = answering.collect();
+        if answering.is_empty() {
+            self.usable(named)?;
+        }
+        Ok(ModelFiles::ask(&answering).await)
+    }
+
+    /// Whether a topology that meets the request already serves.
+    pub(crate) fn has_serving(&self, asked: &TopologyRequest) -> bool {
+        self.serving(asked).is_some()
+    }
+
     /// The request with the full name of its model, see [`pick`].
     ///
     /// # Errors
@@ -81,12 +99,7 @@ impl Reached {
         let model = match (asked.model.is_empty(), running) {
             (true, Some(running)) => running.to_owned(),
             _ => {
-                let answering = self.cluster.nodes.iter().filter_map(|node| node.session().ok());
-                let answering: Vec<Arc<Session>> = answering.collect();
-                if answering.is_empty() {
-                    self.usable(named)?;
-                }
-                let held = ModelFiles::ask(&answering).await;
+                let held = self.files(named).await?;
                 pick(&asked.model, running, &held.models())?
             }
         };
@@ -200,8 +213,22 @@ pub async fn obtain(
     consent: Consent,
     json: bool,
 ) -> Result<Option<Obtained>, Failure> {
-    let reached = Reached::dial(nodes).await?;
-    let named = reached.name_model(asked, nodes.len()).await?;
+    obtain_from(&Reached::dial(nodes).await?, nodes.len(), asked, purpose, consent, json).await
+}
+
+/// Like [`obtain`], on nodes that were already dialled; `count` of them were named.
+///
+/// # Errors
+/// Those of [`obtain`].
+pub(crate) async fn obtain_from(
+    reached: &Reached,
+    count: usize,
+    asked: &TopologyRequest,
+    purpose: &str,
+    consent: Consent,
+    json: bool,
+) -> Result<Option<Obtained>, Failure> {
+    let named = reached.name_model(asked, count).await?;
     let asked = &named;
     if let Some(found) = reached.serving(asked) {
         let topology = &found.assigned.topology;
@@ -209,7 +236,7 @@ pub async fn obtain(
         let goes_on = !consent.dry_run || consent.obtain(&what, &json!({"replaces": []}), json).await?;
         return Ok(goes_on.then_some(found));
     }
-    match assign_new(&reached, nodes.len(), asked, consent, json).await {
+    match assign_new(reached, count, asked, consent, json).await {
         Err(failure) => Err(advised(failure, &reached.sessions).await),
         done => done,
     }

@@ -1,0 +1,248 @@
+//! `console up`: from new nodes to the first answer. Each step is displayed as the command that does the same, and is
+//! skipped if it was done before, so that an interrupted run continues where it ended.
+mod journal;
+mod model;
+mod nodes;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use protocol::noise::pake::Code;
+
+use self::journal::Journal;
+use super::{
+    Failure, cluster, doctor,
+    generate::{run as chat, run_options::RunOptions},
+    key,
+    shared::{
+        confirm::{Consent, ask_line, has_person},
+        interrupts::Interrupts,
+        options::{LayoutChoice, node},
+        output,
+    },
+    target::saved,
+    topology::ensure::{Reached, obtain},
+};
+use crate::client::{
+    clusters::{Clusters, check_name, default_path},
+    with_port,
+};
+use telemetry::finding::Severity;
+
+/// Name of the cluster, unless the operator chooses another one.
+const HOME: &str = "home";
+
+/// Options of `console up`.
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Examples:\n  console up\n  console up 192.168.1.11 192.168.1.12 --ssh --model llama-3.2-1b\n  \
+    console up 192.168.1.11 192.168.1.12 --code CODE,CODE --yes --model bard --prompt ROMEO:"
+)]
+pub(crate) struct Up {
+    /// The nodes as ADDRESS[:PORT] [default: those of the saved cluster, else those that announce themselves]
+    #[arg(id = "found", value_name = "NODE", value_delimiter = ',', value_parser = node)]
+    given: Vec<String>,
+    /// Pairing codes displayed by `sudo brambled pair`, one per node in the same order [default: asks for each]
+    #[arg(long, value_name = "CODE,..", value_delimiter = ',', value_parser = <Code as std::str::FromStr>::from_str)]
+    code: Vec<Code>,
+    /// Fetch the codes with `ssh NODE sudo brambled pair --json`
+    #[arg(long, conflicts_with = "code")]
+    ssh: bool,
+    /// Name under which the cluster is saved [default: home]
+    #[arg(long, value_name = "NAME", value_parser = cluster::cluster_name)]
+    name: Option<String>,
+    /// Model as for console run: a file on the nodes, a name of the catalogue, or hf:OWNER/REPO:FILE [default: the running
+    /// model, else asks]
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+    /// Answer this prompt instead of a chat
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    #[command(flatten)]
+    layout: LayoutChoice,
+    #[command(flatten)]
+    consent: Consent,
+    #[arg(from_global)]
+    json: bool,
+}
+
+/// The files and options of the console that the steps use.
+pub(crate) struct Setting {
+    /// The key file of `--key`, or of the saved cluster.
+    pub(crate) key: Option<PathBuf>,
+    /// The saved cluster of `--cluster`.
+    pub(crate) cluster: Option<String>,
+    /// Whether nodes without a key may be used without one.
+    pub(crate) insecure: bool,
+}
+
+/// Runs the command.
+pub(crate) async fn run(options: Up, setting: Setting) -> Result<u8, Failure> {
+    let mut interrupts = Interrupts::listen()?;
+    let mut journal = Journal::new(options.json, options.consent.dry_run);
+    let prepared = interrupts.end(prepare(&options, setting, &mut journal)).await;
+    journal.print();
+    let Some(answer) = prepared? else { return Ok(0) };
+    // The chat handles signals itself.
+    drop(interrupts);
+    chat::run(answer).await
+}
+
+/// All steps before the chat, and the options of the chat; `None` after a dry run.
+async fn prepare(options: &Up, setting: Setting, journal: &mut Journal) -> Result<Option<RunOptions>, Failure> {
+    // Nodes that are given without a cluster are new ones.
+    let is_saved = options.given.is_empty() || setting.cluster.is_some();
+    let saved = if is_saved { saved(setting.cluster.as_deref())? } else { None };
+    let nodes = nodes::find(options, saved.as_ref(), journal).await?;
+    let key = setting.key.or(saved.and_then(|(_, kept)| kept.key)).map_or_else(key::default_path, Ok)?;
+    let mut is_reachable = true;
+    if setting.insecure {
+        journal.skip("create the key", "console key new", "not needed with --insecure");
+        journal.skip("adopt the nodes", "console key adopt", "not needed with --insecure");
+    } else {
+        make_key(&key, journal)?;
+        is_reachable = nodes::adopt(options, &nodes, &key, journal).await?;
+    }
+    save(options, setting.cluster, &nodes, &key, journal).await?;
+    if !is_reachable {
+        // A dry run cannot ask nodes that would only be adopted.
+        journal.plan("look for problems", "console doctor");
+        let model = options.model.as_deref().unwrap_or("MODEL");
+        journal.plan("choose a model", "console model list");
+        journal.plan("get its file", &format!("console model pull {model}"));
+        journal.plan("load the model", &format!("console run {model}"));
+        return Ok(None);
+    }
+    check(options, &nodes, journal).await?;
+    let supply = model::choose(options, &nodes, journal).await?;
+    model::bring(&supply, journal).await?;
+    load(options, &nodes, &supply.model, journal).await
+}
+
+/// Creates the key, unless there is one, and uses it from now on.
+fn make_key(path: &Path, journal: &mut Journal) -> Result<(), Failure> {
+    let (what, command) = ("create the key", "console key new");
+    let told = output::clean(&path.display().to_string());
+    if path.exists() {
+        key::load(Some(path), false)?;
+        journal.skip(what, command, &format!("{told}: key {}", key::fingerprint(path)?));
+        return Ok(());
+    }
+    if journal.is_rehearsal() {
+        journal.plan(what, command);
+        return Ok(());
+    }
+    journal.begin(what, command);
+    let fingerprint = key::create(path)?;
+    key::load(Some(path), false)?;
+    journal.done(&format!("{told}: key {fingerprint}; keep a copy elsewhere"));
+    Ok(())
+}
+
+/// Saves the nodes under a name.
+async fn save(
+    options: &Up,
+    cluster: Option<String>,
+    nodes: &[String],
+    key: &Path,
+    journal: &mut Journal,
+) -> Result<(), Failure> {
+    let known = default_path().map_or_else(|| Ok(Clusters::default()), |path| Clusters::read(&path))?;
+    let what = "save the cluster";
+    let has_all = |name: &str| {
+        let has = |node: &String| {
+            let kept = known.all.get(name);
+            kept.is_some_and(|kept| kept.nodes.iter().any(|one| with_port(one) == with_port(node)))
+        };
+        nodes.iter().all(has)
+    };
+    let saved = known.all.keys().find(|name| has_all(name)).cloned();
+    let name = match options.name.clone().or(cluster).or(saved) {
+        Some(name) => name,
+        None if has_person() && !options.consent.yes && !journal.is_rehearsal() => ask_name().await?,
+        None => HOME.to_owned(),
+    };
+    let command = format!("console cluster add {name} {}", output::clean(&nodes.join(",")));
+    if has_all(&name) {
+        journal.skip(what, &command, &format!("cluster {name} is saved"));
+        return Ok(());
+    }
+    if journal.is_rehearsal() {
+        journal.plan(what, &command);
+        return Ok(());
+    }
+    journal.begin(what, &command);
+    let is_default = key::default_path().is_ok_and(|default| default == key);
+    let file =
+        if is_default || !key.exists() { None } else { Some(std::path::absolute(key).map_err(anyhow::Error::from)?) };
+    cluster::save(&name, nodes, file)?;
+    let other = known.default_cluster().map(|(default, _)| default).filter(|default| *default != name);
+    journal.done(&match other {
+        Some(default) => format!("cluster {name} is saved; {default} stays the default: console cluster use {name}"),
+        None => format!("cluster {name} is saved, and every command uses it"),
+    });
+    Ok(())
+}
+
+/// Asks for the name of the cluster until it is valid.
+async fn ask_name() -> Result<String, Failure> {
+    loop {
+        let typed = ask_line(&format!("      Name of the cluster [{HOME}]: ")).await?;
+        match typed.as_str() {
+            "" => return Ok(HOME.into()),
+            name => match check_name(name) {
+                Ok(()) => return Ok(typed),
+                Err(reason) => output::note(&format!("      {reason}")),
+            },
+        }
+    }
+}
+
+/// Shows the problems of the nodes; asks whether to continue despite errors.
+async fn check(options: &Up, nodes: &[String], journal: &mut Journal) -> Result<(), Failure> {
+    journal.begin("look for problems", "console doctor");
+    let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
+    let examination = doctor::examine(&addresses).await;
+    let findings = examination.findings();
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+    if errors > 0 {
+        examination.lines().iter().for_each(|line| output::note(&format!("      {}", output::clean(line))));
+    }
+    journal.done(&format!("{errors} errors, {warnings} warnings; details: console doctor"));
+    if errors == 0 || options.consent.yes || journal.is_rehearsal() {
+        return Ok(());
+    }
+    let question = "Continue despite these errors?";
+    options.consent.obtain_late(question, &serde_json::Value::Null, options.json).await.map(|_| ())
+}
+
+/// Loads the model, unless it runs, and returns the options of the chat.
+async fn load(
+    options: &Up,
+    nodes: &[String],
+    model: &str,
+    journal: &mut Journal,
+) -> Result<Option<RunOptions>, Failure> {
+    let prompt = options.prompt.as_deref();
+    let told = output::clean(model);
+    let command = match prompt {
+        Some(prompt) => format!("console run {told} {:?}", output::clean(prompt)),
+        None => format!("console run {told}"),
+    };
+    let asked = options.layout.asked(model);
+    if journal.is_rehearsal() {
+        let is_loaded = Reached::dial(nodes).await?.has_serving(&asked);
+        journal.plan(if is_loaded { "ask the running model" } else { "load the model" }, &command);
+        return Ok(None);
+    }
+    journal.begin("load the model", &command);
+    let obtained = obtain(nodes, &asked, "chat", options.consent, options.json).await?;
+    let Some(obtained) = obtained else { return Ok(None) };
+    let (topology, epoch) = (&obtained.assigned.topology, obtained.assigned.epoch.0);
+    let how = if obtained.assigned.reused { "already runs" } else { "runs" };
+    journal.done(&format!("{told} {how} as {}, epoch {epoch}; the dashboard: console", topology.layout));
+    let mut answer = RunOptions::of(model, prompt, nodes)?;
+    (answer.json, answer.consent, answer.layout) = (options.json, options.consent, options.layout.clone());
+    Ok(Some(answer))
+}

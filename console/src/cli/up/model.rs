@@ -1,0 +1,191 @@
+//! The model of `console up`: the running one, the operator's choice, or a recommendation; and its file on the nodes.
+use common::units::Bytes;
+use telemetry::NodeReport;
+
+use super::{Up, journal::Journal};
+use crate::{
+    catalogue::{self, CatalogueEntry, Resolved},
+    cli::{
+        Failure,
+        model::{choice::ModelFiles, provide::Supply},
+        shared::{
+            confirm::{ask_line, has_person},
+            output,
+        },
+        topology::ensure::Reached,
+    },
+    suggest::did_you_mean,
+};
+
+/// Recommended models, the largest first.
+const RECOMMENDED: [&str; 5] = ["qwen3.5-9b", "qwen3.5-4b", "llama-3.2-3b", "llama-3.2-1b", "qwen3.5-0.8b"];
+/// Bytes of a file that one node reads fast enough for a fluent answer, as the planner predicts for a Pi 5.
+const FLUENT_BYTES: u64 = 1_500_000_000;
+/// The same, apart from the number of nodes.
+const FLUENT_BASE_BYTES: u64 = 700_000_000;
+/// Memory of a node besides its share of the file: KV cache, buffers and the system's reserve.
+const RESERVE_BYTES: u64 = 900 << 20;
+/// The demo model of the package, which is not recommended if there is another one.
+const DEMO: &str = "bard-";
+
+/// A model to choose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Offer {
+    /// As it would be typed.
+    name: String,
+    /// Where it is.
+    note: String,
+}
+
+/// The model, and how the nodes that lack it get its file.
+///
+/// # Errors
+/// The model is unknown, none fits, or none was chosen and there is no terminal to ask on.
+pub(super) async fn choose(options: &Up, nodes: &[String], journal: &mut Journal) -> Result<Supply, Failure> {
+    let (what, command) = ("choose a model", "console model list");
+    let reached = Reached::dial(nodes).await?;
+    let files = reached.files(nodes.len()).await?;
+    let running = reached.cluster.topology().filter(|_| reached.cluster.serves());
+    let running = running.map(|(topology, _)| topology.model.as_str());
+    if let Some(typed) = &options.model {
+        let supply = Supply::of(typed, running, &files)?;
+        let is_unknown = supply.is_settled() && !files.models().contains(&supply.model.as_str());
+        if is_unknown && running != Some(supply.model.as_str()) {
+            return Err(unknown(typed, &files));
+        }
+        journal.skip(what, command, &format!("--model {typed}: {}", supply.model));
+        return Ok(supply);
+    }
+    if let Some(running) = running {
+        journal.skip(what, command, &format!("{running} is running"));
+        return Supply::of(running, Some(running), &files);
+    }
+    let reports: Vec<&NodeReport> = reached.cluster.nodes.iter().filter_map(|node| node.report()).collect();
+    let memory = reports.iter().filter_map(|report| report.health.memory.as_ref()).map(|memory| memory.available.0);
+    let least = memory.min().unwrap_or(0);
+    let offers = offers(&files.models(), recommended(nodes.len(), least));
+    journal.begin(what, command);
+    let Some(first) = offers.first() else {
+        return Err(Failure::State {
+            message: format!("the nodes have no model, and {} of memory suffice for no recommended one", Bytes(least)),
+            next: "name a smaller one with --model, or add nodes; console model search lists the catalogue",
+        });
+    };
+    let chosen = match options.consent.yes || journal.is_rehearsal() {
+        true => first,
+        false if has_person() => ask(&offers).await?,
+        false => {
+            return Err(Failure::Usage {
+                message: "no model was chosen, and there is no terminal to ask on".into(),
+                next: "pass --model NAME, or --yes for the recommended one",
+            });
+        }
+    };
+    let supply = Supply::of(&chosen.name, None, &files)?;
+    journal.done(&format!("{} ({})", chosen.name, chosen.note));
+    Ok(supply)
+}
+
+/// What can be chosen, the default first: the nodes' own files, then the recommendation; the demo model comes last.
+fn offers(held: &[&str], recommended: Option<&CatalogueEntry>) -> Vec<Offer> {
+    let on_nodes = |name: &&str| Offer { name: (*name).to_owned(), note: "on the nodes".into() };
+    let (demo, own): (Vec<&str>, Vec<&str>) = held.iter().partition(|name| name.starts_with(DEMO));
+    let is_new = |entry: &&CatalogueEntry| !held.contains(&entry.usual().file_name());
+    let catalogue = recommended.filter(is_new).map(|entry| Offer {
+        name: entry.name.into(),
+        note: format!("{}, {}, to download", entry.usual().size(), entry.licence),
+    });
+    own.iter().map(on_nodes).chain(catalogue).chain(demo.iter().map(on_nodes)).collect()
+}
+
+/// The largest recommended model that these nodes can hold and run fluently. `least` is the free memory of the smallest
+/// node in bytes.
+fn recommended(nodes: usize, least: u64) -> Option<&'static CatalogueEntry> {
+    let nodes = nodes.max(1) as u64;
+    let entries = RECOMMENDED.iter().filter_map(|name| match catalogue::resolve(name) {
+        Resolved::One(entry, _) => Some(entry),
+        _ => None,
+    });
+    let fits = |bytes: u64| {
+        bytes / nodes + RESERVE_BYTES <= least && bytes <= FLUENT_BASE_BYTES + FLUENT_BYTES.saturating_mul(nodes)
+    };
+    entries.into_iter().find(|entry| fits(entry.usual().bytes))
+}
+
+async fn ask(offers: &[Offer]) -> Result<&Offer, Failure> {
+    for (index, offer) in offers.iter().enumerate() {
+        output::note(&format!("      {:>2}  {}  ({})", index + 1, output::clean(&offer.name), offer.note));
+    }
+    loop {
+        let typed = ask_line("      Number of the model [1]: ").await?;
+        let number = if typed.is_empty() { Ok(1) } else { typed.parse::<usize>() };
+        let chosen = number.ok().and_then(|number| offers.get(number.checked_sub(1)?));
+        match chosen {
+            Some(offer) => return Ok(offer),
+            None => output::note(&format!("      type a number from 1 to {}", offers.len())),
+        }
+    }
+}
+
+fn unknown(typed: &str, files: &ModelFiles) -> Failure {
+    let catalogue = catalogue::ENTRIES.iter().map(|entry| entry.name);
+    let meant = did_you_mean(typed, files.models().into_iter().chain(catalogue));
+    let meant = meant.map_or_else(String::new, |text| format!("; {text}"));
+    Failure::Usage {
+        message: format!("no model is named {}{meant}", output::clean(typed)),
+        next: "console model search lists the catalogue, console model list the files of the nodes",
+    }
+}
+
+/// Gets the model's file to the nodes that lack it.
+///
+/// # Errors
+/// A node or the server fails; the next run continues the transfer.
+pub(super) async fn bring(supply: &Supply, journal: &mut Journal) -> Result<(), Failure> {
+    let (what, command) = ("get its file", supply.command());
+    if supply.is_settled() {
+        journal.skip(what, &command, "all nodes have the file");
+        return Ok(());
+    }
+    if journal.is_rehearsal() {
+        journal.plan(what, &command);
+        return Ok(());
+    }
+    journal.begin(what, &command);
+    let stored = supply.bring().await?;
+    let names: Vec<&str> = stored.iter().map(|(name, _)| name.as_str()).collect();
+    journal.done(&format!("{} is on {}", supply.model, names.join(", ")));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn name(nodes: usize, least: u64) -> Option<&'static str> {
+        recommended(nodes, least).map(|entry| entry.name)
+    }
+
+    #[test]
+    fn recommendation_grows_with_nodes_and_fits_the_smallest() {
+        assert_eq!(name(1, 7 * GIB), Some("llama-3.2-3b"), "one node reads no more in time");
+        assert_eq!(name(2, 3 * GIB), Some("qwen3.5-4b"));
+        assert_eq!(name(4, 3 * GIB), Some("qwen3.5-9b"));
+        assert_eq!(name(1, 2 * GIB), Some("llama-3.2-1b"));
+        assert_eq!(name(1, GIB), None);
+        assert_eq!(name(0, 0), None);
+    }
+
+    #[test]
+    fn demo_model_is_offered_last_and_files_are_offered_once() {
+        let entry = recommended(2, 3 * GIB).expect("it fits");
+        let file = entry.usual().file_name();
+        let names =
+            |held: &[&str]| -> Vec<String> { offers(held, Some(entry)).into_iter().map(|offer| offer.name).collect() };
+        assert_eq!(names(&["bard-q8_0.gguf"]), [entry.name, "bard-q8_0.gguf"]);
+        assert_eq!(names(&["bard-q8_0.gguf", "tall.gguf"]), ["tall.gguf", entry.name, "bard-q8_0.gguf"]);
+        assert_eq!(names(&[file]), [file], "it is there already");
+    }
+}
