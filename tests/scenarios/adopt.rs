@@ -20,7 +20,7 @@ fn key() -> (TempDir, String) {
 }
 
 /// Runs `brambled pair` next to a running node; returns the code.
-fn pair(cluster: &Cluster, index: usize) -> String {
+pub(crate) fn pair(cluster: &Cluster, index: usize) -> String {
     let mut brambled = Command::new(programs().join("brambled"));
     brambled.args(["--listen", &cluster.addresses[index], "--name", "pi1", "--state"]).arg(cluster.state(index));
     let ended = brambled.args(["pair", "--json"]).output().expect("brambled runs");

@@ -20,6 +20,7 @@ mod embeddings;
 mod experts;
 mod experts_on_disk;
 mod families;
+mod first_run;
 mod gateway;
 mod gateway_answers;
 mod gateway_apis;

@@ -70,6 +70,7 @@ const COMMANDS: &[(&str, Does, &str)] = &[
     ("node exclude", Changes, "pi2 --reason fan --nodes ALL"),
     ("node include", Changes, "pi4 --nodes ALL"),
     ("node remove", Changes, "pi3 --nodes SERVE"),
+    ("node replace", Changes, "pi3 NEW --nodes SERVE"),
     ("node show", Reads, ""),
     ("proxy", Reads, ""),
     ("replay", Reads, ""),
@@ -87,6 +88,7 @@ const COMMANDS: &[(&str, Does, &str)] = &[
     ("topology simulate", Reads, ""),
     ("topology take-over", Changes, "--nodes SERVE"),
     ("topology unload", Changes, "--nodes SERVE"),
+    ("up", Changes, "ALL --insecure --model tiny.gguf --prompt a"),
 ];
 
 fn leaves(at: &clap::Command, path: &str, found: &mut BTreeMap<String, clap::Command>) {

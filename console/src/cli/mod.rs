@@ -38,6 +38,9 @@ use shared::{options, output, paint};
 
 pub use shared::failure::Failure;
 
+/// Heading of the options that every command has.
+const GLOBAL: &str = "Options of every command";
+
 /// Operate a Bramble cluster: brambled nodes that run one language model together
 #[derive(Debug, Parser)]
 #[command(
@@ -53,26 +56,26 @@ struct Arguments {
     #[command(flatten)]
     dashboard: dashboard::Dashboard,
     /// Nodes as ADDRESS[:PORT], in the order replica, stage, rank; the first one is the head [env: BRAMBLE_NODES=]
-    #[arg(long, global = true, value_delimiter = ',', value_name = "A,B,..", value_parser = options::node)]
+    #[arg(long, global = true, help_heading = GLOBAL, value_delimiter = ',', value_name = "A,B,..", value_parser = options::node)]
     nodes: Vec<String>,
     /// Refuse commands that change the cluster or generate text
-    #[arg(long, global = true)]
+    #[arg(long, global = true, hide_short_help = true, help_heading = GLOBAL)]
     readonly: bool,
     /// Write log files of the console to this folder [default: no log]
-    #[arg(long, global = true, env = "BRAMBLE_LOG_DIR", value_name = "DIR")]
+    #[arg(long, global = true, hide_short_help = true, help_heading = GLOBAL, env = "BRAMBLE_LOG_DIR", value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// Key file of the cluster [default: ~/.config/bramble/cluster.key if it exists]
-    #[arg(long, global = true, env = "BRAMBLE_KEY_FILE", value_name = "FILE")]
+    #[arg(long, global = true, hide_short_help = true, help_heading = GLOBAL, env = "BRAMBLE_KEY_FILE", value_name = "FILE")]
     key: Option<PathBuf>,
     /// Use the nodes and the key of a saved cluster (see console cluster) [default: the one chosen with console
     /// cluster use, or the only one]
-    #[arg(long, global = true, value_name = "NAME", value_parser = cluster::cluster_name)]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "NAME", value_parser = cluster::cluster_name)]
     cluster: Option<String>,
     /// Connect without encryption to nodes that have no key, even if this console has one
-    #[arg(long, global = true, env = "BRAMBLE_INSECURE")]
+    #[arg(long, global = true, hide_short_help = true, help_heading = GLOBAL, env = "BRAMBLE_INSECURE")]
     insecure: bool,
     /// Print JSON instead of text
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     json: bool,
     #[command(subcommand)]
     command: Option<Command>,
@@ -225,7 +228,7 @@ async fn execute(arguments: Arguments) -> Result<u8, Failure> {
         Command::Kv(options) => kv::run(options).await,
         Command::Logs(logs) => logs::run(logs).await,
         Command::Model(model) => model::run(model).await,
-        Command::Node(node) => node::run(node, cluster.as_deref()).await,
+        Command::Node(node) => node::run(node, cluster.as_deref(), key).await,
         Command::Proxy(proxy) => proxy::run(proxy).await,
         Command::Replay(replay) => Box::pin(dashboard::replay::run(replay)).await,
         Command::Requests(requests) => requests::run(requests).await,

@@ -168,6 +168,22 @@ impl Clusters {
         Ok(kept.nodes != before)
     }
 
+    /// Puts a node into the position of another one; if the cluster lacks that one, at the end. The new node is listed once.
+    ///
+    /// # Errors
+    /// There is no cluster of that name.
+    pub fn exchange(&mut self, name: &str, old: &str, new: &str) -> Result<(), ClustersError> {
+        let unknown = self.unknown(name);
+        let kept = self.all.get_mut(name).ok_or(unknown)?;
+        kept.nodes.retain(|node| with_port(node) != with_port(new));
+        match kept.nodes.iter().position(|node| with_port(node) == with_port(old)) {
+            Some(place) => kept.nodes[place] = new.into(),
+            None if kept.nodes.len() < NODES_MAX => kept.nodes.push(new.into()),
+            None => {}
+        }
+        Ok(())
+    }
+
     /// Looks up a cluster by name.
     ///
     /// # Errors
@@ -267,6 +283,18 @@ mod tests {
         assert!(kept.follow("home", &[], &gone).expect("known cluster"));
         assert_eq!(kept.all["home"].nodes, ["pi2:1", "pi3"]);
         assert!(kept.follow("office", &new, &[]).is_err());
+    }
+
+    #[test]
+    fn replaced_node_keeps_its_position() {
+        let mut kept = home();
+        kept.exchange("home", "pi1:9999", "pi3").expect("known cluster");
+        assert_eq!(kept.all["home"].nodes, ["pi3", "pi2:1"]);
+        kept.exchange("home", "pi2:1", "pi3").expect("known cluster");
+        assert_eq!(kept.all["home"].nodes, ["pi3"], "listed once");
+        kept.exchange("home", "pi9", "pi4").expect("known cluster");
+        assert_eq!(kept.all["home"].nodes, ["pi3", "pi4"]);
+        assert!(kept.exchange("office", "pi1", "pi3").is_err());
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn words(state: &State) -> Option<(String, bool)> {
     let keys = |text: &'static str| if state.readonly { "" } else { text };
     if let Some(operation) = &state.operations.running {
         let words = match operation {
-            Operation::Telling => "the nodes are told".to_owned(),
+            Operation::Telling => "storing the change on all nodes".to_owned(),
             Operation::Change { node, out, requests, since } => {
                 let word = match out {
                     Some(Removal::Cordon) => "is cordoned",

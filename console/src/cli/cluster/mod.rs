@@ -144,15 +144,20 @@ pub(crate) fn run(command: ClusterCommand) -> Result<u8, Failure> {
 /// # Errors
 /// The file cannot be read or written.
 pub(crate) fn save(name: &str, nodes: &[String], key: Option<PathBuf>) -> Result<bool, Failure> {
+    change(|clusters| {
+        if clusters.all.contains_key(name) {
+            return clusters.follow(name, nodes, &[]);
+        }
+        clusters.all.insert(name.into(), Kept { nodes: nodes.to_vec(), key });
+        Ok(true)
+    })
+}
+
+/// Changes the file of saved clusters. `work` returns whether it changed something.
+fn change(work: impl FnOnce(&mut Clusters) -> Result<bool, ClustersError>) -> Result<bool, Failure> {
     let path = path()?;
     let mut clusters = Clusters::read(&path)?;
-    let has_changed = match clusters.all.contains_key(name) {
-        true => clusters.follow(name, nodes, &[])?,
-        false => {
-            clusters.all.insert(name.into(), Kept { nodes: nodes.to_vec(), key });
-            true
-        }
-    };
+    let has_changed = work(&mut clusters)?;
     if has_changed {
         clusters.write(&path)?;
     }
@@ -163,22 +168,24 @@ pub(crate) fn save(name: &str, nodes: &[String], key: Option<PathBuf>) -> Result
 /// only reported.
 pub(crate) fn follow(cluster: Option<&str>, add: &[String], remove: &[String]) {
     let Some(name) = cluster else { return };
-    match update(name, add, remove) {
+    match change(|clusters| clusters.follow(name, add, remove)) {
         Ok(true) => output::note(&format!("updated the nodes of the saved cluster {name}")),
         Ok(false) => {}
         Err(failure) => output::note(&format!("console: cannot update the saved cluster {name}: {failure}")),
     }
 }
 
-/// Adds and removes nodes in the file of saved clusters. Whether that changed the cluster.
-fn update(name: &str, add: &[String], remove: &[String]) -> Result<bool, Failure> {
-    let path = path()?;
-    let mut clusters = Clusters::read(&path)?;
-    let has_changed = clusters.follow(name, add, remove)?;
-    if has_changed {
-        clusters.write(&path)?;
+/// Replaces a node of a saved cluster, at its position. As in [`follow`], a failure is only reported.
+pub(crate) fn exchange(cluster: Option<&str>, old: &str, new: &str) {
+    let Some(name) = cluster else { return };
+    let exchanged = change(|clusters| {
+        clusters.exchange(name, old, new)?;
+        Ok(true)
+    });
+    match exchanged {
+        Ok(_) => output::note(&format!("updated the nodes of the saved cluster {name}")),
+        Err(failure) => output::note(&format!("console: cannot update the saved cluster {name}: {failure}")),
     }
-    Ok(has_changed)
 }
 
 fn object(clusters: &Clusters) -> Value {

@@ -1,10 +1,10 @@
-//! Daemons as child processes on loopback addresses, restarted when they request it. No daemon outlives the console:
+//! Daemons as child processes on loopback addresses, restarted when they request it or fail. No daemon outlives the console:
 //! each ends when its standard input closes, and `Daemons` kills and reaps all of them when it is dropped.
 use std::{
     fs::OpenOptions,
     net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{ExitStatus, Stdio},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -33,6 +33,8 @@ const DRAIN: Duration = Duration::from_secs(2);
 
 /// Exit code of a daemon that requests a restart.
 const RESTART_CODE: i32 = 75;
+/// Pause before a daemon that failed is restarted, as in the service of the package.
+const RESTART_AFTER: Duration = Duration::from_secs(1);
 /// Interval of checks for ended daemons.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -48,11 +50,27 @@ struct Recipe {
     health: Option<PathBuf>,
 }
 
+/// A daemon of the demo.
+#[derive(Debug)]
+struct Daemon {
+    child: Child,
+    /// When it was first seen to have failed.
+    failed: Option<Instant>,
+    /// Whether the demo itself killed it, and starts it again.
+    is_held: bool,
+}
+
+impl From<Child> for Daemon {
+    fn from(child: Child) -> Self {
+        Self { child, failed: None, is_held: false }
+    }
+}
+
 /// Running daemons; dropping this kills them.
 #[derive(Debug)]
 pub(super) struct Daemons {
     addresses: Vec<String>,
-    children: Arc<Mutex<Vec<Child>>>,
+    children: Arc<Mutex<Vec<Daemon>>>,
     recipes: Vec<Recipe>,
     supervisor: Option<JoinHandle<()>>,
     folder: TempDir,
@@ -81,15 +99,16 @@ impl Recipe {
     }
 }
 
-/// Restarts daemons that end with [`RESTART_CODE`], as systemd does on a node.
-async fn supervise(recipes: Vec<Recipe>, children: Arc<Mutex<Vec<Child>>>) {
+/// Restarts daemons as systemd does on a node: at once if they request it, after a pause if they failed or were killed.
+/// SIGTERM ends a daemon for good.
+async fn supervise(recipes: Vec<Recipe>, children: Arc<Mutex<Vec<Daemon>>>) {
     loop {
         tokio::time::sleep(LOOK).await;
-        for (child, recipe) in lock(&children).iter_mut().zip(&recipes) {
-            let ended = child.try_wait().ok().flatten();
-            if ended.is_some_and(|status| status.code() == Some(RESTART_CODE)) {
+        for (daemon, recipe) in lock(&children).iter_mut().zip(&recipes) {
+            let ended = daemon.child.try_wait().ok().flatten();
+            if ended.is_some_and(|status| daemon.is_due(status, Instant::now())) {
                 match recipe.spawn() {
-                    Ok(again) => *child = again,
+                    Ok(again) => *daemon = again.into(),
                     Err(error) => tracing::error!("cannot restart {}: {error:#}", recipe.name),
                 }
             }
@@ -97,7 +116,18 @@ async fn supervise(recipes: Vec<Recipe>, children: Arc<Mutex<Vec<Child>>>) {
     }
 }
 
-fn lock(children: &Mutex<Vec<Child>>) -> MutexGuard<'_, Vec<Child>> {
+impl Daemon {
+    /// Whether to start it again, after it ended with this status.
+    fn is_due(&mut self, status: ExitStatus, now: Instant) -> bool {
+        if self.is_held || status.success() {
+            return false;
+        }
+        let failed = *self.failed.get_or_insert(now);
+        status.code() == Some(RESTART_CODE) || now >= failed + RESTART_AFTER
+    }
+}
+
+fn lock(children: &Mutex<Vec<Daemon>>) -> MutexGuard<'_, Vec<Daemon>> {
     // The list is valid even if a task panicked while it held the lock.
     children.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -123,7 +153,8 @@ impl Daemons {
             health: machines.get(index).map(|machine| machine.root().into()),
         });
         let recipes: Vec<Recipe> = recipes.collect();
-        let children = recipes.iter().map(Recipe::spawn).collect::<anyhow::Result<Vec<Child>>>()?;
+        let children = recipes.iter().map(|recipe| Ok(recipe.spawn()?.into()));
+        let children = children.collect::<anyhow::Result<Vec<Daemon>>>()?;
         let children = Arc::new(Mutex::new(children));
         let mut daemons =
             Self { addresses, children, recipes: recipes.clone(), supervisor: None, folder, _claim: claim };
@@ -142,7 +173,7 @@ impl Daemons {
 
     /// The process id of a daemon, if it is running.
     pub(super) fn pid(&self, index: usize) -> Option<Pid> {
-        lock(&self.children)[index].id().map(|pid| Pid::from_raw(pid.cast_signed()))
+        lock(&self.children)[index].child.id().map(|pid| Pid::from_raw(pid.cast_signed()))
     }
 
     /// Kills a daemon with SIGKILL, as abrupt as a power loss.
@@ -150,7 +181,9 @@ impl Daemons {
     /// # Errors
     /// The process cannot be killed.
     pub(super) fn kill(&self, index: usize) -> anyhow::Result<()> {
-        lock(&self.children)[index].start_kill().with_context(|| format!("cannot kill {}", name(index)))
+        let mut children = lock(&self.children);
+        children[index].is_held = true;
+        children[index].child.start_kill().with_context(|| format!("cannot kill {}", name(index)))
     }
 
     /// Restarts a daemon that was killed.
@@ -159,7 +192,7 @@ impl Daemons {
     /// The process cannot be started.
     pub(super) fn start_again(&self, index: usize) -> anyhow::Result<()> {
         let child = self.recipes[index].spawn()?;
-        lock(&self.children)[index] = child;
+        lock(&self.children)[index] = child.into();
         Ok(())
     }
 
@@ -170,7 +203,7 @@ impl Daemons {
     async fn await_answer(&mut self, index: usize, deadline: Instant) -> anyhow::Result<()> {
         loop {
             let answer = session::open(&self.addresses[index]).await;
-            let ended = lock(&self.children)[index].try_wait().context("cannot get the status of a daemon")?;
+            let ended = lock(&self.children)[index].child.try_wait().context("cannot get the status of a daemon")?;
             // If another daemon took the port first, the child has ended.
             if answer.is_ok_and(|session| session.identity.name == name(index)) && ended.is_none() {
                 return Ok(());
@@ -190,7 +223,7 @@ impl Daemons {
     pub(super) async fn stop(mut self) {
         self.release();
         let mut children = std::mem::take(&mut *lock(&self.children));
-        for child in &children {
+        for Daemon { child, .. } in &children {
             if let Some(pid) = child.id() {
                 let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
                 // The signal fails if the process has already ended.
@@ -198,7 +231,7 @@ impl Daemons {
             }
         }
         let deadline = tokio::time::Instant::now() + DRAIN;
-        for child in &mut children {
+        for Daemon { child, .. } in &mut children {
             if tokio::time::timeout_at(deadline, child.wait()).await.is_err() {
                 let _ = child.kill().await;
             }
@@ -217,12 +250,13 @@ impl Drop for Daemons {
     fn drop(&mut self) {
         self.release();
         let mut children = std::mem::take(&mut *lock(&self.children));
-        for child in &mut children {
+        for Daemon { child, .. } in &mut children {
             let _ = child.start_kill();
         }
         // Reap the children, so that none is left as a zombie while the console continues.
         let deadline = Instant::now() + Duration::from_secs(1);
-        while Instant::now() < deadline && children.iter_mut().any(|child| matches!(child.try_wait(), Ok(None))) {
+        while Instant::now() < deadline && children.iter_mut().any(|daemon| matches!(daemon.child.try_wait(), Ok(None)))
+        {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -271,6 +305,19 @@ mod tests {
         ports.sort_unstable();
         ports.dedup();
         assert_eq!(ports.len(), 8, "{ports:?}");
+    }
+
+    #[tokio::test]
+    async fn killed_daemon_is_restarted_after_a_pause_unless_the_demo_killed_it() {
+        let child = Command::new("sleep").arg("60").kill_on_drop(true).spawn().expect("sleep is installed");
+        let mut daemon = Daemon::from(child);
+        daemon.child.start_kill().expect("it runs");
+        let killed = daemon.child.wait().await.expect("it can be awaited");
+        let now = Instant::now();
+        assert!(!daemon.is_due(killed, now), "not at once");
+        assert!(daemon.is_due(killed, now + RESTART_AFTER));
+        daemon.is_held = true;
+        assert!(!daemon.is_due(killed, now + RESTART_AFTER), "the tour starts it itself");
     }
 
     #[test]

@@ -32,12 +32,12 @@ impl ModelFiles {
     /// Nodes with these files.
     #[cfg(test)]
     pub(crate) fn of(nodes: &[(&str, &[&str])]) -> Self {
-        let files = |(name, files): &(&str, &[&str])| NodeFiles {
-            name: (*name).into(),
-            address: format!("{name}:9999"),
-            files: files.iter().map(|file| (*file).into()).collect(),
-        };
-        Self { nodes: nodes.iter().map(files).collect() }
+        let nodes = nodes.iter().map(|node: &(&str, &[&str])| NodeFiles {
+            name: node.0.into(),
+            address: format!("{}:9999", node.0),
+            files: node.1.iter().map(|file| (*file).into()).collect(),
+        });
+        Self { nodes: nodes.collect() }
     }
 
     /// Asks all nodes at once. Nodes that cannot list their files are left out.

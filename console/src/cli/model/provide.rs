@@ -71,6 +71,13 @@ impl Supply {
         }
     }
 
+    /// A model's file for one node, with the address `node`; other nodes of `held` may have it.
+    pub(crate) fn for_node(model: &str, held: &ModelFiles, node: &str) -> Self {
+        let mut supply = Self::new(model.into(), held, Origin::Unknown);
+        supply.lacking.retain(|(_, address)| address == node);
+        supply
+    }
+
     /// `origin` is used only if no node has the file.
     fn new(model: String, held: &ModelFiles, origin: Origin) -> Self {
         let parts = files_of(&model);

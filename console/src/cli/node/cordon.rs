@@ -53,7 +53,7 @@ fn takes(cluster: &Cluster, reports: &[&NodeReport], member: &Member) -> bool {
 /// What a cordoned node does now, and how to undo it.
 fn cordoned(name: &str, is_drained: bool) -> String {
     let now = if is_drained { "has finished its requests and takes no new ones" } else { "takes no new requests" };
-    format!("{name} {now}; undo: console node include {name}")
+    format!("{name} {now}; undo: console node uncordon {name}")
 }
 
 /// Runs `console node cordon`.
@@ -69,7 +69,7 @@ pub(super) async fn run(options: Cordon) -> Result<u8, Failure> {
     let who = output::clean(&name);
     let outage = format!(
         " No other replica accepts requests: new ones are refused (HTTP 503, /health is not ready) until console \
-         node include {who}."
+         node uncordon {who}."
     );
     let outage = if is_outage { outage } else { String::new() };
     let question = format!("Stop scheduling new requests on {who} and its replica?{outage}");

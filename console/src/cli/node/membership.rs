@@ -1,4 +1,5 @@
-//! `console node add` and `remove`: changes the nodes of the running topology.
+//! `console node add` and `remove`: changes the nodes of the running topology. A node that no longer belongs to it can
+//! leave the saved cluster.
 use std::sync::Arc;
 
 use serde_json::json;
@@ -8,7 +9,10 @@ use super::dial;
 use crate::{
     cli::{
         Failure, cluster,
-        model::choice::advised,
+        model::{
+            choice::{ModelFiles, advised},
+            provide::Supply,
+        },
         shared::{
             find_node::{find, progress},
             interrupts::Interrupts,
@@ -20,26 +24,31 @@ use crate::{
         assign::{Assigned, assign},
         cluster::Cluster,
         event::OperateEvent,
+        exclude::say,
         session::Session,
     },
     operator::desired::DesiredTopology,
 };
 
-/// The running topology, and the sessions of its members in member order.
-fn serving(cluster: &Cluster) -> Result<(Topology, Vec<Arc<Session>>), Failure> {
-    let Some((topology, _)) = cluster.topology() else {
-        let message = "no topology runs on these nodes".to_owned();
-        return Err(Failure::State {
-            message,
-            next: "console generate --topology tpN, or console topology assign FILE",
-        });
-    };
-    let sessions = topology.members.iter().map(|member| session_of(cluster, &member.name)).collect::<Result<_, _>>()?;
+/// The running topology.
+fn running(cluster: &Cluster) -> Result<&Topology, Failure> {
+    let running = cluster.topology().map(|(topology, _)| topology);
+    running.ok_or_else(|| Failure::State {
+        message: "no topology runs on these nodes".to_owned(),
+        next: "load a model with console run MODEL, or console topology assign FILE",
+    })
+}
+
+/// The running topology, and the sessions of its members in member order, except that of `leaving`.
+fn serving(cluster: &Cluster, leaving: Option<&str>) -> Result<(Topology, Vec<Arc<Session>>), Failure> {
+    let topology = running(cluster)?;
+    let staying = topology.members.iter().filter(|member| Some(member.name.as_str()) != leaving);
+    let sessions = staying.map(|member| session_of(cluster, &member.name)).collect::<Result<_, _>>()?;
     Ok((topology.clone(), sessions))
 }
 
 /// The session of a member of the topology.
-fn session_of(cluster: &Cluster, member: &str) -> Result<Arc<Session>, Failure> {
+pub(super) fn session_of(cluster: &Cluster, member: &str) -> Result<Arc<Session>, Failure> {
     let name = output::clean(member);
     let Some(node) = cluster.nodes.iter().find(|node| cluster.name(node) == member) else {
         let message = format!("the topology has the member {name}, which is not among the given nodes");
@@ -67,7 +76,7 @@ pub(super) async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failu
     let mut interrupts = Interrupts::listen()?;
     let dialled = async { Ok::<_, Failure>(dial(&change.nodes, Some(&change.node)).await) };
     let cluster = interrupts.end(dialled).await?;
-    let (topology, mut sessions) = serving(&cluster)?;
+    let (topology, mut sessions) = serving(&cluster, None)?;
     let node = &cluster.nodes[find(&cluster, &change.node)?];
     let session = node.session()?;
     let name = session.identity.name.clone();
@@ -76,16 +85,21 @@ pub(super) async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failu
         return Err(Failure::State { message, next: "name the address of another node" });
     }
     sessions.push(session);
+    let lacking =
+        interrupts.end(async { Ok::<_, Failure>(lacking(&topology, &sessions, &node.address).await) }).await?;
     let wanted = DesiredTopology::again(&topology, sessions.len());
     let (now, then) = (topology.layout, wanted.layout);
     let times = gain(&topology, &wanted);
     let what = format!("{now} becomes {then}: at most {times:.2} times the tokens per second, before network costs");
     output::note(&what);
-    let question = format!("Add {} to the topology? Running requests continue.", output::clean(&name));
-    let plan = json!({"node": name, "topology": then.to_string(), "times": times});
+    let deeds: String = lacking.iter().map(|supply| format!(" First, {}.", supply.deed())).collect();
+    let question = format!("Add {} to the topology? Running requests continue.{deeds}", output::clean(&name));
+    let files: Vec<&str> = lacking.iter().map(|supply| supply.model.as_str()).collect();
+    let plan = json!({"node": name, "topology": then.to_string(), "times": times, "copies": files});
     if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
         return Ok(0);
     }
+    interrupts.end(bring(&lacking)).await?;
     let address = sessions.last().map_or_else(String::new, |session| session.address.clone());
     let assigned = match interrupts.end(switch(&sessions, &wanted)).await {
         Ok(assigned) => assigned,
@@ -96,19 +110,22 @@ pub(super) async fn join(change: Change, kept: Option<&str>) -> Result<u8, Failu
     Ok(0)
 }
 
-/// Removes a node.
+/// Removes a node, which need not answer.
 pub(super) async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Failure> {
     change.consent.check()?;
     let mut interrupts = Interrupts::listen()?;
-    let cluster = interrupts.end(async { Ok::<_, Failure>(dial(&change.nodes, None).await) }).await?;
-    let (topology, sessions) = serving(&cluster)?;
-    let node = &cluster.nodes[find(&cluster, &change.node)?];
+    let dialled = async { Ok::<_, Failure>(dial(&change.nodes, None).await.with_known(&change.node).await) };
+    let mut cluster = interrupts.end(dialled).await?;
+    let index = find(&cluster, &change.node)?;
+    let node = &cluster.nodes[index];
     let (name, address) = (cluster.name(node).to_owned(), node.address.clone());
-    let rest: Vec<Arc<Session>> = sessions.into_iter().filter(|session| session.identity.name != name).collect();
-    if rest.is_empty() || rest.len() == topology.members.len() {
-        let message =
-            format!("{} cannot leave: it is not a member of the topology, or its only member", output::clean(&name));
-        return Err(Failure::State { message, next: "list the members with console topology show" });
+    if !is_member(&cluster, &name) {
+        return forget(change, kept, cluster, index, &mut interrupts).await;
+    }
+    let (topology, rest) = serving(&cluster, Some(&name))?;
+    if rest.is_empty() {
+        let message = format!("{} cannot leave: it is the only member of the topology", output::clean(&name));
+        return Err(Failure::State { message, next: "unload the model with console topology unload" });
     }
     uncordoned(&cluster, &name)?;
     let wanted = DesiredTopology::again(&topology, rest.len());
@@ -119,9 +136,75 @@ pub(super) async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Fail
         return Ok(0);
     }
     let assigned = interrupts.end(switch(&rest, &wanted)).await?;
+    clear(&mut cluster, index).await;
     done(&change, &name, "left", &assigned);
     cluster::follow(kept, &[], &[address]);
     Ok(0)
+}
+
+/// Whether a node is a member of the running topology, or of the desired one that it approximates.
+fn is_member(cluster: &Cluster, name: &str) -> bool {
+    let topologies = cluster.topology().map(|(topology, _)| topology).into_iter().chain(cluster.desired());
+    topologies.into_iter().any(|topology| topology.members.iter().any(|member| member.name == name))
+}
+
+/// Removes a node that is no member of the topology from the saved cluster, with its exclusion.
+async fn forget(
+    change: Change,
+    kept: Option<&str>,
+    mut cluster: Cluster,
+    node: usize,
+    interrupts: &mut Interrupts,
+) -> Result<u8, Failure> {
+    let (name, address) = (cluster.name(&cluster.nodes[node]).to_owned(), cluster.nodes[node].address.clone());
+    let shown = output::clean(&name);
+    let Some(saved) = kept else {
+        let message = format!("{shown} is not a member of the topology, and the nodes belong to no saved cluster");
+        return Err(Failure::State { message, next: "list the members with console topology show" });
+    };
+    let question = format!("Remove {shown} from the saved cluster {saved}? It is not a member of the topology.");
+    let plan = json!({"node": name, "cluster": saved});
+    if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
+        return Ok(0);
+    }
+    clear(&mut cluster, node).await;
+    cluster::follow(kept, &[], &[address]);
+    let now = cluster.topology().map(|(topology, reports)| (topology.layout.to_string(), reports[0].epoch.0));
+    if change.json {
+        let (layout, epoch) = now.unzip();
+        output::line(&json!({"node": name, "state": "left", "topology": layout, "epoch": epoch}).to_string());
+    } else {
+        output::line(&format!("{shown} left; no topology had to change"));
+    }
+    Ok(0)
+}
+
+/// Deletes the exclusion of a node that left, so that a machine that gets its name is not excluded. A failure is only
+/// reported: the node has left.
+pub(super) async fn clear(cluster: &mut Cluster, node: usize) {
+    if cluster.exclusion(&cluster.nodes[node]).is_none() {
+        return;
+    }
+    if let Err(fault) = say(cluster, node, None, &|_| {}).await {
+        output::note(&output::clean(&format!("the nodes cannot delete the exclusion of the node: {fault}")));
+    }
+}
+
+/// The files of the topology's model that the node with this address lacks and another node has.
+pub(super) async fn lacking(topology: &Topology, sessions: &[Arc<Session>], address: &str) -> Vec<Supply> {
+    let held = ModelFiles::ask(sessions).await;
+    let draft = topology.draft.as_ref().map(|draft| draft.model.as_str());
+    let models = std::iter::once(topology.model.as_str()).chain(draft.filter(|draft| *draft != topology.model));
+    let supplies = models.map(|model| Supply::for_node(model, &held, address));
+    supplies.filter(|supply| !supply.is_settled()).collect()
+}
+
+/// Copies the files.
+pub(super) async fn bring(lacking: &[Supply]) -> Result<(), Failure> {
+    for supply in lacking {
+        supply.bring().await?;
+    }
+    Ok(())
 }
 
 /// Refuses to assign a topology while a member that stays is cordoned.
@@ -129,10 +212,10 @@ fn uncordoned(cluster: &Cluster, leaving: &str) -> Result<(), Failure> {
     let cordoned = cluster.nodes.iter().find(|node| cluster.name(node) != leaving && cluster.is_cordoned(node));
     let Some(entry) = cordoned.and_then(|node| cluster.exclusion(node)) else { return Ok(()) };
     let message = format!("{} is cordoned ({}: {})", entry.node, entry.by, entry.reason.as_deref().unwrap_or_default());
-    Err(Failure::State { message: output::clean(&message), next: "include it first: console node include NODE" })
+    Err(Failure::State { message: output::clean(&message), next: "uncordon it first: console node uncordon NODE" })
 }
 
-async fn switch(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Assigned, Failure> {
+pub(super) async fn switch(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Assigned, Failure> {
     Ok(assign(sessions, wanted, &|event| progress(&OperateEvent::Assign(event))).await?)
 }
 

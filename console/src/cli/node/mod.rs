@@ -4,7 +4,10 @@ mod cordon;
 pub(crate) mod discover;
 mod exclude;
 mod membership;
+mod replace;
 mod show;
+
+use std::path::PathBuf;
 
 use crate::{
     cli::{
@@ -24,7 +27,7 @@ pub(crate) enum NodeCommand {
     Add(Change),
     /// Check whether the cluster can keep serving without a node (exit 1 if not)
     Check(check::Check),
-    /// Stop scheduling new requests on a node and its replica; running requests continue. Undo: include
+    /// Stop scheduling new requests on a node and its replica; running requests continue. Undo: uncordon
     Cordon(cordon::Cordon),
     /// List the nodes that announce themselves on the local network
     Discover(discover::Discover),
@@ -33,8 +36,10 @@ pub(crate) enum NodeCommand {
     /// Include an excluded node and assign the topology with it, or schedule requests again on a cordoned one
     #[command(visible_alias = "uncordon")]
     Include(Include),
-    /// Remove a node from the running topology (unlike exclude, without a stored reason)
+    /// Remove a node from the running topology and the saved cluster (unlike exclude, without a stored reason)
     Remove(Change),
+    /// Put a new node into the position of another one, which may be dead: adopt it, copy the model, assign the topology
+    Replace(replace::Replace),
     /// Show all details of a node, with its problems and their remedies
     Show(show::Show),
 }
@@ -49,14 +54,15 @@ impl NodeCommand {
             Self::Discover(_) => return Reach::Otherwise("listens for all nodes of the network"),
             Self::Exclude(exclude) => &mut exclude.change.nodes,
             Self::Include(include) => &mut include.change.nodes,
+            Self::Replace(replace) => &mut replace.nodes,
             Self::Show(show) => return Reach::Nodes(&mut show.nodes.nodes, Need::Looks),
         };
         Reach::Nodes(&mut nodes.nodes, Need::Acts)
     }
 }
 
-/// Runs `console node`. `kept` is the saved cluster, which follows its nodes.
-pub(crate) async fn run(node: NodeCommand, kept: Option<&str>) -> Result<u8, Failure> {
+/// Runs `console node`. `kept` is the saved cluster, which follows its nodes, and `key` its key file.
+pub(crate) async fn run(node: NodeCommand, kept: Option<&str>, key: Option<PathBuf>) -> Result<u8, Failure> {
     match node {
         NodeCommand::Add(change) => membership::join(change, kept).await,
         NodeCommand::Check(check) => check::run(check).await,
@@ -65,6 +71,7 @@ pub(crate) async fn run(node: NodeCommand, kept: Option<&str>) -> Result<u8, Fai
         NodeCommand::Exclude(exclude) => exclude::run_exclude(exclude).await,
         NodeCommand::Include(include) => exclude::run_include(include).await,
         NodeCommand::Remove(change) => membership::leave(change, kept).await,
+        NodeCommand::Replace(replace) => replace::run(replace, kept, key).await,
         NodeCommand::Show(show) => show::run(show).await,
     }
 }

@@ -42,12 +42,13 @@ impl Straggler {
     /// A sentence with the name, the shares, the number of tokens until it was named, and the cause.
     pub(in crate::cli) fn sentence(&self, name: &str, health: &Health, others: &[&Health]) -> String {
         let Named { late, last, after, .. } = self.named;
+        let cause = cause(health, others);
+        let end = if cause.ends_with('?') { "" } else { "." };
         format!(
             "{name} is the straggler: its peers spent {:.0} % of their time waiting for it alone, and it was the last \
-             in {:.0} % of their all-reduces; named after {after} tokens; {}.",
+             in {:.0} % of their all-reduces; named after {after} tokens; {cause}{end}",
             100.0 * late,
             100.0 * last,
-            cause(health, others)
         )
     }
 
@@ -87,7 +88,7 @@ mod tests {
         let said = found.sentence("pi4", &health(0.3), &[&health(0.25), &health(0.3), &health(0.01)]);
         assert!(said.contains("no cause is known"), "most others have it as well: {said}");
         let said = found.sentence("pi4", &health(0.01), &[]);
-        assert!(said.contains("no cause is known: its engine waited 1 %"), "{said}");
+        assert!(said.contains("no cause is known: its engine waited 1 %") && said.ends_with("too large?"), "{said}");
         let prompt: Vec<Vec<SyncRecord>> =
             lists.iter().map(|list| list.iter().map(|one| SyncRecord { tokens: 9, ..one.clone() }).collect()).collect();
         assert_eq!(straggler(&RankRecords { records: &prompt, ..records }), None, "a prompt is no decoding");

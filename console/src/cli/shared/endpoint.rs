@@ -8,15 +8,16 @@ use crate::http::{self, Api, HttpError, Url};
 
 /// Servers, API key and time limit.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "HTTP API")]
 pub struct Endpoint {
     /// Base URL of a node's HTTP API (default port 9980); comma-separated URLs are tried in order
     #[arg(long, value_delimiter = ',', value_name = "URL,..", value_parser = url)]
     pub url: Vec<Url>,
     /// API key
-    #[arg(long, env = "BRAMBLE_API_KEY", hide_env_values = true, value_name = "KEY", value_parser = key)]
+    #[arg(long, hide_short_help = true, env = "BRAMBLE_API_KEY", hide_env_values = true, value_name = "KEY", value_parser = key)]
     api_key: Option<String>,
     /// Give up after this many seconds without data (queueing and long prefills count)
-    #[arg(long, default_value_t = 300, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, hide_short_help = true, default_value_t = 300, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 }
 

@@ -39,6 +39,7 @@ pub(crate) struct Nodes {
 
 /// The choice of a layout, and the context.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Topology")]
 pub struct LayoutChoice {
     /// Layout: tpN, ppS-tpN or dpR-ppS-tpN (R replicas of S stages of N nodes), or with roles
     /// prefill:tpN+decode:tpM [default: the planner's choice for --goal; tp over all nodes if nodes share a machine]
@@ -74,29 +75,30 @@ impl LayoutChoice {
 
 /// The topology to assign, apart from nodes and model.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Topology")]
 pub struct Assignment {
     /// The layout and the context.
     #[command(flatten)]
     pub layout: LayoutChoice,
     /// Relative shares of each layer, per rank of a stage or per node, for example 3,2,1 [default: equal]
-    #[arg(long, value_delimiter = ',', value_name = "W,W,..", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, hide_short_help = true, value_delimiter = ',', value_name = "W,W,..", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     weights: Vec<u32>,
     /// Number of layers of each stage, for example 12,10 [default: balanced by the cost of layers and output]
-    #[arg(long, value_delimiter = ',', value_name = "L,L,..", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, hide_short_help = true, value_delimiter = ',', value_name = "L,L,..", value_parser = clap::value_parser!(u32).range(1..=1024))]
     layers: Vec<u32>,
     /// Format of the KV cache: f16, q8_0, q4_0 or f32 [default: f16]
-    #[arg(long, value_parser = <KvFormat as std::str::FromStr>::from_str)]
+    #[arg(long, hide_short_help = true, value_parser = <KvFormat as std::str::FromStr>::from_str)]
     kv: Option<KvFormat>,
     /// Format of the partial sums that nodes exchange: f32, f16 or q80 [default: f32]
-    #[arg(long, value_parser = <Exchange as std::str::FromStr>::from_str)]
+    #[arg(long, hide_short_help = true, value_parser = <Exchange as std::str::FromStr>::from_str)]
     pub exchange: Option<Exchange>,
     /// All-reduce algorithm: direct, rs-ag, star, doubling, ring, two-level, or auto to time the first three on the
     /// links [default: auto]
-    #[arg(long, value_parser = <Choice as std::str::FromStr>::from_str)]
+    #[arg(long, hide_short_help = true, value_parser = <Choice as std::str::FromStr>::from_str)]
     collective: Option<Choice>,
     /// Smaller model file with the same vocabulary that proposes tokens, which saves steps, or "mtp" for the block of the
     /// model's own file that predicts further tokens; needs a layout of one stage [default: none]
-    #[arg(long, value_name = "FILE|mtp")]
+    #[arg(long, hide_short_help = true, value_name = "FILE|mtp")]
     draft: Option<String>,
 }
 

@@ -15,36 +15,37 @@ fn stop(text: &str) -> Result<String, String> {
 
 /// Sampling options.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Sampling")]
 pub(crate) struct Sampling {
     /// Sampling temperature; 0 is greedy
     #[arg(long, default_value_t = 0.8, value_name = "T", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.0, 100.0))]
     temperature: f32,
     /// Seed of the random numbers [default: random, printed]
-    #[arg(long, value_name = "S")]
+    #[arg(long, hide_short_help = true, value_name = "S")]
     seed: Option<u64>,
     /// Largest number of tokens to generate
     #[arg(long, default_value_t = 64, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// Sample from the K most probable tokens; 0 = all
-    #[arg(long, default_value_t = 0, value_name = "K", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    #[arg(long, hide_short_help = true, default_value_t = 0, value_name = "K", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=1024))]
     top_k: u32,
     /// Sample from the smallest set of most probable tokens with this total probability; 1 = all
-    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.0, 1.0))]
+    #[arg(long, hide_short_help = true, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.0, 1.0))]
     top_p: f32,
     /// Sample from tokens with at least this probability relative to the most probable one; 0 = all
-    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.0, 1.0))]
+    #[arg(long, hide_short_help = true, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.0, 1.0))]
     min_p: f32,
     /// Divide the logits of tokens that have appeared by this factor; 1 = off
-    #[arg(long, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.01, 100.0))]
+    #[arg(long, hide_short_help = true, default_value_t = 1.0, value_name = "X", allow_negative_numbers = true, value_parser = |text: &str| number(text, 0.01, 100.0))]
     repeat_penalty: f32,
     /// Subtract this from the logits of tokens that have appeared
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true, value_parser = |text: &str| number(text, -100.0, 100.0))]
+    #[arg(long, hide_short_help = true, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true, value_parser = |text: &str| number(text, -100.0, 100.0))]
     presence_penalty: f32,
     /// Subtract this from the logits of tokens for each time they have appeared
-    #[arg(long, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true, value_parser = |text: &str| number(text, -100.0, 100.0))]
+    #[arg(long, hide_short_help = true, default_value_t = 0.0, value_name = "X", allow_negative_numbers = true, value_parser = |text: &str| number(text, -100.0, 100.0))]
     frequency_penalty: f32,
     /// Stop at this text; repeatable
-    #[arg(long, value_name = "TEXT", value_parser = stop)]
+    #[arg(long, hide_short_help = true, value_name = "TEXT", value_parser = stop)]
     stop: Vec<String>,
 }
 

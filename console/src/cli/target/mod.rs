@@ -1,7 +1,7 @@
 //! Resolves the nodes of a command: given on the command line, of a saved cluster, of BRAMBLE_NODES, or found by
 //! discovery. Global options work before and after the command; an option of one command in front of another command is
 //! refused.
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, io::IsTerminal as _, path::PathBuf, time::Duration};
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource};
 
@@ -136,7 +136,7 @@ pub(crate) fn choose(typed: Vec<String>, cluster: Option<String>, need: Need, as
     }
     let known = default_path().map_or_else(|| Ok(Clusters::default()), |path| Clusters::read(&path))?;
     if let Some((name, kept)) = known.default_cluster() {
-        if need == Need::Acts {
+        if need == Need::Acts && std::io::stderr().is_terminal() {
             output::note(&format!("cluster {name}: {}", output::clean(&kept.nodes.join(","))));
         }
         return Ok(chosen(name, kept));

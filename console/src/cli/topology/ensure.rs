@@ -106,7 +106,9 @@ impl Reached {
         if model != asked.model {
             output::note(&output::clean(&format!("model {model}")));
         }
-        Ok(TopologyRequest { model, ..asked.clone() })
+        // `--draft mtp` means the model's own file, which was named as the model was typed.
+        let draft = asked.draft.clone().map(|draft| if draft == asked.model { model.clone() } else { draft });
+        Ok(TopologyRequest { model, draft, ..asked.clone() })
     }
 
     /// The running topology that matches the request, if any.

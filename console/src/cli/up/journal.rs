@@ -60,7 +60,9 @@ impl Journal {
     fn enter(&mut self, what: &str, command: &str, state: &str) {
         self.steps.push(json!({"step": what, "command": command, "state": state, "result": null}));
         let number = self.steps.len();
-        self.tell(&format!("{} {what}: {}", paint::advice(&format!("[{number}/{STEPS}]")), output::clean(command)));
+        let mark = if state == "planned" { "would do: " } else { "" };
+        let number = paint::advice(&format!("[{number}/{STEPS}]"));
+        self.tell(&format!("{number} {mark}{what}: {}", output::clean(command)));
     }
 
     fn end(&mut self, state: &str, result: &str) {

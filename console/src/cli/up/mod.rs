@@ -78,6 +78,7 @@ pub(crate) struct Setting {
 
 /// Runs the command.
 pub(crate) async fn run(options: Up, setting: Setting) -> Result<u8, Failure> {
+    options.consent.check()?;
     let mut interrupts = Interrupts::listen()?;
     let mut journal = Journal::new(options.json, options.consent.dry_run);
     let prepared = interrupts.end(prepare(&options, setting, &mut journal)).await;
@@ -149,21 +150,14 @@ async fn save(
 ) -> Result<(), Failure> {
     let known = default_path().map_or_else(|| Ok(Clusters::default()), |path| Clusters::read(&path))?;
     let what = "save the cluster";
-    let has_all = |name: &str| {
-        let has = |node: &String| {
-            let kept = known.all.get(name);
-            kept.is_some_and(|kept| kept.nodes.iter().any(|one| with_port(one) == with_port(node)))
-        };
-        nodes.iter().all(has)
-    };
-    let saved = known.all.keys().find(|name| has_all(name)).cloned();
+    let saved = known.all.keys().find(|name| has_all(&known, name, nodes)).cloned();
     let name = match options.name.clone().or(cluster).or(saved) {
         Some(name) => name,
         None if has_person() && !options.consent.yes && !journal.is_rehearsal() => ask_name().await?,
         None => HOME.to_owned(),
     };
     let command = format!("console cluster add {name} {}", output::clean(&nodes.join(",")));
-    if has_all(&name) {
+    if has_all(&known, &name, nodes) {
         journal.skip(what, &command, &format!("cluster {name} is saved"));
         return Ok(());
     }
@@ -182,6 +176,12 @@ async fn save(
         None => format!("cluster {name} is saved, and every command uses it"),
     });
     Ok(())
+}
+
+/// Whether a saved cluster has all of these nodes.
+fn has_all(known: &Clusters, name: &str, nodes: &[String]) -> bool {
+    let kept = known.all.get(name).map_or(&[][..], |kept| &kept.nodes);
+    nodes.iter().all(|node| kept.iter().any(|one| with_port(one) == with_port(node)))
 }
 
 /// Asks for the name of the cluster until it is valid.

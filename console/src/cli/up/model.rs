@@ -90,8 +90,8 @@ pub(super) async fn choose(options: &Up, nodes: &[String], journal: &mut Journal
 fn offers(held: &[&str], recommended: Option<&CatalogueEntry>) -> Vec<Offer> {
     let on_nodes = |name: &&str| Offer { name: (*name).to_owned(), note: "on the nodes".into() };
     let (demo, own): (Vec<&str>, Vec<&str>) = held.iter().partition(|name| name.starts_with(DEMO));
-    let is_new = |entry: &&CatalogueEntry| !held.contains(&entry.usual().file_name());
-    let catalogue = recommended.filter(is_new).map(|entry| Offer {
+    let new = recommended.filter(|entry| !held.contains(&entry.usual().file_name()));
+    let catalogue = new.map(|entry| Offer {
         name: entry.name.into(),
         note: format!("{}, {}, to download", entry.usual().size(), entry.licence),
     });
@@ -106,10 +106,11 @@ fn recommended(nodes: usize, least: u64) -> Option<&'static CatalogueEntry> {
         Resolved::One(entry, _) => Some(entry),
         _ => None,
     });
-    let fits = |bytes: u64| {
-        bytes / nodes + RESERVE_BYTES <= least && bytes <= FLUENT_BASE_BYTES + FLUENT_BYTES.saturating_mul(nodes)
-    };
-    entries.into_iter().find(|entry| fits(entry.usual().bytes))
+    let fluent = FLUENT_BASE_BYTES + FLUENT_BYTES.saturating_mul(nodes);
+    let mut sizes = entries.map(|entry| (entry, entry.usual().bytes));
+    let fitting =
+        sizes.find(|size: &(&CatalogueEntry, u64)| size.1 <= fluent && size.1 / nodes + RESERVE_BYTES <= least);
+    fitting.map(|(entry, _)| entry)
 }
 
 async fn ask(offers: &[Offer]) -> Result<&Offer, Failure> {

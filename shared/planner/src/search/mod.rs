@@ -283,7 +283,8 @@ fn warnings(ranked: &[Candidate], nodes: &[PlanNode], order: &[usize]) -> Vec<St
     let [few, many] = [best, last].map(|candidate| candidate.layout.node_count());
     let names: Vec<&str> = order[few..many].iter().map(|node| nodes[*node].name.as_str()).collect();
     vec![format!(
-        "{} {} a single answer slower: {} tokens/s with {few} nodes ({}), {} with {many} ({}); leave them out, or use them for another replica",
+        "{} {} a single answer slower: {} tokens/s with {few} nodes ({}), {} with {many} ({}). For one \
+         request at a time, use fewer nodes; for several, use the others as another replica",
         names.join(", "),
         if names.len() == 1 { "makes" } else { "make" },
         figure(rate(best)),

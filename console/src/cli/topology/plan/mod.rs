@@ -21,6 +21,7 @@ use topology::sizes::ModelSizes;
 use crate::cli::{
     Failure,
     shared::{interrupts::Interrupts, output, sessions::open},
+    target::saved,
     topology::{
         hypothetical_cluster::{self, Hypothetical},
         preview::memory_object,
@@ -92,6 +93,15 @@ impl PlanOptions {
         !self.typed.is_empty() || (!self.named.is_empty() && self.named.join(",") != variable)
     }
 
+    /// Says that the nodes are hypothetical although a cluster is saved.
+    fn tell_saved(&self) {
+        let is_default = self.described.is_none() && self.count.is_none() && self.live().is_empty();
+        // A plan for hypothetical nodes needs no saved cluster, so a broken file is no failure.
+        if let Some((name, _)) = saved(None).ok().flatten().filter(|_| is_default) {
+            output::note(&format!("these nodes are hypothetical; for your nodes: --cluster {name}"));
+        }
+    }
+
     /// The requirements for a layout.
     pub(crate) fn demand(&self) -> Demand {
         Demand {
@@ -125,6 +135,7 @@ pub(crate) async fn run(options: PlanOptions) -> Result<u8, Failure> {
         return Err(Failure::Usage { message, next: "remove one of them" });
     }
     let sizes = options.hypothetical.sizes()?;
+    options.tell_saved();
     let (nodes, links) = if let Some(path) = &options.described {
         (node_file::nodes(path, options.hypothetical.link())?, None)
     } else if options.is_live() {

@@ -1,0 +1,198 @@
+//! `console node replace`: a new node takes the position of another one, which need not answer.
+use std::{path::PathBuf, sync::Arc};
+
+use clap::Args;
+use common::fault::FaultKind;
+use protocol::noise::pake::Code;
+use serde_json::json;
+use topology::Topology;
+
+use super::{
+    dial,
+    membership::{bring, clear, lacking, session_of, switch},
+};
+use crate::{
+    cli::{
+        Failure, cluster, key,
+        shared::{
+            confirm::{Consent, ask_line, has_person},
+            find_node::find,
+            interrupts::Interrupts,
+            options::{Nodes, node},
+            output,
+        },
+    },
+    client::{
+        cluster::Cluster,
+        session::{self, Session},
+        with_port,
+    },
+    operator::desired::DesiredTopology,
+};
+
+/// Options of `console node replace`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Replace {
+    /// Name or address of the node that leaves; it need not answer
+    #[arg(value_name = "OLD")]
+    old: String,
+    /// The node that takes its position, as ADDRESS[:PORT]
+    #[arg(value_name = "NEW", value_parser = node)]
+    new: String,
+    /// Pairing code of the new node, displayed by `sudo brambled pair`, if it has no key yet [default: asks]
+    #[arg(long, value_name = "CODE", value_parser = <Code as std::str::FromStr>::from_str)]
+    code: Option<Code>,
+    /// Fetch the code with `ssh NEW sudo brambled pair --json`
+    #[arg(long, conflicts_with = "code")]
+    ssh: bool,
+    #[command(flatten)]
+    pub(super) nodes: Nodes,
+    #[command(flatten)]
+    consent: Consent,
+    #[arg(from_global)]
+    json: bool,
+}
+
+/// Runs the command. `kept` is the saved cluster, `key` its key file.
+pub(super) async fn run(options: Replace, kept: Option<&str>, key: Option<PathBuf>) -> Result<u8, Failure> {
+    options.consent.check()?;
+    let mut interrupts = Interrupts::listen()?;
+    let dialled = async { Ok::<_, Failure>(dial(&options.nodes, None).await.with_known(&options.old).await) };
+    let mut cluster = interrupts.end(dialled).await?;
+    let index = find(&cluster, &options.old)?;
+    let old = &cluster.nodes[index];
+    let (name, address) = (cluster.name(old).to_owned(), old.address.clone());
+    let new = with_port(&options.new);
+    if new == address {
+        let message = "the new node has the address of the old one".to_owned();
+        return Err(Failure::Usage { message, next: "name another node; to restart this one: console restart NODE" });
+    }
+    let topology = position(&cluster, &name, &address)?;
+    let others = others(&cluster, topology.as_ref(), &name, &address)?;
+    let opened = interrupts.end(async { Ok::<_, Failure>(session::open(&new).await) }).await?;
+    let needs_key = match &opened {
+        Ok(_) => false,
+        Err(fault) if fault.kind == FaultKind::Unclaimed => true,
+        Err(fault) => return Err(fault.clone().into()),
+    };
+    let question = question(&name, &options.new, topology.as_ref(), needs_key);
+    let layout = topology.as_ref().map(|topology| topology.layout.on(others.len() + 1).to_string());
+    let plan = json!({"old": name, "new": options.new, "adopts": needs_key, "topology": layout});
+    if !interrupts.end(options.consent.obtain(&question, &plan, options.json)).await? {
+        return Ok(0);
+    }
+    let session = match opened {
+        Ok(session) => Arc::new(session),
+        Err(_) => interrupts.end(adopt(&options, key)).await?,
+    };
+    let joined = session.identity.name.clone();
+    let epoch = match &topology {
+        Some(topology) => Some(interrupts.end(take_position(topology, others, session, &name, &address)).await?),
+        None => None,
+    };
+    clear(&mut cluster, index).await;
+    cluster::exchange(kept, &address, &options.new);
+    if options.json {
+        let object = json!({"old": name, "new": joined, "topology": layout, "epoch": epoch});
+        output::line(&object.to_string());
+    } else {
+        let (name, joined) = (output::clean(&name), output::clean(&joined));
+        let serves = layout.zip(epoch).map_or_else(
+            || "no topology had to change".to_owned(),
+            |(layout, epoch)| format!("{layout} is serving, epoch {epoch}"),
+        );
+        output::line(&format!("{joined} replaced {name}; {serves}"));
+    }
+    Ok(0)
+}
+
+fn question(name: &str, new: &str, topology: Option<&Topology>, needs_key: bool) -> String {
+    let of = topology.map_or_else(String::new, |topology| {
+        format!(" in {} with {}", topology.layout, output::clean(&topology.model))
+    });
+    let key = if needs_key { " The new node gets the cluster key." } else { "" };
+    let files =
+        if topology.is_some() { " It copies the model's file if it lacks it. Running requests continue." } else { "" };
+    format!("Replace {} by {new}{of}?{key}{files}", output::clean(name))
+}
+
+/// The topology that has the node as a member: the operator's, which the running one may only approximate after a loss.
+/// `None` if nothing runs.
+fn position(cluster: &Cluster, name: &str, address: &str) -> Result<Option<Topology>, Failure> {
+    let Some((running, _)) = cluster.topology() else { return Ok(None) };
+    let mut candidates = cluster.desired().into_iter().chain([running]);
+    let found = candidates.find(|topology: &&Topology| {
+        topology.members.iter().any(|member| member.name == name || member.address == address)
+    });
+    match found {
+        Some(topology) => Ok(Some(topology.clone())),
+        None => Err(Failure::State {
+            message: format!("{} is not a member of the topology", output::clean(name)),
+            next: "console node remove OLD removes it from the saved cluster, console node add NEW adds the new node",
+        }),
+    }
+}
+
+/// The sessions of the other members, in order, each with its position in the topology. Excluded members stay out.
+fn others(
+    cluster: &Cluster,
+    topology: Option<&Topology>,
+    name: &str,
+    address: &str,
+) -> Result<Vec<(usize, Arc<Session>)>, Failure> {
+    let members = topology.map_or(&[][..], |topology| &topology.members);
+    let mut sessions = Vec::new();
+    for (place, member) in members.iter().enumerate() {
+        let is_out = cluster.exclusions.of(&member.name, &member.address).is_some();
+        if member.name != name && member.address != address && !is_out {
+            sessions.push((place, session_of(cluster, &member.name)?));
+        }
+    }
+    Ok(sessions)
+}
+
+/// Gives the key to the new node, and connects to it.
+async fn adopt(options: &Replace, key: Option<PathBuf>) -> Result<Arc<Session>, Failure> {
+    let path = key.map_or_else(key::default_path, Ok)?;
+    let secret = key::adopt::secret(&path)?;
+    let code = match (&options.code, options.ssh) {
+        (None, false) => Some(ask_code(&options.new).await?),
+        (code, _) => code.clone(),
+    };
+    key::adopt::give(&options.new, code.as_ref(), &secret).await?;
+    Ok(Arc::new(session::open(&with_port(&options.new)).await?))
+}
+
+async fn ask_code(node: &str) -> Result<Code, Failure> {
+    if !has_person() {
+        return Err(Failure::Usage {
+            message: format!("{} has no key, and its pairing code was not given", output::clean(node)),
+            next: "pass the code that `sudo brambled pair` displays there with --code, or --ssh",
+        });
+    }
+    let typed = ask_line(&format!("Pairing code of {node} (displayed there by: sudo brambled pair): ")).await?;
+    typed.parse().map_err(|reason| Failure::Usage {
+        message: format!("{reason}"),
+        next: "run the command again with the code that the node displays",
+    })
+}
+
+/// Copies the model's files to the new node and assigns the topology with it. Returns the epoch.
+async fn take_position(
+    topology: &Topology,
+    others: Vec<(usize, Arc<Session>)>,
+    new: Arc<Session>,
+    name: &str,
+    address: &str,
+) -> Result<u64, Failure> {
+    let mut members = topology.members.iter();
+    let place = members.position(|member| member.name == name || member.address == address);
+    let place = place.unwrap_or(topology.members.len());
+    let new_address = new.address.clone();
+    let before = others.iter().filter(|(other, _)| *other < place).count();
+    let mut sessions: Vec<Arc<Session>> = others.into_iter().map(|(_, session)| session).collect();
+    sessions.insert(before, new);
+    bring(&lacking(topology, &sessions, &new_address).await).await?;
+    let assigned = switch(&sessions, &DesiredTopology::again(topology, sessions.len())).await?;
+    Ok(assigned.epoch.0)
+}

@@ -1,0 +1,166 @@
+//! From new nodes to the first answer with `console up`, and commands that get a model's file to nodes that lack it:
+//! `console run`, `node add` and `node replace`.
+use std::{fs, path::PathBuf, process::Command};
+
+use harness::programs::{Cluster, Ended, demo_models, programs, wait_until};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::adopt::pair;
+
+const MODEL: &str = "bard-q8_0.gguf";
+
+/// Nodes, of which only the first `having` have the demo model, and the home folder of an operator.
+struct House {
+    cluster: Cluster,
+    folder: TempDir,
+}
+
+impl House {
+    fn start(count: usize, having: usize) -> Self {
+        let folder = tempfile::tempdir().expect("create a temporary folder");
+        let mut cluster = Cluster::with(count, &demo_models(), "");
+        for index in having..count {
+            let models = folder.path().join(format!("models{index}"));
+            fs::create_dir(&models).expect("create a temporary folder");
+            cluster.signal(index, Signal::SIGTERM);
+            assert_eq!(cluster.wait(index), Some(0));
+            cluster.start_with(index, &models);
+        }
+        Self { cluster, folder }
+    }
+
+    fn home(&self) -> PathBuf {
+        self.folder.path().join("home")
+    }
+
+    fn console(&self, arguments: &[&str]) -> Ended {
+        let mut command = Command::new(programs().join("console"));
+        command.args(arguments).env("XDG_CONFIG_HOME", self.home());
+        let ended = command.env_remove("BRAMBLE_KEY_FILE").env_remove("BRAMBLE_NODES").output().expect("console runs");
+        let text = |bytes| String::from_utf8(bytes).expect("console prints UTF-8");
+        Ended { code: ended.status.code(), out: text(ended.stdout), err: text(ended.stderr) }
+    }
+
+    fn good(&self, arguments: &[&str]) -> Ended {
+        let ended = self.console(arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {} {}", ended.out, ended.err);
+        ended
+    }
+
+    fn address(&self, index: usize) -> &str {
+        &self.cluster.addresses[index]
+    }
+
+    /// Saves the first `count` nodes and loads the model on them.
+    fn serve(&self, count: usize) {
+        self.good(&["cluster", "add", "home", &self.cluster.addresses[..count].join(",")]);
+        let layout = format!("tp{count}");
+        self.good(&["generate", "--model", MODEL, "--topology", &layout, "--prompt", "a", "--max-tokens", "1"]);
+    }
+
+    fn saved(&self) -> Value {
+        self.good(&["cluster", "list", "--json"]).json()["clusters"][0]["nodes"].clone()
+    }
+}
+
+/// The states of the steps in the first line of the output.
+fn states(ended: &Ended) -> Vec<String> {
+    let line = ended.out.lines().next().unwrap_or_default();
+    let object: Value =
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {} {}", ended.out, ended.err));
+    let steps = object["steps"].as_array().expect("a list of steps").clone();
+    steps.iter().map(|step| step["state"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn up_sets_up_new_nodes_and_continues_where_it_ended() {
+    let house = House::start(3, 1);
+    let codes: Vec<String> = (0..3).map(|index| pair(&house.cluster, index)).collect();
+    let codes = codes.join(",");
+    let [one, two, three] = [0, 1, 2].map(|index| house.address(index));
+    let more = ["--model", "bard", "--prompt", "ROMEO:", "--json", "--yes"];
+    let up = |rest: &[&str]| house.console(&[&["up", one, two, three], &more[..], rest].concat());
+
+    let planned = up(&["--code", &codes, "--dry-run"]);
+    assert_eq!(planned.code, Some(0), "{}", planned.err);
+    assert!(states(&planned)[1..].iter().all(|state| state == "planned"), "{}", planned.out);
+    assert!(!house.home().exists(), "a dry run writes nothing");
+
+    let refused = up(&[]);
+    assert_eq!(refused.code, Some(2), "{} {}", refused.out, refused.err);
+    assert!(refused.err.contains("--code"), "{}", refused.err);
+    assert!(house.home().join("bramble/cluster.key").exists(), "the steps before the codes are done");
+
+    let ended = up(&["--code", &codes]);
+    assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+    let done = ["skipped", "skipped", "done", "done", "done", "skipped", "done", "done"];
+    assert_eq!(states(&ended), done, "{}", ended.out);
+    let answer: Value = serde_json::from_str(ended.out.lines().nth(1).expect("the answer")).expect("an object");
+    assert!(answer["text"].as_str().is_some_and(|text| !text.is_empty()), "{answer}");
+    assert_eq!(answer["topology"], "tp3");
+
+    let again = house.good(&["up", "--prompt", "ROMEO:", "--json"]);
+    let skipped = ["skipped", "skipped", "skipped", "skipped", "done", "skipped", "skipped", "done"];
+    assert_eq!(states(&again), skipped, "{}", again.out);
+    assert_eq!(house.saved().as_array().map(Vec::len), Some(3));
+}
+
+#[test]
+fn run_copies_a_file_to_nodes_that_lack_it_only_with_consent() {
+    let house = House::start(2, 1);
+    let nodes = house.cluster.nodes();
+    let run = |more: &[&str]| house.console(&[&["run", "bard", "ROMEO:", "--json", "--nodes", &nodes], more].concat());
+    let planned = run(&["--dry-run"]);
+    assert_eq!(planned.json()["plan"]["lacking"], json!(["pi2"]), "{}", planned.out);
+    run(&[]).assert_error(4, "model_missing", &["pi2"]);
+    let ended = run(&["--yes", "--max-tokens", "4"]);
+    assert_eq!(ended.code, Some(0), "{} {}", ended.out, ended.err);
+    let words = house.good(&["run", "hello there", "--max-tokens", "4", "--nodes", &nodes]);
+    assert!(words.err.contains("it is the prompt for bard"), "{}", words.err);
+}
+
+#[test]
+fn added_node_gets_the_file_that_it_lacks() {
+    let house = House::start(2, 1);
+    house.serve(1);
+    let planned = house.good(&["node", "add", house.address(1), "--dry-run", "--json"]);
+    assert_eq!(planned.json()["plan"]["copies"], json!([MODEL]), "{}", planned.out);
+    let added = house.good(&["node", "add", house.address(1), "--yes", "--json"]);
+    assert_eq!(added.json()["topology"], "tp2", "{}", added.out);
+}
+
+#[test]
+fn new_node_replaces_a_dead_one_at_its_position() {
+    let mut house = House::start(4, 3);
+    house.serve(3);
+    house.cluster.signal(1, Signal::SIGKILL);
+    house.cluster.wait(1);
+    wait_until("the loss is noticed", || house.console(&["status", "--json"]).out.contains("lost"));
+    let new = house.address(3).to_owned();
+    let planned = house.good(&["node", "replace", "pi2", &new, "--dry-run", "--json"]);
+    assert_eq!(planned.json()["plan"]["topology"], "tp3", "{}", planned.out);
+    let replaced = house.good(&["node", "replace", "pi2", &new, "--yes", "--json"]).json();
+    assert_eq!(
+        (&replaced["old"], &replaced["new"], &replaced["topology"]),
+        (&json!("pi2"), &json!("pi4"), &json!("tp3"))
+    );
+    assert_eq!(house.saved(), json!([house.address(0), new, house.address(2)]));
+    let answer = house.good(&["generate", "--prompt", "a", "--max-tokens", "1", "--json"]);
+    assert_eq!(answer.completion()["topology"], "tp3");
+}
+
+#[test]
+fn excluded_dead_node_leaves_the_saved_cluster() {
+    let mut house = House::start(3, 3);
+    house.serve(3);
+    house.good(&["node", "exclude", "pi3", "--reason", "dead", "--yes"]);
+    house.cluster.signal(2, Signal::SIGKILL);
+    house.cluster.wait(2);
+    let left = house.good(&["node", "remove", "pi3", "--yes", "--json"]);
+    assert_eq!(left.json()["state"], "left", "{}", left.out);
+    assert_eq!(house.saved().as_array().map(Vec::len), Some(2));
+    let status = house.good(&["status", "--json"]);
+    assert!(!status.out.contains("\"dead\""), "its exclusion is deleted: {}", status.out);
+}
