@@ -40,6 +40,7 @@ mod grammar;
 mod health;
 mod hostile_families;
 mod incidents;
+mod json_output;
 mod keys;
 mod kv_copies;
 mod kv_store;

@@ -14,6 +14,7 @@ pub mod greedy;
 pub mod grids;
 pub mod http;
 pub mod incidents;
+pub mod json_schema;
 pub mod modules;
 pub mod obedient;
 pub mod oracle;

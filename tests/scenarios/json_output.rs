@@ -1,0 +1,134 @@
+//! The objects of `--json` on a real cluster, compared with `docs/json/console.schema.json`, and `docs/json.md`, which is
+//! written from it.
+use std::{collections::BTreeMap, fs};
+
+use harness::{
+    json_schema::{differences, document},
+    programs::{Cluster, Ended, root},
+};
+use serde_json::Value;
+
+/// Commands that print an object, on two nodes that serve the demo model. `ALL` stands for the nodes. The first word after
+/// `=` is the definition, if it is not the command itself.
+const LINES: &[&str] = &[
+    "generate --nodes ALL --prompt ROMEO: --max-tokens 4 --logprobs 2 --yes",
+    "generate --nodes ALL --prompt ROMEO: --max-tokens 4 --profile",
+    "run bard ROMEO: --nodes ALL --max-tokens 4",
+    "run bard ROMEO: --nodes ALL --dry-run = dry_run",
+    "status --nodes ALL",
+    "status --nodes ALL,127.0.0.1:1 = console status",
+    "sync --nodes ALL",
+    "sync --nodes 127.0.0.1:1 = failure",
+    "doctor --nodes ALL",
+    "events --nodes ALL",
+    "kv --nodes ALL",
+    "kv clear --nodes ALL --yes",
+    "logs pi1 --nodes ALL --tail 3",
+    "model list --nodes ALL",
+    "model verify bard-q8_0.gguf --nodes ALL = console model pull",
+    "node check pi2 --nodes ALL",
+    "node show pi1 --nodes ALL",
+    "requests --nodes ALL",
+    "topology show --nodes ALL",
+    "topology plan --model llama-3.1-8b --count 2",
+    "topology simulate --model llama-3.1-8b --nodes 1..2",
+    "node cordon pi2 --nodes ALL --reason fan --yes",
+    "node include pi2 --nodes ALL --yes = console node exclude",
+    "node exclude pi2 --nodes ALL --reason fan --yes",
+    "node include pi2 --nodes ALL --yes = console node exclude",
+    "node remove pi2 --nodes ALL --yes",
+    "node add ALL2 --nodes ALL1 --yes",
+    "topology unload --nodes ALL --yes",
+    "node show pi9 --nodes ALL = failure",
+];
+
+fn schema() -> Value {
+    let path = root().join("docs/json/console.schema.json");
+    serde_json::from_str(&fs::read_to_string(path).expect("the schema is there")).expect("it is JSON")
+}
+
+/// The definition for a command line: that after `=`, else the longest one whose words begin the line.
+fn definition<'a>(schema: &'a Value, line: &'a str) -> &'a str {
+    if let Some((_, name)) = line.split_once(" = ") {
+        return name;
+    }
+    let names = schema["$defs"].as_object().expect("definitions").keys();
+    let command = format!("console {line} ");
+    let fitting = names.filter(|name| command.starts_with(&format!("{name} ")));
+    fitting.max_by_key(|name| name.len()).unwrap_or_else(|| panic!("no definition for {line}"))
+}
+
+fn run(cluster: &Cluster, line: &str) -> Ended {
+    let words = line.split(" = ").next().unwrap_or(line).split(' ').map(|word| match word {
+        "ALL" => cluster.nodes(),
+        "ALL1" => cluster.addresses[0].clone(),
+        "ALL2" => cluster.addresses[1].clone(),
+        word => word.replace("ALL,", &format!("{},", cluster.nodes())),
+    });
+    let words: Vec<String> = words.collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).chain(["--json"]).collect();
+    cluster.console(&words)
+}
+
+#[test]
+fn json_output_has_exactly_the_fields_of_its_schema() {
+    let schema = schema();
+    let cluster = Cluster::of(2);
+    let mut found: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for line in LINES {
+        let ended = run(&cluster, line);
+        let objects: Vec<&str> = ended.out.lines().collect();
+        assert!(!objects.is_empty(), "{line} printed nothing: {}", ended.err);
+        for object in objects {
+            let object: Value =
+                serde_json::from_str(object).unwrap_or_else(|error| panic!("{line}: {error}: {object}"));
+            let name = definition(&schema, line);
+            let different = differences(&schema, name, &object);
+            if !different.is_empty() {
+                found.entry(line).or_default().extend(different);
+            }
+        }
+    }
+    assert!(found.is_empty(), "add the fields to docs/json/console.schema.json: {found:#?}");
+}
+
+#[test]
+fn document_of_the_json_output_is_written_from_its_schema() {
+    let path = root().join("docs/json.md");
+    let text = document(&schema());
+    if std::env::var_os("BRAMBLE_UPDATE_SNAPSHOTS").is_some() {
+        fs::write(&path, &text).expect("the document can be written");
+    }
+    let written = fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(written, text, "write it again: BRAMBLE_UPDATE_SNAPSHOTS=1 cargo test -p bramble-tests json_output");
+}
+
+#[test]
+fn every_command_with_json_has_a_definition() {
+    let schema = schema();
+    let names = schema["$defs"].as_object().expect("definitions");
+    let mut missing = Vec::new();
+    leaves(&console::cli::command(), "console", &mut |path| {
+        // A noun's definition also stands for those of its commands that print the same, which its text names.
+        let is_known =
+            path.match_indices(' ').map(|found| &path[..found.0]).chain([path]).any(|name| names.contains_key(name))
+                || SAME.iter().any(|same| same.0 == path && names.contains_key(same.1));
+        if !is_known && !TEXT_ONLY.contains(&path) {
+            missing.push(path.to_owned());
+        }
+    });
+    assert!(missing.is_empty(), "docs/json/console.schema.json lacks {missing:?}");
+}
+
+/// Commands whose object is that of another one.
+const SAME: &[(&str, &str)] =
+    &[("console node include", "console node exclude"), ("console model verify", "console model pull")];
+/// Commands that print no object of their own.
+const TEXT_ONLY: &[&str] = &["console completions", "console proxy", "console replay", "console screen"];
+
+fn leaves(at: &clap::Command, path: &str, found: &mut dyn FnMut(&str)) {
+    if at.get_name() != "console" && !at.is_subcommand_required_set() {
+        found(path);
+    }
+    at.get_subcommands().for_each(|next| leaves(next, &format!("{path} {}", next.get_name()), found));
+}
