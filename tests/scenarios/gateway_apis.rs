@@ -179,6 +179,7 @@ fn ollama_clients_find_the_model_and_stream_lines() {
     let tags = get(&address, "/api/tags").good();
     let name = tags["models"][0]["name"].as_str().expect("a name");
     assert_eq!((name, &tags["models"][0]["details"]["quantization_level"]), ("bard-q8_0:latest", &json!("Q8_0")));
+    assert!(tags["models"][0]["size"].as_u64().is_some_and(|size| size > 1 << 20), "{tags}");
     let shown = post(&address, "/api/show", &json!({"model": name})).good();
     assert!(shown["model_info"]["bramble.context_length"].as_u64().is_some_and(|length| length > 0), "{shown}");
     let options = json!({"num_predict": 8, "temperature": 0});

@@ -1,9 +1,15 @@
 //! The served models and this server in Ollama's words. Topologies contain a model's name, identity and context, so its
-//! size and family are empty.
-use std::sync::Arc;
+//! family is empty; its size is that of this node's file.
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use assignment::files;
 use axum::{Json, extract::State};
+use protocol::{
+    models::{FileState, files_of},
+    session::Session,
+};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::{
     records::{shown_name, timestamp},
@@ -24,12 +30,35 @@ const NEVER: &str = "2318-11-22T00:00:00Z";
 /// The release of Ollama whose API is served: clients refuse older ones.
 const API_VERSION: &str = "0.12.6";
 
+/// Time limit for listing this node's files.
+const LIST: Duration = Duration::from_secs(2);
+
+/// Bytes of model files by name.
+type Sizes = BTreeMap<String, u64>;
+
+/// The sizes of this node's complete model files; empty if it does not list them in time.
+async fn sizes(gateway: &Gateway) -> Sizes {
+    let listed = timeout(LIST, async {
+        let own = Session::open(gateway.cluster.own_address(), gateway.identity.clone()).await?;
+        files::list(&own).await
+    });
+    let found = listed.await.ok().and_then(Result::ok).unwrap_or_default();
+    let complete = found.into_iter().filter(|file| file.state == FileState::Complete);
+    complete.map(|file| (file.model, file.size.0)).collect()
+}
+
+/// The bytes of a model's files; 0 if this node lacks one of them.
+fn size(model: &str, sizes: &Sizes) -> u64 {
+    files_of(model).iter().map(|file| sizes.get(file).copied()).sum::<Option<u64>>().unwrap_or(0)
+}
+
 /// A model as an object of this API.
-fn record(served: &ServedModel) -> Value {
+fn record(served: &ServedModel, sizes: &Sizes) -> Value {
     let topology = &served.topology;
     let name = shown_name(&topology.model);
     json!({
-        "name": name, "model": name, "modified_at": timestamp(served.since), "size": 0,
+        "name": name, "model": name, "modified_at": timestamp(served.since),
+        "size": size(&topology.model, sizes),
         "digest": topology.identity.to_string(), "details": details(&topology.model),
     })
 }
@@ -48,15 +77,18 @@ fn details(file: &str) -> Value {
 /// Lists the models.
 pub(in crate::gateway) async fn tags(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
     gateway.cluster.await_models().await;
-    Json(json!({"models": gateway.cluster.models().iter().map(record).collect::<Vec<_>>()}))
+    let sizes = sizes(&gateway).await;
+    let models = gateway.cluster.models();
+    Json(json!({"models": models.iter().map(|served| record(served, &sizes)).collect::<Vec<_>>()}))
 }
 
 /// Lists the models as loaded.
 pub(in crate::gateway) async fn running(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
     gateway.cluster.await_models().await;
+    let sizes = sizes(&gateway).await;
     let models = gateway.cluster.models();
     let loaded = models.iter().map(|served| {
-        let mut model = record(served);
+        let mut model = record(served, &sizes);
         model["expires_at"] = served.expires().map_or_else(|| NEVER.into(), timestamp).into();
         model["size_vram"] = 0.into();
         model["context_length"] = served.topology.context_length.into();
@@ -77,7 +109,7 @@ pub(in crate::gateway) fn show(_: &Gateway, body: &[u8], _: &ReceivedRequest, _:
 
 /// The description of a model.
 fn described(served: &ServedModel) -> Value {
-    let model = record(served);
+    let model = record(served, &Sizes::new());
     let context = served.topology.context_length;
     json!({
         "modelfile": "", "parameters": "", "template": "", "license": "", "details": model["details"],
@@ -91,4 +123,17 @@ fn described(served: &ServedModel) -> Value {
 /// The version of the API.
 pub(in crate::gateway) async fn version() -> Json<Value> {
     Json(json!({"version": API_VERSION}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_is_that_of_all_files_of_a_model() {
+        let files = [("m-00001-of-00002.gguf", 3), ("m-00002-of-00002.gguf", 4), ("n.gguf", 5)];
+        let sizes: Sizes = files.map(|(name, bytes)| (name.to_owned(), bytes)).into();
+        assert_eq!(size("m-00001-of-00002.gguf", &sizes), 7);
+        assert_eq!((size("n.gguf", &sizes), size("o.gguf", &sizes)), (5, 0));
+    }
 }
