@@ -25,6 +25,7 @@ const LINES: &[&str] = &[
     "kv clear --nodes ALL --yes",
     "logs pi1 --nodes ALL --tail 3",
     "model list --nodes ALL",
+    "model search llama --nodes ALL",
     "model verify bard-q8_0.gguf --nodes ALL = console model pull",
     "node check pi2 --nodes ALL",
     "node show pi1 --nodes ALL",
