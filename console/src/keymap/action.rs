@@ -21,6 +21,8 @@ pub enum Action {
     Operate(OperateAction),
     /// Handled by the driver of a replay.
     Replay(ReplayAction),
+    /// Handled by `update/tour.rs`.
+    Tour(TourAction),
 }
 
 /// Actions on the dashboard itself; none of them affects the cluster.
@@ -148,13 +150,26 @@ pub enum ReplayAction {
     RecordedView,
 }
 
+/// Actions of the guided tour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each binding describes its action")]
+pub enum TourAction {
+    Next,
+    Back,
+    End,
+}
+
 impl Action {
     /// Whether the action affects the cluster; a read-only dashboard refuses it.
     pub fn acts(self) -> bool {
         match self {
-            Self::App(_) | Self::Navigate(_) | Self::Scroll(_) | Self::Edit(_) | Self::Table(_) | Self::Replay(_) => {
-                false
-            }
+            Self::App(_)
+            | Self::Navigate(_)
+            | Self::Scroll(_)
+            | Self::Edit(_)
+            | Self::Table(_)
+            | Self::Replay(_)
+            | Self::Tour(_) => false,
             Self::Generate(action) => action == GenerateAction::Submit,
             Self::Operate(action) => !matches!(action, OperateAction::Plan | OperateAction::LoadModel),
         }
@@ -173,6 +188,7 @@ impl Action {
             Self::Generate(action) => format!("{action:?}"),
             Self::Operate(action) => format!("{action:?}"),
             Self::Replay(action) => format!("Replay{action:?}"),
+            Self::Tour(action) => format!("Tour{action:?}"),
         };
         let mut name = String::new();
         for letter in variant.chars().filter(|letter| *letter != ')') {

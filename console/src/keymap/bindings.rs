@@ -3,7 +3,7 @@ use std::borrow::Cow;
 
 use super::{
     Action, AppAction, Binding, EditAction, GenerateAction, Key, KeyCode, NavigateAction, OperateAction, Page, Place,
-    ReplayAction, ScrollAction, TableAction,
+    ReplayAction, ScrollAction, TableAction, TourAction,
 };
 
 const fn bind(place: Place, keys: &'static [Key], action: Action, what: &'static str, short: &'static str) -> Binding {
@@ -16,6 +16,10 @@ const fn page(keys: &'static [Key], page: Page, what: &'static str) -> Binding {
 
 const fn replay(keys: &'static [Key], action: ReplayAction, what: &'static str, short: &'static str) -> Binding {
     bind(Place::Replay, keys, Action::Replay(action), what, short)
+}
+
+const fn tour(keys: &'static [Key], action: TourAction, what: &'static str) -> Binding {
+    bind(Place::Tour, keys, Action::Tour(action), what, "")
 }
 
 const fn key(code: KeyCode) -> Key {
@@ -437,5 +441,8 @@ pub const BINDINGS: &[Binding] = &{
             "show what the recorded operator looked at",
             "recorded view",
         ),
+        tour(&[key(Enter), key(Right)], TourAction::Next, "the next step; Enter only after the task is done"),
+        tour(&[key(Left)], TourAction::Back, "the previous step"),
+        tour(&[key(Esc)], TourAction::End, "end the tour"),
     ]
 };

@@ -6,7 +6,9 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use super::{Action, AppAction, BINDINGS, Binding, EditAction, Focus, Key, KeyCode, Page, Panel, Place, ReplayAction};
+use super::{
+    Action, AppAction, BINDINGS, Binding, EditAction, Focus, Key, KeyCode, Page, Panel, Place, ReplayAction, TourAction,
+};
 
 static DEFAULT: LazyLock<Arc<[Binding]>> = LazyLock::new(|| BINDINGS.into());
 
@@ -126,6 +128,15 @@ impl Keymap {
         let mut bound = self.all().filter(|binding| binding.place == Place::Replay && binding.keys.contains(&pressed));
         match bound.next()?.action {
             Action::Replay(action) => Some(action),
+            _ => None,
+        }
+    }
+
+    /// What a key does in the guided tour.
+    pub fn tour_action(&self, pressed: Key) -> Option<TourAction> {
+        let mut bound = self.all().filter(|binding| binding.place == Place::Tour && binding.keys.contains(&pressed));
+        match bound.next()?.action {
+            Action::Tour(action) => Some(action),
             _ => None,
         }
     }

@@ -11,7 +11,7 @@ use std::borrow::Cow;
 pub use self::{
     action::{
         Action, AppAction, EditAction, GenerateAction, NavigateAction, OperateAction, ReplayAction, ScrollAction,
-        TableAction,
+        TableAction, TourAction,
     },
     bindings::BINDINGS,
     custom::{Keymap, KeymapError},
@@ -36,11 +36,13 @@ pub enum Place {
     On(Page),
     /// While a recording is played; these keys precede all others.
     Replay,
+    /// During the guided tour, outside of the prompt box; these keys precede all others.
+    Tour,
 }
 
 impl Place {
     /// In the order of the help page.
-    pub const ALL: [Self; 6 + Page::ALL.len()] = [
+    pub const ALL: [Self; 7 + Page::ALL.len()] = [
         Self::Anywhere,
         Self::Panels,
         Self::Tables,
@@ -56,6 +58,7 @@ impl Place {
         Self::On(Page::Models),
         Self::On(Page::Chat),
         Self::Replay,
+        Self::Tour,
     ];
 
     /// The section name in a key file.
@@ -76,6 +79,7 @@ impl Place {
             Self::Prompt => "Its prompt box".to_owned(),
             Self::On(page) => format!("Page {}", page.title()),
             Self::Replay => "This recording".to_owned(),
+            Self::Tour => "The tour".to_owned(),
         }
     }
 
@@ -88,8 +92,8 @@ impl Place {
             Self::Filter => focus.panel == Panel::Filter,
             Self::Prompt => focus.panel == Panel::Prompt,
             Self::On(page) => page == focus.page && !focus.is_typing(),
-            // Only the driver of a replay looks for these.
-            Self::Replay => false,
+            // Found only by the driver of a replay, and by the tour.
+            Self::Replay | Self::Tour => false,
         }
     }
 }
@@ -110,9 +114,10 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Whether the action is also a word of the command line: not what edits text, nor what steers a replay.
+    /// Whether the action is also a word of the command line: not what edits text, nor what steers a replay or a
+    /// tour.
     pub fn is_command(&self) -> bool {
-        !matches!(self.place, Place::Prompt | Place::Filter | Place::Replay)
+        !matches!(self.place, Place::Prompt | Place::Filter | Place::Replay | Place::Tour)
     }
 
     /// The keys for display.

@@ -90,8 +90,8 @@ pub enum RecordingError {
     },
 }
 
-/// The initial events of a recording that starts during a session: the last report of each node, and the running
-/// topology.
+/// The initial events of a recording that starts during a session: the last report of each node, the running
+/// topology, and the step of a tour.
 pub fn opening(state: &State) -> Vec<Event> {
     let mut events = Vec::new();
     for (place, node) in state.cluster.nodes.iter().enumerate() {
@@ -111,7 +111,8 @@ pub fn opening(state: &State) -> Vec<Event> {
         let (epoch, reused, topology) = (*epoch, *reused, Box::new(topology.clone()));
         events.push(ClientEvent::Assign(AssignEvent::Running { epoch, topology, reused }));
     }
-    events.into_iter().map(Event::Client).collect()
+    let tour = state.screen.tour.map(Event::Tour);
+    events.into_iter().map(Event::Client).chain(tour).collect()
 }
 
 /// The time of an event as it is written, in whole microseconds, so that a replay has exactly the recorded times.

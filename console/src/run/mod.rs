@@ -8,7 +8,7 @@ use crossterm::event::EventStream;
 use tokio::{
     select,
     signal::unix::{self, SignalKind},
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 
@@ -16,7 +16,11 @@ use crate::{
     client::NodeClient,
     operator::desired::TopologyRequest,
     recording::{observer::Observer, rounded},
-    state::{GenerateDefaults, State, preferences::Preferences},
+    state::{
+        GenerateDefaults, State,
+        preferences::Preferences,
+        tour::{Scene, Tour},
+    },
     terminal::{TerminalError, TerminalScreen, input::next_input},
     update::{
         effect::Effect,
@@ -55,7 +59,12 @@ pub struct DashboardOptions {
     pub record: Option<PathBuf>,
     /// Read-only: no operator command is ever issued.
     pub readonly: bool,
+    /// Receives the scenes of the guided tour, which starts with the dashboard if this is present.
+    pub tour: Option<Stage>,
 }
+
+/// Where the scenes of the guided tour are sent: only the latest one matters.
+pub type Stage = watch::Sender<Scene>;
 
 /// Runs the dashboard until it quits; returns the exit code. `connect` starts the client, which sends its events to the
 /// channel.
@@ -75,6 +84,7 @@ pub async fn dashboard<N: NodeClient>(
     state.plan.requested = asked;
     state.readonly = options.readonly;
     state.preferences = options.desk;
+    state.screen.tour = options.tour.is_some().then(Tour::default);
     let started = Instant::now();
     let mut observer = Observer::new(&state);
     // Before entering the terminal, so that the error for an unwritable file stays readable.
@@ -85,7 +95,8 @@ pub async fn dashboard<N: NodeClient>(
     let (sender, events) = mpsc::channel(CLIENT_EVENTS_MAX);
     state.clock_ms = observer.started_unix_ms();
     let nodes = connect(options.nodes, sender);
-    let mut driver = Driver { state, nodes, observer, events, started, frame_due: None, exit: None };
+    let mut driver =
+        Driver { state, nodes, observer, events, started, frame_due: None, exit: None, stage: options.tour };
     if let Some(event) = began {
         drop(update(&mut driver.state, event));
     }
@@ -103,6 +114,7 @@ struct Driver<N> {
     started: Instant,
     frame_due: Option<Instant>,
     exit: Option<i32>,
+    stage: Option<Stage>,
 }
 
 impl<N: NodeClient> Driver<N> {
@@ -163,6 +175,11 @@ impl<N: NodeClient> Driver<N> {
                 Effect::Models(order) => self.nodes.models(order),
                 // No recording is played here: `update` refuses these.
                 Effect::Replay(_) => {}
+                Effect::Tour(scene) => {
+                    if let Some(stage) = &self.stage {
+                        stage.send_replace(scene);
+                    }
+                }
                 Effect::File(effect) => {
                     self.observer.perform(effect, &self.state, screen.size().unwrap_or((80, 24)));
                 }

@@ -193,6 +193,7 @@ impl Replayer {
                 // Effects on the cluster were refused above, and a replay is not recorded.
                 Effect::File(FileEffect::Record(_) | FileEffect::StopRecording)
                 | Effect::Draw
+                | Effect::Tour(_)
                 | Effect::Plan(_)
                 | Effect::Models(_)
                 | Effect::Log { .. }

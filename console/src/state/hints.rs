@@ -36,6 +36,7 @@ impl State {
         let is_replay = self.preferences.replay.is_some();
         match action {
             Action::Replay(_) => is_replay,
+            Action::Tour(_) => !is_replay,
             Action::App(AppAction::Freeze | AppAction::Record) | Action::Operate(OperateAction::Plan) => !is_replay,
             Action::Generate(GenerateAction::SamplingForm) | Action::Navigate(NavigateAction::FocusPrompt) => {
                 !self.readonly
@@ -48,6 +49,7 @@ impl State {
     pub fn offers_place(&self, place: Place) -> bool {
         match place {
             Place::Replay => self.preferences.replay.is_some(),
+            Place::Tour => self.screen.tour.is_some(),
             Place::Prompt => !self.readonly,
             Place::Anywhere | Place::Panels | Place::Tables | Place::Filter | Place::On(_) => true,
         }
@@ -115,7 +117,7 @@ fn rank(state: &State, binding: &Binding) -> Option<u8> {
     }
     Some(match (binding.place, binding.action) {
         (_, Action::App(AppAction::Help | AppAction::Quit)) => LAST,
-        (Place::Replay, _) => 0,
+        (Place::Replay | Place::Tour, _) => 0,
         (_, Action::App(AppAction::Escape)) => {
             escape(state)?;
             PAGES
@@ -144,7 +146,7 @@ fn hint(state: &State, binding: &Binding) -> Option<Hint> {
 }
 
 /// What Esc does now, if anything.
-fn escape(state: &State) -> Option<&'static str> {
+pub fn escape(state: &State) -> Option<&'static str> {
     let focus = state.screen.focus;
     if focus.is_filter() || !tables::arrangement(state, focus.page).filter.typed().is_empty() {
         return Some("show all");

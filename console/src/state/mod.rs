@@ -28,6 +28,7 @@ pub mod status;
 pub mod sync;
 pub mod table;
 pub mod tables;
+pub mod tour;
 pub mod watch;
 pub mod what_if;
 

@@ -1,7 +1,7 @@
 //! What the screen shows: page and focus, selection, scrolling, typed text, and the panels that lie over the page.
 use serde::{Deserialize, Serialize};
 
-use super::{editor::Editor, sampling_form::SamplingForm};
+use super::{editor::Editor, sampling_form::SamplingForm, tour::Tour};
 use crate::keymap::{Area, Focus, Page};
 
 /// Most panels of a page.
@@ -96,6 +96,8 @@ pub struct ScreenState {
     pub extent: Extent,
     /// A message about the last key, shown until the next key.
     pub notice: Option<String>,
+    /// The guided tour, while it runs.
+    pub tour: Option<Tour>,
 }
 
 impl ScreenState {
@@ -110,6 +112,7 @@ impl ScreenState {
             scroll: Scroll { sync: 0, picture: 0, details: 0, layers: 0, text: TextScroll::Follow },
             extent: Extent::default(),
             notice: None,
+            tour: None,
         }
     }
 }

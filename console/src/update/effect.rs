@@ -2,8 +2,10 @@
 use protocol::message::Generate;
 
 use crate::{
-    keymap::ReplayAction, operator::model_order::ModelOrder, operator::planner_query::PlannerQuery,
-    state::command::Format,
+    keymap::ReplayAction,
+    operator::model_order::ModelOrder,
+    operator::planner_query::PlannerQuery,
+    state::{command::Format, tour::Scene},
 };
 pub use crate::{operator::command::OperatorCommand, operator::desired::DesiredTopology};
 
@@ -49,6 +51,8 @@ pub enum Effect {
     File(FileEffect),
     /// Change the playback of the recording.
     Replay(ReplayAction),
+    /// Set the scene of the guided tour on the nodes of the demo.
+    Tour(Scene),
 }
 
 /// A requested file.
@@ -79,7 +83,8 @@ impl Effect {
             | Self::Quit(_)
             | Self::TakeMouse(_)
             | Self::File(_)
-            | Self::Replay(_) => false,
+            | Self::Replay(_)
+            | Self::Tour(_) => false,
         }
     }
 }

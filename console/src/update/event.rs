@@ -5,7 +5,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use crate::client::event::{AssignEvent, ClientEvent, GenerateEvent, OperateEvent, RestartStep};
-use crate::{keymap::Key, state::Extent};
+use crate::{
+    keymap::Key,
+    state::{Extent, tour::Tour},
+};
 
 /// An input of the dashboard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,6 +34,8 @@ pub enum Event {
     Mouse(Mouse),
     /// Progress of a recording of this session.
     Recording(RecordingEvent),
+    /// The guided tour is at this step.
+    Tour(Tour),
     /// The outcome of another request, as a message.
     Said(String),
 }

@@ -74,6 +74,7 @@ fn thaws(frozen: &Frozen, event: &Event) -> bool {
         | Event::Paste(_)
         | Event::Mouse(_)
         | Event::Recording(_)
+        | Event::Tour(_)
         | Event::Said(_) => false,
     }
 }
@@ -82,6 +83,6 @@ fn thaws(frozen: &Frozen, event: &Event) -> bool {
 fn is_for_the_screen(event: &Event) -> bool {
     match event {
         Event::Key(_) | Event::Resize | Event::Drawn(_) | Event::Paste(_) | Event::Mouse(_) | Event::Said(_) => true,
-        Event::Recording(_) | Event::Client(_) | Event::Tick { .. } | Event::Signal(_) => false,
+        Event::Recording(_) | Event::Client(_) | Event::Tick { .. } | Event::Signal(_) | Event::Tour(_) => false,
     }
 }

@@ -17,6 +17,7 @@ mod plan;
 mod question;
 mod scroll;
 mod table;
+mod tour;
 
 use std::time::Duration;
 
@@ -26,7 +27,13 @@ use self::{
 };
 use crate::{
     keymap::{Action, Focus, Key, KeyCode, NavigateAction, Page, Panel},
-    state::{State, clean::clean_line, node::NodeStatus, watch},
+    state::{
+        State,
+        clean::clean_line,
+        node::NodeStatus,
+        tour::{STEPS, Tour},
+        watch,
+    },
 };
 
 /// Handles an event. Every event except a tick without changes requests a frame.
@@ -58,12 +65,18 @@ fn update_live(state: &mut State, event: Event) -> Vec<Effect> {
             app::on_recording(state, event);
             Vec::new()
         }
+        Event::Tour(tour) => {
+            let step = tour.step.min(STEPS.len() - 1);
+            state.screen.tour = Some(Tour { step, ..tour });
+            Vec::new()
+        }
         Event::Said(text) => {
             state.screen.notice = Some(clean_line(&text));
             Vec::new()
         }
     };
     leave_prompt(state);
+    tour::observe(state);
     effects.push(Effect::Draw);
     effects
 }
@@ -114,6 +127,9 @@ fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
     if state.screen.help.is_some() {
         return app::on_key_in_help(state, key);
     }
+    if let Some(effects) = tour::on_key(state, key) {
+        return effects;
+    }
     if let Some(action) = state.preferences.keys.action(state.screen.focus, key) {
         return act(state, action);
     }
@@ -144,6 +160,7 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
         Action::Generate(action) => return generate::act(state, action),
         Action::Operate(action) => return operate::act(state, action),
         Action::Replay(action) => return vec![Effect::Replay(action)],
+        Action::Tour(action) => return tour::act(state, action),
     }
     Vec::new()
 }

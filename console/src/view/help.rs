@@ -61,7 +61,7 @@ fn content(state: &State, theme: &Theme, cells: usize) -> Vec<Line<'static>> {
         let title = if place == Place::On(page) { String::new() } else { place.title() };
         content.extend(section(state, theme, cells, place, &title));
     }
-    for place in [Place::Replay, Place::Anywhere, Place::Panels, Place::Filter] {
+    for place in [Place::Tour, Place::Replay, Place::Anywhere, Place::Panels, Place::Filter] {
         content.extend(section(state, theme, cells, place, &place.title()));
     }
     content.push(Line::styled(" Mouse", theme.plain));

@@ -29,6 +29,7 @@ mod tabs;
 mod text;
 pub mod theme;
 mod topology;
+mod tour;
 mod trend;
 mod waterfall;
 mod widgets;
@@ -87,8 +88,10 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
         frame.render_widget(ratatui::text::Span::styled(small, theme.warn), area);
         return Extent::default();
     }
-    let rows = [Constraint::Length(2), Constraint::Length(1), Constraint::Fill(1), Constraint::Length(1)];
-    let [header, tabs, page, footer] = Layout::vertical(rows).areas(area);
+    let guide = tour::height(state, area);
+    let rows = [2, 1].map(Constraint::Length).into_iter().chain([Constraint::Fill(1)]);
+    let rows = rows.chain([guide, 1].map(Constraint::Length));
+    let [header, tabs, page, guide, footer] = Layout::vertical(rows).areas(area);
     let mut extent = Extent::default();
     header::draw(state, theme, frame, header);
     let figures = Rect { y: header.bottom() - 1, height: 1, ..header };
@@ -109,6 +112,7 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
         Page::Models => models::draw(state, theme, frame, page, &mut extent),
         Page::Chat => generate::draw(state, theme, frame, page, &mut extent),
     }
+    tour::draw(state, theme, frame, guide);
     extent.footer = footer::draw(state, theme, frame, footer);
     preferences::command_line(state, theme, frame, footer);
     if let Some(first) = state.screen.help {

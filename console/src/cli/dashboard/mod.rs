@@ -78,8 +78,8 @@ pub(crate) async fn show(
 ) -> Result<u8, Failure> {
     let defaults = GenerateDefaults { max_tokens: request.max_tokens, sampling: request.sampling, stop: request.stop };
     let nodes: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
-    let (desk, record) = (session.arrange.desk()?, session.record);
-    let options = DashboardOptions { nodes, asked, prompt, defaults, desk, record, readonly };
+    let (desk, record, tour) = (session.arrange.desk()?, session.record, session.tour);
+    let options = DashboardOptions { nodes, asked, prompt, defaults, desk, record, readonly, tour };
     let code = dashboard(options, |nodes, events| Client::start(&nodes, WATCH_MS, events)).await;
     let code = code.map_err(anyhow::Error::from)?;
     Ok(u8::try_from(code).unwrap_or(1))

@@ -7,6 +7,7 @@ use crate::cli::Failure;
 use crate::{
     client::clusters::config_folder,
     keymap::Keymap,
+    run::Stage,
     state::preferences::{Preferences, ThemeName},
 };
 
@@ -33,6 +34,9 @@ pub(crate) struct Session {
     /// Record the session to a new file (play it with console replay)
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
+    /// The stage of the guided tour, if the dashboard shows one.
+    #[arg(skip)]
+    pub(crate) tour: Option<Stage>,
     #[command(flatten)]
     pub(crate) arrange: Arrange,
 }

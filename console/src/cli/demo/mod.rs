@@ -4,18 +4,22 @@ mod daemons;
 mod disturb;
 mod machine;
 pub(super) mod options;
+mod stage;
 mod tour;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use gguf::GgufFile;
+use protocol::message::Generate;
 use serde_json::json;
+use tokio::sync::watch;
 use topology::Layout;
 
 use self::{daemons::Daemons, options::DEMO_NODES_MAX};
 use crate::cli::{
-    Failure, dashboard,
+    Failure,
+    dashboard::{self, preferences::Session},
     generate::{complete, first, head, object},
     profile,
     shared::{
@@ -24,10 +28,13 @@ use crate::cli::{
         sessions::{assign_and_tell, open},
     },
 };
+use crate::state::tour::Scene;
 
 /// The model file that comes with Bramble.
 const MODEL: &str = "bard-q8_0.gguf";
 
+/// Tokens of each request that keeps the nodes busy during a tour.
+const TOUR_TOKENS: u32 = 300;
 /// Default number of daemons.
 const NODES: u16 = 4;
 
@@ -74,9 +81,35 @@ async fn guided(
         tempfile::Builder::new().prefix("bramble-tour-").tempdir().context("cannot create a temporary folder")?;
     let machines = tour::machines(folder.path())?;
     let mut daemons = interrupts.end(Daemons::start(tour::NODES, models, &machines)).await?;
-    let result = tour::run(options, model, &mut daemons, &machines, interrupts).await;
+    let result = if !options.json && dashboard::has_terminal() {
+        shown(options, model, &daemons, &machines).await
+    } else {
+        tour::run(options, model, &mut daemons, &machines, interrupts).await
+    };
     daemons.stop().await;
     result
+}
+
+/// Shows the tour in the dashboard, which waits for the operator in every step.
+async fn shown(
+    options: &options::Demo,
+    model: &Path,
+    daemons: &Daemons,
+    machines: &[machine::Machine],
+) -> Result<u8, Failure> {
+    let (scenes, wanted) = watch::channel(Scene::Calm);
+    let request = options.sampling.request(options.prompt.clone(), 0);
+    let busy = Generate { max_tokens: TOUR_TOKENS, ignores_end: true, ..request.clone() };
+    let asked = options.assignment.asked(&model.to_string_lossy());
+    let session = Session { tour: Some(scenes), ..options.session.clone() };
+    let nodes = daemons.addresses().to_vec();
+    let screen = dashboard::show(nodes, Some(asked), String::new(), request, false, session);
+    tokio::pin!(screen);
+    tokio::select! {
+        code = &mut screen => code,
+        // Ends only with the dashboard.
+        () = stage::play(daemons, machines, &busy, wanted) => screen.await,
+    }
 }
 
 /// The layout of the demo. `--nodes` and `--topology` must agree if both are given.

@@ -1,6 +1,5 @@
-//! `console demo --tour`: a guided tour with real processes: four daemons, a topology, a completion, a throttled node,
-//! a straggler, and a node that is killed and restarted. Each step describes where to look and succeeds only if its
-//! effect was observed.
+//! `console demo --tour` without a terminal: runs the steps of the tour with real processes and prints them. Each step
+//! succeeds only if its effect was observed.
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context, anyhow};
@@ -27,6 +26,8 @@ use crate::cli::{
 use crate::{
     client::{cluster::Cluster, session::Session},
     operator::desired::DesiredTopology,
+    state::tour::STEPS,
+    view::format::wrap_words,
 };
 
 /// Time limit to observe the effect of a step.
@@ -36,66 +37,11 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Number of nodes of a tour.
 pub(super) const NODES: usize = 4;
 /// Index of the node that is throttled and slowed. `KILLED`: of the node that is killed.
-const SLOW: usize = 1;
-const KILLED: usize = 3;
+pub(super) const SLOW: usize = 1;
+pub(super) const KILLED: usize = 3;
 
-/// A step: its title, and two lines that name the keys and commands to observe it with.
-struct Step {
-    title: &'static str,
-    look: [&'static str; 2],
-}
-
-const STEPS: [Step; 7] = [
-    Step {
-        title: "Four daemons on this machine, each with the health of a Raspberry Pi 4",
-        look: [
-            "The page Cluster (key 1) lists them: idle, 52.6 degrees, 1.8 GHz, ok.",
-            "Without the screen: console status",
-        ],
-    },
-    Step {
-        title: "A topology: all four share every layer (tp4)",
-        look: [
-            "The page Topology (2) shows the layers of each node; r assigns the topology again.",
-            "Without the screen: console topology show",
-        ],
-    },
-    Step {
-        title: "A completion",
-        look: [
-            "The page Generate (4): type a prompt and press Enter; the stages of the request are shown below.",
-            "Without the screen: console generate, console requests",
-        ],
-    },
-    Step {
-        title: "pi2 overheats: its firmware throttles it",
-        look: [
-            "Cluster (1): pi2 shows UNDERVOLT, THROTTLED, 84.2 degrees; Node (7) shows the remedy.",
-            "Without the screen: console doctor, console node show pi2",
-        ],
-    },
-    Step {
-        title: "pi2 becomes slow: all others wait for it in every layer",
-        look: [
-            "Sync (3): pi2 is listed first, with the time that its peers wait for it and the cause.",
-            "Without the screen: console sync; x excludes a node, the others keep serving",
-        ],
-    },
-    Step {
-        title: "pi4 is killed (kill -9)",
-        look: [
-            "Cluster (1): pi4 does not answer; the topology is broken and names the lost node.",
-            "Events (6) shows the loss with its time; console events --severity warning",
-        ],
-    },
-    Step {
-        title: "pi4 is started again: the nodes restore the topology automatically",
-        look: [
-            "Cluster (1): all nodes are ready again with the same topology, without an operator's command.",
-            "The text is the same as before: console generate",
-        ],
-    },
-];
+/// Width of the printed texts, in cells.
+const CELLS: usize = 100;
 
 /// A running tour. `text`: the token ids of the first completion.
 struct Tour<'a> {
@@ -128,29 +74,40 @@ pub(super) async fn run(
     let wanted = options.assignment.wanted(NODES, &model.to_string_lossy());
     let mut tour = Tour { daemons, machine: machines[SLOW].clone(), options, wanted, text: None };
     let mut told: Vec<Value> = Vec::new();
-    for (index, step) in STEPS.iter().enumerate() {
+    // The last one is about the keys of the dashboard.
+    let steps = &STEPS[..STEPS.len() - 1];
+    for (index, step) in steps.iter().enumerate() {
+        let look = [step.told.to_owned(), format!("To see it: {}", step.command)];
         if !options.json {
-            output::line(&format!("{} of {}  {}", index + 1, STEPS.len(), step.title));
-            step.look.iter().for_each(|line| output::line(&format!("        {line}")));
+            output::line(&format!("{} of {}  {}", index + 1, steps.len(), step.title));
+            look.iter().for_each(|text| print(8, text));
         }
         let seen = match interrupts.end(tour.step(index)).await {
             Err(interrupted @ Failure::Interrupted { .. }) => return Err(interrupted),
             other => other.map_err(|failure| failure.to_string()),
         };
         let (is_seen, text) = (seen.is_ok(), seen.unwrap_or_else(|error| error));
-        told.push(json!({"step": index + 1, "title": step.title, "look": step.look, "is_seen": is_seen, "seen": output::clean(&text)}));
+        told.push(json!({"step": index + 1, "title": step.title, "look": look, "is_seen": is_seen, "seen": output::clean(&text)}));
         if !options.json {
-            output::line(&format!("  {}  {}", if is_seen { "seen  " } else { "UNSEEN" }, output::clean(&text)));
+            let result = if is_seen { "seen" } else { "NOT SEEN" };
+            print(2, &format!("{result}: {}", output::clean(&text)));
         }
         if !is_seen {
             break;
         }
     }
-    let is_whole = told.len() == STEPS.len() && told.iter().all(|step| step["is_seen"] == true);
+    let is_whole = told.len() == steps.len() && told.iter().all(|step| step["is_seen"] == true);
     if options.json {
         output::line(&json!({"steps": told, "ok": is_whole}).to_string());
     }
     Ok(u8::from(!is_whole))
+}
+
+/// Prints a text, wrapped at words and indented.
+fn print(indent: usize, text: &str) {
+    for range in wrap_words(text, CELLS - indent) {
+        output::line(&format!("{}{}", " ".repeat(indent), text[range].trim_end()));
+    }
 }
 
 impl Tour<'_> {

@@ -116,7 +116,7 @@ pub(super) fn sort(state: &mut State, by: Option<(String, bool)>) {
 /// there is one.
 pub(super) fn click_head(state: &mut State, x: u16, y: u16) -> bool {
     let extent = state.screen.extent;
-    if extent.table.width == 0 || y + 1 != extent.table.y {
+    if extent.table.width == 0 || extent.table.y.checked_sub(1) != Some(y) {
         return false;
     }
     let Some(table) = tables::table(state, state.screen.focus.page) else { return false };
