@@ -45,6 +45,14 @@ pub struct CatalogueFile {
     pub is_about: bool,
 }
 
+/// A size of a file in the units of Hugging Face: `808 MB`, `2.7 GB`.
+pub fn decimal(bytes: u64) -> String {
+    match bytes {
+        bytes if bytes < 1_000_000_000 => format!("{} MB", bytes.div_ceil(1_000_000)),
+        bytes => format!("{:.1} GB", bytes as f64 / 1e9),
+    }
+}
+
 impl CatalogueFile {
     /// The name of the file, which it also has on nodes.
     pub fn file_name(&self) -> &'static str {
@@ -53,11 +61,7 @@ impl CatalogueFile {
 
     /// Its size for display, in decimal units as on Hugging Face: `2.7 GB`, or `about 17 GB`.
     pub fn size(&self) -> String {
-        match self.bytes {
-            bytes if self.is_about => format!("about {:.0} GB", bytes as f64 / 1e9),
-            bytes if bytes < 1_000_000_000 => format!("{} MB", bytes.div_ceil(1_000_000)),
-            bytes => format!("{:.1} GB", bytes as f64 / 1e9),
-        }
+        if self.is_about { format!("about {:.0} GB", self.bytes as f64 / 1e9) } else { decimal(self.bytes) }
     }
 
     /// The planner's mix that is closest to this file: `f16`, `q8_0`, `q4_0` or `q4_k_m`. MXFP4 and the mixes that end in

@@ -125,7 +125,7 @@ pub const BINDINGS: &[Binding] = &{
             &[Key::character('M')],
             Action::Operate(OperateAction::LoadModel),
             "the page Models: load a model, or download one",
-            "models",
+            "",
         ),
         bind(
             Panels,

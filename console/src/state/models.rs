@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use common::{fault::Fault, units::Bytes};
+use common::fault::Fault;
 use protocol::models::{FileState, ModelFile, family, files_of};
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
     table::{Column, Table},
 };
 use crate::{
-    catalogue::{CatalogueEntry, ENTRIES},
+    catalogue::{CatalogueEntry, ENTRIES, decimal},
     operator::{fit::Fit, planner_query::PlannerNode, transfer::Lane},
 };
 
@@ -181,14 +181,22 @@ pub fn planner_nodes(state: &State) -> Vec<PlannerNode> {
 
 /// Columns of the page's two tables.
 pub const COLUMNS: &[Column] = &[
-    Column::left("model", 28, 0),
-    Column::right("size", 9, 0),
-    Column::left("files", 12, 5),
-    Column::right("context", 7, 6),
-    Column::left("licence", 11, 4),
-    Column::left("on", 8, 1),
+    Column::left("model", 24, 0),
+    Column::right("size", 8, 0),
+    Column::left("files", 12, 6),
+    Column::right("ctx", 5, 7),
+    Column::left("licence", 11, 5),
+    Column::left("on", 6, 2),
     Column::rest("fits", 12, 0),
+    Column::left("speed", SPEED_CELLS, 8),
 ];
+
+/// Width of the bar of the predicted speed.
+const SPEED_CELLS: usize = 8;
+/// Tokens per second of a full bar: faster than most people read.
+pub const SPEED_FULL: f64 = 20.0;
+/// Most nodes that are shown by a sign each.
+const SIGNS_MAX: usize = 6;
 
 /// The models of the nodes, then the catalogue.
 pub fn table(state: &State) -> Table {
@@ -198,28 +206,41 @@ pub fn table(state: &State) -> Table {
     Table { columns: COLUMNS, rows: held.chain(known).collect() }
 }
 
-/// `all 4`, or names of nodes; a dash for none.
+/// A sign for each node, in the order of the Cluster page: whether it has the model. Of many nodes their number.
 fn on(state: &State, nodes: &[usize]) -> Cell {
-    let all = state.cluster.usable().len();
-    let names: Vec<&str> =
-        nodes.iter().filter_map(|place| state.cluster.nodes.get(*place)).map(|node| node.name()).collect();
-    let number = Some(names.len() as f64);
-    match names.len() {
-        0 => Cell { number, ..Cell::text("–").toned(Tone::Dim) },
-        count if count >= all && count > 1 => Cell { number, ..Cell::text(format!("all {count}")) },
-        count if count > 2 => Cell { number, ..Cell::text(format!("{count} of {all}")) },
-        _ => Cell { number, ..Cell::text(names.join(",")) },
+    let usable = state.cluster.usable();
+    let tone = if nodes.is_empty() { Tone::Dim } else { Tone::Plain };
+    let text = if usable.len() > SIGNS_MAX {
+        format!("{}/{}", nodes.len(), usable.len())
+    } else {
+        usable.iter().map(|place| if nodes.contains(place) { '●' } else { '○' }).collect()
+    };
+    Cell { number: Some(nodes.len() as f64), ..Cell::text(text).toned(tone) }
+}
+
+/// What the planner predicts, and the bar of the speed.
+fn fits(state: &State, entry: Option<&CatalogueEntry>) -> [Cell; 2] {
+    match entry.and_then(|entry| state.models.fits.get(entry.name)) {
+        Some(fit @ Fit::As { tokens_per_second, .. }) => {
+            let text = Cell { number: *tokens_per_second, ..Cell::text(fit.text()).toned(Tone::Ok) };
+            [text, Cell { number: *tokens_per_second, ..Cell::text(tokens_per_second.map_or_else(String::new, bar)) }]
+        }
+        Some(Fit::TooLarge) => {
+            let free: u64 = state.models.fits_for.iter().map(|(_, gib)| gib).sum();
+            let text = format!("too large: {free} GiB free on the nodes");
+            [Cell::text(text).toned(Tone::Dim), Cell::text(bar(0.0)).toned(Tone::Dim)]
+        }
+        Some(Fit::Unknown) => [Cell::text("no prediction for this model").toned(Tone::Dim), Cell::default()],
+        None => {
+            [Cell::text(if entry.is_none() { "Enter asks the planner" } else { "" }).toned(Tone::Dim), Cell::default()]
+        }
     }
 }
 
-fn fits(state: &State, entry: Option<&CatalogueEntry>) -> Cell {
-    match entry.and_then(|entry| state.models.fits.get(entry.name)) {
-        Some(fit @ Fit::As { tokens_per_second, .. }) => {
-            Cell { number: *tokens_per_second, ..Cell::text(fit.text()).toned(Tone::Ok) }
-        }
-        Some(fit) => Cell::text(fit.text()).toned(Tone::Dim),
-        None => Cell::text("").toned(Tone::Dim),
-    }
+fn bar(tokens_per_second: f64) -> String {
+    let cells = SPEED_CELLS as f64 * (tokens_per_second / SPEED_FULL).clamp(0.0, 1.0);
+    let full = (cells.ceil() as usize).min(SPEED_CELLS);
+    "█".repeat(full) + &"░".repeat(SPEED_CELLS - full)
 }
 
 fn licence(entry: &CatalogueEntry) -> [Cell; 2] {
@@ -232,6 +253,7 @@ fn held_row(state: &State, choice: &ModelChoice) -> TableRow {
     let files = entry.and_then(|entry| entry.files.iter().find(|file| file.file_name() == choice.model));
     let [context, licence] =
         entry.map_or_else(|| [Cell::text("–").toned(Tone::Dim), Cell::text("–").toned(Tone::Dim)], licence);
+    let [predicted, speed] = fits(state, entry);
     let last = match state.cluster.topology() {
         Some((topology, _)) if topology.model == choice.model => {
             let word = if state.cluster.is_ready() { "serves" } else { "assigned" };
@@ -240,16 +262,17 @@ fn held_row(state: &State, choice: &ModelChoice) -> TableRow {
         _ if state.models.planning.as_deref() == Some(choice.model.as_str()) => {
             Cell::text("planning").toned(Tone::Warn)
         }
-        _ => fits(state, entry),
+        _ => predicted,
     };
     let cells = vec![
         Cell::text(clean_line(&choice.model)),
-        Cell { number: Some(choice.bytes as f64), ..Cell::text(Bytes(choice.bytes).to_string()) },
+        Cell { number: Some(choice.bytes as f64), ..Cell::text(decimal(choice.bytes)) },
         Cell::text(files.map_or_else(|| quantisation(&choice.model), |file| file.quantisation.to_owned())),
         context,
         licence,
         on(state, &choice.nodes),
         last,
+        speed,
     ];
     TableRow { key: choice.model.clone(), cells, is_stale: false }
 }
@@ -267,18 +290,21 @@ fn known_row(state: &State, entry: &CatalogueEntry) -> TableRow {
     let file = entry.usual();
     let [context, licence] = licence(entry);
     let files: Vec<&str> = entry.files.iter().map(|file| file.quantisation).collect();
+    let [predicted, speed] = fits(state, Some(entry));
     let last = match &state.models.pull {
         Some(pull) if pull.name == entry.name => Cell::text("downloading").toned(Tone::Warn),
-        _ => fits(state, Some(entry)),
+        _ => predicted,
     };
+    let size = if file.is_about { file.size().replace("about ", "~") } else { file.size() };
     let cells = vec![
         Cell::text(entry.name),
-        Cell { number: Some(file.bytes as f64), ..Cell::text(file.size()) },
+        Cell { number: Some(file.bytes as f64), ..Cell::text(size) },
         Cell::text(files.join(", ")),
         context,
         licence,
         on(state, &holders(state, entry)),
         last,
+        speed,
     ];
     TableRow { key: format!("{KNOWN}{}", entry.name), cells, is_stale: false }
 }
@@ -296,6 +322,8 @@ pub fn holders(state: &State, entry: &CatalogueEntry) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use common::units::Bytes;
+
     use super::*;
 
     fn file(model: &str, bytes: u64, state: FileState) -> ModelFile {

@@ -39,6 +39,11 @@ pub(super) fn open(state: &mut State) -> Vec<Effect> {
     ask(state)
 }
 
+/// Opens the page where something needs a model and none is loaded.
+pub(super) fn lead_here(state: &mut State) -> Vec<Effect> {
+    if reachable(state).is_empty() { ask(state) } else { open(state) }
+}
+
 /// Loads a model by its name, as if it were chosen on the page.
 pub(super) fn load(state: &mut State, name: &str) -> Vec<Effect> {
     if refuses_looker(state) || refuses(state) {

@@ -20,7 +20,7 @@ pub(super) fn ask(state: &mut State) -> Vec<Effect> {
     }
     match plan::query(state) {
         Some(ask) => put(state, Box::new(ask)),
-        None => super::models::open(state),
+        None => super::models::lead_here(state),
     }
 }
 

@@ -6,18 +6,18 @@ use ratatui::{
 };
 
 use crate::{
-    catalogue::{CatalogueEntry, CatalogueFile},
+    catalogue::{CatalogueEntry, CatalogueFile, decimal},
     operator::transfer::{picture, share},
     state::{
         Area, Extent, Page, Panel, State,
         clean::clean_line,
-        models::{ModelRow, entry_of, is_known, row_of},
+        models::{COLUMNS, ModelChoice, ModelRow, SPEED_FULL, entry_of, is_known, row_of},
         row::TableRow,
         table::{Arrangement, Table},
         tables,
     },
     view::{
-        format::{shorten, wrap_words},
+        format::{shorten, width, wrap_words},
         theme::Theme,
         widgets::{
             panel::{lines, panel},
@@ -27,9 +27,11 @@ use crate::{
 };
 
 /// Lines of the details, with their title.
-const DETAILS: u16 = 6;
+const DETAILS: u16 = 5;
 /// Minimum height of a page with details.
 const DETAILS_FROM: u16 = 18;
+/// Width from which dots lead from a name to its figures.
+const LEADERS_FROM: u16 = 100;
 /// Cells of the bar of a transfer.
 const BAR: usize = 24;
 
@@ -98,7 +100,8 @@ impl Part<'_> {
         }
         let arrangement =
             Arrangement { sort: tables::arrangement(self.state, Page::Models).sort, ..Arrangement::default() };
-        let content = Table { columns: crate::state::models::COLUMNS, rows };
+        let rows = if inner.width >= LEADERS_FROM { with_leaders(rows) } else { rows };
+        let content = Table { columns: COLUMNS, rows };
         let drawn = table::draw(frame, self.theme, inner, &content, &arrangement, self.selected, table::wish(&content));
         if has_selected {
             extent.table = Area { ..drawn.area };
@@ -106,6 +109,17 @@ impl Part<'_> {
             extent.table_height = usize::from(drawn.area.height);
         }
     }
+}
+
+/// Dots that lead the eye from a name to the figures of its row.
+fn with_leaders(mut rows: Vec<TableRow>) -> Vec<TableRow> {
+    for cell in rows.iter_mut().filter_map(|row| row.cells.first_mut()) {
+        let gap = COLUMNS[0].width.saturating_sub(width(&cell.text) + 1);
+        if gap > 0 {
+            cell.text = format!("{} {}", cell.text, "·".repeat(gap));
+        }
+    }
+    rows
 }
 
 fn empty(state: &State, offset: usize) -> String {
@@ -130,17 +144,18 @@ fn remark(state: &State) -> String {
         0 => String::new(),
         count => {
             let bytes = list.choices.iter().map(|choice| choice.bytes).sum();
-            format!("{count} model{}, {}", if count == 1 { "" } else { "s" }, common::units::Bytes(bytes))
+            format!("{count} model{}, {}", if count == 1 { "" } else { "s" }, decimal(bytes))
         }
     })
 }
 
 fn predicted(state: &State) -> String {
-    match state.models.fits_for.len() {
-        0 => String::new(),
-        1 => "predicted for 1 node, as if no model were loaded".to_owned(),
-        count => format!("predicted for {count} nodes, as if no model were loaded"),
-    }
+    let nodes = match state.models.fits_for.len() {
+        0 => return String::new(),
+        1 => "1 node".to_owned(),
+        count => format!("{count} nodes"),
+    };
+    format!("predicted for {nodes}, as if no model were loaded; full bar {SPEED_FULL:.0} tok/s")
 }
 
 /// The transfer under way, or the selected model in full.
@@ -162,17 +177,7 @@ fn draw_details(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, row
         ]));
     }
     let (title, texts) = match &row {
-        Some(ModelRow::Held(choice)) => {
-            let entry = entry_of(&choice.model);
-            let file = entry.and_then(|entry| entry.files.iter().find(|file| file.file_name() == choice.model));
-            (
-                clean_line(&choice.model),
-                entry.zip(file).map_or_else(
-                    || vec!["Enter loads it as the planner recommends, after a question.".to_owned()],
-                    |(entry, file)| about(entry, file),
-                ),
-            )
-        }
+        Some(ModelRow::Held(choice)) => (clean_line(&choice.model), about_held(state, choice)),
         Some(ModelRow::Known(entry)) => (entry.name.to_owned(), about(entry, entry.usual())),
         None => (String::new(), Vec::new()),
     };
@@ -182,6 +187,19 @@ fn draw_details(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, row
     }
     let inner = panel(frame, theme, area, false, &title, Span::raw(""));
     lines(frame, inner, body);
+}
+
+/// Facts about a model that nodes have.
+fn about_held(state: &State, choice: &ModelChoice) -> Vec<String> {
+    let names = choice.nodes.iter().filter_map(|place| state.cluster.nodes.get(*place)).map(|node| node.name());
+    let on = format!(
+        "On {}. Enter loads it as the planner recommends, after a question; Delete deletes its files, after a question.",
+        names.collect::<Vec<_>>().join(", ")
+    );
+    let entry = entry_of(&choice.model);
+    let file = entry.and_then(|entry| entry.files.iter().find(|file| file.file_name() == choice.model));
+    let facts = entry.zip(file).map(|(entry, file)| about(entry, file)).unwrap_or_default();
+    std::iter::once(clean_line(&on)).chain(facts).collect()
 }
 
 /// Facts about a file of the catalogue.

@@ -58,7 +58,7 @@ fn submit(state: &mut State) -> Vec<Effect> {
     let is_pending = state.cluster.is_assigning() || state.is_operating();
     if !is_ready && !is_pending && state.assignable().is_none() {
         // The prompt stays in its box meanwhile.
-        return models::open(state);
+        return models::lead_here(state);
     }
     state.screen.scroll.text = TextScroll::Follow;
     state.generation.request = Request::new(Phase::Held, state.screen.editor.take(), state.now);

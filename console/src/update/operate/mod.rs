@@ -172,7 +172,7 @@ fn find(state: &State, name: &str) -> Result<usize, String> {
 
 /// `r`: asks whether to assign the requested or last running topology again; the list of models if there is none.
 fn ask_assign_again(state: &mut State) -> Vec<Effect> {
-    let Some(desired) = state.assignable() else { return models::open(state) };
+    let Some(desired) = state.assignable() else { return models::lead_here(state) };
     let members = state.cluster.usable();
     ask_assign(state, desired.clone(), members);
     // The dialog shows the prediction as soon as it is available.
