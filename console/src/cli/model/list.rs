@@ -113,7 +113,9 @@ fn grouped(nodes: &[(&str, &[ModelFile])]) -> BTreeMap<String, HeldModel> {
 fn print_models(nodes: &[(&str, &[ModelFile])], loaded: &[String]) {
     let all = grouped(nodes);
     if all.is_empty() {
-        output::note("no node has a model; console model search lists models, console model pull NAME gets one");
+        if !nodes.is_empty() {
+            output::note("no node has a model; console model search lists models, console model pull NAME gets one");
+        }
         return;
     }
     let rows: Vec<Vec<TableCell>> = all.iter().map(|(model, held)| row(model, held, nodes.len(), loaded)).collect();

@@ -144,6 +144,11 @@ fn row(entry: &CatalogueEntry, fit: &Fit) -> Vec<TableCell> {
     ]
 }
 
+/// A figure of the table without the digits that single precision adds.
+fn hundredths(figure: f32) -> f64 {
+    (f64::from(figure) * 100.0).round() / 100.0
+}
+
 fn object(entry: &CatalogueEntry, fit: &Fit) -> Value {
     let files: Vec<Value> = entry
         .files
@@ -160,8 +165,8 @@ fn object(entry: &CatalogueEntry, fit: &Fit) -> Value {
         Fit::TooLarge => json!(false),
         Fit::Unknown => Value::Null,
     };
-    json!({"name": entry.name, "family": entry.family, "parameters_billion": entry.parameters,
-        "active_billion": entry.active, "licence": entry.licence, "context": entry.context,
+    json!({"name": entry.name, "family": entry.family, "parameters_billion": hundredths(entry.parameters),
+        "active_billion": entry.active.map(hundredths), "licence": entry.licence, "context": entry.context,
         "default": entry.usual().quantisation, "files": files, "fits": fits})
 }
 
