@@ -62,6 +62,7 @@ const COMMANDS: &[(&str, Does, &str)] = &[
     ("model pull", Adds, "http://127.0.0.1:9/new.gguf --nodes ALL"),
     ("model pull", Adds, "tiny.gguf --from pi1 --node pi5 --nodes ALL"),
     ("model remove", Changes, "tiny.gguf --nodes ALL"),
+    ("model search", Reads, ""),
     ("model verify", Reads, ""),
     ("node add", Changes, "NEW --nodes SERVE"),
     ("node check", Reads, ""),

@@ -37,14 +37,21 @@ pub type PulledFile = (usize, ModelFile);
 /// # Errors
 /// A node cannot list its files.
 pub async fn lacking(sessions: &[Arc<Session>], model: &str) -> Result<Vec<usize>, Fault> {
-    let mut lacking = Vec::new();
-    for (index, session) in sessions.iter().enumerate() {
+    Ok(absent(&held(sessions, model).await?))
+}
+
+fn absent(held: &[Option<ModelFile>]) -> Vec<usize> {
+    (0..held.len()).filter(|index| held[*index].is_none()).collect()
+}
+
+/// The file of each session's node that is not a partial one.
+async fn held(sessions: &[Arc<Session>], model: &str) -> Result<Vec<Option<ModelFile>>, Fault> {
+    let mut held = Vec::with_capacity(sessions.len());
+    for session in sessions {
         let files = models::list(session).await?;
-        if !files.iter().any(|file| file.model == model && file.state != FileState::Partial) {
-            lacking.push(index);
-        }
+        held.push(files.into_iter().find(|file| file.model == model && file.state != FileState::Partial));
     }
-    Ok(lacking)
+    Ok(held)
 }
 
 /// Puts a file on all nodes: from a node that has it, otherwise from the server by the first node. Returns the files that
@@ -57,8 +64,15 @@ pub async fn pull(
     file: &Download,
     tell: &Arc<PullProgress>,
 ) -> Result<Vec<PulledFile>, Fault> {
-    let missing = lacking(sessions, &file.model).await?;
-    let holder = (0..sessions.len()).find(|index| !missing.contains(index));
+    let held = held(sessions, &file.model).await?;
+    let (holder, missing) = (held.iter().position(Option::is_some), absent(&held));
+    // A hash that was typed must be that of the file that is there already.
+    for (session, there) in sessions.iter().zip(&held) {
+        if file.sha256.is_some() && there.as_ref().is_some_and(|there| there.sha256 != file.sha256) {
+            let kind = FaultKind::ModelExists { model: file.model.clone() };
+            return Err(Fault::new(&session.identity.name, kind));
+        }
+    }
     let mut done = Vec::new();
     let from = match (holder, missing.first()) {
         (Some(holder), _) => holder,

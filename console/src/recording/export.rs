@@ -44,11 +44,11 @@ pub fn data(state: &State, format: Format) -> Result<String, String> {
 /// The data of the current page.
 pub fn grid(state: &State) -> Grid {
     match state.screen.focus.page {
-        Page::Cluster | Page::Topology | Page::Models => nodes(state),
+        Page::Cluster | Page::Topology => nodes(state),
         Page::Sync => layers(state, &(0..state.cluster.nodes.len()).collect::<Vec<_>>()),
         Page::Node => layers(state, &[state.screen.selected]),
         Page::Generate | Page::Chat => request(state),
-        Page::Requests => arranged(state),
+        Page::Requests | Page::Models => arranged(state),
         Page::Events => events(state),
     }
 }

@@ -123,6 +123,8 @@ pub struct ModelsState {
     pub fits: BTreeMap<String, Fit>,
     /// The nodes that the predictions are for: name and GiB of memory.
     pub fits_for: Vec<(String, u64)>,
+    /// When they were asked for last.
+    pub fits_asked: Option<Duration>,
     /// The transfer under way.
     pub pull: Option<PullState>,
 }
@@ -222,7 +224,7 @@ fn on(state: &State, nodes: &[usize]) -> Cell {
 fn fits(state: &State, entry: Option<&CatalogueEntry>) -> [Cell; 2] {
     match entry.and_then(|entry| state.models.fits.get(entry.name)) {
         Some(fit @ Fit::As { tokens_per_second, .. }) => {
-            let text = Cell { number: *tokens_per_second, ..Cell::text(fit.text()).toned(Tone::Ok) };
+            let text = Cell::text(fit.text()).toned(Tone::Ok);
             [text, Cell { number: *tokens_per_second, ..Cell::text(tokens_per_second.map_or_else(String::new, bar)) }]
         }
         Some(Fit::TooLarge) => {

@@ -33,6 +33,9 @@ pub(super) const NO_MODEL: &str = "no node has a model file: choose one of the c
 /// Time between two lists of the nodes' files while the page is shown.
 const REFRESH: Duration = Duration::from_secs(10);
 
+/// Least time between two rounds of predictions for the same nodes.
+const REPLAN: Duration = Duration::from_secs(30);
+
 /// Opens the page and asks the nodes for their files.
 pub(super) fn open(state: &mut State) -> Vec<Effect> {
     state.screen.focus = Focus::first_of(Page::Models);
@@ -80,8 +83,12 @@ pub(super) fn keep_current(state: &mut State) -> Vec<Effect> {
     let nodes = planner_nodes(state);
     // Free memory changes all the time; predictions in whole GiB are as precise as the planner.
     let wanted: Vec<(String, u64)> = nodes.iter().map(|node| (node.name.clone(), node.memory >> 30)).collect();
-    if !nodes.is_empty() && wanted != state.models.fits_for {
+    let before = &state.models.fits_for;
+    let is_other = before.len() != wanted.len() || before.iter().zip(&wanted).any(|(old, new)| old.0 != new.0);
+    let waited = state.models.fits_asked.is_none_or(|asked| state.now.saturating_sub(asked) >= REPLAN);
+    if !nodes.is_empty() && wanted != state.models.fits_for && (is_other || waited) {
         state.models.fits_for = wanted;
+        state.models.fits_asked = Some(state.now);
         effects.push(Effect::Models(ModelOrder::Fit { nodes, goal: state.plan.goal }));
     }
     effects
