@@ -101,7 +101,7 @@ fn up_sets_up_new_nodes_and_continues_where_it_ended() {
     assert!(answer["text"].as_str().is_some_and(|text| !text.is_empty()), "{answer}");
     assert_eq!(answer["topology"], "tp3");
 
-    let again = house.good(&["up", "--prompt", "ROMEO:", "--json"]);
+    let again = house.good(&["up", "--prompt", "ROMEO:", "--json", "--yes"]);
     let skipped = ["skipped", "skipped", "skipped", "skipped", "done", "skipped", "skipped", "done"];
     assert_eq!(states(&again), skipped, "{}", again.out);
     assert_eq!(house.saved().as_array().map(Vec::len), Some(3));

@@ -139,6 +139,19 @@ pub(crate) fn run(command: ClusterCommand) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// The name and the entry of the saved cluster `cluster`, or of the default one.
+///
+/// # Errors
+/// The cluster is unknown, or the file of saved clusters is refused.
+pub(crate) fn saved(cluster: Option<&str>) -> Result<Option<(String, Kept)>, Failure> {
+    let known = default_path().map_or_else(|| Ok(Clusters::default()), |path| Clusters::read(&path))?;
+    let found = match cluster {
+        Some(name) => Some((name, known.named(name)?)),
+        None => known.default_cluster(),
+    };
+    Ok(found.map(|(name, kept)| (name.to_owned(), kept.clone())))
+}
+
 /// Saves a cluster: a new one, or nodes that a saved one lacks. Returns whether that changed the file.
 ///
 /// # Errors

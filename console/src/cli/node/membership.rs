@@ -2,7 +2,9 @@
 //! leave the saved cluster.
 use std::sync::Arc;
 
+use common::fault::Fault;
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 use topology::Topology;
 
 use super::dial;
@@ -21,7 +23,7 @@ use crate::{
         },
     },
     client::{
-        assign::{Assigned, assign},
+        assign::{Assigned, Next, assign, assign_as, identify_on_any},
         cluster::Cluster,
         event::OperateEvent,
         exclude::say,
@@ -135,7 +137,10 @@ pub(super) async fn leave(change: Change, kept: Option<&str>) -> Result<u8, Fail
     if !interrupts.end(change.consent.obtain(&question, &plan, change.json)).await? {
         return Ok(0);
     }
-    let assigned = interrupts.end(switch(&rest, &wanted)).await?;
+    let assigned = match rest.len() == topology.members.len() {
+        true => interrupts.end(settle(&rest, &topology)).await?,
+        false => interrupts.end(switch(&rest, &wanted)).await?,
+    };
     clear(&mut cluster, index).await;
     done(&change, &name, "left", &assigned);
     cluster::follow(kept, &[], &[address]);
@@ -217,6 +222,15 @@ fn uncordoned(cluster: &Cluster, leaving: &str) -> Result<(), Failure> {
 
 pub(super) async fn switch(sessions: &[Arc<Session>], wanted: &DesiredTopology) -> Result<Assigned, Failure> {
     Ok(assign(sessions, wanted, &|event| progress(&OperateEvent::Assign(event))).await?)
+}
+
+/// Makes the running topology, which only approximates the operator's, the wanted one: nodes that it lacks do not return.
+async fn settle(sessions: &[Arc<Session>], topology: &Topology) -> Result<Assigned, Failure> {
+    let card = identify_on_any(sessions.iter().map(|session| &**session), &topology.model).await?;
+    let sizes = card.sizes().map_err(|kind| Fault::new("console", kind))?;
+    let next = Next { topology: topology.clone(), desired: None, sizes: &sizes };
+    let stop = CancellationToken::new();
+    Ok(assign_as(sessions, next, &stop, &|event| progress(&OperateEvent::Assign(event))).await?)
 }
 
 fn done(change: &Change, name: &str, how: &str, assigned: &Assigned) {

@@ -164,19 +164,6 @@ pub(crate) fn choose(typed: Vec<String>, cluster: Option<String>, need: Need, as
     Ok(of(found))
 }
 
-/// The name and the entry of the saved cluster `cluster`, or of the default one.
-///
-/// # Errors
-/// The cluster is unknown, or the file of saved clusters is refused.
-pub(crate) fn saved(cluster: Option<&str>) -> Result<Option<(String, Kept)>, Failure> {
-    let known = default_path().map_or_else(|| Ok(Clusters::default()), |path| Clusters::read(&path))?;
-    let found = match cluster {
-        Some(name) => Some((name, known.named(name)?)),
-        None => known.default_cluster(),
-    };
-    Ok(found.map(|(name, kept)| (name.to_owned(), kept.clone())))
-}
-
 fn named(name: &str) -> Result<Chosen, Failure> {
     Ok(chosen(name, Clusters::read(&cluster::path()?)?.named(name)?))
 }

@@ -20,7 +20,6 @@ use super::{
         options::{LayoutChoice, node},
         output,
     },
-    target::saved,
     topology::ensure::{Reached, obtain},
 };
 use crate::client::{
@@ -93,7 +92,7 @@ pub(crate) async fn run(options: Up, setting: Setting) -> Result<u8, Failure> {
 async fn prepare(options: &Up, setting: Setting, journal: &mut Journal) -> Result<Option<RunOptions>, Failure> {
     // Nodes that are given without a cluster are new ones.
     let is_saved = options.given.is_empty() || setting.cluster.is_some();
-    let saved = if is_saved { saved(setting.cluster.as_deref())? } else { None };
+    let saved = if is_saved { cluster::saved(setting.cluster.as_deref())? } else { None };
     let nodes = nodes::find(options, saved.as_ref(), journal).await?;
     let key = setting.key.or(saved.and_then(|(_, kept)| kept.key)).map_or_else(key::default_path, Ok)?;
     let mut is_reachable = true;
@@ -161,6 +160,12 @@ async fn save(
         journal.skip(what, &command, &format!("cluster {name} is saved"));
         return Ok(());
     }
+    if is_another(&known, &name, nodes) {
+        return Err(Failure::Usage {
+            message: format!("cluster {name} is saved with other nodes"),
+            next: "choose another name with --name NAME; to extend that cluster: console node add ADDRESS",
+        });
+    }
     if journal.is_rehearsal() {
         journal.plan(what, &command);
         return Ok(());
@@ -182,6 +187,12 @@ async fn save(
 fn has_all(known: &Clusters, name: &str, nodes: &[String]) -> bool {
     let kept = known.all.get(name).map_or(&[][..], |kept| &kept.nodes);
     nodes.iter().all(|node| kept.iter().any(|one| with_port(one) == with_port(node)))
+}
+
+/// Whether a cluster is saved that has none of these nodes.
+fn is_another(known: &Clusters, name: &str, nodes: &[String]) -> bool {
+    let Some(kept) = known.all.get(name) else { return false };
+    !nodes.iter().any(|node| kept.nodes.iter().any(|one| with_port(one) == with_port(node)))
 }
 
 /// Asks for the name of the cluster until it is valid.
@@ -245,4 +256,21 @@ async fn load(
     let mut answer = RunOptions::of(model, prompt, nodes)?;
     (answer.json, answer.consent, answer.layout) = (options.json, options.consent, options.layout.clone());
     Ok(Some(answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::clusters::Kept;
+
+    #[test]
+    fn saved_cluster_is_extended_only_if_it_has_one_of_the_nodes() {
+        let nodes = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let mut known = Clusters::default();
+        known.all.insert("home".into(), Kept { nodes: nodes(&["pi1", "pi2:9999"]), key: None });
+        assert!(has_all(&known, "home", &nodes(&["pi2", "pi1"])), "the port is the default one");
+        assert!(!has_all(&known, "home", &nodes(&["pi1", "pi3"])) && !has_all(&known, "lab", &nodes(&["pi1"])));
+        assert!(!is_another(&known, "home", &nodes(&["pi1", "pi3"])), "it is extended");
+        assert!(is_another(&known, "home", &nodes(&["pi3"])) && !is_another(&known, "lab", &nodes(&["pi3"])));
+    }
 }

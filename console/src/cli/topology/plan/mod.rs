@@ -19,9 +19,8 @@ use tokio_util::sync::CancellationToken;
 use topology::sizes::ModelSizes;
 
 use crate::cli::{
-    Failure,
+    Failure, cluster,
     shared::{interrupts::Interrupts, output, sessions::open},
-    target::saved,
     topology::{
         hypothetical_cluster::{self, Hypothetical},
         preview::memory_object,
@@ -97,7 +96,7 @@ impl PlanOptions {
     fn tell_saved(&self) {
         let is_default = self.described.is_none() && self.count.is_none() && self.live().is_empty();
         // A plan for hypothetical nodes needs no saved cluster, so a broken file is no failure.
-        if let Some((name, _)) = saved(None).ok().flatten().filter(|_| is_default) {
+        if let Some((name, _)) = cluster::saved(None).ok().flatten().filter(|_| is_default) {
             output::note(&format!("these nodes are hypothetical; for your nodes: --cluster {name}"));
         }
     }
