@@ -1,5 +1,6 @@
 //! The dashboard's driver: waits for an event, updates the state, performs the effects and renders a frame if something
 //! changed. Makes no decisions; the only module of the dashboard that uses tokio and the clock.
+mod alerter;
 pub mod replay;
 
 use std::{future::pending, io, path::PathBuf, time::Duration};
@@ -12,6 +13,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 
+use self::alerter::Alerter;
 use crate::{
     client::NodeClient,
     operator::desired::TopologyRequest,
@@ -95,8 +97,9 @@ pub async fn dashboard<N: NodeClient>(
     let (sender, events) = mpsc::channel(CLIENT_EVENTS_MAX);
     state.clock_ms = observer.started_unix_ms();
     let nodes = connect(options.nodes, sender);
+    let alerter = Alerter::start(state.preferences.alerts.clone());
     let mut driver =
-        Driver { state, nodes, observer, events, started, frame_due: None, exit: None, stage: options.tour };
+        Driver { state, nodes, observer, events, started, frame_due: None, exit: None, stage: options.tour, alerter };
     if let Some(event) = began {
         drop(update(&mut driver.state, event));
     }
@@ -115,6 +118,7 @@ struct Driver<N> {
     frame_due: Option<Instant>,
     exit: Option<i32>,
     stage: Option<Stage>,
+    alerter: Alerter,
 }
 
 impl<N: NodeClient> Driver<N> {
@@ -132,6 +136,7 @@ impl<N: NodeClient> Driver<N> {
                 key = next_input(&mut keys) => key,
                 event = next_client(&mut self.events) => Some(Event::Client(event)),
                 event = self.observer.news() => Some(event),
+                event = self.alerter.news() => Some(event),
                 _ = ticks.tick() => None,
                 () = frame(frame_due, &screen) => {
                     let theme = view::theme_of(&self.state);
@@ -175,6 +180,7 @@ impl<N: NodeClient> Driver<N> {
                 Effect::Models(order) => self.nodes.models(order),
                 // No recording is played here: `update` refuses these.
                 Effect::Replay(_) => {}
+                Effect::Alert(alert) => screen.send(&self.alerter.give(alert)),
                 Effect::Tour(scene) => {
                     if let Some(stage) = &self.stage {
                         stage.send_replace(scene);

@@ -194,6 +194,7 @@ impl Replayer {
                 Effect::File(FileEffect::Record(_) | FileEffect::StopRecording)
                 | Effect::Draw
                 | Effect::Tour(_)
+                | Effect::Alert(_)
                 | Effect::Plan(_)
                 | Effect::Models(_)
                 | Effect::Log { .. }

@@ -1,5 +1,6 @@
 //! The complete state of the dashboard, in rooms that each own one idea. Independent of terminal, sockets and clock;
 //! changed only by `update`.
+pub mod alerts;
 pub mod clean;
 pub mod cluster;
 pub mod command;
@@ -60,6 +61,8 @@ pub struct Journal {
     pub events: events::EventLog,
     /// The log of the node whose page was open last.
     pub log: log::NodeLog,
+    /// Alerts that wait for their delivery.
+    pub alerts: alerts::Alerts,
     /// The last observed state; differences become events.
     pub watch: watch::Watch,
 }

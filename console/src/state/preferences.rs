@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     keymap::Keymap,
-    state::{command::Cycle, editor::Editor},
+    state::{alerts::AlertPreferences, command::Cycle, editor::Editor},
 };
 
 /// A colour theme.
@@ -80,6 +80,8 @@ pub struct Preferences {
     pub takes_mouse: bool,
     /// The key bindings.
     pub keys: Keymap,
+    /// How alerts are delivered.
+    pub alerts: AlertPreferences,
     /// The file that the session is recorded to.
     pub recording: Option<String>,
     /// The replay that is playing.
@@ -99,6 +101,7 @@ impl Default for Preferences {
             is_ascii: false,
             takes_mouse: true,
             keys: Keymap::default(),
+            alerts: AlertPreferences::default(),
             recording: None,
             replay: None,
             is_commanding: false,

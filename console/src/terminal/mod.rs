@@ -120,6 +120,11 @@ impl TerminalScreen {
         self.frame.write_all(bytes).expect("writing to memory succeeds");
     }
 
+    /// Sends a control sequence that shows nothing, such as the bell. Takes effect with the next frame.
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.frame.write_all(bytes).expect("writing to memory succeeds");
+    }
+
     /// Columns and rows of the last rendered frame.
     ///
     /// # Errors

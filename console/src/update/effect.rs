@@ -5,7 +5,7 @@ use crate::{
     keymap::ReplayAction,
     operator::model_order::ModelOrder,
     operator::planner_query::PlannerQuery,
-    state::{command::Format, tour::Scene},
+    state::{alerts::Alert, command::Format, tour::Scene},
 };
 pub use crate::{operator::command::OperatorCommand, operator::desired::DesiredTopology};
 
@@ -53,6 +53,8 @@ pub enum Effect {
     Replay(ReplayAction),
     /// Set the scene of the guided tour on the nodes of the demo.
     Tour(Scene),
+    /// Deliver an alert.
+    Alert(Alert),
 }
 
 /// A requested file.
@@ -84,7 +86,8 @@ impl Effect {
             | Self::TakeMouse(_)
             | Self::File(_)
             | Self::Replay(_)
-            | Self::Tour(_) => false,
+            | Self::Tour(_)
+            | Self::Alert(_) => false,
         }
     }
 }

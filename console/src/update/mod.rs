@@ -38,7 +38,13 @@ use crate::{
 
 /// Handles an event. Every event except a tick without changes requests a frame.
 pub fn update(state: &mut State, event: Event) -> Vec<Effect> {
-    if state.frozen.is_some() { frozen::update_frozen(state, event) } else { update_live(state, event) }
+    let mut effects =
+        if state.frozen.is_some() { frozen::update_frozen(state, event) } else { update_live(state, event) };
+    let alerts = state.journal.alerts.take();
+    if state.preferences.alerts.is_on() {
+        effects.extend(alerts.into_iter().map(Effect::Alert));
+    }
+    effects
 }
 
 fn update_live(state: &mut State, event: Event) -> Vec<Effect> {

@@ -1,17 +1,24 @@
-//! Screen preferences of the dashboard: from options, the environment and the operator's key bindings file.
-use std::{env, fs, io, path::PathBuf};
+//! Preferences of the dashboard: from options, the environment, and the operator's files `keys.toml` and
+//! `dashboard.toml`.
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
+use serde::Deserialize;
 
 use crate::cli::Failure;
 use crate::{
     client::clusters::config_folder,
+    http::Url,
     keymap::Keymap,
     run::Stage,
+    state::alerts::AlertPreferences,
     state::preferences::{Preferences, ThemeName},
 };
 
-/// Maximum size of a key bindings file in bytes.
+/// Maximum size of a key bindings file and of a preferences file in bytes.
 const KEY_FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// Options of all commands that render a screen.
@@ -51,6 +58,7 @@ impl Arrange {
             is_ascii: self.ascii || !is_utf8(&variable),
             takes_mouse: !self.no_mouse,
             keys: keys()?,
+            alerts: alerts()?,
             ..Preferences::default()
         })
     }
@@ -77,22 +85,83 @@ pub(crate) fn keys() -> Result<Keymap, Failure> {
         message: format!("{}: {reason}", path.display()),
         next: "correct the line, or move the file away; console screen keys prints the active key bindings",
     };
-    let read = || -> io::Result<String> {
-        if fs::metadata(&path)?.len() > KEY_FILE_BYTES_MAX {
-            return Err(io::Error::other(format!("longer than {KEY_FILE_BYTES_MAX} bytes")));
-        }
-        fs::read_to_string(&path)
-    };
-    match read() {
+    match read_bounded(&path) {
         Ok(text) => Keymap::read(&text).map_err(|error| usage(error.to_string())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Keymap::default()),
         Err(error) => Err(usage(error.to_string())),
     }
 }
 
+/// The operator's preferences file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PreferencesFile {
+    /// How the terminal alerts: `bell`, `desktop`.
+    #[serde(default)]
+    alerts: Vec<AlertName>,
+    alert_command: Option<String>,
+    alert_url: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum AlertName {
+    Bell,
+    Desktop,
+}
+
+/// The alerts that `dashboard.toml` in the configuration folder asks for.
+fn alerts() -> Result<AlertPreferences, Failure> {
+    let Some(path) = config_folder().map(|folder| folder.join("dashboard.toml")) else {
+        return Ok(AlertPreferences::default());
+    };
+    let usage = |reason: String| Failure::Usage {
+        message: format!("{}: {reason}", path.display()),
+        next: "correct the file, or move it away; docs/operate.md, Alerts, describes it",
+    };
+    match read_bounded(&path) {
+        Ok(text) => parse_alerts(&text).map_err(usage),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(AlertPreferences::default()),
+        Err(error) => Err(usage(error.to_string())),
+    }
+}
+
+fn parse_alerts(text: &str) -> Result<AlertPreferences, String> {
+    let file: PreferencesFile = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+    if let Some(url) = &file.alert_url {
+        url.parse::<Url>().map_err(|error| format!("alert_url: {error}"))?;
+    }
+    let has = |name| file.alerts.contains(&name);
+    let (bell, desktop) = (has(AlertName::Bell), has(AlertName::Desktop));
+    Ok(AlertPreferences { bell, desktop, command: file.alert_command, url: file.alert_url })
+}
+
+/// Reads a small file.
+fn read_bounded(path: &Path) -> io::Result<String> {
+    if fs::metadata(path)?.len() > KEY_FILE_BYTES_MAX {
+        return Err(io::Error::other(format!("longer than {KEY_FILE_BYTES_MAX} bytes")));
+    }
+    fs::read_to_string(path)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn alerts_are_off_unless_the_file_names_them() {
+        assert_eq!(parse_alerts(""), Ok(AlertPreferences::default()));
+        let all = parse_alerts("alerts = [\"bell\", \"desktop\"]\nalert_command = \"x\"\nalert_url = \"http://a:1/b\"");
+        let all = all.expect("the file is valid");
+        assert!(all.bell && all.desktop && all.command.as_deref() == Some("x") && all.url.is_some());
+        for (text, part) in [
+            ("alerts = [\"horn\"]", "horn"),
+            ("alert_url = \"https://a\"", "https is not supported"),
+            ("alarm = 1", "alarm"),
+        ] {
+            assert!(parse_alerts(text).is_err_and(|error| error.contains(part)), "{text}");
+        }
+    }
 
     #[test]
     fn first_locale_variable_that_is_set_decides() {

@@ -6,13 +6,17 @@ use telemetry::{Finding, Health, NodeState, Severity};
 
 use crate::state::{
     AssignmentStatus, State,
+    alerts::AlertKind,
     lateness::{ranks, straggler},
     node::{Link, NodeStatus, STALE_AFTER},
     request::Phase,
+    status::{ClusterStatus, status},
 };
 
 /// A finding or straggler counts as gone when it has not been seen for this long; flapping is reported once.
 const GONE_AFTER: Duration = Duration::from_secs(10);
+/// Codes of findings that slow a node down at once.
+const THROTTLES: [&str; 2] = ["throttled", "under_voltage"];
 /// Interval between two checks for a straggler.
 const LATE_STEP: Duration = Duration::from_secs(1);
 /// Maximum number of findings kept per node.
@@ -39,6 +43,7 @@ pub struct Watch {
     has_failed: bool,
     late: Option<(usize, Duration)>,
     late_checked: Duration,
+    is_broken: bool,
 }
 
 /// Reports changes of a node.
@@ -59,6 +64,7 @@ pub fn observe_node(state: &mut State, place: usize) {
 pub fn observe_cluster(state: &mut State) {
     let mut watch = std::mem::take(&mut state.journal.watch);
     assignment(state, &mut watch);
+    service(state, &mut watch);
     let failed = match &state.generation.request.phase {
         Phase::Failed(fault) => Some(format!("request failed: {fault}")),
         _ => None,
@@ -95,10 +101,15 @@ fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
     match state.cluster.nodes[place].link.clone() {
         Link::Open if !seen.is_open => {
             say(state, Severity::Note, "connected");
+            if seen.was_refused {
+                alert(state, AlertKind::NodeReturned, Some(place), "answers again");
+            }
             (seen.is_open, seen.was_refused) = (true, false);
         }
         Link::Lost { fault, .. } if seen.is_open => {
-            say(state, Severity::Error, &format!("connection lost: {}", fault.kind));
+            let text = format!("connection lost: {}", fault.kind);
+            say(state, Severity::Error, &text);
+            alert(state, AlertKind::NodeLost, Some(place), &text);
             *seen = SeenNode { instance: seen.instance, is_out: seen.is_out, was_refused: true, ..SeenNode::default() };
         }
         Link::Lost { fault, .. } if !seen.was_refused => {
@@ -120,6 +131,7 @@ fn link(state: &mut State, place: usize, seen: &mut SeenNode) {
             Some(entry) => {
                 let reason = format!("excluded: {} ({})", entry.reason.as_deref().unwrap_or_default(), entry.by);
                 say(state, Severity::Warning, &reason);
+                alert(state, AlertKind::NodeExcluded, Some(place), &reason);
             }
             None => say(state, Severity::Note, "included again"),
         }
@@ -153,12 +165,15 @@ fn findings(state: &mut State, place: usize, seen: &mut SeenNode) {
     // Notes are ignored: most machines have a governor that may lower the clock.
     let found: Vec<Finding> =
         report.health.findings().into_iter().filter(|finding| finding.severity > Severity::Note).collect();
-    let mut news = Vec::new();
+    let (mut news, mut throttles) = (Vec::new(), Vec::new());
     for finding in found.iter().take(FINDINGS_MAX) {
         match seen.findings.iter_mut().find(|(code, _)| *code == finding.code) {
             Some((_, at)) => *at = now,
             None => {
                 seen.findings.push((finding.code, now));
+                if THROTTLES.contains(&finding.code) {
+                    throttles.push(finding.meaning.clone());
+                }
                 news.push((finding.severity, format!("{}; fix: {}", finding.meaning, finding.fix)));
             }
         }
@@ -172,6 +187,31 @@ fn findings(state: &mut State, place: usize, seen: &mut SeenNode) {
     });
     for (severity, text) in news {
         state.journal.events.push(now, severity, Some(place), &text);
+    }
+    for text in throttles {
+        alert(state, AlertKind::Throttled, Some(place), &text);
+    }
+}
+
+/// Adds an alert about a node or the whole cluster.
+fn alert(state: &mut State, kind: AlertKind, place: Option<usize>, text: &str) {
+    let node = place.and_then(|place| state.cluster.nodes.get(place)).map_or("", |node| node.name());
+    state.journal.alerts.push(kind, node, text, (state.now, state.clock_ms));
+}
+
+/// Alerts when the running topology stops serving, and when one serves again.
+fn service(state: &mut State, watch: &mut Watch) {
+    match status(state) {
+        ClusterStatus::Broken(name) if !watch.is_broken => {
+            let text = format!("the topology does not serve: {name}");
+            watch.is_broken = true;
+            alert(state, AlertKind::ClusterBroken, None, &text);
+        }
+        ClusterStatus::Ready | ClusterStatus::Serving if watch.is_broken => {
+            watch.is_broken = false;
+            alert(state, AlertKind::ClusterServes, None, "the cluster serves again");
+        }
+        _ => {}
     }
 }
 
