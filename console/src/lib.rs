@@ -3,6 +3,7 @@
 pub mod catalogue;
 pub mod cli;
 pub mod client;
+pub mod conversation;
 #[cfg(test)]
 mod fixtures;
 pub mod http;

@@ -1,5 +1,6 @@
 //! Events that the client sends to the rest of the console. Plain values; no sockets here.
 use common::{
+    chat::AnswerForm,
     fault::Fault,
     ids::{Epoch, MemberIndex},
 };
@@ -78,6 +79,8 @@ pub enum GenerateEvent {
         /// Token ids of the prompt.
         prompt_token_ids: Vec<u32>,
     },
+    /// How to read the answer to a chat: where it thinks. Sent once, if it is not a plain text.
+    Form(AnswerForm),
     /// A token.
     Token(TokenEvent),
     /// The generation ended.

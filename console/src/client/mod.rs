@@ -4,6 +4,7 @@ pub mod adopt;
 pub mod bench;
 pub mod cluster;
 pub mod clusters;
+pub mod conversations;
 pub mod event;
 pub mod exclude;
 #[cfg(test)]

@@ -17,6 +17,8 @@ pub enum Action {
     Table(TableAction),
     /// Handled by `update/generate`.
     Generate(GenerateAction),
+    /// Handled by `update/chat`.
+    Chat(ChatAction),
     /// Handled by `update/operate`.
     Operate(OperateAction),
     /// Handled by the driver of a replay.
@@ -115,6 +117,21 @@ pub enum GenerateAction {
     Pin,
 }
 
+/// Actions of the page Chat. Their names begin with the page, because words of the command line are the same on all pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each binding describes its action")]
+pub enum ChatAction {
+    ChatNew,
+    ChatAgain,
+    ChatEdit,
+    ChatThoughts,
+    ChatCopy,
+    ChatExport,
+    ChatSystem,
+    ChatRename,
+    ChatDelete,
+}
+
 /// Operator commands and planner queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each binding describes its action")]
@@ -171,6 +188,7 @@ impl Action {
             | Self::Replay(_)
             | Self::Tour(_) => false,
             Self::Generate(action) => action == GenerateAction::Submit,
+            Self::Chat(action) => action == ChatAction::ChatAgain,
             Self::Operate(action) => !matches!(action, OperateAction::Plan | OperateAction::LoadModel),
         }
     }
@@ -186,6 +204,7 @@ impl Action {
             // Key files of earlier versions contain this name.
             Self::Generate(GenerateAction::SamplingForm) => "Terms".to_owned(),
             Self::Generate(action) => format!("{action:?}"),
+            Self::Chat(action) => format!("{action:?}"),
             Self::Operate(action) => format!("{action:?}"),
             Self::Replay(action) => format!("Replay{action:?}"),
             Self::Tour(action) => format!("Tour{action:?}"),

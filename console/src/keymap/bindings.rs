@@ -2,8 +2,8 @@
 use std::borrow::Cow;
 
 use super::{
-    Action, AppAction, Binding, EditAction, GenerateAction, Key, KeyCode, NavigateAction, OperateAction, Page, Place,
-    ReplayAction, ScrollAction, TableAction, TourAction,
+    Action, AppAction, Binding, ChatAction, EditAction, GenerateAction, Key, KeyCode, NavigateAction, OperateAction,
+    Page, Place, ReplayAction, ScrollAction, TableAction, TourAction,
 };
 
 const fn bind(place: Place, keys: &'static [Key], action: Action, what: &'static str, short: &'static str) -> Binding {
@@ -20,6 +20,14 @@ const fn replay(keys: &'static [Key], action: ReplayAction, what: &'static str, 
 
 const fn tour(keys: &'static [Key], action: TourAction, what: &'static str) -> Binding {
     bind(Place::Tour, keys, Action::Tour(action), what, "")
+}
+
+const fn chat(keys: &'static [Key], action: ChatAction, what: &'static str, short: &'static str) -> Binding {
+    bind(Place::On(Page::Chat), keys, Action::Chat(action), what, short)
+}
+
+const fn message(keys: &'static [Key], action: ChatAction, what: &'static str, short: &'static str) -> Binding {
+    bind(Place::Message, keys, Action::Chat(action), what, short)
 }
 
 const fn key(code: KeyCode) -> Key {
@@ -299,6 +307,48 @@ pub const BINDINGS: &[Binding] = &{
             "pin this result, to compare the next one with it",
             "pin",
         ),
+        bind(
+            On(Page::Chat),
+            &[Key::character('p'), key(Function(2))],
+            Action::Generate(GenerateAction::SamplingForm),
+            "settings of the next answers",
+            "settings",
+        ),
+        chat(&[Key::character('n'), key(Function(6))], ChatAction::ChatNew, "start a new conversation", "new"),
+        chat(
+            &[Key::character('u'), key(Function(4))],
+            ChatAction::ChatEdit,
+            "edit the last message, and send it again",
+            "edit",
+        ),
+        chat(&[Key::character('a'), key(Function(5))], ChatAction::ChatAgain, "answer the last message again", "again"),
+        chat(
+            &[Key::character('t'), key(Function(7))],
+            ChatAction::ChatThoughts,
+            "show / hide what the model thought",
+            "thoughts",
+        ),
+        chat(
+            &[Key::character('y'), key(Function(8))],
+            ChatAction::ChatCopy,
+            "copy the last answer to the clipboard (OSC 52)",
+            "copy",
+        ),
+        chat(&[Key::character('w')], ChatAction::ChatExport, "write the conversation to a file (Markdown)", "write"),
+        chat(
+            &[Key::character('s'), key(Function(9))],
+            ChatAction::ChatSystem,
+            "the system prompt of the conversation",
+            "system",
+        ),
+        chat(&[Key::character('N')], ChatAction::ChatRename, "rename the conversation", ""),
+        chat(&[Key::character('D')], ChatAction::ChatDelete, "delete the conversation, after a question", ""),
+        message(&[key(Function(6))], ChatAction::ChatNew, "start a new conversation", "new"),
+        message(&[key(Function(4))], ChatAction::ChatEdit, "edit the last message, and send it again", "edit"),
+        message(&[key(Function(5))], ChatAction::ChatAgain, "answer the last message again", "again"),
+        message(&[key(Function(7))], ChatAction::ChatThoughts, "show / hide what the model thought", "thoughts"),
+        message(&[key(Function(8))], ChatAction::ChatCopy, "copy the last answer to the clipboard (OSC 52)", "copy"),
+        message(&[key(Function(9))], ChatAction::ChatSystem, "the system prompt of the conversation", "system"),
         bind(
             On(Page::Requests),
             &[Key::character('X')],

@@ -10,8 +10,8 @@ use std::borrow::Cow;
 
 pub use self::{
     action::{
-        Action, AppAction, EditAction, GenerateAction, NavigateAction, OperateAction, ReplayAction, ScrollAction,
-        TableAction, TourAction,
+        Action, AppAction, ChatAction, EditAction, GenerateAction, NavigateAction, OperateAction, ReplayAction,
+        ScrollAction, TableAction, TourAction,
     },
     bindings::BINDINGS,
     custom::{Keymap, KeymapError},
@@ -32,6 +32,8 @@ pub enum Place {
     Filter,
     /// In the prompt box.
     Prompt,
+    /// In the prompt box of the page Chat.
+    Message,
     /// On one page, outside the prompt box.
     On(Page),
     /// While a recording is played; these keys precede all others.
@@ -42,12 +44,13 @@ pub enum Place {
 
 impl Place {
     /// In the order of the help page.
-    pub const ALL: [Self; 7 + Page::ALL.len()] = [
+    pub const ALL: [Self; 8 + Page::ALL.len()] = [
         Self::Anywhere,
         Self::Panels,
         Self::Tables,
         Self::Filter,
         Self::Prompt,
+        Self::Message,
         Self::On(Page::Cluster),
         Self::On(Page::Topology),
         Self::On(Page::Sync),
@@ -76,7 +79,7 @@ impl Place {
             Self::Panels => "All pages, outside of the prompt box".to_owned(),
             Self::Tables => "Its table".to_owned(),
             Self::Filter => "While a filter is typed".to_owned(),
-            Self::Prompt => "Its prompt box".to_owned(),
+            Self::Prompt | Self::Message => "Its prompt box".to_owned(),
             Self::On(page) => format!("Page {}", page.title()),
             Self::Replay => "This recording".to_owned(),
             Self::Tour => "The tour".to_owned(),
@@ -91,6 +94,7 @@ impl Place {
             Self::Tables => !focus.is_typing() && focus.page.has_table(),
             Self::Filter => focus.panel == Panel::Filter,
             Self::Prompt => focus.panel == Panel::Prompt,
+            Self::Message => focus.panel == Panel::Prompt && focus.page == Page::Chat,
             Self::On(page) => page == focus.page && !focus.is_typing(),
             // Found only by the driver of a replay, and by the tour.
             Self::Replay | Self::Tour => false,
@@ -117,7 +121,7 @@ impl Binding {
     /// Whether the action is also a word of the command line: not what edits text, nor what steers a replay or a
     /// tour.
     pub fn is_command(&self) -> bool {
-        !matches!(self.place, Place::Prompt | Place::Filter | Place::Replay | Place::Tour)
+        !matches!(self.place, Place::Prompt | Place::Message | Place::Filter | Place::Replay | Place::Tour)
     }
 
     /// The keys for display.

@@ -80,7 +80,7 @@ impl Page {
             Self::Events => &[Panel::Events],
             Self::Node => &[Panel::Details, Panel::Layers],
             Self::Models => &[Panel::Models],
-            Self::Chat => &[Panel::Prompt, Panel::Text],
+            Self::Chat => &[Panel::Prompt, Panel::Text, Panel::Conversations],
         }
     }
 }
@@ -108,6 +108,8 @@ pub enum Panel {
     Details,
     /// The table of models.
     Models,
+    /// The list of conversations.
+    Conversations,
     /// The filter of the page's table.
     Filter,
 }

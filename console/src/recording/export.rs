@@ -28,6 +28,15 @@ pub struct Grid {
 /// The page has no data yet; the message names the page.
 pub fn data(state: &State, format: Format) -> Result<String, String> {
     let page = state.screen.focus.page;
+    let talk = state.chat.shown().filter(|_| page == Page::Chat);
+    match (format, talk) {
+        (Format::Markdown, Some(talk)) => return Ok(talk.markdown()),
+        (Format::Json, Some(talk)) => return Ok(talk.json()),
+        (Format::Markdown, None) => {
+            return Err("only a conversation of the page Chat can be written as Markdown".to_owned());
+        }
+        _ => {}
+    }
     let grid = grid(state);
     if grid.rows.is_empty() {
         return Err(format!("the page {} has no data to write yet", page.title()));

@@ -78,7 +78,7 @@ impl Encoder {
                 written.report = Some(ReportDelta::between(last.as_ref(), report));
                 *last = Some(report.as_ref().clone());
             }
-            Some(Event::Client(ClientEvent::Planned(_))) => {}
+            Some(Event::Client(ClientEvent::Planned(_)) | Event::Conversations(_)) => {}
             other => written.event = other.cloned(),
         }
         let mut line = serde_json::to_vec(&written)?;

@@ -12,6 +12,10 @@ use common::calendar::compact;
 use tokio::sync::mpsc;
 
 use crate::{
+    client::conversations::{
+        folder,
+        keeper::{Keeper, KeeperOrder},
+    },
     recording::{FORMAT, Header, RecordingError, opening, writer::Recorder},
     state::{State, command::Format},
     update::{
@@ -28,6 +32,8 @@ const NEWS_MAX: usize = 16;
 pub(crate) struct Observer {
     header: Header,
     recorder: Option<Recorder>,
+    /// `None` without a home folder.
+    keeper: Option<Keeper>,
     sender: mpsc::Sender<Event>,
     news: mpsc::Receiver<Event>,
 }
@@ -46,7 +52,12 @@ impl Observer {
             defaults: state.generation.defaults.clone(),
             keys: state.preferences.keys.changed(),
         };
-        Self { header, recorder: None, sender, news }
+        let told = sender.clone();
+        let keeper = folder().map(|folder| {
+            // As for all news: if this many are unread, one more would not be read either.
+            Keeper::start(folder, move |news| drop(told.try_send(Event::Conversations(news))))
+        });
+        Self { header, recorder: None, keeper, sender, news }
     }
 
     /// Start time of this dashboard, in milliseconds since 1970.
@@ -88,7 +99,16 @@ impl Observer {
         match effect {
             FileEffect::Record(file) => self.begin(file.map(PathBuf::from), state),
             FileEffect::StopRecording => self.end(),
+            FileEffect::Conversations(order) => self.order(order),
             FileEffect::Export { format, file } => self.export(state, size, format, file.map(PathBuf::from)),
+        }
+    }
+
+    /// Passes an order on to the thread that stores conversations.
+    fn order(&self, order: KeeperOrder) {
+        let Some(keeper) = &self.keeper else { return };
+        if !keeper.order(order) {
+            self.tell(Event::Said("the disk is too slow: the conversation is not stored".to_owned()));
         }
     }
 
@@ -111,6 +131,8 @@ impl Observer {
     /// Ends the recording when the dashboard quits; errors go to standard error, because the terminal is already
     /// restored.
     pub(crate) fn finish(&mut self) {
+        // Waits until the last conversation is stored.
+        self.keeper = None;
         if let Some(recorder) = self.recorder.take()
             && let RecordingEvent::Failed { reason } = ended(recorder)
         {
@@ -154,7 +176,7 @@ fn content(state: &State, size: (u16, u16), format: Format) -> Result<String, St
             let is_light = state.shown().preferences.theme == crate::state::preferences::ThemeName::Light;
             Ok(picture::svg(&view::paint(state, &theme, size), is_light))
         }
-        Format::Csv | Format::Json => super::export::data(state.shown(), format),
+        Format::Csv | Format::Json | Format::Markdown => super::export::data(state.shown(), format),
     }
 }
 

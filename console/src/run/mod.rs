@@ -15,7 +15,7 @@ use tokio::{
 
 use self::alerter::Alerter;
 use crate::{
-    client::NodeClient,
+    client::{NodeClient, conversations::keeper::KeeperOrder},
     operator::desired::TopologyRequest,
     recording::{observer::Observer, rounded},
     state::{
@@ -25,7 +25,7 @@ use crate::{
     },
     terminal::{TerminalError, TerminalScreen, input::next_input},
     update::{
-        effect::Effect,
+        effect::{Effect, FileEffect},
         event::{ClientEvent, Event, GenerateEvent, Signal},
         update,
     },
@@ -103,6 +103,7 @@ pub async fn dashboard<N: NodeClient>(
     if let Some(event) = began {
         drop(update(&mut driver.state, event));
     }
+    driver.observer.perform(FileEffect::Conversations(KeeperOrder::Read), &driver.state, (0, 0));
     let code = driver.run(screen, signals).await?;
     driver.observer.finish();
     driver.wait_for_cancel().await;
@@ -186,6 +187,7 @@ impl<N: NodeClient> Driver<N> {
                         stage.send_replace(scene);
                     }
                 }
+                Effect::Copy(text) => screen.copy(&text),
                 Effect::File(effect) => {
                     self.observer.perform(effect, &self.state, screen.size().unwrap_or((80, 24)));
                 }

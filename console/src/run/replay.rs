@@ -187,11 +187,12 @@ impl Replayer {
                 Effect::Quit(code) => return Some(code),
                 Effect::TakeMouse(takes) => screen.take_mouse(takes),
                 Effect::Replay(action) => self.steer(action),
+                Effect::Copy(text) => screen.copy(&text),
                 Effect::File(effect @ FileEffect::Export { .. }) => {
                     self.observer.perform(effect, &self.viewer, screen.size().unwrap_or((80, 24)));
                 }
                 // Effects on the cluster were refused above, and a replay is not recorded.
-                Effect::File(FileEffect::Record(_) | FileEffect::StopRecording)
+                Effect::File(FileEffect::Record(_) | FileEffect::StopRecording | FileEffect::Conversations(_))
                 | Effect::Draw
                 | Effect::Tour(_)
                 | Effect::Alert(_)

@@ -21,11 +21,13 @@ pub enum Format {
     Text,
     /// The screen as an SVG image.
     Svg,
+    /// The conversation as Markdown.
+    Markdown,
 }
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 4] = [Self::Csv, Self::Json, Self::Text, Self::Svg];
+    pub const ALL: [Self; 5] = [Self::Csv, Self::Json, Self::Text, Self::Svg, Self::Markdown];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
@@ -34,12 +36,17 @@ impl Format {
             Self::Json => "json",
             Self::Text => "text",
             Self::Svg => "svg",
+            Self::Markdown => "markdown",
         }
     }
 
     /// The file name extension.
     pub fn suffix(self) -> &'static str {
-        if self == Self::Text { "txt" } else { self.name() }
+        match self {
+            Self::Text => "txt",
+            Self::Markdown => "md",
+            other => other.name(),
+        }
     }
 }
 
@@ -104,7 +111,7 @@ pub const WORDS: [(&str, &str); 10] = [
     ("restart", "[NAME]: restart that node, or all one by one, after a question"),
     ("filter", "TEXT: rows with it; !TEXT without it; ~REGEX; nothing: all"),
     ("sort", "COLUMN [down]: sort the table; nothing: the natural order"),
-    ("export", "csv|json|text|svg [FILE]: the page's data, or the screen"),
+    ("export", "csv|json|text|svg|markdown [FILE]: the page's data, the screen, or the conversation"),
     ("load", "[MODEL]: assign a model from the nodes' model folders, after a question"),
     ("record", "[FILE]: write the session to a file; stop: end it"),
     ("theme", "NAME: sixteen, dark, light, high-contrast, mono"),

@@ -32,6 +32,8 @@ pub struct GenerationState {
     pub request: Request,
     /// The epoch when it was sent; its times do not apply to other topologies.
     pub epoch: Option<Epoch>,
+    /// The model that it was sent to.
+    pub sent_model: Option<String>,
     /// Number of generations sent.
     pub sent: u64,
     /// Default parameters of generations.
@@ -43,6 +45,6 @@ pub struct GenerationState {
 impl GenerationState {
     /// Before the first generation.
     pub fn new(defaults: GenerateDefaults) -> Self {
-        Self { request: Request::nothing(), epoch: None, sent: 0, defaults, pinned: None }
+        Self { request: Request::nothing(), epoch: None, sent_model: None, sent: 0, defaults, pinned: None }
     }
 }

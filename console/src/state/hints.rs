@@ -50,7 +50,7 @@ impl State {
         match place {
             Place::Replay => self.preferences.replay.is_some(),
             Place::Tour => self.screen.tour.is_some(),
-            Place::Prompt => !self.readonly,
+            Place::Prompt | Place::Message => !self.readonly,
             Place::Anywhere | Place::Panels | Place::Tables | Place::Filter | Place::On(_) => true,
         }
     }
@@ -127,7 +127,7 @@ fn rank(state: &State, binding: &Binding) -> Option<u8> {
             return None;
         }
         (Place::Prompt, action) if action != Action::Generate(GenerateAction::Submit) => 3,
-        (Place::Tables | Place::Filter | Place::Prompt | Place::On(_), _) => OWN,
+        (Place::Tables | Place::Filter | Place::Prompt | Place::Message | Place::On(_), _) => OWN,
         (_, Action::Navigate(NavigateAction::FocusPrompt)) => 3,
         (_, Action::Operate(_)) => 4,
         (_, Action::App(AppAction::Command)) => 5,

@@ -1,6 +1,7 @@
 //! The complete state of the dashboard, in rooms that each own one idea. Independent of terminal, sockets and clock;
 //! changed only by `update`.
 pub mod alerts;
+pub mod chat;
 pub mod clean;
 pub mod cluster;
 pub mod command;
@@ -38,18 +39,19 @@ use std::time::Duration;
 use common::{ids::MemberIndex, latency::ratio};
 use telemetry::NodeState;
 
-pub use self::{
-    cluster::{AssignmentStatus, ClusterState},
-    generation::{GenerateDefaults, GenerationState},
-    screen::{COLUMNS_MAX, Extent, ScreenState, TextScroll},
-};
 use self::{
+    chat::ChatState,
     models::ModelsState,
     node::{Node, NodeStatus},
     operation::Operations,
     plan::PlanState,
     preferences::Preferences,
     tables::TableState,
+};
+pub use self::{
+    cluster::{AssignmentStatus, ClusterState},
+    generation::{GenerateDefaults, GenerationState},
+    screen::{COLUMNS_MAX, Extent, ScreenState, TextScroll},
 };
 pub use crate::keymap::page::{Area, Focus, Page, Panel};
 use assignment::desired::DesiredTopology;
@@ -93,6 +95,8 @@ pub struct State {
     pub models: ModelsState,
     /// Generations from the prompt box.
     pub generation: GenerationState,
+    /// The conversations.
+    pub chat: ChatState,
     /// The open dialog and the running operator command.
     pub operations: Operations,
     /// What the screen shows.
@@ -121,6 +125,7 @@ impl State {
             cluster: ClusterState::new(nodes, assignment),
             plan: PlanState { desired, ..PlanState::default() },
             models: ModelsState::default(),
+            chat: ChatState::new(&defaults),
             generation: GenerationState::new(defaults),
             operations: Operations::default(),
             screen: ScreenState::new(prompt),
@@ -131,6 +136,16 @@ impl State {
             is_ending: false,
             frozen: None,
         }
+    }
+
+    /// Parameters of the next answer on the current page: conversations have their own.
+    pub fn defaults(&self) -> &GenerateDefaults {
+        if self.screen.focus.page == Page::Chat { &self.chat.defaults } else { &self.generation.defaults }
+    }
+
+    /// As [`Self::defaults`], to change them.
+    pub fn defaults_mut(&mut self) -> &mut GenerateDefaults {
+        if self.screen.focus.page == Page::Chat { &mut self.chat.defaults } else { &mut self.generation.defaults }
     }
 
     /// The state to render: this one, or the frozen one.

@@ -70,6 +70,20 @@ pub enum Question {
         /// The topology.
         topology: Box<Topology>,
     },
+    /// Which system prompt?
+    SystemPrompt,
+    /// Which title for this conversation?
+    RenameConversation {
+        /// Its id.
+        id: String,
+    },
+    /// Delete this conversation?
+    DeleteConversation {
+        /// Its id.
+        id: String,
+        /// Its title.
+        title: String,
+    },
     /// Cancel this request?
     CancelRequest {
         /// List index of its head.
@@ -102,6 +116,11 @@ impl Dialog {
         Self { question, reason: None, name: None, in_name: false, error: None }
     }
 
+    /// A question that is answered with a text, which begins as `text`.
+    pub fn text(question: Question, text: &str) -> Self {
+        Self { name: Some(Editor::new(text)), in_name: true, ..Self::plain(question) }
+    }
+
     /// A question about removing a node from service: with a reason, and with its name if no node would be left to
     /// serve.
     pub fn out(state: &State, node: usize, how: Removal) -> Self {
@@ -129,7 +148,10 @@ impl Dialog {
             | Question::Assign { .. }
             | Question::Pull { .. }
             | Question::DeleteModel { .. }
-            | Question::Unload { .. } => None,
+            | Question::Unload { .. }
+            | Question::SystemPrompt
+            | Question::RenameConversation { .. }
+            | Question::DeleteConversation { .. } => None,
         }
     }
 }
@@ -149,6 +171,9 @@ impl Question {
             | Self::In { .. }
             | Self::Assign { .. }
             | Self::AbortAssignment
+            | Self::SystemPrompt
+            | Self::RenameConversation { .. }
+            | Self::DeleteConversation { .. }
             | Self::CancelRequest { .. } => None,
         }
     }

@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use crossterm::{
     cursor::Show,
     event::{DisableBracketedPaste, EnableBracketedPaste},
@@ -123,6 +124,12 @@ impl TerminalScreen {
     /// Sends a control sequence that shows nothing, such as the bell. Takes effect with the next frame.
     pub fn send(&mut self, bytes: &[u8]) {
         self.frame.write_all(bytes).expect("writing to memory succeeds");
+    }
+
+    /// Copies a text to the clipboard of the terminal (OSC 52), if it allows that. Takes effect with the next frame.
+    pub fn copy(&mut self, text: &str) {
+        let bytes = format!("\x1b]52;c;{}\x07", STANDARD.encode(text));
+        self.frame.write_all(bytes.as_bytes()).expect("writing to memory succeeds");
     }
 
     /// Columns and rows of the last rendered frame.

@@ -1,5 +1,5 @@
 //! Actions on the dashboard itself: interrupt, escape, quit, help, freeze, mouse, recording, export.
-use super::{export, frozen, generate, scroll::scrolled, table};
+use super::{chat, export, frozen, generate, scroll::scrolled, table};
 use crate::{
     keymap::{Action, AppAction, Focus, Key, Page, Panel},
     state::{State, clean::clean_line, command::Format},
@@ -52,6 +52,7 @@ fn escape(state: &mut State) -> Vec<Effect> {
     if generate::can_cancel(state) {
         return generate::cancel(state);
     }
+    state.chat.edits = false;
     if state.screen.focus.panel == Panel::Prompt {
         state.screen.focus.panel = Panel::Text;
     }
@@ -62,7 +63,7 @@ fn escape(state: &mut State) -> Vec<Effect> {
 pub(super) fn quit(state: &mut State, code: i32) -> Vec<Effect> {
     state.is_ending = true;
     let cancel = state.generation.request.is_sent().then_some(Effect::Cancel);
-    cancel.into_iter().chain([Effect::Quit(code)]).collect()
+    chat::close(state).into_iter().chain(cancel).chain([Effect::Quit(code)]).collect()
 }
 
 fn switch_mouse(state: &mut State) -> Vec<Effect> {

@@ -2,6 +2,7 @@
 use protocol::message::Generate;
 
 use crate::{
+    client::conversations::keeper::KeeperOrder,
     keymap::ReplayAction,
     operator::model_order::ModelOrder,
     operator::planner_query::PlannerQuery,
@@ -47,6 +48,8 @@ pub enum Effect {
     TakeMouse(bool),
     /// Execute an order about model files.
     Models(ModelOrder),
+    /// Copy a text to the clipboard of the terminal.
+    Copy(String),
     /// Write a file; performed by the observer of the session.
     File(FileEffect),
     /// Change the playback of the recording.
@@ -71,19 +74,23 @@ pub enum FileEffect {
         /// The file; `None` = named by page and time.
         file: Option<String>,
     },
+    /// Read, store or delete conversations.
+    Conversations(KeeperOrder),
 }
 
 impl Effect {
-    /// Whether the effect reaches the cluster.
+    /// Whether the effect reaches the cluster, or changes the stored conversations.
     pub fn acts(&self) -> bool {
         match self {
             Self::Assign { .. } | Self::Generate { .. } | Self::Operate(_) | Self::Cancel => true,
             Self::Models(order) => order.acts(),
+            Self::File(FileEffect::Conversations(order)) => *order != KeeperOrder::Read,
             Self::Draw
             | Self::Plan(_)
             | Self::Log { .. }
             | Self::Quit(_)
             | Self::TakeMouse(_)
+            | Self::Copy(_)
             | Self::File(_)
             | Self::Replay(_)
             | Self::Tour(_)

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::client::conversations::keeper::KeeperNews;
 pub use crate::client::event::{AssignEvent, ClientEvent, GenerateEvent, OperateEvent, RestartStep};
 use crate::{
     keymap::Key,
@@ -36,6 +37,9 @@ pub enum Event {
     Recording(RecordingEvent),
     /// The guided tour is at this step.
     Tour(Tour),
+    /// The stored conversations, or why one could not be stored. Not part of a recording, because they are private.
+    #[serde(skip)]
+    Conversations(KeeperNews),
     /// The outcome of another request, as a message.
     Said(String),
 }

@@ -75,6 +75,7 @@ fn thaws(frozen: &Frozen, event: &Event) -> bool {
         | Event::Mouse(_)
         | Event::Recording(_)
         | Event::Tour(_)
+        | Event::Conversations(_)
         | Event::Said(_) => false,
     }
 }
@@ -83,6 +84,11 @@ fn thaws(frozen: &Frozen, event: &Event) -> bool {
 fn is_for_the_screen(event: &Event) -> bool {
     match event {
         Event::Key(_) | Event::Resize | Event::Drawn(_) | Event::Paste(_) | Event::Mouse(_) | Event::Said(_) => true,
-        Event::Recording(_) | Event::Client(_) | Event::Tick { .. } | Event::Signal(_) | Event::Tour(_) => false,
+        Event::Recording(_)
+        | Event::Conversations(_)
+        | Event::Client(_)
+        | Event::Tick { .. }
+        | Event::Signal(_)
+        | Event::Tour(_) => false,
     }
 }

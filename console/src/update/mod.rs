@@ -2,6 +2,7 @@
 //! group of actions has its own file and is matched there exhaustively.
 mod app;
 mod assign;
+mod chat;
 mod command_line;
 mod edit;
 pub mod effect;
@@ -76,6 +77,10 @@ fn update_live(state: &mut State, event: Event) -> Vec<Effect> {
             state.screen.tour = Some(Tour { step, ..tour });
             Vec::new()
         }
+        Event::Conversations(news) => {
+            chat::on_news(state, news);
+            Vec::new()
+        }
         Event::Said(text) => {
             state.screen.notice = Some(clean_line(&text));
             Vec::new()
@@ -83,6 +88,7 @@ fn update_live(state: &mut State, event: Event) -> Vec<Effect> {
     };
     leave_prompt(state);
     tour::observe(state);
+    effects.extend(chat::settle(state));
     effects.push(Effect::Draw);
     effects
 }
@@ -164,6 +170,7 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
         Action::Edit(action) => edit::act(state, action),
         Action::Table(action) => table::act(state, action),
         Action::Generate(action) => return generate::act(state, action),
+        Action::Chat(action) => return chat::act(state, action),
         Action::Operate(action) => return operate::act(state, action),
         Action::Replay(action) => return vec![Effect::Replay(action)],
         Action::Tour(action) => return tour::act(state, action),
@@ -183,7 +190,8 @@ fn paste(state: &mut State, text: &str) -> Vec<Effect> {
     } else if state.screen.focus.is_filter() {
         table::type_text(state, text);
     } else if !question::refuses_looker(state) {
-        state.screen.focus = Focus::first_of(Page::Generate);
+        let page = if state.screen.focus.page == Page::Chat { Page::Chat } else { Page::Generate };
+        state.screen.focus = Focus::first_of(page);
         // Terminals send a carriage return for each new line of a paste.
         edit::insert(state, &text.replace("\r\n", "\n").replace('\r', "\n"));
     }

@@ -1,5 +1,5 @@
 //! Keys that change only the view: pages, panels, selection and scrolling.
-use super::{plan, scroll::scrolled, table};
+use super::{chat, plan, scroll::scrolled, table};
 use crate::{
     keymap::{Focus, NavigateAction, Page, Panel, ScrollAction},
     state::{State, TextScroll, lateness::ranks},
@@ -11,7 +11,7 @@ pub(super) fn act(state: &mut State, action: NavigateAction) {
     match action {
         NavigateAction::FocusNext => state.screen.focus = focus.further(1),
         NavigateAction::FocusPrevious => state.screen.focus = focus.further(focus.page.panels().len() - 1),
-        NavigateAction::FocusPrompt => state.screen.focus = Focus::first_of(Page::Generate),
+        NavigateAction::FocusPrompt => state.screen.focus = Focus::first_of(page_with_prompt(focus.page)),
         NavigateAction::Show(page) => state.screen.focus = Focus::first_of(page),
         NavigateAction::PageNext => turn_page(state, 1),
         NavigateAction::PagePrevious => turn_page(state, Page::ALL.len() - 1),
@@ -27,6 +27,11 @@ pub(super) fn act(state: &mut State, action: NavigateAction) {
     }
 }
 
+/// The page whose prompt box is meant: that of the current page, or of the page Generate.
+fn page_with_prompt(page: Page) -> Page {
+    if page == Page::Chat { page } else { Page::Generate }
+}
+
 /// Opens a neighbouring page, but never its prompt box: there the next press of the same key would be typed.
 fn turn_page(state: &mut State, distance: usize) {
     state.screen.focus = Focus::first_of(state.screen.focus.page.further(distance));
@@ -38,10 +43,10 @@ fn turn_page(state: &mut State, distance: usize) {
 /// Handles Enter on the selected item.
 fn open(state: &mut State) {
     match state.screen.focus.page {
-        Page::Generate => state.screen.focus = Focus::first_of(Page::Generate),
+        page @ (Page::Generate | Page::Chat) => state.screen.focus = Focus::first_of(page),
         Page::Topology => plan::ask_assign(state),
         // Enter on the page Models issues effects: update/models.rs.
-        Page::Requests | Page::Models | Page::Chat => {}
+        Page::Requests | Page::Models => {}
         Page::Cluster | Page::Sync | Page::Events | Page::Node => {
             if let Some(place) = table::node_of_selected(state) {
                 select(state, place);
@@ -93,6 +98,7 @@ pub(super) fn scroll(state: &mut State, action: ScrollAction) {
         Panel::Nodes | Panel::Candidates | Panel::Requests | Panel::Events | Panel::Models | Panel::Filter => {
             table::scroll(state, action);
         }
+        Panel::Conversations => chat::scroll(state, action),
         Panel::Details => {
             let last = extent.details_lines.saturating_sub(extent.details_height);
             scroll.details = scrolled(scroll.details.min(last), action, extent.details_height, last);

@@ -82,10 +82,16 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 
 /// The inputs: label, text so far, and whether it has the focus.
 fn inputs(dialog: &Dialog) -> impl Iterator<Item = (&'static str, &Editor, bool)> {
-    let is_form = matches!(dialog.question, Question::Out { .. });
+    let name = match dialog.question {
+        Question::Out { .. } => Some("Its name"),
+        Question::SystemPrompt => Some("Text"),
+        Question::RenameConversation { .. } => Some("Title"),
+        _ => None,
+    };
+    let is_form = name.is_some();
     let reason = dialog.reason.iter().map(|editor| ("Reason", editor, !dialog.in_name));
-    let name = dialog.name.iter().map(|editor| ("Its name", editor, dialog.in_name));
-    reason.chain(name).filter(move |_| is_form)
+    let typed = dialog.name.iter().map(move |editor| (name.unwrap_or_default(), editor, dialog.in_name));
+    reason.chain(typed).filter(move |_| is_form)
 }
 
 /// An input line, and the cursor's column. Of a long input the end before the cursor is visible.

@@ -1,6 +1,7 @@
 //! Renders the state: the layout of the screen at each size. Reads the state and changes nothing.
 mod ascii;
 mod chart;
+mod chat;
 mod cluster;
 mod colour;
 mod compare;
@@ -110,7 +111,7 @@ fn draw_shown(all: &State, theme: &Theme, frame: &mut Frame) -> Extent {
         Page::Events => events::draw(state, theme, frame, page, &mut extent),
         Page::Node => node::draw(state, theme, frame, page, &mut extent),
         Page::Models => models::draw(state, theme, frame, page, &mut extent),
-        Page::Chat => generate::draw(state, theme, frame, page, &mut extent),
+        Page::Chat => chat::draw(state, theme, frame, page, &mut extent),
     }
     tour::draw(state, theme, frame, guide);
     extent.footer = footer::draw(state, theme, frame, footer);

@@ -8,7 +8,7 @@ use ratatui::{
 };
 
 use crate::{
-    state::{Panel, State, sampling_form},
+    state::{Page, Panel, State, sampling_form},
     view::{
         format::{width, wrap_anywhere},
         theme::Theme,
@@ -27,17 +27,21 @@ pub(super) fn height(state: &State, area: Rect) -> u16 {
 
 /// Renders the box and places the cursor in it.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+    let title = if state.screen.focus.page == Page::Chat { "Message" } else { "Prompt" };
     let focused = state.screen.focus.panel == Panel::Prompt;
-    let area = panel(frame, theme, area, focused, "Prompt", Span::styled(asked_for(state), theme.dim));
+    let area = panel(frame, theme, area, focused, title, Span::styled(asked_for(state), theme.dim));
     let (all, cursor) = wrapped(state, area.width);
     let text = state.screen.editor.text();
     let height = usize::from(area.height).max(1);
     let first = (cursor.1 + 1).saturating_sub(height);
     let mark = |index: usize| Span::styled(if index == 0 { " > " } else { "   " }, theme.accent);
     if text.is_empty() {
+        let is_chat = state.screen.focus.page == Page::Chat;
         let empty = match (&state.preferences.replay, state.readonly) {
             (Some(_), _) => "this is a recording",
             (None, true) => "read-only: no prompt can be sent",
+            (None, false) if is_chat && focused => "type a message, Enter sends it",
+            (None, false) if is_chat => "i to type a message",
             (None, false) if focused => "type a prompt, Enter generates",
             (None, false) => "i to type a prompt",
         };
@@ -57,8 +61,8 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 /// The sampling parameters of an answer to this prompt.
 fn asked_for(state: &State) -> String {
     let pinned = state.generation.pinned.as_ref().filter(|run| run.prompt == state.screen.editor.text());
-    let next = state.generation.defaults.sampling.seed.wrapping_add(state.generation.sent);
-    sampling_form::summary(&state.generation.defaults, pinned.map_or(next, |run| run.seed))
+    let next = state.defaults().sampling.seed.wrapping_add(state.generation.sent);
+    sampling_form::summary(state.defaults(), pinned.map_or(next, |run| run.seed))
 }
 
 /// The wrapped text, and the cursor's column and line. One cell is reserved for a cursor at the end of a line.

@@ -33,6 +33,7 @@ fn plain(text: String) -> Paragraph {
     Paragraph { text, is_grave: false }
 }
 
+const SAVE_OR_NOT: [(&str, &str); 2] = [("Enter", "save"), ("Esc", "leave it")];
 const YES_OR_NO: [(&str, &str); 2] = [("Enter", "yes"), ("Esc", "no")];
 
 /// Renders the dialog as text.
@@ -58,6 +59,27 @@ pub(super) fn words(state: &State, dialog: &Dialog) -> Words {
                 members.join(", ")
             );
             ("Unload the model".to_owned(), vec![plain(text)])
+        }
+        Question::SystemPrompt => {
+            let text =
+                "Sent before the conversation with each message; empty: none. It applies from the next answer on.";
+            return Words {
+                title: "System prompt".to_owned(),
+                paragraphs: vec![plain(text.to_owned())],
+                keys: SAVE_OR_NOT.to_vec(),
+            };
+        }
+        Question::RenameConversation { .. } => {
+            let text = "The title in the list; empty: the beginning of its first message.";
+            return Words {
+                title: "Rename the conversation".to_owned(),
+                paragraphs: vec![plain(text.to_owned())],
+                keys: SAVE_OR_NOT.to_vec(),
+            };
+        }
+        Question::DeleteConversation { title, .. } => {
+            let text = format!("\"{title}\" and its file are deleted. That cannot be undone.");
+            ("Delete the conversation".to_owned(), vec![Paragraph { text, is_grave: true }])
         }
         Question::CancelRequest { node, who, .. } => {
             let text = format!(

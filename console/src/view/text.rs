@@ -81,7 +81,7 @@ fn content(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
 }
 
 /// The current obstacle and the next step; empty if a text is finished.
-fn situation(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
+pub(super) fn situation(state: &State, theme: &Theme, width: usize) -> Vec<Line<'static>> {
     let is_over = matches!(state.generation.request.phase, Phase::Finished(_) | Phase::Withdrawn);
     if is_over && state.cluster.is_ready() && !matches!(state.cluster.assignment, AssignmentStatus::Failed(_)) {
         return Vec::new();
@@ -119,7 +119,7 @@ fn flow(prompt: &str, text: &str, theme: &Theme, width: usize) -> Vec<Line<'stat
         .collect()
 }
 
-fn status(request: &Request, theme: &Theme) -> Span<'static> {
+pub(super) fn status(request: &Request, theme: &Theme) -> Span<'static> {
     let tokens = |count: u32| if count == 1 { "1 token".to_owned() } else { format!("{count} tokens") };
     let (text, style) = match &request.phase {
         Phase::Nothing => (String::new(), theme.dim),

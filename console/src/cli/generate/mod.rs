@@ -234,6 +234,7 @@ impl Gathered {
     fn take(&mut self, event: GenerateEvent, prints: bool) -> Result<bool, Failure> {
         match event {
             GenerateEvent::Started { prompt_token_ids } => self.prompt_token_ids = prompt_token_ids,
+            GenerateEvent::Form(_) => {}
             GenerateEvent::Token(token) => {
                 if prints {
                     output::text(&output::clean(&token.text));

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::fault::{Fault, FaultKind, Loss};
+use common::{
+    chat::AnswerForm,
+    fault::{Fault, FaultKind, Loss},
+};
 use protocol::{
     losses::Losses,
     message::{Generate, Prompt, RequestBody, ResponseBody, TokenEvent},
@@ -160,10 +163,13 @@ async fn run(
         };
         silent.set(silence(session));
         match body {
-            ResponseBody::Started { prompt_token_ids, .. } => {
+            ResponseBody::Started { prompt_token_ids, form } => {
                 answer.request.prompt = Prompt::Tokens(prompt_token_ids.clone());
                 if !std::mem::replace(&mut answer.has_begun, true) {
                     tell(events, GenerateEvent::Started { prompt_token_ids }).await;
+                    if form != AnswerForm::default() {
+                        tell(events, GenerateEvent::Form(form)).await;
+                    }
                 }
             }
             ResponseBody::Token(token) => match token.id {

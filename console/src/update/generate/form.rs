@@ -10,7 +10,7 @@ use crate::{
 
 /// Opens the form.
 pub(in crate::update) fn open(state: &mut State) {
-    state.screen.form = Some(SamplingForm::new(&state.generation.defaults, state.generation.sent));
+    state.screen.form = Some(SamplingForm::new(state.defaults(), state.generation.sent));
 }
 
 /// Handles all keys while the form is open.
@@ -40,14 +40,14 @@ pub(in crate::update) fn on_key(state: &mut State, key: Key) -> Vec<Effect> {
 }
 
 fn submit(state: &mut State) {
-    let generation = &mut state.generation;
+    let (before, sent) = (state.defaults().clone(), state.generation.sent);
     let Some(form) = &mut state.screen.form else { return };
-    match form.values(&generation.defaults, generation.sent) {
+    match form.values(&before, sent) {
         Ok(defaults) => {
-            generation.defaults = defaults;
+            *state.defaults_mut() = defaults;
             state.screen.form = None;
-            let seed = super::seed(state, "");
-            state.screen.notice = Some(format!("from now on {}", summary(&state.generation.defaults, seed)));
+            let seed = super::seed(state, state.defaults(), "");
+            state.screen.notice = Some(format!("from now on {}", summary(state.defaults(), seed)));
         }
         Err((place, error)) => {
             form.enter(place);

@@ -1,11 +1,11 @@
 //! Generations from the prompt box: submit, hold until a topology runs, cancel, and pin a result for comparison.
 pub(super) mod form;
 
-use super::{assign::assign, models};
+use super::{assign::assign, chat, models};
 use crate::{
-    keymap::GenerateAction,
+    keymap::{GenerateAction, Page},
     state::{
-        AssignmentStatus, State, TextScroll,
+        AssignmentStatus, GenerateDefaults, State, TextScroll,
         clean::clean_line,
         request::{Phase, Request, SentWith},
         result::GenerationResult,
@@ -18,6 +18,7 @@ use crate::{
 /// Performs an action of the Generate page.
 pub(super) fn act(state: &mut State, action: GenerateAction) -> Vec<Effect> {
     match action {
+        GenerateAction::Submit if state.screen.focus.page == Page::Chat => return chat::submit(state),
         GenerateAction::Submit => return submit(state),
         GenerateAction::SamplingForm => form::open(state),
         GenerateAction::Pin => pin(state),
@@ -41,31 +42,61 @@ pub(super) fn cancel(state: &mut State) -> Vec<Effect> {
 }
 
 fn submit(state: &mut State) -> Vec<Effect> {
+    if let Err(effects) = check(state, "type a prompt first") {
+        return effects;
+    }
+    state.chat.awaited = None;
+    let prompt = state.screen.editor.take();
+    start(state, prompt)
+}
+
+/// Checks that the prompt box has a text that can be sent, or kept until a topology runs.
+///
+/// # Errors
+/// It cannot: the reason is shown, and these effects follow.
+pub(super) fn check(state: &mut State, empty: &str) -> Result<(), Vec<Effect>> {
+    if !state.generation.request.is_open() && state.screen.editor.text().is_empty() {
+        state.screen.notice = Some(empty.to_owned());
+        return Err(Vec::new());
+    }
+    check_cluster(state)
+}
+
+/// Checks that a request can be sent, or kept until a topology runs.
+///
+/// # Errors
+/// It cannot: the reason is shown, and these effects follow.
+pub(super) fn check_cluster(state: &mut State) -> Result<(), Vec<Effect>> {
     if state.generation.request.is_open() {
         state.screen.notice = Some("one is generated already; Esc cancels it".to_owned());
-        return Vec::new();
-    }
-    if state.screen.editor.text().is_empty() {
-        state.screen.notice = Some("type a prompt first".to_owned());
-        return Vec::new();
+        return Err(Vec::new());
     }
     let is_ready = state.cluster.is_ready();
     // A node that the operator cordoned is not worked around without confirmation.
     if let (false, false, ClusterStatus::Cordoned(_)) = (is_ready, state.is_operating(), status(state)) {
         state.screen.notice = Some(hint(state));
-        return Vec::new();
+        return Err(Vec::new());
     }
-    let is_pending = state.cluster.is_assigning() || state.is_operating();
-    if !is_ready && !is_pending && state.assignable().is_none() {
+    if !is_ready && !is_pending(state) && state.assignable().is_none() {
         // The prompt stays in its box meanwhile.
-        return models::lead_here(state);
+        return Err(models::lead_here(state));
     }
+    Ok(())
+}
+
+/// Whether a topology is about to run.
+fn is_pending(state: &State) -> bool {
+    state.cluster.is_assigning() || state.is_operating()
+}
+
+/// Sends a prompt, or keeps it until a topology runs.
+pub(super) fn start(state: &mut State, prompt: String) -> Vec<Effect> {
     state.screen.scroll.text = TextScroll::Follow;
-    state.generation.request = Request::new(Phase::Held, state.screen.editor.take(), state.now);
-    if is_ready {
+    state.generation.request = Request::new(Phase::Held, prompt, state.now);
+    if state.cluster.is_ready() {
         return send(state);
     }
-    if is_pending { Vec::new() } else { assign(state) }
+    if is_pending(state) { Vec::new() } else { assign(state) }
 }
 
 /// Sends a held prompt once a topology runs, or assigns one if no assignment is under way.
@@ -85,14 +116,22 @@ pub(super) fn release_held(state: &mut State) -> Vec<Effect> {
 
 /// Sends the held request.
 pub(super) fn send(state: &mut State) -> Vec<Effect> {
-    let seed = seed(state, &state.generation.request.prompt);
     let running = state.cluster.topology();
     let epoch = running.map(|(_, epoch)| epoch);
-    let mut generate = state.generation.defaults.request(&state.generation.request.prompt, state.generation.sent);
+    let model = running.map(|(topology, _)| topology.model.clone());
+    let chat = chat::prompt(state, model.as_deref().unwrap_or_default());
+    let defaults = if state.chat.awaited.is_some() { &state.chat.defaults } else { &state.generation.defaults };
+    let seed = seed(state, defaults, &state.generation.request.prompt);
+    let mut generate = defaults.request(&state.generation.request.prompt, state.generation.sent);
+    if let Some(prompt) = chat {
+        // The marks show where an answer thinks.
+        (generate.prompt, generate.shows_marks) = (prompt, true);
+    }
     generate.sampling.seed = seed;
     generate.model = running.map(|(topology, _)| topology.roots().into());
     let on = running.map_or_else(String::new, |(topology, epoch)| format!("{}, epoch {epoch}", topology.layout));
-    let terms = sampling_form::summary(&state.generation.defaults, seed);
+    let terms = sampling_form::summary(defaults, seed);
+    state.generation.sent_model = model;
     state.generation.request.sent_with = Some(SentWith { seed, terms, on });
     state.generation.sent += 1;
     state.generation.epoch = epoch;
@@ -110,6 +149,7 @@ pub(super) fn on_event(state: &mut State, event: GenerateEvent) {
     let request = &mut state.generation.request;
     match event {
         GenerateEvent::Started { prompt_token_ids } => request.started(state.now, prompt_token_ids.len()),
+        GenerateEvent::Form(form) => state.chat.form = form,
         GenerateEvent::Token(token) => request.token(state.now, &token),
         GenerateEvent::Finished(finished) if request.is_sent() => request.phase = Phase::Finished(finished),
         GenerateEvent::Failed(fault) if request.is_sent() => request.phase = Phase::Failed(fault),
@@ -127,10 +167,10 @@ pub(super) fn on_event(state: &mut State, event: GenerateEvent) {
 }
 
 /// The seed of the next generation: the pinned result's seed for the same prompt, so that the texts can be compared.
-fn seed(state: &State, prompt: &str) -> u64 {
+fn seed(state: &State, defaults: &GenerateDefaults, prompt: &str) -> u64 {
     let generation = &state.generation;
     let pinned = generation.pinned.as_ref().filter(|result| result.prompt == prompt);
-    pinned.map_or_else(|| generation.defaults.sampling.seed.wrapping_add(generation.sent), |result| result.seed)
+    pinned.map_or_else(|| defaults.sampling.seed.wrapping_add(generation.sent), |result| result.seed)
 }
 
 /// Pins the result for comparison, or unpins it if it is already pinned.

@@ -4,6 +4,7 @@ use telemetry::Severity;
 use topology::{Exclusions, Rolling, exclusion::REASON_LENGTH_MAX, rolling::Phase};
 
 use super::{
+    chat,
     edit::edit_in,
     generate::release_held,
     models, plan,
@@ -23,6 +24,9 @@ use crate::{
     update::effect::Effect,
     update::event::OperateEvent,
 };
+
+/// Longest system prompt that is typed, in bytes.
+const SYSTEM_LENGTH_MAX: usize = 4096;
 
 /// Performs an operator action: most of them only open a dialog.
 pub(super) fn act(state: &mut State, action: OperateAction) -> Vec<Effect> {
@@ -258,10 +262,11 @@ fn answer_letter(state: &mut State, letter: char) -> Vec<Effect> {
 /// Inserts text typed or pasted into the reason or the name; one line, bounded.
 pub(super) fn insert(state: &mut State, text: &str) {
     let Some(dialog) = &mut state.operations.dialog else { return };
+    let longest = if dialog.question == Question::SystemPrompt { SYSTEM_LENGTH_MAX } else { REASON_LENGTH_MAX };
     let Some(editor) = dialog.input() else { return };
     let text = text.replace(['\n', '\r', '\t'], " ");
-    if editor.text().len() + text.len() > REASON_LENGTH_MAX {
-        dialog.error = Some(format!("at most {REASON_LENGTH_MAX} bytes"));
+    if editor.text().len() + text.len() > longest {
+        dialog.error = Some(format!("at most {longest} bytes"));
     } else {
         editor.insert(&text);
         dialog.error = None;
@@ -304,7 +309,7 @@ fn answer(state: &mut State) -> Vec<Effect> {
             vec![Effect::Assign { wanted, members }]
         }
         (Some(given), _) => order(state, given),
-        (None, _) => Vec::new(),
+        (None, question) => chat::answered(state, question, dialog.name),
     }
 }
 

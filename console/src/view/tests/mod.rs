@@ -1,4 +1,5 @@
 //! Screens of whole stories, compared with stored texts.
+mod chat;
 mod document;
 mod generate;
 mod models;

@@ -1,0 +1,70 @@
+//! The end of an answer: it becomes part of its conversation, also if it failed, was stopped or was never sent.
+use common::{
+    chat::FinishReason,
+    fault::{Fault, FaultKind},
+    latency::RequestTimes,
+};
+
+use super::{clock_ms, keep};
+use crate::{
+    conversation::{ChatAnswer, figures},
+    state::{State, clean::clean_line, request::Phase},
+    update::{effect::Effect, generate},
+};
+
+/// Adds the answer to its conversation once the request has ended. Called after every event, because a request ends in
+/// several ways.
+pub(in crate::update) fn settle(state: &mut State) -> Vec<Effect> {
+    if state.chat.awaited.is_none() || state.generation.request.is_open() {
+        return Vec::new();
+    }
+    let answer = match &state.generation.request.phase {
+        Phase::Failed(fault) if fault.kind == FaultKind::NoTemplate && !is_plain(state) => {
+            state.chat.plain_model.clone_from(&state.generation.sent_model);
+            state.generation.request.phase = Phase::Held;
+            state.screen.notice =
+                Some("the model has no chat template: it continues the text of each message".to_owned());
+            return generate::release_held(state);
+        }
+        Phase::Failed(fault) => Some(failed(fault)),
+        Phase::Finished(finished) => {
+            Some(ChatAnswer { figures: figures(&finished.times, finished.reason), ..ChatAnswer::default() })
+        }
+        Phase::Withdrawn | Phase::Nothing => None,
+        Phase::Held | Phase::Queued | Phase::Prefill | Phase::Decoding | Phase::Cancelling => return Vec::new(),
+    };
+    store(state, answer)
+}
+
+/// The dashboard quits: what has arrived of an answer is stored.
+pub(in crate::update) fn close(state: &mut State) -> Vec<Effect> {
+    if state.chat.awaited.is_none() || state.generation.request.tokens == 0 {
+        return Vec::new();
+    }
+    let figures = figures(&RequestTimes::default(), FinishReason::Cancelled);
+    store(state, Some(ChatAnswer { figures, ..ChatAnswer::default() }))
+}
+
+/// Whether the model received the prompt as a plain text.
+fn is_plain(state: &State) -> bool {
+    state.generation.sent_model.is_none() || state.chat.plain_model == state.generation.sent_model
+}
+
+fn failed(fault: &Fault) -> ChatAnswer {
+    let failure = clean_line(&format!("{fault}. Next: {}.", fault.kind.next()));
+    ChatAnswer { failure: Some(failure), ..ChatAnswer::default() }
+}
+
+/// Stores the text that has arrived with these figures; `None` leaves the prompt without an answer.
+fn store(state: &mut State, answer: Option<ChatAnswer>) -> Vec<Effect> {
+    let read = state.chat.arrived(&state.generation.request);
+    let model = state.generation.sent_model.clone().unwrap_or_default();
+    let now = clock_ms(state);
+    let Some(id) = state.chat.awaited.take() else { return Vec::new() };
+    let Some(conversation) = state.chat.get_mut(&id) else { return Vec::new() };
+    conversation.changed_ms = now;
+    if let Some(turn) = conversation.turns.last_mut() {
+        turn.answer = answer.map(|answer| ChatAnswer { model, thought: read.thought, text: read.text, ..answer });
+    }
+    vec![keep(conversation.clone())]
+}
