@@ -1,5 +1,5 @@
 //! What the screen shows: page and focus, selection, scrolling, typed text, and the panels that lie over the page.
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{editor::Editor, sampling_form::SamplingForm, tour::Tour};
 use crate::keymap::{Area, Focus, Page};
@@ -13,6 +13,7 @@ pub const COLUMNS_MAX: usize = 24;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// The tabs of the pages in order; empty if a tab is not on the screen.
+    #[serde(deserialize_with = "tabs")]
     pub tabs: [Area; Page::ALL.len()],
     /// The rows of the page's table, without its heading.
     pub table: Area,
@@ -51,6 +52,14 @@ pub struct Extent {
     /// Left edge and width of each column's head in the page's table; no width if the column is not on the screen.
     #[serde(default)]
     pub heads: [(u16, u16); COLUMNS_MAX],
+}
+
+/// Reads the tabs of a recording, also of one with other pages.
+fn tabs<'de, D: Deserializer<'de>>(written: D) -> Result<[Area; Page::ALL.len()], D::Error> {
+    let known: Vec<Area> = Vec::deserialize(written)?;
+    let mut tabs = [Area::default(); Page::ALL.len()];
+    tabs.iter_mut().zip(known).for_each(|(tab, area)| *tab = area);
+    Ok(tabs)
 }
 
 /// Which part of the text is visible.
@@ -114,5 +123,21 @@ impl ScreenState {
             notice: None,
             tour: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extent_of_a_recording_with_fewer_pages_is_read() {
+        let mut written = serde_json::to_value(Extent::default()).expect("it has a JSON form");
+        let tabs = written["tabs"].as_array_mut().expect("a list");
+        tabs.truncate(7);
+        tabs[0]["width"] = 5.into();
+        written.as_object_mut().expect("an object").retain(|name, _| !matches!(name.as_str(), "heads" | "footer"));
+        let extent: Extent = serde_json::from_value(written).expect("it is read");
+        assert_eq!((extent.tabs[0].width, extent.tabs[8]), (5, Area::default()));
     }
 }

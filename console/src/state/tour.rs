@@ -49,7 +49,7 @@ pub struct TourStep {
     pub command: &'static str,
 }
 
-/// All steps. A terminal is needed only for the last one.
+/// All steps. Only the last one makes no sense without a dashboard.
 pub const STEPS: [TourStep; 8] = [
     TourStep {
         title: "Four nodes on this machine",
@@ -81,7 +81,7 @@ pub const STEPS: [TourStep; 8] = [
     TourStep {
         title: "pi2 overheats",
         told: "Its firmware lowers the clock: 84 degrees, and the supply is too weak. The page Cluster shows UNDERVOLT \
-               and THROTTLED; Enter on its row opens the page of the node with the remedy.",
+               and THROTTLED; 7 opens the page of the selected node, with the remedy.",
         task: "the page Cluster shows the warning.",
         goal: Goal::Open(Page::Cluster),
         scene: Scene::Throttled,

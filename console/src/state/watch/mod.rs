@@ -43,6 +43,7 @@ pub struct Watch {
     has_failed: bool,
     late: Option<(usize, Duration)>,
     late_checked: Duration,
+    has_served: bool,
     is_broken: bool,
 }
 
@@ -193,8 +194,11 @@ fn findings(state: &mut State, place: usize, seen: &mut SeenNode) {
     }
 }
 
-/// Adds an alert about a node or the whole cluster.
+/// Adds an alert about a node or the whole cluster. Nodes that a rolling restart stops are expected to be away.
 fn alert(state: &mut State, kind: AlertKind, place: Option<usize>, text: &str) {
+    if state.cluster.rolling_runs() && matches!(kind, AlertKind::NodeLost | AlertKind::NodeReturned) {
+        return;
+    }
     let node = place.and_then(|place| state.cluster.nodes.get(place)).map_or("", |node| node.name());
     state.journal.alerts.push(kind, node, text, (state.now, state.clock_ms));
 }
@@ -202,14 +206,17 @@ fn alert(state: &mut State, kind: AlertKind, place: Option<usize>, text: &str) {
 /// Alerts when the running topology stops serving, and when one serves again.
 fn service(state: &mut State, watch: &mut Watch) {
     match status(state) {
-        ClusterStatus::Broken(name) if !watch.is_broken => {
+        // A cluster that has not served since the start of the dashboard may still be connecting.
+        ClusterStatus::Broken(name) if watch.has_served && !watch.is_broken => {
             let text = format!("the topology does not serve: {name}");
             watch.is_broken = true;
             alert(state, AlertKind::ClusterBroken, None, &text);
         }
-        ClusterStatus::Ready | ClusterStatus::Serving if watch.is_broken => {
-            watch.is_broken = false;
-            alert(state, AlertKind::ClusterServes, None, "the cluster serves again");
+        ClusterStatus::Ready | ClusterStatus::Serving => {
+            watch.has_served = true;
+            if std::mem::take(&mut watch.is_broken) {
+                alert(state, AlertKind::ClusterServes, None, "the cluster serves again");
+            }
         }
         _ => {}
     }

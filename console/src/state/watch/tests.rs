@@ -5,6 +5,7 @@ use topology::Exclusions;
 
 use crate::{
     fixtures::{NODES, Story, address, idle, name, running},
+    update::effect::Effect,
     update::event::ClientEvent,
 };
 
@@ -84,4 +85,31 @@ fn topologies_failures_stragglers_and_exclusions_are_events() {
         }
     }
     assert_eq!(texts(&story, Some(2)).iter().filter(|text| **text == "excluded: fan stuck (me@here)").count(), 1);
+}
+
+#[test]
+fn alerts_follow_losses_throttling_and_service_where_they_are_on() {
+    for is_on in [false, true] {
+        let mut story = Story::ready();
+        story.state.preferences.alerts.bell = is_on;
+        let lost = Fault::new("pi1", FaultKind::SessionLost { reason: "reset by peer".to_owned() });
+        story.arrives(ClientEvent::Disconnected { node: 1, fault: lost });
+        let mut weak = running(2, NodeState::Ready, false);
+        weak.health.firmware = Some(ThrottleBits(1));
+        story.report(2, weak);
+        story.connected(1).report(1, running(1, NodeState::Ready, false));
+        let alerts = story.effects.iter().filter_map(|effect| match effect {
+            Effect::Alert(alert) => Some((alert.kind.name(), alert.node.as_str())),
+            _ => None,
+        });
+        let alerts: Vec<(&str, &str)> = alerts.collect();
+        let expected = [
+            ("node-lost", "pi1"),
+            ("cluster-broken", ""),
+            ("throttled", "pi2"),
+            ("node-returned", "pi1"),
+            ("cluster-serves", ""),
+        ];
+        assert_eq!(alerts, if is_on { &expected[..] } else { &[] });
+    }
 }

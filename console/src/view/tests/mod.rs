@@ -8,3 +8,4 @@ mod operate;
 mod page;
 mod snapshot;
 mod sync;
+mod tour;
