@@ -1,5 +1,10 @@
 //! `console run`, and `console generate` without a model: names that are only a part of a file's name.
-use harness::programs::{Cluster, Ended};
+use std::process::Command;
+
+use harness::{
+    programs::{Cluster, DATA_HOME, Ended, programs},
+    terminal::Terminal,
+};
 
 fn on(cluster: &Cluster, arguments: &[&str]) -> Ended {
     let nodes = cluster.nodes();
@@ -22,4 +27,37 @@ fn part_of_a_model_name_is_enough_and_generate_needs_none() {
     let missing = on(&cluster, &["run", "bart", "ROMEO:"]);
     missing.assert_error(4, "model_missing", &["bart"]);
     assert!(missing.err.contains("did you mean bard-q8_0.gguf?"), "{}", missing.err);
+}
+
+#[test]
+fn chat_edits_lines_recalls_them_and_stores_the_conversation() {
+    let cluster = Cluster::of(1);
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let chat = || {
+        let mut command = Command::new(programs().join("console"));
+        command.args(["run", "bard", "--nodes", &cluster.nodes(), "--temperature", "0", "--max-tokens", "8", "--yes"]);
+        command.env(DATA_HOME, home.path());
+        Terminal::run(command, 100, 40)
+    };
+    let mut terminal = chat();
+    terminal.wait_for("> ");
+    // The left arrow moves within the line.
+    terminal.keys("/fo\x1b[Do\r");
+    terminal.wait_for("unknown command /foo");
+    terminal.keys("ROMEO:\r");
+    terminal.wait_for("max tokens reached");
+    terminal.keys("\x04");
+    assert_eq!(terminal.ended(), Some(0));
+    terminal.assert_restored();
+
+    let mut again = chat();
+    again.wait_for("> ");
+    again.keys("\x1b[A");
+    again.wait_for("> ROMEO:");
+    again.keys("\x03");
+    again.wait_for("quits");
+    again.keys("/list\r");
+    again.wait_for("1 turns  ROMEO:");
+    again.keys("/bye\r");
+    assert_eq!(again.ended(), Some(0));
 }

@@ -408,6 +408,8 @@ pub fn spawn_console(arguments: &[&str]) -> Child {
 
 /// Where consoles look for saved clusters, keys and a keymap.
 pub const CONFIG_HOME: &str = "XDG_CONFIG_HOME";
+/// The variable with the folder of conversations and histories.
+pub const DATA_HOME: &str = "XDG_DATA_HOME";
 /// A folder that does not exist, so that the settings of the user who runs the tests have no effect.
 pub const NO_FOLDER: &str = "/nonexistent";
 

@@ -17,7 +17,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::programs::{CONFIG_HOME, NO_FOLDER, PATIENCE, wait_until};
+use crate::programs::{CONFIG_HOME, DATA_HOME, NO_FOLDER, PATIENCE, wait_until};
 
 /// A running program and its screen.
 pub struct Terminal {
@@ -41,6 +41,10 @@ impl Terminal {
         command.stdin(line()).stdout(line()).stderr(line()).env("TERM", "xterm-256color").env_remove("NO_COLOR");
         if !command.get_envs().any(|(name, _)| name == CONFIG_HOME) {
             command.env(CONFIG_HOME, NO_FOLDER);
+        }
+        // Conversations and histories of the user are neither read nor written.
+        if !command.get_envs().any(|(name, _)| name == DATA_HOME) {
+            command.env(DATA_HOME, "/dev/null");
         }
         let child = command.spawn().expect("the program starts");
         let keys = File::from(pair.master.try_clone().expect("a descriptor"));

@@ -244,6 +244,7 @@ fn assigned() -> Assigned {
 fn generation_object_has_exactly_the_documented_fields() {
     let logprobs = vec![TokenLogprob { id: 10, text: "O ".into(), logprob: -0.5, bytes: Vec::new() }];
     let completion = Completion {
+        thought: String::new(),
         text: "O Romeo".into(),
         prompt_token_ids: vec![1, 2],
         token_ids: TOKENS.map(|(id, _)| id).to_vec(),

@@ -1,137 +1,283 @@
-//! The loop of a chat, for conversations with a topology and over the HTTP API: prompts from standard input, one per
-//! line. Ctrl-C cancels an answer.
-use std::io::{BufRead, IsTerminal, Read, stdin};
+//! The loop of a chat, for conversations with a topology and over the HTTP API. On a terminal, prompts are edited and
+//! conversations stored; else standard input has one prompt per line. Ctrl-C cancels an answer.
+use std::{
+    io::{BufRead, IsTerminal, Read, stdin, stdout},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::anyhow;
 use common::chat::PROMPT_BYTES_MAX;
-use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, channel};
 
+use super::{
+    chat_command::{ChatCommand, HELP, WORDS_HINT},
+    chat_store::ChatStore,
+    line_editor::{EditedLine, LineEditor},
+};
 use crate::cli::{
     Failure,
-    shared::{interrupts::Interrupts, output},
+    shared::{interrupts::Interrupts, output, sampling::Sampling},
 };
+use crate::conversation::{ChatAnswer, ChatTurn, Conversation, TURNS_MAX};
 
-/// The commands of a chat.
-const HELP: &str = "/clear starts a new conversation, /bye or Ctrl-D quits, Ctrl-C cancels an answer";
+/// An answer, and the exit code of the signal that ended it early.
+pub(super) struct TurnEnd {
+    pub(super) answer: ChatAnswer,
+    pub(super) interrupted: Option<u8>,
+}
 
-/// A conversation with a model.
-pub(super) trait Conversation {
+/// A model that answers.
+pub(super) trait Responder {
     /// The model, and where it runs.
     fn title(&self) -> String;
 
-    /// Starts a new conversation.
-    fn clear(&mut self);
+    /// The parameters of the next answers.
+    fn sampling(&mut self) -> &mut Sampling;
 
-    /// Answers a prompt and prints the answer. Returns the code of the signal that ended it early. The prompt and the
-    /// answer become part of the conversation, unless the request fails.
-    async fn turn(&mut self, text: &str, interrupts: &mut Interrupts) -> Result<Option<u8>, Failure>;
+    /// Answers the last prompt of a conversation and prints the answer.
+    async fn answer(&mut self, conversation: &Conversation, interrupts: &mut Interrupts) -> Result<TurnEnd, Failure>;
 }
 
-/// The messages of a conversation.
-#[derive(Clone, Debug)]
-pub(super) struct Transcript {
-    messages: Vec<Value>,
+/// The messages of a conversation as a request has them.
+///
+/// # Errors
+/// They are longer than a request may be.
+pub(super) fn messages(conversation: &Conversation) -> Result<String, Failure> {
+    let start = |message| Failure::State { message, next: "start a new conversation with /clear" };
+    if conversation.turns.len() > TURNS_MAX {
+        return Err(start(format!("the conversation has {TURNS_MAX} turns")));
+    }
+    conversation.messages().map_err(start)
 }
 
-impl Transcript {
-    /// A conversation that begins with the system prompt, if there is one.
-    pub(super) fn new(system: Option<&str>) -> Self {
-        let mut transcript = Self { messages: Vec::new() };
-        if let Some(text) = system {
-            transcript.say("system", text);
-        }
-        transcript
-    }
-
-    /// Adds a message.
-    pub(super) fn say(&mut self, role: &str, text: &str) {
-        self.messages.push(json!({"role": role, "content": text}));
-    }
-
-    /// Removes the last message.
-    pub(super) fn unsay(&mut self) {
-        self.messages.pop();
-    }
-
-    /// The messages as a JSON list.
-    ///
-    /// # Errors
-    /// They are longer than a request may be.
-    pub(super) fn messages(&self) -> Result<Value, Failure> {
-        let messages = json!(self.messages);
-        if messages.to_string().len() <= PROMPT_BYTES_MAX {
-            return Ok(messages);
-        }
-        let message = format!("the conversation is longer than {PROMPT_BYTES_MAX} bytes");
-        Err(Failure::State { message, next: "start a new conversation with /clear" })
-    }
+/// A chat: the model, the conversation, and where conversations are stored.
+pub(super) struct ChatLoop<R> {
+    responder: R,
+    conversation: Conversation,
+    store: ChatStore,
 }
 
-/// A line of input.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum InputLine {
-    /// A prompt.
-    Say(String),
-    /// Start a new conversation.
-    Clear,
-    /// Print the commands.
-    Help,
-    /// End the chat.
-    Quit,
-    /// An empty line.
-    Nothing,
+/// How the loop continues after a line.
+enum Continue {
+    Next,
+    /// The chat ends with this exit code.
+    End(u8),
 }
 
-impl InputLine {
-    /// Parses a line; a command stands alone on its line.
-    fn read(text: &str) -> Self {
-        match text.trim() {
-            "" => Self::Nothing,
-            "/bye" | "/quit" | "/exit" => Self::Quit,
-            "/clear" => Self::Clear,
-            "/help" => Self::Help,
-            text => Self::Say(text.into()),
-        }
+impl<R: Responder> ChatLoop<R> {
+    /// A new conversation.
+    pub(super) fn new(responder: R, system: Option<&str>) -> Self {
+        let conversation = Conversation::new(new_id(), system.unwrap_or_default().to_owned());
+        Self { responder, conversation, store: ChatStore::none() }
     }
-}
 
-/// Answers prompts from standard input until it ends.
-pub(super) async fn chat(mut conversation: impl Conversation, interrupts: &mut Interrupts) -> Result<u8, Failure> {
-    let is_watched = stdin().is_terminal() && std::io::stderr().is_terminal();
-    if is_watched {
-        output::note(&output::clean(&format!("{}; /help lists the commands, Ctrl-D quits", conversation.title())));
-    }
-    let mut lines = lines();
-    loop {
+    /// Answers prompts from standard input until it ends.
+    pub(super) async fn run(mut self, interrupts: &mut Interrupts) -> Result<u8, Failure> {
+        let is_watched = stdin().is_terminal() && std::io::stderr().is_terminal();
+        let mut lines = Lines::open(is_watched);
         if is_watched {
-            output::note_part("> ");
+            self.store = ChatStore::open();
+            output::note(&output::clean(&format!(
+                "{}; /help lists the commands, Ctrl-D quits",
+                self.responder.title()
+            )));
         }
-        let line = tokio::select! {
-            line = lines.recv() => line,
-            code = interrupts.next() => return Err(Failure::Interrupted { code }),
-        };
-        let Some(line) = line else { return Ok(0) };
-        match InputLine::read(&line?) {
-            InputLine::Quit => return Ok(0),
-            InputLine::Nothing => {}
-            InputLine::Help => output::note(HELP),
-            InputLine::Clear => conversation.clear(),
-            InputLine::Say(text) => match conversation.turn(&text, interrupts).await {
-                // In an interactive chat, Ctrl-C cancels only the answer; other signals end the command.
-                Ok(Some(code)) if code != 130 || !is_watched => return Ok(code),
-                Ok(_) if output::is_closed() => return Ok(0),
-                Ok(_) => {}
-                // In an interactive chat, the user can try again, on the topology that runs then.
-                Err(failure) if is_watched => drop(failure.report(false)),
-                Err(failure) => return Err(failure),
+        loop {
+            let line = tokio::select! {
+                line = lines.next(is_watched) => line,
+                code = interrupts.next() => return Err(Failure::Interrupted { code }),
+            };
+            let text = match line? {
+                EditedLine::Text(text) => text,
+                EditedLine::Cancelled => {
+                    output::note("Ctrl-D or /bye quits");
+                    continue;
+                }
+                EditedLine::End => return Ok(0),
+            };
+            match self.take(ChatCommand::read(&text, is_watched), is_watched, interrupts).await? {
+                Continue::Next => {}
+                Continue::End(code) => return Ok(code),
+            }
+        }
+    }
+
+    /// Performs a command, or answers a prompt.
+    async fn take(
+        &mut self,
+        command: ChatCommand,
+        is_watched: bool,
+        interrupts: &mut Interrupts,
+    ) -> Result<Continue, Failure> {
+        match command {
+            ChatCommand::Quit => return Ok(Continue::End(0)),
+            ChatCommand::Nothing => {}
+            ChatCommand::Help => output::note(HELP),
+            ChatCommand::Unknown(word) => {
+                output::note(&output::clean(&format!("unknown command {word}. {WORDS_HINT}")));
+                output::note(HELP);
+            }
+            ChatCommand::Clear => {
+                let system = self.conversation.system.clone();
+                self.conversation = Conversation::new(new_id(), system);
+            }
+            ChatCommand::Say(text) => return self.say(text, is_watched, interrupts).await,
+            ChatCommand::Again => {
+                let Some(turn) = self.conversation.turns.pop() else {
+                    output::note("there is no message to answer again");
+                    return Ok(Continue::Next);
+                };
+                let before = turn.clone();
+                let done = self.say(turn.prompt, is_watched, interrupts).await;
+                if self.conversation.turns.last().is_none_or(|turn| turn.prompt != before.prompt) {
+                    // It failed: the earlier answer stays.
+                    self.conversation.turns.push(before);
+                }
+                return done;
+            }
+            ChatCommand::System(text) => self.system(text),
+            ChatCommand::Set(name, value) => self.set(&name, &value),
+            ChatCommand::Show => self.show(),
+            ChatCommand::Save(file) => self.report(self.store.export(&self.conversation, &file)),
+            ChatCommand::List => self.report(self.store.list()),
+            ChatCommand::Load(name) => match self.store.load(&name) {
+                Ok(found) => {
+                    self.conversation = found;
+                    self.recall();
+                }
+                Err(reason) => self.report(Err(reason)),
             },
+        }
+        Ok(Continue::Next)
+    }
+
+    /// Answers a prompt. It and the answer become part of the conversation, unless the request fails.
+    async fn say(
+        &mut self,
+        prompt: String,
+        is_watched: bool,
+        interrupts: &mut Interrupts,
+    ) -> Result<Continue, Failure> {
+        self.conversation.turns.push(ChatTurn { prompt, answer: None });
+        let answered = match messages(&self.conversation) {
+            Ok(_) => self.responder.answer(&self.conversation, interrupts).await,
+            Err(failure) => Err(failure),
+        };
+        match answered {
+            Ok(TurnEnd { answer, interrupted }) => {
+                if let Some(turn) = self.conversation.turns.last_mut() {
+                    turn.answer = Some(answer);
+                }
+                self.conversation.changed_ms = unix_ms();
+                self.store.keep(&self.conversation);
+                // In an interactive chat, Ctrl-C cancels only the answer; other signals end the command.
+                match interrupted {
+                    Some(code) if code != 130 || !is_watched => Ok(Continue::End(code)),
+                    _ if output::is_closed() => Ok(Continue::End(0)),
+                    _ => Ok(Continue::Next),
+                }
+            }
+            Err(failure) => {
+                self.conversation.turns.pop();
+                if !is_watched || matches!(failure, Failure::Interrupted { code } if code != 130) {
+                    return Err(failure);
+                }
+                // In an interactive chat, the user can try again, on the topology that runs then.
+                let _ = failure.report(false);
+                Ok(Continue::Next)
+            }
+        }
+    }
+
+    /// Answers one prompt and returns the exit code.
+    pub(super) async fn once(mut self, prompt: &str, interrupts: &mut Interrupts) -> Result<u8, Failure> {
+        self.conversation.turns.push(ChatTurn { prompt: prompt.to_owned(), answer: None });
+        Ok(self.responder.answer(&self.conversation, interrupts).await?.interrupted.unwrap_or(0))
+    }
+
+    fn system(&mut self, text: Option<String>) {
+        if let Some(text) = text {
+            self.conversation.system = text;
+        }
+        let now = &self.conversation.system;
+        let line = if now.is_empty() { "no system prompt" } else { now };
+        output::note(&output::clean(&format!("system prompt: {line}")));
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        let sampling = self.responder.sampling();
+        match if name.is_empty() { Ok(()) } else { sampling.set(name, value) } {
+            Ok(()) => output::note(&sampling.summary()),
+            Err(reason) => output::note(&output::clean(&reason)),
+        }
+    }
+
+    fn show(&mut self) {
+        let (title, count) = (self.conversation.title(), self.conversation.turns.len());
+        let plural = if count == 1 { "" } else { "s" };
+        output::note(&output::clean(&format!("{}\n{title}: {count} turn{plural}", self.responder.title())));
+        self.system(None);
+        self.set("", "");
+    }
+
+    /// Prints the last turn of a conversation that was loaded.
+    fn recall(&self) {
+        let count = self.conversation.turns.len();
+        output::note(&output::clean(&format!("{}: {count} turns; the last one:", self.conversation.title())));
+        if let Some(turn) = self.conversation.turns.last() {
+            output::note(&output::clean(&format!("> {}", turn.prompt)));
+            let answer = turn.answer.as_ref().map_or("(not answered)", |answer| answer.text.as_str());
+            output::note(&output::clean(answer));
+        }
+    }
+
+    fn report(&self, done: Result<String, String>) {
+        output::note(&output::clean(&done.unwrap_or_else(|reason| reason)));
+    }
+}
+
+/// An id for a new conversation.
+fn new_id() -> String {
+    format!("{}-{}", unix_ms(), std::process::id())
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
+/// The source of prompts.
+enum Lines {
+    /// A terminal whose lines are edited.
+    Edited(LineEditor),
+    /// Standard input, a prompt per line.
+    Plain(Receiver<Result<String, Failure>>),
+}
+
+impl Lines {
+    /// Edits lines if the terminal shows both what is typed and the answers.
+    fn open(is_watched: bool) -> Self {
+        if is_watched && stdout().is_terminal() {
+            Self::Edited(LineEditor::start())
+        } else {
+            Self::Plain(plain_lines())
+        }
+    }
+
+    async fn next(&mut self, is_watched: bool) -> Result<EditedLine, Failure> {
+        match self {
+            Self::Edited(editor) => editor.next().await,
+            Self::Plain(lines) => {
+                if is_watched {
+                    output::note_part("> ");
+                }
+                lines.recv().await.map_or(Ok(EditedLine::End), |line| line.map(EditedLine::Text))
+            }
         }
     }
 }
 
 /// Lines of standard input, read by a separate thread, which ends with the program.
-fn lines() -> Receiver<Result<String, Failure>> {
+fn plain_lines() -> Receiver<Result<String, Failure>> {
     let (sender, receiver) = channel(1);
     std::thread::spawn(move || {
         loop {
@@ -152,35 +298,4 @@ fn lines() -> Receiver<Result<String, Failure>> {
         }
     });
     receiver
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_whole_lines_are_commands() {
-        for (text, line) in [
-            ("/quit\n", InputLine::Quit),
-            ("/bye", InputLine::Quit),
-            ("  \n", InputLine::Nothing),
-            ("/clear", InputLine::Clear),
-            ("/help ", InputLine::Help),
-        ] {
-            assert_eq!(InputLine::read(text), line);
-        }
-        assert_eq!(InputLine::read("/etc/passwd is a file\n"), InputLine::Say("/etc/passwd is a file".into()));
-    }
-
-    #[test]
-    fn conversation_begins_with_the_system_prompt_and_is_bounded() {
-        let mut transcript = Transcript::new(Some("be short"));
-        transcript.say("user", "hello");
-        transcript.unsay();
-        let system = json!([{"role": "system", "content": "be short"}]);
-        assert_eq!(transcript.messages().expect("it is short"), system);
-        assert_eq!(Transcript::new(None).messages().expect("it is short"), json!([]));
-        transcript.say("user", &"x".repeat(PROMPT_BYTES_MAX));
-        assert_eq!(transcript.messages().expect_err("it is long").code(), 8);
-    }
 }

@@ -1,42 +1,46 @@
-//! A conversation with a topology, over sessions with its nodes.
+//! A chat with a topology, over sessions with its nodes.
 use common::{chat::Chat, fault::FaultKind};
 use protocol::message::Prompt;
 
 use super::{
     Completion,
-    chat::{Conversation, Transcript},
+    chat::{Responder, TurnEnd, messages},
     complete, first, head, object,
     run_options::RunOptions,
     summary,
 };
 use crate::cli::{
     Failure,
-    shared::{interrupts::Interrupts, output},
+    shared::{interrupts::Interrupts, output, sampling::Sampling},
     topology::ensure::Obtained,
 };
+use crate::conversation::{ChatAnswer, Conversation};
 
-/// A conversation with a running topology.
+/// A running topology that answers.
 pub(super) struct ClusterChat<'a> {
     options: &'a RunOptions,
+    sampling: Sampling,
     obtained: Obtained,
-    transcript: Transcript,
     /// Whether the model has no chat template: it then continues each prompt as a text.
     is_plain: bool,
 }
 
 impl<'a> ClusterChat<'a> {
-    /// Starts a conversation.
+    /// Starts a chat.
     pub(super) fn start(options: &'a RunOptions, obtained: Obtained) -> Self {
-        Self { options, obtained, transcript: Transcript::new(options.system.as_deref()), is_plain: false }
+        Self { options, sampling: options.sampling.clone(), obtained, is_plain: false }
     }
 
-    async fn answer(&self, text: &str, interrupts: &mut Interrupts) -> Result<Completion, Failure> {
+    async fn complete(&self, talk: &Conversation, interrupts: &mut Interrupts) -> Result<Completion, Failure> {
         let options = self.options;
-        let mut request = options.sampling.request(text.to_owned(), 0);
+        let text = talk.turns.last().map_or_else(String::new, |turn| turn.prompt.clone());
+        let mut request = self.sampling.request(text, 0);
         let seed = request.sampling.seed;
         if !self.is_plain {
-            let messages = self.transcript.messages()?.to_string();
+            let messages = messages(talk)?;
             request.prompt = Prompt::Chat(Box::new(Chat { messages, ..Chat::default() }));
+            // The marks show where the answer thinks.
+            request.shows_marks = true;
         }
         let Obtained { sessions, assigned } = &self.obtained;
         let head = interrupts.end(head(sessions, &assigned.topology)).await?;
@@ -53,35 +57,28 @@ impl<'a> ClusterChat<'a> {
     }
 }
 
-impl Conversation for ClusterChat<'_> {
+impl Responder for ClusterChat<'_> {
     fn title(&self) -> String {
         let topology = &self.obtained.assigned.topology;
         format!("{} on {}", topology.model, topology.layout)
     }
 
-    fn clear(&mut self) {
-        self.transcript = Transcript::new(self.options.system.as_deref());
+    fn sampling(&mut self) -> &mut Sampling {
+        &mut self.sampling
     }
 
-    async fn turn(&mut self, text: &str, interrupts: &mut Interrupts) -> Result<Option<u8>, Failure> {
-        self.transcript.say("user", text);
-        let answered = match self.answer(text, interrupts).await {
+    async fn answer(&mut self, talk: &Conversation, interrupts: &mut Interrupts) -> Result<TurnEnd, Failure> {
+        let completion = match self.complete(talk, interrupts).await {
             Err(Failure::Fault(fault)) if fault.kind == FaultKind::NoTemplate && !self.is_plain => {
                 output::note("the model has no chat template: it continues the text of each prompt");
                 self.is_plain = true;
-                self.answer(text, interrupts).await
+                self.complete(talk, interrupts).await
             }
-            answered => answered,
-        };
-        match answered {
-            Ok(completion) => {
-                self.transcript.say("assistant", &completion.text);
-                Ok(completion.interrupted)
-            }
-            Err(failure) => {
-                self.transcript.unsay();
-                Err(failure)
-            }
-        }
+            completed => completed,
+        }?;
+        let Completion { text, thought, finished, interrupted, .. } = completion;
+        let figures = crate::conversation::figures(&finished.times, finished.reason);
+        let model = self.obtained.assigned.topology.model.clone();
+        Ok(TurnEnd { answer: ChatAnswer { model, thought, text, figures, failure: None }, interrupted })
     }
 }

@@ -1,10 +1,14 @@
 //! A conversation over the HTTP API. Each request carries all previous messages.
 use super::{
-    chat::{Conversation, Transcript},
+    chat::{Responder, TurnEnd, messages},
     http_answer,
     run_options::RunOptions,
 };
-use crate::cli::{Failure, shared::interrupts::Interrupts};
+use crate::cli::{
+    Failure,
+    shared::{interrupts::Interrupts, sampling::Sampling},
+};
+use crate::conversation::{ChatAnswer, Conversation};
 use crate::http::{Api, Ask, Kind, new_request_id};
 
 /// A conversation with the first of some servers that answers.
@@ -12,7 +16,7 @@ pub(super) struct HttpChat<'a> {
     options: &'a RunOptions,
     apis: Vec<Api>,
     model: String,
-    transcript: Transcript,
+    sampling: Sampling,
 }
 
 impl<'a> HttpChat<'a> {
@@ -23,42 +27,30 @@ impl<'a> HttpChat<'a> {
     pub(super) async fn start(options: &'a RunOptions) -> Result<Self, Failure> {
         let apis = options.endpoint.apis();
         let model = options.endpoint.model(&apis, options.model.as_deref()).await?;
-        Ok(Self { options, apis, model, transcript: Transcript::new(options.system.as_deref()) })
-    }
-
-    async fn answer(&self, interrupts: &mut Interrupts) -> Result<http_answer::Outcome, Failure> {
-        let options = self.options;
-        let request = options.sampling.request(String::new(), 0);
-        let mut body = http_answer::body(&request, &self.model);
-        body["messages"] = self.transcript.messages()?;
-        let ask = Ask { kind: Kind::Chat, body, request_id: new_request_id() };
-        let patience = options.endpoint.patience();
-        let outcome = http_answer::answer(&self.apis, &ask, patience, !options.json, interrupts).await?;
-        outcome.show(options.json, &ask.request_id, Some(request.sampling.seed));
-        Ok(outcome)
+        Ok(Self { options, apis, model, sampling: options.sampling.clone() })
     }
 }
 
-impl Conversation for HttpChat<'_> {
+impl Responder for HttpChat<'_> {
     fn title(&self) -> String {
         self.model.clone()
     }
 
-    fn clear(&mut self) {
-        self.transcript = Transcript::new(self.options.system.as_deref());
+    fn sampling(&mut self) -> &mut Sampling {
+        &mut self.sampling
     }
 
-    async fn turn(&mut self, text: &str, interrupts: &mut Interrupts) -> Result<Option<u8>, Failure> {
-        self.transcript.say("user", text);
-        match self.answer(interrupts).await {
-            Ok(outcome) => {
-                self.transcript.say("assistant", &outcome.answer.text);
-                Ok(outcome.interrupted)
-            }
-            Err(failure) => {
-                self.transcript.unsay();
-                Err(failure)
-            }
-        }
+    async fn answer(&mut self, talk: &Conversation, interrupts: &mut Interrupts) -> Result<TurnEnd, Failure> {
+        let options = self.options;
+        let request = self.sampling.request(String::new(), 0);
+        let mut body = http_answer::body(&request, &self.model);
+        body["messages"] = serde_json::from_str(&messages(talk)?).map_err(anyhow::Error::from)?;
+        let ask = Ask { kind: Kind::Chat, body, request_id: new_request_id() };
+        let patience = options.endpoint.patience();
+        let outcome = http_answer::answer(&self.apis, &ask, patience, !options.json, interrupts).await?;
+        outcome.show(options.json, &ask.request_id, Some(request.sampling.seed));
+        let (model, text, figures) = (self.model.clone(), outcome.answer.text.clone(), outcome.summary());
+        let answer = ChatAnswer { model, text, figures, ..ChatAnswer::default() };
+        Ok(TurnEnd { answer, interrupted: outcome.interrupted })
     }
 }

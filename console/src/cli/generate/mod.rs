@@ -1,12 +1,18 @@
 //! `console generate`: completes a text on the topology that serves the model, assigning one if necessary.
 mod chat;
+mod chat_command;
+mod chat_store;
 mod cluster_chat;
 mod http_answer;
 mod http_chat;
+mod line_editor;
 pub(crate) mod run;
 pub(crate) mod run_options;
 
-use std::{io::Read, sync::Arc};
+use std::{
+    io::{IsTerminal, Read, stdout},
+    sync::Arc,
+};
 
 use anyhow::Context;
 use common::{
@@ -18,13 +24,18 @@ use common::{
 use protocol::message::{self, Finished, TokenLogprob};
 use serde_json::{Value, json};
 use telemetry::{PhaseTotals, RankTotals};
+use tokenizer::answer::{AnswerParser, AnswerPart};
 use tokio::sync::mpsc::channel;
 use tokio_util::sync::CancellationToken;
 use topology::{Member, Topology};
 
 use crate::cli::{
     Failure,
-    shared::{interrupts::Interrupts, options, output},
+    shared::{
+        interrupts::Interrupts,
+        options, output,
+        paint::{self, Shade},
+    },
     topology::ensure::{Obtained, obtain},
 };
 use crate::client::{
@@ -43,6 +54,8 @@ const EVENTS_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Completion {
     pub(crate) text: String,
+    /// What the model thought first; only of chats.
+    pub(crate) thought: String,
     pub(crate) prompt_token_ids: Vec<u32>,
     pub(crate) token_ids: Vec<u32>,
     pub(crate) logprobs: Vec<Vec<TokenLogprob>>,
@@ -181,12 +194,13 @@ pub async fn complete(
 ) -> Result<Completion, Failure> {
     let cancel = CancellationToken::new();
     let (events, mut received) = channel(EVENTS_MAX);
+    let is_chat = matches!(request.prompt, message::Prompt::Chat(_));
     let running = async {
         generate(nodes, request, &cancel, &events).await;
         drop(events);
     };
     let collecting = async {
-        let mut gathered = Gathered::default();
+        let mut gathered = Gathered { is_chat, ..Gathered::default() };
         loop {
             tokio::select! {
                 event = received.recv() => match event {
@@ -220,6 +234,11 @@ pub async fn complete(
 #[derive(Default)]
 struct Gathered {
     text: String,
+    thought: String,
+    /// Of a chat whose answer has parts.
+    parser: Option<AnswerParser>,
+    /// Whether the request is a chat.
+    is_chat: bool,
     prompt_token_ids: Vec<u32>,
     token_ids: Vec<u32>,
     logprobs: Vec<Vec<TokenLogprob>>,
@@ -234,18 +253,24 @@ impl Gathered {
     fn take(&mut self, event: GenerateEvent, prints: bool) -> Result<bool, Failure> {
         match event {
             GenerateEvent::Started { prompt_token_ids } => self.prompt_token_ids = prompt_token_ids,
+            GenerateEvent::Form(form) if self.is_chat => {
+                self.parser = Some(AnswerParser::new(form.tool_format, form.thinking, None));
+            }
             GenerateEvent::Form(_) => {}
             GenerateEvent::Token(token) => {
-                if prints {
-                    output::text(&output::clean(&token.text));
-                }
-                self.text.push_str(&token.text);
+                let parts = match &mut self.parser {
+                    Some(parser) => parser.push(&token.text),
+                    None => vec![AnswerPart::Content(token.text.to_string())],
+                };
+                self.add(parts, prints);
                 if let Some(id) = token.id {
                     self.token_ids.push(id);
                     self.logprobs.push(token.logprobs);
                 }
             }
             GenerateEvent::Finished(finished) => {
+                let rest = self.parser.take().map(AnswerParser::finish);
+                self.add(rest.unwrap_or_default(), prints);
                 self.finished = Some(*finished);
                 return Ok(true);
             }
@@ -271,10 +296,35 @@ impl Gathered {
         Ok(false)
     }
 
+    /// Adds parts of the answer. Thoughts are printed on a terminal only, and dim: they are no part of the answer.
+    fn add(&mut self, parts: Vec<AnswerPart>, prints: bool) {
+        for part in parts {
+            match part {
+                AnswerPart::Thought(text) => {
+                    if prints && stdout().is_terminal() {
+                        output::text(&Shade::Quiet.paint(&output::clean(&text), paint::is_on()));
+                    }
+                    self.thought.push_str(&text);
+                }
+                AnswerPart::Content(text) => {
+                    if prints && self.text.is_empty() && !self.thought.is_empty() && stdout().is_terminal() {
+                        output::text("\n\n");
+                    }
+                    if prints {
+                        output::text(&output::clean(&text));
+                    }
+                    self.text.push_str(&text);
+                }
+                // Without tools, no calls are sought.
+                AnswerPart::Call { .. } | AnswerPart::Arguments { .. } | AnswerPart::Broken { .. } => {}
+            }
+        }
+    }
+
     fn done(self) -> Result<Completion, Failure> {
         let finished = self.finished.ok_or_else(|| anyhow::anyhow!("the generation ended without a result"))?;
-        let Self { text, prompt_token_ids, token_ids, logprobs, resumed, moved, interrupted, .. } = self;
-        Ok(Completion { text, prompt_token_ids, token_ids, logprobs, finished, resumed, moved, interrupted })
+        let Self { text, thought, prompt_token_ids, token_ids, logprobs, resumed, moved, interrupted, .. } = self;
+        Ok(Completion { text, thought, prompt_token_ids, token_ids, logprobs, finished, resumed, moved, interrupted })
     }
 }
 
@@ -357,6 +407,9 @@ pub(crate) fn object(
         "timings": timings(&finished.times, &head),
         "ranks": ranks,
     });
+    if !completion.thought.is_empty() {
+        object["reasoning"] = json!(completion.thought);
+    }
     if with_logprobs {
         object["logprobs"] = completion.logprobs.iter().map(|list| logprobs(list)).collect();
     }

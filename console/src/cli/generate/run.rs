@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::{
-    chat::{Conversation, chat},
+    chat::{ChatLoop, Responder},
     cluster_chat::ClusterChat,
     http_chat::HttpChat,
     run_options::RunOptions,
@@ -34,11 +34,11 @@ pub(crate) async fn run(mut options: RunOptions) -> Result<u8, Failure> {
             return Ok(0);
         }
         let conversation = interrupts.end(HttpChat::start(&options)).await?;
-        return converse(conversation, prompt, &mut interrupts).await;
+        return converse(conversation, &options, prompt, &mut interrupts).await;
     }
     let Some(obtained) = interrupts.end(obtained(&mut options)).await? else { return Ok(0) };
     let prompt = options.text.as_ref().or(options.prompt.as_ref());
-    converse(ClusterChat::start(&options, obtained), prompt, &mut interrupts).await
+    converse(ClusterChat::start(&options, obtained), &options, prompt, &mut interrupts).await
 }
 
 /// The topology of the model, after its file was brought to the nodes that lack it. `None` after a dry run.
@@ -85,13 +85,15 @@ fn name_model(options: &mut RunOptions, running: Option<&str>, files: &ModelFile
 
 /// Answers one prompt, or those of standard input.
 async fn converse(
-    mut conversation: impl Conversation,
+    responder: impl Responder,
+    options: &RunOptions,
     prompt: Option<&String>,
     interrupts: &mut Interrupts,
 ) -> Result<u8, Failure> {
+    let chat = ChatLoop::new(responder, options.system.as_deref());
     match prompt {
-        Some(prompt) => Ok(conversation.turn(prompt, interrupts).await?.unwrap_or(0)),
-        None => chat(conversation, interrupts).await,
+        Some(prompt) => chat.once(prompt, interrupts).await,
+        None => chat.run(interrupts).await,
     }
 }
 

@@ -68,6 +68,50 @@ impl Sampling {
     }
 }
 
+impl Sampling {
+    /// Sets a parameter by its name, with the limits of its option.
+    ///
+    /// # Errors
+    /// The name is unknown or the value invalid; the message lists the valid ones.
+    pub(crate) fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let whole = |most: u32| {
+            let number = value.parse::<u32>().ok().filter(|number| *number <= most);
+            number.ok_or_else(|| format!("{name} is {value:?}: expected a whole number up to {most}"))
+        };
+        let real = |least: f32, most: f32| {
+            number(value, least, most).map_err(|reason| format!("{name} is {value:?}: {reason}"))
+        };
+        match name.replace('-', "_").as_str() {
+            "temperature" => self.temperature = real(0.0, 100.0)?,
+            "top_p" => self.top_p = real(0.0, 1.0)?,
+            "min_p" => self.min_p = real(0.0, 1.0)?,
+            "repeat_penalty" => self.repeat_penalty = real(0.01, 100.0)?,
+            "top_k" => self.top_k = whole(1024)?,
+            "max_tokens" => self.max_tokens = whole(u32::MAX)?.max(1),
+            "seed" if value == "random" => self.seed = None,
+            "seed" => {
+                let seed =
+                    value.parse().map_err(|_| format!("seed is {value:?}: expected a whole number or random"))?;
+                self.seed = Some(seed);
+            }
+            _ => {
+                let names = "temperature, max_tokens, top_p, top_k, min_p, repeat_penalty, seed";
+                return Err(format!("unknown setting {name}; known: {names}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameters that [`Self::set`] knows, in one line.
+    pub(crate) fn summary(&self) -> String {
+        let seed = self.seed.map_or_else(|| "random".to_owned(), |seed| seed.to_string());
+        format!(
+            "temperature {}, max_tokens {}, top_p {}, top_k {}, min_p {}, repeat_penalty {}, seed {seed}",
+            self.temperature, self.max_tokens, self.top_p, self.top_k, self.min_p, self.repeat_penalty
+        )
+    }
+}
+
 /// A random 32-bit number from the system, short enough to be typed.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};

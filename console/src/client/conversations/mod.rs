@@ -49,7 +49,9 @@ pub fn folder() -> Option<PathBuf> {
 pub fn read_all(folder: &Path) -> Result<ReadConversations, String> {
     let mut files = match files(folder) {
         Ok(files) => files,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(ReadConversations::default()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(ReadConversations::default());
+        }
         Err(error) => return Err(format!("cannot read the conversations in {}: {error}", folder.display())),
     };
     files.sort_by(|one, other| other.cmp(one));

@@ -4,10 +4,10 @@ use telemetry::{NodeState, Severity};
 use topology::Exclusions;
 
 use crate::{
-    fixtures::{NODES, Story, address, name},
+    fixtures::{NODES, Story, address, finished, name},
     keymap::{
-        Action, AppAction, BINDINGS, Binding, EditAction, GenerateAction, Key, KeyCode, NavigateAction, OperateAction,
-        Place, ScrollAction, TableAction,
+        Action, AppAction, BINDINGS, Binding, ChatAction, EditAction, GenerateAction, Key, KeyCode, NavigateAction,
+        OperateAction, Place, ScrollAction, TableAction,
     },
     operator::{command::Removal, model_order::ModelOrder},
     state::{
@@ -18,7 +18,7 @@ use crate::{
         tables,
     },
     update::effect::{Effect, FileEffect},
-    update::event::Event,
+    update::event::{Event, GenerateEvent},
 };
 
 /// A situation in which the key is pressed, and the condition that must hold afterwards.
@@ -182,6 +182,10 @@ fn of_sync_and_generate(binding: &Binding) -> Option<Case> {
         | Action::Navigate(NavigateAction::Live) => {
             (in_the_past(), |after| after.state.cluster.sync != in_the_past().state.cluster.sync)
         }
+        Action::Generate(GenerateAction::SamplingForm) if binding.place == Place::On(Page::Chat) => {
+            (in_chat(Panel::Text), |after| after.state.screen.form.is_some())
+        }
+        Action::Chat(action) => return Some(of_chat(binding, action)),
         Action::Generate(GenerateAction::SamplingForm) if binding.place == Place::Prompt => {
             (in_prompt(), |after| after.state != in_prompt().state)
         }
@@ -193,6 +197,38 @@ fn of_sync_and_generate(binding: &Binding) -> Option<Case> {
         }
         _ => return None,
     })
+}
+
+/// A conversation with an answered message, with the focus on this panel.
+fn in_chat(panel: Panel) -> Story {
+    let mut story = Story::ready();
+    story.state.screen.editor.replace("");
+    story.state.screen.focus = Focus::first_of(Page::Chat);
+    story.on(Event::Paste("one".to_owned())).key(KeyCode::Enter);
+    story.generate(GenerateEvent::Started { prompt_token_ids: vec![1] }).token("1");
+    story.generate(GenerateEvent::Finished(Box::new(finished())));
+    story.state.screen.focus.panel = panel;
+    story
+}
+
+/// Cases of keys of the page Chat.
+fn of_chat(binding: &Binding, action: ChatAction) -> Case {
+    let story = in_chat(if binding.place == Place::Message { Panel::Prompt } else { Panel::Text });
+    let holds: fn(&Story) -> bool = match action {
+        ChatAction::ChatNew => |after| after.state.chat.current.is_none(),
+        ChatAction::ChatAgain => |after| after.state.chat.awaits(),
+        ChatAction::ChatEdit => |after| after.state.chat.edits && after.state.screen.editor.text() == "one",
+        ChatAction::ChatThoughts => |after| after.state.chat.shows_thoughts,
+        ChatAction::ChatCopy => |after| after.effects.contains(&Effect::Copy("1".to_owned())),
+        ChatAction::ChatExport => |after| {
+            let format = Format::Markdown;
+            after.effects.contains(&Effect::File(FileEffect::Export { format, file: None }))
+        },
+        ChatAction::ChatSystem => |after| question(after) == Some(&Question::SystemPrompt),
+        ChatAction::ChatRename => |after| matches!(question(after), Some(Question::RenameConversation { .. })),
+        ChatAction::ChatDelete => |after| matches!(question(after), Some(Question::DeleteConversation { .. })),
+    };
+    (story, holds)
 }
 
 /// Cases of keys that act on the cluster or on tables.
