@@ -67,7 +67,7 @@ fn cordon_of_the_only_replica_is_reported_to_everyone() {
     assert!(tried.code == Some(0) && tried.out.contains("No other replica accepts requests"), "{}", tried.out);
     let done = cluster.console(&[&words[..], &["--yes"]].concat());
     assert_eq!(done.code, Some(0), "{} {}", done.out, done.err);
-    assert!(done.err.contains("new ones are refused") && done.out.contains("node include pi2"), "{done:?}");
+    assert!(done.err.contains("new ones are refused") && done.out.contains("node uncordon pi2"), "{done:?}");
     wait_until("the gateway reports it", || get(&api, "/health").status == 503);
     let health = get(&api, "/health").json();
     assert_eq!(health["status"], "cordoned", "{health}");
