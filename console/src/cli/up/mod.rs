@@ -1,6 +1,6 @@
 //! `console up`: from new nodes to the first answer. Each step is displayed as the command that does the same, and is
 //! skipped if it was done before, so that an interrupted run continues where it ended.
-mod journal;
+mod log;
 mod model;
 mod nodes;
 
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use protocol::noise::pake::Code;
 
-use self::journal::Journal;
+use self::log::SetupLog;
 use super::{
     Failure, cluster, doctor,
     generate::{run as chat, run_options::RunOptions},
@@ -79,9 +79,9 @@ pub(crate) struct Setting {
 pub(crate) async fn run(options: Up, setting: Setting) -> Result<u8, Failure> {
     options.consent.check()?;
     let mut interrupts = Interrupts::listen()?;
-    let mut journal = Journal::new(options.json, options.consent.dry_run);
-    let prepared = interrupts.end(prepare(&options, setting, &mut journal)).await;
-    journal.print();
+    let mut log = SetupLog::new(options.json, options.consent.dry_run);
+    let prepared = interrupts.end(prepare(&options, setting, &mut log)).await;
+    log.print();
     let Some(answer) = prepared? else { return Ok(0) };
     // The chat handles signals itself.
     drop(interrupts);
@@ -89,53 +89,53 @@ pub(crate) async fn run(options: Up, setting: Setting) -> Result<u8, Failure> {
 }
 
 /// All steps before the chat, and the options of the chat; `None` after a dry run.
-async fn prepare(options: &Up, setting: Setting, journal: &mut Journal) -> Result<Option<RunOptions>, Failure> {
+async fn prepare(options: &Up, setting: Setting, log: &mut SetupLog) -> Result<Option<RunOptions>, Failure> {
     // Nodes that are given without a cluster are new ones.
     let is_saved = options.given.is_empty() || setting.cluster.is_some();
     let saved = if is_saved { cluster::saved(setting.cluster.as_deref())? } else { None };
-    let nodes = nodes::find(options, saved.as_ref(), journal).await?;
+    let nodes = nodes::find(options, saved.as_ref(), log).await?;
     let key = setting.key.or(saved.and_then(|(_, kept)| kept.key)).map_or_else(key::default_path, Ok)?;
     let mut is_reachable = true;
     if setting.insecure {
-        journal.skip("create the key", "console key new", "not needed with --insecure");
-        journal.skip("adopt the nodes", "console key adopt", "not needed with --insecure");
+        log.skip("create the key", "console key new", "not needed with --insecure");
+        log.skip("adopt the nodes", "console key adopt", "not needed with --insecure");
     } else {
-        make_key(&key, journal)?;
-        is_reachable = nodes::adopt(options, &nodes, &key, journal).await?;
+        make_key(&key, log)?;
+        is_reachable = nodes::adopt(options, &nodes, &key, log).await?;
     }
-    save(options, setting.cluster, &nodes, &key, journal).await?;
+    save(options, setting.cluster, &nodes, &key, log).await?;
     if !is_reachable {
         // A dry run cannot ask nodes that would only be adopted.
-        journal.plan("look for problems", "console doctor");
+        log.plan("look for problems", "console doctor");
         let model = options.model.as_deref().unwrap_or("MODEL");
-        journal.plan("choose a model", "console model list");
-        journal.plan("get its file", &format!("console model pull {model}"));
-        journal.plan("load the model", &format!("console run {model}"));
+        log.plan("choose a model", "console model list");
+        log.plan("get its file", &format!("console model pull {model}"));
+        log.plan("load the model", &format!("console run {model}"));
         return Ok(None);
     }
-    check(options, &nodes, journal).await?;
-    let supply = model::choose(options, &nodes, journal).await?;
-    model::bring(&supply, journal).await?;
-    load(options, &nodes, &supply.model, journal).await
+    check(options, &nodes, log).await?;
+    let supply = model::choose(options, &nodes, log).await?;
+    model::bring(&supply, log).await?;
+    load(options, &nodes, &supply.model, log).await
 }
 
 /// Creates the key, unless there is one, and uses it from now on.
-fn make_key(path: &Path, journal: &mut Journal) -> Result<(), Failure> {
+fn make_key(path: &Path, log: &mut SetupLog) -> Result<(), Failure> {
     let (what, command) = ("create the key", "console key new");
     let told = output::clean(&path.display().to_string());
     if path.exists() {
         key::load(Some(path), false)?;
-        journal.skip(what, command, &format!("{told}: key {}", key::fingerprint(path)?));
+        log.skip(what, command, &format!("{told}: key {}", key::fingerprint(path)?));
         return Ok(());
     }
-    if journal.is_rehearsal() {
-        journal.plan(what, command);
+    if log.is_rehearsal() {
+        log.plan(what, command);
         return Ok(());
     }
-    journal.begin(what, command);
+    log.begin(what, command);
     let fingerprint = key::create(path)?;
     key::load(Some(path), false)?;
-    journal.done(&format!("{told}: key {fingerprint}; keep a copy elsewhere"));
+    log.done(&format!("{told}: key {fingerprint}; keep a copy elsewhere"));
     Ok(())
 }
 
@@ -145,19 +145,19 @@ async fn save(
     cluster: Option<String>,
     nodes: &[String],
     key: &Path,
-    journal: &mut Journal,
+    log: &mut SetupLog,
 ) -> Result<(), Failure> {
     let known = default_path().map_or_else(|| Ok(Clusters::default()), |path| Clusters::read(&path))?;
     let what = "save the cluster";
     let saved = known.all.keys().find(|name| has_all(&known, name, nodes)).cloned();
     let name = match options.name.clone().or(cluster).or(saved) {
         Some(name) => name,
-        None if has_person() && !options.consent.yes && !journal.is_rehearsal() => ask_name().await?,
+        None if has_person() && !options.consent.yes && !log.is_rehearsal() => ask_name().await?,
         None => HOME.to_owned(),
     };
     let command = format!("console cluster add {name} {}", output::clean(&nodes.join(",")));
     if has_all(&known, &name, nodes) {
-        journal.skip(what, &command, &format!("cluster {name} is saved"));
+        log.skip(what, &command, &format!("cluster {name} is saved"));
         return Ok(());
     }
     if is_another(&known, &name, nodes) {
@@ -166,17 +166,17 @@ async fn save(
             next: "choose another name with --name NAME; to extend that cluster: console node add ADDRESS",
         });
     }
-    if journal.is_rehearsal() {
-        journal.plan(what, &command);
+    if log.is_rehearsal() {
+        log.plan(what, &command);
         return Ok(());
     }
-    journal.begin(what, &command);
+    log.begin(what, &command);
     let is_default = key::default_path().is_ok_and(|default| default == key);
     let file =
         if is_default || !key.exists() { None } else { Some(std::path::absolute(key).map_err(anyhow::Error::from)?) };
     cluster::save(&name, nodes, file)?;
     let other = known.default_cluster().map(|(default, _)| default).filter(|default| *default != name);
-    journal.done(&match other {
+    log.done(&match other {
         Some(default) => format!("cluster {name} is saved; {default} stays the default: console cluster use {name}"),
         None => format!("cluster {name} is saved, and every command uses it"),
     });
@@ -210,8 +210,8 @@ async fn ask_name() -> Result<String, Failure> {
 }
 
 /// Shows the problems of the nodes; asks whether to continue despite errors.
-async fn check(options: &Up, nodes: &[String], journal: &mut Journal) -> Result<(), Failure> {
-    journal.begin("look for problems", "console doctor");
+async fn check(options: &Up, nodes: &[String], log: &mut SetupLog) -> Result<(), Failure> {
+    log.begin("look for problems", "console doctor");
     let addresses: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
     let examination = doctor::examine(&addresses).await;
     let findings = examination.findings();
@@ -220,8 +220,8 @@ async fn check(options: &Up, nodes: &[String], journal: &mut Journal) -> Result<
     if errors > 0 {
         examination.lines().iter().for_each(|line| output::note(&format!("      {}", output::clean(line))));
     }
-    journal.done(&format!("{errors} errors, {warnings} warnings; details: console doctor"));
-    if errors == 0 || options.consent.yes || journal.is_rehearsal() {
+    log.done(&format!("{errors} errors, {warnings} warnings; details: console doctor"));
+    if errors == 0 || options.consent.yes || log.is_rehearsal() {
         return Ok(());
     }
     let question = "Continue despite these errors?";
@@ -229,12 +229,7 @@ async fn check(options: &Up, nodes: &[String], journal: &mut Journal) -> Result<
 }
 
 /// Loads the model, unless it runs, and returns the options of the chat.
-async fn load(
-    options: &Up,
-    nodes: &[String],
-    model: &str,
-    journal: &mut Journal,
-) -> Result<Option<RunOptions>, Failure> {
+async fn load(options: &Up, nodes: &[String], model: &str, log: &mut SetupLog) -> Result<Option<RunOptions>, Failure> {
     let prompt = options.prompt.as_deref();
     let told = output::clean(model);
     let command = match prompt {
@@ -242,17 +237,17 @@ async fn load(
         None => format!("console run {told}"),
     };
     let asked = options.layout.asked(model);
-    if journal.is_rehearsal() {
+    if log.is_rehearsal() {
         let is_loaded = Reached::dial(nodes).await?.has_serving(&asked);
-        journal.plan(if is_loaded { "ask the running model" } else { "load the model" }, &command);
+        log.plan(if is_loaded { "ask the running model" } else { "load the model" }, &command);
         return Ok(None);
     }
-    journal.begin("load the model", &command);
+    log.begin("load the model", &command);
     let obtained = obtain(nodes, &asked, "chat", options.consent, options.json).await?;
     let Some(obtained) = obtained else { return Ok(None) };
     let (topology, epoch) = (&obtained.assigned.topology, obtained.assigned.epoch.0);
     let how = if obtained.assigned.reused { "already runs" } else { "runs" };
-    journal.done(&format!("{told} {how} as {}, epoch {epoch}; the dashboard: console", topology.layout));
+    log.done(&format!("{told} {how} as {}, epoch {epoch}; the dashboard: console", topology.layout));
     let mut answer = RunOptions::of(model, prompt, nodes)?;
     (answer.json, answer.consent, answer.layout) = (options.json, options.consent, options.layout.clone());
     Ok(Some(answer))

@@ -2,7 +2,7 @@
 use common::units::Bytes;
 use telemetry::NodeReport;
 
-use super::{Up, journal::Journal};
+use super::{Up, log::SetupLog};
 use crate::{
     catalogue::{self, CatalogueEntry, Resolved},
     cli::{
@@ -41,7 +41,7 @@ struct Offer {
 ///
 /// # Errors
 /// The model is unknown, none fits, or none was chosen and there is no terminal to ask on.
-pub(super) async fn choose(options: &Up, nodes: &[String], journal: &mut Journal) -> Result<Supply, Failure> {
+pub(super) async fn choose(options: &Up, nodes: &[String], log: &mut SetupLog) -> Result<Supply, Failure> {
     let (what, command) = ("choose a model", "console model list");
     let reached = Reached::dial(nodes).await?;
     let files = reached.files(nodes.len()).await?;
@@ -53,25 +53,25 @@ pub(super) async fn choose(options: &Up, nodes: &[String], journal: &mut Journal
         if is_unknown && running != Some(supply.model.as_str()) {
             return Err(unknown(typed, &files));
         }
-        journal.skip(what, command, &format!("--model {typed}: {}", supply.model));
+        log.skip(what, command, &format!("--model {typed}: {}", supply.model));
         return Ok(supply);
     }
     if let Some(running) = running {
-        journal.skip(what, command, &format!("{running} is running"));
+        log.skip(what, command, &format!("{running} is running"));
         return Supply::of(running, Some(running), &files);
     }
     let reports: Vec<&NodeReport> = reached.cluster.nodes.iter().filter_map(|node| node.report()).collect();
     let memory = reports.iter().filter_map(|report| report.health.memory.as_ref()).map(|memory| memory.available.0);
     let least = memory.min().unwrap_or(0);
     let offers = offers(&files.models(), recommended(nodes.len(), least));
-    journal.begin(what, command);
+    log.begin(what, command);
     let Some(first) = offers.first() else {
         return Err(Failure::State {
             message: format!("the nodes have no model, and {} of memory suffice for no recommended one", Bytes(least)),
             next: "name a smaller one with --model, or add nodes; console model search lists the catalogue",
         });
     };
-    let chosen = match options.consent.yes || journal.is_rehearsal() {
+    let chosen = match options.consent.yes || log.is_rehearsal() {
         true => first,
         false if has_person() => ask(&offers).await?,
         false => {
@@ -82,7 +82,7 @@ pub(super) async fn choose(options: &Up, nodes: &[String], journal: &mut Journal
         }
     };
     let supply = Supply::of(&chosen.name, None, &files)?;
-    journal.done(&format!("{} ({})", chosen.name, chosen.note));
+    log.done(&format!("{} ({})", chosen.name, chosen.note));
     Ok(supply)
 }
 
@@ -142,20 +142,20 @@ fn unknown(typed: &str, files: &ModelFiles) -> Failure {
 ///
 /// # Errors
 /// A node or the server fails; the next run continues the transfer.
-pub(super) async fn bring(supply: &Supply, journal: &mut Journal) -> Result<(), Failure> {
+pub(super) async fn bring(supply: &Supply, log: &mut SetupLog) -> Result<(), Failure> {
     let (what, command) = ("get its file", supply.command());
     if supply.is_settled() {
-        journal.skip(what, &command, "all nodes have the file");
+        log.skip(what, &command, "all nodes have the file");
         return Ok(());
     }
-    if journal.is_rehearsal() {
-        journal.plan(what, &command);
+    if log.is_rehearsal() {
+        log.plan(what, &command);
         return Ok(());
     }
-    journal.begin(what, &command);
+    log.begin(what, &command);
     let stored = supply.bring().await?;
     let names: Vec<&str> = stored.iter().map(|(name, _)| name.as_str()).collect();
-    journal.done(&format!("{} is on {}", supply.model, names.join(", ")));
+    log.done(&format!("{} is on {}", supply.model, names.join(", ")));
     Ok(())
 }
 

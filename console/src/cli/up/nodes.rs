@@ -6,7 +6,7 @@ use common::fault::{Fault, FaultKind};
 use protocol::noise::pake::Code;
 use tokio::task::JoinSet;
 
-use super::{Up, journal::Journal};
+use super::{Up, log::SetupLog};
 use crate::cli::{
     Failure, key,
     node::discover,
@@ -29,18 +29,18 @@ const TRIES: usize = 3;
 pub(super) async fn find(
     options: &Up,
     saved: Option<&(String, Kept)>,
-    journal: &mut Journal,
+    log: &mut SetupLog,
 ) -> Result<Vec<String>, Failure> {
     let (what, command) = ("find the nodes", "console node discover");
     if !options.given.is_empty() {
-        journal.skip(what, command, &format!("given: {}", options.given.join(", ")));
+        log.skip(what, command, &format!("given: {}", options.given.join(", ")));
         return Ok(options.given.clone());
     }
     if let Some((name, kept)) = saved {
-        journal.skip(what, command, &format!("cluster {name}: {}", kept.nodes.join(", ")));
+        log.skip(what, command, &format!("cluster {name}: {}", kept.nodes.join(", ")));
         return Ok(kept.nodes.clone());
     }
-    journal.begin(what, command);
+    log.begin(what, command);
     let listening = tokio::task::spawn_blocking(|| discover::listen(LISTEN, usize::MAX));
     let found = listening.await.map_err(|error| anyhow!(error))??;
     if found.is_empty() {
@@ -67,11 +67,11 @@ pub(super) async fn find(
             next: "pass the key of that cluster with --key FILE, or name other nodes: console up ADDRESS ADDRESS",
         });
     }
-    if !journal.is_rehearsal() {
+    if !log.is_rehearsal() {
         let question = format!("      Set up these {} nodes as one cluster?", nodes.len());
         options.consent.obtain_late(&question, &serde_json::json!({"nodes": nodes}), options.json).await?;
     }
-    journal.done(&nodes.join(", "));
+    log.done(&nodes.join(", "));
     Ok(nodes)
 }
 
@@ -84,26 +84,26 @@ fn has_other_key(fault: &Fault) -> bool {
 ///
 /// # Errors
 /// A node does not answer, has another key, or refuses the code; there is no code for it.
-pub(super) async fn adopt(options: &Up, nodes: &[String], key: &Path, journal: &mut Journal) -> Result<bool, Failure> {
+pub(super) async fn adopt(options: &Up, nodes: &[String], key: &Path, log: &mut SetupLog) -> Result<bool, Failure> {
     let what = "adopt the nodes";
     let how = if options.ssh { "--ssh" } else { "--code CODE,.." };
     let command = |nodes: &[&str]| format!("console key adopt {} {how}", nodes.join(" "));
     if !key.exists() {
-        journal.plan(what, &command(&nodes.iter().map(String::as_str).collect::<Vec<_>>()));
+        log.plan(what, &command(&nodes.iter().map(String::as_str).collect::<Vec<_>>()));
         return Ok(false);
     }
     let places = without_key(nodes).await?;
     let lacking: Vec<&str> = places.iter().map(|place| nodes[*place].as_str()).collect();
     if lacking.is_empty() {
-        journal.skip(what, &command(&["NODE.."]), "all nodes have the key");
+        log.skip(what, &command(&["NODE.."]), "all nodes have the key");
         return Ok(true);
     }
-    if journal.is_rehearsal() {
-        journal.plan(what, &command(&lacking));
+    if log.is_rehearsal() {
+        log.plan(what, &command(&lacking));
         return Ok(false);
     }
     let codes = codes(options, nodes.len(), &places)?;
-    journal.begin(what, &command(&lacking));
+    log.begin(what, &command(&lacking));
     let secret = key::adopt::secret(key)?;
     let mut names = Vec::new();
     for (index, node) in lacking.iter().enumerate() {
@@ -114,7 +114,7 @@ pub(super) async fn adopt(options: &Up, nodes: &[String], key: &Path, journal: &
         output::note(&format!("      {} ({node}) has the key", output::clean(&name)));
         names.push(name);
     }
-    journal.done(&names.join(", "));
+    log.done(&names.join(", "));
     Ok(true)
 }
 

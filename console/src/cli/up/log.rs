@@ -8,13 +8,13 @@ const STEPS: usize = 8;
 
 /// Displays the steps, and collects them for `--json`.
 #[derive(Debug)]
-pub(super) struct Journal {
+pub(super) struct SetupLog {
     is_json: bool,
     is_dry: bool,
     steps: Vec<Value>,
 }
 
-impl Journal {
+impl SetupLog {
     pub(super) fn new(is_json: bool, is_dry: bool) -> Self {
         Self { is_json, is_dry, steps: Vec::new() }
     }
@@ -89,13 +89,13 @@ mod tests {
 
     #[test]
     fn step_without_a_result_has_failed() {
-        let mut journal = Journal::new(true, false);
-        journal.begin("find the nodes", "console node discover");
-        journal.done("2 nodes");
-        journal.skip("create the key", "console key new", "there is one");
-        journal.begin("adopt the nodes", "console key adopt pi1");
-        let states: Vec<Value> = journal.steps.iter().map(|step| step["state"].clone()).collect();
+        let mut log = SetupLog::new(true, false);
+        log.begin("find the nodes", "console node discover");
+        log.done("2 nodes");
+        log.skip("create the key", "console key new", "there is one");
+        log.begin("adopt the nodes", "console key adopt pi1");
+        let states: Vec<Value> = log.steps.iter().map(|step| step["state"].clone()).collect();
         assert_eq!(states, ["done", "skipped", "failed"]);
-        assert_eq!(journal.object()["dry_run"], false);
+        assert_eq!(log.object()["dry_run"], false);
     }
 }
