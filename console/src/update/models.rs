@@ -18,7 +18,7 @@ use crate::{
         transfer::Lane,
     },
     state::{
-        State,
+        AssignmentStatus, State,
         clean::clean_line,
         models::{ModelChoice, ModelList, ModelRow, PullState, holders, planner_nodes, row_of},
         operation::{Dialog, Question},
@@ -250,7 +250,9 @@ pub(super) fn on_event(state: &mut State, event: ModelEvent) -> Vec<Effect> {
         },
         ModelEvent::Unloaded { model, answer } => match answer {
             Ok(()) => {
+                // Otherwise it would count as a topology that was lost.
                 state.plan.desired = None;
+                (state.cluster.assignment, state.cluster.assigned) = (AssignmentStatus::Nothing, None);
                 format!("{model} is unloaded")
             }
             Err(fault) => failed(&format!("{model} stays loaded"), &fault),

@@ -9,7 +9,7 @@ use crate::{
     catalogue::{CatalogueEntry, CatalogueFile, decimal},
     operator::transfer::{picture, share},
     state::{
-        Area, Extent, Page, Panel, State,
+        Extent, Page, Panel, State,
         clean::clean_line,
         models::{COLUMNS, ModelChoice, ModelRow, SPEED_FULL, entry_of, is_known, row_of},
         row::TableRow,
@@ -104,7 +104,7 @@ impl Part<'_> {
         let content = Table { columns: COLUMNS, rows };
         let drawn = table::draw(frame, self.theme, inner, &content, &arrangement, self.selected, table::wish(&content));
         if has_selected {
-            extent.table = Area { ..drawn.area };
+            (extent.table, extent.heads) = (drawn.area, drawn.heads);
             extent.table_first = offset + drawn.first;
             extent.table_height = usize::from(drawn.area.height);
         }

@@ -214,7 +214,12 @@ fn loaded_model_is_unloaded_before_it_can_be_deleted() {
     assert!(
         matches!(&story.effects[..], [Effect::Models(ModelOrder::Unload { topology, .. })] if topology.model == model)
     );
-    listed(&mut story, &[&model, "old.gguf"]);
+    let unloaded = ModelEvent::Unloaded { model: model.clone(), answer: Ok(()) };
+    story.arrives(ClientEvent::Model(unloaded));
+    for node in 0..NODES {
+        story.report(node, idle(node));
+    }
+    assert_eq!(hint(&story.state), "No model is loaded. Press M to choose one.", "nothing counts as lost");
     story.key(KeyCode::Char('M'));
     listed(&mut story, &[&model, "old.gguf"]);
     let place = if model.as_str() < "old.gguf" { KeyCode::Down } else { KeyCode::Up };
