@@ -111,3 +111,41 @@ fn tour_shows_every_step_with_real_processes_and_leaves_none() {
     }
     wait_until("none is left", || !daemons.iter().any(|pid| is_running(*pid)));
 }
+
+#[test]
+fn tour_in_the_dashboard_waits_for_every_key_and_leaves_none() {
+    let mut command = Command::new(programs().join("console"));
+    command.args(["demo", "--tour", "--max-tokens", "16"]).env_remove("BRAMBLE_LOG_DIR");
+    let mut terminal = Terminal::run(command, 120, 40);
+    terminal.wait_for("step 1 of 8");
+    terminal.wait_for("ready");
+    let daemons = daemons_of(terminal.pid().as_raw().cast_unsigned());
+    assert_eq!(daemons.len(), 4);
+    terminal.keys("\r");
+    for (step, page, effect) in [
+        ("step 2 of 8", "2", "tp4"),
+        ("step 3 of 8", "4", "Prompt"),
+        ("step 4 of 8", "1", "THROTTLED"),
+        ("step 5 of 8", "3", "straggler: pi2"),
+        ("step 6 of 8", "6", "connection lost"),
+        ("step 7 of 8", "1", "ready"),
+    ] {
+        terminal.wait_for(step);
+        terminal.keys(page);
+        if page == "4" {
+            terminal.wait_for("type a prompt");
+            terminal.keys("ROMEO:\r");
+        }
+        terminal.wait_for("Enter continues");
+        terminal.wait_for(effect);
+        // Keys of pages are text in the prompt box: Tab leaves it.
+        terminal.keys(if page == "4" { "\t\r" } else { "\r" });
+    }
+    terminal.wait_for("step 8 of 8");
+    terminal.keys("\r");
+    terminal.wait_for("the tour is over");
+    terminal.keys("q");
+    assert_eq!(terminal.ended(), Some(0));
+    terminal.assert_restored();
+    wait_until("none is left", || !daemons.iter().any(|pid| is_running(*pid)));
+}

@@ -62,11 +62,11 @@ pub struct DashboardOptions {
     /// Read-only: no operator command is ever issued.
     pub readonly: bool,
     /// Receives the scenes of the guided tour, which starts with the dashboard if this is present.
-    pub tour: Option<Stage>,
+    pub tour: Option<TourStage>,
 }
 
 /// Where the scenes of the guided tour are sent: only the latest one matters.
-pub type Stage = watch::Sender<Scene>;
+pub type TourStage = watch::Sender<Scene>;
 
 /// Runs the dashboard until it quits; returns the exit code. `connect` starts the client, which sends its events to the
 /// channel.
@@ -118,7 +118,7 @@ struct Driver<N> {
     started: Instant,
     frame_due: Option<Instant>,
     exit: Option<i32>,
-    stage: Option<Stage>,
+    stage: Option<TourStage>,
     alerter: Alerter,
 }
 

@@ -116,15 +116,14 @@ pub struct Alerts {
 
 impl Alerts {
     /// Adds an alert, unless the same one was given a moment ago or too many are waiting. `now` is the time since the
-    /// start of the dashboard, which was at `clock_ms`.
-    pub fn push(&mut self, kind: AlertKind, node: &str, text: &str, (now, clock_ms): (Duration, u64)) {
+    /// start of the dashboard, and `unix_ms` the wall clock.
+    pub fn push(&mut self, kind: AlertKind, node: &str, text: &str, now: Duration, unix_ms: u64) {
         self.given.retain(|(_, _, at)| now.saturating_sub(*at) < AGAIN_AFTER);
         let is_repeated = self.given.iter().any(|(known, name, _)| *known == kind && name == node);
         if is_repeated || self.waiting.len() >= WAITING_MAX || self.given.len() >= GIVEN_MAX {
             return;
         }
         self.given.push((kind, node.to_owned(), now));
-        let unix_ms = clock_ms.saturating_add(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
         self.waiting.push(Alert { kind, node: clean_line(node), text: clean_line(text), unix_ms });
     }
 
@@ -141,14 +140,13 @@ mod tests {
     #[test]
     fn flapping_node_alerts_once_a_minute_and_the_queue_is_bounded() {
         let mut alerts = Alerts::default();
-        let at = |seconds: u64| (Duration::from_secs(seconds), 1000);
         for second in 0..61 {
-            alerts.push(AlertKind::NodeLost, "pi1", "connection lost", at(second));
+            alerts.push(AlertKind::NodeLost, "pi1", "connection lost", Duration::from_secs(second), 1000 * second);
         }
         let given = alerts.take();
-        assert_eq!(given.iter().map(|alert| alert.unix_ms).collect::<Vec<_>>(), [1000, 61_000]);
+        assert_eq!(given.iter().map(|alert| alert.unix_ms).collect::<Vec<_>>(), [0, 60_000]);
         for node in 0..1000 {
-            alerts.push(AlertKind::NodeLost, &format!("pi{node}"), "x\u{1b}]9;y\u{7}", at(70));
+            alerts.push(AlertKind::NodeLost, &format!("pi{node}"), "x\u{1b}]9;y\u{7}", Duration::from_secs(70), 0);
         }
         let given = alerts.take();
         assert_eq!(given.len(), WAITING_MAX);

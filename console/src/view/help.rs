@@ -8,7 +8,7 @@ use ratatui::{
 };
 
 use crate::{
-    keymap::{Action, Binding, NavigateAction, Page, Panel, Place},
+    keymap::{Action, NavigateAction, Page, Panel, Place},
     state::{State, command},
     view::{
         format::{fit, wrap_words},
@@ -86,10 +86,10 @@ fn about(state: &State, page: Page) -> &'static str {
 
 /// The keys of one section below its title; nothing if none of them is available.
 fn section(state: &State, theme: &Theme, cells: usize, place: Place, title: &str) -> Vec<Line<'static>> {
-    let is_shown = |binding: &&Binding| {
-        binding.place == place && !binding.keys.is_empty() && state.offers_place(place) && state.offers(binding.action)
-    };
-    let rows = state.preferences.keys.all().filter(is_shown);
+    let rows = state.preferences.keys.all().filter(|binding| {
+        let has_place = binding.place == place && state.offers_place(place);
+        has_place && !binding.keys.is_empty() && state.offers(binding.action)
+    });
     let rows = rows.flat_map(|binding| row(theme, cells, KEYS, &binding.keys_text(), binding.what));
     let mut section: Vec<Line> = rows.collect();
     if !section.is_empty() && !title.is_empty() {

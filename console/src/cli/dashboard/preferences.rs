@@ -13,7 +13,7 @@ use crate::{
     client::clusters::config_folder,
     http::Url,
     keymap::Keymap,
-    run::Stage,
+    run::TourStage,
     state::alerts::AlertPreferences,
     state::preferences::{Preferences, ThemeName},
 };
@@ -43,7 +43,7 @@ pub(crate) struct Session {
     pub(crate) record: Option<PathBuf>,
     /// The stage of the guided tour, if the dashboard shows one.
     #[arg(skip)]
-    pub(crate) tour: Option<Stage>,
+    pub(crate) tour: Option<TourStage>,
     #[command(flatten)]
     pub(crate) arrange: Arrange,
 }

@@ -44,7 +44,7 @@ pub(super) const KILLED: usize = 3;
 const CELLS: usize = 100;
 
 /// A running tour. `text`: the token ids of the first completion.
-struct Tour<'a> {
+struct PrintedTour<'a> {
     daemons: &'a mut Daemons,
     machine: Machine,
     options: &'a options::Demo,
@@ -72,7 +72,7 @@ pub(super) async fn run(
     interrupts: &mut Interrupts,
 ) -> Result<u8, Failure> {
     let wanted = options.assignment.wanted(NODES, &model.to_string_lossy());
-    let mut tour = Tour { daemons, machine: machines[SLOW].clone(), options, wanted, text: None };
+    let mut tour = PrintedTour { daemons, machine: machines[SLOW].clone(), options, wanted, text: None };
     let mut told: Vec<Value> = Vec::new();
     // The last one is about the keys of the dashboard.
     let steps = &STEPS[..STEPS.len() - 1];
@@ -110,7 +110,7 @@ fn print(indent: usize, text: &str) {
     }
 }
 
-impl Tour<'_> {
+impl PrintedTour<'_> {
     /// Runs a step. Returns a description of the observed effect.
     async fn step(&mut self, index: usize) -> Result<String, Failure> {
         match index {

@@ -200,7 +200,8 @@ fn alert(state: &mut State, kind: AlertKind, place: Option<usize>, text: &str) {
         return;
     }
     let node = place.and_then(|place| state.cluster.nodes.get(place)).map_or("", |node| node.name());
-    state.journal.alerts.push(kind, node, text, (state.now, state.clock_ms));
+    let unix_ms = state.clock_ms.saturating_add(u64::try_from(state.now.as_millis()).unwrap_or(u64::MAX));
+    state.journal.alerts.push(kind, node, text, state.now, unix_ms);
 }
 
 /// Alerts when the running topology stops serving, and when one serves again.

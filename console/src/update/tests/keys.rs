@@ -389,8 +389,7 @@ fn at(story: &Story) -> &str {
 #[test]
 fn every_key_of_the_help_page_has_an_effect() {
     // The keys of a replay and of the tour have tests next to their code.
-    let usual = |binding: &&Binding| !matches!(binding.place, Place::Replay | Place::Tour);
-    for binding in BINDINGS.iter().filter(usual) {
+    for binding in BINDINGS.iter().filter(|binding| !matches!(binding.place, Place::Replay | Place::Tour)) {
         for key in binding.keys.iter() {
             let case = of_pages(binding, *key)
                 .or_else(|| of_actions(binding))

@@ -13,14 +13,12 @@ use crate::{
 /// The cell where a text begins.
 fn find(buffer: &Buffer, text: &str) -> (u16, u16) {
     let wanted: Vec<String> = text.chars().map(|letter| letter.to_string()).collect();
-    let cells = (0..buffer.area.height).flat_map(|y| (0..buffer.area.width).map(move |x| (x, y)));
-    let is_here = |(x, y): &(u16, u16)| {
-        wanted
-            .iter()
-            .enumerate()
-            .all(|(step, letter)| buffer.cell((*x + step as u16, *y)).is_some_and(|cell| cell.symbol() == letter))
-    };
-    cells.into_iter().find(is_here).unwrap_or_else(|| panic!("{text:?} is not on the screen"))
+    let mut cells = (0..buffer.area.height).flat_map(|y| (0..buffer.area.width).map(move |x| (x, y)));
+    let found = cells.find(|(x, y)| {
+        let mut letters = wanted.iter().enumerate();
+        letters.all(|(step, letter)| buffer.cell((*x + step as u16, *y)).is_some_and(|cell| cell.symbol() == letter))
+    });
+    found.unwrap_or_else(|| panic!("{text:?} is not on the screen"))
 }
 
 fn story(page: Page) -> Story {
