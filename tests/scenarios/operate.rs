@@ -207,7 +207,7 @@ fn rank_stopped_2_ms_in_every_10_is_listed_first() {
     wait_until("pi2 is the first rank in ten consecutive screens", || {
         let screen = terminal.screen();
         let first =
-            screen.lines().skip_while(|line| !line.contains("late    own")).nth(1).unwrap_or_default().to_owned();
+            screen.lines().skip_while(|line| !line.contains("rank delay")).nth(1).unwrap_or_default().to_owned();
         if first != last {
             let is_it = first.trim_start_matches([' ', '▸']).starts_with("pi2");
             (pictures, last) = (if is_it { pictures + 1 } else { 0 }, first);

@@ -84,7 +84,7 @@ fn operator_excludes_the_straggler_and_restarts_the_rest() {
         }
         pictures == 10
     });
-    screen.wait_for("pi2 holds the others up");
+    screen.wait_for("pi2 delays the others");
     screen.keys("<");
     screen.wait_for("s ago; 0 shows now");
     screen.keys("0");

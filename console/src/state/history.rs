@@ -22,6 +22,10 @@ pub struct Sample {
     pub celsius: Option<f32>,
     /// Clock of the fastest cores.
     pub megahertz: Option<u32>,
+    /// Share of its memory in use, by all programs.
+    pub memory: Option<f64>,
+    /// Cores that other programs kept busy.
+    pub others: Option<f64>,
     /// Generated tokens per second (heads only).
     pub tokens_per_second: f64,
     /// Bytes per second over its network interface, in both directions.
@@ -67,17 +71,22 @@ impl History {
         let bytes = report.health.link.as_ref().and_then(|link| link.bytes);
         let moved = self.bytes.zip(bytes).and_then(|(before, now)| now.checked_sub(before));
         let passed = passed.unwrap_or(STEP).as_secs_f64();
-        let sample = Sample {
-            at: now,
-            celsius: report.health.temperature.map(|celsius| celsius.0),
-            megahertz: report.health.clock.as_ref().map(|clock| clock.current.0),
-            tokens_per_second: ratio(new as f64, passed),
-            bytes_per_second: moved.map(|moved| ratio(moved as f64, passed)),
-            waiting: (self.all > 0.0).then(|| ratio(self.waited, self.all)),
-            network: (self.all > 0.0).then(|| ratio(self.waited + self.transferred, self.all)),
-            requests: report.requests,
-            is_ill: report.health.warnings().iter().any(telemetry::Warning::is_acute),
-        };
+        let sample =
+            Sample {
+                at: now,
+                celsius: report.health.temperature.map(|celsius| celsius.0),
+                megahertz: report.health.clock.as_ref().map(|clock| clock.current.0),
+                memory: report.health.memory.filter(|memory| memory.total.0 > 0).map(|memory| {
+                    ratio(memory.total.0.saturating_sub(memory.available.0) as f64, memory.total.0 as f64)
+                }),
+                others: report.health.load.map(|load| f64::from(load.others)),
+                tokens_per_second: ratio(new as f64, passed),
+                bytes_per_second: moved.map(|moved| ratio(moved as f64, passed)),
+                waiting: (self.all > 0.0).then(|| ratio(self.waited, self.all)),
+                network: (self.all > 0.0).then(|| ratio(self.waited + self.transferred, self.all)),
+                requests: report.requests,
+                is_ill: report.health.warnings().iter().any(telemetry::Warning::is_acute),
+            };
         self.bytes = bytes;
         self.tokens = Some((report.instance, report.tokens));
         (self.waited, self.transferred, self.all) = (0.0, 0.0, 0.0);

@@ -15,14 +15,14 @@ use crate::state::{
 const COLUMNS: &[Column] = &[
     Column::left("node", 10, 0),
     Column::left("state", 13, 0),
-    Column::left("place", 5, 2),
+    Column::left("rank", 5, 2),
     Column::right("temp", 6, 1),
     Column::right("GHz", 7, 3),
-    Column::right("late", 5, 2),
+    Column::right("delay", 5, 2),
     Column::right("used/GiB", 9, 4),
     Column::left("shard", 9, 6),
-    Column::right("Mbit/s", 6, 7),
-    Column::right("KB/s", 7, 8),
+    Column::right("link", 8, 7),
+    Column::right("traffic", 10, 8),
     Column::left("governor", 11, 9),
     Column::rest("health", 12, 1),
 ];
@@ -51,10 +51,8 @@ fn row(state: &State, node: &Node, late: Option<f64>) -> TableRow {
         Cell::figure(late, |late| format!("{:.0} %", late * 100.0)),
         memory(health),
         shard(report),
-        Cell::figure(health.and_then(|health| health.link.as_ref()?.mbit), |mbit| mbit.to_string()),
-        Cell::figure(node.history.latest(state.now).and_then(|sample| sample.bytes_per_second), |rate| {
-            format!("{:.0}", rate / 1e3)
-        }),
+        Cell::figure(health.and_then(|health| health.link.as_ref()?.mbit), link_speed),
+        Cell::figure(node.history.latest(state.now).and_then(|sample| sample.bytes_per_second), traffic),
         governor(health),
         why(state, node, health),
     ];
@@ -118,6 +116,17 @@ pub fn tone(standing: NodeStatus) -> Tone {
     }
 }
 
+/// As [`place`], in words.
+pub fn place_in_words(state: &State, node: &Node) -> Option<String> {
+    let member = state.cluster.member_of(node)?;
+    let (topology, _) = state.cluster.topology()?;
+    let place = topology.place(MemberIndex(member as u16));
+    let rank = place.rank.0 - place.group.start;
+    let replica = (topology.layout.replicas > 1).then(|| format!("replica {}, ", place.replica));
+    let stage = (topology.layout.stages > 1).then(|| format!("stage {}, ", place.stage));
+    Some(format!("{}{}rank {rank}", replica.unwrap_or_default(), stage.unwrap_or_default()))
+}
+
 /// The rank within its stage, with stage and replica if there are several.
 pub fn place(state: &State, node: &Node) -> Option<String> {
     let member = state.cluster.member_of(node)?;
@@ -125,7 +134,7 @@ pub fn place(state: &State, node: &Node) -> Option<String> {
     let place = topology.place(MemberIndex(member as u16));
     let (rank, stage, replica) = (place.rank.0 - place.group.start, place.stage, place.replica);
     Some(match (topology.layout.replicas > 1, topology.layout.stages > 1) {
-        (false, false) => format!("r{rank}"),
+        (false, false) => rank.to_string(),
         (false, true) => format!("{stage}.{rank}"),
         (true, _) => format!("{replica}.{stage}.{rank}"),
     })
@@ -149,6 +158,16 @@ fn clock(health: Option<&Health>) -> Cell {
         number: Some(f64::from(clock.current.0)),
         tone: if clock.limit < clock.hardware { Tone::Warn } else { Tone::Plain },
     }
+}
+
+/// The speed of a link.
+pub fn link_speed(mbit: u32) -> String {
+    if mbit >= 1000 { format!("{} Gb/s", f64::from(mbit) / 1e3) } else { format!("{mbit} Mb/s") }
+}
+
+/// Bytes per second over a link.
+pub fn traffic(rate: f64) -> String {
+    if rate < 9.95e6 { format!("{:.1} MB/s", rate / 1e6) } else { format!("{:.0} MB/s", rate / 1e6) }
 }
 
 fn governor(health: Option<&Health>) -> Cell {

@@ -25,21 +25,23 @@ const PROGRESS: usize = 16;
 const COLUMNS: &[Column] = &[
     Column::left("head", 10, 0),
     Column::right("no", 5, 7),
-    Column::left("client", 12, 5),
+    Column::left("client", 12, 3),
     Column::left("stage", 9, 0),
     Column::right("age s", 7, 1),
     Column::right("prompt", 6, 2),
     Column::right("cached", 6, 6),
     Column::right("read", 6, 8),
     Column::right("tokens", 6, 0),
-    Column::right("of", 6, 4),
+    Column::right("of", 6, 7),
     Column::left("progress", 16, 9),
-    Column::right("queue ms", 8, 5),
-    Column::right("prefill", 8, 3),
-    Column::right("decode", 8, 3),
+    Column::right("queue ms", 8, 7),
+    Column::right("prefill", 8, 6),
+    Column::right("decode", 8, 6),
+    Column::right("tok/s", 6, 1),
     Column::right("TTFT ms", 8, 2),
     Column::right("TPOT ms", 8, 2),
     Column::right("accepted", 8, 8),
+    Column::left("model", 12, 5),
     Column::rest("end", 16, 1),
 ];
 
@@ -97,6 +99,7 @@ fn cells(node: &Node, trace: &RequestReport) -> Vec<Cell> {
         milliseconds(times.map(|times| times.dispatched.milliseconds())),
         milliseconds(sampled.map(|times| span(times.dispatched, times.first_token))),
         milliseconds(sampled.map(|times| span(times.first_token, times.last_token))),
+        Cell::figure(rate(trace), |rate| format!("{rate:.1}")),
         milliseconds(sampled.map(|times| times.ttft_ms())),
         milliseconds(sampled.filter(|times| times.sampled_tokens > 1).map(|times| times.tpot_ms())),
         Cell::figure(
@@ -105,8 +108,26 @@ fn cells(node: &Node, trace: &RequestReport) -> Vec<Cell> {
                 .map(|times| 100.0 * f64::from(times.accepted_tokens) / f64::from(times.drafted_tokens)),
             |percent| format!("{percent:.0} %"),
         ),
+        Cell::text(model(node).trim_end_matches(".gguf")).toned(Tone::Dim),
         end(&trace.stage),
     ]
+}
+
+/// The model that a head answers with.
+pub fn model(node: &Node) -> String {
+    let topology = node.report.as_ref().and_then(|report| report.topology.as_ref());
+    topology.map_or_else(String::new, |(topology, ..)| clean_line(&topology.model))
+}
+
+/// Tokens per second of an answer: after its first token if it is finished, otherwise since it arrived.
+pub fn rate(trace: &RequestReport) -> Option<f64> {
+    match &trace.stage {
+        RequestStage::Finished(_, times) if times.sampled_tokens > 1 => Some(ratio(1e3, times.tpot_ms())),
+        RequestStage::Decoding if trace.tokens > 0 && trace.age_ms > 0 => {
+            Some(ratio(f64::from(trace.tokens) * 1e3, trace.age_ms as f64))
+        }
+        _ => None,
+    }
 }
 
 /// The share of the most tokens that were asked for, as a bar while the request runs.

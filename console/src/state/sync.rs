@@ -45,9 +45,9 @@ impl Metric {
             Self::P50 => "p50",
             Self::P95 => "p95",
             Self::P99 => "p99",
-            Self::Own => "own",
+            Self::Own => "comp",
             Self::Wait => "wait",
-            Self::Wire => "wire",
+            Self::Wire => "net",
         }
     }
 
@@ -145,10 +145,7 @@ impl SyncPicture {
         let late = late.map(|place| {
             (
                 place,
-                format!(
-                    "holds the others up: {:.0} % of their time only its part is missing",
-                    100.0 * rows[place].late
-                ),
+                format!("delays the others: {:.0} % of their time only its part is missing", 100.0 * rows[place].late),
             )
         });
         // Stages with one rank have no all-reduces to be late in.

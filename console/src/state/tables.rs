@@ -1,5 +1,5 @@
 //! The table of each page: the only place that maps pages to tables, their selection and their arrangement.
-use telemetry::Severity;
+use telemetry::{RequestReport, Severity};
 
 use crate::state::{
     Page, State,
@@ -66,16 +66,22 @@ pub fn shown<'a>(state: &State, page: Page, table: &'a Table) -> (Vec<&'a TableR
     (rows, place)
 }
 
-/// The selected request, if it is open on a head: the head's list index, its number there, and a description.
-pub fn selected_request(state: &State) -> Option<(usize, u64, String)> {
+/// The request of the selected row: the list index of its head, and its report.
+pub fn selected_trace(state: &State) -> Option<(usize, &RequestReport)> {
     let table = requests::table(state);
     let (rows, place) = shown(state, Page::Requests, &table);
     let wanted = &rows.get(place)?.key;
     state.cluster.nodes.iter().enumerate().find_map(|(place, node)| {
         let report = node.report.as_ref()?;
         let trace = report.traces.iter().find(|trace| requests::key(node, report.epoch, trace) == *wanted)?;
-        let (by, stage, tokens) = (clean_line(&trace.by), trace.stage.name(), trace.tokens);
-        let so_far = format!("request {} of {by}, {stage}, {tokens} tokens so far", trace.number);
-        (!trace.stage.is_over()).then_some((place, trace.number, so_far))
+        Some((place, trace))
     })
+}
+
+/// The selected request, if it is open on a head: the head's list index, its number there, and a description.
+pub fn selected_request(state: &State) -> Option<(usize, u64, String)> {
+    let (place, trace) = selected_trace(state)?;
+    let (by, stage, tokens) = (clean_line(&trace.by), trace.stage.name(), trace.tokens);
+    let so_far = format!("request {} of {by}, {stage}, {tokens} tokens so far", trace.number);
+    (!trace.stage.is_over()).then_some((place, trace.number, so_far))
 }

@@ -40,7 +40,7 @@ pub(super) fn refuse(state: &mut State) {
 /// Shows a notice and returns `true` while another operation is under way.
 pub(super) fn refuses(state: &mut State) -> bool {
     let why = if state.cluster.rolling_runs() {
-        "a rolling restart is under way: R pauses or ends it"
+        "a rolling restart is under way: R pauses or stops it"
     } else if state.operations.running.is_some() {
         "something else is under way, see below; wait for its end"
     } else if state.cluster.is_assigning() {

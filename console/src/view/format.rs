@@ -43,6 +43,17 @@ pub fn shorten(text: &str, cells: usize) -> String {
     short
 }
 
+/// The text in exactly `cells` cells, cut after a word if there is one to end at.
+pub fn fit_words(text: &str, cells: usize) -> String {
+    let short = shorten(text, cells);
+    let cut = short.strip_suffix('…').filter(|_| width(text) > cells);
+    let words = cut.filter(|cut| !text[cut.len()..].starts_with(' ')).and_then(|cut| cut.rsplit_once(' '));
+    match words {
+        Some((words, _)) => fit(&format!("{} …", words.trim_end()), cells),
+        None => fit(&short, cells),
+    }
+}
+
 /// A time in at most six cells.
 pub fn short_time(time: Nanoseconds) -> String {
     match time.0 as f64 {
@@ -172,6 +183,8 @@ mod tests {
         assert_eq!(fit("raspberry", 6), "raspb…");
         assert_eq!(fit("日本語", 4), "日… ");
         assert_eq!(fit("日本語", 0), "");
+        let words = ["lost: connection reset", "short", "connection"].map(|text| fit_words(text, 9));
+        assert_eq!(words, ["lost: …  ", "short    ", "connecti…"]);
         assert_eq!(fit_right("7", 3), "  7");
     }
 

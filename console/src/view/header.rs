@@ -99,7 +99,7 @@ fn figures_line(state: &State, theme: &Theme) -> Line<'static> {
     });
     let rows = if state.layers_move() { ranks(state) } else { Vec::new() };
     let late = straggler(&rows).and_then(|row| row.node.map(|node| (state.cluster.nodes[node].name(), row.late)));
-    let late = late.map(|(name, share)| format!(" late {name} {:.0} %", share * 100.0));
+    let late = late.map(|(name, share)| format!(" {name} delays {:.0} %", share * 100.0));
     let late = late.or_else(|| {
         let (node, factor) = slow_pipeline(state).filter(|_| state.layers_move())?;
         Some(format!(" slow {} {factor:.1}x", state.cluster.nodes[node].name()))

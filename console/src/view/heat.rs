@@ -1,12 +1,10 @@
-//! Heat map of the all-reduces of every layer and rank: a bar with its time where there is room, otherwise a digit, so
-//! that it is readable without colour; to its right the figures of the selected rank, below it the last minutes.
-use std::time::Duration;
-
+//! Heat map of the all-reduces of every layer and rank: a bar with its time where there is room, otherwise a block of
+//! colour, or a digit where there is none; to its right the figures of the selected rank.
 use common::units::Nanoseconds;
 use ratatui::{
     Frame,
     layout::Rect,
-    style::Style,
+    style::{Modifier, Style},
     text::{Line, Span},
 };
 use telemetry::LayerSync;
@@ -19,10 +17,7 @@ use crate::{
     view::{
         format::{fit, fit_right, tight_time},
         theme::Theme,
-        widgets::{
-            graph::EIGHTHS,
-            panel::{lines, panel},
-        },
+        widgets::panel::{lines, panel},
     },
 };
 
@@ -31,16 +26,15 @@ const LAYER: usize = 8;
 /// Width of a figure, and of the straggler's name, in cells.
 const TIME: usize = 6;
 const WAITED: usize = 4;
-/// Least width of a rank's cell that has a bar and a time, its greatest width, and the width of the selected rank's name.
+/// Least and greatest width of a rank's cell that has a bar and a time.
 const CELL_BAR: usize = 11;
-const CELL_MAX: usize = 24;
-const OWN_NAME: usize = 12;
+const CELL_MAX: usize = 60;
 /// Fillings of the last cell of a bar in eighths.
 const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
 /// The shortest time with digit 1; each further digit doubles it.
 const SCALE_NS: u64 = 32_000;
-/// Share of the peers' time that fills a bar of the strip.
-const FULL: f64 = 0.4;
+/// Blocks of a time up to the median, up to twice, and up to four times it, and beyond.
+const SHADES: [&str; 4] = ["░", "▒", "▓", "█"];
 
 /// The digit of a time.
 fn digit(time: Nanoseconds) -> char {
@@ -56,6 +50,12 @@ pub(super) fn style(theme: &Theme, time: Nanoseconds, usual: Nanoseconds) -> Sty
         0 => theme.dim,
         _ => theme.plain,
     }
+}
+
+/// As [`style`], for bars and blocks.
+fn block_style(theme: &Theme, time: Nanoseconds, usual: Nanoseconds) -> Style {
+    let style = style(theme, time, usual);
+    if style == theme.plain { theme.ok } else { style }
 }
 
 /// Division of the width: cells per rank, visible ranks, figures next to them.
@@ -80,7 +80,7 @@ impl Columns {
             _ => Vec::new(),
         };
         let with_waited = !numbers.is_empty() && left >= numbers.len() * TIME + WAITED;
-        let beside = numbers.len() * TIME + if with_waited { WAITED } else { 0 } + OWN_NAME;
+        let beside = numbers.len() * TIME + if with_waited { WAITED } else { 0 };
         let wide = cell + left.saturating_sub(beside) / shown.max(1);
         let cell = if shown == ranks && wide >= CELL_BAR { wide.min(CELL_MAX) } else { cell };
         Self { cell, ranks: shown, numbers, with_waited }
@@ -101,12 +101,15 @@ pub(super) fn draw(
     picture: &SyncPicture,
 ) -> (usize, usize) {
     let metric = state.tables.sync_metric;
-    // A rule, a heading, the scale and the time strip.
-    let height = usize::from(area.height).saturating_sub(4);
+    // A rule, a heading and the scale.
+    let height = usize::from(area.height).saturating_sub(3);
     let rows = 2 * picture.layer_count();
     let first = state.screen.scroll.sync.min(rows.saturating_sub(height));
     let columns = Columns::of(usize::from(area.width), picture.ranks.len());
-    let title = format!("All-reduces: {}", meaning(metric));
+    let selected = picture.ranks.iter().position(|(row, _)| row.node == Some(state.screen.selected)).unwrap_or(0);
+    let own = picture.ranks.get(selected).filter(|_| !columns.numbers.is_empty());
+    let own = own.map_or_else(String::new, |(_, name)| format!(", all figures of {name} on the right"));
+    let title = format!("All-reduces: {}{own}", meaning(metric));
     let remark = remark(state, first, height, rows, picture.ranks.len() - columns.ranks);
     let is_past = state.cluster.sync.shown().is_some();
     let remark = Span::styled(remark, if is_past { theme.warn } else { theme.dim });
@@ -120,27 +123,25 @@ pub(super) fn draw(
         return (0, height);
     }
     let usual = picture.usual(metric);
-    let selected = picture.ranks.iter().position(|(row, _)| row.node == Some(state.screen.selected)).unwrap_or(0);
     let body =
         (first..rows.min(first + height)).map(|row| line(theme, picture, &columns, row, metric, usual, selected));
     let heading = heading(theme, picture, &columns, selected, metric);
     lines(frame, area, std::iter::once(heading).chain(body));
-    let bottom = |above: u16| Rect { y: area.bottom().saturating_sub(above), height: 1, ..area };
-    if area.height >= 4 {
-        frame.render_widget(scale(theme, usual, columns.has_bars()), bottom(2));
-        frame.render_widget(strip(state, theme, usize::from(area.width)), bottom(1));
+    if area.height >= 3 {
+        let below = Rect { y: area.bottom().saturating_sub(1), height: 1, ..area };
+        frame.render_widget(scale(theme, usual, columns.has_bars()), below);
     }
     (rows, height)
 }
 
 fn meaning(metric: Metric) -> &'static str {
     match metric {
-        Metric::P50 => "p50 of wait and wire",
-        Metric::P95 => "p95 of wait and wire",
-        Metric::P99 => "p99 of wait and wire",
-        Metric::Own => "own computing",
+        Metric::P50 => "median of waiting and network",
+        Metric::P95 => "p95 of waiting and network",
+        Metric::P99 => "p99 of waiting and network",
+        Metric::Own => "computing",
         Metric::Wait => "waiting for others",
-        Metric::Wire => "wire",
+        Metric::Wire => "network",
     }
 }
 
@@ -166,7 +167,7 @@ fn remark(state: &State, first: usize, height: usize, rows: usize, hidden: usize
 
 fn heading(theme: &Theme, picture: &SyncPicture, columns: &Columns, selected: usize, metric: Metric) -> Line<'static> {
     let late = picture.straggler.as_ref().map(|(place, _)| *place);
-    let mut spans = vec![Span::styled(fit("layer", LAYER), theme.dim)];
+    let mut spans = vec![Span::styled(fit(" layer", LAYER), theme.dim)];
     for (place, (row, name)) in picture.ranks.iter().take(columns.ranks).enumerate() {
         let style = match place {
             _ if place == selected => theme.accent,
@@ -187,12 +188,6 @@ fn heading(theme: &Theme, picture: &SyncPicture, columns: &Columns, selected: us
     if columns.with_waited {
         spans.push(Span::styled(fit(" for", WAITED), theme.dim));
     }
-    let used: usize = spans.iter().map(ratatui::text::Span::width).sum();
-    let name = picture.ranks.get(selected).map_or("", |(_, name)| name.as_str());
-    if !columns.numbers.is_empty() {
-        let room = 120_usize.saturating_sub(used + 2).min(24);
-        spans.push(Span::styled(format!("  {}", fit(name, room)), theme.accent));
-    }
     Line::from(spans)
 }
 
@@ -210,11 +205,22 @@ fn line(
     let mut spans = vec![Span::styled(label, theme.dim)];
     for rank in 0..columns.ranks {
         let time = picture.sync(rank, row).map(|sync| metric.of(sync));
-        spans.push(match time {
-            Some(time) if columns.has_bars() => Span::styled(bar(time, usual, columns.cell), style(theme, time, usual)),
+        let rest = match time {
+            Some(time) if columns.has_bars() => {
+                spans.push(Span::styled(fit_right(&tight_time(time), TIME) + " ", style(theme, time, usual)));
+                let (bar, dots) = bar(time, usual, columns.cell - TIME - 2);
+                spans.push(Span::styled(bar, block_style(theme, time, usual).remove_modifier(Modifier::REVERSED)));
+                Span::styled(dots + " ", theme.faint)
+            }
+            Some(time) if theme.has_colour() => {
+                let block =
+                    SHADES[(time.0 / usual.0.max(1)).checked_ilog2().map_or(0, |power| power + 1).min(3) as usize];
+                Span::styled(fit_right(&block.repeat(columns.cell - 1), columns.cell), block_style(theme, time, usual))
+            }
             Some(time) => Span::styled(fit_right(&digit(time).to_string(), columns.cell), style(theme, time, usual)),
             None => Span::styled(fit_right("–", columns.cell), theme.dim),
-        });
+        };
+        spans.push(rest);
     }
     spans.push(Span::raw("  "));
     let own = picture.ranks.get(selected).map(|(row, _)| row.member);
@@ -222,13 +228,12 @@ fn line(
     Line::from(spans)
 }
 
-/// A time and a bar that is full at four times the usual one.
-fn bar(time: Nanoseconds, usual: Nanoseconds, width: usize) -> String {
-    let cells = width - TIME - 1;
+/// A bar that is full at four times the usual time, and the dots up to there.
+fn bar(time: Nanoseconds, usual: Nanoseconds, cells: usize) -> (String, String) {
     let share = common::latency::ratio(time.0 as f64, 4.0 * usual.0 as f64);
     let eighths = ((share * 8.0 * cells as f64).round() as usize).min(8 * cells);
     let bar = "█".repeat(eighths / 8) + PARTS[eighths % 8];
-    format!("{} {}", fit_right(&tight_time(time), TIME), fit(&bar, cells))
+    (bar, "·".repeat(cells - eighths.div_ceil(8)))
 }
 
 /// The figures of the selected rank.
@@ -249,44 +254,25 @@ fn numbers(theme: &Theme, columns: &Columns, sync: &LayerSync, own: Option<usize
     spans
 }
 
-/// The legend of bars or digits, and of colours.
+/// The legend of bars, blocks or digits, and of colours.
 fn scale(theme: &Theme, usual: Nanoseconds, has_bars: bool) -> Line<'static> {
     let median = tight_time(usual);
     let text = match has_bars {
-        true => format!(" a full bar is 4 times the median of {median}; colours from "),
+        true => format!(" a full bar: 4 times the median of {median}; colour: normal, "),
+        false if theme.has_colour() => {
+            format!(" ░ ▒ ▓ █: up to 1, 2, 4 times the median of {median}, more; colour: normal, ")
+        }
         false => {
-            format!(" digit n: up to {} times 2^n; median {median}, colours from ", tight_time(Nanoseconds(SCALE_NS)))
+            format!(" digit n: {} times 2^n; median {median}; colour: normal, ", tight_time(Nanoseconds(SCALE_NS)))
         }
     };
     Line::from_iter([
         Span::styled(text, theme.dim),
-        Span::styled("2 times", theme.warn),
-        Span::styled(" and ", theme.dim),
-        Span::styled("4 times", theme.bad),
-        Span::styled(" of it on", theme.dim),
+        Span::styled("2x", theme.warn),
+        Span::styled(", ", theme.dim),
+        Span::styled("4x", theme.bad),
+        Span::styled(" of the median", theme.dim),
     ])
-}
-
-/// The last minutes: the share of its peers' time that the worst straggler took, with the selected snapshot marked.
-fn strip(state: &State, theme: &Theme, width: usize) -> Line<'static> {
-    let kept = state.cluster.sync.kept();
-    let span = kept.front().map_or(Duration::ZERO, |oldest| state.now.saturating_sub(oldest.at));
-    let left = format!(" t-{} s ", span.as_secs());
-    let right = " now  < older  > newer  0 now";
-    let room = width.saturating_sub(left.len() + right.len() + 1);
-    let place = state.cluster.sync.place();
-    // Show the newest snapshots, unless an older one is selected.
-    let last = place.map_or(kept.len(), |place| (place + room / 2).clamp(room.min(kept.len()), kept.len()));
-    let mut spans = vec![Span::styled(left, theme.dim)];
-    for (index, picture) in kept.iter().enumerate().take(last).skip(last.saturating_sub(room)) {
-        let height = (picture.lateness() / FULL * 8.0).round().clamp(0.0, 8.0) as usize;
-        let style = if picture.straggler.is_some() { theme.warn } else { theme.ok };
-        let style = if place == Some(index) { theme.accent } else { style };
-        let glyph = if place == Some(index) { '◆' } else { EIGHTHS[height] };
-        spans.push(Span::styled(glyph.to_string(), style));
-    }
-    spans.push(Span::styled(right, theme.dim));
-    Line::from(spans)
 }
 
 #[cfg(test)]
@@ -306,14 +292,15 @@ mod tests {
         assert_eq!((columns.ranks, columns.cell, columns.numbers.len()), (16, 3, 3));
         let columns = Columns::of(80, 4);
         assert_eq!((columns.ranks, columns.numbers.len(), columns.with_waited), (4, 6, true));
-        assert_eq!([80, 120, 200, 300].map(|width| Columns::of(width, 4).cell), [3, 14, 24, 24]);
+        assert_eq!([80, 120, 200, 300].map(|width| Columns::of(width, 4).cell), [3, 17, 37, 60]);
         assert_eq!(Columns::of(120, 16).cell, 3);
     }
 
     #[test]
     fn bar_is_full_at_four_times_the_usual_time() {
-        let bars = [0, 1, 2, 4, 9].map(|times| bar(Nanoseconds(times * 100_000), Nanoseconds(100_000), 11));
-        assert_eq!(bars, ["   0us     ", " 100us █   ", " 200us ██  ", " 400us ████", " 900us ████"]);
+        let bars = [0, 1, 2, 4, 9].map(|times| bar(Nanoseconds(times * 100_000), Nanoseconds(100_000), 4));
+        let bars = bars.map(|(bar, rest)| bar + &rest);
+        assert_eq!(bars, ["····", "█···", "██··", "████", "████"]);
         assert!(Columns::of(60, 64).ranks < 64 && Columns::of(0, 4).ranks == 0);
     }
 }

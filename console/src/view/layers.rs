@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Width of the `layer` column and of a pair of percentiles, in cells.
-const LAYER: usize = 5;
+const LAYER: usize = 6;
 const PAIR: usize = 15;
 /// Width of a time, in cells.
 const TIME: usize = 7;
@@ -93,14 +93,14 @@ fn heading(state: &State, theme: &Theme, bar_cells: usize, others: usize) -> Lin
         None => fit_right("p95", TIME),
     });
     let mut spans =
-        vec![Span::styled(format!("{} {} {}  ", fit("layer", LAYER), pair("attn"), pair("ffn")), theme.dim)];
+        vec![Span::styled(format!("{} {} {}  ", fit(" layer", LAYER), pair("attn"), pair("ffn")), theme.dim)];
     spans.extend([
         Span::styled("█", theme.ok),
-        Span::styled("own ", theme.dim),
+        Span::styled("computing ", theme.dim),
         Span::styled("▒", theme.warn),
-        Span::styled("wait ", theme.dim),
+        Span::styled("waiting ", theme.dim),
         Span::styled("░", theme.accent),
-        Span::styled(fit("wire", (bar_cells + WAITED).saturating_sub(12)), theme.dim),
+        Span::styled(fit("network", (bar_cells + WAITED).saturating_sub(21)), theme.dim),
         Span::styled(others.collect::<String>(), theme.dim),
     ]);
     Line::from(spans)
@@ -121,7 +121,8 @@ fn row(theme: &Theme, index: usize, layer: &Layer, own: Option<usize>, full: u64
         Span::styled(format!("{} {}  ", pair(&layer.attention), pair(&layer.feed_forward)), theme.plain),
     ];
     let parts = [(compute.0, "█", theme.ok), (wait.0, "▒", theme.warn), (wire.0, "░", theme.accent)];
-    spans.extend(bar::stacked(&parts, full, cells));
+    let rest = (full.saturating_sub(total(layer)), "·", theme.faint);
+    spans.extend(bar::stacked(&[parts[0], parts[1], parts[2], rest], full, cells));
     // Name the straggler if the peer wait takes at least a tenth of the layer's time.
     let waited = layer.slower().filter(|sync| Some(sync.slowest.index()) != own);
     let waited = waited.filter(|_| wait.0 > 0 && wait.0 * 10 >= total(layer));

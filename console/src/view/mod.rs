@@ -15,6 +15,7 @@ mod health;
 mod heat;
 mod help;
 mod hops;
+mod lateness;
 mod layers;
 mod models;
 mod node;

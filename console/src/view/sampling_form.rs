@@ -33,7 +33,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
         height,
     };
     frame.render_widget(Clear, Rect { x: place.x - 1, width: cells + 2, ..place });
-    let below = panel(frame, theme, place, true, "What the next answers are asked for", Span::raw(""));
+    let below = panel(frame, theme, place, true, "Settings of the next answers", Span::raw(""));
     let mut body = Vec::new();
     let mut cursor = 0;
     for (index, (field, editor)) in Field::ALL.into_iter().zip(&form.fields).enumerate() {

@@ -17,9 +17,7 @@ use crate::{
     },
 };
 
-/// Pages whose last column may hold long texts: the selected row's text is repeated below the table.
-const DETAILED: [Page; 3] = [Page::Topology, Page::Requests, Page::Events];
-/// Lines for that text, one of them empty, and the minimum height of a table that leaves room for it.
+/// Lines for the selected row's text, one of them empty, and the minimum height of a table that leaves room for it.
 const DETAIL_LINES: u16 = 4;
 const DETAIL_FROM: u16 = 12;
 /// Shorter texts, in cells, are complete in the table.
@@ -33,6 +31,8 @@ pub(super) struct TableTexts<'a> {
     pub(super) remark: Span<'a>,
     /// Instead of missing rows.
     pub(super) empty: &'a str,
+    /// Whether the selected row's last field, which may be long, is repeated below the table.
+    pub(super) repeats: bool,
 }
 
 /// Renders the current page's table.
@@ -44,7 +44,7 @@ pub(super) fn draw(
     texts: TableTexts,
     extent: &mut Extent,
 ) {
-    let TableTexts { title, remark, empty } = texts;
+    let TableTexts { title, remark, empty, repeats } = texts;
     let page = state.screen.focus.page;
     let Some(content) = tables::table(state, page) else { return };
     let arrangement = tables::arrangement(state, page);
@@ -62,12 +62,12 @@ pub(super) fn draw(
         let text = if content.rows.is_empty() { empty } else { "Nothing matches the filter; Esc shows all again." };
         return lines(frame, inner, [Line::styled(format!(" {text}"), theme.dim)]);
     }
-    if DETAILED.contains(&page) && inner.height >= DETAIL_FROM {
+    if repeats && inner.height >= DETAIL_FROM {
         inner.height -= DETAIL_LINES;
         detail(state, theme, frame, Rect { y: inner.bottom(), height: DETAIL_LINES, ..inner }, &content);
     }
-    // If a long text is repeated below the table, the other columns stay.
-    let wish = if DETAILED.contains(&page) { 0 } else { table::wish(&content) };
+    // If a long text is told elsewhere, the other columns stay.
+    let wish = if page == Page::Cluster { table::wish(&content) } else { 0 };
     let selected = tables::selected(state, page);
     let drawn = table::draw(frame, theme, inner, &content, arrangement, &selected, wish);
     (extent.table, extent.table_first, extent.heads) = (drawn.area, drawn.first, drawn.heads);

@@ -50,14 +50,19 @@ pub struct PlanState {
     pub answer: Planning,
 }
 
+/// Width of a bar, in cells.
+const BAR: usize = 13;
 /// The table's columns.
 const COLUMNS: &[Column] = &[
     Column::left("topology", 11, 0),
     Column::right("nodes", 5, 1),
     Column::right("tok/s", 6, 0),
+    Column::left("speed", BAR, 5),
     Column::right("all tok/s", 9, 3),
     Column::right("TTFT", 9, 1),
+    Column::left("first token", BAR, 7),
     Column::right("GiB/node", 8, 1),
+    Column::left("memory", BAR, 6),
     Column::right("network", 7, 4),
     Column::rest("remark", 14, 0),
 ];
@@ -77,28 +82,63 @@ pub fn table(state: &State) -> Table {
 
 fn row(state: &State, planned: &PlannerAnswer, place: usize, candidate: &Candidate) -> TableRow {
     let prediction = &candidate.prediction;
-    let rate = ratio(1e9, prediction.tpot.0 as f64);
+    let rate = speed(candidate);
     let gib = candidate.memory_max().0 as f64 / (1_u64 << 30) as f64;
+    let all = &planned.plan.ranked;
+    let fastest = all.iter().map(speed).fold(0.0, f64::max);
+    let slowest = all.iter().map(|one| one.prediction.ttft.0).max().unwrap_or(0);
+    let largest = all.iter().map(|one| one.memory_max().0).max().unwrap_or(0);
     let remark = match (runs(state, planned, candidate), place) {
         (true, _) => Cell::text(match measured(state) {
-            Some(rate) => format!("runs: measured {rate:.1} tok/s"),
+            Some(rate) => format!("runs at {rate:.1}"),
             None => "runs".to_owned(),
         })
         .toned(Tone::Ok),
         (false, 0) => Cell::text("best"),
-        _ => Cell::default(),
+        _ => {
+            let change = ratio(rate, all.first().map_or(rate, speed)) - 1.0;
+            Cell::text(format!("{:+.0} % tok/s", 100.0 * change)).toned(Tone::Dim)
+        }
     };
     let cells = vec![
         Cell::text(candidate.layout.to_string()),
         Cell::figure(Some(candidate.layout.node_count() as f64), |count| format!("{count:.0}")),
         Cell::figure(Some(rate), |rate| format!("{rate:.1}")),
+        bar(rate, fastest, Tone::Ok),
         Cell::figure(Some(prediction.throughput), |rate| format!("{rate:.1}")),
         Cell { number: Some(prediction.ttft.0 as f64), ..Cell::text(prediction.ttft.to_string()) },
+        bar(prediction.ttft.0 as f64, slowest as f64, Tone::Warn),
         Cell::figure(Some(gib), |gib| format!("{gib:.2}")),
+        bar(candidate.memory_max().0 as f64, largest as f64, Tone::Plain),
         Cell::figure(Some(prediction.network[1]), |share| format!("{:.0} %", share * 100.0)),
         remark,
     ];
     TableRow { key: candidate.layout.to_string(), cells, is_stale: false }
+}
+
+/// Tokens per second of one answer.
+fn speed(candidate: &Candidate) -> f64 {
+    ratio(1e9, candidate.prediction.tpot.0 as f64)
+}
+
+/// A figure beside the greatest of its column, as a bar.
+fn bar(value: f64, most: f64, tone: Tone) -> Cell {
+    let filled = (ratio(value, most) * BAR as f64).round().clamp(0.0, BAR as f64) as usize;
+    let text = "▆".repeat(filled) + &"·".repeat(BAR - filled);
+    Cell { text, number: Some(value), tone }
+}
+
+/// Tokens per second that the planner predicts for an answer of the running topology.
+pub fn predicted(state: &State) -> Option<f64> {
+    let Planning::Done(planned) = &state.plan.answer else { return None };
+    planned.plan.ranked.iter().find(|candidate| runs(state, planned, candidate)).map(speed)
+}
+
+/// Why the candidate of a row does not fit.
+pub fn why_not(state: &State, key: &str) -> Option<String> {
+    let Planning::Done(planned) = &state.plan.answer else { return None };
+    let dropped = planned.plan.dropped.iter().find(|dropped| key == format!("no {}", dropped.layout))?;
+    Some(clean_line(&dropped.reason.to_string()))
 }
 
 /// Whether a candidate is the running topology.

@@ -49,11 +49,8 @@ fn candidates_are_ranked_with_the_running_one_marked() {
     let story = planned();
     let rows = table(&story.state).rows;
     assert!(rows.len() > 3, "{rows:?}");
-    let runs: Vec<&str> = rows
-        .iter()
-        .filter(|row| row.cells[7].text.starts_with("runs: measured 50.0"))
-        .map(|row| row.key.as_str())
-        .collect();
+    let runs: Vec<&str> =
+        rows.iter().filter(|row| row.cells[10].text.starts_with("runs at 50.0")).map(|row| row.key.as_str()).collect();
     assert_eq!(runs, ["tp4"]);
     let division = division(&story.state).expect("known sizes");
     assert_eq!(division.len(), NODES);

@@ -277,8 +277,8 @@ fn say_late(state: &mut State, watch: &mut Watch, node: usize, share: f64) {
     let members = (0..state.cluster.nodes.len())
         .filter(|place| *place != node && state.cluster.member_of(&state.cluster.nodes[*place]).is_some());
     let others: Vec<&Health> = members.filter_map(health).collect();
-    let cause = health(node).and_then(|health| health.cause_beside(&others)).map(|cause| format!(": {cause}"));
-    let text = format!("holds the others up, {:.0} % of their time{}", share * 100.0, cause.unwrap_or_default());
+    let cause = health(node).and_then(|health| health.cause_beside(&others)).map(|cause| format!("; {cause}"));
+    let text = format!("delays the others: {:.0} % of their time{}", share * 100.0, cause.unwrap_or_default());
     state.journal.events.push(state.now, Severity::Warning, Some(node), &text);
     watch.late = Some((node, state.now));
 }

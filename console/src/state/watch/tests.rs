@@ -70,7 +70,7 @@ fn flapping_finding_is_reported_once_and_once_when_gone() {
 fn topologies_failures_stragglers_and_exclusions_are_events() {
     let mut story = Story::generating();
     story.at(2400).all_report(NodeState::Serving, true);
-    assert!(texts(&story, Some(2)).iter().any(|text| text.starts_with("holds the others up, 32 %")));
+    assert!(texts(&story, Some(2)).iter().any(|text| text.starts_with("delays the others: 32 %")));
     assert!(texts(&story, None).contains(&"epoch 3: tp4 of bard-q8_0.gguf on 4 nodes"));
     let story = Story::lost();
     assert!(texts(&story, None).iter().any(|text| text.starts_with("request failed: ")));

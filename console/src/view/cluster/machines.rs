@@ -1,6 +1,5 @@
 //! Bars and trends of every node's machine: temperature, memory, clock and link. Seconds in which a machine was
 //! throttled, too hot or short of voltage stand out.
-use common::units::Bytes;
 use ratatui::{
     Frame,
     layout::Rect,
@@ -95,7 +94,7 @@ fn node_lines(
     let trends = Trends::of(state, theme, node, [cells, rows]);
     let gauges: Vec<Gauge> =
         readings.iter().map(|reading| gauge(theme, &trends, node, *reading, [cells, rows])).collect();
-    let place = nodes::place(state, node).unwrap_or_default();
+    let place = nodes::place(state, node).map_or_else(String::new, |place| format!("rank {place}"));
     (0..rows)
         .map(|row| {
             let name = [node.name(), &place].get(row).map_or_else(|| " ".repeat(NAME), |text| fit(text, NAME));
@@ -126,12 +125,9 @@ fn gauge(theme: &Theme, trends: &Trends, node: &Node, reading: Reading, [cells, 
         }
         Reading::Memory => memory(theme, trends, node, [cells, rows]),
         Reading::Network => {
-            let beside = match health.and_then(|health| health.link.as_ref()?.mbit) {
-                Some(mbit) if mbit >= 1000 => format!("of {} Gb/s", f64::from(mbit) / 1e3),
-                Some(mbit) => format!("of {mbit} Mb/s"),
-                None => String::new(),
-            };
-            let trend = trends.trend(|one| one.bytes_per_second, None, |rate| format!("{}/s", Bytes(rate as u64)));
+            let mbit = health.and_then(|health| health.link.as_ref()?.mbit);
+            let beside = mbit.map_or_else(String::new, |mbit| format!("of {}", nodes::link_speed(mbit)));
+            let trend = trends.trend(|one| one.bytes_per_second, None, nodes::traffic);
             Gauge { trend, beside }
         }
         Reading::Clock => {

@@ -91,7 +91,7 @@ fn draw_nodes(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, exten
     };
     let remark = format!("{open} of {} connected{out}", usable.len());
     let remark = Span::styled(remark, if open == usable.len() { theme.dim } else { theme.warn });
-    let words = TableTexts { title: "Nodes", remark, empty: "No nodes yet." };
+    let words = TableTexts { title: "Nodes", remark, empty: "No nodes yet.", repeats: false };
     if area.width < WIDTH_WIDE {
         return tables::draw(state, theme, frame, area, words, extent);
     }

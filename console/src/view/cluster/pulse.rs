@@ -60,6 +60,11 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
         let most = values.iter().flatten().copied().fold(0.0, f64::max);
         let now = values.last().copied().flatten().map_or_else(|| "–".to_owned(), pulse.write);
         let remark = format!("{now}, max {}, {} s", (pulse.write)(most), moments.len());
-        chart::draw(theme, frame, *area, Chart { title: pulse.title, remark, values: &values, mark: pulse.mark });
+        chart::draw(
+            theme,
+            frame,
+            *area,
+            Chart { title: pulse.title, remark, values: &values, mark: pulse.mark, axis: "" },
+        );
     }
 }

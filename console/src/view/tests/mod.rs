@@ -2,6 +2,7 @@
 mod chat;
 mod document;
 mod generate;
+mod matrix;
 mod models;
 mod mouse;
 mod operate;

@@ -72,6 +72,11 @@ impl Theme {
         Self { is_ascii, ..self }
     }
 
+    /// Whether blocks can differ by colour: otherwise maps use digits.
+    pub(super) fn has_colour(&self) -> bool {
+        !self.is_ascii && self.ok.fg.is_some()
+    }
+
     /// Post-processes a complete buffer: applies the theme's background, and replaces non-ASCII characters if required.
     pub(super) fn finish(&self, buffer: &mut Buffer) {
         if let Some((front, ground)) = self.ground {

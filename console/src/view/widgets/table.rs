@@ -13,7 +13,7 @@ use crate::{
         table::{Align, Arrangement, Column, Table},
     },
     view::{
-        format::{fit, fit_right, width},
+        format::{fit, fit_right, fit_words},
         theme::Theme,
         widgets::panel::lines,
     },
@@ -23,8 +23,6 @@ use crate::{
 const MARK: usize = 2;
 /// Columns from this priority on are optional.
 const NICE: u8 = 4;
-/// Maximum number of cells that the growing column may take from optional columns.
-const WISH_MAX: usize = 48;
 
 /// Areas of the table's rows, used by scrolling keys and the mouse.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,11 +73,9 @@ fn heads(columns: &[(usize, usize)], area: Rect) -> [(u16, u16); COLUMNS_MAX] {
     heads
 }
 
-/// Width of the longest text in the growing column, up to [`WISH_MAX`].
+/// Cells that the growing column should have: twice its least width, whatever the rows say, so that columns never jump.
 pub(crate) fn wish(table: &Table) -> usize {
-    let Some(column) = table.columns.iter().position(|column| column.grows) else { return 0 };
-    let texts = table.rows.iter().filter_map(|row| row.cells.get(column));
-    texts.map(|cell| width(&cell.text)).max().unwrap_or(0).min(WISH_MAX)
+    table.columns.iter().filter(|column| column.grows).map(|column| 2 * column.width).sum()
 }
 
 /// The columns that fit, in order, with their widths. Optional columns give way to the growing one.
@@ -130,7 +126,11 @@ fn line(theme: &Theme, table: &Table, row: &TableRow, columns: &[(usize, usize)]
         if is_selected && index == 0 {
             style = style.add_modifier(Modifier::BOLD);
         }
-        spans.push(Span::styled(padded(&cell.text, *cells, table.columns[*column].align) + " ", style));
+        let text = match table.columns[*column].grows {
+            true => fit_words(&cell.text, *cells),
+            false => padded(&cell.text, *cells, table.columns[*column].align),
+        };
+        spans.push(Span::styled(text + " ", style));
     }
     Line::from(spans).style(if is_selected { theme.selected } else { Style::new() })
 }

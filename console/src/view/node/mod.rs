@@ -1,5 +1,8 @@
-//! The Node page: identity, graphs of the last minutes, problems of the machine with their remedies, and its layers.
-use common::{calendar, units::Bytes};
+//! The Node page: identity, graphs of the last minutes, problems of the machine with their remedies, its log, and its
+//! layers.
+mod graphs;
+
+use common::calendar;
 use protocol::inspect::{LogLevel, LogLine};
 use ratatui::{
     Frame,
@@ -17,19 +20,19 @@ use crate::{
         nodes,
     },
     view::{
-        format::{fit, fit_right, wrap_words},
+        format::{fit_words, width, wrap_words},
         layers,
         theme::Theme,
-        trend::{CELSIUS, Trend, Trends},
         widgets::panel::{hit, lines, panel},
     },
 };
 
-/// Width of a graph's title and of its last value, in cells.
-const TITLE: usize = 11;
-const VALUE: usize = 11;
-/// Number of graphs, and most lines of one.
-const GRAPHS: usize = 5;
+/// From this size graphs stand side by side, and the log beside the machine.
+const WIDTH_LARGE: u16 = 110;
+const HEIGHT_LARGE: u16 = 30;
+/// Least height of what is said of the machine.
+const MACHINE_LINES: u16 = 9;
+/// Most lines of a graph on smaller screens.
 const GRAPH_LINES_MAX: usize = 4;
 
 /// Renders the page.
@@ -39,21 +42,48 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         let area = panel(frame, theme, area, focused, "Node", Span::raw(""));
         return lines(frame, area, [Line::styled(" No node was named.", theme.dim)]);
     };
-    let layer_lines = (state.layer_count() as u16 + 2).clamp(3, area.height / 3);
-    let parts = [Constraint::Fill(1), Constraint::Length(area.height / 5), Constraint::Length(layer_lines)];
-    let [above, middle, below] = Layout::vertical(parts).areas(area);
-    (extent.panels[0], extent.panels[1]) = (hit(above), hit(below));
     let remark = format!("{} of {}, ← → others", state.screen.selected + 1, state.cluster.nodes.len());
     let title = format!("{} ({})", node.name(), node.address);
-    let inner = panel(frame, theme, above, focused, &title, Span::styled(remark, theme.dim));
-    let few = details(state, node, theme, usize::from(inner.width), 1);
-    let graph_lines = (usize::from(inner.height).saturating_sub(few.len()) / GRAPHS + 1).min(GRAPH_LINES_MAX);
-    let all = if graph_lines == 1 { few } else { details(state, node, theme, usize::from(inner.width), graph_lines) };
+    let layer_lines = (state.layer_count() as u16 + 2).clamp(3, area.height / 3);
+    if area.height < HEIGHT_LARGE || area.width < WIDTH_LARGE {
+        let parts = [Constraint::Fill(1), Constraint::Length(area.height / 5), Constraint::Length(layer_lines)];
+        let [above, middle, below] = Layout::vertical(parts).areas(area);
+        (extent.panels[0], extent.panels[1]) = (hit(above), hit(below));
+        let inner = panel(frame, theme, above, focused, &title, Span::styled(remark, theme.dim));
+        let cells = usize::from(inner.width);
+        let few = 1 + details(state, node, theme, cells).len();
+        let rows = (usize::from(inner.height).saturating_sub(few) / graphs::COUNT).clamp(1, GRAPH_LINES_MAX);
+        let all = std::iter::once(summary(state, node, theme, usize::from(inner.width)));
+        let all =
+            all.chain(graphs::lines_of(state, theme, node, [cells, rows])).chain(details(state, node, theme, cells));
+        scrolled(state, frame, inner, all.collect(), extent);
+        log(state, theme, frame, middle);
+        extent.layers_height = layers::draw(state, theme, frame, below);
+        return;
+    }
+    let left = area.height.saturating_sub(layer_lines + 2);
+    let machine = details(state, node, theme, usize::from(area.width) * 3 / 5).len() as u16 + 1;
+    let machine = machine.clamp(MACHINE_LINES, (left * 2 / 5).max(MACHINE_LINES));
+    let parts =
+        [Constraint::Length(2), Constraint::Fill(1), Constraint::Length(machine), Constraint::Length(layer_lines)];
+    let [above, charts, middle, below] = Layout::vertical(parts).areas(area);
+    let inner = panel(frame, theme, above, false, &title, Span::styled(remark, theme.dim));
+    lines(frame, inner, [summary(state, node, theme, usize::from(inner.width))]);
+    graphs::draw(state, theme, frame, charts, node);
+    let columns = [Constraint::Percentage(60), Constraint::Fill(1)];
+    let [left, right] = Layout::horizontal(columns).spacing(1).areas(middle);
+    (extent.panels[0], extent.panels[1]) = (hit(left), hit(below));
+    let inner = panel(frame, theme, left, focused, "Machine", Span::raw(""));
+    scrolled(state, frame, inner, details(state, node, theme, usize::from(inner.width)), extent);
+    log(state, theme, frame, right);
+    extent.layers_height = layers::draw(state, theme, frame, below);
+}
+
+/// Renders lines from the one that the operator has scrolled to.
+fn scrolled(state: &State, frame: &mut Frame, inner: Rect, all: Vec<Line<'static>>, extent: &mut Extent) {
     (extent.details_lines, extent.details_height) = (all.len(), usize::from(inner.height));
     let first = state.screen.scroll.details.min(all.len().saturating_sub(usize::from(inner.height)));
     lines(frame, inner, all.into_iter().skip(first));
-    log(state, theme, frame, middle);
-    extent.layers_height = layers::draw(state, theme, frame, below);
 }
 
 /// The latest lines of the node's log that fit.
@@ -77,18 +107,16 @@ fn log(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
                 _ => theme.plain,
             };
             let time = calendar::time_of_day(line.unix_ms / 1000);
-            let text = fit(&clean_line(&line.text), usize::from(inner.width).saturating_sub(time.len() + 2));
+            let text = fit_words(&clean_line(&line.text), usize::from(inner.width).saturating_sub(time.len() + 2));
             Line::from_iter([Span::styled(format!(" {time} "), theme.dim), Span::styled(text, style)])
         }),
     );
 }
 
-/// All lines about a node, with graphs of so many lines.
-fn details(state: &State, node: &Node, theme: &Theme, width: usize, graph_lines: usize) -> Vec<Line<'static>> {
-    let mut all = vec![summary(state, node, theme)];
+/// The lines about a node's faults and its machine.
+fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<'static>> {
+    let mut all = Vec::new();
     let is_live = matches!(node.status(state.now), NodeStatus::Reports(_));
-    let cells = width.saturating_sub(TITLE + VALUE + 3);
-    all.extend(graphs(theme, &Trends::of(state, theme, node, [cells, graph_lines])));
     let mut say = |text: &str, style: Style| {
         let text = clean_line(text);
         let rows = wrap_words(&text, width.saturating_sub(2));
@@ -123,11 +151,12 @@ fn details(state: &State, node: &Node, theme: &Theme, width: usize, graph_lines:
     all
 }
 
-fn summary(state: &State, node: &Node, theme: &Theme) -> Line<'static> {
+/// What runs on a node, as far as it fits.
+fn summary(state: &State, node: &Node, theme: &Theme, cells: usize) -> Line<'static> {
     let standing = nodes::status_cell(state, node);
     let mut spans = vec![Span::styled(format!(" {}", standing.text), theme.tone(standing.tone))];
     let mut rest = Vec::new();
-    rest.extend(nodes::place(state, node).map(|place| format!("place {place}")));
+    rest.extend(nodes::place_in_words(state, node));
     if let Some(report) = &node.report {
         rest.push(format!("epoch {}", report.epoch));
         rest.push(format!("shard {}", report.shard));
@@ -135,31 +164,12 @@ fn summary(state: &State, node: &Node, theme: &Theme) -> Line<'static> {
         rest.push(format!("kernels {}", clean_line(&report.kernels)));
         rest.push(format!("build {}", clean_line(&report.build)));
     }
-    spans.push(Span::styled(rest.into_iter().map(|word| format!("  {word}")).collect::<String>(), theme.dim));
-    Line::from(spans)
-}
-
-/// Graphs of temperature, clock, tokens, peer wait and network.
-fn graphs(theme: &Theme, trends: &Trends) -> Vec<Line<'static>> {
-    if trends.is_empty() {
-        return Vec::new();
+    let mut left = cells.saturating_sub(width(&standing.text) + 1);
+    for word in rest {
+        let word = format!("  {word}");
+        let Some(after) = left.checked_sub(width(&word)) else { break };
+        spans.push(Span::styled(word, theme.dim));
+        left = after;
     }
-    let all = [
-        (
-            "temperature",
-            trends.trend(|one| one.celsius.map(f64::from), Some(CELSIUS), |value| format!("{value:.1} °C")),
-        ),
-        ("clock", trends.trend(|one| one.megahertz.map(f64::from), None, |value| format!("{:.2} GHz", value / 1e3))),
-        ("tokens/s", trends.trend(|one| Some(one.tokens_per_second), None, |value| format!("{value:.1}"))),
-        ("waiting", trends.trend(|one| one.waiting, Some((0.0, 1.0)), |value| format!("{:.0} %", value * 100.0))),
-        ("network", trends.trend(|one| one.bytes_per_second, None, |value| format!("{}/s", Bytes(value as u64)))),
-    ];
-    let lines = all.into_iter().flat_map(|(title, Trend { figure, style, graph, .. })| {
-        graph.into_iter().enumerate().map(move |(row, bars)| {
-            let [title, figure] = if row == 0 { [title, figure.as_str()] } else { [""; 2] };
-            let title = Span::styled(format!(" {}", fit(title, TITLE)), theme.dim);
-            Line::from_iter([title, Span::styled(fit_right(figure, VALUE) + " ", style)].into_iter().chain(bars))
-        })
-    });
-    lines.collect()
+    Line::from(spans)
 }
