@@ -211,7 +211,7 @@ fn body(state: &State, model: &str, read: &AnswerText, theme: &Theme, width: usi
     if !read.thought.is_empty() {
         let words = read.thought.split_whitespace().count();
         let plural = if words == 1 { "" } else { "s" };
-        let key = state.preferences.keys.key_of(Action::Chat(ChatAction::ChatThoughts));
+        let key = key_here(state, ChatAction::ChatThoughts);
         let (mark, verb) = if state.chat.shows_thoughts { ("▾", "hides") } else { ("▸", "shows") };
         all.push(Line::styled(format!("{INDENT}{mark} thought, {words} word{plural} ({key} {verb} it)"), theme.dim));
         if state.chat.shows_thoughts {
@@ -228,6 +228,14 @@ fn body(state: &State, model: &str, read: &AnswerText, theme: &Theme, width: usi
         }
     }
     all
+}
+
+/// The key of an action for display: in the prompt box, letters are text.
+fn key_here(state: &State, action: ChatAction) -> String {
+    let (keys, action) = (&state.preferences.keys, Action::Chat(action));
+    let here = keys.bindings(state.screen.focus).find(|binding| binding.action == action);
+    let key = here.and_then(|binding| binding.keys.first());
+    key.map_or_else(|| keys.key_of(action), ToString::to_string)
 }
 
 /// A text in lines that begin with `before`.

@@ -88,10 +88,15 @@ pub(super) fn scroll(state: &mut State, action: ScrollAction) {
 /// Sends the text of the prompt box as the next prompt. With an empty box, sends a prompt without an answer again.
 pub(super) fn submit(state: &mut State) -> Vec<Effect> {
     let is_open = state.chat.last_turn().is_some_and(ChatTurn::is_open);
-    if state.screen.editor.text().trim().is_empty() && is_open && !state.chat.edits {
+    let is_empty = state.screen.editor.text().trim().is_empty();
+    if is_empty && is_open && !state.chat.edits {
         return again(state);
     }
-    if let Err(effects) = generate::check(state, "type a message first") {
+    if is_empty {
+        state.screen.notice = Some("type a message first".to_owned());
+        return Vec::new();
+    }
+    if let Err(effects) = generate::check(state) {
         return effects;
     }
     let prompt = state.screen.editor.text().to_owned();
@@ -134,7 +139,7 @@ fn again(state: &mut State) -> Vec<Effect> {
         return Vec::new();
     };
     let mut asked = Conversation::clone(shown);
-    if let Err(effects) = generate::check_cluster(state) {
+    if let Err(effects) = generate::check(state) {
         return effects;
     }
     if let Some(turn) = asked.turns.last_mut() {

@@ -191,8 +191,12 @@ fn conversations_are_chosen_renamed_and_deleted() {
         (titles(&story), story.state.chat.shown().map(|one| one.title())),
         (vec!["two".to_owned()], Some("two".to_owned()))
     );
-    let removed = |effect: &Effect| matches!(effect, Effect::File(FileEffect::Conversations(KeeperOrder::Remove(_))));
-    assert!(story.effects.iter().any(removed));
+    assert!(
+        story
+            .effects
+            .iter()
+            .any(|effect| { matches!(effect, Effect::File(FileEffect::Conversations(KeeperOrder::Remove(_)))) })
+    );
 }
 
 #[test]

@@ -42,7 +42,11 @@ pub(super) fn cancel(state: &mut State) -> Vec<Effect> {
 }
 
 fn submit(state: &mut State) -> Vec<Effect> {
-    if let Err(effects) = check(state, "type a prompt first") {
+    if !state.generation.request.is_open() && state.screen.editor.text().is_empty() {
+        state.screen.notice = Some("type a prompt first".to_owned());
+        return Vec::new();
+    }
+    if let Err(effects) = check(state) {
         return effects;
     }
     state.chat.awaited = None;
@@ -50,23 +54,11 @@ fn submit(state: &mut State) -> Vec<Effect> {
     start(state, prompt)
 }
 
-/// Checks that the prompt box has a text that can be sent, or kept until a topology runs.
-///
-/// # Errors
-/// It cannot: the reason is shown, and these effects follow.
-pub(super) fn check(state: &mut State, empty: &str) -> Result<(), Vec<Effect>> {
-    if !state.generation.request.is_open() && state.screen.editor.text().is_empty() {
-        state.screen.notice = Some(empty.to_owned());
-        return Err(Vec::new());
-    }
-    check_cluster(state)
-}
-
 /// Checks that a request can be sent, or kept until a topology runs.
 ///
 /// # Errors
 /// It cannot: the reason is shown, and these effects follow.
-pub(super) fn check_cluster(state: &mut State) -> Result<(), Vec<Effect>> {
+pub(super) fn check(state: &mut State) -> Result<(), Vec<Effect>> {
     if state.generation.request.is_open() {
         state.screen.notice = Some("one is generated already; Esc cancels it".to_owned());
         return Err(Vec::new());
