@@ -102,7 +102,7 @@ pub(super) async fn adopt(options: &Up, nodes: &[String], key: &Path, log: &mut 
         log.plan(what, &command(&lacking));
         return Ok(false);
     }
-    let codes = codes(options, nodes.len(), &places)?;
+    let codes = codes(&options.code, options.ssh || has_person(), nodes.len(), &places)?;
     log.begin(what, &command(&lacking));
     let secret = key::adopt::secret(key)?;
     let mut names = Vec::new();
@@ -138,18 +138,17 @@ async fn without_key(nodes: &[String]) -> Result<Vec<usize>, Failure> {
     Ok(places)
 }
 
-/// The codes of the nodes at these places; none if they are asked for, or read over ssh. There is a code for each node of
+/// The codes of the nodes at these places; none if they can be asked for, or read over ssh. There is a code for each node of
 /// the command, or for each that has no key.
-fn codes(options: &Up, nodes: usize, places: &[usize]) -> Result<Vec<Code>, Failure> {
-    let given = &options.code;
+fn codes(given: &[Code], can_ask: bool, nodes: usize, places: &[usize]) -> Result<Vec<Code>, Failure> {
     match given.len() {
-        0 if options.ssh || has_person() => Ok(Vec::new()),
+        0 if can_ask => Ok(Vec::new()),
         0 => Err(Failure::Usage {
             message: format!("{} nodes have no key, and there is no terminal to ask for their codes", places.len()),
             next: "pass the codes that `sudo brambled pair` displays with --code CODE,.., or --ssh",
         }),
         count if count == nodes => Ok(places.iter().map(|place| given[*place].clone()).collect()),
-        count if count == places.len() => Ok(given.clone()),
+        count if count == places.len() => Ok(given.to_vec()),
         count => Err(Failure::Usage {
             message: format!("{count} pairing codes for {} nodes without a key", places.len()),
             next: "pass one --code per node, in the same order, or --ssh",
@@ -186,30 +185,21 @@ async fn adopt_asked(node: &str, secret: &[u8; 32]) -> Result<String, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
-    #[derive(Debug, Parser)]
-    struct UpLine {
-        #[command(flatten)]
-        up: Up,
-        #[arg(long, global = true)]
-        json: bool,
-    }
-
-    fn given(codes: &[&str], nodes: usize, places: &[usize]) -> Option<Vec<String>> {
-        let line = ["up", "--code"].into_iter().chain(codes.iter().copied()).map(str::to_owned);
-        let up = UpLine::try_parse_from(line.collect::<Vec<_>>()).expect("it is valid").up;
-        let codes = super::codes(&up, nodes, places).ok()?;
+    fn of(given: &[&str], nodes: usize, places: &[usize]) -> Option<Vec<String>> {
+        let given: Vec<Code> = given.iter().map(|code| code.parse().expect("a code")).collect();
+        let codes = codes(&given, false, nodes, places).ok()?;
         Some(codes.iter().map(ToString::to_string).collect())
     }
 
     #[test]
     fn codes_are_those_of_all_nodes_or_of_those_without_a_key() {
-        let two = "1111-1111,2222-2222";
-        assert_eq!(given(&[two], 2, &[1]), Some(vec!["2222-2222".into()]), "one per node");
-        assert_eq!(given(&[two], 3, &[0, 2]), Some(vec!["1111-1111".into(), "2222-2222".into()]), "one per new node");
-        assert_eq!(given(&[two], 3, &[0, 1, 2]), None, "one is missing");
+        let two = ["1111-1111", "2222-2222"];
+        assert_eq!(of(&two, 2, &[1]), Some(vec![two[1].into()]), "one per node");
+        assert_eq!(of(&two, 3, &[0, 2]), Some(two.map(str::to_owned).into()), "one per new node");
+        assert_eq!(of(&two, 3, &[0, 1, 2]), None, "one is missing");
+        assert_eq!(of(&[], 1, &[0]), None, "there is no one to ask");
+        assert!(codes(&[], true, 1, &[0]).is_ok_and(|codes| codes.is_empty()));
     }
 }
