@@ -79,8 +79,10 @@ pub async fn pull(
         (None, Some(first)) => {
             let Download { url, model, sha256 } = file.clone();
             let request = ModelsRequest::Pull { url, model, sha256 };
-            let told = |step, bytes, total| tell(*first, step, bytes, total);
-            done.push((*first, models::stored(&sessions[*first], request, &told).await?));
+            let stored =
+                models::stored(&sessions[*first], request, &|step, bytes, total| tell(*first, step, bytes, total))
+                    .await;
+            done.push((*first, stored?));
             *first
         }
         (None, None) => return Err(Fault::new("console", FaultKind::Internal { reason: "no node is named".into() })),
@@ -109,8 +111,8 @@ pub async fn copy(
         copies.spawn(async move {
             // The semaphore is never closed.
             let _permit = room.acquire_owned().await;
-            let told = move |step, bytes, total| tell(index, step, bytes, total);
-            (place, index, models::stored(&session, request, &told).await)
+            let stored = models::stored(&session, request, &|step, bytes, total| tell(index, step, bytes, total)).await;
+            (place, index, stored)
         });
     }
     let mut copied = copies.join_all().await;

@@ -107,8 +107,12 @@ pub(super) fn on_answer(state: &mut State, node: usize, answer: Result<Vec<Model
         Some(choice) => choose(state, choice),
         None => {
             let is_empty = state.models.list.choices.is_empty();
-            let other = || format!("no node has {name:?}; p downloads a model of the catalogue");
-            state.screen.notice = Some(clean_line(&if is_empty { NO_MODEL.to_owned() } else { other() }));
+            let text = if is_empty {
+                NO_MODEL.to_owned()
+            } else {
+                format!("no node has {name:?}; p downloads a model of the catalogue")
+            };
+            state.screen.notice = Some(clean_line(&text));
             Vec::new()
         }
     }

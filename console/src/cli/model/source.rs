@@ -91,13 +91,12 @@ async fn well_known(name: &str) -> Result<&'static CatalogueFile, Failure> {
         }
         Resolved::Several(entries) => {
             let names: Vec<&str> = entries.iter().map(|entry| entry.name).collect();
-            let unknown = || unknown(name, &names);
             let rows = entries.iter().map(|entry: &&CatalogueEntry| {
                 let file = entry.usual();
                 format!("{:<24} {:>8}  {}", entry.name, file.size(), file.quantisation)
             });
             let chosen = choose(&format!("{name} means several models:"), &rows.collect::<Vec<_>>()).await?;
-            chosen.and_then(|place| entries.get(place)).map(|entry| entry.usual()).ok_or_else(unknown)
+            chosen.and_then(|place| entries.get(place)).map(|entry| entry.usual()).ok_or_else(|| unknown(name, &names))
         }
         Resolved::Unknown(alike) => Err(unknown(name, &alike)),
     }
@@ -146,9 +145,8 @@ mod tests {
 
     #[tokio::test]
     async fn short_name_is_a_source_and_a_similar_one_is_a_question() {
-        let name = |source: ModelSource| source.file_name();
-        let known = resolve("Qwen3.5-4B:q8_0").await.map(name).expect("it is in the catalogue");
-        assert_eq!(known, "Qwen3.5-4B-Q8_0.gguf");
+        let known = resolve("Qwen3.5-4B:q8_0").await.expect("it is in the catalogue");
+        assert_eq!(known.file_name(), "Qwen3.5-4B-Q8_0.gguf");
         for (typed, message) in [
             ("lamma-3.2-1b", r#"No model "lamma-3.2-1b". Did you mean llama-3.2-1b, gemma-3-1b, llama-3.2-3b?"#),
             ("bloom", r#"No model "bloom"."#),
