@@ -57,7 +57,7 @@ fn chat_edits_lines_recalls_them_and_stores_the_conversation() {
     again.keys("\x03");
     again.wait_for("quits");
     again.keys("/list\r");
-    again.wait_for("1 turns  ROMEO:");
+    again.wait_for("1 turn   ROMEO:");
     again.keys("/bye\r");
     assert_eq!(again.ended(), Some(0));
 }

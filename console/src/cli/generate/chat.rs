@@ -222,8 +222,7 @@ impl<R: Responder> ChatLoop<R> {
 
     /// Prints the last turn of a conversation that was loaded.
     fn recall(&self) {
-        let count = self.conversation.turns.len();
-        output::note(&output::clean(&format!("{}: {count} turns; the last one:", self.conversation.title())));
+        output::note(&output::clean(&format!("{}; its last turn:", self.conversation.title())));
         if let Some(turn) = self.conversation.turns.last() {
             output::note(&output::clean(&format!("> {}", turn.prompt)));
             let answer = turn.answer.as_ref().map_or("(not answered)", |answer| answer.text.as_str());

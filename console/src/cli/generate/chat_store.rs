@@ -52,7 +52,10 @@ impl ChatStore {
         if all.is_empty() {
             return Ok("no conversation is stored yet".to_owned());
         }
-        let lines = all.iter().take(LISTED_MAX).map(|one| format!("{:>4} turns  {}", one.turns.len(), one.title()));
+        let lines = all.iter().take(LISTED_MAX).map(|one| {
+            let plural = if one.turns.len() == 1 { " " } else { "s" };
+            format!("{:>4} turn{plural}  {}", one.turns.len(), one.title())
+        });
         let more = all.len().saturating_sub(LISTED_MAX);
         let rest = (more > 0).then(|| format!("and {more} older ones; console shows all on its page Chat"));
         Ok(lines.chain(rest).collect::<Vec<_>>().join("\n"))
@@ -92,7 +95,7 @@ mod tests {
             let turns = vec![ChatTurn { prompt: prompt.to_owned(), answer: None }];
             store.keep(&Conversation { turns, ..Conversation::new(id.to_owned(), String::new()) });
         }
-        assert!(store.list().is_ok_and(|list| list.contains("1 turns  Mantua") && list.lines().count() == 2));
+        assert!(store.list().is_ok_and(|list| list.contains("1 turn   Mantua") && list.lines().count() == 2));
         assert_eq!(store.load("verona").map(|one| one.id).as_deref(), Ok("a-1"));
         assert_eq!(store.load("a-2").map(|one| one.title()).as_deref(), Ok("Mantua"));
         assert!(store.load("Padua").is_err_and(|reason| reason.contains("/list")));
