@@ -112,7 +112,8 @@ pub(crate) async fn run(options: Replay) -> Result<u8, Failure> {
     let player = Player::open(&options.file).map_err(failure)?;
     let at = options.at.map(|at| at.time(player.header(), player.span().0));
     let start = Start { desk: options.arrange.desk()?, at, speed: options.speed };
-    let code = replay(player, start).await.map_err(anyhow::Error::from)?;
+    // The state of the dashboard is large.
+    let code = Box::pin(replay(player, start)).await.map_err(anyhow::Error::from)?;
     Ok(u8::try_from(code).unwrap_or(1))
 }
 
