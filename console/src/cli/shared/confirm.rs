@@ -35,6 +35,7 @@ fn say_plan(what: &str, plan: &Value, json: bool) {
 
 /// The operator's consent to a change.
 #[derive(Clone, Copy, Debug, Default, Args)]
+#[command(next_help_heading = "Confirmation")]
 pub struct Consent {
     /// Do not ask for confirmation
     #[arg(long, short)]
