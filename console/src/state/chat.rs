@@ -1,7 +1,8 @@
 //! The conversations of the page Chat: all of them, the one shown, and the one that waits for an answer.
 use std::sync::Arc;
 
-use common::chat::AnswerForm;
+use common::chat::{AnswerForm, Chat};
+use protocol::message::Prompt;
 
 use super::{GenerateDefaults, request::Request};
 use crate::conversation::{AnswerText, ChatTurn, Conversation, read};
@@ -35,6 +36,16 @@ pub struct ChatState {
 }
 
 impl ChatState {
+    /// The prompt of the request under way, if it belongs to a conversation and the model has a chat template.
+    pub fn prompt(&self, model: &str) -> Option<Prompt> {
+        let awaited = self.awaited.as_deref().and_then(|id| self.place(id))?;
+        if self.plain_model.as_deref() == Some(model) {
+            return None;
+        }
+        let messages = self.all[awaited].messages().ok()?;
+        Some(Prompt::Chat(Box::new(Chat { messages, ..Chat::default() })))
+    }
+
     /// No conversations yet; `defaults` are the parameters of generations.
     pub fn new(defaults: &GenerateDefaults) -> Self {
         let max_tokens = defaults.max_tokens.max(MAX_TOKENS_LEAST);

@@ -5,6 +5,7 @@ use crate::{
     state::{
         Page, State,
         clean::clean_line,
+        completion::Cycle,
         preferences::{Preferences, ThemeName},
         tables,
     },
@@ -220,35 +221,11 @@ impl Names {
     }
 }
 
-/// The candidates that Tab steps through, while it does.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Cycle {
-    /// The text before the completed word.
-    before: String,
-    /// The candidates.
-    pub words: Vec<String>,
-    /// Index of the one in the command line.
-    pub at: usize,
-}
-
-impl Cycle {
-    /// The first candidate for the text; `None` if there are not several.
-    pub fn begin(text: &str, desk: &Preferences, names: &Names) -> Option<Self> {
-        let words = completions(text, desk, names);
-        let before = argument_of(text).1;
-        (words.len() > 1).then(|| Self { before: text[..before].to_owned(), words, at: 0 })
-    }
-
-    /// Steps to the next candidate, or back.
-    pub fn step(&mut self, back: bool) {
-        let count = self.words.len().max(1);
-        self.at = (self.at + if back { count - 1 } else { 1 }) % count;
-    }
-
-    /// The command line with the current candidate.
-    pub fn text(&self) -> String {
-        format!("{}{}", self.before, self.words.get(self.at).map_or("", String::as_str))
-    }
+/// The candidates of Tab for the text, the first one chosen; `None` if there are not several.
+pub fn cycle(text: &str, desk: &Preferences, names: &Names) -> Option<Cycle> {
+    let words = completions(text, desk, names);
+    let before = argument_of(text).1;
+    (words.len() > 1).then(|| Cycle::new(&text[..before], words))
 }
 
 /// The command's word before the part that is completed, if any, and where that part begins.
@@ -395,14 +372,14 @@ mod tests {
     fn tab_steps_through_the_candidates_and_back() {
         let names = Names { nodes: vec!["pi1".into(), "pi2".into()], ..Names::default() };
         let desk = Preferences::default();
-        let mut cycle = Cycle::begin("node pi", &desk, &names).expect("two candidates");
-        assert_eq!(cycle.text(), "node pi1");
-        cycle.step(false);
-        assert_eq!(cycle.text(), "node pi2");
-        cycle.step(false);
-        cycle.step(true);
-        assert_eq!((cycle.text().as_str(), cycle.at), ("node pi2", 1));
-        assert_eq!(Cycle::begin("node pi1", &desk, &names), None, "one candidate needs no steps");
+        let mut steps = cycle("node pi", &desk, &names).expect("two candidates");
+        assert_eq!(steps.text(), "node pi1");
+        steps.step(false);
+        assert_eq!(steps.text(), "node pi2");
+        steps.step(false);
+        steps.step(true);
+        assert_eq!((steps.text().as_str(), steps.at), ("node pi2", 1));
+        assert_eq!(cycle("node pi1", &desk, &names), None, "one candidate needs no steps");
     }
 
     #[test]

@@ -7,11 +7,10 @@ use std::{
 use telemetry::Severity;
 
 use crate::state::{
-    Page, State,
+    State,
     clean::clean_line,
     row::{Cell, TableRow, Tone},
     table::{Column, Table},
-    tables,
 };
 
 /// Maximum number of entries.
@@ -142,9 +141,8 @@ pub fn table(state: &State) -> Table {
     Table { columns: COLUMNS, rows: groups(state).iter().map(|group| row(state, group)).collect() }
 }
 
-/// The group of the selected row.
-pub fn selected(state: &State) -> Option<EventGroup<'_>> {
-    let key = tables::selected(state, Page::Events);
+/// The group of the row with this key.
+pub fn group<'a>(state: &'a State, key: &str) -> Option<EventGroup<'a>> {
     groups(state).into_iter().find(|group| group.first.number.to_string() == key)
 }
 

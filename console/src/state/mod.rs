@@ -5,6 +5,7 @@ pub mod chat;
 pub mod clean;
 pub mod cluster;
 pub mod command;
+pub mod completion;
 pub mod editor;
 pub mod events;
 pub mod filter;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     keymap::Keymap,
-    state::{alerts::AlertPreferences, command::Cycle, editor::Editor},
+    state::{alerts::AlertPreferences, completion::Cycle, editor::Editor},
 };
 
 /// A colour theme.

@@ -5,7 +5,7 @@ use crate::{
     state::{
         State,
         clean::clean_line,
-        command::{Cycle, LineCommand, Names, completed, parse},
+        command::{LineCommand, Names, completed, cycle, parse},
     },
     update::effect::{Effect, FileEffect},
 };
@@ -52,7 +52,7 @@ fn complete(state: &mut State, back: bool) {
     match completed(&typed, desk, &names) {
         Some(text) if text != typed => desk.command.replace(&text),
         _ => {
-            desk.completion = Cycle::begin(&typed, desk, &names);
+            desk.completion = cycle(&typed, desk, &names);
             if let Some(cycle) = &desk.completion {
                 desk.command.replace(&cycle.text());
             }

@@ -27,7 +27,7 @@ use self::{
     event::{ClientEvent, Event},
 };
 use crate::{
-    keymap::{Action, Focus, Key, KeyCode, NavigateAction, Page, Panel},
+    keymap::{Action, Focus, GenerateAction, Key, KeyCode, NavigateAction, Page, Panel},
     state::{
         State,
         clean::clean_line,
@@ -169,6 +169,9 @@ fn act(state: &mut State, action: Action) -> Vec<Effect> {
         Action::Scroll(action) => navigate::scroll(state, action),
         Action::Edit(action) => edit::act(state, action),
         Action::Table(action) => table::act(state, action),
+        Action::Generate(GenerateAction::Submit) if state.screen.focus.page == Page::Chat => {
+            return chat::submit(state);
+        }
         Action::Generate(action) => return generate::act(state, action),
         Action::Chat(action) => return chat::act(state, action),
         Action::Operate(action) => return operate::act(state, action),

@@ -12,16 +12,13 @@ use crate::{
     update::effect::Effect,
 };
 
-/// `p`: queries the planner.
-pub(super) fn ask(state: &mut State) -> Vec<Effect> {
+/// `p`: queries the planner; `None` without a model to plan for.
+pub(super) fn ask(state: &mut State) -> Option<Vec<Effect>> {
     if state.plan.answer == Planning::Asked {
         state.screen.notice = Some("the planner is asked already".to_owned());
-        return Vec::new();
+        return Some(Vec::new());
     }
-    match plan::query(state) {
-        Some(ask) => put(state, Box::new(ask)),
-        None => super::models::lead_here(state),
-    }
+    plan::query(state).map(|ask| put(state, Box::new(ask)))
 }
 
 /// Status of the planner's answer to a query.

@@ -12,11 +12,12 @@ use telemetry::Severity;
 
 use crate::{
     state::{
-        Extent, State,
+        Extent, Page, State,
         clean::clean_line,
         events::{self, EventGroup, counts, groups, time_of_day},
         node::Node,
         nodes,
+        tables::selected,
     },
     view::{
         chart,
@@ -71,7 +72,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     let parts = [Constraint::Fill(1), Constraint::Length(DETAIL_LINES), Constraint::Length(histogram)];
     let [above, middle, below] = Layout::vertical(parts).areas(area);
     tables::draw(state, theme, frame, above, words, extent);
-    if let Some(group) = events::selected(state) {
+    if let Some(group) = events::group(state, &selected(state, Page::Events)) {
         let [left, right] = Layout::horizontal([Constraint::Fill(1); 2]).spacing(1).areas(middle);
         draw_selected(state, theme, frame, left, &group);
         draw_node(state, theme, frame, right, &group);

@@ -57,11 +57,6 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
         let values: Vec<Option<f64>> = shown.iter().map(|picture| delay(picture, rank.member)).collect();
         let late: Vec<bool> = shown.iter().map(|picture| is_straggler(picture, rank.member)).collect();
         let unknown = cells - values.len();
-        let style = |cell: usize| match cell.checked_sub(unknown).and_then(|at| late.get(at)) {
-            _ if marked == Some(cell) => theme.accent,
-            Some(true) => theme.warn,
-            _ => theme.ok,
-        };
         let figure = format!("{:.0} %", rank.late * 100.0);
         let bars = graph(&values, FULL, cells, rows).into_iter().enumerate();
         let all: Vec<Line> = bars
@@ -69,7 +64,15 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
                 let [name, figure] = if row + 1 == rows { [name.as_str(), figure.as_str()] } else { [""; 2] };
                 let name =
                     Span::styled(format!(" {} {} ", fit(name, NAME), fit_right(figure, FIGURE - 1)), theme.plain);
-                Line::from_iter(std::iter::once(name).chain(styled(&bars, style, theme.faint)))
+                Line::from_iter(std::iter::once(name).chain(styled(
+                    &bars,
+                    |cell: usize| match cell.checked_sub(unknown).and_then(|at| late.get(at)) {
+                        _ if marked == Some(cell) => theme.accent,
+                        Some(true) => theme.warn,
+                        _ => theme.ok,
+                    },
+                    theme.faint,
+                )))
             })
             .collect();
         all

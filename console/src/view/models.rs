@@ -45,7 +45,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
     let [area, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(details)]).areas(area);
     let focused = matches!(state.screen.focus.panel, Panel::Models | Panel::Filter);
     let words = arrangement.words(&content, rows.len());
-    let part = Part { state, theme, selected: &selected, focused, words: &words };
+    let part = ModelRows { state, theme, selected: &selected, focused, words: &words };
     if arrangement.sort.is_some() {
         // Sorted rows are one list.
         let all: Vec<TableRow> = rows.iter().map(|row| (*row).clone()).collect();
@@ -63,7 +63,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
 }
 
 /// What the two tables have in common.
-struct Part<'a> {
+struct ModelRows<'a> {
     state: &'a State,
     theme: &'a Theme,
     selected: &'a str,
@@ -71,7 +71,7 @@ struct Part<'a> {
     words: &'a str,
 }
 
-impl Part<'_> {
+impl ModelRows<'_> {
     /// Renders a table of rows, of which the first has this index on the page.
     fn draw(
         &self,

@@ -12,12 +12,12 @@ use crate::{
     cli::{
         Failure,
         shared::{
+            hypothetical_cluster::{bytes, free},
             options::Nodes,
             output,
             paint::{self, Shade},
             table::{TableCell, TableColumn, room, table},
         },
-        topology::hypothetical_cluster::{bytes, free},
     },
     client::{assign::reports, cluster::Cluster, with_port},
     operator::{

@@ -5,6 +5,7 @@ pub(crate) mod confirm;
 pub(crate) mod endpoint;
 pub(crate) mod failure;
 pub(crate) mod find_node;
+pub(crate) mod hypothetical_cluster;
 pub(crate) mod interrupts;
 pub(crate) mod need;
 pub(crate) mod options;

@@ -3,7 +3,6 @@ mod assign;
 pub(crate) mod choose_layout;
 pub(crate) mod ensure;
 mod file;
-pub(crate) mod hypothetical_cluster;
 mod plan;
 mod preview;
 mod show;

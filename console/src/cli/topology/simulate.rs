@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 use telemetry::{PhaseTotals, WINDOW_STEPS};
 use topology::{Layout, sizes::ModelSizes, split_model};
 
-use crate::cli::{Failure, shared::output, topology::hypothetical_cluster::Hypothetical};
+use crate::cli::{
+    Failure,
+    shared::{hypothetical_cluster::Hypothetical, output},
+};
 
 /// Largest size of a jitter file in bytes.
 const JITTER_BYTES_MAX: u64 = 16 << 20;

@@ -5,9 +5,6 @@ mod settle;
 
 use std::sync::Arc;
 
-use common::chat::Chat;
-use protocol::message::Prompt;
-
 pub(super) use self::{
     dialog::answered,
     settle::{close, settle},
@@ -174,16 +171,6 @@ fn put(state: &mut State, mut changed: Conversation) -> Effect {
 
 fn keep(conversation: Conversation) -> Effect {
     Effect::File(FileEffect::Conversations(KeeperOrder::Keep(Box::new(conversation))))
-}
-
-/// The prompt of the request under way, if it belongs to a conversation and the model has a chat template.
-pub(super) fn prompt(state: &State, model: &str) -> Option<Prompt> {
-    let awaited = state.chat.awaited.as_deref().and_then(|id| state.chat.place(id))?;
-    if state.chat.plain_model.as_deref() == Some(model) {
-        return None;
-    }
-    let messages = state.chat.all[awaited].messages().ok()?;
-    Some(Prompt::Chat(Box::new(Chat { messages, ..Chat::default() })))
 }
 
 /// Puts the last prompt into the prompt box; sending it replaces the last turn.

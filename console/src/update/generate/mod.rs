@@ -1,9 +1,9 @@
 //! Generations from the prompt box: submit, hold until a topology runs, cancel, and pin a result for comparison.
 pub(super) mod form;
 
-use super::{assign::assign, chat, models};
+use super::{assign::assign, models};
 use crate::{
-    keymap::{GenerateAction, Page},
+    keymap::GenerateAction,
     state::{
         AssignmentStatus, GenerateDefaults, State, TextScroll,
         clean::clean_line,
@@ -18,7 +18,6 @@ use crate::{
 /// Performs an action of the Generate page.
 pub(super) fn act(state: &mut State, action: GenerateAction) -> Vec<Effect> {
     match action {
-        GenerateAction::Submit if state.screen.focus.page == Page::Chat => return chat::submit(state),
         GenerateAction::Submit => return submit(state),
         GenerateAction::SamplingForm => form::open(state),
         GenerateAction::Pin => pin(state),
@@ -111,7 +110,7 @@ pub(super) fn send(state: &mut State) -> Vec<Effect> {
     let running = state.cluster.topology();
     let epoch = running.map(|(_, epoch)| epoch);
     let model = running.map(|(topology, _)| topology.model.clone());
-    let chat = chat::prompt(state, model.as_deref().unwrap_or_default());
+    let chat = state.chat.prompt(model.as_deref().unwrap_or_default());
     let defaults = if state.chat.awaited.is_some() { &state.chat.defaults } else { &state.generation.defaults };
     let seed = seed(state, defaults, &state.generation.request.prompt);
     let mut generate = defaults.request(&state.generation.request.prompt, state.generation.sent);

@@ -31,7 +31,7 @@ const SYSTEM_LENGTH_MAX: usize = 4096;
 /// Performs an operator action: most of them only open a dialog.
 pub(super) fn act(state: &mut State, action: OperateAction) -> Vec<Effect> {
     match action {
-        OperateAction::Plan => return plan::ask(state),
+        OperateAction::Plan => return plan::ask(state).unwrap_or_else(|| models::lead_here(state)),
         OperateAction::LoadModel => return models::open(state),
         OperateAction::AssignAgain => return ask_assign_again(state),
         OperateAction::Restart => ask_restart(state, state.cluster.usable()),

@@ -16,9 +16,9 @@ use crate::{
 const SIZES: [(u16, u16); 4] = [(80, 24), (120, 40), (200, 60), (300, 80)];
 
 /// A state of the cluster and how it comes about.
-type Scene = (&'static str, fn() -> Story);
+type PictureState = (&'static str, fn() -> Story);
 
-const SCENES: [Scene; 5] = [
+const SCENES: [PictureState; 5] = [
     ("idle", Story::ready),
     ("serving", Story::busy),
     ("straggler", Story::degraded),

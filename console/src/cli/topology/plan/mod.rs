@@ -20,11 +20,13 @@ use topology::sizes::ModelSizes;
 
 use crate::cli::{
     Failure, cluster,
-    shared::{interrupts::Interrupts, output, sessions::open},
-    topology::{
+    shared::{
         hypothetical_cluster::{self, Hypothetical},
-        preview::memory_object,
+        interrupts::Interrupts,
+        output,
+        sessions::open,
     },
+    topology::preview::memory_object,
 };
 use crate::{
     client::{
