@@ -159,8 +159,8 @@ fn path(state: &Path) -> PathBuf {
     state.join(FILE)
 }
 
-/// Writes the code as root or as the daemon's user. The folder belongs to that user, who may place a link at any name
-/// in it at any time. Therefore root opens names only relative to the open folder, follows no link there, and changes
+/// Writes the code as root or as the daemon's user. That user owns the folder and may place a link at any name in it
+/// at any time. Therefore root opens names only relative to the open folder, follows no link there, and changes
 /// the owner only of the file that it has opened itself.
 fn write(state: &Path, shown: &DisplayedCode) -> io::Result<()> {
     let folder = File::from(open(state, OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?);

@@ -137,7 +137,7 @@ fn chosen(entry: &'static CatalogueEntry, quantisation: Option<&str>) -> Resolve
     file.map_or(Resolved::NoSuchFile(entry), |file| Resolved::One(entry, file))
 }
 
-/// Name and quantisation. What follows a colon and is no quantisation belongs to the name, as in `qwen3.5:4b`.
+/// Name and quantisation. Text after a colon that is no quantisation belongs to the name, as in `qwen3.5:4b`.
 fn split(typed: &str) -> (&str, Option<&str>) {
     match typed.rsplit_once(':') {
         Some((name, rest)) if is_quantisation(rest) => (name, Some(rest)),

@@ -69,7 +69,7 @@ pub(super) async fn plan_all(
 }
 
 /// Puts a file of a server on the nodes at these addresses, over sessions of their own: a cancellation closes them, and
-/// the nodes keep what has arrived. `places`: the indices of the nodes in the dashboard's list.
+/// the nodes keep the bytes that have arrived. `places`: the indices of the nodes in the dashboard's list.
 pub(super) async fn pull_until(
     addresses: Vec<String>,
     places: Vec<usize>,

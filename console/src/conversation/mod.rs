@@ -1,4 +1,4 @@
-//! A conversation with a model as plain values: its turns, what is sent for the next answer, how an answer is read, and
+//! A conversation with a model as plain values: its turns, the request for the next answer, how an answer is read, and
 //! its forms as Markdown and JSON. Shared by the dashboard and `console run`. Pure.
 mod reading;
 
@@ -111,7 +111,7 @@ impl Conversation {
     }
 
     /// The messages of a request for an answer to the last prompt, as a JSON list. Prompts without an answer are left
-    /// out, because templates expect user and assistant in turn.
+    /// out, because templates expect user and assistant to alternate.
     ///
     /// # Errors
     /// They are longer than a request may be; the message names the next step.
@@ -133,10 +133,10 @@ impl Conversation {
         Err(format!("the conversation is longer than {PROMPT_BYTES_MAX} bytes: start a new one"))
     }
 
-    /// Checks what was read from a file.
+    /// Checks a conversation that was read from a file.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// It is invalid; the text gives the reason.
     pub fn check(&self) -> Result<(), String> {
         if self.version != VERSION {
             return Err(format!("has version {}, this console reads version {VERSION}", self.version));

@@ -118,8 +118,8 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Whether the action is also a word of the command line: not what edits text, nor what steers a replay or a
-    /// tour.
+    /// Whether the action is also a word of the command line; actions that edit text, or control a replay or a tour,
+    /// are not.
     pub fn is_command(&self) -> bool {
         !matches!(self.place, Place::Prompt | Place::Message | Place::Filter | Place::Replay | Place::Tour)
     }

@@ -17,7 +17,7 @@ pub enum ModelOrder {
     Fit {
         /// The nodes.
         nodes: Vec<PlannerNode>,
-        /// By what layouts are ranked.
+        /// The goal by which layouts are ranked.
         goal: Goal,
     },
     /// Put a file of the catalogue on these nodes.
@@ -27,7 +27,7 @@ pub enum ModelOrder {
         /// The nodes.
         nodes: Vec<usize>,
     },
-    /// End the transfer; what has arrived is kept for the next one.
+    /// End the transfer; the bytes that have arrived are kept for the next one.
     CancelPull,
     /// Delete a model on these nodes.
     Remove {

@@ -1,5 +1,5 @@
 //! Alerts: the few events that an operator wants to hear about while looking elsewhere. They are derived from the events
-//! of the cluster, limited in number, and delivered by the driver as the preferences say.
+//! of the cluster, limited in number, and delivered by the driver as the preferences specify.
 use std::time::Duration;
 
 use serde::Serialize;

@@ -56,7 +56,7 @@ impl Format {
 pub enum NodeWord {
     /// Shows its page.
     Show,
-    /// Takes it out of service.
+    /// Removes it from service.
     Out(Removal),
     /// Includes it again, or uncordons it.
     In,
@@ -208,7 +208,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// The names that the dashboard knows.
+    /// The names in the dashboard's current state.
     pub fn of(state: &State) -> Self {
         let running = state.cluster.topology().map(|(topology, _)| clean_line(&topology.model));
         let listed = state.models.list.choices.iter().map(|choice| clean_line(&choice.model));

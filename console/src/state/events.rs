@@ -119,7 +119,7 @@ pub fn groups(state: &State) -> Vec<EventGroup<'_>> {
     groups
 }
 
-/// What events of the same kind share: a share in percent and what follows it may differ.
+/// The text that events of the same kind have in common: a percentage and the words after it may differ.
 fn alike(text: &str) -> &str {
     match text.split_once(" %") {
         Some((before, _)) => before.trim_end_matches(|one: char| one.is_ascii_digit()),

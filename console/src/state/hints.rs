@@ -1,5 +1,5 @@
-//! What the footer offers: the keys of the page, of a replay and of all pages, as many as fit. The view draws them, and a
-//! click on one does what its key does.
+//! What the footer offers: the keys of the page, of a replay and of all pages, as many as fit. The view renders them,
+//! and a click on one acts like its key.
 use unicode_width::UnicodeWidthStr;
 
 use crate::{

@@ -106,7 +106,7 @@ pub struct PullState {
     pub lanes: Vec<Lane>,
 }
 
-/// What the page knows.
+/// The state of the Models page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelsState {
     /// The models of the nodes, as of the last complete round of answers.

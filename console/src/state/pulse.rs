@@ -1,4 +1,4 @@
-//! The cluster's last minutes, one moment per second: what its nodes reported, added up.
+//! The cluster's last minutes, one moment per second: the reports of its nodes, added up.
 use std::time::Duration;
 
 use common::latency::ratio;

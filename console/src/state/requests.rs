@@ -181,7 +181,7 @@ fn held(state: &State) -> TableRow {
     TableRow { key: "here".to_owned(), cells, is_stale: false }
 }
 
-/// All requests that reporting heads tell of, with the heads' names.
+/// All requests in the reports of heads that still report, with the heads' names.
 fn live(state: &State) -> impl Iterator<Item = (&str, &RequestReport)> {
     let live = state.cluster.nodes.iter().filter(|node| matches!(node.status(state.now), NodeStatus::Reports(_)));
     live.flat_map(|node| node.report.iter().flat_map(|report| &report.traces).map(|trace| (node.name(), trace)))

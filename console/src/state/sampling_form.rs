@@ -59,7 +59,7 @@ pub struct SamplingForm {
     pub fields: Vec<Editor>,
     /// Index of the focused field.
     pub at: usize,
-    /// Whether the whole value of that field is selected: what is typed first replaces it.
+    /// Whether the whole value of that field is selected: the first character typed replaces it.
     pub is_selected: bool,
     /// Why the input was rejected.
     pub error: Option<String>,

@@ -46,7 +46,7 @@ pub struct Extent {
     /// The keys in the last line; empty while it shows something else.
     #[serde(default)]
     pub footer: Area,
-    /// The panels of the page that the mouse tells apart, in the order of [`Page::panels`].
+    /// The panels of the page that the mouse distinguishes, in the order of [`Page::panels`].
     #[serde(default)]
     pub panels: [Area; PANELS_MAX],
     /// Left edge and width of each column's head in the page's table; no width if the column is not on the screen.

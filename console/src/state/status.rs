@@ -193,7 +193,7 @@ pub fn hint(state: &State) -> String {
     }
 }
 
-/// What the cluster does, in one sentence, for someone who can only look.
+/// What the cluster does, in one sentence, for a read-only dashboard.
 fn situation(state: &State) -> String {
     match status(state) {
         ClusterStatus::Empty => "No nodes.".to_owned(),

@@ -35,10 +35,10 @@ pub enum Goal {
 /// A step of the tour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TourStep {
-    /// What happens, in a few words.
+    /// The event, in a few words.
     pub title: &'static str,
-    /// What happens, and what to look at.
-    pub told: &'static str,
+    /// The event in detail, and what to look at.
+    pub text: &'static str,
     /// What to do, after the key of a page.
     pub task: &'static str,
     /// When it is done.
@@ -53,7 +53,7 @@ pub struct TourStep {
 pub const STEPS: [TourStep; 8] = [
     TourStep {
         title: "Four nodes on this machine",
-        told: "Four daemons run on this machine, each with the simulated health of a Raspberry Pi 4. The page Cluster \
+        text: "Four daemons run on this machine, each with the simulated health of a Raspberry Pi 4. The page Cluster \
                lists their state, temperature, clock, memory and speed. No other machine is touched, and all of them \
                end with the demo.",
         task: "Look at the four nodes.",
@@ -63,7 +63,7 @@ pub const STEPS: [TourStep; 8] = [
     },
     TourStep {
         title: "One model on all of them",
-        told: "The layout tp4 gives each node a quarter of every layer, so that all four work on every token together.",
+        text: "The layout tp4 gives each node a quarter of every layer, so that all four work on every token together.",
         task: "the page Topology shows which node holds what.",
         goal: Goal::Open(Page::Topology),
         scene: Scene::Calm,
@@ -71,7 +71,7 @@ pub const STEPS: [TourStep; 8] = [
     },
     TourStep {
         title: "A first answer",
-        told: "A prompt goes to the head; the text streams back. Below it, the stages of the request show where the time \
+        text: "A prompt goes to the head; the text streams back. Below it, the stages of the request show where the time \
                went.",
         task: "the page Generate. Type a few words and press Enter.",
         goal: Goal::Generate,
@@ -80,7 +80,7 @@ pub const STEPS: [TourStep; 8] = [
     },
     TourStep {
         title: "pi2 overheats",
-        told: "Its firmware lowers the clock: 84 degrees, and the supply is too weak. The page Cluster shows UNDERVOLT \
+        text: "Its firmware lowers the clock: 84 degrees, and the supply is too weak. The page Cluster shows UNDERVOLT \
                and THROTTLED; 7 opens the page of the selected node, with the remedy.",
         task: "the page Cluster shows the warning.",
         goal: Goal::Open(Page::Cluster),
@@ -89,7 +89,7 @@ pub const STEPS: [TourStep; 8] = [
     },
     TourStep {
         title: "pi2 delays the others",
-        told: "Requests are running, and pi2 gets only half of its processor: in every layer all others wait for it. The \
+        text: "Requests are running, and pi2 gets only half of its processor: in every layer all others wait for it. The \
                page Sync names the straggler and the cause within seconds.",
         task: "the page Sync names the straggler.",
         goal: Goal::Open(Page::Sync),
@@ -98,7 +98,7 @@ pub const STEPS: [TourStep; 8] = [
     },
     TourStep {
         title: "pi4 is lost",
-        told: "Its process was killed, as if its power had failed. The others notice at once, stop together, and name \
+        text: "Its process was killed, as if its power had failed. The others notice at once, stop together, and name \
                the lost node.",
         task: "the page Events lists what happened, with the time.",
         goal: Goal::Open(Page::Events),
@@ -107,7 +107,7 @@ pub const STEPS: [TourStep; 8] = [
     },
     TourStep {
         title: "pi4 returns",
-        told: "It was started again. The nodes restore the topology without a command, and give the same text as before.",
+        text: "It was started again. The nodes restore the topology without a command, and give the same text as before.",
         task: "on the page Cluster all nodes are ready again.",
         goal: Goal::Open(Page::Cluster),
         scene: Scene::Calm,
@@ -115,7 +115,7 @@ pub const STEPS: [TourStep; 8] = [
     },
     TourStep {
         title: "The end of the tour",
-        told: "x excludes a node, R restarts all of them one by one, : takes commands, Ctrl-R records the session, and ? \
+        text: "x excludes a node, R restarts all of them one by one, : takes commands, Ctrl-R records the session, and ? \
                explains the keys of each page. The demo continues until you quit with q.",
         task: "Try it.",
         goal: Goal::Read,

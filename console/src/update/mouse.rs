@@ -41,7 +41,7 @@ fn panel_at(state: &State, x: u16, y: u16) -> Option<Panel> {
     state.screen.focus.page.panels().get(place).copied()
 }
 
-/// Scrolls what is under the pointer; the focus stays.
+/// Scrolls the panel under the pointer; the focus stays.
 fn wheel(state: &mut State, mouse: Mouse, action: ScrollAction) {
     let focus = state.screen.focus;
     if !focus.is_typing() {

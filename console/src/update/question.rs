@@ -27,7 +27,7 @@ pub(super) fn refuses_looker(state: &mut State) -> bool {
     state.readonly
 }
 
-/// Says why an action is not available here.
+/// Explains why an action is not available here.
 pub(super) fn refuse(state: &mut State) {
     let why = match (&state.preferences.replay, state.readonly) {
         (Some(_), _) => "this is a recording: nothing can be done in it",

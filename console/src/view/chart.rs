@@ -63,7 +63,7 @@ pub(super) fn rows(inner: Rect, axis: &str) -> usize {
     usize::from(inner.height).saturating_sub(usize::from(!axis.is_empty()))
 }
 
-/// Renders the lines of a graph with both ends of its scale and, below, what its left end stands for.
+/// Renders the lines of a graph with both ends of its scale and, below, the meaning of its left end.
 pub(super) fn draw_scaled(
     theme: &Theme,
     frame: &mut Frame,

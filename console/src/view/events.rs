@@ -39,7 +39,7 @@ const DETAIL_LINES: u16 = 9;
 /// Least height of the histogram, and most lines of a severity in it.
 const HISTOGRAM_LINES: u16 = 8;
 const SEVERITY_LINES_MAX: u16 = 16;
-/// Lines of the table beside its rows.
+/// Lines of the table in addition to its rows.
 const TABLE_LINES: u16 = 2;
 /// The time that the histogram covers.
 const HOUR: Duration = Duration::from_secs(60 * 60);

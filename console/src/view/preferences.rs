@@ -109,7 +109,7 @@ fn candidates(state: &State, theme: &Theme, frame: &mut Frame, footer: Rect) {
         line.push_span(Span::raw("  "));
         *used += cells;
     }
-    // The header stays; what does not fit is found by typing a letter.
+    // The header stays; words that do not fit are found by typing a letter.
     rows.truncate(usize::from(footer.y.saturating_sub(HEADER_LINES)));
     for (row, (line, _)) in rows.iter().rev().enumerate() {
         let above = Rect { y: footer.y - 1 - row as u16, ..footer };

@@ -30,7 +30,7 @@ use crate::{
     },
 };
 
-/// Lines of the table beside its rows: rule, heading and filter.
+/// Lines of the table in addition to its rows: rule, heading and filter.
 const TABLE_LINES: u16 = 3;
 /// Lines of the selected request: a rule, what it is, its bar, the bar's legend, and why it ended.
 const DETAIL_LINES: u16 = 6;
@@ -154,7 +154,7 @@ fn stages(times: &RequestTimes) -> [Nanoseconds; 3] {
     [queue, first - queue, times.last_token.0.saturating_sub(first)].map(Nanoseconds)
 }
 
-/// What heads counted over time, and the latencies of the latest finished requests.
+/// Rates and counts of all heads over time, and the latencies of the latest finished requests.
 fn draw_charts(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     let rows = if area.height >= CHART_LINES.1 { 2 } else { 1 };
     let areas = Layout::vertical(vec![Constraint::Fill(1); rows]).split(area);

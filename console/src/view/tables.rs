@@ -66,7 +66,7 @@ pub(super) fn draw(
         inner.height -= DETAIL_LINES;
         detail(state, theme, frame, Rect { y: inner.bottom(), height: DETAIL_LINES, ..inner }, &content);
     }
-    // If a long text is told elsewhere, the other columns stay.
+    // Other pages show long texts elsewhere, so their tables keep the other columns.
     let wish = if page == Page::Cluster { table::wish(&content) } else { 0 };
     let selected = tables::selected(state, page);
     let drawn = table::draw(frame, theme, inner, &content, arrangement, &selected, wish);

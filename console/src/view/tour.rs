@@ -1,4 +1,4 @@
-//! The box of the guided tour between the page and the last line: the step, what happens, and what to press.
+//! The box of the guided tour between the page and the last line: the step, its explanation, and the key to press.
 use ratatui::{
     Frame,
     layout::Rect,
@@ -50,7 +50,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
 }
 
 fn told(tour: Tour, cells: u16) -> Vec<&'static str> {
-    let text = tour.current().told;
+    let text = tour.current().text;
     let ranges = wrap_words(text, usize::from(cells).saturating_sub(2));
     ranges.into_iter().map(|range| text[range].trim_end()).collect()
 }

@@ -11,7 +11,7 @@ pub struct DeltaRun<'a> {
     pub length: usize,
     /// Where they begin in the token's floats.
     pub places: [usize; 3],
-    /// `[token, heads, 2]`: what states are multiplied with, and how much of the difference is learned.
+    /// `[token, heads, 2]`: the factor by which states decay, and how much of the difference is learned.
     pub gates: &'a [f32],
     /// Number of value heads.
     pub heads: usize,

@@ -1,5 +1,5 @@
-//! Takes the body of a request off its connection and parses it, in the same way for all paths: what is refused costs
-//! almost nothing, long bodies are parsed on a thread of their own, and the connection stays until the answer.
+//! Takes the body of a request off its connection and parses it, in the same way for all paths: refused requests
+//! cost almost nothing, long bodies are parsed on a thread of their own, and the connection stays until the answer.
 use axum::{extract::Request, http::header};
 
 use super::{
@@ -20,7 +20,7 @@ pub(super) struct Intake<T> {
     pub(super) parsed: T,
     /// The reservation of the body in the budget, to be kept until the answer.
     pub(super) held: Held,
-    /// Whether the body was long: what was parsed may need less memory.
+    /// Whether the body was long: its parsed form may need less memory.
     pub(super) is_long: bool,
     pub(super) arrival: ReceivedRequest,
     /// The client waits for this node and not vice versa: its connection must not be evicted.

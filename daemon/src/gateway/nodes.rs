@@ -1,4 +1,4 @@
-//! `GET /cluster`: all nodes as this node knows them, for the web page and for programs. The names of values are those of
+//! `GET /cluster`: this node's view of all nodes, for the web page and for programs. The names of values are those of
 //! `console status --json`; each report has its age.
 use std::{sync::Arc, time::Instant};
 
@@ -16,8 +16,8 @@ use super::{
 /// Values of a report for operators alone, or shown in another form.
 const HIDDEN: [&str; 4] = ["warnings", "collectives", "supervised", "exclusions"];
 
-/// The nodes, the models that they serve, and what delays them. Members that are not heads are watched only while
-/// someone asks, so the first answers may lack their reports.
+/// The nodes, the models that they serve, and the stragglers and slow hops. Members that are not heads are watched only
+/// while someone asks, so the first answers may lack their reports.
 pub(super) async fn get(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
     let culprits = gateway.cluster.culprits();
     let nodes = gateway.cluster.known_nodes();

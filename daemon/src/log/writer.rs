@@ -1,4 +1,4 @@
-//! Writers between log events and their outputs: each event is one line, whatever its fields contain, and the files of
+//! Writers between log events and their outputs: each event is one line regardless of its fields, and the files of
 //! a day are bounded in size.
 use std::{
     io::{self, Write},

@@ -162,7 +162,7 @@ impl Node {
         self.epoch = self.epoch.max(epoch);
     }
 
-    /// Fails the open assignment: reports the fault to its console and drops what was loaded.
+    /// Fails the open assignment: reports the fault to its console and discards the loaded data.
     pub(super) fn fail_open(&mut self, fault: Fault) -> Vec<Effect> {
         let Some(open) = self.open.take() else { return Vec::new() };
         let (session, id) = match open.phase {

@@ -36,7 +36,7 @@ pub struct Accepted {
 pub struct Acceptor {
     /// Votes about the latest base.
     pub votes: Option<Votes>,
-    /// What is unknown about its earlier votes.
+    /// The gap in the record of its earlier votes.
     pub forgot: Option<VoteGap>,
 }
 

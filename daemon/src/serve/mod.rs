@@ -215,7 +215,7 @@ pub async fn serve(
         gateway.end(drain.min(GATEWAY_DRAIN)).await;
     }
     accepting.abort();
-    // The driver has dropped its senders: sessions write what is queued, then close.
+    // The driver has dropped its senders: sessions write their queued messages, then close.
     sessions.close();
     let _ = tokio::time::timeout(Duration::from_secs(1), sessions.wait()).await;
     Ok(code)

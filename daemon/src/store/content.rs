@@ -1,6 +1,6 @@
 //! Content hashes of models: every tensor is hashed once per version of its file. The root is stored in the state
-//! folder, under a key made of the file's metadata. Any write to the file, whatever it does to the modification time,
-//! causes a new hash.
+//! folder, under a key made of the file's metadata. Any write to the file, even one that resets the modification
+//! time, causes a new hash.
 use std::{
     fs, io,
     iter::Enumerate,

@@ -177,7 +177,7 @@ pub(super) fn ask(agent: &Agent, url: &str, sha256: Option<Sha256>) -> Result<Of
         let response = retried(|| get(agent, &offer.url, Some("bytes=0-0".into()), None))?;
         let headers = response.headers();
         // Hugging Face announces both for the file behind its redirect; an etag of 64 digits is its SHA-256. Over http,
-        // an attacker who replaces the bytes would replace the tag, too.
+        // an attacker could replace the tag along with the bytes.
         let tag = header(headers, "x-linked-etag").filter(|_| is_proof(&offer.url));
         let quoted = tag.map(|tag| tag.trim_start_matches("W/").trim_matches('"'));
         linked_hash = quoted.and_then(|tag| tag.parse::<Sha256>().ok()).or(linked_hash);

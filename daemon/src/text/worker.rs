@@ -65,8 +65,8 @@ impl Budget {
     pub(super) const SMALL: Self =
         Self { memory: 32 << 20, seconds: 2, deadline: Duration::from_secs(20), priority: Priority::Low };
 
-    /// For long texts, whose length the context bounds. Elapsed time: a millisecond per token on top, because beside
-    /// other answers such work only gets what they leave of a core.
+    /// For long texts, whose length the context bounds. Elapsed time: a millisecond per token on top, because during
+    /// other answers such work only gets the rest of a core.
     pub(super) fn large(context_length: usize) -> Self {
         let memory = (64 << 20) + 512 * context_length as u64;
         let deadline = Duration::from_secs(60) + Duration::from_millis(context_length as u64);

@@ -1,6 +1,6 @@
 //! One model on disk: a single file or several splits. The only mmap of this crate, and only while a file is parsed:
 //! metadata and tensor table are copied out of the mapping before they are checked, so a concurrent write cannot
-//! invalidate what was checked. Weights are read from the file, so a truncated file is an error and not a signal.
+//! invalidate the checks. Weights are read from the file, so a truncated file is an error and not a signal.
 
 use std::fs::File;
 use std::io;

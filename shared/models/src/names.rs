@@ -46,7 +46,7 @@ pub enum TensorRole {
     MixerInput,
     /// Filters of the convolution, one for each channel.
     Filter,
-    /// Gate of what is read from states.
+    /// Gate of the values read from states.
     StateGate,
     /// How much a delta net learns from a position.
     StateRate,

@@ -1,5 +1,5 @@
-//! What clients ask a head about the texts of its model: tokens of a text or a conversation, the text of tokens, a
-//! rendered conversation. Since wire version 11.
+//! Requests of clients to a head about the texts of its model: tokens of a text or a conversation, the text of tokens,
+//! a rendered conversation. Since wire version 11.
 use common::chat::Chat;
 use serde::{Deserialize, Serialize};
 

@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn window_names_its_straggler_and_the_first_step() {
-        // Rank 1 is the straggler from step 8 to 64, by half of the others' time; in the next 64 steps no rank is late.
+        // Rank 1 is the straggler from step 8 to 64, by half of the others' time; the next 64 steps have no straggler.
         let late = |step: u64| if (8..64).contains(&step) { 50 } else { 0 };
         let of = |rank: u64, last: u16| -> Vec<SyncRecord> {
             (0..128).map(|step| record(step, last, if rank == 0 { late(step) } else { 0 })).collect()

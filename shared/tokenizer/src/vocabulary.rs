@@ -137,7 +137,7 @@ impl Vocabulary {
             },
             add_eos: metadata.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
             add_space_prefix: metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(model == Model::Spm),
-            // The name is all that such a file has to tell them apart (llama.cpp, `llama_vocab::impl::load`).
+            // Only the name distinguishes the files of these models (llama.cpp, `llama_vocab::impl::load`).
             strips_after_special: metadata.text("general.name").ok().flatten().is_some_and(|name| {
                 let name = name.to_ascii_lowercase();
                 name.contains("phi-3") || name.contains("phi3")

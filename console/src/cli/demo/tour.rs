@@ -77,7 +77,7 @@ pub(super) async fn run(
     // The last one is about the keys of the dashboard.
     let steps = &STEPS[..STEPS.len() - 1];
     for (index, step) in steps.iter().enumerate() {
-        let look = [step.told.to_owned(), format!("To see it: {}", step.command)];
+        let look = [step.text.to_owned(), format!("To see it: {}", step.command)];
         if !options.json {
             output::line(&format!("{} of {}  {}", index + 1, steps.len(), step.title));
             look.iter().for_each(|text| print(8, text));

@@ -253,7 +253,7 @@ enum Lines {
 }
 
 impl Lines {
-    /// Edits lines if the terminal shows both what is typed and the answers.
+    /// Edits lines if the terminal shows both the input and the answers.
     fn open(is_watched: bool) -> Self {
         if is_watched && stdout().is_terminal() {
             Self::Edited(LineEditor::start())

@@ -103,7 +103,7 @@ impl Supply {
         output::clean(&names.join(", "))
     }
 
-    /// What has to be done, as an imperative without a full stop.
+    /// The work to be done, as an imperative without a full stop.
     pub(crate) fn deed(&self) -> String {
         let (model, names) = (output::clean(&self.model), self.names());
         match &self.origin {

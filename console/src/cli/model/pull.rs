@@ -129,7 +129,7 @@ fn sessions(cluster: &Cluster, places: &[usize]) -> Result<Vec<Arc<Session>>, Fa
     places.iter().map(|place| Ok(cluster.nodes[*place].session()?)).collect()
 }
 
-/// What prints the progress of these nodes, and their names. The line is erased once it is dropped.
+/// The function that prints the progress of these nodes, and their names. Dropping the function erases the line.
 fn progress(cluster: &Cluster, places: &[usize], model: &str) -> (Arc<PullProgress>, Vec<String>) {
     let names: Vec<String> = places.iter().map(|place| cluster.name(&cluster.nodes[*place]).to_owned()).collect();
     let transfer = Transfer::new(model, &names.iter().map(String::as_str).collect::<Vec<_>>());

@@ -11,7 +11,7 @@ use protocol::{frame::HEADER_BYTES, message::Finished};
 use telemetry::{PhaseTotals, RankTotals};
 use topology::Topology;
 
-/// What ranks exchange in a model.
+/// The properties of a model that determine the exchanges of its ranks.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cli) struct Exchanged<'a> {
     /// Elements of a hidden state.

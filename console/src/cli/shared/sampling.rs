@@ -102,7 +102,7 @@ impl Sampling {
         Ok(())
     }
 
-    /// The parameters that [`Self::set`] knows, in one line.
+    /// The parameters that [`Self::set`] accepts, in one line.
     pub(crate) fn summary(&self) -> String {
         let seed = self.seed.map_or_else(|| "random".to_owned(), |seed| seed.to_string());
         format!(

@@ -1,4 +1,4 @@
-//! The steps of `console up`, as they are displayed: what is done, the command that does the same, and the result.
+//! The steps of `console up`, as they are displayed: the action, the command that does the same, and the result.
 use serde_json::{Value, json};
 
 use crate::cli::shared::{output, paint};

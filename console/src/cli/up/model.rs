@@ -86,7 +86,7 @@ pub(super) async fn choose(options: &Up, nodes: &[String], log: &mut SetupLog) -
     Ok(supply)
 }
 
-/// What can be chosen, the default first: the nodes' own files, then the recommendation; the demo model comes last.
+/// The choices, the default first: the nodes' own files, then the recommendation; the demo model comes last.
 fn offers(held: &[&str], recommended: Option<&CatalogueEntry>) -> Vec<Offer> {
     let on_nodes = |name: &&str| Offer { name: (*name).to_owned(), note: "on the nodes".into() };
     let (demo, own): (Vec<&str>, Vec<&str>) = held.iter().partition(|name| name.starts_with(DEMO));

@@ -121,7 +121,7 @@ fn speed(candidate: &Candidate) -> f64 {
     ratio(1e9, candidate.prediction.tpot.0 as f64)
 }
 
-/// A figure beside the greatest of its column, as a bar.
+/// A figure compared with the greatest of its column, as a bar.
 fn bar(value: f64, most: f64, tone: Tone) -> Cell {
     let filled = (ratio(value, most) * BAR as f64).round().clamp(0.0, BAR as f64) as usize;
     let text = "▆".repeat(filled) + &"·".repeat(BAR - filled);

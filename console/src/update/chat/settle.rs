@@ -36,7 +36,7 @@ pub(in crate::update) fn settle(state: &mut State) -> Vec<Effect> {
     store(state, answer)
 }
 
-/// The dashboard quits: what has arrived of an answer is stored.
+/// The dashboard quits: the part of an answer that has arrived is stored.
 pub(in crate::update) fn close(state: &mut State) -> Vec<Effect> {
     if state.chat.awaited.is_none() || state.generation.request.tokens == 0 {
         return Vec::new();

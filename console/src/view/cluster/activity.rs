@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-/// Widths in cells: who asked, the stage, the count of tokens, the age.
+/// Widths in cells: the client, the stage, the count of tokens, the age.
 const BY: usize = 12;
 const STAGE: usize = 9;
 const COUNT: usize = 11;

@@ -49,7 +49,7 @@ impl Reading {
         }
     }
 
-    /// Whether a node's machine tells it.
+    /// Whether a node's machine reports it.
     fn is_known(self, node: &Node) -> bool {
         node.report.as_ref().is_some_and(|report| match self {
             Self::Temperature => report.health.temperature.is_some(),
@@ -73,7 +73,7 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
         return;
     }
     let room = usize::from(area.width).saturating_sub(NAME + 1);
-    // What no machine tells takes no room.
+    // A reading that no machine reports takes no room.
     let known = Reading::ALL.into_iter().filter(|reading| all.iter().any(|node| reading.is_known(node)));
     let readings: Vec<Reading> = known.take((room / GAUGE).max(1)).collect();
     let cells = (room / readings.len().max(1)).saturating_sub(FIGURE + 2);

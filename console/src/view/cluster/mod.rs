@@ -1,5 +1,5 @@
 //! The Cluster page: the last minutes of the cluster, its nodes with bars and trends, its all-reduces or hand-overs, the
-//! requests under way, the latest events, and the operator's next step. Whatever does not fit is left out from below.
+//! requests under way, the latest events, and the operator's next step. Parts that do not fit are left out from below.
 mod activity;
 mod machines;
 mod map;

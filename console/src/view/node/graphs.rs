@@ -100,7 +100,7 @@ pub(super) fn lines_of(state: &State, theme: &Theme, node: &Node, [cells, rows]:
 
 /// Renders charts side by side: the figures, and what the node's time went to.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, node: &Node) {
-    // What no machine tells takes no room.
+    // A figure that the machine does not report takes no room.
     let known: Vec<&NodeGraph> =
         GRAPHS.iter().filter(|one| node.history.samples().iter().any(|sample| (one.of)(sample).is_some())).collect();
     let columns = if area.width >= WIDTH_THREE { 3 } else { 2 };

@@ -27,10 +27,10 @@ use crate::{
     },
 };
 
-/// From this size graphs stand side by side, and the log beside the machine.
+/// From this size graphs stand side by side, and the log next to the machine.
 const WIDTH_LARGE: u16 = 110;
 const HEIGHT_LARGE: u16 = 30;
-/// Least height of what is said of the machine.
+/// Least height of the details of the machine.
 const MACHINE_LINES: u16 = 9;
 /// Most lines of a graph on smaller screens.
 const GRAPH_LINES_MAX: usize = 4;
@@ -151,7 +151,7 @@ fn details(state: &State, node: &Node, theme: &Theme, width: usize) -> Vec<Line<
     all
 }
 
-/// What runs on a node, as far as it fits.
+/// The status of a node, its place in the topology and its build, as far as they fit.
 fn summary(state: &State, node: &Node, theme: &Theme, cells: usize) -> Line<'static> {
     let standing = nodes::status_cell(state, node);
     let mut spans = vec![Span::styled(format!(" {}", standing.text), theme.tone(standing.tone))];

@@ -192,7 +192,7 @@ impl RankBlock<'_> {
         spans
     }
 
-    /// The machine's memory as a bar: the rank's parts, other programs, and what is free.
+    /// The machine's memory as a bar: the rank's parts, other programs, and free memory.
     fn memory(&self, memory: Option<&RankMemory>, room: usize) -> Vec<Span<'static>> {
         let report = self.node().and_then(|node| node.report.as_ref());
         let shard = report.map_or(Bytes(0), |report| report.shard);

@@ -1,5 +1,5 @@
 //! The Topology page: the running topology with a block for each rank, the planner's candidates with bars, the model's
-//! figures, and what was measured. The Cluster page has a small diagram of the same topology.
+//! figures, and the measured rates. The Cluster page has a small diagram of the same topology.
 mod blocks;
 mod diagram;
 mod model;

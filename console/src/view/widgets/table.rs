@@ -73,7 +73,7 @@ fn heads(columns: &[(usize, usize)], area: Rect) -> [(u16, u16); COLUMNS_MAX] {
     heads
 }
 
-/// Cells that the growing column should have: twice its least width, whatever the rows say, so that columns never jump.
+/// Cells that the growing column should have: twice its least width, for any rows, so that columns never jump.
 pub(crate) fn wish(table: &Table) -> usize {
     table.columns.iter().filter(|column| column.grows).map(|column| 2 * column.width).sum()
 }

@@ -1,6 +1,6 @@
 //! Speculative decoding: tokens that may follow are fed before they are sampled, and those that are sampled as proposed
-//! save a step each. The door of the scheduler to it: propose before a step, compare what was sampled. A further source
-//! of proposals belongs behind it; scheduler and head see only tokens. Pure; allocates nothing.
+//! save a step each. The door of the scheduler to it: propose before a step, compare the sampled tokens. A further
+//! source of proposals belongs behind it; scheduler and head see only tokens. Pure; allocates nothing.
 use smallvec::SmallVec;
 
 use super::step_latency::{ROWS_MAX, StepLatency};
@@ -24,7 +24,7 @@ pub struct Speculation {
     draft_model: Option<DraftModelUse>,
 }
 
-/// The speculative tokens of one sequence, and what is known about its proposals.
+/// The speculative tokens of one sequence, and the acceptance rates of its proposals.
 #[derive(Debug)]
 pub struct SequenceDrafts {
     /// Most speculative tokens in one step.

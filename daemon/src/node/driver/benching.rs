@@ -58,7 +58,7 @@ struct BenchJob {
     patience: Duration,
 }
 
-/// The node's benchmarks: the latest one, and what was measured.
+/// The node's benchmarks: the latest one, and the measurements of the network.
 #[derive(Debug, Default)]
 pub(super) struct BenchHost {
     latest: Option<BenchTask>,

@@ -61,7 +61,7 @@ pub(super) struct Loaded {
     /// On a paced node.
     pub(super) pace: Option<Pace>,
     pub(super) draft: Option<LoadedDraft>,
-    /// In a topology whose groups have roles: what this member sends to which others.
+    /// In a topology whose groups have roles: the ranks that this member sends to, with the parts for each.
     pub(super) partners: Option<Partners>,
     /// On the head only.
     pub(super) text: Option<ModelText>,

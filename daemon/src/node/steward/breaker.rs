@@ -126,7 +126,8 @@ impl Breaker {
 pub const BY_ITSELF: &str = "(by itself)";
 
 /// The straggler and the reason, if this node is the one to act: the lowest other rank of its stage. Blame follows the
-/// wait chain: if a rank is late only because it waited for another, the rank at the end of the chain is the straggler.
+/// wait chain: if a rank delays its peers only because it waited for another, the rank at the end of the chain is the
+/// straggler.
 fn slow(own: MemberIndex, base: &Committed, views: &[View]) -> Option<(MemberIndex, String)> {
     let (layout, place) = (base.topology.layout, base.topology.layout.place(own));
     if layout.has_roles() {

@@ -45,9 +45,9 @@ fn voting(steward: &mut Steward, plan: Question, wanted: &Topology) -> Vec<Stewa
     steward.hear(now, *question, Reply::Content(Ok(())))
 }
 
-/// Answers all questions of a vote and of what follows it; returns the kind of request of each stage and the number of
-/// nodes. Voters promise with `promise`: the proposal that they have accepted, and their epoch. A prepare is answered
-/// with `prepared`.
+/// Answers all questions of a vote and of the steps after it; returns the kind of request of each stage and the number
+/// of nodes. Voters promise with `promise`: the proposal that they have accepted, and their epoch. A prepare is
+/// answered with `prepared`.
 fn followed(
     steward: &mut Steward,
     mut asks: Vec<StewardAsk>,

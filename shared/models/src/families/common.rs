@@ -28,7 +28,7 @@ pub(super) fn model_with(keys: &Keys<'_>, norm: NormKind) -> Result<ModelSpec, G
     model_with_epsilon(keys, norm, epsilon)
 }
 
-/// A model without layers and rotation, with the key of what its norms add under the root.
+/// A model without layers and rotation. `epsilon` is the key of the number that its norms add under the root.
 pub(super) fn model_with_epsilon(keys: &Keys<'_>, norm: NormKind, epsilon: &str) -> Result<ModelSpec, GgufError> {
     let vocabulary_length = keys
         .source

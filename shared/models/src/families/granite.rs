@@ -17,7 +17,7 @@ pub(super) fn scaled(
     with_factors(keys, uniform(keys, Rotation::Neighbours, feed_forward)?)
 }
 
-/// A model with Granite's factors, and without rotation if a key says so.
+/// A model with Granite's factors, and without rotation if a key disables it.
 pub(super) fn with_factors(keys: &Keys<'_>, mut spec: ModelSpec) -> Result<ModelSpec, GgufError> {
     // As in llama.cpp: false means no rotation.
     let is_rotated = keys.flag("rope.scaling.finetuned")?.unwrap_or(true);

@@ -1,4 +1,5 @@
-//! What Python's jinja2 does differently: the texts of floating-point numbers, what can be iterated, and `indent`.
+//! What Python's jinja2 does differently: the texts of floating-point numbers, the values that can be iterated, and
+//! `indent`.
 use minijinja::{
     Environment, Error, ErrorKind, Output, State, Value,
     value::{Kwargs, ValueKind},

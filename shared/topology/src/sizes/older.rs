@@ -148,7 +148,7 @@ impl Shape {
             *name == spec.architecture && spec.kinds.len() == 1 && has_experts != is_dense
         });
         let layer = spec.layer(0);
-        // Older peers have only models whose layers all attend; others are sent as a family they do not know.
+        // Older peers have only models whose layers all attend; others are sent as a family unknown to them.
         let none = AttentionSpec::new(1, 1, 2);
         let attention = layer.attention().unwrap_or(&none);
         let rope = attention.rope.and_then(|rope| spec.ropes.get(usize::from(rope)));

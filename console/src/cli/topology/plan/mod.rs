@@ -94,7 +94,7 @@ impl PlanOptions {
         !self.typed.is_empty() || (!self.named.is_empty() && self.named.join(",") != variable)
     }
 
-    /// Says that the nodes are hypothetical although a cluster is saved.
+    /// Points out that the nodes are hypothetical although a cluster is saved.
     fn tell_saved(&self) {
         let is_default = self.described.is_none() && self.count.is_none() && self.live().is_empty();
         // A plan for hypothetical nodes needs no saved cluster, so a broken file is no failure.

@@ -113,7 +113,7 @@ fn replayed_dropped_or_changed_frame_names_error() {
             let changed = error(&|first, mut second, _| {
                 // The header stays valid: only its tag is wrong.
                 second[if byte == 1 { 40 } else { byte }] ^= 4;
-                // An attacker who changes a header also changes its checksum.
+                // An attacker would also change the checksum of the header.
                 let sum = checksum(&second[..HEADER_BYTES - 8]);
                 second[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
                 [first, second].concat()

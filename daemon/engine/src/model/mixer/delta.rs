@@ -33,7 +33,7 @@ pub struct DeltaWeights {
     pub decay_bias: Vec<f32>,
     /// `[value heads]`, negative.
     pub decay_factor: Vec<f32>,
-    /// `[head_length]` of the norm of what is read from each state.
+    /// `[head_length]` of the norm of the values read from each state.
     pub norm: Vec<f32>,
     /// Added under the root in norms.
     pub epsilon: f32,
@@ -51,7 +51,7 @@ impl DeltaWeights {
     }
 }
 
-/// `normed -> attended`: what is read from the states, normed and gated `[token, value heads * head_length]`.
+/// `normed -> attended`: the values read from the states, normed and gated `[token, value heads * head_length]`.
 pub(in crate::model) fn mix(
     compute: &Compute,
     spec: &DeltaSpec,

@@ -69,7 +69,7 @@ struct SavedDesired {
     topology: Topology,
 }
 
-/// What is unknown about earlier votes; the file exists only while something is.
+/// The gap in the record of earlier votes; the file exists only while there is one.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedForgot {
