@@ -267,7 +267,10 @@ async fn on_head(
     let watching = async {
         while let Some(event) = received.recv().await {
             match event {
-                GenerateEvent::Started { .. } | GenerateEvent::Waits { .. } | GenerateEvent::Moved { .. } => {}
+                GenerateEvent::Started { .. }
+                | GenerateEvent::Form(_)
+                | GenerateEvent::Waits { .. }
+                | GenerateEvent::Moved { .. } => {}
                 GenerateEvent::Token(token) if token.id.is_some() => seen.piece(due),
                 GenerateEvent::Token(_) => {}
                 GenerateEvent::Finished(finished) => {
