@@ -45,7 +45,8 @@ fn chat_edits_lines_recalls_them_and_stores_the_conversation() {
     terminal.keys("/fo\x1b[Do\r");
     terminal.wait_for("unknown command /foo");
     terminal.keys("ROMEO:\r");
-    terminal.wait_for("max tokens reached");
+    // Ctrl-D ends the chat at a prompt; before that, the terminal itself would read it.
+    terminal.wait_for("max tokens reached\n>");
     terminal.keys("\x04");
     assert_eq!(terminal.ended(), Some(0));
     terminal.assert_restored();
@@ -55,7 +56,7 @@ fn chat_edits_lines_recalls_them_and_stores_the_conversation() {
     again.keys("\x1b[A");
     again.wait_for("> ROMEO:");
     again.keys("\x03");
-    again.wait_for("quits");
+    again.wait_for("Ctrl-D or /bye quits\n>");
     again.keys("/list\r");
     again.wait_for("1 turn   ROMEO:");
     again.keys("/bye\r");

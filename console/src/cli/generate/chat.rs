@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::anyhow;
-use common::chat::PROMPT_BYTES_MAX;
+use common::{chat::PROMPT_BYTES_MAX, fault::FaultKind};
 use tokio::sync::mpsc::{Receiver, channel};
 
 use super::{
@@ -183,7 +183,7 @@ impl<R: Responder> ChatLoop<R> {
                     return Err(failure);
                 }
                 // In an interactive chat, the user can try again, on the topology that runs then.
-                let _ = failure.report(false);
+                let _ = advised(failure).report(false);
                 Ok(Continue::Next)
             }
         }
@@ -297,4 +297,14 @@ fn plain_lines() -> Receiver<Result<String, Failure>> {
         }
     });
     receiver
+}
+
+/// The failure with the next step within a chat, where that is another one than for a single prompt.
+fn advised(failure: Failure) -> Failure {
+    match failure {
+        Failure::Fault(fault) if matches!(fault.kind, FaultKind::PromptTooLong { .. }) => {
+            Failure::Advised { fault: Box::new(fault), next: "start a new conversation with /clear".to_owned() }
+        }
+        failure => failure,
+    }
 }

@@ -51,7 +51,13 @@ fn is_plain(state: &State) -> bool {
 }
 
 fn failed(fault: &Fault) -> ChatAnswer {
-    let failure = clean_line(&format!("{fault}. Next: {}.", fault.kind.next()));
+    let next = match fault.kind {
+        FaultKind::PromptTooLong { .. } => {
+            "start a new conversation (n, or F6 in the prompt box), or edit the message (u, F4)"
+        }
+        _ => fault.kind.next(),
+    };
+    let failure = clean_line(&format!("{fault}. Next: {next}."));
     ChatAnswer { failure: Some(failure), ..ChatAnswer::default() }
 }
 
