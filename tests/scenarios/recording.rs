@@ -37,7 +37,7 @@ fn recorded_session_plays_without_nodes_and_is_read_only() {
     terminal.keys("1");
     terminal.wait_for("Nodes");
     terminal.keys("R");
-    terminal.wait_for("only look");
+    terminal.wait_for("this is a recording");
     terminal.keys("q");
     assert_eq!(terminal.ended(), Some(0));
     terminal.assert_restored();
