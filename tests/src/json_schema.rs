@@ -45,7 +45,7 @@ fn check(root: &Value, schema: &Value, value: &Value, at: &str, depth: usize, fo
         Value::Array(names) => names.iter().filter_map(Value::as_str).collect(),
         _ => Vec::new(),
     };
-    if !types.is_empty() && !types.contains(&kind) && !(kind == "integer" && types.contains(&"number")) {
+    if !types.is_empty() && !types.contains(&kind) && (kind != "integer" || !types.contains(&"number")) {
         return found.push(format!("{at}: {kind} where the schema has {}", types.join(" or ")));
     }
     match value {
@@ -96,26 +96,26 @@ fn kind(value: &Value) -> &'static str {
 }
 
 /// The fields of a definition and of the objects within, each as a path, its type and its description.
-pub fn rows(schema: &Value, definition: &Value) -> Vec<[String; 3]> {
+pub fn rows(definition: &Value) -> Vec<[String; 3]> {
     let mut rows = Vec::new();
-    describe(schema, definition, "", 0, &mut rows);
+    describe(definition, "", 0, &mut rows);
     rows
 }
 
-fn describe(root: &Value, schema: &Value, at: &str, depth: usize, rows: &mut Vec<[String; 3]>) {
+fn describe(schema: &Value, at: &str, depth: usize, rows: &mut Vec<[String; 3]>) {
     if depth > DEPTH_MAX {
         return;
     }
     let options = schema["anyOf"].as_array().into_iter().flatten();
-    options.for_each(|option| describe(root, option, at, depth + 1, rows));
+    options.for_each(|option| describe(option, at, depth + 1, rows));
     if schema["items"].is_object() {
-        describe(root, &schema["items"], &format!("{at}[]"), depth + 1, rows);
+        describe(&schema["items"], &format!("{at}[]"), depth + 1, rows);
     }
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
         let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
         let text = property["description"].as_str().unwrap_or_default().to_owned();
         rows.push([path.clone(), type_of(property), text]);
-        describe(root, property, &path, depth + 1, rows);
+        describe(property, &path, depth + 1, rows);
     }
 }
 
@@ -148,7 +148,7 @@ pub fn document(schema: &Value) -> String {
         if definition["anyOf"].is_array() {
             let _ = writeln!(text, "\nOne of {}.", type_of(definition).replace(" or ", ", "));
         }
-        let rows = rows(schema, definition);
+        let rows = rows(definition);
         if rows.is_empty() {
             continue;
         }

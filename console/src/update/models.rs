@@ -135,8 +135,8 @@ pub(super) fn choose_selected(state: &mut State) -> Vec<Effect> {
             choose(state, choice)
         }
         Some(ModelRow::Known(entry)) => {
-            let files = state.models.shown().choices.iter();
-            let held = files.filter(|choice| entry.files.iter().any(|file| file.file_name() == choice.model)).next();
+            let mut files = state.models.shown().choices.iter();
+            let held = files.find(|choice| entry.files.iter().any(|file| file.file_name() == choice.model));
             match held.cloned() {
                 Some(_) if refuses(state) => Vec::new(),
                 Some(choice) => choose(state, choice),

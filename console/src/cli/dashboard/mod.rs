@@ -80,7 +80,8 @@ pub(crate) async fn show(
     let nodes: Vec<String> = nodes.iter().map(|node| with_port(node)).collect();
     let (desk, record, tour) = (session.arrange.desk()?, session.record, session.tour);
     let options = DashboardOptions { nodes, asked, prompt, defaults, desk, record, readonly, tour };
-    let code = dashboard(options, |nodes, events| Client::start(&nodes, WATCH_MS, events)).await;
+    // On the heap: the state of the dashboard is large.
+    let code = Box::pin(dashboard(options, |nodes, events| Client::start(&nodes, WATCH_MS, events))).await;
     let code = code.map_err(anyhow::Error::from)?;
     Ok(u8::try_from(code).unwrap_or(1))
 }

@@ -171,8 +171,8 @@ async fn ask_code(node: &str) -> Result<Code, Failure> {
         });
     }
     let typed = ask_line(&format!("Pairing code of {node} (displayed there by: sudo brambled pair): ")).await?;
-    typed.parse().map_err(|reason| Failure::Usage {
-        message: format!("{reason}"),
+    typed.parse().map_err(|reason: String| Failure::Usage {
+        message: reason,
         next: "run the command again with the code that the node displays",
     })
 }

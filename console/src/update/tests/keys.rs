@@ -231,7 +231,7 @@ fn of_chat(binding: &Binding, action: ChatAction) -> Case {
     (story, holds)
 }
 
-/// Cases of keys that act on the cluster or on tables.
+/// Cases of keys that act on the cluster.
 fn of_actions(binding: &Binding) -> Option<Case> {
     Some(match binding.action {
         Action::Operate(OperateAction::AssignAgain) => {
@@ -278,6 +278,13 @@ fn of_actions(binding: &Binding) -> Option<Case> {
         Action::Operate(OperateAction::Plan) => {
             (on(Page::Topology), |after| matches!(after.effects.as_slice(), [Effect::Plan(_)]))
         }
+        _ => return None,
+    })
+}
+
+/// Cases of keys that act on tables.
+fn of_tables(binding: &Binding) -> Option<Case> {
+    Some(match binding.action {
         Action::Table(TableAction::Filter) => {
             (on(Page::Events), |after| after.state.screen.focus == Focus { page: Page::Events, panel: Panel::Filter })
         }
@@ -393,6 +400,7 @@ fn every_key_of_the_help_page_has_an_effect() {
         for key in binding.keys.iter() {
             let case = of_pages(binding, *key)
                 .or_else(|| of_actions(binding))
+                .or_else(|| of_tables(binding))
                 .or_else(|| of_sync_and_generate(binding))
                 .or_else(|| of_app(binding))
                 .or_else(|| of_typing(binding));
