@@ -257,7 +257,8 @@ def restarted(made):
     shell.press("R")
     shell.wait("Esc no")
     shell.press("Enter")
-    shell.wait("restarted", 120)
+    shell.wait("2 of 3", 120)
+    shell.wait(r"bramble  tp3[^\n]*(ready|serving)\n", 120)
     return result(made)
 
 

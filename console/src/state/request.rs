@@ -1,5 +1,5 @@
 //! The current or last generation: its phase, its text, and its times on the console's clock.
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use common::{fault::Fault, latency::ratio};
 use protocol::message::{Finished, TokenEvent};
@@ -9,6 +9,8 @@ use crate::state::clean::clean;
 
 /// Maximum text kept, in bytes; older text is dropped.
 pub const TEXT_BYTES_MAX: usize = 128 << 10;
+/// Most times between tokens that are kept.
+const GAPS_MAX: usize = 1024;
 
 /// The phase of a generation.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,9 +69,16 @@ pub struct Request {
     taken: Option<Duration>,
     first_token: Option<Duration>,
     last_token: Duration,
+    /// Times between the latest tokens, oldest first.
+    gaps: VecDeque<Duration>,
 }
 
 impl Request {
+    /// Times between the latest tokens, oldest first.
+    pub fn gaps(&self) -> &VecDeque<Duration> {
+        &self.gaps
+    }
+
     /// The state before the first generation.
     pub fn nothing() -> Self {
         Self::new(Phase::Nothing, String::new(), Duration::ZERO)
@@ -90,6 +99,7 @@ impl Request {
             taken: None,
             first_token: None,
             last_token: now,
+            gaps: VecDeque::new(),
         }
     }
 
@@ -138,6 +148,12 @@ impl Request {
         }
         if token.id.is_some() {
             self.tokens += 1;
+            if self.first_token.is_some() {
+                if self.gaps.len() == GAPS_MAX {
+                    self.gaps.pop_front();
+                }
+                self.gaps.push_back(now.saturating_sub(self.last_token));
+            }
             self.last_token = now;
             self.first_token.get_or_insert(now);
         }

@@ -36,6 +36,11 @@ pub(super) fn short(high: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
+/// The end of a scale in milliseconds.
+pub(super) fn milliseconds(high: f64) -> String {
+    if high >= 1000.0 { format!("{} s", high / 1000.0) } else { format!("{high}ms") }
+}
+
 /// A share as the end of a scale.
 pub(super) fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)

@@ -6,11 +6,21 @@ use ratatui::{
 
 use crate::{
     state::{Extent, State},
-    view::{compare, prompt, sampling_form, text, theme::Theme, waterfall},
+    view::{
+        chart::{self, Chart},
+        compare,
+        format::milliseconds,
+        prompt, sampling_form, text,
+        theme::Theme,
+        waterfall,
+    },
 };
 
 /// Minimum height of the text, in lines, before anything else gets room.
 const TEXT_MIN: u16 = 4;
+
+/// Least height of the chart of token times.
+const CHART_MIN: u16 = 6;
 
 /// Renders the page.
 pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, extent: &mut Extent) {
@@ -35,11 +45,38 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, 
             (extent.text_lines, extent.text_height) = text::draw(state, theme, frame, right);
             compare::draw(state, theme, frame, comparison, pinned);
         }
-        _ => (extent.text_lines, extent.text_height) = text::draw(state, theme, frame, texts),
+        _ => {
+            let [above, times] = split_text(state, theme, texts);
+            (extent.text_lines, extent.text_height) = text::draw(state, theme, frame, above);
+            if times.height > 0 {
+                draw_tokens(state, theme, frame, times);
+            }
+        }
     }
     if stages > 0 {
         waterfall::draw(state, theme, frame, times);
     }
     prompt::draw(state, theme, frame, below);
     sampling_form::draw(state, theme, frame, area);
+}
+
+/// The areas of the text and, in the lines that it leaves, of the chart of token times (or none).
+fn split_text(state: &State, theme: &Theme, area: Rect) -> [Rect; 2] {
+    // A rule above the text, and an empty line below it.
+    let text = text::line_count(state, theme, area.width).saturating_add(2).max(usize::from(TEXT_MIN));
+    let rest = area.height.saturating_sub(u16::try_from(text).unwrap_or(u16::MAX));
+    let is_shown = rest >= CHART_MIN && state.generation.request.gaps().len() > 1;
+    Layout::vertical([Constraint::Fill(1), Constraint::Length(if is_shown { rest } else { 0 })]).areas(area)
+}
+
+/// The time of each token after the first one, as it arrived here.
+fn draw_tokens(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
+    let times: Vec<f64> = state.generation.request.gaps().iter().map(|gap| gap.as_secs_f64() * 1e3).collect();
+    let mut sorted = times.clone();
+    sorted.sort_by(f64::total_cmp);
+    let longest = sorted.last().copied().unwrap_or_default();
+    let remark = format!("median {}, longest {}", milliseconds(sorted[sorted.len() / 2]), milliseconds(longest));
+    let values: Vec<Option<f64>> = times.into_iter().map(Some).collect();
+    let chart = Chart { title: "Time of each token", remark, values: &values, mark: chart::milliseconds, axis: "" };
+    chart::draw(theme, frame, area, chart);
 }

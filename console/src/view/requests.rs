@@ -168,7 +168,7 @@ fn draw_charts(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
     {
         let last = values.last().copied().flatten();
         let remark = last.map_or_else(String::new, |last| format!("last {}", milliseconds(last)));
-        chart::draw(theme, frame, area, Chart { title, remark, values: &values, mark, axis: "" });
+        chart::draw(theme, frame, area, Chart { title, remark, values: &values, mark: chart::milliseconds, axis: "" });
     }
     if rows < 2 {
         return;
@@ -184,9 +184,4 @@ fn draw_charts(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) {
         let chart = Chart { title, remark, values: &values, mark: chart::short, axis: &axis };
         chart::draw(theme, frame, area, chart);
     }
-}
-
-/// The end of a scale in milliseconds.
-fn mark(high: f64) -> String {
-    if high >= 1000.0 { format!("{} s", high / 1000.0) } else { format!("{high}ms") }
 }

@@ -44,6 +44,11 @@ pub(super) fn draw(state: &State, theme: &Theme, frame: &mut Frame, area: Rect) 
     (count, height)
 }
 
+/// Number of lines of the text at this width of the panel.
+pub(super) fn line_count(state: &State, theme: &Theme, width: u16) -> usize {
+    content(state, theme, usize::from(width).saturating_sub(2)).len()
+}
+
 /// Renders the pinned text, scrolled like the current one.
 pub(super) fn draw_pinned(state: &State, theme: &Theme, frame: &mut Frame, area: Rect, pinned: &GenerationResult) {
     let width = usize::from(area.width).saturating_sub(2);

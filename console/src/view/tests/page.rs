@@ -69,8 +69,17 @@ fn pages_of_a_busy_cluster() {
 /// At this size the pages of a serving cluster are filled.
 const FILLED_AT: (u16, u16) = (120, 40);
 
-/// Pages that fill with the cluster's figures; the others hold an operator's text.
-const FILLED: [Page; 6] = [Page::Cluster, Page::Topology, Page::Sync, Page::Requests, Page::Events, Page::Node];
+/// Pages that fill with figures; a chat holds an operator's text.
+const FILLED: [Page; 8] = [
+    Page::Cluster,
+    Page::Topology,
+    Page::Sync,
+    Page::Generate,
+    Page::Requests,
+    Page::Events,
+    Page::Node,
+    Page::Models,
+];
 
 #[test]
 fn serving_cluster_leaves_a_third_of_its_pages_blank_at_most() {
@@ -82,8 +91,10 @@ fn serving_cluster_leaves_a_third_of_its_pages_blank_at_most() {
                 planned(&mut story);
             }
             story.state.screen.focus = Focus::first_of(page);
-            if page == Page::Node {
-                read_log(&mut story);
+            match page {
+                Page::Node => read_log(&mut story),
+                Page::Models => super::models::fill(&mut story),
+                _ => {}
             }
             let buffer = crate::view::paint(&story.state, &Theme::colour(), FILLED_AT);
             let blank = buffer.content.iter().filter(|cell| cell.symbol() == " ").count();
