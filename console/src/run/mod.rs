@@ -38,8 +38,8 @@ const CLIENT_EVENTS_MAX: usize = 1024;
 const TICK: Duration = Duration::from_millis(250);
 /// Minimum interval between two frames.
 const FRAME: Duration = Duration::from_millis(33);
-/// Minimum interval before a frame that only updates node figures: they cannot be read faster.
-const FIGURES_FRAME: Duration = Duration::from_millis(125);
+/// Minimum interval before a frame that only updates node figures: nodes report no more often.
+const FIGURES_FRAME: Duration = Duration::from_millis(250);
 /// Maximum wait for the end of a generation that quitting cancelled.
 const CANCEL_WAIT: Duration = Duration::from_secs(1);
 

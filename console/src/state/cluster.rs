@@ -81,7 +81,8 @@ impl ClusterState {
 
     /// A member's index in the list of nodes.
     pub fn place_of(&self, member: usize) -> Option<usize> {
-        self.nodes.iter().position(|node| self.member_of(node) == Some(member))
+        let member = self.topology()?.0.members.get(member)?;
+        self.nodes.iter().position(|node| member.name == node.name() || member.address == node.address)
     }
 
     /// The node of a member.
