@@ -70,16 +70,8 @@ fn pages_of_a_busy_cluster() {
 const FILLED_AT: (u16, u16) = (120, 40);
 
 /// Pages that fill with figures; a chat holds an operator's text.
-const FILLED: [Page; 8] = [
-    Page::Cluster,
-    Page::Topology,
-    Page::Sync,
-    Page::Generate,
-    Page::Requests,
-    Page::Events,
-    Page::Node,
-    Page::Models,
-];
+const FILLED: [Page; 8] =
+    [Page::Cluster, Page::Topology, Page::Sync, Page::Generate, Page::Requests, Page::Events, Page::Node, Page::Models];
 
 #[test]
 fn serving_cluster_leaves_a_third_of_its_pages_blank_at_most() {
